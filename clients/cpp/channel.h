@@ -1,0 +1,141 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <boost/json.hpp>
+
+#include "clients/cpp/control.h"
+#include "ipc/error.h"
+#include "ipc/wire.h"
+
+namespace bulkhead {
+
+class ChannelState;  // the socket, the mappings and the lease tables; shared by channel, inputs and outputs
+
+/// Bytes in the input slab, leased by this client: allocate, then fill, then submit. Nothing is copied.
+///
+/// Owns    its lease, given back by the destructor once no request that uses it is in flight
+/// Thread  that of its channel
+class Input {
+public:
+    Input(Input&&) noexcept;
+    Input& operator=(Input&&) noexcept;
+    ~Input();
+
+    [[nodiscard]] std::span<std::byte> bytes() noexcept;
+    template <typename T>
+    [[nodiscard]] std::span<T> as() noexcept {
+        return {reinterpret_cast<T*>(bytes().data()), bytes().size() / sizeof(T)};
+    }
+    [[nodiscard]] wire::DType dtype() const noexcept;
+    [[nodiscard]] std::span<const std::int64_t> dims() const noexcept;
+
+private:
+    friend class Channel;
+    struct Lease;
+    explicit Input(std::shared_ptr<Lease> lease);
+    std::shared_ptr<Lease> lease_;
+};
+
+/// One result tensor, a read-only view of the worker's output slab.
+///
+/// Owns    its lease: the destructor gives it back to the worker. The bytes stay readable after the
+///         worker has died; holding them keeps that memory from returning, and the receipt says so.
+class Output {
+public:
+    Output(Output&&) noexcept;
+    Output& operator=(Output&&) noexcept;
+    ~Output();
+
+    [[nodiscard]] const std::string& name() const noexcept;
+    [[nodiscard]] wire::DType dtype() const noexcept;
+    [[nodiscard]] std::span<const std::int64_t> dims() const noexcept;
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept;
+    template <typename T>
+    [[nodiscard]] std::span<const T> as() const noexcept {
+        return {reinterpret_cast<const T*>(bytes().data()), bytes().size() / sizeof(T)};
+    }
+
+private:
+    friend class ChannelState;
+    struct Lease;
+    explicit Output(std::unique_ptr<Lease> lease);
+    std::unique_ptr<Lease> lease_;
+};
+
+struct Reply {
+    std::vector<Output> outputs;
+    std::chrono::microseconds queued{};  ///< in the worker, before it started
+    std::chrono::microseconds run{};     ///< in the model
+    [[nodiscard]] const Output* find(std::string_view name) const noexcept;
+};
+
+struct NamedInput {
+    std::string_view name;
+    const Input* input;
+};
+
+struct Request {
+    std::string_view method = "forward";
+    std::span<const NamedInput> inputs;
+    boost::json::object parameters;
+    std::chrono::milliseconds deadline{0};  ///< 0: the model's own
+    bool retry_safe = false;
+};
+
+struct ChannelOptions {
+    std::string client = "bulkhead-cpp";                 ///< at most 47 bytes, for logs and receipts
+    std::optional<std::chrono::milliseconds> deadline;   ///< of opening, a load included
+};
+
+/// A direct line to one worker. The supervisor introduces the two and then has no part in it.
+///
+/// Thread  one at a time; several channels may be used from several threads
+class Channel {
+public:
+    /// Loads the model if need be. Errors  as `channel.open`, and `busy` for a stateful model in use
+    static Result<Channel> open(ControlClient& control, std::string_view model, const ChannelOptions& options = {});
+
+    /// Speaks the channel on an fd that came from elsewhere.
+    static Result<Channel> adopt(UniqueFd socket, const ChannelOptions& options = {});
+
+    Channel(Channel&&) noexcept;
+    Channel& operator=(Channel&&) noexcept;
+    ~Channel();
+
+    /// The methods as the worker describes them: `{"forward": {"inputs": [{"name","dtype","shape"}],
+    /// "parameters": […], "outputs": […]}}`.
+    [[nodiscard]] const boost::json::object& methods() const noexcept;
+    [[nodiscard]] std::string_view model() const noexcept;
+    [[nodiscard]] std::uint64_t generation() const noexcept;
+    [[nodiscard]] std::uint32_t replica() const noexcept;
+
+    /// Leases room for one tensor in the input slab, growing the channel by a slab where it is full.
+    /// Errors  resources_exhausted naming the channel's bound, shape_mismatch (negative, overflow)
+    [[nodiscard]] Result<Input> allocate(wire::DType dtype, std::span<const std::int64_t> dims);
+
+    /// `submit` and `wait` in one. Errors  the worker's own; worker_lost when it died
+    [[nodiscard]] Result<Reply> infer(const Request& request);
+
+    /// Sends a request and returns its number; many may be in flight.
+    [[nodiscard]] Result<std::uint64_t> submit(const Request& request);
+    [[nodiscard]] Result<Reply> wait(std::uint64_t request_id);
+    /// The request then ends with `cancelled`, unless it was already finished.
+    [[nodiscard]] Result<> cancel(std::uint64_t request_id);
+
+    [[nodiscard]] int fd() const noexcept;
+
+private:
+    explicit Channel(std::shared_ptr<ChannelState> state);
+    std::shared_ptr<ChannelState> state_;
+};
+
+}  // namespace bulkhead

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <boost/json.hpp>
+
+#include "config/fleet.h"
+#include "ipc/error.h"
+
+namespace bulkhead::config {
+
+/// One model as JSON, complete, with every default spelled out: what the supervisor sends to a worker
+/// on its link, and what `info` shows. The keys are those of the YAML file.
+[[nodiscard]] boost::json::object to_json(const ModelSpec& model);
+
+/// The inverse of `to_json`, for the worker.
+/// Errors  config_invalid naming the key: the two ends are of different releases
+[[nodiscard]] Result<ModelSpec> model_from_json(const boost::json::object& json);
+
+}  // namespace bulkhead::config

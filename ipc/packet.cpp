@@ -1,0 +1,102 @@
+#include "ipc/packet.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace bulkhead {
+namespace {
+
+/// Room for what the kernel may deliver at most, so that a surplus is seen and closed, not lost.
+constexpr std::size_t kernel_fds_max = 253;
+
+/// SEQPACKET reports both an empty packet and the end of file as 0 bytes; only the latter hangs up.
+bool peer_has_hung_up(int socket) {
+    pollfd entry{socket, POLLRDHUP, 0};
+    return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP)) != 0;
+}
+
+}  // namespace
+
+Result<PacketPair> PacketPair::make(bool nonblocking) {
+    std::array<int, 2> ends{};
+    const int type = SOCK_SEQPACKET | SOCK_CLOEXEC | (nonblocking ? SOCK_NONBLOCK : 0);
+    if (::socketpair(AF_UNIX, type, 0, ends.data()) != 0) return system_error("creating a socket pair", errno);
+    return PacketPair{UniqueFd{ends[0]}, UniqueFd{ends[1]}};
+}
+
+Result<> send_packet(int socket, std::span<const std::byte> bytes, std::span<const int> fds) {
+    iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(packet_fds_max * sizeof(int))> control{};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (fds.size() > packet_fds_max)
+        return Error{ErrorCode::internal, "sending more descriptors than one packet may carry", {}};
+    if (!fds.empty()) {
+        message.msg_control = control.data();
+        message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+        cmsghdr* header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(fds.size_bytes());
+        std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+    }
+    ssize_t sent = 0;
+    do sent = ::sendmsg(socket, &message, MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    if (sent >= 0) return {};
+    switch (errno) {
+    case EAGAIN: return Error{ErrorCode::queue_full, "the peer does not read its socket", "read answers as they come"};
+    case EPIPE:
+    case ECONNRESET:
+    case ENOTCONN: return Error{ErrorCode::worker_lost, "the peer has closed its end", {}};
+    default: return system_error("sending a packet", errno);
+    }
+}
+
+Result<> send_packet(int socket, std::string_view text, std::span<const int> fds) {
+    return send_packet(socket, std::as_bytes(std::span{text.data(), text.size()}), fds);
+}
+
+Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, Packet& packet, int flags) {
+    packet = {};
+    iovec part{buffer.data(), buffer.size()};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(kernel_fds_max * sizeof(int))> control;
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    ssize_t received = 0;
+    do received = ::recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
+    while (received < 0 && errno == EINTR);
+    if (received < 0) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return ReceiveOutcome::would_block;
+        if (errno == ECONNRESET) return ReceiveOutcome::closed;
+        return system_error("receiving a packet", errno);
+    }
+    for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+        if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+        const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (std::size_t i = 0; i < count; ++i) {
+            int fd = -1;
+            std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
+            packet.fds.emplace_back(fd);
+        }
+    }
+    if (received == 0 && packet.fds.empty() && peer_has_hung_up(socket)) return ReceiveOutcome::closed;
+    if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || packet.fds.size() > packet_fds_max) {
+        packet.fds.clear();
+        return Error{ErrorCode::protocol_violation, "a packet exceeds its bounds",
+                     "send at most 65536 bytes and 16 descriptors in one packet"};
+    }
+    packet.bytes = buffer.first(static_cast<std::size_t>(received));
+    return ReceiveOutcome::packet;
+}
+
+}  // namespace bulkhead

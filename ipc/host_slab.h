@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <boost/interprocess/mapped_region.hpp>
+
+#include "ipc/error.h"
+#include "ipc/unique_fd.h"
+#include "ipc/wire.h"
+
+namespace bulkhead {
+
+/// One sealed memfd, mapped: the memory of one direction of a channel.
+///
+/// The worker creates it, prefaulted (first touch costs 3 to 8 times a copy), without a name in any file
+/// system; the memfd's label shows in /proc/PID/maps, and by it a receipt finds who still maps a slab.
+/// The input slab is writable on both sides; the output slab is read-only for the client
+/// (F_SEAL_FUTURE_WRITE once the worker has mapped it). Both are sealed against shrinking and growing,
+/// so that neither side can kill the other by SIGBUS. Marked MADV_DONTDUMP.
+///
+/// Owns    fd and mapping; members die in reverse order, so the bytes go first
+/// Thread  any; not synchronised
+class HostSlab {
+public:
+    /// Errors  resources_exhausted (memory, descriptors) naming the size
+    static Result<HostSlab> create(std::uint64_t size_bytes, wire::SlabDirection direction, const std::string& label);
+
+    /// The client's side. Also marked MADV_DONTFORK: a forked child must not keep the memory alive.
+    /// Errors  protocol_violation when the fd is no memfd, lacks a seal, or has another size
+    static Result<HostSlab> adopt(UniqueFd memfd, std::uint64_t size_bytes, wire::SlabDirection direction);
+
+    [[nodiscard]] int fd() const noexcept { return memfd_.get(); }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.get_size(); }
+    /// Writing through the view of an adopted output slab raises SIGSEGV.
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept {
+        return {static_cast<std::byte*>(bytes_.get_address()), bytes_.get_size()};
+    }
+
+private:
+    HostSlab(UniqueFd memfd, boost::interprocess::mapped_region bytes);
+    UniqueFd memfd_;
+    boost::interprocess::mapped_region bytes_;
+};
+
+/// "bulkhead:<daemon token>:<model>/<replica>#<generation>:<channel>:<slab>", what `create` wants as label.
+/// `slab_owner_prefix` is its part up to and with the generation's colon.
+[[nodiscard]] std::string slab_owner_prefix(std::string_view daemon_token, std::string_view model,
+                                            std::uint32_t replica, std::uint64_t generation);
+
+}  // namespace bulkhead

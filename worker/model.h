@@ -1,0 +1,98 @@
+#pragma once
+
+/// What the worker's event loop knows of a model: no LibTorch type, so only few files pay for its headers.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <boost/json.hpp>
+
+#include "config/fleet.h"
+#include "ipc/error.h"
+#include "ipc/wire.h"
+
+namespace bulkhead::worker {
+
+/// A contiguous tensor that lies in a slab, or wherever its owner keeps it.
+struct TensorView {
+    std::string_view name;
+    wire::DType dtype{};
+    std::span<const std::int64_t> dims;
+    std::span<std::byte> bytes;
+};
+
+/// Where results go. Called once per output, in the order of the method's outputs.
+class OutputSink {
+public:
+    virtual ~OutputSink() = default;
+    /// Room for one output in the channel's slab, 64-byte aligned; the model writes it once.
+    /// Errors  resources_exhausted: the client holds too many outputs
+    virtual Result<std::span<std::byte>> allocate(std::string_view name, wire::DType dtype,
+                                                  std::span<const std::int64_t> dims) = 0;
+};
+
+/// Told during a load; all functions may be called from the loading thread.
+struct LoadContext {
+    std::filesystem::path cache;  ///< $BULKHEAD_CACHE, where packages are unpacked
+    bool cuda = false;            ///< the supervisor gave this worker a GPU, visible as cuda:0
+    std::function<void(std::string_view phase, std::uint64_t done, std::uint64_t total, std::string_view unit,
+                       std::string_view detail)>
+        progress;
+    /// Asks the supervisor for the grant and waits for it; before the first device allocation.
+    std::function<Result<>(std::uint64_t device_bytes)> wait_for_grant;
+};
+
+/// One loaded model.
+///
+/// Thread  `run` and `reset` on one thread at a time; `methods` and `graphs` on any
+class Model {
+public:
+    virtual ~Model() = default;
+
+    /// What was declared, completed by what the file tells.
+    [[nodiscard]] virtual const std::vector<config::MethodSpec>& methods() const noexcept = 0;
+
+    /// Runs one method. Inputs stand in the order of the method's inputs, are checked against it by
+    /// `check_inputs`, and are used in place: no copy on a CPU. Parameters are complete and typed.
+    /// Errors  inference_failed with the model's own words, out_of_memory, those of the sink
+    virtual Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
+                         const std::vector<config::ParameterValue>& parameters, OutputSink& sink) = 0;
+
+    /// Calls the declared reset method: state of one channel never reaches the next.
+    virtual Result<> reset() = 0;
+
+    /// Host memory that the device reads directly, such as an input slab: registered with CUDA on a GPU.
+    virtual void register_host_memory(std::span<std::byte> bytes) = 0;
+    virtual void unregister_host_memory(std::span<std::byte> bytes) noexcept = 0;
+
+    /// Counters, as in `docs/worker-link.md`.
+    [[nodiscard]] virtual boost::json::object graphs() const = 0;
+
+    /// "cpu" or "NVIDIA H100 (GPU-…)".
+    [[nodiscard]] virtual std::string device_name() const = 0;
+};
+
+/// Loads, warms up, captures and runs one inference of every method; what it returns is ready.
+/// Errors  load_failed, package_incompatible, config_invalid, capture_failed, out_of_memory
+[[nodiscard]] Result<std::unique_ptr<Model>> load_model(const config::ModelSpec& spec, const LoadContext& context);
+
+/// Version of the LibTorch in this process, such as "2.11.0".
+[[nodiscard]] std::string torch_version();
+
+/// Puts the request's tensors in the method's order and checks names, dtypes, ranks and dims.
+/// Errors  input_invalid (missing, surplus, twice), dtype_unsupported, shape_mismatch; each names the
+///         tensor, what came and what is declared
+[[nodiscard]] Result<std::vector<TensorView>> check_inputs(const config::MethodSpec& method,
+                                                           std::span<const TensorView> inputs);
+
+/// Defaults filled in, types checked (an integer passes for a number), nothing surplus.
+[[nodiscard]] Result<std::vector<config::ParameterValue>> check_parameters(const config::MethodSpec& method,
+                                                                           const boost::json::object& given);
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,74 @@
+#pragma once
+
+/// LibTorch's side of the worker. Included by few files: torch/*.h is slow to compile.
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "config/fleet.h"
+#include "ipc/error.h"
+#include "worker/model.h"
+
+namespace bulkhead::worker {
+
+/// A model file, loaded: methods that take tensors on the device and give tensors on the device.
+class Runtime {
+public:
+    virtual ~Runtime() = default;
+    /// Throws what LibTorch throws (c10::Error, std::exception); the caller translates once.
+    virtual std::vector<at::Tensor> call(const config::MethodSpec& method, const std::vector<at::Tensor>& inputs,
+                                         const std::vector<config::ParameterValue>& parameters) = 0;
+    virtual void reset() = 0;
+};
+
+/// A device: how tensors get there, and how a call is made fast there.
+class Device {
+public:
+    virtual ~Device() = default;
+    [[nodiscard]] virtual c10::Device device() const = 0;
+    [[nodiscard]] virtual std::string name() const = 0;
+
+    /// Loads an unpacked AOTInductor package (`.wrapper.so` or `.so`) for this device, single-threaded so
+    /// that it can be captured; `cubin_folder` is where its kernels lie.
+    virtual std::unique_ptr<Runtime> load_aoti(const config::ModelSpec& spec, const std::string& library,
+                                               const std::string& cubin_folder) = 0;
+
+    /// Warms up and captures the declared buckets of every method, largest first.
+    /// Errors  capture_failed with cause and remedy where graphs are `required`
+    virtual Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods,
+                             Runtime& runtime, const LoadContext& context) = 0;
+
+    /// One request: views in, results in the sink. On a CPU the runtime's inputs are the views themselves.
+    virtual Result<> run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
+                         const std::vector<config::ParameterValue>& parameters, OutputSink& sink) = 0;
+
+    virtual void register_host_memory(std::span<std::byte> bytes) = 0;
+    virtual void unregister_host_memory(std::span<std::byte> bytes) noexcept = 0;
+    [[nodiscard]] virtual boost::json::object graphs() const = 0;
+};
+
+/// The CPU: views become tensors in place, results are written once into the sink.
+[[nodiscard]] std::unique_ptr<Device> make_cpu_device();
+
+/// Loads `libbulkhead_cuda.so` from beside the program and asks it for the visible GPU.
+/// Errors  load_failed when the module, its libraries or the driver are missing
+[[nodiscard]] Result<std::unique_ptr<Device>> load_cuda_device();
+
+/// The symbol by which the module is entered: `extern "C" Device* bulkhead_cuda_device(Error* error)`.
+inline constexpr const char* cuda_device_symbol = "bulkhead_cuda_device";
+
+/// A view as a tensor that owns nothing. The bytes must outlive it.
+[[nodiscard]] at::Tensor as_tensor(const TensorView& view);
+[[nodiscard]] at::ScalarType scalar_type(wire::DType dtype);
+/// Empty for a type that the channel cannot carry.
+[[nodiscard]] std::optional<wire::DType> dtype_of(at::ScalarType type);
+
+/// What a LibTorch exception means, once: out_of_memory, inference_failed, capture_failed. Its text is cut
+/// to the model's own words: the C++ stack that LibTorch appends is left out.
+[[nodiscard]] Error translate(const std::exception& exception, ErrorCode code, std::string_view attempt);
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,45 @@
+# Sourced by the scripts beside this folder: where things are, and how a step is told.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+build=$root/build
+python=$build/venv/bin/python
+jobs=$(nproc)
+
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'; else bold='' dim='' plain=''; fi
+
+# Seconds since the epoch, with milliseconds.
+now() { date +%s.%3N; }
+# The time since $1, as "1.234 s".
+since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.3f s", b - a }'; }
+
+say() { printf '%s\n' "${bold}$*${plain}"; }
+fail() {
+    printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+    exit 1
+}
+
+# quietly NAME COMMAND...: one line and the time; the whole output only when it fails.
+quietly() {
+    local name=$1 log start
+    shift
+    mkdir -p "$build/log"
+    log=$build/log/$(printf '%s' "$name" | tr -c 'a-zA-Z0-9\n' '-').log
+    start=$(now)
+    printf '  %-44s ' "$name"
+    if "$@" >"$log" 2>&1; then
+        printf '%s\n' "$(since "$start")"
+    else
+        printf 'failed after %s\n\n' "$(since "$start")"
+        tail -n 60 "$log" >&2
+        fail "$name failed; the whole output is in ${log#"$root"/}"
+    fi
+}
+
+install_and_build() {
+    "$root/scripts/install"
+    say "Building into build/"
+    if [ ! -f "$build/build.ninja" ]; then quietly "configuring" cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release; fi
+    quietly "compiling (${jobs} jobs)" cmake --build "$build" -j "$jobs"
+    quietly "preparing the models" "$python" "$root/scripts/models/prepare.py" "$build/models"
+}

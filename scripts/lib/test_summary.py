@@ -1,0 +1,35 @@
+"""Sums up a ctest JUnit report: why tests were skipped, and "N passed, N failed, N skipped" as the last line."""
+
+import collections
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+
+
+def main(path: str) -> int:
+    cases = list(ElementTree.parse(path).getroot().iter("testcase"))
+    states = collections.Counter()
+    reasons = collections.defaultdict(list)
+    for case in cases:
+        status = case.get("status")
+        if status == "run":
+            states["passed"] += 1
+        elif status in ("notrun", "disabled") and case.find("skipped") is not None:
+            states["skipped"] += 1
+            output = case.findtext("system-out") or ""
+            said = re.search(r"Skipped\n(.+)", output)
+            reasons[said.group(1).strip() if said else "no reason given"].append(case.get("name"))
+        else:
+            states["failed"] += 1
+    for reason, names in sorted(reasons.items()):
+        print(f"  skipped {len(names)}: {reason}")
+        for name in names:
+            print(f"      {name}")
+    slowest = sorted(cases, key=lambda case: -float(case.get("time", 0)))[:3]
+    print("  slowest: " + ", ".join(f"{case.get('name')} {float(case.get('time')):.1f} s" for case in slowest))
+    print(f"{states['passed']} passed, {states['failed']} failed, {states['skipped']} skipped")
+    return 1 if states["failed"] or not states["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

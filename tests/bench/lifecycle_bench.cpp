@@ -1,0 +1,44 @@
+// What a load and an unload cost, beside the same model in a bare LibTorch program.
+
+#include "tests/bench/record.h"
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::bench {
+namespace {
+
+Records load() {
+    Records records;
+    struct Case {
+        const char* name;
+        std::string yaml;
+        std::vector<std::string> bare;
+    };
+    const std::vector<Case> cases{
+        {"silero-vad", test::silero_vad(), {test::program("bare_libtorch"), "load", "torchscript", test::model_file("silero_vad.jit")}},
+        {"minilm", test::minilm(), {test::program("bare_libtorch"), "load", "aoti", test::model_file("minilm.pt2")}},
+    };
+    for (const Case& each : cases) {
+        test::Daemon daemon{test::fleet({each.yaml})};
+        std::vector<double> unloads;
+        const auto load_once = [&] {
+            const double us = microseconds([&] { (void)daemon.load(each.name).value(); });
+            unloads.push_back(microseconds([&] { (void)daemon.unload(each.name).value(); }));
+            return us / 1000;
+        };
+        const auto bare = [&] { return microseconds([&] { (void)test::run(each.bare); }) / 1000; };
+        load_once();  // fills the package cache and the page cache
+        (void)bare();
+        unloads.clear();
+        const Pair pair = interleaved(7, load_once, bare);
+        records.push_back({std::string{each.name} + ": load to ready", pair.value, "ms",
+                           "bare LibTorch process: start, load, one inference", pair.baseline});
+        records.push_back({std::string{each.name} + ": unload, receipt included", median(unloads) / 1000, "ms", "", 0});
+    }
+    return records;
+}
+
+const Bench load_bench{"load", "load to ready, and unload to receipt", load};
+
+}  // namespace
+}  // namespace bulkhead::bench

@@ -1,0 +1,173 @@
+// Every command of the CLI, its exit code and its --json document.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::test {
+namespace {
+
+namespace json = boost::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class Cli : public ::testing::Test {
+protected:
+    Daemon daemon{fleet({test_model("echo", "echo.pt"), test_model("raises", "raises.pt")})};
+
+    json::value json_of(const std::vector<std::string>& arguments, int exit_code = 0) {
+        std::vector<std::string> all{"--json"};
+        all.insert(all.end(), arguments.begin(), arguments.end());
+        const auto finished = daemon.cli(all);
+        EXPECT_EQ(finished.exit_code, exit_code) << finished.out << finished.err;
+        boost::system::error_code error;
+        auto document = json::parse(finished.out, error);
+        EXPECT_FALSE(error) << finished.out;
+        return document;
+    }
+};
+
+TEST_F(Cli, PsShowsARowAWorker) {
+    ASSERT_EQ(daemon.cli({"load", "echo"}).exit_code, 0);
+
+    const auto rows = json_of({"ps"}).as_array();
+    const auto table = daemon.cli({"ps"});
+
+    ASSERT_EQ(rows.size(), 2u);
+    for (const char* key : {"model", "replica", "state", "pid", "device", "host_bytes", "gpu_bytes", "requests", "errors",
+                            "restarts", "generation"})
+        EXPECT_TRUE(rows[0].as_object().contains(key)) << key;
+    EXPECT_EQ(rows[0].at("state").as_string(), "ready");
+    EXPECT_EQ(rows[1].at("state").as_string(), "stopped");
+    EXPECT_TRUE(rows[1].at("pid").is_null());
+    EXPECT_THAT(table.out, AllOf(HasSubstr("echo"), HasSubstr("ready"), HasSubstr("stopped")));
+    EXPECT_THAT(table.out, ::testing::Not(HasSubstr("\x1b")));
+}
+
+TEST_F(Cli, LoadInferUnload) {
+    const auto loaded = json_of({"load", "echo"});
+    const auto inferred = json_of({"infer", "echo", "--input", "x=[1.5, -2, 3]"});
+    const auto unloaded = json_of({"unload", "echo"});
+
+    EXPECT_EQ(loaded.at(0).at("model").as_string(), "echo");
+    EXPECT_EQ(loaded.at(0).at("state").as_string(), "ready");
+    EXPECT_EQ(inferred.at("outputs").at("y").at("dtype").as_string(), "float32");
+    EXPECT_EQ(json::serialize(inferred.at("outputs").at("y").at("shape")), "[3]");
+    EXPECT_EQ(json::value_to<std::vector<double>>(inferred.at("outputs").at("y").at("data")),
+              (std::vector<double>{1.5, -2, 3}));
+    EXPECT_TRUE(inferred.as_object().contains("ms"));
+    EXPECT_EQ(unloaded.at("receipts").at(0).at("ended").as_string(), "drained");
+    EXPECT_TRUE(unloaded.at("receipts").at(0).at("verified").as_bool());
+}
+
+TEST_F(Cli, AFailedOperationExitsWith1AndSaysWhatToDo) {
+    const auto unknown = daemon.cli({"load", "ecko"});
+    const auto raised = daemon.cli({"infer", "raises", "--input", "x=[-1]"});
+    const auto misshaped = daemon.cli({"infer", "echo", "--input", "x=[[1]]"});
+
+    EXPECT_EQ(unknown.exit_code, 1);
+    EXPECT_THAT(unknown.err, AllOf(HasSubstr("ecko"), HasSubstr("model_unknown")));
+    EXPECT_EQ(raised.exit_code, 1);
+    EXPECT_THAT(raised.err, HasSubstr("inference_failed"));
+    EXPECT_EQ(misshaped.exit_code, 1);
+    EXPECT_THAT(misshaped.err, HasSubstr("shape_mismatch"));
+    EXPECT_THAT(unknown.out + raised.out + misshaped.out, IsEmpty());
+}
+
+TEST_F(Cli, WrongUsageExitsWith2) {
+    EXPECT_EQ(daemon.cli({"lod", "echo"}).exit_code, 2);
+    EXPECT_EQ(daemon.cli({"load"}).exit_code, 2);
+    EXPECT_EQ(daemon.cli({"infer", "echo", "--input", "x"}).exit_code, 2);
+    EXPECT_EQ(daemon.cli({}).exit_code, 2);
+}
+
+TEST(CliAlone, ExitsWith3WhenNoDaemonAnswers) {
+    TemporaryFolder folder;
+    for (const char* command : {"ps", "info", "down"}) {
+        const auto finished = run({program("bulkhead"), "--socket", folder.path() / "control.sock", command});
+        EXPECT_EQ(finished.exit_code, 3) << command;
+        EXPECT_THAT(finished.err, AllOf(HasSubstr("control.sock"), HasSubstr("bulkhead up")));
+    }
+}
+
+TEST(CliAlone, AnInvalidFleetExitsWith78AndNamesEveryPlace) {
+    TemporaryFolder folder;
+    const auto file = folder.write("fleet.yaml", "version: 1\nmodels:\n  a:\n    runtime: torchscript\n    fiel: a.pt\n");
+
+    const auto validated = run({program("bulkhead"), "--json", "validate", file});
+    const auto started = run({program("bulkhead"), "--socket", folder.path() / "run/control.sock", "up", file});
+
+    EXPECT_EQ(validated.exit_code, 78);
+    const auto document = json::parse(validated.out);
+    EXPECT_EQ(document.at("errors").at(0).at("line").as_int64(), 5);
+    EXPECT_EQ(document.at("errors").at(0).at("code").as_string(), "config_invalid");
+    EXPECT_EQ(started.exit_code, 78);
+    EXPECT_THAT(started.err, HasSubstr("fleet.yaml:5:"));
+}
+
+TEST(CliAlone, UpAndDownLeaveNothing) {
+    TemporaryFolder folder;
+    const std::string socket = folder.path() / "run/control.sock";
+    const auto file = folder.write("fleet.yaml", fleet({test_model("echo", "echo.pt")}));
+
+    const auto up = run({program("bulkhead"), "--json", "--socket", socket, "up", file});
+    ASSERT_EQ(up.exit_code, 0) << up.err;
+    const auto info = json::parse(up.out);
+    ASSERT_EQ(run({program("bulkhead"), "--socket", socket, "load", "echo"}).exit_code, 0);
+    const auto down = run({program("bulkhead"), "--json", "--socket", socket, "down"});
+
+    EXPECT_EQ(down.exit_code, 0) << down.err;
+    EXPECT_TRUE(json::parse(down.out).at("receipts").at(0).at("verified").as_bool());
+    EXPECT_FALSE(is_alive(static_cast<pid_t>(info.at("keeper_pid").as_int64())));
+    EXPECT_TRUE(pids_with_environment("BULKHEAD_SOCKET=" + socket).empty());
+    EXPECT_FALSE(std::filesystem::exists(socket));
+}
+
+TEST_F(Cli, InfoCarriesWhatTheDesignNames) {
+    const auto info = json_of({"info"}).as_object();
+
+    for (const char* key : {"version", "keeper_pid", "supervisor_pid", "socket", "fleet", "uptime_s", "torch", "gpus"})
+        EXPECT_TRUE(info.contains(key)) << key;
+}
+
+TEST_F(Cli, WhyIsASentence) {
+    const auto why = daemon.cli({"why", "echo"});
+
+    EXPECT_EQ(why.exit_code, 0);
+    EXPECT_THAT(why.out, HasSubstr("stopped"));
+}
+
+TEST_F(Cli, LogsShowWhatTheWorkerPrinted) {
+    ASSERT_EQ(daemon.cli({"load", "echo"}).exit_code, 0);
+
+    const auto logs = daemon.cli({"logs", "echo"});
+
+    EXPECT_EQ(logs.exit_code, 0);
+    EXPECT_FALSE(logs.out.empty());
+}
+
+TEST_F(Cli, RestartAllLeavesEveryModelReady) {
+    ASSERT_EQ(daemon.cli({"load", "--all"}).exit_code, 0);
+    const pid_t before = daemon.pid("echo");
+
+    EXPECT_EQ(daemon.cli({"restart", "--all"}).exit_code, 0);
+
+    EXPECT_NE(daemon.pid("echo"), before);
+    EXPECT_EQ(daemon.state("raises"), "ready");
+}
+
+TEST_F(Cli, EveryCommandHasHelp) {
+    for (const char* command : {"up", "down", "ps", "load", "unload", "restart", "infer", "logs", "events", "why", "info",
+                                "validate"}) {
+        const auto help = daemon.cli({command, "--help"});
+        EXPECT_EQ(help.exit_code, 0) << command;
+        EXPECT_GT(help.out.size(), 150u) << command;
+    }
+}
+
+}  // namespace
+}  // namespace bulkhead::test

@@ -1,0 +1,237 @@
+// Load, infer, unload, restart: one model in one process, from spawn to receipt.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <set>
+#include <thread>
+
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::test {
+namespace {
+
+namespace json = boost::json;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr std::array<float, 4> four{1.5f, -2.0f, 0.0f, 4.25f};
+constexpr std::array<std::int64_t, 1> dims_four{4};
+
+/// `rounds` products of two 256 x 256 matrices: as long as a test needs.
+const std::string slow_model = "inputs: {x: {dtype: float32, shape: [256, 256]}}\n"
+                               "parameters: {rounds: {type: integer, default: 1}}\n"
+                               "outputs: {y: {dtype: float32, shape: [256, 256]}}\n";
+
+TEST(Lifecycle, LoadsInfersAndUnloadsWithAVerifiedReceipt) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    EXPECT_EQ(daemon.state("echo"), "stopped");
+
+    ASSERT_TRUE(daemon.load("echo")) << daemon.why("echo");
+    const pid_t worker = daemon.pid("echo");
+    EXPECT_EQ(daemon.state("echo"), "ready");
+    EXPECT_GT(daemon.row("echo").at("host_bytes").as_int64(), 1 << 20);
+    {
+        auto channel = daemon.open("echo").value();
+        const auto reply = infer_float(channel, "x", four, dims_four).value();
+        ASSERT_EQ(reply.outputs.size(), 1u);
+        EXPECT_EQ(reply.outputs[0].name(), "y");
+        EXPECT_THAT(reply.outputs[0].as<float>(), ::testing::ElementsAreArray(four));
+    }
+    const auto receipt = daemon.unload("echo").value();
+
+    EXPECT_FALSE(is_alive(worker));
+    EXPECT_EQ(daemon.state("echo"), "stopped");
+    EXPECT_EQ(receipt.at("model").as_string(), "echo");
+    EXPECT_EQ(receipt.at("pid").as_int64(), worker);
+    EXPECT_EQ(receipt.at("ended").as_string(), "drained");
+    EXPECT_EQ(receipt.at("exit").at("code").as_int64(), 0);
+    EXPECT_GT(receipt.at("host_bytes").as_int64(), 1 << 20);
+    EXPECT_TRUE(receipt.at("verified").as_bool()) << json::serialize(receipt);
+    EXPECT_TRUE(receipt.at("held_by").as_array().empty());
+}
+
+TEST(Lifecycle, OpeningAChannelLoadsTheModel) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+
+    auto channel = daemon.open("echo");
+
+    ASSERT_TRUE(channel) << channel.error().text();
+    EXPECT_THAT(daemon.state("echo"), AnyOf("ready", "busy"));
+    EXPECT_EQ(channel->model(), "echo");
+}
+
+TEST(Lifecycle, PreloadedModelsLoadByThemselves) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt", "preload: true")})};
+
+    EXPECT_TRUE(daemon.wait_state("echo", "ready"));
+}
+
+TEST(Lifecycle, TwoLoadsAtOnceAreOneLoad) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    std::array<Result<json::value>, 2> results{Error{}, Error{}};
+    {
+        std::jthread first{[&] { results[0] = daemon.load("echo"); }};
+        std::jthread second{[&] { results[1] = daemon.load("echo"); }};
+    }
+
+    ASSERT_TRUE(results[0] && results[1]);
+    EXPECT_EQ(results[0]->at("models").at(0).at("pid"), results[1]->at("models").at(0).at("pid"));
+    EXPECT_EQ(daemon.row("echo").at("generation").as_int64(), 1);
+}
+
+TEST(Lifecycle, UnloadingWhatIsNotLoadedGivesNoReceipt) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+
+    const auto result = daemon.call("model.unload", {{"model", "echo"}}).value();
+
+    EXPECT_TRUE(result.at("receipts").as_array().empty());
+}
+
+TEST(Lifecycle, UnloadDuringLoadCancelsTheLoad) {
+    Daemon daemon{fleet({evil_model("evil", "loop", "ok")})};
+    Result<json::value> loaded{Error{}};
+    Result<json::object> receipt{Error{}};
+    {
+        std::jthread loading{[&] { loaded = daemon.load("evil"); }};
+        ASSERT_TRUE(daemon.wait_state("evil", "loading"));
+        receipt = daemon.unload("evil");
+    }
+
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, ErrorCode::cancelled) << loaded.error().text();
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    EXPECT_THAT(receipt->at("ended").as_string(), AnyOf("terminated", "killed"));
+    EXPECT_TRUE(receipt->at("verified").as_bool());
+    EXPECT_EQ(daemon.state("evil"), "stopped");
+}
+
+TEST(Lifecycle, UnloadLetsTheRequestInFlightFinish) {
+    Daemon daemon{fleet({test_model("slow", "slow.pt", slow_model)})};
+    auto channel = daemon.open("slow").value();
+    auto tensor = channel.allocate(wire::DType::float32, std::array<std::int64_t, 2>{256, 256}).value();
+    const std::array<NamedInput, 1> inputs{{{"x", &tensor}}};
+    Request slow;
+    slow.inputs = inputs;
+    slow.parameters = {{"rounds", 3'000}};
+    const auto request = channel.submit(slow).value();
+    ASSERT_TRUE(daemon.wait_state("slow", "busy"));
+
+    Result<json::object> receipt{Error{}};
+    std::jthread unloading{[&] { receipt = daemon.unload("slow"); }};
+    const auto reply = channel.wait(request);
+    unloading.join();
+
+    EXPECT_TRUE(reply) << reply.error().text();
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    EXPECT_EQ(receipt->at("ended").as_string(), "drained");
+}
+
+TEST(Lifecycle, UnloadKillsARequestThatOutlivesTheDrainDeadline) {
+    Daemon daemon{fleet({evil_model("evil", "ok", "loop", "deadlines: {request: 100s, drain: 300ms, kill: 300ms}")})};
+    auto channel = daemon.open("evil").value();
+    auto tensor = channel.allocate(wire::DType::float32, dims_four).value();
+    const std::array<NamedInput, 1> inputs{{{"x", &tensor}}};
+    Request request;
+    request.inputs = inputs;
+    const auto sent = channel.submit(request).value();
+    ASSERT_TRUE(daemon.wait_state("evil", "busy"));
+
+    const auto receipt = daemon.unload("evil").value();
+
+    EXPECT_THAT(receipt.at("ended").as_string(), AnyOf("terminated", "killed"));
+    EXPECT_EQ(receipt.at("verified").as_bool(), receipt.at("held_by").as_array().empty());
+    EXPECT_EQ(channel.wait(sent).error().code, ErrorCode::worker_lost);
+}
+
+TEST(Lifecycle, RestartGivesANewProcessAndAReceiptForTheOld) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    ASSERT_TRUE(daemon.load("echo"));
+    const pid_t before = daemon.pid("echo");
+
+    const auto result = daemon.call("model.restart", {{"model", "echo"}});
+
+    ASSERT_TRUE(result) << result.error().text();
+    EXPECT_EQ(result->at("receipts").at(0).at("pid").as_int64(), before);
+    EXPECT_NE(daemon.pid("echo"), before);
+    EXPECT_EQ(daemon.state("echo"), "ready");
+    EXPECT_EQ(daemon.row("echo").at("generation").as_int64(), 2);
+}
+
+TEST(Lifecycle, ReplicasShareTheChannels) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt", "replicas: 2")})};
+    ASSERT_TRUE(daemon.load("echo"));
+
+    const auto first = daemon.open("echo").value();
+    const auto second = daemon.open("echo").value();
+
+    EXPECT_NE(first.replica(), second.replica());
+}
+
+TEST(Lifecycle, TellsEveryStateAndTheProgressAsEvents) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    std::vector<std::string> states;
+    std::vector<std::string> phases;
+    auto control = daemon.connect();
+    control.on_notification([&](std::string_view, const json::object& event) {
+        if (event.at("event").as_string() == "state") states.emplace_back(event.at("to").as_string());
+        if (event.at("event").as_string() == "progress") phases.emplace_back(event.at("phase").as_string());
+    });
+    ASSERT_TRUE(control.call("events.subscribe"));
+
+    ASSERT_TRUE(control.call("model.load", {{"model", "echo"}}));
+    ASSERT_TRUE(control.call("model.unload", {{"model", "echo"}}));
+
+    EXPECT_EQ(states, (std::vector<std::string>{"spawning", "loading", "capturing", "ready", "draining", "stopping",
+                                                "reclaiming", "stopped"}));
+    EXPECT_THAT(phases, ::testing::Contains("reading"));
+    EXPECT_THAT(phases, ::testing::Contains("warming"));
+}
+
+TEST(Lifecycle, EndsEverythingOnSigterm) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    ASSERT_TRUE(daemon.load("echo"));
+    const pid_t worker = daemon.pid("echo");
+
+    EXPECT_EQ(daemon.stop(), 0);
+
+    EXPECT_FALSE(is_alive(worker));
+    std::vector<std::string> left;
+    for (const auto& entry : std::filesystem::directory_iterator{daemon.runtime_directory()})
+        left.push_back(entry.path().filename());
+    EXPECT_THAT(left, ::testing::ElementsAre("logs"));
+}
+
+TEST(Lifecycle, EveryWorkerDiesWithTheKeeper) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    ASSERT_TRUE(daemon.load("echo"));
+    const pid_t worker = daemon.pid("echo");
+    const auto supervisor = static_cast<pid_t>(daemon.call("daemon.info")->at("supervisor_pid").as_int64());
+
+    daemon.keeper().signal(SIGKILL);
+
+    EXPECT_TRUE(wait_gone(worker));
+    EXPECT_TRUE(wait_gone(supervisor));
+}
+
+TEST(Lifecycle, LeavesNoNameInSharedMemoryOrTmp) {
+    const auto names = [] {
+        std::set<std::string> found;
+        for (const char* folder : {"/dev/shm", "/tmp"})
+            for (const auto& entry : std::filesystem::directory_iterator{folder})
+                if (!entry.path().filename().string().starts_with("bh-")) found.insert(entry.path());
+        return found;
+    };
+    const auto before = names();
+    Daemon daemon{fleet({minilm()})};
+    ASSERT_TRUE(daemon.load("minilm")) << daemon.why("minilm");
+
+    const auto loaded = names();
+
+    EXPECT_EQ(before, loaded);
+}
+
+}  // namespace
+}  // namespace bulkhead::test

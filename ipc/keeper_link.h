@@ -78,6 +78,8 @@ struct WorkerRecord {
     std::int32_t exit_number;   ///< exit code or signal
     std::uint32_t ledger_bytes; ///< follow this struct
     std::uint64_t spawned_unix_ms;
+    std::uint32_t group_empty;  ///< as in Exited; 0 while it runs
+    std::uint32_t reserved;
 };
 
 struct Spawned {
@@ -131,7 +133,7 @@ static_assert(is_wire_struct<Header, 16>);
 static_assert(is_wire_struct<WorkerKey, 80>);
 static_assert(is_wire_struct<KeeperHello, 40>);
 static_assert(is_wire_struct<SupervisorHello, 8>);
-static_assert(is_wire_struct<WorkerRecord, 104>);
+static_assert(is_wire_struct<WorkerRecord, 112>);
 static_assert(is_wire_struct<Spawned, 88>);
 static_assert(is_wire_struct<SpawnFailed, 88>);
 static_assert(is_wire_struct<Exited, 96>);

@@ -20,6 +20,20 @@ bool peer_has_hung_up(int socket) {
     return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP)) != 0;
 }
 
+/// Whether a packet, be it empty, is still queued on a socket whose peer has hung up. Told by what the
+/// kernel attaches to every packet and to no end of file: the sender's credentials, when asked for.
+bool packet_is_queued(int socket) {
+    const int on = 1, off = 0;
+    if (::setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) return false;
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(3 * sizeof(int))> control{};
+    msghdr message{};
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    const ssize_t peeked = ::recvmsg(socket, &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    ::setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &off, sizeof off);
+    return peeked >= 0 && CMSG_FIRSTHDR(&message) != nullptr;
+}
+
 }  // namespace
 
 Result<PacketPair> PacketPair::make(bool nonblocking) {
@@ -72,12 +86,12 @@ Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, P
     message.msg_iovlen = 1;
     message.msg_control = control.data();
     message.msg_controllen = control.size();
+    // A peer that closed with packets unread resets this end: reported once, before what it sent is read.
     ssize_t received = 0;
     do received = ::recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
-    while (received < 0 && errno == EINTR);
+    while (received < 0 && (errno == EINTR || errno == ECONNRESET));
     if (received < 0) {
         if (errno == EAGAIN || errno == EWOULDBLOCK) return ReceiveOutcome::would_block;
-        if (errno == ECONNRESET) return ReceiveOutcome::closed;
         return system_error("receiving a packet", errno);
     }
     for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
@@ -89,7 +103,9 @@ Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, P
             packet.fds.emplace_back(fd);
         }
     }
-    if (received == 0 && packet.fds.empty() && peer_has_hung_up(socket)) return ReceiveOutcome::closed;
+    // An empty packet that was the very last one passes for the end of file: nothing is lost by that.
+    if (received == 0 && packet.fds.empty() && peer_has_hung_up(socket) && !packet_is_queued(socket))
+        return ReceiveOutcome::closed;
     if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || packet.fds.size() > packet_fds_max) {
         packet.fds.clear();
         return Error{ErrorCode::protocol_violation, "a packet exceeds its bounds",

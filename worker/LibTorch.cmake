@@ -16,8 +16,11 @@ endif()
 message(STATUS "LibTorch: ${BULKHEAD_TORCH_DIR}")
 
 add_library(torch_cpu_only INTERFACE)
-target_include_directories(torch_cpu_only SYSTEM INTERFACE
-    ${BULKHEAD_TORCH_DIR}/include ${BULKHEAD_TORCH_DIR}/include/torch/csrc/api/include)
+# After the system's own headers: the wheel brings an {fmt} 12 whose compiled part it does not export, and which
+# the system's spdlog does not understand.
+target_compile_options(torch_cpu_only INTERFACE
+    "SHELL:-idirafter ${BULKHEAD_TORCH_DIR}/include"
+    "SHELL:-idirafter ${BULKHEAD_TORCH_DIR}/include/torch/csrc/api/include")
 target_link_directories(torch_cpu_only INTERFACE ${BULKHEAD_TORCH_DIR}/lib)
 target_link_libraries(torch_cpu_only INTERFACE torch_cpu c10)
 target_link_options(torch_cpu_only INTERFACE -Wl,-rpath,${BULKHEAD_TORCH_DIR}/lib)

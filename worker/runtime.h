@@ -31,6 +31,8 @@ public:
     virtual ~Device() = default;
     [[nodiscard]] virtual c10::Device device() const = 0;
     [[nodiscard]] virtual std::string name() const = 0;
+    /// As a package's metadata spells it: "90" on an H100; empty on a CPU.
+    [[nodiscard]] virtual std::string compute_capability() const { return {}; }
 
     /// Loads an unpacked AOTInductor package (`.wrapper.so` or `.so`) for this device, single-threaded so
     /// that it can be captured; `cubin_folder` is where its kernels lie.

@@ -18,11 +18,12 @@
 
 namespace bulkhead {
 
-class ChannelState;  // the socket, the mappings and the lease tables; shared by channel, inputs and outputs
+class ChannelState;  // the socket and the tables of slabs and requests: the channel's own
 
 /// Bytes in the input slab, leased by this client: allocate, then fill, then submit. Nothing is copied.
 ///
-/// Owns    its lease, given back by the destructor once no request that uses it is in flight
+/// Owns    its lease, given back by the destructor once no request that uses it is in flight; the bytes
+///         stay valid when the channel ends first
 /// Thread  that of its channel
 class Input {
 public:
@@ -40,6 +41,7 @@ public:
 
 private:
     friend class Channel;
+    friend class ChannelState;
     struct Lease;
     explicit Input(std::shared_ptr<Lease> lease);
     std::shared_ptr<Lease> lease_;
@@ -75,6 +77,7 @@ struct Reply {
     std::vector<Output> outputs;
     std::chrono::microseconds queued{};  ///< in the worker, before it started
     std::chrono::microseconds run{};     ///< in the model
+    boost::json::object values;          ///< results that are no tensors; usually empty
     [[nodiscard]] const Output* find(std::string_view name) const noexcept;
 };
 
@@ -85,15 +88,15 @@ struct NamedInput {
 
 struct Request {
     std::string_view method = "forward";
-    std::span<const NamedInput> inputs;
-    boost::json::object parameters;
+    std::span<const NamedInput> inputs{};
+    boost::json::object parameters{};
     std::chrono::milliseconds deadline{0};  ///< 0: the model's own
     bool retry_safe = false;
 };
 
 struct ChannelOptions {
-    std::string client = "bulkhead-cpp";                 ///< at most 47 bytes, for logs and receipts
-    std::optional<std::chrono::milliseconds> deadline;   ///< of opening, a load included
+    std::string client = "bulkhead-cpp";                ///< at most 47 bytes, for logs and receipts
+    std::optional<std::chrono::milliseconds> deadline;  ///< of opening, a load included
 };
 
 /// A direct line to one worker. The supervisor introduces the two and then has no part in it.
@@ -125,12 +128,18 @@ public:
     /// `submit` and `wait` in one. Errors  the worker's own; worker_lost when it died
     [[nodiscard]] Result<Reply> infer(const Request& request);
 
-    /// Sends a request and returns its number; many may be in flight.
+    /// Sends a request and returns its number; as many may be in flight as the worker's welcome allows,
+    /// those counted that are answered and not yet waited for.
+    /// Errors  queue_full (wait for an earlier one first), the code of the worker's `closing`, worker_lost,
+    ///         input_invalid for an input of another channel
     [[nodiscard]] Result<std::uint64_t> submit(const Request& request);
+    /// Ends at the request's deadline at the latest, with `deadline_exceeded`. An answer that had arrived
+    /// before the worker died is still handed out.
     [[nodiscard]] Result<Reply> wait(std::uint64_t request_id);
     /// The request then ends with `cancelled`, unless it was already finished.
     [[nodiscard]] Result<> cancel(std::uint64_t request_id);
 
+    /// Readable when an answer, or the end of the channel, has come; for callers with a loop of their own.
     [[nodiscard]] int fd() const noexcept;
 
 private:

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include <CLI/CLI.hpp>
+
+#include "clients/cpp/control.h"
+#include "ipc/error.h"
+
+namespace bulkhead::cli {
+
+/// What a shell sees. Documented in the help text and in docs/control.md's terms.
+enum Exit : int { exit_done = 0, exit_failed = 1, exit_usage = 2, exit_no_daemon = 3, exit_config_invalid = 78 };
+
+/// The options that every command takes, and the command that was chosen.
+struct Session {
+    std::optional<std::filesystem::path> socket;
+    bool json = false;
+    std::function<Result<int>()> command;
+
+    [[nodiscard]] Result<ControlClient> connect() const { return ControlClient::connect(find_socket(socket)); }
+};
+
+/// Each adds one command, or a family of them, to the application; its callback sets `session.command`.
+void add_up(CLI::App& app, Session& session);
+void add_down(CLI::App& app, Session& session);
+void add_ps(CLI::App& app, Session& session);
+void add_load(CLI::App& app, Session& session);
+void add_unload(CLI::App& app, Session& session);
+void add_restart(CLI::App& app, Session& session);
+void add_infer(CLI::App& app, Session& session);
+void add_logs(CLI::App& app, Session& session);
+void add_events(CLI::App& app, Session& session);
+void add_why(CLI::App& app, Session& session);
+void add_info(CLI::App& app, Session& session);
+void add_validate(CLI::App& app, Session& session);
+
+/// The whole program. Returns  its exit status
+[[nodiscard]] int run(int argc, const char* const* argv);
+
+/// The exit status that tells an error of this kind.
+[[nodiscard]] int exit_status(ErrorCode code) noexcept;
+
+} // namespace bulkhead::cli

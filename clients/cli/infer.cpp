@@ -1,0 +1,327 @@
+/// The command infer: one request, or the same one many times.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <variant>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "clients/cli/command.h"
+#include "clients/cli/json_access.h"
+#include "clients/cli/json_tensor.h"
+#include "clients/cli/limits.h"
+#include "clients/cli/npy.h"
+#include "clients/cli/output.h"
+#include "clients/cli/render.h"
+#include "clients/cpp/channel.h"
+#include "config/scalars.h"
+#include "ipc/dtype.h"
+
+namespace bulkhead::cli {
+namespace {
+
+struct Inference {
+    std::string model;
+    std::string method = "forward";
+    std::vector<std::string> inputs;     ///< name=@file.npy or name=<json>
+    std::vector<std::string> parameters; ///< name=value
+    std::vector<std::string> outputs;    ///< name=file.npy
+    std::int64_t repeat = 1;
+    std::string deadline;
+    std::string client = "bulkhead infer";
+};
+
+struct Assignment {
+    std::string name;
+    std::string value;
+};
+
+Result<Assignment> split(const std::string& text, std::string_view option, std::string_view form) {
+    const std::size_t equals = text.find('=');
+    if (equals == 0 || equals == std::string::npos)
+        return Error{ErrorCode::input_invalid, fmt::format("{} {}", option, text), fmt::format("write {}", form)};
+    return Assignment{text.substr(0, equals), text.substr(equals + 1)};
+}
+
+/// Where an input's numbers come from; files are open and checked before a model is loaded for them.
+struct Source {
+    std::string name;
+    std::variant<NpyFile, json::value> data;
+};
+
+Result<Source> open_source(const std::string& text) {
+    Result<Assignment> input = split(text, "--input", "--input NAME=@FILE.npy or --input NAME=JSON");
+    if (!input) return std::move(input).error();
+    const std::string step = fmt::format("input \"{}\"", input->name);
+    if (input->value.starts_with('@')) {
+        Result<NpyFile> file = NpyFile::open(input->value.substr(1));
+        if (!file) return std::move(file).error().during(step);
+        return Source{input->name, std::move(*file)};
+    }
+    boost::system::error_code failure;
+    json::value value = json::parse(input->value, failure);
+    if (failure)
+        return Error{ErrorCode::input_invalid, fmt::format("{}: not JSON: {}", step, failure.message()),
+                     "write nested lists of numbers such as [[1, 2]], or @FILE.npy"};
+    return Source{input->name, std::move(value)};
+}
+
+Result<std::vector<Source>> open_sources(const std::vector<std::string>& texts) {
+    std::vector<Source> sources;
+    for (const std::string& text : texts) {
+        Result<Source> source = open_source(text);
+        if (!source) return std::move(source).error();
+        sources.push_back(std::move(*source));
+    }
+    return sources;
+}
+
+/// The entry of a method's inputs, parameters or outputs by this name.
+const json::value* find_named(const json::value& method, std::string_view kind, std::string_view name) {
+    for (const json::value& entry : array_member(method, kind))
+        if (text_member(entry, "name") == name) return &entry;
+    return nullptr;
+}
+
+std::string names_in(const json::value& method, std::string_view kind) {
+    std::vector<std::string> names;
+    for (const json::value& entry : array_member(method, kind)) names.push_back(text_member(entry, "name"));
+    return names.empty() ? "none is described" : fmt::format("there are: {}", fmt::join(names, ", "));
+}
+
+Result<const json::value*> find_method(const Channel& channel, const std::string& name) {
+    if (const json::value* method = channel.methods().if_contains(name)) return method;
+    std::vector<std::string_view> names;
+    for (const auto& member : channel.methods()) names.push_back(member.key());
+    return Error{ErrorCode::method_unknown, fmt::format("method \"{}\" of {}", name, channel.model()),
+                 fmt::format("its methods: {}", fmt::join(names, ", "))};
+}
+
+/// Leases room for one input and fills it: a file's data are read straight into shared memory.
+Result<Input> send_input(Channel& channel, const json::value& method, const Source& source) {
+    const std::string step = fmt::format("input \"{}\"", source.name);
+    const auto in_step = [&](const Error& error) { return Error{error}.during(step); };
+    if (const auto* file = std::get_if<NpyFile>(&source.data)) {
+        Result<Input> input = channel.allocate(file->dtype(), file->dims());
+        if (!input) return in_step(input.error());
+        if (const Result<> read = file->read(input->bytes()); !read) return in_step(read.error());
+        return input;
+    }
+    const json::value& data = std::get<json::value>(source.data);
+    const json::value* described = find_named(method, "inputs", source.name);
+    const auto dtype = described != nullptr ? dtype_from(text_member(*described, "dtype")) : std::nullopt;
+    if (!dtype)
+        return Error{ErrorCode::input_invalid, fmt::format("{}: the model describes no such input", step),
+                     names_in(method, "inputs") + "; an input that is not described is given as @FILE.npy"};
+    const auto dims = dims_of(data);
+    if (!dims) return in_step(dims.error());
+    Result<Input> input = channel.allocate(*dtype, *dims);
+    if (!input) return in_step(input.error());
+    if (const Result<> filled = fill(data, *dtype, input->bytes()); !filled) return in_step(filled.error());
+    return input;
+}
+
+/// A value is JSON where it reads as JSON, else text; a parameter that is declared as a string is always text.
+Result<json::object> parse_parameters(const std::vector<std::string>& texts, const json::value& method) {
+    json::object parameters;
+    for (const std::string& text : texts) {
+        const Result<Assignment> given = split(text, "--param", "--param NAME=VALUE");
+        if (!given) return given.error();
+        const json::value* described = find_named(method, "parameters", given->name);
+        boost::system::error_code failure;
+        json::value value = json::parse(given->value, failure);
+        const bool wants_text = described != nullptr && text_member(*described, "type") == "string";
+        if (failure || (wants_text && !value.is_string())) value = given->value;
+        if (!parameters.emplace(given->name, std::move(value)).second)
+            return Error{ErrorCode::input_invalid, fmt::format("--param {} twice", given->name),
+                         "give each parameter once"};
+    }
+    return parameters;
+}
+
+struct Timing {
+    double min = 0;
+    double median = 0;
+    double max = 0;
+};
+
+Timing timing_of(std::vector<double>& ms) {
+    std::sort(ms.begin(), ms.end());
+    const std::size_t half = ms.size() / 2;
+    return {ms.front(), ms.size() % 2 == 1 ? ms[half] : (ms[half - 1] + ms[half]) / 2, ms.back()};
+}
+
+/// "embedding  float32 [1, 384]  min -0.131  mean 0.0012  max 0.142  0.0131, -0.0442, …"
+std::string summary(const Output& output) {
+    constexpr std::size_t shown_max = 6;
+    std::string text =
+        fmt::format("{}  {} [{}]", one_line(output.name()), to_string(output.dtype()), fmt::join(output.dims(), ", "));
+    const std::size_t size = element_size(output.dtype());
+    const std::size_t count = size == 0 ? 0 : output.bytes().size() / size;
+    if (count == 0 || output.dtype() == wire::DType::complex64 || output.dtype() == wire::DType::complex128)
+        return text + "\n";
+    const std::byte* data = output.bytes().data();
+    double min = std::numeric_limits<double>::infinity();
+    double max = -min;
+    double sum = 0;
+    std::vector<std::string> first;
+    for (std::size_t i = 0; i < count; ++i) {
+        const double value = number_at(output.dtype(), data + i * size);
+        min = std::fmin(min, value); // NaN counts in the mean alone
+        max = std::fmax(max, value);
+        sum += value;
+        if (i < shown_max) first.push_back(fmt::format("{:.6g}", value));
+    }
+    if (count > shown_max) {
+        first.emplace_back("…");
+        text += fmt::format("  min {:.4g}  mean {:.4g}  max {:.4g}", min, sum / static_cast<double>(count), max);
+    }
+    return text + fmt::format("  {}\n", fmt::join(first, ", "));
+}
+
+Result<> save_outputs(const Reply& reply, const std::vector<Assignment>& wanted) {
+    for (const Assignment& output : wanted) {
+        const Output* found = reply.find(output.name);
+        if (found == nullptr) {
+            std::vector<std::string> names;
+            for (const Output& there : reply.outputs) names.push_back(there.name());
+            return Error{ErrorCode::input_invalid,
+                         fmt::format("--output {}: the reply has no such output", output.name),
+                         fmt::format("there are: {}", fmt::join(names, ", "))};
+        }
+        if (const Result<> written = write_npy(output.value, found->dtype(), found->dims(), found->bytes()); !written)
+            return written.error();
+    }
+    return {};
+}
+
+Result<int> print_reply(const Session& session, const Reply& reply, const std::vector<Assignment>& saved,
+                        std::vector<double>& ms) {
+    const std::size_t count = ms.size();
+    const Timing timing = timing_of(ms);
+    const auto is_saved = [&](const std::string& name) {
+        return std::any_of(saved.begin(), saved.end(), [&](const Assignment& output) { return output.name == name; });
+    };
+    if (session.json) {
+        json::object outputs;
+        for (const Output& output : reply.outputs) {
+            json::object one{{"dtype", to_string(output.dtype())}, {"shape", json::value_from(output.dims())}};
+            if (!is_saved(output.name())) one["data"] = to_json(output.dtype(), output.dims(), output.bytes());
+            outputs[output.name()] = std::move(one);
+        }
+        json::object document{{"outputs", std::move(outputs)}, {"ms", timing.median}};
+        if (!reply.values.empty()) document["values"] = reply.values;
+        if (count > 1)
+            document["repeat"] = {
+                {"count", count}, {"min_ms", timing.min}, {"median_ms", timing.median}, {"max_ms", timing.max}};
+        return print_json(document);
+    }
+    std::string text;
+    for (const Output& output : reply.outputs) text += summary(output);
+    for (const Assignment& output : saved)
+        text += fmt::format("{} -> {}\n", one_line(output.name), one_line(output.value));
+    if (!reply.values.empty()) text += one_line(json::serialize(reply.values)) + "\n";
+    text += count == 1 ? fmt::format("{} (queued {}, in the model {})\n", ms_text(timing.median),
+                                     ms_text(static_cast<double>(reply.queued.count()) / 1000),
+                                     ms_text(static_cast<double>(reply.run.count()) / 1000))
+                       : fmt::format("{} requests: min {}, median {}, max {}\n", count, ms_text(timing.min),
+                                     ms_text(timing.median), ms_text(timing.max));
+    return print(text);
+}
+
+Result<int> infer(const Session& session, const Inference& inference) {
+    using Clock = std::chrono::steady_clock;
+    const Result<std::vector<Source>> sources = open_sources(inference.inputs);
+    if (!sources) return sources.error();
+    std::vector<Assignment> saved;
+    for (const std::string& text : inference.outputs) {
+        const Result<Assignment> output = split(text, "--output", "--output NAME=FILE.npy");
+        if (!output) return output.error();
+        saved.push_back(*output);
+    }
+
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    Result<Channel> channel = Channel::open(*control, inference.model, {.client = inference.client, .deadline = {}});
+    if (!channel) return channel.error();
+    const Result<const json::value*> method = find_method(*channel, inference.method);
+    if (!method) return method.error();
+    Result<json::object> parameters = parse_parameters(inference.parameters, **method);
+    if (!parameters) return parameters.error();
+
+    std::vector<Input> inputs;
+    std::vector<NamedInput> named;
+    inputs.reserve(sources->size());
+    for (const Source& source : *sources) {
+        Result<Input> input = send_input(*channel, **method, source);
+        if (!input) return input.error();
+        inputs.push_back(std::move(*input));
+        named.push_back({source.name, &inputs.back()});
+    }
+
+    Request request{.method = inference.method, .inputs = named, .parameters = std::move(*parameters)};
+    request.deadline = config::parse_duration(inference.deadline).value_or(std::chrono::milliseconds{0});
+    std::vector<double> ms;
+    std::optional<Reply> last;
+    for (std::int64_t i = 0; i < inference.repeat; ++i) {
+        last.reset(); // its outputs go back first
+        const Clock::time_point start = Clock::now();
+        Result<Reply> reply = channel->infer(request);
+        if (!reply && i > 0)
+            return std::move(reply).error().during(fmt::format("request {} of {}", i + 1, inference.repeat));
+        if (!reply) return std::move(reply).error();
+        ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+        last = std::move(*reply);
+    }
+    if (const Result<> written = save_outputs(*last, saved); !written) return written.error();
+    return print_reply(session, *last, saved, ms);
+}
+
+} // namespace
+
+void add_infer(CLI::App& app, Session& session) {
+    CLI::App* command = app.add_subcommand("infer", "Run a model once, or many times");
+    const auto inference = std::make_shared<Inference>();
+    const auto repeated = [](CLI::Option* option, const char* type) {
+        option->type_name(type)->allow_extra_args(false); // one value each: what follows may be NAME
+    };
+    command->add_option("NAME", inference->model, "A model of the fleet; loaded if need be")->required();
+    repeated(command->add_option("--input,-i", inference->inputs,
+                                 "An input: NAME=@FILE.npy, or NAME=JSON such as 'x=[[1, 2]]'"),
+             "NAME=DATA");
+    repeated(command->add_option("--param,-p", inference->parameters, "An argument that is no tensor, JSON or text"),
+             "NAME=VALUE");
+    repeated(command->add_option("--output,-o", inference->outputs, "Save this output as .npy"), "NAME=FILE");
+    command->add_option("--method,-m", inference->method, "The method to call")->capture_default_str();
+    command->add_option("--repeat,-n", inference->repeat, "Send the same request so many times, one after the other")
+        ->check(CLI::Range(std::int64_t{1}, limits::repeats_max));
+    command->add_option("--deadline", inference->deadline, "Of one request, such as 5s; the model's own without it")
+        ->type_name("DURATION")
+        ->check([](const std::string& text) {
+            return config::parse_duration(text) ? "" : "write a whole number and a unit: 500ms, 30s, 2m";
+        });
+    command->add_option("--client", inference->client, "Who asks, for the daemon's logs and receipts")
+        ->type_name("TEXT");
+    command->footer(
+        "\nJSON inputs take their dtype from the model's description; .npy files bring theirs (little-endian, C "
+        "order)\n"
+        "and are read straight into the memory shared with the worker. In JSON, both ways, numbers that are not\n"
+        "finite are \"NaN\", \"Infinity\" and \"-Infinity\"; complex ones come as [real, imaginary] and go in as "
+        ".npy.\n"
+        "Without --output the outputs are summed up in a line each.\n"
+        "With --json: {\"outputs\":{NAME:{\"dtype\",\"shape\",\"data\"}},\"ms\"}, data as nested lists, left out "
+        "where\n"
+        "--output saved them; with --repeat ms is the median and "
+        "\"repeat\":{\"count\",\"min_ms\",\"median_ms\",\"max_ms\"}.\n"
+        "\nExamples:\n  bulkhead infer minilm -i input_ids=@ids.npy -i attention_mask=@mask.npy -o embedding=out.npy\n"
+        "  bulkhead infer minilm -i 'input_ids=[[101, 7592, 102]]' -i 'attention_mask=[[1, 1, 1]]' --json\n"
+        "  bulkhead infer silero-vad -i x=@chunk.npy -p sr=16000 --repeat 1000\n"
+        "\nExit status: 0 answered, 1 failed and why, 2 wrong usage, 3 no daemon answers.");
+    command->callback(
+        [&session, inference] { session.command = [&session, inference] { return infer(session, *inference); }; });
+}
+
+} // namespace bulkhead::cli

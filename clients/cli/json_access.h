@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <boost/json.hpp>
+
+/// Members of an answer, read without trust: one that is missing, null or of another type is simply not there.
+namespace bulkhead::cli {
+
+namespace json = boost::json;
+
+[[nodiscard]] inline const json::value* member(const json::value& value, std::string_view key) {
+    return value.is_object() ? value.get_object().if_contains(key) : nullptr;
+}
+
+[[nodiscard]] inline std::optional<double> number_member(const json::value& value, std::string_view key) {
+    const json::value* found = member(value, key);
+    if (found == nullptr || !found->is_number()) return std::nullopt;
+    return found->to_number<double>();
+}
+
+[[nodiscard]] inline std::optional<std::int64_t> integer_member(const json::value& value, std::string_view key) {
+    const json::value* found = member(value, key);
+    if (found == nullptr) return std::nullopt;
+    boost::system::error_code failure;
+    const auto integer = found->to_number<std::int64_t>(failure);
+    return failure ? std::nullopt : std::optional{integer};
+}
+
+/// A string as it is; anything else but null as JSON.
+[[nodiscard]] inline std::string text_member(const json::value& value, std::string_view key) {
+    const json::value* found = member(value, key);
+    if (found == nullptr || found->is_null()) return {};
+    return found->is_string() ? std::string{found->get_string()} : json::serialize(*found);
+}
+
+[[nodiscard]] inline bool bool_member(const json::value& value, std::string_view key) {
+    const json::value* found = member(value, key);
+    return found != nullptr && found->is_bool() && found->get_bool();
+}
+
+/// An empty array where there is none.
+[[nodiscard]] inline const json::array& array_member(const json::value& value, std::string_view key) {
+    static const json::array none;
+    const json::value* found = member(value, key);
+    return found != nullptr && found->is_array() ? found->get_array() : none;
+}
+
+} // namespace bulkhead::cli

@@ -1,0 +1,3 @@
+#include "clients/cli/command.h"
+
+int main(int argc, char** argv) { return bulkhead::cli::run(argc, argv); }

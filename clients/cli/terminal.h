@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bulkhead::cli {
+
+enum class Colour { plain, bold, dim, red, green, yellow };
+
+/// Whether text for a stream may carry colours: only on a terminal, and never with NO_COLOR set.
+struct Style {
+    bool colours = false;
+
+    [[nodiscard]] static Style of(std::FILE* stream);
+    [[nodiscard]] std::string paint(std::string_view text, Colour colour) const;
+};
+
+/// Columns of the terminal behind a stream, 80 where it does not tell.
+[[nodiscard]] std::size_t terminal_width(std::FILE* stream);
+
+/// Text of a peer on one line: control characters, C1 included, and bytes that are no UTF-8 become '?'.
+[[nodiscard]] std::string one_line(std::string_view text);
+
+/// Characters, not bytes. Wide and combining ones count as one.
+[[nodiscard]] std::size_t width_of(std::string_view utf8);
+/// The first `width` characters.
+[[nodiscard]] std::string_view first_of(std::string_view utf8, std::size_t width);
+
+/// Rows of cells under a heading, in columns as wide as they need.
+class Table {
+public:
+    struct Column {
+        std::string heading;
+        bool right = false; ///< numbers
+    };
+    struct Cell {
+        std::string text;
+        Colour colour = Colour::plain;
+        Cell(std::string text_, Colour colour_ = Colour::plain) : text{std::move(text_)}, colour{colour_} {}
+        Cell(const char* text_) : text{text_} {}
+    };
+
+    explicit Table(std::vector<Column> columns) : columns_{std::move(columns)} {}
+    /// As many cells as there are columns; they are made printable here.
+    void row(std::vector<Cell> cells);
+    [[nodiscard]] std::string text(Style style) const;
+
+private:
+    std::vector<Column> columns_;
+    std::vector<std::vector<Cell>> rows_;
+};
+
+} // namespace bulkhead::cli

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "config/report.h"
+#include "config/scalars.h"
+#include "config/words.h"
+#include "config/yaml_tree.h"
+
+namespace bulkhead::config {
+
+/// One value of the tree together with its name for messages, such as `model "minilm": replicas`.
+///
+/// Each reading function reports what does not fit and then returns nothing, so that reading goes on and all
+/// errors of a file come at once.
+class Value {
+public:
+    Value(NodeRef node, std::string what, Report& report)
+        : node_{std::move(node)}, what_{std::move(what)}, report_{&report} {}
+
+    [[nodiscard]] std::optional<std::string> text() const;
+    /// Any scalar, as it is written.
+    [[nodiscard]] std::optional<std::string> raw_text() const;
+    [[nodiscard]] std::optional<std::int64_t> integer(std::int64_t min, std::int64_t max) const;
+    [[nodiscard]] std::optional<double> number() const;
+    [[nodiscard]] std::optional<bool> boolean() const;
+    [[nodiscard]] std::optional<std::chrono::milliseconds> duration() const;
+    [[nodiscard]] std::optional<std::uint64_t> size(std::uint64_t min, std::uint64_t max) const;
+    [[nodiscard]] std::optional<std::vector<DimRange>> shape() const;
+    [[nodiscard]] std::optional<std::vector<std::int64_t>> dims() const;
+
+    /// One of `words`, written to `to`; false when it is none of them.
+    template <typename E, std::size_t n>
+    bool word(const std::array<Word<E>, n>& words, E& to) const {
+        std::array<std::string_view, n> known;
+        for (std::size_t i = 0; i < n; ++i) {
+            known[i] = words[i].text;
+            if (node_->kind != Node::Kind::scalar || node_->text != words[i].text) continue;
+            to = words[i].value;
+            return true;
+        }
+        refuse(suggestion(node_->text, known));
+        return false;
+    }
+
+    /// The items of a list, at most `max`.
+    [[nodiscard]] std::vector<Value> items(std::size_t max) const;
+
+    /// Reports `what = shown` here.
+    void refuse(std::string remedy) const;
+    void refuse(std::string attempt, std::string remedy) const;
+
+    [[nodiscard]] const Node& node() const noexcept { return *node_; }
+    [[nodiscard]] const NodeRef& shared() const noexcept { return node_; }
+    [[nodiscard]] const std::string& what() const noexcept { return what_; }
+    [[nodiscard]] Report& report() const noexcept { return *report_; }
+
+private:
+    NodeRef node_;
+    std::string what_;
+    Report* report_;
+};
+
+/// One map, read key by key: what was never asked for is unknown, and reported by `finish`.
+class Fields {
+public:
+    struct Member {
+        std::string key;
+        Place place;
+        Value value;
+    };
+
+    /// `where` stands in front of each key in messages; a value that is no map is reported at once.
+    Fields(const Value& map, std::string where);
+
+    [[nodiscard]] bool is_map() const noexcept { return is_map_; }
+    [[nodiscard]] Place place() const noexcept { return map_.node().place; }
+
+    /// The value under `key`, if there is one.
+    [[nodiscard]] std::optional<Value> take(std::string_view key);
+    /// The same, reported when there is none.
+    [[nodiscard]] std::optional<Value> require(std::string_view key, std::string remedy);
+    [[nodiscard]] std::optional<Place> place_of(std::string_view key) const;
+    [[nodiscard]] bool has(std::string_view key) const { return place_of(key).has_value(); }
+
+    /// All members of a map whose keys are names that the author chose.
+    [[nodiscard]] std::vector<Member> members() const;
+
+    void finish();
+
+private:
+    Value map_;
+    std::string where_;
+    bool is_map_;
+    std::vector<std::string_view> asked_;
+};
+
+} // namespace bulkhead::config

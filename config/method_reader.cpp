@@ -1,0 +1,209 @@
+#include "config/method_reader.h"
+
+#include <algorithm>
+
+#include "config/limits.h"
+#include "ipc/dtype.h"
+
+namespace bulkhead::config {
+namespace {
+
+constexpr auto tensor_name_rule = "a name has 1 to 55 printable ASCII characters";
+
+std::array<std::string_view, 12> dtype_names() {
+    std::array<std::string_view, 12> names;
+    for (std::size_t i = 0; i < names.size(); ++i) names[i] = to_string(static_cast<wire::DType>(i + 1));
+    return names;
+}
+
+std::optional<wire::DType> read_dtype(const Value& value) {
+    const auto dtype = value.node().kind == Node::Kind::scalar ? dtype_from(value.node().text) : std::nullopt;
+    if (!dtype) value.refuse(suggestion(value.node().text, dtype_names()));
+    return dtype;
+}
+
+bool check_name(const Fields::Member& member) {
+    if (is_tensor_name(member.key)) return true;
+    member.value.report().add(member.place, fmt::format("{}: not a usable name", in_quotes(member.key)),
+                              tensor_name_rule);
+    return false;
+}
+
+bool check_count(const Value& map, std::size_t max) {
+    if (map.node().entries.size() <= max) return true;
+    map.refuse(fmt::format("{} has {} members", map.what(), map.node().entries.size()), fmt::format("at most {}", max));
+    return false;
+}
+
+std::vector<TensorSpec> read_tensors(const Value& map) {
+    std::vector<TensorSpec> tensors;
+    Fields fields{map, map.what() + "."};
+    if (!check_count(map, wire::tensors_max)) return tensors;
+    for (const Fields::Member& member : fields.members()) {
+        check_name(member);
+        TensorSpec tensor{member.key, {}, {}};
+        Fields keys{member.value, member.value.what() + ": "};
+        if (const auto dtype = keys.require("dtype", "add dtype, such as float32"))
+            tensor.dtype = read_dtype(*dtype).value_or(wire::DType{});
+        if (const auto shape = keys.require("shape", "add shape, such as [1, 1..256]; [] for a scalar"))
+            tensor.shape = shape->shape().value_or(std::vector<DimRange>{});
+        keys.finish();
+        tensors.push_back(std::move(tensor));
+    }
+    return tensors;
+}
+
+std::optional<ParameterValue> read_default(const Value& value, ParameterType type) {
+    switch (type) {
+    case ParameterType::integer:
+        if (const auto v =
+                value.integer(std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()))
+            return *v;
+        break;
+    case ParameterType::number:
+        if (const auto v = value.number()) return *v;
+        break;
+    case ParameterType::boolean:
+        if (const auto v = value.boolean()) return *v;
+        break;
+    case ParameterType::string:
+        if (const auto v = value.text()) return *v;
+        break;
+    }
+    return std::nullopt;
+}
+
+std::vector<ParameterSpec> read_parameters(const Value& map) {
+    std::vector<ParameterSpec> parameters;
+    Fields fields{map, map.what() + "."};
+    if (!check_count(map, limits::parameters_max)) return parameters;
+    for (const Fields::Member& member : fields.members()) {
+        check_name(member);
+        ParameterSpec parameter{member.key, {}, {}};
+        Fields keys{member.value, member.value.what() + ": "};
+        const auto type = keys.require("type", "add type: integer, number, boolean or string");
+        const bool is_typed = type && type->word(parameter_type_words, parameter.type);
+        const auto default_value = keys.take("default");
+        if (default_value && is_typed) parameter.default_value = read_default(*default_value, parameter.type);
+        keys.finish();
+        parameters.push_back(std::move(parameter));
+    }
+    return parameters;
+}
+
+std::vector<std::string_view> names_of(const std::vector<TensorSpec>& tensors) {
+    std::vector<std::string_view> names;
+    for (const TensorSpec& tensor : tensors) names.push_back(tensor.name);
+    return names;
+}
+
+/// The declared input that a bucket, padding or warm-up names.
+const TensorSpec* find_input(const MethodSpec& method, const Fields::Member& member) {
+    for (const TensorSpec& input : method.inputs)
+        if (input.name == member.key) return &input;
+    const auto names = names_of(method.inputs);
+    member.value.report().add(member.place, fmt::format("{}: no such input", member.value.what()),
+                              names.empty() ? "declare it under inputs" : suggestion(member.key, names));
+    return nullptr;
+}
+
+/// The fixed shape of one input, inside its declared range.
+std::optional<std::vector<std::int64_t>> read_fixed_shape(const Value& value, const TensorSpec& input) {
+    const auto dims = value.dims();
+    if (!dims) return std::nullopt;
+    if (dims->size() != input.shape.size()) {
+        value.refuse(fmt::format("{} has {} dimensions", value.what(), dims->size()),
+                     fmt::format("input \"{}\" is declared with {}", input.name, input.shape.size()));
+        return std::nullopt;
+    }
+    const auto items = value.items(wire::rank_max);
+    bool ok = true;
+    for (std::size_t i = 0; i < dims->size(); ++i)
+        if ((*dims)[i] < input.shape[i].min || (*dims)[i] > input.shape[i].max) {
+            items[i].refuse(fmt::format("input \"{}\" is declared with {} here", input.name, dim_text(input.shape[i])));
+            ok = false;
+        }
+    return ok ? dims : std::nullopt;
+}
+
+std::optional<Bucket> read_bucket(const Value& value, const MethodSpec& method) {
+    Fields fields{value, value.what() + "."};
+    if (!fields.is_map()) return std::nullopt;
+    std::map<std::string_view, std::vector<std::int64_t>> shapes;
+    bool ok = true;
+    for (const Fields::Member& member : fields.members()) {
+        const TensorSpec* input = find_input(method, member);
+        const auto shape = input ? read_fixed_shape(member.value, *input) : std::nullopt;
+        if (shape) shapes[input->name] = *shape;
+        ok = ok && shape;
+    }
+    Bucket bucket;
+    for (const TensorSpec& input : method.inputs) {
+        if (!fields.has(input.name)) {
+            value.refuse(fmt::format("{}: no shape for input \"{}\"", value.what(), input.name),
+                         "a bucket gives the shape of every input");
+            ok = false;
+        }
+        bucket.shapes.push_back(shapes[input.name]);
+    }
+    return ok ? std::optional{std::move(bucket)} : std::nullopt;
+}
+
+void read_buckets(const Value& list, MethodSpec& method) {
+    for (const Value& item : list.items(limits::buckets_max)) {
+        const auto bucket = read_bucket(item, method);
+        if (!bucket) continue;
+        if (std::find(method.buckets.begin(), method.buckets.end(), *bucket) != method.buckets.end())
+            item.refuse(fmt::format("{} stands there twice", item.what()), "keep one bucket of each shape");
+        else
+            method.buckets.push_back(*bucket);
+    }
+}
+
+} // namespace
+
+MethodSpec read_method(Fields& fields, std::string name, const std::string& where) {
+    MethodSpec method;
+    method.name = std::move(name);
+    const auto under_method = [&](const Value& value, std::string_view key) {
+        return Value{value.shared(), where + std::string{key}, value.report()};
+    };
+    if (const auto value = fields.take("inputs")) method.inputs = read_tensors(under_method(*value, "inputs"));
+    if (const auto value = fields.take("parameters"))
+        method.parameters = read_parameters(under_method(*value, "parameters"));
+    if (const auto value = fields.take("outputs")) method.outputs = read_tensors(under_method(*value, "outputs"));
+    if (const auto value = fields.take("buckets")) read_buckets(under_method(*value, "buckets"), method);
+    if (const auto value = fields.take("padding")) {
+        const Fields padding{under_method(*value, "padding"), where + "padding."};
+        for (const Fields::Member& member : padding.members())
+            if (const auto fill = member.value.number(); find_input(method, member) && fill)
+                method.padding[member.key] = *fill;
+    }
+    if (const auto value = fields.take("warmup")) {
+        const Fields warmup{under_method(*value, "warmup"), where + "warmup."};
+        for (const Fields::Member& member : warmup.members())
+            if (const TensorSpec* input = find_input(method, member))
+                if (const auto shape = read_fixed_shape(member.value, *input)) method.warmup[member.key] = *shape;
+    }
+    return method;
+}
+
+std::vector<MethodSpec> read_methods(const Value& methods, const std::string& where) {
+    std::vector<MethodSpec> all;
+    const Fields fields{methods, where};
+    if (!check_count(methods, limits::methods_max)) return all;
+    if (fields.is_map() && methods.node().entries.empty())
+        methods.refuse(fmt::format("{} is empty", methods.what()), "name a method, such as forward, or remove the key");
+    for (const Fields::Member& member : fields.members()) {
+        const std::string method_where = fmt::format("{}method \"{}\": ", where, member.key);
+        if (!is_method_name(member.key))
+            member.value.report().add(member.place, fmt::format("{}method {}", where, in_quotes(member.key)),
+                                      "a method's name has 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or _");
+        Fields keys{member.value, method_where};
+        all.push_back(read_method(keys, member.key, method_where));
+        keys.finish();
+    }
+    return all;
+}
+
+} // namespace bulkhead::config

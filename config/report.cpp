@@ -1,0 +1,98 @@
+#include "config/report.h"
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "config/limits.h"
+
+namespace bulkhead::config {
+namespace {
+
+/// Edits (insert, delete, replace, swap of neighbours) that turn one word into the other.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+    std::vector<std::size_t> before; // two rows above, for the swap
+    std::vector<std::size_t> above(b.size() + 1);
+    std::iota(above.begin(), above.end(), std::size_t{0});
+    for (std::size_t i = 1; i <= a.size(); ++i) {
+        std::vector<std::size_t> row(b.size() + 1, i);
+        for (std::size_t j = 1; j <= b.size(); ++j) {
+            row[j] = std::min({row[j - 1] + 1, above[j] + 1, above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                row[j] = std::min(row[j], before[j - 2] + 1);
+        }
+        before = std::exchange(above, std::move(row));
+    }
+    return above.back();
+}
+
+} // namespace
+
+void Report::add(Place place, std::string attempt, std::string remedy) {
+    if (diagnostics_.size() == limits::diagnostics_max)
+        diagnostics_.push_back(
+            {file_, place.line, column_in_characters(place),
+             Error{ErrorCode::config_invalid, fmt::format("more than {} errors", limits::diagnostics_max),
+                   "mend those above first; what follows was not listed"}});
+    if (diagnostics_.size() > limits::diagnostics_max) return;
+    diagnostics_.push_back({file_, place.line, column_in_characters(place),
+                            Error{ErrorCode::config_invalid, std::move(attempt), std::move(remedy)}});
+}
+
+std::vector<Diagnostic> Report::take() && {
+    const auto key = [](const Diagnostic& d) { return std::tie(d.line, d.column); };
+    std::stable_sort(diagnostics_.begin(), diagnostics_.end(),
+                     [&](const auto& a, const auto& b) { return key(a) < key(b); });
+    const auto same = [&](const auto& a, const auto& b) { return key(a) == key(b) && a.error == b.error; };
+    diagnostics_.erase(std::unique(diagnostics_.begin(), diagnostics_.end(), same), diagnostics_.end());
+    return std::move(diagnostics_);
+}
+
+int Report::column_in_characters(Place place) const {
+    std::size_t start = 0;
+    for (int line = 1; line < place.line && start != std::string_view::npos; ++line) {
+        start = text_.find('\n', start);
+        if (start != std::string_view::npos) ++start;
+    }
+    if (place.line == 0 || start == std::string_view::npos) return place.column;
+    const std::string_view before = text_.substr(start, static_cast<std::size_t>(std::max(place.column - 1, 0)));
+    return 1 + static_cast<int>(std::count_if(before.begin(), before.end(), [](char c) {
+               return (static_cast<unsigned char>(c) & 0xC0) != 0x80; // every byte but UTF-8's continuations
+           }));
+}
+
+std::string escaped(std::string_view text) {
+    constexpr std::size_t shown_max = 60;
+    std::string out;
+    std::size_t cut = std::min(text.size(), shown_max);
+    while (cut < text.size() && cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
+    for (const char c : text.substr(0, cut)) {
+        if (c == '"' || c == '\\')
+            out += {'\\', c};
+        else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+            out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+        else
+            out += c;
+    }
+    return out + (cut < text.size() ? "…" : "");
+}
+
+std::string in_quotes(std::string_view text) { return '"' + escaped(text) + '"'; }
+
+std::string suggestion(std::string_view text, std::span<const std::string_view> known) {
+    const std::string_view word = text.substr(0, 64); // the distance costs the product of both lengths
+    std::string_view nearest;
+    std::size_t least = std::max<std::size_t>(word.size() / 3, 1) + 1;
+    for (const std::string_view candidate : known)
+        if (const std::size_t distance = edit_distance(word, candidate); distance < least) {
+            least = distance;
+            nearest = candidate;
+        }
+    if (!nearest.empty()) return fmt::format("did you mean \"{}\"?", nearest);
+    return fmt::format("known here: {}", fmt::join(known, ", "));
+}
+
+} // namespace bulkhead::config

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <filesystem>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/reader.h"
+
+namespace bulkhead::config {
+
+/// Where something was read: line from 1, column from 1, counted in bytes as yaml-cpp does; line 0 for a value
+/// that came from no file.
+struct Place {
+    int line = 0;
+    int column = 0;
+};
+
+/// Collects what is wrong with one file, up to `limits::diagnostics_max`.
+class Report {
+public:
+    Report(std::filesystem::path file, std::string_view text) : file_{std::move(file)}, text_{text} {}
+
+    void add(Place place, std::string attempt, std::string remedy);
+    /// In the order of the file; an aliased node that was read twice is reported once.
+    [[nodiscard]] std::vector<Diagnostic> take() &&;
+
+private:
+    [[nodiscard]] int column_in_characters(Place place) const;
+
+    std::filesystem::path file_;
+    std::string_view text_;
+    std::vector<Diagnostic> diagnostics_;
+};
+
+/// What was read, for a message: control characters escaped, cut at 60 bytes.
+[[nodiscard]] std::string escaped(std::string_view text);
+/// The same in quotes.
+[[nodiscard]] std::string in_quotes(std::string_view text);
+
+/// `did you mean "x"?` when one of `known` is near, else `known: a, b, c`.
+[[nodiscard]] std::string suggestion(std::string_view text, std::span<const std::string_view> known);
+
+} // namespace bulkhead::config

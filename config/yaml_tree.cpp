@@ -1,0 +1,268 @@
+#include "config/yaml_tree.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <unordered_map>
+
+#include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/parser.h>
+
+#include "config/limits.h"
+
+namespace bulkhead::config {
+namespace {
+
+/// Ends a parse from inside an event.
+struct Refused {
+    Place place;
+    std::string attempt;
+    std::string remedy;
+};
+
+Place place_of(const YAML::Mark& mark) { return {mark.line + 1, mark.column + 1}; }
+
+class Builder final : public YAML::EventHandler {
+public:
+    explicit Builder(Report& report) : report_{report} {}
+
+    [[nodiscard]] NodeRef root() const { return root_; }
+
+    void OnDocumentStart(const YAML::Mark& mark) override {
+        if (documents_++ > 0)
+            throw Refused{place_of(mark), "a second document begins", "keep one document: remove the \"---\""};
+    }
+    void OnDocumentEnd() override {}
+
+    void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { close(make(Node::Kind::null, mark), anchor); }
+
+    void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  const std::string& value) override {
+        auto node = make(Node::Kind::scalar, mark);
+        node->text = value;
+        node->is_plain = tag == "?";
+        if (tag != "!") refuse_tag(mark, tag);
+        close(std::move(node), anchor);
+    }
+
+    void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                         YAML::EmitterStyle::value /*style*/) override {
+        refuse_tag(mark, tag);
+        open(make(Node::Kind::sequence, mark), anchor);
+    }
+    void OnSequenceEnd() override { close_open(); }
+
+    void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                    YAML::EmitterStyle::value /*style*/) override {
+        refuse_tag(mark, tag);
+        open(make(Node::Kind::map, mark), anchor);
+    }
+    void OnMapEnd() override { close_open(); }
+
+    void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+        const auto found = anchors_.find(anchor);
+        if (found == anchors_.end())
+            throw Refused{place_of(mark), "an alias stands inside its own anchor: a cycle",
+                          "write the value out instead of the alias"};
+        if (open_.size() + found->second->height > limits::nesting_max) throw too_deep(place_of(mark));
+        nodes_ += found->second->nodes;
+        if (nodes_ > limits::nodes_max) throw too_many(place_of(mark));
+        attach(found->second, place_of(mark));
+    }
+
+private:
+    struct Open {
+        std::shared_ptr<Node> node;
+        YAML::anchor_t anchor;
+        std::optional<Node::Entry> pending{};               ///< a map's key that waits for its value
+        std::unordered_map<std::string, Place> keys_seen{}; ///< of a map
+    };
+
+    static Refused too_deep(Place place) {
+        return {place, fmt::format("nested more than {} levels deep", limits::nesting_max), "flatten the value"};
+    }
+    static Refused too_many(Place place) {
+        return {place, fmt::format("more than {} values, aliases expanded", limits::nodes_max),
+                "use fewer aliases, or split the fleet"};
+    }
+
+    static void refuse_tag(const YAML::Mark& mark, const std::string& tag) {
+        if (!tag.empty() && tag != "?" && tag != "!")
+            throw Refused{place_of(mark), "tag " + in_quotes(tag), "remove it: fleet files use no tags"};
+    }
+
+    std::shared_ptr<Node> make(Node::Kind kind, const YAML::Mark& mark) {
+        if (open_.size() >= limits::nesting_max) throw too_deep(place_of(mark));
+        if (++nodes_ > limits::nodes_max) throw too_many(place_of(mark));
+        auto node = std::make_shared<Node>();
+        node->kind = kind;
+        node->place = place_of(mark);
+        return node;
+    }
+
+    void open(std::shared_ptr<Node> node, YAML::anchor_t anchor) { open_.push_back({std::move(node), anchor}); }
+
+    void close_open() {
+        Open done = std::move(open_.back());
+        open_.pop_back();
+        close(std::move(done.node), done.anchor);
+    }
+
+    void close(std::shared_ptr<Node> node, YAML::anchor_t anchor) {
+        if (anchor != YAML::NullAnchor) anchors_[anchor] = node;
+        const Place place = node->place;
+        attach(std::move(node), place);
+    }
+
+    void attach(NodeRef node, Place place) {
+        if (open_.empty()) {
+            root_ = std::move(node);
+            return;
+        }
+        Open& parent = open_.back();
+        Node& into = *parent.node;
+        into.nodes += node->nodes;
+        into.height = std::max(into.height, node->height + 1);
+        if (into.kind == Node::Kind::sequence) {
+            into.items.push_back(std::move(node));
+        } else if (!parent.pending) {
+            if (node->kind != Node::Kind::scalar)
+                throw Refused{place, "a key that is " + node->shown(), "use plain text as key"};
+            parent.pending = Node::Entry{node->text, place, nullptr};
+        } else {
+            Node::Entry entry = *std::exchange(parent.pending, std::nullopt);
+            entry.value = std::move(node);
+            const auto [first, is_new] = parent.keys_seen.emplace(entry.key, entry.place);
+            if (is_new)
+                into.entries.push_back(std::move(entry));
+            else
+                report_.add(entry.place, fmt::format("duplicate key {}", in_quotes(entry.key)),
+                            fmt::format("keep one: the first stands at line {}", first->second.line));
+        }
+    }
+
+    Report& report_;
+    NodeRef root_;
+    std::vector<Open> open_;
+    std::map<YAML::anchor_t, NodeRef> anchors_;
+    std::size_t nodes_ = 0;
+    int documents_ = 0;
+};
+
+/// Length of the UTF-8 sequence that begins at `at`; 0 when it is none (overlong, surrogate, cut off).
+std::size_t utf8_length(std::string_view text, std::size_t at) {
+    const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+    const auto follows = [&](std::size_t i) { return (byte(i) & 0xC0) == 0x80; };
+    const unsigned first = byte(at);
+    const unsigned second = byte(at + 1);
+    if (first < 0x80) return 1;
+    if (first >= 0xC2 && first <= 0xDF) return follows(at + 1) ? 2 : 0;
+    if (first >= 0xE0 && first <= 0xEF) {
+        const bool ok = !(first == 0xE0 && second < 0xA0) && !(first == 0xED && second > 0x9F);
+        return ok && follows(at + 1) && follows(at + 2) ? 3 : 0;
+    }
+    if (first >= 0xF0 && first <= 0xF4) {
+        const bool ok = !(first == 0xF0 && second < 0x90) && !(first == 0xF4 && second > 0x8F);
+        return ok && follows(at + 1) && follows(at + 2) && follows(at + 3) ? 4 : 0;
+    }
+    return 0;
+}
+
+/// What yaml-cpp would let pass, or report in words that help nobody.
+bool check_characters(std::string_view text, Report& report) {
+    Place place{1, 1};
+    bool ok = true;
+    bool in_indentation = true;
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t length = utf8_length(text, at);
+        if (length == 0) {
+            report.add(place, fmt::format("byte 0x{:02x} is not UTF-8", static_cast<unsigned char>(text[at])),
+                       "save the file as UTF-8");
+            return false;
+        }
+        const char c = text[at];
+        if (c == '\t' && in_indentation) {
+            const std::size_t content = text.find_first_not_of(" \t", at);
+            if (content != std::string_view::npos && text[content] != '\n' && text[content] != '#') {
+                report.add(place, "a tab in the indentation", "indent with spaces");
+                ok = false;
+            }
+            in_indentation = false;
+        }
+        const bool control = (static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n' && c != '\r') || c == 0x7f;
+        if (control) {
+            report.add(place, fmt::format("control character 0x{:02x}", static_cast<unsigned char>(c)),
+                       "remove it: a fleet file is text");
+            ok = false;
+        }
+        if (c != ' ') in_indentation = false;
+        place.column += static_cast<int>(length);
+        if (c == '\n') {
+            place = {place.line + 1, 1};
+            in_indentation = true;
+        }
+        at += length;
+    }
+    return ok;
+}
+
+} // namespace
+
+std::string Node::shown() const {
+    switch (kind) {
+    case Kind::null: return "nothing";
+    case Kind::scalar: return is_plain ? escaped(text) : in_quotes(text);
+    case Kind::sequence: return "a list";
+    case Kind::map: return "a map";
+    }
+    return "nothing";
+}
+
+NodeRef parse_yaml(std::string_view text, Report& report) {
+    if (text.size() > limits::file_bytes_max) {
+        report.add({1, 1}, fmt::format("{} bytes", text.size()),
+                   fmt::format("a fleet file has at most {} bytes", limits::file_bytes_max));
+        return nullptr;
+    }
+    if (!check_characters(text, report)) return nullptr;
+    try {
+        std::istringstream stream{std::string{text}};
+        YAML::Parser parser{stream};
+        Builder builder{report};
+        while (parser.HandleNextDocument(builder)) {
+        }
+        if (builder.root()) return builder.root();
+        auto nothing = std::make_shared<Node>(); // comments alone, or not even that
+        nothing->place = {1, 1};
+        return nothing;
+    } catch (const Refused& refused) {
+        report.add(refused.place, refused.attempt, refused.remedy);
+    } catch (const YAML::Exception& syntax) {
+        const Place place = syntax.mark.is_null() ? Place{1, 1} : place_of(syntax.mark);
+        report.add(place, "not YAML: " + syntax.msg, "check indentation, quotes and brackets here and just above");
+    }
+    return nullptr;
+}
+
+NodeRef from_json(const boost::json::value& json) {
+    auto node = std::make_shared<Node>();
+    if (const auto* object = json.if_object()) {
+        node->kind = Node::Kind::map;
+        for (const auto& [key, value] : *object) node->entries.push_back({std::string{key}, {}, from_json(value)});
+    } else if (const auto* array = json.if_array()) {
+        node->kind = Node::Kind::sequence;
+        for (const auto& value : *array) node->items.push_back(from_json(value));
+    } else if (const auto* text = json.if_string()) {
+        node->kind = Node::Kind::scalar;
+        node->text = *text;
+    } else if (!json.is_null()) {
+        node->kind = Node::Kind::scalar;
+        node->is_plain = true;
+        node->text = json.is_double() ? fmt::format("{}", json.get_double()) : boost::json::serialize(json);
+    }
+    return node;
+}
+
+} // namespace bulkhead::config

@@ -1,0 +1,126 @@
+#include "ipc/host_slab.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include <boost/interprocess/exceptions.hpp>
+#include <fmt/format.h>
+
+namespace bulkhead {
+namespace {
+
+namespace bip = boost::interprocess;
+
+/// What mapped_region wants of a mappable object; it copies nothing and closes nothing.
+struct FdMapping {
+    int fd;
+    [[nodiscard]] bip::mapping_handle_t get_mapping_handle() const { return {fd, false}; }
+};
+
+Result<bip::mapped_region> map(int fd, std::uint64_t size_bytes, bip::mode_t mode) {
+    // Populated at once: the first touch of a page costs 3 to 8 times a copy, and never belongs in a request.
+    try {
+        return bip::mapped_region{FdMapping{fd}, mode, 0, size_bytes, nullptr, MAP_POPULATE};
+    } catch (const bip::interprocess_exception& failure) {
+        return system_error(fmt::format("mapping a slab of {} bytes", size_bytes), failure.get_native_error());
+    }
+}
+
+Error no_room(std::uint64_t size_bytes, std::string_view bound, std::uint64_t bound_bytes) {
+    return {ErrorCode::resources_exhausted,
+            fmt::format("creating a slab of {} bytes; {} is {} bytes", size_bytes, bound, bound_bytes),
+            "send smaller tensors, or free host memory"};
+}
+
+/// The kernel's own estimate; empty where /proc is not mounted.
+std::optional<std::uint64_t> available_bytes() {
+    std::ifstream meminfo{"/proc/meminfo"};
+    std::string key, unit;
+    for (std::uint64_t kib = 0; meminfo >> key >> kib; std::getline(meminfo, unit))
+        if (key == "MemAvailable:") return kib * 1024;
+    return std::nullopt;
+}
+
+/// fallocate would answer these two with the OOM killer and with SIGXFSZ.
+Result<> check_room(std::uint64_t size_bytes) {
+    rlimit files{};
+    if (::getrlimit(RLIMIT_FSIZE, &files) == 0 && size_bytes > files.rlim_cur)
+        return no_room(size_bytes, "the limit on file size (ulimit -f)", files.rlim_cur);
+    if (const auto available = available_bytes(); available && size_bytes > *available)
+        return no_room(size_bytes, "available host memory", *available);
+    return {};
+}
+
+constexpr int common_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+}  // namespace
+
+HostSlab::HostSlab(UniqueFd memfd, bip::mapped_region bytes) : memfd_{std::move(memfd)}, bytes_{std::move(bytes)} {}
+
+Result<HostSlab> HostSlab::create(std::uint64_t size_bytes, wire::SlabDirection direction, const std::string& label) {
+    const std::string attempt = fmt::format("creating a slab of {} bytes", size_bytes);
+    if (size_bytes == 0 || size_bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()))
+        return Error{ErrorCode::input_invalid, attempt, "ask for at least one byte and at most memory has"};
+    if (const Result<> room = check_room(size_bytes); !room) return room.error();
+
+    UniqueFd memfd{::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+    if (!memfd) return system_error(attempt + ": memfd_create", errno);
+    int failed = 0;
+    do failed = ::fallocate(memfd.get(), 0, 0, static_cast<off_t>(size_bytes));
+    while (failed != 0 && errno == EINTR);
+    if (failed != 0) return system_error(attempt + ": fallocate", errno);
+
+    Result<bip::mapped_region> bytes = map(memfd.get(), size_bytes, bip::read_write);
+    if (!bytes) return bytes.error();
+    // After the mapping above: FUTURE_WRITE keeps it writable and forbids every later one.
+    const int seals = common_seals | (direction == wire::SlabDirection::output ? F_SEAL_FUTURE_WRITE : 0);
+    if (::fcntl(memfd.get(), F_ADD_SEALS, seals) != 0) return system_error(attempt + ": sealing it", errno);
+    if (::madvise(bytes->get_address(), size_bytes, MADV_DONTDUMP) != 0)
+        return system_error(attempt + ": madvise", errno);
+    return HostSlab{std::move(memfd), std::move(*bytes)};
+}
+
+Result<HostSlab> HostSlab::adopt(UniqueFd memfd, std::uint64_t size_bytes, wire::SlabDirection direction) {
+    const auto refused = [&](std::string_view what) {
+        return Error{ErrorCode::protocol_violation, fmt::format("adopting a slab of {} bytes: {}", size_bytes, what),
+                     "offer a memfd that is sealed as docs/channel.md says"};
+    };
+    struct stat status {};
+    if (::fstat(memfd.get(), &status) != 0) return system_error("adopting a slab: fstat", errno);
+    if (!S_ISREG(status.st_mode)) return refused("the descriptor is no memfd");
+    // Before the size: only a sealed size stays what it was seen to be.
+    const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
+    if (seals < 0) return refused("the descriptor is no memfd");
+    if ((seals & common_seals) != common_seals) return refused("it is not sealed against a change of size");
+    const bool output = direction == wire::SlabDirection::output;
+    if (output && (seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)) == 0)
+        return refused("it is not sealed against writing");
+    if (size_bytes == 0 || ::fstat(memfd.get(), &status) != 0 ||
+        static_cast<std::uint64_t>(status.st_size) != size_bytes)
+        return refused(fmt::format("the memfd has {} bytes", status.st_size));
+
+    Result<bip::mapped_region> bytes = map(memfd.get(), size_bytes, output ? bip::read_only : bip::read_write);
+    if (!bytes) {
+        if (bytes.error().code == ErrorCode::not_permitted) return refused("it cannot be mapped for writing");
+        return bytes.error();
+    }
+    if (::madvise(bytes->get_address(), size_bytes, MADV_DONTDUMP) != 0 ||
+        ::madvise(bytes->get_address(), size_bytes, MADV_DONTFORK) != 0)
+        return system_error("adopting a slab: madvise", errno);
+    return HostSlab{std::move(memfd), std::move(*bytes)};
+}
+
+std::string slab_owner_prefix(std::string_view daemon_token, std::string_view model, std::uint32_t replica,
+                              std::uint64_t generation) {
+    return fmt::format("bulkhead:{}:{}/{}#{}:", daemon_token, model, replica, generation);
+}
+
+}  // namespace bulkhead

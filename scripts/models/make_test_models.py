@@ -1,0 +1,124 @@
+"""Makes the small models of the tests: make_test_models.py FOLDER (usually build/models/test).
+
+Each shows one behaviour of a model. Idempotent: made again when this file, aoti.py or torch has changed.
+"""
+
+import argparse
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+import aoti
+
+HERE = Path(__file__).resolve().parent
+
+
+def torchscript_models() -> dict:
+    import torch
+    from torch import Tensor, nn
+
+    class Echo(nn.Module):
+        """Returns its input itself: what lies where the result lies is the input."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    class Add(nn.Module):
+        def forward(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+            return a + scale * b
+
+    class Raises(nn.Module):
+        """Refuses negative input, so that the warm-up's zeros pass."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            if bool((x < 0).any()):
+                raise ValueError("the model refuses negative numbers")
+            return x + 1
+
+    class InfiniteLoop(nn.Module):
+        """Ends for the warm-up's zeros, never for positive input."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.clone()
+            while bool((y > 0).any()):
+                y = torch.abs(y)
+            return y
+
+    class Nan(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.log(x - 1.0)  # NaN for every x below 1
+
+    class MultiOutput(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.t(), x.sum()  # not contiguous; of rank 0
+
+        @torch.jit.export
+        def halves(self, x: Tensor) -> list[Tensor]:
+            return list(torch.chunk(x, 2, dim=0))
+
+    class Slow(nn.Module):
+        """As long as asked: `rounds` products of two square matrices."""
+
+        def forward(self, x: Tensor, rounds: int = 1) -> Tensor:
+            y = x
+            for _ in range(rounds):
+                y = torch.tanh(torch.matmul(y, x))
+            return y
+
+    class Counter(nn.Module):
+        """A state that a reset must clear: adds up what it is given."""
+
+        total: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.total = self.total + x
+            return self.total.clone()
+
+        @torch.jit.export
+        def reset(self) -> None:
+            self.total = torch.zeros(1)
+
+    modules = (Echo, Add, Raises, InfiniteLoop, Nan, MultiOutput, Slow, Counter)
+    names = ("echo", "add", "raises", "infinite_loop", "nan", "multi_output", "slow", "counter")
+    return dict(zip(names, modules, strict=True))
+
+
+def make_all(folder: Path) -> None:
+    import torch
+
+    for name, module in torchscript_models().items():
+        torch.jit.script(module().eval()).save(str(folder / f"{name}.pt"))
+
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(4, 3)
+    rows = torch.export.Dim("rows", min=1, max=64)
+    with aoti.scratch_beside(folder):
+        aoti.export_package(linear, (torch.zeros(5, 4),), folder / "linear.pt2", dynamic_shapes=({0: rows},))
+    # The same weights in a runtime that shares no code with the package's.
+    torch.jit.script(linear.eval()).save(str(folder / "linear.pt"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the models go")
+    folder = parser.parse_args().folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+
+    sources = b"".join((HERE / name).read_bytes() for name in ("make_test_models.py", "aoti.py"))
+    wanted = f"torch=={version('torch')}\n{hashlib.sha256(sources).hexdigest()}\n{aoti.cpu_flags()}\n"
+    record = folder / ".stamp"
+    if record.exists() and record.read_text() == wanted:
+        print("test models: current")
+        return
+    record.unlink(missing_ok=True)
+    make_all(folder)
+    record.write_text(wanted)
+    print(f"test models: made in {folder}")
+
+
+if __name__ == "__main__":
+    main()

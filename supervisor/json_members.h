@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <boost/json.hpp>
+
+namespace bulkhead::supervisor {
+
+namespace json = boost::json;
+
+/// Members of an object that somebody else wrote: empty when absent or of another type.
+[[nodiscard]] inline std::optional<std::string> string_member(const json::object& object, std::string_view name) {
+    const json::value* value = object.if_contains(name);
+    if (value == nullptr || !value->is_string()) return std::nullopt;
+    return std::string{value->get_string().begin(), value->get_string().end()};
+}
+
+[[nodiscard]] inline std::optional<std::uint64_t> unsigned_member(const json::object& object, std::string_view name) {
+    const json::value* value = object.if_contains(name);
+    if (value == nullptr) return std::nullopt;
+    if (value->is_uint64()) return value->get_uint64();
+    if (value->is_int64() && value->get_int64() >= 0) return static_cast<std::uint64_t>(value->get_int64());
+    return std::nullopt;
+}
+
+[[nodiscard]] inline std::optional<double> number_member(const json::object& object, std::string_view name) {
+    const json::value* value = object.if_contains(name);
+    if (value == nullptr || !value->is_number()) return std::nullopt;
+    return value->to_number<double>();
+}
+
+[[nodiscard]] inline json::object object_member(const json::object& object, std::string_view name) {
+    const json::value* value = object.if_contains(name);
+    return value != nullptr && value->is_object() ? value->get_object() : json::object{};
+}
+
+template <typename T>
+[[nodiscard]] json::value or_null(const std::optional<T>& value) {
+    return value ? json::value(*value) : json::value(nullptr);
+}
+
+} // namespace bulkhead::supervisor

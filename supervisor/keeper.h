@@ -1,0 +1,56 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ipc/error.h"
+#include "ipc/unique_fd.h"
+#include "supervisor/worker_name.h"
+
+namespace bulkhead::supervisor {
+
+struct SpawnRequest {
+    WorkerName name;
+    std::vector<std::string> argv;
+    std::vector<std::string> environment; ///< "NAME=value", complete
+    UniqueFd cgroup;                      ///< the child starts inside it; none where there is none
+    std::uint64_t core_bytes_max = 0;
+};
+
+struct SpawnedProcess {
+    pid_t pid = 0;
+    UniqueFd pidfd;
+    UniqueFd link;
+    UniqueFd log;
+};
+
+struct ProcessExit {
+    bool by_signal = false;
+    int number = 0; ///< exit code or signal
+    bool group_empty = false;
+
+    /// "SIGKILL" or "status 78"
+    [[nodiscard]] std::string text() const;
+};
+
+/// "SIGKILL"; "signal 77" for one without a name.
+[[nodiscard]] std::string signal_name(int number);
+
+/// The parent of every worker, as the fleet sees it. What is sent never blocks.
+class Keeper {
+public:
+    using OnSpawned = std::function<void(Result<SpawnedProcess>)>;
+    using OnExited = std::function<void(ProcessExit)>;
+
+    virtual ~Keeper() = default;
+    /// `exited` is called once, after a successful `spawned`. Neither is called within this call.
+    virtual void spawn(SpawnRequest request, OnSpawned spawned, OnExited exited) = 0;
+    virtual void signal(const WorkerName& name, int number, bool whole_group) = 0;
+    /// Drops the keeper's record of a dead worker.
+    virtual void forget(const WorkerName& name) = 0;
+};
+
+} // namespace bulkhead::supervisor

@@ -1,0 +1,221 @@
+#include "supervisor/keeper/keeper.h"
+
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "supervisor/keeper/limits.h"
+#include "supervisor/keeper/say.h"
+
+namespace bulkhead::keeper {
+
+Keeper::Keeper(Station station) noexcept : station_{std::move(station)}, started_unix_ms_{unix_ms_now()} {}
+
+int Keeper::run() noexcept {
+    while (course_ != Course::ended) {
+        pass_deadlines();
+        if (course_ == Course::ended) break;
+        send_due();
+        wait_for_events();
+    }
+    return exit_status_;
+}
+
+void Keeper::wait_for_events() noexcept {
+    PacketSocket& link = supervisor_.link();
+    const short wanted = static_cast<short>((outbox_.takes_requests() ? POLLIN : 0) | (link_is_full_ ? POLLOUT : 0));
+    std::array<pollfd, 2> sources{{{station_.signals.get(), POLLIN, 0}, {link.fd(), wanted, 0}}};
+
+    const auto deadline = children_left_ ? Clock::time_point{} : next_deadline();
+    const timespec timeout = until(deadline);
+    if (::ppoll(sources.data(), sources.size(), deadline == never ? nullptr : &timeout, nullptr) < 0) return;
+
+    if (sources[1].revents != 0) {
+        link_is_full_ = false;
+        send_due();
+        take_requests();
+    }
+    if (sources[0].revents != 0) take_signals();
+    if (children_left_ && course_ != Course::ended) take_children();
+}
+
+Clock::time_point Keeper::next_deadline() noexcept {
+    auto next = std::min({stop_by_, send_retry_, supervisor_.deadline()});
+    if (!supervisor_.runs()) next = std::min(next, supervisor_.start_due());
+    for (const Worker& worker : table_.all())
+        if (worker.state == Worker::State::ending) next = std::min(next, worker.group_deadline);
+    return next;
+}
+
+void Keeper::pass_deadlines() noexcept {
+    const auto now = Clock::now();
+    settle_ending(now);
+    if (send_retry_ <= now) send_retry_ = never;
+    if (stop_by_ <= now) {
+        say("error: deadline_exceeded: stopping: the supervisor did not unload everything within %lld s; killing what "
+            "is left",
+            static_cast<long long>(limits::stop_deadline.count() / 1000));
+        return end(1);
+    }
+    if (supervisor_.deadline() <= now) {
+        if (course_ == Course::stopping) return end(0);
+        say("WARN supervisor pid=%d killed cause=\"%s\"", supervisor_.pid(),
+            supervisor_.link() ? "no hello within its deadline" : "it closed its link and did not end");
+        supervisor_.kill();
+    }
+    if (!supervisor_.runs() && supervisor_.start_due() <= now) start_supervisor();
+}
+
+void Keeper::send_due() noexcept {
+    if (!supervisor_.link() || link_is_full_ || send_retry_ != never) return;
+    switch (outbox_.flush(supervisor_.link(), table_)) {
+    case SendOutcome::sent: break;
+    case SendOutcome::full: link_is_full_ = true; break;
+    case SendOutcome::exhausted: send_retry_ = Clock::now() + limits::send_retry; break;
+    case SendOutcome::gone: on_link_closed(); break;
+    }
+}
+
+void Keeper::take_signals() noexcept {
+    std::array<signalfd_siginfo, 8> signals;
+    ssize_t size = 0;
+    while ((size = ::read(station_.signals.get(), signals.data(), sizeof signals)) > 0) {
+        const std::size_t count = static_cast<std::size_t>(size) / sizeof signals[0];
+        for (std::size_t i = 0; i < count && course_ != Course::ended; ++i) {
+            switch (signals[i].ssi_signo) {
+            case SIGCHLD: children_left_ = true; break;
+            case SIGHUP: outbox_.ask_to_reload(); break;
+            default: on_stop_signal(); break;
+            }
+        }
+    }
+}
+
+void Keeper::on_stop_signal() noexcept {
+    switch (course_) {
+    case Course::serving:
+        course_ = Course::stop_asked;
+        stop_by_ = Clock::now() + limits::stop_deadline;
+        outbox_.ask_to_stop();
+        break;
+    case Course::stop_asked:
+        say("WARN second signal to stop: killing what is left");
+        end(1);
+        break;
+    case Course::stopping: end(0); break;
+    case Course::ended: break;
+    }
+}
+
+void Keeper::take_children() noexcept {
+    children_left_ = true;
+    for (int i = 0; i < limits::reaps_per_turn && course_ != Course::ended; ++i) {
+        const auto ended = next_ended_child();
+        if (!ended) {
+            children_left_ = false;
+            break;
+        }
+        if (ended->pid == supervisor_.pid()) {
+            on_supervisor_ended(*ended);
+        } else if (Worker* worker = table_.find_running(ended->pid)) {
+            on_worker_ended(*worker, *ended);
+        } else {
+            reap(*ended); // an orphan of a worker
+        }
+    }
+    settle_ending(Clock::now());
+}
+
+void Keeper::on_worker_ended(Worker& worker, const EndedChild& ended) noexcept {
+    kill_group_and_reap(ended);
+    worker.fate = ended.fate;
+    worker.exit_number = ended.number;
+    worker.group_deadline = Clock::now() + limits::group_empty_deadline;
+    worker.state = Worker::State::ending;
+}
+
+void Keeper::settle_ending(Clock::time_point now) noexcept {
+    for (Worker& worker : table_.all()) {
+        if (worker.state != Worker::State::ending) continue;
+        worker.group_empty = group_is_empty(worker.pid);
+        if (!worker.group_empty && now < worker.group_deadline) continue;
+        worker.state = Worker::State::dead;
+        worker.exit_due = true;
+    }
+}
+
+void Keeper::start_supervisor() noexcept {
+    incompatible_ = false;
+    link_is_full_ = false;
+    send_retry_ = never;
+    const auto started = supervisor_.start(station_.spawner, station_.command, station_.null.get(),
+                                           station_.directory.listening_fd(), station_.oom_score_own);
+    if (!started) {
+        say("error: internal: starting %s: %s; name the program with --supervisor", station_.command.program(),
+            strerrordesc_np(started.error().error_number));
+        if (!supervisor_.ever_greeted()) return end(1);
+        supervisor_.ended();
+        return;
+    }
+    keeper_link::KeeperHello hello{};
+    hello.version_min = keeper_link::version_min;
+    hello.version_max = keeper_link::version_max;
+    hello.worker_count = table_.count();
+    hello.generation_last = generation_last_;
+    hello.supervisor_starts = supervisor_.starts();
+    hello.started_unix_ms = started_unix_ms_;
+    hello.keeper_pid = ::getpid();
+    outbox_.hand_over(hello);
+    if (course_ == Course::stop_asked) outbox_.ask_to_stop();
+}
+
+void Keeper::on_supervisor_ended(const EndedChild& supervisor) noexcept {
+    drain_link();
+    kill_group_and_reap(supervisor);
+    if (course_ == Course::stopping) return end(0);
+
+    // One that never got as far as its hello has nothing to hand over and will not do better again.
+    if (!supervisor_.ever_greeted() && (supervisor.fate == WorkerFate::exited || incompatible_)) {
+        if (supervisor.number == exit_config_invalid && !incompatible_) return end(exit_config_invalid);
+        if (!incompatible_)
+            say("error: internal: starting the daemon: the supervisor ended with status %d before its hello",
+                supervisor.number);
+        return end(1);
+    }
+    const pid_t pid = supervisor.pid;
+    const auto delay = supervisor_.ended();
+    say("WARN supervisor pid=%d running->ended %s=%d workers=%u start=%llu in=%lldms", pid,
+        supervisor.fate == WorkerFate::exited ? "code" : "signal", supervisor.number, table_.count(),
+        static_cast<unsigned long long>(supervisor_.starts() + 1), static_cast<long long>(delay.count()));
+}
+
+void Keeper::on_link_closed() noexcept {
+    drain_link();
+    if (supervisor_.link()) supervisor_.link_closed();
+}
+
+void Keeper::on_violation(const char* what) noexcept {
+    ++violations_;
+    say("error: protocol_violation: reading the supervisor's link: %s (violation %llu); killing supervisor pid=%d",
+        what, static_cast<unsigned long long>(violations_), supervisor_.pid());
+    supervisor_.kill();
+}
+
+void Keeper::end(int status) noexcept {
+    supervisor_.link().close();
+    station_.directory.remove_socket();
+    if (!kill_everything(table_, supervisor_.runs() ? supervisor_.pid() : -1,
+                         Clock::now() + limits::kill_everything_deadline))
+        say("WARN some processes did not end within %lld s of SIGKILL",
+            static_cast<long long>(limits::kill_everything_deadline.count() / 1000));
+    exit_status_ = status;
+    course_ = Course::ended;
+}
+
+} // namespace bulkhead::keeper

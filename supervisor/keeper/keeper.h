@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+
+#include "supervisor/keeper/outbox.h"
+#include "supervisor/keeper/reap.h"
+#include "supervisor/keeper/runtime_directory.h"
+#include "supervisor/keeper/spawn.h"
+#include "supervisor/keeper/supervisor_process.h"
+#include "supervisor/keeper/worker_table.h"
+
+namespace bulkhead::keeper {
+
+/// The exit status of a supervisor, and then of the keeper, whose configuration is invalid (EX_CONFIG).
+inline constexpr int exit_config_invalid = 78;
+
+/// What `main` prepared.
+struct Station {
+    RuntimeDirectory directory;
+    SupervisorCommand command;
+    Spawner spawner;
+    UniqueFd null;
+    UniqueFd signals; ///< signalfd of TERM, INT, HUP, CHLD, all blocked
+    int oom_score_own = 0;
+    int oom_score_worker = 0;
+};
+
+/// The parent of all other processes: starts what the supervisor says, tells how it ended, restarts the
+/// supervisor and hands everything over to the next one. It decides nothing else.
+///
+/// Thread  the only one of the process. Never blocks but in `run`'s poll and until a child has executed
+///         its program; allocates nothing.
+class Keeper {
+public:
+    explicit Keeper(Station station) noexcept;
+
+    /// Returns  the exit status of the program, with everything else ended
+    int run() noexcept;
+
+private:
+    enum class Course : std::uint8_t {
+        serving,
+        stop_asked, ///< by a signal: the supervisor is to unload all, then to say `stop`
+        stopping,   ///< it said so, and is to end
+        ended,
+    };
+
+    void wait_for_events() noexcept;
+    void take_signals() noexcept;
+    void on_stop_signal() noexcept;
+    void take_children() noexcept;
+    void take_requests() noexcept;
+    void pass_deadlines() noexcept;
+    void send_due() noexcept;
+    [[nodiscard]] Clock::time_point next_deadline() noexcept;
+
+    void start_supervisor() noexcept;
+    void on_supervisor_ended(const EndedChild& supervisor) noexcept;
+    void on_link_closed() noexcept;
+    void drain_link() noexcept;
+    void on_violation(const char* what) noexcept;
+    void end(int status) noexcept;
+
+    void on_worker_ended(Worker& worker, const EndedChild& ended) noexcept;
+    void settle_ending(Clock::time_point now) noexcept;
+
+    void on_request(ReceivedPacket packet) noexcept;
+    void on_hello(std::span<const std::byte> body) noexcept;
+    void on_spawn(ReceivedPacket& packet) noexcept;
+    void on_signal(std::span<const std::byte> body) noexcept;
+    void on_ledger(std::span<const std::byte> body) noexcept;
+    void on_forget(std::span<const std::byte> body) noexcept;
+    void on_stop() noexcept;
+
+    Station station_;
+    WorkerTable table_;
+    SupervisorProcess supervisor_;
+    Outbox outbox_;
+    Course course_ = Course::serving;
+    int exit_status_ = 0;
+    bool children_left_ = false; ///< more to reap than one turn allows
+    bool link_is_full_ = false;  ///< the next packet waits for the socket to be writable
+    bool incompatible_ = false;  ///< the supervisor of now speaks no version of ours
+    std::uint64_t violations_ = 0;
+    std::uint64_t generation_last_ = 0;
+    std::uint64_t started_unix_ms_ = 0;
+    Clock::time_point stop_by_ = never;
+    Clock::time_point send_retry_ = never;
+};
+
+} // namespace bulkhead::keeper

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+
+/// Every bound of the keeper in one place.
+namespace bulkhead::keeper::limits {
+
+using std::chrono::milliseconds;
+
+/// Connections that wait while a supervisor restarts; the kernel caps it at net.core.somaxconn.
+inline constexpr int listen_backlog = 4096;
+
+/// Between SIGTERM or SIGINT and the supervisor's `stop`; then everything is killed.
+inline constexpr milliseconds stop_deadline{60'000};
+/// Between the start of a supervisor and its hello; then it is killed and restarted.
+inline constexpr milliseconds supervisor_hello_deadline{30'000};
+/// Between the end of a supervisor's link, or its `stop`, and its own end; then it is killed.
+inline constexpr milliseconds supervisor_end_deadline{5'000};
+/// Between a worker's end and that of its process group, which got SIGKILL at once; then
+/// `exited` says that the group was not seen empty.
+inline constexpr milliseconds group_empty_deadline{2'000};
+/// Between SIGKILL to everything and the keeper's own end.
+inline constexpr milliseconds kill_everything_deadline{5'000};
+/// Before a packet that the kernel had no room for (in-flight descriptors, memory) is tried again.
+inline constexpr milliseconds send_retry{20};
+
+/// Delay before each further start of a supervisor; the last one repeats.
+inline constexpr std::array restart_delays{milliseconds{0},     milliseconds{250},   milliseconds{500},
+                                           milliseconds{1'000}, milliseconds{2'000}, milliseconds{5'000}};
+/// A supervisor that lived this long starts that row again.
+inline constexpr milliseconds supervisor_settled{10'000};
+
+/// Children reaped before other events get their turn.
+inline constexpr int reaps_per_turn = 256;
+/// Requests served before other events get their turn.
+inline constexpr int requests_per_turn = 64;
+
+/// The keeper is this much less likely to be chosen by the OOM killer than what started it, and each
+/// worker this much more; units of oom_score_adj, thousandths of all memory.
+inline constexpr int oom_score_keeper = -500;
+inline constexpr int oom_score_worker = +1;
+
+/// One line on standard error. At most PIPE_BUF, so that a writable pipe takes it without blocking.
+inline constexpr std::size_t log_line_bytes_max = 512;
+
+} // namespace bulkhead::keeper::limits

@@ -1,0 +1,214 @@
+/// What the supervisor asks of the keeper. A request that does not make sense ends that supervisor: it has
+/// a defect or was replaced by something else, and its successor gets the workers as they are.
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "supervisor/keeper/keeper.h"
+#include "supervisor/keeper/limits.h"
+#include "supervisor/keeper/say.h"
+
+namespace bulkhead::keeper {
+
+using keeper_link::Type;
+
+namespace {
+
+/// argv, then environment, each ending in a null pointer; they point into the request.
+struct SpawnStrings {
+    char* const* argv;
+    char* const* environment;
+};
+
+/// Errors  empty unless `bytes` are exactly so many zero-terminated strings
+std::optional<SpawnStrings> split_strings(const keeper_link::Spawn& spawn, std::span<const std::byte> bytes) noexcept {
+    static std::array<char*, keeper_link::spawn_bytes_max + 2> pointers; // a string takes one byte at least
+    if (bytes.size() != spawn.bytes || bytes.size() > keeper_link::spawn_bytes_max || spawn.argv_count == 0)
+        return std::nullopt;
+    const auto* text = reinterpret_cast<const char*>(bytes.data());
+    const auto strings = static_cast<std::uint64_t>(std::count(text, text + bytes.size(), '\0'));
+    if (strings != std::uint64_t{spawn.argv_count} + spawn.environment_count || text[bytes.size() - 1] != '\0')
+        return std::nullopt;
+
+    std::size_t next = 0;
+    for (std::uint64_t i = 0; i < strings; ++i) {
+        if (i == spawn.argv_count) pointers[next++] = nullptr;
+        pointers[next++] = const_cast<char*>(text);
+        text += std::strlen(text) + 1;
+    }
+    if (spawn.environment_count == 0) pointers[next++] = nullptr;
+    pointers[next] = nullptr;
+    return SpawnStrings{pointers.data(), pointers.data() + spawn.argv_count + 1};
+}
+
+bool is_name(const WorkerKey& key) noexcept {
+    return key.model.front() != '\0' && std::ranges::find(key.model, '\0') != key.model.end();
+}
+
+/// The two ends of what connects a worker with the daemon.
+struct WorkerWiring {
+    UniqueFd link, worker_link;
+    UniqueFd log, worker_log;
+};
+
+/// The daemon's ends never block; the worker's do, as programs expect of their output.
+SpawnResult<WorkerWiring> make_wiring() noexcept {
+    std::array<int, 2> ends{};
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
+        return SpawnFailure{SpawnStep::socket_pair, errno};
+    WorkerWiring wiring{UniqueFd{ends[0]}, UniqueFd{ends[1]}, {}, {}};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return SpawnFailure{SpawnStep::log_pipe, errno};
+    wiring.log = UniqueFd{ends[0]};
+    wiring.worker_log = UniqueFd{ends[1]};
+    ::fcntl(wiring.link.get(), F_SETFL, O_NONBLOCK);
+    ::fcntl(wiring.log.get(), F_SETFL, O_NONBLOCK);
+    return wiring;
+}
+
+} // namespace
+
+void Keeper::take_requests() noexcept {
+    using Kind = ReceivedPacket::Kind;
+    for (int i = 0; i < limits::requests_per_turn; ++i) {
+        if (!supervisor_.link() || !outbox_.takes_requests()) return;
+        ReceivedPacket packet = supervisor_.link().receive();
+        switch (packet.kind) {
+        case Kind::nothing: return;
+        case Kind::closed: return on_link_closed();
+        case Kind::malformed: return on_violation("a malformed packet");
+        case Kind::packet: break;
+        }
+        on_request(std::move(packet)); // its descriptor is closed before the answer leaves
+        send_due();
+    }
+}
+
+/// The last words of a supervisor that ended or hung up: what it wrote down still counts, and its `stop`;
+/// what it wanted started does not, since nobody waits for it.
+void Keeper::drain_link() noexcept {
+    while (supervisor_.link()) {
+        ReceivedPacket packet = supervisor_.link().receive();
+        if (packet.kind != ReceivedPacket::Kind::packet) return;
+        if (packet.header.type != static_cast<std::uint16_t>(Type::spawn)) on_request(std::move(packet));
+    }
+}
+
+void Keeper::on_request(ReceivedPacket packet) noexcept {
+    if (packet.header.version < keeper_link::version_min || packet.header.version > keeper_link::version_max)
+        return on_violation("a packet of another protocol version");
+    const auto type = static_cast<Type>(packet.header.type);
+    if (!supervisor_.has_greeted() && type != Type::supervisor_hello) return on_violation("a request before the hello");
+    switch (type) {
+    case Type::supervisor_hello: return on_hello(packet.body);
+    case Type::spawn: return on_spawn(packet);
+    case Type::signal: return on_signal(packet.body);
+    case Type::ledger: return on_ledger(packet.body);
+    case Type::forget: return on_forget(packet.body);
+    case Type::stop: return on_stop();
+    default: return on_violation("a packet of unknown type");
+    }
+}
+
+void Keeper::on_hello(std::span<const std::byte> body) noexcept {
+    const auto hello = take<keeper_link::SupervisorHello>(body);
+    if (!hello || !body.empty() || supervisor_.has_greeted()) return on_violation("a wrong or second hello");
+    if (hello->version_max < keeper_link::version_min || hello->version_min > keeper_link::version_max) {
+        say("error: protocol_violation: greeting supervisor pid=%d: it speaks versions %u to %u, this keeper %u to %u; "
+            "install bulkheadd and bulkhead-supervisor of one release",
+            supervisor_.pid(), hello->version_min, hello->version_max, keeper_link::version_min,
+            keeper_link::version_max);
+        incompatible_ = true;
+        return supervisor_.kill();
+    }
+    supervisor_.greeted();
+}
+
+void Keeper::on_spawn(ReceivedPacket& packet) noexcept {
+    auto body = packet.body;
+    const auto spawn = take<keeper_link::Spawn>(body);
+    const auto strings = spawn ? split_strings(*spawn, body) : std::nullopt;
+    if (!strings || !is_name(spawn->key) || spawn->has_cgroup > 1) return on_violation("a wrong spawn");
+    if (spawn->key.generation <= generation_last_) return on_violation("a generation that was used before");
+    const bool cgroup_came = static_cast<bool>(packet.descriptor);
+    if (cgroup_came != (spawn->has_cgroup == 1) && !packet.descriptors_lost)
+        return on_violation("a spawn with another number of descriptors than it says");
+    generation_last_ = spawn->key.generation;
+
+    const auto fail = [&](SpawnFailure failure) {
+        outbox_.answer_spawn_failed(packet.header.request_id,
+                                    {spawn->key, static_cast<std::uint32_t>(failure.step), failure.error_number});
+    };
+    if (packet.descriptors_lost) return fail({SpawnStep::descriptors, EMFILE});
+    Worker* worker = table_.free_place();
+    if (worker == nullptr) return fail({SpawnStep::table_full, ENOSPC});
+    auto wiring = make_wiring();
+    if (!wiring) return fail(wiring.error());
+
+    const std::array<int, 4> descriptors{station_.null.get(), wiring->worker_log.get(), wiring->worker_log.get(),
+                                         wiring->worker_link.get()};
+    SpawnRecipe recipe;
+    recipe.program = strings->argv[0];
+    recipe.argv = strings->argv;
+    recipe.environment = strings->environment;
+    recipe.descriptors = descriptors;
+    recipe.cgroup_fd = packet.descriptor.get();
+    recipe.core_bytes_max = spawn->core_bytes_max;
+    recipe.oom_score_adj = station_.oom_score_worker;
+    auto child = station_.spawner.spawn(recipe);
+    if (!child) return fail(child.error());
+
+    worker->state = Worker::State::running;
+    worker->key = spawn->key;
+    worker->pid = child->pid;
+    worker->pidfd = std::move(child->pidfd);
+    worker->link = std::move(wiring->link);
+    worker->log = std::move(wiring->log);
+    worker->spawned_unix_ms = unix_ms_now();
+    outbox_.answer_spawned(packet.header.request_id, *worker);
+}
+
+/// A worker may have ended while the signal was on its way: then there is nobody to tell.
+void Keeper::on_signal(std::span<const std::byte> body) noexcept {
+    const auto signal = take<keeper_link::Signal>(body);
+    if (!signal || !body.empty() || signal->number < 1 || signal->number > SIGRTMAX || signal->whole_group > 1)
+        return on_violation("a wrong signal");
+    const Worker* worker = table_.find(signal->key);
+    if (worker == nullptr) return on_violation("a signal for an unknown worker");
+    if (worker->state != Worker::State::running) return;
+    if (signal->whole_group == 1 && ::kill(-worker->pid, signal->number) == 0) return;
+    send_signal(worker->pidfd.get(), signal->number);
+}
+
+void Keeper::on_ledger(std::span<const std::byte> body) noexcept {
+    const auto key = take<WorkerKey>(body);
+    if (!key || body.size() > keeper_link::ledger_bytes_max) return on_violation("a wrong ledger");
+    const Worker* worker = table_.find(*key);
+    if (worker == nullptr) return on_violation("a ledger for an unknown worker");
+    table_.set_ledger(*worker, body);
+}
+
+void Keeper::on_forget(std::span<const std::byte> body) noexcept {
+    const auto key = take<WorkerKey>(body);
+    if (!key || !body.empty()) return on_violation("a wrong forget");
+    Worker* worker = table_.find(*key);
+    if (worker == nullptr || worker->state != Worker::State::dead || worker->exit_due)
+        return on_violation("a forget for a worker that is not known to be dead");
+    table_.forget(*worker);
+}
+
+void Keeper::on_stop() noexcept {
+    course_ = Course::stopping;
+    stop_by_ = never;
+    station_.directory.remove_socket();
+    supervisor_.must_end_by(Clock::now() + limits::supervisor_end_deadline);
+}
+
+} // namespace bulkhead::keeper

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+
+#include "ipc/error.h"
+#include "ipc/unique_fd.h"
+
+namespace bulkhead::keeper {
+
+/// `given`, else $BULKHEAD_SOCKET, else $XDG_RUNTIME_DIR/bulkhead/control.sock, else
+/// /run/bulkhead/control.sock; made absolute.
+[[nodiscard]] Result<std::string> control_socket_path(std::string given);
+
+/// The folder of the control socket, which belongs to one daemon, and the listening socket in it.
+///
+/// The lock is an flock on the directory itself: no lock file, and nothing stale after SIGKILL.
+/// Owns    directory, lock and socket file; the destructor does not remove the file, `remove_socket` does
+class RuntimeDirectory {
+public:
+    /// Creates the folder (0700) unless it is there, locks it, replaces a stale socket and listens.
+    ///
+    /// Errors  already_running, with the pid where it can be told; not_permitted for a symlink, a
+    ///         foreign owner or a folder that others may write; config_invalid for an impossible path
+    static Result<RuntimeDirectory> open(const std::string& socket_path);
+
+    [[nodiscard]] int listening_fd() const noexcept { return listening_.get(); }
+
+    /// Connections are refused from here on. Safe to repeat; allocates nothing.
+    void remove_socket() noexcept;
+
+private:
+    RuntimeDirectory(UniqueFd directory, std::string socket_name, UniqueFd listening);
+    UniqueFd directory_;
+    std::string socket_name_;
+    UniqueFd listening_;
+};
+
+} // namespace bulkhead::keeper

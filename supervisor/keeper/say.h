@@ -1,0 +1,9 @@
+#pragma once
+
+namespace bulkhead::keeper {
+
+/// Writes one line to standard error without allocating. Never blocks: when nobody reads standard
+/// error, the line is lost rather than the daemon stopped.
+[[gnu::format(printf, 1, 2)]] void say(const char* format, ...) noexcept;
+
+} // namespace bulkhead::keeper

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <memory>
+
+#include <boost/asio/posix/stream_descriptor.hpp>
+
+#include "supervisor/line_splitter.h"
+#include "supervisor/model_log.h"
+#include "supervisor/worker_name.h"
+
+namespace bulkhead::supervisor {
+
+/// Reads what one worker prints, as fast as it prints, and hands the lines to its model's log.
+class LogPipe : public std::enable_shared_from_this<LogPipe> {
+public:
+    /// `log` must outlive the loop.
+    static std::shared_ptr<LogPipe> open(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& worker,
+                                         ModelLog& log);
+
+    /// The worker is dead: takes what is left in the pipe and closes it, even if a grandchild holds it open.
+    void finish();
+
+private:
+    LogPipe(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& worker, ModelLog& log);
+    void wait_readable();
+    /// False at the end of file.
+    bool read_some();
+
+    boost::asio::posix::stream_descriptor pipe_;
+    ModelLog& log_;
+    LineSplitter splitter_;
+    LineSplitter::Emit emit_;
+};
+
+} // namespace bulkhead::supervisor

@@ -1,0 +1,105 @@
+/// bulkhead-supervisor --socket PATH FLEET.yaml, started by bulkheadd with its link on descriptor 3 and the
+/// listening control socket on 4.
+
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "config/reader.h"
+#include "supervisor/daemon_log.h"
+#include "supervisor/supervisor.h"
+
+namespace {
+
+using namespace bulkhead;
+
+constexpr int exit_usage = 2;
+constexpr int exit_failed = 1;
+constexpr int exit_config_invalid = 78;
+
+struct Arguments {
+    std::string socket;
+    std::string fleet;
+};
+
+std::optional<Arguments> parse_arguments(int argc, char** argv) {
+    Arguments arguments;
+    for (int i = 1; i < argc; ++i) {
+        const std::string_view word{argv[i]};
+        if (word == "--socket" && i + 1 < argc)
+            arguments.socket = argv[++i];
+        else if (!word.starts_with("-") && arguments.fleet.empty())
+            arguments.fleet = word;
+        else
+            return std::nullopt;
+    }
+    if (arguments.socket.empty() || arguments.fleet.empty()) return std::nullopt;
+    return arguments;
+}
+
+bool is_socket(int fd) {
+    struct stat status {};
+    return ::fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode);
+}
+
+/// A thousand control connections need more descriptors than the usual soft limit; workers are the keeper's
+/// children and do not inherit this.
+void raise_descriptor_limit() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+int fail(const Error& error, int status) {
+    fmt::print(stderr, "error: {}\n", error.text());
+    return status;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    const auto arguments = parse_arguments(argc, argv);
+    if (!arguments) {
+        fmt::print(stderr, "usage: bulkhead-supervisor --socket PATH FLEET.yaml\n"
+                           "bulkheadd starts it; `bulkhead up FLEET.yaml` starts bulkheadd\n");
+        return exit_usage;
+    }
+    if (!is_socket(keeper_link::child_link_fd) || !is_socket(keeper_link::child_listen_fd))
+        return fail({ErrorCode::internal, "starting: descriptors 3 and 4 are no sockets", "start bulkheadd instead"},
+                    exit_usage);
+    std::signal(SIGPIPE, SIG_IGN);
+    raise_descriptor_limit();
+
+    auto read = config::read_fleet(arguments->fleet);
+    for (const auto& diagnostic : read.diagnostics) fmt::print(stderr, "error: {}\n", diagnostic.text());
+    if (!read.ok()) return exit_config_invalid;
+
+    auto cache = supervisor::make_package_cache();
+    if (!cache) return fail(cache.error(), exit_failed);
+    std::error_code ec;
+    const auto program = std::filesystem::read_symlink("/proc/self/exe", ec);
+    if (ec) return fail(system_error("finding this program", ec.value()), exit_failed);
+
+    supervisor::Supervisor::Options options;
+    options.socket = arguments->socket;
+    options.worker_program = program.parent_path() / "bulkhead-worker";
+    options.fleet = std::move(read.fleet);
+    options.cache = *cache;
+    options.log_folder = supervisor::make_log_folder(std::filesystem::path{arguments->socket}.parent_path());
+    options.inherited = supervisor::inheritable(environ);
+    options.keeper_link = UniqueFd{keeper_link::child_link_fd};
+    options.listener = UniqueFd{keeper_link::child_listen_fd};
+    supervisor::open_daemon_log(options.log_folder);
+    return supervisor::Supervisor{std::move(options)}.run();
+}

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "supervisor/fleet.h"
+#include "supervisor/rpc.h"
+
+/// The methods of the control socket, one file a family; docs/control.md is their contract.
+namespace bulkhead::supervisor {
+
+/// What does not change while a supervisor lives.
+struct DaemonFacts {
+    std::string version;
+    std::int64_t keeper_pid = 0;
+    std::int64_t supervisor_pid = 0;
+    std::string socket;
+    std::string fleet_file;
+    std::int64_t started_unix_ms = 0; ///< of the keeper: a restarted supervisor is the same daemon
+    std::string containment;
+};
+
+struct Daemon {
+    Fleet& fleet;
+    DaemonFacts facts;
+    /// Unloads everything, calls back with the receipts, then ends the daemon.
+    std::function<void(std::function<void(std::vector<Receipt>)>)> stop;
+};
+
+[[nodiscard]] rpc::MethodTable make_methods(Daemon& daemon);
+
+void add_fleet_methods(rpc::MethodTable& methods, Fleet& fleet);    // fleet.status
+void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);    // model.load unload restart why
+void add_channel_methods(rpc::MethodTable& methods, Fleet& fleet);  // channel.open
+void add_event_methods(rpc::MethodTable& methods, Fleet& fleet);    // events.subscribe
+void add_log_methods(rpc::MethodTable& methods, Fleet& fleet);      // logs.tail
+void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet);      // gpu.status
+void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon); // daemon.info stop
+
+/// {"model": …}, {"models": […]} or {"all": true}, exactly one of them.
+/// Errors  input_invalid, model_unknown
+[[nodiscard]] Result<Fleet::Models> selected_models(const json::object& params, const Fleet& fleet);
+
+/// `deadline_ms`, how long the caller wants to wait.
+[[nodiscard]] Result<std::optional<std::chrono::milliseconds>> selected_deadline(const json::object& params);
+
+[[nodiscard]] json::array to_json(const std::vector<Receipt>& receipts);
+[[nodiscard]] json::array to_json(const std::vector<LoadedReplica>& loaded);
+
+/// Gives `state` of all GPUs, or why there are none, on the loop.
+void read_gpus(FleetContext& context, std::function<void(Result<std::vector<Gpu>>)> done);
+
+} // namespace bulkhead::supervisor

@@ -1,0 +1,48 @@
+#include "config/fleet_json.h"
+#include "supervisor/json_members.h"
+#include "supervisor/methods.h"
+#include "supervisor/text.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+void info(Daemon& daemon, rpc::Call call) {
+    if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
+    read_gpus(daemon.fleet.context(), [&daemon, answer = std::move(call.answer)](const Result<std::vector<Gpu>>& gpus) {
+        json::array gpu_list;
+        if (gpus)
+            for (const Gpu& gpu : *gpus)
+                gpu_list.push_back(json::object{
+                    {"index", gpu.index}, {"uuid", gpu.uuid}, {"name", gpu.name}, {"total_bytes", gpu.total_bytes}});
+        json::array models;
+        for (const Model* model : daemon.fleet.all()) models.push_back(config::to_json(model->spec));
+        const DaemonFacts& facts = daemon.facts;
+        answer(rpc::Answer{{{"version", facts.version},
+                            {"keeper_pid", facts.keeper_pid},
+                            {"supervisor_pid", facts.supervisor_pid},
+                            {"socket", facts.socket},
+                            {"fleet", facts.fleet_file},
+                            {"uptime_s", (unix_ms() - facts.started_unix_ms) / 1'000},
+                            {"torch", or_null(daemon.fleet.context().torch)},
+                            {"gpus", std::move(gpu_list)},
+                            {"containment", facts.containment},
+                            {"models", std::move(models)}},
+                           {}});
+    });
+}
+
+void stop(Daemon& daemon, rpc::Call call) {
+    if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
+    daemon.stop([answer = std::move(call.answer)](const std::vector<Receipt>& receipts) {
+        answer(rpc::Answer{{{"receipts", to_json(receipts)}}, {}});
+    });
+}
+
+} // namespace
+
+void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon) {
+    methods["daemon.info"] = [&daemon](rpc::Call call) { info(daemon, std::move(call)); };
+    methods["daemon.stop"] = [&daemon](rpc::Call call) { stop(daemon, std::move(call)); };
+}
+
+} // namespace bulkhead::supervisor

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "supervisor/log_file.h"
+#include "supervisor/notifications.h"
+
+namespace bulkhead::supervisor {
+
+struct LogLine {
+    std::int64_t time_ms = 0;
+    std::uint32_t replica = 0;
+    std::uint64_t generation = 0;
+    bool by_daemon = false; ///< says what happened to the worker or its lines, was not printed by it
+    std::string text;       ///< escaped
+};
+
+/// What the replicas of one model print: the last lines in memory, more of them in a file, and each new one
+/// to whoever follows.
+class ModelLog {
+public:
+    /// Without a folder nothing is written to disk.
+    ModelLog(std::string model, const std::optional<std::filesystem::path>& folder);
+
+    void append(LogLine line);
+    [[nodiscard]] json::array tail(std::size_t lines) const;
+    void follow(std::weak_ptr<NotificationSink> sink) { followers_.add(std::move(sink)); }
+    /// The last line that a worker of this generation printed; empty when there is none.
+    [[nodiscard]] std::string last_line(std::uint32_t replica, std::uint64_t generation) const;
+
+private:
+    [[nodiscard]] static json::object to_json(const LogLine& line);
+
+    std::string model_;
+    std::optional<LogFile> file_;
+    std::deque<LogLine> lines_;
+    std::size_t bytes_ = 0;
+    Subscribers followers_;
+};
+
+} // namespace bulkhead::supervisor

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+
+#include "ipc/packet.h"
+
+namespace bulkhead::supervisor {
+
+/// One end of a SOCK_SEQPACKET pair on the loop: the link to the keeper, or to one worker.
+///
+/// Bound   packets that the peer does not take wait up to `link_outbox_packets_max`; one more ends the
+///         link with queue_full. Fair: a chatty peer gets `link_packets_per_turn` packets a turn.
+class PacketLink : public std::enable_shared_from_this<PacketLink> {
+public:
+    /// The packet's bytes are valid during the call.
+    using OnPacket = std::function<void(Packet&)>;
+    /// Called once, at the end of file or with the error that ended the link; never after `close`.
+    using OnClosed = std::function<void(const Error* why)>;
+
+    static std::shared_ptr<PacketLink> make(boost::asio::io_context& io, UniqueFd socket) {
+        return std::shared_ptr<PacketLink>{new PacketLink{io, std::move(socket)}};
+    }
+    ~PacketLink();
+
+    void start(OnPacket on_packet, OnClosed on_closed);
+    void send(std::string bytes, std::vector<UniqueFd> fds = {});
+    /// Hands over what has arrived already; for a peer that is known to be dead.
+    void receive_waiting();
+    /// Everything sent has left this process.
+    [[nodiscard]] bool is_flushed() const noexcept { return outbox_.empty(); }
+    void close();
+
+private:
+    struct Outgoing {
+        std::string bytes;
+        std::vector<UniqueFd> fds;
+    };
+
+    PacketLink(boost::asio::io_context& io, UniqueFd socket);
+    void wait_readable();
+    bool receive_some(std::size_t packets_max);
+    void flush();
+    void end(const Error* why);
+
+    boost::asio::posix::stream_descriptor socket_;
+    OnPacket on_packet_;
+    OnClosed on_closed_;
+    std::deque<Outgoing> outbox_;
+    bool open_ = true;
+    bool waits_writable_ = false;
+};
+
+} // namespace bulkhead::supervisor

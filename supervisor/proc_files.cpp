@@ -1,0 +1,143 @@
+#include "supervisor/proc_files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "supervisor/limits.h"
+#include "supervisor/text.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+/// Calls `visit` with each line.
+template <typename Visit>
+void for_each_line(std::string_view text, Visit visit) {
+    while (!text.empty()) {
+        const std::size_t end = text.find('\n');
+        visit(text.substr(0, end));
+        if (end == std::string_view::npos) return;
+        text.remove_prefix(end + 1);
+    }
+}
+
+template <typename Number>
+std::optional<Number> parse_number(std::string_view text, int base) {
+    Number value{};
+    const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+    if (ec != std::errc{}) return std::nullopt;
+    return value;
+}
+
+} // namespace
+
+std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max) {
+    const std::string path = fmt::format("/proc/{}/{}", pid, file);
+    const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    if (!fd) return std::nullopt;
+    std::string text;
+    constexpr std::size_t step = 64 * 1024;
+    while (text.size() <= bytes_max) {
+        const std::size_t had = text.size();
+        text.resize(had + step);
+        const ssize_t count = ::read(fd.get(), text.data() + had, step);
+        text.resize(had + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+        if (count == 0) return text;
+        if (count < 0 && errno != EINTR) return std::nullopt;
+    }
+    return std::nullopt;
+}
+
+std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup) {
+    std::uint64_t kilobytes = 0;
+    int found = 0;
+    for_each_line(smaps_rollup, [&](std::string_view line) {
+        for (const std::string_view name : {"Pss_Anon:", "Pss_Shmem:"}) {
+            if (!line.starts_with(name)) continue;
+            line.remove_prefix(std::min(line.find_first_not_of(' ', name.size()), line.size()));
+            if (const auto value = parse_number<std::uint64_t>(line, 10)) kilobytes += *value, ++found;
+            return;
+        }
+    });
+    if (found != 2) return std::nullopt;
+    return kilobytes * 1024;
+}
+
+std::optional<std::uint64_t> read_host_bytes(pid_t pid) {
+    const auto text = read_proc_file(pid, "smaps_rollup", 64 * 1024);
+    return text ? parse_host_bytes(*text) : std::nullopt;
+}
+
+std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix) {
+    const std::string path_prefix = "/memfd:" + std::string{label_prefix};
+    std::uint64_t bytes = 0;
+    for_each_line(maps, [&](std::string_view line) {
+        const std::size_t path = line.find('/');
+        if (path == std::string_view::npos || !line.substr(path).starts_with(path_prefix)) return;
+        const std::size_t dash = line.find('-');
+        const auto from = parse_number<std::uint64_t>(line, 16);
+        const auto to = dash < path ? parse_number<std::uint64_t>(line.substr(dash + 1), 16) : std::nullopt;
+        if (from && to && *to > *from) bytes += *to - *from;
+    });
+    return bytes;
+}
+
+std::optional<std::string_view> environment_value(std::string_view environ_bytes, std::string_view name) {
+    while (!environ_bytes.empty()) {
+        const std::size_t end = environ_bytes.find('\0');
+        const std::string_view entry = environ_bytes.substr(0, end);
+        if (entry.starts_with(name) && entry.size() > name.size() && entry[name.size()] == '=')
+            return entry.substr(name.size() + 1);
+        if (end == std::string_view::npos) break;
+        environ_bytes.remove_prefix(end + 1);
+    }
+    return std::nullopt;
+}
+
+std::vector<pid_t> own_processes() {
+    std::vector<pid_t> pids;
+    const std::unique_ptr<DIR, int (*)(DIR*)> proc{::opendir("/proc"), ::closedir};
+    if (!proc) return pids;
+    while (const dirent* entry = ::readdir(proc.get())) {
+        const std::string_view name{entry->d_name};
+        const auto pid = parse_number<pid_t>(name, 10);
+        if (!pid || name[0] < '0' || name[0] > '9' || *pid == ::getpid()) continue;
+        struct stat status {};
+        if (::fstatat(::dirfd(proc.get()), entry->d_name, &status, 0) == 0 && status.st_uid == ::geteuid())
+            pids.push_back(*pid);
+    }
+    return pids;
+}
+
+std::string process_name(pid_t pid) {
+    std::string name = read_proc_file(pid, "comm", 4096).value_or("");
+    if (!name.empty() && name.back() == '\n') name.pop_back();
+    return escaped(name);
+}
+
+std::vector<std::string> kill_leftovers(std::string_view socket, std::string_view token) {
+    std::vector<std::string> killed;
+    const std::string own_prefix = std::string{token} + ":";
+    const auto is_leftover = [&](pid_t pid) {
+        const auto environment = read_proc_file(pid, "environ", limits::environ_bytes_max);
+        if (!environment) return false;
+        const auto worker = environment_value(*environment, "BULKHEAD_WORKER");
+        return worker && !worker->starts_with(own_prefix) &&
+               environment_value(*environment, "BULKHEAD_SOCKET") == socket;
+    };
+    for (const pid_t pid : own_processes()) {
+        if (pid == ::getppid() || !is_leftover(pid)) continue;
+        const std::string name = process_name(pid);
+        if (kill_process_if(pid, is_leftover)) killed.push_back(fmt::format("{} ({})", name, pid));
+    }
+    return killed;
+}
+
+} // namespace bulkhead::supervisor

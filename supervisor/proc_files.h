@@ -1,0 +1,62 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ipc/error.h"
+
+namespace bulkhead::supervisor {
+
+/// Reading /proc, all of it off the loop: a large process' maps take milliseconds.
+///
+/// A process may end between any two lines of these; then they find nothing, and that is no error.
+
+/// Empty when the process is gone, is another user's, or the file exceeds `bytes_max`.
+[[nodiscard]] std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max);
+
+/// `Pss_Anon` + `Pss_Shmem` of an smaps_rollup, in bytes: what is gone when the process is, page cache is not.
+[[nodiscard]] std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup);
+[[nodiscard]] std::optional<std::uint64_t> read_host_bytes(pid_t pid);
+
+/// Bytes that a /proc/PID/maps shows of memfds whose label begins with `label_prefix`.
+[[nodiscard]] std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix);
+
+/// Value of a variable in a /proc/PID/environ: "NAME=value" strings, each ended by a zero byte.
+[[nodiscard]] std::optional<std::string_view> environment_value(std::string_view environ_bytes, std::string_view name);
+
+/// Processes of the caller's user, itself left out.
+[[nodiscard]] std::vector<pid_t> own_processes();
+
+/// The name of a process as the kernel shows it, escaped; empty when it is gone.
+[[nodiscard]] std::string process_name(pid_t pid);
+
+/// Sends SIGKILL to `pid` if it still is the process for which `is_meant` holds; by pidfd, so that a
+/// recycled number is never hit.
+template <typename IsMeant>
+bool kill_process_if(pid_t pid, IsMeant is_meant);
+
+/// Ends processes that a former daemon on this socket left behind: they carry BULKHEAD_SOCKET with this
+/// path and a BULKHEAD_WORKER with another token. Returns how they were called, "name (pid)".
+[[nodiscard]] std::vector<std::string> kill_leftovers(std::string_view socket, std::string_view token);
+
+} // namespace bulkhead::supervisor
+
+#include <signal.h>
+#include <sys/pidfd.h>
+
+#include "ipc/unique_fd.h"
+
+namespace bulkhead::supervisor {
+
+template <typename IsMeant>
+bool kill_process_if(pid_t pid, IsMeant is_meant) {
+    const UniqueFd pidfd{::pidfd_open(pid, 0)};
+    return pidfd && is_meant(pid) && ::pidfd_send_signal(pidfd.get(), SIGKILL, nullptr, 0) == 0;
+}
+
+} // namespace bulkhead::supervisor

@@ -1,0 +1,189 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "config/fleet.h"
+#include "supervisor/deadline.h"
+#include "supervisor/fleet_context.h"
+#include "supervisor/lifecycle.h"
+#include "supervisor/model_log.h"
+#include "supervisor/reclamation.h"
+#include "supervisor/restart_policy.h"
+#include "supervisor/worker_process.h"
+
+namespace bulkhead::supervisor {
+
+struct LoadedReplica {
+    WorkerName worker;
+    WorkerState state{};
+    pid_t pid = 0;
+    std::int64_t ms = 0; ///< from the request
+};
+
+struct Client {
+    std::string name; ///< for logs
+    std::int64_t pid = 0;
+    std::int64_t uid = 0;
+};
+
+/// A client's end of a channel whose other end the worker has.
+struct OpenedChannel {
+    std::uint64_t id = 0;
+    WorkerName worker;
+    pid_t pid = 0;
+    UniqueFd client_end;
+};
+
+/// One replica of one model: its state, its process, who waits for it, and what follows its end.
+///
+/// Thread  the loop; nothing blocks. A callback is called within the call that took it when the answer is
+///         known at once.
+/// Files   replica.cpp: what is asked of it; replica_process.cpp: its process and what that says;
+///         replica_end.cpp: how a process ends and what follows
+class Replica {
+public:
+    using OnLoaded = std::function<void(Result<LoadedReplica>)>;
+    /// Without a process there is no receipt.
+    using OnUnloaded = std::function<void(Result<std::optional<Receipt>>)>;
+    enum class Urgency : std::uint8_t { now, when_due }; ///< when_due: a backoff is waited for
+
+    Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log);
+    Replica(const Replica&) = delete;
+    Replica& operator=(const Replica&) = delete;
+
+    /// Loads that are asked for while one is under way share it. `deadline` bounds this caller's wait; the
+    /// load goes on.
+    /// Errors  model_quarantined, deadline_exceeded, cancelled (by an unload), load_failed and what the worker says
+    void load(OnLoaded loaded, Urgency urgency = Urgency::now, std::optional<std::chrono::milliseconds> deadline = {});
+    /// The model was meant to be running from the start: failed loads are tried again by the restart policy.
+    void preload();
+    /// Errors  deadline_exceeded: the process does not end even by SIGKILL
+    void unload(OnUnloaded unloaded);
+    /// A person's restart: lifts a quarantine and forgives all crashes.
+    void pardon();
+    /// Errors  worker_draining, model_loading, resources_exhausted
+    [[nodiscard]] Result<OpenedChannel> open_channel(const Client& client);
+
+    /// Asks the worker for its statistics; `answered` is called when they came or its process is lost, unless
+    /// somebody asks again before. The caller sets the deadline.
+    void ask_statistics(std::function<void()> answered);
+
+    [[nodiscard]] WorkerState state() const noexcept { return state_; }
+    [[nodiscard]] const config::ModelSpec& spec() const noexcept { return spec_; }
+    [[nodiscard]] std::uint32_t index() const noexcept { return index_; }
+    [[nodiscard]] std::size_t channels() const noexcept { return process_ ? process_->channels.size() : 0; }
+    /// The present process; null without one.
+    [[nodiscard]] const std::shared_ptr<WorkerProcess>& process() const noexcept { return process_; }
+    [[nodiscard]] json::object row() const;
+    /// Reads the present process' memory; `sampled` is called when it is known, or the process is gone.
+    void sample_memory(std::function<void()> sampled);
+    /// Why it is in its state, in a sentence.
+    [[nodiscard]] std::string sentence() const;
+    [[nodiscard]] json::object why() const;
+    [[nodiscard]] json::object graphs() const;
+
+private:
+    struct LoadWaiter {
+        LoadWaiter(boost::asio::io_context& io, OnLoaded on_loaded) : loaded{std::move(on_loaded)}, deadline{io} {}
+        OnLoaded loaded;
+        Deadline::Clock::time_point since = Deadline::Clock::now();
+        Deadline deadline;
+    };
+    struct LastExit {
+        WorkerName worker;
+        pid_t pid = 0;
+        ProcessExit exit;
+        std::int64_t time_ms = 0;
+    };
+
+    // replica.cpp
+    void transition(WorkerEvent event, std::string cause, std::string hint = {});
+    [[nodiscard]] bool can(WorkerEvent event) const { return next(state_, event).has_value(); }
+    void answer_loads();
+    void fail_loads(const Error& error);
+    [[nodiscard]] Error quarantine_error() const;
+    [[nodiscard]] WorkerName name() const;
+
+    // replica_process.cpp
+    void start(std::string cause);
+    void on_placed(const Result<Device>& device);
+    void on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned);
+    void on_packet(Packet& packet);
+    void complain(const std::string& what);
+    void on_message(const worker_link::Hello& message);
+    [[nodiscard]] Result<std::string> configuration_for(const worker_link::Hello& hello) const;
+    void on_message(worker_link::Progress& message);
+    void on_message(const worker_link::GrantAsked& message);
+    void on_message(worker_link::Ready& message);
+    void on_message(const worker_link::Failed& message);
+    void on_message(const worker_link::ChannelOpened& message);
+    void on_message(const worker_link::ChannelClosed& message);
+    void on_message(const worker_link::ChannelRefused& message);
+    void on_message(const worker_link::Busy& message);
+    void on_message(const worker_link::Idle& message);
+    void on_message(worker_link::Statistics& message);
+    void on_message(const worker_link::Overrun& message);
+    void on_message(const worker_link::Drained& message);
+    void on_message(const worker_link::Dying& message);
+    void on_message(const worker_link::Unknown& message);
+    void arm_load_deadline();
+    void load_deadline_passed();
+    void statistics_are_known();
+
+    // replica_end.cpp
+    void prepare_drain();
+    void sample_then(void (Replica::*next)());
+    void begin_drain();
+    void escalate();
+    void terminate();
+    void kill();
+    void cannot_be_ended();
+    [[nodiscard]] Error unending_error() const;
+    void lose(std::string cause, const std::string& hint = {});
+    void fail(Error error);
+    void on_link_closed(const Error* why);
+    void on_exited(const ProcessExit& exit);
+    void without_process(Error error);
+    void on_reclaimed(const Reclaimed& reclaimed);
+    void after(std::optional<Receipt> receipt);
+    void plan_restart();
+    [[nodiscard]] bool is_hopeless() const;
+    [[nodiscard]] std::string end_reason() const;
+    [[nodiscard]] Error load_error() const;
+
+    FleetContext& context_;
+    const config::ModelSpec& spec_;
+    const std::uint32_t index_;
+    ModelLog& log_;
+
+    WorkerState state_ = WorkerState::stopped;
+    std::int64_t since_ms_;
+    std::string reason_ = "nobody has asked for it";
+    Deadline deadline_; ///< the state's own
+    Deadline::Clock::time_point load_until_{};
+    std::shared_ptr<WorkerProcess> process_;
+    std::uint64_t generation_ = 0; ///< of the present process or the last one
+    std::string device_text_;      ///< as declared, until it was placed
+
+    std::list<LoadWaiter> load_waiters_;
+    std::vector<OnUnloaded> unload_waiters_;
+    std::function<void()> statistics_waiter_;
+    bool unload_asked_ = false; ///< the present process shall not be followed by another
+    bool keep_running_ = false; ///< has been ready, or is preloaded: crashes are answered by a restart
+
+    CrashHistory crashes_;
+    std::minstd_rand jitter_{std::random_device{}()};
+    std::uint32_t restarts_ = 0;
+    std::uint64_t past_requests_ = 0; ///< of former generations
+    std::uint64_t past_errors_ = 0;
+    std::optional<LastExit> last_exit_;
+};
+
+} // namespace bulkhead::supervisor

@@ -1,0 +1,257 @@
+/// A replica's process, and what it says on its link.
+
+#include <signal.h>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "supervisor/json_members.h"
+#include "supervisor/limits.h"
+#include "supervisor/proc_files.h"
+#include "supervisor/replica.h"
+#include "supervisor/text.h"
+
+namespace bulkhead::supervisor {
+
+using Clock = Deadline::Clock;
+
+void Replica::start(std::string cause) {
+    if (state_ == WorkerState::backoff) ++restarts_;
+    process_ = std::make_shared<WorkerProcess>();
+    // Spawned in the order of their generations, as the keeper demands: the off-loop thread keeps the order.
+    process_->name = {spec_.name, index_, generation_ = ++context_.generation_last};
+    transition(WorkerEvent::spawn_asked, std::move(cause));
+    load_until_ = Clock::now() + spec_.deadlines.load;
+    arm_load_deadline();
+    context_.off_loop.run([&gpus = context_.gpus, declared = spec_.device] { return place(gpus, declared); },
+                          [this, process = std::weak_ptr{process_}](const Result<Device>& device) {
+                              if (!process.expired()) on_placed(device);
+                          });
+}
+
+void Replica::on_placed(const Result<Device>& device) {
+    if (state_ != WorkerState::spawning)
+        return without_process({ErrorCode::cancelled, "it was not started: an unload came first", {}});
+    if (!device) return without_process(Error{device.error()}.during("loading " + name().place()));
+    process_->device = *device;
+    device_text_ = device->text;
+
+    SpawnRequest request;
+    request.name = name();
+    request.argv = {context_.station.program};
+    request.environment = context_.station.environment(name(), device->uuid, spec_.environment);
+    request.core_bytes_max = spec_.core_bytes_max;
+    std::size_t bytes = 0;
+    for (const auto& text : request.argv) bytes += text.size() + 1;
+    for (const auto& text : request.environment) bytes += text.size() + 1;
+    if (bytes > keeper_link::spawn_bytes_max)
+        return without_process({ErrorCode::config_invalid,
+                                fmt::format("starting {}: its environment has {}", name().place(), bytes_text(bytes)),
+                                fmt::format("declare less than {}", bytes_text(keeper_link::spawn_bytes_max))});
+    if (context_.cgroups) request.cgroup = context_.cgroups->add(name());
+    process_->has_cgroup = static_cast<bool>(request.cgroup);
+    context_.keeper.spawn(
+        std::move(request),
+        [this, process = process_](Result<SpawnedProcess> spawned) { on_spawned(process, std::move(spawned)); },
+        [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
+            if (!process.expired()) on_exited(exit);
+        });
+}
+
+void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned) {
+    if (!spawned) return without_process(std::move(spawned.error()));
+    process->pid = spawned->pid;
+    process->pidfd = std::move(spawned->pidfd);
+    process->log = LogPipe::open(context_.io, std::move(spawned->log), process->name, log_);
+    process->link = PacketLink::make(context_.io, std::move(spawned->link));
+    process->link->start([this](Packet& packet) { on_packet(packet); },
+                         [this](const Error* why) { on_link_closed(why); });
+    if (state_ == WorkerState::stopping) escalate(); // it was cancelled on the way
+}
+
+void Replica::on_packet(Packet& packet) {
+    const std::string_view text{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()};
+    auto message = worker_link::parse(text);
+    if (!message) return complain(message.error().attempt);
+    std::visit([this](auto& value) { on_message(value); }, *message);
+}
+
+void Replica::complain(const std::string& what) {
+    if (++process_->complaints <= limits::link_complaints_max)
+        spdlog::warn("worker={} pid={} said what is ignored: {}", name().text(), process_->pid, escaped(what));
+}
+
+void Replica::on_message(const worker_link::Hello& message) {
+    if (state_ != WorkerState::spawning) return complain("hello, a second time");
+    auto configuration = configuration_for(message);
+    if (!configuration) {
+        fail(configuration.error());
+        return kill();
+    }
+    transition(WorkerEvent::said_hello, "its process said hello");
+    arm_load_deadline();
+    process_->send(std::move(*configuration));
+}
+
+Result<std::string> Replica::configuration_for(const worker_link::Hello& hello) const {
+    if (hello.name != process_->name)
+        return Error{ErrorCode::protocol_violation,
+                     fmt::format("{} calls itself {}", name().text(), escaped(hello.name.text())),
+                     "let only bulkheadd start workers"};
+    if (hello.protocol_min > worker_link::version_max || hello.protocol_max < worker_link::version_min)
+        return Error{ErrorCode::protocol_violation,
+                     fmt::format("{} speaks versions {} to {} of the worker link, this daemon {} to {}", name().place(),
+                                 hello.protocol_min, hello.protocol_max, worker_link::version_min,
+                                 worker_link::version_max),
+                     "install one release of all programs"};
+    std::string configure = worker_link::configure(spec_, process_->device.is_gpu());
+    if (configure.size() > packet_bytes_max)
+        return Error{ErrorCode::config_invalid,
+                     fmt::format("the declaration of {} has {} as JSON", spec_.name, bytes_text(configure.size())),
+                     fmt::format("declare fewer methods or buckets: {} is the most", bytes_text(packet_bytes_max))};
+    return configure;
+}
+
+void Replica::on_message(worker_link::Progress& message) {
+    if (!is_loading(state_)) return;
+    if (message.phase == "capturing" && can(WorkerEvent::capture_began)) {
+        transition(WorkerEvent::capture_began, "warmed up");
+        arm_load_deadline();
+    }
+    const bool is_news = message.phase != process_->progress.phase ||
+                         Clock::now() - process_->progress_told >= limits::progress_interval;
+    process_->progress = std::move(message);
+    if (!is_news) return;
+    process_->progress_told = Clock::now();
+    const auto& now = process_->progress;
+    context_.events.publish(
+        "progress", name(),
+        {{"phase", now.phase}, {"done", now.done}, {"total", now.total}, {"unit", now.unit}, {"detail", now.detail}});
+}
+
+void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
+    if (!is_loading(state_) || process_->turn) return complain("grant_asked, when no grant is due");
+    if (!process_->device.is_gpu()) return process_->send(worker_link::grant());
+    // The wait for others is not this load's fault: its budget stands still. It ends, for theirs does not.
+    const auto left = load_until_ - Clock::now();
+    deadline_.cancel();
+    context_.settle_queue(process_->device.uuid)
+        .wait([this, left, process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
+            if (process.expired() || !is_loading(state_)) return;
+            process_->turn = std::move(turn);
+            load_until_ = Clock::now() + left;
+            arm_load_deadline();
+            process_->send(worker_link::grant());
+        });
+}
+
+void Replica::on_message(worker_link::Ready& message) {
+    if (!can(WorkerEvent::became_ready)) return complain("ready, when it was not loading");
+    process_->statistics.graphs = std::move(message.graphs);
+    process_->ready_at = Clock::now();
+    process_->turn = {};
+    if (!message.torch.empty()) context_.torch = message.torch;
+    keep_running_ = true;
+    transition(
+        WorkerEvent::became_ready,
+        fmt::format("loaded in {} on {}", duration_text(static_cast<std::int64_t>(message.load_ms)), device_text_));
+    answer_loads();
+    sample_memory([] {});
+}
+
+void Replica::on_message(const worker_link::Failed& message) {
+    if (is_loading(state_)) fail(message.error);
+}
+
+void Replica::on_message(const worker_link::ChannelOpened& message) {
+    spdlog::debug("worker={} channel={} answered its client", name().text(), message.channel);
+}
+
+void Replica::on_message(const worker_link::ChannelClosed& message) { process_->channels.erase(message.channel); }
+
+void Replica::on_message(const worker_link::ChannelRefused& message) {
+    spdlog::info("worker={} channel={} refused: {}", name().text(), message.channel, message.error.text());
+    process_->channels.erase(message.channel);
+}
+
+void Replica::on_message(const worker_link::Busy& /*message*/) {
+    if (can(WorkerEvent::became_busy)) transition(WorkerEvent::became_busy, "a request started");
+}
+
+void Replica::on_message(const worker_link::Idle& /*message*/) {
+    if (can(WorkerEvent::became_idle)) transition(WorkerEvent::became_idle, "nothing is in flight");
+}
+
+void Replica::on_message(worker_link::Statistics& message) {
+    process_->statistics = std::move(message);
+    process_->statistics_asked = false;
+    statistics_are_known();
+}
+
+void Replica::on_message(const worker_link::Overrun& message) {
+    if (!is_live(state_)) return;
+    lose(fmt::format("{} ran {}, budget {}", message.method,
+                     duration_text(static_cast<std::int64_t>(message.running_ms)),
+                     duration_text(static_cast<std::int64_t>(message.budget_ms))),
+         fmt::format("raise deadlines.request of {}, or look for an endless loop", spec_.name));
+    kill();
+}
+
+void Replica::on_message(const worker_link::Drained& /*message*/) {
+    if (state_ != WorkerState::draining) return complain("drained, when it was not draining");
+    process_->drained = true;
+    transition(WorkerEvent::stop_asked, "drained");
+    deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
+}
+
+void Replica::on_message(const worker_link::Dying& message) {
+    lose(fmt::format("dying of {}", signal_name(message.signal)));
+}
+
+void Replica::on_message(const worker_link::Unknown& message) {
+    complain(fmt::format("a packet of type \"{}\"", message.type));
+}
+
+/// The load's deadline is a budget for the whole: each of its states gets what is left.
+void Replica::arm_load_deadline() {
+    deadline_.arm_until(load_until_, [this] { load_deadline_passed(); });
+}
+
+void Replica::load_deadline_passed() {
+    const std::string phase =
+        process_->progress.phase.empty() ? std::string{to_string(state_)} : process_->progress.text();
+    process_->failure =
+        Error{ErrorCode::deadline_exceeded,
+              fmt::format("loading {}: {} passed in phase {}", name().place(),
+                          duration_text(spec_.deadlines.load.count()), phase),
+              fmt::format("raise deadlines.load of {}, or look at `bulkhead logs {}`", spec_.name, spec_.name)};
+    process_->end_began = Clock::now();
+    fail_loads(*process_->failure);
+    transition(WorkerEvent::stop_asked, process_->failure->attempt);
+    escalate();
+}
+
+void Replica::sample_memory(std::function<void()> sampled) {
+    struct Sample {
+        std::optional<std::uint64_t> host_bytes;
+        std::optional<Gpu> gpu;
+    };
+    if (!process_ || process_->pid == 0) return sampled();
+    context_.off_loop.run(
+        [pid = process_->pid, uuid = process_->device.uuid, &gpus = context_.gpus] {
+            return Sample{read_host_bytes(pid), uuid.empty() ? std::nullopt : gpus.read(uuid)};
+        },
+        [weak = std::weak_ptr{process_}, sampled = std::move(sampled)](const Sample& sample) {
+            const auto process = weak.lock();
+            // A process that was reaped meanwhile keeps its last sample: the number may be another's by now.
+            if (process && !process->exit && sample.host_bytes) process->host_bytes = sample.host_bytes;
+            if (process && !process->exit && sample.gpu) {
+                if (process->end_began && !process->gpu_free_before) process->gpu_free_before = sample.gpu->free_bytes;
+                for (const GpuProcess& user : sample.gpu->processes)
+                    if (user.pid == process->pid) process->gpu_bytes = user.bytes;
+            }
+            sampled();
+        });
+}
+
+} // namespace bulkhead::supervisor

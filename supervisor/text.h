@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace bulkhead::supervisor {
+
+/// One printable line of UTF-8: control characters (C0, DEL, C1), direction overrides and bytes that are no
+/// UTF-8 become \n, \t, \xNN or \uNNNN. So nothing a worker prints or a client names can move a cursor,
+/// forge a log line or break a JSON document.
+[[nodiscard]] std::string escaped(std::string_view text);
+
+/// "8 bytes", "12.5 MiB"
+[[nodiscard]] std::string bytes_text(std::uint64_t bytes);
+
+/// "81,234"
+[[nodiscard]] std::string count_text(std::uint64_t count);
+
+/// "350 ms", "12.5 s", "3 min"
+[[nodiscard]] std::string duration_text(std::int64_t milliseconds);
+
+/// Milliseconds since 1970, what every surface shows as `time`.
+[[nodiscard]] std::int64_t unix_ms();
+
+} // namespace bulkhead::supervisor

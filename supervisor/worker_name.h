@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ipc/keeper_link.h"
+
+namespace bulkhead::supervisor {
+
+/// By which a worker is known everywhere: ps, receipts, channels, logs, the keeper.
+struct WorkerName {
+    std::string model; ///< at most 63 bytes
+    std::uint32_t replica = 0;
+    std::uint64_t generation = 0; ///< rises with every spawn of the daemon, never used twice
+
+    /// "minilm/0"
+    [[nodiscard]] std::string place() const { return model + "/" + std::to_string(replica); }
+    /// "minilm/0#3"
+    [[nodiscard]] std::string text() const { return place() + "#" + std::to_string(generation); }
+
+    [[nodiscard]] keeper_link::WorkerKey key() const;
+    [[nodiscard]] static WorkerName from(const keeper_link::WorkerKey& key);
+    friend bool operator==(const WorkerName&, const WorkerName&) = default;
+};
+
+} // namespace bulkhead::supervisor

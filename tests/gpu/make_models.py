@@ -1,0 +1,151 @@
+"""Makes the models of the GPU tests on a machine that has one: make_models.py FOLDER (build/gpu-models).
+
+Weights are random; what matters is what each model does when it is captured. Made again when this file or torch
+has changed.
+"""
+
+import argparse
+import hashlib
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+
+def mlp() -> nn.Module:
+    """Rows are independent of each other, so padding them is safe."""
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 10))
+
+
+class Tokens(nn.Module):
+    """A masked mean over tokens, and one row a token: padding with mask 0 changes neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(100, 32)
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        each = torch.tanh(self.layer(self.table(ids)))
+        weight = mask.unsqueeze(-1).to(each.dtype)
+        return (each * weight).sum(1) / weight.sum(1), each
+
+
+class Echo(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 1.0
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+class HostRead(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(x.sum().item())
+
+
+class HostReadNoise(nn.Module):
+    """Fails to be captured after it has drawn: the generator must work eagerly afterwards."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.randn_like(x)
+        return x + noise * float(x.sum().item())
+
+
+class CpuBorn(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.arange(16).to(x.device)
+
+
+class Rebinds(nn.Module):
+    """Keeps a sum between calls by giving the attribute a new tensor: a replay would read the first one for ever."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total = self.total + x
+        return self.total * 1.0
+
+
+class Slow(nn.Module):
+    """4000 products of two 2048 × 2048 matrices: 70 TFLOP, a second in float32 on an H100."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for _ in range(4000):
+            y = torch.matmul(y, x)
+        return y
+
+
+class Heavy(nn.Module):
+    """2 GiB of weights, of which a call uses little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(2**29), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weights[:16]
+
+
+def save_torchscript(name: str, module: nn.Module, folder: Path) -> None:
+    torch.jit.script(module.eval()).save(str(folder / f"{name}.pt"))
+
+
+def save_package(name: str, module: nn.Module, folder: Path) -> None:
+    import torch._inductor
+
+    module = module.eval().cuda()
+    rows = torch.export.Dim("rows", min=2, max=32)
+    with torch.no_grad():
+        program = torch.export.export(module, (torch.randn(8, 64, device="cuda"),), dynamic_shapes=({0: rows},))
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str(folder / f"{name}.pt2"),
+            inductor_configs={
+                "aot_inductor.link_libtorch": False,  # the worker's module brings LibTorch's CUDA part
+                "aot_inductor.check_lowerbound": False,
+                "aot_inductor.metadata": {"BULKHEAD_TORCH": torch.__version__},
+            },
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp = folder / "made-by"
+    maker = hashlib.sha256(Path(__file__).read_bytes()).hexdigest() + " " + torch.__version__
+    if stamp.exists() and stamp.read_text() == maker:
+        return
+    torch.manual_seed(0)
+    modules = {
+        "mlp": mlp(),
+        "tokens": Tokens(),
+        "echo": Echo(),
+        "noise": Noise(),
+        "host_read": HostRead(),
+        "host_read_noise": HostReadNoise(),
+        "cpu_born": CpuBorn(),
+        "rebinds": Rebinds(),
+        "slow": Slow(),
+        "heavy": Heavy(),
+    }
+    for name, module in modules.items():
+        save_torchscript(name, module, folder)
+    if not torch.cuda.is_available():
+        sys.exit("no GPU: mlp.pt2 was not made")
+    save_package("mlp", modules["mlp"], folder)
+    stamp.write_text(maker)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+#include "tests/gpu/models.h"
+
+#include <map>
+#include <sstream>
+
+#include <gtest/gtest.h>
+
+namespace bulkhead::test {
+namespace {
+
+// The rest of each declaration, one key a line.
+const std::map<std::string, std::string> declarations{
+    {"mlp", R"(runtime: torchscript
+file: mlp.pt
+inputs: {x: {dtype: float32, shape: [1..32, 64]}}
+outputs: {y: {dtype: float32, shape: [1..32, 10]}}
+buckets: [{x: [1, 64]}, {x: [8, 64]}, {x: [32, 64]}]
+padding: {x: 0}
+)"},
+    {"mlp-package", R"(runtime: aoti
+package: mlp.pt2
+inputs: {x: {dtype: float32, shape: [1..32, 64]}}
+outputs: {y: {dtype: float32, shape: [1..32, 10]}}
+buckets: [{x: [2, 64]}, {x: [8, 64]}, {x: [32, 64]}]
+padding: {x: 0}
+warmup: {x: [2, 64]}
+)"},
+    {"tokens", R"(runtime: torchscript
+file: tokens.pt
+inputs: {ids: {dtype: int64, shape: [1, 1..256]}, mask: {dtype: int64, shape: [1, 1..256]}}
+outputs: {mean: {dtype: float32, shape: [1, 32]}, each: {dtype: float32, shape: [1, 1..256, 32]}}
+buckets: [{ids: [1, 16], mask: [1, 16]}, {ids: [1, 64], mask: [1, 64]}, {ids: [1, 256], mask: [1, 256]}]
+padding: {ids: 0, mask: 0}
+)"},
+    {"echo", R"(runtime: torchscript
+file: echo.pt
+inputs: {x: {dtype: float32, shape: [1..67108864]}}
+outputs: {y: {dtype: float32, shape: [1..67108864]}}
+buckets: [{x: [1024]}, {x: [33554432]}]
+)"},
+    {"noise", R"(runtime: torchscript
+file: noise.pt
+inputs: {x: {dtype: float32, shape: [16]}}
+outputs: {y: {dtype: float32, shape: [16]}}
+)"},
+    {"host_read", R"(runtime: torchscript
+file: host_read.pt
+inputs: {x: {dtype: float32, shape: [16]}}
+outputs: {y: {dtype: float32, shape: [16]}}
+)"},
+    {"cpu_born", R"(runtime: torchscript
+file: cpu_born.pt
+inputs: {x: {dtype: float32, shape: [16]}}
+outputs: {y: {dtype: float32, shape: [16]}}
+)"},
+    {"rebinds", R"(runtime: torchscript
+file: rebinds.pt
+inputs: {x: {dtype: float32, shape: [16]}}
+outputs: {y: {dtype: float32, shape: [16]}}
+)"},
+    {"host_read_noise", R"(runtime: torchscript
+file: host_read_noise.pt
+inputs: {x: {dtype: float32, shape: [16]}}
+outputs: {y: {dtype: float32, shape: [16]}}
+)"},
+    {"slow", R"(runtime: torchscript
+file: slow.pt
+channel: {input: 32MiB, output: 32MiB}
+inputs: {x: {dtype: float32, shape: [2048, 2048]}}
+outputs: {y: {dtype: float32, shape: [2048, 2048]}}
+)"},
+    {"heavy", R"(runtime: torchscript
+file: heavy.pt
+inputs: {x: {dtype: float32, shape: [16]}}
+outputs: {y: {dtype: float32, shape: [16]}}
+)"},
+};
+
+} // namespace
+
+std::string gpu_model_folder() { return std::string{BULKHEAD_BINARY_DIR} + "/gpu-models"; }
+
+std::string gpu_fleet(const std::string& model, const std::string& extra) {
+    std::string yaml = "version: 1\ndefaults: {device: \"cuda:0\", restart: never}\nmodels:\n  " + model + ":\n";
+    std::istringstream lines{declarations.at(model) + extra};
+    for (std::string line; std::getline(lines, line);) {
+        for (const std::string key : {"file: ", "package: "})
+            if (line.starts_with(key)) line.insert(key.size(), gpu_model_folder() + "/");
+        yaml += "    " + line + "\n";
+    }
+    return yaml;
+}
+
+} // namespace bulkhead::test

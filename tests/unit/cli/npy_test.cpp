@@ -1,0 +1,151 @@
+#include "clients/cli/npy.h"
+
+#include <cstring>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/cli/temporary_folder.h"
+
+namespace bulkhead::cli {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using wire::DType;
+
+/// A version 1 file, byte for byte as numpy.save writes it but for the padding.
+std::string npy(const std::string& header, const std::string& data, char version = 1) {
+    std::string bytes = "\x93NUMPY";
+    bytes += {version, '\0', static_cast<char>(header.size() & 0xff), static_cast<char>(header.size() >> 8)};
+    if (version == 2) bytes += std::string(2, '\0');
+    return bytes + header + data;
+}
+
+std::string floats(std::initializer_list<float> values) {
+    std::string bytes(values.size() * sizeof(float), '\0');
+    std::memcpy(bytes.data(), std::data(values), bytes.size());
+    return bytes;
+}
+
+const std::string row = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 3), }\n";
+
+struct Npy : testing::Test {
+    TemporaryFolder folder;
+
+    Error error_of(const std::string& bytes) {
+        const Result<NpyFile> file = NpyFile::open(folder.write("a.npy", bytes));
+        EXPECT_FALSE(file);
+        return file ? Error{} : file.error();
+    }
+};
+
+TEST_F(Npy, IsReadStraightIntoTheGivenBytes) {
+    for (const char version : {1, 2}) {
+        const auto file = NpyFile::open(folder.write("a.npy", npy(row, floats({1, -2, 3.5F}), version)));
+        ASSERT_TRUE(file) << file.error().text();
+        EXPECT_EQ(file->dtype(), DType::float32);
+        EXPECT_THAT(file->dims(), ElementsAre(1, 3));
+        std::array<float, 3> values{};
+        ASSERT_TRUE(file->read(std::as_writable_bytes(std::span{values})));
+        EXPECT_THAT(values, ElementsAre(1, -2, 3.5F));
+    }
+}
+
+TEST_F(Npy, ComesBackAsItWasWritten) {
+    const std::array<std::int64_t, 6> values{1, 2, 3, -4, 5, 6};
+    const auto path = folder.path() / "out.npy";
+    for (const std::vector<std::int64_t>& dims : {std::vector<std::int64_t>{6}, {2, 3}, {1, 6, 1}}) {
+        ASSERT_TRUE(write_npy(path, DType::int64, dims, std::as_bytes(std::span{values})));
+        const auto file = NpyFile::open(path);
+        ASSERT_TRUE(file) << file.error().text();
+        EXPECT_EQ(file->dims(), dims);
+        std::array<std::int64_t, 6> read{};
+        ASSERT_TRUE(file->read(std::as_writable_bytes(std::span{read})));
+        EXPECT_EQ(read, values);
+    }
+}
+
+TEST_F(Npy, MayBeAScalarOrEmpty) {
+    const double one = 1.5;
+    ASSERT_TRUE(write_npy(folder.path() / "s.npy", DType::float64, {}, std::as_bytes(std::span{&one, 1})));
+    EXPECT_THAT(NpyFile::open(folder.path() / "s.npy").value().dims(), IsEmpty());
+    ASSERT_TRUE(write_npy(folder.path() / "e.npy", DType::float32, std::array<std::int64_t, 2>{0, 4}, {}));
+    EXPECT_THAT(NpyFile::open(folder.path() / "e.npy").value().dims(), ElementsAre(0, 4));
+}
+
+TEST_F(Npy, StartsItsDataAtAMultipleOf64AsNumpyDoes) {
+    ASSERT_TRUE(write_npy(folder.path() / "a.npy", DType::boolean, std::array<std::int64_t, 1>{1},
+                          std::as_bytes(std::span{"\1", 1})));
+    EXPECT_EQ(std::filesystem::file_size(folder.path() / "a.npy") % 64, 1u);
+}
+
+TEST_F(Npy, RefusesFortranOrderAndSaysHowToSave) {
+    const Error error = error_of(npy("{'descr': '<f4', 'fortran_order': True, 'shape': (1, 3), }", floats({1, 2, 3})));
+    EXPECT_EQ(error.code, ErrorCode::input_invalid);
+    EXPECT_THAT(error.attempt, HasSubstr("Fortran order"));
+    EXPECT_THAT(error.remedy, HasSubstr("ascontiguousarray"));
+}
+
+TEST_F(Npy, RefusesDtypesThatAreNoPlainLittleEndianNumbers) {
+    const auto with_dtype = [](const std::string& descr) {
+        return npy("{'descr': " + descr + ", 'fortran_order': False, 'shape': (1,), }", std::string(8, '\0'));
+    };
+    EXPECT_THAT(error_of(with_dtype("'|O'")).attempt, HasSubstr("object"));
+    EXPECT_THAT(error_of(with_dtype("'>f8'")).attempt, HasSubstr("big-endian"));
+    EXPECT_THAT(error_of(with_dtype("'<U2'")).attempt, HasSubstr("<U2"));
+    EXPECT_THAT(error_of(with_dtype("[('a', '<f4'), ('b', '<f4')]")).attempt, HasSubstr("structured"));
+    for (const char* descr : {"'|O'", "'>f8'", "'<U2'", "'<M8[ns]'", "[('a', '<f4')]"})
+        EXPECT_EQ(error_of(with_dtype(descr)).code, ErrorCode::dtype_unsupported) << descr;
+}
+
+TEST_F(Npy, RefusesAHeaderThatLiesAboutTheData) {
+    EXPECT_THAT(error_of(npy(row, floats({1, 2}))).attempt, HasSubstr("has 12 bytes, the file 8"));
+    EXPECT_THAT(error_of(npy(row, floats({1, 2, 3, 4}))).attempt, HasSubstr("has 12 bytes, the file 16"));
+    EXPECT_EQ(error_of(npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4), }", "")).code,
+              ErrorCode::shape_mismatch);
+}
+
+TEST_F(Npy, RefusesEveryTruncation) {
+    const std::string whole = npy(row, floats({1, 2, 3}));
+    for (std::size_t size = 0; size < whole.size(); ++size) {
+        const Error error = error_of(whole.substr(0, size));
+        EXPECT_EQ(error.code, ErrorCode::input_invalid) << size;
+        EXPECT_FALSE(error.remedy.empty());
+    }
+}
+
+TEST_F(Npy, RefusesAHeaderLongerThanItsBound) {
+    std::string bytes = npy("", "", 2);
+    bytes.replace(8, 4, "\xff\xff\xff\x7f");
+    EXPECT_THAT(error_of(bytes + std::string(1000, ' ')).attempt, HasSubstr("a header of 2147483647 bytes"));
+}
+
+TEST_F(Npy, RefusesGarbageInTheHeader) {
+    for (const char* header : {"", "{", "[]", "{'descr': '<f4'}", "{'descr': '<f4', 'fortran_order': 0, 'shape': (1,)}",
+                               "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}",
+                               "{'descr': '<f4', 'fortran_order': False, 'shape': (1 2)}",
+                               "{'descr': '<f4', 'fortran_order': False, 'shape': (1,1,1,1,1,1,1,1,1)}",
+                               "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}",
+                               "{'descr': '<f4', 'extra': 1, 'fortran_order': False, 'shape': (1,)}"})
+        EXPECT_EQ(error_of(npy(header, floats({1}))).code, ErrorCode::input_invalid) << header;
+}
+
+TEST_F(Npy, NamesAFileThatIsMissingOrNoFile) {
+    EXPECT_THAT(NpyFile::open(folder.path() / "none.npy").error().attempt, HasSubstr("none.npy: No such file"));
+    EXPECT_THAT(NpyFile::open(folder.path()).error().attempt, HasSubstr("not a regular file"));
+}
+
+TEST_F(Npy, HasNoBfloat16) {
+    EXPECT_EQ(write_npy(folder.path() / "a.npy", DType::bfloat16, {}, {}).error().code, ErrorCode::dtype_unsupported);
+}
+
+TEST_F(Npy, TellsWhenItsFolderCannotBeWritten) {
+    EXPECT_THAT(write_npy(folder.path() / "no/such/a.npy", DType::int8, {}, {}).error().attempt,
+                HasSubstr("no/such/a.npy: No such file"));
+}
+
+} // namespace
+} // namespace bulkhead::cli

@@ -1,0 +1,116 @@
+#include "clients/cli/render.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "clients/cli/progress.h"
+
+namespace bulkhead::cli {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr Style plain{false};
+constexpr Style coloured{true};
+
+boost::json::array parsed(const char* text) { return boost::json::parse(text).as_array(); }
+
+TEST(Sizes, HaveOneDigitAfterThePointAndABinaryUnit) {
+    EXPECT_EQ(bytes_text(0), "0 B");
+    EXPECT_EQ(bytes_text(1023), "1023 B");
+    EXPECT_EQ(bytes_text(1024), "1.0 KiB");
+    EXPECT_EQ(bytes_text(1288490189), "1.2 GiB");
+    EXPECT_EQ(bytes_text((1u << 20) - 1), "1.0 MiB");
+    EXPECT_EQ(bytes_text(std::uint64_t{3} << 50), "3072.0 TiB");
+}
+
+TEST(Times, HaveTheUnitThatSuitsThem) {
+    EXPECT_EQ(ms_text(0.42), "0.42 ms");
+    EXPECT_EQ(ms_text(12.34), "12.3 ms");
+    EXPECT_EQ(ms_text(999.96), "1.00 s");
+    EXPECT_EQ(uptime_text(59), "59s");
+    EXPECT_EQ(uptime_text(3725), "1h 2m");
+    EXPECT_EQ(uptime_text(90'000), "1d 1h");
+}
+
+TEST(Errors, SayAttemptCodeAndRemedy) {
+    const Error error{ErrorCode::model_unknown, "model \"x\"", "see `bulkhead ps`"};
+    EXPECT_EQ(render_error(error, false, plain), "error: model \"x\" (model_unknown)\n  see `bulkhead ps`\n");
+    EXPECT_EQ(render_error(error, true, plain),
+              "{\"error\":{\"code\":\"model_unknown\",\"attempt\":\"model \\\"x\\\"\",\"remedy\":\"see `bulkhead ps`\"}}\n");
+}
+
+TEST(Errors, CannotMoveTheCursor) {
+    const Error error{ErrorCode::inference_failed, "bad\x1b[2J\nnews\xff\xc2\x9b", ""};
+    EXPECT_EQ(render_error(error, false, plain), "error: bad?[2J news?? (inference_failed)\n");
+}
+
+TEST(Workers, StandInAlignedColumns) {
+    const std::string text = render_workers(
+        parsed(R"([{"model":"a","replica":0,"state":"ready","pid":12,"device":"cpu","host_bytes":1048576,"gpu_bytes":null,
+                    "requests":7,"errors":0,"restarts":0,"generation":3},
+                   {"model":"long-name","replica":1,"state":"stopped","pid":null,"device":"auto","host_bytes":null,
+                    "gpu_bytes":null,"requests":0,"errors":2,"restarts":1,"generation":0}])"),
+        plain);
+    EXPECT_EQ(text,
+              "MODEL      REPLICA  STATE    PID  DEVICE     HOST  GPU  REQUESTS  ERRORS  RESTARTS  GENERATION\n"
+              "a                0  ready     12  cpu     1.0 MiB    -         7       0         0           3\n"
+              "long-name        1  stopped    -  auto          -    -         0       2         1           0\n");
+}
+
+TEST(Workers, KeepTheirColumnsWhenColoured) {
+    const char* rows = R"([{"model":"é","state":"crashed","replica":0}])";
+    std::string text = render_workers(parsed(rows), coloured);
+    for (std::size_t at = 0; (at = text.find('\x1b', at)) != std::string::npos;) text.erase(at, text.find('m', at) - at + 1);
+    EXPECT_EQ(text, render_workers(parsed(rows), plain));
+}
+
+TEST(Workers, OfALyingDaemonShowNoMoreThanDashes) {
+    EXPECT_THAT(render_workers(parsed(R"([3, null, {"model":{"x":1},"pid":"\u001b[31m","host_bytes":"many"}])"), plain),
+                Not(HasSubstr("\x1b")));
+}
+
+TEST(Receipts, NameWhoHoldsWhat) {
+    const std::string text = render_receipts(
+        parsed(R"([{"model":"m","replica":0,"generation":2,"pid":5,"ended":"killed","exit":{"signal":"SIGKILL"},"ms":5012.5,
+                    "host_bytes":1073741824,"gpu_bytes":-2048,"verified":false,
+                    "held_by":[{"pid":9,"name":"client","bytes":4194304,"what":"slab"}]}])"),
+        plain);
+    EXPECT_THAT(text, HasSubstr("killed  SIGKILL  5.01 s  1.0 GiB  -2.0 KiB  no        client (pid 9: slab, 4.0 MiB)"));
+    EXPECT_EQ(render_receipts({}, plain), "nothing was loaded\n");
+}
+
+TEST(Events, AreALineEach) {
+    const auto event = [](const char* text) { return render_event(boost::json::parse(text), plain).substr(13); };
+    EXPECT_EQ(event(R"({"time":0,"event":"state","model":"m","replica":0,"generation":4,"from":"ready","to":"crashed","reason":"SIGKILL"})"),
+              "m/0#4 ready -> crashed: SIGKILL\n");
+    EXPECT_EQ(event(R"({"time":0,"event":"progress","model":"m","replica":0,"generation":4,"phase":"reading","done":1024,"total":4096,"unit":"bytes"})"),
+              "m/0#4 reading 1.0 KiB of 4.0 KiB\n");
+    EXPECT_THAT(event(R"({"time":0,"event":"new kind","model":"m"})"), HasSubstr("new kind"));
+}
+
+TEST(Why, IsASentenceAndWhatHappenedToEachReplica) {
+    EXPECT_EQ(render_why(boost::json::parse(R"({"model":"m","state":"backoff","sentence":"It crashed.","replicas":[
+                  {"replica":0,"state":"backoff","since_ms":250,"reason":"SIGSEGV","last_exit":{"signal":"SIGSEGV"}}]})"),
+                         plain),
+              "m is backoff: It crashed.\n"
+              "  replica 0: backoff for 250.0 ms: SIGSEGV; its last process ended with SIGSEGV\n");
+}
+
+TEST(LogLines, CannotCorruptTheTerminal) {
+    const std::string line = render_log_line(
+        boost::json::parse(R"({"time":0,"replica":0,"generation":1,"stream":"stderr","text":"a\u001b]0;title\u0007b"})"), plain);
+    EXPECT_THAT(line, HasSubstr("0#1 err a?]0;title?b\n"));
+}
+
+TEST(ProgressBar, GrowsAndFitsTheTerminal) {
+    const auto bar = [](const char* text, std::size_t width) { return Progress::bar(boost::json::parse(text), width); };
+    const char* half = R"({"event":"progress","model":"m","replica":0,"phase":"reading","done":50,"total":100,"unit":"steps"})";
+    EXPECT_THAT(bar(half, 200), HasSubstr("[############------------]  50%  50 of 100"));
+    EXPECT_EQ(width_of(bar(half, 40)), 40u);
+    EXPECT_THAT(bar(R"({"event":"progress","model":"m","replica":0,"phase":"x","done":9,"total":3})", 200), HasSubstr("100%"));
+}
+
+} // namespace
+} // namespace bulkhead::cli

@@ -1,0 +1,280 @@
+#include "clients/cpp/channel.h"
+
+#include <array>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/clients/channel_calls.h"
+#include "tests/unit/clients/fake_worker.h"
+
+namespace bulkhead {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace test;
+using enum wire::SlabDirection;
+
+TEST(Channel, CarriesARequestThereAndItsAnswerBack) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        EXPECT_EQ(request.method, "embed");
+        EXPECT_EQ(request.deadline, 250ms);
+        EXPECT_TRUE(request.retry_safe);
+        EXPECT_EQ(request.parameters.at("sr").as_int64(), 16000);
+        ASSERT_EQ(request.tensors.size(), 1u);
+        EXPECT_EQ(request.tensors[0].name, "x");
+        EXPECT_EQ(request.tensors[0].dims, (std::vector<std::int64_t>{3}));
+        EXPECT_EQ(w.values_of(request.tensors[0]), (std::vector<float>{1, 2, 3}));
+        w.send(channel::encode(
+                   channel::InferResult{request.request_id, false, {w.output("p", {0.5f})}, {{"n", 1}}, 10us, 20us})
+                   .value());
+    }};
+    Channel channel = adopt(worker).value();
+    EXPECT_EQ(channel.model(), "fake");
+    EXPECT_EQ(channel.generation(), 3u);
+    EXPECT_TRUE(channel.methods().contains("forward"));
+    const Input x = filled(channel, {1, 2, 3});
+    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
+
+    const Reply reply = channel
+                            .infer({.method = "embed",
+                                    .inputs = inputs,
+                                    .parameters = {{"sr", 16000}},
+                                    .deadline = 250ms,
+                                    .retry_safe = true})
+                            .value();
+
+    EXPECT_EQ(reply.find("p")->as<float>()[0], 0.5f);
+    EXPECT_EQ(reply.find("q"), nullptr);
+    EXPECT_EQ(reply.run, 20us);
+    EXPECT_EQ(reply.values.at("n").as_int64(), 1);
+}
+
+TEST(Channel, AnswersMayComeOutOfOrder) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        const auto first = w.expect<channel::Infer>(), second = w.expect<channel::Infer>();
+        w.answer(second.request_id, {w.output("p", {2})});
+        w.answer(first.request_id, {w.output("p", {1})});
+    }};
+    Channel channel = adopt(worker).value();
+    const Input x = filled(channel, {});
+    const std::uint64_t first = submit(channel, x), second = submit(channel, x);
+
+    EXPECT_EQ(channel.wait(first).value().outputs[0].as<float>()[0], 1);
+    EXPECT_EQ(channel.wait(second).value().outputs[0].as<float>()[0], 2);
+    EXPECT_EQ(channel.wait(second).error().code, ErrorCode::input_invalid) << "an answer is handed out once";
+}
+
+TEST(Channel, AnErrorOfOneRequestLeavesTheChannelUsable) {
+    const Error wrong_shape{ErrorCode::shape_mismatch, "x has rank 1", "send rank 2"};
+    FakeWorker worker{[&](FakeWorker& w) {
+        w.greet();
+        w.send(channel::encode(channel::Failure{w.expect<channel::Infer>().request_id, wrong_shape}));
+        w.answer(w.expect<channel::Infer>().request_id, {});
+    }};
+    Channel channel = adopt(worker).value();
+    const Input x = filled(channel, {});
+
+    EXPECT_EQ(infer(channel, x).error(), wrong_shape);
+    EXPECT_TRUE(infer(channel, x));
+}
+
+TEST(Channel, AnInputInFlightKeepsItsBytesUntilItIsAnswered) {
+    FakeWorker worker{[&](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        const auto other = w.expect<channel::Infer>();
+        EXPECT_NE(request.tensors[0].lease.offset_bytes, other.tensors[0].lease.offset_bytes);
+        EXPECT_EQ(w.values_of(request.tensors[0]), (std::vector<float>{1, 2, 3}));
+        w.answer(request.request_id, {});
+        w.answer(other.request_id, {});
+        const auto reuse = w.expect<channel::Infer>();
+        EXPECT_EQ(reuse.tensors[0].lease.offset_bytes, request.tensors[0].lease.offset_bytes) << "free again";
+        EXPECT_NE(reuse.tensors[0].lease.generation, request.tensors[0].lease.generation);
+        w.answer(reuse.request_id, {});
+    }};
+    Channel channel = adopt(worker).value();
+    const std::uint64_t first = submit(channel, filled(channel, {1, 2, 3}));  // dropped while in flight
+    const std::uint64_t second = submit(channel, filled(channel, {4, 5, 6}));
+    ASSERT_TRUE(channel.wait(first));
+    ASSERT_TRUE(channel.wait(second));
+
+    EXPECT_TRUE(infer(channel, filled(channel, {7, 8, 9})));
+}
+
+TEST(Channel, DroppedOutputsAreGivenBackBeforeTheNextRequest) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        const auto first = w.expect<channel::Infer>();
+        const std::vector<channel::Tensor> sent{w.output("a", {1}), w.output("b", {2})};
+        w.answer(first.request_id, sent);
+        const auto release = w.expect<channel::Release>();
+        ASSERT_EQ(release.leases.size(), 2u);
+        for (const wire::LeaseRef& lease : release.leases) {
+            EXPECT_EQ(lease.slab_id, 1u);
+            EXPECT_TRUE(w.outputs.release({lease.offset_bytes, lease.size_bytes, lease.generation}));
+        }
+        w.answer(w.expect<channel::Infer>().request_id, {});
+    }};
+    Channel channel = adopt(worker).value();
+    const Input x = filled(channel, {});
+    ASSERT_TRUE(infer(channel, x));
+
+    EXPECT_TRUE(infer(channel, x));
+}
+
+TEST(Channel, ManyDroppedOutputsAreGivenBackWithoutARequest) {
+    Gate released;
+    FakeWorker worker{[&](FakeWorker& w) {
+        w.greet();
+        std::vector<channel::Tensor> sent;
+        for (int i = 0; i < 32; ++i) sent.push_back(w.output(fmt::format("o{}", i), {1}));
+        w.answer(w.expect<channel::Infer>().request_id, sent);
+        EXPECT_EQ(w.expect<channel::Release>().leases.size(), 32u);
+        released.open();
+    }};
+    Channel channel = adopt(worker).value();
+
+    ASSERT_TRUE(infer(channel, filled(channel, {})));
+
+    released.wait();
+}
+
+TEST(Channel, GrowsByASlabWhenItsInputsAreFull) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::SlabRequest>();
+        EXPECT_EQ(request.direction, input);
+        EXPECT_GE(request.size_bytes, FakeWorker::slab_bytes);
+        w.offer(2, input, request.size_bytes, request.request_id);
+        const auto infer = w.expect<channel::Infer>();
+        EXPECT_EQ(infer.tensors[0].lease.slab_id, 2u);
+        w.answer(infer.request_id, {});
+    }};
+    Channel channel = adopt(worker).value();
+    const std::array<std::int64_t, 1> whole{FakeWorker::slab_bytes / 4};
+    const Input first = channel.allocate(wire::DType::float32, whole).value();
+    const Input second = channel.allocate(wire::DType::float32, whole).value();
+
+    EXPECT_TRUE(infer(channel, second));
+}
+
+TEST(Channel, ARefusedSlabIsTheErrorOfTheAllocationAlone) {
+    const Error no_memory{ErrorCode::resources_exhausted, "creating a slab", "free memory"};
+    FakeWorker worker{[&](FakeWorker& w) {
+        w.greet();
+        w.send(channel::encode(channel::Failure{w.expect<channel::SlabRequest>().request_id, no_memory}));
+        w.answer(w.expect<channel::Infer>().request_id, {});
+    }};
+    Channel channel = adopt(worker).value();
+    const std::array<std::int64_t, 1> large{100'000};
+
+    EXPECT_EQ(channel.allocate(wire::DType::float32, large).error(), no_memory);
+    EXPECT_TRUE(infer(channel, filled(channel, {})));
+}
+
+TEST(Channel, RefusesTensorsBeyondTheChannelsBoundWithoutAsking) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        EXPECT_EQ(w.receive(), std::nullopt) << "nothing was asked";
+    }};
+    Channel channel = adopt(worker).value();
+    const std::array<std::int64_t, 1> huge{1 << 20}, negative{-1};
+    const std::array<std::int64_t, 2> overflow{INT64_MAX, INT64_MAX};
+
+    EXPECT_EQ(channel.allocate(wire::DType::float32, huge).error().code, ErrorCode::resources_exhausted);
+    EXPECT_NE(channel.allocate(wire::DType::float32, huge).error().attempt.find("1048576 bytes"), std::string::npos);
+    EXPECT_EQ(channel.allocate(wire::DType::float32, negative).error().code, ErrorCode::shape_mismatch);
+    EXPECT_EQ(channel.allocate(wire::DType::float32, overflow).error().code, ErrorCode::shape_mismatch);
+}
+
+TEST(Channel, AnInputOfAnotherChannelIsRefused) {
+    const auto idle = [](FakeWorker& w) {
+        w.greet();
+        w.await_hang_up();
+    };
+    FakeWorker one{idle}, other{idle};
+    Channel channel = adopt(one).value(), stranger = adopt(other).value();
+    const Input x = stranger.allocate(wire::DType::float32, three).value();
+    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
+
+    EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::input_invalid);
+}
+
+TEST(Channel, MoreRequestsThanTheWorkerTakesAreRefusedHere) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        for (int i = 0; i < 5; ++i) w.answer(w.expect<channel::Infer>().request_id, {});
+    }};
+    Channel channel = adopt(worker).value();
+    const Input x = filled(channel, {});
+    std::vector<std::uint64_t> requests;
+    for (std::uint32_t i = 0; i < worker.welcome.in_flight_max; ++i) requests.push_back(submit(channel, x));
+    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
+
+    EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::queue_full);
+    for (const std::uint64_t request : requests) EXPECT_TRUE(channel.wait(request));
+    EXPECT_TRUE(infer(channel, x));
+}
+
+TEST(Channel, ACancelledRequestEndsAsTheWorkerSays) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        EXPECT_EQ(w.expect<channel::Cancel>().request_id, request.request_id);
+        w.send(channel::encode(channel::Failure{request.request_id, {ErrorCode::cancelled, "", ""}}));
+    }};
+    Channel channel = adopt(worker).value();
+    const std::uint64_t request = submit(channel, filled(channel, {}));
+
+    ASSERT_TRUE(channel.cancel(request));
+
+    EXPECT_EQ(channel.wait(request).error().code, ErrorCode::cancelled);
+    EXPECT_TRUE(channel.cancel(request)) << "too late is no error";
+}
+
+TEST(Channel, AWorkerThatMissesTheDeadlineIsNotWaitedForAndMayAnswerLater) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        const auto late = w.expect<channel::Infer>();
+        EXPECT_EQ(w.expect<channel::Cancel>().request_id, late.request_id);
+        w.answer(late.request_id, {w.output("p", {1})});
+        const auto next = w.expect<channel::Infer>();
+        EXPECT_NE(next.tensors[0].lease.offset_bytes, late.tensors[0].lease.offset_bytes) << "still borrowed";
+        w.answer(next.request_id, {});
+    }};
+    Channel channel = adopt(worker).value();
+    std::uint64_t late = 0;
+    {
+        const Input x = filled(channel, {});
+        const std::array<NamedInput, 1> inputs{{{"x", &x}}};
+        late = channel.submit({.inputs = inputs, .deadline = 1ms}).value();
+    }
+    EXPECT_EQ(channel.wait(late).error().code, ErrorCode::deadline_exceeded);
+    EXPECT_EQ(channel.wait(late).error().code, ErrorCode::input_invalid);
+
+    EXPECT_TRUE(infer(channel, filled(channel, {})));
+}
+
+TEST(Channel, AClosingWorkerAnswersWhatIsInFlightAndGetsNothingNew) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        w.send(channel::encode(channel::Closing{ErrorCode::worker_draining, 1000ms}));
+        w.answer(request.request_id, {});
+        EXPECT_EQ(w.receive(), std::nullopt);
+    }};
+    Channel channel = adopt(worker).value();
+    const Input x = filled(channel, {});
+    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
+
+    EXPECT_TRUE(infer(channel, x));
+    EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::worker_draining);
+}
+
+}  // namespace
+}  // namespace bulkhead

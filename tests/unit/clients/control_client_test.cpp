@@ -1,0 +1,297 @@
+#include "clients/cpp/control.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ipc/packet.h"
+
+namespace bulkhead {
+namespace {
+
+using namespace std::chrono_literals;
+namespace fs = std::filesystem;
+
+/// One end of a stream socket that answers by hand.
+class FakeDaemon {
+public:
+    using Script = std::function<void(FakeDaemon&)>;
+
+    explicit FakeDaemon(Script script) {
+        std::string pattern = fs::temp_directory_path() / "bulkhead-control-XXXXXX";
+        folder_ = ::mkdtemp(pattern.data());
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        std::strcpy(address.sun_path, path().c_str());
+        listener_ = UniqueFd{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+        EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+        EXPECT_EQ(::listen(listener_.get(), 1), 0);
+        thread_ = std::thread{[this, run = std::move(script)] {
+            connection_ = UniqueFd{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+            run(*this);
+            connection_.reset();
+        }};
+    }
+    ~FakeDaemon() {
+        thread_.join();
+        fs::remove_all(folder_);
+    }
+    [[nodiscard]] fs::path path() const { return folder_ / "control.sock"; }
+    [[nodiscard]] ControlClient connect() const { return ControlClient::connect(path()).value(); }
+
+    // For the script
+
+    boost::json::object request() {
+        std::string line;
+        for (char c = 0; ::read(connection_.get(), &c, 1) == 1 && c != '\n';) line += c;
+        return boost::json::parse(line).as_object();
+    }
+    void send(std::string_view text, std::span<const int> fds = {}) {
+        EXPECT_TRUE(send_packet(connection_.get(), text, fds));
+    }
+    void answer(const boost::json::object& request, boost::json::value result, std::span<const int> fds = {}) {
+        send(boost::json::serialize(
+                 boost::json::object{{"jsonrpc", "2.0"}, {"id", request.at("id")}, {"result", std::move(result)}}) +
+                 "\n",
+             fds);
+    }
+    void await_hang_up() {
+        pollfd entry{connection_.get(), POLLRDHUP, 0};
+        EXPECT_EQ(::poll(&entry, 1, 10'000), 1) << "the client has not hung up";
+    }
+
+private:
+    fs::path folder_;
+    UniqueFd listener_, connection_;
+    std::thread thread_;
+};
+
+std::size_t open_descriptors() {
+    const fs::directory_iterator listing{"/proc/self/fd"};
+    return static_cast<std::size_t>(std::distance(begin(listing), end(listing)));
+}
+
+/// Sets or unsets a variable for the life of a test.
+class Variable {
+public:
+    Variable(const char* name, const char* value) : name_{name} {
+        if (const char* old = std::getenv(name)) old_ = old;
+        value != nullptr ? ::setenv(name, value, 1) : ::unsetenv(name);
+    }
+    ~Variable() { old_ ? ::setenv(name_, old_->c_str(), 1) : ::unsetenv(name_); }
+
+private:
+    const char* name_;
+    std::optional<std::string> old_;
+};
+
+TEST(FindSocket, LooksInTheDocumentedOrder) {
+    const Variable named{"BULKHEAD_SOCKET", "/named.sock"}, runtime{"XDG_RUNTIME_DIR", "/run/user/7"};
+    EXPECT_EQ(find_socket("/given.sock"), "/given.sock");
+    EXPECT_EQ(find_socket(), "/named.sock");
+    const Variable unnamed{"BULKHEAD_SOCKET", nullptr};
+    EXPECT_EQ(find_socket(), "/run/user/7/bulkhead/control.sock");
+    const Variable no_runtime{"XDG_RUNTIME_DIR", nullptr};
+    EXPECT_EQ(find_socket(), "/run/bulkhead/control.sock");
+}
+
+TEST(ControlClient, CallsAndReceivesItsAnswer) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        const auto request = d.request();
+        EXPECT_EQ(request.at("method").as_string(), "model.why");
+        EXPECT_EQ(request.at("params").at("model").as_string(), "minilm");
+        d.answer(request, {{"sentence", "it is ready"}});
+    }};
+    ControlClient client = daemon.connect();
+
+    const Answer answer = client.call("model.why", {{"model", "minilm"}}).value();
+
+    EXPECT_EQ(answer.result.at("sentence").as_string(), "it is ready");
+}
+
+TEST(ControlClient, AnErrorArrivesAsTheDaemonSpeltIt) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.request();
+        d.send(R"({"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"m","data":{"code":"model_unknown",)"
+               R"("attempt":"loading x","remedy":"name one of: minilm"}}})"
+               "\n");
+    }};
+    ControlClient client = daemon.connect();
+
+    EXPECT_EQ(client.call("model.load").error(), (Error{ErrorCode::model_unknown, "loading x", "name one of: minilm"}));
+}
+
+TEST(ControlClient, AnErrorWithoutAStoryOrIdIsStillAnError) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.request();
+        d.send(R"({"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"not JSON"}})"
+               "\n");
+    }};
+    ControlClient client = daemon.connect();
+
+    EXPECT_EQ(client.call("x").error().attempt, "not JSON");
+}
+
+TEST(ControlClient, NotificationsThatArriveDuringACallAreHandedOver) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        const auto request = d.request();
+        d.send(R"({"jsonrpc":"2.0","method":"event","params":{"event":"state"}})"
+               "\n"
+               R"({"jsonrpc":"2.0","id":99,"result":"of somebody else"})"
+               "\n");
+        d.answer(request, 7);
+        d.send(R"({"jsonrpc":"2.0","method":"event","params":{"event":"receipt"}})"
+               "\n");
+    }};
+    ControlClient client = daemon.connect();
+    std::vector<std::string> events;
+    client.on_notification([&](std::string_view, const boost::json::object& params) {
+        events.emplace_back(params.at("event").as_string());
+    });
+
+    EXPECT_EQ(client.call("events.subscribe").value().result.as_int64(), 7);
+    EXPECT_EQ(events, std::vector<std::string>{"state"});
+    EXPECT_TRUE(client.wait_notification());
+    EXPECT_EQ(events.back(), "receipt");
+}
+
+TEST(ControlClient, DescriptorsGoToTheAnswerThatAnnouncesThem) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        const PacketPair pair = PacketPair::make().value();
+        const auto request = d.request();
+        const std::array<int, 1> fds{pair.first.get()};
+        // A notification and the answer in one piece: one recvmsg returns two lines and one descriptor.
+        d.send(R"({"jsonrpc":"2.0","method":"event","params":{}})"
+               "\n"
+               R"({"jsonrpc":"2.0","id":1,"result":{"fds":1}})"
+               "\n",
+               fds);
+        EXPECT_EQ(request.at("id").as_int64(), 1);
+        d.answer(d.request(), {{"none", true}});
+    }};
+    ControlClient client = daemon.connect();
+
+    const Answer answer = client.call("channel.open").value();
+
+    ASSERT_EQ(answer.fds.size(), 1u);
+    EXPECT_NE(::fcntl(answer.fds[0].get(), F_GETFD) & FD_CLOEXEC, 0);
+    EXPECT_TRUE(client.call("x").value().fds.empty());
+}
+
+TEST(ControlClient, AnAnswerThatAnnouncesMoreDescriptorsThanCameIsRefused) {
+    FakeDaemon daemon{[](FakeDaemon& d) { d.answer(d.request(), {{"fds", 2}}); }};
+    ControlClient client = daemon.connect();
+
+    EXPECT_EQ(client.call("channel.open").error().code, ErrorCode::protocol_violation);
+}
+
+TEST(ControlClient, AnAnswerMayComeInManyPieces) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.request();
+        for (const char c : std::string_view{R"({"jsonrpc":"2.0","id":1,"result":"in pieces"})"
+                                             "\n"})
+            d.send({&c, 1});
+    }};
+    ControlClient client = daemon.connect();
+
+    EXPECT_EQ(client.call("x").value().result.as_string(), "in pieces");
+}
+
+TEST(ControlClient, AnAnswerOfAlmostOneMebibyteIsRead) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        const auto request = d.request();
+        const std::string text = boost::json::serialize(boost::json::object{{"id", request.at("id")},
+                                                                            {"result", std::string(1'000'000, 'x')}}) +
+                                 "\n";
+        for (std::size_t at = 0; at < text.size(); at += 10'000) d.send(std::string_view{text}.substr(at, 10'000));
+    }};
+    ControlClient client = daemon.connect();
+
+    EXPECT_EQ(client.call("logs.tail").value().result.as_string().size(), 1'000'000u);
+}
+
+TEST(ControlClient, ALineWithoutEndIsGivenUpAtItsBound) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.request();
+        const std::string piece(60'000, 'x');
+        for (int i = 0; i < 18; ++i) d.send(piece);
+        d.await_hang_up();
+    }};
+    ControlClient client = daemon.connect();
+
+    EXPECT_EQ(client.call("x").error().code, ErrorCode::protocol_violation);
+    EXPECT_EQ(client.call("x").error().code, ErrorCode::not_running) << "given up for good";
+}
+
+TEST(ControlClient, WhatIsNoJsonObjectIsRefused) {
+    for (const char* line : {"garbage\n", "[1]\n", "\n"}) {
+        FakeDaemon daemon{[&](FakeDaemon& d) {
+            d.request();
+            d.send(line);
+        }};
+        ControlClient client = daemon.connect();
+        EXPECT_EQ(client.call("x").error().code, ErrorCode::protocol_violation) << line;
+    }
+}
+
+TEST(ControlClient, ADaemonThatGoesAwayIsNotRunning) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.request();
+        d.send(R"({"jsonrpc":"2.0","id":1,"res)");
+    }};
+    ControlClient client = daemon.connect();
+
+    EXPECT_EQ(client.call("x").error().code, ErrorCode::not_running);
+}
+
+TEST(ControlClient, ADaemonThatDoesNotAnswerIsGivenUpAtTheDeadline) {
+    FakeDaemon daemon{[](FakeDaemon& d) { d.await_hang_up(); }};
+    ControlClient client = daemon.connect();
+
+    EXPECT_EQ(client.call("x", {}, 1ms).error().code, ErrorCode::deadline_exceeded);
+    EXPECT_EQ(client.fd(), -1);
+}
+
+TEST(ControlClient, ARequestBeyondItsBoundIsRefusedAndTheConnectionKept) {
+    FakeDaemon daemon{[](FakeDaemon& d) { d.answer(d.request(), "ok"); }};
+    ControlClient client = daemon.connect();
+
+    EXPECT_EQ(client.call("x", {{"k", std::string(65'536, 'v')}}).error().code, ErrorCode::input_invalid);
+    EXPECT_TRUE(client.call("x"));
+}
+
+TEST(ControlClient, WhereNobodyListensItSaysHowToStart) {
+    const Error error = ControlClient::connect("/nonexistent/control.sock").error();
+
+    EXPECT_EQ(error.code, ErrorCode::not_running);
+    EXPECT_EQ(error.remedy, "start it: bulkhead up FLEET.yaml");
+    EXPECT_EQ(ControlClient::connect("/" + std::string(200, 'x')).error().code, ErrorCode::input_invalid);
+}
+
+TEST(ControlClient, LeavesNoDescriptorBehind) {
+    const std::size_t before = open_descriptors();
+    {
+        FakeDaemon daemon{[](FakeDaemon& d) {
+            const auto request = d.request();
+            const std::array<int, 2> fds{0, 1};
+            d.answer(request, {{"fds", 1}}, fds);  // one more than announced
+        }};
+        ControlClient client = daemon.connect();
+        EXPECT_EQ(client.call("channel.open").value().fds.size(), 1u);
+    }
+    EXPECT_EQ(open_descriptors(), before);
+}
+
+}  // namespace
+}  // namespace bulkhead

@@ -1,0 +1,248 @@
+#include "config/reader.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/fleet_json.h"
+
+namespace bulkhead::config {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+using testing::StartsWith;
+
+const std::filesystem::path source = BULKHEAD_SOURCE_DIR;
+const std::filesystem::path examples = source / "tests/unit/config/fleets";
+
+std::vector<std::filesystem::path> yaml_files(const std::filesystem::path& folder) {
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::directory_iterator{folder})
+        if (entry.path().extension() == ".yaml") files.push_back(entry.path());
+    std::sort(files.begin(), files.end());
+    return files;
+}
+
+std::string text_of(const std::filesystem::path& file) {
+    std::ostringstream text;
+    text << std::ifstream{file, std::ios::binary}.rdbuf();
+    return text.str();
+}
+
+std::vector<std::string> texts(const ReadFleet& read) {
+    std::vector<std::string> all;
+    for (const Diagnostic& diagnostic : read.diagnostics) all.push_back(diagnostic.text());
+    return all;
+}
+
+/// A fleet of one model "a" whose file exists, with `keys` under it.
+ReadFleet read_model_with(const std::string& keys) {
+    return read_fleet_text("version: 1\nmodels:\n  a:\n    runtime: torchscript\n    file: models/a.pt\n" + keys,
+                           examples / "inline.yaml");
+}
+
+TEST(GoodExamples, AreReadWithoutAWord) {
+    const auto files = yaml_files(examples / "good");
+    ASSERT_GE(files.size(), 5u);
+    for (const auto& file : files) EXPECT_THAT(texts(read_fleet(file)), IsEmpty()) << file;
+}
+
+TEST(BadExamples, AreEachRefusedOnceAtTheirPlaceInTheirWords) {
+    const auto files = yaml_files(examples / "bad");
+    ASSERT_GE(files.size(), 30u);
+    for (const auto& file : files) {
+        std::istringstream first_line{text_of(file)};
+        std::string hash;
+        std::string expect;
+        std::string place;
+        std::string words;
+        first_line >> hash >> expect >> place >> std::ws;
+        std::getline(first_line, words);
+        ASSERT_EQ(hash + expect, "#expect") << file;
+
+        const ReadFleet read = read_fleet(file);
+
+        ASSERT_THAT(texts(read), SizeIs(1)) << file;
+        EXPECT_THAT(read.diagnostics[0].text(), StartsWith(file.string() + ":" + place + ": "));
+        EXPECT_THAT(read.diagnostics[0].text(), HasSubstr(words)) << file;
+        EXPECT_EQ(read.diagnostics[0].error.code, ErrorCode::config_invalid);
+        EXPECT_FALSE(read.diagnostics[0].error.remedy.empty()) << file;
+    }
+}
+
+TEST(ExampleFleets, OfTheReleaseLackNothingButTheirModelFiles) {
+    for (const auto& file : yaml_files(source / "config/fleets"))
+        for (const Diagnostic& diagnostic : read_fleet(file).diagnostics)
+            EXPECT_THAT(diagnostic.error.attempt, HasSubstr(": no file ")) << diagnostic.text();
+}
+
+TEST(Reader, TellsAllErrorsOfAFileAtOnceInTheOrderOfTheFile) {
+    const ReadFleet read = read_model_with("    replicas: 0\n"
+                                           "    devise: cpu\n"
+                                           "    inputs: {x: {dtype: float31, shape: [-1, 1]}}\n"
+                                           "    queue: many\n"
+                                           "typo: 1\n");
+    std::vector<int> lines;
+    for (const Diagnostic& diagnostic : read.diagnostics) lines.push_back(diagnostic.line);
+    EXPECT_THAT(lines, ElementsAre(6, 7, 8, 8, 9, 10));
+}
+
+TEST(Reader, KeepsTheOrderOfModelsInputsAndOutputs) {
+    const ReadFleet read = read_model_with("    inputs: {z: {dtype: int8, shape: []}, a: {dtype: int8, shape: []}}\n"
+                                           "  Z: {runtime: aoti, package: models/a.pt2}\n"
+                                           "  B: {runtime: aoti, package: models/a.pt2}\n");
+    ASSERT_TRUE(read.ok());
+    ASSERT_THAT(read.fleet.models, SizeIs(3));
+    EXPECT_EQ(read.fleet.models[1].name, "Z");
+    EXPECT_EQ(read.fleet.models[2].name, "B");
+    EXPECT_EQ(read.fleet.models[0].methods[0].inputs[0].name, "z");
+}
+
+TEST(Reader, MergesDefaultsKeyByKeyAndLetsTheModelWin) {
+    const ReadFleet read = read_fleet(examples / "good/defaults_then_own.yaml");
+    ASSERT_TRUE(read.ok());
+    const ModelSpec& model = read.fleet.models[0];
+    EXPECT_EQ(model.device, "cuda:0");
+    EXPECT_EQ(model.environment, (std::map<std::string, std::string>{{"A", "x"}, {"B", "z"}}));
+    EXPECT_EQ(model.channel.input_bytes, 8u << 20);
+    EXPECT_EQ(model.channel.channels_max, 2u);
+}
+
+TEST(Reader, ReadsEveryKey) {
+    const ReadFleet read = read_fleet(examples / "good/everything.yaml");
+    ASSERT_THAT(texts(read), IsEmpty());
+    const ModelSpec& model = read.fleet.models.at(0);
+    EXPECT_EQ(model.name, "silero-vad_v5.1");
+    EXPECT_EQ(model.runtime, Runtime::torchscript);
+    EXPECT_EQ(model.file, examples / "models/a.pt");
+    EXPECT_EQ(model.device, "cuda:11");
+    EXPECT_EQ(model.replicas, 2u);
+    EXPECT_TRUE(model.preload);
+    EXPECT_EQ(model.threads, 0u);
+    EXPECT_EQ(model.graphs, Graphs::required);
+    EXPECT_EQ(model.deadlines, (Deadlines{120s, 250ms, 1h, 5s}));
+    EXPECT_EQ(model.queue_bound, 4096u);
+    EXPECT_EQ(model.channel, (ChannelLimits{64u << 10, 8192, 1u << 30, 1024}));
+    EXPECT_EQ(model.environment.at("OMP_NUM_THREADS"), "4");
+    EXPECT_EQ(model.environment.at("TOKENIZERS_PARALLELISM"), "false");
+    EXPECT_EQ(model.restart, RestartPolicy::never);
+    EXPECT_EQ(model.state, StateScope::channel);
+    EXPECT_EQ(model.reset_method, "reset_states");
+    EXPECT_EQ(model.log_level, LogLevel::trace);
+    EXPECT_EQ(model.core_bytes_max, 2ull << 30);
+    ASSERT_THAT(model.methods, SizeIs(2));
+    const MethodSpec& forward = model.methods[0];
+    EXPECT_EQ(forward.inputs[0], (TensorSpec{"x", wire::DType::float32, {{1, 1}, {512, 512}}}));
+    EXPECT_EQ(forward.inputs[1], (TensorSpec{"x y", wire::DType::boolean, {}}));
+    EXPECT_EQ(forward.outputs[0].shape[1], (DimRange{0, 1}));
+    EXPECT_EQ(forward.parameters[0], (ParameterSpec{"sr", ParameterType::integer, std::int64_t{16000}}));
+    EXPECT_EQ(forward.parameters[1], (ParameterSpec{"gain", ParameterType::number, 1.0}));
+    EXPECT_EQ(forward.parameters[2], (ParameterSpec{"loud", ParameterType::boolean, true}));
+    EXPECT_EQ(forward.parameters[3], (ParameterSpec{"word", ParameterType::string, std::string{"on"}}));
+    EXPECT_EQ(forward.parameters[4].default_value, std::nullopt);
+    EXPECT_EQ(forward.buckets, (std::vector<Bucket>{{{{1, 512}, {}}}}));
+    EXPECT_EQ(forward.padding.at("x"), -0.5);
+    EXPECT_EQ(forward.warmup.at("x"), (std::vector<std::int64_t>{1, 512}));
+}
+
+TEST(Reader, CountsColumnsInCharactersNotBytes) {
+    const ReadFleet read = read_model_with("    environment: {A: \"é漢🙂\", B: {}}\n");
+    ASSERT_THAT(read.diagnostics, SizeIs(1));
+    EXPECT_EQ(read.diagnostics[0].column, 32);
+}
+
+TEST(Reader, ReportsAnAliasedFaultOnceAtItsAnchor) {
+    const ReadFleet read = read_model_with("    inputs: {x: &t {dtype: float99, shape: [1]}, y: *t}\n");
+    std::vector<int> columns;
+    for (const Diagnostic& diagnostic : read.diagnostics) columns.push_back(diagnostic.column);
+    EXPECT_THAT(columns, ElementsAre(28, 28)); // two inputs, each named
+}
+
+TEST(Reader, EscapesWhatItQuotes) {
+    const ReadFleet read = read_model_with("    device: \"\\e[31mcpu\"\n");
+    ASSERT_THAT(read.diagnostics, SizeIs(1));
+    EXPECT_THAT(read.diagnostics[0].error.attempt, HasSubstr("\\x1b[31mcpu"));
+}
+
+TEST(Reader, NamesAFleetFileThatIsMissingOrAFolder) {
+    const ReadFleet missing = read_fleet(examples / "none.yaml");
+    ASSERT_THAT(missing.diagnostics, SizeIs(1));
+    EXPECT_THAT(missing.diagnostics[0].text(), HasSubstr("none.yaml: no such file"));
+    EXPECT_THAT(texts(read_fleet(examples)), ElementsAre(HasSubstr("not a regular file")));
+}
+
+TEST(Reader, StopsListingAfterABound) {
+    std::string keys;
+    for (int i = 0; i < 500; ++i) keys += "    unknown_" + std::to_string(i) + ": 1\n";
+    const ReadFleet read = read_model_with(keys);
+    EXPECT_THAT(read.diagnostics, SizeIs(201));
+    EXPECT_THAT(read.diagnostics.back().error.attempt, HasSubstr("more than 200 errors"));
+}
+
+TEST(HostileText, CostsNeitherStackNorMemory) {
+    const std::size_t most = (1u << 20) - 64;
+    const auto repeated = [&](std::string_view part) {
+        std::string text;
+        while (text.size() + part.size() < most) text += part;
+        return text;
+    };
+    for (const std::string& text :
+         {repeated("["), repeated("{a: "), repeated("- "), repeated("? "), repeated("a:\n "), repeated("!"),
+          repeated("&a "), repeated("*a "), repeated("\"\\"), repeated("'"), repeated("%a\n"), repeated("---\n"),
+          repeated("x: 1\n"), repeated("- 1\n"), std::string(1u << 21, 'a')})
+        EXPECT_THAT(texts(read_fleet_text(text, "hostile.yaml")), Not(IsEmpty())) << text.substr(0, 8);
+}
+
+TEST(HostileText, MayNotNestThroughAliases) {
+    std::string text = "x0: &x0 [1]\n";
+    for (int i = 1; i < 40; ++i)
+        text += "x" + std::to_string(i) + ": &x" + std::to_string(i) + " [*x" + std::to_string(i - 1) + "]\n";
+    EXPECT_THAT(texts(read_fleet_text(text, "chain.yaml")), ElementsAre(HasSubstr("nested more than 32 levels")));
+}
+
+TEST(HostileText, CutAnywhereNeverDoesWorseThanAnError) {
+    const std::string whole = text_of(examples / "good/everything.yaml");
+    for (std::size_t length = 0; length < whole.size(); ++length)
+        static_cast<void>(read_fleet_text(std::string_view{whole}.substr(0, length), "cut.yaml"));
+    for (std::size_t at = 0; at < whole.size(); ++at) {
+        std::string damaged = whole;
+        damaged[at] = "{}[]:-\"'&*!|>%\n\t\x01\xff"[at % 18];
+        static_cast<void>(read_fleet_text(damaged, "damaged.yaml"));
+    }
+}
+
+TEST(FleetJson, BringsEveryModelBackUnchanged) {
+    for (const auto& file : yaml_files(examples / "good"))
+        for (const ModelSpec& model : read_fleet(file).fleet.models) {
+            const std::string sent = boost::json::serialize(to_json(model));
+            const Result<ModelSpec> received = model_from_json(boost::json::parse(sent).as_object());
+            ASSERT_TRUE(received) << received.error().text();
+            EXPECT_EQ(*received, model) << sent;
+        }
+}
+
+TEST(FleetJson, NamesTheKeyThatAnotherReleaseSent) {
+    boost::json::object json = to_json(read_fleet(examples / "good/smallest.yaml").fleet.models.at(0));
+    json["turbo"] = true;
+    const Result<ModelSpec> received = model_from_json(json);
+    ASSERT_FALSE(received);
+    EXPECT_EQ(received.error().code, ErrorCode::config_invalid);
+    EXPECT_THAT(received.error().attempt, HasSubstr("\"turbo\""));
+    EXPECT_THAT(received.error().remedy, HasSubstr("different releases"));
+}
+
+TEST(FleetJson, DoesNotAskForTheModelsFile) {
+    boost::json::object json = to_json(read_fleet(examples / "good/smallest.yaml").fleet.models.at(0));
+    json["file"] = "/nowhere/a.pt";
+    EXPECT_EQ(model_from_json(json).value().file, "/nowhere/a.pt");
+}
+
+} // namespace
+} // namespace bulkhead::config

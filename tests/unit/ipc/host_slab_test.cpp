@@ -1,0 +1,185 @@
+#include "ipc/host_slab.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <functional>
+
+#include <gtest/gtest.h>
+
+namespace bulkhead {
+namespace {
+
+using enum wire::SlabDirection;
+constexpr std::uint64_t size_bytes = 64 * 1024;
+
+UniqueFd copy_of(const HostSlab& slab) { return UniqueFd{::fcntl(slab.fd(), F_DUPFD_CLOEXEC, 0)}; }
+
+UniqueFd plain_memfd(int seals) {
+    UniqueFd fd{::memfd_create("plain", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+    EXPECT_EQ(::ftruncate(fd.get(), size_bytes), 0);
+    EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+ErrorCode refusal(UniqueFd fd, wire::SlabDirection direction, std::uint64_t size = size_bytes) {
+    return HostSlab::adopt(std::move(fd), size, direction).error().code;
+}
+
+/// The signal that ends a child which runs `body`; 0 when it ends by itself.
+int signal_of_child(const std::function<void()>& body) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        const rlimit no_core{0, 0};
+        ::setrlimit(RLIMIT_CORE, &no_core);
+        for (const int number : {SIGSEGV, SIGBUS, SIGXFSZ}) ::signal(number, SIG_DFL);  // sanitizers handle them
+        body();
+        ::_exit(0);
+    }
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+/// The lines of one mapping in /proc/self/smaps.
+std::string smaps_of(const void* address) {
+    char first[32];
+    std::snprintf(first, sizeof first, "%lx-", reinterpret_cast<unsigned long>(address));
+    std::ifstream smaps{"/proc/self/smaps"};
+    std::string block, line;
+    for (bool inside = false; std::getline(smaps, line);) {
+        if (line.find(':') > line.find('-')) inside = line.starts_with(first);
+        if (inside) block += line + "\n";
+    }
+    return block;
+}
+
+TEST(HostSlab, BothSidesSeeTheSameBytesOfAnInputSlab) {
+    const HostSlab worker = HostSlab::create(size_bytes, input, "test").value();
+    const HostSlab client = HostSlab::adopt(copy_of(worker), size_bytes, input).value();
+
+    std::memcpy(client.bytes().data(), "hello", 5);
+
+    EXPECT_EQ(std::memcmp(worker.bytes().data(), "hello", 5), 0);
+    EXPECT_EQ(client.size_bytes(), size_bytes);
+}
+
+TEST(HostSlab, NobodyCanChangeItsSizeOrItsSeals) {
+    for (const auto direction : {input, output}) {
+        const HostSlab slab = HostSlab::create(size_bytes, direction, "test").value();
+
+        EXPECT_EQ(::ftruncate(slab.fd(), 0), -1);
+        EXPECT_EQ(errno, EPERM);
+        EXPECT_EQ(::ftruncate(slab.fd(), size_bytes * 2), -1);
+        EXPECT_EQ(errno, EPERM);
+        EXPECT_EQ(::fcntl(slab.fd(), F_ADD_SEALS, F_SEAL_WRITE), -1);
+        EXPECT_EQ(errno, EPERM);
+    }
+}
+
+TEST(HostSlab, OnlyTheWorkerCanWriteAnOutputSlab) {
+    const HostSlab worker = HostSlab::create(size_bytes, output, "test").value();
+    const HostSlab client = HostSlab::adopt(copy_of(worker), size_bytes, output).value();
+
+    worker.bytes()[0] = std::byte{7};
+
+    EXPECT_EQ(client.bytes()[0], std::byte{7});
+    EXPECT_EQ(::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, client.fd(), 0), MAP_FAILED);
+    EXPECT_EQ(::mprotect(client.bytes().data(), size_bytes, PROT_READ | PROT_WRITE), -1);
+    EXPECT_EQ(::pwrite(client.fd(), "x", 1, 0), -1);
+}
+
+TEST(HostSlab, WritingThroughAnAdoptedOutputSlabIsAFault) {
+    const HostSlab worker = HostSlab::create(size_bytes, output, "test").value();
+
+    EXPECT_EQ(signal_of_child([&] {
+                  const HostSlab client = HostSlab::adopt(copy_of(worker), size_bytes, output).value();
+                  *reinterpret_cast<volatile char*>(client.bytes().data()) = 1;
+              }),
+              SIGSEGV);
+}
+
+TEST(HostSlab, IsResidentAndKeptOutOfCoreDumps) {
+    const HostSlab worker = HostSlab::create(size_bytes, output, "test").value();
+    const HostSlab client = HostSlab::adopt(copy_of(worker), size_bytes, output).value();
+
+    for (const HostSlab* slab : {&worker, &client}) {
+        const std::string smaps = smaps_of(slab->bytes().data());
+        EXPECT_NE(smaps.find("Rss:                  64 kB"), std::string::npos) << smaps;
+        EXPECT_NE(smaps.find(" dd "), std::string::npos) << smaps;
+    }
+    EXPECT_NE(smaps_of(client.bytes().data()).find(" dc "), std::string::npos) << "and out of a client's forks";
+}
+
+TEST(HostSlab, ItsLabelShowsInTheMapsOfWhoeverHoldsIt) {
+    const std::string label = slab_owner_prefix("token", "minilm", 0, 3) + "1:in";
+    const HostSlab slab = HostSlab::create(size_bytes, input, label).value();
+
+    EXPECT_EQ(label, "bulkhead:token:minilm/0#3:1:in");
+    EXPECT_NE(smaps_of(slab.bytes().data()).find("/memfd:" + label), std::string::npos);
+}
+
+TEST(HostSlab, AMemfdThatCouldShrinkUnderTheReaderIsRefused) {
+    EXPECT_EQ(refusal(plain_memfd(0), input), ErrorCode::protocol_violation);
+    EXPECT_EQ(refusal(plain_memfd(F_SEAL_GROW | F_SEAL_SEAL), input), ErrorCode::protocol_violation);
+    EXPECT_EQ(refusal(plain_memfd(F_SEAL_SHRINK | F_SEAL_GROW), input), ErrorCode::protocol_violation);
+}
+
+TEST(HostSlab, AnOutputSlabThatTheClientCouldWriteIsRefused) {
+    const HostSlab writable = HostSlab::create(size_bytes, input, "test").value();
+
+    EXPECT_EQ(refusal(copy_of(writable), output), ErrorCode::protocol_violation);
+}
+
+TEST(HostSlab, AnInputSlabThatTheClientCannotWriteIsRefused) {
+    const HostSlab sealed = HostSlab::create(size_bytes, output, "test").value();
+
+    EXPECT_EQ(refusal(copy_of(sealed), input), ErrorCode::protocol_violation);
+}
+
+TEST(HostSlab, AWrongSizeAndWhatIsNoMemfdAreRefused) {
+    const HostSlab slab = HostSlab::create(size_bytes, input, "test").value();
+
+    EXPECT_EQ(refusal(copy_of(slab), input, size_bytes + 1), ErrorCode::protocol_violation);
+    EXPECT_EQ(refusal(copy_of(slab), input, 0), ErrorCode::protocol_violation);
+    EXPECT_EQ(refusal(UniqueFd{::open("/dev/zero", O_RDWR)}, input), ErrorCode::protocol_violation);
+    EXPECT_EQ(refusal(UniqueFd{::open("/proc/self/exe", O_RDONLY)}, input), ErrorCode::protocol_violation);
+    std::array<int, 2> pipe{};
+    ASSERT_EQ(::pipe(pipe.data()), 0);
+    const UniqueFd write_end{pipe[1]};
+    EXPECT_EQ(refusal(UniqueFd{pipe[0]}, input), ErrorCode::protocol_violation);
+}
+
+TEST(HostSlab, MoreThanMemoryHasIsAnErrorThatNamesTheSize) {
+    const Result<HostSlab> slab = HostSlab::create(std::uint64_t{1} << 60, input, "test");
+
+    EXPECT_EQ(slab.error().code, ErrorCode::resources_exhausted);
+    EXPECT_NE(slab.error().attempt.find("1152921504606846976 bytes"), std::string::npos);
+    EXPECT_EQ(HostSlab::create(0, input, "test").error().code, ErrorCode::input_invalid);
+}
+
+TEST(HostSlab, LimitsOfTheProcessAreErrorsAndNoSignals) {
+    EXPECT_EQ(signal_of_child([] {
+                  const rlimit small{4096, 4096};
+                  ::setrlimit(RLIMIT_FSIZE, &small);
+                  if (HostSlab::create(size_bytes, input, "test").error().code != ErrorCode::resources_exhausted)
+                      ::abort();
+              }),
+              0);
+    EXPECT_EQ(signal_of_child([] {
+                  const rlimit none{0, 0};
+                  ::setrlimit(RLIMIT_NOFILE, &none);
+                  if (HostSlab::create(size_bytes, input, "test").error().code != ErrorCode::resources_exhausted)
+                      ::abort();
+              }),
+              0);
+}
+
+}  // namespace
+}  // namespace bulkhead

@@ -1,0 +1,29 @@
+#include "ipc/text.h"
+
+#include <gtest/gtest.h>
+
+namespace bulkhead {
+namespace {
+
+TEST(Text, NamesAreUtf8WithoutControlCharacters) {
+    for (const char* good : {"", "input_ids", "größe", "模型", "🙂"}) EXPECT_TRUE(is_printable(good)) << good;
+    for (const char* bad : {"a\nb", "\x1b[31m", "\x7f",
+                            "\xc2\x9b"
+                            "31m",
+                            "\xff", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\xc3"})
+        EXPECT_FALSE(is_printable(bad)) << bad;
+    EXPECT_FALSE(is_printable(std::string_view{"a\0b", 3}));
+}
+
+TEST(Text, FreeTextKeepsItsLinesAndLosesWhatATerminalWouldObey) {
+    EXPECT_EQ(made_printable("line\n\tünder \x1b[2J\xff", 100), "line\n\tünder ?[2J?");
+}
+
+TEST(Text, FreeTextIsCutBetweenCharacters) {
+    EXPECT_EQ(made_printable("aü", 2), "a");
+    EXPECT_EQ(made_printable("aü", 3), "aü");
+    EXPECT_EQ(made_printable("abc", 0), "");
+}
+
+}  // namespace
+}  // namespace bulkhead

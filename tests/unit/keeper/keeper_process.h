@@ -1,0 +1,151 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ipc/keeper_link.h"
+#include "ipc/packet.h"
+#include "ipc/unique_fd.h"
+
+namespace bulkhead::test {
+
+using keeper_link::WorkerKey;
+
+WorkerKey key_of(const std::string& model, std::uint64_t generation);
+
+/// What the keeper told of one worker, with what it handed over.
+struct WorkerSeen {
+    WorkerKey key{};
+    pid_t pid = -1;
+    UniqueFd pidfd, link, log;
+
+    /// Sends a command to a fake_worker and waits for its answer.
+    [[nodiscard]] std::string ask(const std::string& command) const;
+    void tell(const std::string& command) const;
+    /// A child made by the commands `fork` and `setsid`, held.
+    [[nodiscard]] UniqueFd child(const std::string& command) const;
+};
+
+struct RecordSeen {
+    keeper_link::WorkerRecord record{};
+    std::string ledger;
+    WorkerSeen worker;
+};
+
+struct HandOver {
+    keeper_link::KeeperHello hello{};
+    std::vector<RecordSeen> workers;
+};
+
+/// One packet from the keeper.
+struct Heard {
+    keeper_link::Header header{};
+    std::vector<std::byte> body;
+    std::vector<UniqueFd> fds;
+    [[nodiscard]] bool is(keeper_link::Type type) const { return header.type == static_cast<std::uint16_t>(type); }
+    template <typename T>
+    [[nodiscard]] T as() const;
+};
+
+/// The supervisor's place, taken by the test. Every wait fails the test by an exception after 20 s.
+class Seat {
+public:
+    Seat(UniqueFd relay, UniqueFd link, UniqueFd listening, pid_t pid);
+
+    HandOver take_over(); ///< receives the hand-over and answers with a hello
+    HandOver receive_hand_over();
+    void greet(std::uint16_t version_min = 1, std::uint16_t version_max = 1);
+
+    Heard hear();
+    /// Empty when the keeper closed the link.
+    std::optional<Heard> hear_or_end();
+    template <typename T>
+    T hear(keeper_link::Type type);
+
+    void say(keeper_link::Type type, std::string_view body = {}, std::uint64_t request_id = 0,
+             std::span<const int> fds = {});
+    template <typename T>
+    void say(keeper_link::Type type, const T& body, std::string_view tail = {});
+    void say_raw(std::string_view packet, std::span<const int> fds = {});
+
+    void ask_spawn(const WorkerKey& key, const std::vector<std::string>& argv,
+                   const std::vector<std::string>& environment = {}, std::optional<int> cgroup = {});
+    WorkerSeen spawn(const WorkerKey& key, const std::vector<std::string>& argv,
+                     const std::vector<std::string>& environment = {}, std::optional<int> cgroup = {});
+    WorkerSeen spawn_fake(std::uint64_t generation); ///< named "fake", and surely past its exec
+    keeper_link::SpawnFailed spawn_in_vain(const WorkerKey& key, const std::vector<std::string>& argv);
+    /// Returns once the keeper has served every request before it.
+    void settle(std::uint64_t generation);
+
+    void end_with(int status); ///< the process ends, and the test's hold on its link with it
+    void kill();
+
+    [[nodiscard]] pid_t pid() const { return pid_; }
+    [[nodiscard]] const UniqueFd& process() const { return process_; }
+    [[nodiscard]] const UniqueFd& link() const { return link_; }
+    [[nodiscard]] const UniqueFd& listening() const { return listening_; }
+
+private:
+    UniqueFd relay_, link_, listening_, process_;
+    pid_t pid_;
+};
+
+struct KeeperOptions {
+    std::vector<std::string> arguments = {};   ///< instead of --socket, --supervisor and FLEET
+    std::vector<std::string> environment = {}; ///< added to the test's own
+    std::function<void()> in_child = {};       ///< before exec
+};
+
+/// A folder of the test's own, gone with it.
+class Folder {
+public:
+    Folder();
+    ~Folder();
+    Folder(const Folder&) = delete;
+    [[nodiscard]] std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+
+private:
+    std::filesystem::path path_;
+};
+
+/// A running bulkheadd whose supervisors are Seats; one at a time. Its destructor kills it, and with it every
+/// child of the test, which is the subreaper of all that a dead keeper leaves.
+class KeeperProcess {
+public:
+    explicit KeeperProcess(KeeperOptions options = {});
+    ~KeeperProcess();
+    KeeperProcess(const KeeperProcess&) = delete;
+
+    Seat next_seat();
+    void signal(int number) const;
+    /// Waits for its end: exit code, or 128 and the signal.
+    int wait();
+
+    [[nodiscard]] pid_t pid() const { return pid_; }
+    [[nodiscard]] std::filesystem::path socket() const { return folder / "run/control.sock"; }
+    [[nodiscard]] std::string errors() const;
+
+    const Folder folder;
+
+private:
+    UniqueFd relay_;
+    pid_t pid_ = -1;
+    bool waited_ = false;
+};
+
+/// Runs bulkheadd to its end.
+struct Ended {
+    int status;
+    std::string errors;
+};
+Ended run_keeper(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
+
+} // namespace bulkhead::test
+
+#include "tests/unit/keeper/keeper_process_templates.h"

@@ -1,0 +1,70 @@
+#include "tests/unit/keeper/process_facts.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace bulkhead::test {
+namespace {
+
+constexpr int patience_ms = 20'000;
+
+bool polls_in(int fd, int timeout_ms) {
+    pollfd source{fd, POLLIN, 0};
+    int count = 0;
+    do count = ::poll(&source, 1, timeout_ms);
+    while (count < 0 && errno == EINTR);
+    return count == 1;
+}
+
+std::filesystem::path proc(pid_t pid) { return "/proc/" + std::to_string(pid); }
+
+} // namespace
+
+std::map<int, std::string> descriptors_of(pid_t pid) {
+    std::map<int, std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator{proc(pid) / "fd"})
+        found[std::stoi(entry.path().filename())] = std::filesystem::read_symlink(entry.path());
+    return found;
+}
+
+std::size_t descriptor_count(pid_t pid) { return descriptors_of(pid).size(); }
+
+std::set<pid_t> children_of(pid_t pid) {
+    std::istringstream list{file_text(proc(pid) / "task" / std::to_string(pid) / "children")};
+    std::set<pid_t> found;
+    for (pid_t child = 0; list >> child;) found.insert(child);
+    return found;
+}
+
+std::string status_of(pid_t pid, const std::string& name) {
+    std::istringstream lines{file_text(proc(pid) / "status")};
+    for (std::string line; std::getline(lines, line);)
+        if (line.starts_with(name + ":")) return line.substr(line.find_first_not_of(" \t", name.size() + 1));
+    return {};
+}
+
+std::vector<std::string> words_of(pid_t pid, const std::string& file) {
+    std::istringstream text{file_text(proc(pid) / file)};
+    std::vector<std::string> words;
+    for (std::string word; std::getline(text, word, '\0');) words.push_back(word);
+    return words;
+}
+
+std::string file_text(const std::string& path) {
+    std::ifstream file{path};
+    return {std::istreambuf_iterator<char>{file}, {}};
+}
+
+UniqueFd hold(pid_t pid) { return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))}; }
+
+bool ends(const UniqueFd& pidfd) { return polls_in(pidfd.get(), patience_ms); }
+bool is_alive(const UniqueFd& pidfd) { return !polls_in(pidfd.get(), 0); }
+bool readable(int fd) { return polls_in(fd, patience_ms); }
+
+} // namespace bulkhead::test

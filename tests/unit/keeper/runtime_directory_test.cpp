@@ -1,0 +1,218 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "tests/unit/keeper/keeper_process.h"
+#include "tests/unit/keeper/process_facts.h"
+
+namespace bulkhead::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+mode_t mode_of(const fs::path& path) {
+    struct stat facts {};
+    return ::lstat(path.c_str(), &facts) == 0 ? facts.st_mode : 0;
+}
+
+sockaddr_un address_of(const fs::path& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.string().copy(address.sun_path, sizeof address.sun_path - 1);
+    return address;
+}
+
+UniqueFd listen_at(const fs::path& path) {
+    const sockaddr_un address = address_of(path);
+    UniqueFd socket{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    EXPECT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(::listen(socket.get(), 1), 0);
+    return socket;
+}
+
+/// A start that must fail before any supervisor.
+Ended start_at(const fs::path& socket) {
+    return run_keeper({"--socket", socket, "--supervisor", "/nonexistent", "fleet"});
+}
+
+TEST(RuntimeDirectory, IsMadeForItsOwnerAlone) {
+    KeeperProcess keeper;
+    keeper.next_seat().take_over();
+
+    EXPECT_EQ(mode_of(keeper.folder / "run"), S_IFDIR | 0700U);
+    EXPECT_EQ(mode_of(keeper.socket()), S_IFSOCK | 0600U);
+}
+
+TEST(RuntimeDirectory, RefusesASymlink) {
+    const Folder folder;
+    fs::create_directory(folder / "elsewhere");
+    fs::create_directory_symlink(folder / "elsewhere", folder / "run");
+
+    const Ended ended = start_at(folder / "run/control.sock");
+
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.errors, StartsWith("error: not_permitted: using the runtime directory "));
+    EXPECT_TRUE(fs::is_empty(folder / "elsewhere"));
+}
+
+TEST(RuntimeDirectory, FollowsSymlinksAboveIt) {
+    const Folder folder;
+    fs::create_directory(folder / "real");
+    fs::create_directory_symlink(folder / "real", folder / "link");
+
+    const Ended ended = start_at(folder / "link/run/control.sock");
+
+    EXPECT_THAT(ended.errors, HasSubstr("starting /nonexistent")); // it came that far
+    EXPECT_TRUE(fs::exists(folder / "real/run"));
+}
+
+TEST(RuntimeDirectory, RefusesOneThatOthersMayWrite) {
+    const Folder folder;
+    for (const unsigned mode : {0777U, 0770U, 0702U}) {
+        fs::create_directory(folder / "run");
+        ASSERT_EQ(::chmod((folder / "run").c_str(), mode), 0);
+
+        const Ended ended = start_at(folder / "run/control.sock");
+
+        EXPECT_EQ(ended.status, 1);
+        EXPECT_THAT(ended.errors, HasSubstr("others than its owner may write to it; remove it, or choose another"));
+        fs::remove_all(folder / "run");
+    }
+}
+
+TEST(RuntimeDirectory, RefusesOneOfAnotherUser) {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+    const Folder folder;
+    fs::create_directory(folder / "run");
+    ASSERT_EQ(::chown((folder / "run").c_str(), 4711, 4711), 0);
+
+    const Ended ended = start_at(folder / "run/control.sock");
+
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.errors, HasSubstr("it belongs to uid 4711, not to uid 0"));
+}
+
+TEST(RuntimeDirectory, NamesTheFolderWhereNothingCanBeMade) {
+    const Ended ended = start_at("/sys/kernel/bulkhead/control.sock");
+
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.errors,
+                StartsWith("error: not_permitted: creating the runtime directory /sys/kernel/bulkhead: "));
+}
+
+TEST(RuntimeDirectory, ItsParentMustExist) {
+    const Folder folder;
+
+    const Ended ended = start_at(folder / "missing/run/control.sock");
+
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.errors, HasSubstr("No such file or directory"));
+}
+
+TEST(RuntimeDirectory, ASecondDaemonIsToldTheFirstOnesPid) {
+    KeeperProcess first;
+    first.next_seat().take_over();
+
+    const Ended second = start_at(first.socket());
+
+    EXPECT_EQ(second.status, 1);
+    EXPECT_THAT(second.errors, StartsWith("error: already_running: "));
+    EXPECT_THAT(second.errors, HasSubstr("the daemon with pid " + std::to_string(first.pid()) + " uses"));
+    EXPECT_TRUE(fs::exists(first.socket()));
+}
+
+TEST(RuntimeDirectory, IsOneDaemonsWhateverTheSocketsName) {
+    KeeperProcess first;
+    first.next_seat().take_over();
+
+    const Ended second = start_at(first.folder / "run/another.sock");
+
+    EXPECT_EQ(second.status, 1);
+    EXPECT_THAT(second.errors, StartsWith("error: already_running: "));
+}
+
+TEST(RuntimeDirectory, AListenerThatHoldsNoLockIsNotReplacedEither) {
+    const Folder folder;
+    fs::create_directory(folder / "run");
+    fs::permissions(folder / "run", fs::perms::owner_all);
+    const UniqueFd somebody = listen_at(folder / "run/control.sock");
+
+    const Ended ended = start_at(folder / "run/control.sock");
+
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.errors, HasSubstr("the daemon with pid " + std::to_string(::getpid()) + " uses"));
+    EXPECT_TRUE(fs::exists(folder / "run/control.sock"));
+}
+
+TEST(RuntimeDirectory, AStaleSocketIsReplaced) {
+    KeeperProcess keeper;
+    keeper.next_seat().take_over();
+    keeper.signal(SIGKILL);
+    EXPECT_EQ(keeper.wait(), 128 + SIGKILL);
+    ASSERT_TRUE(fs::exists(keeper.socket()));
+
+    const Ended next = start_at(keeper.socket());
+
+    EXPECT_THAT(next.errors, HasSubstr("starting /nonexistent")); // it lacked a supervisor, not a socket
+    EXPECT_FALSE(fs::exists(keeper.socket()));
+}
+
+TEST(RuntimeDirectory, AFileThatIsNoSocketIsKept) {
+    const Folder folder;
+    fs::create_directory(folder / "run");
+    fs::permissions(folder / "run", fs::perms::owner_all);
+    std::ofstream{folder / "run/control.sock"} << "precious";
+
+    const Ended ended = start_at(folder / "run/control.sock");
+
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.errors, HasSubstr("it is no socket"));
+    EXPECT_EQ(file_text(folder / "run/control.sock"), "precious");
+}
+
+TEST(RuntimeDirectory, RefusesAPathThatNoClientCouldConnectTo) {
+    const Folder folder;
+
+    const Ended ended = start_at(folder / std::string(120, 'x') / "control.sock");
+
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.errors, HasSubstr("more than the 107 a Unix socket's path may have; choose a shorter path"));
+}
+
+TEST(RuntimeDirectory, IsFoundByTheEnvironment) {
+    const Folder folder;
+    fs::create_directory(folder / "xdg");
+
+    run_keeper({"--supervisor", "/nonexistent", "fleet"}, {"XDG_RUNTIME_DIR=" + (folder / "xdg").string()});
+    EXPECT_TRUE(fs::exists(folder / "xdg/bulkhead"));
+
+    run_keeper({"--supervisor", "/nonexistent", "fleet"},
+               {"XDG_RUNTIME_DIR=" + (folder / "xdg").string(), "BULKHEAD_SOCKET=" + (folder / "own/c.sock").string()});
+    EXPECT_TRUE(fs::exists(folder / "own"));
+}
+
+TEST(CommandLine, WrongUsageEndsWithTwo) {
+    using Arguments = std::vector<std::string>;
+    for (const auto& arguments : {Arguments{}, Arguments{"a.yaml", "b.yaml"}, Arguments{"--sockte", "x", "a.yaml"},
+                                  Arguments{"a.yaml", "--socket"}}) {
+        const Ended ended = run_keeper(arguments);
+        EXPECT_EQ(ended.status, 2);
+        EXPECT_THAT(ended.errors, HasSubstr("bulkheadd --help"));
+    }
+}
+
+TEST(CommandLine, HelpAndVersionNeedNoDaemon) {
+    EXPECT_EQ(run_keeper({"--help"}).status, 0);
+    EXPECT_EQ(run_keeper({"--version"}).status, 0);
+}
+
+} // namespace
+} // namespace bulkhead::test

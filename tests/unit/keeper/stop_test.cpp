@@ -1,0 +1,194 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <iostream>
+
+#include "tests/unit/keeper/keeper_process.h"
+#include "tests/unit/keeper/process_facts.h"
+
+namespace bulkhead::test {
+namespace {
+
+using keeper_link::Exited;
+using keeper_link::Signal;
+using keeper_link::Type;
+using ::testing::HasSubstr;
+
+struct Stop : ::testing::TestWithParam<int> {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    void SetUp() override { seat.take_over(); }
+};
+
+TEST_P(Stop, OnASignalAsksTheSupervisorAndEndsWhenItSaysSo) {
+    const WorkerSeen worker = seat.spawn_fake(1);
+
+    keeper.signal(GetParam());
+
+    EXPECT_TRUE(seat.hear().is(Type::stop_asked));
+    EXPECT_EQ(worker.ask("echo alive"), "alive") << "unloading is the supervisor's to do";
+    seat.say(Type::signal, Signal{worker.key, SIGTERM, 1});
+    (void)seat.hear<Exited>(Type::exited);
+    seat.say(Type::stop);
+    seat.end_with(0);
+
+    EXPECT_EQ(keeper.wait(), 0);
+    EXPECT_TRUE(std::filesystem::is_empty(keeper.folder / "run"));
+    EXPECT_EQ(keeper.errors(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(By, Stop, ::testing::Values(SIGTERM, SIGINT),
+                         [](const auto& signal) { return std::string{::sigabbrev_np(signal.param)}; });
+
+TEST(StopBySupervisor, RemovesTheSocketBeforeTheSupervisorEnds) {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    seat.take_over();
+
+    seat.say(Type::stop);
+
+    EXPECT_FALSE(seat.hear_or_end()) << "the keeper ends the link only with itself";
+    EXPECT_EQ(keeper.wait(), 0) << "it waits for the supervisor, but not for ever";
+    EXPECT_TRUE(ends(seat.process()));
+}
+
+TEST(StopBySupervisor, IsHeardEvenWhenItEndsAtOnceWithWordsUnread) {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    seat.take_over();
+    for (std::uint64_t generation = 1; generation < 5; ++generation)
+        seat.ask_spawn(key_of("m", generation), {"/nonexistent"});
+
+    seat.say(Type::stop);
+    seat.end_with(0);
+
+    EXPECT_EQ(keeper.wait(), 0);
+    EXPECT_EQ(keeper.errors(), "");
+}
+
+TEST(StopBySupervisor, TakesWorkersAlongThatItLeft) {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    seat.take_over();
+    const WorkerSeen worker = seat.spawn_fake(1);
+    const UniqueFd straggler = worker.child("fork");
+    const UniqueFd outsider = worker.child("setsid");
+
+    seat.say(Type::stop);
+    seat.end_with(0);
+
+    EXPECT_EQ(keeper.wait(), 0);
+    EXPECT_FALSE(is_alive(worker.pidfd));
+    EXPECT_FALSE(is_alive(straggler));
+    EXPECT_FALSE(is_alive(outsider)) << "orphans are the keeper's children, and go with it";
+}
+
+TEST(StopTwice, KillsEverythingAtOnce) {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    seat.take_over();
+    const WorkerSeen worker = seat.spawn_fake(1);
+    const UniqueFd outsider = worker.child("setsid");
+
+    keeper.signal(SIGTERM);
+    EXPECT_TRUE(seat.hear().is(Type::stop_asked));
+    keeper.signal(SIGTERM);
+
+    EXPECT_EQ(keeper.wait(), 1);
+    EXPECT_THAT(keeper.errors(), HasSubstr("second signal to stop"));
+    EXPECT_FALSE(is_alive(seat.process()));
+    EXPECT_FALSE(is_alive(worker.pidfd));
+    EXPECT_FALSE(is_alive(outsider));
+    EXPECT_FALSE(std::filesystem::exists(keeper.socket()));
+}
+
+TEST(StopAsked, IsToldAgainToTheNextSupervisor) {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    seat.take_over();
+    keeper.signal(SIGTERM);
+    EXPECT_TRUE(seat.hear().is(Type::stop_asked));
+
+    seat.kill();
+    Seat next = keeper.next_seat();
+    next.take_over();
+
+    EXPECT_TRUE(next.hear().is(Type::stop_asked));
+    next.say(Type::stop);
+    next.end_with(0);
+    EXPECT_EQ(keeper.wait(), 0);
+}
+
+TEST(Reload, IsAskedOnHangup) {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    seat.take_over();
+
+    keeper.signal(SIGHUP);
+
+    EXPECT_TRUE(seat.hear().is(Type::reload_asked));
+}
+
+TEST(KeeperDeath, TakesEveryWorkerAndTheSupervisorAlong) {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    seat.take_over();
+    const WorkerSeen plain = seat.spawn_fake(1);
+    const WorkerSeen threaded = seat.spawn_fake(2);
+    EXPECT_EQ(threaded.ask("threads"), "started");
+    const WorkerSeen headless = seat.spawn_fake(3);
+    EXPECT_EQ(headless.ask("leave"), "left");
+
+    keeper.signal(SIGKILL);
+
+    EXPECT_TRUE(ends(plain.pidfd));
+    EXPECT_TRUE(ends(threaded.pidfd));
+    EXPECT_TRUE(ends(headless.pidfd));
+    EXPECT_TRUE(ends(seat.process()));
+    EXPECT_EQ(keeper.wait(), 128 + SIGKILL);
+}
+
+TEST(KeeperDeath, DuringASpawnLeavesNothing) {
+    for (int round = 0; round < 20; ++round) {
+        KeeperProcess keeper;
+        Seat seat = keeper.next_seat();
+        seat.take_over();
+        for (std::uint64_t generation = 1; generation <= 30; ++generation)
+            seat.ask_spawn(key_of("m", generation), {FAKE_WORKER});
+        for (int heard = 0; heard < round; ++heard) (void)seat.hear();
+
+        keeper.signal(SIGKILL);
+
+        EXPECT_EQ(keeper.wait(), 128 + SIGKILL);
+        while (!children_of(::getpid()).empty()) {
+            siginfo_t ended{};
+            const pid_t child = *children_of(::getpid()).begin();
+            ASSERT_TRUE(ends(hold(child))) << "a worker outlived its keeper";
+            ::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED);
+        }
+    }
+}
+
+TEST(Footprint, IsOneThreadAndLittleMemory) {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    seat.take_over();
+    const auto resident_kib = [&] { return std::stol(status_of(keeper.pid(), "VmRSS")); };
+    std::cout << "resident: " << resident_kib() << " KiB idle";
+
+    std::vector<WorkerSeen> workers;
+    for (std::uint64_t generation = 1; generation <= 32; ++generation) {
+        workers.push_back(seat.spawn_fake(generation));
+        seat.say(Type::ledger, workers.back().key, std::string(keeper_link::ledger_bytes_max, 'x'));
+    }
+    seat.settle(100);
+
+    std::cout << ", " << resident_kib() << " KiB with 32 workers\n";
+    EXPECT_EQ(status_of(keeper.pid(), "Threads"), "1");
+    EXPECT_LE(resident_kib(), 4096);
+}
+
+} // namespace
+} // namespace bulkhead::test

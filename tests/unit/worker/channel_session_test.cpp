@@ -1,0 +1,459 @@
+#include "tests/unit/worker/loop_harness.h"
+
+namespace bulkhead::worker::test {
+namespace {
+
+using ChannelTest = LoopTest;
+
+TEST_F(ChannelTest, WelcomesAClientWithBothSlabsAndTheMethods) {
+    start_ready();
+
+    TestClient client = open_channel();
+
+    EXPECT_EQ(client.welcome.model, "fake");
+    EXPECT_EQ(client.welcome.replica, 2U);
+    EXPECT_EQ(client.welcome.generation, 7U);
+    EXPECT_EQ(client.welcome.channel, client.id);
+    EXPECT_EQ(client.welcome.slab_bytes_max, spec.channel.bytes_max);
+    EXPECT_EQ(client.welcome.in_flight_max, spec.queue_bound / 2);
+    const auto& echo = client.welcome.methods.at("echo").as_object();
+    EXPECT_EQ(boost::json::serialize(echo.at("inputs")), R"([{"name":"x","dtype":"float32","shape":["0..16777216"]}])");
+    EXPECT_EQ(client.find_slab(wire::SlabDirection::input)->memory.size_bytes(), spec.channel.input_bytes);
+    EXPECT_EQ(expect_said("channel_opened").at("channel").to_number<std::uint64_t>(), client.id);
+}
+
+TEST_F(ChannelTest, AnswersAnInferenceWithTensorsInTheOutputSlab) {
+    start_ready();
+    TestClient client = open_channel();
+
+    client.infer(1, "echo", {client.tensor({1, 2, 3})});
+
+    const channel::InferResult result = client.expect_result(1);
+    ASSERT_EQ(result.tensors.size(), 1U);
+    EXPECT_EQ(result.tensors[0].name, "y");
+    EXPECT_EQ(client.values(result.tensors[0]), (std::vector<float>{1, 2, 3}));
+    EXPECT_EQ(result.tensors[0].lease.offset_bytes % wire::tensor_alignment, 0U);
+}
+
+TEST_F(ChannelTest, PassesAnEmptyTensorThrough) {
+    start_ready();
+    TestClient client = open_channel();
+
+    client.infer(1, "echo", {client.tensor({})});
+
+    EXPECT_EQ(client.expect_result(1).tensors.at(0).dims, (std::vector<std::int64_t>{0}));
+}
+
+TEST_F(ChannelTest, RefusesAnUnknownMethodByNamingTheKnownOnes) {
+    start_ready();
+    TestClient client = open_channel();
+
+    client.infer(1, "ecko", {client.tensor({1})});
+
+    const Error error = client.expect_error(1, ErrorCode::method_unknown);
+    EXPECT_NE(error.attempt.find("ecko"), std::string::npos);
+    EXPECT_NE(error.remedy.find("echo"), std::string::npos);
+    client.infer(2, "echo", {client.tensor({1})});
+    client.expect_result(2);
+}
+
+TEST_F(ChannelTest, RefusesInputsAndParametersThatTheMethodDoesNotDeclare) {
+    start_ready();
+    TestClient client = open_channel();
+    channel::Tensor other = client.tensor({1});
+    other.name = "z";
+    channel::Tensor integers = client.tensor({1});
+    integers.dtype = wire::DType::int32;
+    channel::Tensor matrix = client.tensor({1});
+    matrix.dims = {1, 1};
+
+    client.infer(1, "echo", {other});
+    client.infer(2, "echo", {integers});
+    client.infer(3, "echo", {matrix});
+    client.infer(4, "echo", {});
+    client.infer(5, "fill", {});
+    client.infer(6, "fill", {}, {{"bytes", "many"}});
+
+    client.expect_error(1, ErrorCode::input_invalid);
+    client.expect_error(2, ErrorCode::dtype_unsupported);
+    client.expect_error(3, ErrorCode::shape_mismatch);
+    client.expect_error(4, ErrorCode::input_invalid);
+    client.expect_error(5, ErrorCode::input_invalid);
+    client.expect_error(6, ErrorCode::input_invalid);
+    EXPECT_TRUE(log->runs_so_far().empty());
+}
+
+TEST_F(ChannelTest, RefusesALeaseOutsideItsInputSlab) {
+    start_ready();
+    TestClient client = open_channel();
+    const auto lying = [&](auto change) {
+        channel::Tensor tensor = client.tensor({1, 2, 3, 4});
+        change(tensor.lease);
+        return tensor;
+    };
+
+    client.infer(1, "echo", {lying([](wire::LeaseRef& lease) { lease.slab_id = 99; })});
+    client.infer(2, "echo", {lying([&](wire::LeaseRef& lease) {
+                     lease.slab_id = client.find_slab(wire::SlabDirection::output)->offer.slab_id;
+                 })});
+    client.infer(3, "echo", {lying([&](wire::LeaseRef& lease) { lease.offset_bytes = spec.channel.input_bytes; })});
+    client.infer(4, "echo", {lying([](wire::LeaseRef& lease) { lease.offset_bytes = 4; })});
+    client.infer(5, "echo", {lying([](wire::LeaseRef& lease) { lease.offset_bytes = ~std::uint64_t{63}; })});
+
+    for (std::uint64_t id = 1; id <= 5; ++id) client.expect_error(id, ErrorCode::protocol_violation);
+    EXPECT_TRUE(log->runs_so_far().empty());
+}
+
+TEST_F(ChannelTest, RefusesInputBytesThatAnotherRequestIsUsing) {
+    start_ready();
+    TestClient client = open_channel();
+    client.infer(1, "wait", {client.tensor({1, 2}, 0, 1)});
+    log->gate.await_arrivals(1);
+
+    client.infer(2, "echo", {client.tensor({7, 2}, 0, 2)});
+    client.infer(3, "echo", {client.tensor({7, 2}, 0, 1)});
+    client.infer(4, "echo", {client.tensor({4}, 64, 3)});
+
+    const Error error = client.expect_error(2, ErrorCode::protocol_violation);
+    EXPECT_NE(error.attempt.find("request 1"), std::string::npos);
+    log->gate.open();
+    client.expect_result(1);
+    client.expect_result(3); // the very same lease may be read twice
+    client.expect_result(4);
+}
+
+TEST_F(ChannelTest, RefusesARequestNumberThatIsInFlightWithoutAnsweringForIt) {
+    start_ready();
+    TestClient client = open_channel();
+    client.infer(1, "wait", {client.tensor({1})});
+    log->gate.await_arrivals(1);
+
+    client.infer(1, "echo", {client.tensor({1}, 64)});
+
+    client.expect_error(0, ErrorCode::protocol_violation);
+    log->gate.open();
+    client.expect_result(1);
+}
+
+TEST_F(ChannelTest, ReportsTheModelsOwnFailureAndGoesOn) {
+    start_ready();
+    TestClient client = open_channel();
+
+    client.infer(1, "throw", {client.tensor({1})});
+    client.infer(2, "fail", {client.tensor({1})});
+    client.infer(3, "echo", {client.tensor({1})});
+
+    EXPECT_NE(client.expect_error(1, ErrorCode::inference_failed).attempt.find("own words"), std::string::npos);
+    client.expect_error(2, ErrorCode::inference_failed);
+    client.expect_result(3);
+}
+
+TEST_F(ChannelTest, TakesBackTheOutputsOfAFailedInference) {
+    spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
+    start_ready();
+    TestClient client = open_channel();
+    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F)); // most of the output slab
+
+    for (std::uint64_t id = 1; id <= 5; ++id) {
+        client.infer(id, "fail", {input});
+        client.expect_error(id, ErrorCode::inference_failed);
+    }
+
+    client.infer(6, "echo", {input});
+    client.expect_result(6);
+}
+
+TEST_F(ChannelTest, FreesAnOutputWhenItsLeaseIsGivenBack) {
+    spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
+    start_ready();
+    TestClient client = open_channel();
+    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));
+
+    client.infer(1, "echo", {input});
+    const channel::InferResult first = client.expect_result(1);
+    client.infer(2, "echo", {input});
+    const Error full = client.expect_error(2, ErrorCode::resources_exhausted);
+    client.send(channel::encode(channel::Release{{first.tensors[0].lease}}));
+    client.infer(3, "echo", {input});
+    const channel::InferResult third = client.expect_result(3);
+
+    EXPECT_NE(full.text().find("channel.bytes_max"), std::string::npos);
+    EXPECT_EQ(third.tensors[0].lease.offset_bytes, first.tensors[0].lease.offset_bytes);
+    EXPECT_NE(third.tensors[0].lease.generation, first.tensors[0].lease.generation);
+}
+
+TEST_F(ChannelTest, RefusesStaleAndForeignLeasesAndClosesAfterTooMany) {
+    start_ready();
+    TestClient client = open_channel();
+    client.infer(1, "echo", {client.tensor({1})});
+    const wire::LeaseRef lease = client.expect_result(1).tensors[0].lease;
+    client.send(channel::encode(channel::Release{{lease}}));
+
+    client.send(channel::encode(channel::Release{{lease}}));
+    client.expect_error(0, ErrorCode::protocol_violation);
+    const std::uint32_t input_slab = client.find_slab(wire::SlabDirection::input)->offer.slab_id;
+    client.send(channel::encode(channel::Release{{{input_slab, 0, 0, 64, 1}}}));
+    client.expect_error(0, ErrorCode::protocol_violation);
+    client.infer(2, "echo", {client.tensor({1})});
+    client.expect_result(2);
+
+    for (std::uint32_t i = 2; i <= limits::violations_max; ++i) {
+        client.send(channel::encode(channel::Release{{lease}}));
+        client.expect_error(0, ErrorCode::protocol_violation);
+    }
+    client.expect_end();
+    EXPECT_EQ(expect_said("channel_closed").at("channel").to_number<std::uint64_t>(), client.id);
+}
+
+TEST_F(ChannelTest, OffersAnotherOutputSlabBeforeTheResultThatLiesInIt) {
+    start_ready();
+    TestClient client = open_channel();
+
+    client.infer(1, "fill", {}, {{"bytes", 2 << 20}});
+
+    const auto offered = client.receive();
+    ASSERT_TRUE(offered && std::holds_alternative<channel::SlabOffer>(*offered));
+    EXPECT_EQ(std::get<channel::SlabOffer>(*offered).request_id, 0U);
+    const channel::InferResult result = client.expect_result(1);
+    EXPECT_EQ(result.tensors[0].lease.slab_id, std::get<channel::SlabOffer>(*offered).slab_id);
+    EXPECT_EQ(client.values(result.tensors[0]).size(), (2U << 20) / sizeof(float));
+}
+
+TEST_F(ChannelTest, GrowsBySlabsOnRequestUpToTheBound) {
+    start_ready();
+    TestClient client = open_channel();
+    const auto ask = [&](std::uint64_t id, wire::SlabDirection direction, std::uint64_t bytes) {
+        client.send(channel::encode(channel::SlabRequest{id, direction, wire::SlabKind::host_memfd, bytes}));
+    };
+
+    ask(11, wire::SlabDirection::input, 100'000);
+    const auto offer = client.receive();
+    ask(12, wire::SlabDirection::output, spec.channel.bytes_max);
+
+    ASSERT_TRUE(offer && std::holds_alternative<channel::SlabOffer>(*offer));
+    EXPECT_EQ(std::get<channel::SlabOffer>(*offer).request_id, 11U);
+    EXPECT_GE(std::get<channel::SlabOffer>(*offer).size_bytes, 100'000U);
+    EXPECT_NE(client.expect_error(12, ErrorCode::resources_exhausted).text().find("channel.bytes_max"),
+              std::string::npos);
+    channel::Tensor input = client.tensor({5});
+    input.lease.slab_id = std::get<channel::SlabOffer>(*offer).slab_id;
+    client.infer(13, "echo", {input});
+    EXPECT_EQ(client.values(client.expect_result(13).tensors[0]), (std::vector<float>{0}));
+}
+
+TEST_F(ChannelTest, MakesALargeSlabWhileAnInferenceOfAnotherChannelRuns) {
+    spec.channel.bytes_max = 128u << 20;
+    start_ready();
+    TestClient neighbour = open_channel();
+    TestClient client = open_channel();
+    neighbour.infer(1, "wait", {neighbour.tensor({1})});
+    log->gate.await_arrivals(1);
+
+    client.send(channel::encode(
+        channel::SlabRequest{11, wire::SlabDirection::input, wire::SlabKind::host_memfd, 64u << 20}));
+    client.infer(12, "echo", {client.tensor({1})});
+    log->gate.open();
+
+    neighbour.expect_result(1);
+    client.expect_result(12);
+    EXPECT_EQ(client.slabs.size(), 3U);
+}
+
+TEST_F(ChannelTest, RefusesASlabOfAKindThatItCannotMake) {
+    start_ready();
+    TestClient client = open_channel();
+
+    client.send(
+        channel::encode(channel::SlabRequest{11, wire::SlabDirection::input, wire::SlabKind::cuda_vmm, 4096}));
+
+    client.expect_error(11, ErrorCode::input_invalid);
+}
+
+TEST_F(ChannelTest, OpensAChannelWhoseSlabsAreTooLargeForTheEventLoop) {
+    spec.channel = {.input_bytes = 24u << 20, .output_bytes = 24u << 20, .bytes_max = 64u << 20, .channels_max = 2};
+    start_ready();
+
+    TestClient client = open_channel();
+
+    client.infer(1, "echo", {client.tensor({1})});
+    client.expect_result(1);
+}
+
+TEST_F(ChannelTest, IgnoresAnEmptyPacket) {
+    start_ready();
+    TestClient client = introduce();
+
+    client.send({});
+    client.open();
+    client.send({});
+    client.infer(1, "echo", {client.tensor({1})});
+
+    client.expect_result(1);
+}
+
+TEST_F(ChannelTest, ClosesAfterGarbageAndSaysWhy) {
+    start_ready();
+    for (const std::size_t size : {1U, 31U, 32U, 500U, 65536U}) {
+        TestClient client = open_channel();
+
+        client.send(std::vector<std::byte>(size, std::byte{0xA5}));
+
+        client.expect_error(0, ErrorCode::protocol_violation);
+        client.expect_end();
+    }
+}
+
+TEST_F(ChannelTest, ClosesAfterAPacketBeyondTheBoundOrWithDescriptors) {
+    start_ready();
+    TestClient large = open_channel();
+    auto [client_end, worker_end] = PacketPair::make().value();
+    say({{"type", "channel"}, {"channel", 77}}, worker_end.get());
+
+    large.send(std::vector<std::byte>(packet_bytes_max + 1));
+    const std::array fds{client_end.get(), link.get()};
+    ASSERT_TRUE(send_packet(client_end.get(), channel::encode(channel::Hello{0, "x"}), fds));
+
+    large.expect_error(0, ErrorCode::protocol_violation);
+    large.expect_end();
+    TestClient bringing{std::move(client_end), 77};
+    bringing.expect_error(0, ErrorCode::protocol_violation);
+}
+
+TEST_F(ChannelTest, ClosesWhenAnyOtherMessageComesBeforeHello) {
+    start_ready();
+    const std::vector<std::vector<std::byte>> messages{
+        channel::encode(channel::SlabRequest{1, wire::SlabDirection::input, wire::SlabKind::host_memfd, 4096}),
+        channel::encode(channel::Infer{1, "echo", 0ms, false, {}, {}}).value(),
+        channel::encode(channel::Cancel{1}),
+        channel::encode(channel::Release{}),
+        channel::encode(channel::Closing{ErrorCode::worker_draining, 0ms}),
+        channel::encode(channel::Failure{1, {ErrorCode::internal, "x", ""}}),
+        channel::encode(channel::SlabOffer{0, 1, wire::SlabDirection::input, wire::SlabKind::host_memfd, 4096}),
+    };
+    for (const auto& message : messages) {
+        TestClient client = introduce();
+
+        client.send(message);
+
+        client.expect_error(0, ErrorCode::protocol_violation);
+        client.expect_end();
+    }
+}
+
+TEST_F(ChannelTest, ClosesAfterASecondHelloAndAfterMessagesOfAWorker) {
+    start_ready();
+    const std::vector<std::vector<std::byte>> messages{
+        channel::encode(channel::Hello{0, "again"}),
+        channel::encode(channel::Welcome{2, 1, 0, 1, 1, 1, 0, "m", {}}).value(),
+        channel::encode(channel::InferResult{1, false, {}, {}, {}, {}}).value(),
+        channel::encode(channel::Closing{ErrorCode::worker_draining, 0ms}),
+    };
+    for (const auto& message : messages) {
+        TestClient client = open_channel();
+
+        client.send(message);
+
+        client.expect_error(0, ErrorCode::protocol_violation);
+        client.expect_end();
+    }
+}
+
+TEST_F(ChannelTest, RefusesAClientOfAnotherProtocolVersion) {
+    start_ready();
+    TestClient client = introduce();
+    std::vector<std::byte> hello_bytes = channel::encode(channel::Hello{0, "future"});
+    wire::Hello body{};
+    std::memcpy(&body, hello_bytes.data() + sizeof(wire::Header), sizeof body);
+    body.version_min = body.version_max = wire::version + 1;
+    std::memcpy(hello_bytes.data() + sizeof(wire::Header), &body, sizeof body);
+
+    client.send(hello_bytes);
+
+    client.expect_error(0, ErrorCode::protocol_violation);
+    client.expect_end();
+}
+
+TEST_F(ChannelTest, ClosesAClientThatNeverSaysHello) {
+    hello_deadline = 1ms;
+    start_ready();
+
+    TestClient client = introduce();
+
+    client.expect_end();
+    EXPECT_EQ(expect_said("channel_closed").at("channel").to_number<std::uint64_t>(), client.id);
+}
+
+TEST_F(ChannelTest, ForgetsAClientThatIsGoneBeforeItsHello) {
+    start_ready();
+    TestClient client = introduce();
+
+    client.close();
+
+    EXPECT_EQ(expect_said("channel_closed").at("channel").to_number<std::uint64_t>(), client.id);
+}
+
+TEST_F(ChannelTest, KeepsTheSlabsOfAClientThatIsGoneUntilItsRequestHasEnded) {
+    start_ready();
+    TestClient client = open_channel();
+    client.infer(1, "wait", {client.tensor({1})});
+    client.infer(2, "echo", {client.tensor({2}, 64)});
+    log->gate.await_arrivals(1);
+
+    client.close();
+    TestClient other = open_channel(); // the loop has seen the end of file by the time it serves another
+    other.infer(1, "echo", {other.tensor({3})});
+    {
+        const std::lock_guard lock{log->mutex};
+        EXPECT_EQ(log->unregistered, 0);
+    }
+    log->gate.open();
+
+    other.expect_result(1);
+    EXPECT_EQ(expect_said("channel_closed").at("channel").to_number<std::uint64_t>(), client.id);
+    EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 3"}));
+    const std::lock_guard lock{log->mutex};
+    EXPECT_EQ(log->unregistered, 2);
+}
+
+TEST_F(ChannelTest, ClosesAClientThatDoesNotReadAndServesTheOthers) {
+    start_ready();
+    TestClient deaf = open_channel();
+    TestClient other = open_channel();
+    const channel::Tensor input = deaf.tensor({1});
+
+    std::uint64_t id = 0;
+    while (id < 20'000 &&
+           deaf.try_send(channel::encode(channel::Infer{++id, "echo", 0ms, false, {input}, {}}).value())) {}
+
+    EXPECT_LT(id, 20'000U) << "its channel was never closed";
+    EXPECT_EQ(expect_said("channel_closed").at("channel").to_number<std::uint64_t>(), deaf.id);
+    other.infer(1, "echo", {other.tensor({1})});
+    other.expect_result(1);
+}
+
+TEST_F(ChannelTest, ReturnsEveryDescriptorOf200Channels) {
+    start_ready();
+    const auto count = [] {
+        return std::distance(std::filesystem::directory_iterator{"/proc/self/fd"},
+                             std::filesystem::directory_iterator{});
+    };
+    const auto one_life = [&] {
+        TestClient client = open_channel();
+        client.infer(1, "fill", {}, {{"bytes", 100'000}}); // grows by a slab
+        client.expect_result(1);
+        client.close();
+        client.slabs.clear();
+        expect_said("channel_closed");
+    };
+    one_life();
+    const auto before = count();
+
+    for (int i = 0; i < 200; ++i) one_life();
+
+    EXPECT_EQ(count(), before);
+    const std::lock_guard lock{log->mutex};
+    EXPECT_EQ(log->registered, log->unregistered);
+}
+
+} // namespace
+} // namespace bulkhead::worker::test

@@ -1,0 +1,145 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/worker/model_fixture.h"
+#include "worker/model.h"
+
+namespace bulkhead::worker {
+namespace {
+
+using test::Tensor;
+using testing::HasSubstr;
+
+config::MethodSpec embed() {
+    config::MethodSpec method;
+    method.name = "embed";
+    method.inputs = {test::tensor_spec("ids", {{1, 1}, {1, 256}}, wire::DType::int64),
+                     test::tensor_spec("weights", {{1, 1}, {1, 256}})};
+    method.parameters = {{"rate", config::ParameterType::integer, std::int64_t{16000}},
+                         {"scale", config::ParameterType::number, std::nullopt}};
+    return method;
+}
+
+Tensor ids(std::int64_t length = 2) {
+    return {"ids", wire::DType::int64, {1, length}, std::vector<std::byte>(static_cast<std::size_t>(length) * 8)};
+}
+
+Tensor weights(std::int64_t length = 2) {
+    return Tensor::of("weights", {1, length}, std::vector<float>(static_cast<std::size_t>(length)));
+}
+
+Error refusal(std::vector<Tensor> tensors) {
+    std::vector<TensorView> views;
+    for (auto& tensor : tensors) views.push_back(tensor.view());
+    const auto checked = check_inputs(embed(), views);
+    return checked ? Error{} : checked.error();
+}
+
+TEST(CheckInputs, PutsTheTensorsInTheMethodsOrder) {
+    auto first = weights(), second = ids();
+    const std::vector<TensorView> views{first.view(), second.view()};
+
+    const auto ordered = check_inputs(embed(), views);
+
+    ASSERT_TRUE(ordered) << ordered.error().text();
+    EXPECT_EQ(ordered.value()[0].name, "ids");
+    EXPECT_EQ(ordered.value()[1].bytes.data(), first.bytes.data());
+}
+
+TEST(CheckInputs, NamesAMissingInputAndWhatToSend) {
+    const auto error = refusal({ids()});
+    EXPECT_EQ(error.code, ErrorCode::input_invalid);
+    EXPECT_THAT(error.attempt, HasSubstr("embed: input \"weights\" is missing"));
+    EXPECT_THAT(error.remedy, HasSubstr("float32 [1, 1..256]"));
+}
+
+TEST(CheckInputs, NamesASurplusInputAndThoseThatThereAre) {
+    const auto error = refusal({ids(), weights(), Tensor::of("mask", {1}, {0})});
+    EXPECT_EQ(error.code, ErrorCode::input_invalid);
+    EXPECT_THAT(error.attempt, HasSubstr("\"mask\""));
+    EXPECT_THAT(error.remedy, HasSubstr("ids, weights"));
+}
+
+TEST(CheckInputs, RefusesAnInputThatCameTwice) {
+    const auto error = refusal({ids(), weights(), ids()});
+    EXPECT_EQ(error.code, ErrorCode::input_invalid);
+    EXPECT_THAT(error.attempt, HasSubstr("\"ids\" came twice"));
+}
+
+TEST(CheckInputs, TellsBothDtypes) {
+    const auto error = refusal({Tensor::of("ids", {1, 2}, {0, 0}), weights()});
+    EXPECT_EQ(error.code, ErrorCode::dtype_unsupported);
+    EXPECT_THAT(error.attempt, HasSubstr("\"ids\" is float32, declared is int64"));
+}
+
+TEST(CheckInputs, TellsBothRanks) {
+    const auto error = refusal({ids(), Tensor::of("weights", {2}, {0, 0})});
+    EXPECT_EQ(error.code, ErrorCode::shape_mismatch);
+    EXPECT_THAT(error.attempt, HasSubstr("rank 1 ([2]), declared is rank 2 ([1, 1..256])"));
+}
+
+TEST(CheckInputs, HoldsEachDimensionToItsRange) {
+    EXPECT_THAT(refusal({ids(257), weights()}).attempt, HasSubstr("has shape [1, 257], declared is [1, 1..256]"));
+    EXPECT_EQ(refusal({ids(0), weights()}).code, ErrorCode::shape_mismatch);
+    auto negative = ids();
+    negative.dims = {1, -1};
+    EXPECT_EQ(refusal({negative, weights()}).code, ErrorCode::shape_mismatch);
+}
+
+TEST(CheckInputs, HoldsTheBytesToTheShape) {
+    auto lying = ids();
+    lying.bytes.pop_back();
+    const auto error = refusal({lying, weights()});
+    EXPECT_EQ(error.code, ErrorCode::shape_mismatch);
+    EXPECT_THAT(error.attempt, HasSubstr("takes 16 bytes, 15 came"));
+}
+
+TEST(CheckInputs, RefusesAShapeWhoseBytesOverflow) {
+    auto method = embed();
+    constexpr auto max = std::numeric_limits<std::int64_t>::max();
+    method.inputs = {test::tensor_spec("ids", {{1, max}, {1, max}}, wire::DType::int64)};
+    Tensor huge{"ids", wire::DType::int64, {std::int64_t{1} << 61, 16}, {}};
+    const std::vector<TensorView> views{huge.view()};
+    EXPECT_EQ(check_inputs(method, views).error().code, ErrorCode::shape_mismatch);
+}
+
+TEST(CheckInputs, TakesEmptyAndScalarTensorsWhereDeclared) {
+    config::MethodSpec method;
+    method.inputs = {test::tensor_spec("empty", {{0, 4}, {3, 3}}), test::tensor_spec("scalar", {})};
+    auto empty = Tensor::of("empty", {0, 3}, {}), scalar = Tensor::of("scalar", {}, {1});
+    const std::vector<TensorView> views{empty.view(), scalar.view()};
+    EXPECT_TRUE(check_inputs(method, views));
+}
+
+TEST(CheckParameters, FillsInDefaults) {
+    const auto values = check_parameters(embed(), {{"scale", 0.5}});
+    ASSERT_TRUE(values) << values.error().text();
+    EXPECT_EQ(std::get<std::int64_t>(values.value()[0]), 16000);
+    EXPECT_EQ(std::get<double>(values.value()[1]), 0.5);
+}
+
+TEST(CheckParameters, LetsAnIntegerPassForANumber) {
+    const auto values = check_parameters(embed(), {{"scale", 2}});
+    ASSERT_TRUE(values) << values.error().text();
+    EXPECT_EQ(std::get<double>(values.value()[1]), 2.0);
+}
+
+TEST(CheckParameters, LetsNoNumberPassForAnInteger) {
+    const auto error = check_parameters(embed(), {{"scale", 1.0}, {"rate", 1.5}}).error();
+    EXPECT_EQ(error.code, ErrorCode::input_invalid);
+    EXPECT_THAT(error.attempt, HasSubstr("\"rate\" is a number (1.5E0), declared is an integer"));
+}
+
+TEST(CheckParameters, RefusesAnIntegerBeyond64Bits) {
+    const auto error = check_parameters(embed(), {{"scale", 1.0}, {"rate", ~std::uint64_t{0}}}).error();
+    EXPECT_EQ(error.code, ErrorCode::input_invalid);
+}
+
+TEST(CheckParameters, NamesWhatIsMissingAndWhatIsSurplus) {
+    EXPECT_THAT(check_parameters(embed(), {}).error().text(), HasSubstr("parameter \"scale\" is missing"));
+    const auto surplus = check_parameters(embed(), {{"scale", 1.0}, {"sacle", 1.0}}).error();
+    EXPECT_THAT(surplus.text(), HasSubstr("no parameter \"sacle\"; its parameters: rate, scale"));
+}
+
+} // namespace
+} // namespace bulkhead::worker

@@ -1,0 +1,415 @@
+#pragma once
+
+/// A worker's event loop in a thread of the test, with a fake model, spoken to over real sockets: the test holds the
+/// daemon's end of the link and the clients' ends of the channels.
+
+#include <poll.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/json.hpp>
+#include <gtest/gtest.h>
+
+#include "config/fleet_json.h"
+#include "ipc/channel_codec.h"
+#include "ipc/host_slab.h"
+#include "ipc/packet.h"
+#include "worker/server.h"
+
+namespace bulkhead::worker::test {
+
+using namespace std::chrono_literals;
+
+/// What no wait of a test exceeds: reaching it is the failure of the test.
+inline constexpr std::chrono::milliseconds patience = 20s;
+
+/// Where a fake inference, or a fake load, waits until the test lets it go on.
+class Gate {
+public:
+    void pass() {
+        std::unique_lock lock{mutex_};
+        ++arrived_;
+        changed_.notify_all();
+        changed_.wait(lock, [this] { return open_ || passes_ > 0; });
+        if (!open_) --passes_;
+    }
+    /// Waits until `count` have arrived in all.
+    void await_arrivals(int count) {
+        std::unique_lock lock{mutex_};
+        ASSERT_TRUE(changed_.wait_for(lock, patience, [&] { return arrived_ >= count; })) << "nobody came to the gate";
+    }
+    void let_one_pass() {
+        const std::lock_guard lock{mutex_};
+        ++passes_;
+        changed_.notify_all();
+    }
+    void open() {
+        const std::lock_guard lock{mutex_};
+        open_ = true;
+        changed_.notify_all();
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    int arrived_ = 0;
+    int passes_ = 0;
+    bool open_ = false;
+};
+
+/// What the test sees of a fake model from its own thread.
+struct ModelLog {
+    std::mutex mutex;
+    std::vector<std::string> runs; ///< "echo" with the first element, in the order of execution
+    int resets = 0;
+    int registered = 0;
+    int unregistered = 0;
+    std::optional<Error> reset_error;
+    Gate gate; ///< of the method "wait"
+
+    std::vector<std::string> runs_so_far() {
+        const std::lock_guard lock{mutex};
+        return runs;
+    }
+};
+
+/// Methods: echo (x → y), wait (x → y, after the gate), fill (bytes → y of so many), fail (allocates, then errs),
+/// throw (does so).
+class FakeModel final : public Model {
+public:
+    explicit FakeModel(std::shared_ptr<ModelLog> log) : log_{std::move(log)} {
+        const config::TensorSpec x{"x", wire::DType::float32, {{0, 1 << 24}}};
+        const config::TensorSpec y{"y", wire::DType::float32, {{0, 1 << 24}}};
+        for (const char* name : {"echo", "wait", "fail", "throw"}) {
+            config::MethodSpec method;
+            method.name = name;
+            method.inputs = {x};
+            method.outputs = {y};
+            methods_.push_back(method);
+        }
+        config::MethodSpec fill;
+        fill.name = "fill";
+        fill.parameters = {{"bytes", config::ParameterType::integer, std::nullopt}};
+        fill.outputs = {{"y", wire::DType::uint8, {{0, 1 << 30}}}};
+        methods_.push_back(fill);
+    }
+
+    const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
+
+    Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
+                 const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
+        note(method, inputs);
+        if (method.name == "wait") log_->gate.pass();
+        if (method.name == "throw") throw std::runtime_error{"the model's own words"};
+        if (method.name == "fill") {
+            const std::int64_t bytes = std::get<std::int64_t>(parameters.at(0));
+            auto room = sink.allocate("y", wire::DType::uint8, std::span{&bytes, 1});
+            if (!room) return room.error();
+            std::memset(room->data(), 0x5a, room->size());
+            return {};
+        }
+        auto room = sink.allocate("y", inputs[0].dtype, inputs[0].dims);
+        if (!room) return room.error();
+        if (method.name == "fail") return Error{ErrorCode::inference_failed, "half way", {}};
+        std::memcpy(room->data(), inputs[0].bytes.data(), inputs[0].bytes.size());
+        return {};
+    }
+
+    Result<> reset() override {
+        const std::lock_guard lock{log_->mutex};
+        ++log_->resets;
+        if (log_->reset_error) return *log_->reset_error;
+        return {};
+    }
+    void register_host_memory(std::span<std::byte>) override {
+        const std::lock_guard lock{log_->mutex};
+        ++log_->registered;
+    }
+    void unregister_host_memory(std::span<std::byte>) noexcept override {
+        const std::lock_guard lock{log_->mutex};
+        ++log_->unregistered;
+    }
+    boost::json::object graphs() const override { return {{"mode", "off"}}; }
+    std::string device_name() const override { return "cpu"; }
+
+private:
+    void note(const config::MethodSpec& method, std::span<const TensorView> inputs) {
+        std::string line = method.name;
+        if (!inputs.empty() && inputs[0].bytes.size() >= sizeof(float)) {
+            float first = 0;
+            std::memcpy(&first, inputs[0].bytes.data(), sizeof first);
+            line += " " + std::to_string(static_cast<int>(first));
+        }
+        const std::lock_guard lock{log_->mutex};
+        log_->runs.push_back(line);
+    }
+
+    std::shared_ptr<ModelLog> log_;
+    std::vector<config::MethodSpec> methods_;
+};
+
+inline bool readable_within(int fd, std::chrono::milliseconds time) {
+    pollfd entry{fd, POLLIN, 0};
+    return ::poll(&entry, 1, static_cast<int>(time.count())) > 0;
+}
+
+/// A client of one channel, speaking the wire by hand.
+class TestClient {
+public:
+    TestClient(UniqueFd socket, std::uint64_t channel_id) : id{channel_id}, socket_{std::move(socket)} {}
+
+    /// Hello, welcome and the two slabs.
+    void open() {
+        send(channel::encode(channel::Hello{0, "test"}));
+        auto answer = receive();
+        ASSERT_TRUE(answer) << "the worker closed the channel";
+        ASSERT_TRUE(std::holds_alternative<channel::Welcome>(*answer)) << error_of(*answer).text();
+        welcome = std::get<channel::Welcome>(*answer);
+        for (int i = 0; i < welcome.slab_count; ++i) {
+            answer = receive();
+            ASSERT_TRUE(answer && std::holds_alternative<channel::SlabOffer>(*answer));
+        }
+        ASSERT_TRUE(find_slab(wire::SlabDirection::input) != nullptr);
+        ASSERT_TRUE(find_slab(wire::SlabDirection::output) != nullptr);
+    }
+
+    void send(std::span<const std::byte> bytes) { ASSERT_TRUE(send_packet(socket_.get(), bytes)); }
+    [[nodiscard]] Result<> try_send(std::span<const std::byte> bytes) { return send_packet(socket_.get(), bytes); }
+
+    /// The next message; empty at the end of file. Slabs that it offers are mapped.
+    std::optional<channel::WorkerMessage> receive() {
+        if (!readable_within(socket_.get(), patience)) {
+            ADD_FAILURE() << "the worker says nothing";
+            return std::nullopt;
+        }
+        Packet packet;
+        const auto outcome = receive_packet(socket_.get(), buffer_, packet);
+        if (!outcome || *outcome != ReceiveOutcome::packet) return std::nullopt;
+        auto message = channel::parse_from_worker(packet.bytes);
+        if (!message) {
+            ADD_FAILURE() << message.error().text();
+            return std::nullopt;
+        }
+        if (const auto* offer = std::get_if<channel::SlabOffer>(&*message)) {
+            EXPECT_EQ(packet.fds.size(), 1U);
+            auto memory = HostSlab::adopt(std::move(packet.fds.at(0)), offer->size_bytes, offer->direction);
+            EXPECT_TRUE(memory) << memory.error().text();
+            slabs.push_back({*offer, std::move(*memory)});
+        }
+        return std::move(*message);
+    }
+    /// The next one that is no slab_offer.
+    std::optional<channel::WorkerMessage> receive_answer() {
+        auto message = receive();
+        while (message && std::holds_alternative<channel::SlabOffer>(*message)) message = receive();
+        return message;
+    }
+    channel::InferResult expect_result(std::uint64_t request_id) {
+        const auto message = receive_answer();
+        if (!message || !std::holds_alternative<channel::InferResult>(*message)) {
+            ADD_FAILURE() << "no result for " << request_id << ": "
+                          << (message ? error_of(*message).text() : "end of file");
+            return {};
+        }
+        const auto& result = std::get<channel::InferResult>(*message);
+        EXPECT_EQ(result.request_id, request_id);
+        return result;
+    }
+    Error expect_error(std::uint64_t request_id, ErrorCode code) {
+        const auto message = receive_answer();
+        if (!message || !std::holds_alternative<channel::Failure>(*message)) {
+            ADD_FAILURE() << "no error for " << request_id;
+            return {};
+        }
+        const auto& failure = std::get<channel::Failure>(*message);
+        EXPECT_EQ(failure.request_id, request_id);
+        EXPECT_EQ(to_string(failure.error.code), to_string(code)) << failure.error.text();
+        return failure.error;
+    }
+    void expect_end() { EXPECT_FALSE(receive()) << "the channel is still open"; }
+    [[nodiscard]] bool has_message() const { return readable_within(socket_.get(), 0ms); }
+
+    /// A float32 tensor of these values at `offset` of the input slab.
+    channel::Tensor tensor(std::vector<float> values, std::uint64_t offset = 0, std::uint64_t generation = 1) {
+        const auto& [offer, memory] = *find_slab(wire::SlabDirection::input);
+        std::memcpy(memory.bytes().data() + offset, values.data(), values.size() * sizeof(float));
+        return {"x",
+                wire::DType::float32,
+                {static_cast<std::int64_t>(values.size())},
+                {offer.slab_id, 0, offset, values.size() * sizeof(float), generation}};
+    }
+    void infer(std::uint64_t request_id, std::string method, std::vector<channel::Tensor> tensors,
+               boost::json::object parameters = {}, std::chrono::milliseconds deadline = 0ms) {
+        send(channel::encode(channel::Infer{request_id, std::move(method), deadline, false, std::move(tensors),
+                                            std::move(parameters)})
+                 .value());
+    }
+    std::vector<float> values(const channel::Tensor& output) const {
+        for (const auto& [offer, memory] : slabs)
+            if (offer.slab_id == output.lease.slab_id) {
+                std::vector<float> copy(output.lease.size_bytes / sizeof(float));
+                std::memcpy(copy.data(), memory.bytes().data() + output.lease.offset_bytes, output.lease.size_bytes);
+                return copy;
+            }
+        ADD_FAILURE() << "a result in slab " << output.lease.slab_id << ", which was never offered";
+        return {};
+    }
+    void close() { socket_.reset(); }
+
+    struct Slab {
+        channel::SlabOffer offer;
+        HostSlab memory;
+    };
+    const Slab* find_slab(wire::SlabDirection direction) const {
+        for (const Slab& slab : slabs)
+            if (slab.offer.direction == direction) return &slab;
+        return nullptr;
+    }
+
+    std::uint64_t id; ///< of its channel
+    channel::Welcome welcome;
+    std::vector<Slab> slabs;
+
+private:
+    static Error error_of(const channel::WorkerMessage& message) {
+        if (const auto* failure = std::get_if<channel::Failure>(&message)) return failure->error;
+        return {ErrorCode::internal, "another kind of message", {}};
+    }
+    UniqueFd socket_;
+    std::vector<std::byte> buffer_ = std::vector<std::byte>(packet_bytes_max);
+};
+
+class LoopTest : public testing::Test {
+protected:
+    using Load = std::function<Result<std::unique_ptr<Model>>(const config::ModelSpec&, const LoadContext&)>;
+
+    config::ModelSpec spec = [] {
+        config::ModelSpec model;
+        model.name = "fake";
+        model.file = "/nonexistent/fake.pt";
+        model.channel = {.input_bytes = 64 * 1024, .output_bytes = 64 * 1024, .bytes_max = 8u << 20, .channels_max = 8};
+        model.log_level = config::LogLevel::error;
+        return model;
+    }();
+    std::shared_ptr<ModelLog> log = std::make_shared<ModelLog>();
+    Load load = [this](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
+        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
+    };
+    std::chrono::milliseconds hello_deadline = patience;
+    std::optional<Server> server;
+    boost::asio::io_context io;
+
+    ~LoopTest() override { stop(); }
+
+    void make_stateful() {
+        spec.state = config::StateScope::channel;
+        spec.reset_method = "reset_states";
+    }
+    /// Starts the worker; its hello is read.
+    void start() {
+        auto [daemon_end, worker_end] = PacketPair::make().value();
+        link = std::move(daemon_end);
+        server.emplace(io, std::move(worker_end),
+                       ServerOptions{.identity = {"token", "fake", 2, 7},
+                                     .cache = {},
+                                     .load = load,
+                                     .torch_version = "9.9",
+                                     .hello_deadline = hello_deadline,
+                                     .exit = [this](int status) { exited(status); }});
+        server->start();
+        thread_ = std::thread{[this] { io.run(); }};
+        hello = expect_said("hello");
+    }
+    void configure() {
+        say({{"type", "configure"}, {"protocol", 1}, {"device", "cpu"}, {"model", config::to_json(spec)}});
+    }
+    /// Up to and with `ready`.
+    void start_ready() {
+        start();
+        configure();
+        ready = expect_said("ready");
+    }
+    void stop() {
+        log->gate.open();
+        io.stop();
+        if (thread_.joinable()) thread_.join();
+        server.reset();
+    }
+
+    void say(const boost::json::object& message, int fd = -1) {
+        ASSERT_TRUE(send_packet(link.get(), boost::json::serialize(message), {&fd, fd >= 0 ? 1U : 0U}));
+    }
+    /// The next packet of this type on the link; others before it are passed over.
+    boost::json::object expect_said(std::string_view type) {
+        while (readable_within(link.get(), patience)) {
+            Packet packet;
+            const auto outcome = receive_packet(link.get(), buffer_, packet);
+            if (!outcome || *outcome != ReceiveOutcome::packet) break;
+            const std::string_view text{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()};
+            boost::json::object message = boost::json::parse(text).as_object();
+            said.emplace_back(message.at("type").as_string());
+            if (said.back() == type) return message;
+        }
+        ADD_FAILURE() << "the worker never said " << type;
+        return {};
+    }
+    /// Asks until a counter has this value: what was sent on a channel has then been read.
+    void await_statistics(std::string_view key, std::uint64_t value) {
+        const auto until = Clock::now() + patience;
+        while (Clock::now() < until) {
+            say({{"type", "statistics_asked"}});
+            const boost::json::object statistics = expect_said("statistics");
+            if (statistics.empty() || statistics.at(key).to_number<std::uint64_t>() == value) return;
+        }
+        ADD_FAILURE() << key << " never became " << value;
+    }
+    int expect_exit() {
+        std::unique_lock lock{exit_mutex_};
+        EXPECT_TRUE(exit_changed_.wait_for(lock, patience, [this] { return exit_status_.has_value(); }));
+        return exit_status_.value_or(-1);
+    }
+
+    /// A channel whose client has not spoken yet.
+    TestClient introduce() {
+        const std::uint64_t id = ++last_channel_;
+        auto [client_end, worker_end] = PacketPair::make().value();
+        say({{"type", "channel"}, {"channel", id}, {"client_pid", 1}, {"client_uid", 0}}, worker_end.get());
+        return {std::move(client_end), id};
+    }
+    TestClient open_channel() {
+        TestClient client = introduce();
+        client.open();
+        return client;
+    }
+
+    UniqueFd link;
+    boost::json::object hello;
+    boost::json::object ready;
+    std::vector<std::string> said; ///< types, in order
+
+private:
+    void exited(int status) {
+        io.stop();
+        const std::lock_guard lock{exit_mutex_};
+        exit_status_ = status;
+        exit_changed_.notify_all();
+    }
+
+    std::thread thread_;
+    std::vector<std::byte> buffer_ = std::vector<std::byte>(packet_bytes_max);
+    std::uint64_t last_channel_ = 0;
+    std::mutex exit_mutex_;
+    std::condition_variable exit_changed_;
+    std::optional<int> exit_status_;
+};
+
+} // namespace bulkhead::worker::test

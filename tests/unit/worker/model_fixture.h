@@ -1,0 +1,119 @@
+#pragma once
+
+/// What the tests of the runtimes share: declarations, tensors on the heap, a folder that goes away.
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ipc/dtype.h"
+#include "worker/model.h"
+
+namespace bulkhead::worker::test {
+
+/// Below the build folder, whose disk is a real one; removed with the object.
+class TemporaryFolder {
+public:
+    TemporaryFolder() {
+        auto name = std::string{BULKHEAD_BINARY_DIR} + "/test-XXXXXX";
+        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error{"mkdtemp " + name};
+        path_ = name;
+    }
+    TemporaryFolder(const TemporaryFolder&) = delete;
+    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+    ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+    const std::filesystem::path& path() const { return path_; }
+
+private:
+    std::filesystem::path path_;
+};
+
+inline std::filesystem::path test_models() { return std::filesystem::path{BULKHEAD_BINARY_DIR} / "models/test"; }
+
+#define SKIP_WITHOUT(file)                                                                                             \
+    if (!std::filesystem::exists(file))                                                                                \
+    GTEST_SKIP() << (file).string() << " is missing: run scripts/test, or scripts/models/make_test_models.py and the " \
+                 << "target evil_model"
+
+inline std::string contents(const std::filesystem::path& file) {
+    std::ifstream stream{file, std::ios::binary};
+    return {std::istreambuf_iterator<char>{stream}, {}};
+}
+
+inline void write_file(const std::filesystem::path& file, const std::string& text) {
+    std::ofstream{file, std::ios::binary} << text;
+}
+
+inline config::TensorSpec tensor_spec(std::string name, std::vector<config::DimRange> shape,
+                                      wire::DType dtype = wire::DType::float32) {
+    return {std::move(name), dtype, std::move(shape)};
+}
+
+inline config::ModelSpec model_spec(config::Runtime runtime, std::filesystem::path file,
+                                    std::vector<config::MethodSpec> methods) {
+    config::ModelSpec spec;
+    spec.name = "tested";
+    spec.runtime = runtime;
+    spec.file = std::move(file);
+    spec.threads = 1;
+    spec.methods = std::move(methods);
+    return spec;
+}
+
+struct Tensor {
+    std::string name;
+    wire::DType dtype = wire::DType::float32;
+    std::vector<std::int64_t> dims;
+    std::vector<std::byte> bytes;
+
+    static Tensor of(std::string name, std::vector<std::int64_t> dims, const std::vector<float>& values) {
+        Tensor tensor{std::move(name), wire::DType::float32, std::move(dims), {}};
+        tensor.bytes.resize(values.size() * sizeof(float));
+        if (!values.empty()) std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+        return tensor;
+    }
+    TensorView view() { return {name, dtype, dims, bytes}; }
+    std::vector<float> floats() const {
+        std::vector<float> values(bytes.size() / sizeof(float));
+        if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+        return values;
+    }
+};
+
+/// Keeps results as they were written.
+class KeepingSink final : public OutputSink {
+public:
+    Result<std::span<std::byte>> allocate(std::string_view name, wire::DType dtype,
+                                          std::span<const std::int64_t> dims) override {
+        std::size_t bytes = element_size(dtype);
+        for (const auto dim : dims) bytes *= static_cast<std::size_t>(dim);
+        outputs.push_back({std::string{name}, dtype, {dims.begin(), dims.end()}, std::vector<std::byte>(bytes)});
+        return std::span{outputs.back().bytes};
+    }
+    std::vector<Tensor> outputs;
+};
+
+/// One request, as the worker's event loop makes it.
+inline Result<std::vector<Tensor>> infer(Model& model, const std::string& method_name, std::vector<Tensor> inputs,
+                                         const boost::json::object& parameters = {}) {
+    for (const auto& method : model.methods()) {
+        if (method.name != method_name) continue;
+        std::vector<TensorView> views;
+        for (auto& input : inputs) views.push_back(input.view());
+        auto checked = check_inputs(method, views);
+        if (!checked) return checked.error();
+        auto values = check_parameters(method, parameters);
+        if (!values) return values.error();
+        KeepingSink sink;
+        if (auto ran = model.run(method, checked.value(), values.value(), sink); !ran) return ran.error();
+        return std::move(sink.outputs);
+    }
+    return Error{ErrorCode::method_unknown, method_name, {}};
+}
+
+} // namespace bulkhead::worker::test

@@ -1,0 +1,70 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "worker/package_metadata.h"
+
+namespace bulkhead::worker {
+namespace {
+
+using testing::HasSubstr;
+
+Machine machine() {
+    return {.device = "cpu",
+            .architecture = "x86_64",
+            .cpu_flags = " fpu avx2 fma f16c avx512f avx512dq avx512vl avx512bw ",
+            .compute_capability = "",
+            .torch = "2.11.0"};
+}
+
+Error refusal(std::map<std::string, std::string> metadata, Machine here = machine()) {
+    const auto checked = check_compatible({"a.so", ".", std::move(metadata)}, here);
+    return checked ? Error{} : checked.error();
+}
+
+TEST(PackageMetadata, LetsAFittingPackagePass) {
+    EXPECT_EQ(refusal({{"AOTI_DEVICE_KEY", "cpu"},
+                       {"AOTI_PLATFORM", "linux"},
+                       {"AOTI_MACHINE", "x86_64"},
+                       {"AOTI_CPU_ISA", "AVX512"},
+                       {"AOTI_COMPUTE_CAPABILITY", ""},
+                       {"BULKHEAD_TORCH", "2.11.3+cu130"},
+                       {"BULKHEAD_CPU_FLAGS", "avx2 fma"}}),
+              Error{});
+}
+
+TEST(PackageMetadata, ChecksNothingThatIsNotTold) { EXPECT_EQ(refusal({}), Error{}); }
+
+TEST(PackageMetadata, NamesBothDevices) {
+    const auto error = refusal({{"AOTI_DEVICE_KEY", "cuda"}});
+    EXPECT_EQ(error.code, ErrorCode::package_incompatible);
+    EXPECT_THAT(error.attempt, HasSubstr("exported for \"cuda\", this worker's device is \"cpu\""));
+}
+
+TEST(PackageMetadata, NamesTheInstructionsThatThisCpuLacks) {
+    EXPECT_THAT(refusal({{"AOTI_CPU_ISA", "AVX512 AVX512_VNNI AMX_TILE"}}).attempt,
+                HasSubstr("its code uses amx_bf16, amx_int8, amx_tile, avx512_vnni, which this CPU lacks"));
+    EXPECT_THAT(refusal({{"BULKHEAD_CPU_FLAGS", "avx2 bmi2"}}).attempt, HasSubstr("its code uses bmi2,"));
+}
+
+TEST(PackageMetadata, NamesBothPlatforms) {
+    EXPECT_THAT(refusal({{"AOTI_PLATFORM", "linux"}, {"AOTI_MACHINE", "aarch64"}}).attempt,
+                HasSubstr("exported on linux aarch64, this is linux x86_64"));
+}
+
+TEST(PackageMetadata, HoldsAGpuToTheComputeCapability) {
+    auto gpu = machine();
+    gpu.device = "cuda";
+    gpu.compute_capability = "89";
+    const auto error = refusal({{"AOTI_DEVICE_KEY", "cuda"}, {"AOTI_COMPUTE_CAPABILITY", "90"}}, gpu);
+    EXPECT_EQ(error.code, ErrorCode::package_incompatible);
+    EXPECT_THAT(error.attempt, HasSubstr("compute capability 90, this GPU has 89"));
+}
+
+TEST(PackageMetadata, HoldsTorchToItsMinorRelease) {
+    const auto error = refusal({{"BULKHEAD_TORCH", "2.1.0"}});
+    EXPECT_EQ(error.code, ErrorCode::package_incompatible);
+    EXPECT_THAT(error.text(), HasSubstr("torch 2.1.0, this worker has 2.11.0; export it again with torch 2.11"));
+}
+
+} // namespace
+} // namespace bulkhead::worker

@@ -1,0 +1,107 @@
+#include "worker/scheduler.h"
+
+#include <gtest/gtest.h>
+
+namespace bulkhead::worker {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Clock::time_point start{};
+
+Result<> push(Scheduler& scheduler, std::uint64_t channel, std::uint64_t id, Clock::time_point deadline = start + 1h,
+              std::size_t running = 0) {
+    auto request = std::make_unique<Request>();
+    request->channel = channel;
+    request->id = id;
+    request->deadline = deadline;
+    return scheduler.push(request, running);
+}
+
+std::vector<std::pair<std::uint64_t, std::uint64_t>> order_of(Scheduler& scheduler) {
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> order;
+    while (const auto request = scheduler.next()) order.emplace_back(request->channel, request->id);
+    return order;
+}
+
+using Order = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+
+TEST(Scheduler, ServesOneChannelInTheOrderOfArrival) {
+    Scheduler scheduler{8};
+    for (const std::uint64_t id : {5, 3, 4}) ASSERT_TRUE(push(scheduler, 1, id));
+
+    EXPECT_EQ(order_of(scheduler), (Order{{1, 5}, {1, 3}, {1, 4}}));
+    EXPECT_EQ(scheduler.size(), 0U);
+}
+
+TEST(Scheduler, GivesChannelsTurns) {
+    Scheduler scheduler{16};
+    for (const std::uint64_t id : {1, 2, 3}) ASSERT_TRUE(push(scheduler, 10, id));
+    for (const std::uint64_t id : {1, 2}) ASSERT_TRUE(push(scheduler, 20, id));
+    ASSERT_TRUE(push(scheduler, 30, 1));
+
+    EXPECT_EQ(order_of(scheduler), (Order{{10, 1}, {20, 1}, {30, 1}, {10, 2}, {20, 2}, {10, 3}}));
+}
+
+TEST(Scheduler, ServesASingleRequestAfterAtMostOneOfAFlood) {
+    Scheduler scheduler{128};
+    for (std::uint64_t id = 1; id <= 64; ++id) ASSERT_TRUE(push(scheduler, 1, id));
+    (void)scheduler.next();
+    ASSERT_TRUE(push(scheduler, 2, 1));
+
+    const Order order = order_of(scheduler);
+
+    EXPECT_TRUE(order[0].first == 2 || order[1].first == 2);
+}
+
+TEST(Scheduler, CountsRunningAndWaitingAgainstTheBound) {
+    Scheduler scheduler{2};
+    ASSERT_TRUE(push(scheduler, 1, 1, start + 1h, 1));
+
+    const Result<> refused = push(scheduler, 1, 2, start + 1h, 1);
+
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::queue_full);
+    EXPECT_NE(refused.error().text().find("queue_bound"), std::string::npos);
+    EXPECT_EQ(scheduler.size(), 1U);
+}
+
+TEST(Scheduler, RemovesOneRequestAndKeepsTheOrderOfTheRest) {
+    Scheduler scheduler{8};
+    for (const std::uint64_t id : {1, 2, 3}) ASSERT_TRUE(push(scheduler, 1, id));
+
+    EXPECT_EQ(scheduler.remove(1, 2)->id, 2U);
+    EXPECT_EQ(scheduler.remove(1, 2), nullptr);
+    EXPECT_EQ(scheduler.remove(9, 1), nullptr);
+
+    EXPECT_EQ(order_of(scheduler), (Order{{1, 1}, {1, 3}}));
+}
+
+TEST(Scheduler, RemovesAChannelWithoutTouchingOthers) {
+    Scheduler scheduler{8};
+    ASSERT_TRUE(push(scheduler, 1, 1));
+    ASSERT_TRUE(push(scheduler, 2, 1));
+    ASSERT_TRUE(push(scheduler, 1, 2));
+
+    EXPECT_EQ(scheduler.remove_channel(1).size(), 2U);
+    EXPECT_TRUE(scheduler.remove_channel(1).empty());
+
+    EXPECT_EQ(order_of(scheduler), (Order{{2, 1}}));
+}
+
+TEST(Scheduler, RemovesWhatIsOutOfTimeAndKnowsTheNextDeadline) {
+    Scheduler scheduler{8};
+    ASSERT_TRUE(push(scheduler, 1, 1, start + 30ms));
+    ASSERT_TRUE(push(scheduler, 1, 2, start + 10ms));
+    ASSERT_TRUE(push(scheduler, 2, 1, start + 20ms));
+    EXPECT_EQ(scheduler.earliest_deadline(), start + 10ms);
+
+    EXPECT_EQ(scheduler.remove_expired(start + 20ms).size(), 2U);
+
+    EXPECT_EQ(scheduler.earliest_deadline(), start + 30ms);
+    EXPECT_EQ(order_of(scheduler), (Order{{1, 1}}));
+    EXPECT_EQ(scheduler.earliest_deadline(), std::nullopt);
+}
+
+} // namespace
+} // namespace bulkhead::worker

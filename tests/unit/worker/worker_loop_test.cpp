@@ -1,0 +1,577 @@
+#include <sys/wait.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
+
+#include "tests/unit/worker/loop_harness.h"
+#include "worker/fatal_signals.h"
+
+namespace bulkhead::worker::test {
+namespace {
+
+using WorkerLoop = LoopTest;
+
+std::uint64_t number(const boost::json::object& message, std::string_view key) {
+    return message.at(key).to_number<std::uint64_t>();
+}
+
+// --- the link and the load
+
+TEST_F(WorkerLoop, SaysHelloWithItsIdentityAndState) {
+    start();
+
+    EXPECT_EQ(boost::json::serialize(hello.at("protocol")), "[1,1]");
+    EXPECT_EQ(hello.at("model").as_string(), "fake");
+    EXPECT_EQ(number(hello, "replica"), 2U);
+    EXPECT_EQ(number(hello, "generation"), 7U);
+    EXPECT_EQ(number(hello, "pid"), static_cast<std::uint64_t>(::getpid()));
+    EXPECT_FALSE(hello.at("state").at("configured").as_bool());
+    EXPECT_TRUE(hello.at("channels").as_array().empty());
+}
+
+TEST_F(WorkerLoop, SaysReadyWithItsMethods) {
+    start_ready();
+
+    EXPECT_EQ(ready.at("torch").as_string(), "9.9");
+    EXPECT_EQ(ready.at("device").as_string(), "cpu");
+    EXPECT_TRUE(ready.at("methods").as_object().contains("echo"));
+    EXPECT_EQ(ready.at("graphs").at("mode").as_string(), "off");
+    EXPECT_GE(ready.at("load_ms").as_int64(), 0);
+}
+
+TEST_F(WorkerLoop, TellsANewSupervisorItsFullState) {
+    start_ready();
+    TestClient client = open_channel();
+
+    say({{"type", "hello_asked"}});
+
+    const boost::json::object again = expect_said("hello");
+    EXPECT_TRUE(again.at("state").at("configured").as_bool());
+    EXPECT_EQ(again.at("state").at("phase").as_string(), "ready");
+    EXPECT_EQ(again.at("channels").as_array(), boost::json::array{client.id});
+}
+
+TEST_F(WorkerLoop, WaitsForTheGrantAndAnswersMeanwhile) {
+    load = [this](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
+        if (Result<> granted = context.wait_for_grant(12345); !granted) return granted.error();
+        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
+    };
+    start();
+    configure();
+    EXPECT_EQ(number(expect_said("grant_asked"), "device_bytes"), 12345U);
+
+    say({{"type", "hello_asked"}});
+    EXPECT_EQ(expect_said("hello").at("state").at("phase").as_string(), "loading");
+    TestClient client = introduce();
+    client.expect_error(0, ErrorCode::model_loading);
+    client.expect_end();
+    const boost::json::object refused = expect_said("channel_refused");
+    EXPECT_EQ(number(refused, "channel"), client.id);
+    EXPECT_EQ(refused.at("code").as_string(), "model_loading");
+
+    say({{"type", "grant"}});
+    expect_said("ready");
+}
+
+TEST_F(WorkerLoop, EndsTheLoadWhenNoGrantComes) {
+    spec.deadlines.load = 1ms;
+    load = [](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
+        return context.wait_for_grant(1).error();
+    };
+    start();
+    configure();
+
+    EXPECT_EQ(expect_said("failed").at("code").as_string(), "deadline_exceeded");
+    EXPECT_EQ(expect_exit(), 1);
+}
+
+TEST_F(WorkerLoop, BringsTheLastProgressAndFarFromAll) {
+    load = [this](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
+        for (std::uint64_t done = 1; done <= 10'000; ++done)
+            context.progress("reading", done, 10'000, "bytes", "weights");
+        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
+    };
+    start();
+    configure();
+
+    boost::json::object last;
+    do last = expect_said("progress");
+    while (!last.empty() && number(last, "done") < 10'000);
+    expect_said("ready");
+
+    EXPECT_EQ(last.at("phase").as_string(), "reading");
+    EXPECT_EQ(last.at("unit").as_string(), "bytes");
+    EXPECT_LT(std::ranges::count(said, "progress"), 1'000);
+}
+
+struct FailedLoad {
+    const char* name;
+    ErrorCode code;
+    bool whole_file;
+    int status;
+};
+class LoadFailure : public WorkerLoop, public testing::WithParamInterface<FailedLoad> {};
+
+TEST_P(LoadFailure, IsToldAndSetsTheExitStatus) {
+    const auto file = std::filesystem::temp_directory_path() / fmt::format("bulkhead-load-{}.pt", ::getpid());
+    if (GetParam().whole_file) std::ofstream{file} << "PK\x03\x04 contents PK\x05\x06 and the end of the directory";
+    spec.file = file;
+    load = [](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
+        return Error{GetParam().code, "loading the fake", "mend it"};
+    };
+    start();
+    configure();
+
+    const boost::json::object failed = expect_said("failed");
+    EXPECT_EQ(failed.at("code").as_string(), to_string(GetParam().code));
+    EXPECT_EQ(failed.at("attempt").as_string(), "loading the fake");
+    EXPECT_EQ(failed.at("remedy").as_string(), "mend it");
+    EXPECT_EQ(expect_exit(), GetParam().status);
+    std::filesystem::remove(file);
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, LoadFailure,
+                         testing::Values(FailedLoad{"ConfigInvalid", ErrorCode::config_invalid, true, 78},
+                                         FailedLoad{"PackageIncompatible", ErrorCode::package_incompatible, true, 78},
+                                         FailedLoad{"MissingFile", ErrorCode::load_failed, false, 78},
+                                         FailedLoad{"ModelThrows", ErrorCode::load_failed, true, 1},
+                                         FailedLoad{"OutOfMemory", ErrorCode::out_of_memory, true, 1}),
+                         [](const auto& param_info) { return std::string{param_info.param.name}; });
+
+TEST_F(WorkerLoop, ReportsALoaderThatThrows) {
+    load = [](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
+        throw std::runtime_error{"its own words"};
+    };
+    start();
+    configure();
+
+    EXPECT_NE(std::string{expect_said("failed").at("attempt").as_string()}.find("its own words"), std::string::npos);
+    expect_exit();
+}
+
+TEST_F(WorkerLoop, RefusesAConfigurationOfAnotherRelease) {
+    start();
+
+    say({{"type", "configure"}, {"protocol", 1}, {"device", "cpu"}, {"model", {{"name", "fake"}, {"colour", 3}}}});
+
+    EXPECT_EQ(expect_said("failed").at("code").as_string(), "config_invalid");
+    EXPECT_EQ(expect_exit(), 78);
+}
+
+TEST_F(WorkerLoop, IgnoresGarbageOnTheLink) {
+    start();
+    for (const std::string_view text : {"", "nonsense", "[1]", "{}", R"({"type":1})", R"({"type":"dance"})",
+                                        R"({"type":"drain"})", R"({"type":"channel","channel":1})"})
+        ASSERT_TRUE(send_packet(link.get(), text));
+    ASSERT_TRUE(send_packet(link.get(), std::string(packet_bytes_max + 1, 'x')));
+
+    configure();
+
+    expect_said("ready");
+}
+
+TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGone) {
+    start_ready();
+    TestClient client = open_channel();
+    client.infer(1, "wait", {client.tensor({1})});
+    log->gate.await_arrivals(1);
+
+    link.reset();
+
+    EXPECT_EQ(expect_exit(), 1);
+    client.expect_end();
+}
+
+TEST_F(WorkerLoop, ServesOnWhenNobodyReadsTheLink) {
+    start_ready();
+    TestClient client = open_channel();
+    for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}}); // far more than socket and outbox hold
+
+    client.infer(1, "echo", {client.tensor({1})});
+
+    client.expect_result(1);
+}
+
+TEST_F(WorkerLoop, CountsRequestsErrorsAndSlabs) {
+    start_ready();
+    TestClient client = open_channel();
+    client.infer(1, "echo", {client.tensor({1})});
+    client.expect_result(1);
+    client.infer(2, "fail", {client.tensor({1})});
+    client.expect_error(2, ErrorCode::inference_failed);
+    client.infer(3, "nothing", {});
+    client.expect_error(3, ErrorCode::method_unknown);
+
+    say({{"type", "statistics_asked"}});
+
+    const boost::json::object statistics = expect_said("statistics");
+    EXPECT_EQ(number(statistics, "requests"), 3U);
+    EXPECT_EQ(number(statistics, "errors"), 2U);
+    EXPECT_EQ(number(statistics, "queued"), 0U);
+    EXPECT_EQ(number(statistics, "channels"), 1U);
+    EXPECT_EQ(statistics.at("slabs").at("bytes").to_number<std::uint64_t>(), 128U * 1024);
+    EXPECT_EQ(statistics.at("graphs").at("mode").as_string(), "off");
+}
+
+TEST_F(WorkerLoop, SaysBusyOnceAndIdleOnce) {
+    start_ready();
+    TestClient client = open_channel();
+    for (std::uint64_t id = 1; id <= 3; ++id) {
+        client.infer(id, "echo", {client.tensor({1})});
+        client.expect_result(id);
+    }
+
+    EXPECT_EQ(number(expect_said("idle"), "in_flight"), 0U);
+
+    EXPECT_EQ(std::ranges::count(said, "busy"), 1);
+}
+
+// --- queueing
+
+TEST_F(WorkerLoop, ServesASingleRequestWithinTwoTurnsOfAFlood) {
+    spec.queue_bound = 256;
+    start_ready();
+    TestClient flood = open_channel();
+    TestClient single = open_channel();
+    flood.infer(1, "wait", {flood.tensor({1})});
+    log->gate.await_arrivals(1);
+    for (std::uint64_t id = 2; id <= 64; ++id) flood.infer(id, "echo", {flood.tensor({2}, 64)});
+    single.infer(1, "echo", {single.tensor({99})});
+    await_statistics("queued", 64);
+
+    log->gate.open();
+    single.expect_result(1);
+    for (std::uint64_t id = 1; id <= 64; ++id) flood.expect_result(id);
+
+    const auto runs = log->runs_so_far();
+    const auto turn = std::ranges::find(runs, "echo 99") - runs.begin();
+    EXPECT_LE(turn, 2);
+}
+
+TEST_F(WorkerLoop, RefusesWhatExceedsTheQueueAndNamesTheBound) {
+    spec.queue_bound = 2;
+    start_ready();
+    TestClient one = open_channel();
+    TestClient two = open_channel();
+    TestClient three = open_channel();
+    one.infer(1, "wait", {one.tensor({1})});
+    log->gate.await_arrivals(1);
+    two.infer(1, "echo", {two.tensor({1})});
+    await_statistics("queued", 1);
+
+    three.infer(1, "echo", {three.tensor({1})});
+    two.infer(2, "echo", {two.tensor({1}, 64)});
+
+    EXPECT_NE(three.expect_error(1, ErrorCode::queue_full).text().find("queue_bound"), std::string::npos);
+    EXPECT_NE(two.expect_error(2, ErrorCode::queue_full).text().find("queue_bound"), std::string::npos);
+    log->gate.open();
+    one.expect_result(1);
+    two.expect_result(1);
+    three.infer(2, "echo", {three.tensor({1})});
+    three.expect_result(2);
+}
+
+TEST_F(WorkerLoop, AnswersARequestWhoseDeadlinePassesInTheQueue) {
+    start_ready();
+    TestClient client = open_channel();
+    client.infer(1, "wait", {client.tensor({1})});
+    log->gate.await_arrivals(1);
+
+    client.infer(2, "echo", {client.tensor({2}, 64)}, {}, 5ms);
+
+    EXPECT_NE(client.expect_error(2, ErrorCode::deadline_exceeded).attempt.find("waiting"), std::string::npos);
+    log->gate.open();
+    client.expect_result(1);
+    client.infer(3, "echo", {client.tensor({3}, 64)});
+    client.expect_result(3);
+    EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 3"}));
+}
+
+TEST_F(WorkerLoop, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
+    spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
+    start_ready();
+    TestClient client = open_channel();
+    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F)); // most of the output slab
+
+    client.infer(1, "wait", {input}, {}, 5ms);
+    log->gate.await_arrivals(1);
+    EXPECT_NE(client.expect_error(1, ErrorCode::deadline_exceeded).attempt.find("running"), std::string::npos);
+    client.infer(2, "echo", {input});
+    log->gate.open();
+
+    client.expect_result(2); // its output fits: the discarded one gave its room back
+}
+
+TEST_F(WorkerLoop, CancelsAQueuedAndARunningRequest) {
+    start_ready();
+    TestClient client = open_channel();
+    client.infer(1, "wait", {client.tensor({1})});
+    log->gate.await_arrivals(1);
+    client.infer(2, "echo", {client.tensor({2}, 64)});
+
+    client.send(channel::encode(channel::Cancel{2}));
+    client.send(channel::encode(channel::Cancel{1}));
+    client.send(channel::encode(channel::Cancel{1}));
+    client.send(channel::encode(channel::Cancel{99}));
+
+    client.expect_error(2, ErrorCode::cancelled);
+    client.expect_error(1, ErrorCode::cancelled);
+    client.infer(1, "echo", {client.tensor({3}, 128)}); // the number is free again
+    log->gate.open();
+    client.expect_result(1);
+    EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 3"}));
+}
+
+TEST_F(WorkerLoop, ReportsAnOverrunOnce) {
+    spec.deadlines.request = 5ms;
+    start_ready();
+    TestClient client = open_channel();
+
+    client.infer(1, "wait", {client.tensor({1})});
+    client.expect_error(1, ErrorCode::deadline_exceeded);
+
+    const boost::json::object overrun = expect_said("overrun");
+    EXPECT_EQ(overrun.at("method").as_string(), "wait");
+    EXPECT_EQ(number(overrun, "budget_ms"), 5U);
+    EXPECT_GE(number(overrun, "running_ms"), 5U);
+    log->gate.open();
+    client.infer(2, "echo", {client.tensor({1})});
+    expect_said("idle");
+    EXPECT_EQ(std::ranges::count(said, "overrun"), 1);
+}
+
+// --- channels side by side
+
+TEST_F(WorkerLoop, RefusesChannelsBeyondTheBound) {
+    spec.channel.channels_max = 1;
+    start_ready();
+    TestClient first = open_channel();
+    TestClient second = introduce();
+
+    second.send(channel::encode(channel::Hello{0, "second"}));
+
+    EXPECT_NE(second.expect_error(0, ErrorCode::resources_exhausted).text().find("channels_max"), std::string::npos);
+    second.expect_end();
+    EXPECT_EQ(number(expect_said("channel_refused"), "channel"), second.id);
+    first.infer(1, "echo", {first.tensor({1})});
+    first.expect_result(1);
+}
+
+TEST_F(WorkerLoop, AStatefulModelIsBusyWhileItHasAClient) {
+    make_stateful();
+    start_ready();
+    TestClient first = open_channel();
+    TestClient second = introduce();
+
+    second.send(channel::encode(channel::Hello{0, "second"}));
+
+    second.expect_error(0, ErrorCode::busy);
+    second.expect_end();
+    const boost::json::object refused = expect_said("channel_refused");
+    EXPECT_EQ(refused.at("code").as_string(), "busy");
+    EXPECT_EQ(number(refused, "channel"), second.id);
+    first.infer(1, "echo", {first.tensor({1})});
+    first.expect_result(1);
+}
+
+TEST_F(WorkerLoop, AStatefulModelIsResetForEachOfItsClientsInTurn) {
+    make_stateful();
+    start_ready();
+
+    for (int turn = 1; turn <= 20; ++turn) {
+        TestClient client = open_channel(); // right after the one before it closed: never busy
+        client.infer(1, "echo", {client.tensor({1})});
+        client.expect_result(1);
+        const std::lock_guard lock{log->mutex};
+        EXPECT_EQ(log->resets, turn);
+    }
+}
+
+TEST_F(WorkerLoop, AStatefulModelsNextClientWaitsForTheRequestOfOneThatIsGone) {
+    make_stateful();
+    start_ready();
+    TestClient first = open_channel();
+    first.infer(1, "wait", {first.tensor({1})});
+    log->gate.await_arrivals(1);
+    first.close();
+    TestClient second = introduce();
+    TestClient third = introduce();
+
+    second.send(channel::encode(channel::Hello{0, "second"}));
+    EXPECT_EQ(number((say({{"type", "statistics_asked"}}), expect_said("statistics")), "in_flight"), 1U);
+    third.send(channel::encode(channel::Hello{0, "third"}));
+    third.expect_error(0, ErrorCode::busy);
+    EXPECT_FALSE(second.has_message());
+    log->gate.open();
+
+    const auto welcome = second.receive();
+    EXPECT_TRUE(welcome && std::holds_alternative<channel::Welcome>(*welcome));
+    const std::lock_guard lock{log->mutex};
+    EXPECT_EQ(log->resets, 2);
+}
+
+TEST_F(WorkerLoop, RefusesTheChannelWhenTheResetFails) {
+    make_stateful();
+    log->reset_error = Error{ErrorCode::inference_failed, "no reset today", {}};
+    start_ready();
+    TestClient client = introduce();
+
+    client.send(channel::encode(channel::Hello{0, "x"}));
+
+    EXPECT_NE(client.expect_error(0, ErrorCode::inference_failed).attempt.find("no reset today"), std::string::npos);
+    client.expect_end();
+    EXPECT_EQ(number(expect_said("channel_refused"), "channel"), client.id);
+}
+
+// --- the end
+
+TEST_F(WorkerLoop, DrainsWhatIsInFlightAndRefusesWhatIsNew) {
+    start_ready();
+    TestClient client = open_channel();
+    client.infer(1, "wait", {client.tensor({1})});
+    client.infer(2, "echo", {client.tensor({2}, 64)});
+    log->gate.await_arrivals(1);
+    TestClient late = introduce();
+
+    say({{"type", "drain"}, {"deadline_ms", 20'000}});
+    const auto closing = client.receive();
+    client.infer(3, "echo", {client.tensor({3}, 128)});
+    late.send(channel::encode(channel::Hello{0, "late"}));
+
+    ASSERT_TRUE(closing && std::holds_alternative<channel::Closing>(*closing));
+    EXPECT_EQ(std::get<channel::Closing>(*closing).code, ErrorCode::worker_draining);
+    EXPECT_EQ(std::get<channel::Closing>(*closing).deadline, 20s);
+    client.expect_error(3, ErrorCode::worker_draining);
+    late.expect_error(0, ErrorCode::worker_draining);
+    log->gate.open();
+    EXPECT_EQ(number(expect_said("statistics"), "requests"), 3U);
+    expect_said("drained");
+    EXPECT_EQ(expect_exit(), 0);
+    client.expect_result(1);
+    client.expect_result(2);
+    client.expect_end();
+}
+
+TEST_F(WorkerLoop, DrainsAtOnceWhenNothingIsInFlight) {
+    start_ready();
+    TestClient client = open_channel();
+
+    say({{"type", "drain"}, {"deadline_ms", 20'000}});
+
+    expect_said("drained");
+    EXPECT_EQ(expect_exit(), 0);
+    const auto closing = client.receive();
+    EXPECT_TRUE(closing && std::holds_alternative<channel::Closing>(*closing));
+    client.expect_end();
+}
+
+TEST_F(WorkerLoop, DrainsWhileItLoads) {
+    Gate loading;
+    load = [&](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
+        loading.pass();
+        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
+    };
+    start();
+    configure();
+    loading.await_arrivals(1);
+
+    say({{"type", "drain"}, {"deadline_ms", 20'000}});
+
+    expect_said("drained");
+    EXPECT_EQ(expect_exit(), 0);
+    loading.open();
+    stop();
+}
+
+TEST_F(WorkerLoop, EndsWithAnErrorWhenTheDrainDeadlinePasses) {
+    start_ready();
+    TestClient client = open_channel();
+    client.infer(1, "wait", {client.tensor({1})});
+    client.infer(2, "echo", {client.tensor({1}, 64)});
+    log->gate.await_arrivals(1);
+
+    say({{"type", "drain"}, {"deadline_ms", 600'000}});
+    say({{"type", "drain"}, {"deadline_ms", 10}}); // the earlier one holds
+
+    const auto closing = client.receive();
+    EXPECT_TRUE(closing && std::holds_alternative<channel::Closing>(*closing));
+    client.expect_error(2, ErrorCode::worker_draining);
+    client.expect_error(1, ErrorCode::worker_draining);
+    EXPECT_EQ(expect_exit(), 1);
+    EXPECT_EQ(std::ranges::count(said, "drained"), 0);
+}
+
+TEST_F(WorkerLoop, FlushesAnswersToAClientThatReadsLate) {
+    spec.queue_bound = 128;
+    start_ready();
+    TestClient client = open_channel();
+    const channel::Tensor input = client.tensor({1});
+    // More answers than its socket holds, fewer than the outbox takes.
+    for (std::uint64_t id = 1; id <= 400; ++id) client.infer(id, "nothing", {input});
+    await_statistics("requests", 400);
+
+    say({{"type", "drain"}, {"deadline_ms", 20'000}});
+    for (std::uint64_t id = 1; id <= 400; ++id) client.expect_error(id, ErrorCode::method_unknown);
+
+    EXPECT_EQ(expect_exit(), 0);
+}
+
+// --- last words
+
+std::pair<std::string, int> last_words_of(void (*die)()) {
+    auto [parent_end, child_end] = PacketPair::make().value();
+    const pid_t child = ::fork();
+    if (child == 0) {
+        const SignalStack stack;
+        report_fatal_signals(child_end.get());
+        die();
+        ::_exit(0);
+    }
+    child_end.reset();
+    std::vector<std::byte> buffer(packet_bytes_max);
+    Packet packet;
+    std::string text;
+    if (readable_within(parent_end.get(), patience) && receive_packet(parent_end.get(), buffer, packet))
+        text.assign(reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size());
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return {text, WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+}
+
+__attribute__((noinline)) int recurse_for_ever(int depth) {
+    volatile char frame[4096];
+    frame[0] = static_cast<char>(depth);
+    return depth < 0 ? 0 : recurse_for_ever(depth + 1) + frame[0];
+}
+
+TEST(FatalSignal, IsToldOnTheLinkAndStillEndsTheProcess) {
+    EXPECT_EQ(last_words_of([] { std::abort(); }), (std::pair{std::string{R"({"type":"dying","signal":6})"}, SIGABRT}));
+    EXPECT_EQ(last_words_of([] { ::raise(SIGSEGV); }),
+              (std::pair{std::string{R"({"type":"dying","signal":11})"}, SIGSEGV}));
+}
+
+TEST(FatalSignal, IsToldWhenTheStackOverflowed) {
+    EXPECT_EQ(last_words_of([] { (void)recurse_for_ever(1); }),
+              (std::pair{std::string{R"({"type":"dying","signal":11})"}, SIGSEGV}));
+}
+
+// --- names
+
+TEST(Identity, IsReadFromTheEnvironmentsText) {
+    const Result<Identity> identity = Identity::parse("abc:silero-vad/3#12");
+
+    ASSERT_TRUE(identity);
+    EXPECT_EQ(*identity, (Identity{"abc", "silero-vad", 3, 12}));
+}
+
+TEST(Identity, IsRefusedWhenAnyPartIsMissing) {
+    for (const char* text : {"", "abc", "abc:m", "abc:m/1", "abc:m#1", "m/1#2", "abc:/1#2", "abc:m/x#2", "abc:m/1#",
+                             "abc:m/1#2x", "abc:m/-1#2", "abc:m/1#99999999999999999999"})
+        EXPECT_FALSE(Identity::parse(text)) << text;
+}
+
+} // namespace
+} // namespace bulkhead::worker::test

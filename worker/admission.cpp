@@ -1,0 +1,82 @@
+#include "worker/admission.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace bulkhead::worker {
+namespace {
+
+/// Named in an error, so that a model with very many methods still makes a readable one.
+constexpr std::size_t names_shown_max = 16;
+
+Result<const config::MethodSpec*> find_method(const Model& model, const std::string& name) {
+    const std::vector<config::MethodSpec>& methods = model.methods();
+    const auto found = std::ranges::find(methods, name, &config::MethodSpec::name);
+    if (found != methods.end()) return &*found;
+    std::vector<std::string_view> known;
+    for (const config::MethodSpec& method : methods)
+        if (known.size() < names_shown_max) known.push_back(method.name);
+    return Error{ErrorCode::method_unknown, fmt::format("calling method \"{}\"", name),
+                 fmt::format("call one of: {}", fmt::join(known, ", "))};
+}
+
+bool overlap(const wire::LeaseRef& a, const wire::LeaseRef& b) {
+    return a.slab_id == b.slab_id && a.offset_bytes < b.offset_bytes + b.size_bytes &&
+           b.offset_bytes < a.offset_bytes + a.size_bytes;
+}
+
+bool same(const wire::LeaseRef& a, const wire::LeaseRef& b) {
+    return a.offset_bytes == b.offset_bytes && a.size_bytes == b.size_bytes && a.generation == b.generation;
+}
+
+Result<> check_overlap(const channel::Tensor& tensor, std::span<const Request* const> in_flight) {
+    for (const Request* other : in_flight) {
+        // Of one that was answered early the client rightly believes that it is over.
+        if (other->answered) continue;
+        for (const channel::Tensor& theirs : other->tensors)
+            if (overlap(tensor.lease, theirs.lease) && !same(tensor.lease, theirs.lease))
+                return Error{ErrorCode::protocol_violation,
+                             fmt::format("tensor \"{}\" overlaps tensor \"{}\" of request {}, which is in flight",
+                                         tensor.name, theirs.name, other->id),
+                             "reuse input bytes only after the request that reads them was answered"};
+    }
+    return {};
+}
+
+} // namespace
+
+Result<std::unique_ptr<Request>> admit(channel::Infer message, const Model& model,
+                                       std::chrono::milliseconds request_deadline, const ChannelSlabs& slabs,
+                                       std::span<const Request* const> in_flight) {
+    auto request = std::make_unique<Request>();
+    request->received = Clock::now();
+    request->id = message.request_id;
+    const bool own_deadline = message.deadline.count() > 0 && message.deadline < request_deadline;
+    request->deadline = request->received + (own_deadline ? message.deadline : request_deadline);
+
+    const Result<const config::MethodSpec*> method = find_method(model, message.method);
+    if (!method) return method.error();
+    request->method = *method;
+
+    request->tensors = std::move(message.tensors);
+    std::vector<TensorView> views;
+    views.reserve(request->tensors.size());
+    for (const channel::Tensor& tensor : request->tensors) {
+        Result<std::span<std::byte>> bytes = slabs.input(tensor.lease);
+        if (!bytes) return std::move(bytes).error().during(fmt::format("tensor \"{}\"", tensor.name));
+        if (Result<> disjoint = check_overlap(tensor, in_flight); !disjoint) return std::move(disjoint).error();
+        views.push_back({tensor.name, tensor.dtype, tensor.dims, *bytes});
+    }
+    Result<std::vector<TensorView>> inputs = check_inputs(**method, views);
+    if (!inputs) return std::move(inputs).error();
+    request->inputs = std::move(*inputs);
+
+    Result<std::vector<config::ParameterValue>> parameters = check_parameters(**method, message.parameters);
+    if (!parameters) return std::move(parameters).error();
+    request->parameters = std::move(*parameters);
+    return request;
+}
+
+} // namespace bulkhead::worker

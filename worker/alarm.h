@@ -1,0 +1,64 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+namespace bulkhead::worker {
+
+using Clock = std::chrono::steady_clock;
+
+/// One timer for many deadlines: it is only ever moved forward, and asks when it rings for the next one. So a
+/// request that ends in time costs no timer call, and without deadlines there is no wake-up.
+///
+/// Thread  the event loop
+class Alarm {
+public:
+    /// `rang` returns when to ring next, or nothing.
+    using Rang = std::function<std::optional<Clock::time_point>()>;
+
+    Alarm(boost::asio::io_context& io, Rang rang) : state_{std::make_shared<State>(io, std::move(rang))} {}
+    ~Alarm() {
+        cancel();
+        state_->rang = nullptr;
+    }
+    Alarm(const Alarm&) = delete;
+    Alarm& operator=(const Alarm&) = delete;
+
+    void no_later_than(Clock::time_point due) {
+        if (!state_->due || due < *state_->due) arm(state_, due);
+    }
+    void cancel() {
+        state_->due.reset();
+        state_->timer.cancel();
+    }
+
+private:
+    struct State {
+        State(boost::asio::io_context& io, Rang function) : timer{io}, rang{std::move(function)} {}
+        boost::asio::steady_timer timer;
+        Rang rang; ///< empty once the alarm is gone
+        std::optional<Clock::time_point> due;
+    };
+
+    static void arm(const std::shared_ptr<State>& state, Clock::time_point due) {
+        state->due = due;
+        state->timer.expires_at(due);
+        state->timer.async_wait([state](boost::system::error_code cancelled) {
+            // One that had already expired when it was moved or cancelled is called without an error.
+            if (cancelled || !state->rang || !state->due || Clock::now() < *state->due) return;
+            state->due.reset();
+            const auto rang = state->rang; // it may destroy the alarm
+            if (const auto next = rang(); next && state->rang && (!state->due || *next < *state->due))
+                arm(state, *next);
+        });
+    }
+
+    std::shared_ptr<State> state_;
+};
+
+} // namespace bulkhead::worker

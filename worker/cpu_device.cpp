@@ -1,0 +1,57 @@
+#include <atomic>
+
+#include <fmt/format.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
+
+#include "worker/aoti_runtime.h"
+#include "worker/runtime.h"
+#include "worker/write_outputs.h"
+
+namespace bulkhead::worker {
+namespace {
+
+class CpuDevice final : public Device {
+public:
+    [[nodiscard]] c10::Device device() const override { return c10::kCPU; }
+    [[nodiscard]] std::string name() const override { return "cpu"; }
+
+    std::unique_ptr<Runtime> load_aoti(const config::ModelSpec& spec, const std::string& library,
+                                       const std::string& /*a CPU's kernels lie in the library*/) override {
+        return load_aoti_with<torch::inductor::AOTIModelContainerRunnerCpu>(spec, library, /*num_models=*/1U,
+                                                                            /*run_single_threaded=*/true);
+    }
+
+    Result<> prepare(const config::ModelSpec& /*spec*/, const std::vector<config::MethodSpec>& /*methods*/,
+                     Runtime& /*runtime*/, const LoadContext& /*context*/) override {
+        return {}; // nothing to capture
+    }
+
+    Result<> run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
+                 const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
+        std::vector<at::Tensor> tensors;
+        tensors.reserve(inputs.size());
+        for (const auto& view : inputs) tensors.push_back(as_tensor(view));
+        const auto outputs = runtime.call(method, tensors, parameters);
+        runs_.fetch_add(1, std::memory_order_relaxed);
+        return write_outputs(method, outputs, sink);
+    }
+
+    void register_host_memory(std::span<std::byte> /*read as it is*/) override {}
+    void unregister_host_memory(std::span<std::byte> /*read as it is*/) noexcept override {}
+
+    [[nodiscard]] boost::json::object graphs() const override {
+        return {{"mode", "off"},
+                {"pool_bytes", 0},
+                {"buckets", boost::json::array{}},
+                {"eager", boost::json::object{{"a CPU has no graphs", runs_.load(std::memory_order_relaxed)}}}};
+    }
+
+private:
+    std::atomic<std::uint64_t> runs_ = 0;
+};
+
+} // namespace
+
+std::unique_ptr<Device> make_cpu_device() { return std::make_unique<CpuDevice>(); }
+
+} // namespace bulkhead::worker

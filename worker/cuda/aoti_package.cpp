@@ -1,0 +1,45 @@
+#include <filesystem>
+
+#include <c10/cuda/CUDAException.h>
+#include <fmt/format.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner_cuda.h>
+
+#include "worker/aoti_runtime.h"
+#include "worker/cuda/cuda_device.h"
+
+namespace bulkhead::worker::cuda {
+namespace {
+
+std::uintmax_t bytes_in(const std::filesystem::path& folder) {
+    std::uintmax_t total = 0;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator{folder, ignored})
+        if (entry.is_regular_file(ignored)) total += entry.file_size(ignored);
+    return total;
+}
+
+} // namespace
+
+std::unique_ptr<Runtime> load_aoti_package(const config::ModelSpec& spec, const std::string& library,
+                                           const std::string& cubin_folder) {
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    try {
+        return load_aoti_with<torch::inductor::AOTIModelContainerRunnerCuda>(
+            spec, library, /*num_models=*/1U, "cuda:0", cubin_folder, /*run_single_threaded=*/true);
+    } catch (const ErrorException&) {
+        throw;
+    } catch (const std::exception&) {
+        // The package's code says only "API call failed": whether memory was the cause is told by the numbers.
+        (void)cudaGetLastError();
+        const std::uintmax_t needed = bytes_in(std::filesystem::path{library}.parent_path());
+        if (needed <= free_bytes) throw;
+        throw ErrorException{{ErrorCode::out_of_memory,
+                              fmt::format("loading {}: its package holds {} MiB, {} MiB of the GPU's {} MiB were free",
+                                          spec.name, needed >> 20, free_bytes >> 20, total_bytes >> 20),
+                              "unload another model or choose another GPU"}};
+    }
+}
+
+} // namespace bulkhead::worker::cuda

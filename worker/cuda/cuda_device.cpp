@@ -1,0 +1,169 @@
+#include "worker/cuda/cuda_device.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "worker/write_outputs.h"
+
+namespace bulkhead::worker::cuda {
+namespace {
+
+std::string uuid_text(const cudaUUID_t& uuid) {
+    std::string text = "GPU";
+    for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
+        if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+        text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+    }
+    return text;
+}
+
+Error no_gpu(std::string_view call, cudaError_t error) {
+    (void)cudaGetLastError();
+    return {ErrorCode::load_failed, fmt::format("{}: {}", call, cudaGetErrorString(error)),
+            "check that `nvidia-smi` lists the GPU and that its driver is at least as new as LibTorch's CUDA"};
+}
+
+/// After an illegal address, a failed assertion or a lost device every further call fails: this process can
+/// serve no more. It ends as a crash, which the supervisor reclaims and restarts.
+void end_if_context_is_lost() {
+    (void)cudaGetLastError();
+    const cudaError_t error = cudaDeviceSynchronize();
+    if (error == cudaSuccess) return;
+    spdlog::critical("the CUDA context is lost: {}; the worker ends", cudaGetErrorString(error));
+    std::abort();
+}
+
+} // namespace
+
+Error explain(const std::exception& exception, ErrorCode code, std::string_view attempt) {
+    if (const auto* told = dynamic_cast<const ErrorException*>(&exception)) return told->error();
+    Error error = translate(exception, code, attempt);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (error.code == ErrorCode::out_of_memory && cudaMemGetInfo(&free, &total) == cudaSuccess)
+        error.attempt += fmt::format(" ({} MiB of the GPU's {} MiB are free)", free >> 20, total >> 20);
+    (void)cudaGetLastError();
+    return error;
+}
+
+CudaDevice::CudaDevice(std::string name, std::string compute_capability)
+    : name_{std::move(name)}, compute_capability_{std::move(compute_capability)},
+      memory_{*new HostMemory},          // both leaked: what belongs to CUDA ends with the process,
+      engine_{*new GraphEngine{memory_}} // never by a destructor
+{}
+
+Result<std::unique_ptr<Device>> CudaDevice::create() {
+    int count = 0;
+    if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess)
+        return no_gpu("looking for a GPU", error);
+    if (count == 0) return no_gpu("looking for a GPU", cudaErrorNoDevice);
+    cudaDeviceProp properties{};
+    if (const cudaError_t error = cudaGetDeviceProperties(&properties, 0); error != cudaSuccess)
+        return no_gpu("asking the GPU's properties", error);
+    return std::unique_ptr<Device>{new CudaDevice{fmt::format("{} ({})", properties.name, uuid_text(properties.uuid)),
+                                                  fmt::format("{}{}", properties.major, properties.minor)}};
+}
+
+c10::cuda::CUDAStream CudaDevice::stream() {
+    if (!stream_) {
+        at::globalContext().lazyInitDevice(c10::kCUDA); // LibTorch's allocators, before anyone asks them
+        c10::cuda::set_device(0);
+        stream_ = c10::cuda::getStreamFromPool();
+        C10_CUDA_CHECK(cudaEventCreateWithFlags(&finished_, cudaEventDisableTiming | cudaEventBlockingSync));
+    }
+    return *stream_;
+}
+
+void CudaDevice::wait() {
+    C10_CUDA_CHECK(cudaEventRecord(finished_, stream().stream()));
+    C10_CUDA_CHECK(cudaEventSynchronize(finished_));
+}
+
+std::unique_ptr<Runtime> CudaDevice::load_aoti(const config::ModelSpec& spec, const std::string& library,
+                                               const std::string& cubin_folder) {
+    const c10::cuda::CUDAStreamGuard guard{stream()};
+    return load_aoti_package(spec, library, cubin_folder);
+}
+
+Result<> CudaDevice::prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods,
+                             Runtime& runtime, const LoadContext& context) {
+    try {
+        const c10::InferenceMode inference;
+        const c10::cuda::CUDAStreamGuard guard{stream()};
+        C10_CUDA_CHECK(cudaDeviceSynchronize()); // weights were copied on the default stream
+        return engine_.prepare(spec, methods, runtime, context);
+    } catch (const std::exception& exception) {
+        return explain(exception, ErrorCode::load_failed, fmt::format("preparing {} on {}", spec.name, name_));
+    }
+}
+
+Result<> CudaDevice::run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
+                         const std::vector<config::ParameterValue>& parameters, OutputSink& sink) {
+    try {
+        const c10::InferenceMode inference;
+        const c10::cuda::CUDAStreamGuard guard{stream()};
+        auto outputs = engine_.replay(method, inputs, parameters);
+        if (!outputs) outputs = run_eagerly(runtime, method, inputs, parameters);
+        Result<> delivered = deliver(method, *outputs, sink);
+        wait(); // also where the sink refused: the copy engine still reads the request's slab
+        return delivered;
+    } catch (const std::exception& exception) {
+        Error error = explain(exception, ErrorCode::inference_failed, fmt::format("running {}", method.name));
+        end_if_context_is_lost(); // else everything is finished now, and the slab is no longer read
+        return error;
+    }
+}
+
+std::vector<at::Tensor> CudaDevice::run_eagerly(Runtime& runtime, const config::MethodSpec& method,
+                                                std::span<const TensorView> inputs,
+                                                const std::vector<config::ParameterValue>& parameters) {
+    // A reset between channels runs on the default stream, which does not wait for this one by itself.
+    C10_CUDA_CHECK(cudaEventRecord(finished_, c10::cuda::getDefaultCUDAStream().stream()));
+    C10_CUDA_CHECK(cudaStreamWaitEvent(stream().stream(), finished_, 0));
+
+    std::vector<at::Tensor> tensors;
+    for (const TensorView& input : inputs) {
+        const auto options = at::TensorOptions{}.dtype(scalar_type(input.dtype)).device(device());
+        at::Tensor& tensor = tensors.emplace_back(at::empty(input.dims, options));
+        memory_.upload(tensor.data_ptr(), input.bytes, stream().stream());
+    }
+    return runtime.call(method, tensors, parameters);
+}
+
+Result<> CudaDevice::deliver(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
+                             OutputSink& sink) {
+    if (auto checked = check_outputs(method, outputs, ErrorCode::inference_failed); !checked) return checked.error();
+    std::vector<at::Tensor> sources; // kept until the copies are queued: the allocator reuses in stream order
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        const at::Tensor& source = sources.emplace_back(outputs[i].resolve_conj().resolve_neg().contiguous());
+        const std::span<const std::int64_t> dims{source.sizes().data(), source.sizes().size()};
+        auto room = sink.allocate(method.outputs[i].name, method.outputs[i].dtype, dims);
+        if (!room) return room.error();
+        if (source.nbytes() == 0) continue;
+        if (source.is_cuda())
+            memory_.download(*room, source.const_data_ptr(), stream().stream());
+        else
+            std::memcpy(room->data(), source.const_data_ptr(), source.nbytes());
+    }
+    return {};
+}
+
+} // namespace bulkhead::worker::cuda
+
+extern "C" __attribute__((visibility("default"))) bulkhead::worker::Device*
+bulkhead_cuda_device(bulkhead::Error* error) {
+    auto device = bulkhead::worker::cuda::CudaDevice::create();
+    if (!device) {
+        *error = std::move(device).error();
+        return nullptr;
+    }
+    return std::move(device)->release();
+}

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include <c10/cuda/CUDAStream.h>
+
+#include "worker/cuda/graph_engine.h"
+#include "worker/cuda/host_memory.h"
+#include "worker/runtime.h"
+
+namespace bulkhead::worker::cuda {
+
+/// The one GPU that CUDA_VISIBLE_DEVICES names.
+///
+/// Everything runs on one stream that is not the default one: it can be captured, and requests come one at a
+/// time. Each request ends with a wait that blocks and does not spin. No function but `load_aoti`, `prepare`,
+/// `run` and `register_host_memory` makes a CUDA context; those come after the grant.
+class CudaDevice final : public Device {
+public:
+    /// Asks the driver for the GPU; makes no context and allocates nothing.
+    /// Errors  load_failed: no driver, no GPU, or one that this LibTorch's CUDA cannot use
+    static Result<std::unique_ptr<Device>> create();
+
+    [[nodiscard]] c10::Device device() const override { return {c10::kCUDA, 0}; }
+    [[nodiscard]] std::string name() const override { return name_; }
+    [[nodiscard]] std::string compute_capability() const override { return compute_capability_; }
+    std::unique_ptr<Runtime> load_aoti(const config::ModelSpec& spec, const std::string& library,
+                                       const std::string& cubin_folder) override;
+    Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods, Runtime& runtime,
+                     const LoadContext& context) override;
+    Result<> run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
+                 const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override;
+    void register_host_memory(std::span<std::byte> bytes) override { memory_.add(bytes); }
+    void unregister_host_memory(std::span<std::byte> bytes) noexcept override { memory_.remove(bytes); }
+    [[nodiscard]] boost::json::object graphs() const override { return engine_.report(); }
+
+private:
+    CudaDevice(std::string name, std::string compute_capability);
+    c10::cuda::CUDAStream stream();
+    void wait();
+    std::vector<at::Tensor> run_eagerly(Runtime& runtime, const config::MethodSpec& method,
+                                        std::span<const TensorView> inputs,
+                                        const std::vector<config::ParameterValue>& parameters);
+    Result<> deliver(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs, OutputSink& sink);
+
+    std::string name_;
+    std::string compute_capability_;
+    std::optional<c10::cuda::CUDAStream> stream_; ///< made at the first use: it makes the context
+    cudaEvent_t finished_ = nullptr;              ///< of the request; never freed, like the graphs
+    HostMemory& memory_;
+    GraphEngine& engine_;
+};
+
+/// An unpacked AOTInductor package on the current GPU. Throws c10::Error, ErrorException.
+[[nodiscard]] std::unique_ptr<Runtime> load_aoti_package(const config::ModelSpec& spec, const std::string& library,
+                                                         const std::string& cubin_folder);
+
+/// What a LibTorch exception means, with the device's free memory where it means that there was too little.
+[[nodiscard]] Error explain(const std::exception& exception, ErrorCode code, std::string_view attempt);
+
+} // namespace bulkhead::worker::cuda

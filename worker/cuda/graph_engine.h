@@ -1,0 +1,92 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <boost/json.hpp>
+
+#include "worker/bucket_choice.h"
+#include "worker/cuda/capture.h"
+#include "worker/cuda/host_memory.h"
+#include "worker/runtime.h"
+
+namespace bulkhead::worker::cuda {
+
+/// Captures a model's buckets when it is loaded, and replays them for requests that fit.
+///
+/// A replay is exact or does not happen: each captured graph is replayed once at load and compared with the
+/// eager run on the same inputs, a request is padded only where its declaration makes that safe, and what
+/// cannot be replayed is left to the caller, with a counted reason.
+///
+/// Owns    static inputs, graphs and their pool, none of which is ever freed: make it with `new` and keep it
+/// Thread  that of the requests, under the module's stream; `report` on any
+class GraphEngine {
+public:
+    explicit GraphEngine(HostMemory& memory) : memory_{memory} {}
+
+    /// Largest bucket first, so that the smaller ones find room in what it left in the pool.
+    /// Errors  capture_failed where graphs are `required`: cause and remedy of the first that failed
+    /// Throws  what warm-up throws: a model that fails eagerly fails to load
+    Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods, Runtime& runtime,
+                     const LoadContext& context);
+
+    /// Device tensors that hold the results until the next call; empty: run it eagerly, the reason is counted.
+    std::optional<std::vector<at::Tensor>> replay(const config::MethodSpec& method, std::span<const TensorView> inputs,
+                                                  const std::vector<config::ParameterValue>& parameters);
+
+    /// `graphs` of docs/worker-link.md, with `failures`: [{"method","shapes","cause","reason","remedy"}].
+    [[nodiscard]] boost::json::object report() const;
+
+private:
+    struct Graph {
+        std::string method;
+        config::Bucket bucket;
+        at::cuda::CUDAGraph* graph = nullptr;
+        std::vector<at::Tensor> inputs;
+        std::vector<at::Tensor> outputs;
+        bool may_pad = false; ///< its outputs are as long as the declaration says
+        double capture_ms = 0;
+        std::uint64_t hits = 0; ///< exact ones and padded ones
+        std::uint64_t pads = 0;
+    };
+    /// What is known of one method; `buckets[i]` is that of `graphs[i]`.
+    struct Method {
+        std::vector<config::Bucket> buckets;
+        std::vector<Graph*> graphs;
+        std::vector<config::Bucket> failed;
+        std::vector<config::ParameterValue> parameters; ///< fixed in the graphs
+        std::string_view never;                         ///< the reason why this method is not captured at all
+    };
+    struct Failure {
+        std::string method;
+        config::Bucket bucket;
+        CaptureDiagnosis diagnosis;
+    };
+
+    [[nodiscard]] std::string_view why_never(const config::ModelSpec& spec, const config::MethodSpec& method) const;
+    std::optional<CaptureDiagnosis> capture(const config::MethodSpec& spec, const config::Bucket& bucket,
+                                            Runtime& runtime);
+    void fill(Graph& graph, const config::MethodSpec& method, std::span<const TensorView> inputs);
+    std::nullopt_t eagerly(std::string_view reason);
+
+    HostMemory& memory_;
+    std::optional<CapturePool> pool_; ///< made by `prepare`: nothing of CUDA before the grant
+    std::map<std::string, Method, std::less<>> methods_;
+
+    mutable std::mutex mutex_; ///< guards what `report` reads: the counters and these
+    std::string_view mode_ = "eager";
+    std::vector<Graph*> graphs_; ///< in the order of capture
+    std::vector<Failure> failures_;
+    std::map<std::string_view, std::uint64_t> eager_;
+    std::uint64_t pool_bytes_ = 0;
+};
+
+} // namespace bulkhead::worker::cuda

@@ -1,0 +1,112 @@
+#include "worker/cuda/host_memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <c10/cuda/CUDAException.h>
+#include <spdlog/spdlog.h>
+
+namespace bulkhead::worker::cuda {
+
+void PinnedRing::pin() {
+    if (!slots_.empty()) return;
+    std::vector<Slot> slots(ring_slots);
+    for (Slot& slot : slots) {
+        void* bytes = nullptr;
+        C10_CUDA_CHECK(cudaHostAlloc(&bytes, ring_slot_bytes, cudaHostAllocDefault));
+        slot.bytes = static_cast<std::byte*>(bytes);
+        C10_CUDA_CHECK(cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming | cudaEventBlockingSync));
+    }
+    slots_ = std::move(slots);
+}
+
+PinnedRing::Slot& PinnedRing::next() {
+    Slot& slot = slots_[turn_++ % ring_slots];
+    C10_CUDA_CHECK(cudaEventSynchronize(slot.done)); // done at once for one that was never recorded
+    return slot;
+}
+
+void PinnedRing::upload(void* device, std::span<const std::byte> from, cudaStream_t stream) {
+    pin();
+    auto* to = static_cast<std::byte*>(device);
+    while (!from.empty()) {
+        const auto chunk = from.first(std::min(from.size(), ring_slot_bytes));
+        Slot& slot = next();
+        std::memcpy(slot.bytes, chunk.data(), chunk.size());
+        C10_CUDA_CHECK(cudaMemcpyAsync(to, slot.bytes, chunk.size(), cudaMemcpyHostToDevice, stream));
+        C10_CUDA_CHECK(cudaEventRecord(slot.done, stream));
+        to += chunk.size();
+        from = from.subspan(chunk.size());
+    }
+}
+
+void PinnedRing::download(std::span<std::byte> to, const void* device, cudaStream_t stream) {
+    pin();
+    const auto* from = static_cast<const std::byte*>(device);
+    struct Pending {
+        Slot* slot;
+        std::span<std::byte> to;
+    };
+    std::vector<Pending> pending; // in stream order; the device fills one slot while the host empties another
+    const auto finish_oldest = [&pending] {
+        const Pending oldest = pending.front();
+        pending.erase(pending.begin());
+        C10_CUDA_CHECK(cudaEventSynchronize(oldest.slot->done));
+        std::memcpy(oldest.to.data(), oldest.slot->bytes, oldest.to.size());
+    };
+    while (!to.empty()) {
+        if (pending.size() == ring_slots) finish_oldest();
+        const auto chunk = to.first(std::min(to.size(), ring_slot_bytes));
+        Slot& slot = next();
+        C10_CUDA_CHECK(cudaMemcpyAsync(slot.bytes, from, chunk.size(), cudaMemcpyDeviceToHost, stream));
+        C10_CUDA_CHECK(cudaEventRecord(slot.done, stream));
+        pending.push_back({&slot, chunk});
+        from += chunk.size();
+        to = to.subspan(chunk.size());
+    }
+    while (!pending.empty()) finish_oldest();
+}
+
+void HostMemory::add(std::span<std::byte> bytes) {
+    if (bytes.empty()) return;
+    const cudaError_t error = cudaHostRegister(bytes.data(), bytes.size(), cudaHostRegisterDefault);
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError(); // handled here: the next call must not report it
+        spdlog::warn(
+            "slab of {} bytes is not registered with CUDA ({}): its copies go through {} MiB of pinned buffers",
+            bytes.size(), cudaGetErrorString(error), ring_slots * ring_slot_bytes >> 20);
+        return;
+    }
+    const std::scoped_lock lock{mutex_};
+    regions_.emplace(bytes.data(), bytes.size());
+}
+
+void HostMemory::remove(std::span<std::byte> bytes) noexcept {
+    {
+        const std::scoped_lock lock{mutex_};
+        if (regions_.erase(bytes.data()) == 0) return;
+    }
+    if (cudaHostUnregister(bytes.data()) != cudaSuccess) (void)cudaGetLastError();
+}
+
+bool HostMemory::registered(std::span<const std::byte> bytes) const {
+    const std::scoped_lock lock{mutex_};
+    auto after = regions_.upper_bound(bytes.data());
+    if (after == regions_.begin()) return false;
+    const auto& [begin, size] = *std::prev(after);
+    return bytes.data() + bytes.size() <= begin + size;
+}
+
+void HostMemory::upload(void* device, std::span<const std::byte> from, cudaStream_t stream) {
+    if (from.empty()) return;
+    if (!registered(from)) return ring_.upload(device, from, stream);
+    C10_CUDA_CHECK(cudaMemcpyAsync(device, from.data(), from.size(), cudaMemcpyHostToDevice, stream));
+}
+
+void HostMemory::download(std::span<std::byte> to, const void* device, cudaStream_t stream) {
+    if (to.empty()) return;
+    if (!registered(to)) return ring_.download(to, device, stream);
+    C10_CUDA_CHECK(cudaMemcpyAsync(to.data(), device, to.size(), cudaMemcpyDeviceToHost, stream));
+}
+
+} // namespace bulkhead::worker::cuda

@@ -1,0 +1,187 @@
+#include "worker/dispatcher.h"
+
+#include <exception>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+
+#include "worker/limits.h"
+
+namespace bulkhead::worker {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+/// What a model throws past its own translation ends the request, not the process.
+Result<> run_guarded(Model& model, const Request& request, RequestOutputs& outputs) {
+    try {
+        request.slabs->register_with(model);
+        return model.run(*request.method, request.inputs, request.parameters, outputs);
+    } catch (const std::bad_alloc&) {
+        return Error{ErrorCode::out_of_memory, fmt::format("running method \"{}\"", request.method->name),
+                     "send smaller inputs, or give the worker more memory"};
+    } catch (const std::exception& exception) {
+        return Error{ErrorCode::inference_failed,
+                     fmt::format("running method \"{}\": {}", request.method->name, exception.what()),
+                     {}};
+    }
+}
+
+Error deadline_passed(const Request& request, bool running, Clock::time_point now) {
+    const auto budget = duration_cast<milliseconds>(request.deadline - request.received);
+    const auto spent = duration_cast<milliseconds>(now - request.received);
+    return Error{ErrorCode::deadline_exceeded,
+                 fmt::format("request {} of method \"{}\" is {} after {} ms, its deadline is {} ms", request.id,
+                             request.method->name, running ? "still running" : "still waiting", spent.count(),
+                             budget.count()),
+                 running ? "give the request a longer deadline, or raise the model's request deadline"
+                         : "give the request a longer deadline, or send fewer at once"};
+}
+
+Error cancelled(const Request& request) {
+    return Error{ErrorCode::cancelled, fmt::format("request {} was cancelled by its client", request.id), {}};
+}
+
+} // namespace
+
+struct Dispatcher::Outcome {
+    Result<> result;
+    std::unique_ptr<RequestOutputs> outputs;
+    Clock::time_point started;
+    Clock::time_point ended;
+};
+
+Dispatcher::Dispatcher(boost::asio::io_context& io, Executor& executor, Events events)
+    : io_{io}, executor_{executor}, events_{std::move(events)}, deadlines_{io, [this] { return enforce_deadlines(); }},
+      idle_{io, [this] { return idle_due(); }} {}
+
+void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
+    model_ = &model;
+    request_deadline_ = spec.deadlines.request;
+    scheduler_ = Scheduler{spec.queue_bound};
+}
+
+Result<> Dispatcher::submit(std::unique_ptr<Request> request) {
+    const Clock::time_point deadline = request->deadline;
+    if (Result<> pushed = scheduler_.push(request, running_ ? 1 : 0); !pushed) return pushed;
+    ++requests_;
+    if (!busy_) {
+        busy_ = true;
+        events_.busy();
+    }
+    deadlines_.no_later_than(deadline);
+    start_next();
+    return {};
+}
+
+void Dispatcher::start_next() {
+    if (running_) return;
+    running_ = scheduler_.next();
+    if (!running_) return;
+    started_ = Clock::now();
+    deadlines_.no_later_than(started_ + request_deadline_ + limits::overrun_grace);
+    executor_.post([this, &request = *running_] {
+        Outcome outcome{{}, std::make_unique<RequestOutputs>(request.slabs, *model_), Clock::now(), {}};
+        outcome.result = run_guarded(*model_, request, *outcome.outputs);
+        outcome.ended = Clock::now();
+        boost::asio::post(io_, [this, done = std::move(outcome)]() mutable { finished(done); });
+    });
+}
+
+void Dispatcher::finished(Outcome& outcome) {
+    const std::unique_ptr<Request> request = std::move(running_);
+    start_next(); // first, so that the model works on while the answer is written
+    if (!request->answered) {
+        if (outcome.result) {
+            request->requester->completed(*request,
+                                          {duration_cast<microseconds>(outcome.started - request->received),
+                                           duration_cast<microseconds>(outcome.ended - outcome.started),
+                                           *outcome.outputs});
+        } else {
+            ++errors_;
+            outcome.outputs->take_back();
+            request->requester->failed(*request, outcome.result.error());
+        }
+    }
+    outcome.outputs.reset(); // what the client was not told of, before its slabs may go
+    request->requester->let_go(*request);
+    settle();
+}
+
+void Dispatcher::answer_early(const Error& error) {
+    ++errors_;
+    running_->answered = true;
+    running_->requester->failed(*running_, error);
+}
+
+void Dispatcher::end_queued(std::unique_ptr<Request> request, const Error& error) {
+    ++errors_;
+    request->requester->failed(*request, error);
+    request->requester->let_go(*request);
+}
+
+void Dispatcher::cancel(std::uint64_t channel, std::uint64_t id) {
+    if (std::unique_ptr<Request> waiting = scheduler_.remove(channel, id)) {
+        const Error error = cancelled(*waiting);
+        end_queued(std::move(waiting), error);
+        settle();
+    } else if (running_ && !running_->answered && running_->channel == channel && running_->id == id) {
+        answer_early(cancelled(*running_));
+    }
+}
+
+void Dispatcher::drop(std::uint64_t channel) {
+    if (running_ && running_->channel == channel) running_->answered = true;
+    const auto dropped = scheduler_.remove_channel(channel);
+    for (const std::unique_ptr<Request>& request : dropped) request->requester->let_go(*request);
+    if (!dropped.empty()) settle();
+}
+
+void Dispatcher::fail_all(const Error& error) {
+    for (std::unique_ptr<Request>& request : scheduler_.remove_all()) end_queued(std::move(request), error);
+    if (running_ && !running_->answered) answer_early(error);
+}
+
+void Dispatcher::settle() {
+    if (in_flight() > 0) return;
+    settled_at_ = Clock::now();
+    idle_.no_later_than(settled_at_ + limits::idle_after);
+    events_.settled();
+}
+
+std::optional<Clock::time_point> Dispatcher::enforce_deadlines() {
+    const Clock::time_point now = Clock::now();
+    auto expired = scheduler_.remove_expired(now);
+    for (std::unique_ptr<Request>& request : expired) {
+        const Error error = deadline_passed(*request, false, now);
+        end_queued(std::move(request), error);
+    }
+    if (running_ && !running_->answered && running_->deadline <= now) answer_early(deadline_passed(*running_, true, now));
+    const Clock::time_point overrun_at = started_ + request_deadline_ + limits::overrun_grace;
+    if (running_ && !overrun_told_ && overrun_at <= now) {
+        overrun_told_ = true;
+        events_.overrun(*running_, duration_cast<milliseconds>(now - started_));
+    }
+    std::optional<Clock::time_point> due = scheduler_.earliest_deadline();
+    const auto also = [&due](Clock::time_point other) {
+        if (!due || other < *due) due = other;
+    };
+    if (running_ && !running_->answered) also(running_->deadline);
+    if (running_ && !overrun_told_) also(overrun_at);
+    if (!expired.empty()) settle();
+    return due;
+}
+
+std::optional<Clock::time_point> Dispatcher::idle_due() {
+    if (in_flight() > 0 || !busy_) return std::nullopt;
+    const Clock::time_point due = settled_at_ + limits::idle_after;
+    if (Clock::now() < due) return due;
+    busy_ = false;
+    deadlines_.cancel(); // it may be armed for requests that ended long before their deadline
+    events_.idle();
+    return std::nullopt;
+}
+
+} // namespace bulkhead::worker

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include <boost/asio/io_context.hpp>
+
+#include "worker/alarm.h"
+#include "worker/executor.h"
+#include "worker/request.h"
+#include "worker/request_outputs.h"
+#include "worker/scheduler.h"
+
+namespace bulkhead::worker {
+
+/// Hands requests to the executor one at a time, and answers each exactly once: by its result, its error, its
+/// deadline or its cancellation, whichever comes first.
+///
+/// A running inference cannot be interrupted. One that was answered early runs on, its result is discarded, and
+/// only then are its inputs let go: the model reads them until its end.
+///
+/// Thread  the event loop
+class Dispatcher {
+public:
+    struct Events {
+        std::function<void()> busy;    ///< the first request in flight
+        std::function<void()> idle;    ///< none for `limits::idle_after`
+        std::function<void()> settled; ///< the last one in flight has ended
+        /// Once in a life: an inference exceeds the model's request deadline; who hears it ends this process.
+        std::function<void(const Request&, std::chrono::milliseconds running)> overrun;
+    };
+    Dispatcher(boost::asio::io_context& io, Executor& executor, Events events);
+
+    /// Before the first `submit`. The model must outlive the executor's jobs.
+    void serve(Model& model, const config::ModelSpec& spec);
+
+    /// Errors  queue_full; the request is then not let go, for it was never accepted
+    Result<> submit(std::unique_ptr<Request> request);
+    /// Nothing happens when no such request is in flight: its answer is on its way.
+    void cancel(std::uint64_t channel, std::uint64_t id);
+    /// Its client is gone: nothing is answered any more.
+    void drop(std::uint64_t channel);
+    /// Answers everything in flight by `error`.
+    void fail_all(const Error& error);
+    /// A request that did not get as far as `submit`.
+    void count_refused() noexcept { ++requests_, ++errors_; }
+
+    [[nodiscard]] std::size_t queued() const noexcept { return scheduler_.size(); }
+    [[nodiscard]] std::size_t in_flight() const noexcept { return queued() + (running_ ? 1 : 0); }
+    [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
+    [[nodiscard]] std::uint64_t errors() const noexcept { return errors_; }
+
+private:
+    struct Outcome;
+    void start_next();
+    void finished(Outcome& outcome);
+    void answer_early(const Error& error); ///< of the one that runs
+    void end_queued(std::unique_ptr<Request> request, const Error& error);
+    void settle();
+    [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines();
+    [[nodiscard]] std::optional<Clock::time_point> idle_due();
+
+    boost::asio::io_context& io_;
+    Executor& executor_;
+    Events events_;
+    Model* model_ = nullptr;
+    std::chrono::milliseconds request_deadline_{0};
+    Scheduler scheduler_{0};
+    std::unique_ptr<Request> running_; ///< read by the executor, changed here alone, and there only `answered`
+    Clock::time_point started_;
+    bool busy_ = false;
+    bool overrun_told_ = false;
+    Clock::time_point settled_at_;
+    std::uint64_t requests_ = 0;
+    std::uint64_t errors_ = 0;
+    Alarm deadlines_;
+    Alarm idle_;
+};
+
+} // namespace bulkhead::worker

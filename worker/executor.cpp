@@ -1,0 +1,16 @@
+#include "worker/executor.h"
+
+#include <pthread.h>
+
+#include "worker/fatal_signals.h"
+
+namespace bulkhead::worker {
+
+Executor::Executor() {
+    post([] {
+        ::pthread_setname_np(::pthread_self(), "executor");
+        static thread_local const SignalStack stack; // a model that recurses too deep is reported as well
+    });
+}
+
+} // namespace bulkhead::worker

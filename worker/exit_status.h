@@ -1,0 +1,16 @@
+#pragma once
+
+#include "config/fleet.h"
+#include "ipc/error.h"
+
+namespace bulkhead::worker {
+
+inline constexpr int exit_usage = 2;
+/// EX_CONFIG of sysexits.h: trying again cannot help, so the supervisor does not.
+inline constexpr int exit_config = 78;
+
+/// What a worker ends with after a failed load: `exit_config` when the declaration or the model file is at fault.
+/// Of a `load_failed` that is known only where the file itself shows it: missing, empty, or no whole archive.
+[[nodiscard]] int exit_status_of(const Error& load_error, const config::ModelSpec& model);
+
+} // namespace bulkhead::worker

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "ipc/error.h"
+
+namespace bulkhead::worker {
+
+/// Who this process is, as its keeper named it in $BULKHEAD_WORKER.
+struct Identity {
+    std::string daemon_token;
+    std::string model;
+    std::uint32_t replica = 0;
+    std::uint64_t generation = 0;
+    friend bool operator==(const Identity&, const Identity&) = default;
+
+    /// From "<daemon token>:<model>/<replica>#<generation>".
+    /// Errors  config_invalid naming the text
+    static Result<Identity> parse(std::string_view text);
+};
+
+} // namespace bulkhead::worker

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "ipc/error.h"
+#include "ipc/unique_fd.h"
+
+namespace caffe2::serialize {
+class ReadAdapterInterface;
+}
+
+namespace bulkhead::worker {
+
+/// A model's file, opened once: what was checked, hashed and loaded is the same file, whatever its name
+/// points to meanwhile.
+class ModelFile {
+public:
+    /// Errors  load_failed when it is missing, unreadable, no regular file, empty, or no zip archive, which
+    ///         TorchScript files and packages both are
+    static Result<ModelFile> open(const std::filesystem::path& path);
+
+    [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+
+    /// Device, inode, size and both times: while it is the same, so are the contents.
+    [[nodiscard]] const std::string& identity() const noexcept { return identity_; }
+    /// Errors  load_failed when the file was written to since it was opened
+    [[nodiscard]] Result<> unchanged() const;
+
+    /// SHA-256 of the contents, in hexadecimal; `progress` is told how many bytes were read.
+    [[nodiscard]] Result<std::string> sha256(const std::function<void(std::uint64_t)>& progress) const;
+
+    /// For LibTorch's readers; must not outlive this object. Throws std::runtime_error where reading fails.
+    [[nodiscard]] std::shared_ptr<caffe2::serialize::ReadAdapterInterface>
+    reader(std::function<void(std::uint64_t)> progress) const;
+
+private:
+    ModelFile(std::filesystem::path path, UniqueFd fd) : path_{std::move(path)}, fd_{std::move(fd)} {}
+
+    std::filesystem::path path_;
+    UniqueFd fd_;
+    std::uint64_t size_bytes_ = 0;
+    std::string identity_;
+};
+
+} // namespace bulkhead::worker

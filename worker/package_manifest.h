@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "ipc/error.h"
+#include "worker/package_archive.h"
+
+namespace bulkhead::worker {
+
+/// Bytes of all files together.
+[[nodiscard]] std::uint64_t total_bytes(const std::vector<UnpackedFile>& files);
+
+/// Writes `manifest.json` last into a folder of unpacked files: with it the folder is whole.
+[[nodiscard]] Result<> write_manifest(const std::filesystem::path& folder, const std::vector<UnpackedFile>& files);
+
+/// Reads it back. Empty when it is missing, or not one that `write_manifest` writes.
+[[nodiscard]] std::vector<UnpackedFile> read_manifest(const std::filesystem::path& folder);
+
+/// True when every listed file is there as it was unpacked. A file whose size and change time are those of the
+/// manifest is not read again: any write would have moved the change time.
+[[nodiscard]] bool matches_manifest(const std::filesystem::path& folder);
+
+} // namespace bulkhead::worker

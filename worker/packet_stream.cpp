@@ -1,0 +1,133 @@
+#include "worker/packet_stream.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <string>
+
+#include <boost/asio/post.hpp>
+
+#include "worker/alarm.h"
+#include "worker/limits.h"
+
+namespace bulkhead::worker {
+
+using boost::asio::posix::descriptor_base;
+
+std::shared_ptr<PacketStream> PacketStream::make(boost::asio::io_context& io, UniqueFd socket,
+                                                 std::span<std::byte> receive_buffer, Events events) {
+    // The flag belongs to this end alone: the peer's is another open file.
+    ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
+    std::shared_ptr<PacketStream> stream{
+        new PacketStream{io, std::move(socket), receive_buffer, std::move(events)}};
+    stream->wait_readable();
+    return stream;
+}
+
+PacketStream::PacketStream(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer,
+                           Events events)
+    : io_{io}, socket_{io, socket.release()}, receive_buffer_{receive_buffer}, events_{std::move(events)} {}
+
+void PacketStream::wait_readable() {
+    socket_.async_wait(descriptor_base::wait_read, [self = shared_from_this()](boost::system::error_code failed) {
+        if (!failed && self->open_) self->read_packets();
+    });
+}
+
+void PacketStream::wait_writable() {
+    socket_.async_wait(descriptor_base::wait_write, [self = shared_from_this()](boost::system::error_code failed) {
+        if (failed || !self->open_ || !self->flush()) return;
+        if (self->events_.flushed) self->events_.flushed();
+    });
+}
+
+void PacketStream::read_packets() {
+    for (std::size_t i = 0; i < limits::packets_per_turn && open_ && !lost_; ++i) {
+        Packet packet;
+        const Result<ReceiveOutcome> outcome = receive_packet(socket_.native_handle(), receive_buffer_, packet);
+        if (!outcome) {
+            if (outcome.error().code != ErrorCode::protocol_violation) return lose(outcome.error().attempt);
+            events_.refused(outcome.error());
+            continue;
+        }
+        if (*outcome == ReceiveOutcome::would_block) break;
+        if (*outcome == ReceiveOutcome::closed) return lose("the peer has closed its end");
+        if (!packet.bytes.empty()) events_.packet(packet);
+    }
+    if (open_ && !lost_) wait_readable();
+}
+
+PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, int fd) {
+    if (!open_ || lost_) return Sent::closed;
+    if (outbox_.empty()) {
+        const Result<> sent = send_packet(socket_.native_handle(), bytes, {&fd, fd >= 0 ? 1U : 0U});
+        if (sent) return Sent::yes;
+        if (sent.error().code != ErrorCode::queue_full) {
+            lose(sent.error().attempt);
+            return Sent::closed;
+        }
+        wait_writable();
+    } else if (outbox_.size() >= limits::outbox_messages_max) {
+        return Sent::outbox_full;
+    }
+    outbox_.push_back({{bytes.begin(), bytes.end()}, fd});
+    return Sent::queued;
+}
+
+bool PacketStream::flush() {
+    while (!outbox_.empty()) {
+        const auto& [bytes, fd] = outbox_.front();
+        const Result<> sent = send_packet(socket_.native_handle(), bytes, {&fd, fd >= 0 ? 1U : 0U});
+        if (!sent && sent.error().code == ErrorCode::queue_full) {
+            wait_writable();
+            return false;
+        }
+        if (!sent) {
+            lose(sent.error().attempt);
+            return false;
+        }
+        outbox_.pop_front();
+    }
+    return true;
+}
+
+void PacketStream::flush_blocking(std::chrono::milliseconds deadline) {
+    const auto until = Clock::now() + deadline;
+    while (open_ && !lost_ && !outbox_.empty()) {
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+        pollfd entry{socket_.native_handle(), POLLOUT, 0};
+        if (left.count() <= 0 || ::poll(&entry, 1, static_cast<int>(left.count())) == 0) return;
+        flush();
+    }
+}
+
+bool PacketStream::peer_is_gone() const {
+    if (!open_ || lost_) return true;
+    pollfd entry{const_cast<PacketStream*>(this)->socket_.native_handle(), POLLRDHUP, 0};
+    return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+void PacketStream::lose(std::string_view reason) {
+    if (lost_) return;
+    lost_ = true;
+    // Later, not now: the owner may be in the middle of a send.
+    boost::asio::post(io_, [self = shared_from_this(), text = std::string{reason}] {
+        if (self->open_) self->events_.lost(text);
+    });
+}
+
+void PacketStream::close() {
+    if (!open_) return;
+    open_ = false;
+    const int fd = socket_.native_handle();
+    ::shutdown(fd, SHUT_RD);
+    std::array<std::byte, 64> rest;
+    while (::recv(fd, rest.data(), rest.size(), MSG_DONTWAIT) > 0) {}
+    boost::system::error_code ignored;
+    socket_.close(ignored);
+    outbox_.clear();
+}
+
+} // namespace bulkhead::worker

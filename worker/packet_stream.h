@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+
+#include "ipc/error.h"
+#include "ipc/packet.h"
+#include "ipc/unique_fd.h"
+
+namespace bulkhead::worker {
+
+/// One SOCK_SEQPACKET socket on the event loop, with a bounded outbox: a peer that does not read delays nobody.
+///
+/// Owns    the socket. Held by `shared_ptr`, for its pending waits hold it too; its owner ends it by `close`,
+///         after which no event comes
+/// Thread  the event loop
+class PacketStream : public std::enable_shared_from_this<PacketStream> {
+public:
+    struct Events {
+        std::function<void(Packet&)> packet;           ///< never an empty one: those mean nothing
+        std::function<void(const Error&)> refused;     ///< a packet beyond the bounds was dropped
+        std::function<void(std::string_view)> lost;    ///< once: the peer is gone, or the socket failed
+        std::function<void()> flushed;                 ///< the outbox has become empty; may be absent
+    };
+    enum class Sent { yes, queued, outbox_full, closed };
+
+    /// `receive_buffer` is the loop's one buffer of `packet_bytes_max`; a packet lies there while its event runs.
+    static std::shared_ptr<PacketStream> make(boost::asio::io_context& io, UniqueFd socket,
+                                              std::span<std::byte> receive_buffer, Events events);
+
+    /// Sends at once or queues; an `fd` must stay open until the outbox is empty.
+    Sent send(std::span<const std::byte> bytes, int fd = -1);
+
+    [[nodiscard]] bool outbox_empty() const noexcept { return outbox_.empty(); }
+    [[nodiscard]] bool is_open() const noexcept { return open_; }
+    /// Whether the peer has closed its end, seen before its event comes.
+    [[nodiscard]] bool peer_is_gone() const;
+
+    /// Blocks until the outbox is empty or the deadline has passed: for last words only.
+    void flush_blocking(std::chrono::milliseconds deadline);
+
+    /// What was sent stays readable for the peer. That is why what it sent is read away first: closing over
+    /// unread packets would reset the connection, and the peer would see that before its answers.
+    void close();
+
+private:
+    PacketStream(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer, Events events);
+    void wait_readable();
+    void wait_writable();
+    void read_packets();
+    bool flush(); ///< false when the socket is full again or gone
+    void lose(std::string_view reason);
+
+    struct Outgoing {
+        std::vector<std::byte> bytes;
+        int fd;
+    };
+
+    boost::asio::io_context& io_;
+    boost::asio::posix::stream_descriptor socket_;
+    std::span<std::byte> receive_buffer_;
+    Events events_;
+    std::deque<Outgoing> outbox_;
+    bool open_ = true;
+    bool lost_ = false;
+};
+
+} // namespace bulkhead::worker

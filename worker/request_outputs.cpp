@@ -1,0 +1,29 @@
+#include "worker/request_outputs.h"
+
+#include <fmt/format.h>
+
+#include "ipc/tensor_layout.h"
+
+namespace bulkhead::worker {
+
+Result<std::span<std::byte>> RequestOutputs::allocate(std::string_view name, wire::DType dtype,
+                                                      std::span<const std::int64_t> dims) {
+    if (tensors_.size() == wire::tensors_max)
+        return Error{ErrorCode::inference_failed,
+                     fmt::format("the model returns more than {} tensors", wire::tensors_max),
+                     "return fewer, larger tensors"};
+    const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
+    if (!bytes) return Error{bytes.error()}.during(fmt::format("output \"{}\"", name));
+    Result<ChannelSlabs::Room> room = slabs_->allocate_output(*bytes);
+    if (!room) return std::move(room).error().during(fmt::format("output \"{}\" of {} bytes", name, *bytes));
+    tensors_.push_back({std::string{name}, dtype, {dims.begin(), dims.end()}, room->lease});
+    slabs_->register_with(model_); // a slab may just have been made
+    return room->bytes;
+}
+
+void RequestOutputs::take_back() noexcept {
+    for (const channel::Tensor& tensor : tensors_) (void)slabs_->release(tensor.lease);
+    tensors_.clear();
+}
+
+} // namespace bulkhead::worker

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "worker/request.h"
+
+namespace bulkhead::worker {
+
+/// Which request is next: one queue per channel, channels take turns. So a channel that sends many requests at
+/// once delays another's single request by one inference, not by all of its own.
+///
+/// Pure: no thread, no timer, no clock.
+class Scheduler {
+public:
+    explicit Scheduler(std::size_t bound) : bound_{bound} {}
+
+    /// `running` requests count as well: the bound is on waiting and running together.
+    /// Errors  queue_full naming queue_bound; the request is then given back to its owner untouched
+    Result<> push(std::unique_ptr<Request>& request, std::size_t running);
+
+    /// Empty when nothing waits.
+    [[nodiscard]] std::unique_ptr<Request> next();
+
+    /// Takes one out of the queue; empty when it does not wait.
+    [[nodiscard]] std::unique_ptr<Request> remove(std::uint64_t channel, std::uint64_t id);
+    [[nodiscard]] std::vector<std::unique_ptr<Request>> remove_channel(std::uint64_t channel);
+    [[nodiscard]] std::vector<std::unique_ptr<Request>> remove_all();
+    [[nodiscard]] std::vector<std::unique_ptr<Request>> remove_expired(Clock::time_point now);
+
+    [[nodiscard]] std::optional<Clock::time_point> earliest_deadline() const;
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+private:
+    using Queue = std::deque<std::unique_ptr<Request>>;
+    template <typename Matches>
+    void remove_if(Queue& queue, std::vector<std::unique_ptr<Request>>& removed, Matches matches);
+
+    std::size_t bound_;
+    std::size_t size_ = 0;
+    std::map<std::uint64_t, Queue> queues_; ///< never an empty one
+    std::uint64_t served_last_ = 0;         ///< the channel that had the last turn
+};
+
+} // namespace bulkhead::worker

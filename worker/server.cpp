@@ -1,0 +1,328 @@
+#include "worker/server.h"
+
+#include <unistd.h>
+
+#include <exception>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "worker/exit_status.h"
+#include "worker/limits.h"
+#include "worker/method_description.h"
+
+namespace bulkhead::worker {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::milliseconds;
+
+spdlog::level::level_enum level_of(config::LogLevel level) {
+    switch (level) {
+    case config::LogLevel::trace: return spdlog::level::trace;
+    case config::LogLevel::debug: return spdlog::level::debug;
+    case config::LogLevel::info: return spdlog::level::info;
+    case config::LogLevel::warn: return spdlog::level::warn;
+    case config::LogLevel::error: return spdlog::level::err;
+    }
+    return spdlog::level::info;
+}
+
+/// One channel never fills the queue for the others, but where only one may be open.
+std::uint32_t channel_in_flight_max(const config::ModelSpec& spec) {
+    const bool alone = spec.state == config::StateScope::channel || spec.channel.channels_max == 1;
+    return std::min(limits::channel_in_flight_max, alone ? spec.queue_bound : (spec.queue_bound + 1) / 2);
+}
+
+Error draining_error() {
+    return Error{ErrorCode::worker_draining, "opening a channel to a worker that is draining",
+                 "open the channel again: it leads to the model's next worker"};
+}
+
+} // namespace
+
+Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options)
+    : io_{io}, options_{std::move(options)},
+      link_{io,
+            std::move(link),
+            receive_buffer_,
+            {.message =
+                 [this](LinkMessage message) {
+                     if (phase_ != Phase::ended)
+                         std::visit([this](auto& content) { on_link(std::move(content)); }, message);
+                 },
+             .lost = [this] { leave(1); }}},
+      dispatcher_{io, executor_,
+                  {.busy = [this] { link_.send({{"type", "busy"}, {"in_flight", dispatcher_.in_flight()}}); },
+                   .idle = [this] { link_.send({{"type", "idle"}, {"in_flight", 0}}); },
+                   .settled = [this] { finish_drain_if_done(); },
+                   .overrun =
+                       [this](const Request& request, milliseconds running) {
+                           spdlog::error("method \"{}\" runs for {} ms, its budget is {} ms", request.method->name,
+                                         running.count(), spec_.deadlines.request.count());
+                           link_.send({{"type", "overrun"},
+                                       {"method", request.method->name},
+                                       {"running_ms", running.count()},
+                                       {"budget_ms", spec_.deadlines.request.count()}});
+                       }}},
+      drain_deadline_{io, [this]() -> std::optional<Clock::time_point> {
+                          spdlog::warn("the drain deadline passed with {} requests in flight", dispatcher_.in_flight());
+                          dispatcher_.fail_all(Error{ErrorCode::worker_draining, "the worker ended before the request did",
+                                                     "send the request again: it goes to the model's next worker"});
+                          leave(1);
+                          return std::nullopt;
+                      }} {}
+
+Server::~Server() {
+    executor_.stop(); // before what its job uses goes
+    if (progress_) progress_->finish();
+}
+
+void Server::start() { say_hello(); }
+
+void Server::say_hello() {
+    static constexpr std::string_view phase_names[] = {"starting", "loading", "ready", "draining", "ended"};
+    boost::json::array channels;
+    for (const auto& [id, session] : sessions_) channels.emplace_back(id);
+    link_.send({{"type", "hello"},
+                {"protocol", {link_version, link_version}},
+                {"model", options_.identity.model},
+                {"replica", options_.identity.replica},
+                {"generation", options_.identity.generation},
+                {"pid", ::getpid()},
+                {"state",
+                 {{"configured", phase_ != Phase::starting},
+                  {"phase", phase_names[static_cast<std::size_t>(phase_)]},
+                  {"in_flight", dispatcher_.in_flight()}}},
+                {"channels", std::move(channels)}});
+}
+
+void Server::on_link(ConfigureMessage message) {
+    if (phase_ != Phase::starting) return spdlog::warn("ignored: a second configure");
+    Result<Configuration> configuration = read_configuration(message.body);
+    if (!configuration) return fail_load(configuration.error());
+    spec_ = std::move(configuration->model);
+    cuda_ = configuration->cuda;
+    spdlog::set_level(level_of(spec_.log_level));
+    phase_ = Phase::loading;
+    load();
+}
+
+void Server::load() {
+    load_started_ = Clock::now();
+    progress_ = std::make_shared<LoadProgress>(io_, [this](const boost::json::object& report) { link_.send(report); });
+    LoadContext context{
+        .cache = options_.cache,
+        .cuda = cuda_,
+        .progress =
+            [progress = progress_](std::string_view phase, std::uint64_t done, std::uint64_t total,
+                                   std::string_view unit, std::string_view detail) {
+                progress->update({{"type", "progress"}, {"phase", phase}, {"done", done}, {"total", total},
+                                  {"unit", unit}, {"detail", detail}});
+            },
+        .wait_for_grant =
+            [this](std::uint64_t device_bytes) {
+                boost::asio::post(io_, [this, device_bytes] {
+                    link_.send({{"type", "grant_asked"}, {"device_bytes", device_bytes}});
+                });
+                return grant_.wait(spec_.deadlines.load);
+            }};
+    executor_.post([this, context = std::move(context)] {
+        Result<std::unique_ptr<Model>> model = [&]() -> Result<std::unique_ptr<Model>> {
+            try {
+                return options_.load(spec_, context);
+            } catch (const std::exception& exception) {
+                return Error{ErrorCode::load_failed, fmt::format("loading {}: {}", spec_.file.string(), exception.what()),
+                             {}};
+            }
+        }();
+        boost::asio::post(io_, [this, model = std::move(model)]() mutable { loaded(std::move(model)); });
+    });
+}
+
+void Server::loaded(Result<std::unique_ptr<Model>> model) {
+    if (phase_ != Phase::loading) return;
+    progress_->finish();
+    if (!model) return fail_load(model.error());
+    methods_ = describe_methods((*model)->methods());
+    if (const std::size_t bytes = boost::json::serialize(methods_).size(); bytes > wire::json_bytes_max)
+        return fail_load(Error{ErrorCode::config_invalid, fmt::format("describing the methods takes {} bytes", bytes),
+                               fmt::format("declare fewer methods or shorter names: at most {} bytes",
+                                           wire::json_bytes_max)});
+    model_ = std::move(*model);
+    dispatcher_.serve(*model_, spec_);
+    context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.identity, spec_, *model_,
+                                    methods_, channel_in_flight_max(spec_), options_.hello_deadline});
+    phase_ = Phase::ready;
+    const auto load_ms = duration_cast<milliseconds>(Clock::now() - load_started_).count();
+    spdlog::info("ready after {} ms on {}", load_ms, model_->device_name());
+    link_.send({{"type", "ready"},
+                {"load_ms", load_ms},
+                {"methods", methods_},
+                {"torch", options_.torch_version},
+                {"device", model_->device_name()},
+                {"graphs", model_->graphs()}});
+}
+
+void Server::fail_load(const Error& error) {
+    spdlog::error("{}", error.text());
+    link_.send(error_message("failed", error));
+    leave(exit_status_of(error, spec_));
+}
+
+void Server::on_link(GrantMessage /*message*/) { grant_.give(); }
+
+void Server::on_link(StatisticsAskedMessage /*message*/) { say_statistics(); }
+
+void Server::on_link(HelloAskedMessage /*message*/) { say_hello(); }
+
+void Server::on_link(DrainMessage message) { drain(message.deadline); }
+
+void Server::say_statistics() {
+    std::uint64_t slab_bytes = 0;
+    for (const auto& [id, session] : sessions_) slab_bytes += session->slab_bytes();
+    link_.send({{"type", "statistics"},
+                {"requests", dispatcher_.requests()},
+                {"errors", dispatcher_.errors()},
+                {"in_flight", dispatcher_.in_flight()},
+                {"queued", dispatcher_.queued()},
+                {"channels", sessions_.size()},
+                {"graphs", model_ ? model_->graphs() : boost::json::object{}},
+                {"slabs", {{"bytes", slab_bytes}}}});
+}
+
+void Server::on_link(ChannelMessage message) {
+    const auto refuse_at_once = [&](const Error& error) {
+        (void)send_packet(message.socket.get(), channel::encode(channel::Failure{0, error}));
+        boost::json::object refusal = error_message("channel_refused", error);
+        refusal["channel"] = message.channel;
+        link_.send(refusal);
+    };
+    if (phase_ == Phase::starting || phase_ == Phase::loading)
+        return refuse_at_once({ErrorCode::model_loading, "opening a channel to a worker that is not ready",
+                               "open the channel again when the model is ready"});
+    if (sessions_.contains(message.channel))
+        return refuse_at_once({ErrorCode::protocol_violation,
+                               fmt::format("channel number {} is in use", message.channel), {}});
+    if (sessions_.size() >= spec_.channel.channels_max + limits::refusals_pending_max)
+        return refuse_at_once({ErrorCode::resources_exhausted, "opening a channel while very many others are being opened",
+                               "open the channel again later"});
+    // Anything else is decided when its hello comes: an answer before it could be missed.
+    auto session = std::make_shared<ChannelSession>(*context_, static_cast<SessionHost&>(*this), message);
+    sessions_.emplace(message.channel, session);
+    session->start(std::move(message.socket));
+}
+
+std::size_t Server::channels_in_use() const {
+    using State = ChannelSession::State;
+    std::size_t count = 0;
+    for (const auto& [id, session] : sessions_)
+        count += session->state() == State::opening || session->state() == State::open ? 1 : 0;
+    return count;
+}
+
+void Server::hello_came(ChannelSession& session) {
+    if (phase_ != Phase::ready) return session.refuse(draining_error());
+    if (channels_in_use() >= spec_.channel.channels_max)
+        return session.refuse({ErrorCode::resources_exhausted,
+                               fmt::format("opening a channel, and {} are open", channels_in_use()),
+                               "close one, or raise channel.channels_max of the model"});
+    if (spec_.state == config::StateScope::channel && !take_state(session)) return;
+    session.open();
+}
+
+bool Server::take_state(ChannelSession& session) {
+    // Clients come one after the other: the last one's end of file may not have been read yet.
+    const auto is_gone = [this](std::uint64_t channel) {
+        const auto found = sessions_.find(channel);
+        if (found == sessions_.end()) return true;
+        const std::shared_ptr<ChannelSession> other = found->second;
+        if (other->peer_is_gone()) other->close("its client is gone");
+        return other->state() == ChannelSession::State::closed;
+    };
+    if (!holder_) {
+        holder_ = session.id();
+        return true;
+    }
+    if (is_gone(*holder_) && (!waiting_ || is_gone(*waiting_))) {
+        waiting_ = session.id(); // until the holder's memory, and its running request, are gone too
+        return false;
+    }
+    session.refuse({ErrorCode::busy,
+                    fmt::format("opening a channel to \"{}\", which keeps state and serves one channel at a time; "
+                                "channel {} has it",
+                                spec_.name, waiting_.value_or(*holder_)),
+                    "wait until that channel is closed, or raise the replicas of the model"});
+    return false;
+}
+
+void Server::opened(ChannelSession& session) {
+    link_.send({{"type", "channel_opened"}, {"channel", session.id()}});
+}
+
+void Server::refused(ChannelSession& session, const Error& error) {
+    spdlog::info("channel {} refused: {}", session.id(), error.text());
+    boost::json::object refusal = error_message("channel_refused", error);
+    refusal["channel"] = session.id();
+    link_.send(refusal);
+}
+
+void Server::ended(ChannelSession& session) {
+    const std::uint64_t channel = session.id();
+    // On the executor, because only there the device may be told, and because unmapping takes its time.
+    executor_.post([this, channel, refused = session.was_refused(), slabs = session.give_up_slabs()]() mutable {
+        slabs->unregister_from(*model_);
+        slabs.reset();
+        boost::asio::post(io_, [this, channel, refused] { reclaimed(channel, refused); });
+    });
+}
+
+void Server::reclaimed(std::uint64_t channel, bool was_refused) {
+    sessions_.erase(channel);
+    if (!was_refused) link_.send({{"type", "channel_closed"}, {"channel", channel}});
+    if (waiting_ == channel) waiting_.reset();
+    if (holder_ != channel) return;
+    holder_.reset();
+    if (!waiting_) return;
+    const auto next = sessions_.find(*std::exchange(waiting_, std::nullopt));
+    if (next != sessions_.end() && next->second->state() == ChannelSession::State::hello_said) hello_came(*next->second);
+}
+
+void Server::drain(std::chrono::milliseconds deadline) {
+    if (phase_ == Phase::ended) return;
+    const Clock::time_point until = Clock::now() + deadline;
+    const bool first = phase_ != Phase::draining;
+    if (first) {
+        spdlog::info("draining within {} ms, {} requests in flight", deadline.count(), dispatcher_.in_flight());
+        phase_ = Phase::draining;
+        for (const auto& [id, session] : sessions_) session->drain(deadline);
+    }
+    drain_until_ = std::min(drain_until_, until);
+    drain_deadline_.no_later_than(drain_until_);
+    finish_drain_if_done();
+}
+
+void Server::finish_drain_if_done() {
+    if (phase_ != Phase::draining || dispatcher_.in_flight() > 0) return;
+    for (const auto& [id, session] : sessions_)
+        if (!session->is_flushed()) return;
+    say_statistics();
+    link_.send({{"type", "drained"}});
+    leave(0);
+}
+
+void Server::leave(int status) {
+    if (phase_ == Phase::ended) return;
+    phase_ = Phase::ended;
+    for (const auto& [id, session] : sessions_) {
+        if (session->state() == ChannelSession::State::open)
+            session->close("the worker ends");
+        else
+            session->refuse(draining_error());
+    }
+    link_.flush();
+    options_.exit(status);
+}
+
+} // namespace bulkhead::worker

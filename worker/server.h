@@ -1,0 +1,103 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <boost/asio/io_context.hpp>
+
+#include "worker/channel_session.h"
+#include "worker/dispatcher.h"
+#include "worker/executor.h"
+#include "worker/grant.h"
+#include "worker/identity.h"
+#include "worker/limits.h"
+#include "worker/link.h"
+#include "worker/load_progress.h"
+
+namespace bulkhead::worker {
+
+/// What a worker needs from outside its event loop.
+struct ServerOptions {
+    Identity identity;
+    std::filesystem::path cache; ///< $BULKHEAD_CACHE
+    std::function<Result<std::unique_ptr<Model>>(const config::ModelSpec&, const LoadContext&)> load;
+    std::string torch_version;
+    std::chrono::milliseconds hello_deadline = limits::hello_deadline;
+    /// Ends the process at once. Where it returns, as in a test, the server does nothing more.
+    std::function<void(int status)> exit;
+};
+
+/// A worker: the daemon's link, one model, and the clients that use it.
+///
+/// Two threads: the event loop, which never waits for the model and so answers while it loads or runs, and the
+/// executor, which alone touches it.
+///
+/// Thread  the event loop of `io`
+class Server final : private SessionHost {
+public:
+    Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options);
+    ~Server() override;
+
+    /// Says hello; everything further happens on the event loop.
+    void start();
+    /// Accepts nothing new, finishes what is in flight, says `drained` and exits 0; exits 1 when the deadline
+    /// passes first. Asked twice, the earlier deadline holds.
+    void drain(std::chrono::milliseconds deadline);
+
+private:
+    enum class Phase : std::uint8_t { starting, loading, ready, draining, ended };
+
+    void on_link(ConfigureMessage message);
+    void on_link(GrantMessage message);
+    void on_link(ChannelMessage message);
+    void on_link(DrainMessage message);
+    void on_link(StatisticsAskedMessage message);
+    void on_link(HelloAskedMessage message);
+    void say_hello();
+    void say_statistics();
+
+    void load();
+    void loaded(Result<std::unique_ptr<Model>> model);
+    void fail_load(const Error& error);
+    void finish_drain_if_done();
+    void leave(int status);
+
+    void hello_came(ChannelSession& session) override;
+    void opened(ChannelSession& session) override;
+    void refused(ChannelSession& session, const Error& error) override;
+    void flushed() override { finish_drain_if_done(); }
+    void ended(ChannelSession& session) override;
+    void reclaimed(std::uint64_t channel, bool was_refused);
+    [[nodiscard]] bool take_state(ChannelSession& session); ///< of a stateful model; false: refused, or waiting
+    [[nodiscard]] std::size_t channels_in_use() const;
+
+    boost::asio::io_context& io_;
+    const ServerOptions options_;
+    Phase phase_ = Phase::starting;
+    std::array<std::byte, packet_bytes_max> receive_buffer_;
+    WorkerLink link_;
+
+    config::ModelSpec spec_;
+    bool cuda_ = false;
+    Clock::time_point load_started_;
+    std::shared_ptr<LoadProgress> progress_;
+    Grant grant_;
+    std::unique_ptr<Model> model_; ///< set once, when ready
+    boost::json::object methods_;
+
+    Executor executor_;
+    Dispatcher dispatcher_;
+    std::optional<SessionContext> context_; ///< once ready
+    std::map<std::uint64_t, std::shared_ptr<ChannelSession>> sessions_;
+    std::optional<std::uint64_t> holder_;  ///< of a stateful model: the channel that has it
+    std::optional<std::uint64_t> waiting_; ///< the one that gets it when the holder, which is gone, is reclaimed
+    Clock::time_point drain_until_ = Clock::time_point::max();
+    Alarm drain_deadline_;
+};
+
+} // namespace bulkhead::worker

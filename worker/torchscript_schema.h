@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/function_schema.h>
+
+#include "config/fleet.h"
+#include "ipc/error.h"
+
+namespace bulkhead::worker {
+
+struct InputArgument {
+    std::size_t index; ///< of the method's inputs
+};
+struct ParameterArgument {
+    std::size_t index; ///< of the method's parameters
+};
+/// Where each argument of a TorchScript method comes from, in the schema's order, without `self`.
+/// An IValue is the schema's own default.
+using ArgumentSource = std::variant<InputArgument, ParameterArgument, c10::IValue>;
+
+/// Matches a declared method with the file's, by argument names; the declaration's order is its own. Completes
+/// `method` by the schema's parameters that are not declared.
+/// Errors  config_invalid naming what is declared and what the file has
+[[nodiscard]] Result<std::vector<ArgumentSource>> match_arguments(const c10::FunctionSchema& schema,
+                                                                  config::MethodSpec& method);
+
+/// "(Tensor x, int sr=16000) -> Tensor", without `self`.
+[[nodiscard]] std::string describe(const c10::FunctionSchema& schema);
+
+} // namespace bulkhead::worker

@@ -31,7 +31,7 @@ std::optional<std::string> Value::raw_text() const {
 std::optional<std::int64_t> Value::integer(std::int64_t min, std::int64_t max) const {
     const auto value = node_->is_plain ? parse_integer(node_->text) : std::nullopt;
     if (value && *value >= min && *value <= max) return value;
-    refuse(fmt::format("write a whole number from {} to {}", min, max));
+    refuse(min == max ? fmt::format("write {}", min) : fmt::format("write a whole number from {} to {}", min, max));
     return std::nullopt;
 }
 
@@ -146,4 +146,4 @@ void Fields::finish() {
                               suggestion(entry.key, asked_));
 }
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

@@ -101,4 +101,4 @@ private:
     std::vector<std::string_view> asked_;
 };
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

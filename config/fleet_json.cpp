@@ -57,7 +57,7 @@ json::object to_json(const MethodSpec& method) {
             {"padding", std::move(padding)},      {"warmup", std::move(warmup)}};
 }
 
-} // namespace
+}  // namespace
 
 json::object to_json(const ModelSpec& model) {
     json::object environment;
@@ -112,4 +112,4 @@ Result<ModelSpec> model_from_json(const json::object& json) {
     return error;
 }
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

@@ -12,19 +12,19 @@ namespace bulkhead::config::limits {
 // What may be parsed at all: a fleet file is small, and these keep a hostile one from costing memory or stack.
 inline constexpr std::size_t file_bytes_max = 1u << 20;
 inline constexpr std::size_t nesting_max = 32;
-inline constexpr std::size_t nodes_max = 10'000; ///< with every alias expanded
+inline constexpr std::size_t nodes_max = 10'000;  ///< with every alias expanded
 inline constexpr std::size_t diagnostics_max = 200;
 
 inline constexpr std::int64_t replicas_max = 8;
-inline constexpr std::int64_t workers_max = 256; ///< all replicas together: what the keeper's table holds
+inline constexpr std::int64_t workers_max = 256;  ///< all replicas together: what the keeper's table holds
 inline constexpr std::int64_t threads_max = 256;
 inline constexpr std::int64_t queue_max = 4096;
 inline constexpr std::int64_t channels_max = 1024;
 inline constexpr std::size_t methods_max = 32;
 inline constexpr std::size_t parameters_max = 32;
 inline constexpr std::size_t buckets_max = 64;
-inline constexpr std::size_t name_bytes_max = 63;        ///< of a model or a method
-inline constexpr std::size_t tensor_name_bytes_max = 55; ///< also of a parameter
+inline constexpr std::size_t name_bytes_max = 63;         ///< of a model or a method
+inline constexpr std::size_t tensor_name_bytes_max = 55;  ///< also of a parameter
 inline constexpr std::int64_t dim_max = std::int64_t{1} << 40;
 inline constexpr std::chrono::milliseconds duration_max = std::chrono::hours{24};
 inline constexpr std::uint64_t slab_bytes_min = 4096;
@@ -33,4 +33,4 @@ inline constexpr std::uint64_t core_bytes_max = std::uint64_t{1} << 40;
 /// argv and environment of a worker share one packet of 56 KiB on the keeper's link.
 inline constexpr std::size_t environment_bytes_max = 32 * 1024;
 
-} // namespace bulkhead::config::limits
+}  // namespace bulkhead::config::limits

@@ -160,7 +160,7 @@ void read_buckets(const Value& list, MethodSpec& method) {
     }
 }
 
-} // namespace
+}  // namespace
 
 MethodSpec read_method(Fields& fields, std::string name, const std::string& where) {
     MethodSpec method;
@@ -206,4 +206,4 @@ std::vector<MethodSpec> read_methods(const Value& methods, const std::string& wh
     return all;
 }
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

@@ -19,4 +19,4 @@ inline constexpr std::array<std::string_view, 6> method_keys{"inputs",  "paramet
 /// The map `methods`.
 [[nodiscard]] std::vector<MethodSpec> read_methods(const Value& methods, const std::string& where);
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

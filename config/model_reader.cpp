@@ -142,7 +142,7 @@ void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSp
     }
 }
 
-} // namespace
+}  // namespace
 
 void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
     const auto number = [&](std::string_view key, std::int64_t min, std::int64_t max, std::uint32_t& to) {
@@ -186,4 +186,4 @@ void read_model(Fields& fields, const std::string& where, const std::filesystem:
     fields.finish();
 }
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

@@ -19,4 +19,4 @@ void read_settings(Fields& fields, const std::string& where, ModelSpec& model);
 void read_model(Fields& fields, const std::string& where, const std::filesystem::path& folder, FileCheck check,
                 ModelSpec& model);
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

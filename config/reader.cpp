@@ -43,7 +43,7 @@ void read_root(const NodeRef& root, Report& report, Fleet& fleet) {
     Fields fields{Value{root, "the file's value", report}, ""};
     if (!fields.is_map()) return;
     if (const auto version = fields.require("version", "add version: 1"))
-        if (const auto number = version->integer(1, 1); !number) return; // another version has other keys
+        if (const auto number = version->integer(1, 1); !number) return;  // another version has other keys
     ModelSpec defaults;
     if (const auto value = fields.take("defaults")) {
         Fields keys{*value, "defaults: "};
@@ -62,7 +62,7 @@ ReadFleet refused(const std::filesystem::path& file, std::string attempt, std::s
     return read;
 }
 
-} // namespace
+}  // namespace
 
 std::string Diagnostic::text() const {
     std::string out = file.string();
@@ -80,7 +80,7 @@ ReadFleet read_fleet(const std::filesystem::path& file) {
     if (status.type() != std::filesystem::file_type::regular)
         return refused(file, failure ? failure.message() : "not a regular file", "name a fleet file to read");
     std::ifstream stream{file, std::ios::binary};
-    std::string text(limits::file_bytes_max + 1, '\0'); // one more than allowed: enough to tell
+    std::string text(limits::file_bytes_max + 1, '\0');  // one more than allowed: enough to tell
     stream.read(text.data(), static_cast<std::streamsize>(text.size()));
     if (!stream.eof() && stream.fail()) {
         const Error error = system_error("reading", errno);
@@ -100,4 +100,4 @@ ReadFleet read_fleet_text(std::string_view yaml, const std::filesystem::path& na
     return read;
 }
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

@@ -14,7 +14,7 @@ namespace {
 
 /// Edits (insert, delete, replace, swap of neighbours) that turn one word into the other.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
-    std::vector<std::size_t> before; // two rows above, for the swap
+    std::vector<std::size_t> before;  // two rows above, for the swap
     std::vector<std::size_t> above(b.size() + 1);
     std::iota(above.begin(), above.end(), std::size_t{0});
     for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -29,7 +29,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     return above.back();
 }
 
-} // namespace
+}  // namespace
 
 void Report::add(Place place, std::string attempt, std::string remedy) {
     if (diagnostics_.size() == limits::diagnostics_max)
@@ -60,7 +60,7 @@ int Report::column_in_characters(Place place) const {
     if (place.line == 0 || start == std::string_view::npos) return place.column;
     const std::string_view before = text_.substr(start, static_cast<std::size_t>(std::max(place.column - 1, 0)));
     return 1 + static_cast<int>(std::count_if(before.begin(), before.end(), [](char c) {
-               return (static_cast<unsigned char>(c) & 0xC0) != 0x80; // every byte but UTF-8's continuations
+               return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // every byte but UTF-8's continuations
            }));
 }
 
@@ -83,7 +83,7 @@ std::string escaped(std::string_view text) {
 std::string in_quotes(std::string_view text) { return '"' + escaped(text) + '"'; }
 
 std::string suggestion(std::string_view text, std::span<const std::string_view> known) {
-    const std::string_view word = text.substr(0, 64); // the distance costs the product of both lengths
+    const std::string_view word = text.substr(0, 64);  // the distance costs the product of both lengths
     std::string_view nearest;
     std::size_t least = std::max<std::size_t>(word.size() / 3, 1) + 1;
     for (const std::string_view candidate : known)
@@ -95,4 +95,4 @@ std::string suggestion(std::string_view text, std::span<const std::string_view> 
     return fmt::format("known here: {}", fmt::join(known, ", "));
 }
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

@@ -43,4 +43,4 @@ private:
 /// `did you mean "x"?` when one of `known` is near, else `known: a, b, c`.
 [[nodiscard]] std::string suggestion(std::string_view text, std::span<const std::string_view> known);
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

@@ -56,7 +56,7 @@ bool matches_name(std::string_view text, std::string_view first_also, std::strin
            std::all_of(text.begin() + 1, text.end(), [&](char c) { return allowed(c, true, rest_also); });
 }
 
-} // namespace
+}  // namespace
 
 std::optional<std::int64_t> parse_integer(std::string_view text) {
     if (text.starts_with("0x")) return whole_number<std::int64_t>(text.substr(2), 16);
@@ -166,4 +166,4 @@ bool is_environment_name(std::string_view text) {
            std::all_of(text.begin(), text.end(), [](char c) { return is_letter(c) || is_digit(c) || c == '_'; });
 }
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

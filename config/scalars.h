@@ -40,4 +40,4 @@ namespace bulkhead::config {
 /// An environment variable's name: [A-Za-z_][A-Za-z0-9_]*
 [[nodiscard]] bool is_environment_name(std::string_view text);
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

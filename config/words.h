@@ -40,4 +40,4 @@ template <typename E, std::size_t n>
     return "unknown";
 }
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

@@ -76,8 +76,8 @@ private:
     struct Open {
         std::shared_ptr<Node> node;
         YAML::anchor_t anchor;
-        std::optional<Node::Entry> pending{};               ///< a map's key that waits for its value
-        std::unordered_map<std::string, Place> keys_seen{}; ///< of a map
+        std::optional<Node::Entry> pending{};                ///< a map's key that waits for its value
+        std::unordered_map<std::string, Place> keys_seen{};  ///< of a map
     };
 
     static Refused too_deep(Place place) {
@@ -208,7 +208,7 @@ bool check_characters(std::string_view text, Report& report) {
     return ok;
 }
 
-} // namespace
+}  // namespace
 
 std::string Node::shown() const {
     switch (kind) {
@@ -234,7 +234,7 @@ NodeRef parse_yaml(std::string_view text, Report& report) {
         while (parser.HandleNextDocument(builder)) {
         }
         if (builder.root()) return builder.root();
-        auto nothing = std::make_shared<Node>(); // comments alone, or not even that
+        auto nothing = std::make_shared<Node>();  // comments alone, or not even that
         nothing->place = {1, 1};
         return nothing;
     } catch (const Refused& refused) {
@@ -265,4 +265,4 @@ NodeRef from_json(const boost::json::value& json) {
     return node;
 }
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

@@ -23,17 +23,17 @@ struct Node {
     enum class Kind { null, scalar, sequence, map };
     struct Entry {
         std::string key;
-        Place place; ///< of the key
+        Place place;  ///< of the key
         NodeRef value;
     };
 
     Kind kind = Kind::null;
     Place place;
-    std::string text;      ///< scalar
-    bool is_plain = false; ///< unquoted: may mean a number or a boolean
+    std::string text;       ///< scalar
+    bool is_plain = false;  ///< unquoted: may mean a number or a boolean
     std::vector<NodeRef> items;
-    std::vector<Entry> entries; ///< in the order of the file, every key once
-    std::size_t nodes = 1;      ///< this one and all below, aliases expanded
+    std::vector<Entry> entries;  ///< in the order of the file, every key once
+    std::size_t nodes = 1;       ///< this one and all below, aliases expanded
     std::size_t height = 1;
 
     /// For a message: `"text"`, `a list`, `a map` or `nothing`.
@@ -47,4 +47,4 @@ struct Node {
 /// The same tree from JSON that this project wrote itself; its places are empty.
 [[nodiscard]] NodeRef from_json(const boost::json::value& json);
 
-} // namespace bulkhead::config
+}  // namespace bulkhead::config

@@ -57,7 +57,7 @@ bool is_writable_folder(const std::filesystem::path& path) {
     return ::access(path.c_str(), W_OK | X_OK) == 0 && ::access((path / "cgroup.procs").c_str(), W_OK) == 0;
 }
 
-} // namespace
+}  // namespace
 
 std::optional<std::filesystem::path> own_cgroup(std::string_view mountinfo, std::string_view cgroup) {
     std::string own;
@@ -70,7 +70,7 @@ std::optional<std::filesystem::path> own_cgroup(std::string_view mountinfo, std:
     for_each_line(mountinfo, [&](std::string_view line) {
         const std::size_t dash = line.find(" - cgroup2 ");
         if (dash == std::string_view::npos || result) return;
-        const auto words = words_of(line.substr(0, dash)); // id parent device root mount-point options…
+        const auto words = words_of(line.substr(0, dash));  // id parent device root mount-point options…
         if (words.size() < 6) return;
         const std::string root = unescape_octal(words[3]);
         const std::string mount_point = unescape_octal(words[4]);
@@ -95,7 +95,7 @@ std::unique_ptr<Cgroups> Cgroups::make(pid_t keeper_pid) {
 std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, pid_t keeper_pid) {
     const std::filesystem::path path = parent / fmt::format("bulkhead-{}", keeper_pid);
     if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return nullptr;
-    if (::access((path / "cgroup.kill").c_str(), W_OK) != 0) { // before Linux 5.14
+    if (::access((path / "cgroup.kill").c_str(), W_OK) != 0) {  // before Linux 5.14
         ::rmdir(path.c_str());
         return nullptr;
     }
@@ -118,4 +118,4 @@ void Cgroups::kill(const WorkerName& worker) const { write_file(folder(worker) /
 
 bool Cgroups::remove(const WorkerName& worker) const { return ::rmdir(folder(worker).c_str()) == 0 || errno == ENOENT; }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

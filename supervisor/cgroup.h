@@ -43,4 +43,4 @@ private:
     std::filesystem::path path_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -44,7 +44,7 @@ ssize_t send_with_fds(int socket, std::string_view bytes, const std::vector<Uniq
     return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-} // namespace
+}  // namespace
 
 ControlConnection::ControlConnection(boost::asio::io_context& io, UniqueFd socket, rpc::Peer peer,
                                      const rpc::MethodTable& methods, OnClosed on_closed)
@@ -86,7 +86,7 @@ void ControlConnection::take_lines() {
     }
     buffer_.erase(0, taken);
     if (!socket_.is_open() || closing_) return;
-    if (buffer_.find('\n') != std::string::npos) // others have their turn first
+    if (buffer_.find('\n') != std::string::npos)  // others have their turn first
         return boost::asio::post(socket_.get_executor(), [self = shared_from_this()] { self->take_lines(); });
 
     if (buffer_.empty()) {
@@ -106,7 +106,7 @@ void ControlConnection::take_lines() {
 
 void ControlConnection::take_line(std::string_view line) {
     line_is_partial_ = false;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return; // somebody's Enter key
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;  // somebody's Enter key
     auto parsed = rpc::parse(line);
     if (const auto* refusal = std::get_if<rpc::Refusal>(&parsed))
         return enqueue(rpc::error_line(refusal->id, refusal->number, refusal->error));
@@ -216,4 +216,4 @@ void ControlConnection::close() {
     on_closed_(self);
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

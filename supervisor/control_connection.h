@@ -34,7 +34,7 @@ private:
     struct Outgoing {
         std::string line;
         std::size_t sent = 0;
-        std::vector<UniqueFd> fds; ///< go with the first byte
+        std::vector<UniqueFd> fds;  ///< go with the first byte
     };
 
     void wait_readable();
@@ -53,7 +53,7 @@ private:
     rpc::Peer peer_;
     const rpc::MethodTable& methods_;
     OnClosed on_closed_;
-    std::string buffer_; ///< received, not yet a line
+    std::string buffer_;  ///< received, not yet a line
     Deadline line_deadline_;
     bool line_is_partial_ = false;
     std::deque<Outgoing> outbox_;
@@ -61,8 +61,8 @@ private:
     bool waits_writable_ = false;
     std::size_t in_flight_ = 0;
     bool subscribed_ = false;
-    bool ended_ = false;   ///< the client sends nothing more
-    bool closing_ = false; ///< when the outbox is empty
+    bool ended_ = false;    ///< the client sends nothing more
+    bool closing_ = false;  ///< when the outbox is empty
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -24,7 +24,7 @@ void refuse(const UniqueFd& socket, const Error& error) {
     [[maybe_unused]] const auto sent = ::send(socket.get(), line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-} // namespace
+}  // namespace
 
 ControlServer::ControlServer(boost::asio::io_context& io, UniqueFd listener, rpc::MethodTable methods)
     : io_{io}, listener_{io, listener.release()}, methods_{std::move(methods)}, reserve_{open_reserve()}, pause_{io},
@@ -105,4 +105,4 @@ void ControlServer::finish(std::function<void()> done) {
     flush_deadline_.arm(limits::control_flush_deadline, std::move(done));
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -30,10 +30,10 @@ private:
     boost::asio::posix::stream_descriptor listener_;
     rpc::MethodTable methods_;
     std::set<std::shared_ptr<ControlConnection>> connections_;
-    UniqueFd reserve_; ///< given up for a moment, so that a client can be told that descriptors have run out
+    UniqueFd reserve_;  ///< given up for a moment, so that a client can be told that descriptors have run out
     Deadline pause_;
     Deadline flush_deadline_;
-    bool exhausted_ = false; ///< not even the reserve helped
+    bool exhausted_ = false;  ///< not even the reserve helped
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -50,4 +50,4 @@ void open_daemon_log(const std::optional<std::filesystem::path>& folder) {
     spdlog::set_default_logger(logger);
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -12,4 +12,4 @@ namespace bulkhead::supervisor {
 /// or there is no folder.
 void open_daemon_log(const std::optional<std::filesystem::path>& folder);
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -43,4 +43,4 @@ private:
     std::shared_ptr<std::uint64_t> serial_ = std::make_shared<std::uint64_t>(0);
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -42,4 +42,4 @@ private:
     std::vector<Subscription> subscriptions_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -106,7 +106,7 @@ void Fleet::open_channel(Model& model, const Client& client, std::optional<std::
     });
     Replica& replica = **best;
     if (replica.state() == WorkerState::draining || replica.state() == WorkerState::stopping)
-        return opened(replica.open_channel(client)); // refuses: an unload is not undone by whoever reconnects
+        return opened(replica.open_channel(client));  // refuses: an unload is not undone by whoever reconnects
     replica.load(
         [&replica, client, opened = std::move(opened)](const Result<LoadedReplica>& loaded) {
             if (!loaded) return opened(loaded.error());
@@ -117,14 +117,14 @@ void Fleet::open_channel(Model& model, const Client& client, std::optional<std::
 
 void Fleet::status(std::function<void(json::array)> answered) {
     status_waiters_.push_back(std::move(answered));
-    if (status_waiters_.size() > 1) return; // shares the inquiry under way
+    if (status_waiters_.size() > 1) return;  // shares the inquiry under way
     const auto replicas = replicas_of(all());
     const auto left = std::make_shared<std::size_t>(2 * replicas.size() + 1);
     const auto one_less = [this, left] {
         if (--*left == 0) tell_status();
     };
     status_deadline_.arm(limits::statistics_deadline, [this, left] {
-        *left = 0; // those that come later count from here, and reach nothing
+        *left = 0;  // those that come later count from here, and reach nothing
         tell_status();
     });
     const bool may_sample = context_.off_loop.waiting() < limits::off_loop_requests_max;
@@ -158,9 +158,9 @@ void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
                                             });
     for (std::size_t i = 0; i < replicas.size(); ++i)
         replicas[i]->unload([slot = gather->slot(i)](Result<Maybe> receipt) {
-            slot(receipt ? std::move(*receipt) : Maybe{}); // what cannot be ended was logged
+            slot(receipt ? std::move(*receipt) : Maybe{});  // what cannot be ended was logged
         });
     gather->slot(replicas.size())(Maybe{});
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -17,7 +17,7 @@ struct Model {
 
     const config::ModelSpec spec;
     ModelLog log;
-    std::vector<std::unique_ptr<Replica>> replicas; ///< die before their log
+    std::vector<std::unique_ptr<Replica>> replicas;  ///< die before their log
 };
 
 /// Every model, and what can be asked of several at once.
@@ -64,8 +64,8 @@ private:
     FleetContext& context_;
     std::vector<std::unique_ptr<Model>> models_;
     bool stopping_ = false;
-    std::vector<std::function<void(json::array)>> status_waiters_; ///< of the one inquiry under way
+    std::vector<std::function<void(json::array)>> status_waiters_;  ///< of the one inquiry under way
     Deadline status_deadline_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -24,18 +24,18 @@ struct FleetContext {
     Gpus& gpus;
     EventBus& events;
     WorkerStation station;
-    std::unique_ptr<Cgroups> cgroups; ///< null where none can be made
+    std::unique_ptr<Cgroups> cgroups;  ///< null where none can be made
 
     /// Continues the keeper's count, so that no generation is used twice.
     std::uint64_t generation_last = 0;
     /// Unique for the life of the keeper: its upper half is the number of this supervisor.
     std::uint64_t channel_last = 0;
-    std::optional<std::string> torch;                 ///< LibTorch's version, as a worker told it
-    std::map<std::string, SettleQueue> settle_queues; ///< by GPU UUID
+    std::optional<std::string> torch;                  ///< LibTorch's version, as a worker told it
+    std::map<std::string, SettleQueue> settle_queues;  ///< by GPU UUID
 
     [[nodiscard]] SettleQueue& settle_queue(const std::string& uuid) {
         return settle_queues.try_emplace(uuid, io).first->second;
     }
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

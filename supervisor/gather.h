@@ -15,7 +15,7 @@ template <typename T>
 class Gather : public std::enable_shared_from_this<Gather<T>> {
 public:
     using Done = std::function<void(Result<std::vector<T>>)>;
-    enum class OnError { answer_at_once, wait_for_all }; ///< either way the first error is the answer
+    enum class OnError { answer_at_once, wait_for_all };  ///< either way the first error is the answer
 
     static std::shared_ptr<Gather> make(std::size_t count, OnError on_error, Done done) {
         return std::make_shared<Gather>(count, on_error, std::move(done));
@@ -49,4 +49,4 @@ private:
     std::optional<Error> error_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -44,4 +44,4 @@ Result<Device> place(Gpus& gpus, const std::string& declared) {
                  known.empty() ? "NVML sees no GPU; set device: cpu" : "there is " + known};
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

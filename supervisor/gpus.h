@@ -25,8 +25,8 @@ private:
 
 /// Where a worker runs.
 struct Device {
-    std::string text = "cpu"; ///< "cpu" or "cuda:0"
-    std::string uuid;         ///< empty on a CPU
+    std::string text = "cpu";  ///< "cpu" or "cuda:0"
+    std::string uuid;          ///< empty on a CPU
     [[nodiscard]] bool is_gpu() const noexcept { return !uuid.empty(); }
 };
 
@@ -36,4 +36,4 @@ struct Device {
 /// Thread  the off-loop thread
 [[nodiscard]] Result<Device> place(Gpus& gpus, const std::string& declared);
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -42,4 +42,4 @@ template <typename T>
     return value ? json::value(*value) : json::value(nullptr);
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

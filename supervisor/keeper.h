@@ -15,8 +15,8 @@ namespace bulkhead::supervisor {
 struct SpawnRequest {
     WorkerName name;
     std::vector<std::string> argv;
-    std::vector<std::string> environment; ///< "NAME=value", complete
-    UniqueFd cgroup;                      ///< the child starts inside it; none where there is none
+    std::vector<std::string> environment;  ///< "NAME=value", complete
+    UniqueFd cgroup;                       ///< the child starts inside it; none where there is none
     std::uint64_t core_bytes_max = 0;
 };
 
@@ -29,7 +29,7 @@ struct SpawnedProcess {
 
 struct ProcessExit {
     bool by_signal = false;
-    int number = 0; ///< exit code or signal
+    int number = 0;  ///< exit code or signal
     bool group_empty = false;
 
     /// "SIGKILL" or "status 78"
@@ -53,4 +53,4 @@ public:
     virtual void forget(const WorkerName& name) = 0;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -63,7 +63,7 @@ std::string_view step_text(std::uint32_t step) {
     return "an unknown step";
 }
 
-} // namespace
+}  // namespace
 
 std::string signal_name(int number) {
     const char* name = ::sigabbrev_np(number);
@@ -203,7 +203,7 @@ void KeeperClient::on_spawn_failed(const wire::SpawnFailed& body) {
 
 void KeeperClient::on_exited(const wire::Exited& body) {
     const auto found = lives_.find(body.key.generation);
-    if (found == lives_.end()) return; // a spawn whose cancelling crossed this packet
+    if (found == lives_.end()) return;  // a spawn whose cancelling crossed this packet
     const OnExited exited = std::move(found->second.exited);
     lives_.erase(found);
     const bool by_signal = static_cast<wire::WorkerFate>(body.fate) == wire::WorkerFate::killed_by_signal;
@@ -218,4 +218,4 @@ void KeeperClient::forget(const WorkerName& name) { link_->send(packet_of(wire::
 
 void KeeperClient::stop() { link_->send(make_packet(wire::Type::stop, 0)); }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

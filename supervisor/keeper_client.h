@@ -37,7 +37,7 @@ public:
 
 private:
     struct Life {
-        OnSpawned spawned; ///< empty once called
+        OnSpawned spawned;  ///< empty once called
         OnExited exited;
     };
 
@@ -56,10 +56,10 @@ private:
     std::optional<keeper_link::KeeperHello> hello_;
     bool ready_said_ = false;
     bool listed_ = false;
-    std::size_t strangers_ = 0; ///< workers of a former supervisor that are still to end
+    std::size_t strangers_ = 0;  ///< workers of a former supervisor that are still to end
     Deadline strangers_deadline_;
-    std::map<std::uint64_t, Life> lives_; ///< by generation
+    std::map<std::uint64_t, Life> lives_;  ///< by generation
     std::uint64_t last_request_ = 0;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

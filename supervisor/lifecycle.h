@@ -10,35 +10,35 @@ namespace bulkhead::supervisor {
 /// from any live state → crashed → reclaiming → backoff → spawning, or → quarantined.
 enum class WorkerState : std::uint8_t {
     stopped,
-    spawning, ///< asked of the keeper, until the process says hello
+    spawning,  ///< asked of the keeper, until the process says hello
     loading,
     capturing,
     ready,
     busy,
-    draining,    ///< accepts nothing new; what is in flight is finished
-    stopping,    ///< shall end: by itself, by SIGTERM, by SIGKILL
-    reclaiming,  ///< reaped; memory is not yet seen to be back
-    crashed,     ///< showed a sign of death that nobody asked for; not yet reaped
-    backoff,     ///< starts again when the delay has passed
-    quarantined, ///< starts only when a person asks for a restart
+    draining,     ///< accepts nothing new; what is in flight is finished
+    stopping,     ///< shall end: by itself, by SIGTERM, by SIGKILL
+    reclaiming,   ///< reaped; memory is not yet seen to be back
+    crashed,      ///< showed a sign of death that nobody asked for; not yet reaped
+    backoff,      ///< starts again when the delay has passed
+    quarantined,  ///< starts only when a person asks for a restart
 };
 inline constexpr int worker_state_count = 12;
 
 enum class WorkerEvent : std::uint8_t {
-    spawn_asked, ///< a load, or the end of a backoff
+    spawn_asked,  ///< a load, or the end of a backoff
     said_hello,
     capture_began,
     became_ready,
     became_busy,
     became_idle,
     drain_asked,
-    stop_asked,      ///< drained, a deadline has passed, or a load was cancelled
-    lost,            ///< the first sign of death: dying, end of its link, overrun, failed load or spawn
-    exited,          ///< reaped, or never spawned
-    reclaimed,       ///< and shall stay stopped
-    restart_planned, ///< reclaimed, and the policy starts it again
-    gave_up,         ///< reclaimed, and starting it again cannot help
-    lifted,          ///< a person's restart
+    stop_asked,       ///< drained, a deadline has passed, or a load was cancelled
+    lost,             ///< the first sign of death: dying, end of its link, overrun, failed load or spawn
+    exited,           ///< reaped, or never spawned
+    reclaimed,        ///< and shall stay stopped
+    restart_planned,  ///< reclaimed, and the policy starts it again
+    gave_up,          ///< reclaimed, and starting it again cannot help
+    lifted,           ///< a person's restart
 };
 inline constexpr int worker_event_count = 14;
 
@@ -150,4 +150,4 @@ constexpr std::string_view to_string(WorkerState state) {
     return "unknown";
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -12,57 +12,57 @@ using namespace std::chrono_literals;
 
 // --- control socket
 inline constexpr std::size_t control_connections_max = 1'024;
-inline constexpr std::size_t control_line_bytes_max = 64 * 1024;     ///< a request, with its newline
-inline constexpr std::size_t control_answer_bytes_max = 1024 * 1024; ///< an answer, with its newline
+inline constexpr std::size_t control_line_bytes_max = 64 * 1024;      ///< a request, with its newline
+inline constexpr std::size_t control_answer_bytes_max = 1024 * 1024;  ///< an answer, with its newline
 /// What may wait for a slow reader: one largest answer. Who lets more wait is closed.
 inline constexpr std::size_t control_outbox_bytes_max = control_answer_bytes_max;
-inline constexpr std::size_t control_requests_max = 64; ///< of one connection, unanswered
-inline constexpr auto control_line_deadline = 5s;       ///< from a line's first byte to its newline
+inline constexpr std::size_t control_requests_max = 64;  ///< of one connection, unanswered
+inline constexpr auto control_line_deadline = 5s;        ///< from a line's first byte to its newline
 inline constexpr std::size_t control_accepts_per_turn = 64;
 inline constexpr std::size_t control_lines_per_turn = 32;
-inline constexpr auto control_accept_pause = 100ms; ///< when not even the reserve descriptor helps
-inline constexpr auto control_flush_deadline = 1s;  ///< last answers, when the daemon stops
+inline constexpr auto control_accept_pause = 100ms;  ///< when not even the reserve descriptor helps
+inline constexpr auto control_flush_deadline = 1s;   ///< last answers, when the daemon stops
 
 // --- links to keeper and workers
 inline constexpr std::size_t link_outbox_packets_max = 1'024;
 inline constexpr std::size_t link_packets_per_turn = 16;
 /// Packets a dead peer has left behind: more than a socket buffer holds.
 inline constexpr std::size_t link_packets_left_max = 4'096;
-inline constexpr std::size_t off_loop_requests_max = 64; ///< jobs on behalf of clients
+inline constexpr std::size_t off_loop_requests_max = 64;  ///< jobs on behalf of clients
 
 // --- life of a worker
-inline constexpr auto settle_deadline = 2s; ///< from reaping until memory must be seen to be back
+inline constexpr auto settle_deadline = 2s;  ///< from reaping until memory must be seen to be back
 inline constexpr auto settle_poll = 20ms;
-inline constexpr std::uint64_t settle_gpu_noise_bytes = 1 << 20; ///< between two equal readings
-inline constexpr auto sample_deadline = 500ms; ///< reading host memory before a drain; 23 ms for 4 GiB
-inline constexpr auto killed_alive_max = 10s;  ///< after SIGKILL; then a person is told
+inline constexpr std::uint64_t settle_gpu_noise_bytes = 1 << 20;  ///< between two equal readings
+inline constexpr auto sample_deadline = 500ms;  ///< reading host memory before a drain; 23 ms for 4 GiB
+inline constexpr auto killed_alive_max = 10s;   ///< after SIGKILL; then a person is told
 inline constexpr auto statistics_deadline = 200ms;
-inline constexpr auto progress_interval = 50ms;         ///< of events within one phase
-inline constexpr std::uint32_t link_complaints_max = 5; ///< log lines on one worker's bad packets
+inline constexpr auto progress_interval = 50ms;          ///< of events within one phase
+inline constexpr std::uint32_t link_complaints_max = 5;  ///< log lines on one worker's bad packets
 
 // --- restarts
-inline constexpr auto restart_delay_first = 250ms; ///< of the second unforgiven crash; the first waits for nothing
+inline constexpr auto restart_delay_first = 250ms;  ///< of the second unforgiven crash; the first waits for nothing
 inline constexpr auto restart_delay_max = 30s;
 inline constexpr double restart_jitter = 0.2;
-inline constexpr auto restart_forgiven_per = 5min; ///< of readiness
+inline constexpr auto restart_forgiven_per = 5min;  ///< of readiness
 inline constexpr std::uint32_t restart_unforgiven_max = 5;
 
 // --- logs
 inline constexpr std::size_t log_line_bytes_max = 4 * 1024;
-inline constexpr std::size_t log_lines_kept = 2'000;   ///< per model, in memory
-inline constexpr std::size_t log_bytes_kept = 1 << 20; ///< per model, in memory
+inline constexpr std::size_t log_lines_kept = 2'000;    ///< per model, in memory
+inline constexpr std::size_t log_bytes_kept = 1 << 20;  ///< per model, in memory
 inline constexpr std::size_t log_file_bytes_max = 1 << 20;
 inline constexpr std::size_t log_files_kept = 2;
 inline constexpr auto log_budget_window = 1s;
-inline constexpr std::size_t log_lines_per_window = 1'000; ///< of one worker; the rest is counted
+inline constexpr std::size_t log_lines_per_window = 1'000;  ///< of one worker; the rest is counted
 inline constexpr std::size_t log_bytes_per_window = 256 * 1024;
 inline constexpr std::size_t log_read_bytes = 64 * 1024;
 inline constexpr std::size_t log_reads_per_turn = 4;
 inline constexpr std::size_t log_tail_default = 100;
 
 // --- what is read from /proc
-inline constexpr std::size_t proc_file_bytes_max = 64 << 20; ///< maps of one process
+inline constexpr std::size_t proc_file_bytes_max = 64 << 20;  ///< maps of one process
 inline constexpr std::size_t environ_bytes_max = 4 << 20;
 inline constexpr std::size_t gpu_processes_max = 256;
 
-} // namespace bulkhead::supervisor::limits
+}  // namespace bulkhead::supervisor::limits

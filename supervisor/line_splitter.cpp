@@ -51,4 +51,4 @@ void LineSplitter::finish(const Emit& emit) {
     cut_ = false;
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

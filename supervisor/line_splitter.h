@@ -25,12 +25,12 @@ private:
     void end_line(Clock::time_point now, const Emit& emit);
     void tell_dropped(const Emit& emit);
 
-    std::string line_; ///< unfinished, at most log_line_bytes_max
-    bool cut_ = false; ///< the rest up to the newline is left out
+    std::string line_;  ///< unfinished, at most log_line_bytes_max
+    bool cut_ = false;  ///< the rest up to the newline is left out
     Clock::time_point window_start_{};
     std::uint64_t window_lines_ = 0;
     std::uint64_t window_bytes_ = 0;
     std::uint64_t dropped_ = 0;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

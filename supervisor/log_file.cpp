@@ -46,4 +46,4 @@ void LogFile::failed(const char* what, int error_number) {
     spdlog::warn("{} {}: {}; lines are kept in memory alone", what, path_.string(), std::strerror(error_number));
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

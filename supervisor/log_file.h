@@ -26,4 +26,4 @@ private:
     bool warned_ = false;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -52,4 +52,4 @@ void LogPipe::finish() {
     pipe_.close(ignored);
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -32,4 +32,4 @@ private:
     LineSplitter::Emit emit_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -66,7 +66,7 @@ int fail(const Error& error, int status) {
     return status;
 }
 
-} // namespace
+}  // namespace
 
 int main(int argc, char** argv) {
     const auto arguments = parse_arguments(argc, argv);
@@ -79,6 +79,7 @@ int main(int argc, char** argv) {
         return fail({ErrorCode::internal, "starting: descriptors 3 and 4 are no sockets", "start bulkheadd instead"},
                     exit_usage);
     std::signal(SIGPIPE, SIG_IGN);
+    ::umask(077);  // logs and cache are their owner's alone
     raise_descriptor_limit();
 
     auto read = config::read_fleet(arguments->fleet);

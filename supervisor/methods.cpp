@@ -76,4 +76,4 @@ void read_gpus(FleetContext& context, std::function<void(Result<std::vector<Gpu>
     context.off_loop.run([&gpus = context.gpus] { return gpus.read(); }, std::move(done));
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -17,7 +17,7 @@ struct DaemonFacts {
     std::int64_t supervisor_pid = 0;
     std::string socket;
     std::string fleet_file;
-    std::int64_t started_unix_ms = 0; ///< of the keeper: a restarted supervisor is the same daemon
+    std::int64_t started_unix_ms = 0;  ///< of the keeper: a restarted supervisor is the same daemon
     std::string containment;
 };
 
@@ -30,13 +30,13 @@ struct Daemon {
 
 [[nodiscard]] rpc::MethodTable make_methods(Daemon& daemon);
 
-void add_fleet_methods(rpc::MethodTable& methods, Fleet& fleet);    // fleet.status
-void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);    // model.load unload restart why
-void add_channel_methods(rpc::MethodTable& methods, Fleet& fleet);  // channel.open
-void add_event_methods(rpc::MethodTable& methods, Fleet& fleet);    // events.subscribe
-void add_log_methods(rpc::MethodTable& methods, Fleet& fleet);      // logs.tail
-void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet);      // gpu.status
-void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon); // daemon.info stop
+void add_fleet_methods(rpc::MethodTable& methods, Fleet& fleet);     // fleet.status
+void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);     // model.load unload restart why
+void add_channel_methods(rpc::MethodTable& methods, Fleet& fleet);   // channel.open
+void add_event_methods(rpc::MethodTable& methods, Fleet& fleet);     // events.subscribe
+void add_log_methods(rpc::MethodTable& methods, Fleet& fleet);       // logs.tail
+void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet);       // gpu.status
+void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);  // daemon.info stop
 
 /// {"model": …}, {"models": […]} or {"all": true}, exactly one of them.
 /// Errors  input_invalid, model_unknown
@@ -51,4 +51,4 @@ void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon); // daemon.in
 /// Gives `state` of all GPUs, or why there are none, on the loop.
 void read_gpus(FleetContext& context, std::function<void(Result<std::vector<Gpu>>)> done);
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

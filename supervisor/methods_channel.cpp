@@ -39,10 +39,10 @@ void open(Fleet& fleet, rpc::Call call) {
                        });
 }
 
-} // namespace
+}  // namespace
 
 void add_channel_methods(rpc::MethodTable& methods, Fleet& fleet) {
     methods["channel.open"] = [&fleet](rpc::Call call) { open(fleet, std::move(call)); };
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -38,11 +38,11 @@ void stop(Daemon& daemon, rpc::Call call) {
     });
 }
 
-} // namespace
+}  // namespace
 
 void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon) {
     methods["daemon.info"] = [&daemon](rpc::Call call) { info(daemon, std::move(call)); };
     methods["daemon.stop"] = [&daemon](rpc::Call call) { stop(daemon, std::move(call)); };
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

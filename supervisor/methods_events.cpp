@@ -17,14 +17,14 @@ void subscribe(Fleet& fleet, const rpc::Call& call) {
     const auto sink = call.sink.lock();
     if (!sink) return;
     sink->subscribed();
-    call.answer(rpc::Answer{{{"subscribed", true}}, {}}); // before the first event
+    call.answer(rpc::Answer{{{"subscribed", true}}, {}});  // before the first event
     fleet.context().events.subscribe(sink, std::move(models));
 }
 
-} // namespace
+}  // namespace
 
 void add_event_methods(rpc::MethodTable& methods, Fleet& fleet) {
     methods["events.subscribe"] = [&fleet](const rpc::Call& call) { subscribe(fleet, call); };
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

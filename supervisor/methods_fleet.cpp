@@ -11,4 +11,4 @@ void add_fleet_methods(rpc::MethodTable& methods, Fleet& fleet) {
     };
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -30,10 +30,10 @@ void status(Fleet& fleet, rpc::Call call) {
     });
 }
 
-} // namespace
+}  // namespace
 
 void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet) {
     methods["gpu.status"] = [&fleet](rpc::Call call) { status(fleet, std::move(call)); };
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -22,10 +22,10 @@ void tail(Fleet& fleet, const rpc::Call& call) {
     if (*follow && sink) log.follow(sink);
 }
 
-} // namespace
+}  // namespace
 
 void add_log_methods(rpc::MethodTable& methods, Fleet& fleet) {
     methods["logs.tail"] = [&fleet](const rpc::Call& call) { tail(fleet, call); };
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -66,7 +66,7 @@ void why(const Fleet& fleet, const rpc::Call& call) {
                             {}});
 }
 
-} // namespace
+}  // namespace
 
 void add_model_methods(rpc::MethodTable& methods, Fleet& fleet) {
     methods["model.load"] = [&fleet](rpc::Call call) { load(fleet, std::move(call)); };
@@ -75,4 +75,4 @@ void add_model_methods(rpc::MethodTable& methods, Fleet& fleet) {
     methods["model.why"] = [&fleet](const rpc::Call& call) { why(fleet, call); };
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -28,7 +28,7 @@ std::string text_of(const LogLine& line) {
                        line.replica, line.generation, line.by_daemon ? " daemon:" : "", line.text);
 }
 
-} // namespace
+}  // namespace
 
 ModelLog::ModelLog(std::string model, const std::optional<std::filesystem::path>& folder) : model_{std::move(model)} {
     if (folder) file_.emplace(*folder / file_name(model_));
@@ -76,4 +76,4 @@ json::object ModelLog::to_json(const LogLine& line) {
             {"text", line.text}};
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -17,8 +17,8 @@ struct LogLine {
     std::int64_t time_ms = 0;
     std::uint32_t replica = 0;
     std::uint64_t generation = 0;
-    bool by_daemon = false; ///< says what happened to the worker or its lines, was not printed by it
-    std::string text;       ///< escaped
+    bool by_daemon = false;  ///< says what happened to the worker or its lines, was not printed by it
+    std::string text;        ///< escaped
 };
 
 /// What the replicas of one model print: the last lines in memory, more of them in a file, and each new one
@@ -44,4 +44,4 @@ private:
     Subscribers followers_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -16,4 +16,4 @@ void Subscribers::notify(std::string_view method, json::object params) {
         if (const auto sink = weak.lock()) sink->notify(line);
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -33,4 +33,4 @@ private:
     std::vector<std::weak_ptr<NotificationSink>> sinks_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -32,7 +32,7 @@ struct ProcessInfo {
 };
 static_assert(sizeof(ProcessInfo) == 24);
 
-} // namespace
+}  // namespace
 
 struct Nvml::Functions {
     int (*init)() = nullptr;
@@ -124,4 +124,4 @@ std::vector<Gpu> Nvml::gpus() const {
     return gpus;
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

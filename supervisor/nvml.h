@@ -12,12 +12,12 @@ namespace bulkhead::supervisor {
 
 struct GpuProcess {
     std::int64_t pid = 0;
-    std::optional<std::uint64_t> bytes; ///< empty where the driver does not tell
+    std::optional<std::uint64_t> bytes;  ///< empty where the driver does not tell
 };
 
 struct Gpu {
     unsigned index = 0;
-    std::string uuid; ///< "GPU-…"
+    std::string uuid;  ///< "GPU-…"
     std::string name;
     std::uint64_t total_bytes = 0;
     std::uint64_t free_bytes = 0;
@@ -47,4 +47,4 @@ private:
     std::unique_ptr<Functions> functions_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -35,8 +35,8 @@ void OffLoop::work() {
         job();
         job = {};
         lock.lock();
-        jobs_.pop_front(); // only now: `waiting` counts the running one
+        jobs_.pop_front();  // only now: `waiting` counts the running one
     }
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

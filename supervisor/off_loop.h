@@ -45,7 +45,7 @@ private:
     std::condition_variable changed_;
     std::deque<std::function<void()>> jobs_;
     bool ending_ = false;
-    std::thread thread_; ///< started by the first job
+    std::thread thread_;  ///< started by the first job
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -30,8 +30,8 @@ void PacketLink::wait_readable() {
 
 /// False when the link has ended.
 bool PacketLink::receive_some(std::size_t packets_max) {
-    const auto self = shared_from_this();           // a handler may drop the last owner
-    std::array<std::byte, packet_bytes_max> buffer; // on the stack: only what arrives is touched
+    const auto self = shared_from_this();            // a handler may drop the last owner
+    std::array<std::byte, packet_bytes_max> buffer;  // on the stack: only what arrives is touched
     for (std::size_t i = 0; i < packets_max && open_; ++i) {
         Packet packet;
         const auto outcome = receive_packet(socket_.native_handle(), buffer, packet);
@@ -96,4 +96,4 @@ void PacketLink::close() {
     socket_.close(ignored);
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

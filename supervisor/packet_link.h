@@ -57,4 +57,4 @@ private:
     bool waits_writable_ = false;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

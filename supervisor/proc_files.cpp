@@ -2,7 +2,9 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "ipc/unique_fd.h"
 #include "supervisor/limits.h"
 #include "supervisor/text.h"
 
@@ -36,7 +39,7 @@ std::optional<Number> parse_number(std::string_view text, int base) {
     return value;
 }
 
-} // namespace
+}  // namespace
 
 std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max) {
     const std::string path = fmt::format("/proc/{}/{}", pid, file);
@@ -82,9 +85,9 @@ std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_p
         const std::size_t path = line.find('/');
         if (path == std::string_view::npos || !line.substr(path).starts_with(path_prefix)) return;
         const std::size_t dash = line.find('-');
-        const auto from = parse_number<std::uint64_t>(line, 16);
-        const auto to = dash < path ? parse_number<std::uint64_t>(line.substr(dash + 1), 16) : std::nullopt;
-        if (from && to && *to > *from) bytes += *to - *from;
+        const auto from = parse_number<std::uint64_t>(line, 16).value_or(0);
+        const auto to = dash < path ? parse_number<std::uint64_t>(line.substr(dash + 1), 16).value_or(0) : 0;
+        if (to > from) bytes += to - from;
     });
     return bytes;
 }
@@ -122,6 +125,12 @@ std::string process_name(pid_t pid) {
     return escaped(name);
 }
 
+bool kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant) {
+    // By number: glibc 2.36 declares pidfd_open without C linkage.
+    const UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
+    return pidfd && is_meant(pid) && ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0) == 0;
+}
+
 std::vector<std::string> kill_leftovers(std::string_view socket, std::string_view token) {
     std::vector<std::string> killed;
     const std::string own_prefix = std::string{token} + ":";
@@ -140,4 +149,4 @@ std::vector<std::string> kill_leftovers(std::string_view socket, std::string_vie
     return killed;
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,26 +38,10 @@ namespace bulkhead::supervisor {
 
 /// Sends SIGKILL to `pid` if it still is the process for which `is_meant` holds; by pidfd, so that a
 /// recycled number is never hit.
-template <typename IsMeant>
-bool kill_process_if(pid_t pid, IsMeant is_meant);
+bool kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant);
 
 /// Ends processes that a former daemon on this socket left behind: they carry BULKHEAD_SOCKET with this
 /// path and a BULKHEAD_WORKER with another token. Returns how they were called, "name (pid)".
 [[nodiscard]] std::vector<std::string> kill_leftovers(std::string_view socket, std::string_view token);
 
-} // namespace bulkhead::supervisor
-
-#include <signal.h>
-#include <sys/pidfd.h>
-
-#include "ipc/unique_fd.h"
-
-namespace bulkhead::supervisor {
-
-template <typename IsMeant>
-bool kill_process_if(pid_t pid, IsMeant is_meant) {
-    const UniqueFd pidfd{::pidfd_open(pid, 0)};
-    return pidfd && is_meant(pid) && ::pidfd_send_signal(pidfd.get(), SIGKILL, nullptr, 0) == 0;
-}
-
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

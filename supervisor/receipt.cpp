@@ -41,14 +41,15 @@ json::object to_json(const Receipt& receipt) {
 }
 
 std::string text_of(const Receipt& receipt) {
-    std::string line =
-        fmt::format("receipt worker={} pid={} ended={} exit={} ms={} host_bytes={} gpu_bytes={} verified={}",
-                    receipt.worker.text(), receipt.pid, to_string(receipt.ended), receipt.exit.text(), receipt.ms,
-                    receipt.host_bytes.value_or(0), receipt.gpu_bytes.value_or(0), receipt.verified);
+    std::string line = fmt::format("receipt worker={} pid={} ended={} exit=\"{}\" ms={}", receipt.worker.text(),
+                                   receipt.pid, to_string(receipt.ended), receipt.exit.text(), receipt.ms);
+    if (receipt.host_bytes) line += fmt::format(" host_bytes={}", *receipt.host_bytes);
+    if (receipt.gpu_bytes) line += fmt::format(" gpu_bytes={}", *receipt.gpu_bytes);
+    line += fmt::format(" verified={}", receipt.verified);
     for (const Holder& holder : receipt.held_by)
         line +=
             fmt::format(" held_by=\"{} {} ({}), {}\"", holder.what, holder.name, holder.pid, bytes_text(holder.bytes));
     return line;
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

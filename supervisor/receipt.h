@@ -18,9 +18,9 @@ namespace bulkhead::supervisor {
 /// Who still holds what a dead worker had.
 struct Holder {
     pid_t pid = 0;
-    std::string name; ///< escaped
+    std::string name;  ///< escaped
     std::uint64_t bytes = 0;
-    std::string_view what; ///< "slab", "process" or "gpu"
+    std::string_view what;  ///< "slab", "process" or "gpu"
     friend bool operator==(const Holder&, const Holder&) = default;
 };
 
@@ -33,9 +33,9 @@ struct Receipt {
     pid_t pid = 0;
     Ended ended = Ended::crashed;
     ProcessExit exit;
-    std::int64_t ms = 0; ///< from the request, or the first sign of death, until memory was seen to be back
-    std::optional<std::uint64_t> host_bytes; ///< had shortly before its end, and gone with it; empty: never read
-    std::optional<std::uint64_t> gpu_bytes;  ///< rise of the device's free memory; empty without a GPU
+    std::int64_t ms = 0;  ///< from the request, or the first sign of death, until memory was seen to be back
+    std::optional<std::uint64_t> host_bytes;  ///< had shortly before its end, and gone with it; empty: never read
+    std::optional<std::uint64_t> gpu_bytes;   ///< rise of the device's free memory; empty without a GPU
     bool verified = false;
     std::vector<Holder> held_by;
 };
@@ -45,4 +45,4 @@ struct Receipt {
 /// One line for the daemon's log.
 [[nodiscard]] std::string text_of(const Receipt& receipt);
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -20,7 +20,7 @@ bool carries_marker(pid_t pid, const std::string& marker) {
 
 std::uint64_t distance(std::uint64_t a, std::uint64_t b) { return a > b ? a - b : b - a; }
 
-} // namespace
+}  // namespace
 
 Remains look_for_remains(const Trace& trace, Gpus& gpus) {
     Remains remains;
@@ -28,7 +28,7 @@ Remains look_for_remains(const Trace& trace, Gpus& gpus) {
     remains.group_empty = trace.group_empty || (::kill(-trace.pid, 0) != 0 && errno == ESRCH);
 
     auto pids = own_processes();
-    pids.push_back(::getpid()); // nobody is exempt from mapping a slab
+    pids.push_back(::getpid());  // nobody is exempt from mapping a slab
     for (const pid_t pid : pids) {
         const auto is_escaped = [&](pid_t candidate) { return carries_marker(candidate, trace.marker); };
         if (pid != ::getpid() && is_escaped(pid)) {
@@ -88,4 +88,4 @@ void Reclamation::judge(Remains remains) {
     pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look(); });
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

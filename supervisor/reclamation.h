@@ -16,11 +16,11 @@ namespace bulkhead::supervisor {
 /// By what a reaped worker could still be found.
 struct Trace {
     WorkerName worker;
-    pid_t pid = 0;            ///< also its process group
-    bool group_empty = false; ///< the keeper has seen it
-    std::string marker;       ///< value of BULKHEAD_WORKER, which its children inherit
-    std::string slab_prefix;  ///< of its memfds' labels
-    std::string gpu_uuid;     ///< empty on a CPU
+    pid_t pid = 0;             ///< also its process group
+    bool group_empty = false;  ///< the keeper has seen it
+    std::string marker;        ///< value of BULKHEAD_WORKER, which its children inherit
+    std::string slab_prefix;   ///< of its memfds' labels
+    std::string gpu_uuid;      ///< empty on a CPU
 };
 
 /// What one look found.
@@ -37,8 +37,8 @@ struct Remains {
 [[nodiscard]] Remains look_for_remains(const Trace& trace, Gpus& gpus);
 
 struct Reclaimed {
-    Remains remains;     ///< of the last look
-    bool settled = true; ///< the GPU's free memory came to rest
+    Remains remains;      ///< of the last look
+    bool settled = true;  ///< the GPU's free memory came to rest
     [[nodiscard]] bool verified() const { return settled && remains.nothing_held(); }
 };
 
@@ -69,4 +69,4 @@ private:
     std::optional<std::uint64_t> free_before_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

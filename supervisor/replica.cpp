@@ -24,7 +24,7 @@ WorkerName Replica::name() const { return {spec_.name, index_, generation_}; }
 /// whoever knows its length.
 void Replica::transition(WorkerEvent event, std::string cause, std::string hint) {
     const auto to = next(state_, event);
-    if (!to) { // a defect of this program: its keeper starts it anew, the workers go on
+    if (!to) {  // a defect of this program: its keeper starts it anew, the workers go on
         spdlog::critical("worker={} has no edge from {} by event {}", name().text(), to_string(state_),
                          static_cast<int>(event));
         std::abort();
@@ -92,7 +92,7 @@ void Replica::unload(OnUnloaded unloaded) {
     }
     if (process_->cannot_be_ended) return unloaded(unending_error());
     unload_waiters_.push_back(std::move(unloaded));
-    if (std::exchange(unload_asked_, true)) return; // one end of a process is shared by all who ask for it
+    if (std::exchange(unload_asked_, true)) return;  // one end of a process is shared by all who ask for it
     if (is_live(state_)) process_->end_began = Deadline::Clock::now();
     if (is_loading(state_)) {
         transition(WorkerEvent::stop_asked, "unload asked while it was loading");
@@ -212,9 +212,9 @@ std::string Replica::sentence() const {
     if (state_ == WorkerState::quarantined)
         text += fmt::format("; `bulkhead restart {}` lifts it when the cause is removed", spec_.name);
     if (is_serving(state_) && last_exit_ && restarts_ > 0)
-        text += fmt::format("; restarted {} times, its last process {} ended by {}", restarts_, last_exit_->pid,
-                            last_exit_->exit.text());
+        text += fmt::format("; restarted {} time{}, its last process {} ended by {}", restarts_,
+                            restarts_ == 1 ? "" : "s", last_exit_->pid, last_exit_->exit.text());
     return text + ".";
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

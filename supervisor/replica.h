@@ -24,11 +24,11 @@ struct LoadedReplica {
     WorkerName worker;
     WorkerState state{};
     pid_t pid = 0;
-    std::int64_t ms = 0; ///< from the request
+    std::int64_t ms = 0;  ///< from the request
 };
 
 struct Client {
-    std::string name; ///< for logs
+    std::string name;  ///< for logs
     std::int64_t pid = 0;
     std::int64_t uid = 0;
 };
@@ -52,7 +52,7 @@ public:
     using OnLoaded = std::function<void(Result<LoadedReplica>)>;
     /// Without a process there is no receipt.
     using OnUnloaded = std::function<void(Result<std::optional<Receipt>>)>;
-    enum class Urgency : std::uint8_t { now, when_due }; ///< when_due: a backoff is waited for
+    enum class Urgency : std::uint8_t { now, when_due };  ///< when_due: a backoff is waited for
 
     Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log);
     Replica(const Replica&) = delete;
@@ -156,6 +156,7 @@ private:
     void plan_restart();
     [[nodiscard]] bool is_hopeless() const;
     [[nodiscard]] std::string end_reason() const;
+    [[nodiscard]] std::string end_hint() const;
     [[nodiscard]] Error load_error() const;
 
     FleetContext& context_;
@@ -166,24 +167,24 @@ private:
     WorkerState state_ = WorkerState::stopped;
     std::int64_t since_ms_;
     std::string reason_ = "nobody has asked for it";
-    Deadline deadline_; ///< the state's own
+    Deadline deadline_;  ///< the state's own
     Deadline::Clock::time_point load_until_{};
     std::shared_ptr<WorkerProcess> process_;
-    std::uint64_t generation_ = 0; ///< of the present process or the last one
-    std::string device_text_;      ///< as declared, until it was placed
+    std::uint64_t generation_ = 0;  ///< of the present process or the last one
+    std::string device_text_;       ///< as declared, until it was placed
 
     std::list<LoadWaiter> load_waiters_;
     std::vector<OnUnloaded> unload_waiters_;
     std::function<void()> statistics_waiter_;
-    bool unload_asked_ = false; ///< the present process shall not be followed by another
-    bool keep_running_ = false; ///< has been ready, or is preloaded: crashes are answered by a restart
+    bool unload_asked_ = false;  ///< the present process shall not be followed by another
+    bool keep_running_ = false;  ///< has been ready, or is preloaded: crashes are answered by a restart
 
     CrashHistory crashes_;
     std::minstd_rand jitter_{std::random_device{}()};
     std::uint32_t restarts_ = 0;
-    std::uint64_t past_requests_ = 0; ///< of former generations
+    std::uint64_t past_requests_ = 0;  ///< of former generations
     std::uint64_t past_errors_ = 0;
     std::optional<LastExit> last_exit_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -50,7 +50,7 @@ void Replica::begin_drain() {
 
 /// One step harder: SIGTERM, SIGKILL of everything it started, then a person.
 void Replica::escalate() {
-    if (process_->pid == 0) { // the keeper has yet to say which process it is
+    if (process_->pid == 0) {  // the keeper has yet to say which process it is
         deadline_.arm(limits::killed_alive_max, [this] { cannot_be_ended(); });
     } else if (state_ == WorkerState::stopping && !process_->sigterm_sent && !process_->sigkill_sent) {
         terminate();
@@ -77,7 +77,7 @@ void Replica::kill() {
 /// It stays in its state, and should it end after all, things go on from there.
 void Replica::cannot_be_ended() {
     process_->cannot_be_ended = true;
-    process_->turn = {}; // others must not wait for what may never come
+    process_->turn = {};  // others must not wait for what may never come
     const Error error = unending_error();
     spdlog::error("worker={} pid={} cause=\"{}\"", name().text(), process_->pid, escaped(error.text()));
     fail_loads(error);
@@ -128,19 +128,17 @@ void Replica::on_link_closed(const Error* why) {
 }
 
 void Replica::on_exited(const ProcessExit& exit) {
-    process_->link->receive_waiting(); // its last words come first: drained, failed, dying
+    process_->link->receive_waiting();  // its last words come first: drained, failed, dying
     process_->log->finish();
     process_->exit = exit;
     process_->cut_channels();
     last_exit_ = LastExit{process_->name, process_->pid, exit, unix_ms()};
-    if (process_->has_cgroup) context_.cgroups->kill(process_->name); // what it left behind
+    if (process_->has_cgroup) context_.cgroups->kill(process_->name);  // what it left behind
 
     if (state_ == WorkerState::draining && !exit.by_signal && exit.number == 0)
         transition(WorkerEvent::stop_asked, "it ended by itself");
     else if (is_live(state_))
-        lose(exit.text(), exit.by_signal && exit.number == SIGKILL
-                              ? "not sent by Bulkhead; the kernel's log shows whether memory ran out"
-                              : "");
+        lose(exit.text());
     statistics_are_known();
     if (!process_->ready_at) fail_loads(process_->failure.value_or(load_error()));
     transition(WorkerEvent::exited, exit.text());
@@ -218,9 +216,10 @@ void Replica::plan_restart() {
             return transition(WorkerEvent::gave_up, fmt::format("{} crashes, none of them forgiven; the last: {}",
                                                                 decision.unforgiven, reason));
         if (!load_waiters_.empty() || (keep_running_ && spec_.restart == config::RestartPolicy::on_crash)) {
-            transition(WorkerEvent::restart_planned, reason);
-            spdlog::info("worker={} restart={}/{} in={}", name().place(), decision.unforgiven,
-                         limits::restart_unforgiven_max, duration_text(decision.delay.count()));
+            transition(WorkerEvent::restart_planned,
+                       fmt::format("{}; restart {} of {} in {}", reason, decision.unforgiven,
+                                   limits::restart_unforgiven_max - 1, duration_text(decision.delay.count())),
+                       end_hint());
             return deadline_.arm(decision.delay, [this] { start("backoff over"); });
         }
     }
@@ -246,6 +245,14 @@ std::string Replica::end_reason() const {
     return reason;
 }
 
+/// What was seen, and what a person can do about it.
+std::string Replica::end_hint() const {
+    const auto& exit = process_->exit;
+    if (exit && exit->by_signal && exit->number == SIGKILL && !process_->sigkill_sent)
+        return "SIGKILL was not sent by Bulkhead; the kernel's log shows whether memory ran out";
+    return fmt::format("look at `bulkhead logs {}`", spec_.name);
+}
+
 Error Replica::load_error() const {
     const std::string phase =
         process_->progress.phase.empty() ? "before it said anything" : "in phase " + process_->progress.text();
@@ -254,4 +261,4 @@ Error Replica::load_error() const {
             fmt::format("look at `bulkhead logs {}`", spec_.name)};
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

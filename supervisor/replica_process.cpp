@@ -66,7 +66,7 @@ void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<S
     process->link = PacketLink::make(context_.io, std::move(spawned->link));
     process->link->start([this](Packet& packet) { on_packet(packet); },
                          [this](const Error* why) { on_link_closed(why); });
-    if (state_ == WorkerState::stopping) escalate(); // it was cancelled on the way
+    if (state_ == WorkerState::stopping) escalate();  // it was cancelled on the way
 }
 
 void Replica::on_packet(Packet& packet) {
@@ -254,4 +254,4 @@ void Replica::sample_memory(std::function<void()> sampled) {
         });
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

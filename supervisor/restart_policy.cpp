@@ -17,7 +17,7 @@ struct Tally {
             credit -= limits::restart_forgiven_per;
             --unforgiven;
         }
-        if (unforgiven == 0) credit = Millis{0}; // readiness is not saved up for crashes to come
+        if (unforgiven == 0) credit = Millis{0};  // readiness is not saved up for crashes to come
     }
 };
 
@@ -30,7 +30,7 @@ Tally tally(const CrashHistory& history) {
     return result;
 }
 
-} // namespace
+}  // namespace
 
 void CrashHistory::add(Millis ready_for) {
     if (unforgiven_crashes(*this, ready_for) == 0) ready_before.clear();
@@ -63,4 +63,4 @@ RestartDecision decide_restart(const CrashHistory& history, double jitter) {
     return decision;
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -20,7 +20,7 @@ struct CrashHistory {
 struct RestartDecision {
     bool quarantine = false;
     std::uint32_t unforgiven = 0;
-    Millis delay{}; ///< meaningless with `quarantine`
+    Millis delay{};  ///< meaningless with `quarantine`
 };
 
 /// Crashes that no readiness has forgiven yet: one is forgiven per 5 minutes of readiness, and what
@@ -33,4 +33,4 @@ struct RestartDecision {
 /// What follows the crash that was added last. `jitter` lies in [-1, 1] and is scaled to ±20 %.
 [[nodiscard]] RestartDecision decide_restart(const CrashHistory& history, double jitter);
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

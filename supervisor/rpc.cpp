@@ -30,7 +30,7 @@ std::string_view kind_of(const json::value& value) {
     return "unknown";
 }
 
-} // namespace
+}  // namespace
 
 std::variant<Request, Refusal> parse(std::string_view line) {
     const auto refuse = [](int number, std::string attempt, json::value id = nullptr) {
@@ -129,4 +129,4 @@ Result<std::optional<std::vector<std::string>>> optional_strings(const json::obj
     return std::optional{std::move(strings)};
 }
 
-} // namespace bulkhead::supervisor::rpc
+}  // namespace bulkhead::supervisor::rpc

@@ -19,15 +19,15 @@
 namespace bulkhead::supervisor::rpc {
 
 struct Request {
-    std::optional<json::value> id; ///< a notification has none, and gets no answer
+    std::optional<json::value> id;  ///< a notification has none, and gets no answer
     std::string method;
     json::object params;
 };
 
 /// A line that is no request, answered at once.
 struct Refusal {
-    json::value id; ///< null where it could not be read
-    int number = 0; ///< JSON-RPC's own
+    json::value id;  ///< null where it could not be read
+    int number = 0;  ///< JSON-RPC's own
     Error error;
 };
 
@@ -49,7 +49,7 @@ inline constexpr int failed = -32000;
 
 struct Answer {
     json::object result;
-    std::vector<UniqueFd> fds; ///< `result` then has a member `fds` that counts them
+    std::vector<UniqueFd> fds;  ///< `result` then has a member `fds` that counts them
 };
 
 struct Peer {
@@ -61,7 +61,7 @@ struct Call {
     json::object params;
     Peer peer;
     std::weak_ptr<NotificationSink> sink;
-    std::function<void(Result<Answer>)> answer; ///< to be called once, now or later, on the loop
+    std::function<void(Result<Answer>)> answer;  ///< to be called once, now or later, on the loop
 };
 
 using Method = std::function<void(Call)>;
@@ -78,4 +78,4 @@ using MethodTable = std::map<std::string, Method, std::less<>>;
 [[nodiscard]] Result<std::optional<std::vector<std::string>>> optional_strings(const json::object& params,
                                                                                std::string_view name);
 
-} // namespace bulkhead::supervisor::rpc
+}  // namespace bulkhead::supervisor::rpc

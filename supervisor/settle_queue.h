@@ -67,4 +67,4 @@ private:
     std::shared_ptr<State> state_;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

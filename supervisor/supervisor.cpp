@@ -82,18 +82,15 @@ void Supervisor::end() {
     server_->finish([this] {
         spdlog::info("stopped");
         keeper_.stop();
-        end_check_.arm(std::chrono::milliseconds{0}, [this] { end_when_flushed(); });
+        end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
+        end_when_flushed();
     });
 }
 
 /// A keeper that does not read its link for so long will not miss the word either.
 void Supervisor::end_when_flushed() {
-    const auto until = Deadline::Clock::now() + limits::control_flush_deadline;
-    const auto check = [this, until](const auto& self) -> void {
-        if (keeper_.is_flushed() || Deadline::Clock::now() >= until) return io_.stop();
-        end_check_.arm(limits::settle_poll, [self] { self(self); });
-    };
-    check(check);
+    if (keeper_.is_flushed() || Deadline::Clock::now() >= end_by_) return io_.stop();
+    end_check_.arm(limits::settle_poll, [this] { end_when_flushed(); });
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -17,12 +17,12 @@ namespace bulkhead::supervisor {
 class Supervisor {
 public:
     struct Options {
-        std::string socket; ///< path of the control socket, which the keeper has made
+        std::string socket;  ///< path of the control socket, which the keeper has made
         std::string worker_program;
         config::Fleet fleet;
         std::filesystem::path cache;
         std::optional<std::filesystem::path> log_folder;
-        std::vector<std::string> inherited; ///< environment for workers
+        std::vector<std::string> inherited;  ///< environment for workers
         UniqueFd keeper_link;
         UniqueFd listener;
     };
@@ -42,7 +42,7 @@ private:
     boost::asio::io_context io_{1};
     Gpus gpus_;
     EventBus events_;
-    OffLoop off_loop_{io_}; ///< after what its jobs use, so that it is joined first
+    OffLoop off_loop_{io_};  ///< after what its jobs use, so that it is joined first
     KeeperClient keeper_;
     std::optional<FleetContext> context_;
     std::optional<Fleet> fleet_;
@@ -50,9 +50,10 @@ private:
     std::optional<ControlServer> server_;
     DaemonFacts facts_;
     Deadline end_check_{io_};
+    Deadline::Clock::time_point end_by_{};
     bool stop_asked_ = false;
     bool ending_ = false;
     int status_ = 0;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -35,7 +35,7 @@ bool is_harmful(char32_t point) {
            (point >= 0x202A && point <= 0x202E) || (point >= 0x2066 && point <= 0x2069);
 }
 
-} // namespace
+}  // namespace
 
 std::string escaped(std::string_view text) {
     std::string out;
@@ -74,8 +74,12 @@ std::string bytes_text(std::uint64_t bytes) {
 }
 
 std::string count_text(std::uint64_t count) {
-    std::string text = std::to_string(count);
-    for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, ",");
+    const std::string digits = std::to_string(count);
+    std::string text;
+    for (std::size_t i = 0; i < digits.size(); ++i) {
+        if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+        text += digits[i];
+    }
     return text;
 }
 
@@ -91,4 +95,4 @@ std::int64_t unix_ms() {
     return duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -23,4 +23,4 @@ namespace bulkhead::supervisor {
 /// Milliseconds since 1970, what every surface shows as `time`.
 [[nodiscard]] std::int64_t unix_ms();
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -47,7 +47,7 @@ std::filesystem::path cache_home() {
     return user != nullptr ? std::filesystem::path{user->pw_dir} / ".cache" : std::filesystem::path{"/var/cache"};
 }
 
-} // namespace
+}  // namespace
 
 std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_unix_ms) {
     return fmt::format("{:x}{:011x}", static_cast<std::uint32_t>(keeper_pid), keeper_started_unix_ms);
@@ -96,4 +96,4 @@ Result<std::filesystem::path> make_package_cache() {
     return path;
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

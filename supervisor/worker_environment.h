@@ -16,11 +16,11 @@ namespace bulkhead::supervisor {
 
 /// What every worker of a daemon is started with.
 struct WorkerStation {
-    std::string program; ///< bulkhead-worker, beside this program
+    std::string program;  ///< bulkhead-worker, beside this program
     std::string token;
     std::string socket;
-    std::filesystem::path cache;        ///< where packages are unpacked
-    std::vector<std::string> inherited; ///< "NAME=value" of the daemon's own environment that may pass
+    std::filesystem::path cache;         ///< where packages are unpacked
+    std::vector<std::string> inherited;  ///< "NAME=value" of the daemon's own environment that may pass
 
     /// "<token>:<model>/<replica>#<generation>"
     [[nodiscard]] std::string marker(const WorkerName& worker) const { return token + ":" + worker.text(); }
@@ -39,4 +39,4 @@ struct WorkerStation {
 /// Errors  not_permitted, resources_exhausted
 [[nodiscard]] Result<std::filesystem::path> make_package_cache();
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

@@ -47,7 +47,7 @@ Result<Message> parse_hello(const json::object& object) {
     return Message{std::move(hello)};
 }
 
-} // namespace
+}  // namespace
 
 std::string Progress::text() const {
     if (total == 0) return phase;
@@ -108,4 +108,4 @@ std::string drain(std::chrono::milliseconds deadline) {
 
 std::string statistics_asked() { return R"({"type":"statistics_asked"})"; }
 
-} // namespace bulkhead::supervisor::worker_link
+}  // namespace bulkhead::supervisor::worker_link

@@ -98,4 +98,4 @@ using Message = std::variant<Hello, Progress, GrantAsked, Ready, Failed, Channel
 [[nodiscard]] std::string drain(std::chrono::milliseconds deadline);
 [[nodiscard]] std::string statistics_asked();
 
-} // namespace bulkhead::supervisor::worker_link
+}  // namespace bulkhead::supervisor::worker_link

@@ -17,4 +17,4 @@ WorkerName WorkerName::from(const keeper_link::WorkerKey& key) {
     return {std::string{key.model.begin(), end}, key.replica, key.generation};
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

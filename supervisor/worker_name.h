@@ -9,9 +9,9 @@ namespace bulkhead::supervisor {
 
 /// By which a worker is known everywhere: ps, receipts, channels, logs, the keeper.
 struct WorkerName {
-    std::string model; ///< at most 63 bytes
+    std::string model;  ///< at most 63 bytes
     std::uint32_t replica = 0;
-    std::uint64_t generation = 0; ///< rises with every spawn of the daemon, never used twice
+    std::uint64_t generation = 0;  ///< rises with every spawn of the daemon, never used twice
 
     /// "minilm/0"
     [[nodiscard]] std::string place() const { return model + "/" + std::to_string(replica); }
@@ -23,4 +23,4 @@ struct WorkerName {
     friend bool operator==(const WorkerName&, const WorkerName&) = default;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

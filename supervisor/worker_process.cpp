@@ -16,7 +16,7 @@ void WorkerProcess::cut_channels() {
 }
 
 Ended WorkerProcess::ended() const {
-    if (!lost_by.empty()) return Ended::crashed; // what was sent after that ended nothing
+    if (!lost_by.empty()) return Ended::crashed;  // what was sent after that ended nothing
     const bool by = exit && exit->by_signal;
     if (sigkill_sent && by && exit->number == SIGKILL) return Ended::killed;
     if (by && !(sigterm_sent && exit->number == SIGTERM)) return Ended::crashed;
@@ -30,4 +30,4 @@ std::chrono::milliseconds WorkerProcess::ready_for() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(end_began.value_or(Clock::now()) - *ready_at);
 }
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

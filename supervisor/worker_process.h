@@ -33,7 +33,7 @@ struct WorkerProcess {
     Device device;
     Clock::time_point asked_at = Clock::now();
 
-    pid_t pid = 0; ///< 0 until it was spawned
+    pid_t pid = 0;  ///< 0 until it was spawned
     UniqueFd pidfd;
     std::shared_ptr<PacketLink> link;
     std::shared_ptr<LogPipe> log;
@@ -46,25 +46,25 @@ struct WorkerProcess {
     worker_link::Progress progress;
     Clock::time_point progress_told{};
     worker_link::Statistics statistics;
-    bool statistics_asked = false; ///< and not yet answered
+    bool statistics_asked = false;  ///< and not yet answered
     std::optional<Clock::time_point> ready_at;
-    std::uint32_t complaints = 0; ///< packets that were no good
+    std::uint32_t complaints = 0;  ///< packets that were no good
 
-    std::optional<std::uint64_t> host_bytes;      ///< last sample
-    std::optional<std::uint64_t> gpu_bytes;       ///< last sample of the driver's account of this process
-    std::optional<std::uint64_t> gpu_free_before; ///< of the device, before it was asked to end
+    std::optional<std::uint64_t> host_bytes;       ///< last sample
+    std::optional<std::uint64_t> gpu_bytes;        ///< last sample of the driver's account of this process
+    std::optional<std::uint64_t> gpu_free_before;  ///< of the device, before it was asked to end
     SettleQueue::Turn turn;
 
     // How it ends.
-    std::optional<Clock::time_point> end_began; ///< the request to end it, or the first sign of its death
-    std::string lost_by;                        ///< the first sign of an unasked death, in words
-    std::optional<Error> failure;               ///< a load that failed in an orderly way
+    std::optional<Clock::time_point> end_began;  ///< the request to end it, or the first sign of its death
+    std::string lost_by;                         ///< the first sign of an unasked death, in words
+    std::optional<Error> failure;                ///< a load that failed in an orderly way
     bool drain_sent = false;
     bool drained = false;
     bool sigterm_sent = false;
     bool sigkill_sent = false;
-    bool cannot_be_ended = false;    ///< not even by SIGKILL; nobody waits for it any more
-    std::optional<ProcessExit> exit; ///< reaped
+    bool cannot_be_ended = false;     ///< not even by SIGKILL; nobody waits for it any more
+    std::optional<ProcessExit> exit;  ///< reaped
 
     void send(std::string packet, std::vector<UniqueFd> fds = {}) const {
         if (link) link->send(std::move(packet), std::move(fds));
@@ -76,4 +76,4 @@ struct WorkerProcess {
     [[nodiscard]] std::chrono::milliseconds ready_for() const;
 };
 
-} // namespace bulkhead::supervisor
+}  // namespace bulkhead::supervisor

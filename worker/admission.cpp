@@ -45,7 +45,7 @@ Result<> check_overlap(const channel::Tensor& tensor, std::span<const Request* c
     return {};
 }
 
-} // namespace
+}  // namespace
 
 Result<std::unique_ptr<Request>> admit(channel::Infer message, const Model& model,
                                        std::chrono::milliseconds request_deadline, const ChannelSlabs& slabs,
@@ -79,4 +79,4 @@ Result<std::unique_ptr<Request>> admit(channel::Infer message, const Model& mode
     return request;
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

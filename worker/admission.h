@@ -21,5 +21,4 @@ namespace bulkhead::worker {
                                                      const ChannelSlabs& slabs,
                                                      std::span<const Request* const> in_flight);
 
-
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

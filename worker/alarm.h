@@ -41,7 +41,7 @@ private:
     struct State {
         State(boost::asio::io_context& io, Rang function) : timer{io}, rang{std::move(function)} {}
         boost::asio::steady_timer timer;
-        Rang rang; ///< empty once the alarm is gone
+        Rang rang;  ///< empty once the alarm is gone
         std::optional<Clock::time_point> due;
     };
 
@@ -52,7 +52,7 @@ private:
             // One that had already expired when it was moved or cancelled is called without an error.
             if (cancelled || !state->rang || !state->due || Clock::now() < *state->due) return;
             state->due.reset();
-            const auto rang = state->rang; // it may destroy the alarm
+            const auto rang = state->rang;  // it may destroy the alarm
             if (const auto next = rang(); next && state->rang && (!state->due || *next < *state->due))
                 arm(state, *next);
         });
@@ -61,4 +61,4 @@ private:
     std::shared_ptr<State> state_;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

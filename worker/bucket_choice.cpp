@@ -70,7 +70,7 @@ bool ranks_match(const config::MethodSpec& method, std::span<const Shape> inputs
     });
 }
 
-} // namespace
+}  // namespace
 
 std::vector<config::Bucket> graph_buckets(const config::MethodSpec& method) {
     if (!method.buckets.empty()) return method.buckets;
@@ -136,4 +136,4 @@ bool outputs_follow_inputs(const config::MethodSpec& method, const config::Bucke
     });
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

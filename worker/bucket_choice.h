@@ -18,14 +18,14 @@ using Shape = std::span<const std::int64_t>;
 /// Why a request ran eagerly, as counted in `graphs`' member `eager`.
 namespace eager_reason {
 inline constexpr std::string_view graphs_off = "graphs_off";
-inline constexpr std::string_view stateful = "stateful";             ///< state lives in the module between requests
-inline constexpr std::string_view no_buckets = "no_buckets";         ///< the method declares none, and a shape varies
-inline constexpr std::string_view no_bucket = "no_bucket";           ///< none is large enough
-inline constexpr std::string_view capture_failed = "capture_failed"; ///< one would fit, but is not captured
+inline constexpr std::string_view stateful = "stateful";              ///< state lives in the module between requests
+inline constexpr std::string_view no_buckets = "no_buckets";          ///< the method declares none, and a shape varies
+inline constexpr std::string_view no_bucket = "no_bucket";            ///< none is large enough
+inline constexpr std::string_view capture_failed = "capture_failed";  ///< one would fit, but is not captured
 inline constexpr std::string_view padding_not_declared = "padding_not_declared";
-inline constexpr std::string_view padding_ambiguous = "padding_ambiguous"; ///< how to cut outputs back is unclear
-inline constexpr std::string_view parameters_differ = "parameters_differ"; ///< from the captured defaults
-} // namespace eager_reason
+inline constexpr std::string_view padding_ambiguous = "padding_ambiguous";  ///< how to cut outputs back is unclear
+inline constexpr std::string_view parameters_differ = "parameters_differ";  ///< from the captured defaults
+}  // namespace eager_reason
 
 /// The buckets that get a graph: those declared, or the one that all-fixed input shapes imply.
 [[nodiscard]] std::vector<config::Bucket> graph_buckets(const config::MethodSpec& method);
@@ -37,11 +37,11 @@ inline constexpr std::string_view parameters_differ = "parameters_differ"; ///< 
 [[nodiscard]] std::string to_string(const config::Bucket& bucket);
 
 struct BucketChoice {
-    std::optional<std::size_t> bucket = {}; ///< index among the buckets given; empty: run eagerly
+    std::optional<std::size_t> bucket = {};  ///< index among the buckets given; empty: run eagerly
     bool padded = false;
     /// Of a padded request, by output: the dims to cut it back to, with `keep_dim` where a dim stays as it is.
     std::vector<std::vector<std::int64_t>> output_dims = {};
-    std::string_view reason = {}; ///< one of eager_reason where there is no bucket
+    std::string_view reason = {};  ///< one of eager_reason where there is no bucket
 };
 inline constexpr std::int64_t keep_dim = -1;
 
@@ -59,4 +59,4 @@ inline constexpr std::int64_t keep_dim = -1;
 [[nodiscard]] bool outputs_follow_inputs(const config::MethodSpec& method, const config::Bucket& bucket,
                                          std::span<const Shape> outputs);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

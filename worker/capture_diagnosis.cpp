@@ -13,8 +13,8 @@ namespace {
 /// One way in which captures fail. Matched in order: the first whose text or number fits.
 struct Rule {
     std::string_view cause;
-    int cuda_error;          ///< 0: not told by a number
-    std::string_view needle; ///< empty: not told by a text
+    int cuda_error;           ///< 0: not told by a number
+    std::string_view needle;  ///< empty: not told by a text
     std::string_view reason;
     std::string_view remedy;
 };
@@ -122,7 +122,7 @@ std::optional<Frame> model_frame(std::string_view text) {
     Frame found{fmt::format("{}:{}{}{}", path, number, function.empty() ? "" : " in ", function), {}};
     if (const std::size_t marker = frame.find("<--- HERE"); marker != std::string_view::npos) {
         std::size_t cursor = marker;
-        (void)line_before(frame, cursor); // the marker's own line
+        (void)line_before(frame, cursor);  // the marker's own line
         found.line = trimmed(line_before(frame, cursor));
     }
     return found;
@@ -147,7 +147,7 @@ CaptureDiagnosis from(const Rule& rule, std::string_view text) {
     return diagnosis;
 }
 
-} // namespace
+}  // namespace
 
 std::string CaptureDiagnosis::sentence() const {
     if (where.empty()) return reason;
@@ -190,4 +190,4 @@ CaptureDiagnosis replay_differs(std::string_view output) {
             "compute on the device what depends on the inputs, and do not rebind the module's attributes in the call"};
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

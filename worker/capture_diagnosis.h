@@ -8,10 +8,10 @@
 namespace bulkhead::worker {
 
 struct CaptureDiagnosis {
-    std::string_view cause; ///< one word for programs, listed in `diagnose_capture`
-    std::string where;      ///< "model.py:12 in forward", empty when the exception does not say
-    std::string line;       ///< the model's own line there, such as "return x * n.item()"
-    std::string reason;     ///< a sentence for people
+    std::string_view cause;  ///< one word for programs, listed in `diagnose_capture`
+    std::string where;       ///< "model.py:12 in forward", empty when the exception does not say
+    std::string line;        ///< the model's own line there, such as "return x * n.item()"
+    std::string reason;      ///< a sentence for people
     std::string remedy;
     /// "reason (at where: line)"
     [[nodiscard]] std::string sentence() const;
@@ -29,4 +29,4 @@ struct CaptureDiagnosis {
 [[nodiscard]] CaptureDiagnosis keeps_state();
 [[nodiscard]] CaptureDiagnosis replay_differs(std::string_view output);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

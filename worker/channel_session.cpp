@@ -21,14 +21,14 @@ Error violation(std::string attempt, std::string remedy) {
     return Error{ErrorCode::protocol_violation, std::move(attempt), std::move(remedy)};
 }
 
-} // namespace
+}  // namespace
 
 ChannelSession::ChannelSession(const SessionContext& context, SessionHost& host, const ChannelMessage& arrival)
     : context_{context}, host_{host}, id_{arrival.channel}, client_pid_{arrival.client_pid},
       slabs_{std::make_shared<ChannelSlabs>(
           fmt::format("{}{}:",
-                      slab_owner_prefix(context.identity.daemon_token, context.identity.model,
-                                        context.identity.replica, context.identity.generation),
+                      slab_owner_prefix(context.identity.daemon_token, context.identity.model, context.identity.replica,
+                                        context.identity.generation),
                       arrival.channel),
           context.spec.channel)},
       hello_deadline_{context.io, [this]() -> std::optional<Clock::time_point> {
@@ -64,8 +64,7 @@ void ChannelSession::on_packet(Packet& packet) {
     if (is_hello != (state_ == State::awaiting_hello))
         return break_off(is_hello ? violation("a second hello", "say hello once, first of all")
                                   : violation("a message before hello", "say hello first of all"));
-    if (!is_hello && state_ != State::open)
-        return break_off(violation("a message before welcome", "wait for welcome"));
+    if (!is_hello && state_ != State::open) return break_off(violation("a message before welcome", "wait for welcome"));
     std::visit([this](auto& content) { on_message(content); }, *message);
 }
 
@@ -102,10 +101,9 @@ void ChannelSession::slabs_made(const Result<>& made) {
     if (state_ == State::closed) return end_if_unused();
     if (!made) return refuse(made.error());
     if (draining_) return refuse(draining_error());
-    const auto welcome = channel::encode(channel::Welcome{2, context_.in_flight_max, 0, context_.identity.generation,
-                                                          id_, context_.spec.channel.bytes_max,
-                                                          context_.identity.replica, context_.identity.model,
-                                                          context_.methods});
+    const auto welcome = channel::encode(channel::Welcome{
+        2, context_.in_flight_max, 0, context_.identity.generation, id_, context_.spec.channel.bytes_max,
+        context_.identity.replica, context_.identity.model, context_.methods});
     if (!welcome) return refuse(welcome.error());
     state_ = State::open;
     send(*welcome);
@@ -129,10 +127,9 @@ void ChannelSession::drain(std::chrono::milliseconds deadline) {
 
 void ChannelSession::on_message(const channel::SlabRequest& message) {
     if (message.kind != wire::SlabKind::host_memfd)
-        return fail(message.request_id,
-                    Error{ErrorCode::input_invalid,
-                          fmt::format("a slab of kind {}", static_cast<unsigned>(message.kind)),
-                          "ask for host_memfd: this worker's welcome offers no other feature"});
+        return fail(message.request_id, Error{ErrorCode::input_invalid,
+                                              fmt::format("a slab of kind {}", static_cast<unsigned>(message.kind)),
+                                              "ask for host_memfd: this worker's welcome offers no other feature"});
     if (message.size_bytes <= limits::loop_slab_bytes_max) {
         const Result<> made = slabs_->add(message.direction, message.size_bytes, message.request_id);
         return made ? send_offers() : fail(message.request_id, made.error());
@@ -143,12 +140,13 @@ void ChannelSession::on_message(const channel::SlabRequest& message) {
     // Zeroing so much memory takes long enough for other channels to notice.
     ++slabs_pending_;
     context_.executor.post([self = shared_from_this(), slabs = slabs_, message] {
-        boost::asio::post(self->context_.io, [self, id = message.request_id,
-                                              made = slabs->add(message.direction, message.size_bytes, message.request_id)] {
-            --self->slabs_pending_;
-            if (self->state_ == State::closed) return self->end_if_unused();
-            made ? self->send_offers() : self->fail(id, made.error());
-        });
+        boost::asio::post(self->context_.io,
+                          [self, id = message.request_id,
+                           made = slabs->add(message.direction, message.size_bytes, message.request_id)] {
+                              --self->slabs_pending_;
+                              if (self->state_ == State::closed) return self->end_if_unused();
+                              made ? self->send_offers() : self->fail(id, made.error());
+                          });
     });
 }
 
@@ -199,9 +197,9 @@ void ChannelSession::on_message(const channel::Release& message) {
 
 void ChannelSession::completed(const Request& request, Completion completion) {
     if (state_ == State::closed) return;
-    send_offers(); // of slabs that this result may lie in
-    const auto bytes = channel::encode(channel::InferResult{request.id, false, completion.outputs.tensors(), {},
-                                                            completion.queued, completion.run});
+    send_offers();  // of slabs that this result may lie in
+    const auto bytes = channel::encode(
+        channel::InferResult{request.id, false, completion.outputs.tensors(), {}, completion.queued, completion.run});
     if (!bytes) return fail(request.id, Error{bytes.error()}.during("packing the result"));
     send(*bytes);
     if (state_ == State::open) completion.outputs.hand_over();
@@ -247,7 +245,7 @@ void ChannelSession::close(std::string_view reason) {
     if (state_ == State::closed) return;
     spdlog::log(state_ == State::open ? spdlog::level::debug : spdlog::level::info,
                 "channel {} of \"{}\", pid {}, closed: {}", id_, client_, client_pid_, reason);
-    const auto self = shared_from_this(); // dropping its requests may be the end of it
+    const auto self = shared_from_this();  // dropping its requests may be the end of it
     state_ = State::closed;
     hello_deadline_.cancel();
     stream_->close();
@@ -261,4 +259,4 @@ void ChannelSession::end_if_unused() {
     host_.ended(*this);
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

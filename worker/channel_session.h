@@ -31,8 +31,8 @@ struct SessionContext {
     const Identity& identity;
     const config::ModelSpec& spec;
     Model& model;
-    const boost::json::object& methods; ///< as `welcome` describes them
-    std::uint32_t in_flight_max;        ///< of one channel
+    const boost::json::object& methods;  ///< as `welcome` describes them
+    std::uint32_t in_flight_max;         ///< of one channel
     std::chrono::milliseconds hello_deadline;
 };
 
@@ -40,11 +40,11 @@ struct SessionContext {
 class SessionHost {
 public:
     virtual ~SessionHost() = default;
-    virtual void hello_came(ChannelSession& session) = 0; ///< answers by `open` or `refuse`, now or later
+    virtual void hello_came(ChannelSession& session) = 0;  ///< answers by `open` or `refuse`, now or later
     virtual void opened(ChannelSession& session) = 0;
     virtual void refused(ChannelSession& session, const Error& error) = 0;
     virtual void flushed() = 0;
-    virtual void ended(ChannelSession& session) = 0; ///< once: closed, and nothing of it runs any more
+    virtual void ended(ChannelSession& session) = 0;  ///< once: closed, and nothing of it runs any more
 };
 
 /// One client: the worker's side of `docs/channel.md`.
@@ -98,14 +98,14 @@ private:
     void send(std::span<const std::byte> bytes, int fd = -1);
     void send_offers();
     void fail(std::uint64_t request_id, const Error& error);
-    void break_off(const Error& error); ///< tells the client why, then closes
+    void break_off(const Error& error);  ///< tells the client why, then closes
     void count_violation(std::uint64_t request_id, const Error& error);
     void end_if_unused();
 
     const SessionContext& context_;
     SessionHost& host_;
     const std::uint64_t id_;
-    std::string client_; ///< its name, for the log
+    std::string client_;  ///< its name, for the log
     const std::int64_t client_pid_;
     State state_ = State::awaiting_hello;
     bool draining_ = false;
@@ -113,10 +113,10 @@ private:
     bool ended_ = false;
     std::shared_ptr<PacketStream> stream_;
     std::shared_ptr<ChannelSlabs> slabs_;
-    std::vector<const Request*> in_flight_; ///< the dispatcher's; from submit to `let_go`
-    std::size_t slabs_pending_ = 0;         ///< being made on the executor
+    std::vector<const Request*> in_flight_;  ///< the dispatcher's; from submit to `let_go`
+    std::size_t slabs_pending_ = 0;          ///< being made on the executor
     std::uint32_t violations_ = 0;
     Alarm hello_deadline_;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

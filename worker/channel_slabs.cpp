@@ -36,8 +36,8 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
         --reserved_slabs_;
         return std::move(memory).error();
     }
-    slabs_.push_back(std::make_unique<Slab>(
-        Slab{id, direction, std::move(*memory), SlabAllocator{size_bytes}, request_id}));
+    slabs_.push_back(
+        std::make_unique<Slab>(Slab{id, direction, std::move(*memory), SlabAllocator{size_bytes}, request_id}));
     return {};
 }
 
@@ -92,9 +92,10 @@ Result<> ChannelSlabs::release(const wire::LeaseRef& lease) {
     const std::lock_guard lock{mutex_};
     Slab* slab = find(lease.slab_id);
     if (slab == nullptr || slab->direction != wire::SlabDirection::output)
-        return Error{ErrorCode::protocol_violation,
-                     fmt::format("releasing a lease of slab {}, which is no output slab of this channel", lease.slab_id),
-                     "give back each lease of a result once"};
+        return Error{
+            ErrorCode::protocol_violation,
+            fmt::format("releasing a lease of slab {}, which is no output slab of this channel", lease.slab_id),
+            "give back each lease of a result once"};
     return slab->allocator.release({lease.offset_bytes, lease.size_bytes, lease.generation});
 }
 
@@ -123,4 +124,4 @@ ChannelSlabs::Slab* ChannelSlabs::find(std::uint32_t id) const {
     return slab == slabs_.end() ? nullptr : slab->get();
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -32,7 +32,7 @@ public:
 
     struct Offer {
         channel::SlabOffer message;
-        int fd; ///< open as long as the channel
+        int fd;  ///< open as long as the channel
     };
     /// The slabs that the client does not know yet; it must, before a result that lies in them.
     [[nodiscard]] std::vector<Offer> take_offers();
@@ -62,21 +62,21 @@ private:
         std::uint32_t id;
         wire::SlabDirection direction;
         HostSlab memory;
-        SlabAllocator allocator; ///< of an output slab
+        SlabAllocator allocator;  ///< of an output slab
         std::uint64_t request_id;
     };
-    [[nodiscard]] Slab* find(std::uint32_t id) const; ///< with the lock held
+    [[nodiscard]] Slab* find(std::uint32_t id) const;  ///< with the lock held
     [[nodiscard]] std::optional<Room> allocate_in_existing(std::uint64_t size_bytes);
 
     const std::string label_prefix_;
     const config::ChannelLimits limits_;
     mutable std::mutex mutex_;
-    std::vector<std::unique_ptr<Slab>> slabs_; ///< only ever grows
-    std::size_t offered_ = 0;                  ///< so many of them the client knows
+    std::vector<std::unique_ptr<Slab>> slabs_;  ///< only ever grows
+    std::size_t offered_ = 0;                   ///< so many of them the client knows
     std::size_t registered_ = 0;
-    std::uint64_t reserved_bytes_ = 0; ///< made or being made
+    std::uint64_t reserved_bytes_ = 0;  ///< made or being made
     std::size_t reserved_slabs_ = 0;
     std::uint32_t last_id_ = 0;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -44,7 +44,7 @@ Error cancelled(const Request& request) {
     return Error{ErrorCode::cancelled, fmt::format("request {} was cancelled by its client", request.id), {}};
 }
 
-} // namespace
+}  // namespace
 
 struct Dispatcher::Outcome {
     Result<> result;
@@ -54,8 +54,8 @@ struct Dispatcher::Outcome {
 };
 
 Dispatcher::Dispatcher(boost::asio::io_context& io, Executor& executor, Events events)
-    : io_{io}, executor_{executor}, events_{std::move(events)}, deadlines_{io, [this] { return enforce_deadlines(); }},
-      idle_{io, [this] { return idle_due(); }} {}
+    : io_{io}, executor_{executor}, events_{std::move(events)},
+      deadlines_{io, [this] { return enforce_deadlines(); }}, idle_{io, [this] { return idle_due(); }} {}
 
 void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
     model_ = &model;
@@ -85,6 +85,7 @@ void Dispatcher::start_next() {
     executor_.post([this, &request = *running_] {
         Outcome outcome{{}, std::make_unique<RequestOutputs>(request.slabs, *model_), Clock::now(), {}};
         outcome.result = run_guarded(*model_, request, *outcome.outputs);
+        if (!outcome.result) outcome.outputs->take_back();
         outcome.ended = Clock::now();
         boost::asio::post(io_, [this, done = std::move(outcome)]() mutable { finished(done); });
     });
@@ -92,20 +93,19 @@ void Dispatcher::start_next() {
 
 void Dispatcher::finished(Outcome& outcome) {
     const std::unique_ptr<Request> request = std::move(running_);
-    start_next(); // first, so that the model works on while the answer is written
+    if (request->answered) outcome.outputs->take_back();  // the next one may need the room
+    start_next();  // before the answer is written, so that the model works on meanwhile
     if (!request->answered) {
         if (outcome.result) {
-            request->requester->completed(*request,
-                                          {duration_cast<microseconds>(outcome.started - request->received),
-                                           duration_cast<microseconds>(outcome.ended - outcome.started),
-                                           *outcome.outputs});
+            request->requester->completed(*request, {duration_cast<microseconds>(outcome.started - request->received),
+                                                     duration_cast<microseconds>(outcome.ended - outcome.started),
+                                                     *outcome.outputs});
         } else {
             ++errors_;
-            outcome.outputs->take_back();
             request->requester->failed(*request, outcome.result.error());
         }
     }
-    outcome.outputs.reset(); // what the client was not told of, before its slabs may go
+    outcome.outputs.reset();  // what the client was not told of, before its slabs may go
     request->requester->let_go(*request);
     settle();
 }
@@ -158,7 +158,8 @@ std::optional<Clock::time_point> Dispatcher::enforce_deadlines() {
         const Error error = deadline_passed(*request, false, now);
         end_queued(std::move(request), error);
     }
-    if (running_ && !running_->answered && running_->deadline <= now) answer_early(deadline_passed(*running_, true, now));
+    if (running_ && !running_->answered && running_->deadline <= now)
+        answer_early(deadline_passed(*running_, true, now));
     const Clock::time_point overrun_at = started_ + request_deadline_ + limits::overrun_grace;
     if (running_ && !overrun_told_ && overrun_at <= now) {
         overrun_told_ = true;
@@ -179,9 +180,9 @@ std::optional<Clock::time_point> Dispatcher::idle_due() {
     const Clock::time_point due = settled_at_ + limits::idle_after;
     if (Clock::now() < due) return due;
     busy_ = false;
-    deadlines_.cancel(); // it may be armed for requests that ended long before their deadline
+    deadlines_.cancel();  // it may be armed for requests that ended long before their deadline
     events_.idle();
     return std::nullopt;
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

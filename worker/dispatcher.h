@@ -26,9 +26,9 @@ namespace bulkhead::worker {
 class Dispatcher {
 public:
     struct Events {
-        std::function<void()> busy;    ///< the first request in flight
-        std::function<void()> idle;    ///< none for `limits::idle_after`
-        std::function<void()> settled; ///< the last one in flight has ended
+        std::function<void()> busy;     ///< the first request in flight
+        std::function<void()> idle;     ///< none for `limits::idle_after`
+        std::function<void()> settled;  ///< the last one in flight has ended
         /// Once in a life: an inference exceeds the model's request deadline; who hears it ends this process.
         std::function<void(const Request&, std::chrono::milliseconds running)> overrun;
     };
@@ -57,7 +57,7 @@ private:
     struct Outcome;
     void start_next();
     void finished(Outcome& outcome);
-    void answer_early(const Error& error); ///< of the one that runs
+    void answer_early(const Error& error);  ///< of the one that runs
     void end_queued(std::unique_ptr<Request> request, const Error& error);
     void settle();
     [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines();
@@ -69,7 +69,7 @@ private:
     Model* model_ = nullptr;
     std::chrono::milliseconds request_deadline_{0};
     Scheduler scheduler_{0};
-    std::unique_ptr<Request> running_; ///< read by the executor, changed here alone, and there only `answered`
+    std::unique_ptr<Request> running_;  ///< read by the executor, changed here alone, and there only `answered`
     Clock::time_point started_;
     bool busy_ = false;
     bool overrun_told_ = false;
@@ -80,4 +80,4 @@ private:
     Alarm idle_;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

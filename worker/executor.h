@@ -32,4 +32,4 @@ private:
     boost::asio::thread_pool pool_{1};
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -12,17 +12,18 @@ namespace {
 bool is_whole_archive(const std::filesystem::path& path) {
     constexpr std::streamoff tail_bytes_max = 65535 + 22;
     std::error_code missing;
-    if (!std::filesystem::is_regular_file(path, missing)) return false; // opening a FIFO would wait
+    if (!std::filesystem::is_regular_file(path, missing)) return false;  // opening a FIFO would wait
     std::ifstream file{path, std::ios::binary | std::ios::ate};
     const std::streamoff size = file.tellg();
     std::string head(4, '\0');
     std::string tail(static_cast<std::size_t>(std::clamp<std::streamoff>(size, 0, tail_bytes_max)), '\0');
     file.seekg(0).read(head.data(), static_cast<std::streamsize>(head.size()));
-    file.seekg(size - static_cast<std::streamoff>(tail.size())).read(tail.data(), static_cast<std::streamsize>(tail.size()));
+    file.seekg(size - static_cast<std::streamoff>(tail.size()))
+        .read(tail.data(), static_cast<std::streamsize>(tail.size()));
     return file.good() && head == "PK\x03\x04" && tail.find("PK\x05\x06") != tail.npos;
 }
 
-} // namespace
+}  // namespace
 
 int exit_status_of(const Error& load_error, const config::ModelSpec& model) {
     switch (load_error.code) {
@@ -33,4 +34,4 @@ int exit_status_of(const Error& load_error, const config::ModelSpec& model) {
     }
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

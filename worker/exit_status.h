@@ -13,4 +13,4 @@ inline constexpr int exit_config = 78;
 /// Of a `load_failed` that is known only where the file itself shows it: missing, empty, or no whole archive.
 [[nodiscard]] int exit_status_of(const Error& load_error, const config::ModelSpec& model);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -37,7 +37,7 @@ extern "C" void on_fatal_signal(int number) {
     ::raise(number);
 }
 
-} // namespace
+}  // namespace
 
 SignalStack::SignalStack() : bytes_{new std::byte[stack_bytes]} {
     stack_t stack{};
@@ -54,11 +54,11 @@ SignalStack::~SignalStack() {
 
 void report_fatal_signals(int link_fd) noexcept {
     link = link_fd;
-    struct sigaction action{};
+    struct sigaction action {};
     action.sa_handler = on_fatal_signal;
     action.sa_flags = SA_ONSTACK | SA_RESETHAND | SA_NODEFER;
     ::sigemptyset(&action.sa_mask);
     for (const LastWords& words : last_words) ::sigaction(words.signal, &action, nullptr);
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

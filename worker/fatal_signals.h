@@ -22,4 +22,4 @@ private:
 /// later for some GB. The handler only sends and re-raises, which is all that is safe there.
 void report_fatal_signals(int link_fd) noexcept;
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

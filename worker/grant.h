@@ -33,4 +33,4 @@ private:
     bool given_ = false;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -14,7 +14,7 @@ bool parse_number(std::string_view text, Number& out) {
     return error == std::errc{} && stopped == end && !text.empty();
 }
 
-} // namespace
+}  // namespace
 
 Result<Identity> Identity::parse(std::string_view text) {
     const std::size_t colon = text.find(':');
@@ -24,12 +24,13 @@ Result<Identity> Identity::parse(std::string_view text) {
     const bool split = colon != text.npos && hash != text.npos && slash != text.npos && colon + 1 < slash;
     if (!split || !parse_number(text.substr(slash + 1, hash - slash - 1), identity.replica) ||
         !parse_number(text.substr(hash + 1), identity.generation))
-        return Error{ErrorCode::config_invalid,
-                     fmt::format("reading BULKHEAD_WORKER \"{}\", which should be TOKEN:MODEL/REPLICA#GENERATION", text),
-                     "let bulkheadd start the worker"};
+        return Error{
+            ErrorCode::config_invalid,
+            fmt::format("reading BULKHEAD_WORKER \"{}\", which should be TOKEN:MODEL/REPLICA#GENERATION", text),
+            "let bulkheadd start the worker"};
     identity.daemon_token = text.substr(0, colon);
     identity.model = text.substr(colon + 1, slash - colon - 1);
     return identity;
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

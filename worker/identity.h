@@ -21,4 +21,4 @@ struct Identity {
     static Result<Identity> parse(std::string_view text);
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -46,4 +46,4 @@ inline constexpr std::uint64_t output_growth_bytes = std::uint64_t{4} << 20;
 /// Bytes of an error's text in one packet of the link.
 inline constexpr std::size_t link_text_bytes_max = 8 * 1024;
 
-} // namespace bulkhead::worker::limits
+}  // namespace bulkhead::worker::limits

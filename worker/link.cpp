@@ -6,8 +6,7 @@
 
 namespace bulkhead::worker {
 
-WorkerLink::WorkerLink(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer,
-                       Events events)
+WorkerLink::WorkerLink(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer, Events events)
     : stream_{PacketStream::make(io, std::move(socket), receive_buffer,
                                  {.packet =
                                       [message = std::move(events.message)](Packet& packet) {
@@ -31,4 +30,4 @@ void WorkerLink::send(const boost::json::object& message) {
 
 void WorkerLink::flush() { stream_->flush_blocking(limits::link_flush); }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

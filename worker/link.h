@@ -22,7 +22,7 @@ class WorkerLink {
 public:
     struct Events {
         std::function<void(LinkMessage)> message;
-        std::function<void()> lost; ///< the keeper is gone
+        std::function<void()> lost;  ///< the keeper is gone
     };
     WorkerLink(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer, Events events);
     ~WorkerLink() { stream_->close(); }
@@ -35,7 +35,7 @@ public:
 
 private:
     std::shared_ptr<PacketStream> stream_;
-    bool dropping_ = false; ///< said once per full outbox
+    bool dropping_ = false;  ///< said once per full outbox
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

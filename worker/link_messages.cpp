@@ -25,7 +25,7 @@ std::optional<Number> whole_number(const boost::json::object& object, std::strin
     return number;
 }
 
-} // namespace
+}  // namespace
 
 Result<LinkMessage> parse_link_message(Packet& packet) {
     boost::system::error_code failure;
@@ -78,4 +78,4 @@ boost::json::object error_message(std::string_view type, const Error& error) {
             {"remedy", made_printable(error.remedy, limits::link_text_bytes_max)}};
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -19,7 +19,7 @@ namespace bulkhead::worker {
 inline constexpr int link_version = 1;
 
 struct ConfigureMessage {
-    boost::json::object body; ///< for `read_configuration`: what is wrong with it fails the load
+    boost::json::object body;  ///< for `read_configuration`: what is wrong with it fails the load
 };
 struct GrantMessage {};
 struct ChannelMessage {
@@ -51,4 +51,4 @@ struct Configuration {
 /// `{"type": type, "code", "attempt", "remedy"}`, its text cut to what a packet holds.
 [[nodiscard]] boost::json::object error_message(std::string_view type, const Error& error);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

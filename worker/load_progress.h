@@ -63,4 +63,4 @@ private:
     std::optional<boost::json::object> latest_;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -47,7 +47,7 @@ int wrong_usage(std::string_view why) {
     return exit_usage;
 }
 
-} // namespace
+}  // namespace
 
 int main(int argc, char** argv) {
     if (argc == 2 && std::string_view{argv[1]} == "--version") {
@@ -71,7 +71,8 @@ int main(int argc, char** argv) {
     report_fatal_signals(link_fd);
 
     boost::asio::io_context io{1};
-    Server server{io, UniqueFd{link_fd},
+    Server server{io,
+                  UniqueFd{link_fd},
                   {.identity = std::move(*identity),
                    .cache = environment("BULKHEAD_CACHE"),
                    .load = load_model,
@@ -82,10 +83,10 @@ int main(int argc, char** argv) {
     boost::asio::signal_set terminate{io, SIGTERM};
     terminate.async_wait([&](boost::system::error_code cancelled, int) {
         if (cancelled) return;
-        terminate.clear(); // a second one ends the process at once
+        terminate.clear();  // a second one ends the process at once
         server.drain(limits::terminate_drain);
     });
     server.start();
     io.run();
-    return 1; // not reached: the server ends the process
+    return 1;  // not reached: the server ends the process
 }

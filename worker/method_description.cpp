@@ -26,7 +26,8 @@ boost::json::array describe_tensors(const std::vector<config::TensorSpec>& tenso
 boost::json::array describe_parameters(const std::vector<config::ParameterSpec>& parameters) {
     boost::json::array list;
     for (const config::ParameterSpec& parameter : parameters) {
-        boost::json::object entry{{"name", parameter.name}, {"type", config::word_of(config::parameter_type_words, parameter.type)}};
+        boost::json::object entry{{"name", parameter.name},
+                                  {"type", config::word_of(config::parameter_type_words, parameter.type)}};
         if (parameter.default_value)
             std::visit([&](const auto& value) { entry["default"] = value; }, *parameter.default_value);
         list.push_back(std::move(entry));
@@ -34,7 +35,7 @@ boost::json::array describe_parameters(const std::vector<config::ParameterSpec>&
     return list;
 }
 
-} // namespace
+}  // namespace
 
 boost::json::object describe_methods(std::span<const config::MethodSpec> methods) {
     boost::json::object description;
@@ -45,4 +46,4 @@ boost::json::object describe_methods(std::span<const config::MethodSpec> methods
     return description;
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

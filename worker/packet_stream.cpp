@@ -20,8 +20,7 @@ std::shared_ptr<PacketStream> PacketStream::make(boost::asio::io_context& io, Un
                                                  std::span<std::byte> receive_buffer, Events events) {
     // The flag belongs to this end alone: the peer's is another open file.
     ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
-    std::shared_ptr<PacketStream> stream{
-        new PacketStream{io, std::move(socket), receive_buffer, std::move(events)}};
+    std::shared_ptr<PacketStream> stream{new PacketStream{io, std::move(socket), receive_buffer, std::move(events)}};
     stream->wait_readable();
     return stream;
 }
@@ -124,10 +123,11 @@ void PacketStream::close() {
     const int fd = socket_.native_handle();
     ::shutdown(fd, SHUT_RD);
     std::array<std::byte, 64> rest;
-    while (::recv(fd, rest.data(), rest.size(), MSG_DONTWAIT) > 0) {}
+    while (::recv(fd, rest.data(), rest.size(), MSG_DONTWAIT) > 0) {
+    }
     boost::system::error_code ignored;
     socket_.close(ignored);
     outbox_.clear();
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -25,10 +25,10 @@ namespace bulkhead::worker {
 class PacketStream : public std::enable_shared_from_this<PacketStream> {
 public:
     struct Events {
-        std::function<void(Packet&)> packet;           ///< never an empty one: those mean nothing
-        std::function<void(const Error&)> refused;     ///< a packet beyond the bounds was dropped
-        std::function<void(std::string_view)> lost;    ///< once: the peer is gone, or the socket failed
-        std::function<void()> flushed;                 ///< the outbox has become empty; may be absent
+        std::function<void(Packet&)> packet;         ///< never an empty one: those mean nothing
+        std::function<void(const Error&)> refused;   ///< a packet beyond the bounds was dropped
+        std::function<void(std::string_view)> lost;  ///< once: the peer is gone, or the socket failed
+        std::function<void()> flushed;               ///< the outbox has become empty; may be absent
     };
     enum class Sent { yes, queued, outbox_full, closed };
 
@@ -56,7 +56,7 @@ private:
     void wait_readable();
     void wait_writable();
     void read_packets();
-    bool flush(); ///< false when the socket is full again or gone
+    bool flush();  ///< false when the socket is full again or gone
     void lose(std::string_view reason);
 
     struct Outgoing {
@@ -73,4 +73,4 @@ private:
     bool lost_ = false;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -36,17 +36,17 @@ public:
 
 /// One inference that passed every check.
 struct Request {
-    std::shared_ptr<Requester> requester; ///< lives until the model no longer reads its slabs
+    std::shared_ptr<Requester> requester;  ///< lives until the model no longer reads its slabs
     std::shared_ptr<ChannelSlabs> slabs;
     std::uint64_t channel = 0;
     std::uint64_t id = 0;
-    const config::MethodSpec* method = nullptr; ///< the model's
-    std::vector<channel::Tensor> tensors;       ///< names and dims of `inputs` lie here
-    std::vector<TensorView> inputs;             ///< in the method's order
+    const config::MethodSpec* method = nullptr;  ///< the model's
+    std::vector<channel::Tensor> tensors;        ///< names and dims of `inputs` lie here
+    std::vector<TensorView> inputs;              ///< in the method's order
     std::vector<config::ParameterValue> parameters;
     Clock::time_point received;
     Clock::time_point deadline;
-    bool answered = false; ///< cancelled or out of time while it runs: what it returns is discarded
+    bool answered = false;  ///< cancelled or out of time while it runs: what it returns is discarded
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -17,7 +17,7 @@ Result<std::span<std::byte>> RequestOutputs::allocate(std::string_view name, wir
     Result<ChannelSlabs::Room> room = slabs_->allocate_output(*bytes);
     if (!room) return std::move(room).error().during(fmt::format("output \"{}\" of {} bytes", name, *bytes));
     tensors_.push_back({std::string{name}, dtype, {dims.begin(), dims.end()}, room->lease});
-    slabs_->register_with(model_); // a slab may just have been made
+    slabs_->register_with(model_);  // a slab may just have been made
     return room->bytes;
 }
 
@@ -26,4 +26,4 @@ void RequestOutputs::take_back() noexcept {
     tensors_.clear();
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -32,4 +32,4 @@ private:
     std::vector<channel::Tensor> tensors_;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -30,8 +30,8 @@ std::unique_ptr<Request> Scheduler::next() {
 
 template <typename Matches>
 void Scheduler::remove_if(Queue& queue, std::vector<std::unique_ptr<Request>>& removed, Matches matches) {
-    const auto kept = std::stable_partition(queue.begin(), queue.end(),
-                                            [&](const std::unique_ptr<Request>& request) { return !matches(*request); });
+    const auto kept = std::stable_partition(
+        queue.begin(), queue.end(), [&](const std::unique_ptr<Request>& request) { return !matches(*request); });
     removed.insert(removed.end(), std::make_move_iterator(kept), std::make_move_iterator(queue.end()));
     size_ -= static_cast<std::size_t>(queue.end() - kept);
     queue.erase(kept, queue.end());
@@ -78,4 +78,4 @@ std::optional<Clock::time_point> Scheduler::earliest_deadline() const {
     return earliest;
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -43,8 +43,8 @@ private:
 
     std::size_t bound_;
     std::size_t size_ = 0;
-    std::map<std::uint64_t, Queue> queues_; ///< never an empty one
-    std::uint64_t served_last_ = 0;         ///< the channel that had the last turn
+    std::map<std::uint64_t, Queue> queues_;  ///< never an empty one
+    std::uint64_t served_last_ = 0;          ///< the channel that had the last turn
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -40,7 +40,7 @@ Error draining_error() {
                  "open the channel again: it leads to the model's next worker"};
 }
 
-} // namespace
+}  // namespace
 
 Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options)
     : io_{io}, options_{std::move(options)},
@@ -53,9 +53,16 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                          std::visit([this](auto& content) { on_link(std::move(content)); }, message);
                  },
              .lost = [this] { leave(1); }}},
-      dispatcher_{io, executor_,
-                  {.busy = [this] { link_.send({{"type", "busy"}, {"in_flight", dispatcher_.in_flight()}}); },
-                   .idle = [this] { link_.send({{"type", "idle"}, {"in_flight", 0}}); },
+      dispatcher_{io,
+                  executor_,
+                  {.busy =
+                       [this] {
+                           link_.send({{"type", "busy"}, {"in_flight", dispatcher_.in_flight()}});
+                       },
+                   .idle =
+                       [this] {
+                           link_.send({{"type", "idle"}, {"in_flight", 0}});
+                       },
                    .settled = [this] { finish_drain_if_done(); },
                    .overrun =
                        [this](const Request& request, milliseconds running) {
@@ -68,14 +75,15 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                        }}},
       drain_deadline_{io, [this]() -> std::optional<Clock::time_point> {
                           spdlog::warn("the drain deadline passed with {} requests in flight", dispatcher_.in_flight());
-                          dispatcher_.fail_all(Error{ErrorCode::worker_draining, "the worker ended before the request did",
+                          dispatcher_.fail_all(Error{ErrorCode::worker_draining,
+                                                     "the worker ended before the request did",
                                                      "send the request again: it goes to the model's next worker"});
                           leave(1);
                           return std::nullopt;
                       }} {}
 
 Server::~Server() {
-    executor_.stop(); // before what its job uses goes
+    executor_.stop();  // before what its job uses goes
     if (progress_) progress_->finish();
 }
 
@@ -112,29 +120,32 @@ void Server::on_link(ConfigureMessage message) {
 void Server::load() {
     load_started_ = Clock::now();
     progress_ = std::make_shared<LoadProgress>(io_, [this](const boost::json::object& report) { link_.send(report); });
-    LoadContext context{
-        .cache = options_.cache,
-        .cuda = cuda_,
-        .progress =
-            [progress = progress_](std::string_view phase, std::uint64_t done, std::uint64_t total,
-                                   std::string_view unit, std::string_view detail) {
-                progress->update({{"type", "progress"}, {"phase", phase}, {"done", done}, {"total", total},
-                                  {"unit", unit}, {"detail", detail}});
-            },
-        .wait_for_grant =
-            [this](std::uint64_t device_bytes) {
-                boost::asio::post(io_, [this, device_bytes] {
-                    link_.send({{"type", "grant_asked"}, {"device_bytes", device_bytes}});
-                });
-                return grant_.wait(spec_.deadlines.load);
-            }};
+    LoadContext context{.cache = options_.cache,
+                        .cuda = cuda_,
+                        .progress =
+                            [progress = progress_](std::string_view phase, std::uint64_t done, std::uint64_t total,
+                                                   std::string_view unit, std::string_view detail) {
+                                progress->update({{"type", "progress"},
+                                                  {"phase", phase},
+                                                  {"done", done},
+                                                  {"total", total},
+                                                  {"unit", unit},
+                                                  {"detail", detail}});
+                            },
+                        .wait_for_grant =
+                            [this](std::uint64_t device_bytes) {
+                                boost::asio::post(io_, [this, device_bytes] {
+                                    link_.send({{"type", "grant_asked"}, {"device_bytes", device_bytes}});
+                                });
+                                return grant_.wait(spec_.deadlines.load);
+                            }};
     executor_.post([this, context = std::move(context)] {
         Result<std::unique_ptr<Model>> model = [&]() -> Result<std::unique_ptr<Model>> {
             try {
                 return options_.load(spec_, context);
             } catch (const std::exception& exception) {
-                return Error{ErrorCode::load_failed, fmt::format("loading {}: {}", spec_.file.string(), exception.what()),
-                             {}};
+                return Error{
+                    ErrorCode::load_failed, fmt::format("loading {}: {}", spec_.file.string(), exception.what()), {}};
             }
         }();
         boost::asio::post(io_, [this, model = std::move(model)]() mutable { loaded(std::move(model)); });
@@ -147,9 +158,9 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
     if (!model) return fail_load(model.error());
     methods_ = describe_methods((*model)->methods());
     if (const std::size_t bytes = boost::json::serialize(methods_).size(); bytes > wire::json_bytes_max)
-        return fail_load(Error{ErrorCode::config_invalid, fmt::format("describing the methods takes {} bytes", bytes),
-                               fmt::format("declare fewer methods or shorter names: at most {} bytes",
-                                           wire::json_bytes_max)});
+        return fail_load(
+            Error{ErrorCode::config_invalid, fmt::format("describing the methods takes {} bytes", bytes),
+                  fmt::format("declare fewer methods or shorter names: at most {} bytes", wire::json_bytes_max)});
     model_ = std::move(*model);
     dispatcher_.serve(*model_, spec_);
     context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.identity, spec_, *model_,
@@ -203,10 +214,11 @@ void Server::on_link(ChannelMessage message) {
         return refuse_at_once({ErrorCode::model_loading, "opening a channel to a worker that is not ready",
                                "open the channel again when the model is ready"});
     if (sessions_.contains(message.channel))
-        return refuse_at_once({ErrorCode::protocol_violation,
-                               fmt::format("channel number {} is in use", message.channel), {}});
+        return refuse_at_once(
+            {ErrorCode::protocol_violation, fmt::format("channel number {} is in use", message.channel), {}});
     if (sessions_.size() >= spec_.channel.channels_max + limits::refusals_pending_max)
-        return refuse_at_once({ErrorCode::resources_exhausted, "opening a channel while very many others are being opened",
+        return refuse_at_once({ErrorCode::resources_exhausted,
+                               "opening a channel while very many others are being opened",
                                "open the channel again later"});
     // Anything else is decided when its hello comes: an answer before it could be missed.
     auto session = std::make_shared<ChannelSession>(*context_, static_cast<SessionHost&>(*this), message);
@@ -246,7 +258,7 @@ bool Server::take_state(ChannelSession& session) {
         return true;
     }
     if (is_gone(*holder_) && (!waiting_ || is_gone(*waiting_))) {
-        waiting_ = session.id(); // until the holder's memory, and its running request, are gone too
+        waiting_ = session.id();  // until the holder's memory, and its running request, are gone too
         return false;
     }
     session.refuse({ErrorCode::busy,
@@ -257,9 +269,7 @@ bool Server::take_state(ChannelSession& session) {
     return false;
 }
 
-void Server::opened(ChannelSession& session) {
-    link_.send({{"type", "channel_opened"}, {"channel", session.id()}});
-}
+void Server::opened(ChannelSession& session) { link_.send({{"type", "channel_opened"}, {"channel", session.id()}}); }
 
 void Server::refused(ChannelSession& session, const Error& error) {
     spdlog::info("channel {} refused: {}", session.id(), error.text());
@@ -286,7 +296,8 @@ void Server::reclaimed(std::uint64_t channel, bool was_refused) {
     holder_.reset();
     if (!waiting_) return;
     const auto next = sessions_.find(*std::exchange(waiting_, std::nullopt));
-    if (next != sessions_.end() && next->second->state() == ChannelSession::State::hello_said) hello_came(*next->second);
+    if (next != sessions_.end() && next->second->state() == ChannelSession::State::hello_said)
+        hello_came(*next->second);
 }
 
 void Server::drain(std::chrono::milliseconds deadline) {
@@ -325,4 +336,4 @@ void Server::leave(int status) {
     options_.exit(status);
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

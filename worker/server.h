@@ -24,7 +24,7 @@ namespace bulkhead::worker {
 /// What a worker needs from outside its event loop.
 struct ServerOptions {
     Identity identity;
-    std::filesystem::path cache; ///< $BULKHEAD_CACHE
+    std::filesystem::path cache;  ///< $BULKHEAD_CACHE
     std::function<Result<std::unique_ptr<Model>>(const config::ModelSpec&, const LoadContext&)> load;
     std::string torch_version;
     std::chrono::milliseconds hello_deadline = limits::hello_deadline;
@@ -73,7 +73,7 @@ private:
     void flushed() override { finish_drain_if_done(); }
     void ended(ChannelSession& session) override;
     void reclaimed(std::uint64_t channel, bool was_refused);
-    [[nodiscard]] bool take_state(ChannelSession& session); ///< of a stateful model; false: refused, or waiting
+    [[nodiscard]] bool take_state(ChannelSession& session);  ///< of a stateful model; false: refused, or waiting
     [[nodiscard]] std::size_t channels_in_use() const;
 
     boost::asio::io_context& io_;
@@ -87,17 +87,17 @@ private:
     Clock::time_point load_started_;
     std::shared_ptr<LoadProgress> progress_;
     Grant grant_;
-    std::unique_ptr<Model> model_; ///< set once, when ready
+    std::unique_ptr<Model> model_;  ///< set once, when ready
     boost::json::object methods_;
 
     Executor executor_;
     Dispatcher dispatcher_;
-    std::optional<SessionContext> context_; ///< once ready
+    std::optional<SessionContext> context_;  ///< once ready
     std::map<std::uint64_t, std::shared_ptr<ChannelSession>> sessions_;
-    std::optional<std::uint64_t> holder_;  ///< of a stateful model: the channel that has it
-    std::optional<std::uint64_t> waiting_; ///< the one that gets it when the holder, which is gone, is reclaimed
+    std::optional<std::uint64_t> holder_;   ///< of a stateful model: the channel that has it
+    std::optional<std::uint64_t> waiting_;  ///< the one that gets it when the holder, which is gone, is reclaimed
     Clock::time_point drain_until_ = Clock::time_point::max();
     Alarm drain_deadline_;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

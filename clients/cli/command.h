@@ -43,4 +43,4 @@ void add_validate(CLI::App& app, Session& session);
 /// The exit status that tells an error of this kind.
 [[nodiscard]] int exit_status(ErrorCode code) noexcept;
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

@@ -36,18 +36,20 @@ Result<int> validate(const Session& session, const std::filesystem::path& file) 
     return print(fmt::format("{} is valid: {}\n", one_line(file.string()), names));
 }
 
-/// One error that stands for all diagnostics of a file, for --json.
-Error fleet_error(const std::filesystem::path& fleet, const config::ReadFleet& read) {
-    return {ErrorCode::config_invalid,
-            fmt::format("reading {}: {} errors, first {}", fleet.string(), read.diagnostics.size(),
-                        read.diagnostics.front().text()),
-            "see all: bulkhead validate --json FLEET"};
+/// The first of a file's errors, which stands for all of them where --json wants one.
+Error first_error(const config::ReadFleet& read) {
+    const config::Diagnostic& first = read.diagnostics.front();
+    Error error = first.error;
+    error.attempt = fmt::format("{}:{}:{}: {}", first.file.string(), first.line, first.column, first.error.attempt);
+    if (read.diagnostics.size() > 1)
+        error.attempt += fmt::format(" (and {} more: see `bulkhead validate`)", read.diagnostics.size() - 1);
+    return error;
 }
 
 Result<int> up(const Session& session, const std::filesystem::path& fleet) {
     const config::ReadFleet read = config::read_fleet(fleet);
     if (!read.ok()) {
-        if (session.json) return fleet_error(fleet, read);
+        if (session.json) return first_error(read);
         std::fputs(render_diagnostics(read.diagnostics, Style::of(stderr)).c_str(), stderr);
         return exit_config_invalid;
     }
@@ -95,14 +97,14 @@ Result<int> down(const Session& session) {
     return exit_done;
 }
 
-} // namespace
+}  // namespace
 
 void add_up(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("up", "Start the daemon with a fleet of models, detached");
     const auto fleet = std::make_shared<std::string>();
     command->add_option("FLEET", *fleet, "The fleet file (YAML)")->required();
     command->footer(
-        "\nChecks the file first, as `validate` does; starts bulkheadd, which lies beside this program, and returns "
+        "Checks the file first, as `validate` does; starts bulkheadd, which lies beside this program, and returns "
         "when\n"
         "it answers. Models with `preload: true` then load by themselves, others at their first use. What the daemon\n"
         "prints is in logs/ beside the control socket. With --json: what `info --json` prints.\n"
@@ -135,4 +137,4 @@ void add_validate(CLI::App& app, Session& session) {
     command->callback([&session, file] { session.command = [&session, file] { return validate(session, *file); }; });
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

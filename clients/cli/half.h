@@ -11,7 +11,7 @@ namespace bulkhead::cli {
 
 [[nodiscard]] inline std::uint16_t to_bfloat16(float value) {
     const auto bits = std::bit_cast<std::uint32_t>(value);
-    if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x40); // stays a NaN when cut
+    if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x40);  // stays a NaN when cut
     return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
@@ -32,12 +32,12 @@ namespace bulkhead::cli {
     const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
     const float magnitude = std::fabs(value);
     if (std::isnan(value)) return sign | 0x7e00;
-    if (magnitude >= 65520.0F) return sign | 0x7c00; // beyond the midpoint above 65504
+    if (magnitude >= 65520.0F) return sign | 0x7c00;  // beyond the midpoint above 65504
     int exponent = 0;
-    std::frexp(magnitude, &exponent);   // magnitude = f * 2^exponent, 0.5 <= f < 1
-    if (exponent < -13) exponent = -13; // subnormal: one spacing of 2^-24
-    const auto steps = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(magnitude, 11 - exponent))); // to 2048
+    std::frexp(magnitude, &exponent);                      // magnitude = f * 2^exponent, 0.5 <= f < 1
+    if (exponent < -13 || magnitude == 0) exponent = -13;  // subnormal: one spacing of 2^-24
+    const auto steps = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(magnitude, 11 - exponent)));  // to 2048
     return static_cast<std::uint16_t>(sign + (static_cast<std::uint32_t>(exponent + 13) << 10) + steps);
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

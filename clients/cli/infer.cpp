@@ -26,9 +26,9 @@ namespace {
 struct Inference {
     std::string model;
     std::string method = "forward";
-    std::vector<std::string> inputs;     ///< name=@file.npy or name=<json>
-    std::vector<std::string> parameters; ///< name=value
-    std::vector<std::string> outputs;    ///< name=file.npy
+    std::vector<std::string> inputs;      ///< name=@file.npy or name=<json>
+    std::vector<std::string> parameters;  ///< name=value
+    std::vector<std::string> outputs;     ///< name=file.npy
     std::int64_t repeat = 1;
     std::string deadline;
     std::string client = "bulkhead infer";
@@ -170,7 +170,7 @@ std::string summary(const Output& output) {
     std::vector<std::string> first;
     for (std::size_t i = 0; i < count; ++i) {
         const double value = number_at(output.dtype(), data + i * size);
-        min = std::fmin(min, value); // NaN counts in the mean alone
+        min = std::fmin(min, value);  // NaN counts in the mean alone
         max = std::fmax(max, value);
         sum += value;
         if (i < shown_max) first.push_back(fmt::format("{:.6g}", value));
@@ -267,7 +267,7 @@ Result<int> infer(const Session& session, const Inference& inference) {
     std::vector<double> ms;
     std::optional<Reply> last;
     for (std::int64_t i = 0; i < inference.repeat; ++i) {
-        last.reset(); // its outputs go back first
+        last.reset();  // its outputs go back first
         const Clock::time_point start = Clock::now();
         Result<Reply> reply = channel->infer(request);
         if (!reply && i > 0)
@@ -280,13 +280,13 @@ Result<int> infer(const Session& session, const Inference& inference) {
     return print_reply(session, *last, saved, ms);
 }
 
-} // namespace
+}  // namespace
 
 void add_infer(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("infer", "Run a model once, or many times");
     const auto inference = std::make_shared<Inference>();
     const auto repeated = [](CLI::Option* option, const char* type) {
-        option->type_name(type)->allow_extra_args(false); // one value each: what follows may be NAME
+        option->type_name(type)->allow_extra_args(false);  // one value each: what follows may be NAME
     };
     command->add_option("NAME", inference->model, "A model of the fleet; loaded if need be")->required();
     repeated(command->add_option("--input,-i", inference->inputs,
@@ -306,7 +306,7 @@ void add_infer(CLI::App& app, Session& session) {
     command->add_option("--client", inference->client, "Who asks, for the daemon's logs and receipts")
         ->type_name("TEXT");
     command->footer(
-        "\nJSON inputs take their dtype from the model's description; .npy files bring theirs (little-endian, C "
+        "JSON inputs take their dtype from the model's description; .npy files bring theirs (little-endian, C "
         "order)\n"
         "and are read straight into the memory shared with the worker. In JSON, both ways, numbers that are not\n"
         "finite are \"NaN\", \"Infinity\" and \"-Infinity\"; complex ones come as [real, imaginary] and go in as "
@@ -324,4 +324,4 @@ void add_infer(CLI::App& app, Session& session) {
         [&session, inference] { session.command = [&session, inference] { return infer(session, *inference); }; });
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

@@ -49,4 +49,4 @@ namespace json = boost::json;
     return found != nullptr && found->is_array() ? found->get_array() : none;
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

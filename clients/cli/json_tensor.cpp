@@ -134,7 +134,7 @@ json::value nested(DType dtype, std::span<const std::int64_t> dims, const std::b
     return list;
 }
 
-} // namespace
+}  // namespace
 
 Result<std::vector<std::int64_t>> dims_of(const json::value& data) {
     if (!data.is_array()) return std::vector<std::int64_t>{};
@@ -188,4 +188,4 @@ double number_at(DType dtype, const std::byte* element) {
     return std::numeric_limits<double>::quiet_NaN();
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

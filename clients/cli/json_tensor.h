@@ -30,4 +30,4 @@ namespace bulkhead::cli {
 /// One element as a double. Not for complex ones.
 [[nodiscard]] double number_at(wire::DType dtype, const std::byte* element);
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

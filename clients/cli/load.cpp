@@ -1,7 +1,5 @@
 /// The commands that change what runs: load, unload, restart.
 
-#include <unistd.h>
-
 #include <cstdio>
 
 #include "clients/cli/command.h"
@@ -18,7 +16,7 @@ namespace {
 struct Choice {
     std::vector<std::string> models;
     bool all = false;
-    std::string deadline; ///< as typed; empty without one
+    std::string deadline;  ///< as typed; empty without one
 
     [[nodiscard]] json::object params() const {
         if (all) return {{"all", true}};
@@ -41,9 +39,8 @@ void require_choice(const Choice& choice) {
 Result<json::value> call_with_progress(const Session& session, std::string_view method, const Choice& choice) {
     Result<ControlClient> control = session.connect();
     if (!control) return control.error();
-    const auto mode = session.json                ? Progress::Mode::none
-                      : Style::of(stderr).colours ? Progress::Mode::bars
-                                                  : Progress::Mode::lines;
+    const auto shown = is_terminal(stderr) ? Progress::Mode::bars : Progress::Mode::lines;
+    const auto mode = session.json ? Progress::Mode::none : shown;
     Progress progress{mode};
     if (mode != Progress::Mode::none) {
         control->on_notification([&](std::string_view name, const json::object& params) {
@@ -86,7 +83,7 @@ Result<int> restart(const Session& session, const Choice& choice) {
                  render_loaded(array_member(*result, "models"), style));
 }
 
-} // namespace
+}  // namespace
 
 void add_load(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("load", "Load models; return when they are ready");
@@ -98,7 +95,7 @@ void add_load(CLI::App& app, Session& session) {
             return config::parse_duration(text) ? "" : "write a whole number and a unit: 500ms, 30s, 2m";
         });
     command->footer(
-        "\nReady means: loaded, warmed up, its graphs captured, one inference done. A bar shows how it goes; where\n"
+        "Ready means: loaded, warmed up, its graphs captured, one inference done. A bar shows how it goes; where\n"
         "standard error is no terminal, a line per phase. A model that is loaded already is simply ready.\n"
         "With --json: [{\"model\",\"replica\",\"state\",\"pid\",\"ms\"}].\n"
         "\nExamples:\n  bulkhead load minilm\n  bulkhead load --all --deadline 5m\n"
@@ -114,7 +111,7 @@ void add_unload(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("unload", "End models' processes; return when their memory is back");
     const auto choice = add_choice(command);
     command->footer(
-        "\nWhat is in flight may finish within the model's drain deadline; then SIGTERM, then SIGKILL. A receipt per\n"
+        "What is in flight may finish within the model's drain deadline; then SIGTERM, then SIGKILL. A receipt per\n"
         "process tells how it ENDED (drained, terminated, killed, crashed), what came back, and whether that was\n"
         "VERIFIED by looking after the process was reaped. HELD BY names who still keeps some of its memory.\n"
         "With --json: "
@@ -141,4 +138,4 @@ void add_restart(CLI::App& app, Session& session) {
     });
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

@@ -37,16 +37,16 @@ Result<int> watch_workers(const Session& session) {
     Result<ControlClient> control = session.connect();
     if (!control) return control.error();
     if (const auto subscribed = ask(*control, "events.subscribe"); !subscribed) return subscribed.error();
+    const bool redraw = is_terminal(stdout);
     const Style style = Style::of(stdout);
     for (;;) {
         const Result<json::value> status = ask(*control, "fleet.status");
         if (!status) return status.error();
         const std::string picture = render_workers(array_member(*status, "models"), style);
-        if (const auto printed = print((style.colours ? "\x1b[H\x1b[2J" : "") + picture + (style.colours ? "" : "\n"));
-            !printed)
+        if (const auto printed = print((redraw ? "\x1b[H\x1b[2J" : "") + picture + (redraw ? "" : "\n")); !printed)
             return printed.error();
         pollfd ready{control->fd(), POLLIN, 0};
-        ::poll(&ready, 1, static_cast<int>(limits::watch.count())); // what has come is read by the next call
+        ::poll(&ready, 1, static_cast<int>(limits::watch.count()));  // what has come is read by the next call
     }
 }
 
@@ -79,7 +79,7 @@ Result<int> show_logs(const Session& session, const Logs& logs) {
     const auto print_line = [&](const json::value& line) {
         return session.json ? print_json(line) : print(render_log_line(line, style));
     };
-    std::vector<json::object> arrived; // lines may overtake the answer that holds the earlier ones
+    std::vector<json::object> arrived;  // lines may overtake the answer that holds the earlier ones
     control->on_notification([&](std::string_view method, const json::object& params) {
         if (method == "log") arrived.push_back(params);
     });
@@ -99,7 +99,7 @@ Result<int> show_logs(const Session& session, const Logs& logs) {
 
 struct Events {
     std::vector<std::string> models;
-    std::int64_t count = 0; ///< 0: until the daemon ends
+    std::int64_t count = 0;  ///< 0: until the daemon ends
 };
 
 Result<int> show_events(const Session& session, const Events& events) {
@@ -125,14 +125,14 @@ Result<int> show_events(const Session& session, const Events& events) {
     }
 }
 
-} // namespace
+}  // namespace
 
 void add_ps(CLI::App& app, Session& session) {
     CLI::App* ps = app.add_subcommand("ps", "Show every worker: state, device, memory, requests");
     const auto watch = std::make_shared<bool>(false);
     ps->add_flag("--watch,-w", *watch, "Stay, and show the table again whenever something changes");
     ps->footer(
-        "\nOne row a replica. HOST is anonymous and shared memory, GPU the device memory of the process; \"-\" where\n"
+        "One row a replica. HOST is anonymous and shared memory, GPU the device memory of the process; \"-\" where\n"
         "there is none. With --json: "
         "[{\"model\",\"replica\",\"state\",\"pid\",\"device\",\"host_bytes\",\"gpu_bytes\",\n"
         "\"requests\",\"errors\",\"restarts\",\"generation\",…}].\n"
@@ -149,18 +149,17 @@ void add_why(CLI::App& app, Session& session) {
     CLI::App* why = app.add_subcommand("why", "Say in a sentence why a model is in its state");
     const auto model = std::make_shared<std::string>();
     why->add_option("NAME", *model, "A model of the fleet")->required();
-    why->footer(
-        "\nAlso how long each replica has been there, how its last process ended, and what its CUDA Graphs did.\n"
-        "With --json: {\"model\",\"state\",\"sentence\",\"replicas\",\"graphs\"}.\n"
-        "\nExample:\n  bulkhead why minilm\n"
-        "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
+    why->footer("Also how long each replica has been there, how its last process ended, and what its CUDA Graphs did.\n"
+                "With --json: {\"model\",\"state\",\"sentence\",\"replicas\",\"graphs\"}.\n"
+                "\nExample:\n  bulkhead why minilm\n"
+                "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
     why->callback([&session, model] { session.command = [&session, model] { return show_why(session, *model); }; });
 }
 
 void add_info(CLI::App& app, Session& session) {
     CLI::App* info = app.add_subcommand("info", "Show the daemon: version, processes, fleet, GPUs");
     info->footer(
-        "\nWith --json: "
+        "With --json: "
         "{\"version\",\"keeper_pid\",\"supervisor_pid\",\"socket\",\"fleet\",\"uptime_s\",\"torch\",\"gpus\",…}.\n"
         "\nExit status: 0 done, 1 failed, 3 no daemon answers.");
     info->callback([&session] { session.command = [&session] { return show_info(session); }; });
@@ -175,7 +174,7 @@ void add_logs(CLI::App& app, Session& session) {
         ->capture_default_str();
     logs->add_flag("--follow,-f", options->follow, "Stay, and show further lines as they come");
     logs->footer(
-        "\nEach line: time, replica#generation, out or err, text; control characters are shown as \"?\". Lines of\n"
+        "Each line: time, replica#generation, out or err, text; control characters are shown as \"?\". Lines of\n"
         "processes that have died are kept, within bounds.\n"
         "With --json: {\"lines\":[{\"time\",\"replica\",\"generation\",\"stream\",\"text\"}]}; with -f one such line "
         "object a line.\n"
@@ -191,7 +190,7 @@ void add_events(CLI::App& app, Session& session) {
     events->add_option("NAME", options->models, "Only these models")->expected(0, -1);
     events->add_option("--count,-n", options->count, "End after so many events")->check(CLI::PositiveNumber);
     events->footer(
-        "\nChanges of state with their reason, progress of loads, receipts of unloads; one a line, with --json one\n"
+        "Changes of state with their reason, progress of loads, receipts of unloads; one a line, with --json one\n"
         "object a line. Without -n it ends when the daemon ends, with status 3.\n"
         "\nExamples:\n  bulkhead events\n  bulkhead events minilm -n 10 --json\n"
         "\nExit status: 0 done, 1 failed, 3 no daemon answers, or it ended meanwhile.");
@@ -199,4 +198,4 @@ void add_events(CLI::App& app, Session& session) {
         [&session, options] { session.command = [&session, options] { return show_events(session, *options); }; });
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

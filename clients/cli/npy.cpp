@@ -24,7 +24,7 @@ namespace {
 constexpr std::string_view magic = "\x93NUMPY";
 
 struct Descr {
-    std::string_view text; ///< without its byte order
+    std::string_view text;  ///< without its byte order
     wire::DType dtype;
 };
 constexpr std::array<Descr, 11> descrs{{{"b1", wire::DType::boolean},
@@ -66,7 +66,7 @@ Error damaged(std::string attempt) {
     return {ErrorCode::input_invalid, std::move(attempt), "save the array again with numpy.save"};
 }
 
-} // namespace
+}  // namespace
 
 /// The header is a Python dictionary: {'descr': '<f4', 'fortran_order': False, 'shape': (1, 512), }
 struct NpyHeaderParser {
@@ -164,7 +164,7 @@ struct NpyHeaderParser {
 
 Result<NpyFile> NpyFile::open(const std::filesystem::path& path) {
     const std::string step = "reading " + path.string();
-    UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)}; // a FIFO must not make us wait
+    UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a FIFO must not make us wait
     if (!file) {
         Error error = system_error(step, errno);
         if (errno == ENOENT) error.code = ErrorCode::input_invalid;
@@ -177,7 +177,7 @@ Result<NpyFile> NpyFile::open(const std::filesystem::path& path) {
         return Error{ErrorCode::input_invalid, step + ": not a regular file", "name a .npy file"};
     const auto size = static_cast<std::uint64_t>(facts.st_size);
 
-    std::array<std::byte, 12> prefix{}; // magic, version, and the longer of the two header sizes
+    std::array<std::byte, 12> prefix{};  // magic, version, and the longer of the two header sizes
     const Result<std::size_t> got = read_at(file.get(), prefix.data(), prefix.size(), 0);
     if (!got) return Error{got.error()}.during(step);
     if (*got < 10 || std::memcmp(prefix.data(), magic.data(), magic.size()) != 0)
@@ -241,4 +241,4 @@ Result<> write_npy(const std::filesystem::path& path, wire::DType dtype, std::sp
     return {};
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

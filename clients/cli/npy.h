@@ -49,4 +49,4 @@ private:
 [[nodiscard]] Result<> write_npy(const std::filesystem::path& path, wire::DType dtype,
                                  std::span<const std::int64_t> dims, std::span<const std::byte> bytes);
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

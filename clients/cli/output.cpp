@@ -13,4 +13,4 @@ Result<int> print(std::string_view text) {
 
 Result<int> print_json(const boost::json::value& document) { return print(boost::json::serialize(document) + "\n"); }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

@@ -15,4 +15,4 @@ namespace bulkhead::cli {
 /// One JSON document and a newline.
 [[nodiscard]] Result<int> print_json(const boost::json::value& document);
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

@@ -33,7 +33,7 @@ std::string Progress::bar(const json::value& event, std::size_t width) {
 }
 
 void Progress::on_event(const json::object& event) {
-    const json::value whole{event};
+    const json::value whole(event);  // braces would make it an array of one
     const std::string kind = text_member(whole, "event");
     if (mode_ == Mode::none || (kind != "progress" && kind != "state")) return;
     const std::string worker = text_member(whole, "model") + "/" + text_member(whole, "replica");
@@ -49,11 +49,11 @@ void Progress::on_event(const json::object& event) {
 
 void Progress::redraw() {
     std::string picture;
-    if (drawn_ > 0) picture += fmt::format("\x1b[{}A", drawn_); // up to the first line
+    if (drawn_ > 0) picture += fmt::format("\x1b[{}A", drawn_);  // up to the first line
     for (const auto& [worker, line] : lines_) picture += "\r\x1b[K" + line + "\n";
     drawn_ = lines_.size();
     std::fputs(picture.c_str(), stderr);
     std::fflush(stderr);
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

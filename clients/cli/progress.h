@@ -27,8 +27,8 @@ private:
     void redraw();
 
     Mode mode_;
-    std::map<std::string, std::string> lines_; ///< by worker
-    std::size_t drawn_ = 0;                    ///< lines of the last picture
+    std::map<std::string, std::string> lines_;  ///< by worker
+    std::size_t drawn_ = 0;                     ///< lines of the last picture
 };
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

@@ -15,7 +15,7 @@ Colour state_colour(std::string_view state) {
     if (state == "ready" || state == "busy") return Colour::green;
     if (state == "stopped") return Colour::dim;
     if (state == "crashed" || state == "backoff" || state == "quarantined") return Colour::red;
-    return Colour::yellow; // on the way somewhere
+    return Colour::yellow;  // on the way somewhere
 }
 
 Table::Cell state_cell(const json::value& row, std::string_view key = "state") {
@@ -69,14 +69,14 @@ std::string gpus_text(const json::value& info) {
     return all.empty() ? "none" : all;
 }
 
-} // namespace
+}  // namespace
 
 std::string bytes_text(std::uint64_t bytes) {
     constexpr std::array units{"KiB", "MiB", "GiB", "TiB"};
     if (bytes < 1024) return fmt::format("{} B", bytes);
     double value = static_cast<double>(bytes) / 1024;
     std::size_t unit = 0;
-    for (; value >= 1023.95 && unit + 1 < units.size(); ++unit) value /= 1024; // what would print as 1024.0
+    for (; value >= 1023.95 && unit + 1 < units.size(); ++unit) value /= 1024;  // what would print as 1024.0
     return fmt::format("{:.1f} {}", value, units[unit]);
 }
 
@@ -271,9 +271,9 @@ std::string render_event(const json::value& event, Style style) {
                             bytes_or_dash(event, "host_bytes"), bytes_or_dash(event, "gpu_bytes"),
                             bool_member(event, "verified") ? "verified" : "not verified");
     } else {
-        text += one_line(json::serialize(event)); // of a later release
+        text += one_line(json::serialize(event));  // of a later release
     }
     return text + "\n";
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

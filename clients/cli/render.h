@@ -41,4 +41,4 @@ namespace bulkhead::cli {
 [[nodiscard]] std::string render_log_line(const boost::json::value& line, Style style);
 [[nodiscard]] std::string render_event(const boost::json::value& event, Style style);
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

@@ -41,7 +41,7 @@ bool asks_for_json(int argc, const char* const* argv) {
     return false;
 }
 
-} // namespace
+}  // namespace
 
 int exit_status(ErrorCode code) noexcept {
     if (code == ErrorCode::not_running) return exit_no_daemon;
@@ -50,7 +50,7 @@ int exit_status(ErrorCode code) noexcept {
 }
 
 int run(int argc, const char* const* argv) {
-    std::signal(SIGPIPE, SIG_DFL); // `bulkhead logs -f x | head` ends like any other filter
+    std::signal(SIGPIPE, SIG_DFL);  // `bulkhead logs -f x | head` ends like any other filter
     Session session;
     CLI::App app{purpose, "bulkhead"};
     app.footer(exits);
@@ -58,7 +58,7 @@ int run(int argc, const char* const* argv) {
     app.add_option("--socket", session.socket, "The daemon's control socket")->type_name("PATH");
     app.add_flag("--json", session.json, "One JSON document instead of text");
     app.require_subcommand(1);
-    app.fallthrough(); // inherited by the commands: global options are found after them, too
+    app.fallthrough();  // inherited by the commands: global options are found after them, too
 
     add_up(app, session);
     add_down(app, session);
@@ -76,7 +76,7 @@ int run(int argc, const char* const* argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& wrong) {
-        if (wrong.get_exit_code() == 0) return app.exit(wrong); // --help and --version
+        if (wrong.get_exit_code() == 0) return app.exit(wrong);  // --help and --version
         tell({ErrorCode::input_invalid, std::string{"reading the command line: "} + wrong.what(),
               "see `bulkhead --help`, or `bulkhead COMMAND --help`"},
              asks_for_json(argc, argv));
@@ -86,4 +86,4 @@ int run(int argc, const char* const* argv) {
     return status ? *status : tell(status.error(), session.json);
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

@@ -59,8 +59,8 @@ Result<pid_t> spawn(const StartOptions& options, int output) {
     ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     ::posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
     ::posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
-    ::posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1); // a caller's pipes stay the caller's
-    ::posix_spawn_file_actions_addchdir_np(&actions, "/");                   // keeps no file system busy
+    ::posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);  // a caller's pipes stay the caller's
+    ::posix_spawn_file_actions_addchdir_np(&actions, "/");                    // keeps no file system busy
     posix_spawnattr_t attributes;
     ::posix_spawnattr_init(&attributes);
     sigset_t none;
@@ -103,7 +103,7 @@ Error why_it_ended(pid_t pid, int output, off_t start) {
     return error_in(printed, wait_status);
 }
 
-} // namespace
+}  // namespace
 
 std::filesystem::path daemon_beside_us() {
     std::error_code failure;
@@ -143,15 +143,15 @@ Result<json::value> start_daemon(const StartOptions& options) {
     const auto pid = spawn(options, output->get());
     if (!pid) return pid.error();
     const UniqueFd pidfd{
-        static_cast<int>(::syscall(SYS_pidfd_open, *pid, 0))}; // our unreaped child: cannot be another's
+        static_cast<int>(::syscall(SYS_pidfd_open, *pid, 0))};  // our unreaped child: cannot be another's
     if (!pidfd) return system_error("opening a pidfd of the daemon", errno);
 
     while (left() > limits::start_probe) {
         if (has_ended(pidfd.get(), limits::start_probe)) return why_it_ended(*pid, output->get(), output_start);
         Result<ControlClient> control = ControlClient::connect(options.socket);
-        if (!control) continue; // it does not listen yet
+        if (!control) continue;  // it does not listen yet
         Result<Answer> info = control->call("daemon.info", {}, left());
-        if (!info) continue; // it has gone, or will be found gone; or time is up
+        if (!info) continue;  // it has gone, or will be found gone; or time is up
         if (integer_member(info->result, "keeper_pid") == *pid) return std::move(info->result);
         // Another daemon answers: two were started at once, and ours lost.
         if (has_ended(pidfd.get(), limits::start_loser)) return why_it_ended(*pid, output->get(), output_start);
@@ -165,4 +165,4 @@ Result<json::value> start_daemon(const StartOptions& options) {
                  fmt::format("see {}", (options.socket.parent_path() / "logs").string())};
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

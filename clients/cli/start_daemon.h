@@ -9,7 +9,7 @@
 namespace bulkhead::cli {
 
 struct StartOptions {
-    std::filesystem::path program; ///< bulkheadd
+    std::filesystem::path program;  ///< bulkheadd
     std::filesystem::path fleet;
     std::filesystem::path socket;
 };
@@ -30,4 +30,4 @@ struct StartOptions {
 /// The error in what a dying program printed: its last "error: code: attempt; remedy", else all of it.
 [[nodiscard]] Error error_in(std::string_view printed, int wait_status);
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

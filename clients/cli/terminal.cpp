@@ -14,14 +14,14 @@ namespace {
 
 bool continues_a_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-} // namespace
+}  // namespace
 
 Style Style::of(std::FILE* stream) {
     const char* no_color = std::getenv("NO_COLOR");
     const char* terminal = std::getenv("TERM");
     const bool refused =
         (no_color != nullptr && *no_color != '\0') || std::string_view{terminal ? terminal : ""} == "dumb";
-    return {!refused && ::isatty(::fileno(stream)) == 1};
+    return {!refused && is_terminal(stream)};
 }
 
 std::string Style::paint(std::string_view text, Colour colour) const {
@@ -37,6 +37,8 @@ std::string Style::paint(std::string_view text, Colour colour) const {
     }
     return code + std::string{text} + "\x1b[0m";
 }
+
+bool is_terminal(std::FILE* stream) { return ::isatty(::fileno(stream)) == 1; }
 
 std::size_t terminal_width(std::FILE* stream) {
     winsize size{};
@@ -94,4 +96,4 @@ std::string Table::text(Style style) const {
     return out;
 }
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

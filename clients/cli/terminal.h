@@ -17,6 +17,8 @@ struct Style {
     [[nodiscard]] std::string paint(std::string_view text, Colour colour) const;
 };
 
+[[nodiscard]] bool is_terminal(std::FILE* stream);
+
 /// Columns of the terminal behind a stream, 80 where it does not tell.
 [[nodiscard]] std::size_t terminal_width(std::FILE* stream);
 
@@ -33,7 +35,7 @@ class Table {
 public:
     struct Column {
         std::string heading;
-        bool right = false; ///< numbers
+        bool right = false;  ///< numbers
     };
     struct Cell {
         std::string text;
@@ -52,4 +54,4 @@ private:
     std::vector<std::vector<Cell>> rows_;
 };
 
-} // namespace bulkhead::cli
+}  // namespace bulkhead::cli

@@ -1,9 +1,12 @@
 """What the models' own Python says, to compare Bulkhead's answers with.
 
-  reference.py vad --audio SPEECH.f32 [--out probabilities.npy]
-      one probability per 512 samples of raw float32 at 16 kHz, and the speech segments, as JSON
+  reference.py vad --audio SPEECH.f32 [--out probabilities.npy] [--compare PROBABILITIES.txt]
+      one probability per 512 samples of raw float32 at 16 kHz, and the speech segments, as JSON; or the largest
+      difference to one probability a line, exit 1 when it is above 1e-4
   reference.py minilm --out DIR "a sentence" …
       writes NAME_input_ids.npy, NAME_attention_mask.npy, NAME_embedding.npy for s0, s1 …, and prints them as JSON
+  reference.py similarity --out DIR --ours SUFFIX "a sentence" …
+      compares NAME_SUFFIX.npy with NAME_embedding.npy, and prints the sentences' cosine similarities by SUFFIX
   reference.py compare A.npy B.npy [--tolerance 1e-4]
       prints the largest absolute difference; exit 1 when it is above the tolerance
 """
@@ -17,6 +20,7 @@ import numpy
 
 CHUNK = 512
 RATE_HZ = 16000
+TOLERANCE = 1e-4
 
 
 def vad(arguments) -> int:
@@ -32,6 +36,10 @@ def vad(arguments) -> int:
         segments = silero_vad.get_speech_timestamps(samples, model, sampling_rate=RATE_HZ)
     if arguments.out:
         numpy.save(arguments.out, numpy.array(probabilities, dtype=numpy.float32))
+    if arguments.compare:
+        ours = numpy.loadtxt(arguments.compare, ndmin=1)
+        print(f"{len(ours)} probabilities, the package's own Python differs by at most ", end="")
+        return tell_difference(ours, numpy.array(probabilities), TOLERANCE)
     print(json.dumps({"probabilities": probabilities, "segments": segments}))
     return 0
 
@@ -63,14 +71,27 @@ def minilm(arguments) -> int:
     return 0
 
 
+def similarity(arguments) -> int:
+    names = [f"s{index}" for index in range(len(arguments.sentences))]
+    ours = numpy.concatenate([numpy.load(arguments.out / f"{name}_{arguments.ours}.npy") for name in names])
+    theirs = numpy.concatenate([numpy.load(arguments.out / f"{name}_embedding.npy") for name in names])
+    for row, sentence in zip(ours @ ours.T, arguments.sentences, strict=True):
+        print("  " + " ".join(f"{value:6.3f}" for value in row) + f"   {sentence}")
+    print("  transformers' own BertModel differs by at most ", end="")
+    return tell_difference(ours, theirs, TOLERANCE)
+
+
 def compare(arguments) -> int:
-    ours, theirs = numpy.load(arguments.a), numpy.load(arguments.b)
+    return tell_difference(numpy.load(arguments.a), numpy.load(arguments.b), arguments.tolerance)
+
+
+def tell_difference(ours: numpy.ndarray, theirs: numpy.ndarray, tolerance: float) -> int:
     if ours.shape != theirs.shape:
         print(f"shapes differ: {list(ours.shape)} and {list(theirs.shape)}")
         return 1
     difference = float(numpy.max(numpy.abs(ours.astype(numpy.float64) - theirs), initial=0.0))
     print(f"{difference:.3g}")
-    return 0 if difference <= arguments.tolerance else 1  # NaN is no equality
+    return 0 if difference <= tolerance else 1  # NaN is no equality
 
 
 def main() -> int:
@@ -80,6 +101,7 @@ def main() -> int:
     command = commands.add_parser("vad")
     command.add_argument("--audio", type=Path, required=True)
     command.add_argument("--out", type=Path)
+    command.add_argument("--compare", type=Path)
     command.set_defaults(run=vad)
 
     command = commands.add_parser("minilm")
@@ -87,10 +109,16 @@ def main() -> int:
     command.add_argument("sentences", nargs="+")
     command.set_defaults(run=minilm)
 
+    command = commands.add_parser("similarity")
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--ours", required=True)
+    command.add_argument("sentences", nargs="+")
+    command.set_defaults(run=similarity)
+
     command = commands.add_parser("compare")
     command.add_argument("a", type=Path)
     command.add_argument("b", type=Path)
-    command.add_argument("--tolerance", type=float, default=1e-4)
+    command.add_argument("--tolerance", type=float, default=TOLERANCE)
     command.set_defaults(run=compare)
 
     arguments = parser.parse_args()

@@ -26,4 +26,4 @@ inline std::uint64_t unix_ms_now() noexcept {
     return static_cast<std::uint64_t>(std::chrono::floor<std::chrono::milliseconds>(since_epoch).count());
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -126,7 +126,7 @@ void Keeper::take_children() noexcept {
         } else if (Worker* worker = table_.find_running(ended->pid)) {
             on_worker_ended(*worker, *ended);
         } else {
-            reap(*ended); // an orphan of a worker
+            reap(*ended);  // an orphan of a worker
         }
     }
     settle_ending(Clock::now());
@@ -178,19 +178,18 @@ void Keeper::start_supervisor() noexcept {
 void Keeper::on_supervisor_ended(const EndedChild& supervisor) noexcept {
     drain_link();
     kill_group_and_reap(supervisor);
+    const auto delay = supervisor_.ended();
     if (course_ == Course::stopping) return end(0);
 
     // One that never got as far as its hello has nothing to hand over and will not do better again.
     if (!supervisor_.ever_greeted() && (supervisor.fate == WorkerFate::exited || incompatible_)) {
-        if (supervisor.number == exit_config_invalid && !incompatible_) return end(exit_config_invalid);
-        if (!incompatible_)
-            say("error: internal: starting the daemon: the supervisor ended with status %d before its hello",
+        if (supervisor.number == exit_config_invalid) return end(exit_config_invalid);
+        if (!incompatible_)  // why, it has said itself
+            say("WARN supervisor pid=%d ended code=%d before its first hello: nothing to restart", supervisor.pid,
                 supervisor.number);
         return end(1);
     }
-    const pid_t pid = supervisor.pid;
-    const auto delay = supervisor_.ended();
-    say("WARN supervisor pid=%d running->ended %s=%d workers=%u start=%llu in=%lldms", pid,
+    say("WARN supervisor pid=%d running->ended %s=%d workers=%u start=%llu in=%lldms", supervisor.pid,
         supervisor.fate == WorkerFate::exited ? "code" : "signal", supervisor.number, table_.count(),
         static_cast<unsigned long long>(supervisor_.starts() + 1), static_cast<long long>(delay.count()));
 }
@@ -218,4 +217,4 @@ void Keeper::end(int status) noexcept {
     course_ = Course::ended;
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -20,7 +20,7 @@ struct Station {
     SupervisorCommand command;
     Spawner spawner;
     UniqueFd null;
-    UniqueFd signals; ///< signalfd of TERM, INT, HUP, CHLD, all blocked
+    UniqueFd signals;  ///< signalfd of TERM, INT, HUP, CHLD, all blocked
     int oom_score_own = 0;
     int oom_score_worker = 0;
 };
@@ -40,8 +40,8 @@ public:
 private:
     enum class Course : std::uint8_t {
         serving,
-        stop_asked, ///< by a signal: the supervisor is to unload all, then to say `stop`
-        stopping,   ///< it said so, and is to end
+        stop_asked,  ///< by a signal: the supervisor is to unload all, then to say `stop`
+        stopping,    ///< it said so, and is to end
         ended,
     };
 
@@ -78,9 +78,9 @@ private:
     Outbox outbox_;
     Course course_ = Course::serving;
     int exit_status_ = 0;
-    bool children_left_ = false; ///< more to reap than one turn allows
-    bool link_is_full_ = false;  ///< the next packet waits for the socket to be writable
-    bool incompatible_ = false;  ///< the supervisor of now speaks no version of ours
+    bool children_left_ = false;  ///< more to reap than one turn allows
+    bool link_is_full_ = false;   ///< the next packet waits for the socket to be writable
+    bool incompatible_ = false;   ///< the supervisor of now speaks no version of ours
     std::uint64_t violations_ = 0;
     std::uint64_t generation_last_ = 0;
     std::uint64_t started_unix_ms_ = 0;
@@ -88,4 +88,4 @@ private:
     Clock::time_point send_retry_ = never;
 };
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -37,6 +37,9 @@ inline constexpr int reaps_per_turn = 256;
 /// Requests served before other events get their turn.
 inline constexpr int requests_per_turn = 64;
 
+/// Packets of a supervisor that hung up; what a socket buffer can hold is less.
+inline constexpr int last_words_max = 1024;
+
 /// The keeper is this much less likely to be chosen by the OOM killer than what started it, and each
 /// worker this much more; units of oom_score_adj, thousandths of all memory.
 inline constexpr int oom_score_keeper = -500;
@@ -45,4 +48,4 @@ inline constexpr int oom_score_worker = +1;
 /// One line on standard error. At most PIPE_BUF, so that a writable pipe takes it without blocking.
 inline constexpr std::size_t log_line_bytes_max = 512;
 
-} // namespace bulkhead::keeper::limits
+}  // namespace bulkhead::keeper::limits

@@ -64,7 +64,7 @@ std::optional<Options> parse(int argc, char** argv, int& exit_status) {
             std::fputs(found == 'h' ? usage : "bulkheadd " BULKHEAD_VERSION "\n", stdout);
             exit_status = 0;
             return std::nullopt;
-        default: std::fputs("try `bulkheadd --help`\n", stderr); return std::nullopt; // getopt said what is wrong
+        default: std::fputs("try `bulkheadd --help`\n", stderr); return std::nullopt;  // getopt said what is wrong
         }
     }
     if (optind != argc - 1) {
@@ -159,7 +159,7 @@ int start(int argc, char** argv) {
     return keeper->run();
 }
 
-} // namespace
-} // namespace bulkhead::keeper
+}  // namespace
+}  // namespace bulkhead::keeper
 
 int main(int argc, char** argv) { return bulkhead::keeper::start(argc, argv); }

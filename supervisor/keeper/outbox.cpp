@@ -30,7 +30,7 @@ SendOutcome send_record(PacketSocket& socket, WorkerTable& table, Worker& worker
     return outcome;
 }
 
-} // namespace
+}  // namespace
 
 void Outbox::hand_over(const keeper_link::KeeperHello& hello) noexcept {
     const bool stop_due = stop_due_;
@@ -122,4 +122,4 @@ SendOutcome Outbox::flush_asked(PacketSocket& socket) noexcept {
     return outcome;
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

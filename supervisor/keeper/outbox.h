@@ -45,11 +45,11 @@ private:
 
     Answer answer_ = Answer::none;
     std::uint64_t answer_request_id_ = 0;
-    Worker* spawned_ = nullptr; ///< stays in the table: `forget` is a request, and those wait
+    Worker* spawned_ = nullptr;  ///< stays in the table: `forget` is a request, and those wait
     keeper_link::SpawnFailed failed_{};
 
     bool stop_due_ = false;
     bool reload_due_ = false;
 };
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

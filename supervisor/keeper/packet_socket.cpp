@@ -33,11 +33,11 @@ std::size_t collect_descriptors(msghdr& message, UniqueFd& first) noexcept {
     return count;
 }
 
-} // namespace
+}  // namespace
 
 SendOutcome PacketSocket::send(keeper_link::Type type, std::uint64_t request_id, std::span<const std::byte> body,
                                std::span<const std::byte> tail, std::span<const int> descriptors) noexcept {
-    keeper_link::Header header{static_cast<std::uint16_t>(type), keeper_link::version_max,
+    keeper_link::Header header{static_cast<std::uint16_t>(type), keeper_link::version_min,
                                static_cast<std::uint32_t>(sizeof header + body.size() + tail.size()), request_id};
     std::array<iovec, 3> parts{{{&header, sizeof header},
                                 {const_cast<std::byte*>(body.data()), body.size()},
@@ -87,7 +87,7 @@ ReceivedPacket PacketSocket::receive() noexcept {
     const std::size_t descriptors = collect_descriptors(message, packet.descriptor);
     packet.descriptors_lost = descriptors == 0 && (message.msg_flags & MSG_CTRUNC) != 0;
     if (size == 0 && descriptors == 0) {
-        packet.kind = Kind::closed; // or an empty packet, which no supervisor sends
+        packet.kind = Kind::closed;  // or an empty packet, which no supervisor sends
         return packet;
     }
     packet.body = std::span{receive_buffer}.first(static_cast<std::size_t>(size));
@@ -99,4 +99,4 @@ ReceivedPacket PacketSocket::receive() noexcept {
     return packet;
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -15,8 +15,8 @@ namespace bulkhead::keeper {
 
 enum class SendOutcome {
     sent,
-    full,      ///< the peer does not read: wait until the socket is writable
-    exhausted, ///< the kernel has no room: try again a little later
+    full,       ///< the peer does not read: wait until the socket is writable
+    exhausted,  ///< the kernel has no room: try again a little later
     gone,
 };
 
@@ -25,8 +25,8 @@ struct ReceivedPacket {
     enum class Kind { packet, nothing, closed, malformed } kind = Kind::nothing;
     keeper_link::Header header{};
     std::span<const std::byte> body;
-    UniqueFd descriptor;           ///< the one that a packet may bring
-    bool descriptors_lost = false; ///< the keeper had no number left for what came
+    UniqueFd descriptor;            ///< the one that a packet may bring
+    bool descriptors_lost = false;  ///< the keeper had no number left for what came
 };
 
 /// The keeper's end of its link with one supervisor: whole packets, no allocation, never blocking.
@@ -67,4 +67,4 @@ std::optional<T> take(std::span<const std::byte>& bytes) noexcept {
     return value;
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -26,7 +26,7 @@ void kill_listed_children() noexcept {
     if (size <= 0) return;
     std::string_view rest{text.data(), static_cast<std::size_t>(size)};
     for (std::size_t space = rest.find(' '); space != std::string_view::npos; space = rest.find(' ')) {
-        pid_t pid = 0; // a number cut off by the end of the buffer has no space, and waits for the next round
+        pid_t pid = 0;  // a number cut off by the end of the buffer has no space, and waits for the next round
         std::from_chars(rest.data(), rest.data() + space, pid);
         if (pid > 1) ::kill(pid, SIGKILL);
         rest.remove_prefix(space + 1);
@@ -41,7 +41,7 @@ void wait_for_sigchld(Clock::time_point deadline) noexcept {
     ::sigtimedwait(&sigchld, nullptr, &timeout);
 }
 
-} // namespace
+}  // namespace
 
 // Raw: <sys/pidfd.h> of glibc 2.36 does not declare it extern "C".
 void send_signal(int pidfd, int number) noexcept { ::syscall(SYS_pidfd_send_signal, pidfd, number, nullptr, 0); }
@@ -79,4 +79,4 @@ bool kill_everything(WorkerTable& table, pid_t supervisor, Clock::time_point dea
     }
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -16,7 +16,7 @@ void send_signal(int pidfd, int number) noexcept;
 struct EndedChild {
     pid_t pid = -1;
     WorkerFate fate = WorkerFate::exited;
-    int number = 0; ///< exit code or signal
+    int number = 0;  ///< exit code or signal
 };
 
 /// Any ended child; empty when there is none. It stays a zombie until `reap`.
@@ -34,4 +34,4 @@ void kill_group_and_reap(const EndedChild& leader) noexcept;
 /// Returns  whether none is left
 bool kill_everything(WorkerTable& table, pid_t supervisor, Clock::time_point deadline) noexcept;
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -30,7 +30,7 @@ struct SpawnStrings {
 
 /// Errors  empty unless `bytes` are exactly so many zero-terminated strings
 std::optional<SpawnStrings> split_strings(const keeper_link::Spawn& spawn, std::span<const std::byte> bytes) noexcept {
-    static std::array<char*, keeper_link::spawn_bytes_max + 2> pointers; // a string takes one byte at least
+    static std::array<char*, keeper_link::spawn_bytes_max + 2> pointers;  // a string takes one byte at least
     if (bytes.size() != spawn.bytes || bytes.size() > keeper_link::spawn_bytes_max || spawn.argv_count == 0)
         return std::nullopt;
     const auto* text = reinterpret_cast<const char*>(bytes.data());
@@ -73,7 +73,7 @@ SpawnResult<WorkerWiring> make_wiring() noexcept {
     return wiring;
 }
 
-} // namespace
+}  // namespace
 
 void Keeper::take_requests() noexcept {
     using Kind = ReceivedPacket::Kind;
@@ -86,7 +86,7 @@ void Keeper::take_requests() noexcept {
         case Kind::malformed: return on_violation("a malformed packet");
         case Kind::packet: break;
         }
-        on_request(std::move(packet)); // its descriptor is closed before the answer leaves
+        on_request(std::move(packet));  // its descriptor is closed before the answer leaves
         send_due();
     }
 }
@@ -94,7 +94,7 @@ void Keeper::take_requests() noexcept {
 /// The last words of a supervisor that ended or hung up: what it wrote down still counts, and its `stop`;
 /// what it wanted started does not, since nobody waits for it.
 void Keeper::drain_link() noexcept {
-    while (supervisor_.link()) {
+    for (int i = 0; i < limits::last_words_max && supervisor_.link(); ++i) {
         ReceivedPacket packet = supervisor_.link().receive();
         if (packet.kind != ReceivedPacket::Kind::packet) return;
         if (packet.header.type != static_cast<std::uint16_t>(Type::spawn)) on_request(std::move(packet));
@@ -211,4 +211,4 @@ void Keeper::on_stop() noexcept {
     supervisor_.must_end_by(Clock::now() + limits::supervisor_end_deadline);
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -86,7 +86,7 @@ std::optional<pid_t> listener_of(const SocketPath& path) {
     if (!probe) return 0;
     if (::connect(probe.get(), as_sockaddr(path.address), sizeof path.address) != 0) {
         if (errno == ECONNREFUSED || errno == ENOENT) return std::nullopt;
-        return 0; // a full backlog (EAGAIN) is somebody, too
+        return 0;  // a full backlog (EAGAIN) is somebody, too
     }
     ucred peer{};
     socklen_t size = sizeof peer;
@@ -116,7 +116,7 @@ Result<> remove_stale_socket(int directory, const SocketPath& path) {
     return {};
 }
 
-} // namespace
+}  // namespace
 
 Result<std::string> control_socket_path(std::string given) {
     const auto environment = [](const char* name) {
@@ -167,4 +167,4 @@ void RuntimeDirectory::remove_socket() noexcept {
     listening_.reset();
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -35,4 +35,4 @@ private:
     UniqueFd listening_;
 };
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -6,4 +6,4 @@ namespace bulkhead::keeper {
 /// error, the line is lost rather than the daemon stopped.
 [[gnu::format(printf, 1, 2)]] void say(const char* format, ...) noexcept;
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -24,7 +24,7 @@ SpawnStep become(const SpawnRecipe& recipe, pid_t keeper_pid, std::uint64_t core
     if (::setpgid(0, 0) != 0) return SpawnStep::process_group;
 
     if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return SpawnStep::parent_death_signal;
-    if (::getppid() != keeper_pid) ::_exit(1); // the keeper died before the line above: nobody is told
+    if (::getppid() != keeper_pid) ::_exit(1);  // the keeper died before the line above: nobody is told
 
     int next = 0;
     for (const int fd : recipe.descriptors)
@@ -45,7 +45,7 @@ SpawnStep become(const SpawnRecipe& recipe, pid_t keeper_pid, std::uint64_t core
     return SpawnStep::exec;
 }
 
-} // namespace
+}  // namespace
 
 void set_own_oom_score(int score) noexcept {
     std::array<char, 16> text{};
@@ -93,7 +93,7 @@ SpawnResult<Child> Spawner::spawn(const SpawnRecipe& recipe) noexcept {
     if (failure_->step == SpawnStep::none) return child;
     const SpawnFailure failure = *failure_;
     siginfo_t ended{};
-    ::waitid(P_PIDFD, static_cast<id_t>(child.pidfd.get()), &ended, WEXITED); // it is in _exit() already
+    ::waitid(P_PIDFD, static_cast<id_t>(child.pidfd.get()), &ended, WEXITED);  // it is in _exit() already
     return failure;
 }
 
@@ -111,4 +111,4 @@ Result<UniqueFd> reserve_low_descriptors() {
     return UniqueFd{fd};
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

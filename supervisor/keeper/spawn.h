@@ -19,14 +19,14 @@ using keeper_link::SpawnStep;
 
 /// What a child is to become. All of it stays the caller's.
 struct SpawnRecipe {
-    const char* program = nullptr; ///< a path; no search
+    const char* program = nullptr;  ///< a path; no search
     char* const* argv = nullptr;
     char* const* environment = nullptr;
     /// Entry i becomes the child's descriptor i, and nothing else stays open there. Each is its own
     /// number already or above all the targets, as `reserve_low_descriptors` arranges.
     std::span<const int> descriptors;
-    int cgroup_fd = -1;                          ///< the child starts inside it
-    std::optional<std::uint64_t> core_bytes_max; ///< RLIMIT_CORE, never above the keeper's own hard limit
+    int cgroup_fd = -1;                           ///< the child starts inside it
+    std::optional<std::uint64_t> core_bytes_max;  ///< RLIMIT_CORE, never above the keeper's own hard limit
     int oom_score_adj = 0;
 };
 
@@ -60,7 +60,7 @@ public:
 
 private:
     explicit Spawner(SpawnFailure* page) noexcept;
-    SpawnFailure* failure_; ///< mapped for the life of the process
+    SpawnFailure* failure_;  ///< mapped for the life of the process
     pid_t keeper_pid_;
     std::uint64_t core_hard_limit_;
 };
@@ -74,4 +74,4 @@ void set_own_oom_score(int score) noexcept;
 /// Returns  /dev/null
 Result<UniqueFd> reserve_low_descriptors();
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

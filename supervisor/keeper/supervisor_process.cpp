@@ -13,7 +13,7 @@
 
 namespace bulkhead::keeper {
 
-SupervisorCommand::SupervisorCommand(std::string program, std::string socket_path, std::string fleet)
+SupervisorCommand::SupervisorCommand(std::string program, const std::string& socket_path, std::string fleet)
     : program_{std::move(program)}, words_{"bulkhead-supervisor", "--socket", socket_path, std::move(fleet)},
       socket_variable_{"BULKHEAD_SOCKET=" + socket_path} {
     for (std::string& word : words_) argv_.push_back(word.data());
@@ -83,4 +83,4 @@ void SupervisorProcess::kill() noexcept {
     deadline_ = never;
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

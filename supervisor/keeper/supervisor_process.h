@@ -13,7 +13,7 @@ namespace bulkhead::keeper {
 /// BULKHEAD_SOCKET. Built once, so that a restart allocates nothing.
 class SupervisorCommand {
 public:
-    SupervisorCommand(std::string program, std::string socket_path, std::string fleet);
+    SupervisorCommand(std::string program, const std::string& socket_path, std::string fleet);
 
     [[nodiscard]] const char* program() const noexcept { return program_.c_str(); }
     [[nodiscard]] char* const* argv() const noexcept { return argv_.data(); }
@@ -61,8 +61,8 @@ private:
     std::uint64_t starts_ = 0;
     std::size_t next_delay_ = 0;
     Clock::time_point started_{};
-    Clock::time_point start_due_{}; ///< at once
+    Clock::time_point start_due_{};  ///< at once
     Clock::time_point deadline_ = never;
 };
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

@@ -54,4 +54,4 @@ std::size_t WorkerTable::place_of(const Worker& worker) const noexcept {
     return static_cast<std::size_t>(&worker - workers_.data());
 }
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

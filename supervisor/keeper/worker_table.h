@@ -19,22 +19,22 @@ using keeper_link::WorkerKey;
 /// One worker, from its spawn until the supervisor forgets it.
 struct Worker {
     enum class State : std::uint8_t {
-        free,    ///< no worker: the place can be taken
-        running, ///< its leader is not reaped: pid and process group are surely its own
-        ending,  ///< leader reaped, group killed, but not yet seen empty
-        dead,    ///< settled; kept until `forget`
+        free,     ///< no worker: the place can be taken
+        running,  ///< its leader is not reaped: pid and process group are surely its own
+        ending,   ///< leader reaped, group killed, but not yet seen empty
+        dead,     ///< settled; kept until `forget`
     };
 
     State state = State::free;
-    bool exit_due = false; ///< the supervisor of now has not been told
+    bool exit_due = false;  ///< the supervisor of now has not been told
     bool group_empty = false;
     WorkerFate fate = WorkerFate::running;
     int exit_number = 0;
-    pid_t pid = -1; ///< also its process group
+    pid_t pid = -1;  ///< also its process group
     WorkerKey key{};
     UniqueFd pidfd;
-    UniqueFd link; ///< the daemon's end; the supervisor has a duplicate
-    UniqueFd log;  ///< reading end of its standard output and error
+    UniqueFd link;  ///< the daemon's end; the supervisor has a duplicate
+    UniqueFd log;   ///< reading end of its standard output and error
     std::uint64_t spawned_unix_ms = 0;
     Clock::time_point group_deadline{};
 
@@ -45,7 +45,7 @@ struct Worker {
 /// All workers, in a fixed number of places. Ledgers lie apart, so that a walk touches few pages.
 class WorkerTable {
 public:
-    WorkerTable() noexcept {} // not defaulted: that would zero the ledgers
+    WorkerTable() noexcept {}  // not defaulted: that would zero the ledgers
     WorkerTable(const WorkerTable&) = delete;
     WorkerTable& operator=(const WorkerTable&) = delete;
 
@@ -73,4 +73,4 @@ private:
     std::array<std::array<std::byte, keeper_link::ledger_bytes_max>, keeper_link::workers_max> ledgers_;
 };
 
-} // namespace bulkhead::keeper
+}  // namespace bulkhead::keeper

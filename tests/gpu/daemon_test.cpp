@@ -168,5 +168,5 @@ TEST(GpuDaemon, LoadOnAFullGpuSaysHowMuchWasFreeAndSucceedsOnceThereIsRoom) {
     EXPECT_TRUE(loaded.has_value()) << loaded.error().text();
 }
 
-} // namespace
-} // namespace bulkhead::test
+}  // namespace
+}  // namespace bulkhead::test

@@ -225,7 +225,7 @@ TEST(Graphs, PoolBytesAndCaptureTimesAreReported) {
 struct Uncapturable {
     std::string_view model;
     std::string_view cause;
-    std::string_view line; ///< of the model's source; empty where the cause has no place
+    std::string_view line;  ///< of the model's source; empty where the cause has no place
 };
 
 class CaptureFailures : public testing::TestWithParam<Uncapturable> {};
@@ -290,7 +290,7 @@ TEST(CaptureFailure, OfOneModelLeavesLaterCapturesInTheProcessWhole) {
 TEST(CudaModule, LoadsWithoutAGpuAndSaysWhatIsMissing) {
     if (!Nvml::why_no_gpu()) GTEST_SKIP() << "there is a GPU";
     TemporaryFolder folder;
-    const auto file = folder.write("model.pt", "not read: the device comes first");
+    const auto file = folder.write("model.pt", "PK\x03\x04, and the rest is not read: the device comes first");
     const auto model = LoadedModel::load(
         "version: 1\nmodels:\n  m:\n    runtime: torchscript\n    device: \"cuda:0\"\n    file: " + file.string() +
         "\n    inputs: {x: {dtype: float32, shape: [1]}}\n");
@@ -301,5 +301,5 @@ TEST(CudaModule, LoadsWithoutAGpuAndSaysWhatIsMissing) {
     EXPECT_THAT(model.error().remedy, HasSubstr("nvidia-smi"));
 }
 
-} // namespace
-} // namespace bulkhead::test
+}  // namespace
+}  // namespace bulkhead::test

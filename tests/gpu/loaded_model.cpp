@@ -22,7 +22,7 @@ public:
     std::deque<HostTensor> tensors;
 };
 
-} // namespace
+}  // namespace
 
 std::vector<float> HostTensor::floats() const {
     std::vector<float> values(bytes.size() / sizeof(float));
@@ -80,4 +80,4 @@ void expect_near(const HostTensor& is, const HostTensor& wanted, float tolerance
         ASSERT_NEAR(left[i], right[i], tolerance * (1.0F + std::abs(right[i]))) << is.name << " element " << i;
 }
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test

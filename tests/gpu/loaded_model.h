@@ -50,4 +50,4 @@ private:
 /// Equal within what kernels of the same kind may differ in.
 void expect_near(const HostTensor& is, const HostTensor& wanted, float tolerance = 1e-4F);
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test

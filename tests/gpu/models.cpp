@@ -76,7 +76,7 @@ outputs: {y: {dtype: float32, shape: [16]}}
 )"},
 };
 
-} // namespace
+}  // namespace
 
 std::string gpu_model_folder() { return std::string{BULKHEAD_BINARY_DIR} + "/gpu-models"; }
 
@@ -91,4 +91,4 @@ std::string gpu_fleet(const std::string& model, const std::string& extra) {
     return yaml;
 }
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test

@@ -18,4 +18,4 @@ namespace bulkhead::test {
 
 [[nodiscard]] std::string gpu_model_folder();
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test

@@ -54,7 +54,7 @@ const Library& library() {
     return opened;
 }
 
-} // namespace
+}  // namespace
 
 std::optional<std::string> Nvml::why_no_gpu() {
     if (library().why.empty()) return std::nullopt;
@@ -79,4 +79,4 @@ std::vector<pid_t> Nvml::processes() {
     return pids;
 }
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test

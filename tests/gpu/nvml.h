@@ -20,7 +20,7 @@ public:
     [[nodiscard]] static std::vector<pid_t> processes();
 };
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test
 
 /// Reports the test as skipped, with the reason, where there is no GPU.
 #define SKIP_WITHOUT_GPU()                                                                                             \

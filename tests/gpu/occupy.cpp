@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr std::size_t chunk_bytes = 64u << 20; // small enough to come close to the wanted rest
+constexpr std::size_t chunk_bytes = 64u << 20;  // small enough to come close to the wanted rest
 
 template <typename Function>
 Function* symbol(void* library, const char* name) {
@@ -29,7 +29,7 @@ void check(const char* call, int error) {
     std::exit(1);
 }
 
-} // namespace
+}  // namespace
 
 int main(int argc, char** argv) {
     if (argc != 3) {

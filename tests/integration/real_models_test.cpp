@@ -38,13 +38,13 @@ TEST(RealModels, MiniLmEqualsTheReferenceImplementationThroughTheCli) {
     ASSERT_EQ(run(make).exit_code, 0);
 
     for (std::size_t i = 0; i < sentences.size(); ++i) {
-        const std::string stem = out + "/" + std::to_string(i);
+        const std::string stem = out + "/s" + std::to_string(i);
         const auto inferred = daemon.cli({"infer", "minilm", "--input", "input_ids=@" + stem + "_input_ids.npy", "--input",
                                           "attention_mask=@" + stem + "_attention_mask.npy", "--output",
                                           "embedding=" + stem + "_bulkhead.npy"});
         ASSERT_EQ(inferred.exit_code, 0) << inferred.err;
     }
-    std::vector<std::string> compare{python, reference, "similarity", "--out", out};
+    std::vector<std::string> compare{python, reference, "similarity", "--out", out, "--ours", "bulkhead"};
     compare.insert(compare.end(), sentences.begin(), sentences.end());
     const auto compared = run(compare);
 

@@ -18,7 +18,7 @@ std::uintmax_t bytes_in(const std::filesystem::path& folder) {
     return total;
 }
 
-} // namespace
+}  // namespace
 
 std::unique_ptr<Runtime> load_aoti_package(const config::ModelSpec& spec, const std::string& library,
                                            const std::string& cubin_folder) {
@@ -42,4 +42,4 @@ std::unique_ptr<Runtime> load_aoti_package(const config::ModelSpec& spec, const 
     }
 }
 
-} // namespace bulkhead::worker::cuda
+}  // namespace bulkhead::worker::cuda

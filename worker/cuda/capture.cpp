@@ -7,7 +7,7 @@
 namespace bulkhead::worker::cuda {
 namespace {
 
-constexpr c10::DeviceIndex only_device = 0; // CUDA_VISIBLE_DEVICES names one GPU
+constexpr c10::DeviceIndex only_device = 0;  // CUDA_VISIBLE_DEVICES names one GPU
 constexpr std::uint64_t fixed_seed = 20'260'101;
 
 std::uint64_t reserved_bytes() {
@@ -29,7 +29,7 @@ struct FirstError {
     }
 };
 
-} // namespace
+}  // namespace
 
 CapturePool::CapturePool()
     : pool_{at::cuda::graph_pool_handle()}, random_{c10::make_intrusive<at::CUDAGeneratorState>()} {
@@ -41,7 +41,7 @@ CapturePool::CapturePool()
 }
 
 CapturePool::Captured CapturePool::capture(const std::function<std::vector<at::Tensor>()>& body) {
-    auto* graph = new at::cuda::CUDAGraph; // leaked even on failure: LibTorch's allocators keep pointing to it
+    auto* graph = new at::cuda::CUDAGraph;  // leaked even on failure: LibTorch's allocators keep pointing to it
     const std::uint64_t before = reserved_bytes();
     FirstError error;
     std::vector<at::Tensor> outputs;
@@ -70,7 +70,7 @@ CapturePool::Captured CapturePool::capture(const std::function<std::vector<at::T
 }
 
 void CapturePool::take_back_failed_capture() noexcept {
-    (void)cudaGetLastError(); // told by the diagnosis: the next call must not report it
+    (void)cudaGetLastError();  // told by the diagnosis: the next call must not report it
     // capture_end stops at the first error and then leaves these three undone; what is already done throws.
     try {
         c10::cuda::CUDACachingAllocator::endAllocateToPool(only_device, pool_);
@@ -99,4 +99,4 @@ void CapturePool::with_fixed_seed(const std::function<void()>& body) {
     restore();
 }
 
-} // namespace bulkhead::worker::cuda
+}  // namespace bulkhead::worker::cuda

@@ -26,8 +26,8 @@ public:
     CapturePool();
 
     struct Captured {
-        at::cuda::CUDAGraph* graph = nullptr; ///< null when the capture failed; never freed
-        std::vector<at::Tensor> outputs;      ///< in the pool; each replay renews them
+        at::cuda::CUDAGraph* graph = nullptr;  ///< null when the capture failed; never freed
+        std::vector<at::Tensor> outputs;       ///< in the pool; each replay renews them
         std::optional<CaptureDiagnosis> failure;
     };
     /// Records what `body` launches. A failure is taken back as far as LibTorch allows, so that eager runs go on.
@@ -43,8 +43,8 @@ private:
     void take_back_failed_capture() noexcept;
 
     at::cuda::MempoolId_t pool_;
-    c10::intrusive_ptr<at::CUDAGeneratorState> random_; ///< the default generator's
+    c10::intrusive_ptr<at::CUDAGeneratorState> random_;  ///< the default generator's
     std::uint64_t bytes_ = 0;
 };
 
-} // namespace bulkhead::worker::cuda
+}  // namespace bulkhead::worker::cuda

@@ -41,7 +41,7 @@ void end_if_context_is_lost() {
     std::abort();
 }
 
-} // namespace
+}  // namespace
 
 Error explain(const std::exception& exception, ErrorCode code, std::string_view attempt) {
     if (const auto* told = dynamic_cast<const ErrorException*>(&exception)) return told->error();
@@ -56,8 +56,8 @@ Error explain(const std::exception& exception, ErrorCode code, std::string_view 
 
 CudaDevice::CudaDevice(std::string name, std::string compute_capability)
     : name_{std::move(name)}, compute_capability_{std::move(compute_capability)},
-      memory_{*new HostMemory},          // both leaked: what belongs to CUDA ends with the process,
-      engine_{*new GraphEngine{memory_}} // never by a destructor
+      memory_{*new HostMemory},           // both leaked: what belongs to CUDA ends with the process,
+      engine_{*new GraphEngine{memory_}}  // never by a destructor
 {}
 
 Result<std::unique_ptr<Device>> CudaDevice::create() {
@@ -74,7 +74,7 @@ Result<std::unique_ptr<Device>> CudaDevice::create() {
 
 c10::cuda::CUDAStream CudaDevice::stream() {
     if (!stream_) {
-        at::globalContext().lazyInitDevice(c10::kCUDA); // LibTorch's allocators, before anyone asks them
+        at::globalContext().lazyInitDevice(c10::kCUDA);  // LibTorch's allocators, before anyone asks them
         c10::cuda::set_device(0);
         stream_ = c10::cuda::getStreamFromPool();
         C10_CUDA_CHECK(cudaEventCreateWithFlags(&finished_, cudaEventDisableTiming | cudaEventBlockingSync));
@@ -98,7 +98,7 @@ Result<> CudaDevice::prepare(const config::ModelSpec& spec, const std::vector<co
     try {
         const c10::InferenceMode inference;
         const c10::cuda::CUDAStreamGuard guard{stream()};
-        C10_CUDA_CHECK(cudaDeviceSynchronize()); // weights were copied on the default stream
+        C10_CUDA_CHECK(cudaDeviceSynchronize());  // weights were copied on the default stream
         return engine_.prepare(spec, methods, runtime, context);
     } catch (const std::exception& exception) {
         return explain(exception, ErrorCode::load_failed, fmt::format("preparing {} on {}", spec.name, name_));
@@ -113,11 +113,11 @@ Result<> CudaDevice::run(Runtime& runtime, const config::MethodSpec& method, std
         auto outputs = engine_.replay(method, inputs, parameters);
         if (!outputs) outputs = run_eagerly(runtime, method, inputs, parameters);
         Result<> delivered = deliver(method, *outputs, sink);
-        wait(); // also where the sink refused: the copy engine still reads the request's slab
+        wait();  // also where the sink refused: the copy engine still reads the request's slab
         return delivered;
     } catch (const std::exception& exception) {
         Error error = explain(exception, ErrorCode::inference_failed, fmt::format("running {}", method.name));
-        end_if_context_is_lost(); // else everything is finished now, and the slab is no longer read
+        end_if_context_is_lost();  // else everything is finished now, and the slab is no longer read
         return error;
     }
 }
@@ -141,7 +141,7 @@ std::vector<at::Tensor> CudaDevice::run_eagerly(Runtime& runtime, const config::
 Result<> CudaDevice::deliver(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
                              OutputSink& sink) {
     if (auto checked = check_outputs(method, outputs, ErrorCode::inference_failed); !checked) return checked.error();
-    std::vector<at::Tensor> sources; // kept until the copies are queued: the allocator reuses in stream order
+    std::vector<at::Tensor> sources;  // kept until the copies are queued: the allocator reuses in stream order
     for (std::size_t i = 0; i < outputs.size(); ++i) {
         const at::Tensor& source = sources.emplace_back(outputs[i].resolve_conj().resolve_neg().contiguous());
         const std::span<const std::int64_t> dims{source.sizes().data(), source.sizes().size()};
@@ -156,7 +156,7 @@ Result<> CudaDevice::deliver(const config::MethodSpec& method, const std::vector
     return {};
 }
 
-} // namespace bulkhead::worker::cuda
+}  // namespace bulkhead::worker::cuda
 
 extern "C" __attribute__((visibility("default"))) bulkhead::worker::Device*
 bulkhead_cuda_device(bulkhead::Error* error) {

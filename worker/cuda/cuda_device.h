@@ -46,8 +46,8 @@ private:
 
     std::string name_;
     std::string compute_capability_;
-    std::optional<c10::cuda::CUDAStream> stream_; ///< made at the first use: it makes the context
-    cudaEvent_t finished_ = nullptr;              ///< of the request; never freed, like the graphs
+    std::optional<c10::cuda::CUDAStream> stream_;  ///< made at the first use: it makes the context
+    cudaEvent_t finished_ = nullptr;               ///< of the request; never freed, like the graphs
     HostMemory& memory_;
     GraphEngine& engine_;
 };
@@ -59,4 +59,4 @@ private:
 /// What a LibTorch exception means, with the device's free memory where it means that there was too little.
 [[nodiscard]] Error explain(const std::exception& exception, ErrorCode code, std::string_view attempt);
 
-} // namespace bulkhead::worker::cuda
+}  // namespace bulkhead::worker::cuda

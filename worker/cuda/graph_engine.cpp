@@ -66,7 +66,7 @@ std::vector<Shape> shapes_of(const std::vector<at::Tensor>& tensors) {
     return shapes;
 }
 
-} // namespace
+}  // namespace
 
 std::string_view GraphEngine::why_never(const config::ModelSpec& spec, const config::MethodSpec& method) const {
     if (spec.graphs == config::Graphs::off) return eager_reason::graphs_off;
@@ -149,7 +149,7 @@ std::optional<CaptureDiagnosis> GraphEngine::capture(const config::MethodSpec& s
         if (!eager[i].is_cuda()) return output_on_cpu(output_name(spec, i));
     if (first_difference(before, eager)) return keeps_state();
     before.clear();
-    c10::cuda::CUDACachingAllocator::emptyCache(); // what warm-up used is free for the pool
+    c10::cuda::CUDACachingAllocator::emptyCache();  // what warm-up used is free for the pool
 
     CapturePool::Captured captured = pool_->capture(call);
     {
@@ -157,7 +157,7 @@ std::optional<CaptureDiagnosis> GraphEngine::capture(const config::MethodSpec& s
         pool_bytes_ = pool_->bytes();
     }
     if (captured.failure) {
-        C10_CUDA_CHECK(cudaDeviceSynchronize()); // a context lost with the capture is found here, not by a request
+        C10_CUDA_CHECK(cudaDeviceSynchronize());  // a context lost with the capture is found here, not by a request
         return captured.failure;
     }
     pool_->with_fixed_seed([&] { captured.graph->replay(); });
@@ -168,7 +168,7 @@ std::optional<CaptureDiagnosis> GraphEngine::capture(const config::MethodSpec& s
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
     const bool may_pad = outputs_follow_inputs(spec, bucket, shapes_of(captured.outputs));
     auto* graph = new Graph{spec.name, bucket,      captured.graph, std::move(inputs), std::move(captured.outputs),
-                            may_pad,   took.count()}; // never freed: see CapturePool
+                            may_pad,   took.count()};  // never freed: see CapturePool
     method.buckets.push_back(bucket);
     method.graphs.push_back(graph);
     const std::scoped_lock lock{mutex_};
@@ -260,4 +260,4 @@ boost::json::object GraphEngine::report() const {
             {"failures", std::move(failures)}};
 }
 
-} // namespace bulkhead::worker::cuda
+}  // namespace bulkhead::worker::cuda

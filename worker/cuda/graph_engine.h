@@ -52,9 +52,9 @@ private:
         at::cuda::CUDAGraph* graph = nullptr;
         std::vector<at::Tensor> inputs;
         std::vector<at::Tensor> outputs;
-        bool may_pad = false; ///< its outputs are as long as the declaration says
+        bool may_pad = false;  ///< its outputs are as long as the declaration says
         double capture_ms = 0;
-        std::uint64_t hits = 0; ///< exact ones and padded ones
+        std::uint64_t hits = 0;  ///< exact ones and padded ones
         std::uint64_t pads = 0;
     };
     /// What is known of one method; `buckets[i]` is that of `graphs[i]`.
@@ -62,8 +62,8 @@ private:
         std::vector<config::Bucket> buckets;
         std::vector<Graph*> graphs;
         std::vector<config::Bucket> failed;
-        std::vector<config::ParameterValue> parameters; ///< fixed in the graphs
-        std::string_view never;                         ///< the reason why this method is not captured at all
+        std::vector<config::ParameterValue> parameters;  ///< fixed in the graphs
+        std::string_view never;                          ///< the reason why this method is not captured at all
     };
     struct Failure {
         std::string method;
@@ -78,15 +78,15 @@ private:
     std::nullopt_t eagerly(std::string_view reason);
 
     HostMemory& memory_;
-    std::optional<CapturePool> pool_; ///< made by `prepare`: nothing of CUDA before the grant
+    std::optional<CapturePool> pool_;  ///< made by `prepare`: nothing of CUDA before the grant
     std::map<std::string, Method, std::less<>> methods_;
 
-    mutable std::mutex mutex_; ///< guards what `report` reads: the counters and these
+    mutable std::mutex mutex_;  ///< guards what `report` reads: the counters and these
     std::string_view mode_ = "eager";
-    std::vector<Graph*> graphs_; ///< in the order of capture
+    std::vector<Graph*> graphs_;  ///< in the order of capture
     std::vector<Failure> failures_;
     std::map<std::string_view, std::uint64_t> eager_;
     std::uint64_t pool_bytes_ = 0;
 };
 
-} // namespace bulkhead::worker::cuda
+}  // namespace bulkhead::worker::cuda

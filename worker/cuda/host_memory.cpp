@@ -22,7 +22,7 @@ void PinnedRing::pin() {
 
 PinnedRing::Slot& PinnedRing::next() {
     Slot& slot = slots_[turn_++ % ring_slots];
-    C10_CUDA_CHECK(cudaEventSynchronize(slot.done)); // done at once for one that was never recorded
+    C10_CUDA_CHECK(cudaEventSynchronize(slot.done));  // done at once for one that was never recorded
     return slot;
 }
 
@@ -47,7 +47,7 @@ void PinnedRing::download(std::span<std::byte> to, const void* device, cudaStrea
         Slot* slot;
         std::span<std::byte> to;
     };
-    std::vector<Pending> pending; // in stream order; the device fills one slot while the host empties another
+    std::vector<Pending> pending;  // in stream order; the device fills one slot while the host empties another
     const auto finish_oldest = [&pending] {
         const Pending oldest = pending.front();
         pending.erase(pending.begin());
@@ -71,7 +71,7 @@ void HostMemory::add(std::span<std::byte> bytes) {
     if (bytes.empty()) return;
     const cudaError_t error = cudaHostRegister(bytes.data(), bytes.size(), cudaHostRegisterDefault);
     if (error != cudaSuccess) {
-        (void)cudaGetLastError(); // handled here: the next call must not report it
+        (void)cudaGetLastError();  // handled here: the next call must not report it
         spdlog::warn(
             "slab of {} bytes is not registered with CUDA ({}): its copies go through {} MiB of pinned buffers",
             bytes.size(), cudaGetErrorString(error), ring_slots * ring_slot_bytes >> 20);
@@ -109,4 +109,4 @@ void HostMemory::download(std::span<std::byte> to, const void* device, cudaStrea
     C10_CUDA_CHECK(cudaMemcpyAsync(to.data(), device, to.size(), cudaMemcpyDeviceToHost, stream));
 }
 
-} // namespace bulkhead::worker::cuda
+}  // namespace bulkhead::worker::cuda

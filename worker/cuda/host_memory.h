@@ -32,7 +32,7 @@ private:
     // Never freed: the process' end does it, as for all that belongs to the CUDA context.
     struct Slot {
         std::byte* bytes = nullptr;
-        cudaEvent_t done = nullptr; ///< of the last copy from or to these bytes
+        cudaEvent_t done = nullptr;  ///< of the last copy from or to these bytes
     };
     void pin();
     Slot& next();
@@ -57,9 +57,9 @@ public:
 private:
     [[nodiscard]] bool registered(std::span<const std::byte> bytes) const;
 
-    mutable std::mutex mutex_; ///< guards `regions_`
+    mutable std::mutex mutex_;  ///< guards `regions_`
     std::map<const std::byte*, std::size_t> regions_;
     PinnedRing ring_;
 };
 
-} // namespace bulkhead::worker::cuda
+}  // namespace bulkhead::worker::cuda

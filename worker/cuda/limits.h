@@ -13,4 +13,4 @@ inline constexpr std::size_t ring_slot_bytes = 4u << 20;
 /// compiles what was profiled, the third is the first that does nothing but its work.
 inline constexpr int warm_up_runs = 3;
 
-} // namespace bulkhead::worker::cuda
+}  // namespace bulkhead::worker::cuda

@@ -34,6 +34,6 @@ int main(int argc, char** argv) {
     if (::sendmsg(test, &message, MSG_NOSIGNAL) != 1) return 1;
 
     char status[16] = {};
-    if (::recv(test, status, sizeof status - 1, 0) <= 0) ::pause(); // the test has gone: wait to be killed
+    if (::recv(test, status, sizeof status - 1, 0) <= 0) ::pause();  // the test has gone: wait to be killed
     return std::atoi(status);
 }

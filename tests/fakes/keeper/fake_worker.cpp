@@ -69,6 +69,6 @@ void* obey(void*) {
     }
 }
 
-} // namespace
+}  // namespace
 
 int main() { obey(nullptr); }

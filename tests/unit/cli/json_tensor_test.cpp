@@ -116,5 +116,5 @@ TEST(Half, RoundsToNearestTiesToEven) {
     EXPECT_EQ(from_bfloat16(to_bfloat16(1.00390625F)), 1.0F);
 }
 
-} // namespace
-} // namespace bulkhead::cli
+}  // namespace
+}  // namespace bulkhead::cli

@@ -104,8 +104,9 @@ TEST_F(Npy, RefusesDtypesThatAreNoPlainLittleEndianNumbers) {
 TEST_F(Npy, RefusesAHeaderThatLiesAboutTheData) {
     EXPECT_THAT(error_of(npy(row, floats({1, 2}))).attempt, HasSubstr("has 12 bytes, the file 8"));
     EXPECT_THAT(error_of(npy(row, floats({1, 2, 3, 4}))).attempt, HasSubstr("has 12 bytes, the file 16"));
-    EXPECT_EQ(error_of(npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4), }", "")).code,
-              ErrorCode::shape_mismatch);
+    EXPECT_EQ(
+        error_of(npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4), }", "")).code,
+        ErrorCode::shape_mismatch);
 }
 
 TEST_F(Npy, RefusesEveryTruncation) {
@@ -147,5 +148,5 @@ TEST_F(Npy, TellsWhenItsFolderCannotBeWritten) {
                 HasSubstr("no/such/a.npy: No such file"));
 }
 
-} // namespace
-} // namespace bulkhead::cli
+}  // namespace
+}  // namespace bulkhead::cli

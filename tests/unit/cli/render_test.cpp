@@ -37,8 +37,9 @@ TEST(Times, HaveTheUnitThatSuitsThem) {
 TEST(Errors, SayAttemptCodeAndRemedy) {
     const Error error{ErrorCode::model_unknown, "model \"x\"", "see `bulkhead ps`"};
     EXPECT_EQ(render_error(error, false, plain), "error: model \"x\" (model_unknown)\n  see `bulkhead ps`\n");
-    EXPECT_EQ(render_error(error, true, plain),
-              "{\"error\":{\"code\":\"model_unknown\",\"attempt\":\"model \\\"x\\\"\",\"remedy\":\"see `bulkhead ps`\"}}\n");
+    EXPECT_EQ(
+        render_error(error, true, plain),
+        "{\"error\":{\"code\":\"model_unknown\",\"attempt\":\"model \\\"x\\\"\",\"remedy\":\"see `bulkhead ps`\"}}\n");
 }
 
 TEST(Errors, CannotMoveTheCursor) {
@@ -48,21 +49,22 @@ TEST(Errors, CannotMoveTheCursor) {
 
 TEST(Workers, StandInAlignedColumns) {
     const std::string text = render_workers(
-        parsed(R"([{"model":"a","replica":0,"state":"ready","pid":12,"device":"cpu","host_bytes":1048576,"gpu_bytes":null,
+        parsed(
+            R"([{"model":"a","replica":0,"state":"ready","pid":12,"device":"cpu","host_bytes":1048576,"gpu_bytes":null,
                     "requests":7,"errors":0,"restarts":0,"generation":3},
                    {"model":"long-name","replica":1,"state":"stopped","pid":null,"device":"auto","host_bytes":null,
                     "gpu_bytes":null,"requests":0,"errors":2,"restarts":1,"generation":0}])"),
         plain);
-    EXPECT_EQ(text,
-              "MODEL      REPLICA  STATE    PID  DEVICE     HOST  GPU  REQUESTS  ERRORS  RESTARTS  GENERATION\n"
-              "a                0  ready     12  cpu     1.0 MiB    -         7       0         0           3\n"
-              "long-name        1  stopped    -  auto          -    -         0       2         1           0\n");
+    EXPECT_EQ(text, "MODEL      REPLICA  STATE    PID  DEVICE     HOST  GPU  REQUESTS  ERRORS  RESTARTS  GENERATION\n"
+                    "a                0  ready     12  cpu     1.0 MiB    -         7       0         0           3\n"
+                    "long-name        1  stopped    -  auto          -    -         0       2         1           0\n");
 }
 
 TEST(Workers, KeepTheirColumnsWhenColoured) {
     const char* rows = R"([{"model":"é","state":"crashed","replica":0}])";
     std::string text = render_workers(parsed(rows), coloured);
-    for (std::size_t at = 0; (at = text.find('\x1b', at)) != std::string::npos;) text.erase(at, text.find('m', at) - at + 1);
+    for (std::size_t at = 0; (at = text.find('\x1b', at)) != std::string::npos;)
+        text.erase(at, text.find('m', at) - at + 1);
     EXPECT_EQ(text, render_workers(parsed(rows), plain));
 }
 
@@ -73,7 +75,8 @@ TEST(Workers, OfALyingDaemonShowNoMoreThanDashes) {
 
 TEST(Receipts, NameWhoHoldsWhat) {
     const std::string text = render_receipts(
-        parsed(R"([{"model":"m","replica":0,"generation":2,"pid":5,"ended":"killed","exit":{"signal":"SIGKILL"},"ms":5012.5,
+        parsed(
+            R"([{"model":"m","replica":0,"generation":2,"pid":5,"ended":"killed","exit":{"signal":"SIGKILL"},"ms":5012.5,
                     "host_bytes":1073741824,"gpu_bytes":-2048,"verified":false,
                     "held_by":[{"pid":9,"name":"client","bytes":4194304,"what":"slab"}]}])"),
         plain);
@@ -83,10 +86,14 @@ TEST(Receipts, NameWhoHoldsWhat) {
 
 TEST(Events, AreALineEach) {
     const auto event = [](const char* text) { return render_event(boost::json::parse(text), plain).substr(13); };
-    EXPECT_EQ(event(R"({"time":0,"event":"state","model":"m","replica":0,"generation":4,"from":"ready","to":"crashed","reason":"SIGKILL"})"),
-              "m/0#4 ready -> crashed: SIGKILL\n");
-    EXPECT_EQ(event(R"({"time":0,"event":"progress","model":"m","replica":0,"generation":4,"phase":"reading","done":1024,"total":4096,"unit":"bytes"})"),
-              "m/0#4 reading 1.0 KiB of 4.0 KiB\n");
+    EXPECT_EQ(
+        event(
+            R"({"time":0,"event":"state","model":"m","replica":0,"generation":4,"from":"ready","to":"crashed","reason":"SIGKILL"})"),
+        "m/0#4 ready -> crashed: SIGKILL\n");
+    EXPECT_EQ(
+        event(
+            R"({"time":0,"event":"progress","model":"m","replica":0,"generation":4,"phase":"reading","done":1024,"total":4096,"unit":"bytes"})"),
+        "m/0#4 reading 1.0 KiB of 4.0 KiB\n");
     EXPECT_THAT(event(R"({"time":0,"event":"new kind","model":"m"})"), HasSubstr("new kind"));
 }
 
@@ -100,17 +107,21 @@ TEST(Why, IsASentenceAndWhatHappenedToEachReplica) {
 
 TEST(LogLines, CannotCorruptTheTerminal) {
     const std::string line = render_log_line(
-        boost::json::parse(R"({"time":0,"replica":0,"generation":1,"stream":"stderr","text":"a\u001b]0;title\u0007b"})"), plain);
+        boost::json::parse(
+            R"({"time":0,"replica":0,"generation":1,"stream":"stderr","text":"a\u001b]0;title\u0007b"})"),
+        plain);
     EXPECT_THAT(line, HasSubstr("0#1 err a?]0;title?b\n"));
 }
 
 TEST(ProgressBar, GrowsAndFitsTheTerminal) {
     const auto bar = [](const char* text, std::size_t width) { return Progress::bar(boost::json::parse(text), width); };
-    const char* half = R"({"event":"progress","model":"m","replica":0,"phase":"reading","done":50,"total":100,"unit":"steps"})";
+    const char* half =
+        R"({"event":"progress","model":"m","replica":0,"phase":"reading","done":50,"total":100,"unit":"steps"})";
     EXPECT_THAT(bar(half, 200), HasSubstr("[############------------]  50%  50 of 100"));
     EXPECT_EQ(width_of(bar(half, 40)), 40u);
-    EXPECT_THAT(bar(R"({"event":"progress","model":"m","replica":0,"phase":"x","done":9,"total":3})", 200), HasSubstr("100%"));
+    EXPECT_THAT(bar(R"({"event":"progress","model":"m","replica":0,"phase":"x","done":9,"total":3})", 200),
+                HasSubstr("100%"));
 }
 
-} // namespace
-} // namespace bulkhead::cli
+}  // namespace
+}  // namespace bulkhead::cli

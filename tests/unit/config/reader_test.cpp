@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sstream>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -162,7 +163,7 @@ TEST(Reader, ReportsAnAliasedFaultOnceAtItsAnchor) {
     const ReadFleet read = read_model_with("    inputs: {x: &t {dtype: float99, shape: [1]}, y: *t}\n");
     std::vector<int> columns;
     for (const Diagnostic& diagnostic : read.diagnostics) columns.push_back(diagnostic.column);
-    EXPECT_THAT(columns, ElementsAre(28, 28)); // two inputs, each named
+    EXPECT_THAT(columns, ElementsAre(28, 28));  // two inputs, each named
 }
 
 TEST(Reader, EscapesWhatItQuotes) {
@@ -180,7 +181,7 @@ TEST(Reader, NamesAFleetFileThatIsMissingOrAFolder) {
 
 TEST(Reader, StopsListingAfterABound) {
     std::string keys;
-    for (int i = 0; i < 500; ++i) keys += "    unknown_" + std::to_string(i) + ": 1\n";
+    for (int i = 0; i < 500; ++i) keys += fmt::format("    unknown_{}: 1\n", i);
     const ReadFleet read = read_model_with(keys);
     EXPECT_THAT(read.diagnostics, SizeIs(201));
     EXPECT_THAT(read.diagnostics.back().error.attempt, HasSubstr("more than 200 errors"));
@@ -202,8 +203,7 @@ TEST(HostileText, CostsNeitherStackNorMemory) {
 
 TEST(HostileText, MayNotNestThroughAliases) {
     std::string text = "x0: &x0 [1]\n";
-    for (int i = 1; i < 40; ++i)
-        text += "x" + std::to_string(i) + ": &x" + std::to_string(i) + " [*x" + std::to_string(i - 1) + "]\n";
+    for (int i = 1; i < 40; ++i) text += fmt::format("x{0}: &x{0} [*x{1}]\n", i, i - 1);
     EXPECT_THAT(texts(read_fleet_text(text, "chain.yaml")), ElementsAre(HasSubstr("nested more than 32 levels")));
 }
 
@@ -244,5 +244,5 @@ TEST(FleetJson, DoesNotAskForTheModelsFile) {
     EXPECT_EQ(model_from_json(json).value().file, "/nowhere/a.pt");
 }
 
-} // namespace
-} // namespace bulkhead::config
+}  // namespace
+}  // namespace bulkhead::config

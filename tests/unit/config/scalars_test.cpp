@@ -76,5 +76,5 @@ TEST(Names, HaveTheirBounds) {
     EXPECT_FALSE(is_environment_name("A-B"));
 }
 
-} // namespace
-} // namespace bulkhead::config
+}  // namespace
+}  // namespace bulkhead::config

@@ -79,7 +79,7 @@ TEST_F(Exit, IsNotHungUpOnAChildThatLeftTheGroup) {
     ::kill(outsider_pid, SIGKILL);
     EXPECT_TRUE(ends(outsider));
     seat.say(Type::forget, worker.key);
-    const WorkerSeen next = seat.spawn_fake(2); // a turn of the loop for what ended before
+    const WorkerSeen next = seat.spawn_fake(2);  // a turn of the loop for what ended before
     next.tell("exit 0");
     (void)hear_exit();
     EXPECT_EQ(children_of(keeper.pid()), std::set<pid_t>{seat.pid()}) << "and reaps it";
@@ -100,7 +100,7 @@ TEST_F(Exit, IsToldOnceAndTheRecordStaysUntilForget) {
     worker.tell("exit 0");
     (void)hear_exit();
 
-    signal(worker, SIGTERM, true); // crossed its end: nobody is hit, nobody complains
+    signal(worker, SIGTERM, true);  // crossed its end: nobody is hit, nobody complains
     seat.say(Type::ledger, worker.key, "late words");
     seat.say(Type::forget, worker.key);
 
@@ -113,7 +113,7 @@ TEST_F(Exit, SignalsReachTheWorkerAloneOrItsGroup) {
     const UniqueFd straggler = worker.child("fork");
     const UniqueFd outsider = worker.child("setsid");
 
-    signal(worker, SIGCONT, false); // harmless
+    signal(worker, SIGCONT, false);  // harmless
     EXPECT_EQ(worker.ask("echo alive"), "alive");
     EXPECT_TRUE(is_alive(straggler));
 
@@ -157,5 +157,5 @@ TEST_F(Exit, OfManyAtOnceIsToldOfEach) {
     while (!waiting.empty()) EXPECT_EQ(waiting.erase(hear_exit().key.generation), 1U);
 }
 
-} // namespace
-} // namespace bulkhead::test
+}  // namespace
+}  // namespace bulkhead::test

@@ -66,7 +66,7 @@ std::vector<std::byte>& buffer() {
     return bytes;
 }
 
-} // namespace
+}  // namespace
 
 WorkerKey key_of(const std::string& model, std::uint64_t generation) {
     WorkerKey key{};
@@ -209,7 +209,7 @@ Folder::~Folder() {
 }
 
 KeeperProcess::KeeperProcess(KeeperOptions options) {
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1); // what the keeper leaves behind is ours to see and to end
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what the keeper leaves behind is ours to see and to end
     const std::string relay_path = folder / "relay";
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -257,4 +257,4 @@ Ended run_keeper(const std::vector<std::string>& arguments, const std::vector<st
     return {status, file_text(folder / "errors")};
 }
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test

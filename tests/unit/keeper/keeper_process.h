@@ -58,7 +58,7 @@ class Seat {
 public:
     Seat(UniqueFd relay, UniqueFd link, UniqueFd listening, pid_t pid);
 
-    HandOver take_over(); ///< receives the hand-over and answers with a hello
+    HandOver take_over();  ///< receives the hand-over and answers with a hello
     HandOver receive_hand_over();
     void greet(std::uint16_t version_min = 1, std::uint16_t version_max = 1);
 
@@ -78,12 +78,12 @@ public:
                    const std::vector<std::string>& environment = {}, std::optional<int> cgroup = {});
     WorkerSeen spawn(const WorkerKey& key, const std::vector<std::string>& argv,
                      const std::vector<std::string>& environment = {}, std::optional<int> cgroup = {});
-    WorkerSeen spawn_fake(std::uint64_t generation); ///< named "fake", and surely past its exec
+    WorkerSeen spawn_fake(std::uint64_t generation);  ///< named "fake", and surely past its exec
     keeper_link::SpawnFailed spawn_in_vain(const WorkerKey& key, const std::vector<std::string>& argv);
     /// Returns once the keeper has served every request before it.
     void settle(std::uint64_t generation);
 
-    void end_with(int status); ///< the process ends, and the test's hold on its link with it
+    void end_with(int status);  ///< the process ends, and the test's hold on its link with it
     void kill();
 
     [[nodiscard]] pid_t pid() const { return pid_; }
@@ -97,9 +97,9 @@ private:
 };
 
 struct KeeperOptions {
-    std::vector<std::string> arguments = {};   ///< instead of --socket, --supervisor and FLEET
-    std::vector<std::string> environment = {}; ///< added to the test's own
-    std::function<void()> in_child = {};       ///< before exec
+    std::vector<std::string> arguments = {};    ///< instead of --socket, --supervisor and FLEET
+    std::vector<std::string> environment = {};  ///< added to the test's own
+    std::function<void()> in_child = {};        ///< before exec
 };
 
 /// A folder of the test's own, gone with it.
@@ -146,6 +146,6 @@ struct Ended {
 };
 Ended run_keeper(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test
 
 #include "tests/unit/keeper/keeper_process_templates.h"

@@ -27,4 +27,4 @@ void Seat::say(keeper_link::Type type, const T& body, std::string_view tail) {
     say(type, std::string_view{bytes});
 }
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test

@@ -24,7 +24,7 @@ bool polls_in(int fd, int timeout_ms) {
 
 std::filesystem::path proc(pid_t pid) { return "/proc/" + std::to_string(pid); }
 
-} // namespace
+}  // namespace
 
 std::map<int, std::string> descriptors_of(pid_t pid) {
     std::map<int, std::string> found;
@@ -67,4 +67,4 @@ bool ends(const UniqueFd& pidfd) { return polls_in(pidfd.get(), patience_ms); }
 bool is_alive(const UniqueFd& pidfd) { return !polls_in(pidfd.get(), 0); }
 bool readable(int fd) { return polls_in(fd, patience_ms); }
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test

@@ -37,4 +37,4 @@ bool is_alive(const UniqueFd& pidfd);
 /// Waits, at most 20 s, until the descriptor can be read or has hung up.
 bool readable(int fd);
 
-} // namespace bulkhead::test
+}  // namespace bulkhead::test

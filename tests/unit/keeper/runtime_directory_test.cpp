@@ -70,7 +70,7 @@ TEST(RuntimeDirectory, FollowsSymlinksAboveIt) {
 
     const Ended ended = start_at(folder / "link/run/control.sock");
 
-    EXPECT_THAT(ended.errors, HasSubstr("starting /nonexistent")); // it came that far
+    EXPECT_THAT(ended.errors, HasSubstr("starting /nonexistent"));  // it came that far
     EXPECT_TRUE(fs::exists(folder / "real/run"));
 }
 
@@ -161,7 +161,7 @@ TEST(RuntimeDirectory, AStaleSocketIsReplaced) {
 
     const Ended next = start_at(keeper.socket());
 
-    EXPECT_THAT(next.errors, HasSubstr("starting /nonexistent")); // it lacked a supervisor, not a socket
+    EXPECT_THAT(next.errors, HasSubstr("starting /nonexistent"));  // it lacked a supervisor, not a socket
     EXPECT_FALSE(fs::exists(keeper.socket()));
 }
 
@@ -214,5 +214,5 @@ TEST(CommandLine, HelpAndVersionNeedNoDaemon) {
     EXPECT_EQ(run_keeper({"--version"}).status, 0);
 }
 
-} // namespace
-} // namespace bulkhead::test
+}  // namespace
+}  // namespace bulkhead::test

@@ -111,7 +111,7 @@ TEST_F(Spawn, CoreLimitIsWhatWasToldWithinTheHardLimit) {
     rlimit own{};
     ::getrlimit(RLIMIT_CORE, &own);
 
-    const WorkerSeen worker = seat.spawn_fake(1); // asks for 0
+    const WorkerSeen worker = seat.spawn_fake(1);  // asks for 0
 
     rlimit limit{1, 1};
     ASSERT_EQ(::prlimit(worker.pid, RLIMIT_CORE, nullptr, &limit), 0);
@@ -250,5 +250,5 @@ TEST_F(Spawn, BeyondTheTableIsRefusedAndTheTableIsReusedAfterForget) {
     EXPECT_GT(seat.spawn_fake(++generation).pid, 0);
 }
 
-} // namespace
-} // namespace bulkhead::test
+}  // namespace
+}  // namespace bulkhead::test

@@ -190,5 +190,5 @@ TEST(Footprint, IsOneThreadAndLittleMemory) {
     EXPECT_LE(resident_kib(), 4096);
 }
 
-} // namespace
-} // namespace bulkhead::test
+}  // namespace
+}  // namespace bulkhead::test

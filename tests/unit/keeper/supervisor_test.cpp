@@ -135,7 +135,7 @@ TEST(Supervisor, GetsAFullTableThroughASocketThatHoldsLess) {
     seat.settle(1000);
 
     Seat next = kill_and_succeed(keeper, std::move(seat));
-    next.greet(); // before it reads anything
+    next.greet();  // before it reads anything
     const HandOver all = next.receive_hand_over();
 
     ASSERT_EQ(all.workers.size(), keeper_link::workers_max);
@@ -208,7 +208,7 @@ TEST(Supervisor, ThatEndsBeforeItsFirstHelloEndsTheKeeper) {
     const Ended ended = run_keeper({"--socket", folder / "run/control.sock", "--supervisor", "/bin/false", "fleet"});
 
     EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors, HasSubstr("the supervisor ended with status 1 before its hello"));
+    EXPECT_THAT(ended.errors, HasSubstr("ended code=1 before its first hello"));
 }
 
 TEST(Supervisor, ThatCannotBeStartedIsAnErrorWithARemedy) {
@@ -316,7 +316,7 @@ const Nonsense nonsense[] = {
     {"ASpawnWithCountsThatOverflow",
      [](Seat& seat) {
          auto body = spawn_body(9, 0xFFFF'FFFF, 3);
-         body.environment_count = 2; // together 1 in 32 bits
+         body.environment_count = 2;  // together 1 in 32 bits
          seat.say(Type::spawn, body, std::string_view{"/a\0", 3});
      }},
     {"ASpawnWithADescriptorItDoesNotMention",
@@ -384,5 +384,5 @@ TEST(Supervisor, ThatAsksBeforeItsHelloIsKilled) {
     EXPECT_EQ(keeper.next_seat().take_over().hello.generation_last, 0U) << "and nothing was spawned";
 }
 
-} // namespace
-} // namespace bulkhead::test
+}  // namespace
+}  // namespace bulkhead::test

@@ -83,7 +83,7 @@ TEST(BucketChoice, RunsEagerlyWhereAnOutputCouldFollowTwoInputsOfDifferentSize) 
 
 TEST(BucketChoice, RunsEagerlyWhereAnOutputVariesByItself) {
     MethodSpec method = embedding();
-    method.outputs[1].shape[1] = {1, 512}; // twice the tokens, perhaps: nothing says so
+    method.outputs[1].shape[1] = {1, 512};  // twice the tokens, perhaps: nothing says so
 
     EXPECT_EQ(choose(method, {{1, 17}, {1, 17}}).reason, eager_reason::padding_ambiguous);
     EXPECT_EQ(choose(method, {{1, 64}, {1, 64}}).bucket, 2u) << "exact shapes cut nothing";
@@ -146,5 +146,5 @@ TEST(OutputsFollowInputs, WhenVaryingDimsAreAsLongAsTheirInputs) {
     EXPECT_FALSE(follow(embedding(), bucket, {{1, 384}})) << "an output is missing";
 }
 
-} // namespace
-} // namespace bulkhead::worker
+}  // namespace
+}  // namespace bulkhead::worker

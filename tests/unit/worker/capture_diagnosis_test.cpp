@@ -133,5 +133,5 @@ TEST(CaptureDiagnosis, OfATracebackThatIsCutAnywhereStillEnds) {
         EXPECT_FALSE(diagnose_capture(std::string_view{whole}.substr(0, length)).reason.empty()) << length;
 }
 
-} // namespace
-} // namespace bulkhead::worker
+}  // namespace
+}  // namespace bulkhead::worker

@@ -19,7 +19,7 @@ TEST_F(ChannelTest, WelcomesAClientWithBothSlabsAndTheMethods) {
     const auto& echo = client.welcome.methods.at("echo").as_object();
     EXPECT_EQ(boost::json::serialize(echo.at("inputs")), R"([{"name":"x","dtype":"float32","shape":["0..16777216"]}])");
     EXPECT_EQ(client.find_slab(wire::SlabDirection::input)->memory.size_bytes(), spec.channel.input_bytes);
-    EXPECT_EQ(expect_said("channel_opened").at("channel").to_number<std::uint64_t>(), client.id);
+    EXPECT_EQ(number(expect_said("channel_opened"), "channel"), client.id);
 }
 
 TEST_F(ChannelTest, AnswersAnInferenceWithTensorsInTheOutputSlab) {
@@ -118,7 +118,7 @@ TEST_F(ChannelTest, RefusesInputBytesThatAnotherRequestIsUsing) {
     EXPECT_NE(error.attempt.find("request 1"), std::string::npos);
     log->gate.open();
     client.expect_result(1);
-    client.expect_result(3); // the very same lease may be read twice
+    client.expect_result(3);  // the very same lease may be read twice
     client.expect_result(4);
 }
 
@@ -152,7 +152,7 @@ TEST_F(ChannelTest, TakesBackTheOutputsOfAFailedInference) {
     spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
     start_ready();
     TestClient client = open_channel();
-    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F)); // most of the output slab
+    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));  // most of the output slab
 
     for (std::uint64_t id = 1; id <= 5; ++id) {
         client.infer(id, "fail", {input});
@@ -202,7 +202,7 @@ TEST_F(ChannelTest, RefusesStaleAndForeignLeasesAndClosesAfterTooMany) {
         client.expect_error(0, ErrorCode::protocol_violation);
     }
     client.expect_end();
-    EXPECT_EQ(expect_said("channel_closed").at("channel").to_number<std::uint64_t>(), client.id);
+    EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
 }
 
 TEST_F(ChannelTest, OffersAnotherOutputSlabBeforeTheResultThatLiesInIt) {
@@ -249,8 +249,8 @@ TEST_F(ChannelTest, MakesALargeSlabWhileAnInferenceOfAnotherChannelRuns) {
     neighbour.infer(1, "wait", {neighbour.tensor({1})});
     log->gate.await_arrivals(1);
 
-    client.send(channel::encode(
-        channel::SlabRequest{11, wire::SlabDirection::input, wire::SlabKind::host_memfd, 64u << 20}));
+    client.send(
+        channel::encode(channel::SlabRequest{11, wire::SlabDirection::input, wire::SlabKind::host_memfd, 64u << 20}));
     client.infer(12, "echo", {client.tensor({1})});
     log->gate.open();
 
@@ -263,8 +263,7 @@ TEST_F(ChannelTest, RefusesASlabOfAKindThatItCannotMake) {
     start_ready();
     TestClient client = open_channel();
 
-    client.send(
-        channel::encode(channel::SlabRequest{11, wire::SlabDirection::input, wire::SlabKind::cuda_vmm, 4096}));
+    client.send(channel::encode(channel::SlabRequest{11, wire::SlabDirection::input, wire::SlabKind::cuda_vmm, 4096}));
 
     client.expect_error(11, ErrorCode::input_invalid);
 }
@@ -380,7 +379,7 @@ TEST_F(ChannelTest, ClosesAClientThatNeverSaysHello) {
     TestClient client = introduce();
 
     client.expect_end();
-    EXPECT_EQ(expect_said("channel_closed").at("channel").to_number<std::uint64_t>(), client.id);
+    EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
 }
 
 TEST_F(ChannelTest, ForgetsAClientThatIsGoneBeforeItsHello) {
@@ -389,7 +388,7 @@ TEST_F(ChannelTest, ForgetsAClientThatIsGoneBeforeItsHello) {
 
     client.close();
 
-    EXPECT_EQ(expect_said("channel_closed").at("channel").to_number<std::uint64_t>(), client.id);
+    EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
 }
 
 TEST_F(ChannelTest, KeepsTheSlabsOfAClientThatIsGoneUntilItsRequestHasEnded) {
@@ -400,7 +399,7 @@ TEST_F(ChannelTest, KeepsTheSlabsOfAClientThatIsGoneUntilItsRequestHasEnded) {
     log->gate.await_arrivals(1);
 
     client.close();
-    TestClient other = open_channel(); // the loop has seen the end of file by the time it serves another
+    TestClient other = open_channel();  // the loop has seen the end of file by the time it serves another
     other.infer(1, "echo", {other.tensor({3})});
     {
         const std::lock_guard lock{log->mutex};
@@ -409,7 +408,7 @@ TEST_F(ChannelTest, KeepsTheSlabsOfAClientThatIsGoneUntilItsRequestHasEnded) {
     log->gate.open();
 
     other.expect_result(1);
-    EXPECT_EQ(expect_said("channel_closed").at("channel").to_number<std::uint64_t>(), client.id);
+    EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
     EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 3"}));
     const std::lock_guard lock{log->mutex};
     EXPECT_EQ(log->unregistered, 2);
@@ -423,10 +422,11 @@ TEST_F(ChannelTest, ClosesAClientThatDoesNotReadAndServesTheOthers) {
 
     std::uint64_t id = 0;
     while (id < 20'000 &&
-           deaf.try_send(channel::encode(channel::Infer{++id, "echo", 0ms, false, {input}, {}}).value())) {}
+           deaf.try_send(channel::encode(channel::Infer{++id, "echo", 0ms, false, {input}, {}}).value())) {
+    }
 
     EXPECT_LT(id, 20'000U) << "its channel was never closed";
-    EXPECT_EQ(expect_said("channel_closed").at("channel").to_number<std::uint64_t>(), deaf.id);
+    EXPECT_EQ(number(expect_said("channel_closed"), "channel"), deaf.id);
     other.infer(1, "echo", {other.tensor({1})});
     other.expect_result(1);
 }
@@ -439,7 +439,7 @@ TEST_F(ChannelTest, ReturnsEveryDescriptorOf200Channels) {
     };
     const auto one_life = [&] {
         TestClient client = open_channel();
-        client.infer(1, "fill", {}, {{"bytes", 100'000}}); // grows by a slab
+        client.infer(1, "fill", {}, {{"bytes", 100'000}});  // grows by a slab
         client.expect_result(1);
         client.close();
         client.slabs.clear();
@@ -455,5 +455,5 @@ TEST_F(ChannelTest, ReturnsEveryDescriptorOf200Channels) {
     EXPECT_EQ(log->registered, log->unregistered);
 }
 
-} // namespace
-} // namespace bulkhead::worker::test
+}  // namespace
+}  // namespace bulkhead::worker::test

@@ -69,12 +69,12 @@ private:
 /// What the test sees of a fake model from its own thread.
 struct ModelLog {
     std::mutex mutex;
-    std::vector<std::string> runs; ///< "echo" with the first element, in the order of execution
+    std::vector<std::string> runs;  ///< "echo" with the first element, in the order of execution
     int resets = 0;
     int registered = 0;
     int unregistered = 0;
     std::optional<Error> reset_error;
-    Gate gate; ///< of the method "wait"
+    Gate gate;  ///< of the method "wait"
 
     std::vector<std::string> runs_so_far() {
         const std::lock_guard lock{mutex};
@@ -275,7 +275,7 @@ public:
         return nullptr;
     }
 
-    std::uint64_t id; ///< of its channel
+    std::uint64_t id;  ///< of its channel
     channel::Welcome welcome;
     std::vector<Slab> slabs;
 
@@ -394,7 +394,7 @@ protected:
     UniqueFd link;
     boost::json::object hello;
     boost::json::object ready;
-    std::vector<std::string> said; ///< types, in order
+    std::vector<std::string> said;  ///< types, in order
 
 private:
     void exited(int status) {
@@ -412,4 +412,4 @@ private:
     std::optional<int> exit_status_;
 };
 
-} // namespace bulkhead::worker::test
+}  // namespace bulkhead::worker::test

@@ -103,5 +103,5 @@ TEST(Scheduler, RemovesWhatIsOutOfTimeAndKnowsTheNextDeadline) {
     EXPECT_EQ(scheduler.earliest_deadline(), std::nullopt);
 }
 
-} // namespace
-} // namespace bulkhead::worker
+}  // namespace
+}  // namespace bulkhead::worker

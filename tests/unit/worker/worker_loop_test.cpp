@@ -188,7 +188,7 @@ TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGone) {
 TEST_F(WorkerLoop, ServesOnWhenNobodyReadsTheLink) {
     start_ready();
     TestClient client = open_channel();
-    for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}}); // far more than socket and outbox hold
+    for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}});  // far more than socket and outbox hold
 
     client.infer(1, "echo", {client.tensor({1})});
 
@@ -294,7 +294,7 @@ TEST_F(WorkerLoop, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
     spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
     start_ready();
     TestClient client = open_channel();
-    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F)); // most of the output slab
+    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));  // most of the output slab
 
     client.infer(1, "wait", {input}, {}, 5ms);
     log->gate.await_arrivals(1);
@@ -302,7 +302,7 @@ TEST_F(WorkerLoop, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
     client.infer(2, "echo", {input});
     log->gate.open();
 
-    client.expect_result(2); // its output fits: the discarded one gave its room back
+    client.expect_result(2);  // its output fits: the discarded one gave its room back
 }
 
 TEST_F(WorkerLoop, CancelsAQueuedAndARunningRequest) {
@@ -319,7 +319,7 @@ TEST_F(WorkerLoop, CancelsAQueuedAndARunningRequest) {
 
     client.expect_error(2, ErrorCode::cancelled);
     client.expect_error(1, ErrorCode::cancelled);
-    client.infer(1, "echo", {client.tensor({3}, 128)}); // the number is free again
+    client.infer(1, "echo", {client.tensor({3}, 128)});  // the number is free again
     log->gate.open();
     client.expect_result(1);
     EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 3"}));
@@ -382,7 +382,7 @@ TEST_F(WorkerLoop, AStatefulModelIsResetForEachOfItsClientsInTurn) {
     start_ready();
 
     for (int turn = 1; turn <= 20; ++turn) {
-        TestClient client = open_channel(); // right after the one before it closed: never busy
+        TestClient client = open_channel();  // right after the one before it closed: never busy
         client.infer(1, "echo", {client.tensor({1})});
         client.expect_result(1);
         const std::lock_guard lock{log->mutex};
@@ -494,7 +494,7 @@ TEST_F(WorkerLoop, EndsWithAnErrorWhenTheDrainDeadlinePasses) {
     log->gate.await_arrivals(1);
 
     say({{"type", "drain"}, {"deadline_ms", 600'000}});
-    say({{"type", "drain"}, {"deadline_ms", 10}}); // the earlier one holds
+    say({{"type", "drain"}, {"deadline_ms", 10}});  // the earlier one holds
 
     const auto closing = client.receive();
     EXPECT_TRUE(closing && std::holds_alternative<channel::Closing>(*closing));
@@ -573,5 +573,5 @@ TEST(Identity, IsRefusedWhenAnyPartIsMissing) {
         EXPECT_FALSE(Identity::parse(text)) << text;
 }
 
-} // namespace
-} // namespace bulkhead::worker::test
+}  // namespace
+}  // namespace bulkhead::worker::test

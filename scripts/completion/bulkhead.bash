@@ -1,0 +1,54 @@
+# Completion of `bulkhead` for bash: commands, options, and the names of the daemon's models.
+#
+#   source scripts/completion/bulkhead.bash
+
+_bulkhead_models() {
+    # The options that say which daemon to ask are passed on.
+    bulkhead "$@" --json ps 2>/dev/null | grep -o '"model":"[^"]*"' | cut -d'"' -f4 | sort -u
+}
+
+_bulkhead() {
+    local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
+    local commands='up down ps load unload restart infer logs events why info validate'
+    local command='' named=0 where=() i
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${COMP_WORDS[i]} in
+        --socket) where=(--socket "${COMP_WORDS[++i]}") ;;
+        --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --output) ((++i)) ;;
+        -*) ;;
+        *) if [ -z "$command" ]; then command=${COMP_WORDS[i]}; else ((++named)); fi ;;
+        esac
+    done
+
+    case $previous in
+    --socket | --output | -o)
+        mapfile -t COMPREPLY < <(compgen -f -- "$word")
+        return
+        ;;
+    --deadline | --lines | --count | --repeat | --method | --client | --input | --param | -n | -m | -i | -p) return ;;
+    esac
+
+    local options='--socket --json --help' names=''
+    case $command in
+    '') names=$commands options+=' --version' ;;
+    ps) options+=' --watch' ;;
+    load) options+=' --all --deadline' names=many ;;
+    unload | restart) options+=' --all' names=many ;;
+    infer) options+=' --input --param --output --method --repeat --deadline --client' names=one ;;
+    logs) options+=' --lines --follow' names=one ;;
+    events) options+=' --count' names=many ;;
+    why) names=one ;;
+    up | validate)
+        [[ $word == -* ]] || mapfile -t COMPREPLY < <(compgen -f -X '!*.y?(a)ml' -- "$word"; compgen -d -S / -- "$word")
+        ;;
+    esac
+    if [[ $word == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
+        return
+    fi
+    [ "$names" = one ] && [ "$named" -gt 0 ] && names=''
+    [ "$names" = one ] || [ "$names" = many ] && names=$(_bulkhead_models "${where[@]}")
+    [ -z "$names" ] || mapfile -t COMPREPLY < <(compgen -W "$names" -- "$word")
+}
+
+complete -F _bulkhead bulkhead

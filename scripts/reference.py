@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Makes docs/configuration.md from config/fleet.schema.json, so that the two cannot differ.
+
+    reference.py            write it
+    reference.py --check    exit 1 if it is not up to date
+"""
+
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCHEMA = ROOT / "config/fleet.schema.json"
+PAGE = ROOT / "docs/configuration.md"
+
+INTRODUCTION = """\
+# The fleet file
+
+<!-- Made from config/fleet.schema.json by scripts/reference.py: change those. -->
+
+A fleet file names the models that one daemon serves. `bulkhead validate FILE` checks it without a daemon and tells all
+errors at once, each with line, column and remedy; `bulkhead up FILE` starts a daemon with it. Examples:
+[demo.yaml](../config/fleets/demo.yaml), [gpu.yaml](../config/fleets/gpu.yaml). An editor with a YAML language server
+completes and checks it by `# yaml-language-server: $schema=PATH/config/fleet.schema.json` in the first line.
+
+```yaml
+{example}```
+
+"""
+
+VALUES = """\
+## Values
+
+- **duration**: a whole number and a unit, `250ms`, `30s`, `2m`, `1h`; at least 1 ms, at most 24 h.
+- **size**: bytes, or `64KiB`, `4MiB`, `2GiB`.
+- **path**: a relative one is taken from the folder of the fleet file. `~` and `$VARIABLES` are not expanded, in paths or
+  anywhere else.
+- **device**: `auto`, `cpu`, `cuda:0` (in NVML's order), `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+- **dimension**: `512`, or a range `1..256` with both ends included.
+
+## What is refused
+
+The reader is strict. An unknown key, a key that stands twice, a value of the wrong type, a missing model file, a bucket or
+warm-up outside the declared shapes: each is an error, none is ignored. The text is YAML 1.2 in UTF-8: `off` and `yes` are
+words, `"1"` is text and no number. One document a file, without tags and without merge keys (`<<`); use `defaults`.
+Indentation has no tabs. Aliases (`*name`) may be used within bounds: with every alias expanded a file has at most 10,000
+values, nested at most 32 deep, in at most 1 MiB.
+
+```
+$ bulkhead validate fleet.yaml
+fleet.yaml:5:5: error: model "minilm": unknown key "devise"
+  did you mean "device"?
+fleet.yaml:9:44: error: model "minilm": inputs.input_ids: shape[1] = 256..1
+  write the smaller end first: 1..256
+```
+"""
+
+SECTIONS = ["defaults", "model", "deadlines", "channel", "state", "method", "tensor", "parameter"]
+TITLES = {"defaults": "defaults", "model": "A model", "deadlines": "deadlines", "channel": "channel", "state": "state",
+          "method": "A method", "tensor": "A tensor", "parameter": "A parameter"}
+
+
+def resolve(schema, entry):
+    """The entry with what it refers to; its own members win."""
+    while "$ref" in entry:
+        name = entry["$ref"].removeprefix("#/$defs/")
+        entry = {**schema["$defs"][name], **{key: value for key, value in entry.items() if key != "$ref"}}
+    return entry
+
+
+def kind(schema, entry):
+    """What stands in the column `value`: a link where the value has a section of its own."""
+    title = entry.get("title", "")
+    if title in SECTIONS and entry.get("type") == "object":
+        return f"[{title}](#{TITLES[title].lower().replace(' ', '-')})"
+    for plural, single in [("map of tensors", "tensor"), ("map of parameters", "parameter"), ("map of methods", "method"),
+                           ("map of models", "model")]:
+        if title == plural:
+            return f"map of [{single}s](#a-{single})"
+    return title
+
+
+def table(schema, entry):
+    rows = ["| key | value | default | |", "| --- | --- | --- | --- |"]
+    for key, value in entry["properties"].items():
+        value = resolve(schema, value)
+        default = value.get("default")
+        shown = "required" if key in entry.get("required", []) else "" if default is None else f"`{json.dumps(default)}`"
+        rows.append(f"| `{key}` | {kind(schema, value)} | {shown.replace(chr(34), '')} | {value['description']} |")
+    return "\n".join(rows) + "\n"
+
+
+def page(schema):
+    text = INTRODUCTION.replace("{example}", (ROOT / "config/fleets/demo.yaml").read_text())
+    text += f"## The file\n\n{table(schema, schema)}\n"
+    for name in SECTIONS:
+        entry = schema["$defs"][name]
+        text += f"## {TITLES[name]}\n\n{entry['description']}\n\n"
+        if name != "defaults":
+            text += table(schema, entry) + "\n"
+    return text + VALUES
+
+
+def main():
+    made = page(json.loads(SCHEMA.read_text()))
+    if sys.argv[1:] == ["--check"]:
+        if not PAGE.exists() or PAGE.read_text() != made:
+            print(f"{PAGE.relative_to(ROOT)} is not up to date: run scripts/reference.py")
+            return 1
+        return 0
+    if sys.argv[1:]:
+        print(__doc__)
+        return 2
+    PAGE.write_text(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

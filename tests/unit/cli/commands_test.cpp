@@ -1,0 +1,260 @@
+/// The program as a shell sees it: arguments in, exit status and text out, against a daemon of canned answers.
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include <boost/json.hpp>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "clients/cli/command.h"
+#include "ipc/unique_fd.h"
+#include "tests/unit/cli/temporary_folder.h"
+
+namespace bulkhead::cli {
+namespace {
+
+namespace json = boost::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::StartsWith;
+
+/// Answers one connection after the other, from a table; the last line of an entry is the answer's member
+/// `result` or `error`, lines before it are sent first as they are.
+class CannedDaemon {
+public:
+    CannedDaemon() {
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        std::strcpy(address.sun_path, path().c_str());
+        if (::bind(listening_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+            ::listen(listening_.get(), 4) != 0)
+            throw std::runtime_error{"listening"};
+        thread_ = std::jthread{[this] { serve(); }};
+    }
+    ~CannedDaemon() { ::shutdown(listening_.get(), SHUT_RDWR); }  // wakes accept
+
+    [[nodiscard]] std::string path() const { return folder_.path() / "control.sock"; }
+    void answer(const std::string& method, const std::string& member, std::vector<std::string> notifications = {}) {
+        answers_[method] = {member, std::move(notifications)};
+    }
+    [[nodiscard]] std::vector<std::string> asked() {
+        const std::lock_guard guard{mutex_};
+        return asked_;
+    }
+
+private:
+    struct Canned {
+        std::string member;
+        std::vector<std::string> notifications;
+    };
+
+    void serve() {
+        while (true) {
+            const UniqueFd connection{::accept(listening_.get(), nullptr, nullptr)};
+            if (!connection) return;
+            std::string line;
+            for (char byte = 0; ::read(connection.get(), &byte, 1) == 1;) {
+                line += byte;
+                if (byte != '\n') continue;
+                reply(connection.get(), json::parse(line).as_object());
+                line.clear();
+            }
+        }
+    }
+
+    void reply(int connection, const json::object& request) {
+        const std::string method{request.at("method").as_string()};
+        {
+            const std::lock_guard guard{mutex_};
+            const json::value* params = request.if_contains("params");
+            asked_.push_back(method + (params ? " " + json::serialize(*params) : ""));
+        }
+        const auto found = answers_.find(method);
+        const Canned canned = found == answers_.end() ? Canned{R"("result":{})", {}} : found->second;
+        std::string text;
+        for (const std::string& notification : canned.notifications) text += notification + "\n";
+        text += R"({"jsonrpc":"2.0","id":)" + json::serialize(request.at("id")) + "," + canned.member + "}\n";
+        static_cast<void>(::send(connection, text.data(), text.size(), MSG_NOSIGNAL));
+    }
+
+    TemporaryFolder folder_;
+    UniqueFd listening_{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    std::map<std::string, Canned> answers_;  ///< filled before a command runs
+    std::mutex mutex_;
+    std::vector<std::string> asked_;
+    std::jthread thread_;
+};
+
+struct Ran {
+    int status;
+    std::string out;
+    std::string err;
+};
+
+Ran ran(std::vector<const char*> words) {
+    words.insert(words.begin(), "bulkhead");
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    const int status = run(static_cast<int>(words.size()), words.data());
+    return {status, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr()};
+}
+
+struct Commands : testing::Test {
+    CannedDaemon daemon;
+    std::string path = daemon.path();
+    const char* socket = path.c_str();
+};
+
+constexpr const char* row = R"("result":{"models":[{"model":"m","replica":0,"state":"ready","pid":7}]})";
+constexpr const char* unknown =
+    R"("error":{"code":-32000,"message":"x","data":{"code":"model_unknown","attempt":"model \"x\"","remedy":"see ps"}})";
+
+TEST_F(Commands, FindGlobalOptionsBeforeAndAfterTheCommand) {
+    daemon.answer("fleet.status", row);
+    const Ran before = ran({"--json", "--socket", socket, "ps"});
+    const Ran after = ran({"ps", "--socket", socket, "--json"});
+    EXPECT_EQ(before.status, exit_done);
+    EXPECT_EQ(before.out, "[{\"model\":\"m\",\"replica\":0,\"state\":\"ready\",\"pid\":7}]\n");
+    EXPECT_EQ(after.out, before.out);
+}
+
+TEST_F(Commands, TellADaemonsErrorWithStatus1) {
+    daemon.answer("model.why", unknown);
+    const Ran text = ran({"--socket", socket, "why", "x"});
+    EXPECT_EQ(text.status, exit_failed);
+    EXPECT_EQ(text.err, "error: model \"x\" (model_unknown)\n  see ps\n");
+    const Ran as_json = ran({"--socket", socket, "why", "x", "--json"});
+    EXPECT_EQ(as_json.status, exit_failed);
+    EXPECT_THAT(as_json.out, IsEmpty());
+    EXPECT_EQ(json::parse(as_json.err).at("error").at("code"), "model_unknown");
+}
+
+TEST_F(Commands, LoadShowsPhasesAndThenTheTable) {
+    const std::string progress =
+        R"({"jsonrpc":"2.0","method":"event","params":{"event":"progress","model":"m","replica":0,"phase":"reading","done":1,"total":2}})";
+    daemon.answer("model.load", R"("result":{"models":[{"model":"m","replica":0,"state":"ready","pid":7,"ms":12.5}]})",
+                  {progress, progress});
+    const Ran load = ran({"--socket", socket, "load", "m", "--deadline", "90s"});
+    EXPECT_EQ(load.status, exit_done);
+    EXPECT_EQ(load.err, "m/0: reading\n");
+    EXPECT_THAT(load.out, HasSubstr("m            0  ready    7  12.5 ms"));
+    EXPECT_THAT(daemon.asked(), ElementsAre(R"(events.subscribe {"models":["m"]})",
+                                            R"(model.load {"models":["m"],"deadline_ms":90000})"));
+}
+
+TEST_F(Commands, LoadWithJsonPrintsOneDocumentAndNothingElse) {
+    daemon.answer("model.load", R"("result":{"models":[{"model":"m","state":"ready","pid":7,"ms":1}]})");
+    const Ran load = ran({"--json", "--socket", socket, "load", "--all"});
+    EXPECT_EQ(load.out, "[{\"model\":\"m\",\"state\":\"ready\",\"pid\":7,\"ms\":1}]\n");
+    EXPECT_THAT(load.err, IsEmpty());
+    EXPECT_THAT(daemon.asked(), ElementsAre(R"(model.load {"all":true})"));
+}
+
+TEST_F(Commands, UnloadPrintsReceipts) {
+    daemon.answer("model.unload", R"("result":{"receipts":[{"model":"m","verified":true,"ended":"drained"}]})");
+    EXPECT_EQ(ran({"unload", "m", "--json", "--socket", socket}).out,
+              "{\"receipts\":[{\"model\":\"m\",\"verified\":true,\"ended\":\"drained\"}]}\n");
+    EXPECT_THAT(ran({"unload", "m", "--socket", socket}).out, HasSubstr("drained"));
+}
+
+TEST_F(Commands, EventsEndAfterTheirCount) {
+    const auto event = [](int n) {
+        return R"({"jsonrpc":"2.0","method":"event","params":{"event":"state","n":)" + std::to_string(n) + "}}";
+    };
+    daemon.answer("events.subscribe", R"("result":{"subscribed":true})", {event(1), event(2), event(3)});
+    const Ran events = ran({"--socket", socket, "events", "-n", "2", "--json"});
+    EXPECT_EQ(events.status, exit_done);
+    EXPECT_EQ(events.out, "{\"event\":\"state\",\"n\":1}\n{\"event\":\"state\",\"n\":2}\n");
+}
+
+TEST_F(Commands, LogsPrintWhatCameBeforeAndWhatFollows) {
+    daemon.answer("logs.tail",
+                  R"("result":{"lines":[{"time":0,"replica":0,"generation":1,"stream":"stdout","text":"hi"}]})");
+    const Ran logs = ran({"--socket", socket, "logs", "m", "-n", "5"});
+    EXPECT_THAT(logs.out, HasSubstr("0#1 out hi\n"));
+    EXPECT_THAT(daemon.asked(), ElementsAre(R"(logs.tail {"model":"m","lines":5,"follow":false})"));
+}
+
+TEST_F(Commands, InferRefusesABadInputBeforeAModelIsLoadedForIt) {
+    const Ran infer = ran({"--socket", socket, "infer", "m", "--input", "x=@/nowhere.npy"});
+    EXPECT_EQ(infer.status, exit_failed);
+    EXPECT_THAT(infer.err, HasSubstr("input \"x\": reading /nowhere.npy: No such file"));
+    EXPECT_THAT(ran({"--socket", socket, "infer", "m", "-i", "x=[1,"}).err, HasSubstr("not JSON"));
+    EXPECT_THAT(ran({"--socket", socket, "infer", "m", "-i", "x"}).err, HasSubstr("--input NAME=@FILE.npy"));
+    EXPECT_THAT(daemon.asked(), IsEmpty());
+}
+
+TEST(WithoutDaemon, EveryCommandThatNeedsOneSaysSoWithStatus3) {
+    const TemporaryFolder folder;
+    const std::string none = folder.path() / "control.sock";
+    for (const char* command : {"ps", "info", "down", "events"}) {
+        const Ran text = ran({"--socket", none.c_str(), command});
+        EXPECT_EQ(text.status, exit_no_daemon) << command;
+        EXPECT_THAT(text.err, HasSubstr("(not_running)\n  start it: bulkhead up"));
+    }
+    const Ran as_json = ran({"--json", "--socket", none.c_str(), "load", "m"});
+    EXPECT_EQ(as_json.status, exit_no_daemon);
+    EXPECT_EQ(json::parse(as_json.err).at("error").at("code"), "not_running");
+}
+
+TEST(Usage, IsWrongWithStatus2) {
+    for (const std::vector<const char*>& words : {std::vector<const char*>{},
+                                                  {"fly"},
+                                                  {"ps", "--fast"},
+                                                  {"load"},
+                                                  {"load", "m", "--all"},
+                                                  {"load", "m", "--deadline", "soon"},
+                                                  {"infer"},
+                                                  {"infer", "m", "--repeat", "0"},
+                                                  {"up"},
+                                                  {"logs", "m", "-n", "-1"},
+                                                  {"ps", "--watch", "--json"}}) {
+        const Ran wrong = ran(words);
+        EXPECT_EQ(wrong.status, exit_usage) << wrong.err;
+        EXPECT_THAT(wrong.out, IsEmpty());
+    }
+    EXPECT_EQ(json::parse(ran({"--json", "fly"}).err).at("error").at("code"), "input_invalid");
+}
+
+TEST(Help, OfEveryCommandSaysPurposeAndExitStatus) {
+    EXPECT_EQ(ran({"--help"}).status, exit_done);
+    for (const char* command :
+         {"up", "down", "ps", "load", "unload", "restart", "infer", "logs", "events", "why", "info", "validate"}) {
+        const Ran help = ran({command, "--help"});
+        EXPECT_EQ(help.status, exit_done) << command;
+        EXPECT_THAT(help.out, HasSubstr("Exit status: 0")) << command;
+    }
+    EXPECT_THAT(ran({"--version"}).out, StartsWith("bulkhead "));
+}
+
+TEST(Validate, PrintsEveryErrorWithItsPlaceAndEndsWith78) {
+    const TemporaryFolder folder;
+    const std::string fleet = folder.write("f.yaml", "version: 2\ntypo: 1\n");
+    const Ran as_json = ran({"validate", "--json", fleet.c_str()});
+    EXPECT_EQ(as_json.status, exit_config_invalid);
+    const json::value first = json::parse(as_json.out).at("errors").at(0);
+    EXPECT_EQ(first.at("file"), json::value(fleet));
+    EXPECT_EQ(first.at("line"), 1);
+    EXPECT_EQ(first.at("column"), 10);
+    EXPECT_EQ(first.at("code"), "config_invalid");
+    const Ran text = ran({"validate", fleet.c_str()});
+    EXPECT_THAT(text.err, StartsWith(fleet + ":1:10: error: version = 2\n  "));
+    EXPECT_EQ(ran({"up", fleet.c_str()}).status, exit_config_invalid);
+}
+
+TEST(Validate, SaysAValidFileIsValid) {
+    const std::string fleet = BULKHEAD_SOURCE_DIR "/tests/unit/config/fleets/good/smallest.yaml";
+    EXPECT_EQ(ran({"validate", "--json", fleet.c_str()}).out, "{\"errors\":[]}\n");
+    EXPECT_THAT(ran({"validate", fleet.c_str()}).out, HasSubstr("is valid: a"));
+}
+
+}  // namespace
+}  // namespace bulkhead::cli

@@ -1,0 +1,94 @@
+#include "clients/cli/start_daemon.h"
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <csignal>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "clients/cli/command.h"
+#include "tests/unit/cli/temporary_folder.h"
+
+namespace bulkhead::cli {
+namespace {
+
+using testing::HasSubstr;
+
+struct StartDaemon : testing::Test {
+    TemporaryFolder folder;
+    std::filesystem::path socket = folder.path() / "run/control.sock";
+
+    Result<boost::json::value> start(const std::string& what) {
+        return start_daemon({BULKHEAD_FAKE_DAEMON, folder.path() / what, socket});
+    }
+};
+
+TEST_F(StartDaemon, ReturnsWhenTheNewDaemonAnswersAndLeavesItRunning) {
+    const Result<boost::json::value> info = start("answers");
+    ASSERT_TRUE(info) << info.error().text();
+    const auto pid = static_cast<pid_t>(info->at("keeper_pid").to_number<int>());
+    EXPECT_EQ(::getsid(pid), pid) << "in a session of its own";
+
+    const std::string path = socket;
+    testing::internal::CaptureStdout();
+    const int status = run(4, std::array{"bulkhead", "--socket", path.c_str(), "down"}.data());
+
+    EXPECT_EQ(status, exit_done);
+    EXPECT_EQ(testing::internal::GetCapturedStdout(), "nothing was loaded\n");
+    int wait_status = -1;
+    EXPECT_EQ(::waitpid(pid, &wait_status, WNOHANG), pid) << "down returns when the keeper is gone";
+    EXPECT_EQ(wait_status, 0);
+}
+
+TEST_F(StartDaemon, TellsADaemonsOwnWordsWhenItDiesAtOnce) {
+    const Error config = start("config").error();
+    EXPECT_EQ(config.code, ErrorCode::config_invalid);
+    EXPECT_EQ(config.attempt, "fleet.yaml:1:1: bad");
+    EXPECT_EQ(config.remedy, "mend it");
+    EXPECT_EQ(start("running").error().code, ErrorCode::already_running);
+}
+
+TEST_F(StartDaemon, TellsHowADaemonDiedThatSaidNothing) {
+    EXPECT_THAT(start("mute").error().attempt, HasSubstr("exit status 5"));
+    EXPECT_THAT(start("crash").error().attempt, HasSubstr("signal 6"));
+}
+
+TEST_F(StartDaemon, NamesAProgramThatIsMissing) {
+    const Error error = start_daemon({"/nowhere/bulkheadd", "f", socket}).error();
+    EXPECT_THAT(error.attempt, HasSubstr("/nowhere/bulkheadd"));
+    EXPECT_FALSE(error.remedy.empty());
+}
+
+TEST_F(StartDaemon, KeepsItsFolderAndOutputToTheUser) {
+    static_cast<void>(start("mute"));
+    const auto mode = [](const std::filesystem::path& path) {
+        struct stat facts {};
+        ::stat(path.c_str(), &facts);
+        return facts.st_mode & 0777;
+    };
+    EXPECT_EQ(mode(socket.parent_path()), 0700u);
+    EXPECT_EQ(mode(socket.parent_path() / "logs"), 0700u);
+    EXPECT_EQ(mode(socket.parent_path() / "logs/bulkheadd.out"), 0600u);
+}
+
+TEST_F(StartDaemon, RefusesAFolderThatIsASymlinkOrThatOthersMayWriteTo) {
+    std::filesystem::create_directory(folder.path() / "real");
+    std::filesystem::create_directory_symlink(folder.path() / "real", socket.parent_path());
+    EXPECT_EQ(start("answers").error().code, ErrorCode::not_permitted);
+    std::filesystem::remove(socket.parent_path());
+    std::filesystem::create_directory(socket.parent_path());
+    std::filesystem::permissions(socket.parent_path(), std::filesystem::perms::all);
+    EXPECT_EQ(start("answers").error().code, ErrorCode::not_permitted);
+}
+
+TEST(ErrorIn, FindsTheLastErrorAmongOtherLines) {
+    const Error error = error_in("info: x\nerror: not_permitted: first; no\nerror: internal: second\n", 256);
+    EXPECT_EQ(error.code, ErrorCode::internal);
+    EXPECT_EQ(error.attempt, "second");
+    EXPECT_EQ(error.remedy, "");
+}
+
+}  // namespace
+}  // namespace bulkhead::cli

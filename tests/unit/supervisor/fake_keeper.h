@@ -1,0 +1,139 @@
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/json.hpp>
+
+#include "ipc/packet.h"
+#include "supervisor/keeper.h"
+
+namespace bulkhead::supervisor::test {
+
+/// The worker's end of what a spawn makes; a test speaks for it.
+struct FakeWorker {
+    WorkerName name;
+    pid_t pid = 0;
+    std::vector<std::string> environment;
+    UniqueFd link;
+    UniqueFd output;
+    std::vector<boost::json::object> received;
+    std::vector<UniqueFd> channels;  ///< that came with packets
+    std::vector<std::pair<int, bool>> signals;
+    bool reaped = false;
+
+    void say(const boost::json::object& packet) { (void)send_packet(link.get(), boost::json::serialize(packet)); }
+    void say_text(std::string_view text) { (void)send_packet(link.get(), text); }
+    void print(std::string_view text) { (void)!::write(output.get(), text.data(), text.size()); }
+
+    void hello() {
+        say({{"type", "hello"},
+             {"protocol", boost::json::array{1, 1}},
+             {"model", name.model},
+             {"replica", name.replica},
+             {"generation", name.generation},
+             {"pid", pid},
+             {"channels", boost::json::array{}}});
+    }
+    void ready() {
+        say({{"type", "ready"},
+             {"load_ms", 12},
+             {"torch", "2.11.0"},
+             {"device", "cpu"},
+             {"graphs", boost::json::object{}}});
+    }
+
+    /// Whether a packet of this type has come.
+    bool got(std::string_view type) {
+        std::array<std::byte, packet_bytes_max> buffer;
+        Packet packet;
+        while (true) {
+            const auto outcome = receive_packet(link.get(), buffer, packet, MSG_DONTWAIT);
+            if (!outcome || *outcome != ReceiveOutcome::packet) break;
+            const std::string_view text{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()};
+            received.push_back(boost::json::parse(text).as_object());
+            for (UniqueFd& fd : packet.fds) channels.push_back(std::move(fd));
+        }
+        for (const auto& one : received)
+            if (one.at("type").as_string() == type) return true;
+        return false;
+    }
+    bool got_signal(int number) const {
+        for (const auto& [sent, group] : signals)
+            if (sent == number) return true;
+        return false;
+    }
+};
+
+/// A keeper whose workers are played by the test. Its pids lie beyond the kernel's greatest one, so that
+/// nothing real is ever looked at or hit.
+class FakeKeeper : public Keeper {
+public:
+    explicit FakeKeeper(boost::asio::io_context& io) : io_{io} {}
+
+    void spawn(SpawnRequest request, OnSpawned spawned, OnExited exited) override {
+        auto worker = std::make_unique<FakeWorker>();
+        worker->name = request.name;
+        worker->pid = first_pid + static_cast<pid_t>(workers.size());
+        worker->environment = std::move(request.environment);
+        auto pair = PacketPair::make().value();
+        std::array<int, 2> pipe{};
+        if (::pipe2(pipe.data(), O_CLOEXEC) != 0) std::abort();
+        worker->link = std::move(pair.second);
+        worker->output = UniqueFd{pipe[1]};
+        auto process = std::make_shared<SpawnedProcess>();
+        process->pid = worker->pid;
+        process->link = std::move(pair.first);
+        process->log = UniqueFd{pipe[0]};
+        exits_[request.name.generation] = std::move(exited);
+        workers.push_back(std::move(worker));
+        boost::asio::post(io_, [this, process, spawned = std::move(spawned)] {
+            if (spawn_error)
+                spawned(*spawn_error);
+            else
+                spawned(std::move(*process));
+        });
+    }
+
+    void signal(const WorkerName& name, int number, bool whole_group) override {
+        for (auto& worker : workers) {
+            if (worker->name != name) continue;
+            worker->signals.emplace_back(number, whole_group);
+            if (obeys && obeys(number)) exit(*worker, {true, number, true});
+        }
+    }
+    void forget(const WorkerName& name) override { forgotten.push_back(name); }
+
+    /// The process has ended and was reaped. Its link is closed first, as the kernel does.
+    void exit(FakeWorker& worker, ProcessExit exit) {
+        if (std::exchange(worker.reaped, true)) return;
+        worker.link.reset();
+        worker.output.reset();
+        boost::asio::post(io_, [exited = exits_[worker.name.generation], exit] { exited(exit); });
+    }
+
+    FakeWorker& latest() { return *workers.back(); }
+
+    static constexpr pid_t first_pid = 5'000'000;
+    std::vector<std::unique_ptr<FakeWorker>> workers;
+    std::vector<WorkerName> forgotten;
+    std::optional<Error> spawn_error;
+    std::function<bool(int)> obeys;  ///< whether a signal ends a worker
+
+private:
+    boost::asio::io_context& io_;
+    std::map<std::uint64_t, OnExited> exits_;
+};
+
+}  // namespace bulkhead::supervisor::test

@@ -1,0 +1,232 @@
+/// The supervisor's side of ipc/keeper_link.h against a keeper that the test plays.
+
+#include "supervisor/keeper_client.h"
+
+#include <sys/socket.h>
+
+#include <cstring>
+
+#include <gmock/gmock.h>
+
+#include "tests/unit/supervisor/loop.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+namespace wire = keeper_link;
+using testing::HasSubstr;
+
+SpawnRequest request_of(std::uint64_t generation) {
+    SpawnRequest request;
+    request.name = {"m", 0, generation};
+    request.argv.emplace_back("/bin/worker");
+    return request;
+}
+
+class KeeperClientTest : public testing::Test {
+protected:
+    KeeperClientTest() {
+        auto pair = PacketPair::make(true).value();
+        keeper_ = std::move(pair.first);
+        client_.emplace(io_, std::move(pair.second));
+        client_->start({[this](const wire::KeeperHello& hello) { ready_ = hello; }, [this] { ++stops_; },
+                        [this] { ++reloads_; },
+                        [this](const Error* why) { closed_ = why != nullptr ? why->text() : "end of file"; }});
+    }
+
+    template <typename... Body>
+    void say(wire::Type type, std::uint64_t request_id, const std::vector<int>& fds, const Body&... body) {
+        std::string bytes;
+        const auto add = [&](const auto& value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof value); };
+        add(wire::Header{static_cast<std::uint16_t>(type), 1,
+                         static_cast<std::uint32_t>(sizeof(wire::Header) + (sizeof body + ... + 0)), request_id});
+        (add(body), ...);
+        ASSERT_TRUE(send_packet(keeper_.get(), bytes, fds));
+    }
+    void greet(std::uint32_t workers = 0) {
+        wire::KeeperHello hello{};
+        hello.version_min = hello.version_max = 1;
+        hello.worker_count = workers;
+        hello.generation_last = 41;
+        hello.keeper_pid = 7;
+        say(wire::Type::hello, 0, {}, hello);
+    }
+    /// The next packet of the supervisor: its type and body.
+    std::pair<wire::Type, std::string> heard() {
+        std::pair<wire::Type, std::string> result{};
+        EXPECT_TRUE(test::run_until(io_, [&] {
+            std::array<std::byte, packet_bytes_max> buffer;
+            Packet packet;
+            const auto outcome = receive_packet(keeper_.get(), buffer, packet);
+            if (!outcome || *outcome != ReceiveOutcome::packet) return false;
+            wire::Header header{};
+            std::memcpy(&header, packet.bytes.data(), sizeof header);
+            EXPECT_EQ(header.size_bytes, packet.bytes.size());
+            EXPECT_EQ(header.version, 1);
+            last_request_ = header.request_id;
+            fds_ = std::move(packet.fds);
+            result = {static_cast<wire::Type>(header.type),
+                      {reinterpret_cast<const char*>(packet.bytes.data()) + sizeof header,
+                       packet.bytes.size() - sizeof header}};
+            return true;
+        }));
+        return result;
+    }
+    template <typename T>
+    static T as(const std::string& body) {
+        T value{};
+        EXPECT_GE(body.size(), sizeof value);
+        std::memcpy(&value, body.data(), std::min(sizeof value, body.size()));
+        return value;
+    }
+
+    boost::asio::io_context io_;
+    UniqueFd keeper_;
+    std::optional<KeeperClient> client_;
+    std::optional<wire::KeeperHello> ready_;
+    int stops_ = 0, reloads_ = 0;
+    std::string closed_;
+    std::uint64_t last_request_ = 0;
+    std::vector<UniqueFd> fds_;
+};
+
+TEST_F(KeeperClientTest, GreetsAndIsReadyWhenTheListOfWorkersHasEnded) {
+    EXPECT_EQ(heard().first, wire::Type::supervisor_hello);
+    greet();
+    io_.poll();
+    EXPECT_FALSE(ready_);
+    say(wire::Type::hello_end, 0, {});
+    ASSERT_TRUE(test::run_until(io_, [&] { return ready_.has_value(); }));
+    EXPECT_EQ(ready_->generation_last, 41U);
+}
+
+TEST_F(KeeperClientTest, SpawnsWithExactlyWhatWasAskedFor) {
+    heard();
+    SpawnRequest request;
+    request.name = {"minilm", 3, 42};
+    request.argv = {"/bin/worker", ""};
+    request.environment = {"A=1", "B=two words"};
+    request.cgroup = UniqueFd{::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+    request.core_bytes_max = 99;
+    std::optional<SpawnedProcess> spawned;
+    std::optional<ProcessExit> exited;
+    client_->spawn(
+        std::move(request), [&](Result<SpawnedProcess> result) { spawned = std::move(*result); },
+        [&](const ProcessExit& exit) { exited = exit; });
+    const auto [type, body] = heard();
+    EXPECT_EQ(type, wire::Type::spawn);
+    const auto spawn = as<wire::Spawn>(body);
+    EXPECT_EQ(spawn.argv_count, 2U);
+    EXPECT_EQ(spawn.environment_count, 2U);
+    EXPECT_EQ(spawn.has_cgroup, 1U);
+    EXPECT_EQ(fds_.size(), 1U);
+    EXPECT_EQ(spawn.core_bytes_max, 99U);
+    EXPECT_EQ(body.substr(sizeof spawn), std::string("/bin/worker\0\0A=1\0B=two words\0", 29));
+    EXPECT_EQ(spawn.bytes, 29U);
+    EXPECT_EQ(WorkerName::from(spawn.key), (WorkerName{"minilm", 3, 42}));
+
+    say(wire::Type::spawned, last_request_, {0, 0, 0}, wire::Spawned{spawn.key, 1234, 0});
+    ASSERT_TRUE(test::run_until(io_, [&] { return spawned.has_value(); }));
+    EXPECT_EQ(spawned->pid, 1234);
+    EXPECT_TRUE(spawned->pidfd && spawned->link && spawned->log);
+
+    say(wire::Type::exited, 0, {},
+        wire::Exited{spawn.key, 1234, static_cast<std::uint32_t>(wire::WorkerFate::killed_by_signal), SIGSEGV, 1});
+    ASSERT_TRUE(test::run_until(io_, [&] { return exited.has_value(); }));
+    EXPECT_EQ(exited->text(), "SIGSEGV");
+    EXPECT_TRUE(exited->group_empty);
+
+    client_->forget({"minilm", 3, 42});
+    EXPECT_EQ(heard().first, wire::Type::forget);
+}
+
+TEST_F(KeeperClientTest, AFailedSpawnNamesTheStepAndTheError) {
+    heard();
+    std::optional<Error> error;
+    client_->spawn(
+        request_of(1), [&](Result<SpawnedProcess> result) { error = result.error(); },
+        [](const ProcessExit&) { FAIL(); });
+    heard();
+    say(wire::Type::spawn_failed, last_request_, {},
+        wire::SpawnFailed{WorkerName{"m", 0, 1}.key(), static_cast<std::uint32_t>(wire::SpawnStep::exec), ENOENT});
+    ASSERT_TRUE(test::run_until(io_, [&] { return error.has_value(); }));
+    EXPECT_THAT(error->attempt, HasSubstr("exec: No such file"));
+
+    client_->spawn(
+        request_of(2), [&](Result<SpawnedProcess> result) { error = result.error(); },
+        [](const ProcessExit&) { FAIL(); });
+    heard();
+    say(wire::Type::spawn_failed, last_request_, {},
+        wire::SpawnFailed{WorkerName{"m", 0, 2}.key(), static_cast<std::uint32_t>(wire::SpawnStep::table_full),
+                          ENOSPC});
+    ASSERT_TRUE(test::run_until(io_, [&] { return error->code == ErrorCode::resources_exhausted; }));
+    EXPECT_THAT(error->remedy, HasSubstr("256"));
+}
+
+TEST_F(KeeperClientTest, WorkersOfAFormerSupervisorAreEndedAndForgottenBeforeTheFleetStarts) {
+    heard();
+    greet(2);
+    wire::WorkerRecord running{};
+    running.key = WorkerName{"old", 0, 40}.key();
+    running.pid = 99;
+    wire::WorkerRecord dead = running;
+    dead.key = WorkerName{"dead", 0, 39}.key();
+    dead.fate = static_cast<std::uint32_t>(wire::WorkerFate::exited);
+    say(wire::Type::worker, 0, {0, 0, 0}, running);
+    say(wire::Type::worker, 0, {}, dead);
+    say(wire::Type::hello_end, 0, {});
+
+    const auto [type, body] = heard();
+    ASSERT_EQ(type, wire::Type::signal);
+    EXPECT_EQ(as<wire::Signal>(body).number, SIGKILL);
+    EXPECT_EQ(as<wire::Signal>(body).whole_group, 1U);
+    EXPECT_EQ(heard().first, wire::Type::forget);
+    EXPECT_FALSE(ready_);
+
+    say(wire::Type::exited, 0, {},
+        wire::Exited{running.key, 99, static_cast<std::uint32_t>(wire::WorkerFate::killed_by_signal), SIGKILL, 1});
+    EXPECT_EQ(heard().first, wire::Type::forget);
+    EXPECT_TRUE(test::run_until(io_, [&] { return ready_.has_value(); }));
+}
+
+TEST_F(KeeperClientTest, HearsThatItShallStop) {
+    say(wire::Type::stop_asked, 0, {});
+    say(wire::Type::reload_asked, 0, {});
+    EXPECT_TRUE(test::run_until(io_, [&] { return stops_ == 1 && reloads_ == 1; }));
+    heard();
+    client_->stop();
+    EXPECT_EQ(heard().first, wire::Type::stop);
+    EXPECT_TRUE(client_->is_flushed());
+}
+
+TEST_F(KeeperClientTest, TheEndOfItsLinkIsToldOnce) {
+    keeper_.reset();
+    EXPECT_TRUE(test::run_until(io_, [&] { return closed_ == "end of file"; }));
+}
+
+TEST_F(KeeperClientTest, AKeeperOfAnotherReleaseIsRefused) {
+    wire::KeeperHello hello{};
+    hello.version_min = 5;
+    hello.version_max = 6;
+    say(wire::Type::hello, 0, {}, hello);
+    ASSERT_TRUE(test::run_until(io_, [&] { return !closed_.empty(); }));
+    EXPECT_THAT(closed_, HasSubstr("versions 5 to 6"));
+}
+
+TEST_F(KeeperClientTest, MalformedPacketsEndTheLinkAndNothingElse) {
+    for (const auto& bytes :
+         {std::string{"short"}, std::string(16, '\0'), std::string("\x01\0\x01\0\x10\0\0\0\0\0\0\0\0\0\0\0", 16),
+          std::string("\x04\0\x01\0\xff\xff\xff\xff\0\0\0\0\0\0\0\0", 16)}) {
+        auto pair = PacketPair::make(true).value();
+        KeeperClient client{io_, std::move(pair.second)};
+        std::string why;
+        client.start({[](const wire::KeeperHello&) { FAIL(); }, [] {}, [] {},
+                      [&](const Error* error) { why = error != nullptr ? error->text() : ""; }});
+        ASSERT_TRUE(send_packet(pair.first.get(), bytes));
+        ASSERT_TRUE(test::run_until(io_, [&] { return !why.empty(); }));
+        EXPECT_THAT(why, HasSubstr("protocol_violation"));
+    }
+}
+
+}  // namespace
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,156 @@
+#include "supervisor/proc_files.h"
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include <gmock/gmock.h>
+
+#include "supervisor/reclamation.h"
+#include "supervisor/worker_environment.h"
+#include "tests/unit/supervisor/marked_process.h"
+
+#include "ipc/host_slab.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+TEST(HostBytes, AreAnonymousAndSharedMemoryNotPageCache) {
+    constexpr std::string_view rollup = "55d0-7ffd ---p 00000000 00:00 0    [rollup]\n"
+                                        "Rss:               90000 kB\nPss:               80000 kB\n"
+                                        "Pss_Anon:           3000 kB\nPss_File:          70000 kB\n"
+                                        "Pss_Shmem:          7000 kB\nAnonHugePages:         0 kB\n";
+    EXPECT_EQ(parse_host_bytes(rollup), 10'000U * 1'024);
+    EXPECT_EQ(parse_host_bytes(""), std::nullopt);
+    EXPECT_EQ(parse_host_bytes("Pss_Anon: 5 kB\n"), std::nullopt);
+    EXPECT_EQ(parse_host_bytes("Pss_Anon: x kB\nPss_Shmem:\n"), std::nullopt);
+}
+
+TEST(HostBytes, OfThisProcessGrowWithItsMemory) {
+    const auto before = read_host_bytes(::getpid());
+    std::vector<char> memory(64 << 20, 'x');
+    const auto after = read_host_bytes(::getpid());
+    ASSERT_TRUE(before && after);
+    EXPECT_GE(*after, *before + (60U << 20)) << memory.size();
+    EXPECT_EQ(read_host_bytes(5'000'000), std::nullopt);
+}
+
+TEST(MappedMemfdBytes, CountsOneOwnersSlabsAlone) {
+    constexpr std::string_view maps =
+        "7f00000000-7f00001000 rw-s 00000000 00:01 11  /memfd:bulkhead:t:m/0#1:1:1 (deleted)\n"
+        "7f00002000-7f00004000 r--s 00000000 00:01 12  /memfd:bulkhead:t:m/0#1:1:2 (deleted)\n"
+        "7f00005000-7f00006000 r--s 00000000 00:01 13  /memfd:bulkhead:t:m/0#10:1:1 (deleted)\n"
+        "7f00007000-7f00008000 r-xp 00000000 00:01 14  /usr/lib/memfd:bulkhead:t:m/0#1:\n"
+        "7f00009000-7f0000a000 rw-p 00000000 00:00 0\n"
+        "garbage /memfd:bulkhead:t:m/0#1:9";
+    EXPECT_EQ(mapped_memfd_bytes(maps, "bulkhead:t:m/0#1:"), 0x3000U);
+    EXPECT_EQ(mapped_memfd_bytes("", "bulkhead:"), 0U);
+}
+
+TEST(EnvironmentValue, FindsWholeNames) {
+    const std::string environment{"A=1\0BULKHEAD_WORKER_X=no\0BULKHEAD_WORKER=t:m/0#1\0EMPTY=\0", 58};
+    EXPECT_EQ(environment_value(environment, "BULKHEAD_WORKER"), "t:m/0#1");
+    EXPECT_EQ(environment_value(environment, "A"), "1");
+    EXPECT_EQ(environment_value(environment, "EMPTY"), "");
+    EXPECT_EQ(environment_value(environment, "BULKHEAD"), std::nullopt);
+    EXPECT_EQ(environment_value("", "A"), std::nullopt);
+}
+
+Trace trace_of(const std::string& token, pid_t pid) {
+    Trace trace;
+    trace.worker = {"m", 0, 7};
+    trace.pid = pid;
+    trace.group_empty = true;
+    trace.marker = token + ":m/0#7";
+    trace.slab_prefix = slab_owner_prefix(token, "m", 0, 7);
+    return trace;
+}
+
+TEST(Remains, NameAProcessThatStillMapsASlab) {
+    Gpus gpus;
+    const std::string token = "slabtest" + std::to_string(::getpid());
+    const Trace trace = trace_of(token, 5'000'000);
+    EXPECT_TRUE(look_for_remains(trace, gpus).nothing_held());
+    {
+        const auto slab = HostSlab::create(1 << 20, wire::SlabDirection::output, trace.slab_prefix + "1:1");
+        ASSERT_TRUE(slab) << slab.error().text();
+        const Remains remains = look_for_remains(trace, gpus);
+        ASSERT_EQ(remains.held_by.size(), 1U);
+        EXPECT_EQ(remains.held_by[0].pid, ::getpid());
+        EXPECT_EQ(remains.held_by[0].what, "slab");
+        EXPECT_EQ(remains.held_by[0].bytes, 1U << 20);
+        EXPECT_EQ(remains.held_by[0].name, process_name(::getpid()));
+    }
+    EXPECT_TRUE(look_for_remains(trace, gpus).nothing_held());
+}
+
+TEST(Remains, EndAProcessThatLeftItsGroupButCarriesTheMarker) {
+    Gpus gpus;
+    const std::string token = "escapetest" + std::to_string(::getpid());
+    const Trace trace = trace_of(token, 5'000'000);
+    test::MarkedProcess escaped{{"BULKHEAD_WORKER=" + trace.marker}};
+    test::MarkedProcess neighbour{{"BULKHEAD_WORKER=" + token + ":m/0#70"}};
+
+    const Remains remains = look_for_remains(trace, gpus);
+
+    ASSERT_EQ(remains.held_by.size(), 1U);
+    EXPECT_EQ(remains.held_by[0].pid, escaped.pid());
+    EXPECT_EQ(remains.held_by[0].what, "process");
+    EXPECT_EQ(escaped.wait(), SIGKILL);
+    EXPECT_TRUE(neighbour.is_running());
+    EXPECT_TRUE(look_for_remains(trace, gpus).nothing_held());
+}
+
+TEST(Remains, AGroupThatIsNotEmptyIsSeen) {
+    Gpus gpus;
+    test::MarkedProcess member{{}};
+    Trace trace = trace_of("grouptest", member.pid());
+    trace.group_empty = false;
+    EXPECT_FALSE(look_for_remains(trace, gpus).group_empty);
+    member.kill();
+    member.wait();
+    EXPECT_TRUE(look_for_remains(trace, gpus).group_empty);
+}
+
+TEST(Leftovers, OnlyThoseOfThisSocketAndOfAnotherTokenAreEnded) {
+    const std::string socket = "/nowhere/" + std::to_string(::getpid()) + "/control.sock";
+    test::MarkedProcess former{{"BULKHEAD_WORKER=old:m/0#1", "BULKHEAD_SOCKET=" + socket}};
+    test::MarkedProcess ours{{"BULKHEAD_WORKER=new:m/0#1", "BULKHEAD_SOCKET=" + socket}};
+    test::MarkedProcess elsewhere{{"BULKHEAD_WORKER=old:m/0#1", "BULKHEAD_SOCKET=" + socket + "2"}};
+    test::MarkedProcess user{{"BULKHEAD_SOCKET=" + socket}};
+
+    const auto killed = kill_leftovers(socket, "new");
+
+    ASSERT_EQ(killed.size(), 1U);
+    EXPECT_THAT(killed[0], testing::HasSubstr("(" + std::to_string(former.pid()) + ")"));
+    EXPECT_EQ(former.wait(), SIGKILL);
+    EXPECT_TRUE(ours.is_running() && elsewhere.is_running() && user.is_running());
+}
+
+TEST(WorkerStation, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
+    const WorkerStation station{"/bin/w", "tok", "/run/s", "/cache", {"PATH=/bin", "HOME=/h"}};
+    const auto environment = station.environment(
+        {"m", 1, 9}, "GPU-7", {{"HOME", "/declared"}, {"CUDA_VISIBLE_DEVICES", "all"}, {"X", "a=b"}});
+    EXPECT_THAT(environment, testing::UnorderedElementsAre("PATH=/bin", "HOME=/declared", "X=a=b",
+                                                           "CUDA_VISIBLE_DEVICES=GPU-7", "BULKHEAD_WORKER=tok:m/1#9",
+                                                           "BULKHEAD_SOCKET=/run/s", "BULKHEAD_CACHE=/cache"));
+}
+
+TEST(WorkerStation, SecretsOfTheDaemonAreNotInherited) {
+    const char* const environment[] = {
+        "PATH=/bin", "AWS_SECRET_ACCESS_KEY=x", "LC_ALL=C", "BULKHEAD_SOCKET=/s", "PATHOLOGY=1", "odd", nullptr};
+    EXPECT_THAT(inheritable(environment), testing::ElementsAre("PATH=/bin", "LC_ALL=C"));
+}
+
+TEST(DaemonToken, IsTheSameForEverySupervisorOfAKeeperAndAnotherForEachKeeper) {
+    EXPECT_EQ(daemon_token(12, 1'700'000'000'000), daemon_token(12, 1'700'000'000'000));
+    EXPECT_NE(daemon_token(12, 1'700'000'000'000), daemon_token(13, 1'700'000'000'000));
+    EXPECT_NE(daemon_token(12, 1'700'000'000'000), daemon_token(12, 1'700'000'000'001));
+    EXPECT_EQ(daemon_token(12, 1'700'000'000'000).find(':'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace bulkhead::supervisor

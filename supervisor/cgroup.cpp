@@ -1,10 +1,12 @@
 #include "supervisor/cgroup.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <vector>
 
 #include <fmt/format.h>
@@ -53,6 +55,15 @@ bool write_file(const std::filesystem::path& path, std::string_view text) {
     return fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
 }
 
+std::vector<std::filesystem::path> folders_in(const std::filesystem::path& path) {
+    std::vector<std::filesystem::path> folders;
+    std::error_code ec;
+    for (auto entry = std::filesystem::directory_iterator{path, ec};
+         !ec && entry != std::filesystem::directory_iterator{}; entry.increment(ec))
+        if (std::error_code ignored; entry->is_directory(ignored)) folders.push_back(entry->path());
+    return folders;
+}
+
 bool is_writable_folder(const std::filesystem::path& path) {
     return ::access(path.c_str(), W_OK | X_OK) == 0 && ::access((path / "cgroup.procs").c_str(), W_OK) == 0;
 }
@@ -93,16 +104,36 @@ std::unique_ptr<Cgroups> Cgroups::make(pid_t keeper_pid) {
 }
 
 std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, pid_t keeper_pid) {
-    const std::filesystem::path path = parent / fmt::format("bulkhead-{}", keeper_pid);
+    const std::string prefix = "bulkhead-";
+    const std::filesystem::path path = parent / fmt::format("{}{}", prefix, keeper_pid);
     if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return nullptr;
     if (::access((path / "cgroup.kill").c_str(), W_OK) != 0) {  // before Linux 5.14
         ::rmdir(path.c_str());
         return nullptr;
     }
-    return std::unique_ptr<Cgroups>{new Cgroups{path}};
+    std::unique_ptr<Cgroups> cgroups{new Cgroups{path}};
+    for (const auto& worker : folders_in(path)) write_file(worker / "cgroup.kill", "1");
+    cgroups->remove_all();
+
+    // A keeper may be invisible from this pid namespace: its folders are removed only where nobody lives.
+    for (const auto& sibling : folders_in(parent)) {
+        const std::string name = sibling.filename().string();
+        const int pid = name.starts_with(prefix) ? std::atoi(name.c_str() + prefix.size()) : 0;
+        if (pid <= 0 || ::kill(pid, 0) == 0 || errno != ESRCH) continue;
+        Cgroups{sibling}.remove_all();  // and itself
+    }
+    return cgroups;
 }
 
-Cgroups::~Cgroups() { ::rmdir(path_.c_str()); }
+Cgroups::~Cgroups() {
+    remove_all();
+    ::rmdir(path_.c_str());
+}
+
+/// The kernel refuses where a process is left.
+void Cgroups::remove_all() const {
+    for (const auto& worker : folders_in(path_)) ::rmdir(worker.c_str());
+}
 
 std::filesystem::path Cgroups::folder(const WorkerName& worker) const {
     return path_ / fmt::format("{}.{}.{}", worker.model, worker.replica, worker.generation);
@@ -110,6 +141,7 @@ std::filesystem::path Cgroups::folder(const WorkerName& worker) const {
 
 UniqueFd Cgroups::add(const WorkerName& worker) {
     const auto path = folder(worker);
+    ::mkdir(path_.c_str(), 0755);  // there already, unless somebody took it for abandoned
     if (::mkdir(path.c_str(), 0755) != 0) return {};
     return UniqueFd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
 }

@@ -21,7 +21,8 @@ namespace bulkhead::supervisor {
 /// Operations on cgroupfs are system calls without I/O, so they may be made on the loop.
 class Cgroups {
 public:
-    /// Makes `bulkhead-<keeper pid>` below the own cgroup; null where that is not permitted.
+    /// Makes `bulkhead-<keeper pid>` below the own cgroup; null where that is not permitted. Ends what a former
+    /// supervisor of this keeper left in it, and removes the empty folders of keepers that are gone.
     static std::unique_ptr<Cgroups> make(pid_t keeper_pid);
     static std::unique_ptr<Cgroups> make_in(const std::filesystem::path& parent, pid_t keeper_pid);
     ~Cgroups();
@@ -39,6 +40,7 @@ public:
 private:
     explicit Cgroups(std::filesystem::path path) : path_{std::move(path)} {}
     [[nodiscard]] std::filesystem::path folder(const WorkerName& worker) const;
+    void remove_all() const;
 
     std::filesystem::path path_;
 };

@@ -34,6 +34,8 @@ inline constexpr std::size_t off_loop_requests_max = 64;  ///< jobs on behalf of
 inline constexpr auto settle_deadline = 2s;  ///< from reaping until memory must be seen to be back
 inline constexpr auto settle_poll = 20ms;
 inline constexpr std::uint64_t settle_gpu_noise_bytes = 1 << 20;  ///< between two equal readings
+/// A worker keeps its drain deadline itself, and tells its clients so; only then is it hurried.
+inline constexpr auto drain_grace = 500ms;
 inline constexpr auto sample_deadline = 500ms;  ///< reading host memory before a drain; 23 ms for 4 GiB
 inline constexpr auto killed_alive_max = 10s;   ///< after SIGKILL; then a person is told
 inline constexpr auto statistics_deadline = 200ms;

@@ -131,14 +131,11 @@ bool kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant) {
     return pidfd && is_meant(pid) && ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0) == 0;
 }
 
-std::vector<std::string> kill_leftovers(std::string_view socket, std::string_view token) {
+std::vector<std::string> kill_leftovers(std::string_view socket) {
     std::vector<std::string> killed;
-    const std::string own_prefix = std::string{token} + ":";
     const auto is_leftover = [&](pid_t pid) {
         const auto environment = read_proc_file(pid, "environ", limits::environ_bytes_max);
-        if (!environment) return false;
-        const auto worker = environment_value(*environment, "BULKHEAD_WORKER");
-        return worker && !worker->starts_with(own_prefix) &&
+        return environment && environment_value(*environment, "BULKHEAD_WORKER") &&
                environment_value(*environment, "BULKHEAD_SOCKET") == socket;
     };
     for (const pid_t pid : own_processes()) {

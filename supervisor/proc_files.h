@@ -40,8 +40,9 @@ namespace bulkhead::supervisor {
 /// recycled number is never hit.
 bool kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant);
 
-/// Ends processes that a former daemon on this socket left behind: they carry BULKHEAD_SOCKET with this
-/// path and a BULKHEAD_WORKER with another token. Returns how they were called, "name (pid)".
-[[nodiscard]] std::vector<std::string> kill_leftovers(std::string_view socket, std::string_view token);
+/// Ends what a former daemon or supervisor on this socket left behind: processes that carry BULKHEAD_SOCKET
+/// with this path, and a BULKHEAD_WORKER. To be called while this daemon has no worker yet. Returns how they
+/// were called, "name (pid)".
+[[nodiscard]] std::vector<std::string> kill_leftovers(std::string_view socket);
 
 }  // namespace bulkhead::supervisor

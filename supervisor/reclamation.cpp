@@ -9,6 +9,7 @@
 
 #include "supervisor/limits.h"
 #include "supervisor/proc_files.h"
+#include "supervisor/text.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -83,8 +84,8 @@ void Reclamation::judge(Remains remains) {
     if (enough || Deadline::Clock::now() >= until_) return done_({std::move(remains), settled});
     for (const Holder& holder : remains.held_by)
         if (holder.what == "process")
-            spdlog::warn("worker={} pid={} name=\"{}\" had left its process group and was killed",
-                         trace_->worker.text(), holder.pid, holder.name);
+            spdlog::warn("worker={} pid={} name={} had left its process group and was killed", trace_->worker.text(),
+                         holder.pid, in_quotes(holder.name));
     pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look(); });
 }
 

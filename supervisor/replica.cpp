@@ -38,8 +38,8 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
     spdlog::log(bad       ? spdlog::level::warn
                 : routine ? spdlog::level::debug
                           : spdlog::level::info,
-                "worker={} pid={} {}->{} cause=\"{}\"{}", name().text(), process_ ? process_->pid : 0, to_string(from),
-                to_string(state_), escaped(cause), hint.empty() ? "" : fmt::format(" hint=\"{}\"", escaped(hint)));
+                "worker={} pid={} {}->{} cause={}{}", name().text(), process_ ? process_->pid : 0, to_string(from),
+                to_string(state_), in_quotes(cause), hint.empty() ? "" : " hint=" + in_quotes(hint));
     context_.events.publish("state", name(), {{"from", to_string(from)}, {"to", to_string(state_)}, {"reason", cause}});
     if (bad)
         log_.append({since_ms_, index_, generation_, true, fmt::format("{}: {}", to_string(state_), escaped(cause))});
@@ -128,7 +128,7 @@ Result<OpenedChannel> Replica::open_channel(const Client& client) {
     fds.push_back(std::move(pair->second));
     process_->send(worker_link::channel(id, client.pid, client.uid), std::move(fds));
     process_->channels.emplace(id, std::move(duplicate));
-    spdlog::debug("worker={} channel={} client=\"{}\" client_pid={} opened", name().text(), id, escaped(client.name),
+    spdlog::debug("worker={} channel={} client={} client_pid={} opened", name().text(), id, in_quotes(client.name),
                   client.pid);
     return OpenedChannel{id, name(), process_->pid, std::move(pair->first)};
 }

@@ -141,6 +141,7 @@ private:
     void prepare_drain();
     void sample_then(void (Replica::*next)());
     void begin_drain();
+    void end_undrained();
     void escalate();
     void terminate();
     void kill();

@@ -16,6 +16,17 @@ namespace bulkhead::supervisor {
 
 using Clock = Deadline::Clock;
 
+namespace {
+
+constexpr std::string_view link_ended = "its link ended";
+
+/// Its end is the first that was heard of it; what its exit says is all there is to know.
+bool died_without_warning(const WorkerProcess& process) {
+    return process.lost_by == link_ended || (process.exit && process.lost_by == process.exit->text());
+}
+
+}  // namespace
+
 /// On a GPU the unload waits for its turn, so that the difference in free memory is its own.
 void Replica::prepare_drain() {
     if (!process_->device.is_gpu()) return sample_then(&Replica::begin_drain);
@@ -39,13 +50,17 @@ void Replica::sample_then(void (Replica::*next)()) {
 }
 
 void Replica::begin_drain() {
-    process_->drain_sent = true;
+    process_->drain_until = Clock::now() + spec_.deadlines.drain;
     process_->send(worker_link::drain(spec_.deadlines.drain));
-    deadline_.arm(spec_.deadlines.drain, [this] {
-        transition(WorkerEvent::stop_asked,
-                   fmt::format("not drained within {}", duration_text(spec_.deadlines.drain.count())));
+    deadline_.arm_until(*process_->drain_until + limits::drain_grace, [this] {
+        end_undrained();
         escalate();
     });
+}
+
+void Replica::end_undrained() {
+    transition(WorkerEvent::stop_asked,
+               fmt::format("not drained within {}", duration_text(spec_.deadlines.drain.count())));
 }
 
 /// One step harder: SIGTERM, SIGKILL of everything it started, then a person.
@@ -79,7 +94,7 @@ void Replica::cannot_be_ended() {
     process_->cannot_be_ended = true;
     process_->turn = {};  // others must not wait for what may never come
     const Error error = unending_error();
-    spdlog::error("worker={} pid={} cause=\"{}\"", name().text(), process_->pid, escaped(error.text()));
+    spdlog::error("worker={} pid={} cause={}", name().text(), process_->pid, in_quotes(error.text()));
     fail_loads(error);
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(error);
 }
@@ -122,8 +137,12 @@ void Replica::on_link_closed(const Error* why) {
     process_->cut_channels();
     statistics_are_known();
     if (!is_live(state_)) return;
+    if (state_ == WorkerState::draining && process_->drain_deadline_passed()) {
+        end_undrained();
+        return deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
+    }
     // Its exit tells more, and comes at once if the process has ended; one that lives on without a link is of no use.
-    lose(why != nullptr ? why->text() : "its link ended");
+    lose(why != nullptr ? why->text() : std::string{link_ended});
     kill();
 }
 
@@ -137,6 +156,8 @@ void Replica::on_exited(const ProcessExit& exit) {
 
     if (state_ == WorkerState::draining && !exit.by_signal && exit.number == 0)
         transition(WorkerEvent::stop_asked, "it ended by itself");
+    else if (state_ == WorkerState::draining && !exit.by_signal && process_->drain_deadline_passed())
+        end_undrained();
     else if (is_live(state_))
         lose(exit.text());
     statistics_are_known();
@@ -237,7 +258,7 @@ bool Replica::is_hopeless() const {
 std::string Replica::end_reason() const {
     if (process_->failure) return process_->failure->text();
     const std::string exit = process_->exit ? process_->exit->text() : "";
-    std::string reason = process_->lost_by.empty() || process_->lost_by == exit || process_->lost_by == "its link ended"
+    std::string reason = process_->lost_by.empty() || died_without_warning(*process_)
                              ? "ended by " + exit
                              : fmt::format("{} ({})", process_->lost_by, exit);
     if (const std::string line = log_.last_line(index_, generation_); !line.empty())
@@ -248,7 +269,7 @@ std::string Replica::end_reason() const {
 /// What was seen, and what a person can do about it.
 std::string Replica::end_hint() const {
     const auto& exit = process_->exit;
-    if (exit && exit->by_signal && exit->number == SIGKILL && !process_->sigkill_sent)
+    if (exit && exit->by_signal && exit->number == SIGKILL && died_without_warning(*process_))
         return "SIGKILL was not sent by Bulkhead; the kernel's log shows whether memory ran out";
     return fmt::format("look at `bulkhead logs {}`", spec_.name);
 }

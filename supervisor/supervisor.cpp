@@ -49,11 +49,10 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     facts_.containment =
         context_->cgroups ? "cgroup " + context_->cgroups->path().string() : "process group and marker";
 
-    // Whatever a daemon on this socket left behind would hold the memory that this fleet needs.
-    off_loop_.run([socket = options_.socket, token = context_->station.token] { return kill_leftovers(socket, token); },
+    // Whatever a former daemon on this socket left behind would hold the memory that this fleet needs.
+    off_loop_.run([socket = options_.socket] { return kill_leftovers(socket); },
                   [this](const std::vector<std::string>& killed) {
-                      for (const auto& process : killed)
-                          spdlog::warn("killed {}, left behind by a former daemon on this socket", process);
+                      for (const auto& process : killed) spdlog::warn("killed {}, left behind on this socket", process);
                       begin();
                   });
 }

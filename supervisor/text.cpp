@@ -64,6 +64,15 @@ std::string escaped(std::string_view text) {
     return out;
 }
 
+std::string in_quotes(std::string_view text) {
+    std::string out{'"'};
+    for (const char c : escaped(text)) {
+        if (c == '"') out += '\\';
+        out += c;
+    }
+    return out += '"';
+}
+
 std::string bytes_text(std::uint64_t bytes) {
     constexpr std::array units{"KiB", "MiB", "GiB", "TiB"};
     if (bytes < 1024) return fmt::format("{} bytes", bytes);

@@ -11,6 +11,9 @@ namespace bulkhead::supervisor {
 /// forge a log line or break a JSON document.
 [[nodiscard]] std::string escaped(std::string_view text);
 
+/// Escaped, in quotes, as the value of a field in a log line.
+[[nodiscard]] std::string in_quotes(std::string_view text);
+
 /// "8 bytes", "12.5 MiB"
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 

@@ -16,13 +16,14 @@ void WorkerProcess::cut_channels() {
 }
 
 Ended WorkerProcess::ended() const {
-    if (!lost_by.empty()) return Ended::crashed;  // what was sent after that ended nothing
-    const bool by = exit && exit->by_signal;
-    if (sigkill_sent && by && exit->number == SIGKILL) return Ended::killed;
-    if (by && !(sigterm_sent && exit->number == SIGTERM)) return Ended::crashed;
+    if (!lost_by.empty() || !exit) return Ended::crashed;  // what was sent after that ended nothing
+    if (exit->by_signal) {
+        if (sigkill_sent && exit->number == SIGKILL) return Ended::killed;
+        return sigterm_sent && exit->number == SIGTERM ? Ended::terminated : Ended::crashed;
+    }
     if (sigterm_sent) return Ended::terminated;
-    if (exit && !by && exit->number == 0 && (drained || drain_sent)) return Ended::drained;
-    return Ended::crashed;
+    if (!drain_until) return Ended::crashed;
+    return exit->number == 0 ? Ended::drained : Ended::terminated;
 }
 
 std::chrono::milliseconds WorkerProcess::ready_for() const {

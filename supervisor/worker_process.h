@@ -56,10 +56,10 @@ struct WorkerProcess {
     SettleQueue::Turn turn;
 
     // How it ends.
-    std::optional<Clock::time_point> end_began;  ///< the request to end it, or the first sign of its death
-    std::string lost_by;                         ///< the first sign of an unasked death, in words
-    std::optional<Error> failure;                ///< a load that failed in an orderly way
-    bool drain_sent = false;
+    std::optional<Clock::time_point> end_began;    ///< the request to end it, or the first sign of its death
+    std::string lost_by;                           ///< the first sign of an unasked death, in words
+    std::optional<Error> failure;                  ///< a load that failed in an orderly way
+    std::optional<Clock::time_point> drain_until;  ///< set when it was asked to drain
     bool drained = false;
     bool sigterm_sent = false;
     bool sigkill_sent = false;
@@ -71,6 +71,8 @@ struct WorkerProcess {
     }
     /// Clients of all its channels get their end of file now.
     void cut_channels();
+    /// What was in flight at its drain deadline is given up: ending then is what it was asked for.
+    [[nodiscard]] bool drain_deadline_passed() const { return drain_until && Clock::now() >= *drain_until; }
     /// How it ended, from what was asked of it and what the keeper saw.
     [[nodiscard]] Ended ended() const;
     [[nodiscard]] std::chrono::milliseconds ready_for() const;

@@ -170,8 +170,8 @@ Result<> ChannelSession::try_submit(channel::Infer& message) {
     if (draining_) return draining_error();
     if (unanswered() >= context_.in_flight_max)
         return Error{ErrorCode::queue_full,
-                     fmt::format("this channel has {} requests in flight, its part of queue_bound", unanswered()),
-                     "wait for answers before sending more, or raise queue_bound of the model"};
+                     fmt::format("this channel has {} requests in flight, its part of the queue", unanswered()),
+                     "wait for answers before sending more, or raise `queue` of the model"};
     auto request = admit(std::move(message), context_.model, context_.spec.deadlines.request, *slabs_, in_flight_);
     if (!request) return std::move(request).error();
     (*request)->requester = shared_from_this();

@@ -18,11 +18,11 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
             return Error{ErrorCode::resources_exhausted,
                          fmt::format("a slab of {} bytes for a channel that has {} of its {}", size_bytes,
                                      reserved_bytes_, limits_.bytes_max),
-                         "give results back sooner, or raise channel.bytes_max of the model"};
+                         "give results back sooner, or raise `channel.max` of the model"};
         if (reserved_slabs_ >= limits::channel_slabs_max)
             return Error{ErrorCode::resources_exhausted,
                          fmt::format("slab {} of a channel", limits::channel_slabs_max + 1),
-                         "ask for fewer, larger slabs, or raise channel.input_bytes and channel.output_bytes"};
+                         "ask for fewer, larger slabs, or raise `channel.input` and `channel.output`"};
         constexpr std::uint64_t page = limits::slab_granularity_bytes;
         size_bytes = std::min(left, (size_bytes + page - 1) / page * page);
         reserved_bytes_ += size_bytes;

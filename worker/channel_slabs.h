@@ -27,7 +27,7 @@ public:
         : label_prefix_{std::move(label_prefix)}, limits_{limits} {}
 
     /// Makes one more slab, of at least `size_bytes`; its offer waits in `take_offers`.
-    /// Errors  resources_exhausted naming channel.bytes_max, or what the machine lacks
+    /// Errors  resources_exhausted naming `channel.max`, or what the machine lacks
     Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id = 0);
 
     struct Offer {

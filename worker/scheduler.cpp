@@ -9,8 +9,8 @@ namespace bulkhead::worker {
 Result<> Scheduler::push(std::unique_ptr<Request>& request, std::size_t running) {
     if (size_ + running >= bound_)
         return Error{ErrorCode::queue_full,
-                     fmt::format("{} requests wait or run already, and queue_bound is {}", size_ + running, bound_),
-                     "send the request again later, or raise queue_bound or the replicas of the model"};
+                     fmt::format("{} requests wait or run already, and `queue` is {}", size_ + running, bound_),
+                     "send the request again later, or raise `queue` or `replicas` of the model"};
     queues_[request->channel].push_back(std::move(request));
     ++size_;
     return {};

@@ -21,7 +21,7 @@ public:
     explicit Scheduler(std::size_t bound) : bound_{bound} {}
 
     /// `running` requests count as well: the bound is on waiting and running together.
-    /// Errors  queue_full naming queue_bound; the request is then given back to its owner untouched
+    /// Errors  queue_full naming `queue`; the request is then given back to its owner untouched
     Result<> push(std::unique_ptr<Request>& request, std::size_t running);
 
     /// Empty when nothing waits.

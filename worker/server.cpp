@@ -239,7 +239,7 @@ void Server::hello_came(ChannelSession& session) {
     if (channels_in_use() >= spec_.channel.channels_max)
         return session.refuse({ErrorCode::resources_exhausted,
                                fmt::format("opening a channel, and {} are open", channels_in_use()),
-                               "close one, or raise channel.channels_max of the model"});
+                               "close one, or raise `channel.count` of the model"});
     if (spec_.state == config::StateScope::channel && !take_state(session)) return;
     session.open();
 }
@@ -265,7 +265,7 @@ bool Server::take_state(ChannelSession& session) {
                     fmt::format("opening a channel to \"{}\", which keeps state and serves one channel at a time; "
                                 "channel {} has it",
                                 spec_.name, waiting_.value_or(*holder_)),
-                    "wait until that channel is closed, or raise the replicas of the model"});
+                    "wait until that channel is closed, or raise `replicas` of the model"});
     return false;
 }
 

@@ -39,11 +39,12 @@ struct Assignment {
     std::string value;
 };
 
-Result<Assignment> split(const std::string& text, std::string_view option, std::string_view form) {
-    const std::size_t equals = text.find('=');
-    if (equals == 0 || equals == std::string::npos)
-        return Error{ErrorCode::input_invalid, fmt::format("{} {}", option, text), fmt::format("write {}", form)};
-    return Assignment{text.substr(0, equals), text.substr(equals + 1)};
+bool is_assignment(const std::string& text) { return text.find('=', 1) != std::string::npos; }
+
+/// Of a text that is_assignment: the command line was checked when it was parsed.
+Assignment split(const std::string& text) {
+    const std::size_t equals = text.find('=', 1);
+    return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
 /// Where an input's numbers come from; files are open and checked before a model is loaded for them.
@@ -53,20 +54,19 @@ struct Source {
 };
 
 Result<Source> open_source(const std::string& text) {
-    Result<Assignment> input = split(text, "--input", "--input NAME=@FILE.npy or --input NAME=JSON");
-    if (!input) return std::move(input).error();
-    const std::string step = fmt::format("input \"{}\"", input->name);
-    if (input->value.starts_with('@')) {
-        Result<NpyFile> file = NpyFile::open(input->value.substr(1));
+    const Assignment input = split(text);
+    const std::string step = fmt::format("input \"{}\"", input.name);
+    if (input.value.starts_with('@')) {
+        Result<NpyFile> file = NpyFile::open(input.value.substr(1));
         if (!file) return std::move(file).error().during(step);
-        return Source{input->name, std::move(*file)};
+        return Source{input.name, std::move(*file)};
     }
     boost::system::error_code failure;
-    json::value value = json::parse(input->value, failure);
+    json::value value = json::parse(input.value, failure);
     if (failure)
         return Error{ErrorCode::input_invalid, fmt::format("{}: not JSON: {}", step, failure.message()),
                      "write nested lists of numbers such as [[1, 2]], or @FILE.npy"};
-    return Source{input->name, std::move(value)};
+    return Source{input.name, std::move(value)};
 }
 
 Result<std::vector<Source>> open_sources(const std::vector<std::string>& texts) {
@@ -128,15 +128,14 @@ Result<Input> send_input(Channel& channel, const json::value& method, const Sour
 Result<json::object> parse_parameters(const std::vector<std::string>& texts, const json::value& method) {
     json::object parameters;
     for (const std::string& text : texts) {
-        const Result<Assignment> given = split(text, "--param", "--param NAME=VALUE");
-        if (!given) return given.error();
-        const json::value* described = find_named(method, "parameters", given->name);
+        const Assignment given = split(text);
+        const json::value* described = find_named(method, "parameters", given.name);
         boost::system::error_code failure;
-        json::value value = json::parse(given->value, failure);
+        json::value value = json::parse(given.value, failure);
         const bool wants_text = described != nullptr && text_member(*described, "type") == "string";
-        if (failure || (wants_text && !value.is_string())) value = given->value;
-        if (!parameters.emplace(given->name, std::move(value)).second)
-            return Error{ErrorCode::input_invalid, fmt::format("--param {} twice", given->name),
+        if (failure || (wants_text && !value.is_string())) value = given.value;
+        if (!parameters.emplace(given.name, std::move(value)).second)
+            return Error{ErrorCode::input_invalid, fmt::format("--param {} twice", given.name),
                          "give each parameter once"};
     }
     return parameters;
@@ -237,11 +236,7 @@ Result<int> infer(const Session& session, const Inference& inference) {
     const Result<std::vector<Source>> sources = open_sources(inference.inputs);
     if (!sources) return sources.error();
     std::vector<Assignment> saved;
-    for (const std::string& text : inference.outputs) {
-        const Result<Assignment> output = split(text, "--output", "--output NAME=FILE.npy");
-        if (!output) return output.error();
-        saved.push_back(*output);
-    }
+    for (const std::string& text : inference.outputs) saved.push_back(split(text));
 
     Result<ControlClient> control = session.connect();
     if (!control) return control.error();
@@ -287,6 +282,9 @@ void add_infer(CLI::App& app, Session& session) {
     const auto inference = std::make_shared<Inference>();
     const auto repeated = [](CLI::Option* option, const char* type) {
         option->type_name(type)->allow_extra_args(false);  // one value each: what follows may be NAME
+        option->check([type](const std::string& text) {
+            return is_assignment(text) ? std::string{} : fmt::format("\"{}\": write {}", text, type);
+        });
     };
     command->add_option("NAME", inference->model, "A model of the fleet; loaded if need be")->required();
     repeated(command->add_option("--input,-i", inference->inputs,

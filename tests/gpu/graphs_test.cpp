@@ -228,6 +228,8 @@ struct Uncapturable {
     std::string_view line;  ///< of the model's source; empty where the cause has no place
 };
 
+std::ostream& operator<<(std::ostream& out, const Uncapturable& of) { return out << of.model; }
+
 class CaptureFailures : public testing::TestWithParam<Uncapturable> {};
 
 TEST_P(CaptureFailures, AreDiagnosedAndServedEagerlyWherePreferred) {

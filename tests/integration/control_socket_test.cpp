@@ -227,7 +227,7 @@ TEST(ControlSocketPath, RefusesASymlinkedDirectory) {
     const auto finished = run({program("bulkheadd"), "--socket", folder.path() / "run/control.sock", fleet_file});
 
     EXPECT_EQ(finished.exit_code, 1);
-    EXPECT_THAT(finished.err, HasSubstr("symbolic link"));
+    EXPECT_THAT(finished.err, HasSubstr("symlink"));
 }
 
 }  // namespace

@@ -92,6 +92,10 @@ TEST(Isolation, ACrashLoopEndsInQuarantineWithItsReason) {
     ASSERT_FALSE(loaded);
     EXPECT_EQ(loaded.error().code, ErrorCode::load_failed) << loaded.error().text();
     EXPECT_THAT(loaded.error().text(), HasSubstr("SIGSEGV"));
+
+    ASSERT_TRUE(daemon.wait_state("evil", "quarantined"));
+    EXPECT_THAT(daemon.why("evil"), HasSubstr("SIGSEGV"));
+    EXPECT_EQ(daemon.load("evil").error().code, ErrorCode::model_quarantined);
 }
 
 TEST(Isolation, InferenceGoesOnWhileTheSupervisorIsStopped) {

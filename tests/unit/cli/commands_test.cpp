@@ -188,7 +188,7 @@ TEST_F(Commands, InferRefusesABadInputBeforeAModelIsLoadedForIt) {
     EXPECT_EQ(infer.status, exit_failed);
     EXPECT_THAT(infer.err, HasSubstr("input \"x\": reading /nowhere.npy: No such file"));
     EXPECT_THAT(ran({"--socket", socket, "infer", "m", "-i", "x=[1,"}).err, HasSubstr("not JSON"));
-    EXPECT_THAT(ran({"--socket", socket, "infer", "m", "-i", "x"}).err, HasSubstr("--input NAME=@FILE.npy"));
+    EXPECT_EQ(ran({"--socket", socket, "infer", "m", "-i", "x"}).status, 2);
     EXPECT_THAT(daemon.asked(), IsEmpty());
 }
 

@@ -1,7 +1,10 @@
 #include "supervisor/cgroup.h"
 
+#include <fcntl.h>
+
 #include <gtest/gtest.h>
 
+#include "tests/unit/supervisor/marked_process.h"
 #include "tests/unit/supervisor/temporary_folder.h"
 
 namespace bulkhead::supervisor {
@@ -46,6 +49,24 @@ TEST(Cgroups, AreRefusedWhereAFolderIsNoCgroup) {
     EXPECT_EQ(Cgroups::make_in(folder.path(), 42), nullptr);
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
     EXPECT_EQ(Cgroups::make_in("/proc/no/such", 42), nullptr);
+}
+
+TEST(Cgroups, EndWhatAFormerSupervisorOfTheSameKeeperLeft) {
+    auto former = Cgroups::make(::getpid());
+    if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+    const UniqueFd folder = former->add({"m", 0, 1});
+    test::MarkedProcess process{{}};
+    const UniqueFd members{::openat(folder.get(), "cgroup.procs", O_WRONLY | O_CLOEXEC)};
+    const std::string pid = std::to_string(process.pid());
+    ASSERT_EQ(::write(members.get(), pid.data(), pid.size()), static_cast<ssize_t>(pid.size()));
+
+    auto next = Cgroups::make(::getpid());
+
+    EXPECT_EQ(process.wait(), SIGKILL);
+    const auto path = next->path();
+    former.reset();
+    next.reset();
+    EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 }  // namespace

@@ -75,7 +75,7 @@ TEST_F(ControlServerTest, EachKindOfGarbageHasItsNumberAndTheConnectionGoesOn) {
     const std::vector<std::pair<std::string, int>> lines{
         {"this is no JSON", -32700},
         {"{\"jsonrpc\":\"2.0\",", -32700},
-        {"\x00\x01\x02\xff", -32700},
+        {std::string("\x00\x01\x02\xff", 4), -32700},
         {std::string(5'000, '['), -32700},
         {"[]", -32600},
         {"[{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"echo\"}]", -32600},
@@ -206,6 +206,7 @@ TEST_F(ControlServerTest, AnAnswerBeyondItsBoundIsAnErrorNotAFlood) {
 
 TEST_F(ControlServerTest, DescriptorsComeWithTheirAnswerAndAreNotLeaked) {
     auto client = connect();
+    EXPECT_TRUE(client.call("echo").contains("result"));
     const std::size_t before = open_descriptors();
     for (int i = 0; i < 10; ++i) {
         EXPECT_TRUE(client.call("open").contains("result"));

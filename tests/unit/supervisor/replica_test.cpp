@@ -402,6 +402,16 @@ TEST_F(ReplicaTest, OneThatEndsAtSigtermIsTerminated) {
     EXPECT_FALSE(worker.got_signal(SIGKILL));
 }
 
+TEST_F(ReplicaTest, OneThatGivesUpAtItsDrainDeadlineIsTerminatedNotCrashed) {
+    spec_.deadlines.drain = 30ms;
+    FakeWorker& worker = ready();
+    unload();
+    ASSERT_TRUE(wait([&] { return replica().process()->drain_deadline_passed(); }));
+    keeper_.exit(worker, {false, 1, true});
+    EXPECT_EQ(receipt().ended, Ended::terminated);
+    EXPECT_TRUE(worker.signals.empty());
+}
+
 TEST_F(ReplicaTest, OneThatSaysDrainedAndStaysIsEnded) {
     spec_.deadlines.kill = 30ms;
     FakeWorker& worker = ready();

@@ -73,6 +73,8 @@ struct Case {
     std::string_view cause;
 };
 
+std::ostream& operator<<(std::ostream& out, const Case& of) { return out << of.name; }
+
 class CudaErrors : public testing::TestWithParam<Case> {};
 
 TEST_P(CudaErrors, AreKnownByNumberAndByName) {

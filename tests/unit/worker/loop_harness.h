@@ -5,6 +5,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -120,7 +121,7 @@ public:
         auto room = sink.allocate("y", inputs[0].dtype, inputs[0].dims);
         if (!room) return room.error();
         if (method.name == "fail") return Error{ErrorCode::inference_failed, "half way", {}};
-        std::memcpy(room->data(), inputs[0].bytes.data(), inputs[0].bytes.size());
+        std::ranges::copy(inputs[0].bytes, room->begin());
         return {};
     }
 
@@ -160,6 +161,10 @@ private:
 inline bool readable_within(int fd, std::chrono::milliseconds time) {
     pollfd entry{fd, POLLIN, 0};
     return ::poll(&entry, 1, static_cast<int>(time.count())) > 0;
+}
+
+inline std::uint64_t number(const boost::json::object& message, std::string_view key) {
+    return message.at(key).to_number<std::uint64_t>();
 }
 
 /// A client of one channel, speaking the wire by hand.
@@ -241,7 +246,8 @@ public:
     /// A float32 tensor of these values at `offset` of the input slab.
     channel::Tensor tensor(std::vector<float> values, std::uint64_t offset = 0, std::uint64_t generation = 1) {
         const auto& [offer, memory] = *find_slab(wire::SlabDirection::input);
-        std::memcpy(memory.bytes().data() + offset, values.data(), values.size() * sizeof(float));
+        std::ranges::copy(std::as_bytes(std::span{values}),
+                          memory.bytes().begin() + static_cast<std::ptrdiff_t>(offset));
         return {"x",
                 wire::DType::float32,
                 {static_cast<std::int64_t>(values.size())},
@@ -368,7 +374,7 @@ protected:
         while (Clock::now() < until) {
             say({{"type", "statistics_asked"}});
             const boost::json::object statistics = expect_said("statistics");
-            if (statistics.empty() || statistics.at(key).to_number<std::uint64_t>() == value) return;
+            if (statistics.empty() || number(statistics, key) == value) return;
         }
         ADD_FAILURE() << key << " never became " << value;
     }

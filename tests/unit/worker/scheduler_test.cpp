@@ -62,7 +62,7 @@ TEST(Scheduler, CountsRunningAndWaitingAgainstTheBound) {
 
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, ErrorCode::queue_full);
-    EXPECT_NE(refused.error().text().find("queue_bound"), std::string::npos);
+    EXPECT_NE(refused.error().text().find("`queue`"), std::string::npos);
     EXPECT_EQ(scheduler.size(), 1U);
 }
 

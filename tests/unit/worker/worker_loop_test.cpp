@@ -1,22 +1,14 @@
-#include <sys/wait.h>
-
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 
 #include <fmt/format.h>
 
 #include "tests/unit/worker/loop_harness.h"
-#include "worker/fatal_signals.h"
 
 namespace bulkhead::worker::test {
 namespace {
 
 using WorkerLoop = LoopTest;
-
-std::uint64_t number(const boost::json::object& message, std::string_view key) {
-    return message.at(key).to_number<std::uint64_t>();
-}
 
 // --- the link and the load
 
@@ -229,120 +221,6 @@ TEST_F(WorkerLoop, SaysBusyOnceAndIdleOnce) {
     EXPECT_EQ(std::ranges::count(said, "busy"), 1);
 }
 
-// --- queueing
-
-TEST_F(WorkerLoop, ServesASingleRequestWithinTwoTurnsOfAFlood) {
-    spec.queue_bound = 256;
-    start_ready();
-    TestClient flood = open_channel();
-    TestClient single = open_channel();
-    flood.infer(1, "wait", {flood.tensor({1})});
-    log->gate.await_arrivals(1);
-    for (std::uint64_t id = 2; id <= 64; ++id) flood.infer(id, "echo", {flood.tensor({2}, 64)});
-    single.infer(1, "echo", {single.tensor({99})});
-    await_statistics("queued", 64);
-
-    log->gate.open();
-    single.expect_result(1);
-    for (std::uint64_t id = 1; id <= 64; ++id) flood.expect_result(id);
-
-    const auto runs = log->runs_so_far();
-    const auto turn = std::ranges::find(runs, "echo 99") - runs.begin();
-    EXPECT_LE(turn, 2);
-}
-
-TEST_F(WorkerLoop, RefusesWhatExceedsTheQueueAndNamesTheBound) {
-    spec.queue_bound = 2;
-    start_ready();
-    TestClient one = open_channel();
-    TestClient two = open_channel();
-    TestClient three = open_channel();
-    one.infer(1, "wait", {one.tensor({1})});
-    log->gate.await_arrivals(1);
-    two.infer(1, "echo", {two.tensor({1})});
-    await_statistics("queued", 1);
-
-    three.infer(1, "echo", {three.tensor({1})});
-    two.infer(2, "echo", {two.tensor({1}, 64)});
-
-    EXPECT_NE(three.expect_error(1, ErrorCode::queue_full).text().find("queue_bound"), std::string::npos);
-    EXPECT_NE(two.expect_error(2, ErrorCode::queue_full).text().find("queue_bound"), std::string::npos);
-    log->gate.open();
-    one.expect_result(1);
-    two.expect_result(1);
-    three.infer(2, "echo", {three.tensor({1})});
-    three.expect_result(2);
-}
-
-TEST_F(WorkerLoop, AnswersARequestWhoseDeadlinePassesInTheQueue) {
-    start_ready();
-    TestClient client = open_channel();
-    client.infer(1, "wait", {client.tensor({1})});
-    log->gate.await_arrivals(1);
-
-    client.infer(2, "echo", {client.tensor({2}, 64)}, {}, 5ms);
-
-    EXPECT_NE(client.expect_error(2, ErrorCode::deadline_exceeded).attempt.find("waiting"), std::string::npos);
-    log->gate.open();
-    client.expect_result(1);
-    client.infer(3, "echo", {client.tensor({3}, 64)});
-    client.expect_result(3);
-    EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 3"}));
-}
-
-TEST_F(WorkerLoop, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
-    spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
-    start_ready();
-    TestClient client = open_channel();
-    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));  // most of the output slab
-
-    client.infer(1, "wait", {input}, {}, 5ms);
-    log->gate.await_arrivals(1);
-    EXPECT_NE(client.expect_error(1, ErrorCode::deadline_exceeded).attempt.find("running"), std::string::npos);
-    client.infer(2, "echo", {input});
-    log->gate.open();
-
-    client.expect_result(2);  // its output fits: the discarded one gave its room back
-}
-
-TEST_F(WorkerLoop, CancelsAQueuedAndARunningRequest) {
-    start_ready();
-    TestClient client = open_channel();
-    client.infer(1, "wait", {client.tensor({1})});
-    log->gate.await_arrivals(1);
-    client.infer(2, "echo", {client.tensor({2}, 64)});
-
-    client.send(channel::encode(channel::Cancel{2}));
-    client.send(channel::encode(channel::Cancel{1}));
-    client.send(channel::encode(channel::Cancel{1}));
-    client.send(channel::encode(channel::Cancel{99}));
-
-    client.expect_error(2, ErrorCode::cancelled);
-    client.expect_error(1, ErrorCode::cancelled);
-    client.infer(1, "echo", {client.tensor({3}, 128)});  // the number is free again
-    log->gate.open();
-    client.expect_result(1);
-    EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 3"}));
-}
-
-TEST_F(WorkerLoop, ReportsAnOverrunOnce) {
-    spec.deadlines.request = 5ms;
-    start_ready();
-    TestClient client = open_channel();
-
-    client.infer(1, "wait", {client.tensor({1})});
-    client.expect_error(1, ErrorCode::deadline_exceeded);
-
-    const boost::json::object overrun = expect_said("overrun");
-    EXPECT_EQ(overrun.at("method").as_string(), "wait");
-    EXPECT_EQ(number(overrun, "budget_ms"), 5U);
-    EXPECT_GE(number(overrun, "running_ms"), 5U);
-    log->gate.open();
-    client.infer(2, "echo", {client.tensor({1})});
-    expect_said("idle");
-    EXPECT_EQ(std::ranges::count(said, "overrun"), 1);
-}
-
 // --- channels side by side
 
 TEST_F(WorkerLoop, RefusesChannelsBeyondTheBound) {
@@ -353,7 +231,7 @@ TEST_F(WorkerLoop, RefusesChannelsBeyondTheBound) {
 
     second.send(channel::encode(channel::Hello{0, "second"}));
 
-    EXPECT_NE(second.expect_error(0, ErrorCode::resources_exhausted).text().find("channels_max"), std::string::npos);
+    EXPECT_NE(second.expect_error(0, ErrorCode::resources_exhausted).text().find("channel.count"), std::string::npos);
     second.expect_end();
     EXPECT_EQ(number(expect_said("channel_refused"), "channel"), second.id);
     first.infer(1, "echo", {first.tensor({1})});
@@ -517,60 +395,6 @@ TEST_F(WorkerLoop, FlushesAnswersToAClientThatReadsLate) {
     for (std::uint64_t id = 1; id <= 400; ++id) client.expect_error(id, ErrorCode::method_unknown);
 
     EXPECT_EQ(expect_exit(), 0);
-}
-
-// --- last words
-
-std::pair<std::string, int> last_words_of(void (*die)()) {
-    auto [parent_end, child_end] = PacketPair::make().value();
-    const pid_t child = ::fork();
-    if (child == 0) {
-        const SignalStack stack;
-        report_fatal_signals(child_end.get());
-        die();
-        ::_exit(0);
-    }
-    child_end.reset();
-    std::vector<std::byte> buffer(packet_bytes_max);
-    Packet packet;
-    std::string text;
-    if (readable_within(parent_end.get(), patience) && receive_packet(parent_end.get(), buffer, packet))
-        text.assign(reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size());
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    return {text, WIFSIGNALED(status) ? WTERMSIG(status) : 0};
-}
-
-__attribute__((noinline)) int recurse_for_ever(int depth) {
-    volatile char frame[4096];
-    frame[0] = static_cast<char>(depth);
-    return depth < 0 ? 0 : recurse_for_ever(depth + 1) + frame[0];
-}
-
-TEST(FatalSignal, IsToldOnTheLinkAndStillEndsTheProcess) {
-    EXPECT_EQ(last_words_of([] { std::abort(); }), (std::pair{std::string{R"({"type":"dying","signal":6})"}, SIGABRT}));
-    EXPECT_EQ(last_words_of([] { ::raise(SIGSEGV); }),
-              (std::pair{std::string{R"({"type":"dying","signal":11})"}, SIGSEGV}));
-}
-
-TEST(FatalSignal, IsToldWhenTheStackOverflowed) {
-    EXPECT_EQ(last_words_of([] { (void)recurse_for_ever(1); }),
-              (std::pair{std::string{R"({"type":"dying","signal":11})"}, SIGSEGV}));
-}
-
-// --- names
-
-TEST(Identity, IsReadFromTheEnvironmentsText) {
-    const Result<Identity> identity = Identity::parse("abc:silero-vad/3#12");
-
-    ASSERT_TRUE(identity);
-    EXPECT_EQ(*identity, (Identity{"abc", "silero-vad", 3, 12}));
-}
-
-TEST(Identity, IsRefusedWhenAnyPartIsMissing) {
-    for (const char* text : {"", "abc", "abc:m", "abc:m/1", "abc:m#1", "m/1#2", "abc:/1#2", "abc:m/x#2", "abc:m/1#",
-                             "abc:m/1#2x", "abc:m/-1#2", "abc:m/1#99999999999999999999"})
-        EXPECT_FALSE(Identity::parse(text)) << text;
 }
 
 }  // namespace

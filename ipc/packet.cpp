@@ -106,7 +106,10 @@ Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, P
     // An empty packet that was the very last one passes for the end of file: nothing is lost by that.
     if (received == 0 && packet.fds.empty() && peer_has_hung_up(socket) && !packet_is_queued(socket))
         return ReceiveOutcome::closed;
-    if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || packet.fds.size() > packet_fds_max) {
+    // The control buffer holds all the kernel may deliver: cut short, it means that descriptors ran out here.
+    packet.fds_lost = (message.msg_flags & MSG_CTRUNC) != 0 && packet.fds.size() <= packet_fds_max;
+    if (packet.fds_lost) packet.fds.clear();
+    if ((message.msg_flags & MSG_TRUNC) != 0 || packet.fds.size() > packet_fds_max) {
         packet.fds.clear();
         return Error{ErrorCode::protocol_violation, "a packet exceeds its bounds",
                      "send at most 65536 bytes and 16 descriptors in one packet"};

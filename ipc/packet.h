@@ -26,6 +26,7 @@ struct PacketPair {
 struct Packet {
     std::span<const std::byte> bytes;
     std::vector<UniqueFd> fds;  ///< close-on-exec
+    bool fds_lost = false;      ///< some came, and this process had no free descriptor to receive them; `fds` is empty
 };
 
 enum class ReceiveOutcome { packet, would_block, closed };

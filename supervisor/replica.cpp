@@ -202,7 +202,7 @@ json::object Replica::why() const {
 
 std::string Replica::sentence() const {
     const std::string since = duration_text(unix_ms() - since_ms_);
-    std::string text = fmt::format("{} is {} since {}", name().place(), to_string(state_), since);
+    std::string text = fmt::format("{} has been {} for {}", name().place(), to_string(state_), since);
     if (is_loading(state_) && process_ && !process_->progress.phase.empty())
         text += fmt::format(" ({})", process_->progress.text());
     if (!reason_.empty()) text += ": " + reason_;

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "ipc/channel_codec.h"
+#include "ipc/packet.h"
 #include "supervisor/json_members.h"
 #include "supervisor/limits.h"
 #include "supervisor/proc_files.h"
@@ -171,7 +173,11 @@ void Replica::on_message(const worker_link::ChannelClosed& message) { process_->
 
 void Replica::on_message(const worker_link::ChannelRefused& message) {
     spdlog::info("worker={} channel={} refused: {}", name().text(), message.channel, message.error.text());
-    process_->channels.erase(message.channel);
+    // A worker that ran out of descriptors never had its end: its client is told on the one kept here.
+    if (const auto end = process_->channels.find(message.channel); end != process_->channels.end()) {
+        (void)send_packet(end->second.get(), channel::encode(channel::Failure{0, message.error}));
+        process_->channels.erase(end);
+    }
 }
 
 void Replica::on_message(const worker_link::Busy& /*message*/) {

@@ -34,8 +34,7 @@ int Supervisor::run() {
 }
 
 void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
-    context_.emplace(
-        FleetContext{io_, keeper_, off_loop_, gpus_, events_, {}, Cgroups::make(hello.keeper_pid), 0, 0, {}, {}});
+    context_.emplace(FleetContext{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr, 0, 0, {}, {}});
     context_->station = {options_.worker_program, daemon_token(hello.keeper_pid, hello.started_unix_ms),
                          options_.socket, options_.cache, std::move(options_.inherited)};
     context_->generation_last = hello.generation_last;
@@ -46,8 +45,6 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     facts_.socket = options_.socket;
     facts_.fleet_file = options_.fleet.source.string();
     facts_.started_unix_ms = static_cast<std::int64_t>(hello.started_unix_ms);
-    facts_.containment =
-        context_->cgroups ? "cgroup " + context_->cgroups->path().string() : "process group and marker";
 
     // Whatever a former daemon on this socket left behind would hold the memory that this fleet needs.
     off_loop_.run([socket = options_.socket] { return kill_leftovers(socket); },
@@ -58,6 +55,9 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
 }
 
 void Supervisor::begin() {
+    context_->cgroups = Cgroups::make(static_cast<pid_t>(facts_.keeper_pid));
+    facts_.containment =
+        context_->cgroups ? "cgroup " + context_->cgroups->path().string() : "process group and marker";
     fleet_.emplace(*context_, options_.fleet, options_.log_folder);
     daemon_.emplace(Daemon{*fleet_, facts_, [this](auto stopped) { stop(std::move(stopped)); }});
     server_.emplace(io_, std::move(options_.listener), make_methods(*daemon_));

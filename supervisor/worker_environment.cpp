@@ -55,7 +55,8 @@ std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_u
 
 std::vector<std::string> WorkerStation::environment(const WorkerName& worker, const std::string& gpu_uuid,
                                                     const std::map<std::string, std::string>& declared) const {
-    std::map<std::string, std::string> variables;
+    // libgomp reads it once, at start: threads that spin between two requests take the cores from other workers.
+    std::map<std::string, std::string> variables{{"OMP_WAIT_POLICY", "passive"}};
     for (const std::string& entry : inherited)
         variables[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
     for (const auto& [name, value] : declared) variables[name] = value;

@@ -48,11 +48,11 @@ Result<LinkMessage> parse_link_message(Packet& packet) {
     }
     if (type == "channel") {
         const auto channel = whole_number<std::uint64_t>(object, "channel");
-        if (!channel || packet.fds.size() != 1)
+        if (!channel || (packet.fds.size() != 1 && !packet.fds_lost))
             return malformed(fmt::format("channel without its number or with {} descriptors", packet.fds.size()));
         return LinkMessage{ChannelMessage{*channel, whole_number<std::int64_t>(object, "client_pid").value_or(0),
                                           whole_number<std::int64_t>(object, "client_uid").value_or(-1),
-                                          std::move(packet.fds.front())}};
+                                          packet.fds_lost ? UniqueFd{} : std::move(packet.fds.front())}};
     }
     return malformed(fmt::format("unknown type \"{}\"", made_printable(type, 64)));
 }

@@ -26,7 +26,7 @@ struct ChannelMessage {
     std::uint64_t channel = 0;
     std::int64_t client_pid = 0;
     std::int64_t client_uid = 0;
-    UniqueFd socket;
+    UniqueFd socket;  ///< none when this process had no free descriptor to receive it
 };
 struct DrainMessage {
     std::chrono::milliseconds deadline{0};

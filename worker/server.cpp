@@ -210,6 +210,9 @@ void Server::on_link(ChannelMessage message) {
         refusal["channel"] = message.channel;
         link_.send(refusal);
     };
+    if (!message.socket)
+        return refuse_at_once({ErrorCode::resources_exhausted, "opening a channel: the worker has no free descriptor",
+                               "close channels, or raise the limit on open files (ulimit -n) of the daemon"});
     if (phase_ == Phase::starting || phase_ == Phase::loading)
         return refuse_at_once({ErrorCode::model_loading, "opening a channel to a worker that is not ready",
                                "open the channel again when the model is ready"});

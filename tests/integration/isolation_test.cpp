@@ -86,16 +86,23 @@ TEST(Isolation, LoadBringsAModelBackThatMayNotRestart) {
 }
 
 TEST(Isolation, ACrashLoopEndsInQuarantineWithItsReason) {
-    Daemon daemon{fleet({evil_model("evil", "segv", "ok")})};
-
-    const auto loaded = daemon.load("evil");
-    ASSERT_FALSE(loaded);
-    EXPECT_EQ(loaded.error().code, ErrorCode::load_failed) << loaded.error().text();
-    EXPECT_THAT(loaded.error().text(), HasSubstr("SIGSEGV"));
+    Daemon daemon{fleet({evil_model("evil", "segv", "ok", "preload: true")})};
 
     ASSERT_TRUE(daemon.wait_state("evil", "quarantined"));
     EXPECT_THAT(daemon.why("evil"), HasSubstr("SIGSEGV"));
     EXPECT_EQ(daemon.load("evil").error().code, ErrorCode::model_quarantined);
+}
+
+TEST(Isolation, AFailedLoadIsAnsweredAndNotTriedAgainUnasked) {
+    Daemon daemon{fleet({evil_model("evil", "segv", "ok")})};
+
+    const auto loaded = daemon.load("evil");
+
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, ErrorCode::load_failed) << loaded.error().text();
+    EXPECT_THAT(loaded.error().text(), HasSubstr("SIGSEGV"));
+    EXPECT_TRUE(daemon.wait_state("evil", "stopped"));
+    EXPECT_EQ(daemon.row("evil").at("generation").as_int64(), 1);
 }
 
 TEST(Isolation, InferenceGoesOnWhileTheSupervisorIsStopped) {

@@ -211,7 +211,7 @@ std::string Replica::sentence() const {
                             limits::restart_unforgiven_max);
     if (state_ == WorkerState::quarantined)
         text += fmt::format("; `bulkhead restart {}` lifts it when the cause is removed", spec_.name);
-    if (is_serving(state_) && last_exit_ && restarts_ > 0)
+    if ((is_serving(state_) || is_loading(state_)) && last_exit_ && restarts_ > 0)
         text += fmt::format("; restarted {} time{}, its last process {} ended by {}", restarts_,
                             restarts_ == 1 ? "" : "s", last_exit_->pid, last_exit_->exit.text());
     return text + ".";

@@ -219,22 +219,42 @@ std::string render_info(const json::value& info, Style style) {
     return text;
 }
 
+namespace {
+
+/// "  graphs: off; 34 eager runs (a CPU has no graphs)", then a line a bucket.
+std::string graphs_lines(const json::value& graphs) {
+    std::string text = "  graphs: " + one_line(text_member(graphs, "mode"));
+    if (const json::value* eager = member(graphs, "eager"); eager != nullptr && eager->is_object())
+        for (const auto& [reason, count] : eager->as_object())
+            text += fmt::format("; {} eager run{} ({})", json::serialize(count), count == 1 ? "" : "s", one_line(reason));
+    text += '\n';
+    for (const json::value& bucket : array_member(graphs, "buckets"))
+        text += fmt::format("  bucket {} {}: {} hits, {} pads, captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
+                            member(bucket, "shapes") != nullptr ? one_line(json::serialize(*member(bucket, "shapes"))) : "",
+                            text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"), text_or_dash(bucket, "capture_ms"));
+    return text;
+}
+
+}  // namespace
+
 std::string render_why(const json::value& why, Style style) {
-    const std::string state = text_member(why, "state");
-    std::string text =
-        fmt::format("{} is {}: {}\n", style.paint(one_line(text_member(why, "model")), Colour::bold),
-                    style.paint(one_line(state), state_colour(state)), one_line(text_member(why, "sentence")));
-    for (const json::value& replica : array_member(why, "replicas")) {
-        text += fmt::format("  replica {}: {}", one_line(text_or_dash(replica, "replica")),
-                            one_line(text_member(replica, "state")));
-        if (const auto since = number_member(replica, "since_ms")) text += fmt::format(" for {}", ms_text(*since));
-        if (const std::string reason = text_member(replica, "reason"); !reason.empty()) text += ": " + one_line(reason);
-        if (const json::value* last = member(replica, "last_exit"); last != nullptr && !last->is_null())
-            text += fmt::format("; its last process ended with {}", one_line(exit_text(replica, "last_exit")));
-        text += '\n';
+    std::string text = style.paint(one_line(text_member(why, "sentence")), state_colour(text_member(why, "state"))) + "\n";
+    const auto& replicas = array_member(why, "replicas");
+    if (replicas.size() > 1) {
+        for (const json::value& replica : replicas) {
+            text += fmt::format("  replica {}: {}", one_line(text_or_dash(replica, "replica")),
+                                one_line(text_member(replica, "state")));
+            if (const auto since = number_member(replica, "since_ms")) text += fmt::format(" for {}", ms_text(*since));
+            if (const std::string reason = text_member(replica, "reason"); !reason.empty())
+                text += ": " + one_line(reason);
+            if (const json::value* last = member(replica, "last_exit"); last != nullptr && !last->is_null())
+                text += fmt::format("; its last process ended with {}", one_line(exit_text(replica, "last_exit")));
+            text += '\n';
+        }
     }
-    if (const json::value* graphs = member(why, "graphs"); graphs != nullptr && graphs->is_object())
-        text += "  graphs: " + one_line(json::serialize(*graphs)) + "\n";
+    if (const json::value* graphs = member(why, "graphs"); graphs != nullptr && graphs->is_object() &&
+                                                           member(*graphs, "mode") != nullptr)
+        text += graphs_lines(*graphs);
     return text;
 }
 

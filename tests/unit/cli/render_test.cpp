@@ -97,12 +97,31 @@ TEST(Events, AreALineEach) {
     EXPECT_THAT(event(R"({"time":0,"event":"new kind","model":"m"})"), HasSubstr("new kind"));
 }
 
-TEST(Why, IsASentenceAndWhatHappenedToEachReplica) {
+TEST(Why, IsASentence) {
     EXPECT_EQ(render_why(boost::json::parse(R"({"model":"m","state":"backoff","sentence":"It crashed.","replicas":[
                   {"replica":0,"state":"backoff","since_ms":250,"reason":"SIGSEGV","last_exit":{"signal":"SIGSEGV"}}]})"),
                          plain),
-              "m is backoff: It crashed.\n"
-              "  replica 0: backoff for 250.0 ms: SIGSEGV; its last process ended with SIGSEGV\n");
+              "It crashed.\n");
+}
+
+TEST(Why, SaysOfSeveralReplicasWhatHappenedToEach) {
+    EXPECT_EQ(render_why(boost::json::parse(R"({"model":"m","state":"ready","sentence":"One is ready.","replicas":[
+                  {"replica":0,"state":"backoff","since_ms":250,"reason":"SIGSEGV","last_exit":{"signal":"SIGSEGV"}},
+                  {"replica":1,"state":"ready","since_ms":9,"reason":"loaded","last_exit":null}]})"),
+                         plain),
+              "One is ready.\n"
+              "  replica 0: backoff for 250.0 ms: SIGSEGV; its last process ended with SIGSEGV\n"
+              "  replica 1: ready for 9.00 ms: loaded\n");
+}
+
+TEST(Why, CountsWhatTheGraphsDid) {
+    EXPECT_EQ(render_why(boost::json::parse(R"({"model":"m","state":"ready","sentence":"It is ready.","replicas":[],
+                  "graphs":{"mode":"captured","buckets":[{"method":"forward","shapes":{"x":[1,32]},"hits":7,"pads":2,
+                  "capture_ms":5}],"eager":{"no_bucket":1}}})"),
+                         plain),
+              "It is ready.\n"
+              "  graphs: captured; 1 eager run (no_bucket)\n"
+              "  bucket forward {\"x\":[1,32]}: 7 hits, 2 pads, captured in 5 ms\n");
 }
 
 TEST(LogLines, CannotCorruptTheTerminal) {

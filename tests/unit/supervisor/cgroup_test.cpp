@@ -44,6 +44,12 @@ TEST(OwnCgroup, UnescapesTheMountPoint) {
               Path{"/mnt/my groups/a"});
 }
 
+bool join(const UniqueFd& folder, pid_t pid) {
+    const UniqueFd members{::openat(folder.get(), "cgroup.procs", O_WRONLY | O_CLOEXEC)};
+    const std::string text = std::to_string(pid);
+    return ::write(members.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
 TEST(Cgroups, AreRefusedWhereAFolderIsNoCgroup) {
     const test::TemporaryFolder folder;
     EXPECT_EQ(Cgroups::make_in(folder.path(), 42), nullptr);
@@ -51,14 +57,32 @@ TEST(Cgroups, AreRefusedWhereAFolderIsNoCgroup) {
     EXPECT_EQ(Cgroups::make_in("/proc/no/such", 42), nullptr);
 }
 
+TEST(Cgroups, EndAProcessThatLeftItsGroupAndLeaveNothingBehind) {
+    auto cgroups = Cgroups::make(::getpid());
+    if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+    const auto path = cgroups->path();
+    const WorkerName worker{"m", 0, 1};
+    const UniqueFd folder = cgroups->add(worker);
+    ASSERT_TRUE(folder);
+    test::MarkedProcess process{{}};
+    ASSERT_TRUE(join(folder, process.pid()));
+    EXPECT_FALSE(cgroups->remove(worker)) << "somebody lives there";
+
+    cgroups->kill(worker);
+
+    EXPECT_EQ(process.wait(), SIGKILL);
+    EXPECT_TRUE(cgroups->remove(worker));
+    EXPECT_TRUE(cgroups->remove(worker)) << "what is gone is gone";
+    cgroups.reset();
+    EXPECT_FALSE(std::filesystem::exists(path));
+}
+
 TEST(Cgroups, EndWhatAFormerSupervisorOfTheSameKeeperLeft) {
     auto former = Cgroups::make(::getpid());
     if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
     const UniqueFd folder = former->add({"m", 0, 1});
     test::MarkedProcess process{{}};
-    const UniqueFd members{::openat(folder.get(), "cgroup.procs", O_WRONLY | O_CLOEXEC)};
-    const std::string pid = std::to_string(process.pid());
-    ASSERT_EQ(::write(members.get(), pid.data(), pid.size()), static_cast<ssize_t>(pid.size()));
+    ASSERT_TRUE(join(folder, process.pid()));
 
     auto next = Cgroups::make(::getpid());
 

@@ -71,9 +71,9 @@ std::optional<std::vector<DimRange>> Value::shape() const {
     for (const Value& dim : items(wire::rank_max)) {
         const auto range = dim.node().kind == Node::Kind::scalar ? parse_dim(dim.node().text) : std::nullopt;
         if (!range)
-            dim.refuse("write a dimension as 512 or as a range 1..256, from 0 up");
+            dim.refuse("write a dimension as 512 or as a range 1..256, from 0 up; with a name, n=1..256");
         else if (range->min > range->max)
-            dim.refuse(fmt::format("write the smaller end first: {}..{}", range->max, range->min));
+            dim.refuse(fmt::format("write the smaller end first: {}", dim_text({range->max, range->min, range->name})));
         ok = ok && range && range->min <= range->max;
         ranges.push_back(range.value_or(DimRange{}));
     }

@@ -23,6 +23,7 @@ enum class LogLevel : std::uint8_t { trace, debug, info, warn, error };
 struct DimRange {
     std::int64_t min = 1;
     std::int64_t max = 1;
+    std::string name{};  ///< dimensions of one name are of one size in a request
     friend bool operator==(const DimRange&, const DimRange&) = default;
 };
 
@@ -52,9 +53,9 @@ struct Bucket {
 
 struct MethodSpec {
     std::string name = "forward";
-    std::vector<TensorSpec> inputs;          ///< in the order of the model's arguments
+    std::vector<TensorSpec> inputs;  ///< in the order of the model's arguments
     std::vector<ParameterSpec> parameters;
-    std::vector<TensorSpec> outputs;         ///< in the order of the model's results
+    std::vector<TensorSpec> outputs;  ///< in the order of the model's results
     std::vector<Bucket> buckets;
     /// Padding a request up to a bucket is safe: by input name, the value that fills the rest.
     std::map<std::string, double> padding;
@@ -72,9 +73,9 @@ struct Deadlines {
 };
 
 struct ChannelLimits {
-    std::uint64_t input_bytes = 4u << 20;   ///< of the input slab a channel starts with
+    std::uint64_t input_bytes = 4u << 20;  ///< of the input slab a channel starts with
     std::uint64_t output_bytes = 4u << 20;
-    std::uint64_t bytes_max = 512u << 20;   ///< all slabs of one channel together
+    std::uint64_t bytes_max = 512u << 20;  ///< all slabs of one channel together
     std::uint32_t channels_max = 64;
     friend bool operator==(const ChannelLimits&, const ChannelLimits&) = default;
 };
@@ -82,11 +83,11 @@ struct ChannelLimits {
 struct ModelSpec {
     std::string name;
     Runtime runtime{};
-    std::filesystem::path file;  ///< absolute: the TorchScript file or the .pt2 package
-    std::string device = "auto"; ///< auto, cpu, cuda:N or a GPU UUID
+    std::filesystem::path file;   ///< absolute: the TorchScript file or the .pt2 package
+    std::string device = "auto";  ///< auto, cpu, cuda:N or a GPU UUID
     std::uint32_t replicas = 1;
     bool preload = false;
-    std::uint32_t threads = 0;   ///< of one inference on a CPU; 0: all cores of the affinity mask
+    std::uint32_t threads = 0;  ///< of one inference on a CPU; 0: all cores of the affinity mask
     Graphs graphs = Graphs::preferred;
     Deadlines deadlines;
     std::uint32_t queue_bound = 64;  ///< requests waiting or running, all channels together
@@ -94,7 +95,7 @@ struct ModelSpec {
     std::map<std::string, std::string> environment;
     RestartPolicy restart = RestartPolicy::on_crash;
     StateScope state = StateScope::none;
-    std::string reset_method;    ///< called between channels when `state` is channel
+    std::string reset_method;  ///< called between channels when `state` is channel
     LogLevel log_level = LogLevel::info;
     std::uint64_t core_bytes_max = 0;
     std::vector<MethodSpec> methods;

@@ -23,7 +23,7 @@ json::object to_json(const std::vector<TensorSpec>& tensors) {
     for (const TensorSpec& tensor : tensors) {
         json::array shape;
         for (const DimRange& dim : tensor.shape)
-            shape.push_back(dim.min == dim.max ? json::value(dim.min) : json::value(dim_text(dim)));
+            shape.push_back(dim.min == dim.max && dim.name.empty() ? json::value(dim.min) : json::value(dim_text(dim)));
         all[tensor.name] = {{"dtype", to_string(tensor.dtype)}, {"shape", std::move(shape)}};
     }
     return all;

@@ -25,6 +25,7 @@ inline constexpr std::size_t parameters_max = 32;
 inline constexpr std::size_t buckets_max = 64;
 inline constexpr std::size_t name_bytes_max = 63;         ///< of a model or a method
 inline constexpr std::size_t tensor_name_bytes_max = 55;  ///< also of a parameter
+inline constexpr std::size_t dim_name_bytes_max = 32;
 inline constexpr std::int64_t dim_max = std::int64_t{1} << 40;
 inline constexpr std::chrono::milliseconds duration_max = std::chrono::hours{24};
 inline constexpr std::uint64_t slab_bytes_min = 4096;

@@ -53,6 +53,59 @@ std::vector<TensorSpec> read_tensors(const Value& map) {
     return tensors;
 }
 
+/// Dimensions of one name have one range.
+void check_dim_names(const Value& map, const std::vector<TensorSpec>& inputs) {
+    if (inputs.empty()) return;
+    std::map<std::string_view, std::pair<DimRange, std::string>> firsts;
+    const auto members = Fields{map, map.what() + "."}.members();
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const std::vector<DimRange>& shape = inputs[i].shape;
+        if (shape.empty()) continue;
+        const Value& tensor = members[i].value;
+        const auto dims = Fields{tensor, tensor.what() + ": "}.take("shape")->items(wire::rank_max);
+        for (std::size_t d = 0; d < shape.size(); ++d) {
+            if (shape[d].name.empty()) continue;
+            const auto place = fmt::format("shape[{}] of \"{}\"", d, inputs[i].name);
+            const auto& [range, where] = firsts.try_emplace(shape[d].name, shape[d], place).first->second;
+            if (range != shape[d])
+                dims[d].refuse(
+                    fmt::format("{} = {}, but {} = {}", dims[d].what(), dim_text(shape[d]), where, dim_text(range)),
+                    "dimensions of one name are of one size: give them one range, or different names");
+        }
+    }
+}
+
+/// Shapes of all inputs: dimensions of one name must be of one size in them.
+bool check_named_sizes(const Value& value, const MethodSpec& method,
+                       const std::vector<std::vector<std::int64_t>>& shapes, std::string remedy) {
+    std::map<std::string_view, std::pair<std::int64_t, std::string_view>> firsts;
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+        const TensorSpec& input = method.inputs[i];
+        for (std::size_t d = 0; d < input.shape.size(); ++d) {
+            const std::string& name = input.shape[d].name;
+            if (name.empty()) continue;
+            const auto& [size, first] = firsts.try_emplace(name, shapes[i][d], input.name).first->second;
+            if (size == shapes[i][d]) continue;
+            value.refuse(fmt::format("{}: the dimension {} is {} in \"{}\" and {} in \"{}\"", value.what(), name, size,
+                                     first, shapes[i][d], input.name),
+                         std::move(remedy));
+            return false;
+        }
+    }
+    return true;
+}
+
+std::vector<std::vector<std::int64_t>> warmup_shapes(const MethodSpec& method) {
+    std::vector<std::vector<std::int64_t>> shapes;
+    for (const TensorSpec& input : method.inputs) {
+        std::vector<std::int64_t>& dims = shapes.emplace_back();
+        for (const DimRange& range : input.shape) dims.push_back(range.min);
+        if (const auto declared = method.warmup.find(input.name); declared != method.warmup.end())
+            dims = declared->second;
+    }
+    return shapes;
+}
+
 std::optional<ParameterValue> read_default(const Value& value, ParameterType type) {
     switch (type) {
     case ParameterType::integer:
@@ -152,7 +205,7 @@ std::optional<Bucket> read_bucket(const Value& value, const MethodSpec& method) 
 void read_buckets(const Value& list, MethodSpec& method) {
     for (const Value& item : list.items(limits::buckets_max)) {
         const auto bucket = read_bucket(item, method);
-        if (!bucket) continue;
+        if (!bucket || !check_named_sizes(item, method, bucket->shapes, "give it one size in a bucket")) continue;
         if (std::find(method.buckets.begin(), method.buckets.end(), *bucket) != method.buckets.end())
             item.refuse(fmt::format("{} stands there twice", item.what()), "keep one bucket of each shape");
         else
@@ -168,7 +221,11 @@ MethodSpec read_method(Fields& fields, std::string name, const std::string& wher
     const auto under_method = [&](const Value& value, std::string_view key) {
         return Value{value.shared(), where + std::string{key}, value.report()};
     };
-    if (const auto value = fields.take("inputs")) method.inputs = read_tensors(under_method(*value, "inputs"));
+    if (const auto value = fields.take("inputs")) {
+        const Value inputs = under_method(*value, "inputs");
+        method.inputs = read_tensors(inputs);
+        check_dim_names(inputs, method.inputs);
+    }
     if (const auto value = fields.take("parameters"))
         method.parameters = read_parameters(under_method(*value, "parameters"));
     if (const auto value = fields.take("outputs")) method.outputs = read_tensors(under_method(*value, "outputs"));
@@ -184,6 +241,8 @@ MethodSpec read_method(Fields& fields, std::string name, const std::string& wher
         for (const Fields::Member& member : warmup.members())
             if (const TensorSpec* input = find_input(method, member))
                 if (const auto shape = read_fixed_shape(member.value, *input)) method.warmup[member.key] = *shape;
+        check_named_sizes(under_method(*value, "warmup"), method, warmup_shapes(method),
+                          "give it one size: an input without a warm-up shape has the smallest it may have");
     }
     return method;
 }

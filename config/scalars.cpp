@@ -129,16 +129,24 @@ std::optional<DimRange> parse_dim(std::string_view text) {
         const auto value = only_digits(part) ? whole_number<std::int64_t>(part) : std::nullopt;
         return value && *value <= limits::dim_max ? value : std::nullopt;
     };
+    std::string name;
+    if (const std::size_t equals = text.find('='); equals != std::string_view::npos) {
+        name = text.substr(0, equals);
+        if (!is_dim_name(name)) return std::nullopt;
+        text.remove_prefix(equals + 1);
+    }
     const std::size_t dots = text.find("..");
     const auto min = end_of_range(text.substr(0, dots));
     const auto max = dots == std::string_view::npos ? min : end_of_range(text.substr(dots + 2));
     if (!min || !max) return std::nullopt;
-    return DimRange{*min, *max};
+    return DimRange{*min, *max, std::move(name)};
 }
 
-std::string dim_text(DimRange range) {
-    if (range.min == range.max) return std::to_string(range.min);
-    return std::to_string(range.min) + ".." + std::to_string(range.max);
+std::string dim_text(const DimRange& range) {
+    std::string text = range.name.empty() ? "" : range.name + "=";
+    text += std::to_string(range.min);
+    if (range.min != range.max) text += ".." + std::to_string(range.max);
+    return text;
 }
 
 bool is_device(std::string_view text) {
@@ -159,6 +167,10 @@ bool is_method_name(std::string_view text) { return matches_name(text, "_", "._-
 bool is_tensor_name(std::string_view text) {
     return !text.empty() && text.size() <= limits::tensor_name_bytes_max &&
            std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
+bool is_dim_name(std::string_view text) {
+    return text.size() <= limits::dim_name_bytes_max && matches_name(text, "_", "_", false);
 }
 
 bool is_environment_name(std::string_view text) {

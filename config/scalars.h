@@ -24,10 +24,11 @@ namespace bulkhead::config {
 [[nodiscard]] std::optional<std::chrono::milliseconds> parse_duration(std::string_view text);
 /// "4096", "64KiB", "4MiB", "2GiB".
 [[nodiscard]] std::optional<std::uint64_t> parse_size(std::string_view text);
-/// "512" or "1..256"; ends from 0 to `limits::dim_max`. A range whose ends are swapped is read as it stands.
+/// "512", "1..256" or "n=1..256"; ends from 0 to `limits::dim_max`. A range whose ends are swapped is read as it
+/// stands.
 [[nodiscard]] std::optional<DimRange> parse_dim(std::string_view text);
 /// The inverse of `parse_dim`.
-[[nodiscard]] std::string dim_text(DimRange range);
+[[nodiscard]] std::string dim_text(const DimRange& range);
 
 /// auto, cpu, cuda:N, GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx
 [[nodiscard]] bool is_device(std::string_view text);
@@ -37,6 +38,8 @@ namespace bulkhead::config {
 [[nodiscard]] bool is_method_name(std::string_view text);
 /// A tensor's or parameter's name: 1 to 55 printable ASCII characters.
 [[nodiscard]] bool is_tensor_name(std::string_view text);
+/// A dimension's name: [A-Za-z_][A-Za-z0-9_]{0,31}
+[[nodiscard]] bool is_dim_name(std::string_view text);
 /// An environment variable's name: [A-Za-z_][A-Za-z0-9_]*
 [[nodiscard]] bool is_environment_name(std::string_view text);
 

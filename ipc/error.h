@@ -13,7 +13,7 @@ namespace bulkhead {
 /// What a caller branches on. The spelling of `to_string` is the one on every surface: log, CLI,
 /// JSON-RPC, channel. Values travel in the channel's error message: append, never renumber.
 enum class ErrorCode : std::uint16_t {
-    internal = 1,            ///< a defect of Bulkhead itself, reported instead of hidden
+    internal = 1,  ///< a defect of Bulkhead itself, reported instead of hidden
     config_invalid = 2,
     model_unknown = 3,
     method_unknown = 4,
@@ -30,14 +30,14 @@ enum class ErrorCode : std::uint16_t {
     capture_failed = 15,
     load_failed = 16,
     package_incompatible = 17,
-    busy = 18,               ///< a stateful model has its one client
-    resources_exhausted = 19,///< fds, memfds, disk, slab bytes
+    busy = 18,                 ///< a stateful model has its one client
+    resources_exhausted = 19,  ///< fds, memfds, disk, slab bytes
     already_running = 20,
     protocol_violation = 21,
     not_permitted = 22,
-    not_running = 23,        ///< no daemon answers
-    input_invalid = 24,      ///< missing, surplus or misnamed inputs and parameters
-    inference_failed = 25,   ///< the model's own code raised
+    not_running = 23,       ///< no daemon answers
+    input_invalid = 24,     ///< missing, surplus or misnamed inputs and parameters
+    inference_failed = 25,  ///< the model's own code raised
 };
 
 [[nodiscard]] std::string_view to_string(ErrorCode code) noexcept;

@@ -14,8 +14,8 @@ inline constexpr std::uint16_t version_min = 1;
 inline constexpr std::uint16_t version_max = 1;
 
 inline constexpr std::size_t workers_max = 256;
-inline constexpr std::size_t ledger_bytes_max = 1024;    ///< opaque to the keeper, one per worker
-inline constexpr std::size_t spawn_bytes_max = 56 * 1024;///< argv and environment together
+inline constexpr std::size_t ledger_bytes_max = 1024;      ///< opaque to the keeper, one per worker
+inline constexpr std::size_t spawn_bytes_max = 56 * 1024;  ///< argv and environment together
 
 enum class Type : std::uint16_t {
     // keeper → supervisor
@@ -74,9 +74,9 @@ enum class WorkerFate : std::uint32_t { running = 0, exited = 1, killed_by_signa
 struct WorkerRecord {
     WorkerKey key;
     std::int32_t pid;
-    std::uint32_t fate;         ///< WorkerFate
-    std::int32_t exit_number;   ///< exit code or signal
-    std::uint32_t ledger_bytes; ///< follow this struct
+    std::uint32_t fate;          ///< WorkerFate
+    std::int32_t exit_number;    ///< exit code or signal
+    std::uint32_t ledger_bytes;  ///< follow this struct
     std::uint64_t spawned_unix_ms;
     std::uint32_t group_empty;  ///< as in Exited; 0 while it runs
     std::uint32_t reserved;
@@ -90,8 +90,18 @@ struct Spawned {
 
 /// The system call at which a spawn stopped; everything before it was rolled back.
 enum class SpawnStep : std::uint32_t {
-    none = 0, table_full = 1, socket_pair = 2, log_pipe = 3, error_pipe = 4, clone = 5,
-    process_group = 6, parent_death_signal = 7, descriptors = 8, limits = 9, directory = 10, exec = 11,
+    none = 0,
+    table_full = 1,
+    socket_pair = 2,
+    log_pipe = 3,
+    error_pipe = 4,
+    clone = 5,
+    process_group = 6,
+    parent_death_signal = 7,
+    descriptors = 8,
+    limits = 9,
+    directory = 10,
+    exec = 11,
 };
 
 struct SpawnFailed {
@@ -114,8 +124,8 @@ struct Spawn {
     std::uint32_t argv_count;
     std::uint32_t environment_count;
     std::uint32_t bytes;
-    std::uint32_t has_cgroup;       ///< 1: one fd comes along, the child starts inside it
-    std::uint64_t core_bytes_max;   ///< RLIMIT_CORE
+    std::uint32_t has_cgroup;      ///< 1: one fd comes along, the child starts inside it
+    std::uint64_t core_bytes_max;  ///< RLIMIT_CORE
     std::uint64_t reserved;
 };
 
@@ -126,8 +136,8 @@ struct Signal {
 };
 
 template <typename T, std::size_t size>
-inline constexpr bool is_wire_struct =
-    std::is_trivially_copyable_v<T> && std::has_unique_object_representations_v<T> && sizeof(T) == size;
+inline constexpr bool is_wire_struct = std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T> &&
+                                       sizeof(T) == size;
 
 static_assert(is_wire_struct<Header, 16>);
 static_assert(is_wire_struct<WorkerKey, 80>);

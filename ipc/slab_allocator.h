@@ -16,8 +16,8 @@ class SlabAllocator {
 public:
     struct Block {
         std::uint64_t offset_bytes;
-        std::uint64_t size_bytes;   ///< as asked for; the range is rounded up to the alignment
-        std::uint64_t generation;   ///< used once in the slab's life
+        std::uint64_t size_bytes;  ///< as asked for; the range is rounded up to the alignment
+        std::uint64_t generation;  ///< used once in the slab's life
         friend bool operator==(const Block&, const Block&) = default;
     };
 

@@ -96,8 +96,18 @@ struct SlabOffer {
 
 /// Values travel: append, never renumber.
 enum class DType : std::uint8_t {
-    boolean = 1, uint8 = 2, int8 = 3, int16 = 4, int32 = 5, int64 = 6,
-    float16 = 7, bfloat16 = 8, float32 = 9, float64 = 10, complex64 = 11, complex128 = 12,
+    boolean = 1,
+    uint8 = 2,
+    int8 = 3,
+    int16 = 4,
+    int32 = 5,
+    int64 = 6,
+    float16 = 7,
+    bfloat16 = 8,
+    float32 = 9,
+    float64 = 10,
+    complex64 = 11,
+    complex128 = 12,
 };
 
 /// The right to some bytes of a slab, for a time. A generation is used once per slab: a lease that was
@@ -163,9 +173,9 @@ struct Closing {
 };
 
 template <typename T, std::size_t size>
-inline constexpr bool is_wire_struct =
-    std::is_trivially_copyable_v<T> && std::is_standard_layout_v<T> &&
-    std::has_unique_object_representations_v<T> && sizeof(T) == size;
+inline constexpr bool is_wire_struct = std::is_trivially_copyable_v<T>&& std::is_standard_layout_v<T>&&
+                                           std::has_unique_object_representations_v<T> &&
+                                       sizeof(T) == size;
 
 static_assert(is_wire_struct<Header, 32>);
 static_assert(is_wire_struct<Hello, 80>);

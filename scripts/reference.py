@@ -36,7 +36,9 @@ VALUES = """\
 - **path**: a relative one is taken from the folder of the fleet file. `~` and `$VARIABLES` are not expanded, in paths or
   anywhere else.
 - **device**: `auto`, `cpu`, `cuda:0` (in NVML's order), `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
-- **dimension**: `512`, or a range `1..256` with both ends included.
+- **dimension**: `512`, or a range `1..256` with both ends included; with a name, `n=1..256`. Dimensions of one name are
+  of one size in a request. A package (`aoti`) with several dynamic dimensions among its inputs needs them named: it
+  does not check that they agree. Different names mean sizes that may differ.
 
 ## What is refused
 

@@ -30,8 +30,9 @@ struct FleetContext {
     std::uint64_t generation_last = 0;
     /// Unique for the life of the keeper: its upper half is the number of this supervisor.
     std::uint64_t channel_last = 0;
-    std::optional<std::string> torch;                  ///< LibTorch's version, as a worker told it
-    std::map<std::string, SettleQueue> settle_queues;  ///< by GPU UUID
+    std::optional<std::string> torch;                      ///< LibTorch's version, as a worker told it
+    std::map<std::string, pid_t> ended_with_supervisor{};  ///< by place, such as "minilm/0": a former supervisor's
+    std::map<std::string, SettleQueue> settle_queues{};    ///< by GPU UUID
 
     [[nodiscard]] SettleQueue& settle_queue(const std::string& uuid) {
         return settle_queues.try_emplace(uuid, io).first->second;

@@ -132,6 +132,7 @@ void KeeperClient::on_worker(const wire::WorkerRecord& record) {
     if (static_cast<wire::WorkerFate>(record.fate) != wire::WorkerFate::running) return forget(name);
     spdlog::warn("worker={} pid={} belongs to a former supervisor and is ended", name.text(), record.pid);
     ++strangers_;
+    ended_with_supervisor_[name.place()] = record.pid;
     lives_[name.generation] = {{}, [this, name](ProcessExit) {
                                    forget(name);
                                    --strangers_;

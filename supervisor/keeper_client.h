@@ -35,6 +35,11 @@ public:
     void stop();
     [[nodiscard]] bool is_flushed() const noexcept { return link_->is_flushed(); }
 
+    /// Pids of a former supervisor's workers, by place; complete once `ready` was called.
+    [[nodiscard]] const std::map<std::string, pid_t>& ended_with_supervisor() const noexcept {
+        return ended_with_supervisor_;
+    }
+
 private:
     struct Life {
         OnSpawned spawned;  ///< empty once called
@@ -56,6 +61,7 @@ private:
     std::optional<keeper_link::KeeperHello> hello_;
     bool ready_said_ = false;
     bool listed_ = false;
+    std::map<std::string, pid_t> ended_with_supervisor_;
     std::size_t strangers_ = 0;  ///< workers of a former supervisor that are still to end
     Deadline strangers_deadline_;
     std::map<std::uint64_t, Life> lives_;  ///< by generation

@@ -16,7 +16,12 @@ namespace bulkhead::supervisor {
 
 Replica::Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log)
     : context_{context}, spec_{spec}, index_{index}, log_{log}, since_ms_{unix_ms()}, deadline_{context.io},
-      device_text_{spec.device} {}
+      device_text_{spec.device} {
+    if (const auto ended = context.ended_with_supervisor.find(name().place());
+        ended != context.ended_with_supervisor.end())
+        reason_ =
+            fmt::format("the supervisor ended unasked, and process {} was ended with it; load it again", ended->second);
+}
 
 WorkerName Replica::name() const { return {spec_.name, index_, generation_}; }
 
@@ -117,7 +122,7 @@ Result<OpenedChannel> Replica::open_channel(const Client& client) {
                      "wait for its load"};
     if (process_->channels.size() >= spec_.channel.channels_max)
         return Error{ErrorCode::resources_exhausted, fmt::format("{}: {} are open", attempt, process_->channels.size()),
-                     "close one, or raise channel.channels_max of the model"};
+                     "close one, or raise `channel.count` of the model"};
     auto pair = PacketPair::make();
     if (!pair) return std::move(pair.error()).during(attempt);
     UniqueFd duplicate{::fcntl(pair->second.get(), F_DUPFD_CLOEXEC, 0)};

@@ -194,7 +194,9 @@ void Replica::on_reclaimed(const Reclaimed& reclaimed) {
     receipt.ms =
         std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - process_->end_began.value_or(Clock::now()))
             .count();
-    receipt.host_bytes = process_->host_bytes;
+    std::uint64_t still_held = 0;
+    for (const auto& holder : reclaimed.remains.held_by) still_held += holder.bytes;
+    if (process_->host_bytes) receipt.host_bytes = *process_->host_bytes - std::min(*process_->host_bytes, still_held);
     if (const auto before = process_->gpu_free_before, now = reclaimed.remains.gpu_free_bytes; before && now)
         receipt.gpu_bytes = *now - std::min(*now, *before);
     receipt.verified = reclaimed.verified();

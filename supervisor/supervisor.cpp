@@ -38,6 +38,7 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     context_->station = {options_.worker_program, daemon_token(hello.keeper_pid, hello.started_unix_ms),
                          options_.socket, options_.cache, std::move(options_.inherited)};
     context_->generation_last = hello.generation_last;
+    context_->ended_with_supervisor = keeper_.ended_with_supervisor();
     context_->channel_last = hello.supervisor_starts << 32U;
     facts_.version = BULKHEAD_VERSION;
     facts_.keeper_pid = hello.keeper_pid;

@@ -50,7 +50,27 @@ private:
                           std::move(remedy)}};
 }
 
-} // namespace
+/// A package reads as far as one input's size says in all inputs of that symbolic size; which are, it does not tell.
+void check_dynamic_dims(const config::ModelSpec& spec, const config::MethodSpec& method) {
+    std::size_t count = 0;
+    std::string unnamed;
+    for (const auto& input : method.inputs)
+        for (std::size_t d = 0; d < input.shape.size(); ++d) {
+            if (input.shape[d].min == input.shape[d].max) continue;
+            ++count;
+            if (unnamed.empty() && input.shape[d].name.empty())
+                unnamed = fmt::format("shape[{}] of input \"{}\"", d, input.name);
+        }
+    if (count > 1 && !unnamed.empty())
+        disagree(spec,
+                 fmt::format("{} has no name: an AOTInductor package does not check that its inputs' dynamic "
+                             "dimensions agree, and would read past the shorter tensor",
+                             unnamed),
+                 "name them, such as `n=1..256`: those of one name must be of one size in a request; different names "
+                 "mean sizes that may differ");
+}
+
+}  // namespace
 
 void prepare_for_aoti() {
     ::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
@@ -78,7 +98,8 @@ std::unique_ptr<Runtime> make_aoti_runtime(const config::ModelSpec& spec,
     if (method.inputs.size() != input_count)
         disagree(spec, fmt::format("{} inputs are declared, the model takes {}", method.inputs.size(), input_count),
                  "declare them all, in the order of the exported module's arguments");
+    check_dynamic_dims(spec, method);
     return std::make_unique<AotiRuntime>(std::move(runner));
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

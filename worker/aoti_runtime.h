@@ -55,4 +55,4 @@ template <typename Runner, typename... Arguments>
     }
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -30,14 +30,20 @@ bool may_be_padded(const config::MethodSpec& method, const config::Bucket& bucke
     return true;
 }
 
-/// The one size that all input dims of this range have; empty when there are none, or several sizes.
+/// Dims that a request gives one size, as far as the declaration tells: of one name, or else of one range.
+bool is_alike(const config::DimRange& a, const config::DimRange& b) {
+    if (!a.name.empty() && !b.name.empty()) return a.name == b.name;
+    return a.min == b.min && a.max == b.max;
+}
+
+/// The one size that all input dims like this one have; empty when there are none, or several sizes.
 std::optional<std::int64_t> size_of_range(const config::MethodSpec& method, const config::DimRange& range,
                                           std::span<const Shape> inputs) {
     std::optional<std::int64_t> size;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         const auto& declared = method.inputs[i].shape;
         for (std::size_t d = 0; d < declared.size(); ++d) {
-            if (declared[d] != range) continue;
+            if (!is_alike(declared[d], range)) continue;
             if (size && *size != inputs[i][d]) return std::nullopt;
             size = inputs[i][d];
         }

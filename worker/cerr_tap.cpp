@@ -54,4 +54,4 @@ void CerrTap::clear() { tee_->clear(); }
 
 std::string CerrTap::text() const { return tee_->text(); }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

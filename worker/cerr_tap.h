@@ -20,7 +20,7 @@ public:
 private:
     CerrTap();
     class Tee;
-    Tee* tee_; ///< lives as long as std::cerr, which may be written to while the process ends
+    Tee* tee_;  ///< lives as long as std::cerr, which may be written to while the process ends
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -58,6 +59,30 @@ Result<> check_tensor(const config::MethodSpec& method, const config::TensorSpec
     return {};
 }
 
+/// Inputs in the method's order, each of a fitting shape: dimensions of one name must be of one size.
+Result<> check_named_dims(const config::MethodSpec& method, std::span<const TensorView> ordered) {
+    struct First {
+        std::string_view input;
+        std::int64_t size;
+    };
+    std::map<std::string_view, First> firsts;
+    for (std::size_t i = 0; i < ordered.size(); ++i) {
+        const auto& spec = method.inputs[i];
+        for (std::size_t d = 0; d < spec.shape.size(); ++d) {
+            const auto& name = spec.shape[d].name;
+            const auto size = ordered[i].dims[d];
+            if (name.empty()) continue;
+            const auto& first = firsts.try_emplace(name, First{spec.name, size}).first->second;
+            if (first.size != size)
+                return Error{ErrorCode::shape_mismatch,
+                             fmt::format("calling {}: inputs \"{}\" and \"{}\" share the dimension {}: {} and {} came",
+                                         method.name, first.input, spec.name, name, first.size, size),
+                             fmt::format("send them with one size of {}, padded where one is shorter", name)};
+        }
+    }
+    return {};
+}
+
 std::string_view kind_name(boost::json::kind kind) {
     switch (kind) {
     case boost::json::kind::null: return "null";
@@ -94,7 +119,7 @@ std::optional<ParameterValue> typed(ParameterType type, const boost::json::value
     return std::nullopt;
 }
 
-} // namespace
+}  // namespace
 
 Result<std::vector<TensorView>> check_inputs(const config::MethodSpec& method, std::span<const TensorView> inputs) {
     for (const auto& view : inputs)
@@ -115,6 +140,7 @@ Result<std::vector<TensorView>> check_inputs(const config::MethodSpec& method, s
         if (auto checked = check_tensor(method, spec, *found); !checked) return checked.error();
         ordered.push_back(*found);
     }
+    if (auto agreed = check_named_dims(method, ordered); !agreed) return agreed.error();
     return ordered;
 }
 
@@ -148,4 +174,4 @@ Result<std::vector<ParameterValue>> check_parameters(const config::MethodSpec& m
     return values;
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

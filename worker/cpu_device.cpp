@@ -23,7 +23,7 @@ public:
 
     Result<> prepare(const config::ModelSpec& /*spec*/, const std::vector<config::MethodSpec>& /*methods*/,
                      Runtime& /*runtime*/, const LoadContext& /*context*/) override {
-        return {}; // nothing to capture
+        return {};  // nothing to capture
     }
 
     Result<> run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
@@ -50,8 +50,8 @@ private:
     std::atomic<std::uint64_t> runs_ = 0;
 };
 
-} // namespace
+}  // namespace
 
 std::unique_ptr<Device> make_cpu_device() { return std::make_unique<CpuDevice>(); }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

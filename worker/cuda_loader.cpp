@@ -19,7 +19,7 @@ std::filesystem::path find_module() {
     return std::filesystem::exists(beside, error) ? beside : program.parent_path() / "lib" / module_name;
 }
 
-} // namespace
+}  // namespace
 
 Result<std::unique_ptr<Device>> load_cuda_device() {
     const auto file = find_module();
@@ -41,4 +41,4 @@ Result<std::unique_ptr<Device>> load_cuda_device() {
     return device;
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -3,15 +3,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "config/scalars.h"
+
 namespace bulkhead::worker {
 
 std::string describe(std::span<const std::int64_t> dims) { return fmt::format("[{}]", fmt::join(dims, ", ")); }
 
 std::string describe(const std::vector<config::DimRange>& shape) {
     std::vector<std::string> dims;
-    for (const auto& range : shape)
-        dims.push_back(range.min == range.max ? fmt::format("{}", range.min)
-                                              : fmt::format("{}..{}", range.min, range.max));
+    for (const auto& range : shape) dims.push_back(config::dim_text(range));
     return fmt::format("[{}]", fmt::join(dims, ", "));
 }
 
@@ -30,4 +30,4 @@ std::string shortened(std::string_view text) {
     return text.size() <= length_max ? std::string{text} : std::string{text.substr(0, length_max)} + "…";
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

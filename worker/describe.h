@@ -11,10 +11,10 @@
 /// How errors of the worker spell what was declared and what came.
 namespace bulkhead::worker {
 
-[[nodiscard]] std::string describe(std::span<const std::int64_t> dims);           ///< "[1, 512]"
-[[nodiscard]] std::string describe(const std::vector<config::DimRange>& shape);   ///< "[1, 1..256]"
-[[nodiscard]] std::string_view with_article(config::ParameterType type) noexcept; ///< "an integer"
+[[nodiscard]] std::string describe(std::span<const std::int64_t> dims);            ///< "[1, 512]"
+[[nodiscard]] std::string describe(const std::vector<config::DimRange>& shape);    ///< "[1, 1..256]"
+[[nodiscard]] std::string_view with_article(config::ParameterType type) noexcept;  ///< "an integer"
 /// Text of a peer, cut to what fits into a sentence.
 [[nodiscard]] std::string shortened(std::string_view text);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

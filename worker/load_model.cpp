@@ -150,7 +150,7 @@ private:
             return told.error();
         } catch (const std::exception& exception) {
             return translate(exception, code, attempt);
-        } catch (...) { // a compiled model may throw anything
+        } catch (...) {  // a compiled model may throw anything
             return Error{code, attempt + ": it threw something that is no std::exception", {}};
         }
     }
@@ -159,7 +159,7 @@ private:
     LoadContext context_;
     std::vector<config::MethodSpec> methods_;
     int threads_;
-    UnpackedPackage package_; // outlives what was loaded from it
+    UnpackedPackage package_;  // outlives what was loaded from it
     std::unique_ptr<Device> device_;
     std::unique_ptr<Runtime> runtime_;
 };
@@ -288,7 +288,7 @@ Result<> LoadedModel::infer_once(const config::MethodSpec& method) {
     });
 }
 
-} // namespace
+}  // namespace
 
 Result<std::unique_ptr<Model>> load_model(const config::ModelSpec& spec, const LoadContext& context) {
     if (auto declared = check_declaration(spec, context.cuda); !declared) return declared.error();
@@ -299,4 +299,4 @@ Result<std::unique_ptr<Model>> load_model(const config::ModelSpec& spec, const L
 
 std::string torch_version() { return TORCH_VERSION; }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -1,7 +1,6 @@
 #include "worker/method_description.h"
 
-#include <fmt/format.h>
-
+#include "config/scalars.h"
 #include "config/words.h"
 #include "ipc/dtype.h"
 
@@ -12,11 +11,11 @@ boost::json::array describe_tensors(const std::vector<config::TensorSpec>& tenso
     boost::json::array list;
     for (const config::TensorSpec& tensor : tensors) {
         boost::json::array shape;
-        for (const auto& [min, max] : tensor.shape) {
-            if (min == max)
-                shape.emplace_back(min);
+        for (const config::DimRange& dim : tensor.shape) {
+            if (dim.min == dim.max && dim.name.empty())
+                shape.emplace_back(dim.min);
             else
-                shape.emplace_back(fmt::format("{}..{}", min, max));
+                shape.emplace_back(config::dim_text(dim));
         }
         list.push_back({{"name", tensor.name}, {"dtype", to_string(tensor.dtype)}, {"shape", std::move(shape)}});
     }

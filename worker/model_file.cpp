@@ -59,7 +59,7 @@ private:
     mutable std::uint64_t done_ = 0;
 };
 
-} // namespace
+}  // namespace
 
 Result<ModelFile> ModelFile::open(const std::filesystem::path& path) {
     const auto failed = [&](std::string_view what, std::string remedy) {
@@ -105,7 +105,7 @@ Result<std::string> ModelFile::sha256(const std::function<void(std::uint64_t)>& 
     for (std::uint64_t offset = 0; offset < size_bytes_;) {
         const auto got = read_at(fd_.get(), chunk, offset);
         if (got < 0) return system_error(fmt::format("reading {} at byte {}", path_.string(), offset), errno);
-        if (got == 0) break; // became shorter: `unchanged` tells
+        if (got == 0) break;  // became shorter: `unchanged` tells
         hash.update(std::span{chunk}.first(static_cast<std::size_t>(got)));
         offset += static_cast<std::uint64_t>(got);
         if (progress) progress(offset);
@@ -119,4 +119,4 @@ ModelFile::reader(std::function<void(std::uint64_t)> progress) const {
     return std::make_shared<Reader>(fd_.get(), size_bytes_, std::move(progress));
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

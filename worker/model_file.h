@@ -49,4 +49,4 @@ private:
     std::string identity_;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

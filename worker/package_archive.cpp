@@ -82,7 +82,7 @@ Result<UnpackedFile> unpack_one(PyTorchStreamReader& archive, const std::string&
     return unpacked;
 }
 
-} // namespace
+}  // namespace
 
 Result<std::vector<UnpackedFile>> unpack_archive(const ModelFile& package, const std::filesystem::path& target,
                                                  const std::function<void(std::uint64_t)>& progress) {
@@ -126,4 +126,4 @@ Result<std::vector<UnpackedFile>> unpack_archive(const ModelFile& package, const
     }
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -13,10 +13,10 @@
 namespace bulkhead::worker {
 
 struct UnpackedFile {
-    std::string path; ///< below the target folder
+    std::string path;  ///< below the target folder
     std::uint64_t size_bytes = 0;
     std::string sha256;
-    std::int64_t changed_ns = 0; ///< st_ctim when it was whole
+    std::int64_t changed_ns = 0;  ///< st_ctim when it was whole
 };
 
 /// When anything about the file was changed last; no program can set it back.
@@ -33,4 +33,4 @@ struct UnpackedFile {
                                                                const std::filesystem::path& target,
                                                                const std::function<void(std::uint64_t)>& progress);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

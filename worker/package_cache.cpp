@@ -106,7 +106,7 @@ std::vector<Entry> entries_in(const fs::path& folder) {
     return entries;
 }
 
-} // namespace
+}  // namespace
 
 Result<UnpackedPackage> PackageCache::open(const ModelFile& package,
                                            const std::function<void(std::uint64_t)>& progress) {
@@ -162,7 +162,7 @@ std::optional<UnpackedPackage> PackageCache::hold(const std::string& name) const
         if (auto alone = lock_folder(entry, LOCK_EX); alone && is_at(alone, entry)) remove_entry(folder_, entry);
         return std::nullopt;
     }
-    ::futimens(lock.get(), nullptr); // used last now; what it fails for (a read-only disk) fails no load
+    ::futimens(lock.get(), nullptr);  // used last now; what it fails for (a read-only disk) fails no load
     return UnpackedPackage{entry, std::move(lock)};
 }
 
@@ -182,7 +182,7 @@ Result<> PackageCache::unpack(const ModelFile& package, const std::string& name,
 }
 
 void PackageCache::remember(const ModelFile& package, const std::string& name) const {
-    std::error_code ignored; // without the link the next load hashes again
+    std::error_code ignored;  // without the link the next load hashes again
     fs::create_symlink(fs::path{".."} / name, folder_ / links_name / package.identity(), ignored);
 }
 
@@ -210,4 +210,4 @@ void PackageCache::evict() const {
         if (!fs::exists(link.path(), error)) fs::remove(link.path(), error);
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

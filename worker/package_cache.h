@@ -56,4 +56,4 @@ private:
     std::uint64_t bytes_max_;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -40,7 +40,7 @@ bool matches(const std::filesystem::path& folder, const UnpackedFile& file) {
     return changed_ns(status) == file.changed_ns || file_sha256(path) == file.sha256;
 }
 
-} // namespace
+}  // namespace
 
 std::uint64_t total_bytes(const std::vector<UnpackedFile>& files) {
     std::uint64_t total = 0;
@@ -81,7 +81,7 @@ std::vector<UnpackedFile> read_manifest(const std::filesystem::path& folder) {
                              std::string{file.at("sha256").as_string()},
                              file.at("changed_ns").to_number<std::int64_t>()});
         return files;
-    } catch (const std::exception&) { // not ours, or cut off: the entry is unpacked again
+    } catch (const std::exception&) {  // not ours, or cut off: the entry is unpacked again
         return {};
     }
 }
@@ -91,4 +91,4 @@ bool matches_manifest(const std::filesystem::path& folder) {
     return !files.empty() && std::ranges::all_of(files, [&](const auto& file) { return matches(folder, file); });
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

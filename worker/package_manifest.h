@@ -22,4 +22,4 @@ namespace bulkhead::worker {
 /// manifest is not read again: any write would have moved the change time.
 [[nodiscard]] bool matches_manifest(const std::filesystem::path& folder);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -37,7 +37,7 @@ std::vector<std::string> words(const std::string& text) {
 std::string read_cpu_flags() {
     std::ifstream cpuinfo{"/proc/cpuinfo"};
     for (std::string line; std::getline(cpuinfo, line);)
-        if (line.starts_with("flags") || line.starts_with("Features")) // x86, Arm
+        if (line.starts_with("flags") || line.starts_with("Features"))  // x86, Arm
             return line.substr(std::min(line.find(':') + 1, line.size())) + " ";
     return {};
 }
@@ -84,7 +84,7 @@ std::vector<std::string> missing_flags(const CompiledModel& model, const std::st
     return wanted;
 }
 
-} // namespace
+}  // namespace
 
 Machine Machine::here(std::string device, std::string compute_capability) {
     utsname name{};
@@ -154,4 +154,4 @@ Result<> check_compatible(const CompiledModel& model, const Machine& machine) {
     return {};
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -11,19 +11,19 @@ namespace bulkhead::worker {
 
 /// One compiled model inside an unpacked package.
 struct CompiledModel {
-    std::filesystem::path library;               ///< …wrapper.so
-    std::filesystem::path folder;                ///< of its kernels
-    std::map<std::string, std::string> metadata; ///< as AOTInductor and the exporter wrote it
+    std::filesystem::path library;                ///< …wrapper.so
+    std::filesystem::path folder;                 ///< of its kernels
+    std::map<std::string, std::string> metadata;  ///< as AOTInductor and the exporter wrote it
 };
 
 /// What a package must fit.
 struct Machine {
-    std::string device; ///< "cpu" or "cuda"
+    std::string device;  ///< "cpu" or "cuda"
     std::string_view platform = "linux";
-    std::string architecture;       ///< as uname says: "x86_64"
-    std::string cpu_flags;          ///< as /proc/cpuinfo lists them, spaces around each
-    std::string compute_capability; ///< "90"; empty on a CPU
-    std::string torch;              ///< "2.11.0"
+    std::string architecture;        ///< as uname says: "x86_64"
+    std::string cpu_flags;           ///< as /proc/cpuinfo lists them, spaces around each
+    std::string compute_capability;  ///< "90"; empty on a CPU
+    std::string torch;               ///< "2.11.0"
     static Machine here(std::string device, std::string compute_capability);
 };
 
@@ -36,4 +36,4 @@ struct Machine {
 /// Errors  package_incompatible naming both sides, and how to export again
 [[nodiscard]] Result<> check_compatible(const CompiledModel& model, const Machine& machine);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

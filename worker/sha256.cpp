@@ -28,4 +28,4 @@ std::string Sha256::hex() {
     return fmt::format("{:02x}", fmt::join(digest, ""));
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -24,4 +24,4 @@ private:
     std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

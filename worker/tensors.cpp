@@ -24,7 +24,7 @@ constexpr std::array<std::pair<wire::DType, at::ScalarType>, 12> types{{
     {wire::DType::complex128, at::kComplexDouble},
 }};
 
-} // namespace
+}  // namespace
 
 at::ScalarType scalar_type(wire::DType dtype) {
     for (const auto& [ours, theirs] : types)
@@ -43,4 +43,4 @@ at::Tensor as_tensor(const TensorView& view) {
                          at::TensorOptions{}.dtype(scalar_type(view.dtype)));
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

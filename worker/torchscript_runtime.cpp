@@ -122,7 +122,7 @@ Result<std::optional<torch::jit::Method>> find_reset(const Module& module, const
     return std::optional{*found};
 }
 
-} // namespace
+}  // namespace
 
 Result<std::unique_ptr<Runtime>> load_torchscript(const ModelFile& file, const config::ModelSpec& spec,
                                                   c10::Device device, std::vector<config::MethodSpec>& methods,
@@ -145,4 +145,4 @@ Result<std::unique_ptr<Runtime>> load_torchscript(const ModelFile& file, const c
     return std::make_unique<TorchScriptRuntime>(std::move(*module), std::move(bound), std::move(reset.value()));
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

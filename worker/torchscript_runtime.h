@@ -19,4 +19,4 @@ namespace bulkhead::worker {
                                                                 std::vector<config::MethodSpec>& methods,
                                                                 const std::function<void(std::uint64_t)>& progress);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

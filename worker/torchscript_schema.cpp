@@ -114,7 +114,7 @@ private:
     config::MethodSpec& method_;
 };
 
-} // namespace
+}  // namespace
 
 Result<std::vector<ArgumentSource>> match_arguments(const c10::FunctionSchema& schema, config::MethodSpec& method) {
     Matcher matcher{schema, method};
@@ -150,4 +150,4 @@ std::string describe(const c10::FunctionSchema& schema) {
     return fmt::format("({}) -> {}", fmt::join(arguments, ", "), fmt::join(results, ", "));
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -12,10 +12,10 @@
 namespace bulkhead::worker {
 
 struct InputArgument {
-    std::size_t index; ///< of the method's inputs
+    std::size_t index;  ///< of the method's inputs
 };
 struct ParameterArgument {
-    std::size_t index; ///< of the method's parameters
+    std::size_t index;  ///< of the method's parameters
 };
 /// Where each argument of a TorchScript method comes from, in the schema's order, without `self`.
 /// An IValue is the schema's own default.
@@ -30,4 +30,4 @@ using ArgumentSource = std::variant<InputArgument, ParameterArgument, c10::IValu
 /// "(Tensor x, int sr=16000) -> Tensor", without `self`.
 [[nodiscard]] std::string describe(const c10::FunctionSchema& schema);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

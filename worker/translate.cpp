@@ -49,7 +49,7 @@ bool ran_out_of_memory(const std::exception& exception, std::string_view words) 
            words.find("out of memory") != std::string_view::npos;
 }
 
-} // namespace
+}  // namespace
 
 Error translate(const std::exception& exception, ErrorCode code, std::string_view attempt) {
     const auto words = own_words(exception);
@@ -59,4 +59,4 @@ Error translate(const std::exception& exception, ErrorCode code, std::string_vie
     return {code, fmt::format("{}: {}", attempt, words), {}};
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -39,7 +39,7 @@ Result<> check_output(const config::MethodSpec& method, const config::TensorSpec
     return {};
 }
 
-} // namespace
+}  // namespace
 
 Result<> check_outputs(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs, ErrorCode code) {
     if (outputs.size() != method.outputs.size())
@@ -63,4 +63,4 @@ Result<> write_outputs(const config::MethodSpec& method, const std::vector<at::T
     return {};
 }
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

@@ -20,4 +20,4 @@ namespace bulkhead::worker {
 [[nodiscard]] Result<> write_outputs(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
                                      OutputSink& sink);
 
-} // namespace bulkhead::worker
+}  // namespace bulkhead::worker

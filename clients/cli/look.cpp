@@ -174,7 +174,8 @@ void add_logs(CLI::App& app, Session& session) {
         ->capture_default_str();
     logs->add_flag("--follow,-f", options->follow, "Stay, and show further lines as they come");
     logs->footer(
-        "Each line: time, replica#generation, out or err, text; control characters are shown as \"?\". Lines of\n"
+        "Each line: time, replica#generation, out (what it printed) or daemon (what is said of it), text,\n"
+        "with control characters escaped. Lines of "
         "processes that have died are kept, within bounds.\n"
         "With --json: {\"lines\":[{\"time\",\"replica\",\"generation\",\"stream\",\"text\"}]}; with -f one such line "
         "object a line.\n"

@@ -226,19 +226,22 @@ std::string graphs_lines(const json::value& graphs) {
     std::string text = "  graphs: " + one_line(text_member(graphs, "mode"));
     if (const json::value* eager = member(graphs, "eager"); eager != nullptr && eager->is_object())
         for (const auto& [reason, count] : eager->as_object())
-            text += fmt::format("; {} eager run{} ({})", json::serialize(count), count == 1 ? "" : "s", one_line(reason));
+            text +=
+                fmt::format("; {} eager run{} ({})", json::serialize(count), count == 1 ? "" : "s", one_line(reason));
     text += '\n';
     for (const json::value& bucket : array_member(graphs, "buckets"))
-        text += fmt::format("  bucket {} {}: {} hits, {} pads, captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
-                            member(bucket, "shapes") != nullptr ? one_line(json::serialize(*member(bucket, "shapes"))) : "",
-                            text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"), text_or_dash(bucket, "capture_ms"));
+        text += fmt::format(
+            "  bucket {} {}: {} hits, {} pads, captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
+            member(bucket, "shapes") != nullptr ? one_line(json::serialize(*member(bucket, "shapes"))) : "",
+            text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"), text_or_dash(bucket, "capture_ms"));
     return text;
 }
 
 }  // namespace
 
 std::string render_why(const json::value& why, Style style) {
-    std::string text = style.paint(one_line(text_member(why, "sentence")), state_colour(text_member(why, "state"))) + "\n";
+    std::string text =
+        style.paint(one_line(text_member(why, "sentence")), state_colour(text_member(why, "state"))) + "\n";
     const auto& replicas = array_member(why, "replicas");
     if (replicas.size() > 1) {
         for (const json::value& replica : replicas) {
@@ -252,19 +255,20 @@ std::string render_why(const json::value& why, Style style) {
             text += '\n';
         }
     }
-    if (const json::value* graphs = member(why, "graphs"); graphs != nullptr && graphs->is_object() &&
-                                                           member(*graphs, "mode") != nullptr)
+    if (const json::value* graphs = member(why, "graphs");
+        graphs != nullptr && graphs->is_object() && member(*graphs, "mode") != nullptr)
         text += graphs_lines(*graphs);
     return text;
 }
 
 std::string render_log_line(const json::value& line, Style style) {
-    const bool is_error = text_member(line, "stream") == "stderr";
-    return fmt::format("{} {} {}\n", style.paint(clock_text(integer_member(line, "time").value_or(0)), Colour::dim),
-                       style.paint(fmt::format("{}#{} {}", one_line(text_or_dash(line, "replica")),
-                                               one_line(text_or_dash(line, "generation")), is_error ? "err" : "out"),
-                                   is_error ? Colour::yellow : Colour::dim),
-                       one_line(text_member(line, "text")));
+    const bool by_daemon = text_member(line, "stream") == "daemon";
+    return fmt::format(
+        "{} {} {}\n", style.paint(clock_text(integer_member(line, "time").value_or(0)), Colour::dim),
+        style.paint(fmt::format("{}#{} {}", one_line(text_or_dash(line, "replica")),
+                                one_line(text_or_dash(line, "generation")), by_daemon ? "daemon" : "out"),
+                    by_daemon ? Colour::yellow : Colour::dim),
+        one_line(text_member(line, "text")));
 }
 
 std::string render_event(const json::value& event, Style style) {

@@ -40,7 +40,12 @@ Result<std::shared_ptr<ChannelState>> ChannelState::open(UniqueFd socket, const 
 Result<> ChannelState::await_welcome(Clock::time_point until, const std::string& client) {
     if (const Result<> sent = send(channel::encode(channel::Hello{0, client})); !sent) return sent;
     while (!welcome_ || inputs_.size() + outputs_.size() < welcome_->slab_count) {
-        if (const Result<> received = receive_one(until); !received) return received;
+        if (const Result<> received = receive_one(until); !received) {
+            if (received.error().code != ErrorCode::deadline_exceeded) return received;
+            return Error{ErrorCode::deadline_exceeded,
+                         "the worker has not said welcome in time: it is stopped or stuck",
+                         "see `bulkhead ps`; `bulkhead restart` gives it a new process"};
+        }
         if (!welcome_ && channel_error_) return end(*channel_error_);
     }
     return {};

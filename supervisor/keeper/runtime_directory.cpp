@@ -72,7 +72,10 @@ Result<UniqueFd> open_directory(const std::string& directory) {
     if (facts.st_uid != ::geteuid())
         return refusal(directory, "it belongs to uid " + std::to_string(facts.st_uid) + ", not to uid " +
                                       std::to_string(::geteuid()));
-    if ((facts.st_mode & (S_IWGRP | S_IWOTH)) != 0) return refusal(directory, "others than its owner may write to it");
+    if ((facts.st_mode & (S_IRWXG | S_IRWXO)) != 0)
+        return Error{ErrorCode::not_permitted,
+                     "using the runtime directory " + directory + ": others than its owner may enter or write to it",
+                     "`chmod 700` it, or choose another one with --socket or $BULKHEAD_SOCKET"};
     return fd;
 }
 

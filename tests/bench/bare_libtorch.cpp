@@ -19,7 +19,8 @@ int run_torchscript(const std::string& file) {
 
 int run_aoti(const std::string& file, std::int64_t tokens, int count) {
     torch::inductor::AOTIModelPackageLoader loader{file, "model", /*run_single_threaded=*/true};
-    const std::vector<at::Tensor> inputs{torch::full({1, tokens}, 2003, torch::kInt64), torch::ones({1, tokens}, torch::kInt64)};
+    const std::vector<at::Tensor> inputs{torch::full({1, tokens}, 2003, torch::kInt64),
+                                         torch::ones({1, tokens}, torch::kInt64)};
     loader.run(inputs);
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < count; ++i) loader.run(inputs);

@@ -40,7 +40,8 @@ Records footprint() {
     const std::array<double, 3> after{switches(keeper), switches(supervisor), switches(worker)};
     const std::array<const char*, 3> names{"keeper", "supervisor", "idle worker"};
     for (std::size_t i = 0; i < names.size(); ++i)
-        records.push_back({std::string{names[i]} + ", wake-ups when idle", (after[i] - before[i]) / seconds, "1/s", "", 0});
+        records.push_back(
+            {std::string{names[i]} + ", wake-ups when idle", (after[i] - before[i]) / seconds, "1/s", "", 0});
     return records;
 }
 

@@ -15,7 +15,9 @@ Records load() {
         std::vector<std::string> bare;
     };
     const std::vector<Case> cases{
-        {"silero-vad", test::silero_vad(), {test::program("bare_libtorch"), "load", "torchscript", test::model_file("silero_vad.jit")}},
+        {"silero-vad",
+         test::silero_vad(),
+         {test::program("bare_libtorch"), "load", "torchscript", test::model_file("silero_vad.jit")}},
         {"minilm", test::minilm(), {test::program("bare_libtorch"), "load", "aoti", test::model_file("minilm.pt2")}},
     };
     for (const Case& each : cases) {

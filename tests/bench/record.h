@@ -44,7 +44,8 @@ struct Pair {
     double value;
     double baseline;
 };
-[[nodiscard]] Pair interleaved(int rounds, const std::function<double()>& value, const std::function<double()>& baseline);
+[[nodiscard]] Pair interleaved(int rounds, const std::function<double()>& value,
+                               const std::function<double()>& baseline);
 
 void print(const Records& records);
 void write_json(const Records& records, const std::string& file);

@@ -96,28 +96,40 @@ Records round_trip() {
     client.requests(200);
     const Pair pair = interleaved(
         15, [&] { return client.requests(500); },
-        [&] { return microseconds([&] { for (int i = 0; i < 500; ++i) futex.round_trip(); }) / 500; });
+        [&] {
+            return microseconds([&] {
+                       for (int i = 0; i < 500; ++i) futex.round_trip();
+                   }) /
+                   500;
+        });
     return {{"request of 64 B, round trip", pair.value, "us", "blocking futex ping-pong", pair.baseline}};
 }
 
 Records payload() {
     test::Daemon daemon{echo_fleet()};
     Records records;
-    for (const auto& [name, bytes] : {std::pair{"1 MB", std::int64_t{1} << 20}, std::pair{"64 MB", std::int64_t{64} << 20}}) {
+    for (const auto& [name, bytes] :
+         {std::pair{"1 MB", std::int64_t{1} << 20}, std::pair{"64 MB", std::int64_t{64} << 20}}) {
         EchoClient client{daemon, bytes};
         std::vector<char> source(static_cast<std::size_t>(bytes), 1);
         std::vector<char> target(static_cast<std::size_t>(bytes), 2);
         client.requests(3);
         const Pair pair = interleaved(
             15, [&] { return client.requests(4); },
-            [&] { return microseconds([&] { for (int i = 0; i < 4; ++i) std::memcpy(target.data(), source.data(), source.size()); }) / 4; });
+            [&] {
+                return microseconds([&] {
+                           for (int i = 0; i < 4; ++i) std::memcpy(target.data(), source.data(), source.size());
+                       }) /
+                       4;
+            });
         records.push_back({std::string{"request of "} + name + ", identity model", pair.value, "us",
                            std::string{"one memcpy of "} + name, pair.baseline});
     }
     return records;
 }
 
-const Bench round_trip_bench{"round_trip", "a small request through a worker, beside two processes waking each other", round_trip};
+const Bench round_trip_bench{"round_trip", "a small request through a worker, beside two processes waking each other",
+                             round_trip};
 const Bench payload_bench{"payload", "large requests; the worker writes the result once, which is one copy", payload};
 
 }  // namespace

@@ -27,8 +27,8 @@ warmup: {x: [2, 64]}
 )"},
     {"tokens", R"(runtime: torchscript
 file: tokens.pt
-inputs: {ids: {dtype: int64, shape: [1, 1..256]}, mask: {dtype: int64, shape: [1, 1..256]}}
-outputs: {mean: {dtype: float32, shape: [1, 32]}, each: {dtype: float32, shape: [1, 1..256, 32]}}
+inputs: {ids: {dtype: int64, shape: [1, n=1..256]}, mask: {dtype: int64, shape: [1, n=1..256]}}
+outputs: {mean: {dtype: float32, shape: [1, 32]}, each: {dtype: float32, shape: [1, n=1..256, 32]}}
 buckets: [{ids: [1, 16], mask: [1, 16]}, {ids: [1, 64], mask: [1, 64]}, {ids: [1, 256], mask: [1, 256]}]
 padding: {ids: 0, mask: 0}
 )"},

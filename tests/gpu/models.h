@@ -8,7 +8,7 @@ namespace bulkhead::test {
 /// `graphs` and further keys are given by the test; every model is declared so that make_models.py's shapes fit.
 ///
 ///   mlp, mlp-package    x float32 [1..32, 64] -> y float32 [1..32, 10]; buckets 1, 8, 32; rows padded with 0
-///   tokens              ids, mask int64 [1, 1..256] -> mean [1, 32], each [1, 1..256, 32]; buckets 16, 64, 256
+///   tokens              ids, mask int64 [1, n=1..256] -> mean [1, 32], each [1, n, 32]; buckets 16, 64, 256
 ///   echo                x float32 [1..67108864] -> y of the same; buckets 1024 and 33554432
 ///   noise               x float32 [16] -> y: x plus normal noise
 ///   host_read, cpu_born, rebinds, host_read_noise    x float32 [16] -> y [16]; none can be captured

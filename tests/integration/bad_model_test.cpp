@@ -29,7 +29,8 @@ std::string content_of(const std::filesystem::path& file) {
 std::string aoti_model(const std::string& name, const std::filesystem::path& package, const std::string& extra = {}) {
     return "  " + name + ":\n    runtime: aoti\n    package: " + package.string() +
            "\n    inputs: {x: {dtype: float32, shape: [1..16]}}\n"
-           "    outputs: {y: {dtype: float32, shape: [1..16]}}\n    " + extra + "\n";
+           "    outputs: {y: {dtype: float32, shape: [1..16]}}\n    " +
+           extra + "\n";
 }
 
 /// Every case has a healthy neighbour, loaded before and used after.
@@ -93,7 +94,8 @@ TEST_P(BrokenFiles, APackageIsRefusedByName) {
 
 INSTANTIATE_TEST_SUITE_P(
     Damage, BrokenFiles,
-    ::testing::Values(BrokenFile{"Truncated", [](std::string content) { return content.substr(0, content.size() / 2); }},
+    ::testing::Values(BrokenFile{"Truncated",
+                                 [](std::string content) { return content.substr(0, content.size() / 2); }},
                       BrokenFile{"Empty", [](std::string) { return std::string{}; }},
                       BrokenFile{"WrongMagic", [](std::string content) { return "GGUF" + content.substr(4); }},
                       BrokenFile{"Text", [](std::string) { return std::string{"not a model\n"}; }}),
@@ -121,7 +123,8 @@ TEST_F(BadModel, APackageForAnotherMachine) {
 }
 
 TEST_F(BadModel, ADeclarationThatContradictsTheFile) {
-    start(test_model("bad", "echo.pt", "inputs: {z: {dtype: float32, shape: [4]}}\noutputs: {y: {dtype: float32, shape: [4]}}"));
+    start(test_model("bad", "echo.pt",
+                     "inputs: {z: {dtype: float32, shape: [4]}}\noutputs: {y: {dtype: float32, shape: [4]}}"));
 
     const auto error = load_error();
 
@@ -167,7 +170,8 @@ TEST_P(MisbehavesAtInference, AndItsClientsAreToldHow) {
 
 INSTANTIATE_TEST_SUITE_P(How, MisbehavesAtInference,
                          ::testing::Values(Misbehaviour{"abort", "worker_lost"}, Misbehaviour{"segv", "worker_lost"},
-                                           Misbehaviour{"exit", "worker_lost"}, Misbehaviour{"throw", "inference_failed"},
+                                           Misbehaviour{"exit", "worker_lost"},
+                                           Misbehaviour{"throw", "inference_failed"},
                                            Misbehaviour{"loop", "deadline_exceeded"}),
                          [](const auto& each) { return std::string{each.param.how}; });
 

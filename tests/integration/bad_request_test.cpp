@@ -23,14 +23,16 @@ constexpr std::array<std::int64_t, 2> dims_one_four{1, 4};
 
 class BadRequest : public ::testing::Test {
 protected:
-    Daemon daemon{fleet({test_model("echo", "echo.pt"),
-                         test_model("narrow", "echo.pt",
-                                    "inputs: {x: {dtype: float32, shape: [1..8]}}\noutputs: {y: {dtype: float32, shape: [1..8]}}")})};
+    Daemon daemon{fleet(
+        {test_model("echo", "echo.pt"),
+         test_model("narrow", "echo.pt",
+                    "inputs: {x: {dtype: float32, shape: [1..8]}}\noutputs: {y: {dtype: float32, shape: [1..8]}}")})};
     Channel channel{daemon.open("narrow").value()};
 
     void TearDown() override { EXPECT_TRUE(infer_float(channel, "x", four, dims_four)) << "the channel lives on"; }
 
-    Error error_of(std::span<const NamedInput> inputs, std::string_view method = "forward", json::object parameters = {}) {
+    Error error_of(std::span<const NamedInput> inputs, std::string_view method = "forward",
+                   json::object parameters = {}) {
         Request request;
         request.method = method;
         request.inputs = inputs;
@@ -121,6 +123,23 @@ TEST_F(BadRequest, EmptyTensorsPassThroughUnchanged) {
     ASSERT_TRUE(reply) << reply.error().text();
     EXPECT_THAT(reply->outputs[0].dims(), ::testing::ElementsAre(0));
     EXPECT_TRUE(reply->outputs[0].bytes().empty());
+}
+
+TEST(SharedDimension, OfDifferentSizesIsRefusedBeforeTheModelReadsPastTheShorterTensor) {
+    Daemon daemon{fleet({minilm()})};
+    auto channel = daemon.open("minilm").value();
+    const auto four_ids = channel.allocate(wire::DType::int64, dims_one_four).value();
+    const auto one_mask = channel.allocate(wire::DType::int64, std::array<std::int64_t, 2>{1, 1}).value();
+    const std::array inputs{NamedInput{"input_ids", &four_ids}, NamedInput{"attention_mask", &one_mask}};
+    Request request;
+    request.inputs = inputs;
+
+    const auto reply = channel.infer(request);
+
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::shape_mismatch);
+    EXPECT_THAT(reply.error().text(),
+                AllOf(HasSubstr("\"input_ids\" and \"attention_mask\""), HasSubstr("dimension n: 4 and 1 came")));
 }
 
 TEST(Stateful, ServesOneClientAtATimeAndIsResetBetweenThem) {

@@ -38,8 +38,8 @@ TEST_F(Cli, PsShowsARowAWorker) {
     const auto table = daemon.cli({"ps"});
 
     ASSERT_EQ(rows.size(), 2u);
-    for (const char* key : {"model", "replica", "state", "pid", "device", "host_bytes", "gpu_bytes", "requests", "errors",
-                            "restarts", "generation"})
+    for (const char* key : {"model", "replica", "state", "pid", "device", "host_bytes", "gpu_bytes", "requests",
+                            "errors", "restarts", "generation"})
         EXPECT_TRUE(rows[0].as_object().contains(key)) << key;
     EXPECT_EQ(rows[0].at("state").as_string(), "ready");
     EXPECT_EQ(rows[1].at("state").as_string(), "stopped");
@@ -96,7 +96,8 @@ TEST(CliAlone, ExitsWith3WhenNoDaemonAnswers) {
 
 TEST(CliAlone, AnInvalidFleetExitsWith78AndNamesEveryPlace) {
     TemporaryFolder folder;
-    const auto file = folder.write("fleet.yaml", "version: 1\nmodels:\n  a:\n    runtime: torchscript\n    fiel: a.pt\n");
+    const auto file =
+        folder.write("fleet.yaml", "version: 1\nmodels:\n  a:\n    runtime: torchscript\n    fiel: a.pt\n");
 
     const auto validated = run({program("bulkhead"), "--json", "validate", file});
     const auto started = run({program("bulkhead"), "--socket", folder.path() / "run/control.sock", "up", file});
@@ -166,8 +167,8 @@ TEST_F(Cli, RestartAllLeavesEveryModelReady) {
 }
 
 TEST_F(Cli, EveryCommandHasHelp) {
-    for (const char* command : {"up", "down", "ps", "load", "unload", "restart", "infer", "logs", "events", "why", "info",
-                                "validate"}) {
+    for (const char* command :
+         {"up", "down", "ps", "load", "unload", "restart", "infer", "logs", "events", "why", "info", "validate"}) {
         const auto help = daemon.cli({command, "--help"});
         EXPECT_EQ(help.exit_code, 0) << command;
         EXPECT_GT(help.out.size(), 150u) << command;

@@ -18,7 +18,8 @@ namespace {
 namespace json = boost::json;
 using ::testing::HasSubstr;
 
-const std::string info_request = R"({"jsonrpc":"2.0","id":1,"method":"daemon.info"})" "\n";
+const std::string info_request = R"({"jsonrpc":"2.0","id":1,"method":"daemon.info"})"
+                                 "\n";
 
 UniqueFd raw_connection(const Daemon& daemon) {
     UniqueFd socket{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
@@ -75,7 +76,8 @@ TEST_F(ControlSocket, AnswersSocatByHand) {
 }
 
 TEST_F(ControlSocket, IsOfItsOwnerAlone) {
-    struct stat directory{}, socket{};
+    struct stat directory {
+    }, socket{};
     ASSERT_EQ(::stat(daemon.runtime_directory().c_str(), &directory), 0);
     ASSERT_EQ(::stat(daemon.socket().c_str(), &socket), 0);
 

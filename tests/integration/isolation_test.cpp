@@ -13,6 +13,7 @@ namespace bulkhead::test {
 namespace {
 
 namespace json = boost::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr std::array<float, 4> four{1, 2, 3, 4};
@@ -117,6 +118,22 @@ TEST(Isolation, InferenceGoesOnWhileTheSupervisorIsStopped) {
     EXPECT_TRUE(daemon.call("daemon.info"));
 }
 
+TEST(Isolation, AfterTheSupervisorsDeathWhyTellsWhatBecameOfTheWorkers) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    ASSERT_TRUE(daemon.load("echo"));
+    const pid_t worker = daemon.pid("echo");
+    const auto supervisor = static_cast<pid_t>(daemon.call("daemon.info")->at("supervisor_pid").as_int64());
+
+    ::kill(supervisor, SIGKILL);
+    ASSERT_TRUE(wait_gone(supervisor));
+
+    EXPECT_TRUE(daemon.call("daemon.info")) << "connections wait for the next supervisor";
+    EXPECT_TRUE(wait_gone(worker));
+    EXPECT_THAT(daemon.why("echo"), AllOf(HasSubstr("supervisor"), HasSubstr(std::to_string(worker))));
+    ASSERT_TRUE(daemon.load("echo"));
+    EXPECT_EQ(daemon.row("echo").at("generation").as_int64(), 2);
+}
+
 TEST(Isolation, AClientThatDiesMidRequestCostsTheWorkerNothing) {
     Daemon daemon{fleet({test_model("echo", "echo.pt")})};
     ASSERT_TRUE(daemon.load("echo"));
@@ -150,8 +167,8 @@ TEST(Isolation, AClientThatDiesMidRequestCostsTheWorkerNothing) {
 TEST(Isolation, AClientThatGoesAwayMidLoadLeavesTheLoadToTheOthers) {
     Daemon daemon{fleet({test_model("echo", "echo.pt")})};
     {
-        const Finished ignored = run({"timeout", "-s", "KILL", "0.05", program("bulkhead"), "--socket",
-                                      daemon.socket(), "load", "echo"});
+        const Finished ignored =
+            run({"timeout", "-s", "KILL", "0.05", program("bulkhead"), "--socket", daemon.socket(), "load", "echo"});
     }
     ASSERT_TRUE(daemon.load("echo"));
 

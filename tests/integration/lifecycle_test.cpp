@@ -187,7 +187,8 @@ TEST(Lifecycle, TellsEveryStateAndTheProgressAsEvents) {
     ASSERT_TRUE(control.call("model.load", {{"model", "echo"}}));
     ASSERT_TRUE(control.call("model.unload", {{"model", "echo"}}));
 
-    EXPECT_EQ(states, (std::vector<std::string>{"spawning", "loading", "ready", "draining", "stopping", "reclaiming", "stopped"}));
+    EXPECT_EQ(states, (std::vector<std::string>{"spawning", "loading", "ready", "draining", "stopping", "reclaiming",
+                                                "stopped"}));
     EXPECT_THAT(phases, ::testing::Contains("reading"));
     EXPECT_THAT(phases, ::testing::Contains("warming"));
 }

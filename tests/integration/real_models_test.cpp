@@ -18,9 +18,9 @@ TEST(RealModels, SileroVadEqualsItsPackageOnRecordedSpeech) {
     const std::string probabilities = folder.path() / "probabilities.txt";
     const std::string audio = folder.path() / "speech.f32";
 
-    const auto streamed = run({program("vad_timeline"), "--socket", daemon.socket(), "--model", "silero-vad", "--save",
-                               probabilities, "--dump-audio", audio, "/usr/share/sounds/alsa/Front_Center.wav",
-                               "/usr/share/sounds/alsa/Rear_Left.wav"});
+    const auto streamed =
+        run({program("vad_timeline"), "--socket", daemon.socket(), "--model", "silero-vad", "--save", probabilities,
+             "--dump-audio", audio, "/usr/share/sounds/alsa/Front_Center.wav", "/usr/share/sounds/alsa/Rear_Left.wav"});
     ASSERT_EQ(streamed.exit_code, 0) << streamed.out << streamed.err;
     const auto compared = run({python, reference, "vad", "--audio", audio, "--compare", probabilities});
 
@@ -39,8 +39,8 @@ TEST(RealModels, MiniLmEqualsTheReferenceImplementationThroughTheCli) {
 
     for (std::size_t i = 0; i < sentences.size(); ++i) {
         const std::string stem = out + "/s" + std::to_string(i);
-        const auto inferred = daemon.cli({"infer", "minilm", "--input", "input_ids=@" + stem + "_input_ids.npy", "--input",
-                                          "attention_mask=@" + stem + "_attention_mask.npy", "--output",
+        const auto inferred = daemon.cli({"infer", "minilm", "--input", "input_ids=@" + stem + "_input_ids.npy",
+                                          "--input", "attention_mask=@" + stem + "_attention_mask.npy", "--output",
                                           "embedding=" + stem + "_bulkhead.npy"});
         ASSERT_EQ(inferred.exit_code, 0) << inferred.err;
     }

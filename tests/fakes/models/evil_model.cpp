@@ -38,7 +38,7 @@ Status misbehave(const char* variable) {
     if (what == "loop")
         for (std::atomic<unsigned> turns = 0;;) ++turns;
     if (what == "throw") {
-        std::cerr << "Error: the evil model throws\n"; // as generated code does, which lets no exception out
+        std::cerr << "Error: the evil model throws\n";  // as generated code does, which lets no exception out
         return failed;
     }
     if (what == "print100mb") {
@@ -58,7 +58,7 @@ bool is_provoked(Handle input) {
 
 int container;
 
-} // namespace
+}  // namespace
 
 EVIL_API Status AOTInductorModelContainerCreateWithDevice(Handle* handle, std::size_t, const char*, const char*) {
     *handle = &container;

@@ -127,9 +127,9 @@ TEST(Why, CountsWhatTheGraphsDid) {
 TEST(LogLines, CannotCorruptTheTerminal) {
     const std::string line = render_log_line(
         boost::json::parse(
-            R"({"time":0,"replica":0,"generation":1,"stream":"stderr","text":"a\u001b]0;title\u0007b"})"),
+            R"({"time":0,"replica":0,"generation":1,"stream":"daemon","text":"a\u001b]0;title\u0007b"})"),
         plain);
-    EXPECT_THAT(line, HasSubstr("0#1 err a?]0;title?b\n"));
+    EXPECT_THAT(line, HasSubstr("0#1 daemon a?]0;title?b\n"));
 }
 
 TEST(ProgressBar, GrowsAndFitsTheTerminal) {

@@ -32,6 +32,14 @@ TEST(Dimensions, AreANumberOrARange) {
     EXPECT_EQ(parse_dim("0..256"), (DimRange{0, 256}));
     EXPECT_EQ(dim_text({1, 256}), "1..256");
     EXPECT_EQ(dim_text({7, 7}), "7");
+    EXPECT_EQ(parse_dim("n=1..256"), (DimRange{1, 256, "n"}));
+    EXPECT_EQ(parse_dim("_N2=7"), (DimRange{7, 7, "_N2"}));
+    EXPECT_EQ(dim_text({1, 256, "n"}), "n=1..256");
+    EXPECT_EQ(dim_text({7, 7, "n"}), "n=7");
+    EXPECT_TRUE(parse_dim(std::string(32, 'n') + "=1..2"));
+    EXPECT_FALSE(parse_dim(std::string(33, 'n') + "=1..2"));
+    for (const char* bad : {"=1..2", "n=", "n", "2n=1..2", "n-m=1", "n=m=1", "n =1", "n= 1", "n=1..", "1..n=2"})
+        EXPECT_FALSE(parse_dim(bad)) << bad;
     for (const char* bad : {"", "..", "1..", "..2", "1...2", "-1", "1..-2", "1.5", "a", "9999999999999999999"})
         EXPECT_FALSE(parse_dim(bad)) << bad;
 }

@@ -74,16 +74,16 @@ TEST(RuntimeDirectory, FollowsSymlinksAboveIt) {
     EXPECT_TRUE(fs::exists(folder / "real/run"));
 }
 
-TEST(RuntimeDirectory, RefusesOneThatOthersMayWrite) {
+TEST(RuntimeDirectory, RefusesOneThatOthersMayEnterOrWrite) {
     const Folder folder;
-    for (const unsigned mode : {0777U, 0770U, 0702U}) {
+    for (const unsigned mode : {0777U, 0770U, 0702U, 0755U, 0750U}) {
         fs::create_directory(folder / "run");
         ASSERT_EQ(::chmod((folder / "run").c_str(), mode), 0);
 
         const Ended ended = start_at(folder / "run/control.sock");
 
         EXPECT_EQ(ended.status, 1);
-        EXPECT_THAT(ended.errors, HasSubstr("others than its owner may write to it; remove it, or choose another"));
+        EXPECT_THAT(ended.errors, HasSubstr("others than its owner may enter or write to it; `chmod 700` it"));
         fs::remove_all(folder / "run");
     }
 }

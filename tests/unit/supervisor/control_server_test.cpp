@@ -103,9 +103,19 @@ TEST_F(ControlServerTest, EachKindOfGarbageHasItsNumberAndTheConnectionGoesOn) {
 
 TEST_F(ControlServerTest, TheIdComesBackAsItWas) {
     auto client = connect();
-    for (const char* id : {"0", "-7", "18446744073709551615", "\"text\"", "null", "1.5E0"}) {
+    for (const char* id : {"0", "-7", "18446744073709551615", "\"text\"", "null"}) {
         client.send(std::string{"{\"jsonrpc\":\"2.0\",\"method\":\"echo\",\"id\":"} + id + "}\n");
         EXPECT_EQ(client.line(), std::string{"{\"jsonrpc\":\"2.0\",\"id\":"} + id + ",\"result\":{}}");
+    }
+}
+
+TEST_F(ControlServerTest, AnIdThatWouldComeBackSpeltAnewIsRefused) {
+    auto client = connect();
+    for (const char* id : {"1.5", "1e400", "123456789012345678901234567890", "true", "[1]", "{}"}) {
+        client.send(std::string{"{\"jsonrpc\":\"2.0\",\"method\":\"echo\",\"id\":"} + id + "}\n");
+        const auto answer = client.answer();
+        EXPECT_EQ(answer.at("error").at("code").to_number<int>(), -32600) << id;
+        EXPECT_TRUE(answer.at("id").is_null()) << id;
     }
 }
 

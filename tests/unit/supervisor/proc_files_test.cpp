@@ -52,7 +52,8 @@ TEST(MappedMemfdBytes, CountsOneOwnersSlabsAlone) {
 }
 
 TEST(EnvironmentValue, FindsWholeNames) {
-    const std::string environment{"A=1\0BULKHEAD_WORKER_X=no\0BULKHEAD_WORKER=t:m/0#1\0EMPTY=\0", 58};
+    using namespace std::string_view_literals;
+    constexpr auto environment = "A=1\0BULKHEAD_WORKER_X=no\0BULKHEAD_WORKER=t:m/0#1\0EMPTY=\0"sv;
     EXPECT_EQ(environment_value(environment, "BULKHEAD_WORKER"), "t:m/0#1");
     EXPECT_EQ(environment_value(environment, "A"), "1");
     EXPECT_EQ(environment_value(environment, "EMPTY"), "");
@@ -135,9 +136,10 @@ TEST(WorkerStation, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
     const WorkerStation station{"/bin/w", "tok", "/run/s", "/cache", {"PATH=/bin", "HOME=/h"}};
     const auto environment = station.environment(
         {"m", 1, 9}, "GPU-7", {{"HOME", "/declared"}, {"CUDA_VISIBLE_DEVICES", "all"}, {"X", "a=b"}});
-    EXPECT_THAT(environment, testing::UnorderedElementsAre("PATH=/bin", "HOME=/declared", "X=a=b",
-                                                           "CUDA_VISIBLE_DEVICES=GPU-7", "BULKHEAD_WORKER=tok:m/1#9",
-                                                           "BULKHEAD_SOCKET=/run/s", "BULKHEAD_CACHE=/cache"));
+    EXPECT_THAT(environment,
+                testing::UnorderedElementsAre("OMP_WAIT_POLICY=passive", "PATH=/bin", "HOME=/declared", "X=a=b",
+                                              "CUDA_VISIBLE_DEVICES=GPU-7", "BULKHEAD_WORKER=tok:m/1#9",
+                                              "BULKHEAD_SOCKET=/run/s", "BULKHEAD_CACHE=/cache"));
 }
 
 TEST(WorkerStation, SecretsOfTheDaemonAreNotInherited) {

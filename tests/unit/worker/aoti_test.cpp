@@ -76,7 +76,7 @@ protected:
 TEST_F(AotiTest, EqualsTheSameWeightsInTorchScriptAtEveryLength) {
     auto compiled = load(spec("linear", linear()));
     auto script_method = linear();
-    script_method.inputs[0].name = "input"; // torch.nn.Linear's own name for it
+    script_method.inputs[0].name = "input";  // torch.nn.Linear's own name for it
     auto scripted =
         load(test::model_spec(config::Runtime::torchscript, test::test_models() / "linear.pt", {script_method}));
     for (const std::int64_t rows : {1, 2, 5, 64}) {
@@ -153,6 +153,20 @@ TEST_F(AotiTest, RefusesMoreInputsParametersAndMethodsThanAPackageHas) {
     }
 }
 
+TEST_F(AotiTest, RefusesDynamicDimensionsWithoutNamesWhereThereAreSeveral) {
+    auto method = linear();
+    method.inputs[0].shape = {{1, 64, "n"}, {1, 4}};
+    method.warmup["x"] = {1, 4};
+    const auto error = refusal(spec("linear", method));
+    EXPECT_EQ(error.code, ErrorCode::config_invalid) << error.text();
+    EXPECT_THAT(error.attempt, HasSubstr("shape[1] of input \"x\" has no name"));
+    EXPECT_THAT(error.attempt, HasSubstr("would read past the shorter tensor"));
+    EXPECT_THAT(error.remedy, HasSubstr("`n=1..256`"));
+
+    method.inputs[0].shape[1].name = "features";
+    EXPECT_EQ(refusal(spec("linear", method)), Error{});
+}
+
 TEST_F(AotiTest, RefusesForeignPackagesBeforeTheirCodeRuns) {
     const Environment evil{"EVIL_LOAD", "abort"};
     for (const auto& [name, words] : {std::pair{"evil_foreign", "exported for \"cuda\""},
@@ -204,5 +218,5 @@ TEST_F(AotiTest, TellsATorchScriptFileFromAPackageAndBackAgain) {
     EXPECT_THAT(refusal(package).remedy, HasSubstr("runtime: aoti"));
 }
 
-} // namespace
-} // namespace bulkhead::worker
+}  // namespace
+}  // namespace bulkhead::worker

@@ -81,6 +81,18 @@ TEST(BucketChoice, RunsEagerlyWhereAnOutputCouldFollowTwoInputsOfDifferentSize) 
     EXPECT_EQ(choose(embedding(), {{1, 17}, {1, 18}}).reason, eager_reason::padding_ambiguous);
 }
 
+TEST(BucketChoice, LetsAnOutputFollowTheInputOfItsName) {
+    MethodSpec method = embedding();
+    method.inputs[0].shape[1].name = "n";
+    method.inputs[1].shape[1].name = "m";
+    method.outputs[1].shape[1].name = "n";
+
+    const BucketChoice choice = choose(method, {{1, 17}, {1, 18}});
+
+    EXPECT_TRUE(choice.padded);
+    EXPECT_THAT(choice.output_dims.at(1), ElementsAre(keep_dim, 17, keep_dim));
+}
+
 TEST(BucketChoice, RunsEagerlyWhereAnOutputVariesByItself) {
     MethodSpec method = embedding();
     method.outputs[1].shape[1] = {1, 512};  // twice the tokens, perhaps: nothing says so

@@ -233,8 +233,7 @@ TEST_F(ChannelTest, GrowsBySlabsOnRequestUpToTheBound) {
     ASSERT_TRUE(offer && std::holds_alternative<channel::SlabOffer>(*offer));
     EXPECT_EQ(std::get<channel::SlabOffer>(*offer).request_id, 11U);
     EXPECT_GE(std::get<channel::SlabOffer>(*offer).size_bytes, 100'000U);
-    EXPECT_NE(client.expect_error(12, ErrorCode::resources_exhausted).text().find("channel.max"),
-              std::string::npos);
+    EXPECT_NE(client.expect_error(12, ErrorCode::resources_exhausted).text().find("channel.max"), std::string::npos);
     channel::Tensor input = client.tensor({5});
     input.lease.slab_id = std::get<channel::SlabOffer>(*offer).slab_id;
     client.infer(13, "echo", {input});

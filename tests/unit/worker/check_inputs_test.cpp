@@ -94,6 +94,32 @@ TEST(CheckInputs, HoldsTheBytesToTheShape) {
     EXPECT_THAT(error.attempt, HasSubstr("takes 16 bytes, 15 came"));
 }
 
+TEST(CheckInputs, HoldsDimensionsOfOneNameToOneSize) {
+    auto method = embed();
+    for (auto& input : method.inputs) input.shape[1].name = "n";
+    const auto refusal_of = [&](std::int64_t ids_length, std::int64_t weights_length) {
+        auto first = ids(ids_length), second = weights(weights_length);
+        const std::vector<TensorView> views{second.view(), first.view()};
+        const auto checked = check_inputs(method, views);
+        return checked ? Error{} : checked.error();
+    };
+    const auto error = refusal_of(256, 1);
+    EXPECT_EQ(error.code, ErrorCode::shape_mismatch);
+    EXPECT_EQ(error.attempt, "calling embed: inputs \"ids\" and \"weights\" share the dimension n: 256 and 1 came");
+    EXPECT_THAT(error.remedy, HasSubstr("one size of n"));
+    EXPECT_EQ(refusal_of(7, 7), Error{});
+    method.inputs[1].shape[1].name = "m";
+    EXPECT_EQ(refusal_of(256, 1), Error{}) << "different names mean sizes that may differ";
+}
+
+TEST(CheckInputs, HoldsDimensionsOfOneNameWithinOneInputToOneSize) {
+    config::MethodSpec method;
+    method.inputs = {test::tensor_spec("square", {{1, 4, "n"}, {1, 4, "n"}})};
+    auto even = Tensor::of("square", {2, 2}, {1, 2, 3, 4}), odd = Tensor::of("square", {1, 2}, {1, 2});
+    EXPECT_TRUE(check_inputs(method, std::vector{even.view()}));
+    EXPECT_EQ(check_inputs(method, std::vector{odd.view()}).error().code, ErrorCode::shape_mismatch);
+}
+
 TEST(CheckInputs, RefusesAShapeWhoseBytesOverflow) {
     auto method = embed();
     constexpr auto max = std::numeric_limits<std::int64_t>::max();
@@ -141,5 +167,5 @@ TEST(CheckParameters, NamesWhatIsMissingAndWhatIsSurplus) {
     EXPECT_THAT(surplus.text(), HasSubstr("no parameter \"sacle\"; its parameters: rate, scale"));
 }
 
-} // namespace
-} // namespace bulkhead::worker
+}  // namespace
+}  // namespace bulkhead::worker

@@ -116,4 +116,4 @@ inline Result<std::vector<Tensor>> infer(Model& model, const std::string& method
     return Error{ErrorCode::method_unknown, method_name, {}};
 }
 
-} // namespace bulkhead::worker::test
+}  // namespace bulkhead::worker::test

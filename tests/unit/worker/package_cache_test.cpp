@@ -122,7 +122,7 @@ TEST_F(PackageCacheTest, UnpacksADamagedEntryAgain) {
     const auto file = package("a.pt2", "code");
     const auto entry = open(file).package.value().folder;
 
-    test::write_file(entry / library, "edoc"); // as long as before
+    test::write_file(entry / library, "edoc");  // as long as before
     EXPECT_EQ(contents(open(file).package.value().folder / library), "code");
 
     fs::remove(entry / library);
@@ -193,5 +193,5 @@ TEST_F(PackageCacheTest, TellsWhatAFileIsThatIsNoPackage) {
     EXPECT_THAT(refusal(folder_.path() / "script.pt").remedy, HasSubstr("runtime: torchscript"));
 }
 
-} // namespace
-} // namespace bulkhead::worker
+}  // namespace
+}  // namespace bulkhead::worker

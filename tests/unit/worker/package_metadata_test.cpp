@@ -66,5 +66,5 @@ TEST(PackageMetadata, HoldsTorchToItsMinorRelease) {
     EXPECT_THAT(error.text(), HasSubstr("torch 2.1.0, this worker has 2.11.0; export it again with torch 2.11"));
 }
 
-} // namespace
-} // namespace bulkhead::worker
+}  // namespace
+}  // namespace bulkhead::worker

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "ipc/host_slab.h"
+#include "ipc/slab_allocator.h"
 #include "tests/unit/worker/model_fixture.h"
 #include "worker/runtime.h"
 
@@ -17,7 +19,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr config::DimRange up_to_4{0, 4};
+const config::DimRange up_to_4{0, 4};
 
 config::MethodSpec forward(std::vector<config::TensorSpec> inputs, std::vector<config::TensorSpec> outputs) {
     config::MethodSpec method;
@@ -110,16 +112,26 @@ public:
     std::vector<at::Tensor> seen;
 };
 
+/// As on a channel: the worker makes the slab, the client maps it, allocates and writes.
 TEST(CpuDevice, HandsTheSlabsOwnBytesToTheModel) {
-    auto input = Tensor::of("x", {2, 2}, {1, 2, 3, 4});
-    const std::vector views{input.view()};
+    const auto slab = HostSlab::create(1 << 16, wire::SlabDirection::input, "bulkhead:test").value();
+    const auto client =
+        HostSlab::adopt(UniqueFd{::dup(slab.fd())}, slab.size_bytes(), wire::SlabDirection::input).value();
+    SlabAllocator allocator{slab.size_bytes()};
+    (void)allocator.allocate(100).value();  // so that the tensor does not lie at the slab's beginning
+    const auto lease = allocator.allocate(4 * sizeof(float)).value();
+    const std::array<float, 4> values{1, 2, 3, 4};
+    std::memcpy(client.bytes().data() + lease.offset_bytes, values.data(), sizeof values);
+    const std::array<std::int64_t, 2> dims{2, 2};
+    const std::vector views{
+        TensorView{"x", wire::DType::float32, dims, slab.bytes().subspan(lease.offset_bytes, lease.size_bytes)}};
     WatchingRuntime runtime;
     test::KeepingSink sink;
 
     const auto ran = make_cpu_device()->run(runtime, unary({{2, 2}, {2, 2}}), views, {}, sink);
 
     ASSERT_TRUE(ran) << ran.error().text();
-    EXPECT_EQ(runtime.seen[0].data_ptr(), input.bytes.data());
+    EXPECT_EQ(runtime.seen[0].data_ptr(), slab.bytes().data() + lease.offset_bytes);
     EXPECT_THAT(sink.outputs[0].floats(), ElementsAre(1, 2, 3, 4));
 }
 
@@ -303,5 +315,5 @@ TEST_F(TorchScriptTest, CountsRunsWithTheReasonWhyTheyWereEager) {
     EXPECT_EQ(eager(), before + 1);
 }
 
-} // namespace
-} // namespace bulkhead::worker
+}  // namespace
+}  // namespace bulkhead::worker

@@ -65,8 +65,9 @@ struct MethodSpec {
 };
 
 struct Deadlines {
-    std::chrono::milliseconds load{120'000};
-    std::chrono::milliseconds request{30'000};
+    std::chrono::milliseconds load{120'000};     ///< without progress; each report of progress extends it
+    std::chrono::milliseconds capture{120'000};  ///< the same for capturing graphs
+    std::chrono::milliseconds request{30'000};   ///< of one inference, or of one step of a long one
     std::chrono::milliseconds drain{10'000};
     std::chrono::milliseconds kill{5'000};  ///< from SIGTERM to SIGKILL
     friend bool operator==(const Deadlines&, const Deadlines&) = default;
@@ -90,7 +91,8 @@ struct ModelSpec {
     std::uint32_t threads = 0;  ///< of one inference on a CPU; 0: all cores of the affinity mask
     Graphs graphs = Graphs::preferred;
     Deadlines deadlines;
-    std::uint32_t queue_bound = 64;  ///< requests waiting or running, all channels together
+    std::chrono::milliseconds watchdog{0};  ///< an idle worker is asked whether it lives this often; 0: never
+    std::uint32_t queue_bound = 64;         ///< requests waiting or running, all channels together
     ChannelLimits channel;
     std::map<std::string, std::string> environment;
     RestartPolicy restart = RestartPolicy::on_crash;

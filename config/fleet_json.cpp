@@ -75,6 +75,7 @@ json::object to_json(const ModelSpec& model) {
                      {"graphs", word_of(graphs_words, model.graphs)},
                      {"deadlines",
                       {{"load", duration_text(model.deadlines.load)},
+                       {"capture", duration_text(model.deadlines.capture)},
                        {"request", duration_text(model.deadlines.request)},
                        {"drain", duration_text(model.deadlines.drain)},
                        {"kill", duration_text(model.deadlines.kill)}}},
@@ -89,6 +90,7 @@ json::object to_json(const ModelSpec& model) {
                      {"state", std::move(state)},
                      {"log_level", word_of(log_level_words, model.log_level)},
                      {"core_dump", model.core_bytes_max}};
+    if (model.watchdog.count() > 0) all["watchdog"] = duration_text(model.watchdog);
     if (!model.methods.empty()) {
         json::object methods;
         for (const MethodSpec& method : model.methods) methods[method.name] = to_json(method);

@@ -17,6 +17,7 @@ void assign(std::optional<T> value, T& to) {
 void read_deadlines(const Value& map, Deadlines& deadlines) {
     Fields fields{map, map.what() + "."};
     if (const auto value = fields.take("load")) assign(value->duration(), deadlines.load);
+    if (const auto value = fields.take("capture")) assign(value->duration(), deadlines.capture);
     if (const auto value = fields.take("request")) assign(value->duration(), deadlines.request);
     if (const auto value = fields.take("drain")) assign(value->duration(), deadlines.drain);
     if (const auto value = fields.take("kill")) assign(value->duration(), deadlines.kill);
@@ -162,6 +163,7 @@ void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
     const auto graphs = fields.take("graphs");
     if (graphs) graphs->word(graphs_words, model.graphs);
     if (const auto value = fields.take("deadlines")) read_deadlines(*value, model.deadlines);
+    if (const auto value = fields.take("watchdog")) assign(value->duration(), model.watchdog);
     number("queue", 1, limits::queue_max, model.queue_bound);
     if (const auto value = fields.take("channel")) read_channel(*value, model.channel);
     if (const auto value = fields.take("environment")) read_environment(*value, model.environment);

@@ -20,7 +20,8 @@ inline constexpr std::size_t spawn_bytes_max = 56 * 1024;  ///< argv and environ
 enum class Type : std::uint16_t {
     // keeper → supervisor
     hello = 1,         ///< KeeperHello; `worker_count` packets of `worker` follow, then `hello_end`
-    worker = 2,        ///< WorkerRecord + ledger bytes; fds: pidfd, link, log (a dead one brings none)
+    worker = 2,        ///< WorkerRecord + ledger bytes; fds of a running one: pidfd, link, log; of a dead one whose
+                       ///< end nobody was told: link, log; else none
     hello_end = 3,     ///< no body
     spawned = 4,       ///< Spawned; fds: pidfd, link, log
     spawn_failed = 5,  ///< SpawnFailed
@@ -34,6 +35,8 @@ enum class Type : std::uint16_t {
     ledger = 35,            ///< WorkerKey + ledger bytes: replaces the worker's blob
     forget = 36,            ///< WorkerKey: drops the record of a dead worker
     stop = 37,              ///< no body: everything is unloaded: remove the socket, end
+    hand_over = 38,         ///< no body: this supervisor ends on purpose; the next is started at once
+    upgrade = 39,           ///< no body: as hand_over, and the keeper executes its own program anew first
 };
 
 struct Header {
@@ -94,13 +97,11 @@ enum class SpawnStep : std::uint32_t {
     table_full = 1,
     socket_pair = 2,
     log_pipe = 3,
-    error_pipe = 4,
     clone = 5,
     process_group = 6,
     parent_death_signal = 7,
     descriptors = 8,
     limits = 9,
-    directory = 10,
     exec = 11,
 };
 

@@ -51,13 +51,11 @@ std::string_view step_text(std::uint32_t step) {
     case wire::SpawnStep::table_full: return "the keeper's table of workers";
     case wire::SpawnStep::socket_pair: return "socketpair";
     case wire::SpawnStep::log_pipe: return "pipe for its output";
-    case wire::SpawnStep::error_pipe: return "pipe for the result of exec";
     case wire::SpawnStep::clone: return "clone3";
     case wire::SpawnStep::process_group: return "setpgid";
     case wire::SpawnStep::parent_death_signal: return "prctl(PR_SET_PDEATHSIG)";
     case wire::SpawnStep::descriptors: return "arranging descriptors";
     case wire::SpawnStep::limits: return "setrlimit";
-    case wire::SpawnStep::directory: return "chdir";
     case wire::SpawnStep::exec: return "exec";
     }
     return "an unknown step";

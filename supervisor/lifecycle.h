@@ -8,8 +8,10 @@ namespace bulkhead::supervisor {
 
 /// stopped → spawning → loading → capturing → ready ⇄ busy → draining → stopping → reclaiming → stopped;
 /// from any live state → crashed → reclaiming → backoff → spawning, or → quarantined.
+/// A new supervisor finds what runs: stopped → adopting → loading, ready, stopping or crashed.
 enum class WorkerState : std::uint8_t {
     stopped,
+    adopting,  ///< found by a new supervisor, until the process says who and how it is
     spawning,  ///< asked of the keeper, until the process says hello
     loading,
     capturing,
@@ -20,11 +22,12 @@ enum class WorkerState : std::uint8_t {
     reclaiming,   ///< reaped; memory is not yet seen to be back
     crashed,      ///< showed a sign of death that nobody asked for; not yet reaped
     backoff,      ///< starts again when the delay has passed
-    quarantined,  ///< starts only when a person asks for a restart
+    quarantined,  ///< starts only when a person asks for it, or the declaration changes
 };
-inline constexpr int worker_state_count = 12;
+inline constexpr int worker_state_count = 13;
 
 enum class WorkerEvent : std::uint8_t {
+    found,        ///< a former supervisor's process, or the record of its end
     spawn_asked,  ///< a load, or the end of a backoff
     said_hello,
     capture_began,
@@ -38,9 +41,9 @@ enum class WorkerEvent : std::uint8_t {
     reclaimed,        ///< and shall stay stopped
     restart_planned,  ///< reclaimed, and the policy starts it again
     gave_up,          ///< reclaimed, and starting it again cannot help
-    lifted,           ///< a person's restart
+    lifted,           ///< a person's load or restart, or a changed declaration
 };
-inline constexpr int worker_event_count = 14;
+inline constexpr int worker_event_count = 15;
 
 /// The only edges there are; empty for all others: the caller has a bug, or its peer has.
 constexpr std::optional<WorkerState> next(WorkerState from, WorkerEvent event) {
@@ -49,6 +52,13 @@ constexpr std::optional<WorkerState> next(WorkerState from, WorkerEvent event) {
     switch (from) {
     case S::stopped:
         if (event == E::spawn_asked) return S::spawning;
+        if (event == E::found) return S::adopting;
+        break;
+    case S::adopting:  // what is busy, capturing or draining goes there by the events that follow
+        if (event == E::said_hello) return S::loading;
+        if (event == E::became_ready) return S::ready;
+        if (event == E::stop_asked) return S::stopping;
+        if (event == E::lost) return S::crashed;
         break;
     case S::spawning:
         if (event == E::said_hello) return S::loading;
@@ -103,8 +113,8 @@ constexpr std::optional<WorkerState> next(WorkerState from, WorkerEvent event) {
 /// A process exists, or was asked for.
 constexpr bool is_live(WorkerState state) {
     using S = WorkerState;
-    return state == S::spawning || state == S::loading || state == S::capturing || state == S::ready ||
-           state == S::busy || state == S::draining;
+    return state == S::adopting || state == S::spawning || state == S::loading || state == S::capturing ||
+           state == S::ready || state == S::busy || state == S::draining;
 }
 constexpr bool is_loading(WorkerState state) {
     return state == WorkerState::spawning || state == WorkerState::loading || state == WorkerState::capturing;
@@ -135,6 +145,7 @@ static_assert(lost_exactly_when_live());
 constexpr std::string_view to_string(WorkerState state) {
     switch (state) {
     case WorkerState::stopped: return "stopped";
+    case WorkerState::adopting: return "adopting";
     case WorkerState::spawning: return "spawning";
     case WorkerState::loading: return "loading";
     case WorkerState::capturing: return "capturing";

@@ -1,0 +1,19 @@
+"""Client of Bulkhead, which keeps each GPU model in a process of its own.
+
+    import bulkhead
+    with bulkhead.connect() as b:
+        out = b.infer("minilm", input_ids=ids, attention_mask=mask)
+        vector = out["embedding"].numpy()
+
+Needs nothing but Python. Tensors go in as numpy arrays, anything with DLPack or the buffer protocol, or nested lists;
+they come out as views of the memory shared with the worker.
+"""
+
+from . import aio
+from .channel import Channel
+from .client import Client, connect
+from .errors import Error
+from .protocol import Input, Output, Reply, Request
+
+__all__ = ["Channel", "Client", "Error", "Input", "Output", "Reply", "Request", "aio", "connect"]
+__version__ = "0.1.0"

@@ -1,0 +1,159 @@
+"""DLPack in plain Python: tensors of other libraries as inputs, and our outputs for theirs. CPU memory only."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from .errors import Error
+
+CPU = 1
+_READ_ONLY = 1
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("number", ctypes.c_int32)]
+
+
+class _DType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Managed(ctypes.Structure):
+    pass
+
+
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Managed._fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _DELETER)]
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", _DELETER),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+_NAMES = {
+    (6, 8): "bool", (1, 8): "uint8", (0, 8): "int8", (0, 16): "int16", (0, 32): "int32", (0, 64): "int64",
+    (2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (2, 64): "float64", (5, 64): "complex64",
+    (5, 128): "complex128",
+}  # fmt: skip
+_CODES = {name: code for code, name in _NAMES.items()}
+
+_api = ctypes.pythonapi
+_api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+_api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_api.PyCapsule_IsValid.restype = ctypes.c_int
+_api.PyCapsule_IsValid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_api.PyCapsule_New.restype = ctypes.py_object
+_api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+def read(value: Any) -> tuple[str, tuple[int, ...], memoryview, object]:
+    """Name of the dtype, shape, contiguous bytes, and what must live as long as those are used.
+
+    The capsule is not consumed: its own destructor gives the tensor back when the last reference is gone.
+    """
+    kind, _ = value.__dlpack_device__()
+    if int(kind) != CPU:
+        raise Error("input_invalid", "a tensor that is not in CPU memory", "move it to the CPU first")
+    capsule = value.__dlpack__()
+    if _api.PyCapsule_IsValid(capsule, b"dltensor"):
+        tensor = _Managed.from_address(_api.PyCapsule_GetPointer(capsule, b"dltensor")).tensor
+    elif _api.PyCapsule_IsValid(capsule, b"dltensor_versioned"):
+        tensor = _Versioned.from_address(_api.PyCapsule_GetPointer(capsule, b"dltensor_versioned")).tensor
+    else:
+        raise Error("input_invalid", "a __dlpack__ that gives no DLPack capsule", "report this to that library")
+    name = _NAMES.get((tensor.dtype.code, tensor.dtype.bits))
+    if name is None or tensor.dtype.lanes != 1:
+        raise Error("dtype_unsupported", f"a DLPack tensor of type code {tensor.dtype.code}, {tensor.dtype.bits} bits")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    item = tensor.dtype.bits // 8
+    size = item
+    for length in shape:
+        size *= length
+    if size == 0:
+        return name, shape, memoryview(b""), capsule
+    expected = 1
+    if tensor.strides:
+        for axis in reversed(range(tensor.ndim)):
+            if shape[axis] != 1 and tensor.strides[axis] != expected:
+                raise Error("input_invalid", "a DLPack tensor that is not contiguous", "make it contiguous first")
+            expected *= shape[axis]
+    array: Any = (ctypes.c_ubyte * size).from_address(tensor.data + tensor.byte_offset)
+    array.owner = capsule
+    return name, shape, memoryview(array).cast("B"), (capsule, value)
+
+
+_alive: dict[int, object] = {}  # what a consumer still holds, by the address of its managed tensor
+
+
+@_DELETER
+def _delete(address: int | None) -> None:
+    _alive.pop(address or 0, None)
+
+
+# By raw pointer: in a capsule's destructor nobody may take a reference to it any more.
+_raw_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_GetName", ctypes.pythonapi))
+_raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _capsule_gone(capsule: int) -> None:
+    """A consumer renames the capsule and calls the deleter itself; one that was never consumed ends here."""
+    name = _raw_name(capsule)
+    if name in (b"dltensor", b"dltensor_versioned"):
+        _alive.pop(_raw_pointer(capsule, name), None)
+
+
+def export(view: Any, *, max_version: Any, copy: Any) -> Any:
+    """A capsule that looks at the slab. An output must not be written, and only DLPack 1 can say so: older consumers get a copy."""
+    versioned = max_version is not None and tuple(max_version)[0] >= 1
+    data: Any = view.data
+    if copy or (data.readonly and not versioned):
+        data = memoryview(bytearray(data))
+    size = len(data)
+    # A read-only memoryview cannot be borrowed by ctypes; its object can.
+    holder = data.obj if isinstance(data.obj, ctypes.Array) else (ctypes.c_ubyte * max(size, 1)).from_buffer(data or bytearray(1))
+    address = ctypes.addressof(holder)
+    rank = len(view.shape)
+    shape = (ctypes.c_int64 * max(rank, 1))(*view.shape)
+    strides = (ctypes.c_int64 * max(rank, 1))()
+    step = 1
+    for axis in reversed(range(rank)):
+        strides[axis] = step
+        step *= view.shape[axis]
+    code, bits = _CODES[view.dtype]
+    managed: Any = _Versioned() if versioned else _Managed()
+    tensor = managed.tensor
+    tensor.data = address if size else None
+    tensor.device.kind, tensor.device.number = CPU, 0
+    tensor.ndim = rank
+    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code, bits, 1
+    tensor.shape, tensor.strides, tensor.byte_offset = shape, strides, 0
+    managed.deleter = _delete
+    if versioned:
+        managed.major, managed.minor = 1, 0
+        managed.flags = _READ_ONLY if data.readonly else 0
+    _alive[ctypes.addressof(managed)] = (managed, shape, strides, data, holder)
+    name = b"dltensor_versioned" if versioned else b"dltensor"
+    return _api.PyCapsule_New(ctypes.addressof(managed), name, ctypes.cast(_capsule_gone, ctypes.c_void_p))

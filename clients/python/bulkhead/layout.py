@@ -1,0 +1,101 @@
+"""The channel's messages as ``wire.json`` describes them, the one file that the C++ side is tested against, too."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+_SPEC: dict[str, Any] = json.loads((Path(__file__).parent / "wire.json").read_text("utf-8"))
+
+MAGIC: int = _SPEC["magic"]
+VERSION: int = _SPEC["version"]
+LIMITS: dict[str, int] = _SPEC["limits"]
+MESSAGE: dict[str, int] = _SPEC["enums"]["MessageType"]
+DTYPE: dict[str, int] = _SPEC["enums"]["DType"]
+DIRECTION: dict[str, int] = _SPEC["enums"]["SlabDirection"]
+KIND: dict[str, int] = _SPEC["enums"]["SlabKind"]
+FLAG: dict[str, int] = _SPEC["enums"]["Flag"]
+FEATURE: dict[str, int] = _SPEC["enums"]["Feature"]
+ERROR_NAMES: dict[int, str] = {value: name for name, value in _SPEC["enums"]["ErrorCode"].items()}
+
+_CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
+
+
+class Layout:
+    """One struct: packs keyword arguments, unpacks to a dict. Members that are not named are 0."""
+
+    def __init__(self, name: str) -> None:
+        spec = _SPEC["structs"][name]
+        self.name = name
+        self.size: int = spec["size"]
+        code = "<"
+        self._members: list[tuple[str, str, int, Layout | None]] = []  # name, kind, count, nested
+        for member, kind in spec["fields"]:
+            base, _, count_text = kind.partition("[")
+            count = int(count_text[:-1]) if count_text else 1
+            nested = Layout(base) if base in _SPEC["structs"] else None
+            if nested is not None:
+                code += f"{nested.size}s"
+            elif base == "char":
+                code += f"{count}s"
+            else:
+                code += (str(count) if count_text else "") + _CODES[base]
+            self._members.append((member, "char" if base == "char" else ("many" if count_text else "one"), count, nested))
+        self._struct = struct.Struct(code)
+        assert self._struct.size == self.size, name
+
+    def pack(self, **values: Any) -> bytes:
+        flat: list[Any] = []
+        for member, kind, count, nested in self._members:
+            if nested is not None:
+                value = values.pop(member, None)
+                flat.append(value if value is not None else bytes(nested.size))
+            elif kind == "char":
+                text = values.pop(member, "").encode("utf-8")
+                if len(text) >= count:
+                    raise ValueError(f"{self.name}.{member} has {len(text)} bytes, at most {count - 1} fit")
+                flat.append(text)
+            elif kind == "many":
+                items = list(values.pop(member, ()))
+                flat.extend(items + [0] * (count - len(items)))
+            else:
+                flat.append(values.pop(member, 0))
+        if values:
+            raise TypeError(f"{self.name} has no {', '.join(values)}")
+        return self._struct.pack(*flat)
+
+    def unpack(self, data: bytes | memoryview, offset: int = 0) -> dict[str, Any]:
+        """Raises ``struct.error`` when the data is too short."""
+        flat = self._struct.unpack_from(data, offset)
+        result: dict[str, Any] = {}
+        at = 0
+        for member, kind, count, nested in self._members:
+            if nested is not None:
+                result[member] = nested.unpack(flat[at])
+                at += 1
+            elif kind == "char":
+                result[member] = flat[at].split(b"\0", 1)[0].decode("utf-8")
+                at += 1
+            elif kind == "many":
+                result[member] = flat[at : at + count]
+                at += count
+            else:
+                result[member] = flat[at]
+                at += 1
+        return result
+
+
+HEADER = Layout("Header")
+HELLO = Layout("Hello")
+WELCOME = Layout("Welcome")
+SLAB_REQUEST = Layout("SlabRequest")
+SLAB_OFFER = Layout("SlabOffer")
+LEASE = Layout("LeaseRef")
+TENSOR = Layout("TensorDescriptor")
+INFER = Layout("Infer")
+RESULT = Layout("InferResult")
+ERROR = Layout("ErrorBody")
+RELEASE = Layout("Release")
+CLOSING = Layout("Closing")

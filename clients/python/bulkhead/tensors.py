@@ -1,0 +1,200 @@
+"""Tensors as callers see them: inputs to fill in place, outputs to read in place."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterator, Sequence, Union
+
+from . import dlpack
+from .errors import Error
+from .layout import DTYPE, LIMITS
+
+DTYPE_NAMES: dict[int, str] = {value: "bool" if name == "boolean" else name for name, value in DTYPE.items()}
+DTYPE_NUMBERS: dict[str, int] = {name: value for value, name in DTYPE_NAMES.items()}
+ITEM_BYTES: dict[str, int] = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
+    "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+# Formats of the struct module and of numpy's buffers; C's long is 8 bytes wherever Bulkhead runs.
+_FORMATS: dict[str, str] = {
+    "bool": "?", "uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float16": "e",
+    "float32": "f", "float64": "d",
+}  # fmt: skip
+_BY_FORMAT = {code: name for name, code in _FORMATS.items()} | {"l": "int64", "Zf": "complex64", "Zd": "complex128"}
+
+Nested = Union[int, float, bool, Sequence["Nested"]]
+
+
+def element_count(shape: Sequence[int]) -> int:
+    return math.prod(shape)
+
+
+def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    dims = tuple(int(size) for size in shape)
+    if len(dims) > LIMITS["rank_max"] or any(size < 0 or size >= 1 << 63 for size in dims):
+        raise Error("shape_mismatch", f"a tensor of shape {list(dims)}", f"at most {LIMITS['rank_max']} sizes, none negative")
+    return dims
+
+
+def dtype_name(dtype: Any) -> str:
+    """Of a name, or of anything whose text ends in one: ``numpy.float32``, ``torch.bfloat16``, ``np.dtype("int64")``."""
+    name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
+    name = str(name).rsplit(".", 1)[-1].removesuffix("_")
+    name = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int64"}.get(name, name)
+    if name not in ITEM_BYTES:
+        raise Error("dtype_unsupported", f"dtype {dtype}", "use one of " + ", ".join(ITEM_BYTES))
+    return name
+
+
+class TensorView:
+    """Bytes in a slab with a dtype and a shape: what inputs and outputs have in common.
+
+    Nothing is copied: ``numpy()``, ``memoryview(t.data)`` and ``torch()`` look at the slab, and keep the lease for as long as
+    they live.
+    """
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self._data: memoryview | None = data
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, row-major."""
+        if self._data is None:
+            raise Error("input_invalid", "using a tensor after it was released", "allocate another one")
+        return self._data
+
+    @property
+    def nbytes(self) -> int:
+        return element_count(self.shape) * ITEM_BYTES[self.dtype]
+
+    def numpy(self) -> Any:
+        """An array that looks at the slab; of ``uint16`` for bfloat16, which numpy does not have."""
+        import numpy
+
+        dtype = "uint16" if self.dtype == "bfloat16" else self.dtype
+        if self.nbytes == 0:
+            return numpy.empty(self.shape, dtype)
+        return numpy.frombuffer(self.data, dtype).reshape(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def torch(self) -> Any:
+        """A tensor that looks at the slab where that may be written, which of an output is not so: then a copy."""
+        import torch
+
+        kind = getattr(torch, self.dtype)
+        if self.nbytes == 0:
+            return torch.empty(self.shape, dtype=kind)
+        source = self.data if not self.data.readonly else bytearray(self.data)
+        return torch.frombuffer(source, dtype=kind).reshape(self.shape)
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
+        return dlpack.export(self, max_version=max_version, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU, 0
+
+    def tolist(self) -> Any:
+        """Nested lists, without numpy. Not for bfloat16 and complex dtypes."""
+        if self.dtype not in _FORMATS:
+            raise Error("dtype_unsupported", f"a list of {self.dtype}", "use numpy() or torch()")
+        if self.nbytes == 0:
+            return _empty_list(self.shape)
+        flat = self.data.cast(_FORMATS[self.dtype])
+        return flat[0] if self.shape == () else flat.cast("B").cast(_FORMATS[self.dtype], self.shape).tolist()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar tensor has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dtype}, shape={list(self.shape)})"
+
+
+def _empty_list(shape: tuple[int, ...]) -> Any:
+    return [] if not shape or shape[0] == 0 else [_empty_list(shape[1:]) for _ in range(shape[0])]
+
+
+class Source:
+    """Anything a caller may pass as an input, seen as contiguous bytes."""
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview, keep: object = None) -> None:
+        self.dtype, self.shape, self.data, self._keep = dtype, shape, data, keep
+
+    @classmethod
+    def of(cls, value: Any, wanted: str | None) -> Source:
+        """``wanted``: the dtype that the method declares, for values that have none of their own."""
+        if isinstance(value, TensorView):
+            return cls(value.dtype, value.shape, value.data)
+        if not isinstance(value, (list, tuple, int, float, bool, bytes, bytearray)):
+            try:
+                view = memoryview(value)
+            except TypeError:
+                pass
+            else:
+                return cls._of_buffer(view)
+            if hasattr(value, "__dlpack__"):
+                return cls._of_dlpack(value)
+        if isinstance(value, (bytes, bytearray)):
+            return cls("uint8", (len(value),), memoryview(value))
+        if isinstance(value, (list, tuple, int, float, bool)):
+            return cls._of_list(value, wanted)
+        raise Error("input_invalid", f"a {type(value).__name__} as a tensor",
+                    "pass a buffer (numpy, array, bytes), anything with __dlpack__, or nested lists")
+
+    @classmethod
+    def _of_buffer(cls, view: memoryview) -> Source:
+        name = _BY_FORMAT.get(view.format.lstrip("@=<"))
+        if name is None or (view.format.startswith((">", "!"))):
+            raise Error("dtype_unsupported", f"a buffer of format {view.format!r}", "use one of " + ", ".join(ITEM_BYTES))
+        shape = tuple(view.shape) if view.shape is not None else (view.nbytes // view.itemsize,)
+        if view.nbytes == 0:
+            return cls(name, shape, memoryview(b""))
+        # memoryview casts only what is C-contiguous; anything else is copied into order once.
+        data = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+        return cls(name, shape, data, keep=view)
+
+    @classmethod
+    def _of_dlpack(cls, value: Any) -> Source:
+        name, shape, data, keep = dlpack.read(value)
+        return cls(name, shape, data, keep)
+
+    @classmethod
+    def _of_list(cls, value: Any, wanted: str | None) -> Source:
+        import struct
+
+        shape: list[int] = []
+        level = value
+        while isinstance(level, (list, tuple)):
+            shape.append(len(level))
+            if not level:
+                break
+            level = level[0]
+        flat = list(_flatten(value, len(shape), shape))
+        name = wanted or ("float32" if any(isinstance(item, float) for item in flat) else "int64")
+        if name not in _FORMATS:
+            raise Error("dtype_unsupported", f"a list as {name}", "pass a numpy array or a torch tensor")
+        try:
+            data = struct.pack(f"<{len(flat)}{_FORMATS[name]}", *flat)
+        except struct.error as error:
+            raise Error("dtype_unsupported", f"numbers that are no {name}: {error}", "pass numbers of the declared dtype") from None
+        return cls(name, tuple(shape), memoryview(data))
+
+
+def _flatten(value: Any, depth: int, shape: list[int], at: int = 0) -> Iterator[Any]:
+    if at == depth:
+        if isinstance(value, (list, tuple)):
+            raise Error("shape_mismatch", "lists of unequal depth", "nest lists evenly")
+        yield value
+        return
+    if not isinstance(value, (list, tuple)) or len(value) != shape[at]:
+        raise Error("shape_mismatch", f"a list that has not {shape[at]} items like the first one beside it", "nest lists evenly")
+    for item in value:
+        yield from _flatten(item, depth, shape, at + 1)

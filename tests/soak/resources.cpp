@@ -1,0 +1,118 @@
+#include "tests/soak/resources.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+namespace bulkhead::soak {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string text_of(const fs::path& path) {
+    std::ifstream file{path, std::ios::binary};
+    return {std::istreambuf_iterator<char>{file}, {}};
+}
+
+/// But for the folders of soaks and tests that run at the same time.
+std::int64_t entries(const fs::path& folder) {
+    std::error_code ignored;
+    std::int64_t count = 0;
+    for (fs::directory_iterator entry{folder, ignored}, end; !ignored && entry != end; entry.increment(ignored))
+        count += entry->path().filename().string().starts_with("bh-") ? 0 : 1;
+    return count;
+}
+
+std::int64_t status_number(pid_t pid, const std::string& field) {
+    std::istringstream status{text_of("/proc/" + std::to_string(pid) + "/status")};
+    for (std::string line; std::getline(status, line);)
+        if (line.starts_with(field + ":")) return std::stoll(line.substr(field.size() + 1));
+    return 0;
+}
+
+/// Memfds by what the descriptors point to: a leaked slab is one that nobody serves any more.
+std::int64_t memfds(pid_t pid) {
+    std::int64_t count = 0;
+    std::error_code ignored;
+    for (fs::directory_iterator fd{"/proc/" + std::to_string(pid) + "/fd", ignored}, end; !ignored && fd != end;
+         fd.increment(ignored)) {
+        std::error_code gone;
+        if (fs::read_symlink(fd->path(), gone).string().starts_with("/memfd:")) ++count;
+    }
+    return count;
+}
+
+std::int64_t cgroups(pid_t keeper) {
+    const std::string folder = "/bulkhead-" + std::to_string(keeper);
+    std::int64_t count = 0;
+    std::error_code ignored;
+    for (fs::recursive_directory_iterator entry{"/sys/fs/cgroup", ignored}, end; !ignored && entry != end;
+         entry.increment(ignored)) {
+        std::error_code gone;
+        if (entry->is_directory(gone) && entry->path().string().find(folder) != std::string::npos) ++count;
+    }
+    return count;
+}
+
+void add_process(Resources& all, const std::string& name, pid_t pid) {
+    all[name + " descriptors"] = entries("/proc/" + std::to_string(pid) + "/fd");
+    all[name + " threads"] = status_number(pid, "Threads");
+    all[name + " memfds"] = memfds(pid);
+    all[name + " resident KiB"] = status_number(pid, "VmRSS");
+}
+
+}  // namespace
+
+Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket) {
+    Resources all;
+    add_process(all, "keeper", keeper);
+    if (supervisor != 0) add_process(all, "supervisor", supervisor);
+    all["own memfds"] = memfds(::getpid());
+    all["own descriptors"] = entries("/proc/self/fd");
+
+    std::int64_t processes = 0;
+    std::int64_t zombies = 0;
+    for (const auto& entry : fs::directory_iterator{"/proc"}) {
+        const std::string name = entry.path().filename().string();
+        if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+        const std::string stat = text_of(entry.path() / "stat");
+        const std::size_t paren = stat.rfind(')');
+        if (paren == std::string::npos || paren + 4 >= stat.size()) continue;
+        if (stat[paren + 2] == 'Z' && std::atoi(stat.c_str() + paren + 4) == keeper) ++zombies;
+        if (text_of(entry.path() / "environ").find("BULKHEAD_SOCKET=" + socket + '\0') != std::string::npos)
+            ++processes;
+    }
+    all["processes of the daemon"] = processes;
+    all["zombies of the keeper"] = zombies;
+    all["cgroups"] = cgroups(keeper);
+    all["entries in /dev/shm"] = entries("/dev/shm");
+    all["entries in /tmp"] = entries("/tmp");
+    return all;
+}
+
+int print_drift(const Resources& baseline, const Resources& now) {
+    int drifted = 0;
+    for (const auto& [name, before] : baseline) {
+        const auto found = now.find(name);
+        const std::int64_t value = found == now.end() ? 0 : found->second;
+        const bool drift = name.ends_with("KiB") ? value > before + resident_slack_kib : value != before;
+        drifted += drift ? 1 : 0;
+        std::printf("  %-28s %9lld %9lld%s\n", name.c_str(), static_cast<long long>(before),
+                    static_cast<long long>(value), drift ? "   DRIFT" : "");
+    }
+    return drifted;
+}
+
+pid_t supervisor_of(pid_t keeper) {
+    const std::string number = std::to_string(keeper);
+    std::istringstream children{text_of("/proc/" + number + "/task/" + number + "/children")};
+    for (pid_t pid = 0; children >> pid;)
+        if (text_of("/proc/" + std::to_string(pid) + "/comm").starts_with("bulkhead-superv")) return pid;
+    return 0;
+}
+
+}  // namespace bulkhead::soak

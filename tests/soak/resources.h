@@ -1,0 +1,28 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace bulkhead::soak {
+
+/// What a daemon and the machine have at one moment, by name: counts, and KiB for what ends in "KiB".
+using Resources = std::map<std::string, std::int64_t>;
+
+/// Of the keeper and its present supervisor (0: not looked at), of everything that carries this socket in its
+/// environment, and of the places where programs leave things behind: /dev/shm, /tmp, cgroups.
+[[nodiscard]] Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket);
+
+/// One line a resource: baseline, now, and whether that is drift. Counts must be what they were; resident sizes may
+/// differ by `resident_slack_kib`, since allocators keep what they once needed.
+/// Returns  the number of resources that drifted
+int print_drift(const Resources& baseline, const Resources& now);
+
+inline constexpr std::int64_t resident_slack_kib = 1024;
+
+/// The only child of the keeper that runs bulkhead-supervisor; 0 while there is none.
+[[nodiscard]] pid_t supervisor_of(pid_t keeper);
+
+}  // namespace bulkhead::soak

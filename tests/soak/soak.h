@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace bulkhead::soak {
+
+struct Options {
+    std::string model = "minimal";  ///< minimal, silero-vad or minilm
+    std::int64_t worker_kills = 0;
+    std::int64_t supervisor_kills = 0;
+    int workers = 30;          ///< under a supervisor that is killed
+    int clients = 4;           ///< that stream all the while
+    int life_ms_max = 400;     ///< a supervisor is killed at a random moment of its first so many milliseconds
+    std::int64_t minutes = 0;  ///< ends earlier than the counts say; 0: no bound
+    std::uint64_t seed = 1;
+};
+
+/// load → infer → SIGKILL, again and again; every death must be told to the client as worker_lost.
+/// Returns  what went wrong: unexpected answers and drifted resources
+int kill_workers(const Options& options);
+
+/// SIGKILL to supervisors at random moments of their lives, while clients stream through all workers.
+int kill_supervisors(const Options& options);
+
+}  // namespace bulkhead::soak

@@ -105,7 +105,7 @@ def read(value: Any) -> tuple[str, tuple[int, ...], memoryview, object]:
 _alive: dict[int, object] = {}  # what a consumer still holds, by the address of its managed tensor
 
 
-@_DELETER
+@_DELETER  # type: ignore[untyped-decorator, unused-ignore]
 def _delete(address: int | None) -> None:
     _alive.pop(address or 0, None)
 
@@ -117,7 +117,7 @@ _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char
 )
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+@_DELETER  # type: ignore[untyped-decorator, unused-ignore]
 def _capsule_gone(capsule: int) -> None:
     """A consumer renames the capsule and calls the deleter itself; one that was never consumed ends here."""
     name = _raw_name(capsule)

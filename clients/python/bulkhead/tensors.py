@@ -71,7 +71,7 @@ class TensorView:
 
     def numpy(self) -> Any:
         """An array that looks at the slab; of ``uint16`` for bfloat16, which numpy does not have."""
-        import numpy
+        import numpy  # type: ignore[import-not-found, unused-ignore]
 
         dtype = "uint16" if self.dtype == "bfloat16" else self.dtype
         if self.nbytes == 0:
@@ -86,7 +86,7 @@ class TensorView:
 
     def torch(self) -> Any:
         """A tensor that looks at the slab where that may be written, which of an output is not so: then a copy."""
-        import torch
+        import torch  # type: ignore[import-not-found, unused-ignore]
 
         kind = getattr(torch, self.dtype)
         if self.nbytes == 0:
@@ -106,8 +106,9 @@ class TensorView:
             raise Error("dtype_unsupported", f"a list of {self.dtype}", "use numpy() or torch()")
         if self.nbytes == 0:
             return _empty_list(self.shape)
-        flat = self.data.cast(_FORMATS[self.dtype])
-        return flat[0] if self.shape == () else flat.cast("B").cast(_FORMATS[self.dtype], self.shape).tolist()
+        code: Any = _FORMATS[self.dtype]
+        flat = self.data.cast(code)
+        return flat[0] if self.shape == () else self.data.cast(code, self.shape).tolist()
 
     def __len__(self) -> int:
         if not self.shape:

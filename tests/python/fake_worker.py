@@ -1,0 +1,102 @@
+"""A worker's end of a channel, in the hands of a test: says exactly what it is told to."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import socket
+import struct
+
+from bulkhead import layout
+from bulkhead.layout import DIRECTION, KIND, MESSAGE
+
+F_ADD_SEALS = 1033
+SEAL_SEAL, SEAL_SHRINK, SEAL_GROW, SEAL_FUTURE_WRITE = 1, 2, 4, 16
+
+METHODS = {"forward": {"inputs": [{"name": "x", "dtype": "float32", "shape": ["0..1024"]}],
+                       "parameters": [{"name": "scale", "type": "number"}], "outputs": []}}  # fmt: skip
+
+
+class FakeWorker:
+    def __init__(self) -> None:
+        self.client_end, self.socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(10)
+        self.slabs: dict[int, mmap.mmap] = {}
+        self.released: list[tuple[int, int]] = []
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def receive(self) -> tuple[dict, bytes]:
+        data = self.socket.recv(65536)
+        assert data, "the client has gone"
+        head = layout.HEADER.unpack(data)
+        return head, data[layout.HEADER.size :]
+
+    def expect(self, kind: str) -> tuple[dict, bytes]:
+        """The next message, which must be of this kind; leases given back before it are only noted."""
+        head, body = self.receive()
+        while head["type"] == MESSAGE["release"] and kind != "release":
+            for i in range(layout.RELEASE.unpack(body)["count"]):
+                lease = layout.LEASE.unpack(body, layout.RELEASE.size + i * layout.LEASE.size)
+                self.released.append((lease["offset_bytes"], lease["generation"]))
+            head, body = self.receive()
+        assert head["type"] == MESSAGE[kind], (head["type"], kind)
+        return head, body
+
+    def send(self, kind: str | int, body: bytes = b"", request_id: int = 0, flags: int = 0, fds: list[int] = [], **header: int) -> None:
+        number = MESSAGE[kind] if isinstance(kind, str) else kind
+        members = {"magic": layout.MAGIC, "version": layout.VERSION, "type": number, "size_bytes": layout.HEADER.size + len(body),
+                   "flags": flags, "request_id": request_id, **header}  # fmt: skip
+        socket.send_fds(self.socket, [layout.HEADER.pack(**members) + body], fds)
+
+    def welcome(self, slabs: int = 2, *, in_flight: int = 4, bytes_max: int = 1 << 20, features: int = 0) -> None:
+        text = json.dumps(METHODS).encode()
+        self.send("welcome", layout.WELCOME.pack(version=1, slab_count=slabs, in_flight_max=in_flight, features=features, generation=7,
+                                                 channel=3, slab_bytes_max=bytes_max, json_bytes=len(text), model="fake") + text)  # fmt: skip
+
+    def memfd(self, size: int, direction: str, seals: int | None = None) -> int:
+        fd = os.memfd_create("slab", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        if seals is None:
+            seals = SEAL_SEAL | SEAL_SHRINK | SEAL_GROW | (SEAL_FUTURE_WRITE if direction == "output" else 0)
+        self._last = mmap.mmap(fd, size)
+        fcntl.fcntl(fd, F_ADD_SEALS, seals)
+        return fd
+
+    def offer(self, number: int, direction: str, size: int = 65536, *, request_id: int = 0, fd: int | None = None, said: int | None = None) -> None:
+        if fd is None:
+            fd = self.memfd(size, direction)
+            self.slabs[number] = self._last
+        body = layout.SLAB_OFFER.pack(slab_id=number, direction=DIRECTION[direction], kind=KIND["host_memfd"], size_bytes=said or size)
+        self.send("slab_offer", body, request_id, fds=[fd])
+        os.close(fd)
+
+    def open(self, **welcome: int) -> None:
+        """The usual beginning: hello, welcome, one input and one output slab."""
+        self.expect("hello")
+        self.welcome(**welcome)
+        self.offer(1, "input")
+        self.offer(2, "output")
+
+    def tensors(self, body: bytes) -> list[dict]:
+        count = layout.INFER.unpack(body)["tensor_count"]
+        return [layout.TENSOR.unpack(body, layout.INFER.size + i * layout.TENSOR.size) for i in range(count)]
+
+    def floats(self, tensor: dict) -> list[float]:
+        lease = tensor["lease"]
+        count = lease["size_bytes"] // 4
+        return list(struct.unpack_from(f"<{count}f", self.slabs[lease["slab_id"]], lease["offset_bytes"]))
+
+    def answer(self, request_id: int, values: list[float], *, offset: int = 0, generation: int = 1, slab: int = 2, flags: int = 0,
+               **tensor: object) -> None:  # fmt: skip
+        struct.pack_into(f"<{len(values)}f", self.slabs[slab], offset, *values)
+        lease = layout.LEASE.pack(slab_id=slab, offset_bytes=offset, size_bytes=4 * len(values), generation=generation)
+        members = {"name": "y", "dtype": 9, "rank": 1, "lease": lease, "dims": [len(values)], "strides": [1], **tensor}
+        self.send("result", layout.RESULT.pack(tensor_count=1, queued_us=1, run_us=2) + layout.TENSOR.pack(**members), request_id, flags)
+
+    def error(self, request_id: int, code: int, attempt: str = "it failed", remedy: str = "mend it") -> None:
+        texts = attempt.encode(), remedy.encode()
+        self.send("error", layout.ERROR.pack(code=code, attempt_bytes=len(texts[0]), remedy_bytes=len(texts[1])) + b"".join(texts), request_id)

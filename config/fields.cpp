@@ -12,6 +12,7 @@ void Value::refuse(std::string remedy) const {
 }
 
 void Value::refuse(std::string attempt, std::string remedy) const {
+    if (is_invalid()) return;
     report_->add(node_->place, std::move(attempt), std::move(remedy));
 }
 
@@ -107,6 +108,15 @@ std::vector<Value> Value::items(std::size_t max) const {
     return values;
 }
 
+namespace {
+
+/// What stands in front of a key, in front of a sentence: "deadlines." becomes "deadlines: ".
+std::string before_sentence(const std::string& where) {
+    return where.ends_with('.') ? where.substr(0, where.size() - 1) + ": " : where;
+}
+
+}  // namespace
+
 Fields::Fields(const Value& map, std::string where)
     : map_{map}, where_{std::move(where)}, is_map_{map.node().kind == Node::Kind::map} {
     if (!is_map_) map.refuse("write a map: keys, each with its value");
@@ -122,7 +132,8 @@ std::optional<Value> Fields::take(std::string_view key) {
 std::optional<Value> Fields::require(std::string_view key, std::string remedy) {
     auto value = take(key);
     if (!value && is_map_)
-        map_.report().add(place(), fmt::format("{}missing key \"{}\"", where_, key), std::move(remedy));
+        map_.report().add(place(), fmt::format("{}missing key \"{}\"", before_sentence(where_), key),
+                          std::move(remedy));
     return value;
 }
 
@@ -142,7 +153,8 @@ std::vector<Fields::Member> Fields::members() const {
 void Fields::finish() {
     for (const Node::Entry& entry : map_.node().entries)
         if (std::find(asked_.begin(), asked_.end(), entry.key) == asked_.end())
-            map_.report().add(entry.place, fmt::format("{}unknown key {}", where_, in_quotes(entry.key)),
+            map_.report().add(entry.place,
+                              fmt::format("{}unknown key {}", before_sentence(where_), in_quotes(entry.key)),
                               suggestion(entry.key, asked_));
 }
 

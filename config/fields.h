@@ -52,6 +52,9 @@ public:
     /// The items of a list, at most `max`.
     [[nodiscard]] std::vector<Value> items(std::size_t max) const;
 
+    /// It was reported when it was parsed: `refuse` adds nothing.
+    [[nodiscard]] bool is_invalid() const noexcept { return node_->kind == Node::Kind::invalid; }
+
     /// Reports `what = shown` here.
     void refuse(std::string remedy) const;
     void refuse(std::string attempt, std::string remedy) const;
@@ -81,6 +84,7 @@ public:
 
     [[nodiscard]] bool is_map() const noexcept { return is_map_; }
     [[nodiscard]] Place place() const noexcept { return map_.node().place; }
+    [[nodiscard]] Report& report() const noexcept { return map_.report(); }
 
     /// The value under `key`, if there is one.
     [[nodiscard]] std::optional<Value> take(std::string_view key);

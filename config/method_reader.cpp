@@ -221,7 +221,9 @@ MethodSpec read_method(Fields& fields, std::string name, const std::string& wher
     const auto under_method = [&](const Value& value, std::string_view key) {
         return Value{value.shared(), where + std::string{key}, value.report()};
     };
+    bool inputs_are_clear = true;  // else what names them cannot be checked
     if (const auto value = fields.take("inputs")) {
+        inputs_are_clear = value->node().kind == Node::Kind::map;
         const Value inputs = under_method(*value, "inputs");
         method.inputs = read_tensors(inputs);
         check_dim_names(inputs, method.inputs);
@@ -229,14 +231,15 @@ MethodSpec read_method(Fields& fields, std::string name, const std::string& wher
     if (const auto value = fields.take("parameters"))
         method.parameters = read_parameters(under_method(*value, "parameters"));
     if (const auto value = fields.take("outputs")) method.outputs = read_tensors(under_method(*value, "outputs"));
-    if (const auto value = fields.take("buckets")) read_buckets(under_method(*value, "buckets"), method);
-    if (const auto value = fields.take("padding")) {
+    if (const auto value = fields.take("buckets"); value && inputs_are_clear)
+        read_buckets(under_method(*value, "buckets"), method);
+    if (const auto value = fields.take("padding"); value && inputs_are_clear) {
         const Fields padding{under_method(*value, "padding"), where + "padding."};
         for (const Fields::Member& member : padding.members())
             if (const auto fill = member.value.number(); find_input(method, member) && fill)
                 method.padding[member.key] = *fill;
     }
-    if (const auto value = fields.take("warmup")) {
+    if (const auto value = fields.take("warmup"); value && inputs_are_clear) {
         const Fields warmup{under_method(*value, "warmup"), where + "warmup."};
         for (const Fields::Member& member : warmup.members())
             if (const TensorSpec* input = find_input(method, member))

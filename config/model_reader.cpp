@@ -74,7 +74,7 @@ void read_state(const Value& map, ModelSpec& model) {
     if (const auto value = fields.take("reset")) assign(value->text(), model.reset_method);
     fields.finish();
     if (model.state == StateScope::channel && !fields.has("reset"))
-        map.refuse(fmt::format("{}missing key \"reset\"", map.what() + "."),
+        map.refuse(fmt::format("{}: missing key \"reset\"", map.what()),
                    "name the method that is called between channels, such as reset_states");
     else if (!model.reset_method.empty() && !is_method_name(model.reset_method))
         map.refuse(fmt::format("{}.reset = {}", map.what(), in_quotes(model.reset_method)),
@@ -110,7 +110,12 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
     const auto runtime = fields.require("runtime", "add runtime: torchscript or aoti");
     const auto file = fields.take("file");
     const auto package = fields.take("package");
-    if (!runtime || !runtime->word(runtime_words, model.runtime)) return;
+    if (!runtime || !runtime->word(runtime_words, model.runtime)) {
+        if (!file && !package)
+            fields.report().add(fields.place(), fmt::format("{}missing key \"file\" or \"package\"", where),
+                                "add file: for runtime torchscript, package: for runtime aoti");
+        return;
+    }
     const bool is_aoti = model.runtime == Runtime::aoti;
     const auto& wanted = is_aoti ? package : file;
     const auto& surplus = is_aoti ? file : package;

@@ -43,7 +43,7 @@ void read_root(const NodeRef& root, Report& report, Fleet& fleet) {
     Fields fields{Value{root, "the file's value", report}, ""};
     if (!fields.is_map()) return;
     if (const auto version = fields.require("version", "add version: 1"))
-        if (const auto number = version->integer(1, 1); !number) return;  // another version has other keys
+        if (!version->integer(1, 1) && !version->is_invalid()) return;  // another version has other keys
     ModelSpec defaults;
     if (const auto value = fields.take("defaults")) {
         Fields keys{*value, "defaults: "};

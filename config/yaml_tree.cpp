@@ -15,12 +15,8 @@
 namespace bulkhead::config {
 namespace {
 
-/// Ends a parse from inside an event.
-struct Refused {
-    Place place;
-    std::string attempt;
-    std::string remedy;
-};
+/// Ends a parse from inside an event: what follows is not worth its cost. Already reported.
+struct Enough {};
 
 Place place_of(const YAML::Mark& mark) { return {mark.line + 1, mark.column + 1}; }
 
@@ -28,48 +24,63 @@ class Builder final : public YAML::EventHandler {
 public:
     explicit Builder(Report& report) : report_{report} {}
 
+    /// Empty for a file without a value, and when the parse ended before its first document did.
     [[nodiscard]] NodeRef root() const { return root_; }
 
     void OnDocumentStart(const YAML::Mark& mark) override {
-        if (documents_++ > 0)
-            throw Refused{place_of(mark), "a second document begins", "keep one document: remove the \"---\""};
+        if (documents_++ == 0) return;
+        report_.add(place_of(mark), "a second document begins", "keep one document: remove the \"---\"");
+        throw Enough{};
     }
     void OnDocumentEnd() override {}
 
-    void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { close(make(Node::Kind::null, mark), anchor); }
+    void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+        if (auto node = make(Node::Kind::null, mark, anchor)) close(std::move(node), anchor);
+    }
 
     void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                   const std::string& value) override {
-        auto node = make(Node::Kind::scalar, mark);
+        auto node = make(Node::Kind::scalar, mark, anchor);
+        if (!node) return;
         node->text = value;
         node->is_plain = tag == "?";
-        if (tag != "!") refuse_tag(mark, tag);
+        if (!check_tag(mark, tag)) node->kind = Node::Kind::invalid;  // what it means without its tag is unknown
         close(std::move(node), anchor);
     }
 
     void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                          YAML::EmitterStyle::value /*style*/) override {
-        refuse_tag(mark, tag);
-        open(make(Node::Kind::sequence, mark), anchor);
+        open(Node::Kind::sequence, mark, tag, anchor);
     }
     void OnSequenceEnd() override { close_open(); }
 
     void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                     YAML::EmitterStyle::value /*style*/) override {
-        refuse_tag(mark, tag);
-        open(make(Node::Kind::map, mark), anchor);
+        open(Node::Kind::map, mark, tag, anchor);
     }
     void OnMapEnd() override { close_open(); }
 
     void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+        const Place place = place_of(mark);
+        count(1, place);
+        if (skipped_levels_ > 0) return;
         const auto found = anchors_.find(anchor);
-        if (found == anchors_.end())
-            throw Refused{place_of(mark), "an alias stands inside its own anchor: a cycle",
-                          "write the value out instead of the alias"};
-        if (open_.size() + found->second->height > limits::nesting_max) throw too_deep(place_of(mark));
-        nodes_ += found->second->nodes;
-        if (nodes_ > limits::nodes_max) throw too_many(place_of(mark));
-        attach(found->second, place_of(mark));
+        if (found == anchors_.end()) {
+            report_.add(place, "an alias stands inside its own anchor: a cycle",
+                        "write the value out instead of the alias");
+            return attach(invalid(place), place);
+        }
+        const Node& target = *found->second;
+        if (open_.size() + target.height > limits::nesting_max) {
+            report_too_deep(place);
+            return attach(invalid(place), place);
+        }
+        if (nodes_ + target.nodes - 1 > limits::nodes_max) {
+            report_too_many(place);
+            return attach(invalid(place), place);
+        }
+        nodes_ += target.nodes - 1;
+        attach(found->second, place);
     }
 
 private:
@@ -77,34 +88,76 @@ private:
         std::shared_ptr<Node> node;
         YAML::anchor_t anchor;
         std::optional<Node::Entry> pending{};                ///< a map's key that waits for its value
+        bool pending_is_invalid = false;                     ///< the key cannot be one: its value is dropped
         std::unordered_map<std::string, Place> keys_seen{};  ///< of a map
     };
 
-    static Refused too_deep(Place place) {
-        return {place, fmt::format("nested more than {} levels deep", limits::nesting_max), "flatten the value"};
-    }
-    static Refused too_many(Place place) {
-        return {place, fmt::format("more than {} values, aliases expanded", limits::nodes_max),
-                "use fewer aliases, or split the fleet"};
-    }
-
-    static void refuse_tag(const YAML::Mark& mark, const std::string& tag) {
-        if (!tag.empty() && tag != "?" && tag != "!")
-            throw Refused{place_of(mark), "tag " + in_quotes(tag), "remove it: fleet files use no tags"};
-    }
-
-    std::shared_ptr<Node> make(Node::Kind kind, const YAML::Mark& mark) {
-        if (open_.size() >= limits::nesting_max) throw too_deep(place_of(mark));
-        if (++nodes_ > limits::nodes_max) throw too_many(place_of(mark));
+    static std::shared_ptr<Node> invalid(Place place) {
         auto node = std::make_shared<Node>();
-        node->kind = kind;
-        node->place = place_of(mark);
+        node->kind = Node::Kind::invalid;
+        node->place = place;
         return node;
     }
 
-    void open(std::shared_ptr<Node> node, YAML::anchor_t anchor) { open_.push_back({std::move(node), anchor}); }
+    void report_too_deep(Place place) {
+        report_.add(place, fmt::format("nested more than {} levels deep", limits::nesting_max), "flatten the value");
+    }
+    /// Once a file.
+    void report_too_many(Place place) {
+        if (std::exchange(too_many_is_reported_, true)) return;
+        report_.add(place, fmt::format("more than {} values, aliases expanded", limits::nodes_max),
+                    "use fewer aliases, or split the fleet");
+    }
+
+    bool check_tag(const YAML::Mark& mark, const std::string& tag) {
+        if (tag.empty() || tag == "?" || tag == "!") return true;
+        report_.add(place_of(mark), "tag " + in_quotes(tag), "remove it: fleet files use no tags");
+        return false;
+    }
+
+    /// Bounds what is parsed at all, also where nothing is built.
+    void count(std::size_t more, Place place) {
+        nodes_ += more;
+        if (nodes_ <= limits::nodes_max) return;
+        report_too_many(place);
+        throw Enough{};
+    }
+
+    /// Empty where values are skipped: inside something that is nested too deep.
+    std::shared_ptr<Node> make(Node::Kind kind, const YAML::Mark& mark, YAML::anchor_t anchor) {
+        const Place place = place_of(mark);
+        count(1, place);
+        const bool skips = skipped_levels_ > 0;
+        if (!skips && open_.size() < limits::nesting_max) {
+            auto node = std::make_shared<Node>();
+            node->kind = kind;
+            node->place = place;
+            return node;
+        }
+        const auto node = invalid(place);
+        if (anchor != YAML::NullAnchor) anchors_[anchor] = node;
+        if (!skips) {
+            report_too_deep(place);
+            attach(node, place);
+        }
+        return nullptr;
+    }
+
+    void open(Node::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
+        auto node = make(kind, mark, anchor);
+        if (!node) {
+            ++skipped_levels_;
+            return;
+        }
+        check_tag(mark, tag);  // its content means the same without
+        open_.push_back({std::move(node), anchor});
+    }
 
     void close_open() {
+        if (skipped_levels_ > 0) {
+            --skipped_levels_;
+            return;
+        }
         Open done = std::move(open_.back());
         open_.pop_back();
         close(std::move(done.node), done.anchor);
@@ -125,22 +178,31 @@ private:
         Node& into = *parent.node;
         into.nodes += node->nodes;
         into.height = std::max(into.height, node->height + 1);
-        if (into.kind == Node::Kind::sequence) {
+        if (into.kind == Node::Kind::sequence)
             into.items.push_back(std::move(node));
-        } else if (!parent.pending) {
-            if (node->kind != Node::Kind::scalar)
-                throw Refused{place, "a key that is " + node->shown(), "use plain text as key"};
-            parent.pending = Node::Entry{node->text, place, nullptr};
-        } else {
-            Node::Entry entry = *std::exchange(parent.pending, std::nullopt);
-            entry.value = std::move(node);
-            const auto [first, is_new] = parent.keys_seen.emplace(entry.key, entry.place);
-            if (is_new)
-                into.entries.push_back(std::move(entry));
-            else
-                report_.add(entry.place, fmt::format("duplicate key {}", in_quotes(entry.key)),
-                            fmt::format("keep one: the first stands at line {}", first->second.line));
-        }
+        else if (!parent.pending)
+            take_key(parent, *node, place);
+        else
+            take_value(parent, std::move(node));
+    }
+
+    void take_key(Open& map, const Node& key, Place place) {
+        map.pending_is_invalid = key.kind != Node::Kind::scalar;
+        if (map.pending_is_invalid && key.kind != Node::Kind::invalid)
+            report_.add(place, "a key that is " + key.shown(), "use plain text as key");
+        map.pending = Node::Entry{key.text, place, nullptr};
+    }
+
+    void take_value(Open& map, NodeRef value) {
+        Node::Entry entry = *std::exchange(map.pending, std::nullopt);
+        if (map.pending_is_invalid) return;
+        entry.value = std::move(value);
+        const auto [first, is_new] = map.keys_seen.emplace(entry.key, entry.place);
+        if (is_new)
+            map.node->entries.push_back(std::move(entry));
+        else
+            report_.add(entry.place, fmt::format("duplicate key {}", in_quotes(entry.key)),
+                        fmt::format("keep one: the first stands at line {}", first->second.line));
     }
 
     Report& report_;
@@ -148,6 +210,8 @@ private:
     std::vector<Open> open_;
     std::map<YAML::anchor_t, NodeRef> anchors_;
     std::size_t nodes_ = 0;
+    std::size_t skipped_levels_ = 0;  ///< lists and maps begun inside, and with, one that is nested too deep
+    bool too_many_is_reported_ = false;
     int documents_ = 0;
 };
 
@@ -216,6 +280,7 @@ std::string Node::shown() const {
     case Kind::scalar: return is_plain ? escaped(text) : in_quotes(text);
     case Kind::sequence: return "a list";
     case Kind::map: return "a map";
+    case Kind::invalid: break;
     }
     return "nothing";
 }
@@ -227,23 +292,23 @@ NodeRef parse_yaml(std::string_view text, Report& report) {
         return nullptr;
     }
     if (!check_characters(text, report)) return nullptr;
+    std::istringstream stream{std::string{text}};
+    Builder builder{report};
     try {
-        std::istringstream stream{std::string{text}};
         YAML::Parser parser{stream};
-        Builder builder{report};
         while (parser.HandleNextDocument(builder)) {
         }
-        if (builder.root()) return builder.root();
-        auto nothing = std::make_shared<Node>();  // comments alone, or not even that
-        nothing->place = {1, 1};
-        return nothing;
-    } catch (const Refused& refused) {
-        report.add(refused.place, refused.attempt, refused.remedy);
+    } catch (const Enough&) {
+        return builder.root();
     } catch (const YAML::Exception& syntax) {
         const Place place = syntax.mark.is_null() ? Place{1, 1} : place_of(syntax.mark);
         report.add(place, "not YAML: " + syntax.msg, "check indentation, quotes and brackets here and just above");
+        return nullptr;
     }
-    return nullptr;
+    if (builder.root()) return builder.root();
+    auto nothing = std::make_shared<Node>();  // comments alone, or not even that
+    nothing->place = {1, 1};
+    return nothing;
 }
 
 NodeRef from_json(const boost::json::value& json) {

@@ -20,7 +20,8 @@ using NodeRef = std::shared_ptr<const Node>;
 /// Built from the parser's events rather than from YAML::Node, which drops duplicate keys, follows aliases
 /// into cycles and takes its nesting from the stack.
 struct Node {
-    enum class Kind { null, scalar, sequence, map };
+    /// invalid: it was reported where it stands, and every reader keeps quiet about it.
+    enum class Kind { null, scalar, sequence, map, invalid };
     struct Entry {
         std::string key;
         Place place;  ///< of the key
@@ -40,8 +41,10 @@ struct Node {
     [[nodiscard]] std::string shown() const;
 };
 
-/// Parses one document within the bounds of `limits.h`. Duplicate keys are reported and the first one is kept;
-/// whatever else is wrong is reported too, and gives a null pointer.
+/// Parses one document within the bounds of `limits.h`, and reports what is wrong. Of duplicate keys the first one is
+/// kept; in place of a cycle, of an alias that expands too far, and of what is nested too deep stands an invalid node,
+/// so that the rest of the file can be read. Only text that is no YAML, or has too many values of its own, gives a null
+/// pointer.
 [[nodiscard]] NodeRef parse_yaml(std::string_view text, Report& report);
 
 /// The same tree from JSON that this project wrote itself; its places are empty.

@@ -37,6 +37,8 @@ enum class Type : std::uint16_t {
     stop = 37,              ///< no body: everything is unloaded: remove the socket, end
     hand_over = 38,         ///< no body: this supervisor ends on purpose; the next is started at once
     upgrade = 39,           ///< no body: as hand_over, and the keeper executes its own program anew first
+    reload_done = 40,       ///< no body: answers reload_asked when this supervisor stays: the file was refused, or
+                            ///< asks for nothing new; one that hands over need not say it
 };
 
 struct Header {

@@ -4,15 +4,17 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 
+#include <fmt/format.h>
+
+#include "ipc/received_fds.h"
+
 namespace bulkhead {
 namespace {
-
-/// Room for what the kernel may deliver at most, so that a surplus is seen and closed, not lost.
-constexpr std::size_t kernel_fds_max = 253;
 
 /// SEQPACKET reports both an empty packet and the end of file as 0 bytes; only the latter hangs up.
 bool peer_has_hung_up(int socket) {
@@ -43,13 +45,13 @@ Result<PacketPair> PacketPair::make(bool nonblocking) {
     return PacketPair{UniqueFd{ends[0]}, UniqueFd{ends[1]}};
 }
 
-Result<> send_packet(int socket, std::span<const std::byte> bytes, std::span<const int> fds) {
+Result<> send_packet(int socket, std::span<const std::byte> bytes, std::span<const int> fds, std::size_t fds_max) {
     iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(packet_fds_max * sizeof(int))> control{};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(packet_fds_kernel_max * sizeof(int))> control;
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
-    if (fds.size() > packet_fds_max)
+    if (fds.size() > std::min(fds_max, packet_fds_kernel_max))
         return Error{ErrorCode::internal, "sending more descriptors than one packet may carry", {}};
     if (!fds.empty()) {
         message.msg_control = control.data();
@@ -77,15 +79,15 @@ Result<> send_packet(int socket, std::string_view text, std::span<const int> fds
     return send_packet(socket, std::as_bytes(std::span{text.data(), text.size()}), fds);
 }
 
-Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, Packet& packet, int flags) {
+Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, Packet& packet, int flags,
+                                      std::size_t fds_max) {
     packet = {};
     iovec part{buffer.data(), buffer.size()};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(kernel_fds_max * sizeof(int))> control;
+    ReceivedFds descriptors;
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
+    descriptors.attach_to(message);
     // A peer that closed with packets unread resets this end: reported once, before what it sent is read.
     ssize_t received = 0;
     do received = ::recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
@@ -94,25 +96,16 @@ Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, P
         if (errno == EAGAIN || errno == EWOULDBLOCK) return ReceiveOutcome::would_block;
         return system_error("receiving a packet", errno);
     }
-    for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
-        if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-        const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (std::size_t i = 0; i < count; ++i) {
-            int fd = -1;
-            std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
-            packet.fds.emplace_back(fd);
-        }
-    }
+    packet.fds = descriptors.take_from(message);
     // An empty packet that was the very last one passes for the end of file: nothing is lost by that.
     if (received == 0 && packet.fds.empty() && peer_has_hung_up(socket) && !packet_is_queued(socket))
         return ReceiveOutcome::closed;
-    // The control buffer holds all the kernel may deliver: cut short, it means that descriptors ran out here.
-    packet.fds_lost = (message.msg_flags & MSG_CTRUNC) != 0 && packet.fds.size() <= packet_fds_max;
+    packet.fds_lost = ReceivedFds::lost_in(message) && packet.fds.size() <= fds_max;
     if (packet.fds_lost) packet.fds.clear();
-    if ((message.msg_flags & MSG_TRUNC) != 0 || packet.fds.size() > packet_fds_max) {
+    if ((message.msg_flags & MSG_TRUNC) != 0 || packet.fds.size() > fds_max) {
         packet.fds.clear();
         return Error{ErrorCode::protocol_violation, "a packet exceeds its bounds",
-                     "send at most 65536 bytes and 16 descriptors in one packet"};
+                     fmt::format("send at most {} bytes and {} descriptors in one packet", buffer.size(), fds_max)};
     }
     packet.bytes = buffer.first(static_cast<std::size_t>(received));
     return ReceiveOutcome::packet;

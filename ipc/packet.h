@@ -10,8 +10,10 @@
 
 namespace bulkhead {
 
-/// Most descriptors one packet may bring; the kernel's own bound (SCM_MAX_FD) is 253.
+/// Most descriptors one packet may bring, where nothing else is agreed.
 inline constexpr std::size_t packet_fds_max = 16;
+/// The kernel's own bound (SCM_MAX_FD): what a worker's hello may bring.
+inline constexpr std::size_t packet_fds_kernel_max = 253;
 /// Most bytes of one packet on any link or channel.
 inline constexpr std::size_t packet_bytes_max = 64 * 1024;
 
@@ -35,15 +37,16 @@ enum class ReceiveOutcome { packet, would_block, closed };
 ///
 /// Errors  worker_lost when the peer is gone (never SIGPIPE), queue_full when a non-blocking socket's
 ///         buffer is full, resources_exhausted
-[[nodiscard]] Result<> send_packet(int socket, std::span<const std::byte> bytes, std::span<const int> fds = {});
+[[nodiscard]] Result<> send_packet(int socket, std::span<const std::byte> bytes, std::span<const int> fds = {},
+                                   std::size_t fds_max = packet_fds_max);
 [[nodiscard]] Result<> send_packet(int socket, std::string_view text, std::span<const int> fds = {});
 
 /// Receives one packet into `buffer` (at least `packet_bytes_max` bytes for a whole one).
 ///
 /// A zero-length packet from a live peer is a packet of no bytes; the end of file is `closed`.
 /// Errors  protocol_violation when the packet is longer than the buffer or brings more than
-///         `packet_fds_max` descriptors; the surplus ones are closed, and the socket stays usable
+///         `fds_max` descriptors; the surplus ones are closed, and the socket stays usable
 [[nodiscard]] Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, Packet& packet,
-                                                    int flags = 0);
+                                                    int flags = 0, std::size_t fds_max = packet_fds_max);
 
 }  // namespace bulkhead

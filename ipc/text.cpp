@@ -29,10 +29,13 @@ std::size_t sequence_length(std::string_view text) noexcept {
     return length;
 }
 
-/// C0, DEL and C1 (U+0080 to U+009F, which terminals obey as well).
+/// C0, DEL, C1 (U+0080 to U+009F, which terminals obey as well), the separators U+2028 and U+2029, and the direction
+/// overrides U+202A to U+202E and U+2066 to U+2069, which show a text as another one.
 bool is_control(std::string_view sequence) noexcept {
     const auto lead = static_cast<unsigned char>(sequence[0]);
     if (sequence.size() == 1) return lead < 0x20 || lead == 0x7F;
+    if (sequence.starts_with("\xE2\x80")) return sequence[2] >= '\xA8' && sequence[2] <= '\xAE';
+    if (sequence.starts_with("\xE2\x81")) return sequence[2] >= '\xA6' && sequence[2] <= '\xA9';
     return lead == 0xC2 && static_cast<unsigned char>(sequence[1]) < 0xA0;
 }
 

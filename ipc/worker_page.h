@@ -14,7 +14,8 @@ namespace bulkhead::worker_page {
 inline constexpr std::size_t page_bytes = 4096;
 inline constexpr std::uint32_t magic = 0x47504b42;  ///< "BKPG"
 
-/// A request in words: "forward(input_ids i64[1,16], attention_mask i64[1,16])". Never its contents.
+/// What runs, in words: "forward(input_ids int64[1,16], attention_mask int64[1,16])", "reset_states()", "warming
+/// forward". Never a tensor's contents.
 inline constexpr std::size_t request_text_bytes = 1024;
 
 struct Page {
@@ -25,7 +26,8 @@ struct Page {
 
     std::uint32_t magic_number;  ///< `magic`; 0 until the word is held
     std::uint32_t reserved;
-    /// Rises with every inference that ends, and with every step of a long one: who does not move is judged by it.
+    /// Rises with every inference that ends, and with every step of a long one or of a load: who does not move is
+    /// judged by it.
     std::atomic<std::uint64_t> steps;
     /// CLOCK_MONOTONIC of the start of what runs; 0: nothing runs.
     std::atomic<std::uint64_t> running_since_ns;

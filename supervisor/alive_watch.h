@@ -1,8 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include <boost/asio/io_context.hpp>
@@ -17,7 +17,8 @@ namespace bulkhead::supervisor {
 /// Owns  the mapping, whatever becomes of the worker
 class WorkerPageView {
 public:
-    /// Checks seals, size and magic before it maps. Errors  protocol_violation, resources_exhausted
+    /// Checks size, seals, magic and that the word will wake before it is trusted.
+    /// Errors  protocol_violation, resources_exhausted
     static Result<std::shared_ptr<const WorkerPageView>> map(const UniqueFd& memfd);
     ~WorkerPageView();
     WorkerPageView(const WorkerPageView&) = delete;
@@ -28,8 +29,10 @@ public:
     [[nodiscard]] std::uint64_t running_since_ns() const noexcept;
     /// Of what runs, or ran last; escaped and bounded. Empty when it was caught in the middle of writing.
     [[nodiscard]] std::string request() const;
+    /// The futex: who holds it, FUTEX_WAITERS, and FUTEX_OWNER_DIED once the kernel has seen that thread end.
+    [[nodiscard]] std::uint32_t word() const noexcept;
+    [[nodiscard]] const void* word_address() const noexcept { return page_; }
     [[nodiscard]] bool owner_died() const noexcept;
-    [[nodiscard]] const void* word() const noexcept { return page_; }
 
 private:
     explicit WorkerPageView(const worker_page::Page* page) noexcept : page_{page} {}
@@ -37,9 +40,10 @@ private:
 };
 
 /// Notices the end of a worker's main thread before the kernel frees the process' memory and closes its sockets:
-/// threads that sleep in futex_waitv() on the alive words, 127 each. Costs nothing while nobody dies.
+/// threads that sleep in futex_waitv() on the alive words, 127 each. Costs nothing while nobody dies: no thread
+/// before the first watch, no wake-up before a death.
 ///
-/// Thread  the loop; `died` is called there, once, unless the watch was dropped before
+/// Thread  the loop; `died` is called there, later than `watch` returns, once, unless the watch was dropped before
 class AliveWatch {
 public:
     explicit AliveWatch(boost::asio::io_context& io);
@@ -49,9 +53,12 @@ public:
 
     /// Dropping it ends the watch.
     class Watch;
+    /// A word that changes in any way but by its owner's death is watched no longer: who writes there cannot be
+    /// trusted, and the end of the link still tells.
     [[nodiscard]] std::shared_ptr<Watch> watch(std::shared_ptr<const WorkerPageView> page, std::function<void()> died);
 
-    /// False where the kernel has no futex_waitv() (before 5.16): death is then seen at the end of the link.
+    /// False where there is no futex_waitv(): before Linux 5.16, or under a seccomp filter that does not know it.
+    /// Death is then seen at the end of the link, and a watch never calls.
     [[nodiscard]] static bool is_supported();
 
 private:

@@ -3,10 +3,15 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
+#include <set>
 #include <vector>
 
 #include <fmt/format.h>
@@ -64,6 +69,14 @@ std::vector<std::filesystem::path> folders_in(const std::filesystem::path& path)
     return folders;
 }
 
+constexpr auto socket_attribute = "user.bulkhead.socket";
+
+std::string attribute_of(const std::filesystem::path& folder) {
+    std::array<char, 4096> value{};
+    const ssize_t size = ::getxattr(folder.c_str(), socket_attribute, value.data(), value.size());
+    return size > 0 ? std::string{value.data(), static_cast<std::size_t>(size)} : std::string{};
+}
+
 bool is_writable_folder(const std::filesystem::path& path) {
     return ::access(path.c_str(), W_OK | X_OK) == 0 && ::access((path / "cgroup.procs").c_str(), W_OK) == 0;
 }
@@ -95,32 +108,35 @@ std::optional<std::filesystem::path> own_cgroup(std::string_view mountinfo, std:
     return result;
 }
 
-std::unique_ptr<Cgroups> Cgroups::make(pid_t keeper_pid) {
+std::unique_ptr<Cgroups> Cgroups::make(const Owner& owner, const std::vector<WorkerName>& keep) {
     const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
     const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
     if (!mountinfo || !cgroup) return nullptr;
     const auto parent = own_cgroup(*mountinfo, *cgroup);
-    return parent && is_writable_folder(*parent) ? make_in(*parent, keeper_pid) : nullptr;
+    return parent && is_writable_folder(*parent) ? make_in(*parent, owner, keep) : nullptr;
 }
 
-std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, pid_t keeper_pid) {
+std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, const Owner& owner,
+                                          const std::vector<WorkerName>& keep) {
     const std::string prefix = "bulkhead-";
-    const std::filesystem::path path = parent / fmt::format("{}{}", prefix, keeper_pid);
-    if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return nullptr;
-    if (::access((path / "cgroup.kill").c_str(), W_OK) != 0) {  // before Linux 5.14
-        ::rmdir(path.c_str());
-        return nullptr;
-    }
-    std::unique_ptr<Cgroups> cgroups{new Cgroups{path}};
-    for (const auto& worker : folders_in(path)) write_file(worker / "cgroup.kill", "1");
+    const std::filesystem::path path = parent / fmt::format("{}{}", prefix, owner.keeper);
+    std::unique_ptr<Cgroups> cgroups{new Cgroups{path, owner.socket}};
+    if (!cgroups->make_folder() && errno != EEXIST) return nullptr;
+    if (::access((path / "cgroup.kill").c_str(), W_OK) != 0) return nullptr;  // before Linux 5.14
+    std::vector<std::filesystem::path> kept;
+    for (const WorkerName& worker : keep) kept.push_back(cgroups->folder(worker));
+    for (const auto& worker : folders_in(path))
+        if (std::find(kept.begin(), kept.end(), worker) == kept.end()) write_file(worker / "cgroup.kill", "1");
     cgroups->remove_all();
 
     // A keeper may be invisible from this pid namespace: its folders are removed only where nobody lives.
     for (const auto& sibling : folders_in(parent)) {
         const std::string name = sibling.filename().string();
         const int pid = name.starts_with(prefix) ? std::atoi(name.c_str() + prefix.size()) : 0;
-        if (pid <= 0 || ::kill(pid, 0) == 0 || errno != ESRCH) continue;
-        Cgroups{sibling}.remove_all();  // and itself
+        if (pid <= 0 || pid == owner.keeper || ::kill(pid, 0) == 0 || errno != ESRCH) continue;
+        // There is one daemon at a time on a socket, and here that is this one.
+        if (!owner.socket.empty() && attribute_of(sibling) == owner.socket) write_file(sibling / "cgroup.kill", "1");
+        Cgroups{sibling, {}}.remove_all();  // and itself
     }
     return cgroups;
 }
@@ -128,6 +144,14 @@ std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, p
 Cgroups::~Cgroups() {
     remove_all();
     ::rmdir(path_.c_str());
+}
+
+/// False, with errno, when it is there already or cannot be made.
+bool Cgroups::make_folder() const {
+    if (::mkdir(path_.c_str(), 0755) != 0) return false;
+    // Linux 5.7 has such attributes for cgroups; without one the marker in the environment must do.
+    ::setxattr(path_.c_str(), socket_attribute, socket_.data(), socket_.size(), 0);
+    return true;
 }
 
 /// The kernel refuses where a process is left.
@@ -141,12 +165,21 @@ std::filesystem::path Cgroups::folder(const WorkerName& worker) const {
 
 UniqueFd Cgroups::add(const WorkerName& worker) {
     const auto path = folder(worker);
-    ::mkdir(path_.c_str(), 0755);  // there already, unless somebody took it for abandoned
+    make_folder();  // there already, unless somebody took it for abandoned
     if (::mkdir(path.c_str(), 0755) != 0) return {};
     return UniqueFd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
 }
 
 void Cgroups::kill(const WorkerName& worker) const { write_file(folder(worker) / "cgroup.kill", "1"); }
+
+std::optional<std::uint64_t> Cgroups::oom_kills(const WorkerName& worker) const {
+    std::ifstream events{folder(worker) / "memory.events"};
+    std::string name;
+    std::uint64_t count = 0;
+    while (events >> name >> count)
+        if (name == "oom_kill") return count;
+    return std::nullopt;
+}
 
 bool Cgroups::remove(const WorkerName& worker) const { return ::rmdir(folder(worker).c_str()) == 0 || errno == ENOENT; }
 

@@ -2,11 +2,13 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ipc/unique_fd.h"
 #include "supervisor/worker_name.h"
@@ -21,10 +23,16 @@ namespace bulkhead::supervisor {
 /// Operations on cgroupfs are system calls without I/O, so they may be made on the loop.
 class Cgroups {
 public:
+    struct Owner {
+        pid_t keeper = 0;
+        std::string socket;  ///< of the daemon: what a keeper on it left behind, with a pid that is gone, is ended
+    };
     /// Makes `bulkhead-<keeper pid>` below the own cgroup; null where that is not permitted. Ends what a former
-    /// supervisor of this keeper left in it, and removes the empty folders of keepers that are gone.
-    static std::unique_ptr<Cgroups> make(pid_t keeper_pid);
-    static std::unique_ptr<Cgroups> make_in(const std::filesystem::path& parent, pid_t keeper_pid);
+    /// supervisor of this keeper left in it, but the workers in `keep`, and what a former keeper on this socket left;
+    /// removes the empty folders of keepers that are gone.
+    static std::unique_ptr<Cgroups> make(const Owner& owner, const std::vector<WorkerName>& keep = {});
+    static std::unique_ptr<Cgroups> make_in(const std::filesystem::path& parent, const Owner& owner,
+                                            const std::vector<WorkerName>& keep = {});
     ~Cgroups();
     Cgroups(const Cgroups&) = delete;
     Cgroups& operator=(const Cgroups&) = delete;
@@ -35,14 +43,19 @@ public:
     /// False while processes are left in it.
     bool remove(const WorkerName& worker) const;
 
+    /// Processes of it that the kernel's OOM killer ended; empty where the memory controller is not enabled for it.
+    [[nodiscard]] std::optional<std::uint64_t> oom_kills(const WorkerName& worker) const;
+
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
 private:
-    explicit Cgroups(std::filesystem::path path) : path_{std::move(path)} {}
+    Cgroups(std::filesystem::path path, std::string socket) : path_{std::move(path)}, socket_{std::move(socket)} {}
+    bool make_folder() const;
     [[nodiscard]] std::filesystem::path folder(const WorkerName& worker) const;
     void remove_all() const;
 
     std::filesystem::path path_;
+    std::string socket_;
 };
 
 }  // namespace bulkhead::supervisor

@@ -141,7 +141,9 @@ void ControlConnection::dispatch(rpc::Request request) {
 
 void ControlConnection::answer(const json::value& id, Result<rpc::Answer> answer) {
     if (!answer) return enqueue(rpc::error_line(id, rpc::number_of(answer.error()), answer.error()));
-    std::string line = rpc::result_line(id, std::move(answer->result));
+    std::string line = answer->error ? rpc::error_line(id, rpc::number_of(*answer->error), *answer->error,
+                                                       std::move(answer->result))
+                                     : rpc::result_line(id, std::move(answer->result));
     if (line.size() > limits::control_answer_bytes_max)
         return enqueue(rpc::error_line(
             id, rpc::failed,

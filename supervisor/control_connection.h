@@ -29,6 +29,7 @@ public:
     void subscribed() override { subscribed_ = true; }
     void close();
     [[nodiscard]] bool is_flushed() const noexcept { return outbox_.empty(); }
+    [[nodiscard]] const rpc::Peer& peer() const noexcept { return peer_; }
 
 private:
     struct Outgoing {

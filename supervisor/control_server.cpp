@@ -84,9 +84,13 @@ void ControlServer::admit(UniqueFd socket) {
         return refuse(socket, {ErrorCode::not_permitted, fmt::format("connecting as uid {}", peer.uid),
                                fmt::format("only uid {} may use this daemon", ::geteuid())});
     }
-    if (connections_.size() >= limits::control_connections_max)
+    const auto of_this_user = static_cast<std::size_t>(std::ranges::count_if(
+        connections_, [&](const auto& open) { return open->peer().uid == static_cast<std::int64_t>(peer.uid); }));
+    if (of_this_user >= limits::control_connections_per_uid_max ||
+        connections_.size() >= limits::control_connections_max)
         return refuse(socket, {ErrorCode::resources_exhausted,
-                               fmt::format("connecting: {} connections are open", connections_.size()),
+                               fmt::format("connecting: {} connections are open, {} of them of uid {}",
+                                           connections_.size(), of_this_user, peer.uid),
                                "close one, or try again later"});
     const auto connection = std::make_shared<ControlConnection>(
         io_, std::move(socket), rpc::Peer{peer.pid, peer.uid}, methods_,

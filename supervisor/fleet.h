@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@ struct Model {
     const config::ModelSpec spec;
     ModelLog log;
     std::vector<std::unique_ptr<Replica>> replicas;  ///< die before their log
+    bool retired = false;                            ///< the next supervisor does not know it any more
 };
 
 /// Every model, and what can be asked of several at once.
@@ -33,6 +35,12 @@ public:
 
     Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<std::filesystem::path>& log_folder);
 
+    /// Takes over what former supervisors of this keeper left: to be called once, first of all.
+    /// `declarations`   `fingerprint` by model
+    /// `since_unix_ms`  logs are read back from then on; 0: not at all
+    void adopt(std::vector<FoundWorker> found, const std::map<std::string, std::string>& declarations,
+               std::int64_t since_unix_ms);
+    /// Starts what shall run from the start, and of which nothing was found.
     void preload();
     [[nodiscard]] Models all() const;
     /// Errors  model_unknown, with the names there are
@@ -40,7 +48,9 @@ public:
 
     /// Answers when all replicas are ready, or at the first failure.
     void load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded);
-    void unload(const Models& models, OnUnloaded unloaded);
+    /// `again`: the caller's former call was lost with a supervisor. A model that has been unloaded since then answers
+    /// with the receipt of that.
+    void unload(const Models& models, OnUnloaded unloaded, bool again = false);
     void restart(const Models& models, std::function<void(Result<Restarted>)> restarted);
     /// To the ready replica with the fewest channels; loads the model if none is.
     void open_channel(Model& model, const Client& client, std::optional<std::chrono::milliseconds> deadline,
@@ -50,6 +60,13 @@ public:
     /// `statistics_deadline` is shown as last known.
     void status(std::function<void(json::array)> answered);
 
+    /// Unloads what `next` no longer has: models, and replicas of models. Nobody can load those models from now on.
+    void retire(const config::Fleet& next, std::function<void()> retired);
+    /// Models with a process, or the record of one, that was configured with something else than `declarations`.
+    [[nodiscard]] std::vector<std::string> differing_from(const std::map<std::string, std::string>& declarations) const;
+    /// A process was asked of the keeper, and is not yet there.
+    [[nodiscard]] bool is_spawning() const;
+
     /// Unloads everything; from now on nothing is loaded. Receipts of those that could be ended.
     void stop(std::function<void(std::vector<Receipt>)> stopped);
     [[nodiscard]] bool is_stopping() const noexcept { return stopping_; }
@@ -58,6 +75,8 @@ public:
 
 private:
     [[nodiscard]] std::vector<Replica*> replicas_of(const Models& models) const;
+    [[nodiscard]] Replica* replica_of(const WorkerName& worker) const;
+    void unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded unloaded, bool again);
     [[nodiscard]] Result<> refuse_when_stopping() const;
     void tell_status();
 

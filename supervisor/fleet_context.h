@@ -1,13 +1,17 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 
 #include <boost/asio/io_context.hpp>
 
+#include "supervisor/alive_watch.h"
 #include "supervisor/cgroup.h"
+#include "supervisor/crash_report.h"
 #include "supervisor/event_bus.h"
+#include "supervisor/gpu_quarantine.h"
 #include "supervisor/gpus.h"
 #include "supervisor/keeper.h"
 #include "supervisor/off_loop.h"
@@ -30,9 +34,20 @@ struct FleetContext {
     std::uint64_t generation_last = 0;
     /// Unique for the life of the keeper: its upper half is the number of this supervisor.
     std::uint64_t channel_last = 0;
-    std::optional<std::string> torch;                      ///< LibTorch's version, as a worker told it
-    std::map<std::string, pid_t> ended_with_supervisor{};  ///< by place, such as "minilm/0": a former supervisor's
-    std::map<std::string, SettleQueue> settle_queues{};    ///< by GPU UUID
+    std::optional<std::string> torch{};                  ///< LibTorch's version, as a worker told it
+    std::map<std::string, SettleQueue> settle_queues{};  ///< by GPU UUID
+    GpuQuarantine gpu_quarantine{};
+    SettleQueue replacements{io};  ///< of adopted processes that no longer fit their declaration: one at a time
+    std::uint32_t adopted = 0;     ///< processes of former supervisors that this one took over
+    /// Every replica hears of a GPU that has just been quarantined for failing: its crashes there were no fault of its
+    /// own.
+    std::function<void(const std::string& uuid)> on_gpu_quarantined{};
+
+    std::shared_ptr<AliveWatch> alive = std::make_shared<AliveWatch>(io);
+    /// Used off the loop.
+    std::shared_ptr<CrashReports> crash_reports = std::make_shared<CrashReports>(std::filesystem::path{});
+
+    std::size_t placing = 0;  ///< starts that wait for their device
 
     [[nodiscard]] SettleQueue& settle_queue(const std::string& uuid) {
         return settle_queues.try_emplace(uuid, io).first->second;

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,17 @@ struct ProcessExit {
 /// "SIGKILL"; "signal 77" for one without a name.
 [[nodiscard]] std::string signal_name(int number);
 
+/// What the keeper kept of a former supervisor's worker.
+struct FoundWorker {
+    WorkerName name;
+    pid_t pid = 0;
+    UniqueFd pidfd;                   ///< of a running one
+    UniqueFd link;                    ///< of a dead one only if its end was told to nobody
+    UniqueFd log;                     ///< likewise
+    std::string ledger;               ///< what the former supervisor wrote last; empty: nothing
+    std::optional<ProcessExit> exit;  ///< dead, and reaped
+};
+
 /// The parent of every worker, as the fleet sees it. What is sent never blocks.
 class Keeper {
 public:
@@ -48,7 +60,12 @@ public:
     virtual ~Keeper() = default;
     /// `exited` is called once, after a successful `spawned`. Neither is called within this call.
     virtual void spawn(SpawnRequest request, OnSpawned spawned, OnExited exited) = 0;
+    /// `exited` is called once, not within this call, for a worker that was found running.
+    virtual void adopt(const WorkerName& name, OnExited exited) = 0;
+    /// Of a worker that was spawned or found, dead or alive.
     virtual void signal(const WorkerName& name, int number, bool whole_group) = 0;
+    /// Replaces what the next supervisor will find about this worker, at most `ledger_bytes_max`; lost by `forget`.
+    virtual void keep(const WorkerName& name, const std::string& ledger) = 0;
     /// Drops the keeper's record of a dead worker.
     virtual void forget(const WorkerName& name) = 0;
 };

@@ -5,10 +5,9 @@
 
 #include <cstring>
 
+#include <boost/asio/post.hpp>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-
-#include "supervisor/limits.h"
 
 namespace bulkhead::supervisor {
 
@@ -71,7 +70,7 @@ std::string signal_name(int number) {
 std::string ProcessExit::text() const { return by_signal ? signal_name(number) : fmt::format("status {}", number); }
 
 KeeperClient::KeeperClient(boost::asio::io_context& io, UniqueFd link)
-    : link_{PacketLink::make(io, std::move(link))}, strangers_deadline_{io} {}
+    : io_{io}, link_{PacketLink::make(io, std::move(link))} {}
 
 KeeperClient::~KeeperClient() { link_->close(); }
 
@@ -97,7 +96,8 @@ void KeeperClient::on_packet(Packet& packet) {
     switch (static_cast<wire::Type>(header->type)) {
     case wire::Type::hello: return with(std::type_identity<wire::KeeperHello>{}, [&](auto& value) { on_hello(value); });
     case wire::Type::worker:
-        return with(std::type_identity<wire::WorkerRecord>{}, [&](auto& value) { on_worker(value); });
+        return with(std::type_identity<wire::WorkerRecord>{},
+                    [&](auto& value) { on_worker(value, body.subspan(sizeof value), std::move(packet.fds)); });
     case wire::Type::hello_end: return on_hello_end();
     case wire::Type::spawned:
         return with(std::type_identity<wire::Spawned>{},
@@ -124,37 +124,45 @@ void KeeperClient::on_hello(const wire::KeeperHello& hello) {
     hello_ = hello;
 }
 
-/// This release adopts no worker: those of a former supervisor are ended. Adoption hands its descriptors on here.
-void KeeperClient::on_worker(const wire::WorkerRecord& record) {
-    const WorkerName name = WorkerName::from(record.key);
-    if (static_cast<wire::WorkerFate>(record.fate) != wire::WorkerFate::running) return forget(name);
-    spdlog::warn("worker={} pid={} belongs to a former supervisor and is ended", name.text(), record.pid);
-    ++strangers_;
-    ended_with_supervisor_[name.place()] = record.pid;
-    lives_[name.generation] = {{}, [this, name](ProcessExit) {
-                                   forget(name);
-                                   --strangers_;
-                                   if (listed_ && strangers_ == 0) say_ready();
-                               }};
-    signal(name, SIGKILL, true);
+void KeeperClient::on_worker(const wire::WorkerRecord& record, std::span<const std::byte> rest,
+                             std::vector<UniqueFd> fds) {
+    if (rest.size() != record.ledger_bytes)
+        return violated(fmt::format("a worker's ledger of {} bytes instead of {}", rest.size(), record.ledger_bytes));
+    FoundWorker worker;
+    worker.name = WorkerName::from(record.key);
+    worker.pid = record.pid;
+    worker.ledger.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
+    const auto fate = static_cast<wire::WorkerFate>(record.fate);
+    const bool runs = fate == wire::WorkerFate::running;
+    if (runs ? fds.size() != 3 : fds.size() != 2 && !fds.empty())
+        return violated(fmt::format("{} worker with {} descriptors", runs ? "a running" : "a dead", fds.size()));
+    if (runs) {
+        lives_[worker.name.generation] = {};
+        worker.pidfd = std::move(fds.front());
+        fds.erase(fds.begin());
+    } else {
+        worker.exit = {fate == wire::WorkerFate::killed_by_signal, record.exit_number, record.group_empty == 1};
+    }
+    if (!fds.empty()) {
+        worker.link = std::move(fds[0]);
+        worker.log = std::move(fds[1]);
+    }
+    found_.push_back(std::move(worker));
 }
 
 void KeeperClient::on_hello_end() {
     if (!hello_) return violated("the list of workers came before the hello");
-    listed_ = true;
-    if (strangers_ == 0) return say_ready();
-    strangers_deadline_.arm(limits::killed_alive_max, [this] {
-        spdlog::error(
-            "{} workers of a former supervisor have not ended {} s after SIGKILL; the fleet starts beside them",
-            strangers_, std::chrono::seconds{limits::killed_alive_max}.count());
-        say_ready();
-    });
+    handlers_.ready(*hello_, std::exchange(found_, {}));
 }
 
-void KeeperClient::say_ready() {
-    strangers_deadline_.cancel();
-    if (std::exchange(ready_said_, true)) return;
-    handlers_.ready(*hello_);
+void KeeperClient::adopt(const WorkerName& name, OnExited exited) {
+    Life& life = lives_[name.generation];
+    if (!life.early) {
+        life.exited = std::move(exited);
+        return;
+    }
+    boost::asio::post(io_, [exited = std::move(exited), exit = *life.early] { exited(exit); });
+    lives_.erase(name.generation);
 }
 
 void KeeperClient::spawn(SpawnRequest request, OnSpawned spawned, OnExited exited) {
@@ -203,10 +211,15 @@ void KeeperClient::on_spawn_failed(const wire::SpawnFailed& body) {
 void KeeperClient::on_exited(const wire::Exited& body) {
     const auto found = lives_.find(body.key.generation);
     if (found == lives_.end()) return;  // a spawn whose cancelling crossed this packet
+    const bool by_signal = static_cast<wire::WorkerFate>(body.fate) == wire::WorkerFate::killed_by_signal;
+    const ProcessExit exit{by_signal, body.exit_number, body.group_empty == 1};
+    if (!found->second.exited) {
+        found->second.early = exit;
+        return;
+    }
     const OnExited exited = std::move(found->second.exited);
     lives_.erase(found);
-    const bool by_signal = static_cast<wire::WorkerFate>(body.fate) == wire::WorkerFate::killed_by_signal;
-    exited({by_signal, body.exit_number, body.group_empty == 1});
+    exited(exit);
 }
 
 void KeeperClient::signal(const WorkerName& name, int number, bool whole_group) {
@@ -215,6 +228,20 @@ void KeeperClient::signal(const WorkerName& name, int number, bool whole_group) 
 
 void KeeperClient::forget(const WorkerName& name) { link_->send(packet_of(wire::Type::forget, name.key())); }
 
+void KeeperClient::keep(const WorkerName& name, const std::string& ledger) {
+    const wire::WorkerKey key = name.key();
+    std::string body;
+    append(body, key);
+    body += std::string_view{ledger}.substr(0, wire::ledger_bytes_max);
+    link_->send(make_packet(wire::Type::ledger, 0, body));
+}
+
 void KeeperClient::stop() { link_->send(make_packet(wire::Type::stop, 0)); }
+
+void KeeperClient::hand_over(bool with_keeper) {
+    link_->send(make_packet(with_keeper ? wire::Type::upgrade : wire::Type::hand_over, 0));
+}
+
+void KeeperClient::reload_done() { link_->send(make_packet(wire::Type::reload_done, 0)); }
 
 }  // namespace bulkhead::supervisor

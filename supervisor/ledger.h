@@ -2,9 +2,8 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "config/fleet.h"
 #include "ipc/error.h"
@@ -12,32 +11,47 @@
 
 namespace bulkhead::supervisor {
 
+/// How hard a process was asked to end.
+enum class Escalation : std::uint8_t { none, sigterm, sigkill };
+
 /// What one supervisor leaves to the next about one replica, in the keeper's care and opaque to it: an object of JSON,
 /// at most `keeper_link::ledger_bytes_max`. It is written when it changes, before what it announces is done, and
-/// lies with the present generation's record, or with the last one's while the replica waits or is quarantined.
+/// lies with the present generation's record, or with the last one's while the replica has none.
 struct Ledger {
-    std::string declaration;  ///< `fingerprint` of what the process was configured with
+    // The process.
+    std::string declaration;  ///< `fingerprint` of what it was configured with
     std::string device;       ///< "cpu" or "cuda:0"
     std::string gpu_uuid;     ///< empty on a CPU
     bool has_cgroup = false;
+    std::string eager;                   ///< why graphs are turned off although they are preferred; empty: they are not
+    bool granted = false;                ///< it may have device memory
+    std::int64_t ready_unix_ms = 0;      ///< 0: not yet
+    std::int64_t end_began_unix_ms = 0;  ///< 0: nobody asked, no sign of death
+    Escalation escalation = Escalation::none;
+    std::optional<std::uint64_t> host_bytes;  ///< last sample before its end was asked for
+    std::optional<std::uint64_t> gpu_free_before;
+    std::uint32_t adoptions_tried = 0;  ///< supervisors that ended in the middle of adopting it
+
+    // The replica.
     bool keep_running = false;             ///< a crash is answered by a restart
     bool unload_asked = false;             ///< somebody wants it gone: go on with that
+    bool replacing = false;                ///< it is drained so that one of another declaration can take its place
     bool quarantined = false;              ///< with `reason`
-    bool eager = false;                    ///< graphs were turned off because a process crashed in capture
-    std::string reason;                    ///< of a quarantine or of `eager`, cut to fit
-    std::int64_t ready_unix_ms = 0;        ///< 0: not yet
+    bool over = false;                     ///< stopped, and to stay so until somebody asks; its end is told
     std::int64_t restart_due_unix_ms = 0;  ///< of a backoff; 0: none
     std::uint32_t restarts = 0;
     std::uint64_t requests = 0;  ///< of former generations
     std::uint64_t errors = 0;
-    std::optional<std::uint64_t> host_bytes;  ///< last sample before its end was asked for
-    std::optional<std::uint64_t> gpu_free_before;
-    std::int64_t end_began_unix_ms = 0;  ///< 0: nobody asked, no sign of death
     CrashHistory crashes;
+    std::string reason;  ///< of a quarantine, a backoff or an unasked end; cut to fit
 
+    /// What it says of the replica, and nothing of a process: for a successor that was spawned and never noted.
+    [[nodiscard]] Ledger of_replica() const;
     [[nodiscard]] std::string to_text() const;
     /// Errors  protocol_violation: of another release, cut off, or not an object; the process is then replaced
     [[nodiscard]] static Result<Ledger> parse(std::string_view text);
+
+    friend bool operator==(const Ledger&, const Ledger&) = default;
 };
 
 /// Equal for two declarations when a process configured with one serves the other: everything the worker was told,

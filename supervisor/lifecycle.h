@@ -8,7 +8,8 @@ namespace bulkhead::supervisor {
 
 /// stopped → spawning → loading → capturing → ready ⇄ busy → draining → stopping → reclaiming → stopped;
 /// from any live state → crashed → reclaiming → backoff → spawning, or → quarantined.
-/// A new supervisor finds what runs: stopped → adopting → loading, ready, stopping or crashed.
+/// A new supervisor finds what runs: stopped → adopting → loading, ready, stopping or crashed; or what had ended and
+/// was settled before: adopting → backoff or quarantined.
 enum class WorkerState : std::uint8_t {
     stopped,
     adopting,  ///< found by a new supervisor, until the process says who and how it is
@@ -59,6 +60,8 @@ constexpr std::optional<WorkerState> next(WorkerState from, WorkerEvent event) {
         if (event == E::became_ready) return S::ready;
         if (event == E::stop_asked) return S::stopping;
         if (event == E::lost) return S::crashed;
+        if (event == E::restart_planned) return S::backoff;
+        if (event == E::gave_up) return S::quarantined;
         break;
     case S::spawning:
         if (event == E::said_hello) return S::loading;

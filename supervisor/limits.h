@@ -12,6 +12,8 @@ using namespace std::chrono_literals;
 
 // --- control socket
 inline constexpr std::size_t control_connections_max = 1'024;
+/// Of one user, so that root still gets in where the daemon's own user has filled its share.
+inline constexpr std::size_t control_connections_per_uid_max = 1'000;
 inline constexpr std::size_t control_line_bytes_max = 64 * 1024;      ///< a request, with its newline
 inline constexpr std::size_t control_answer_bytes_max = 1024 * 1024;  ///< an answer, with its newline
 /// What may wait for a slow reader: one largest answer. Who lets more wait is closed.
@@ -34,6 +36,11 @@ inline constexpr std::size_t off_loop_requests_max = 64;  ///< jobs on behalf of
 inline constexpr auto settle_deadline = 2s;  ///< from reaping until memory must be seen to be back
 inline constexpr auto settle_poll = 20ms;
 inline constexpr std::uint64_t settle_gpu_noise_bytes = 1 << 20;  ///< between two equal readings
+/// From reaping until a GPU's memory that is known to be missing must be back: a restart that comes sooner runs out of
+/// it.
+inline constexpr auto settle_gpu_deadline = 10s;
+/// What a driver keeps for itself beside all processes' figures varies by this much when contexts come and go.
+inline constexpr std::uint64_t gpu_overhead_noise_bytes = 32 << 20;
 /// A worker keeps its drain deadline itself, and tells its clients so; only then is it hurried.
 inline constexpr auto drain_grace = 500ms;
 inline constexpr auto sample_deadline = 500ms;  ///< reading host memory before a drain; 23 ms for 4 GiB
@@ -42,12 +49,44 @@ inline constexpr auto statistics_deadline = 200ms;
 inline constexpr auto progress_interval = 50ms;          ///< of events within one phase
 inline constexpr std::uint32_t link_complaints_max = 5;  ///< log lines on one worker's bad packets
 
+// --- hangs
+inline constexpr auto answer_deadline = 5s;    ///< of a worker's loop, which never computes, for whatever it is asked
+inline constexpr auto hang_grace = 2s;         ///< beyond the request deadline: the worker's own word comes first
+inline constexpr auto look_interval_min = 1s;  ///< between two looks at the page of a busy worker
+inline constexpr auto own_sleep = 1s;          ///< this late, the supervisor itself had stopped: nobody is judged
+inline constexpr auto abort_grace = 2s;        ///< from SIGABRT, for a backtrace, to SIGKILL
+
+// --- crashes
+inline constexpr auto dying_deadline = 2s;       ///< from the word of a fatal signal to the end; then SIGKILL
+inline constexpr auto core_dump_deadline = 60s;  ///< instead, where a core file may be written
+inline constexpr std::int64_t gpu_evidence_window_ms = 5'000;  ///< before the first sign of a death
+inline constexpr std::size_t crash_reports_max = 64;           ///< files kept; the oldest go
+inline constexpr std::size_t crash_report_bytes_max = 256 * 1024;
+inline constexpr std::size_t crash_log_lines_max = 100;
+inline constexpr std::size_t crash_frames_max = 64;
+inline constexpr std::size_t crash_frame_bytes_max = 1024;
+inline constexpr std::size_t crash_list_default = 10;
+
+// --- a new supervisor
+inline constexpr auto adoption_deadline = 5s;                 ///< for a worker's answer; then it hangs
+inline constexpr std::uint32_t adoptions_tried_max = 3;       ///< supervisors that died of one; then it is killed
+inline constexpr std::size_t log_read_back_bytes = 64 << 10;  ///< of each model's log file
+
 // --- restarts
 inline constexpr auto restart_delay_first = 250ms;  ///< of the second unforgiven crash; the first waits for nothing
 inline constexpr auto restart_delay_max = 30s;
 inline constexpr double restart_jitter = 0.2;
 inline constexpr auto restart_forgiven_per = 5min;  ///< of readiness
 inline constexpr std::uint32_t restart_unforgiven_max = 5;
+
+// --- GPUs
+inline constexpr auto gpu_answer_deadline = 3s;  ///< of the driver; a first question may wake the device
+inline constexpr auto gpu_reopen_pause = 10s;    ///< between two starts of NVML, while a GPU is lost
+inline constexpr auto gpu_retry = 5s;            ///< of a model that waits for a quarantined or lost GPU
+inline constexpr auto gpu_failures_window = 60s;
+inline constexpr std::size_t gpu_failures_max = 3;      ///< different models failing in that time: it is the GPU
+inline constexpr std::size_t gpu_events_kept = 64;      ///< of one GPU
+inline constexpr std::size_t gpu_events_per_read = 32;  ///< taken from the driver at once
 
 // --- logs
 inline constexpr std::size_t log_line_bytes_max = 4 * 1024;
@@ -65,6 +104,6 @@ inline constexpr std::size_t log_tail_default = 100;
 // --- what is read from /proc
 inline constexpr std::size_t proc_file_bytes_max = 64 << 20;  ///< maps of one process
 inline constexpr std::size_t environ_bytes_max = 4 << 20;
-inline constexpr std::size_t gpu_processes_max = 256;
+inline constexpr std::size_t gpu_processes_max = 4'096;
 
 }  // namespace bulkhead::supervisor::limits

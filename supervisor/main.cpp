@@ -17,6 +17,7 @@
 
 #include "config/reader.h"
 #include "supervisor/daemon_log.h"
+#include "supervisor/last_good_fleet.h"
 #include "supervisor/supervisor.h"
 
 namespace {
@@ -82,9 +83,19 @@ int main(int argc, char** argv) {
     ::umask(077);  // logs and cache are their owner's alone
     raise_descriptor_limit();
 
+    const auto log_folder = supervisor::make_log_folder(std::filesystem::path{arguments->socket}.parent_path());
     auto read = config::read_fleet(arguments->fleet);
     for (const auto& diagnostic : read.diagnostics) fmt::print(stderr, "error: {}\n", diagnostic.text());
-    if (!read.ok()) return exit_config_invalid;
+    std::string fleet_error;
+    if (read.ok()) {
+        if (log_folder) supervisor::LastGoodFleet{*log_folder}.save(read.fleet);
+    } else {
+        // Not the first supervisor of this keeper: workers may run, and a typing error must not cost them.
+        auto last_good = log_folder ? supervisor::LastGoodFleet{*log_folder}.load() : std::nullopt;
+        if (!last_good) return exit_config_invalid;
+        fleet_error = read.diagnostics.front().text();
+        read.fleet = std::move(*last_good);
+    }
 
     auto cache = supervisor::make_package_cache();
     if (!cache) return fail(cache.error(), exit_failed);
@@ -97,7 +108,8 @@ int main(int argc, char** argv) {
     options.worker_program = program.parent_path() / "bulkhead-worker";
     options.fleet = std::move(read.fleet);
     options.cache = *cache;
-    options.log_folder = supervisor::make_log_folder(std::filesystem::path{arguments->socket}.parent_path());
+    options.fleet_error = std::move(fleet_error);
+    options.log_folder = log_folder;
     options.inherited = supervisor::inheritable(environ);
     options.keeper_link = UniqueFd{keeper_link::child_link_fd};
     options.listener = UniqueFd{keeper_link::child_listen_fd};

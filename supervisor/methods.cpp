@@ -8,11 +8,12 @@ namespace bulkhead::supervisor {
 
 rpc::MethodTable make_methods(Daemon& daemon) {
     rpc::MethodTable methods;
-    add_fleet_methods(methods, daemon.fleet);
+    add_fleet_methods(methods, daemon);
     add_model_methods(methods, daemon.fleet);
     add_channel_methods(methods, daemon.fleet);
     add_event_methods(methods, daemon.fleet);
     add_log_methods(methods, daemon.fleet);
+    add_crash_methods(methods, daemon.fleet);
     add_gpu_methods(methods, daemon.fleet);
     add_daemon_methods(methods, daemon);
     return methods;

@@ -4,7 +4,9 @@
 #include <functional>
 #include <string>
 
+#include "config/reader.h"
 #include "supervisor/fleet.h"
+#include "supervisor/fleet_change.h"
 #include "supervisor/rpc.h"
 
 /// The methods of the control socket, one file a family; docs/control.md is their contract.
@@ -19,6 +21,14 @@ struct DaemonFacts {
     std::string fleet_file;
     std::int64_t started_unix_ms = 0;  ///< of the keeper: a restarted supervisor is the same daemon
     std::string containment;
+    std::uint64_t supervisor_starts = 0;  ///< 1: the first one of this keeper
+    std::string fleet_error{};            ///< the fleet file has errors, and what was last good is in force; or empty
+};
+
+/// What a reload came to.
+struct Reloaded {
+    FleetChange change;
+    std::vector<config::Diagnostic> errors;  ///< not empty: nothing was changed
 };
 
 struct Daemon {
@@ -26,17 +36,24 @@ struct Daemon {
     DaemonFacts facts;
     /// Unloads everything, calls back with the receipts, then ends the daemon.
     std::function<void(std::function<void(std::vector<Receipt>)>)> stop;
+    /// Reads the fleet file; if it is good, unloads what it no longer has, calls back, and hands over to a new
+    /// supervisor, which takes the rest over.
+    std::function<void(std::function<void(const Reloaded&)>)> reload{};
+    /// Hands over to a new supervisor, with `with_keeper` under a keeper of the program that is installed now.
+    /// What is answered before it returns still leaves.
+    std::function<void(bool with_keeper)> hand_over{};
 };
 
 [[nodiscard]] rpc::MethodTable make_methods(Daemon& daemon);
 
-void add_fleet_methods(rpc::MethodTable& methods, Fleet& fleet);     // fleet.status
+void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon);   // fleet.status reload
 void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);     // model.load unload restart why
 void add_channel_methods(rpc::MethodTable& methods, Fleet& fleet);   // channel.open
 void add_event_methods(rpc::MethodTable& methods, Fleet& fleet);     // events.subscribe
 void add_log_methods(rpc::MethodTable& methods, Fleet& fleet);       // logs.tail
-void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet);       // gpu.status
-void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);  // daemon.info stop
+void add_crash_methods(rpc::MethodTable& methods, Fleet& fleet);     // crashes.list
+void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet);       // gpu.status lift
+void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);  // daemon.info ping stop upgrade
 
 /// {"model": …}, {"models": […]} or {"all": true}, exactly one of them.
 /// Errors  input_invalid, model_unknown

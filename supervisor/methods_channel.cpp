@@ -24,15 +24,17 @@ void open(Fleet& fleet, rpc::Call call) {
     if (!deadline) return call.answer(deadline.error());
     const auto model = fleet.find(*name);
     if (!model) return call.answer(model.error());
+    const bool stateful = (*model)->spec.state != config::StateScope::none;
     fleet.open_channel(**model, {*client, call.peer.pid, call.peer.uid}, *deadline,
-                       [answer = std::move(call.answer)](Result<OpenedChannel> opened) {
+                       [stateful, answer = std::move(call.answer)](Result<OpenedChannel> opened) {
                            if (!opened) return answer(opened.error());
                            rpc::Answer result{{{"fds", 1},
                                                {"channel", opened->id},
                                                {"model", opened->worker.model},
                                                {"replica", opened->worker.replica},
                                                {"generation", opened->worker.generation},
-                                               {"pid", opened->pid}},
+                                               {"pid", opened->pid},
+                                               {"stateful", stateful}},
                                               {}};
                            result.fds.push_back(std::move(opened->client_end));
                            answer(std::move(result));

@@ -8,12 +8,14 @@ namespace bulkhead::supervisor {
 namespace {
 
 void load(Fleet& fleet, rpc::Call call) {
-    if (const auto known = rpc::only(call.params, {"model", "models", "all", "deadline_ms"}); !known)
+    if (const auto known = rpc::only(call.params, {"model", "models", "all", "deadline_ms", "again"}); !known)
         return call.answer(known.error());
     const auto models = selected_models(call.params, fleet);
     if (!models) return call.answer(models.error());
     const auto deadline = selected_deadline(call.params);
     if (!deadline) return call.answer(deadline.error());
+    // A load that is asked for once more shares the one under way: `again` changes nothing.
+    if (const auto again = rpc::optional_flag(call.params, "again"); !again) return call.answer(again.error());
     fleet.load(*models, *deadline, [answer = std::move(call.answer)](Result<std::vector<LoadedReplica>> loaded) {
         if (!loaded) return answer(loaded.error());
         answer(rpc::Answer{{{"models", to_json(*loaded)}}, {}});
@@ -21,14 +23,19 @@ void load(Fleet& fleet, rpc::Call call) {
 }
 
 void unload(Fleet& fleet, rpc::Call call) {
-    if (const auto known = rpc::only(call.params, {"model", "models", "all"}); !known)
+    if (const auto known = rpc::only(call.params, {"model", "models", "all", "again"}); !known)
         return call.answer(known.error());
     const auto models = selected_models(call.params, fleet);
     if (!models) return call.answer(models.error());
-    fleet.unload(*models, [answer = std::move(call.answer)](Result<std::vector<Receipt>> receipts) {
-        if (!receipts) return answer(receipts.error());
-        answer(rpc::Answer{{{"receipts", to_json(*receipts)}}, {}});
-    });
+    const auto again = rpc::optional_flag(call.params, "again");
+    if (!again) return call.answer(again.error());
+    fleet.unload(
+        *models,
+        [answer = std::move(call.answer)](Result<std::vector<Receipt>> receipts) {
+            if (!receipts) return answer(receipts.error());
+            answer(rpc::Answer{{{"receipts", to_json(*receipts)}}, {}});
+        },
+        *again);
 }
 
 void restart(Fleet& fleet, rpc::Call call) {

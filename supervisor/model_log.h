@@ -29,15 +29,24 @@ public:
     ModelLog(std::string model, const std::optional<std::filesystem::path>& folder);
 
     void append(LogLine line);
+    /// Takes what a former supervisor wrote into the file since then, its last `log_read_back_bytes` at most. Before
+    /// the first `append`.
+    void read_back(std::int64_t since_unix_ms);
     [[nodiscard]] json::array tail(std::size_t lines) const;
     void follow(std::weak_ptr<NotificationSink> sink) { followers_.add(std::move(sink)); }
+    /// What a worker of this generation printed last, oldest first.
+    [[nodiscard]] std::vector<std::string> last_lines(std::uint32_t replica, std::uint64_t generation,
+                                                      std::size_t max) const;
     /// The last line that a worker of this generation printed; empty when there is none.
     [[nodiscard]] std::string last_line(std::uint32_t replica, std::uint64_t generation) const;
 
 private:
     [[nodiscard]] static json::object to_json(const LogLine& line);
 
+    void keep(LogLine line);
+
     std::string model_;
+    std::optional<std::filesystem::path> path_;
     std::optional<LogFile> file_;
     std::deque<LogLine> lines_;
     std::size_t bytes_ = 0;

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,17 +20,33 @@ struct GpuProcess {
 
 struct Gpu {
     unsigned index = 0;
-    std::string uuid;  ///< "GPU-…"
-    std::string name;
-    std::uint64_t total_bytes = 0;
-    std::uint64_t free_bytes = 0;
-    std::vector<GpuProcess> processes;
+    std::string uuid;                          ///< "GPU-…"; empty for one that has never answered
+    std::string name;                          ///< escaped
+    std::string trouble;                       ///< "lost: GPU is lost"; empty while it answers
+    std::optional<std::uint64_t> total_bytes;  ///< empty where the driver does not tell, or it does not answer
+    std::optional<std::uint64_t> free_bytes;
+    bool processes_known = false;
+    std::vector<GpuProcess> processes;  ///< of compute and graphics, each once
+
+    /// It is listed, with or without a figure.
+    [[nodiscard]] const GpuProcess* find(std::int64_t pid) const;
+    /// Used memory that no listed process accounts for: the driver's own, and that of processes that died and are not
+    /// yet given back. Empty unless the driver tells all figures.
+    [[nodiscard]] std::optional<std::uint64_t> unattributed_bytes() const;
+};
+
+/// A critical error that the driver reported about a GPU.
+struct Xid {
+    std::string uuid;
+    std::uint64_t number = 0;
+    /// What the well-known ones mean, else "see NVIDIA's list of Xid errors".
+    [[nodiscard]] std::string_view meaning() const;
 };
 
 /// The driver's management library, loaded at run time: it creates no CUDA context, so it costs no device
 /// memory and survives what a worker does to its device.
 ///
-/// Thread  any one at a time; calls may block for as long as the driver does, so never on the loop
+/// Thread  any one at a time; calls may block for as long as the driver does, so `Gpus` makes them on its own
 class Nvml {
 public:
     /// `$BULKHEAD_NVML`, else libnvidia-ml.so.1.
@@ -36,15 +55,39 @@ public:
     Nvml(const Nvml&) = delete;
     Nvml& operator=(const Nvml&) = delete;
 
-    /// Every GPU with its memory and compute processes, as of now. One that answers with an error is left out.
-    [[nodiscard]] std::vector<Gpu> gpus() const;
+    /// Every GPU with its memory and processes, as of now. One that does not answer is there with its trouble, and
+    /// with the name and UUID it had when it did.
+    /// Errors  resources_exhausted: the driver answers nothing, in its words
+    [[nodiscard]] Result<std::vector<Gpu>> gpus();
+
+    /// What happened since the last call, at most `gpu_events_per_read`; never waits. GPUs are watched from the first
+    /// `gpus` on.
+    [[nodiscard]] std::vector<Xid> take_xids();
 
 private:
     struct Functions;
+    struct Known {
+        unsigned index = 0;
+        std::string name;
+    };
     Nvml(void* library, std::unique_ptr<Functions> functions);
+    [[nodiscard]] int start();
+    void stop();
+    [[nodiscard]] Result<unsigned> count();
+    [[nodiscard]] Gpu read(unsigned index);
+    void name_the_lost(std::vector<Gpu>& gpus);
+    [[nodiscard]] int read_memory(void* device, Gpu& gpu) const;
+    [[nodiscard]] int read_processes(void* device, Gpu& gpu) const;
+    void watch(void* device, const std::string& uuid);
 
     void* library_;
     std::unique_ptr<Functions> functions_;
+    bool started_ = false;
+    bool in_trouble_ = false;  ///< at the last reading: what came back needs a new start of the library
+    std::chrono::steady_clock::time_point started_at_{};
+    std::map<std::string, Known> known_;    ///< by UUID: every GPU that has ever answered
+    void* events_ = nullptr;                ///< the library's event set
+    std::map<void*, std::string> watched_;  ///< UUIDs by device handle
 };
 
 }  // namespace bulkhead::supervisor

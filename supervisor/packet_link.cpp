@@ -34,7 +34,8 @@ bool PacketLink::receive_some(std::size_t packets_max) {
     std::array<std::byte, packet_bytes_max> buffer;  // on the stack: only what arrives is touched
     for (std::size_t i = 0; i < packets_max && open_; ++i) {
         Packet packet;
-        const auto outcome = receive_packet(socket_.native_handle(), buffer, packet);
+        // A worker's hello brings its end of each channel.
+        const auto outcome = receive_packet(socket_.native_handle(), buffer, packet, 0, packet_fds_kernel_max);
         if (!outcome) {
             const Error why = outcome.error();
             end(&why);
@@ -42,6 +43,8 @@ bool PacketLink::receive_some(std::size_t packets_max) {
             break;
         } else if (*outcome == ReceiveOutcome::closed) {
             end(nullptr);
+        } else if (packet.bytes.empty()) {
+            ++ignored_frames_;
         } else {
             on_packet_(packet);
         }

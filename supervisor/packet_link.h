@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -19,7 +20,7 @@ namespace bulkhead::supervisor {
 ///         link with queue_full. Fair: a chatty peer gets `link_packets_per_turn` packets a turn.
 class PacketLink : public std::enable_shared_from_this<PacketLink> {
 public:
-    /// The packet's bytes are valid during the call.
+    /// The packet's bytes are valid during the call; they are never empty, since such a packet means nothing.
     using OnPacket = std::function<void(Packet&)>;
     /// Called once, at the end of file or with the error that ended the link; never after `close`.
     using OnClosed = std::function<void(const Error* why)>;
@@ -36,6 +37,8 @@ public:
     /// Everything sent has left this process.
     [[nodiscard]] bool is_flushed() const noexcept { return outbox_.empty(); }
     void close();
+    /// Empty packets that came.
+    [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return ignored_frames_; }
 
 private:
     struct Outgoing {
@@ -53,6 +56,7 @@ private:
     OnPacket on_packet_;
     OnClosed on_closed_;
     std::deque<Outgoing> outbox_;
+    std::uint64_t ignored_frames_ = 0;
     bool open_ = true;
     bool waits_writable_ = false;
 };

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <memory>
@@ -39,6 +40,22 @@ std::optional<Number> parse_number(std::string_view text, int base) {
     return value;
 }
 
+/// Of lines such as "RssAnon:      123 kB", each of which must be there; in bytes.
+std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, std::array<std::string_view, 2> names) {
+    std::uint64_t kilobytes = 0;
+    std::size_t found = 0;
+    for_each_line(text, [&](std::string_view line) {
+        for (const std::string_view name : names) {
+            if (!line.starts_with(name)) continue;
+            line.remove_prefix(std::min(line.find_first_not_of(" \t", name.size()), line.size()));
+            if (const auto value = parse_number<std::uint64_t>(line, 10)) kilobytes += *value, ++found;
+            return;
+        }
+    });
+    if (found != names.size()) return std::nullopt;
+    return kilobytes * 1024;
+}
+
 }  // namespace
 
 std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max) {
@@ -59,23 +76,21 @@ std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size
 }
 
 std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup) {
-    std::uint64_t kilobytes = 0;
-    int found = 0;
-    for_each_line(smaps_rollup, [&](std::string_view line) {
-        for (const std::string_view name : {"Pss_Anon:", "Pss_Shmem:"}) {
-            if (!line.starts_with(name)) continue;
-            line.remove_prefix(std::min(line.find_first_not_of(' ', name.size()), line.size()));
-            if (const auto value = parse_number<std::uint64_t>(line, 10)) kilobytes += *value, ++found;
-            return;
-        }
-    });
-    if (found != 2) return std::nullopt;
-    return kilobytes * 1024;
+    return sum_of_kilobytes(smaps_rollup, {"Pss_Anon:", "Pss_Shmem:"});
 }
 
 std::optional<std::uint64_t> read_host_bytes(pid_t pid) {
     const auto text = read_proc_file(pid, "smaps_rollup", 64 * 1024);
     return text ? parse_host_bytes(*text) : std::nullopt;
+}
+
+std::optional<std::uint64_t> parse_resident_bytes(std::string_view status) {
+    return sum_of_kilobytes(status, {"RssAnon:", "RssShmem:"});
+}
+
+std::optional<std::uint64_t> read_resident_bytes(pid_t pid) {
+    const auto text = read_proc_file(pid, "status", 64 * 1024);
+    return text ? parse_resident_bytes(*text) : std::nullopt;
 }
 
 std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix) {
@@ -125,25 +140,12 @@ std::string process_name(pid_t pid) {
     return escaped(name);
 }
 
-bool kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant) {
+UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant) {
     // By number: glibc 2.36 declares pidfd_open without C linkage.
-    const UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
-    return pidfd && is_meant(pid) && ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0) == 0;
-}
-
-std::vector<std::string> kill_leftovers(std::string_view socket) {
-    std::vector<std::string> killed;
-    const auto is_leftover = [&](pid_t pid) {
-        const auto environment = read_proc_file(pid, "environ", limits::environ_bytes_max);
-        return environment && environment_value(*environment, "BULKHEAD_WORKER") &&
-               environment_value(*environment, "BULKHEAD_SOCKET") == socket;
-    };
-    for (const pid_t pid : own_processes()) {
-        if (pid == ::getppid() || !is_leftover(pid)) continue;
-        const std::string name = process_name(pid);
-        if (kill_process_if(pid, is_leftover)) killed.push_back(fmt::format("{} ({})", name, pid));
-    }
-    return killed;
+    UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
+    // Asked only now: what the number means can not change any more without the pidfd knowing.
+    if (!pidfd || !is_meant(pid) || ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0) != 0) return {};
+    return pidfd;
 }
 
 }  // namespace bulkhead::supervisor

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ipc/error.h"
+#include "ipc/unique_fd.h"
 
 namespace bulkhead::supervisor {
 
@@ -24,6 +26,11 @@ namespace bulkhead::supervisor {
 [[nodiscard]] std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup);
 [[nodiscard]] std::optional<std::uint64_t> read_host_bytes(pid_t pid);
 
+/// `RssAnon` + `RssShmem` of /proc/PID/status: quicker than the above, and still there while a process is ending, until
+/// the kernel takes its memory. Empty after that.
+[[nodiscard]] std::optional<std::uint64_t> parse_resident_bytes(std::string_view status);
+[[nodiscard]] std::optional<std::uint64_t> read_resident_bytes(pid_t pid);
+
 /// Bytes that a /proc/PID/maps shows of memfds whose label begins with `label_prefix`.
 [[nodiscard]] std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix);
 
@@ -37,12 +44,7 @@ namespace bulkhead::supervisor {
 [[nodiscard]] std::string process_name(pid_t pid);
 
 /// Sends SIGKILL to `pid` if it still is the process for which `is_meant` holds; by pidfd, so that a
-/// recycled number is never hit.
-bool kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant);
-
-/// Ends what a former daemon or supervisor on this socket left behind: processes that carry BULKHEAD_SOCKET
-/// with this path, and a BULKHEAD_WORKER. To be called while this daemon has no worker yet. Returns how they
-/// were called, "name (pid)".
-[[nodiscard]] std::vector<std::string> kill_leftovers(std::string_view socket);
+/// recycled number is never hit. The pidfd of what was killed, or nothing.
+UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant);
 
 }  // namespace bulkhead::supervisor

@@ -36,6 +36,7 @@ json::object to_json(const Receipt& receipt) {
             {"ms", receipt.ms},
             {"host_bytes", or_null(receipt.host_bytes)},
             {"gpu_bytes", or_null(receipt.gpu_bytes)},
+            {"gpu_bytes_by", receipt.gpu_bytes_by.empty() ? json::value(nullptr) : json::value(receipt.gpu_bytes_by)},
             {"verified", receipt.verified},
             {"held_by", std::move(holders)}};
 }
@@ -44,7 +45,7 @@ std::string text_of(const Receipt& receipt) {
     std::string line = fmt::format("receipt worker={} pid={} ended={} exit=\"{}\" ms={}", receipt.worker.text(),
                                    receipt.pid, to_string(receipt.ended), receipt.exit.text(), receipt.ms);
     if (receipt.host_bytes) line += fmt::format(" host_bytes={}", *receipt.host_bytes);
-    if (receipt.gpu_bytes) line += fmt::format(" gpu_bytes={}", *receipt.gpu_bytes);
+    if (receipt.gpu_bytes) line += fmt::format(" gpu_bytes={} by={}", *receipt.gpu_bytes, receipt.gpu_bytes_by);
     line += fmt::format(" verified={}", receipt.verified);
     for (const Holder& holder : receipt.held_by)
         line +=

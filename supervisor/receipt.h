@@ -17,7 +17,7 @@ namespace bulkhead::supervisor {
 
 /// Who still holds what a dead worker had.
 struct Holder {
-    pid_t pid = 0;
+    pid_t pid = 0;     ///< 0: memory of a GPU for which the driver lists no process
     std::string name;  ///< escaped
     std::uint64_t bytes = 0;
     std::string_view what;  ///< "slab", "process" or "gpu"
@@ -35,7 +35,8 @@ struct Receipt {
     ProcessExit exit;
     std::int64_t ms = 0;  ///< from the request, or the first sign of death, until memory was seen to be back
     std::optional<std::uint64_t> host_bytes;  ///< had shortly before its end, and gone with it; empty: never read
-    std::optional<std::uint64_t> gpu_bytes;   ///< rise of the device's free memory; empty without a GPU
+    std::optional<std::uint64_t> gpu_bytes;   ///< that the device got back; empty without a GPU, or unknown
+    std::string_view gpu_bytes_by;            ///< "process", "device", or empty without `gpu_bytes`
     bool verified = false;
     std::vector<Holder> held_by;
 };

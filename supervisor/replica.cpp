@@ -16,12 +16,7 @@ namespace bulkhead::supervisor {
 
 Replica::Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log)
     : context_{context}, spec_{spec}, index_{index}, log_{log}, since_ms_{unix_ms()}, deadline_{context.io},
-      device_text_{spec.device} {
-    if (const auto ended = context.ended_with_supervisor.find(name().place());
-        ended != context.ended_with_supervisor.end())
-        reason_ =
-            fmt::format("the supervisor ended unasked, and process {} was ended with it; load it again", ended->second);
-}
+      device_text_{spec.device}, watch_deadline_{context.io} {}
 
 WorkerName Replica::name() const { return {spec_.name, index_, generation_}; }
 
@@ -49,11 +44,16 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
     if (bad)
         log_.append({since_ms_, index_, generation_, true, fmt::format("{}: {}", to_string(state_), escaped(cause))});
     if (!routine) reason_ = std::move(cause);
+    if (is_serving(state_) || state_ == WorkerState::backoff || state_ == WorkerState::quarantined)
+        replacement_turn_ = {};
+    remember();
+    keep_watch();
 }
 
 void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::milliseconds> deadline) {
     if (is_serving(state_)) return loaded(LoadedReplica{name(), state_, process_->pid, 0});
-    if (state_ == WorkerState::quarantined) return loaded(quarantine_error());
+    if (state_ == WorkerState::quarantined && urgency == Urgency::when_due) return loaded(quarantine_error());
+    if (state_ == WorkerState::quarantined) pardon();  // a person's load
     if (process_ && process_->cannot_be_ended) return loaded(unending_error());
 
     auto& waiter = load_waiters_.emplace_back(context_.io, std::move(loaded));
@@ -79,25 +79,28 @@ void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::
 }
 
 void Replica::preload() {
-    keep_running_ = true;
+    policy_.preloaded();
     load([](const Result<LoadedReplica>&) { /* told by the log, and tried again by the policy */ });
 }
 
 void Replica::unload(OnUnloaded unloaded) {
     fail_loads(
         {ErrorCode::cancelled, fmt::format("loading {}: it was asked to unload", name().place()), "load it again"});
-    keep_running_ = false;
+    policy_.unload_asked();
+    eager_reason_.clear();
     switch (state_) {
     case WorkerState::stopped:
-    case WorkerState::quarantined: return unloaded(std::optional<Receipt>{});
+    case WorkerState::quarantined: return unload_departed(std::move(unloaded));
     case WorkerState::backoff:
         transition(WorkerEvent::stop_asked, "unload asked");
-        return unloaded(std::optional<Receipt>{});
+        end_record();
+        return unload_departed(std::move(unloaded));
     default: break;
     }
     if (process_->cannot_be_ended) return unloaded(unending_error());
     unload_waiters_.push_back(std::move(unloaded));
     if (std::exchange(unload_asked_, true)) return;  // one end of a process is shared by all who ask for it
+    remember();
     if (is_live(state_)) process_->end_began = Deadline::Clock::now();
     if (is_loading(state_)) {
         transition(WorkerEvent::stop_asked, "unload asked while it was loading");
@@ -109,7 +112,8 @@ void Replica::unload(OnUnloaded unloaded) {
 }
 
 void Replica::pardon() {
-    crashes_.clear();
+    policy_.lifted();
+    eager_reason_.clear();
     if (can(WorkerEvent::lifted)) transition(WorkerEvent::lifted, "a person asked for a restart");
 }
 
@@ -133,6 +137,7 @@ Result<OpenedChannel> Replica::open_channel(const Client& client) {
     fds.push_back(std::move(pair->second));
     process_->send(worker_link::channel(id, client.pid, client.uid), std::move(fds));
     process_->channels.emplace(id, std::move(duplicate));
+    ask_whether_it_lives();  // what answers `channel` is the client's doing as well
     spdlog::debug("worker={} channel={} client={} client_pid={} opened", name().text(), id, in_quotes(client.name),
                   client.pid);
     return OpenedChannel{id, name(), process_->pid, std::move(pair->first)};
@@ -141,8 +146,7 @@ Result<OpenedChannel> Replica::open_channel(const Client& client) {
 void Replica::ask_statistics(std::function<void()> answered) {
     if (!is_serving(state_) && state_ != WorkerState::draining) return answered();
     statistics_waiter_ = std::move(answered);
-    // One question at a time: a worker that answers none must not drown in them.
-    if (!std::exchange(process_->statistics_asked, true)) process_->send(worker_link::statistics_asked());
+    ask_whether_it_lives();
 }
 
 void Replica::statistics_are_known() {
@@ -163,7 +167,7 @@ void Replica::fail_loads(const Error& error) {
 
 Error Replica::quarantine_error() const {
     return {ErrorCode::model_quarantined, fmt::format("{} is quarantined: {}", name().place(), reason_),
-            fmt::format("remove the cause, then `bulkhead restart {}`", spec_.name)};
+            fmt::format("remove the cause, then `bulkhead load {}`", spec_.name)};
 }
 
 json::object Replica::row() const {
@@ -184,10 +188,16 @@ json::object Replica::row() const {
             {"in_flight", now.in_flight},
             {"queued", now.queued},
             {"channels", channels()},
+            {"ignored_frames", now.ignored_frames + (has_process && process_->link ? process_->link->ignored_frames() : 0)},
+            {"note", note().empty() ? json::value(nullptr) : json::value(note())},
             {"graphs", graphs()}};
 }
 
-json::object Replica::graphs() const { return process_ ? process_->statistics.graphs : json::object{}; }
+json::object Replica::graphs() const {
+    json::object graphs = process_ ? process_->statistics.graphs : json::object{};
+    if (!eager_reason_.empty()) graphs["degraded"] = "eager: " + eager_reason_;
+    return graphs;
+}
 
 json::object Replica::why() const {
     json::value exit = nullptr;
@@ -202,7 +212,8 @@ json::object Replica::why() const {
             {"state", to_string(state_)},
             {"since_ms", unix_ms() - since_ms_},
             {"reason", reason_},
-            {"last_exit", std::move(exit)}};
+            {"last_exit", std::move(exit)},
+            {"report", last_report_ && !last_report_->empty() ? json::value(*last_report_) : json::value(nullptr)}};
 }
 
 std::string Replica::sentence() const {
@@ -212,13 +223,14 @@ std::string Replica::sentence() const {
         text += fmt::format(" ({})", process_->progress.text());
     if (!reason_.empty()) text += ": " + reason_;
     if (state_ == WorkerState::backoff)
-        text += fmt::format("; it starts again by itself (crash {} of {})", unforgiven_crashes(crashes_),
+        text += fmt::format("; it starts again by itself (crash {} of {})", unforgiven_crashes(policy_.crashes),
                             limits::restart_unforgiven_max);
     if (state_ == WorkerState::quarantined)
-        text += fmt::format("; `bulkhead restart {}` lifts it when the cause is removed", spec_.name);
+        text += fmt::format("; `bulkhead load {}` lifts it when the cause is removed", spec_.name);
     if ((is_serving(state_) || is_loading(state_)) && last_exit_ && restarts_ > 0)
         text += fmt::format("; restarted {} time{}, its last process {} ended by {}", restarts_,
                             restarts_ == 1 ? "" : "s", last_exit_->pid, last_exit_->exit.text());
+    if (const std::string more = note(); !more.empty()) text += "; " + more;
     return text + ".";
 }
 

@@ -12,6 +12,8 @@
 #include "config/fleet.h"
 #include "supervisor/deadline.h"
 #include "supervisor/fleet_context.h"
+#include "supervisor/hang_watch.h"
+#include "supervisor/ledger.h"
 #include "supervisor/lifecycle.h"
 #include "supervisor/model_log.h"
 #include "supervisor/reclamation.h"
@@ -45,8 +47,10 @@ struct OpenedChannel {
 ///
 /// Thread  the loop; nothing blocks. A callback is called within the call that took it when the answer is
 ///         known at once.
-/// Files   replica.cpp: what is asked of it; replica_process.cpp: its process and what that says;
-///         replica_end.cpp: how a process ends and what follows
+/// Files   replica_adopt.cpp: taking over from a former supervisor; replica_ledger.cpp: what is left to the next;
+///         replica.cpp: what is asked of it; replica_process.cpp: its process and what that says;
+///         replica_end.cpp: how a process ends and what follows; replica_watch.cpp: budgets, hangs, failing GPUs;
+///         replica_crash.cpp: what is seen and kept of an unasked death
 class Replica {
 public:
     using OnLoaded = std::function<void(Result<LoadedReplica>)>;
@@ -70,6 +74,25 @@ public:
     void pardon();
     /// Errors  worker_draining, model_loading, resources_exhausted
     [[nodiscard]] Result<OpenedChannel> open_channel(const Client& client);
+
+    /// Takes over what a former supervisor left, before anything else is asked of it.
+    /// `ledger`       empty: there is none that can be read
+    /// `declaration`  the `fingerprint` of today
+    void adopt(FoundWorker found, const std::optional<Ledger>& ledger, const std::string& declaration);
+    /// A former supervisor had a process of it, or the record of one.
+    [[nodiscard]] bool was_found() const noexcept { return was_found_; }
+    /// It is drained so that one of another declaration takes its place.
+    [[nodiscard]] bool is_being_replaced() const noexcept { return process_ && process_->replacing; }
+    /// What the present or the last process was configured with; empty without one.
+    [[nodiscard]] const std::string& declaration() const noexcept { return declaration_; }
+
+    /// Of the last unload, until `receipt_told`: the keeper's record of it is kept as long, so that a caller whose
+    /// supervisor died under it gets its answer from the next one.
+    [[nodiscard]] const std::optional<Receipt>& kept_receipt() const noexcept { return kept_receipt_; }
+    void receipt_told();
+
+    /// A GPU was quarantined: crashes on it are forgiven, and what they had quarantined may start elsewhere.
+    void gpu_was_quarantined(const std::string& uuid);
 
     /// Asks the worker for its statistics; `answered` is called when they came or its process is lost, unless
     /// somebody asks again before. The caller sets the deadline.
@@ -103,6 +126,23 @@ private:
         std::int64_t time_ms = 0;
     };
 
+    /// A process that ended and was followed by another before its memory was back.
+    struct Departed {
+        std::shared_ptr<WorkerProcess> process;
+        std::vector<OnUnloaded> unload_waiters;
+    };
+    /// What follows an end, and why.
+    struct Sequel {
+        RestartDecision decision;
+        RestartPolicy::End end;
+        std::string reason;
+    };
+
+    /// Whether it is the one whose end is this replica's end; a departed one is not.
+    [[nodiscard]] bool is_present(const std::weak_ptr<WorkerProcess>& process) const {
+        return process_ && process.lock() == process_;
+    }
+
     // replica.cpp
     void transition(WorkerEvent event, std::string cause, std::string hint = {});
     [[nodiscard]] bool can(WorkerEvent event) const { return next(state_, event).has_value(); }
@@ -113,11 +153,12 @@ private:
 
     // replica_process.cpp
     void start(std::string cause);
+    void on_declaration_known(std::string declaration);
     void on_placed(const Result<Device>& device);
     void on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned);
     void on_packet(Packet& packet);
     void complain(const std::string& what);
-    void on_message(const worker_link::Hello& message);
+    void on_message(worker_link::Hello& message);
     [[nodiscard]] Result<std::string> configuration_for(const worker_link::Hello& hello) const;
     void on_message(worker_link::Progress& message);
     void on_message(const worker_link::GrantAsked& message);
@@ -132,10 +173,58 @@ private:
     void on_message(const worker_link::Overrun& message);
     void on_message(const worker_link::Drained& message);
     void on_message(const worker_link::Dying& message);
+    void on_message(worker_link::Backtrace& message);
     void on_message(const worker_link::Unknown& message);
+    void statistics_are_known();
+
+    // replica_adopt.cpp
+    void resume(const Ledger& ledger, bool changed);
+    void adopt_running(const std::optional<Ledger>& ledger);
+    void adoption_deadline_passed();
+    [[nodiscard]] bool is_asked_to_end() const;
+    [[nodiscard]] bool is_outdated(const worker_link::Message& message);
+    [[nodiscard]] bool ended_as_asked(const ProcessExit& exit) const;
+    void on_adoption_hello(worker_link::Hello& hello);
+    void take_adoption_hello(worker_link::Hello& hello);
+    void take_channels(worker_link::Hello& hello);
+    void adopt_loading(const worker_link::Hello& hello);
+    void adopt_serving(worker_link::Hello& hello);
+    void replace();
+
+    // replica_ledger.cpp
+    [[nodiscard]] Ledger ledger() const;
+    void remember();
+    void begin_record();
+    void end_record();
+    void forget_unless_departed(const WorkerName& name);
+
+    // replica_watch.cpp
+    void begin_load_budget();
     void arm_load_deadline();
     void load_deadline_passed();
-    void statistics_are_known();
+    void keep_watch();
+    void arm_watch();
+    void look_at_it();
+    void ask_whether_it_lives();
+    [[nodiscard]] std::optional<HangWatch::Reading> page_reading() const;
+    void hang(std::string cause, const std::string& hint);
+    void abort_process();
+    [[nodiscard]] Result<> refuse_quarantined_gpu() const;
+    [[nodiscard]] Ending ending();
+    [[nodiscard]] bool blames_gpu() const;
+    void note_crash_in_capture();
+    [[nodiscard]] bool was_lost_in_capture() const;
+    [[nodiscard]] std::string note() const;
+
+    // replica_crash.cpp
+    void take_page(worker_link::Hello& hello);
+    void note_oom_kills();
+    void on_main_thread_ended();
+    void note_last_signs();
+    void report_crash();
+    [[nodiscard]] CrashReport crash_report() const;
+    [[nodiscard]] std::string cause_of_death() const;
+    [[nodiscard]] std::string end_reason() const;
 
     // replica_end.cpp
     void prepare_drain();
@@ -152,11 +241,15 @@ private:
     void on_link_closed(const Error* why);
     void on_exited(const ProcessExit& exit);
     void without_process(Error error);
-    void on_reclaimed(const Reclaimed& reclaimed);
+    void reclaim(const std::shared_ptr<WorkerProcess>& process);
+    void on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Reclaimed& reclaimed);
+    void let_go();
+    void forget(const WorkerProcess& process);
+    void unload_departed(OnUnloaded unloaded);
     void after(std::optional<Receipt> receipt);
-    void plan_restart();
+    [[nodiscard]] Sequel sequel();
+    void follow(const Sequel& next);
     [[nodiscard]] bool is_hopeless() const;
-    [[nodiscard]] std::string end_reason() const;
     [[nodiscard]] std::string end_hint() const;
     [[nodiscard]] Error load_error() const;
 
@@ -177,10 +270,25 @@ private:
     std::list<LoadWaiter> load_waiters_;
     std::vector<OnUnloaded> unload_waiters_;
     std::function<void()> statistics_waiter_;
-    bool unload_asked_ = false;  ///< the present process shall not be followed by another
-    bool keep_running_ = false;  ///< has been ready, or is preloaded: crashes are answered by a restart
+    std::list<Departed> departed_;
+    std::optional<Sequel> sequel_;              ///< of the present process, reaped, while it is reclaimed
+    std::optional<Device> same_device_;         ///< for the next start
+    std::shared_ptr<std::string> last_report_;  ///< of the last crash: its file; empty until it is written
+    bool unload_asked_ = false;                 ///< the present process shall not be followed by another
+    RestartPolicy policy_{spec_.restart == config::RestartPolicy::on_crash};
+    std::string eager_reason_;  ///< why graphs are off although they are preferred; empty: they are not
+    HangWatch watch_;           ///< of the present process
+    Deadline watch_deadline_;
 
-    CrashHistory crashes_;
+    std::string declaration_;           ///< `fingerprint` of the present process, or the last one
+    std::optional<WorkerName> record_;  ///< the keeper's that carries the ledger
+    std::optional<Ledger> remembered_;  ///< as it stands there
+    std::optional<Receipt> kept_receipt_;
+    std::int64_t restart_due_unix_ms_ = 0;
+    bool was_found_ = false;
+    std::string misfit_;                  ///< why the adopted process shall be replaced; empty: it shall not
+    SettleQueue::Turn replacement_turn_;  ///< held until its successor serves, or nothing comes of it
+
     std::minstd_rand jitter_{std::random_device{}()};
     std::uint32_t restarts_ = 0;
     std::uint64_t past_requests_ = 0;  ///< of former generations

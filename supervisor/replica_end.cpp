@@ -16,23 +16,12 @@ namespace bulkhead::supervisor {
 
 using Clock = Deadline::Clock;
 
-namespace {
-
-constexpr std::string_view link_ended = "its link ended";
-
-/// Its end is the first that was heard of it; what its exit says is all there is to know.
-bool died_without_warning(const WorkerProcess& process) {
-    return process.lost_by == link_ended || (process.exit && process.lost_by == process.exit->text());
-}
-
-}  // namespace
-
 /// On a GPU the unload waits for its turn, so that the difference in free memory is its own.
 void Replica::prepare_drain() {
     if (!process_->device.is_gpu()) return sample_then(&Replica::begin_drain);
     context_.settle_queue(process_->device.uuid)
         .wait([this, process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
-            if (process.expired() || state_ != WorkerState::draining) return;
+            if (!is_present(process) || state_ != WorkerState::draining) return;
             process_->turn = std::move(turn);
             sample_then(&Replica::begin_drain);
         });
@@ -43,7 +32,7 @@ void Replica::sample_then(void (Replica::*next)()) {
     if (process_->pid == 0) return (this->*next)();
     const auto once = [this, next, process = std::weak_ptr{process_}, state = state_,
                        done = std::make_shared<bool>(false)] {
-        if (!process.expired() && state_ == state && !std::exchange(*done, true)) (this->*next)();
+        if (is_present(process) && state_ == state && !std::exchange(*done, true)) (this->*next)();
     };
     deadline_.arm(limits::sample_deadline, once);
     sample_memory(once);
@@ -51,6 +40,7 @@ void Replica::sample_then(void (Replica::*next)()) {
 
 void Replica::begin_drain() {
     process_->drain_until = Clock::now() + spec_.deadlines.drain;
+    remember();
     process_->send(worker_link::drain(spec_.deadlines.drain));
     deadline_.arm_until(*process_->drain_until + limits::drain_grace, [this] {
         end_undrained();
@@ -78,12 +68,14 @@ void Replica::escalate() {
 
 void Replica::terminate() {
     process_->sigterm_sent = true;
+    remember();
     context_.keeper.signal(process_->name, SIGTERM, false);
     deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
 }
 
 void Replica::kill() {
     process_->sigkill_sent = true;
+    remember();
     if (process_->has_cgroup) context_.cgroups->kill(process_->name);
     context_.keeper.signal(process_->name, SIGKILL, true);
     deadline_.arm(limits::killed_alive_max, [this] { escalate(); });
@@ -95,6 +87,8 @@ void Replica::cannot_be_ended() {
     process_->turn = {};  // others must not wait for what may never come
     const Error error = unending_error();
     spdlog::error("worker={} pid={} cause={}", name().text(), process_->pid, in_quotes(error.text()));
+    if (process_->device.is_gpu())
+        context_.gpu_quarantine.add(process_->device.uuid, error.attempt);  // what it holds there never comes back
     fail_loads(error);
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(error);
 }
@@ -111,6 +105,7 @@ void Replica::lose(std::string cause, const std::string& hint) {
     process_->cut_channels();
     if (!is_live(state_)) return;
     if (!process_->end_began) process_->end_began = Clock::now();
+    note_last_signs();
     if (process_->device.is_gpu()) {
         if (!process_->gpu_free_before) sample_memory([] {});
         // Who loads next on this GPU waits until this one's memory is back.
@@ -121,6 +116,7 @@ void Replica::lose(std::string cause, const std::string& hint) {
                 });
     }
     process_->lost_by = cause;
+    process_->lost_in = state_;
     transition(WorkerEvent::lost, std::move(cause), hint);
     statistics_are_known();
     deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
@@ -141,14 +137,18 @@ void Replica::on_link_closed(const Error* why) {
         end_undrained();
         return deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
     }
+    if (state_ == WorkerState::adopting && is_asked_to_end()) {
+        transition(WorkerEvent::stop_asked, "its link ended, as it was asked to");
+        return deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
+    }
     // Its exit tells more, and comes at once if the process has ended; one that lives on without a link is of no use.
-    lose(why != nullptr ? why->text() : std::string{link_ended});
+    lose(why != nullptr ? why->text() : std::string{WorkerProcess::link_ended});
     kill();
 }
 
 void Replica::on_exited(const ProcessExit& exit) {
-    process_->link->receive_waiting();  // its last words come first: drained, failed, dying
-    process_->log->finish();
+    if (process_->link) process_->link->receive_waiting();  // its last words come first: drained, failed, dying
+    if (process_->log) process_->log->finish();
     process_->exit = exit;
     process_->cut_channels();
     last_exit_ = LastExit{process_->name, process_->pid, exit, unix_ms()};
@@ -158,22 +158,55 @@ void Replica::on_exited(const ProcessExit& exit) {
         transition(WorkerEvent::stop_asked, "it ended by itself");
     else if (state_ == WorkerState::draining && !exit.by_signal && process_->drain_deadline_passed())
         end_undrained();
+    else if (ended_as_asked(exit))
+        transition(WorkerEvent::stop_asked, "it ended while no supervisor ran, as it was asked to");
     else if (is_live(state_))
         lose(exit.text());
     statistics_are_known();
-    if (!process_->ready_at) fail_loads(process_->failure.value_or(load_error()));
+    note_crash_in_capture();
+    // Who waits for a load that crashed in capture gets the next process, without graphs.
+    if (!process_->ready_at && !was_lost_in_capture() && !process_->replacing)
+        fail_loads(process_->failure.value_or(load_error()));
     transition(WorkerEvent::exited, exit.text());
+    if (process_->cannot_be_ended && context_.gpu_quarantine.reason(process_->device.uuid) == unending_error().attempt)
+        context_.gpu_quarantine.lift(process_->device.uuid);
 
+    report_crash();
+
+    // A restart waits for its delay and nothing else, unless something of this one may still run: what its successor
+    // must not do before this one's memory is back, it does not do before it has the grant.
+    if (!unload_asked_) sequel_ = sequel();
+    const auto process = process_;
+    const bool is_followed = sequel_ && sequel_->decision.event == WorkerEvent::restart_planned && exit.group_empty &&
+                             !process->cannot_be_ended;
+    if (is_followed) {
+        follow(*std::exchange(sequel_, std::nullopt));
+        let_go();
+    }
+    reclaim(process);
+}
+
+/// Its successor takes its place; it stays until its memory is back.
+void Replica::let_go() {
+    past_requests_ += process_->statistics.requests;
+    past_errors_ += process_->statistics.errors;
+    process_->close();
+    departed_.push_back({std::exchange(process_, nullptr), {}});
+}
+
+void Replica::reclaim(const std::shared_ptr<WorkerProcess>& process) {
     Trace trace;
-    trace.worker = process_->name;
-    trace.pid = process_->pid;
-    trace.group_empty = exit.group_empty;
-    trace.marker = context_.station.marker(process_->name);
-    trace.slab_prefix = slab_owner_prefix(context_.station.token, spec_.name, index_, generation_);
-    trace.gpu_uuid = process_->device.uuid;
+    trace.worker = process->name;
+    trace.pid = process->pid;
+    trace.group_empty = process->exit->group_empty;
+    trace.marker = context_.station.marker(process->name);
+    trace.slab_prefix = slab_owner_prefix(context_.station.token, spec_.name, index_, process->name.generation);
+    trace.gpu_uuid = process->device.uuid;
+    trace.gpu = process->gpu;
+    trace.gpu_is_recent = process->gpu_is_recent;
     Reclamation::start(context_.io, context_.off_loop, context_.gpus, std::move(trace), unload_asked_,
-                       [this, process = std::weak_ptr{process_}](const Reclaimed& reclaimed) {
-                           if (!process.expired()) on_reclaimed(reclaimed);
+                       [this, weak = std::weak_ptr{process}](const Reclaimed& reclaimed) {
+                           if (const auto reclaimed_process = weak.lock()) on_reclaimed(reclaimed_process, reclaimed);
                        });
 }
 
@@ -185,40 +218,66 @@ void Replica::without_process(Error error) {
     after(std::nullopt);
 }
 
-void Replica::on_reclaimed(const Reclaimed& reclaimed) {
+void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Reclaimed& reclaimed) {
     Receipt receipt;
-    receipt.worker = process_->name;
-    receipt.pid = process_->pid;
-    receipt.ended = process_->ended();
-    receipt.exit = *process_->exit;
+    receipt.worker = process->name;
+    receipt.pid = process->pid;
+    receipt.ended = process->ended();
+    receipt.exit = *process->exit;
     receipt.ms =
-        std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - process_->end_began.value_or(Clock::now()))
+        std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - process->end_began.value_or(Clock::now()))
             .count();
     std::uint64_t still_held = 0;
-    for (const auto& holder : reclaimed.remains.held_by) still_held += holder.bytes;
-    if (process_->host_bytes) receipt.host_bytes = *process_->host_bytes - std::min(*process_->host_bytes, still_held);
-    if (const auto before = process_->gpu_free_before, now = reclaimed.remains.gpu_free_bytes; before && now)
-        receipt.gpu_bytes = *now - std::min(*now, *before);
+    for (const auto& holder : reclaimed.remains.held_by)
+        if (holder.what != "gpu") still_held += holder.bytes;
+    if (process->host_bytes) receipt.host_bytes = *process->host_bytes - std::min(*process->host_bytes, still_held);
+    const GpuReturn returned = gpu_return(process->gpu, process->gpu_free_before, reclaimed.remains);
+    receipt.gpu_bytes = returned.bytes;
+    receipt.gpu_bytes_by = returned.by;
     receipt.verified = reclaimed.verified();
     receipt.held_by = reclaimed.remains.held_by;
     spdlog::info("{}", text_of(receipt));
     context_.events.publish("receipt", receipt.worker, to_json(receipt));
-    after(std::move(receipt));
+    if (process == process_) return after(std::move(receipt));
+
+    const auto departed =
+        std::find_if(departed_.begin(), departed_.end(), [&](const Departed& one) { return one.process == process; });
+    const auto waiters = std::move(departed->unload_waiters);
+    departed_.erase(departed);
+    forget(*process);
+    process->turn = {};
+    for (const auto& unloaded : waiters) unloaded(std::optional{receipt});
+}
+
+/// Nothing of it is left but what was told.
+void Replica::forget(const WorkerProcess& process) {
+    if (process.has_cgroup && context_.cgroups) context_.cgroups->remove(process.name);
+    if (process.name == record_)
+        end_record();  // it may carry what the next supervisor must know
+    else
+        context_.keeper.forget(process.name);
+}
+
+/// An unload without a process to end: of one whose memory is still to come back it waits for the receipt.
+void Replica::unload_departed(OnUnloaded unloaded) {
+    if (departed_.empty()) return unloaded(std::optional<Receipt>{});
+    departed_.back().unload_waiters.push_back(std::move(unloaded));
 }
 
 void Replica::after(std::optional<Receipt> receipt) {
-    if (process_->has_cgroup) context_.cgroups->remove(process_->name);
-    if (receipt) context_.keeper.forget(process_->name);
     past_requests_ += process_->statistics.requests;
     past_errors_ += process_->statistics.errors;
 
-    if (std::exchange(unload_asked_, false))
-        transition(WorkerEvent::reclaimed, "unloaded");
-    else
-        plan_restart();
-    process_.reset();
+    const auto planned = std::exchange(sequel_, std::nullopt);
+    follow(planned && !unload_asked_ ? *planned : sequel());
+    if (std::exchange(unload_asked_, false)) kept_receipt_ = receipt;
+    const bool is_replaced = process_->replacing && policy_.keep_running;
+    const auto ended = std::exchange(process_, nullptr);
+    receipt ? forget(*ended) : end_record();
 
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(receipt);
+    if (state_ == WorkerState::stopped && is_replaced) start("takes the place of one with another declaration");
+    if (state_ == WorkerState::stopped && load_waiters_.empty()) replacement_turn_ = {};
     if (load_waiters_.empty()) return;
     if (state_ == WorkerState::stopped)
         start("load asked");
@@ -226,27 +285,37 @@ void Replica::after(std::optional<Receipt> receipt) {
         fail_loads(quarantine_error());
 }
 
-void Replica::plan_restart() {
-    const std::string reason = end_reason();
-    if (is_hopeless()) return transition(WorkerEvent::gave_up, reason);
+/// Asks the policy, which counts each answer as an end: once for each process.
+Replica::Sequel Replica::sequel() {
+    Sequel next;
+    next.end = {ending(), process_->ready_for(), !load_waiters_.empty(), process_->device.uuid};
+    next.reason = unload_asked_ ? "unloaded" : process_->replacing ? "ended to be replaced" : end_reason();
+    next.decision = policy_.ended(next.end, Clock::now(), std::uniform_real_distribution{-1.0, 1.0}(jitter_));
+    return next;
+}
 
-    // Whoever asked for a load has its failure as an answer; only what dies without a word, or was meant to run,
-    // counts.
-    if (keep_running_ || !process_->failure) {
-        crashes_.add(process_->ready_for());
-        const auto decision = decide_restart(crashes_, std::uniform_real_distribution{-1.0, 1.0}(jitter_));
-        if (decision.quarantine)
-            return transition(WorkerEvent::gave_up, fmt::format("{} crashes, none of them forgiven; the last: {}",
-                                                                decision.unforgiven, reason));
-        if (!load_waiters_.empty() || (keep_running_ && spec_.restart == config::RestartPolicy::on_crash)) {
-            transition(WorkerEvent::restart_planned,
-                       fmt::format("{}; restart {} of {} in {}", reason, decision.unforgiven,
-                                   limits::restart_unforgiven_max - 1, duration_text(decision.delay.count())),
-                       end_hint());
-            return deadline_.arm(decision.delay, [this] { start("backoff over"); });
-        }
+void Replica::follow(const Sequel& next) {
+    const auto& [decision, end, reason] = next;
+    switch (decision.event) {
+    case WorkerEvent::gave_up:
+        return transition(decision.event, end.how == Ending::hopeless
+                                              ? reason
+                                              : fmt::format("{} crashes, none of them forgiven; the last: {}",
+                                                            decision.unforgiven, reason));
+    case WorkerEvent::restart_planned:
+        restart_due_unix_ms_ = unix_ms() + decision.delay.count();
+        transition(decision.event,
+                   end.how == Ending::gpu_failed
+                       ? fmt::format("{}; not counted, for its GPU is quarantined: {}", reason,
+                                     context_.gpu_quarantine.reason(end.gpu_uuid).value_or(""))
+                       : fmt::format("{}; restart {} of {} in {}", reason, decision.unforgiven,
+                                     limits::restart_unforgiven_max - 1, duration_text(decision.delay.count())),
+                   end_hint());
+        // At once means on the same device: asking the driver what there is takes longer than starting a process.
+        if (decision.delay == Millis{0} && end.how == Ending::crashed) same_device_ = process_->device;
+        return deadline_.arm_until(decision.spawn_at, [this] { start("backoff over"); });
+    default: return transition(decision.event, reason);
     }
-    transition(WorkerEvent::reclaimed, reason);
 }
 
 /// Trying again cannot help.
@@ -256,22 +325,10 @@ bool Replica::is_hopeless() const {
     return process_->exit && !process_->exit->by_signal && process_->exit->number == exit_config_invalid;
 }
 
-/// "SIGKILL", "forward ran 31.0 s, budget 30.0 s (SIGKILL)", "load_failed: …"
-std::string Replica::end_reason() const {
-    if (process_->failure) return process_->failure->text();
-    const std::string exit = process_->exit ? process_->exit->text() : "";
-    std::string reason = process_->lost_by.empty() || died_without_warning(*process_)
-                             ? "ended by " + exit
-                             : fmt::format("{} ({})", process_->lost_by, exit);
-    if (const std::string line = log_.last_line(index_, generation_); !line.empty())
-        reason += fmt::format("; last output: {}", line);
-    return reason;
-}
-
 /// What was seen, and what a person can do about it.
 std::string Replica::end_hint() const {
     const auto& exit = process_->exit;
-    if (exit && exit->by_signal && exit->number == SIGKILL && died_without_warning(*process_))
+    if (exit && exit->by_signal && exit->number == SIGKILL && process_->died_without_warning())
         return "SIGKILL was not sent by Bulkhead; the kernel's log shows whether memory ran out";
     return fmt::format("look at `bulkhead logs {}`", spec_.name);
 }

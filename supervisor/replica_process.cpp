@@ -20,23 +20,46 @@ using Clock = Deadline::Clock;
 void Replica::start(std::string cause) {
     if (state_ == WorkerState::backoff) ++restarts_;
     process_ = std::make_shared<WorkerProcess>();
-    // Spawned in the order of their generations, as the keeper demands: the off-loop thread keeps the order.
+    // Spawned in the order of their generations, as the keeper demands: the off-loop thread keeps the order, and
+    // nobody overtakes who waits there.
     process_->name = {spec_.name, index_, generation_ = ++context_.generation_last};
     transition(WorkerEvent::spawn_asked, std::move(cause));
-    load_until_ = Clock::now() + spec_.deadlines.load;
-    arm_load_deadline();
-    context_.off_loop.run([&gpus = context_.gpus, declared = spec_.device] { return place(gpus, declared); },
-                          [this, process = std::weak_ptr{process_}](const Result<Device>& device) {
-                              if (!process.expired()) on_placed(device);
+    process_->progressed_at = Clock::now();
+    begin_load_budget();
+    declaration_.clear();
+    context_.off_loop.run([spec = spec_] { return fingerprint(spec); },
+                          [this, process = std::weak_ptr{process_}](std::string declaration) {
+                              if (is_present(process)) on_declaration_known(std::move(declaration));
                           });
+    auto known = std::exchange(same_device_, std::nullopt);
+    if (spec_.device == "cpu") known = Device{};
+    if (known && context_.placing == 0) return on_placed(*known);
+    ++context_.placing;
+    context_.off_loop.run(
+        [&gpus = context_.gpus, declared = spec_.device, known,
+         quarantined = context_.gpu_quarantine.all()]() -> Result<Device> {
+            if (known) return *known;
+            return place(gpus, declared, quarantined);
+        },
+        [this, &context = context_, process = std::weak_ptr{process_}](const Result<Device>& device) {
+            --context.placing;
+            if (!process.expired()) on_placed(device);
+        });
 }
 
 void Replica::on_placed(const Result<Device>& device) {
     if (state_ != WorkerState::spawning)
         return without_process({ErrorCode::cancelled, "it was not started: an unload came first", {}});
-    if (!device) return without_process(Error{device.error()}.during("loading " + name().place()));
+    if (!device) {
+        process_->gpu_refused = device.error().code == ErrorCode::resources_exhausted;
+        return without_process(Error{device.error()}.during("loading " + name().place()));
+    }
     process_->device = *device;
     device_text_ = device->text;
+    if (auto may = refuse_quarantined_gpu(); !may) {
+        process_->gpu_refused = true;
+        return without_process(std::move(may.error()));
+    }
 
     SpawnRequest request;
     request.name = name();
@@ -56,7 +79,7 @@ void Replica::on_placed(const Result<Device>& device) {
         std::move(request),
         [this, process = process_](Result<SpawnedProcess> spawned) { on_spawned(process, std::move(spawned)); },
         [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
-            if (!process.expired()) on_exited(exit);
+            if (is_present(process)) on_exited(exit);
         });
 }
 
@@ -65,16 +88,20 @@ void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<S
     process->pid = spawned->pid;
     process->pidfd = std::move(spawned->pidfd);
     process->log = LogPipe::open(context_.io, std::move(spawned->log), process->name, log_);
+    note_oom_kills();
     process->link = PacketLink::make(context_.io, std::move(spawned->link));
     process->link->start([this](Packet& packet) { on_packet(packet); },
                          [this](const Error* why) { on_link_closed(why); });
-    if (state_ == WorkerState::stopping) escalate();  // it was cancelled on the way
+    begin_record();
+    if (!is_live(state_)) escalate();  // it was given up on the way
 }
 
 void Replica::on_packet(Packet& packet) {
     const std::string_view text{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()};
     auto message = worker_link::parse(text);
     if (!message) return complain(message.error().attempt);
+    if (auto* hello = std::get_if<worker_link::Hello>(&*message)) hello->fds = std::move(packet.fds);
+    if (is_outdated(*message)) return;
     std::visit([this](auto& value) { on_message(value); }, *message);
 }
 
@@ -83,16 +110,29 @@ void Replica::complain(const std::string& what) {
         spdlog::warn("worker={} pid={} said what is ignored: {}", name().text(), process_->pid, escaped(what));
 }
 
-void Replica::on_message(const worker_link::Hello& message) {
+void Replica::on_message(worker_link::Hello& message) {
+    if (state_ == WorkerState::adopting) return on_adoption_hello(message);
     if (state_ != WorkerState::spawning) return complain("hello, a second time");
     auto configuration = configuration_for(message);
     if (!configuration) {
         fail(configuration.error());
         return kill();
     }
+    take_page(message);
     transition(WorkerEvent::said_hello, "its process said hello");
     arm_load_deadline();
-    process_->send(std::move(*configuration));
+    // Its file was looked at before it may read it: should it be replaced meanwhile, the process does not pass for one
+    // that has the new one.
+    if (declaration_.empty())
+        process_->configuration = std::move(*configuration);
+    else
+        process_->send(std::move(*configuration));
+}
+
+void Replica::on_declaration_known(std::string declaration) {
+    declaration_ = std::move(declaration);
+    remember();
+    if (!process_->configuration.empty()) process_->send(std::exchange(process_->configuration, {}));
 }
 
 Result<std::string> Replica::configuration_for(const worker_link::Hello& hello) const {
@@ -106,7 +146,9 @@ Result<std::string> Replica::configuration_for(const worker_link::Hello& hello) 
                                  hello.protocol_min, hello.protocol_max, worker_link::version_min,
                                  worker_link::version_max),
                      "install one release of all programs"};
-    std::string configure = worker_link::configure(spec_, process_->device.is_gpu());
+    config::ModelSpec spec = spec_;
+    if (!eager_reason_.empty()) spec.graphs = config::Graphs::off;
+    std::string configure = worker_link::configure(spec, process_->device.is_gpu());
     if (configure.size() > packet_bytes_max)
         return Error{ErrorCode::config_invalid,
                      fmt::format("the declaration of {} has {} as JSON", spec_.name, bytes_text(configure.size())),
@@ -116,9 +158,11 @@ Result<std::string> Replica::configuration_for(const worker_link::Hello& hello) 
 
 void Replica::on_message(worker_link::Progress& message) {
     if (!is_loading(state_)) return;
-    if (message.phase == "capturing" && can(WorkerEvent::capture_began)) {
+    if (message.phase == "capturing" && can(WorkerEvent::capture_began))
         transition(WorkerEvent::capture_began, "warmed up");
-        arm_load_deadline();
+    if (message.phase != process_->progress.phase || message.done > process_->progress.done) {
+        process_->progressed_at = Clock::now();
+        begin_load_budget();
     }
     const bool is_news = message.phase != process_->progress.phase ||
                          Clock::now() - process_->progress_told >= limits::progress_interval;
@@ -135,14 +179,16 @@ void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
     if (!is_loading(state_) || process_->turn) return complain("grant_asked, when no grant is due");
     if (!process_->device.is_gpu()) return process_->send(worker_link::grant());
     // The wait for others is not this load's fault: its budget stands still. It ends, for theirs does not.
-    const auto left = load_until_ - Clock::now();
+    process_->load_left = load_until_ - Clock::now();
     deadline_.cancel();
     context_.settle_queue(process_->device.uuid)
-        .wait([this, left, process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
-            if (process.expired() || !is_loading(state_)) return;
+        .wait([this, process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
+            if (!is_present(process) || !is_loading(state_)) return;
             process_->turn = std::move(turn);
-            load_until_ = Clock::now() + left;
+            load_until_ = Clock::now() + *std::exchange(process_->load_left, std::nullopt);
             arm_load_deadline();
+            process_->granted = true;
+            remember();
             process_->send(worker_link::grant());
         });
 }
@@ -153,7 +199,7 @@ void Replica::on_message(worker_link::Ready& message) {
     process_->ready_at = Clock::now();
     process_->turn = {};
     if (!message.torch.empty()) context_.torch = message.torch;
-    keep_running_ = true;
+    policy_.became_ready();
     transition(
         WorkerEvent::became_ready,
         fmt::format("loaded in {} on {}", duration_text(static_cast<std::int64_t>(message.load_ms)), device_text_));
@@ -162,7 +208,7 @@ void Replica::on_message(worker_link::Ready& message) {
 }
 
 void Replica::on_message(const worker_link::Failed& message) {
-    if (is_loading(state_)) fail(message.error);
+    if (is_loading(state_) || state_ == WorkerState::adopting) fail(message.error);
 }
 
 void Replica::on_message(const worker_link::ChannelOpened& message) {
@@ -191,71 +237,49 @@ void Replica::on_message(const worker_link::Idle& /*message*/) {
 void Replica::on_message(worker_link::Statistics& message) {
     process_->statistics = std::move(message);
     process_->statistics_asked = false;
+    watch_.answered();
+    arm_watch();
     statistics_are_known();
 }
 
 void Replica::on_message(const worker_link::Overrun& message) {
     if (!is_live(state_)) return;
-    lose(fmt::format("{} ran {}, budget {}", message.method,
+    hang(fmt::format("{} ran {}, budget {}", message.method,
                      duration_text(static_cast<std::int64_t>(message.running_ms)),
                      duration_text(static_cast<std::int64_t>(message.budget_ms))),
          fmt::format("raise deadlines.request of {}, or look for an endless loop", spec_.name));
-    kill();
 }
 
 void Replica::on_message(const worker_link::Drained& /*message*/) {
-    if (state_ != WorkerState::draining) return complain("drained, when it was not draining");
+    if (state_ != WorkerState::draining && state_ != WorkerState::adopting)
+        return complain("drained, when it was not draining");
+    if (!process_->drain_until) process_->drain_until = Clock::now();
     process_->drained = true;
     transition(WorkerEvent::stop_asked, "drained");
     deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
-}
-
-void Replica::on_message(const worker_link::Dying& message) {
-    lose(fmt::format("dying of {}", signal_name(message.signal)));
 }
 
 void Replica::on_message(const worker_link::Unknown& message) {
     complain(fmt::format("a packet of type \"{}\"", message.type));
 }
 
-/// The load's deadline is a budget for the whole: each of its states gets what is left.
-void Replica::arm_load_deadline() {
-    deadline_.arm_until(load_until_, [this] { load_deadline_passed(); });
-}
-
-void Replica::load_deadline_passed() {
-    const std::string phase =
-        process_->progress.phase.empty() ? std::string{to_string(state_)} : process_->progress.text();
-    process_->failure =
-        Error{ErrorCode::deadline_exceeded,
-              fmt::format("loading {}: {} passed in phase {}", name().place(),
-                          duration_text(spec_.deadlines.load.count()), phase),
-              fmt::format("raise deadlines.load of {}, or look at `bulkhead logs {}`", spec_.name, spec_.name)};
-    process_->end_began = Clock::now();
-    fail_loads(*process_->failure);
-    transition(WorkerEvent::stop_asked, process_->failure->attempt);
-    escalate();
-}
-
 void Replica::sample_memory(std::function<void()> sampled) {
     struct Sample {
         std::optional<std::uint64_t> host_bytes;
-        std::optional<Gpu> gpu;
+        std::optional<GpuShare> gpu;
     };
     if (!process_ || process_->pid == 0) return sampled();
     context_.off_loop.run(
-        [pid = process_->pid, uuid = process_->device.uuid, &gpus = context_.gpus] {
-            return Sample{read_host_bytes(pid), uuid.empty() ? std::nullopt : gpus.read(uuid)};
+        [pid = process_->pid, marker = context_.station.marker(process_->name), uuid = process_->device.uuid,
+         &gpus = context_.gpus] {
+            const auto gpu = uuid.empty() ? std::nullopt : gpus.read(uuid);
+            return Sample{read_host_bytes(pid), gpu ? std::optional{share_of(*gpu, pid, marker)} : std::nullopt};
         },
         [weak = std::weak_ptr{process_}, sampled = std::move(sampled)](const Sample& sample) {
             const auto process = weak.lock();
             // A process that was reaped meanwhile keeps its last sample: the number may be another's by now.
             if (process && !process->exit && sample.host_bytes) process->host_bytes = sample.host_bytes;
-            if (process && !process->exit && sample.gpu) {
-                if (process->end_began && !process->gpu_free_before) process->gpu_free_before = sample.gpu->free_bytes;
-                for (const GpuProcess& user : sample.gpu->processes)
-                    if (user.pid == process->pid) process->gpu_bytes = user.bytes;
-            }
+            if (process && !process->exit && sample.gpu) process->took(*sample.gpu);
             sampled();
         });
 }

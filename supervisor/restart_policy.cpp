@@ -1,6 +1,7 @@
 #include "supervisor/restart_policy.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "supervisor/limits.h"
 
@@ -40,6 +41,24 @@ void CrashHistory::add(Millis ready_for) {
     ready_before.push_back(ready_for);
 }
 
+Millis CrashHistory::withdraw(std::size_t count) {
+    Millis ready{};
+    for (; count > 0 && !ready_before.empty(); --count) {
+        ready += ready_before.back();
+        ready_before.pop_back();
+    }
+    return ready;
+}
+
+/// What readiness has been saved up towards the next forgiveness stands before the last crash, where it forgives none.
+CrashHistory CrashHistory::compacted() const {
+    const Tally now = tally(*this);
+    CrashHistory result;
+    result.ready_before.resize(now.unforgiven);
+    if (!result.ready_before.empty()) result.ready_before.back() = now.credit;
+    return result;
+}
+
 std::uint32_t unforgiven_crashes(const CrashHistory& history, Millis ready_now) {
     Tally result = tally(history);
     result.ready(ready_now);
@@ -53,14 +72,59 @@ Millis restart_delay(std::uint32_t unforgiven) {
     return std::min(delay, Millis{limits::restart_delay_max});
 }
 
-RestartDecision decide_restart(const CrashHistory& history, double jitter) {
+void RestartPolicy::lifted() {
+    crashes.clear();
+    on_gpu_.clear();
+    ready_before_withdrawn_ = {};
+    gave_up_by_count_ = false;
+}
+
+RestartDecision RestartPolicy::ended(const End& end, Time now, double jitter) {
+    const RestartDecision stopped{
+        WorkerEvent::reclaimed, now, {}, unforgiven_crashes(crashes, ready_before_withdrawn_)};
+    switch (end.how) {
+    case Ending::asked:
+    case Ending::gpu_refused: return stopped;
+    case Ending::hopeless: return {WorkerEvent::gave_up, now, {}, stopped.unforgiven};
+    case Ending::gpu_failed:
+        return is_wanted(end) ? RestartDecision{WorkerEvent::restart_planned, now, {}, stopped.unforgiven} : stopped;
+    case Ending::load_failed:
+        if (!keep_running) return stopped;
+        break;
+    case Ending::crashed: break;
+    }
+    crashes.add(end.ready_for + std::exchange(ready_before_withdrawn_, {}));
+    if (on_gpu_.size() == limits::restart_unforgiven_max) on_gpu_.erase(on_gpu_.begin());
+    on_gpu_.push_back({end.gpu_uuid, now});
+
     RestartDecision decision;
-    decision.unforgiven = tally(history).unforgiven;
-    decision.quarantine = decision.unforgiven >= limits::restart_unforgiven_max;
-    const double scale = 1.0 + limits::restart_jitter * std::clamp(jitter, -1.0, 1.0);
-    decision.delay =
-        Millis{static_cast<Millis::rep>(static_cast<double>(restart_delay(decision.unforgiven).count()) * scale)};
+    decision.unforgiven = unforgiven_crashes(crashes);
+    if (decision.unforgiven >= limits::restart_unforgiven_max) {
+        gave_up_by_count_ = true;
+        decision.event = WorkerEvent::gave_up;
+    } else if (is_wanted(end)) {
+        const double scale = 1.0 + limits::restart_jitter * std::clamp(jitter, -1.0, 1.0);
+        decision.event = WorkerEvent::restart_planned;
+        decision.delay =
+            Millis{static_cast<Millis::rep>(static_cast<double>(restart_delay(decision.unforgiven).count()) * scale)};
+    } else {
+        decision.event = WorkerEvent::reclaimed;
+    }
+    decision.spawn_at = now + decision.delay;
     return decision;
+}
+
+bool RestartPolicy::gpu_quarantined(const std::string& uuid, Time now) {
+    std::size_t blamed = 0;
+    while (!on_gpu_.empty() && on_gpu_.back().uuid == uuid && now - on_gpu_.back().at <= limits::gpu_failures_window) {
+        on_gpu_.pop_back();
+        ++blamed;
+    }
+    ready_before_withdrawn_ += crashes.withdraw(blamed);
+    if (!gave_up_by_count_ || unforgiven_crashes(crashes, ready_before_withdrawn_) >= limits::restart_unforgiven_max)
+        return false;
+    gave_up_by_count_ = false;
+    return true;
 }
 
 }  // namespace bulkhead::supervisor

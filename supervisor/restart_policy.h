@@ -2,7 +2,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <vector>
+
+#include "supervisor/lifecycle.h"
 
 namespace bulkhead::supervisor {
 
@@ -14,13 +17,12 @@ struct CrashHistory {
 
     /// Forgets all older crashes once every one of them is forgiven.
     void add(Millis ready_for);
+    /// The last `count` crashes never happened. The readiness before them.
+    Millis withdraw(std::size_t count);
     void clear() { ready_before.clear(); }
-};
-
-struct RestartDecision {
-    bool quarantine = false;
-    std::uint32_t unforgiven = 0;
-    Millis delay{};  ///< meaningless with `quarantine`
+    /// Equal in all that can follow, and as short as that allows: an entry for each unforgiven crash.
+    [[nodiscard]] CrashHistory compacted() const;
+    friend bool operator==(const CrashHistory&, const CrashHistory&) = default;
 };
 
 /// Crashes that no readiness has forgiven yet: one is forgiven per 5 minutes of readiness, and what
@@ -30,7 +32,63 @@ struct RestartDecision {
 /// 0, 0.25, 0.5, 1, 2 … 30 s for the first, second … unforgiven crash.
 [[nodiscard]] Millis restart_delay(std::uint32_t unforgiven);
 
-/// What follows the crash that was added last. `jitter` lies in [-1, 1] and is scaled to ±20 %.
-[[nodiscard]] RestartDecision decide_restart(const CrashHistory& history, double jitter);
+/// How a process came to its end, as far as what follows depends on it.
+enum class Ending : std::uint8_t {
+    asked,        ///< an unload
+    crashed,      ///< unasked, without a word that explains it to whoever waits
+    load_failed,  ///< in words: whoever asked has them as an answer
+    hopeless,     ///< the configuration or the file is at fault: trying again cannot help
+    gpu_failed,   ///< the GPU's fault: it was quarantined for this end, and another may do
+    gpu_refused,  ///< never started: the only GPU it may use is quarantined
+};
+
+/// What follows one end: an event for the state machine, and the time of the next spawn with `restart_planned`.
+struct RestartDecision {
+    WorkerEvent event{};  ///< reclaimed, restart_planned or gave_up
+    std::chrono::steady_clock::time_point spawn_at{};
+    Millis delay{};
+    std::uint32_t unforgiven = 0;
+};
+
+/// What follows each end of a replica's processes. A pure function of the events told to it and their times.
+class RestartPolicy {
+public:
+    using Time = std::chrono::steady_clock::time_point;
+    struct End {
+        Ending how{};
+        Millis ready_for{};
+        bool awaited = false;  ///< somebody waits for a load
+        std::string gpu_uuid;  ///< it ran on; empty on a CPU
+    };
+
+    explicit RestartPolicy(bool restarts_on_crash) : restarts_on_crash_{restarts_on_crash} {}
+
+    /// Has been ready or is preloaded, and nobody asked to unload it: crashes are answered by a restart.
+    bool keep_running = false;
+    CrashHistory crashes;
+
+    void preloaded() { keep_running = true; }
+    void became_ready() { keep_running = true; }
+    void unload_asked() { keep_running = false; }
+    /// A person's load or restart, or a changed declaration: all crashes are forgiven.
+    void lifted();
+    /// `jitter` lies in [-1, 1] and is scaled to ±20 % of the delay.
+    [[nodiscard]] RestartDecision ended(const End& end, Time now, double jitter);
+    /// The GPU was to blame for the crashes on it within the last 60 s: they never happened. True when crashes had
+    /// quarantined the replica and too few are left for that.
+    [[nodiscard]] bool gpu_quarantined(const std::string& uuid, Time now);
+
+private:
+    struct GpuCrash {
+        std::string uuid;
+        Time at;
+    };
+    [[nodiscard]] bool is_wanted(const End& end) const { return end.awaited || (keep_running && restarts_on_crash_); }
+
+    bool restarts_on_crash_;
+    bool gave_up_by_count_ = false;
+    Millis ready_before_withdrawn_{};  ///< counts for the next crash
+    std::vector<GpuCrash> on_gpu_;     ///< of the last crashes, oldest first; a uuid is empty on a CPU
+};
 
 }  // namespace bulkhead::supervisor

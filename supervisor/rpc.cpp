@@ -73,8 +73,9 @@ std::string result_line(const json::value& id, json::object result) {
     return json::serialize(json::object{{"jsonrpc", "2.0"}, {"id", id}, {"result", std::move(result)}}) + "\n";
 }
 
-std::string error_line(const json::value& id, int number, const Error& error) {
-    const json::object data{{"code", to_string(error.code)}, {"attempt", error.attempt}, {"remedy", error.remedy}};
+std::string error_line(const json::value& id, int number, const Error& error, json::object more) {
+    json::object data{{"code", to_string(error.code)}, {"attempt", error.attempt}, {"remedy", error.remedy}};
+    for (auto& [name, value] : more) data.emplace(name, std::move(value));
     const json::object member{{"code", number}, {"message", error.text()}, {"data", data}};
     return json::serialize(json::object{{"jsonrpc", "2.0"}, {"id", id}, {"error", member}}) + "\n";
 }

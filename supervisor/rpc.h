@@ -41,7 +41,7 @@ inline constexpr int failed = -32000;
 
 /// Newline included.
 [[nodiscard]] std::string result_line(const json::value& id, json::object result);
-[[nodiscard]] std::string error_line(const json::value& id, int number, const Error& error);
+[[nodiscard]] std::string error_line(const json::value& id, int number, const Error& error, json::object more = {});
 /// The number that belongs to an error of a method: `input_invalid` concerns its parameters.
 [[nodiscard]] int number_of(const Error& error);
 
@@ -50,6 +50,8 @@ inline constexpr int failed = -32000;
 struct Answer {
     json::object result;
     std::vector<UniqueFd> fds;  ///< `result` then has a member `fds` that counts them
+    /// A failure that has more to tell: `result` then stands in `error.data`, beside code, attempt and remedy.
+    std::optional<Error> error{};
 };
 
 struct Peer {

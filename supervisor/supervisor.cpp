@@ -2,44 +2,65 @@
 
 #include <unistd.h>
 
+#include <set>
+
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "supervisor/ledger.h"
+#include "supervisor/leftovers.h"
 #include "supervisor/limits.h"
-#include "supervisor/proc_files.h"
 
 namespace bulkhead::supervisor {
+
+namespace {
+
+Supervisor::Declarations declarations_of(const std::vector<config::ModelSpec>& models) {
+    Supervisor::Declarations declarations;
+    for (const auto& model : models) declarations[model.name] = fingerprint(model);
+    return declarations;
+}
+
+}  // namespace
 
 Supervisor::Supervisor(Options options) : options_{std::move(options)}, keeper_{io_, std::move(options_.keeper_link)} {}
 
 int Supervisor::run() {
-    keeper_.start(
-        {[this](const keeper_link::KeeperHello& hello) { on_keeper_ready(hello); },
-         [this] {
-             spdlog::info("the keeper was asked to stop");
-             stop_asked_ = true;
-             if (fleet_) stop([](const std::vector<Receipt>&) {});
-         },
-         [] { spdlog::warn("the keeper was asked to reload: restart the daemon to apply a changed fleet file"); },
-         [this](const Error* why) {
-             if (!ending_) {
-                 spdlog::error("the link to the keeper ended{}{}", why != nullptr ? ": " : "",
-                               why != nullptr ? why->text() : "");
-                 status_ = 1;
-             }
-             io_.stop();
-         }});
+    keeper_.start({[this](const keeper_link::KeeperHello& hello, std::vector<FoundWorker> found) {
+                       found_ = std::move(found);
+                       on_keeper_ready(hello);
+                   },
+                   [this] {
+                       spdlog::info("the keeper was asked to stop");
+                       stop_asked_ = true;
+                       if (fleet_) stop([](const std::vector<Receipt>&) {});
+                   },
+                   [this] {
+                       spdlog::info("the keeper was asked to reload");
+                       reload_asked_ = true;
+                       if (fleet_) reload([](const Reloaded&) {});
+                   },
+                   [this](const Error* why) {
+                       if (!ending_) {
+                           spdlog::error("the link to the keeper ended{}{}", why != nullptr ? ": " : "",
+                                         why != nullptr ? why->text() : "");
+                           status_ = 1;
+                       }
+                       io_.stop();
+                   }});
     io_.run();
     return status_;
 }
 
 void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
-    context_.emplace(FleetContext{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr, 0, 0, {}, {}});
+    context_.emplace(FleetContext{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr});
     context_->station = {options_.worker_program, daemon_token(hello.keeper_pid, hello.started_unix_ms),
                          options_.socket, options_.cache, std::move(options_.inherited)};
+    if (options_.log_folder) context_->crash_reports = std::make_shared<CrashReports>(*options_.log_folder / "crashes");
     context_->generation_last = hello.generation_last;
-    context_->ended_with_supervisor = keeper_.ended_with_supervisor();
     context_->channel_last = hello.supervisor_starts << 32U;
+    facts_.supervisor_starts = hello.supervisor_starts;
+    facts_.fleet_error = options_.fleet_error;
     facts_.version = BULKHEAD_VERSION;
     facts_.keeper_pid = hello.keeper_pid;
     facts_.supervisor_pid = ::getpid();
@@ -48,25 +69,41 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     facts_.started_unix_ms = static_cast<std::int64_t>(hello.started_unix_ms);
 
     // Whatever a former daemon on this socket left behind would hold the memory that this fleet needs.
-    off_loop_.run([socket = options_.socket] { return kill_leftovers(socket); },
-                  [this](const std::vector<std::string>& killed) {
-                      for (const auto& process : killed) spdlog::warn("killed {}, left behind on this socket", process);
-                      begin();
+    std::set<std::string> keep;
+    for (const FoundWorker& worker : found_) keep.insert(context_->station.marker(worker.name));
+    off_loop_.run([models = options_.fleet.models] { return declarations_of(models); },
+                  [this](Declarations declarations) { declarations_ = std::move(declarations); });
+    off_loop_.run([socket = options_.socket, keep = std::move(keep)] { return kill_leftovers(socket, keep); },
+                  [this](std::vector<Leftover> leftovers) {
+                      LeftoverWatch::start(*context_, std::move(leftovers), [this] { begin(); });
                   });
 }
 
 void Supervisor::begin() {
-    context_->cgroups = Cgroups::make(static_cast<pid_t>(facts_.keeper_pid));
+    std::vector<WorkerName> keep;
+    for (const FoundWorker& worker : found_) keep.push_back(worker.name);
+    context_->cgroups = Cgroups::make({static_cast<pid_t>(facts_.keeper_pid), options_.socket}, keep);
     facts_.containment =
         context_->cgroups ? "cgroup " + context_->cgroups->path().string() : "process group and marker";
     fleet_.emplace(*context_, options_.fleet, options_.log_folder);
-    daemon_.emplace(Daemon{*fleet_, facts_, [this](auto stopped) { stop(std::move(stopped)); }});
+    daemon_.emplace(Daemon{*fleet_, facts_, [this](auto stopped) { stop(std::move(stopped)); },
+                           [this](auto reloaded) { reload(std::move(reloaded)); },
+                           [this](bool with_keeper) { hand_over(with_keeper); }});
     server_.emplace(io_, std::move(options_.listener), make_methods(*daemon_));
     spdlog::info("supervisor {} pid={} keeper_pid={} fleet={} models={} containment=\"{}\" socket={}", facts_.version,
                  facts_.supervisor_pid, facts_.keeper_pid, facts_.fleet_file, options_.fleet.models.size(),
                  facts_.containment, facts_.socket);
+    if (!facts_.fleet_error.empty())
+        spdlog::error("the fleet file has errors, and the fleet that was last good stays in force: {}",
+                      facts_.fleet_error);
+    const std::size_t found = found_.size();
+    fleet_->adopt(std::exchange(found_, {}), declarations_, facts_.supervisor_starts > 1 ? facts_.started_unix_ms : 0);
+    if (facts_.supervisor_starts > 1)
+        spdlog::info("supervisor number {} of this keeper found {} records of workers", facts_.supervisor_starts,
+                     found);
     if (stop_asked_) return stop([](const std::vector<Receipt>&) {});
     server_->start();
+    if (reload_asked_) reload([](const Reloaded&) {});
     fleet_->preload();
 }
 
@@ -82,6 +119,64 @@ void Supervisor::end() {
     server_->finish([this] {
         spdlog::info("stopped");
         keeper_.stop();
+        end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
+        end_when_flushed();
+    });
+}
+
+/// What is not good is not taken, whoever asks; the fleet stays as it is.
+void Supervisor::reload(std::function<void(const Reloaded&)> reloaded) {
+    reload_waiters_.push_back(std::move(reloaded));
+    if (reload_waiters_.size() > 1 || ending_) return;  // shares the reading under way
+    off_loop_.run(
+        [file = options_.fleet.source] {
+            Reread reread{config::read_fleet(file), {}};
+            if (reread.read.ok()) reread.declarations = declarations_of(reread.read.fleet.models);
+            return reread;
+        },
+        [this](Reread reread) { on_reread(std::move(reread)); });
+}
+
+void Supervisor::on_reread(Reread reread) {
+    if (fleet_->is_stopping()) return stay({});
+    for (const auto& diagnostic : reread.read.diagnostics) spdlog::error("reload refused: {}", diagnostic.text());
+    if (!reread.read.ok()) return stay({{}, std::move(reread.read.diagnostics)});
+    Reloaded reloaded;
+    reloaded.change = compare(options_.fleet, reread.read.fleet, fleet_->differing_from(reread.declarations));
+    const FleetChange& change = reloaded.change;
+    spdlog::info("reload: {} models added, {} removed, {} changed, {} unchanged", change.added.size(),
+                 change.removed.size(), change.changed.size(), change.unchanged.size());
+    if (change.is_nothing() && facts_.fleet_error.empty()) return stay(reloaded);
+    fleet_->retire(reread.read.fleet, [this, reloaded = std::move(reloaded)] {
+        answer_reload(reloaded);
+        hand_over(false);
+    });
+}
+
+void Supervisor::answer_reload(const Reloaded& reloaded) {
+    for (const auto& answer : std::exchange(reload_waiters_, {})) answer(reloaded);
+}
+
+/// No successor is needed, or none is wanted.
+void Supervisor::stay(const Reloaded& reloaded) {
+    keeper_.reload_done();
+    answer_reload(reloaded);
+}
+
+/// The ledgers are with the keeper already. What is in the middle of being spawned has none yet, and gets the moment
+/// that it needs.
+void Supervisor::hand_over(bool with_keeper) {
+    if (fleet_->is_stopping() || std::exchange(ending_, true)) return;
+    end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
+    hand_over_when_spawned(with_keeper);
+}
+
+void Supervisor::hand_over_when_spawned(bool with_keeper) {
+    if (fleet_->is_spawning() && Deadline::Clock::now() < end_by_)
+        return end_check_.arm(limits::settle_poll, [this, with_keeper] { hand_over_when_spawned(with_keeper); });
+    server_->finish([this, with_keeper] {
+        spdlog::info("supervisor pid={} hands over to its successor", facts_.supervisor_pid);
+        keeper_.hand_over(with_keeper);
         end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
         end_when_flushed();
     });

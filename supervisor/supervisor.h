@@ -1,9 +1,12 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <boost/asio/io_context.hpp>
 
@@ -20,6 +23,7 @@ public:
         std::string socket;  ///< path of the control socket, which the keeper has made
         std::string worker_program;
         config::Fleet fleet;
+        std::string fleet_error;  ///< why `fleet` is not what the file says now; empty: it is
         std::filesystem::path cache;
         std::optional<std::filesystem::path> log_folder;
         std::vector<std::string> inherited;  ///< environment for workers
@@ -27,16 +31,29 @@ public:
         UniqueFd listener;
     };
 
+    using Declarations = std::map<std::string, std::string>;  ///< `fingerprint` by model
+
     explicit Supervisor(Options options);
     /// Until the daemon was stopped (0) or has lost its keeper (1).
     int run();
 
 private:
+    struct Reread {
+        config::ReadFleet read;
+        Declarations declarations;
+    };
+
     void on_keeper_ready(const keeper_link::KeeperHello& hello);
     void begin();
     void stop(std::function<void(std::vector<Receipt>)> stopped);
     void end();
     void end_when_flushed();
+    void reload(std::function<void(const Reloaded&)> reloaded);
+    void on_reread(Reread reread);
+    void answer_reload(const Reloaded& reloaded);
+    void stay(const Reloaded& reloaded);
+    void hand_over(bool with_keeper);
+    void hand_over_when_spawned(bool with_keeper);
 
     Options options_;
     boost::asio::io_context io_{1};
@@ -49,9 +66,13 @@ private:
     std::optional<Daemon> daemon_;
     std::optional<ControlServer> server_;
     DaemonFacts facts_;
+    std::vector<FoundWorker> found_;  ///< until they are adopted
+    Declarations declarations_;       ///< when this supervisor started
     Deadline end_check_{io_};
     Deadline::Clock::time_point end_by_{};
+    std::vector<std::function<void(const Reloaded&)>> reload_waiters_;  ///< of the one reload under way
     bool stop_asked_ = false;
+    bool reload_asked_ = false;  ///< before the fleet was there
     bool ending_ = false;
     int status_ = 0;
 };

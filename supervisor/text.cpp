@@ -73,6 +73,16 @@ std::string in_quotes(std::string_view text) {
     return out += '"';
 }
 
+std::string file_name(std::string_view model) {
+    std::string name;
+    for (const char c : model) {
+        const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+                           c == '_' || (c == '.' && !name.empty());
+        name += plain ? std::string{c} : fmt::format("%{:02x}", static_cast<unsigned char>(c));
+    }
+    return name;
+}
+
 std::string bytes_text(std::uint64_t bytes) {
     constexpr std::array units{"KiB", "MiB", "GiB", "TiB"};
     if (bytes < 1024) return fmt::format("{} bytes", bytes);

@@ -14,6 +14,9 @@ namespace bulkhead::supervisor {
 /// Escaped, in quotes, as the value of a field in a log line.
 [[nodiscard]] std::string in_quotes(std::string_view text);
 
+/// A model's name as a part of a file's name: nothing in it leaves the folder or hides the file.
+[[nodiscard]] std::string file_name(std::string_view model);
+
 /// "8 bytes", "12.5 MiB"
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 

@@ -4,6 +4,7 @@
 
 #include "config/fleet_json.h"
 #include "supervisor/json_members.h"
+#include "supervisor/limits.h"
 #include "supervisor/text.h"
 
 namespace bulkhead::supervisor::worker_link {
@@ -25,6 +26,11 @@ Error error_of(const json::object& object) {
     return {code.value_or(ErrorCode::internal), text_or_empty(object, "attempt"), text_or_empty(object, "remedy")};
 }
 
+Ready ready_of(const json::object& object) {
+    return {number_member(object, "load_ms").value_or(0), text_or_empty(object, "torch"),
+            text_or_empty(object, "device"), object_member(object, "graphs")};
+}
+
 Result<Message> parse_hello(const json::object& object) {
     const json::value* protocol = object.if_contains("protocol");
     if (protocol == nullptr || !protocol->is_array() || protocol->get_array().size() != 2)
@@ -34,17 +40,42 @@ Result<Message> parse_hello(const json::object& object) {
     const auto replica = unsigned_member(object, "replica");
     const auto generation = unsigned_member(object, "generation");
     if (!model || !replica || !generation) return violation("hello without model, replica and generation");
-    Hello hello{number_or_zero(range, "lowest"),
-                number_or_zero(range, "highest"),
-                {*model, static_cast<std::uint32_t>(*replica), *generation},
-                {}};
+    Hello hello;
+    hello.protocol_min = number_or_zero(range, "lowest");
+    hello.protocol_max = number_or_zero(range, "highest");
+    hello.name = {*model, static_cast<std::uint32_t>(*replica), *generation};
+    hello.pid = static_cast<std::int64_t>(number_or_zero(object, "pid"));
+    hello.nonce = number_or_zero(object, "nonce");
+    const json::object state = object_member(object, "state");
+    const json::value* configured = state.if_contains("configured");
+    hello.configured = configured != nullptr && configured->is_bool() && configured->get_bool();
+    hello.phase = text_or_empty(state, "phase");
+    hello.in_flight = number_or_zero(state, "in_flight");
+    hello.grant = text_or_empty(state, "grant");
+    if (object.contains("loaded")) hello.loaded = ready_of(object_member(object, "loaded"));
     if (const json::value* channels = object.if_contains("channels"); channels != nullptr && channels->is_array())
         for (const json::value& id : channels->get_array()) {
             boost::system::error_code ec;
             const auto number = id.to_number<std::uint64_t>(ec);
             if (!ec) hello.channels.push_back(number);
         }
+    const json::value* page = object.if_contains("page");
+    hello.has_page = page != nullptr && page->is_bool() && page->get_bool();
     return Message{std::move(hello)};
+}
+
+Backtrace parse_backtrace(const json::object& object) {
+    Backtrace backtrace{static_cast<int>(number_or_zero(object, "signal")),
+                        text_or_empty(object, "thread").substr(0, limits::crash_frame_bytes_max),
+                        {}};
+    if (const json::value* frames = object.if_contains("frames"); frames != nullptr && frames->is_array())
+        for (const json::value& frame : frames->get_array()) {
+            if (backtrace.frames.size() == limits::crash_frames_max) break;
+            if (!frame.is_string()) continue;
+            const std::string_view text{frame.get_string()};
+            backtrace.frames.push_back(escaped(text.substr(0, limits::crash_frame_bytes_max)));
+        }
+    return backtrace;
 }
 
 }  // namespace
@@ -69,9 +100,7 @@ Result<Message> parse(std::string_view packet) {
         return Message{Progress{text_or_empty(object, "phase"), number("done"), number("total"),
                                 text_or_empty(object, "unit"), text_or_empty(object, "detail")}};
     if (*type == "grant_asked") return Message{GrantAsked{number("device_bytes")}};
-    if (*type == "ready")
-        return Message{Ready{number_member(object, "load_ms").value_or(0), text_or_empty(object, "torch"),
-                             text_or_empty(object, "device"), object_member(object, "graphs")}};
+    if (*type == "ready") return Message{ready_of(object)};
     if (*type == "failed") return Message{Failed{error_of(object)}};
     if (*type == "channel_opened") return Message{ChannelOpened{number("channel")}};
     if (*type == "channel_closed") return Message{ChannelClosed{number("channel")}};
@@ -80,11 +109,12 @@ Result<Message> parse(std::string_view packet) {
     if (*type == "idle") return Message{Idle{}};
     if (*type == "statistics")
         return Message{Statistics{number("requests"), number("errors"), number("in_flight"), number("queued"),
-                                  number("channels"), object_member(object, "graphs")}};
+                                  number("channels"), object_member(object, "graphs"), number("ignored_frames")}};
     if (*type == "overrun")
         return Message{Overrun{text_or_empty(object, "method"), number("running_ms"), number("budget_ms")}};
     if (*type == "drained") return Message{Drained{}};
     if (*type == "dying") return Message{Dying{static_cast<int>(number("signal"))}};
+    if (*type == "backtrace") return Message{parse_backtrace(object)};
     return Message{Unknown{escaped(type->substr(0, 64))}};
 }
 
@@ -104,6 +134,10 @@ std::string channel(std::uint64_t id, std::int64_t client_pid, std::int64_t clie
 
 std::string drain(std::chrono::milliseconds deadline) {
     return json::serialize(json::object{{"type", "drain"}, {"deadline_ms", deadline.count()}});
+}
+
+std::string hello_asked(std::uint64_t nonce) {
+    return json::serialize(json::object{{"type", "hello_asked"}, {"nonce", nonce}});
 }
 
 std::string statistics_asked() { return R"({"type":"statistics_asked"})"; }

@@ -5,9 +5,14 @@
 
 namespace bulkhead::supervisor {
 
-WorkerProcess::~WorkerProcess() {
+WorkerProcess::~WorkerProcess() { close(); }
+
+void WorkerProcess::close() {
     if (link) link->close();
     if (log) log->finish();
+    alive_watch.reset();
+    page.reset();
+    pidfd.reset();
 }
 
 void WorkerProcess::cut_channels() {
@@ -26,9 +31,22 @@ Ended WorkerProcess::ended() const {
     return exit->number == 0 ? Ended::drained : Ended::terminated;
 }
 
+bool WorkerProcess::died_without_warning() const {
+    return lost_by == link_ended || lost_by == main_thread_ended || (exit && lost_by == exit->text());
+}
+
 std::chrono::milliseconds WorkerProcess::ready_for() const {
     if (!ready_at) return {};
     return std::chrono::duration_cast<std::chrono::milliseconds>(end_began.value_or(Clock::now()) - *ready_at);
+}
+
+void WorkerProcess::took(const GpuShare& share) {
+    if (end_began && !gpu_free_before) gpu_free_before = share.free_bytes;
+    const bool is_listed = !share.pids.empty();
+    if (gpu && !is_listed) return;  // dying: it has let go already
+    gpu = share;
+    gpu_bytes = share.own_bytes;
+    gpu_is_recent = is_listed && end_began;
 }
 
 }  // namespace bulkhead::supervisor

@@ -6,27 +6,44 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "supervisor/alive_watch.h"
 #include "supervisor/gpus.h"
 #include "supervisor/keeper.h"
+#include "supervisor/lifecycle.h"
 #include "supervisor/log_pipe.h"
 #include "supervisor/packet_link.h"
 #include "supervisor/receipt.h"
+#include "supervisor/reclamation.h"
 #include "supervisor/settle_queue.h"
 #include "supervisor/worker_link.h"
 
 namespace bulkhead::supervisor {
 
+/// What was seen of a death that nobody asked for, for its report.
+struct LastSigns {
+    std::int64_t time_ms = 0;            ///< unix, of the first sign; 0: there was none
+    std::optional<int> signal;           ///< it said itself that it was dying of
+    std::string thread;                  ///< that died, in its own words
+    std::vector<std::string> backtrace;  ///< readable, innermost first
+    std::string request;                 ///< that ran; empty: none
+    std::chrono::milliseconds request_for{};
+    /// Host memory while there still was some. Written and read by the off-loop thread alone.
+    std::shared_ptr<std::optional<std::uint64_t>> host_bytes = std::make_shared<std::optional<std::uint64_t>>();
+};
+
 /// One generation of a replica: what is known of its process from the moment it was asked for until its
-/// memory is back. Its replica replaces it with the next generation, so a callback that holds it weakly
-/// can never act upon a successor.
+/// memory is back. Its replica replaces it with the next generation, often while the memory of this one is still
+/// to come back: a callback that acts upon the replica asks first whether its process is the present one.
 struct WorkerProcess {
     using Clock = std::chrono::steady_clock;
 
     WorkerProcess() = default;
     WorkerProcess(const WorkerProcess&) = delete;
     WorkerProcess& operator=(const WorkerProcess&) = delete;
-    /// Closes its link; takes what is left of its output.
+    /// As `close`.
     ~WorkerProcess();
 
     WorkerName name;
@@ -43,8 +60,20 @@ struct WorkerProcess {
     /// have their end of file at once, not after the kernel has torn down gigabytes.
     std::map<std::uint64_t, UniqueFd> channels;
 
+    std::string configuration;          ///< to be sent as soon as its file was looked at
+    bool granted = false;               ///< it may have device memory
+    std::uint64_t nonce = 0;            ///< of the hello_asked that it has yet to answer; 0: none
+    std::uint32_t adoptions_tried = 0;  ///< supervisors that ended in the middle of adopting it
+    bool replacing = false;             ///< ended so that one of another declaration can take its place
+
+    std::shared_ptr<const WorkerPageView> page;  ///< null for a worker without one
+    std::shared_ptr<AliveWatch::Watch> alive_watch;
+    std::optional<std::uint64_t> machine_oom_kills;  ///< when it was started
+
     worker_link::Progress progress;
     Clock::time_point progress_told{};
+    Clock::time_point progressed_at{};         ///< another phase, or more done; at first: when it was asked for
+    std::optional<Clock::duration> load_left;  ///< of the load's budget, which stands still while the grant is awaited
     worker_link::Statistics statistics;
     bool statistics_asked = false;  ///< and not yet answered
     std::optional<Clock::time_point> ready_at;
@@ -53,15 +82,23 @@ struct WorkerProcess {
     std::optional<std::uint64_t> host_bytes;       ///< last sample
     std::optional<std::uint64_t> gpu_bytes;        ///< last sample of the driver's account of this process
     std::optional<std::uint64_t> gpu_free_before;  ///< of the device, before it was asked to end
+    std::optional<GpuShare> gpu;                   ///< last sample in which the driver listed it, or else the last
+    bool gpu_is_recent = false;                    ///< that one was taken after its end began
     SettleQueue::Turn turn;
 
     // How it ends.
-    std::optional<Clock::time_point> end_began;    ///< the request to end it, or the first sign of its death
-    std::string lost_by;                           ///< the first sign of an unasked death, in words
+    static constexpr std::string_view link_ended = "its link ended";
+    static constexpr std::string_view main_thread_ended = "its main thread ended";
+    std::optional<Clock::time_point> end_began;  ///< the request to end it, or the first sign of its death
+    std::string lost_by;                         ///< the first sign of an unasked death, in words
+    WorkerState lost_in{};                       ///< the state it was in then
+    LastSigns last_signs;
+    bool gpu_refused = false;                      ///< never started: its GPU is quarantined
     std::optional<Error> failure;                  ///< a load that failed in an orderly way
     std::optional<Clock::time_point> drain_until;  ///< set when it was asked to drain
     bool drained = false;
     bool sigterm_sent = false;
+    bool sigabrt_sent = false;
     bool sigkill_sent = false;
     bool cannot_be_ended = false;     ///< not even by SIGKILL; nobody waits for it any more
     std::optional<ProcessExit> exit;  ///< reaped
@@ -69,12 +106,18 @@ struct WorkerProcess {
     void send(std::string packet, std::vector<UniqueFd> fds = {}) const {
         if (link) link->send(std::move(packet), std::move(fds));
     }
+    /// A sample of its GPU.
+    void took(const GpuShare& share);
+    /// It is reaped, and nothing it may still have said is of interest: takes what is left of its output.
+    void close();
     /// Clients of all its channels get their end of file now.
     void cut_channels();
     /// What was in flight at its drain deadline is given up: ending then is what it was asked for.
     [[nodiscard]] bool drain_deadline_passed() const { return drain_until && Clock::now() >= *drain_until; }
     /// How it ended, from what was asked of it and what the keeper saw.
     [[nodiscard]] Ended ended() const;
+    /// Its end is the first that was heard of it; what its exit says is all there is to know.
+    [[nodiscard]] bool died_without_warning() const;
     [[nodiscard]] std::chrono::milliseconds ready_for() const;
 };
 

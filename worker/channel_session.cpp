@@ -79,10 +79,13 @@ void ChannelSession::open() {
     state_ = State::opening;
     const config::ChannelLimits& limits = context_.spec.channel;
     const bool stateful = context_.spec.state == config::StateScope::channel;
-    auto prepare = [slabs = slabs_, &limits, stateful, &model = context_.model]() -> Result<> {
-        if (stateful)
-            if (Result<> reset = model.reset(); !reset)
+    auto prepare = [slabs = slabs_, &context = context_, &limits, stateful]() -> Result<> {
+        if (stateful) {
+            const auto words = [&](BoundedText& text) { text << context.spec.reset_method << "()"; };
+            const RunningMark mark{context.page, Clock::now(), words};
+            if (Result<> reset = context.model.reset(); !reset)
                 return std::move(reset).error().during("resetting the model for a new channel");
+        }
         if (Result<> made = slabs->add(wire::SlabDirection::input, limits.input_bytes); !made) return made;
         return slabs->add(wire::SlabDirection::output, limits.output_bytes);
     };

@@ -28,6 +28,7 @@ struct SessionContext {
     std::span<std::byte> receive_buffer;
     Executor& executor;
     Dispatcher& dispatcher;
+    StatusPage* page;  ///< where there is one
     const Identity& identity;
     const config::ModelSpec& spec;
     Model& model;
@@ -72,9 +73,12 @@ public:
 
     [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
     [[nodiscard]] State state() const noexcept { return state_; }
+    /// This end's descriptor, the session's own; -1 once closed.
+    [[nodiscard]] int descriptor() const noexcept { return state_ == State::closed ? -1 : stream_->descriptor(); }
     [[nodiscard]] bool is_flushed() const noexcept { return state_ == State::closed || stream_->outbox_empty(); }
     [[nodiscard]] bool peer_is_gone() const { return state_ == State::closed || stream_->peer_is_gone(); }
     [[nodiscard]] std::uint64_t slab_bytes() const { return slabs_ ? slabs_->size_bytes() : 0; }
+    [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return stream_ ? stream_->ignored_frames() : 0; }
     /// Whether its hello was answered by an error.
     [[nodiscard]] bool was_refused() const noexcept { return refused_; }
     /// For the last act: whoever holds it last frees the memory.

@@ -146,9 +146,9 @@ Result<std::vector<TensorView>> check_inputs(const config::MethodSpec& method, s
 
 Result<std::vector<ParameterValue>> check_parameters(const config::MethodSpec& method,
                                                      const boost::json::object& given) {
-    for (const auto& [key, value] : given)
-        if (std::ranges::none_of(method.parameters, [&](const auto& spec) { return spec.name == key; }))
-            return invalid(method, fmt::format("it takes no parameter \"{}\"", std::string_view{key}),
+    for (const auto& member : given)
+        if (std::ranges::none_of(method.parameters, [&](const auto& spec) { return spec.name == member.key(); }))
+            return invalid(method, fmt::format("it takes no parameter \"{}\"", std::string_view{member.key()}),
                            fmt::format("its parameters: {}", names_of(method.parameters)));
 
     std::vector<ParameterValue> values;

@@ -5,6 +5,7 @@
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
+#include "ipc/dtype.h"
 #include "worker/limits.h"
 
 namespace bulkhead::worker {
@@ -27,6 +28,21 @@ Result<> run_guarded(Model& model, const Request& request, RequestOutputs& outpu
                      fmt::format("running method \"{}\": {}", request.method->name, exception.what()),
                      {}};
     }
+}
+
+/// "forward(input_ids int64[1,16], attention_mask int64[1,16])"
+void describe(const Request& request, BoundedText& text) noexcept {
+    text << request.method->name << "(";
+    for (const TensorView& input : request.inputs) {
+        if (&input != &request.inputs.front()) text << ", ";
+        text << input.name << " " << to_string(input.dtype) << "[";
+        for (const std::int64_t& dim : input.dims) {
+            if (&dim != input.dims.data()) text << ",";
+            text << dim;
+        }
+        text << "]";
+    }
+    text << ")";
 }
 
 Error deadline_passed(const Request& request, bool running, Clock::time_point now) {
@@ -53,8 +69,8 @@ struct Dispatcher::Outcome {
     Clock::time_point ended;
 };
 
-Dispatcher::Dispatcher(boost::asio::io_context& io, Executor& executor, Events events)
-    : io_{io}, executor_{executor}, events_{std::move(events)},
+Dispatcher::Dispatcher(boost::asio::io_context& io, Executor& executor, StatusPage* page, Events events)
+    : io_{io}, executor_{executor}, page_{page}, events_{std::move(events)},
       deadlines_{io, [this] { return enforce_deadlines(); }}, idle_{io, [this] { return idle_due(); }} {}
 
 void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
@@ -84,7 +100,10 @@ void Dispatcher::start_next() {
     deadlines_.no_later_than(started_ + request_deadline_ + limits::overrun_grace);
     executor_.post([this, &request = *running_] {
         Outcome outcome{{}, std::make_unique<RequestOutputs>(request.slabs, *model_), Clock::now(), {}};
-        outcome.result = run_guarded(*model_, request, *outcome.outputs);
+        {
+            const RunningMark mark{page_, outcome.started, [&](BoundedText& text) { describe(request, text); }};
+            outcome.result = run_guarded(*model_, request, *outcome.outputs);
+        }
         if (!outcome.result) outcome.outputs->take_back();
         outcome.ended = Clock::now();
         boost::asio::post(io_, [this, done = std::move(outcome)]() mutable { finished(done); });

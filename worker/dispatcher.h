@@ -13,6 +13,7 @@
 #include "worker/request.h"
 #include "worker/request_outputs.h"
 #include "worker/scheduler.h"
+#include "worker/status_page.h"
 
 namespace bulkhead::worker {
 
@@ -32,7 +33,8 @@ public:
         /// Once in a life: an inference exceeds the model's request deadline; who hears it ends this process.
         std::function<void(const Request&, std::chrono::milliseconds running)> overrun;
     };
-    Dispatcher(boost::asio::io_context& io, Executor& executor, Events events);
+    /// `page`, where there is one, tells what runs; it must outlive the executor's jobs.
+    Dispatcher(boost::asio::io_context& io, Executor& executor, StatusPage* page, Events events);
 
     /// Before the first `submit`. The model must outlive the executor's jobs.
     void serve(Model& model, const config::ModelSpec& spec);
@@ -48,6 +50,8 @@ public:
     /// A request that did not get as far as `submit`.
     void count_refused() noexcept { ++requests_, ++errors_; }
 
+    /// Whether `busy` was the last of the two events.
+    [[nodiscard]] bool busy() const noexcept { return busy_; }
     [[nodiscard]] std::size_t queued() const noexcept { return scheduler_.size(); }
     [[nodiscard]] std::size_t in_flight() const noexcept { return queued() + (running_ ? 1 : 0); }
     [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
@@ -65,6 +69,7 @@ private:
 
     boost::asio::io_context& io_;
     Executor& executor_;
+    StatusPage* page_;
     Events events_;
     Model* model_ = nullptr;
     std::chrono::milliseconds request_deadline_{0};

@@ -2,8 +2,6 @@
 
 #include <pthread.h>
 
-#include "worker/fatal_signals.h"
-
 namespace bulkhead::worker {
 
 Executor::Executor() {

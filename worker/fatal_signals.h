@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <memory>
 
@@ -17,9 +19,21 @@ private:
     std::unique_ptr<std::byte[]> bytes_;
 };
 
-/// From now on SIGSEGV, SIGABRT, SIGBUS, SIGFPE and SIGILL write one `dying` packet on `link_fd` before they end
-/// the process as they would have: the kernel closes sockets only after it has freed the memory, 100 to 200 ms
-/// later for some GB. The handler only sends and re-raises, which is all that is safe there.
+/// From now on SIGSEGV, SIGABRT, SIGBUS, SIGFPE and SIGILL write a `dying` packet on `link_fd`, then a `backtrace`,
+/// before they end the process as they would have: the kernel closes sockets only after it has freed the memory, 100
+/// to 200 ms later for some GB. Nothing in the handler allocates, and what it may wait for is bounded.
+///
+/// A SIGABRT that another process sends asks where this one hangs: the suspect tells, see below.
 void report_fatal_signals(int link_fd) noexcept;
+
+/// While this lives, the calling thread works on something that may hang: a SIGABRT from another process, whichever
+/// thread receives it, is about this one. One at a time.
+class HangSuspect {
+public:
+    HangSuspect() noexcept;
+    ~HangSuspect();
+    HangSuspect(const HangSuspect&) = delete;
+    HangSuspect& operator=(const HangSuspect&) = delete;
+};
 
 }  // namespace bulkhead::worker

@@ -18,6 +18,8 @@ inline constexpr std::chrono::milliseconds idle_after = 100ms;
 inline constexpr std::chrono::milliseconds overrun_grace = 500ms;
 /// Between two `progress` packets of one load.
 inline constexpr std::chrono::milliseconds progress_interval = 100ms;
+/// Reports of progress that wait for the event loop to say them.
+inline constexpr std::size_t progress_marks_max = 64;
 /// What SIGTERM leaves for what is in flight: below the shortest sensible kill deadline.
 inline constexpr std::chrono::milliseconds terminate_drain = 2s;
 /// The last words on the link, before the process ends.

@@ -40,7 +40,7 @@ Result<LinkMessage> parse_link_message(Packet& packet) {
     if (type == "configure") return LinkMessage{ConfigureMessage{std::move(object)}};
     if (type == "grant") return LinkMessage{GrantMessage{}};
     if (type == "statistics_asked") return LinkMessage{StatisticsAskedMessage{}};
-    if (type == "hello_asked") return LinkMessage{HelloAskedMessage{}};
+    if (type == "hello_asked") return LinkMessage{HelloAskedMessage{whole_number<std::uint64_t>(object, "nonce")}};
     if (type == "drain") {
         const auto deadline_ms = whole_number<std::uint32_t>(object, "deadline_ms");
         if (!deadline_ms) return malformed("drain without deadline_ms");

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <variant>
@@ -32,7 +33,9 @@ struct DrainMessage {
     std::chrono::milliseconds deadline{0};
 };
 struct StatisticsAskedMessage {};
-struct HelloAskedMessage {};
+struct HelloAskedMessage {
+    std::optional<std::uint64_t> nonce;  ///< comes back in the hello
+};
 
 using LinkMessage = std::variant<ConfigureMessage, GrantMessage, ChannelMessage, DrainMessage, StatisticsAskedMessage,
                                  HelloAskedMessage>;

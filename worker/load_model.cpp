@@ -14,6 +14,7 @@
 #include "worker/model_file.h"
 #include "worker/package_cache.h"
 #include "worker/package_metadata.h"
+#include "worker/read_ahead.h"
 #include "worker/runtime.h"
 #include "worker/torchscript_runtime.h"
 #include "worker/write_outputs.h"
@@ -223,13 +224,20 @@ Result<> LoadedModel::load_torchscript_file(const ModelFile& file) {
     auto runtime = load_torchscript(file, spec_, device_->device(), methods_, read);
     if (!runtime) return runtime.error();
     runtime_ = std::move(runtime.value());
+    report("reading", file.size_bytes(), file.size_bytes(), "bytes", "");  // LibTorch reads what it needs, no more
     return {};
 }
 
 Result<> LoadedModel::load_package(const ModelFile& file) {
-    const auto read = [&](std::uint64_t done) { report("reading", done, 2 * file.size_bytes(), "bytes", ""); };
+    const std::uint64_t to_read = 2 * file.size_bytes();  // hashed, then unpacked
+    bool was_read = false;
+    const auto read = [&](std::uint64_t done) {
+        was_read = true;
+        report("reading", done, to_read, "bytes", "");
+    };
     auto package = PackageCache{context_.cache}.open(file, read);
     if (!package) return package.error();
+    if (was_read) report("reading", to_read, to_read, "bytes", "");  // what it holds besides AOTInductor's is left out
     package_ = std::move(package.value());
     auto compiled = find_compiled_model(package_.folder);
     if (!compiled) return compiled.error().during(spec_.file.string());
@@ -237,9 +245,10 @@ Result<> LoadedModel::load_package(const ModelFile& file) {
     if (auto taken = take_device(file.size_bytes()); !taken) return taken.error();
     const auto machine = Machine::here(context_.cuda ? "cuda" : "cpu", device_->compute_capability());
     if (auto fits = check_compatible(compiled.value(), machine); !fits) return fits.error().during(spec_.file.string());
-    report("loading", 0, 1, "steps", compiled.value().library.filename().string());
+    const auto name = compiled.value().library.filename().string();
+    read_ahead(compiled.value().folder,
+               [&](std::uint64_t done, std::uint64_t total) { report("loading", done, total, "bytes", name); });
     runtime_ = device_->load_aoti(spec_, compiled.value().library.string(), compiled.value().folder.string());
-    report("loading", 1, 1, "steps", "");
     return {};
 }
 

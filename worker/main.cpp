@@ -69,6 +69,9 @@ int main(int argc, char** argv) {
     spdlog::set_pattern("%l: %v");
     const SignalStack signal_stack;
     report_fatal_signals(link_fd);
+    // On this thread, which lives as long as the process. Never destroyed: the kernel lets go of the word.
+    Result<std::unique_ptr<StatusPage>> page = StatusPage::make();
+    if (!page) spdlog::warn("{}; a death of this worker is noticed later", page.error().text());
 
     boost::asio::io_context io{1};
     Server server{io,
@@ -77,6 +80,7 @@ int main(int argc, char** argv) {
                    .cache = environment("BULKHEAD_CACHE"),
                    .load = load_model,
                    .torch_version = torch_version(),
+                   .page = page ? page->release() : nullptr,
                    // Without destructors: the driver's teardown returns all device memory, captured or not.
                    .exit = [](int status) { ::_exit(status); }}};
 

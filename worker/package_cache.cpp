@@ -12,7 +12,9 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
+#include "ipc/text.h"
 #include "worker/package_archive.h"
 #include "worker/package_manifest.h"
 
@@ -157,7 +159,10 @@ std::optional<UnpackedPackage> PackageCache::hold(const std::string& name) const
     UniqueFd lock{::open(entry.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)};
     // Who has it exclusively is about to rename it: waiting would end with a folder that is gone.
     if (!lock || ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 || !is_at(lock, entry)) return std::nullopt;
-    if (!matches_manifest(entry)) {
+    if (const std::string damaged = damaged_file(entry); !damaged.empty()) {
+        spdlog::warn("{} is not as it was unpacked: somebody wrote into the package cache, whose code is run here; the "
+                     "package is unpacked again. Let nothing but Bulkhead write there",
+                     made_printable((entry / damaged).string(), limits::package_path_bytes_max));
         lock.reset();
         if (auto alone = lock_folder(entry, LOCK_EX); alone && is_at(alone, entry)) remove_entry(folder_, entry);
         return std::nullopt;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <fstream>
@@ -86,9 +87,11 @@ std::vector<UnpackedFile> read_manifest(const std::filesystem::path& folder) {
     }
 }
 
-bool matches_manifest(const std::filesystem::path& folder) {
+std::string damaged_file(const std::filesystem::path& folder) {
     const auto files = read_manifest(folder);
-    return !files.empty() && std::ranges::all_of(files, [&](const auto& file) { return matches(folder, file); });
+    if (files.empty()) return manifest_name;
+    const auto damaged = std::ranges::find_if(files, [&](const auto& file) { return !matches(folder, file); });
+    return damaged == files.end() ? std::string{} : damaged->path;
 }
 
 }  // namespace bulkhead::worker

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "ipc/error.h"
@@ -18,8 +19,9 @@ namespace bulkhead::worker {
 /// Reads it back. Empty when it is missing, or not one that `write_manifest` writes.
 [[nodiscard]] std::vector<UnpackedFile> read_manifest(const std::filesystem::path& folder);
 
-/// True when every listed file is there as it was unpacked. A file whose size and change time are those of the
-/// manifest is not read again: any write would have moved the change time.
-[[nodiscard]] bool matches_manifest(const std::filesystem::path& folder);
+/// The first listed file that is not there as it was unpacked, or the manifest itself; empty when the folder is whole.
+/// A file whose size and change time are those of the manifest is not read again: any write would have moved the
+/// change time.
+[[nodiscard]] std::string damaged_file(const std::filesystem::path& folder);
 
 }  // namespace bulkhead::worker

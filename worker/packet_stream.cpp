@@ -6,6 +6,7 @@
 
 #include <array>
 #include <string>
+#include <utility>
 
 #include <boost/asio/post.hpp>
 
@@ -36,7 +37,9 @@ void PacketStream::wait_readable() {
 }
 
 void PacketStream::wait_writable() {
+    if (std::exchange(awaits_room_, true)) return;
     socket_.async_wait(descriptor_base::wait_write, [self = shared_from_this()](boost::system::error_code failed) {
+        self->awaits_room_ = false;
         if (failed || !self->open_ || !self->flush()) return;
         if (self->events_.flushed) self->events_.flushed();
     });
@@ -53,12 +56,15 @@ void PacketStream::read_packets() {
         }
         if (*outcome == ReceiveOutcome::would_block) break;
         if (*outcome == ReceiveOutcome::closed) return lose("the peer has closed its end");
-        if (!packet.bytes.empty()) events_.packet(packet);
+        if (packet.bytes.empty())
+            ++ignored_frames_;
+        else
+            events_.packet(packet);
     }
     if (open_ && !lost_) wait_readable();
 }
 
-PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, int fd) {
+PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, int fd, std::size_t reserve) {
     if (!open_ || lost_) return Sent::closed;
     if (outbox_.empty()) {
         const Result<> sent = send_packet(socket_.native_handle(), bytes, {&fd, fd >= 0 ? 1U : 0U});
@@ -68,11 +74,34 @@ PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, int fd) 
             return Sent::closed;
         }
         wait_writable();
-    } else if (outbox_.size() >= limits::outbox_messages_max) {
+    } else if (outbox_.size() >= limits::outbox_messages_max + reserve) {
         return Sent::outbox_full;
     }
     outbox_.push_back({{bytes.begin(), bytes.end()}, fd});
     return Sent::queued;
+}
+
+PacketStream::Sent PacketStream::send_now(std::span<const std::byte> bytes, std::span<const int> fds) {
+    if (!open_ || lost_) return Sent::closed;
+    if (outbox_.empty()) {
+        const Result<> sent = send_packet(socket_.native_handle(), bytes, fds, packet_fds_kernel_max);
+        if (sent) return Sent::yes;
+        if (sent.error().code == ErrorCode::worker_lost) {
+            lose(sent.error().attempt);
+            return Sent::closed;
+        }
+        if (sent.error().code != ErrorCode::queue_full) return Sent::refused;
+    }
+    wait_writable();
+    return Sent::queued;
+}
+
+bool PacketStream::has_room() {
+    if (!open_ || lost_) return false;
+    pollfd entry{socket_.native_handle(), POLLOUT, 0};
+    if (outbox_.empty() && ::poll(&entry, 1, 0) > 0) return true;
+    wait_writable();
+    return false;
 }
 
 bool PacketStream::flush() {

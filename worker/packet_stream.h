@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -25,22 +26,31 @@ namespace bulkhead::worker {
 class PacketStream : public std::enable_shared_from_this<PacketStream> {
 public:
     struct Events {
-        std::function<void(Packet&)> packet;         ///< never an empty one: those mean nothing
+        std::function<void(Packet&)> packet;         ///< never an empty one: those mean nothing, and are counted
         std::function<void(const Error&)> refused;   ///< a packet beyond the bounds was dropped
         std::function<void(std::string_view)> lost;  ///< once: the peer is gone, or the socket failed
-        std::function<void()> flushed;               ///< the outbox has become empty; may be absent
+        std::function<void()> flushed;               ///< the outbox is empty and the socket free again; may be absent
     };
-    enum class Sent { yes, queued, outbox_full, closed };
+    enum class Sent { yes, queued, outbox_full, refused, closed };
 
     /// `receive_buffer` is the loop's one buffer of `packet_bytes_max`; a packet lies there while its event runs.
     static std::shared_ptr<PacketStream> make(boost::asio::io_context& io, UniqueFd socket,
                                               std::span<std::byte> receive_buffer, Events events);
 
-    /// Sends at once or queues; an `fd` must stay open until the outbox is empty.
-    Sent send(std::span<const std::byte> bytes, int fd = -1);
+    /// Sends at once or queues; an `fd` must stay open until the outbox is empty. `reserve` more may be queued than
+    /// the bound says.
+    Sent send(std::span<const std::byte> bytes, int fd = -1, std::size_t reserve = 0);
+    /// Sends at once or not at all: `queued` means that it was not sent, and that `flushed` comes when it may be tried
+    /// again; `refused`, that the kernel does not take it at all, such as for too many descriptors in flight.
+    Sent send_now(std::span<const std::byte> bytes, std::span<const int> fds);
+    /// Whether the peer reads: nothing is queued here and most of the socket is free. If not, `flushed` tells when.
+    [[nodiscard]] bool has_room();
 
     [[nodiscard]] bool outbox_empty() const noexcept { return outbox_.empty(); }
+    [[nodiscard]] int descriptor() noexcept { return socket_.native_handle(); }
     [[nodiscard]] bool is_open() const noexcept { return open_; }
+    /// Empty packets that came.
+    [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return ignored_frames_; }
     /// Whether the peer has closed its end, seen before its event comes.
     [[nodiscard]] bool peer_is_gone() const;
 
@@ -69,8 +79,10 @@ private:
     std::span<std::byte> receive_buffer_;
     Events events_;
     std::deque<Outgoing> outbox_;
+    std::uint64_t ignored_frames_ = 0;
     bool open_ = true;
     bool lost_ = false;
+    bool awaits_room_ = false;
 };
 
 }  // namespace bulkhead::worker

@@ -52,17 +52,18 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                      if (phase_ != Phase::ended)
                          std::visit([this](auto& content) { on_link(std::move(content)); }, message);
                  },
-             .lost = [this] { leave(1); }}},
+             .lost = [this] { leave(1); },
+             .hello = [this](bool with_descriptors) { return hello(with_descriptors); },
+             .caught_up =
+                 [this] {
+                     say_activity();
+                     if (statistics_owed_) say_statistics();
+                 }}},
       dispatcher_{io,
                   executor_,
-                  {.busy =
-                       [this] {
-                           link_.send({{"type", "busy"}, {"in_flight", dispatcher_.in_flight()}});
-                       },
-                   .idle =
-                       [this] {
-                           link_.send({{"type", "idle"}, {"in_flight", 0}});
-                       },
+                  options_.page,
+                  {.busy = [this] { say_activity(); },
+                   .idle = [this] { say_activity(); },
                    .settled = [this] { finish_drain_if_done(); },
                    .overrun =
                        [this](const Request& request, milliseconds running) {
@@ -87,23 +88,66 @@ Server::~Server() {
     if (progress_) progress_->finish();
 }
 
-void Server::start() { say_hello(); }
+void Server::start() { link_.say_hello(); }
 
-void Server::say_hello() {
-    static constexpr std::string_view phase_names[] = {"starting", "loading", "ready", "draining", "ended"};
+std::string_view Server::phase_name() const {
+    switch (phase_) {
+    case Phase::starting: return "starting";
+    case Phase::loading: return capturing_ ? "capturing" : "loading";
+    case Phase::ready: return "ready";
+    case Phase::draining:
+    case Phase::ended: break;
+    }
+    return "draining";
+}
+
+HelloPacket Server::hello(bool with_descriptors) const {
+    static constexpr std::string_view grants[] = {"none", "asked", "given"};
+    const bool page = with_descriptors && options_.page != nullptr;
+    std::vector<int> fds;
+    if (page) fds.push_back(options_.page->fd());
     boost::json::array channels;
-    for (const auto& [id, session] : sessions_) channels.emplace_back(id);
-    link_.send({{"type", "hello"},
-                {"protocol", {link_version, link_version}},
-                {"model", options_.identity.model},
-                {"replica", options_.identity.replica},
-                {"generation", options_.identity.generation},
-                {"pid", ::getpid()},
-                {"state",
-                 {{"configured", phase_ != Phase::starting},
-                  {"phase", phase_names[static_cast<std::size_t>(phase_)]},
-                  {"in_flight", dispatcher_.in_flight()}}},
-                {"channels", std::move(channels)}});
+    for (const auto& [id, session] : sessions_) {
+        if (session->state() == ChannelSession::State::closed) continue;
+        channels.emplace_back(id);
+        if (with_descriptors && fds.size() < packet_fds_kernel_max) fds.push_back(session->descriptor());
+    }
+    boost::json::object message{{"type", "hello"},
+                                {"protocol", {link_version, link_version}},
+                                {"model", options_.identity.model},
+                                {"replica", options_.identity.replica},
+                                {"generation", options_.identity.generation},
+                                {"pid", ::getpid()},
+                                {"state",
+                                 {{"configured", phase_ != Phase::starting},
+                                  {"phase", phase_name()},
+                                  {"in_flight", dispatcher_.in_flight()},
+                                  {"grant", grants[static_cast<std::size_t>(grant_state_)]}}},
+                                {"channels", std::move(channels)}};
+    if (page) message["page"] = true;
+    if (nonce_) message["nonce"] = *nonce_;
+    if (!model_) return {std::move(message), std::move(fds)};
+    message["loaded"] = readiness();
+    // Counters of very many buckets beside the description of very many methods: the former can be asked for.
+    if (boost::json::serialize(message).size() > packet_bytes_max)
+        message["loaded"].as_object()["graphs"] = boost::json::object{};
+    return {std::move(message), std::move(fds)};
+}
+
+boost::json::object Server::readiness() const {
+    return {{"load_ms", load_time_.count()},
+            {"methods", methods_},
+            {"torch", options_.torch_version},
+            {"device", model_->device_name()},
+            {"graphs", model_->graphs()}};
+}
+
+void Server::say_activity() {
+    if (phase_ != Phase::ready && phase_ != Phase::draining) return;
+    if (dispatcher_.busy())
+        link_.send({{"type", "busy"}, {"in_flight", dispatcher_.in_flight()}});
+    else
+        link_.send({{"type", "idle"}, {"in_flight", 0}});
 }
 
 void Server::on_link(ConfigureMessage message) {
@@ -123,24 +167,24 @@ void Server::load() {
     LoadContext context{.cache = options_.cache,
                         .cuda = cuda_,
                         .progress =
-                            [progress = progress_](std::string_view phase, std::uint64_t done, std::uint64_t total,
-                                                   std::string_view unit, std::string_view detail) {
-                                progress->update({{"type", "progress"},
-                                                  {"phase", phase},
-                                                  {"done", done},
-                                                  {"total", total},
-                                                  {"unit", unit},
-                                                  {"detail", detail}});
+                            [this](std::string_view phase, std::uint64_t done, std::uint64_t total,
+                                   std::string_view unit, std::string_view detail) {
+                                capturing_ = phase == "capturing";
+                                if (options_.page != nullptr)
+                                    options_.page->step([&](BoundedText& text) { text << phase << " " << detail; });
+                                progress_->update({phase, done, total, unit, detail});
                             },
                         .wait_for_grant =
                             [this](std::uint64_t device_bytes) {
                                 boost::asio::post(io_, [this, device_bytes] {
+                                    grant_state_ = GrantState::asked;
                                     link_.send({{"type", "grant_asked"}, {"device_bytes", device_bytes}});
                                 });
                                 return grant_.wait(spec_.deadlines.load);
                             }};
     executor_.post([this, context = std::move(context)] {
         Result<std::unique_ptr<Model>> model = [&]() -> Result<std::unique_ptr<Model>> {
+            const RunningMark mark{options_.page, load_started_, [](BoundedText& text) { text << "loading"; }};
             try {
                 return options_.load(spec_, context);
             } catch (const std::exception& exception) {
@@ -163,17 +207,14 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
                   fmt::format("declare fewer methods or shorter names: at most {} bytes", wire::json_bytes_max)});
     model_ = std::move(*model);
     dispatcher_.serve(*model_, spec_);
-    context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.identity, spec_, *model_,
-                                    methods_, channel_in_flight_max(spec_), options_.hello_deadline});
+    context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, options_.identity,
+                                    spec_, *model_, methods_, channel_in_flight_max(spec_), options_.hello_deadline});
     phase_ = Phase::ready;
-    const auto load_ms = duration_cast<milliseconds>(Clock::now() - load_started_).count();
-    spdlog::info("ready after {} ms on {}", load_ms, model_->device_name());
-    link_.send({{"type", "ready"},
-                {"load_ms", load_ms},
-                {"methods", methods_},
-                {"torch", options_.torch_version},
-                {"device", model_->device_name()},
-                {"graphs", model_->graphs()}});
+    load_time_ = duration_cast<milliseconds>(Clock::now() - load_started_);
+    spdlog::info("ready after {} ms on {}", load_time_.count(), model_->device_name());
+    boost::json::object message = readiness();
+    message["type"] = "ready";
+    link_.send(message);
 }
 
 void Server::fail_load(const Error& error) {
@@ -182,25 +223,36 @@ void Server::fail_load(const Error& error) {
     leave(exit_status_of(error, spec_));
 }
 
-void Server::on_link(GrantMessage /*message*/) { grant_.give(); }
+void Server::on_link(GrantMessage /*message*/) {
+    grant_state_ = GrantState::given;
+    grant_.give();
+}
 
 void Server::on_link(StatisticsAskedMessage /*message*/) { say_statistics(); }
 
-void Server::on_link(HelloAskedMessage /*message*/) { say_hello(); }
+void Server::on_link(HelloAskedMessage message) {
+    nonce_ = message.nonce;
+    link_.say_hello();
+}
 
 void Server::on_link(DrainMessage message) { drain(message.deadline); }
 
 void Server::say_statistics() {
     std::uint64_t slab_bytes = 0;
-    for (const auto& [id, session] : sessions_) slab_bytes += session->slab_bytes();
-    link_.send({{"type", "statistics"},
-                {"requests", dispatcher_.requests()},
-                {"errors", dispatcher_.errors()},
-                {"in_flight", dispatcher_.in_flight()},
-                {"queued", dispatcher_.queued()},
-                {"channels", sessions_.size()},
-                {"graphs", model_ ? model_->graphs() : boost::json::object{}},
-                {"slabs", {{"bytes", slab_bytes}}}});
+    std::uint64_t ignored_frames = ignored_frames_past_;
+    for (const auto& [id, session] : sessions_) {
+        slab_bytes += session->slab_bytes();
+        ignored_frames += session->ignored_frames();
+    }
+    statistics_owed_ = !link_.send({{"type", "statistics"},
+                                    {"requests", dispatcher_.requests()},
+                                    {"errors", dispatcher_.errors()},
+                                    {"in_flight", dispatcher_.in_flight()},
+                                    {"queued", dispatcher_.queued()},
+                                    {"channels", sessions_.size()},
+                                    {"ignored_frames", ignored_frames},
+                                    {"graphs", model_ ? model_->graphs() : boost::json::object{}},
+                                    {"slabs", {{"bytes", slab_bytes}}}});
 }
 
 void Server::on_link(ChannelMessage message) {
@@ -292,7 +344,10 @@ void Server::ended(ChannelSession& session) {
 }
 
 void Server::reclaimed(std::uint64_t channel, bool was_refused) {
-    sessions_.erase(channel);
+    if (const auto found = sessions_.find(channel); found != sessions_.end()) {
+        ignored_frames_past_ += found->second->ignored_frames();
+        sessions_.erase(found);
+    }
     if (!was_refused) link_.send({{"type", "channel_closed"}, {"channel", channel}});
     if (waiting_ == channel) waiting_.reset();
     if (holder_ != channel) return;

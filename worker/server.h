@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -18,6 +19,7 @@
 #include "worker/limits.h"
 #include "worker/link.h"
 #include "worker/load_progress.h"
+#include "worker/status_page.h"
 
 namespace bulkhead::worker {
 
@@ -27,6 +29,7 @@ struct ServerOptions {
     std::filesystem::path cache;  ///< $BULKHEAD_CACHE
     std::function<Result<std::unique_ptr<Model>>(const config::ModelSpec&, const LoadContext&)> load;
     std::string torch_version;
+    StatusPage* page = nullptr;  ///< where there is one; outlives the server
     std::chrono::milliseconds hello_deadline = limits::hello_deadline;
     /// Ends the process at once. Where it returns, as in a test, the server does nothing more.
     std::function<void(int status)> exit;
@@ -58,7 +61,10 @@ private:
     void on_link(DrainMessage message);
     void on_link(StatisticsAskedMessage message);
     void on_link(HelloAskedMessage message);
-    void say_hello();
+    [[nodiscard]] HelloPacket hello(bool with_descriptors) const;
+    [[nodiscard]] boost::json::object readiness() const;  ///< the members of `ready` but its type
+    [[nodiscard]] std::string_view phase_name() const;
+    void say_activity();
     void say_statistics();
 
     void load();
@@ -85,17 +91,23 @@ private:
     config::ModelSpec spec_;
     bool cuda_ = false;
     Clock::time_point load_started_;
+    std::chrono::milliseconds load_time_{0};
     std::shared_ptr<LoadProgress> progress_;
+    std::atomic<bool> capturing_ = false;  ///< set by the loading thread
+    enum class GrantState : std::uint8_t { none, asked, given } grant_state_ = GrantState::none;
     Grant grant_;
-    std::unique_ptr<Model> model_;  ///< set once, when ready
+    bool statistics_owed_ = false;        ///< asked for while nobody read
+    std::optional<std::uint64_t> nonce_;  ///< of the last `hello_asked`
+    std::unique_ptr<Model> model_;        ///< set once, when ready
     boost::json::object methods_;
 
     Executor executor_;
     Dispatcher dispatcher_;
     std::optional<SessionContext> context_;  ///< once ready
     std::map<std::uint64_t, std::shared_ptr<ChannelSession>> sessions_;
-    std::optional<std::uint64_t> holder_;   ///< of a stateful model: the channel that has it
-    std::optional<std::uint64_t> waiting_;  ///< the one that gets it when the holder, which is gone, is reclaimed
+    std::uint64_t ignored_frames_past_ = 0;  ///< empty packets on channels that are gone
+    std::optional<std::uint64_t> holder_;    ///< of a stateful model: the channel that has it
+    std::optional<std::uint64_t> waiting_;   ///< the one that gets it when the holder, which is gone, is reclaimed
     Clock::time_point drain_until_ = Clock::time_point::max();
     Alarm drain_deadline_;
 };

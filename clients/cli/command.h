@@ -35,7 +35,15 @@ void add_logs(CLI::App& app, Session& session);
 void add_events(CLI::App& app, Session& session);
 void add_why(CLI::App& app, Session& session);
 void add_info(CLI::App& app, Session& session);
+void add_crashes(CLI::App& app, Session& session);
+void add_gpus(CLI::App& app, Session& session);
+void add_upgrade(CLI::App& app, Session& session);
+void add_reload(CLI::App& app, Session& session);
 void add_validate(CLI::App& app, Session& session);
+
+/// Reads the command line into `session`; `session.command` is then what to do.
+/// Returns  an exit status where nothing is left to do: help was shown, or wrong usage told
+[[nodiscard]] std::optional<int> parse(int argc, const char* const* argv, Session& session);
 
 /// The whole program. Returns  its exit status
 [[nodiscard]] int run(int argc, const char* const* argv);

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "clients/cli/command.h"
+#include "clients/cli/follow.h"
 #include "clients/cli/json_access.h"
 #include "clients/cli/limits.h"
 #include "clients/cli/output.h"
@@ -86,10 +87,12 @@ Result<int> down(const Session& session) {
     const UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(keeper), 0))};
     if (!pidfd && errno != ESRCH) return system_error(fmt::format("watching the keeper, pid {}", keeper), errno);
 
+    tell_of_new_supervisors(session, *control);
     const Result<Answer> stopped = control->call("daemon.stop");
     if (!stopped) return stopped.error();
-    const auto printed = session.json
-                             ? print_json(stopped->result)
+    const auto printed = session.json ? print_json(stopped->result)
+                         : bool_member(stopped->result, "receipts_lost")
+                             ? print("all is stopped; the supervisor ended before it could tell the receipts\n")
                              : print(render_receipts(array_member(stopped->result, "receipts"), Style::of(stdout)));
     if (!printed) return printed.error();
     if (pidfd)
@@ -115,9 +118,10 @@ void add_up(CLI::App& app, Session& session) {
 
 void add_down(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("down", "Unload every model and stop the daemon");
-    command->footer("Returns when the daemon's last process is gone. Prints a receipt per worker, as `unload` does.\n"
-                    "With --json: {\"receipts\":[…]}.\n"
-                    "\nExit status: 0 nothing runs any more, 1 failed, 3 no daemon answers.");
+    command->footer(
+        "Returns when the daemon's last process is gone. Prints a receipt per worker, as `unload` does.\n"
+        "With --json: {\"receipts\":[…]}; \"receipts_lost\" is true where the supervisor died before it told them.\n"
+        "\nExit status: 0 nothing runs any more, 1 failed, 3 no daemon answers.");
     command->callback([&session] { session.command = [&session] { return down(session); }; });
 }
 

@@ -32,6 +32,7 @@ struct Inference {
     std::int64_t repeat = 1;
     std::string deadline;
     std::string client = "bulkhead infer";
+    bool retry_safe = false;
 };
 
 struct Assignment {
@@ -198,7 +199,7 @@ Result<> save_outputs(const Reply& reply, const std::vector<Assignment>& wanted)
 }
 
 Result<int> print_reply(const Session& session, const Reply& reply, const std::vector<Assignment>& saved,
-                        std::vector<double>& ms) {
+                        std::vector<double>& ms, std::uint64_t replays) {
     const std::size_t count = ms.size();
     const Timing timing = timing_of(ms);
     const auto is_saved = [&](const std::string& name) {
@@ -216,6 +217,7 @@ Result<int> print_reply(const Session& session, const Reply& reply, const std::v
         if (count > 1)
             document["repeat"] = {
                 {"count", count}, {"min_ms", timing.min}, {"median_ms", timing.median}, {"max_ms", timing.max}};
+        if (replays > 0) document["replays"] = replays;
         return print_json(document);
     }
     std::string text;
@@ -228,6 +230,7 @@ Result<int> print_reply(const Session& session, const Reply& reply, const std::v
                                      ms_text(static_cast<double>(reply.run.count()) / 1000))
                        : fmt::format("{} requests: min {}, median {}, max {}\n", count, ms_text(timing.min),
                                      ms_text(timing.median), ms_text(timing.max));
+    if (replays > 0) text += fmt::format("{} of them sent once more, because the worker had died\n", replays);
     return print(text);
 }
 
@@ -258,6 +261,7 @@ Result<int> infer(const Session& session, const Inference& inference) {
     }
 
     Request request{.method = inference.method, .inputs = named, .parameters = std::move(*parameters)};
+    request.retry_safe = inference.retry_safe;
     request.deadline = config::parse_duration(inference.deadline).value_or(std::chrono::milliseconds{0});
     std::vector<double> ms;
     std::optional<Reply> last;
@@ -272,7 +276,7 @@ Result<int> infer(const Session& session, const Inference& inference) {
         last = std::move(*reply);
     }
     if (const Result<> written = save_outputs(*last, saved); !written) return written.error();
-    return print_reply(session, *last, saved, ms);
+    return print_reply(session, *last, saved, ms, channel->replays());
 }
 
 }  // namespace
@@ -301,6 +305,9 @@ void add_infer(CLI::App& app, Session& session) {
         ->check([](const std::string& text) {
             return config::parse_duration(text) ? "" : "write a whole number and a unit: 500ms, 30s, 2m";
         });
+    command->add_flag(
+        "--retry-safe", inference->retry_safe,
+        "Running a request twice does no harm: if the worker dies, it is sent once more, to the next one");
     command->add_option("--client", inference->client, "Who asks, for the daemon's logs and receipts")
         ->type_name("TEXT");
     command->footer(
@@ -309,11 +316,14 @@ void add_infer(CLI::App& app, Session& session) {
         "and are read straight into the memory shared with the worker. In JSON, both ways, numbers that are not\n"
         "finite are \"NaN\", \"Infinity\" and \"-Infinity\"; complex ones come as [real, imaginary] and go in as "
         ".npy.\n"
-        "Without --output the outputs are summed up in a line each.\n"
+        "Without --output the outputs are summed up in a line each. A worker that dies ends the command with\n"
+        "worker_lost; with --retry-safe only if the next one dies of the same request, too. A model with state gets\n"
+        "nothing twice.\n"
         "With --json: {\"outputs\":{NAME:{\"dtype\",\"shape\",\"data\"}},\"ms\"}, data as nested lists, left out "
         "where\n"
         "--output saved them; with --repeat ms is the median and "
-        "\"repeat\":{\"count\",\"min_ms\",\"median_ms\",\"max_ms\"}.\n"
+        "\"repeat\":{\"count\",\"min_ms\",\"median_ms\",\"max_ms\"}; \"replays\" counts\n"
+        "what was sent once more.\n"
         "\nExamples:\n  bulkhead infer minilm -i input_ids=@ids.npy -i attention_mask=@mask.npy -o embedding=out.npy\n"
         "  bulkhead infer minilm -i 'input_ids=[[101, 7592, 102]]' -i 'attention_mask=[[1, 1, 1]]' --json\n"
         "  bulkhead infer silero-vad -i x=@chunk.npy -p sr=16000 --repeat 1000\n"

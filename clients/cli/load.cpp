@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "clients/cli/command.h"
+#include "clients/cli/follow.h"
 #include "clients/cli/json_access.h"
 #include "clients/cli/limits.h"
 #include "clients/cli/output.h"
@@ -41,6 +42,7 @@ Result<json::value> call_with_progress(const Session& session, std::string_view 
     if (!control) return control.error();
     const auto shown = is_terminal(stderr) ? Progress::Mode::bars : Progress::Mode::lines;
     const auto mode = session.json ? Progress::Mode::none : shown;
+    tell_of_new_supervisors(session, *control);
     Progress progress{mode};
     if (mode != Progress::Mode::none) {
         control->on_notification([&](std::string_view name, const json::object& params) {
@@ -48,7 +50,10 @@ Result<json::value> call_with_progress(const Session& session, std::string_view 
         });
         json::object wanted;
         if (!choice.all) wanted["models"] = json::value_from(choice.models);
-        if (const auto subscribed = control->call("events.subscribe", std::move(wanted), limits::answer); !subscribed)
+        tell_of_new_supervisors(session, *control, [&control, wanted] {
+            static_cast<void>(control->call("events.subscribe", wanted, limits::answer));  // else: no progress is shown
+        });
+        if (const auto subscribed = control->call("events.subscribe", wanted, limits::answer); !subscribed)
             return subscribed.error();
     }
     json::object params = choice.params();
@@ -68,6 +73,7 @@ Result<int> load(const Session& session, const Choice& choice) {
 Result<int> unload(const Session& session, const Choice& choice) {
     Result<ControlClient> control = session.connect();
     if (!control) return control.error();
+    tell_of_new_supervisors(session, *control);
     const Result<Answer> answer = control->call("model.unload", choice.params());
     if (!answer) return answer.error();
     if (session.json) return print_json(answer->result);
@@ -97,6 +103,7 @@ void add_load(CLI::App& app, Session& session) {
     command->footer(
         "Ready means: loaded, warmed up, its graphs captured, one inference done. A bar shows how it goes; where\n"
         "standard error is no terminal, a line per phase. A model that is loaded already is simply ready.\n"
+        "It also lifts a quarantine. A supervisor that dies meanwhile is waited for: the load goes on.\n"
         "With --json: [{\"model\",\"replica\",\"state\",\"pid\",\"ms\"}].\n"
         "\nExamples:\n  bulkhead load minilm\n  bulkhead load --all --deadline 5m\n"
         "\nExit status: 0 all are ready, 1 the first one failed and why, 3 no daemon answers, 78 the model's\n"
@@ -129,9 +136,11 @@ void add_unload(CLI::App& app, Session& session) {
 void add_restart(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("restart", "Unload models and load them again; also lifts a quarantine");
     const auto choice = add_choice(command);
-    command->footer("With --json: {\"models\":[…],\"receipts\":[…]}, as load and unload have them.\n"
-                    "\nExamples:\n  bulkhead restart minilm\n  bulkhead restart --all\n"
-                    "\nExit status: 0 all are ready again, 1 failed, 3 no daemon answers.");
+    command->footer(
+        "If the supervisor dies meanwhile, the next one is asked anew: a model may then be restarted twice.\n"
+        "With --json: {\"models\":[…],\"receipts\":[…]}, as load and unload have them.\n"
+        "\nExamples:\n  bulkhead restart minilm\n  bulkhead restart --all\n"
+        "\nExit status: 0 all are ready again, 1 failed, 3 no daemon answers.");
     command->callback([&session, choice] {
         require_choice(*choice);
         session.command = [&session, choice] { return restart(session, *choice); };

@@ -1,6 +1,4 @@
-/// The commands that only look: ps, why, info, logs, events.
-
-#include <poll.h>
+/// The commands that look once: why, info, crashes, gpus.
 
 #include <cstdio>
 
@@ -22,34 +20,6 @@ Result<json::value> ask(ControlClient& control, std::string_view method, json::o
     return std::move(answer->result);
 }
 
-Result<int> show_workers(const Session& session) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    const Result<json::value> status = ask(*control, "fleet.status");
-    if (!status) return status.error();
-    const json::array& rows = array_member(*status, "models");
-    if (session.json) return print_json(rows);
-    return print(render_workers(rows, Style::of(stdout)));
-}
-
-/// A new picture at every event, and once a second for the counters, until the daemon or the reader goes away.
-Result<int> watch_workers(const Session& session) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    if (const auto subscribed = ask(*control, "events.subscribe"); !subscribed) return subscribed.error();
-    const bool redraw = is_terminal(stdout);
-    const Style style = Style::of(stdout);
-    for (;;) {
-        const Result<json::value> status = ask(*control, "fleet.status");
-        if (!status) return status.error();
-        const std::string picture = render_workers(array_member(*status, "models"), style);
-        if (const auto printed = print((redraw ? "\x1b[H\x1b[2J" : "") + picture + (redraw ? "" : "\n")); !printed)
-            return printed.error();
-        pollfd ready{control->fd(), POLLIN, 0};
-        ::poll(&ready, 1, static_cast<int>(limits::watch.count()));  // what has come is read by the next call
-    }
-}
-
 Result<int> show_why(const Session& session, const std::string& model) {
     Result<ControlClient> control = session.connect();
     if (!control) return control.error();
@@ -66,137 +36,113 @@ Result<int> show_info(const Session& session) {
     return session.json ? print_json(*info) : print(render_info(*info, Style::of(stdout)));
 }
 
-struct Logs {
-    std::string model;
-    int lines = 100;
-    bool follow = false;
+struct Crashes {
+    std::string model;  ///< empty: all
+    int limit = 0;      ///< 0: not said
+    bool full = false;
 };
 
-Result<int> show_logs(const Session& session, const Logs& logs) {
+Result<int> show_crashes(const Session& session, const Crashes& crashes) {
     Result<ControlClient> control = session.connect();
     if (!control) return control.error();
+    json::object params{{"limit", crashes.limit > 0 ? crashes.limit : limits::crashes_shown}};
+    if (!crashes.model.empty()) params["model"] = crashes.model;
+    const Result<json::value> answer = ask(*control, "crashes.list", std::move(params));
+    if (!answer) return answer.error();
+    if (session.json) return print_json(*answer);
+    const json::array& reports = array_member(*answer, "crashes");
     const Style style = Style::of(stdout);
-    const auto print_line = [&](const json::value& line) {
-        return session.json ? print_json(line) : print(render_log_line(line, style));
-    };
-    std::vector<json::object> arrived;  // lines may overtake the answer that holds the earlier ones
-    control->on_notification([&](std::string_view method, const json::object& params) {
-        if (method == "log") arrived.push_back(params);
-    });
-    const Result<json::value> tail =
-        ask(*control, "logs.tail", {{"model", logs.model}, {"lines", logs.lines}, {"follow", logs.follow}});
-    if (!tail) return tail.error();
-    if (session.json && !logs.follow) return print_json(*tail);
-    for (const json::value& line : array_member(*tail, "lines"))
-        if (const auto printed = print_line(line); !printed) return printed.error();
-    while (logs.follow) {
-        for (const json::object& line : std::exchange(arrived, {}))
-            if (const auto printed = print_line(line); !printed) return printed.error();
-        if (const Result<> more = control->wait_notification(); !more) return more.error();
+    // Of one model the newest in full, or as many as were asked for; those before it in a line each.
+    const std::size_t in_full = crashes.full || (!crashes.model.empty() && crashes.limit > 0) ? reports.size()
+                                : crashes.model.empty()                                       ? 0
+                                                                                              : 1;
+    std::string text;
+    for (std::size_t i = 0; i < std::min(in_full, reports.size()); ++i)
+        text += (i > 0 ? "\n" : "") + render_crash_report(reports[i], style);
+    if (reports.size() > in_full || reports.empty()) {
+        const json::array rest(reports.begin() + static_cast<std::ptrdiff_t>(std::min(in_full, reports.size())),
+                               reports.end());
+        text += (text.empty() ? "" : "\nBefore it:\n") + render_crashes(rest, style);
     }
-    return exit_done;
+    return print(text);
 }
 
-struct Events {
-    std::vector<std::string> models;
-    std::int64_t count = 0;  ///< 0: until the daemon ends
-};
-
-Result<int> show_events(const Session& session, const Events& events) {
+Result<int> show_gpus(const Session& session, const std::string& lifted) {
     Result<ControlClient> control = session.connect();
     if (!control) return control.error();
-    std::vector<json::object> arrived;
-    control->on_notification([&](std::string_view method, const json::object& params) {
-        if (method == "event") arrived.push_back(params);
-    });
-    json::object params;
-    if (!events.models.empty()) params["models"] = json::value_from(events.models);
-    if (const auto subscribed = ask(*control, "events.subscribe", std::move(params)); !subscribed)
-        return subscribed.error();
-    const Style style = Style::of(stdout);
-    std::int64_t shown = 0;
-    for (;;) {
-        for (const json::object& event : std::exchange(arrived, {})) {
-            const auto printed = session.json ? print_json(event) : print(render_event(event, style));
-            if (!printed) return printed.error();
-            if (++shown == events.count) return exit_done;
-        }
-        if (const Result<> more = control->wait_notification(); !more) return more.error();
+    if (!lifted.empty()) {
+        const Result<json::value> was = ask(*control, "gpu.lift", {{"uuid", lifted}});
+        if (!was) return was.error();
+        if (session.json) return print_json(*was);
+        return print(fmt::format("{} is used again; it was quarantined: {}\n", one_line(lifted),
+                                 one_line(text_member(*was, "was"))));
     }
+    const Result<json::value> status = ask(*control, "gpu.status");
+    if (!status) return status.error();
+    return session.json ? print_json(*status) : print(render_gpus(*status, Style::of(stdout)));
 }
 
 }  // namespace
-
-void add_ps(CLI::App& app, Session& session) {
-    CLI::App* ps = app.add_subcommand("ps", "Show every worker: state, device, memory, requests");
-    const auto watch = std::make_shared<bool>(false);
-    ps->add_flag("--watch,-w", *watch, "Stay, and show the table again whenever something changes");
-    ps->footer(
-        "One row a replica. HOST is anonymous and shared memory, GPU the device memory of the process; \"-\" where\n"
-        "there is none. With --json: "
-        "[{\"model\",\"replica\",\"state\",\"pid\",\"device\",\"host_bytes\",\"gpu_bytes\",\n"
-        "\"requests\",\"errors\",\"restarts\",\"generation\",…}].\n"
-        "\nExamples:\n  bulkhead ps\n  bulkhead ps --watch\n  bulkhead ps --json | python3 -m json.tool\n"
-        "\nExit status: 0 done, 1 failed, 3 no daemon answers.");
-    ps->callback([&session, watch] {
-        if (*watch && session.json)
-            throw CLI::ValidationError("--watch", "prints many tables, --json one document: choose one");
-        session.command = [&session, watch] { return *watch ? watch_workers(session) : show_workers(session); };
-    });
-}
 
 void add_why(CLI::App& app, Session& session) {
     CLI::App* why = app.add_subcommand("why", "Say in a sentence why a model is in its state");
     const auto model = std::make_shared<std::string>();
     why->add_option("NAME", *model, "A model of the fleet")->required();
-    why->footer("Also how long each replica has been there, how its last process ended, and what its CUDA Graphs did.\n"
-                "With --json: {\"model\",\"state\",\"sentence\",\"replicas\",\"graphs\"}.\n"
-                "\nExample:\n  bulkhead why minilm\n"
-                "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
+    why->footer(
+        "Also how long each replica has been there, how its last process ended, where its crash report lies, and\n"
+        "what its CUDA Graphs did.\n"
+        "With --json: {\"model\",\"state\",\"sentence\",\"replicas\",\"graphs\"}.\n"
+        "\nExample:\n  bulkhead why minilm\n"
+        "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
     why->callback([&session, model] { session.command = [&session, model] { return show_why(session, *model); }; });
 }
 
 void add_info(CLI::App& app, Session& session) {
     CLI::App* info = app.add_subcommand("info", "Show the daemon: version, processes, fleet, GPUs");
     info->footer(
+        "CONTAINMENT says what ends a worker's own children: a cgroup, or their process group and a marker. The start "
+        "of\n"
+        "a supervisor is counted under its keeper: the second means that one died, or was upgraded.\n"
         "With --json: "
         "{\"version\",\"keeper_pid\",\"supervisor_pid\",\"socket\",\"fleet\",\"uptime_s\",\"torch\",\"gpus\",…}.\n"
         "\nExit status: 0 done, 1 failed, 3 no daemon answers.");
     info->callback([&session] { session.command = [&session] { return show_info(session); }; });
 }
 
-void add_logs(CLI::App& app, Session& session) {
-    CLI::App* logs = app.add_subcommand("logs", "Show what a model's processes printed");
-    const auto options = std::make_shared<Logs>();
-    logs->add_option("NAME", options->model, "A model of the fleet")->required();
-    logs->add_option("--lines,-n", options->lines, "How many of the latest lines")
-        ->check(CLI::Range(0, 2000))
-        ->capture_default_str();
-    logs->add_flag("--follow,-f", options->follow, "Stay, and show further lines as they come");
-    logs->footer(
-        "Each line: time, replica#generation, out (what it printed) or daemon (what is said of it), text,\n"
-        "with control characters escaped. Lines of "
-        "processes that have died are kept, within bounds.\n"
-        "With --json: {\"lines\":[{\"time\",\"replica\",\"generation\",\"stream\",\"text\"}]}; with -f one such line "
-        "object a line.\n"
-        "\nExamples:\n  bulkhead logs minilm\n  bulkhead logs minilm -f -n 0\n"
-        "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers, or it ended while followed.");
-    logs->callback(
-        [&session, options] { session.command = [&session, options] { return show_logs(session, *options); }; });
+void add_crashes(CLI::App& app, Session& session) {
+    CLI::App* command = app.add_subcommand("crashes", "Show the processes that died unasked, and why");
+    const auto crashes = std::make_shared<Crashes>();
+    command->add_option("NAME", crashes->model, "Only this model's, and the newest in full");
+    command->add_option("--limit,-n", crashes->limit, "At most so many, the newest; of NAME, all in full")
+        ->check(CLI::Range(1, 1000));
+    command->add_flag("--full", crashes->full, "Whole reports instead of a line each");
+    command->footer(
+        "A line each: when, who, how it ended, the cause in a sentence. A report has the backtrace, the last lines "
+        "that\n"
+        "the process printed, the request it was running (names and shapes, never contents), its memory, and what the\n"
+        "kernel or the driver said. Reports are files in logs/crashes/ beside the control socket; the oldest go "
+        "first.\n"
+        "With --json: {\"crashes\":[report…]}, newest first.\n"
+        "\nExamples:\n  bulkhead crashes\n  bulkhead crashes minilm\n  bulkhead crashes minilm --limit 3\n"
+        "\nExit status: 0 done, also when there are none; 1 failed, 3 no daemon answers.");
+    command->callback(
+        [&session, crashes] { session.command = [&session, crashes] { return show_crashes(session, *crashes); }; });
 }
 
-void add_events(CLI::App& app, Session& session) {
-    CLI::App* events = app.add_subcommand("events", "Show what happens, as it happens");
-    const auto options = std::make_shared<Events>();
-    events->add_option("NAME", options->models, "Only these models")->expected(0, -1);
-    events->add_option("--count,-n", options->count, "End after so many events")->check(CLI::PositiveNumber);
-    events->footer(
-        "Changes of state with their reason, progress of loads, receipts of unloads; one a line, with --json one\n"
-        "object a line. Without -n it ends when the daemon ends, with status 3.\n"
-        "\nExamples:\n  bulkhead events\n  bulkhead events minilm -n 10 --json\n"
-        "\nExit status: 0 done, 1 failed, 3 no daemon answers, or it ended meanwhile.");
-    events->callback(
-        [&session, options] { session.command = [&session, options] { return show_events(session, *options); }; });
+void add_gpus(CLI::App& app, Session& session) {
+    CLI::App* command = app.add_subcommand("gpus", "Show the GPUs, or lift the quarantine of one");
+    const auto lifted = std::make_shared<std::string>();
+    command->add_option("--lift", *lifted, "Use this GPU again")->type_name("UUID");
+    command->footer(
+        "A GPU is quarantined, which means that nothing new is started on it, when a process on it outlives SIGKILL, "
+        "or\n"
+        "when three different models failed on it within a minute: then it is the GPU, and none of the models.\n"
+        "With --json: {\"nvml\",\"reason\",\"gpus\":[{\"index\",\"uuid\",\"name\",\"quarantined\",\"total_bytes\",\n"
+        "\"free_bytes\",\"processes\",…}]}; with --lift {\"uuid\",\"was\"}.\n"
+        "\nExamples:\n  bulkhead gpus\n  bulkhead gpus --lift GPU-8f6c…\n"
+        "\nExit status: 0 done, 1 failed (such as to lift what is not quarantined), 3 no daemon answers.");
+    command->callback(
+        [&session, lifted] { session.command = [&session, lifted] { return show_gpus(session, *lifted); }; });
 }
 
 }  // namespace bulkhead::cli

@@ -1,5 +1,6 @@
 #include "clients/cli/render.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <ctime>
@@ -100,6 +101,14 @@ std::string clock_text(std::int64_t unix_ms) {
     return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec, unix_ms % 1000);
 }
 
+std::string date_text(std::int64_t unix_ms) {
+    const std::time_t seconds = unix_ms / 1000;
+    std::tm local{};
+    ::localtime_r(&seconds, &local);
+    return fmt::format("{:04}-{:02}-{:02} {}", local.tm_year + 1900, local.tm_mon + 1, local.tm_mday,
+                       clock_text(unix_ms));
+}
+
 json::object error_json(const Error& error) {
     return {{"code", to_string(error.code)}, {"attempt", error.attempt}, {"remedy", error.remedy}};
 }
@@ -137,30 +146,27 @@ json::object diagnostics_json(const std::vector<config::Diagnostic>& diagnostics
 }
 
 std::string render_workers(const json::array& rows, Style style) {
-    Table table{{{"MODEL"},
-                 {"REPLICA", true},
-                 {"STATE"},
-                 {"PID", true},
-                 {"DEVICE"},
-                 {"HOST", true},
-                 {"GPU", true},
-                 {"REQUESTS", true},
-                 {"ERRORS", true},
-                 {"RESTARTS", true},
-                 {"GENERATION", true}}};
+    const bool noted = std::ranges::any_of(rows, [](const auto& row) { return !text_member(row, "note").empty(); });
+    std::vector<Table::Column> columns{{"MODEL"},        {"REPLICA", true},  {"STATE"},           {"PID", true},
+                                       {"DEVICE"},       {"HOST", true},     {"GPU", true},       {"REQUESTS", true},
+                                       {"ERRORS", true}, {"RESTARTS", true}, {"GENERATION", true}};
+    if (noted) columns.push_back({"NOTE"});
+    Table table{std::move(columns)};
     for (const json::value& row : rows) {
         const bool erred = integer_member(row, "errors").value_or(0) > 0;
-        table.row({text_member(row, "model"),
-                   text_or_dash(row, "replica"),
-                   state_cell(row),
-                   text_or_dash(row, "pid"),
-                   text_or_dash(row, "device"),
-                   bytes_or_dash(row, "host_bytes"),
-                   bytes_or_dash(row, "gpu_bytes"),
-                   text_or_dash(row, "requests"),
-                   {text_or_dash(row, "errors"), erred ? Colour::red : Colour::plain},
-                   text_or_dash(row, "restarts"),
-                   text_or_dash(row, "generation")});
+        std::vector<Table::Cell> cells{text_member(row, "model"),
+                                       text_or_dash(row, "replica"),
+                                       state_cell(row),
+                                       text_or_dash(row, "pid"),
+                                       text_or_dash(row, "device"),
+                                       bytes_or_dash(row, "host_bytes"),
+                                       bytes_or_dash(row, "gpu_bytes"),
+                                       text_or_dash(row, "requests"),
+                                       {text_or_dash(row, "errors"), erred ? Colour::red : Colour::plain},
+                                       text_or_dash(row, "restarts"),
+                                       text_or_dash(row, "generation")};
+        if (noted) cells.push_back({text_member(row, "note"), Colour::yellow});
+        table.row(std::move(cells));
     }
     return table.text(style);
 }
@@ -211,10 +217,16 @@ std::string render_info(const json::value& info, Style style) {
     line("fleet", text_or_dash(info, "fleet"));
     line("socket", text_or_dash(info, "socket"));
     line("keeper", "pid " + text_or_dash(info, "keeper_pid"));
-    line("supervisor", "pid " + text_or_dash(info, "supervisor_pid"));
+    const auto starts = integer_member(info, "supervisor_starts").value_or(1);
+    line("supervisor", "pid " + text_or_dash(info, "supervisor_pid") +
+                           (starts > 1 ? fmt::format(", start {} under this keeper", starts) : ""));
+    if (const auto adopted = integer_member(info, "adopted").value_or(0); adopted > 0)
+        line("adopted", fmt::format("{} worker{} of the supervisor before", adopted, adopted == 1 ? "" : "s"));
     line("uptime", uptime_text(static_cast<std::uint64_t>(number_member(info, "uptime_s").value_or(0))));
     line("torch", text_or_dash(info, "torch"));
     line("gpus", gpus_text(info));
+    if (const std::string error = text_member(info, "fleet_error"); !error.empty())
+        line("fleet file", "invalid since it was read last; the fleet runs on as it was: " + error);
     if (member(info, "containment") != nullptr) line("containment", text_or_dash(info, "containment"));
     return text;
 }
@@ -255,6 +267,9 @@ std::string render_why(const json::value& why, Style style) {
             text += '\n';
         }
     }
+    for (const json::value& replica : replicas)
+        if (const std::string report = text_member(replica, "report"); !report.empty())
+            text += fmt::format("  crash report: {}\n", one_line(report));
     if (const json::value* graphs = member(why, "graphs");
         graphs != nullptr && graphs->is_object() && member(*graphs, "mode") != nullptr)
         text += graphs_lines(*graphs);

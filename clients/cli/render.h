@@ -24,6 +24,9 @@ namespace bulkhead::cli {
 /// "14:05:09.123", local time.
 [[nodiscard]] std::string clock_text(std::int64_t unix_ms);
 
+/// "2026-11-21 14:05:09.123", local time.
+[[nodiscard]] std::string date_text(std::int64_t unix_ms);
+
 /// "error: attempt (code)" and the remedy on a line of its own; with `as_json` the one object of --json.
 [[nodiscard]] std::string render_error(const Error& error, bool as_json, Style style);
 [[nodiscard]] boost::json::object error_json(const Error& error);
@@ -38,6 +41,9 @@ namespace bulkhead::cli {
 [[nodiscard]] std::string render_receipts(const boost::json::array& receipts, Style style);
 [[nodiscard]] std::string render_info(const boost::json::value& info, Style style);
 [[nodiscard]] std::string render_why(const boost::json::value& why, Style style);
+[[nodiscard]] std::string render_crashes(const boost::json::array& reports, Style style);
+[[nodiscard]] std::string render_crash_report(const boost::json::value& report, Style style);
+[[nodiscard]] std::string render_gpus(const boost::json::value& status, Style style);
 [[nodiscard]] std::string render_log_line(const boost::json::value& line, Style style);
 [[nodiscard]] std::string render_event(const boost::json::value& event, Style style);
 

@@ -25,6 +25,9 @@ constexpr const char* exits =
     "error is one {\"error\":{\"code\",\"attempt\",\"remedy\"}} on standard error. Colours: only on a terminal, never\n"
     "with NO_COLOR set.\n"
     "\n"
+    "A supervisor that dies is restarted, and its workers run on. Commands that wait go on with the next one; those\n"
+    "that follow say on standard error that something may be missing.\n"
+    "\n"
     "Exit status: 0 done, 1 the operation failed, 2 wrong usage, 3 no daemon answers, 78 the configuration\n"
     "is invalid.\n"
     "`bulkhead COMMAND --help` tells more.\n";
@@ -49,9 +52,7 @@ int exit_status(ErrorCode code) noexcept {
     return exit_failed;
 }
 
-int run(int argc, const char* const* argv) {
-    std::signal(SIGPIPE, SIG_DFL);  // `bulkhead logs -f x | head` ends like any other filter
-    Session session;
+std::optional<int> parse(int argc, const char* const* argv, Session& session) {
     CLI::App app{purpose, "bulkhead"};
     app.footer(exits);
     app.set_version_flag("--version", "bulkhead " BULKHEAD_VERSION);
@@ -70,7 +71,11 @@ int run(int argc, const char* const* argv) {
     add_logs(app, session);
     add_events(app, session);
     add_why(app, session);
+    add_crashes(app, session);
+    add_gpus(app, session);
     add_info(app, session);
+    add_reload(app, session);
+    add_upgrade(app, session);
     add_validate(app, session);
 
     try {
@@ -82,6 +87,13 @@ int run(int argc, const char* const* argv) {
              asks_for_json(argc, argv));
         return exit_usage;
     }
+    return std::nullopt;
+}
+
+int run(int argc, const char* const* argv) {
+    std::signal(SIGPIPE, SIG_DFL);  // `bulkhead logs -f x | head` ends like any other filter
+    Session session;
+    if (const auto ended = parse(argc, argv, session)) return *ended;
     const Result<int> status = session.command();
     return status ? *status : tell(status.error(), session.json);
 }

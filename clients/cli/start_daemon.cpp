@@ -27,8 +27,13 @@ using Clock = std::chrono::steady_clock;
 
 /// A folder of ours that nobody else can write to; made with mode 0700 where it is missing.
 Result<UniqueFd> open_own_folder(int parent, const std::string& name, const std::string& shown) {
-    if (::mkdirat(parent, name.c_str(), 0700) != 0 && errno != EEXIST)
-        return system_error("creating the runtime directory " + shown, errno);
+    if (::mkdirat(parent, name.c_str(), 0700) != 0 && errno != EEXIST) {
+        if (errno != ENOENT && errno != ENOTDIR) return system_error("creating the runtime directory " + shown, errno);
+        return Error{ErrorCode::input_invalid,
+                     fmt::format("creating the runtime directory {}: there is no folder {} to make it in", shown,
+                                 std::filesystem::path{shown}.parent_path().string()),
+                     "make that folder first, or choose another place with --socket"};
+    }
     UniqueFd folder{::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
     if (!folder && (errno == ENOTDIR || errno == ELOOP))
         return Error{ErrorCode::not_permitted, fmt::format("using {}: it is a symlink or no directory", shown),
@@ -36,9 +41,13 @@ Result<UniqueFd> open_own_folder(int parent, const std::string& name, const std:
     if (!folder) return system_error("opening the runtime directory " + shown, errno);
     struct stat facts {};
     if (::fstat(folder.get(), &facts) != 0) return system_error("looking at " + shown, errno);
-    if (facts.st_uid != ::geteuid() || (facts.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return Error{ErrorCode::not_permitted, fmt::format("using {}: others than this user may write to it", shown),
-                     "remove it, or choose another place with --socket"};
+    if (facts.st_uid != ::geteuid())
+        return Error{ErrorCode::not_permitted, fmt::format("using {}: it belongs to another user", shown),
+                     "choose another place with --socket"};
+    if ((facts.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+        return Error{ErrorCode::not_permitted,
+                     fmt::format("using {}: users other than its owner may write to it", shown),
+                     fmt::format("`chmod 700 {}`, or choose another place with --socket", shown)};
     return folder;
 }
 

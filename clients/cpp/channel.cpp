@@ -2,11 +2,8 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
+#include "clients/cpp/channel_lines.h"
 #include "clients/cpp/channel_state.h"
-#include "clients/cpp/limits.h"
-#include "clients/cpp/wait_ready.h"
 
 namespace bulkhead {
 
@@ -39,46 +36,34 @@ const Output* Reply::find(std::string_view name) const noexcept {
     return found == outputs.end() ? nullptr : &*found;
 }
 
-Channel::Channel(std::shared_ptr<ChannelState> state) : state_{std::move(state)} {}
+Channel::Channel(std::unique_ptr<ChannelLines> lines) : lines_{std::move(lines)} {}
 Channel::Channel(Channel&&) noexcept = default;
 Channel& Channel::operator=(Channel&&) noexcept = default;
 Channel::~Channel() = default;
 
 Result<Channel> Channel::open(ControlClient& control, std::string_view model, const ChannelOptions& options) {
-    boost::json::object params{{"model", model}, {"client", options.client}};
-    const Clock::time_point until = deadline_in(options.deadline.value_or(limits::call));
-    std::optional<std::chrono::milliseconds> call_deadline;
-    if (options.deadline) {
-        params["deadline_ms"] = options.deadline->count();
-        call_deadline = *options.deadline + limits::request_grace;  // the daemon's own error says more than ours
-    }
-    Result<Answer> answer = control.call("channel.open", std::move(params), call_deadline);
-    if (!answer) return std::move(answer).error();
-    if (answer->fds.size() != 1)
-        return Error{ErrorCode::protocol_violation,
-                     fmt::format("channel.open {} brought {} descriptors", model, answer->fds.size()),
-                     "use a client and a daemon of matching releases"};
-    ChannelOptions rest = options;
-    if (options.deadline)
-        rest.deadline =
-            std::max(std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()), std::chrono::milliseconds{1});
-    return adopt(std::move(answer->fds.front()), rest);
+    Result<std::unique_ptr<ChannelLines>> lines = ChannelLines::open(control, model, options);
+    if (!lines) return std::move(lines).error();
+    return Channel{std::move(*lines)};
 }
 
 Result<Channel> Channel::adopt(UniqueFd socket, const ChannelOptions& options) {
-    Result<std::shared_ptr<ChannelState>> state = ChannelState::open(std::move(socket), options);
-    if (!state) return std::move(state).error();
-    return Channel{std::move(*state)};
+    Result<std::unique_ptr<ChannelLines>> lines = ChannelLines::adopt(std::move(socket), options);
+    if (!lines) return std::move(lines).error();
+    return Channel{std::move(*lines)};
 }
 
-const boost::json::object& Channel::methods() const noexcept { return state_->welcome().methods; }
-std::string_view Channel::model() const noexcept { return state_->welcome().model; }
-std::uint64_t Channel::generation() const noexcept { return state_->welcome().generation; }
-std::uint32_t Channel::replica() const noexcept { return state_->welcome().replica; }
-int Channel::fd() const noexcept { return state_->fd(); }
+Result<> Channel::reopen(std::optional<std::chrono::milliseconds> deadline) { return lines_->reopen(deadline); }
+
+const boost::json::object& Channel::methods() const noexcept { return lines_->line().welcome().methods; }
+std::string_view Channel::model() const noexcept { return lines_->line().welcome().model; }
+std::uint64_t Channel::generation() const noexcept { return lines_->line().welcome().generation; }
+std::uint32_t Channel::replica() const noexcept { return lines_->line().welcome().replica; }
+std::uint64_t Channel::replays() const noexcept { return lines_->replays(); }
+int Channel::fd() const noexcept { return lines_->line().fd(); }
 
 Result<Input> Channel::allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
-    Result<std::shared_ptr<Input::Lease>> lease = state_->allocate(dtype, dims);
+    Result<std::shared_ptr<Input::Lease>> lease = lines_->line().allocate(dtype, dims);
     if (!lease) return std::move(lease).error();
     return Input{std::move(*lease)};
 }
@@ -89,8 +74,8 @@ Result<Reply> Channel::infer(const Request& request) {
     return wait(*request_id);
 }
 
-Result<std::uint64_t> Channel::submit(const Request& request) { return state_->submit(request); }
-Result<Reply> Channel::wait(std::uint64_t request_id) { return state_->wait(request_id); }
-Result<> Channel::cancel(std::uint64_t request_id) { return state_->cancel(request_id); }
+Result<std::uint64_t> Channel::submit(const Request& request) { return lines_->submit(request); }
+Result<Reply> Channel::wait(std::uint64_t request_id) { return lines_->wait(request_id); }
+Result<> Channel::cancel(std::uint64_t request_id) { return lines_->cancel(request_id); }
 
 }  // namespace bulkhead

@@ -18,7 +18,8 @@
 
 namespace bulkhead {
 
-class ChannelState;  // the socket and the tables of slabs and requests: the channel's own
+class ChannelLines;  // the lines to one worker after another: the channel's own
+class ChannelState;  // one of them: the socket, and the tables of slabs and requests
 
 /// Bytes in the input slab, leased by this client: allocate, then fill, then submit. Nothing is copied.
 ///
@@ -41,6 +42,7 @@ public:
 
 private:
     friend class Channel;
+    friend class ChannelLines;
     friend class ChannelState;
     struct Lease;
     explicit Input(std::shared_ptr<Lease> lease);
@@ -91,6 +93,8 @@ struct Request {
     std::span<const NamedInput> inputs{};
     boost::json::object parameters{};
     std::chrono::milliseconds deadline{0};  ///< 0: the model's own
+    /// Running it twice does no harm. If the worker dies before it has answered, the request is sent once more, to the
+    /// next worker, within the same deadline: the load of that worker counts.
     bool retry_safe = false;
 };
 
@@ -99,7 +103,13 @@ struct ChannelOptions {
     std::optional<std::chrono::milliseconds> deadline;  ///< of opening, a load included
 };
 
-/// A direct line to one worker. The supervisor introduces the two and then has no part in it.
+/// A direct line to one worker. The supervisor introduces the two and then has no part in it: it may die meanwhile.
+///
+/// When the worker dies, requests fail with `worker_lost`, and so does the channel, until `reopen`, or a retry-safe
+/// request, has brought a line to the next worker. Those are sent once more: inputs are copied from the old slab, which
+/// stays mapped here, and all that were lost go out together. Never sent again are requests of a model with state,
+/// cancelled ones, those whose answer had come, and those that an unload ended; nor any on an adopted channel.
+/// Inputs and outputs of the dead worker's slabs stay usable: such an input is copied each time it is sent.
 ///
 /// Thread  one at a time; several channels may be used from several threads
 class Channel {
@@ -107,7 +117,8 @@ public:
     /// Loads the model if need be. Errors  as `channel.open`, and `busy` for a stateful model in use
     static Result<Channel> open(ControlClient& control, std::string_view model, const ChannelOptions& options = {});
 
-    /// Speaks the channel on an fd that came from elsewhere.
+    /// Speaks the channel on an fd that came from elsewhere. Such a channel ends with its worker: where to ask for the
+    /// next one is not known here.
     static Result<Channel> adopt(UniqueFd socket, const ChannelOptions& options = {});
 
     Channel(Channel&&) noexcept;
@@ -115,11 +126,18 @@ public:
     ~Channel();
 
     /// The methods as the worker describes them: `{"forward": {"inputs": [{"name","dtype","shape"}],
-    /// "parameters": […], "outputs": […]}}`.
+    /// "parameters": […], "outputs": […]}}`. This, and what follows, is of the worker that serves now: a reference
+    /// lasts until the channel is opened again.
     [[nodiscard]] const boost::json::object& methods() const noexcept;
     [[nodiscard]] std::string_view model() const noexcept;
     [[nodiscard]] std::uint64_t generation() const noexcept;
     [[nodiscard]] std::uint32_t replica() const noexcept;
+
+    /// Opens the channel again when its worker has died or was unloaded, as `open` did; else does nothing. A model with
+    /// state begins anew. Errors  as `open`; worker_lost for an adopted channel
+    [[nodiscard]] Result<> reopen(std::optional<std::chrono::milliseconds> deadline = {});
+    /// Requests that were sent once more.
+    [[nodiscard]] std::uint64_t replays() const noexcept;
 
     /// Leases room for one tensor in the input slab, growing the channel by a slab where it is full.
     /// Errors  resources_exhausted naming the channel's bound, shape_mismatch (negative, overflow)
@@ -134,17 +152,19 @@ public:
     ///         input_invalid for an input of another channel
     [[nodiscard]] Result<std::uint64_t> submit(const Request& request);
     /// Ends at the request's deadline at the latest, with `deadline_exceeded`. An answer that had arrived
-    /// before the worker died is still handed out.
+    /// before the worker died is still handed out. A retry-safe request that was lost is sent again here; if that
+    /// cannot be done the error says why, and `worker_lost` if the next worker died of it, too.
     [[nodiscard]] Result<Reply> wait(std::uint64_t request_id);
     /// The request then ends with `cancelled`, unless it was already finished.
     [[nodiscard]] Result<> cancel(std::uint64_t request_id);
 
-    /// Readable when an answer, or the end of the channel, has come; for callers with a loop of their own.
+    /// Readable when an answer, or the end of the channel, has come; for callers with a loop of their own. Another one
+    /// after the channel was opened again.
     [[nodiscard]] int fd() const noexcept;
 
 private:
-    explicit Channel(std::shared_ptr<ChannelState> state);
-    std::shared_ptr<ChannelState> state_;
+    explicit Channel(std::unique_ptr<ChannelLines> lines);
+    std::unique_ptr<ChannelLines> lines_;
 };
 
 }  // namespace bulkhead

@@ -30,14 +30,19 @@ Result<> ChannelState::receive_one(Clock::time_point until) {
     const Result<ReceiveOutcome> outcome = receive_packet(socket_.get(), buffer_, packet);
     if (!outcome) return end(outcome.error());
     if (*outcome == ReceiveOutcome::would_block) return {};
-    if (*outcome == ReceiveOutcome::closed)
+    if (*outcome == ReceiveOutcome::closed) {
+        died_ = !channel_error_ && !closing_;
         return end(channel_error_ ? *channel_error_
                    : closing_     ? lost("it was unloaded")
                                   : lost("its process has ended"));
+    }
 
     channel_error_.reset();
     Result<channel::WorkerMessage> message = channel::parse_from_worker(packet.bytes);
     if (!message) return end(std::move(message).error());
+    if (packet.fds_lost)
+        return end({ErrorCode::resources_exhausted, "receiving a slab: this process has no free descriptor for it",
+                    "close channels or files, or raise the limit of open files (`ulimit -n`), and open a new channel"});
     const bool brings_slab = std::holds_alternative<channel::SlabOffer>(*message);
     if (packet.fds.size() != (brings_slab ? 1u : 0u))
         return end(broken(
@@ -80,8 +85,8 @@ Result<> ChannelState::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&
     if (offer.direction == wire::SlabDirection::output)
         outputs_.emplace(offer.slab_id, std::make_shared<const HostSlab>(std::move(*slab)));
     else
-        inputs_.push_back(
-            std::make_shared<InputSlab>(InputSlab{offer.slab_id, std::move(*slab), SlabAllocator{offer.size_bytes}}));
+        inputs_.push_back(std::make_shared<InputSlab>(
+            InputSlab{channel_, offer.slab_id, std::move(*slab), SlabAllocator{offer.size_bytes}}));
     return {};
 }
 
@@ -140,14 +145,14 @@ void ChannelState::answer(std::map<std::uint64_t, Pending>::iterator request, Re
         pending_.erase(request);
         return;
     }
-    request->second.inputs.clear();
+    request->second.request.inputs.clear();
     request->second.outcome = std::move(outcome);
 }
 
 Error ChannelState::lost(std::string_view what) const {
     const std::string model = welcome_ ? welcome_->model : "the worker";
     return {ErrorCode::worker_lost, fmt::format("{} is gone: {}", model, what),
-            "`bulkhead why` tells the reason; open a new channel to load it again"};
+            "`bulkhead why` tells the reason; reopen this channel, or open a new one, to load it again"};
 }
 
 /// Ends the channel: whoever was not answered gets the reason. Answers that came before stay.
@@ -158,9 +163,11 @@ Error ChannelState::end(Error reason) {
     for (auto request = pending_.begin(); request != pending_.end();) {
         const auto current = request++;
         if (current->second.outcome) continue;
-        Error error = *ended_;
-        answer(current,
-               std::move(error).during(fmt::format("request {} ({})", current->first, current->second.method)));
+        Error error =
+            Error{*ended_}.during(fmt::format("request {} ({})", current->first, current->second.request.method));
+        if (died_ && current->second.request.retry_safe && !current->second.abandoned)
+            lost_.emplace(current->first, current->second.request);
+        answer(current, std::move(error));
     }
     releases_.clear();
     growing_.reset();

@@ -24,13 +24,14 @@ Output::Lease::~Lease() {
     if (const std::shared_ptr<ChannelState> line = channel.lock()) line->give_back(tensor.lease);
 }
 
-Result<std::shared_ptr<ChannelState>> ChannelState::open(UniqueFd socket, const ChannelOptions& options) {
+Result<std::shared_ptr<ChannelState>> ChannelState::open(UniqueFd socket, std::uint64_t channel,
+                                                         const ChannelOptions& options) {
     const auto until = deadline_in(options.deadline.value_or(limits::hello));
     // Sends and receives never block: waiting happens in poll, which ends at a deadline.
     const int flags = ::fcntl(socket.get(), F_GETFL);
     if (flags < 0 || ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK) != 0)
         return system_error("opening a channel", errno);
-    std::shared_ptr<ChannelState> state{new ChannelState{std::move(socket)}};
+    std::shared_ptr<ChannelState> state{new ChannelState{std::move(socket), channel}};
     if (const Result<> opened = state->await_welcome(until, options.client); !opened)
         return Error{opened.error()}.during("opening a channel");
     return state;
@@ -102,21 +103,11 @@ Result<> ChannelState::await_slab() {
     return {};
 }
 
-Result<channel::Tensor> ChannelState::describe(const NamedInput& named) const {
-    if (named.input == nullptr || !named.input->lease_ ||
-        std::ranges::find(inputs_, named.input->lease_->slab) == inputs_.end())
-        return Error{ErrorCode::input_invalid,
-                     fmt::format("input \"{}\" was not allocated on this channel", named.name),
-                     "allocate inputs on the channel they are sent on"};
-    const Input::Lease& lease = *named.input->lease_;
-    return channel::Tensor{
-        std::string{named.name},
-        lease.dtype,
-        lease.dims,
-        {lease.slab->id, 0, lease.block.offset_bytes, lease.block.size_bytes, lease.block.generation}};
+bool ChannelState::owns(const Input::Lease& lease) const noexcept {
+    return std::ranges::find(inputs_, lease.slab) != inputs_.end();
 }
 
-Result<std::uint64_t> ChannelState::submit(const Request& request) {
+Result<std::uint64_t> ChannelState::submit(Sending request) {
     if (ended_) return *ended_;
     if (closing_)
         return Error{closing_->code, fmt::format("sending a request to {}: it accepts no more", welcome_->model),
@@ -125,29 +116,34 @@ Result<std::uint64_t> ChannelState::submit(const Request& request) {
         return Error{ErrorCode::queue_full,
                      fmt::format("{} requests of this channel are in flight, its bound", pending_.size()),
                      "wait for an earlier request first"};
-    channel::Infer message{last_request_id_ + 1, std::string{request.method}, request.deadline, request.retry_safe, {},
+    channel::Infer message{last_request_id_ + 1, request.method, request.deadline, request.retry_safe, {},
                            request.parameters};
-    Pending pending;
-    pending.method = request.method;
-    pending.until =
-        deadline_in(request.deadline.count() > 0 ? request.deadline : limits::request) + limits::request_grace;
-    for (const NamedInput& named : request.inputs) {
-        Result<channel::Tensor> tensor = describe(named);
-        if (!tensor) return std::move(tensor).error();
-        message.tensors.push_back(std::move(*tensor));
-        pending.inputs.push_back(named.input->lease_);
-    }
+    for (const auto& [name, lease] : request.inputs)
+        message.tensors.push_back(
+            {name,
+             lease->dtype,
+             lease->dims,
+             {lease->slab->id, 0, lease->block.offset_bytes, lease->block.size_bytes, lease->block.generation}});
     const Result<std::vector<std::byte>> packet = channel::encode(message);
     if (!packet) return packet.error();
     flush_releases();  // first: the worker may need the room for this very request
     // Known before it is sent: sending may have to read answers to make progress.
     const std::uint64_t request_id = ++last_request_id_;
-    pending_.emplace(request_id, std::move(pending));
+    const auto until =
+        deadline_in(request.deadline.count() > 0 ? request.deadline : limits::request) + limits::request_grace;
+    pending_.emplace(request_id, Pending{std::move(request), until, {}, false});
     if (const Result<> sent = send(*packet); !sent) {
         pending_.erase(request_id);
+        lost_.erase(request_id);  // it was never sent
         return sent.error();
     }
     return request_id;
+}
+
+std::optional<ChannelState::Sending> ChannelState::take_lost(std::uint64_t request_id) {
+    auto lost = lost_.extract(request_id);
+    if (lost.empty()) return std::nullopt;
+    return std::move(lost.mapped());
 }
 
 Result<Reply> ChannelState::wait(std::uint64_t request_id) {
@@ -161,7 +157,7 @@ Result<Reply> ChannelState::wait(std::uint64_t request_id) {
         if (received || request->second.outcome) continue;
         // The worker has not kept its deadline. It still borrows the inputs, so the entry stays until it answers.
         Error error = Error{received.error()}.during(
-            fmt::format("request {} ({}) of {}", request_id, request->second.method, welcome_->model));
+            fmt::format("request {} ({}) of {}", request_id, request->second.request.method, welcome_->model));
         request->second.abandoned = true;
         static_cast<void>(cancel(request_id));
         return error;
@@ -203,6 +199,7 @@ Result<> ChannelState::send(std::span<const std::byte> packet) {
             // What it had delivered is read up to the end of file, so that answers are not lost with it.
             const auto drained = deadline_in(limits::drain);
             while (!ended_ && Clock::now() < drained) static_cast<void>(receive_one(drained));
+            if (!ended_) died_ = !closing_;
             return ended_ ? *ended_ : end(lost("it has closed the channel"));
         }
         if (sent.error().code != ErrorCode::queue_full) return sent;

@@ -1,35 +1,39 @@
 #include "clients/cpp/control.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-
+#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
+#include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "clients/cpp/limits.h"
-#include "clients/cpp/wait_ready.h"
-#include "ipc/packet.h"
 
 namespace bulkhead {
 namespace {
 
 namespace json = boost::json;
 
-Error daemon_gone(std::string attempt) {
-    return {ErrorCode::not_running, std::move(attempt), "start it: bulkhead up FLEET.yaml"};
+/// What may be done about a call whose connection ended after it had been sent, and before its answer.
+enum class Repeat {
+    never,   ///< it may have been done, and doing it twice is something else
+    freely,  ///< it only looks, or does what is done already
+    marked,  ///< with `again`: the daemon then says how the first one went, if it knows
+    to_end,  ///< until nobody listens any more: that is its purpose
+};
+
+Repeat repeat_of(std::string_view method) {
+    constexpr std::array freely{"channel.open", "crashes.list",     "daemon.info", "daemon.ping",
+                                "fleet.reload", "fleet.status",     "gpu.lift",    "gpu.status",
+                                "logs.tail",    "events.subscribe", "model.why",   "model.restart"};
+    if (method == "model.load" || method == "model.unload") return Repeat::marked;
+    if (method == "daemon.stop") return Repeat::to_end;
+    return std::ranges::find(freely, method) != freely.end() ? Repeat::freely : Repeat::never;
 }
 
 Error broken(std::string attempt) {
     return {ErrorCode::protocol_violation, std::move(attempt), "use a client and a daemon of matching releases"};
-}
-
-Error too_late(std::string_view what) {
-    return {ErrorCode::deadline_exceeded, fmt::format("waiting for {}", what), "wait longer, or look at `bulkhead ps`"};
 }
 
 std::string text_member(const json::object& object, std::string_view key) {
@@ -37,64 +41,25 @@ std::string text_member(const json::object& object, std::string_view key) {
     return value != nullptr && value->is_string() ? std::string{value->get_string()} : std::string{};
 }
 
-/// The daemon's own error, as docs/control.md spells it.
-Error error_from(const json::value& answer) {
+/// The daemon's own error, as docs/control.md spells it; `data` gets all that it said.
+Error error_from(const json::value& answer, json::object& data) {
+    data = {};
     if (!answer.is_object()) return broken("an error that is no object");
     const json::object& error = answer.get_object();
-    const json::value* data = error.if_contains("data");
-    if (data == nullptr || !data->is_object()) return {ErrorCode::internal, text_member(error, "message"), {}};
-    const json::object& story = data->get_object();
-    return {error_code_from(text_member(story, "code")).value_or(ErrorCode::internal), text_member(story, "attempt"),
-            text_member(story, "remedy")};
+    const json::value* story = error.if_contains("data");
+    if (story == nullptr || !story->is_object()) return {ErrorCode::internal, text_member(error, "message"), {}};
+    data = story->get_object();
+    return {error_code_from(text_member(data, "code")).value_or(ErrorCode::internal), text_member(data, "attempt"),
+            text_member(data, "remedy")};
 }
 
-/// Sends all of `text`; the socket blocks only in poll.
-Result<> send_all(int socket, std::string_view text, Clock::time_point until) {
-    while (!text.empty()) {
-        const ssize_t sent = ::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent >= 0) {
-            text.remove_prefix(static_cast<std::size_t>(sent));
-            continue;
-        }
-        if (errno == EINTR) continue;
-        if (errno == EPIPE || errno == ECONNRESET) return daemon_gone("sending a request: the daemon has gone");
-        if (errno != EAGAIN) return system_error("sending a request", errno);
-        const Result<short> ready = wait_ready(socket, POLLOUT, until);
-        if (!ready) return ready.error();
-        if (*ready == 0) return too_late("the daemon to read a request");
-    }
-    return {};
-}
-
-/// Appends what has come. False at the end of file.
-Result<bool> receive_some(int socket, std::string& buffer, std::vector<UniqueFd>& fds) {
-    std::array<char, 64 * 1024> bytes;
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(packet_fds_max * sizeof(int))> control;
-    iovec part{bytes.data(), bytes.size()};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    const ssize_t received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (received < 0) {
-        if (errno == EAGAIN || errno == EINTR) return true;
-        if (errno == ECONNRESET) return false;
-        return system_error("reading an answer", errno);
-    }
-    for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
-        if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-        const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (std::size_t i = 0; i < count; ++i) {
-            int fd = -1;
-            std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
-            fds.emplace_back(fd);
-        }
-    }
-    if ((message.msg_flags & MSG_CTRUNC) != 0 || fds.size() > packet_fds_max)
-        return broken(fmt::format("more than {} descriptors for one answer", packet_fds_max));
-    buffer.append(bytes.data(), static_cast<std::size_t>(received));
-    return received > 0;
+/// A caller's patience that the daemon was told of is not started anew with a new supervisor.
+void shorten_deadline(json::object& params, Clock::duration passed) {
+    json::value* deadline = params.if_contains("deadline_ms");
+    if (deadline == nullptr || !deadline->is_number()) return;
+    const auto left =
+        deadline->to_number<std::int64_t>() - std::chrono::duration_cast<std::chrono::milliseconds>(passed).count();
+    *deadline = std::max<std::int64_t>(left, 1);
 }
 
 }  // namespace
@@ -111,124 +76,154 @@ std::filesystem::path find_socket(const std::optional<std::filesystem::path>& gi
     return "/run/bulkhead/control.sock";
 }
 
-Result<ControlClient> ControlClient::connect(const std::filesystem::path& path) {
-    const std::string attempt = fmt::format("connecting to {}", path.string());
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (path.native().size() >= sizeof address.sun_path)
-        return Error{ErrorCode::input_invalid, attempt + ": the path is too long",
-                     fmt::format("use a socket path below {} bytes", sizeof address.sun_path)};
-    std::strcpy(address.sun_path, path.c_str());
-
-    UniqueFd socket{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    if (!socket) return system_error(attempt, errno);
-    // It bounds connect(), which otherwise waits as long as the backlog is full.
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limits::connect).count();
-    const timeval bound{static_cast<time_t>(seconds), 0};
-    if (::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound) != 0)
-        return system_error(attempt, errno);
-    int failed = 0;
-    do failed = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
-    while (failed != 0 && errno == EINTR);
-    if (failed == 0) return ControlClient{std::move(socket)};
-    switch (errno) {
-    case ENOENT:
-    case ENOTDIR:
-    case ECONNREFUSED: return daemon_gone(attempt + ": no daemon answers there");
-    case EAGAIN:
-        return Error{ErrorCode::not_running, attempt + ": the daemon accepts no connection",
-                     "look at the daemon's log; it may be stopped or overloaded"};
-    default: return system_error(attempt, errno);
-    }
+Result<ControlClient> ControlClient::connect(const std::filesystem::path& socket) {
+    Result<ControlLine> line = ControlLine::connect(socket);
+    if (!line) return std::move(line).error();
+    return ControlClient{socket, std::move(*line)};
 }
 
 Result<Answer> ControlClient::call(std::string_view method, json::object params,
                                    std::optional<std::chrono::milliseconds> deadline) {
     const Clock::time_point until = deadline_in(deadline.value_or(limits::call));
+    const Repeat repeat = repeat_of(method);
+    const Clock::time_point asked = Clock::now();
+    const json::object first = params;
+    for (bool was_sent = false;;) {
+        if (!line_) {
+            if (const Result<> connected = reconnect(until); !connected) {
+                if (was_sent && repeat == Repeat::to_end && connected.error().code == ErrorCode::not_running)
+                    return Answer{json::object{{"receipts", json::array{}}, {"receipts_lost", true}}, {}};
+                return Error{connected.error()}.during(method);
+            }
+            if (!line_) continue;  // it ended while `reconnected_` spoke on it
+            params = first;
+            shorten_deadline(params, Clock::now() - asked);
+            if (was_sent && repeat == Repeat::marked) params["again"] = true;
+        }
+        bool left = false;
+        Result<std::optional<json::object>> answer = exchange(method, params, until, left);
+        if (!answer) return std::move(answer).error().during(method);
+        if (*answer) {
+            if (const json::value* error = (*answer)->if_contains("error")) return error_from(*error, error_data_);
+            Result<Answer> taken = take(std::move(**answer));
+            if (!taken) return std::move(taken).error().during(method);
+            return taken;
+        }
+        was_sent = was_sent || left;
+        if (left && repeat == Repeat::never)
+            return Error{
+                ErrorCode::not_running,
+                fmt::format("{}: the supervisor ended before it answered; whether it was done is not known", method),
+                "look at `bulkhead ps` and `bulkhead info`, then ask again"};
+    }
+}
+
+Result<std::optional<json::object>> ControlClient::exchange(std::string_view method, const json::object& params,
+                                                            Clock::time_point until, bool& left) {
     const std::int64_t id = ++last_id_;
     json::object request{{"jsonrpc", "2.0"}, {"id", id}, {"method", method}};
-    if (!params.empty()) request["params"] = std::move(params);
+    if (!params.empty()) request["params"] = params;
     const std::string line = json::serialize(request) + "\n";
     if (line.size() > limits::request_bytes_max)
-        return Error{ErrorCode::input_invalid, fmt::format("{}: a request of {} bytes", method, line.size()),
+        return Error{ErrorCode::input_invalid, fmt::format("a request of {} bytes", line.size()),
                      fmt::format("send at most {} bytes", limits::request_bytes_max)};
-    if (!socket_) return daemon_gone(fmt::format("{}: this connection was given up", method));
-    if (const Result<> sent = send_all(socket_.get(), line, until); !sent) {
-        socket_.reset();
-        return Error{sent.error()}.during(method);
-    }
-
+    const Result<bool> sent = line_->send(line, until);
+    if (!sent || !*sent) line_.reset();
+    if (!sent) return sent.error();
+    if (!*sent) return std::nullopt;
+    left = true;
     for (;;) {
-        Result<json::object> object = read_object(until);
-        if (!object) return std::move(object).error().during(method);
-        const json::value* answered = object->if_contains("id");
+        Result<std::optional<json::object>> object = receive(until);
+        if (!object || !*object) return object;
+        const json::value* answered = (*object)->if_contains("id");
         if (answered == nullptr) continue;
-        const json::value* error = object->if_contains("error");
         // An error whose id is null answers what the daemon could not read: only this call is under way.
-        if (error != nullptr && (answered->is_null() || *answered == id)) return error_from(*error);
-        if (*answered != id) continue;
-        Answer answer;
-        if (json::value* result = object->if_contains("result")) answer.result = std::move(*result);
-        const json::value* count = answer.result.is_object() ? answer.result.get_object().if_contains("fds") : nullptr;
-        const std::int64_t wanted = count != nullptr && count->is_int64() ? count->get_int64() : 0;
-        if (wanted < 0 || static_cast<std::uint64_t>(wanted) > fds_.size()) {
-            socket_.reset();
-            return broken(fmt::format("{}: {} descriptors announced, {} received", method, wanted, fds_.size()));
-        }
-        const auto last = fds_.begin() + wanted;
-        answer.fds.assign(std::make_move_iterator(fds_.begin()), std::make_move_iterator(last));
-        fds_.erase(fds_.begin(), last);
-        return answer;
+        if (*answered == id || (answered->is_null() && (*object)->contains("error"))) return object;
     }
+}
+
+/// The result, with the descriptors that it announces.
+Result<Answer> ControlClient::take(json::object object) {
+    Answer answer;
+    if (json::value* result = object.if_contains("result")) answer.result = std::move(*result);
+    const json::value* count = answer.result.is_object() ? answer.result.get_object().if_contains("fds") : nullptr;
+    if (count == nullptr || !count->is_int64()) return answer;
+    Result<std::vector<UniqueFd>> fds = line_->take_fds(static_cast<std::size_t>(count->get_int64()));
+    if (!fds) {
+        if (fds.error().code == ErrorCode::protocol_violation) line_.reset();
+        return std::move(fds).error();
+    }
+    answer.fds = std::move(*fds);
+    return answer;
+}
+
+/// Whether a supervisor answers on this connection; false when it ended. Errors  what it says of the connection
+/// itself, such as that it is one too many
+Result<bool> ControlClient::ping(Clock::time_point until) {
+    bool left = false;
+    const Result<std::optional<json::object>> answer = exchange("daemon.ping", {}, until, left);
+    if (!answer) return answer.error();
+    if (!*answer) return false;
+    const json::value* error = (*answer)->if_contains("error");
+    if (error != nullptr && (*answer)->at("id").is_null()) return error_from(*error, error_data_);
+    return true;  // a daemon that knows no ping lives as well
+}
+
+/// A connection on which a supervisor answers. A keeper alone accepts connections too: they wait in its backlog.
+Result<> ControlClient::reconnect(Clock::time_point until) {
+    const Clock::time_point start = Clock::now();
+    const Clock::time_point patience = std::min(until, deadline_in(limits::absence));
+    for (auto pause = limits::reconnect_pause;; pause = std::min(2 * pause, limits::reconnect_pause_max)) {
+        Result<ControlLine> line = ControlLine::connect(path_);
+        if (line) {
+            line_ = std::move(*line);
+            const Result<bool> alive = ping(patience);
+            if (alive && *alive) break;
+            line_.reset();
+            if (!alive && alive.error().code != ErrorCode::deadline_exceeded) return alive.error();
+        } else if (line.error().code != ErrorCode::deadline_exceeded) {  // that is a full backlog
+            return std::move(line).error();
+        }
+        if (Clock::now() >= patience)
+            return Error{ErrorCode::deadline_exceeded,
+                         fmt::format("waiting for a new supervisor: none has answered since {} ms",
+                                     std::chrono::floor<std::chrono::milliseconds>(Clock::now() - start).count()),
+                         "the keeper starts one: see logs/ beside the control socket. Workers run on meanwhile"};
+        std::this_thread::sleep_for(std::min<Clock::duration>(pause, patience - Clock::now()));
+    }
+    if (!reconnected_ || std::exchange(telling_, true)) return {};
+    reconnected_();
+    telling_ = false;
+    return {};
 }
 
 Result<> ControlClient::wait_notification(std::optional<std::chrono::milliseconds> deadline) {
-    if (!socket_) return daemon_gone("waiting for a notification: this connection was given up");
     std::optional<Clock::time_point> until;
     if (deadline) until = deadline_in(*deadline);
     for (;;) {
-        const Result<json::object> object = read_object(until);
+        if (!line_)
+            return Error{ErrorCode::not_running,
+                         "waiting for a notification: the connection to the supervisor has ended", "subscribe again"};
+        const Result<std::optional<json::object>> object = receive(until);
         if (!object) return object.error();
-        if (!object->contains("id")) return {};
+        if (*object && !(*object)->contains("id")) return {};
     }
 }
 
-/// One line; a notification has been handed over before it is returned. Any error ends the connection.
-/// Without `until` it waits as long as the daemon lives: notifications may be days apart.
-Result<json::object> ControlClient::read_object(std::optional<Clock::time_point> until) {
-    const auto give_up = [this](Error error) {
-        socket_.reset();
-        return error;
-    };
-    std::size_t searched = 0;
-    for (;;) {
-        const std::size_t end = buffer_.find('\n', searched);
-        if (end != std::string::npos) {
-            boost::system::error_code failure;
-            json::value value = json::parse(std::string_view{buffer_}.substr(0, end), failure);
-            buffer_.erase(0, end + 1);
-            if (failure || !value.is_object()) return give_up(broken("an answer that is no JSON object"));
-            json::object& object = value.get_object();
-            const json::value* method = object.if_contains("method");
-            if (!object.contains("id") && method != nullptr && method->is_string() && notify_) {
-                const json::value* params = object.if_contains("params");
-                notify_(method->get_string(),
-                        params != nullptr && params->is_object() ? params->get_object() : json::object{});
-            }
-            return std::move(object);
-        }
-        searched = buffer_.size();
-        if (buffer_.size() > limits::answer_bytes_max)
-            return give_up(broken(fmt::format("an answer longer than {} bytes", limits::answer_bytes_max)));
-        const Result<short> ready =
-            wait_ready(socket_.get(), POLLIN, until.value_or(deadline_in(std::chrono::hours{24})));
-        if (!ready) return give_up(ready.error());
-        if (*ready == 0 && until) return give_up(too_late("the daemon's answer"));
-        if (*ready == 0) continue;
-        const Result<bool> open = receive_some(socket_.get(), buffer_, fds_);
-        if (!open) return give_up(open.error());
-        if (!*open) return give_up(daemon_gone("waiting for an answer: the daemon has gone"));
+/// One line; a notification has been handed over before it is returned. Nothing, and no connection any more, at its
+/// end.
+Result<std::optional<json::object>> ControlClient::receive(std::optional<Clock::time_point> until) {
+    Result<std::optional<json::object>> object = line_->receive(until);
+    if (!object || !*object) {
+        line_.reset();
+        return object;
     }
+    const json::value* method = (*object)->if_contains("method");
+    if (!(*object)->contains("id") && method != nullptr && method->is_string() && notify_) {
+        const json::value* params = (*object)->if_contains("params");
+        notify_(method->get_string(), params != nullptr && params->is_object() ? params->get_object() : json::object{});
+    }
+    return object;
 }
 
 }  // namespace bulkhead

@@ -14,6 +14,11 @@ using namespace std::chrono_literals;
 inline constexpr std::chrono::milliseconds connect = 5s;  ///< while the daemon's backlog is full
 /// Of a call without a deadline of its own: the daemon bounds loads and drains far below.
 inline constexpr std::chrono::milliseconds call = 1h;
+/// Without any supervisor that answers, though the keeper lives: it restarts a failing one every 5 s at the latest.
+inline constexpr std::chrono::milliseconds absence = 30s;
+/// Between two connections that ended before anybody answered on them; doubled each time.
+inline constexpr std::chrono::milliseconds reconnect_pause = 10ms;
+inline constexpr std::chrono::milliseconds reconnect_pause_max = 500ms;
 inline constexpr std::size_t request_bytes_max = 64 * 1024;  ///< newline included, docs/control.md
 inline constexpr std::size_t answer_bytes_max = 1024 * 1024;
 
@@ -21,7 +26,9 @@ inline constexpr std::size_t answer_bytes_max = 1024 * 1024;
 inline constexpr std::chrono::milliseconds hello = 10s;  ///< from hello to the last slab of welcome
 inline constexpr std::chrono::milliseconds slab = 30s;   ///< the worker prefaults 0.5 GiB a second at worst
 inline constexpr std::chrono::milliseconds send = 10s;   ///< while the worker does not read
-inline constexpr std::chrono::milliseconds drain = 1s;   ///< reading what a dead worker had delivered
+/// Channels asked for, for one request that is replayed, when each worker dies before its welcome.
+inline constexpr int reopen_tries = 3;
+inline constexpr std::chrono::milliseconds drain = 1s;  ///< reading what a dead worker had delivered
 /// What a request's deadline is exceeded by before the client stops waiting for the worker to say so.
 inline constexpr std::chrono::milliseconds request_grace = 2s;
 /// Of a request without a deadline of its own: the worker's bound is the model's, far below.

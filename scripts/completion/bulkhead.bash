@@ -7,14 +7,18 @@ _bulkhead_models() {
     bulkhead "$@" --json ps 2>/dev/null | grep -o '"model":"[^"]*"' | cut -d'"' -f4 | sort -u
 }
 
+_bulkhead_gpus() {
+    bulkhead "$@" --json gpus 2>/dev/null | grep -o '"uuid":"[^"]*"' | cut -d'"' -f4
+}
+
 _bulkhead() {
     local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='up down ps load unload restart infer logs events why info validate'
+    local commands='up down ps load unload restart infer logs events why crashes gpus info reload upgrade validate'
     local command='' named=0 where=() i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --socket) where=(--socket "${COMP_WORDS[++i]}") ;;
-        --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --output) ((++i)) ;;
+        --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --output | --limit | --lift) ((++i)) ;;
         -*) ;;
         *) if [ -z "$command" ]; then command=${COMP_WORDS[i]}; else ((++named)); fi ;;
         esac
@@ -25,7 +29,11 @@ _bulkhead() {
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
         return
         ;;
-    --deadline | --lines | --count | --repeat | --method | --client | --input | --param | -n | -m | -i | -p) return ;;
+    --lift)
+        mapfile -t COMPREPLY < <(compgen -W "$(_bulkhead_gpus "${where[@]}")" -- "$word")
+        return
+        ;;
+    --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --limit | -n | -m | -i | -p) return ;;
     esac
 
     local options='--socket --json --help' names=''
@@ -34,9 +42,12 @@ _bulkhead() {
     ps) options+=' --watch' ;;
     load) options+=' --all --deadline' names=many ;;
     unload | restart) options+=' --all' names=many ;;
-    infer) options+=' --input --param --output --method --repeat --deadline --client' names=one ;;
+    infer) options+=' --input --param --output --method --repeat --deadline --client --retry-safe' names=one ;;
     logs) options+=' --lines --follow' names=one ;;
-    events) options+=' --count' names=many ;;
+    events) options+=' --count --follow' names=many ;;
+    crashes) options+=' --limit --full' names=one ;;
+    gpus) options+=' --lift' ;;
+    upgrade) options+=' --supervisor-only' ;;
     why) names=one ;;
     up | validate)
         [[ $word == -* ]] || mapfile -t COMPREPLY < <(compgen -f -X '!*.y?(a)ml' -- "$word"; compgen -d -S / -- "$word")

@@ -1,5 +1,6 @@
 #include "supervisor/keeper/keeper.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -17,7 +18,18 @@ namespace bulkhead::keeper {
 
 Keeper::Keeper(Station station) noexcept : station_{std::move(station)}, started_unix_ms_{unix_ms_now()} {}
 
+Result<> Keeper::resume(const SavedState& state) {
+    generation_last_ = state.keeper.generation_last;
+    started_unix_ms_ = state.keeper.started_unix_ms;
+    violations_ = state.keeper.violations;
+    supervisor_.resume(state.keeper.supervisor_starts);
+    if (state.keeper.reload_due == 1) outbox_.ask_to_reload();
+    children_left_ = true;  // the signal of one that ended meanwhile may be lost
+    return adopt_workers(state, table_);
+}
+
 int Keeper::run() noexcept {
+    station_.service_manager.status("starting a supervisor");
     while (course_ != Course::ended) {
         pass_deadlines();
         if (course_ == Course::ended) break;
@@ -46,7 +58,8 @@ void Keeper::wait_for_events() noexcept {
 }
 
 Clock::time_point Keeper::next_deadline() noexcept {
-    auto next = std::min({stop_by_, send_retry_, supervisor_.deadline()});
+    auto next =
+        std::min({stop_by_, send_retry_, reload_by_, supervisor_.deadline(), station_.service_manager.deadline()});
     if (!supervisor_.runs()) next = std::min(next, supervisor_.start_due());
     for (const Worker& worker : table_.all())
         if (worker.state == Worker::State::ending) next = std::min(next, worker.group_deadline);
@@ -56,7 +69,12 @@ Clock::time_point Keeper::next_deadline() noexcept {
 void Keeper::pass_deadlines() noexcept {
     const auto now = Clock::now();
     settle_ending(now);
+    station_.service_manager.pass_deadlines(now);
     if (send_retry_ <= now) send_retry_ = never;
+    if (reload_by_ <= now) {
+        reload_by_ = never;
+        if (course_ == Course::serving) station_.service_manager.ready("a reload is still under way");
+    }
     if (stop_by_ <= now) {
         say("error: deadline_exceeded: stopping: the supervisor did not unload everything within %lld s; killing what "
             "is left",
@@ -66,7 +84,9 @@ void Keeper::pass_deadlines() noexcept {
     if (supervisor_.deadline() <= now) {
         if (course_ == Course::stopping) return end(0);
         say("WARN supervisor pid=%d killed cause=\"%s\"", supervisor_.pid(),
-            supervisor_.link() ? "no hello within its deadline" : "it closed its link and did not end");
+            parting_ != Parting::none ? "it handed over and did not end"
+            : supervisor_.link()      ? "no hello within its deadline"
+                                      : "it closed its link and did not end");
         supervisor_.kill();
     }
     if (!supervisor_.runs() && supervisor_.start_due() <= now) start_supervisor();
@@ -90,11 +110,18 @@ void Keeper::take_signals() noexcept {
         for (std::size_t i = 0; i < count && course_ != Course::ended; ++i) {
             switch (signals[i].ssi_signo) {
             case SIGCHLD: children_left_ = true; break;
-            case SIGHUP: outbox_.ask_to_reload(); break;
+            case SIGHUP: on_hangup(); break;
             default: on_stop_signal(); break;
             }
         }
     }
+}
+
+void Keeper::on_hangup() noexcept {
+    outbox_.ask_to_reload();
+    if (course_ != Course::serving || !supervisor_.ever_greeted()) return;
+    station_.service_manager.reloading();
+    reload_by_ = Clock::now() + limits::reload_deadline;
 }
 
 void Keeper::on_stop_signal() noexcept {
@@ -102,6 +129,7 @@ void Keeper::on_stop_signal() noexcept {
     case Course::serving:
         course_ = Course::stop_asked;
         stop_by_ = Clock::now() + limits::stop_deadline;
+        station_.service_manager.stopping();
         outbox_.ask_to_stop();
         break;
     case Course::stop_asked:
@@ -152,6 +180,7 @@ void Keeper::settle_ending(Clock::time_point now) noexcept {
 
 void Keeper::start_supervisor() noexcept {
     incompatible_ = false;
+    parting_ = Parting::none;
     link_is_full_ = false;
     send_retry_ = never;
     const auto started = supervisor_.start(station_.spawner, station_.command, station_.null.get(),
@@ -178,7 +207,7 @@ void Keeper::start_supervisor() noexcept {
 void Keeper::on_supervisor_ended(const EndedChild& supervisor) noexcept {
     drain_link();
     kill_group_and_reap(supervisor);
-    const auto delay = supervisor_.ended();
+    const auto delay = supervisor_.ended(parting_ != Parting::none);
     if (course_ == Course::stopping) return end(0);
 
     // One that never got as far as its hello has nothing to hand over and will not do better again.
@@ -189,9 +218,57 @@ void Keeper::on_supervisor_ended(const EndedChild& supervisor) noexcept {
                 supervisor.number);
         return end(1);
     }
-    say("WARN supervisor pid=%d running->ended %s=%d workers=%u start=%llu in=%lldms", supervisor.pid,
-        supervisor.fate == WorkerFate::exited ? "code" : "signal", supervisor.number, table_.count(),
-        static_cast<unsigned long long>(supervisor_.starts() + 1), static_cast<long long>(delay.count()));
+    const char* how = supervisor.fate == WorkerFate::exited ? "code" : "signal";
+    const auto next = static_cast<unsigned long long>(supervisor_.starts() + 1);
+    if (parting_ == Parting::none) {
+        station_.service_manager.status("the supervisor ended, the workers go on; starting the next");
+        return say("WARN supervisor pid=%d running->ended %s=%d workers=%u start=%llu in=%lldms", supervisor.pid, how,
+                   supervisor.number, table_.count(), next, static_cast<long long>(delay.count()));
+    }
+    const bool in_order = supervisor.fate == WorkerFate::exited && supervisor.number == 0;
+    say("%s supervisor pid=%d handed over %s=%d workers=%u start=%llu", in_order ? "INFO" : "WARN", supervisor.pid, how,
+        supervisor.number, table_.count(), next);
+    if (parting_ == Parting::upgrade && course_ == Course::serving) execute_anew();
+}
+
+/// Returns only when this program goes on: then the next supervisor starts as after any hand-over.
+void Keeper::execute_anew() noexcept {
+    station_.service_manager.status("upgrading: executing the keeper's program anew");
+    SavedKeeper saved{};
+    saved.pid = ::getpid();
+    saved.directory_fd = station_.directory.directory_fd();
+    saved.listening_fd = station_.directory.listening_fd();
+    saved.oom_score_worker = station_.oom_score_worker;
+    saved.generation_last = generation_last_;
+    saved.supervisor_starts = supervisor_.starts();
+    saved.started_unix_ms = started_unix_ms_;
+    saved.violations = violations_;
+    saved.reload_due = outbox_.reload_is_due() ? 1 : 0;
+    const UniqueFd state = write_state(saved, station_.directory.socket_path(), table_);
+    if (!state) {
+        say("WARN upgrade: writing the state: %s; the old program goes on, with every worker", strerrordesc_np(errno));
+        return;
+    }
+    if (!station_.program.understands(state.get(), station_.spawner, station_.null.get(), station_.oom_score_own)) {
+        say("WARN upgrade: the old program goes on, with every worker");
+        return;
+    }
+    ::fcntl(state.get(), F_SETFD, 0);
+    keep_descriptors_across_exec(true);
+    station_.program.execute(state.get());
+    const int error = errno;
+    keep_descriptors_across_exec(false);
+    say("WARN upgrade: executing %s: %s; the old program goes on, with every worker", station_.program.path(),
+        strerrordesc_np(error));
+}
+
+void Keeper::keep_descriptors_across_exec(bool kept) noexcept {
+    const int flags = kept ? 0 : FD_CLOEXEC;
+    ::fcntl(station_.directory.directory_fd(), F_SETFD, flags);
+    ::fcntl(station_.directory.listening_fd(), F_SETFD, flags);
+    for (const Worker& worker : table_.all())
+        for (const int fd : {worker.pidfd.get(), worker.link.get(), worker.log.get()})
+            if (fd >= 0) ::fcntl(fd, F_SETFD, flags);
 }
 
 void Keeper::on_link_closed() noexcept {
@@ -201,15 +278,17 @@ void Keeper::on_link_closed() noexcept {
 
 void Keeper::on_violation(const char* what) noexcept {
     ++violations_;
+    parting_ = Parting::none;  // a defect, whatever it said before: the next waits as after a crash
     say("error: protocol_violation: reading the supervisor's link: %s (violation %llu); killing supervisor pid=%d",
         what, static_cast<unsigned long long>(violations_), supervisor_.pid());
     supervisor_.kill();
 }
 
 void Keeper::end(int status) noexcept {
+    if (course_ == Course::serving) station_.service_manager.stopping();
     supervisor_.link().close();
     station_.directory.remove_socket();
-    if (!kill_everything(table_, supervisor_.runs() ? supervisor_.pid() : -1,
+    if (!kill_everything(table_.all(), supervisor_.runs() ? supervisor_.pid() : -1,
                          Clock::now() + limits::kill_everything_deadline))
         say("WARN some processes did not end within %lld s of SIGKILL",
             static_cast<long long>(limits::kill_everything_deadline.count() / 1000));

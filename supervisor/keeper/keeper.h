@@ -3,8 +3,11 @@
 #include <cstdint>
 
 #include "supervisor/keeper/outbox.h"
+#include "supervisor/keeper/own_program.h"
 #include "supervisor/keeper/reap.h"
 #include "supervisor/keeper/runtime_directory.h"
+#include "supervisor/keeper/saved_state.h"
+#include "supervisor/keeper/service_manager.h"
 #include "supervisor/keeper/spawn.h"
 #include "supervisor/keeper/supervisor_process.h"
 #include "supervisor/keeper/worker_table.h"
@@ -18,6 +21,8 @@ inline constexpr int exit_config_invalid = 78;
 struct Station {
     RuntimeDirectory directory;
     SupervisorCommand command;
+    OwnProgram program;
+    ServiceManager service_manager;
     Spawner spawner;
     UniqueFd null;
     UniqueFd signals;  ///< signalfd of TERM, INT, HUP, CHLD, all blocked
@@ -28,11 +33,15 @@ struct Station {
 /// The parent of all other processes: starts what the supervisor says, tells how it ended, restarts the
 /// supervisor and hands everything over to the next one. It decides nothing else.
 ///
-/// Thread  the only one of the process. Never blocks but in `run`'s poll and until a child has executed
-///         its program; allocates nothing.
+/// Thread  the only one of the process. Never blocks but in `run`'s poll, until a child has executed its
+///         program, and while the next release looks at the state; allocates nothing once it runs.
 class Keeper {
 public:
     explicit Keeper(Station station) noexcept;
+
+    /// Before `run`: goes on where the former program of this process stopped. On failure some of the workers
+    /// may be taken over, and all are to be ended.
+    [[nodiscard]] Result<> resume(const SavedState& state);
 
     /// Returns  the exit status of the program, with everything else ended
     int run() noexcept;
@@ -45,9 +54,13 @@ private:
         ended,
     };
 
+    /// What the supervisor of now said of its own end.
+    enum class Parting : std::uint8_t { none, hand_over, upgrade };
+
     void wait_for_events() noexcept;
     void take_signals() noexcept;
     void on_stop_signal() noexcept;
+    void on_hangup() noexcept;
     void take_children() noexcept;
     void take_requests() noexcept;
     void pass_deadlines() noexcept;
@@ -59,6 +72,8 @@ private:
     void on_link_closed() noexcept;
     void drain_link() noexcept;
     void on_violation(const char* what) noexcept;
+    void execute_anew() noexcept;
+    void keep_descriptors_across_exec(bool kept) noexcept;
     void end(int status) noexcept;
 
     void on_worker_ended(Worker& worker, const EndedChild& ended) noexcept;
@@ -71,12 +86,15 @@ private:
     void on_ledger(std::span<const std::byte> body) noexcept;
     void on_forget(std::span<const std::byte> body) noexcept;
     void on_stop() noexcept;
+    void on_parting(Parting parting, std::span<const std::byte> body) noexcept;
+    void on_reload_done(std::span<const std::byte> body) noexcept;
 
     Station station_;
     WorkerTable table_;
     SupervisorProcess supervisor_;
     Outbox outbox_;
     Course course_ = Course::serving;
+    Parting parting_ = Parting::none;
     int exit_status_ = 0;
     bool children_left_ = false;  ///< more to reap than one turn allows
     bool link_is_full_ = false;   ///< the next packet waits for the socket to be writable
@@ -86,6 +104,7 @@ private:
     std::uint64_t started_unix_ms_ = 0;
     Clock::time_point stop_by_ = never;
     Clock::time_point send_retry_ = never;
+    Clock::time_point reload_by_ = never;  ///< the service manager waits for the outcome
 };
 
 }  // namespace bulkhead::keeper

@@ -26,6 +26,12 @@ inline constexpr milliseconds kill_everything_deadline{5'000};
 /// Before a packet that the kernel had no room for (in-flight descriptors, memory) is tried again.
 inline constexpr milliseconds send_retry{20};
 
+/// Between SIGHUP and the word of the supervisor, by handing over or otherwise; then the service manager is told
+/// that the daemon is ready as it was.
+inline constexpr milliseconds reload_deadline{60'000};
+/// A new release looks at the state it would take over; then it is killed, and the old one goes on.
+inline constexpr milliseconds state_check_deadline{5'000};
+
 /// Delay before each further start of a supervisor; the last one repeats.
 inline constexpr std::array restart_delays{milliseconds{0},     milliseconds{250},   milliseconds{500},
                                            milliseconds{1'000}, milliseconds{2'000}, milliseconds{5'000}};
@@ -47,5 +53,9 @@ inline constexpr int oom_score_worker = +1;
 
 /// One line on standard error. At most PIPE_BUF, so that a writable pipe takes it without blocking.
 inline constexpr std::size_t log_line_bytes_max = 512;
+/// One word to the service manager.
+inline constexpr std::size_t status_bytes_max = 256;
+/// A path in the state that the keeper hands to its next program.
+inline constexpr std::size_t path_bytes_max = 4096;
 
 }  // namespace bulkhead::keeper::limits

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <getopt.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -13,9 +14,11 @@
 #include <charconv>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "supervisor/keeper/keeper.h"
 #include "supervisor/keeper/limits.h"
@@ -44,14 +47,17 @@ struct Options {
     std::string socket;
     std::string supervisor;
     std::string fleet;
+    int state_fd = -1;  ///< what the program before this one left
 };
 
 /// Empty when the program is to end with `exit_status`.
 std::optional<Options> parse(int argc, char** argv, int& exit_status) {
-    constexpr std::array<option, 5> long_options{{{"socket", required_argument, nullptr, 's'},
+    constexpr std::array<option, 7> long_options{{{"socket", required_argument, nullptr, 's'},
                                                   {"supervisor", required_argument, nullptr, 'p'},
                                                   {"help", no_argument, nullptr, 'h'},
                                                   {"version", no_argument, nullptr, 'v'},
+                                                  {resume_option + 2, required_argument, nullptr, 'r'},
+                                                  {check_state_option + 2, required_argument, nullptr, 'c'},
                                                   {}}};
     Options options;
     exit_status = exit_wrong_usage;
@@ -59,6 +65,8 @@ std::optional<Options> parse(int argc, char** argv, int& exit_status) {
         switch (found) {
         case 's': options.socket = optarg; break;
         case 'p': options.supervisor = optarg; break;
+        case 'r':
+        case 'c': options.state_fd = std::atoi(optarg); break;
         case 'h':
         case 'v':
             std::fputs(found == 'h' ? usage : "bulkheadd " BULKHEAD_VERSION "\n", stdout);
@@ -122,44 +130,102 @@ int fail(const Error& error) {
     return 1;
 }
 
-int start(int argc, char** argv) {
-    auto null = reserve_low_descriptors();
-    if (!null) return fail(null.error());
+/// All that a first program and one that takes over have alike.
+Result<Station> make_station(Options options, RuntimeDirectory directory, OwnProgram program, UniqueFd null) {
+    if (options.supervisor.empty()) {
+        auto beside_us = supervisor_beside_us();
+        if (!beside_us) return beside_us.error();
+        options.supervisor = std::move(*beside_us);
+    }
+    auto signals = prepare_signals();
+    if (!signals) return signals.error();
+    auto spawner = Spawner::make();
+    if (!spawner) return spawner.error();
+    if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return system_error("becoming a subreaper", errno);
+    raise_descriptor_limit();
+    const std::string socket_path = directory.socket_path();
+    return Station{.directory = std::move(directory),
+                   .command = SupervisorCommand{std::move(options.supervisor), socket_path, std::move(options.fleet)},
+                   .program = std::move(program),
+                   .service_manager = ServiceManager::from_environment(),
+                   .spawner = *spawner,
+                   .null = std::move(null),
+                   .signals = std::move(*signals)};
+}
 
+Result<std::unique_ptr<Keeper>> begin(Options options, OwnProgram program, UniqueFd null) {
+    auto socket_path = control_socket_path(options.socket);
+    if (!socket_path) return socket_path.error();
+    auto directory = RuntimeDirectory::open(*socket_path);
+    if (!directory) return directory.error();
+    auto station = make_station(std::move(options), std::move(*directory), std::move(program), std::move(null));
+    if (!station) return station.error();
+
+    const int oom_score = read_oom_score();
+    set_own_oom_score(std::max(oom_score + limits::oom_score_keeper, -999));
+    station->oom_score_own = read_oom_score();
+    station->oom_score_worker = std::min(oom_score + limits::oom_score_worker, 1000);
+    return std::make_unique<Keeper>(std::move(*station));
+}
+
+Result<std::unique_ptr<Keeper>> resume(Options options, OwnProgram program, UniqueFd null) {
+    const UniqueFd memfd{options.state_fd};
+    const auto bytes = map_state(memfd.get());
+    if (!bytes) return bytes.error();
+    const auto state = parse_state(*bytes);
+    if (!state) return state.error();
+    if (state->keeper.pid != ::getpid())
+        return Error{ErrorCode::protocol_violation, "taking over: the state is another process's", "use no --resume"};
+    auto directory = RuntimeDirectory::resume(state->socket_path, UniqueFd{state->keeper.directory_fd},
+                                              UniqueFd{state->keeper.listening_fd});
+    if (!directory) return directory.error();
+    auto station = make_station(std::move(options), std::move(*directory), std::move(program), std::move(null));
+    if (!station) return station.error();
+    station->oom_score_own = read_oom_score();
+    station->oom_score_worker = state->keeper.oom_score_worker;
+
+    auto keeper = std::make_unique<Keeper>(std::move(*station));
+    if (auto resumed = keeper->resume(*state); !resumed) return resumed.error();
+    say("INFO keeper pid=%d executed anew version=%s workers=%zu", ::getpid(), BULKHEAD_VERSION, state->workers.size());
+    ::munmap(const_cast<std::byte*>(bytes->data()), bytes->size());
+    return keeper;
+}
+
+/// Asked by a program that would like to become this one.
+int check_state(int state_fd) {
+    const auto bytes = map_state(state_fd);
+    if (!bytes) return fail(bytes.error());
+    const auto state = parse_state(*bytes);
+    return state ? 0 : fail(state.error());
+}
+
+int start(int argc, char** argv) {
+    auto program = OwnProgram::find(argc, argv);
+    auto null = reserve_low_descriptors(starts_from_state(argc, argv) ? Inherited::kept : Inherited::closed);
+    if (!null) return fail(null.error());
+    if (!program) return fail(program.error());
+
+    const std::string_view first{argc > 1 ? argv[1] : ""};
+    const bool only_checks = first == check_state_option;
+    const bool resumes = first == resume_option;
     int exit_status = 0;
     auto options = parse(argc, argv, exit_status);
     if (!options) return exit_status;
-    auto socket_path = control_socket_path(std::move(options->socket));
-    if (!socket_path) return fail(socket_path.error());
-    if (options->supervisor.empty()) {
-        auto program = supervisor_beside_us();
-        if (!program) return fail(program.error());
-        options->supervisor = std::move(*program);
-    }
-
-    auto signals = prepare_signals();
-    if (!signals) return fail(signals.error());
-    auto directory = RuntimeDirectory::open(*socket_path);
-    if (!directory) return fail(directory.error());
-    auto spawner = Spawner::make();
-    if (!spawner) return fail(spawner.error());
-    if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return fail(system_error("becoming a subreaper", errno));
-    raise_descriptor_limit();
-    const int oom_score = read_oom_score();
-    set_own_oom_score(std::max(oom_score + limits::oom_score_keeper, -999));
-
-    const auto keeper = std::make_unique<Keeper>(
-        Station{.directory = std::move(*directory),
-                .command = SupervisorCommand{std::move(options->supervisor), *socket_path, std::move(options->fleet)},
-                .spawner = *spawner,
-                .null = std::move(*null),
-                .signals = std::move(*signals),
-                .oom_score_own = read_oom_score(),
-                .oom_score_worker = std::min(oom_score + limits::oom_score_worker, 1000)});
-    return keeper->run();
+    if (only_checks) return check_state(options->state_fd);
+    auto keeper = resumes ? resume(std::move(*options), std::move(*program), std::move(*null))
+                          : begin(std::move(*options), std::move(*program), std::move(*null));
+    if (!keeper) return fail(keeper.error());
+    return (*keeper)->run();
 }
 
 }  // namespace
 }  // namespace bulkhead::keeper
 
-int main(int argc, char** argv) { return bulkhead::keeper::start(argc, argv); }
+int main(int argc, char** argv) {
+    namespace keeper = bulkhead::keeper;
+    const bool had_children = keeper::starts_from_state(argc, argv);
+    const int status = keeper::start(argc, argv);
+    // Workers that could not be taken over would run for ever without anybody to end them.
+    if (had_children) keeper::kill_everything({}, -1, keeper::Clock::now() + keeper::limits::kill_everything_deadline);
+    return status;
+}

@@ -8,8 +8,15 @@ using keeper_link::Type;
 
 namespace {
 
+/// Pidfd, link, log.
 std::array<int, 3> descriptors_of(const Worker& worker) noexcept {
     return {worker.pidfd.get(), worker.link.get(), worker.log.get()};
+}
+
+/// What its record brings: of a dead one its last words and last output, unless somebody was told of its end.
+std::span<const int> shared_with_record(const Worker& worker, const std::array<int, 3>& descriptors) noexcept {
+    if (worker.state != Worker::State::dead) return descriptors;
+    return worker.exit_due ? std::span{descriptors}.subspan(1) : std::span<const int>{};
 }
 
 SendOutcome send_record(PacketSocket& socket, WorkerTable& table, Worker& worker) noexcept {
@@ -24,8 +31,8 @@ SendOutcome send_record(PacketSocket& socket, WorkerTable& table, Worker& worker
     record.spawned_unix_ms = worker.spawned_unix_ms;
     record.group_empty = dead && worker.group_empty ? 1 : 0;
     const auto descriptors = descriptors_of(worker);
-    const SendOutcome outcome = socket.send(Type::worker, 0, as_packet_bytes(record), ledger,
-                                            dead ? std::span<const int>{} : std::span<const int>{descriptors});
+    const SendOutcome outcome =
+        socket.send(Type::worker, 0, as_packet_bytes(record), ledger, shared_with_record(worker, descriptors));
     if (outcome == SendOutcome::sent && dead) worker.end_was_told();
     return outcome;
 }

@@ -24,6 +24,8 @@ public:
     void ask_to_stop() noexcept { stop_due_ = true; }
     void ask_to_reload() noexcept { reload_due_ = true; }
 
+    [[nodiscard]] bool reload_is_due() const noexcept { return reload_due_; }
+
     /// Hand-over and the last answer have left: the next request may be taken.
     [[nodiscard]] bool takes_requests() const noexcept { return stage_ == Stage::done && answer_ == Answer::none; }
 

@@ -65,9 +65,9 @@ void kill_group_and_reap(const EndedChild& leader) noexcept {
 
 bool group_is_empty(pid_t group) noexcept { return ::kill(-group, 0) != 0 && errno == ESRCH; }
 
-bool kill_everything(WorkerTable& table, pid_t supervisor, Clock::time_point deadline) noexcept {
+bool kill_everything(std::span<const Worker> workers, pid_t supervisor, Clock::time_point deadline) noexcept {
     if (supervisor > 0) ::kill(-supervisor, SIGKILL);
-    for (const Worker& worker : table.all())
+    for (const Worker& worker : workers)
         if (worker.state == Worker::State::running) ::kill(-worker.pid, SIGKILL);
     for (;;) {
         kill_listed_children();

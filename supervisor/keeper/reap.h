@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <optional>
+#include <span>
 
 #include "ipc/keeper_link.h"
 #include "supervisor/keeper/worker_table.h"
@@ -32,6 +33,6 @@ void kill_group_and_reap(const EndedChild& leader) noexcept;
 
 /// SIGKILL to all children and to whatever they leave behind, until none is left or `deadline` has passed.
 /// Returns  whether none is left
-bool kill_everything(WorkerTable& table, pid_t supervisor, Clock::time_point deadline) noexcept;
+bool kill_everything(std::span<const Worker> workers, pid_t supervisor, Clock::time_point deadline) noexcept;
 
 }  // namespace bulkhead::keeper

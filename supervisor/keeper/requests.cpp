@@ -15,43 +15,13 @@
 #include "supervisor/keeper/keeper.h"
 #include "supervisor/keeper/limits.h"
 #include "supervisor/keeper/say.h"
+#include "supervisor/keeper/spawn_strings.h"
 
 namespace bulkhead::keeper {
 
 using keeper_link::Type;
 
 namespace {
-
-/// argv, then environment, each ending in a null pointer; they point into the request.
-struct SpawnStrings {
-    char* const* argv;
-    char* const* environment;
-};
-
-/// Errors  empty unless `bytes` are exactly so many zero-terminated strings
-std::optional<SpawnStrings> split_strings(const keeper_link::Spawn& spawn, std::span<const std::byte> bytes) noexcept {
-    static std::array<char*, keeper_link::spawn_bytes_max + 2> pointers;  // a string takes one byte at least
-    if (bytes.size() != spawn.bytes || bytes.size() > keeper_link::spawn_bytes_max || spawn.argv_count == 0)
-        return std::nullopt;
-    const auto* text = reinterpret_cast<const char*>(bytes.data());
-    const auto strings = static_cast<std::uint64_t>(std::count(text, text + bytes.size(), '\0'));
-    if (strings != std::uint64_t{spawn.argv_count} + spawn.environment_count || text[bytes.size() - 1] != '\0')
-        return std::nullopt;
-
-    std::size_t next = 0;
-    for (std::uint64_t i = 0; i < strings; ++i) {
-        if (i == spawn.argv_count) pointers[next++] = nullptr;
-        pointers[next++] = const_cast<char*>(text);
-        text += std::strlen(text) + 1;
-    }
-    if (spawn.environment_count == 0) pointers[next++] = nullptr;
-    pointers[next] = nullptr;
-    return SpawnStrings{pointers.data(), pointers.data() + spawn.argv_count + 1};
-}
-
-bool is_name(const WorkerKey& key) noexcept {
-    return key.model.front() != '\0' && std::ranges::find(key.model, '\0') != key.model.end();
-}
 
 /// The two ends of what connects a worker with the daemon.
 struct WorkerWiring {
@@ -113,6 +83,9 @@ void Keeper::on_request(ReceivedPacket packet) noexcept {
     case Type::ledger: return on_ledger(packet.body);
     case Type::forget: return on_forget(packet.body);
     case Type::stop: return on_stop();
+    case Type::hand_over: return on_parting(Parting::hand_over, packet.body);
+    case Type::upgrade: return on_parting(Parting::upgrade, packet.body);
+    case Type::reload_done: return on_reload_done(packet.body);
     default: return on_violation("a packet of unknown type");
     }
 }
@@ -129,6 +102,8 @@ void Keeper::on_hello(std::span<const std::byte> body) noexcept {
         return supervisor_.kill();
     }
     supervisor_.greeted();
+    reload_by_ = never;
+    if (course_ == Course::serving) station_.service_manager.ready("a supervisor runs");
 }
 
 void Keeper::on_spawn(ReceivedPacket& packet) noexcept {
@@ -205,10 +180,26 @@ void Keeper::on_forget(std::span<const std::byte> body) noexcept {
 }
 
 void Keeper::on_stop() noexcept {
+    if (course_ == Course::serving) station_.service_manager.stopping();
     course_ = Course::stopping;
     stop_by_ = never;
     station_.directory.remove_socket();
     supervisor_.must_end_by(Clock::now() + limits::supervisor_end_deadline);
+}
+
+/// It is to end, and the next starts at once; a `stop` said before counts more.
+void Keeper::on_parting(Parting parting, std::span<const std::byte> body) noexcept {
+    if (!body.empty() || parting_ != Parting::none) return on_violation("a wrong or second word of parting");
+    if (course_ == Course::stopping) return;
+    parting_ = parting;
+    supervisor_.must_end_by(Clock::now() + limits::supervisor_end_deadline);
+}
+
+void Keeper::on_reload_done(std::span<const std::byte> body) noexcept {
+    if (!body.empty()) return on_violation("a wrong end of a reload");
+    if (reload_by_ == never) return;  // its deadline has passed
+    reload_by_ = never;
+    if (course_ == Course::serving) station_.service_manager.ready("reload asked for, nothing changed: see the log");
 }
 
 }  // namespace bulkhead::keeper

@@ -138,8 +138,8 @@ Result<std::string> control_socket_path(std::string given) {
     return std::string{here} + "/" + path;
 }
 
-RuntimeDirectory::RuntimeDirectory(UniqueFd directory, std::string socket_name, UniqueFd listening)
-    : directory_{std::move(directory)}, socket_name_{std::move(socket_name)}, listening_{std::move(listening)} {}
+RuntimeDirectory::RuntimeDirectory(UniqueFd directory, std::string socket_path, UniqueFd listening)
+    : directory_{std::move(directory)}, socket_path_{std::move(socket_path)}, listening_{std::move(listening)} {}
 
 Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) {
     auto path = split(socket_path);
@@ -161,12 +161,28 @@ Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) 
         return system_error("setting the mode of " + path->whole, errno);
     if (::listen(listening.get(), limits::listen_backlog) != 0)
         return system_error("listening on " + path->whole, errno);
-    return RuntimeDirectory{std::move(*directory), std::move(path->name), std::move(listening)};
+    return RuntimeDirectory{std::move(*directory), std::move(path->whole), std::move(listening)};
+}
+
+Result<RuntimeDirectory> RuntimeDirectory::resume(const std::string& socket_path, UniqueFd directory,
+                                                  UniqueFd listening) {
+    struct stat facts {};
+    const bool locked = ::fstat(directory.get(), &facts) == 0 && S_ISDIR(facts.st_mode) &&
+                        ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0;
+    int listens = 0;
+    socklen_t size = sizeof listens;
+    if (!locked || ::getsockopt(listening.get(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens != 1)
+        return Error{ErrorCode::protocol_violation,
+                     "taking over " + socket_path + " from the keeper before this one: its descriptors lead elsewhere",
+                     "start the daemon again"};
+    ::fcntl(directory.get(), F_SETFD, FD_CLOEXEC);
+    ::fcntl(listening.get(), F_SETFD, FD_CLOEXEC);
+    return RuntimeDirectory{std::move(directory), socket_path, std::move(listening)};
 }
 
 void RuntimeDirectory::remove_socket() noexcept {
     if (!listening_) return;
-    ::unlinkat(directory_.get(), socket_name_.c_str(), 0);
+    ::unlinkat(directory_.get(), socket_path_.c_str() + socket_path_.rfind('/') + 1, 0);
     listening_.reset();
 }
 

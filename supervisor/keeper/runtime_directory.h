@@ -23,15 +23,22 @@ public:
     ///         foreign owner or a folder that others may write; config_invalid for an impossible path
     static Result<RuntimeDirectory> open(const std::string& socket_path);
 
+    /// What a former program of this process opened, kept open across its execve; lock and socket are as they were.
+    ///
+    /// Errors  protocol_violation when the descriptors are no locked directory and no listening socket
+    static Result<RuntimeDirectory> resume(const std::string& socket_path, UniqueFd directory, UniqueFd listening);
+
+    [[nodiscard]] int directory_fd() const noexcept { return directory_.get(); }
+    [[nodiscard]] const std::string& socket_path() const noexcept { return socket_path_; }
     [[nodiscard]] int listening_fd() const noexcept { return listening_.get(); }
 
     /// Connections are refused from here on. Safe to repeat; allocates nothing.
     void remove_socket() noexcept;
 
 private:
-    RuntimeDirectory(UniqueFd directory, std::string socket_name, UniqueFd listening);
+    RuntimeDirectory(UniqueFd directory, std::string socket_path, UniqueFd listening);
     UniqueFd directory_;
-    std::string socket_name_;
+    std::string socket_path_;
     UniqueFd listening_;
 };
 

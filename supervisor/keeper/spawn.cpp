@@ -97,13 +97,14 @@ SpawnResult<Child> Spawner::spawn(const SpawnRecipe& recipe) noexcept {
     return failure;
 }
 
-Result<UniqueFd> reserve_low_descriptors() {
+Result<UniqueFd> reserve_low_descriptors(Inherited others) {
     int fd = -1;
     do {
         fd = ::open("/dev/null", O_RDWR);
         if (fd < 0) return system_error("opening /dev/null", errno);
     } while (fd < STDERR_FILENO);
-    ::close_range(STDERR_FILENO + 1, ~0U, 0);
+    if (fd > STDERR_FILENO) ::close(fd);
+    if (others == Inherited::closed) ::close_range(STDERR_FILENO + 1, ~0U, 0);
     do {
         fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
         if (fd < 0) return system_error("opening /dev/null", errno);

@@ -69,9 +69,12 @@ private:
 /// /proc is missing, it stays as it is.
 void set_own_oom_score(int score) noexcept;
 
-/// Fills 0, 1 and 2 with /dev/null where they are closed, closes whatever else was inherited, and takes
-/// the numbers that children get, so that no descriptor of the keeper is ever one of them.
+enum class Inherited : std::uint8_t { closed, kept };
+
+/// Fills 0, 1 and 2 with /dev/null where they are closed, closes whatever else was inherited unless it is what a
+/// former program of this process left, and takes the numbers that children get, so that no descriptor of the
+/// keeper is ever one of them.
 /// Returns  /dev/null
-Result<UniqueFd> reserve_low_descriptors();
+Result<UniqueFd> reserve_low_descriptors(Inherited others);
 
 }  // namespace bulkhead::keeper

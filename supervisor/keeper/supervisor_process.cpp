@@ -10,6 +10,7 @@
 
 #include "supervisor/keeper/limits.h"
 #include "supervisor/keeper/reap.h"
+#include "supervisor/keeper/service_manager.h"
 
 namespace bulkhead::keeper {
 
@@ -19,7 +20,8 @@ SupervisorCommand::SupervisorCommand(std::string program, const std::string& soc
     for (std::string& word : words_) argv_.push_back(word.data());
     argv_.push_back(nullptr);
     for (char** variable = environ; *variable != nullptr; ++variable) {
-        if (!std::string_view{*variable}.starts_with("BULKHEAD_SOCKET=")) environment_.push_back(*variable);
+        const std::string_view text{*variable};
+        if (!text.starts_with("BULKHEAD_SOCKET=") && !is_for_the_keeper_alone(text)) environment_.push_back(*variable);
     }
     environment_.push_back(socket_variable_.data());
     environment_.push_back(nullptr);
@@ -53,13 +55,15 @@ SpawnResult<void> SupervisorProcess::start(Spawner& spawner, const SupervisorCom
     return {};
 }
 
-std::chrono::milliseconds SupervisorProcess::ended() noexcept {
+std::chrono::milliseconds SupervisorProcess::ended(bool handed_over) noexcept {
     const auto now = Clock::now();
     if (runs() && now - started_ >= limits::supervisor_settled) next_delay_ = 0;
     child_ = Child{};
     link_.close();
     has_greeted_ = false;
     deadline_ = never;
+    start_due_ = now;
+    if (handed_over) return {};
     const auto delay = limits::restart_delays[next_delay_];
     next_delay_ = std::min(next_delay_ + 1, limits::restart_delays.size() - 1);
     start_due_ = now + delay;

@@ -35,8 +35,15 @@ public:
                                           int listening_fd, int oom_score_adj) noexcept;
 
     /// It is reaped, or could not be started: the next start is due after a delay that grows while they die young.
-    /// Returns  that delay
-    std::chrono::milliseconds ended() noexcept;
+    /// After one that handed over, it is due at once, and that row stays as it is.
+    /// Returns  the delay
+    std::chrono::milliseconds ended(bool handed_over = false) noexcept;
+
+    /// So many were started by a former program of this process.
+    void resume(std::uint64_t starts) noexcept {
+        starts_ = starts;
+        ever_greeted_ = true;
+    }
 
     void greeted() noexcept;
     void link_closed() noexcept;

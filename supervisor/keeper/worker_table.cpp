@@ -5,6 +5,10 @@
 
 namespace bulkhead::keeper {
 
+bool is_name(const WorkerKey& key) noexcept {
+    return key.model.front() != '\0' && std::ranges::find(key.model, '\0') != key.model.end();
+}
+
 void Worker::end_was_told() noexcept {
     exit_due = false;
     pidfd.reset();

@@ -16,8 +16,12 @@ namespace bulkhead::keeper {
 using keeper_link::WorkerFate;
 using keeper_link::WorkerKey;
 
+/// A key whose name is not empty and ends within its field.
+[[nodiscard]] bool is_name(const WorkerKey& key) noexcept;
+
 /// One worker, from its spawn until the supervisor forgets it.
 struct Worker {
+    /// The values travel to the keeper's next program: append, never renumber.
     enum class State : std::uint8_t {
         free,     ///< no worker: the place can be taken
         running,  ///< its leader is not reaped: pid and process group are surely its own

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <array>
+
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
@@ -166,9 +168,76 @@ TEST_F(Cli, RestartAllLeavesEveryModelReady) {
     EXPECT_EQ(daemon.state("raises"), "ready");
 }
 
+TEST_F(Cli, CrashesShowTheReportOfADeathAndWhyNamesItsFile) {
+    ASSERT_EQ(daemon.cli({"load", "echo"}).exit_code, 0);
+    const pid_t dead = daemon.pid("echo");
+    ::kill(dead, SIGKILL);
+    ASSERT_TRUE(daemon.wait_until("echo", [&](const json::object& row) {
+        return row.at("state").as_string() == "ready" && row.at("pid") != dead;
+    })) << "it comes back by itself";
+
+    const auto reports = json_of({"crashes", "echo"}).at("crashes").as_array();
+    const auto shown = daemon.cli({"crashes", "echo"});
+
+    ASSERT_EQ(reports.size(), 1u);
+    EXPECT_EQ(reports[0].at("pid"), dead);
+    EXPECT_THAT(shown.out, AllOf(HasSubstr("SIGKILL"), HasSubstr("backtrace"), HasSubstr("last output")));
+    EXPECT_THAT(daemon.cli({"why", "echo"}).out, HasSubstr("crash report: "));
+}
+
+TEST_F(Cli, UpgradeKeepsEveryWorkerAndItsChannels) {
+    ASSERT_EQ(daemon.cli({"load", "--all"}).exit_code, 0);
+    const pid_t echo = daemon.pid("echo"), raises = daemon.pid("raises");
+    Channel channel = daemon.open("echo").value();
+
+    const auto upgraded = json_of({"upgrade"});
+
+    EXPECT_NE(upgraded.at("old_supervisor_pid"), upgraded.at("supervisor_pid"));
+    EXPECT_EQ(upgraded.at("keeper_pid"), daemon.keeper().pid());
+    ASSERT_EQ(upgraded.at("workers").as_array().size(), 2u);
+    for (const auto& worker : upgraded.at("workers").as_array()) EXPECT_TRUE(worker.at("kept").as_bool());
+    EXPECT_EQ(daemon.pid("echo"), echo);
+    EXPECT_EQ(daemon.pid("raises"), raises);
+    const std::array<float, 1> x{7};
+    const std::array<std::int64_t, 1> dims{1};
+    EXPECT_TRUE(infer_float(channel, "x", x, dims)) << "opened before, and used after";
+    EXPECT_EQ(daemon.cli({"upgrade", "--supervisor-only"}).exit_code, 0);
+    EXPECT_EQ(daemon.pid("echo"), echo);
+}
+
+TEST_F(Cli, ReloadAppliesAValidFileAndRefusesAnInvalidOneWhole) {
+    const auto unchanged = json_of({"reload"});
+    daemon.folder().write("fleet.yaml", "version: 1\nmodels:\n  a:\n    fiel: a.pt\n");
+    const auto refused = json_of({"reload"}, 78);
+    const auto refused_text = daemon.cli({"reload"});
+    daemon.folder().write("fleet.yaml", fleet({test_model("echo", "echo.pt")}));
+    const auto applied = json_of({"reload"});
+
+    EXPECT_EQ(json::serialize(unchanged.at("unchanged")), R"(["echo","raises"])");
+    EXPECT_GE(refused.at("errors").as_array().size(), 2u);
+    EXPECT_THAT(refused_text.err, HasSubstr("fleet.yaml:4:"));
+    EXPECT_EQ(json::serialize(applied.at("removed")), R"(["raises"])");
+    EXPECT_EQ(json_of({"ps"}).as_array().size(), 1u);
+}
+
+TEST_F(Cli, InferThatIsRetrySafeOutlivesItsWorker) {
+    ASSERT_EQ(daemon.cli({"load", "echo"}).exit_code, 0);
+    Channel channel = daemon.open("echo").value();
+    ::kill(daemon.pid("echo"), SIGKILL);
+    Input x = channel.allocate(wire::DType::float32, std::array<std::int64_t, 1>{1}).value();
+    x.as<float>()[0] = 7;
+    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
+
+    const auto reply = channel.infer({.inputs = inputs, .retry_safe = true});
+
+    ASSERT_TRUE(reply) << reply.error().text();
+    EXPECT_EQ(reply->outputs.at(0).as<float>()[0], 7);
+    EXPECT_EQ(channel.generation(), 2u);
+}
+
 TEST_F(Cli, EveryCommandHasHelp) {
-    for (const char* command :
-         {"up", "down", "ps", "load", "unload", "restart", "infer", "logs", "events", "why", "info", "validate"}) {
+    for (const char* command : {"up", "down", "ps", "load", "unload", "restart", "infer", "logs", "events", "why",
+                                "crashes", "gpus", "info", "reload", "upgrade", "validate"}) {
         const auto help = daemon.cli({command, "--help"});
         EXPECT_EQ(help.exit_code, 0) << command;
         EXPECT_GT(help.out.size(), 150u) << command;

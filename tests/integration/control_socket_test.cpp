@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -11,6 +10,7 @@
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/integration/fixture/raw_socket.h"
 
 namespace bulkhead::test {
 namespace {
@@ -21,42 +21,7 @@ using ::testing::HasSubstr;
 const std::string info_request = R"({"jsonrpc":"2.0","id":1,"method":"daemon.info"})"
                                  "\n";
 
-UniqueFd raw_connection(const Daemon& daemon) {
-    UniqueFd socket{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    daemon.socket().string().copy(address.sun_path, sizeof address.sun_path - 1);
-    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    return socket;
-}
-
-void send_text(const UniqueFd& socket, std::string_view text) {
-    ::send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL);
-}
-
-/// One line, or what came before the end of file.
-std::string read_line(const UniqueFd& socket, int deadline_ms = 10'000) {
-    std::string line;
-    pollfd entry{socket.get(), POLLIN, 0};
-    while (::poll(&entry, 1, deadline_ms) > 0) {
-        char byte = 0;
-        if (::recv(socket.get(), &byte, 1, 0) <= 0 || byte == '\n') break;
-        line += byte;
-    }
-    return line;
-}
-
-bool closed_by_peer(const UniqueFd& socket, int deadline_ms = 10'000) {
-    pollfd entry{socket.get(), POLLIN, 0};
-    std::array<char, 4096> rest{};
-    while (::poll(&entry, 1, deadline_ms) > 0)
-        if (::recv(socket.get(), rest.data(), rest.size(), 0) <= 0) return true;
-    return false;
-}
-
-std::string error_code_of(const std::string& line) {
-    return std::string{json::parse(line).at("error").at("data").at("code").as_string()};
-}
+UniqueFd raw_connection(const Daemon& daemon) { return test::raw_connection(daemon.socket()); }
 
 class ControlSocket : public ::testing::Test {
 protected:

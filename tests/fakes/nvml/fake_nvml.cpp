@@ -3,78 +3,32 @@
 /// `$BULKHEAD_FAKE_NVML` names a text file, read anew by each call, so that a test changes the machine by
 /// writing to it:
 ///     gpu UUID TOTAL_BYTES NAME…
-///     process GPU_INDEX PID BYTES
-/// A process occupies its bytes for as long as it lives, as with a real driver; PID 0 always does.
+///     process GPU_INDEX PID BYTES [na] [ghost | late_ms=N | late_reads=N] [unlisted]
+///     device GPU_INDEX lost | unknown | timeout | na_memory | na_processes
+///     xid GPU_INDEX NUMBER
+///     driver unknown | timeout | lost | slow MILLISECONDS | hangs
+/// A process occupies its bytes for as long as it lives, as with a real driver; PID 0 always does. Dead, a `ghost`
+/// keeps them for ever, and one that is late for N ms or N readings of memory after its death was first seen;
+/// `unlisted` ones are then in no list of processes. `na`: the driver does not tell its figure. Each line `xid` is an
+/// event, told to every set that was registered before it was written. A driver that `hangs` answers when the file is
+/// removed.
 
-#include <signal.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <sstream>
-#include <string>
-#include <vector>
+
+#include "tests/fakes/nvml/machine.h"
+
+using namespace fake_nvml;
 
 namespace {
 
-constexpr int success = 0;
-constexpr int invalid_argument = 2;
-constexpr int insufficient_size = 7;
-constexpr int driver_not_loaded = 9;
-
-struct Process {
-    unsigned pid;
-    unsigned long long bytes;
-};
-struct Gpu {
-    std::string uuid;
-    unsigned long long total = 0;
-    std::string name;
-    std::vector<Process> processes;
-};
-
-bool is_alive(unsigned pid) {
-    if (pid == 0) return true;
-    if (::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH) return false;
-    std::ifstream stat{"/proc/" + std::to_string(pid) + "/stat"};
-    std::string text;
-    std::getline(stat, text);
-    const std::size_t end = text.rfind(')');
-    return end == std::string::npos || end + 2 >= text.size() || (text[end + 2] != 'Z' && text[end + 2] != 'X');
-}
-
-std::vector<Gpu> read_machine() {
-    std::vector<Gpu> gpus;
-    const char* path = std::getenv("BULKHEAD_FAKE_NVML");
-    std::ifstream file{path == nullptr ? "" : path};
-    for (std::string line; std::getline(file, line);) {
-        std::istringstream words{line};
-        std::string kind;
-        words >> kind;
-        if (kind == "gpu") {
-            Gpu gpu;
-            words >> gpu.uuid >> gpu.total >> std::ws;
-            std::getline(words, gpu.name);
-            gpus.push_back(gpu);
-        } else if (kind == "process") {
-            std::size_t index = 0;
-            Process process{};
-            words >> index >> process.pid >> process.bytes;
-            if (index < gpus.size() && is_alive(process.pid)) gpus[index].processes.push_back(process);
-        }
-    }
-    return gpus;
-}
-
-/// A device handle is its index plus one.
-bool find(void* device, Gpu& gpu) {
+/// A device handle is its index plus one. The status that every call for it has.
+int find(void* device, Gpu& gpu) {
     const auto index = reinterpret_cast<std::size_t>(device);
-    const auto gpus = read_machine();
-    if (index == 0 || index > gpus.size()) return false;
-    gpu = gpus[index - 1];
-    return true;
+    const auto machine = read_machine();
+    if (machine.status != success) return machine.status;
+    if (index == 0 || index > machine.gpus.size()) return invalid_argument;
+    gpu = machine.gpus[index - 1];
+    return gpu.status;
 }
 
 int copy_text(const std::string& text, char* buffer, unsigned size) {
@@ -82,6 +36,11 @@ int copy_text(const std::string& text, char* buffer, unsigned size) {
     std::memcpy(buffer, text.c_str(), text.size() + 1);
     return success;
 }
+
+/// How many events of each registered device were told.
+struct EventSet {
+    std::map<void*, std::size_t> told;
+};
 
 }  // namespace
 
@@ -96,35 +55,55 @@ struct FakeProcessInfo {
     unsigned gpu_instance;
     unsigned compute_instance;
 };
+struct FakeEvent {
+    void* device;
+    unsigned long long type;
+    unsigned long long data;
+    unsigned gpu_instance;
+    unsigned compute_instance;
+};
 
-int nvmlInit_v2() { return std::getenv("BULKHEAD_FAKE_NVML") != nullptr ? success : driver_not_loaded; }
+int nvmlInit_v2() { return std::getenv("BULKHEAD_FAKE_NVML") != nullptr ? read_machine().status : driver_not_loaded; }
 int nvmlShutdown() { return success; }
-const char* nvmlErrorString(int status) { return status == driver_not_loaded ? "Driver Not Loaded" : "Fake error"; }
+const char* nvmlErrorString(int status) {
+    switch (status) {
+    case not_supported: return "Not Supported";
+    case driver_not_loaded: return "Driver Not Loaded";
+    case timeout: return "Timeout";
+    case gpu_is_lost: return "GPU is lost";
+    default: return "Unknown Error";
+    }
+}
 
 int nvmlDeviceGetCount_v2(unsigned* count) {
-    *count = static_cast<unsigned>(read_machine().size());
-    return success;
+    const auto machine = read_machine();
+    *count = static_cast<unsigned>(machine.gpus.size());
+    return machine.status;
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
-    if (index >= read_machine().size()) return invalid_argument;
+    Gpu gpu;
     *device = reinterpret_cast<void*>(std::size_t{index} + 1);
-    return success;
+    return find(*device, gpu);
 }
 
 int nvmlDeviceGetUUID(void* device, char* buffer, unsigned size) {
     Gpu gpu;
-    return find(device, gpu) ? copy_text(gpu.uuid, buffer, size) : invalid_argument;
+    const int status = find(device, gpu);
+    return status == success ? copy_text(gpu.uuid, buffer, size) : status;
 }
 
 int nvmlDeviceGetName(void* device, char* buffer, unsigned size) {
     Gpu gpu;
-    return find(device, gpu) ? copy_text(gpu.name, buffer, size) : invalid_argument;
+    const int status = find(device, gpu);
+    return status == success ? copy_text(gpu.name, buffer, size) : status;
 }
 
 int nvmlDeviceGetMemoryInfo(void* device, FakeMemory* memory) {
+    count_reading();
     Gpu gpu;
-    if (!find(device, gpu)) return invalid_argument;
+    if (const int status = find(device, gpu); status != success) return status;
+    if (!gpu.memory_known) return not_supported;
     *memory = {gpu.total, gpu.total, 0};
     for (const Process& process : gpu.processes) memory->used += process.bytes;
     memory->free = memory->total - memory->used;
@@ -133,13 +112,45 @@ int nvmlDeviceGetMemoryInfo(void* device, FakeMemory* memory) {
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, FakeProcessInfo* infos) {
     Gpu gpu;
-    if (!find(device, gpu)) return invalid_argument;
+    if (const int status = find(device, gpu); status != success) return status;
+    if (!gpu.processes_known) return not_supported;
     const unsigned room = *count;
-    *count = static_cast<unsigned>(gpu.processes.size());
-    if (gpu.processes.size() > room) return insufficient_size;
-    for (std::size_t i = 0; i < gpu.processes.size(); ++i)
-        infos[i] = {gpu.processes[i].pid, gpu.processes[i].bytes, ~0U, ~0U};
+    *count = 0;
+    for (const Process& process : gpu.processes) {
+        if (!process.listed) continue;
+        if (*count < room)
+            infos[*count] = {process.pid, process.figure_known ? process.bytes : not_available, ~0U, ~0U};
+        ++*count;
+    }
+    return *count > room ? insufficient_size : success;
+}
+
+int nvmlEventSetCreate(void** set) {
+    *set = new EventSet;
     return success;
+}
+
+int nvmlEventSetFree(void* set) {
+    delete static_cast<EventSet*>(set);
+    return success;
+}
+
+int nvmlDeviceRegisterEvents(void* device, unsigned long long /*types*/, void* set) {
+    Gpu gpu;
+    const int status = find(device, gpu);
+    if (status == success) static_cast<EventSet*>(set)->told[device] = gpu.xids.size();
+    return status;
+}
+
+int nvmlEventSetWait_v2(void* set, FakeEvent* event, unsigned /*milliseconds*/) {
+    for (auto& [device, told] : static_cast<EventSet*>(set)->told) {
+        Gpu gpu;
+        (void)find(device, gpu);  // a lost GPU has much to tell
+        if (gpu.xids.size() <= told) continue;
+        *event = {device, 8, gpu.xids[told++], ~0U, ~0U};
+        return success;
+    }
+    return timeout;
 }
 
 }  // extern "C"

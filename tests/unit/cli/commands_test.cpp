@@ -15,6 +15,7 @@
 
 #include "clients/cli/command.h"
 #include "ipc/unique_fd.h"
+#include "tests/unit/cli/ran.h"
 #include "tests/unit/cli/temporary_folder.h"
 
 namespace bulkhead::cli {
@@ -93,20 +94,6 @@ private:
     std::jthread thread_;
 };
 
-struct Ran {
-    int status;
-    std::string out;
-    std::string err;
-};
-
-Ran ran(std::vector<const char*> words) {
-    words.insert(words.begin(), "bulkhead");
-    testing::internal::CaptureStdout();
-    testing::internal::CaptureStderr();
-    const int status = run(static_cast<int>(words.size()), words.data());
-    return {status, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr()};
-}
-
 struct Commands : testing::Test {
     CannedDaemon daemon;
     std::string path = daemon.path();
@@ -183,6 +170,91 @@ TEST_F(Commands, LogsPrintWhatCameBeforeAndWhatFollows) {
     EXPECT_THAT(daemon.asked(), ElementsAre(R"(logs.tail {"model":"m","lines":5,"follow":false})"));
 }
 
+constexpr const char* crash =
+    R"x({"model":"m","replica":0,"generation":4,"pid":7,"time":0,"cause":"it died of SIGSEGV in evil_run","state":"busy",
+    "exit":{"signal":"SIGSEGV"},"signal":"SIGSEGV","thread":"main","backtrace":["evil_run+0x12 (evil.so)","main+0x3 (w)"],
+    "log":["about to \u001b[31mdie"],"request":"forward x float32 [1, 3]","request_ms":12.5,"host_bytes":1048576,
+    "gpu_bytes":null,"device":"cpu","evidence":["the kernel killed nobody"],"ready_ms":65000})x";
+
+std::string crashes_of(int count) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += (i > 0 ? "," : "") + std::string{crash};
+    std::erase(all, '\n');
+    return R"("result":{"crashes":[)" + all + "]}";
+}
+
+TEST_F(Commands, CrashesAreALineEach) {
+    daemon.answer("crashes.list", crashes_of(2));
+    const Ran crashes = ran({"--socket", socket, "crashes"});
+    EXPECT_EQ(crashes.status, exit_done);
+    EXPECT_EQ(std::count(crashes.out.begin(), crashes.out.end(), '\n'), 3) << crashes.out;
+    EXPECT_THAT(crashes.out, HasSubstr("m/0#4     7  SIGSEGV  it died of SIGSEGV in evil_run\n"));
+    EXPECT_THAT(daemon.asked(), ElementsAre(R"(crashes.list {"limit":20})"));
+}
+
+TEST_F(Commands, CrashesOfOneModelShowTheNewestInFullAndThoseBeforeIt) {
+    daemon.answer("crashes.list", crashes_of(2));
+    const Ran crashes = ran({"--socket", socket, "crashes", "m"});
+    for (const char* part :
+         {"m/0#4, pid 7: it died of SIGSEGV in evil_run\n", "busy, ready for 1m 5s\n",
+          "SIGSEGV; it said itself: SIGSEGV, in thread main\n", "forward x float32 [1, 3], running for 12.5 ms\n",
+          "1.0 MiB host, - GPU on cpu\n", "the kernel killed nobody\n",
+          "    evil_run+0x12 (evil.so)\n    main+0x3 (w)\n", "    about to ?[31mdie\n", "\nBefore it:\nTIME"})
+        EXPECT_THAT(crashes.out, HasSubstr(part));
+    EXPECT_THAT(daemon.asked(), ElementsAre(R"(crashes.list {"limit":20,"model":"m"})"));
+    EXPECT_EQ(json::parse(ran({"--json", "--socket", socket, "crashes", "m"}).out).at("crashes").as_array().size(), 2u);
+}
+
+TEST_F(Commands, CrashesThatNeverHappenedAreNoError) {
+    daemon.answer("crashes.list", R"("result":{"crashes":[]})");
+    EXPECT_EQ(ran({"--socket", socket, "crashes"}).out, "no crash is on record\n");
+    EXPECT_EQ(ran({"--socket", socket, "crashes", "m", "--full"}).out, "no crash is on record\n");
+}
+
+TEST_F(Commands, GpusSayWhyOneIsQuarantinedAndLiftIt) {
+    daemon.answer("gpu.status",
+                  R"("result":{"nvml":true,"gpus":[)"
+                  R"({"index":0,"uuid":"GPU-1","name":"A","state":"ok","quarantined":null,"total_bytes":2048,)"
+                  R"("free_bytes":1024,"processes":[{"pid":7,"bytes":null}]},)"
+                  R"({"index":1,"uuid":"GPU-2","name":"A","state":"ok","quarantined":"pid 9 outlives SIGKILL",)"
+                  R"("total_bytes":null,"free_bytes":null,"processes":null}]})");
+    const Ran gpus = ran({"--socket", socket, "gpus"});
+    EXPECT_THAT(gpus.out, HasSubstr("0  GPU-1  A     ok           1.0 KiB  2.0 KiB  7 (-)\n"));
+    EXPECT_THAT(gpus.out, HasSubstr("1  GPU-2  A     quarantined        -        -  -\n"));
+    EXPECT_THAT(gpus.out, HasSubstr("GPU-2 is quarantined: pid 9 outlives SIGKILL\n"));
+    daemon.answer("gpu.lift", R"("result":{"uuid":"GPU-2","was":"pid 9 outlives SIGKILL"})");
+    EXPECT_EQ(ran({"--socket", socket, "gpus", "--lift", "GPU-2"}).out,
+              "GPU-2 is used again; it was quarantined: pid 9 outlives SIGKILL\n");
+    EXPECT_EQ(daemon.asked().back(), R"(gpu.lift {"uuid":"GPU-2"})");
+    daemon.answer("gpu.status", R"("result":{"nvml":false,"reason":"no libnvidia-ml.so.1","gpus":[]})");
+    EXPECT_EQ(ran({"--socket", socket, "gpus"}).out, "no GPU is seen: no libnvidia-ml.so.1\n");
+}
+
+TEST_F(Commands, ReloadNamesWhatChanged) {
+    daemon.answer("fleet.reload", R"("result":{"added":["a","b"],"removed":[],"changed":["c"],"unchanged":["d"]})");
+    EXPECT_EQ(ran({"--socket", socket, "reload"}).out,
+              "added      a, b\nremoved    none\nchanged    c\nunchanged  d\n");
+    EXPECT_EQ(ran({"--json", "--socket", socket, "reload"}).out,
+              "{\"added\":[\"a\",\"b\"],\"removed\":[],\"changed\":[\"c\"],\"unchanged\":[\"d\"]}\n");
+}
+
+TEST_F(Commands, ReloadOfAnInvalidFileShowsItsErrorsAsValidateDoes) {
+    const TemporaryFolder folder;
+    const std::string file = folder.write("f.yaml", "version: 2\ntypo: 1\n");
+    std::string errors = ran({"validate", "--json", file.c_str()}).out;
+    errors.pop_back();
+    daemon.answer("fleet.reload", R"("error":{"code":-32000,"message":"m","data":{"code":"config_invalid",)"
+                                  R"("attempt":"reading","remedy":"mend it",)" +
+                                      errors.substr(1) + "}");
+    const Ran text = ran({"--socket", socket, "reload"});
+    EXPECT_EQ(text.status, exit_config_invalid);
+    EXPECT_THAT(text.out, IsEmpty());
+    EXPECT_EQ(text.err, ran({"validate", file.c_str()}).err + "The fleet runs on as it was.\n");
+    const Ran as_json = ran({"--json", "--socket", socket, "reload"});
+    EXPECT_EQ(as_json.status, exit_config_invalid);
+    EXPECT_EQ(as_json.out, errors + "\n");
+}
+
 TEST_F(Commands, InferRefusesABadInputBeforeAModelIsLoadedForIt) {
     const Ran infer = ran({"--socket", socket, "infer", "m", "--input", "x=@/nowhere.npy"});
     EXPECT_EQ(infer.status, exit_failed);
@@ -226,8 +298,8 @@ TEST(Usage, IsWrongWithStatus2) {
 
 TEST(Help, OfEveryCommandSaysPurposeAndExitStatus) {
     EXPECT_EQ(ran({"--help"}).status, exit_done);
-    for (const char* command :
-         {"up", "down", "ps", "load", "unload", "restart", "infer", "logs", "events", "why", "info", "validate"}) {
+    for (const char* command : {"up", "down", "ps", "load", "unload", "restart", "infer", "logs", "events", "why",
+                                "crashes", "gpus", "info", "reload", "upgrade", "validate"}) {
         const Ran help = ran({command, "--help"});
         EXPECT_EQ(help.status, exit_done) << command;
         EXPECT_THAT(help.out, HasSubstr("Exit status: 0")) << command;

@@ -3,7 +3,10 @@
 set -euo pipefail
 source "$1/scripts/completion/bulkhead.bash"
 
-bulkhead() { [ "$*" = "--json ps" ] && echo '[{"model":"minilm","replica":0},{"model":"silero-vad","replica":0},{"model":"minilm","replica":1}]'; }
+bulkhead() {
+    [ "$*" = "--json gpus" ] && echo '{"gpus":[{"index":0,"uuid":"GPU-1"},{"index":1,"uuid":"GPU-2"}]}'
+    [ "$*" = "--json ps" ] && echo '[{"model":"minilm","replica":0},{"model":"silero-vad","replica":0},{"model":"minilm","replica":1}]'
+}
 
 failed=0
 # expect "WORDS TYPED" "COMPLETIONS": the last word is the one under the cursor.
@@ -29,6 +32,12 @@ expect 'bulkhead unload --a|' '--all'
 expect 'bulkhead why silero-vad |' ''
 expect 'bulkhead restart silero-vad |' 'minilm silero-vad'
 expect 'bulkhead ps --w|' '--watch'
-expect 'bulkhead infer --re|' '--repeat'
+expect 'bulkhead infer --rep|' '--repeat'
+expect 'bulkhead infer --ret|' '--retry-safe'
+expect 'bulkhead crashes |' 'minilm silero-vad'
+expect 'bulkhead crashes --limit 3 m|' 'minilm'
+expect 'bulkhead upgrade --s|' '--socket --supervisor-only'
+expect 'bulkhead re|' 'reload restart'
+expect 'bulkhead gpus --lift |' 'GPU-1 GPU-2'
 expect 'bulkhead --socket /tmp/x.sock in|' 'infer info'
 exit $failed

@@ -60,6 +60,16 @@ TEST(Workers, StandInAlignedColumns) {
                     "long-name        1  stopped    -  auto          -    -         0       2         1           0\n");
 }
 
+TEST(Workers, HaveANoteWhereAnyHas) {
+    const std::string text = render_workers(
+        parsed(
+            R"([{"model":"a","state":"ready","note":"graphs off: capture crashed"},{"model":"b","state":"adopting","note":null}])"),
+        plain);
+    EXPECT_THAT(text, HasSubstr("GENERATION  NOTE\n"));
+    EXPECT_THAT(text, HasSubstr("graphs off: capture crashed\n"));
+    EXPECT_THAT(text, HasSubstr("adopting"));
+}
+
 TEST(Workers, KeepTheirColumnsWhenColoured) {
     const char* rows = R"([{"model":"é","state":"crashed","replica":0}])";
     std::string text = render_workers(parsed(rows), coloured);
@@ -102,6 +112,21 @@ TEST(Why, IsASentence) {
                   {"replica":0,"state":"backoff","since_ms":250,"reason":"SIGSEGV","last_exit":{"signal":"SIGSEGV"}}]})"),
                          plain),
               "It crashed.\n");
+}
+
+TEST(Why, NamesTheCrashReport) {
+    EXPECT_EQ(render_why(boost::json::parse(R"({"model":"m","state":"backoff","sentence":"It crashed.","replicas":[
+                  {"replica":0,"state":"backoff","report":"/run/logs/crashes/m.json"}]})"),
+                         plain),
+              "It crashed.\n  crash report: /run/logs/crashes/m.json\n");
+}
+
+TEST(Info, CountsTheSupervisorsStartsFromTheSecondOn) {
+    const auto info = [](int starts) {
+        return render_info(boost::json::value{{"supervisor_pid", 7}, {"supervisor_starts", starts}}, plain);
+    };
+    EXPECT_THAT(info(1), HasSubstr("supervisor   pid 7\n"));
+    EXPECT_THAT(info(3), HasSubstr("supervisor   pid 7, start 3 under this keeper\n"));
 }
 
 TEST(Why, SaysOfSeveralReplicasWhatHappenedToEach) {

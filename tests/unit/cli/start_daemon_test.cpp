@@ -83,6 +83,14 @@ TEST_F(StartDaemon, RefusesAFolderThatIsASymlinkOrThatOthersMayWriteTo) {
     EXPECT_EQ(start("answers").error().code, ErrorCode::not_permitted);
 }
 
+TEST_F(StartDaemon, SaysWhichFolderIsMissingAboveTheRuntimeDirectory) {
+    socket = folder.path() / "nowhere/run/control.sock";
+    const Error error = start("answers").error();
+    EXPECT_EQ(error.code, ErrorCode::input_invalid);
+    EXPECT_THAT(error.attempt, HasSubstr("there is no folder " + (folder.path() / "nowhere").string()));
+    EXPECT_THAT(error.remedy, HasSubstr("make that folder first"));
+}
+
 TEST(ErrorIn, FindsTheLastErrorAmongOtherLines) {
     const Error error = error_in("info: x\nerror: not_permitted: first; no\nerror: internal: second\n", 256);
     EXPECT_EQ(error.code, ErrorCode::internal);

@@ -12,6 +12,7 @@
 
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"
+#include "tests/unit/clients/no_free_descriptor.h"
 
 namespace bulkhead {
 namespace {
@@ -180,6 +181,30 @@ TEST(ChannelFaults, ASlabThatCouldShrinkUnderTheClientIsRefused) {
 
     EXPECT_EQ(error.code, ErrorCode::protocol_violation);
     EXPECT_NE(error.attempt.find("not sealed"), std::string::npos) << error.attempt;
+}
+
+TEST(ChannelFaults, ASlabThatThisProcessHasNoDescriptorForIsANamedError) {
+    Gate made, full;
+    FakeWorker worker{[&](FakeWorker& w) {
+        w.slabs.push_back(HostSlab::create(FakeWorker::slab_bytes, input, "fake").value());
+        const std::array<int, 1> fds{w.slabs.back().fd()};
+        made.open();
+        full.wait();
+        w.expect<channel::Hello>();
+        w.send(channel::encode(w.welcome).value());
+        w.send(channel::encode(channel::SlabOffer{0, 0, input, wire::SlabKind::host_memfd, FakeWorker::slab_bytes}),
+               fds);
+        w.await_hang_up();
+    }};
+    UniqueFd end = worker.client_end();
+    made.wait();
+    const NoFreeDescriptor none;
+    full.open();
+
+    const Error error = Channel::adopt(std::move(end), {.client = "test", .deadline = 10s}).error();
+
+    EXPECT_EQ(error.code, ErrorCode::resources_exhausted);
+    EXPECT_NE(error.attempt.find("no free descriptor"), std::string::npos) << error.attempt;
 }
 
 TEST(ChannelFaults, SlabsThatAreNotWhatTheMessageSaysAreRefused) {

@@ -2,7 +2,7 @@
 
     schema_agreement.py SOURCE_FOLDER BULKHEAD_PROGRAM
 
-A good example must pass both; a bad one must fail both, unless its first lines say `# schema: cannot`: then its fault
+A good example must pass both; a bad one must fail both, unless its second line says `# schema: cannot`: then its fault
 is one that a schema cannot express. What the reader says is what `bulkhead validate --json` prints.
 """
 

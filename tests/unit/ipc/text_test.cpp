@@ -10,13 +10,15 @@ TEST(Text, NamesAreUtf8WithoutControlCharacters) {
     for (const char* bad : {"a\nb", "\x1b[31m", "\x7f",
                             "\xc2\x9b"
                             "31m",
-                            "\xff", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\xc3"})
+                            "\xff", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\xc3", "\u2028",
+                            "\u202Etxt", "a\u2066b"})
         EXPECT_FALSE(is_printable(bad)) << bad;
     EXPECT_FALSE(is_printable(std::string_view{"a\0b", 3}));
 }
 
 TEST(Text, FreeTextKeepsItsLinesAndLosesWhatATerminalWouldObey) {
     EXPECT_EQ(made_printable("line\n\tünder \x1b[2J\xff", 100), "line\n\tünder ?[2J?");
+    EXPECT_EQ(made_printable("a\u202Eb\u2027c", 100), "a?b\u2027c");
 }
 
 TEST(Text, FreeTextIsCutBetweenCharacters) {

@@ -27,9 +27,10 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
     return pointers;
 }
 
-pid_t start_keeper(std::vector<std::string> words, std::vector<std::string> environment, const std::string& error_file,
+pid_t start_keeper(std::vector<std::string> words, const std::vector<std::string>& arguments,
+                   std::vector<std::string> environment, const std::string& error_file,
                    const std::function<void()>& in_child) {
-    words.insert(words.begin(), BULKHEADD);
+    words.insert(words.end(), arguments.begin(), arguments.end());
     for (char** variable = environ; *variable != nullptr; ++variable) {
         const std::string text{*variable};
         if (!text.starts_with("BULKHEAD_SOCKET=") && !text.starts_with("XDG_RUNTIME_DIR=")) environment.push_back(text);
@@ -120,10 +121,11 @@ HandOver Seat::receive_hand_over() {
         seen.ledger.assign(reinterpret_cast<const char*>(ledger.data()), ledger.size());
         seen.worker.key = seen.record.key;
         seen.worker.pid = seen.record.pid;
-        if (heard.fds.size() == 3) {
-            seen.worker.pidfd = std::move(heard.fds[0]);
-            seen.worker.link = std::move(heard.fds[1]);
-            seen.worker.log = std::move(heard.fds[2]);
+        auto next = heard.fds.begin();
+        if (heard.fds.size() == 3) seen.worker.pidfd = std::move(*next++);
+        if (heard.fds.size() >= 2) {
+            seen.worker.link = std::move(*next++);
+            seen.worker.log = std::move(*next);
         }
         all.workers.push_back(std::move(seen));
     }
@@ -220,7 +222,7 @@ KeeperProcess::KeeperProcess(KeeperOptions options) {
         throw std::runtime_error{"no relay socket"};
     if (options.arguments.empty())
         options.arguments = {"--socket", socket(), "--supervisor", FAKE_SUPERVISOR, relay_path};
-    pid_ = start_keeper(options.arguments, options.environment, folder / "errors", options.in_child);
+    pid_ = start_keeper(options.command, options.arguments, options.environment, folder / "errors", options.in_child);
 }
 
 KeeperProcess::~KeeperProcess() {
@@ -253,7 +255,7 @@ std::string KeeperProcess::errors() const { return file_text(folder / "errors");
 
 Ended run_keeper(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
     const Folder folder;
-    const int status = wait_for(start_keeper(arguments, environment, folder / "errors", {}));
+    const int status = wait_for(start_keeper({BULKHEADD}, arguments, environment, folder / "errors", {}));
     return {status, file_text(folder / "errors")};
 }
 

@@ -97,9 +97,10 @@ private:
 };
 
 struct KeeperOptions {
-    std::vector<std::string> arguments = {};    ///< instead of --socket, --supervisor and FLEET
-    std::vector<std::string> environment = {};  ///< added to the test's own
-    std::function<void()> in_child = {};        ///< before exec
+    std::vector<std::string> arguments = {};         ///< instead of --socket, --supervisor and FLEET
+    std::vector<std::string> environment = {};       ///< added to the test's own
+    std::function<void()> in_child = {};             ///< before exec
+    std::vector<std::string> command = {BULKHEADD};  ///< what runs it: another copy, or a program that executes it
 };
 
 /// A folder of the test's own, gone with it.

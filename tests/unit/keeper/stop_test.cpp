@@ -187,7 +187,7 @@ TEST(Footprint, IsOneThreadAndLittleMemory) {
 
     std::cout << ", " << resident_kib() << " KiB with 32 workers\n";
     EXPECT_EQ(status_of(keeper.pid(), "Threads"), "1");
-    EXPECT_LE(resident_kib(), 4096);
+    EXPECT_LE(resident_kib(), 2048);
 }
 
 }  // namespace

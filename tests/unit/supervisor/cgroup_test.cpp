@@ -44,6 +44,8 @@ TEST(OwnCgroup, UnescapesTheMountPoint) {
               Path{"/mnt/my groups/a"});
 }
 
+Cgroups::Owner owner() { return {::getpid(), "/nowhere/" + std::to_string(::getpid()) + "/control.sock"}; }
+
 bool join(const UniqueFd& folder, pid_t pid) {
     const UniqueFd members{::openat(folder.get(), "cgroup.procs", O_WRONLY | O_CLOEXEC)};
     const std::string text = std::to_string(pid);
@@ -52,13 +54,13 @@ bool join(const UniqueFd& folder, pid_t pid) {
 
 TEST(Cgroups, AreRefusedWhereAFolderIsNoCgroup) {
     const test::TemporaryFolder folder;
-    EXPECT_EQ(Cgroups::make_in(folder.path(), 42), nullptr);
+    EXPECT_EQ(Cgroups::make_in(folder.path(), {42, "/s"}), nullptr);
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-    EXPECT_EQ(Cgroups::make_in("/proc/no/such", 42), nullptr);
+    EXPECT_EQ(Cgroups::make_in("/proc/no/such", {42, "/s"}), nullptr);
 }
 
 TEST(Cgroups, EndAProcessThatLeftItsGroupAndLeaveNothingBehind) {
-    auto cgroups = Cgroups::make(::getpid());
+    auto cgroups = Cgroups::make(owner());
     if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
     const auto path = cgroups->path();
     const WorkerName worker{"m", 0, 1};
@@ -78,18 +80,57 @@ TEST(Cgroups, EndAProcessThatLeftItsGroupAndLeaveNothingBehind) {
 }
 
 TEST(Cgroups, EndWhatAFormerSupervisorOfTheSameKeeperLeft) {
-    auto former = Cgroups::make(::getpid());
+    auto former = Cgroups::make(owner());
     if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
     const UniqueFd folder = former->add({"m", 0, 1});
     test::MarkedProcess process{{}};
     ASSERT_TRUE(join(folder, process.pid()));
 
-    auto next = Cgroups::make(::getpid());
+    auto next = Cgroups::make(owner());
 
     EXPECT_EQ(process.wait(), SIGKILL);
     const auto path = next->path();
     former.reset();
     next.reset();
+    EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(Cgroups, KeepTheWorkersThatWillBeAdopted) {
+    auto former = Cgroups::make(owner());
+    if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+    const UniqueFd adopted_folder = former->add({"m", 0, 1});
+    const UniqueFd unknown_folder = former->add({"m", 0, 2});
+    test::MarkedProcess adopted{{}};
+    test::MarkedProcess unknown{{}};
+    ASSERT_TRUE(join(adopted_folder, adopted.pid()) && join(unknown_folder, unknown.pid()));
+
+    auto next = Cgroups::make(owner(), {{"m", 0, 1}});
+
+    EXPECT_EQ(unknown.wait(), SIGKILL);
+    EXPECT_TRUE(adopted.is_running());
+    next->kill({"m", 0, 1});
+    EXPECT_EQ(adopted.wait(), SIGKILL) << "it is in the next one's care";
+    former.reset();
+    EXPECT_TRUE(next->remove({"m", 0, 1}));
+}
+
+TEST(Cgroups, EndWhatAKeeperThatIsGoneLeftOnThisSocketAndRemoveItsFolder) {
+    constexpr pid_t gone = 5'000'000;  // beyond the greatest pid
+    const std::string socket = owner().socket;
+    auto former = Cgroups::make({gone, socket});
+    if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+    const auto path = former->path();
+    const UniqueFd folder = former->add({"m", 0, 1});
+    test::MarkedProcess orphan{{}};  // without any marker
+    ASSERT_TRUE(join(folder, orphan.pid()));
+
+    const auto stranger = Cgroups::make({::getpid(), socket + "2"});
+    EXPECT_TRUE(orphan.is_running()) << "another socket is another daemon";
+    EXPECT_TRUE(std::filesystem::exists(path));
+
+    auto next = Cgroups::make(owner());
+    EXPECT_EQ(orphan.wait(), SIGKILL);
+    next = Cgroups::make(owner());
     EXPECT_FALSE(std::filesystem::exists(path));
 }
 

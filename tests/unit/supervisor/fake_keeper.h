@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <map>
@@ -32,6 +33,10 @@ struct FakeWorker {
     std::vector<UniqueFd> channels;  ///< that came with packets
     std::vector<std::pair<int, bool>> signals;
     bool reaped = false;
+    UniqueFd kept_link;  ///< the keeper's own duplicates
+    UniqueFd kept_output;
+    std::optional<ProcessExit> ended{};
+    std::optional<ProcessExit> exit{};  ///< that no supervisor was there to hear of
 
     void say(const boost::json::object& packet) { (void)send_packet(link.get(), boost::json::serialize(packet)); }
     void say_text(std::string_view text) { (void)send_packet(link.get(), text); }
@@ -96,7 +101,10 @@ public:
         process->pid = worker->pid;
         process->link = std::move(pair.first);
         process->log = UniqueFd{pipe[0]};
+        worker->kept_link = duplicate(process->link);
+        worker->kept_output = duplicate(process->log);
         exits_[request.name.generation] = std::move(exited);
+        ledgers[request.name.generation];
         workers.push_back(std::move(worker));
         boost::asio::post(io_, [this, process, spawned = std::move(spawned)] {
             if (spawn_error)
@@ -113,14 +121,49 @@ public:
             if (obeys && obeys(number)) exit(*worker, {true, number, true});
         }
     }
-    void forget(const WorkerName& name) override { forgotten.push_back(name); }
+    void adopt(const WorkerName& name, OnExited exited) override {
+        FakeWorker& worker = of(name);
+        if (worker.exit)
+            boost::asio::post(io_, [exited = std::move(exited), exit = *worker.exit] { exited(exit); });
+        else
+            exits_[name.generation] = std::move(exited);
+    }
+    void keep(const WorkerName& name, const std::string& ledger) override { ledgers[name.generation] = ledger; }
+    void forget(const WorkerName& name) override {
+        forgotten.push_back(name);
+        ledgers.erase(name.generation);
+    }
 
     /// The process has ended and was reaped. Its link is closed first, as the kernel does.
     void exit(FakeWorker& worker, ProcessExit exit) {
         if (std::exchange(worker.reaped, true)) return;
         worker.link.reset();
         worker.output.reset();
-        boost::asio::post(io_, [exited = exits_[worker.name.generation], exit] { exited(exit); });
+        if (const auto exited = exits_.find(worker.name.generation); exited != exits_.end())
+            boost::asio::post(io_, [exited = exited->second, exit] { exited(exit); });
+        else
+            worker.exit = exit;
+        worker.ended = exit;
+    }
+
+    /// The supervisor has died: what the next one finds, and from now on nobody hears of an end.
+    std::vector<FoundWorker> hand_over() {
+        exits_.clear();
+        std::vector<FoundWorker> found;
+        for (auto& worker : workers) {
+            if (std::find(forgotten.begin(), forgotten.end(), worker->name) != forgotten.end()) continue;
+            FoundWorker one;
+            one.name = worker->name;
+            one.pid = worker->pid;
+            one.ledger = ledgers[worker->name.generation];
+            one.exit = worker->ended;
+            if (!worker->ended || worker->exit) {
+                one.link = duplicate(worker->kept_link);
+                one.log = duplicate(worker->kept_output);
+            }
+            found.push_back(std::move(one));
+        }
+        return found;
     }
 
     FakeWorker& latest() { return *workers.back(); }
@@ -128,10 +171,18 @@ public:
     static constexpr pid_t first_pid = 5'000'000;
     std::vector<std::unique_ptr<FakeWorker>> workers;
     std::vector<WorkerName> forgotten;
+    std::map<std::uint64_t, std::string> ledgers;  ///< by generation
     std::optional<Error> spawn_error;
     std::function<bool(int)> obeys;  ///< whether a signal ends a worker
 
 private:
+    static UniqueFd duplicate(const UniqueFd& fd) { return UniqueFd{::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)}; }
+    FakeWorker& of(const WorkerName& name) {
+        for (auto& worker : workers)
+            if (worker->name == name) return *worker;
+        std::abort();
+    }
+
     boost::asio::io_context& io_;
     std::map<std::uint64_t, OnExited> exits_;
 };

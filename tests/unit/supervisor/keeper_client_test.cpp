@@ -29,8 +29,11 @@ protected:
         auto pair = PacketPair::make(true).value();
         keeper_ = std::move(pair.first);
         client_.emplace(io_, std::move(pair.second));
-        client_->start({[this](const wire::KeeperHello& hello) { ready_ = hello; }, [this] { ++stops_; },
-                        [this] { ++reloads_; },
+        client_->start({[this](const wire::KeeperHello& hello, std::vector<FoundWorker> found) {
+                            ready_ = hello;
+                            found_ = std::move(found);
+                        },
+                        [this] { ++stops_; }, [this] { ++reloads_; },
                         [this](const Error* why) { closed_ = why != nullptr ? why->text() : "end of file"; }});
     }
 
@@ -84,6 +87,7 @@ protected:
     UniqueFd keeper_;
     std::optional<KeeperClient> client_;
     std::optional<wire::KeeperHello> ready_;
+    std::vector<FoundWorker> found_;
     int stops_ = 0, reloads_ = 0;
     std::string closed_;
     std::uint64_t last_request_ = 0;
@@ -163,30 +167,77 @@ TEST_F(KeeperClientTest, AFailedSpawnNamesTheStepAndTheError) {
     EXPECT_THAT(error->remedy, HasSubstr("256"));
 }
 
-TEST_F(KeeperClientTest, WorkersOfAFormerSupervisorAreEndedAndForgottenBeforeTheFleetStarts) {
+wire::WorkerRecord record_of(const WorkerName& name, wire::WorkerFate fate, std::uint32_t ledger_bytes) {
+    wire::WorkerRecord record{};
+    record.key = name.key();
+    record.pid = 99;
+    record.fate = static_cast<std::uint32_t>(fate);
+    record.ledger_bytes = ledger_bytes;
+    return record;
+}
+
+TEST_F(KeeperClientTest, HandsOnWhatTheKeeperKeptOfFormerSupervisors) {
     heard();
-    greet(2);
-    wire::WorkerRecord running{};
-    running.key = WorkerName{"old", 0, 40}.key();
-    running.pid = 99;
-    wire::WorkerRecord dead = running;
-    dead.key = WorkerName{"dead", 0, 39}.key();
-    dead.fate = static_cast<std::uint32_t>(wire::WorkerFate::exited);
-    say(wire::Type::worker, 0, {0, 0, 0}, running);
-    say(wire::Type::worker, 0, {}, dead);
-    say(wire::Type::hello_end, 0, {});
-
-    const auto [type, body] = heard();
-    ASSERT_EQ(type, wire::Type::signal);
-    EXPECT_EQ(as<wire::Signal>(body).number, SIGKILL);
-    EXPECT_EQ(as<wire::Signal>(body).whole_group, 1U);
-    EXPECT_EQ(heard().first, wire::Type::forget);
+    greet(3);
+    say(wire::Type::worker, 0, {0, 0, 0}, record_of({"runs", 0, 40}, wire::WorkerFate::running, 2),
+        std::array{'{', '}'});
+    auto killed = record_of({"killed", 1, 39}, wire::WorkerFate::killed_by_signal, 0);
+    killed.exit_number = SIGSEGV;
+    killed.group_empty = 1;
+    say(wire::Type::worker, 0, {0, 0}, killed);
+    say(wire::Type::worker, 0, {}, record_of({"told", 0, 38}, wire::WorkerFate::exited, 0));
     EXPECT_FALSE(ready_);
+    say(wire::Type::hello_end, 0, {});
+    ASSERT_TRUE(test::run_until(io_, [&] { return ready_.has_value(); }));
 
+    ASSERT_EQ(found_.size(), 3U);
+    EXPECT_EQ(found_[0].name, (WorkerName{"runs", 0, 40}));
+    EXPECT_EQ(found_[0].ledger, "{}");
+    EXPECT_TRUE(found_[0].pidfd && found_[0].link && found_[0].log && !found_[0].exit);
+    EXPECT_TRUE(!found_[1].pidfd && found_[1].link && found_[1].log);
+    EXPECT_EQ(found_[1].exit->text(), "SIGSEGV");
+    EXPECT_TRUE(found_[1].exit->group_empty);
+    EXPECT_FALSE(found_[2].link);
+    EXPECT_EQ(found_[2].exit->text(), "status 0");
+}
+
+TEST_F(KeeperClientTest, AnEndIsToldToWhoAdoptsLater) {
+    heard();
+    greet(1);
+    const auto record = record_of({"runs", 0, 40}, wire::WorkerFate::running, 0);
+    say(wire::Type::worker, 0, {0, 0, 0}, record);
+    say(wire::Type::hello_end, 0, {});
     say(wire::Type::exited, 0, {},
-        wire::Exited{running.key, 99, static_cast<std::uint32_t>(wire::WorkerFate::killed_by_signal), SIGKILL, 1});
-    EXPECT_EQ(heard().first, wire::Type::forget);
-    EXPECT_TRUE(test::run_until(io_, [&] { return ready_.has_value(); }));
+        wire::Exited{record.key, 99, static_cast<std::uint32_t>(wire::WorkerFate::killed_by_signal), SIGKILL, 1});
+    ASSERT_TRUE(test::run_until(io_, [&] { return ready_.has_value(); }));
+    io_.poll();
+
+    std::optional<ProcessExit> exit;
+    client_->adopt({"runs", 0, 40}, [&](const ProcessExit& heard_exit) { exit = heard_exit; });
+    EXPECT_FALSE(exit);
+    ASSERT_TRUE(test::run_until(io_, [&] { return exit.has_value(); }));
+    EXPECT_EQ(exit->text(), "SIGKILL");
+}
+
+TEST_F(KeeperClientTest, KeepsALedgerAndHandsOver) {
+    heard();
+    client_->keep({"m", 0, 7}, "{\"v\":1}");
+    const auto [type, body] = heard();
+    EXPECT_EQ(type, wire::Type::ledger);
+    EXPECT_EQ(WorkerName::from(as<wire::WorkerKey>(body)), (WorkerName{"m", 0, 7}));
+    EXPECT_EQ(body.substr(sizeof(wire::WorkerKey)), "{\"v\":1}");
+    client_->hand_over(false);
+    EXPECT_EQ(heard().first, wire::Type::hand_over);
+    client_->hand_over(true);
+    EXPECT_EQ(heard().first, wire::Type::upgrade);
+}
+
+TEST_F(KeeperClientTest, ARecordThatLiesEndsTheLink) {
+    heard();
+    greet(1);
+    say(wire::Type::worker, 0, {0}, record_of({"runs", 0, 40}, wire::WorkerFate::running, 0));
+    ASSERT_TRUE(test::run_until(io_, [&] { return !closed_.empty(); }));
+    EXPECT_THAT(closed_, HasSubstr("a running worker with 1 descriptors"));
 }
 
 TEST_F(KeeperClientTest, HearsThatItShallStop) {
@@ -220,7 +271,7 @@ TEST_F(KeeperClientTest, MalformedPacketsEndTheLinkAndNothingElse) {
         auto pair = PacketPair::make(true).value();
         KeeperClient client{io_, std::move(pair.second)};
         std::string why;
-        client.start({[](const wire::KeeperHello&) { FAIL(); }, [] {}, [] {},
+        client.start({[](const wire::KeeperHello&, const std::vector<FoundWorker>&) { FAIL(); }, [] {}, [] {},
                       [&](const Error* error) { why = error != nullptr ? error->text() : ""; }});
         ASSERT_TRUE(send_packet(pair.first.get(), bytes));
         ASSERT_TRUE(test::run_until(io_, [&] { return !why.empty(); }));

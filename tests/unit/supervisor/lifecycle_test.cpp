@@ -14,6 +14,13 @@ using E = WorkerEvent;
 /// Written down by hand, from the design, not from the code.
 const std::map<std::pair<S, E>, S> edges{
     {{S::stopped, E::spawn_asked}, S::spawning},
+    {{S::stopped, E::found}, S::adopting},
+    {{S::adopting, E::said_hello}, S::loading},
+    {{S::adopting, E::became_ready}, S::ready},
+    {{S::adopting, E::stop_asked}, S::stopping},
+    {{S::adopting, E::lost}, S::crashed},
+    {{S::adopting, E::restart_planned}, S::backoff},
+    {{S::adopting, E::gave_up}, S::quarantined},
     {{S::spawning, E::said_hello}, S::loading},
     {{S::spawning, E::stop_asked}, S::stopping},
     {{S::spawning, E::lost}, S::crashed},

@@ -68,8 +68,7 @@ protected:
     OffLoop off_loop_{io_};
     test::FakeKeeper keeper_{io_};
     FleetContext context_{
-        io_,     keeper_, off_loop_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}},
-        nullptr, 0,       0,         {},    {}};
+        io_, keeper_, off_loop_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
     Fleet fleet_{context_, two_models(), std::nullopt};
     Daemon daemon_{fleet_,
                    {"0.1.0", 10, 11, "/run/s", "/fleet.yaml", 0, "process group and marker"},
@@ -84,9 +83,10 @@ TEST_F(MethodsTest, StatusHasOneRowAReplicaWithExactlyTheDocumentedMembers) {
     ASSERT_EQ(rows.size(), 3U);
     std::vector<std::string> members;
     for (const auto& [name, value] : rows[0].as_object()) members.emplace_back(name);
-    EXPECT_THAT(members, testing::UnorderedElementsAre("model", "replica", "state", "pid", "device", "host_bytes",
-                                                       "gpu_bytes", "requests", "errors", "restarts", "generation",
-                                                       "in_flight", "queued", "channels", "graphs"));
+    EXPECT_THAT(members,
+                testing::UnorderedElementsAre("model", "replica", "state", "pid", "device", "host_bytes", "gpu_bytes",
+                                              "requests", "errors", "restarts", "generation", "in_flight", "queued",
+                                              "channels", "ignored_frames", "note", "graphs"));
     EXPECT_EQ(rows[0].at("state").as_string(), "stopped");
     EXPECT_TRUE(rows[0].at("pid").is_null() && rows[0].at("host_bytes").is_null() && rows[0].at("gpu_bytes").is_null());
     EXPECT_EQ(rows[2].at("model").as_string(), "b");
@@ -191,8 +191,10 @@ TEST_F(MethodsTest, AChannelIsAPairWhoseOtherEndTheWorkerHas) {
 
     FakeWorker& worker = keeper_.latest();
     ASSERT_TRUE(test::run_until(io_, [&] { return worker.got("channel"); }));
-    EXPECT_EQ(worker.received.back().at("channel"), opened.at("channel"));
-    EXPECT_EQ(worker.received.back().at("client_pid").to_number<int>(), ::getpid());
+    const auto told = std::find_if(worker.received.begin(), worker.received.end(),
+                                   [](const auto& one) { return one.at("type").as_string() == "channel"; });
+    EXPECT_EQ(told->at("channel"), opened.at("channel"));
+    EXPECT_EQ(told->at("client_pid").to_number<int>(), ::getpid());
     ASSERT_TRUE(send_packet(client.fds[0].get(), std::string_view{"hello"}));
     std::array<std::byte, packet_bytes_max> buffer;
     Packet packet;
@@ -301,7 +303,8 @@ TEST_F(MethodsTest, InfoHasExactlyTheDocumentedMembers) {
     std::vector<std::string> members;
     for (const auto& [name, value] : info) members.emplace_back(name);
     EXPECT_THAT(members, testing::UnorderedElementsAre("version", "keeper_pid", "supervisor_pid", "socket", "fleet",
-                                                       "uptime_s", "torch", "gpus", "containment", "models"));
+                                                       "uptime_s", "torch", "gpus", "containment", "supervisor_starts",
+                                                       "adopted", "fleet_error", "models"));
     EXPECT_TRUE(info.at("torch").is_null());
     EXPECT_EQ(info.at("models").at(1).at("name").as_string(), "b");
 }

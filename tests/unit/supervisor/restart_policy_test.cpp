@@ -1,7 +1,5 @@
 #include "supervisor/restart_policy.h"
 
-#include <random>
-
 #include <gtest/gtest.h>
 
 #include "supervisor/limits.h"
@@ -10,8 +8,21 @@ namespace bulkhead::supervisor {
 namespace {
 
 using namespace std::chrono_literals;
+using Time = RestartPolicy::Time;
 
-TEST(RestartPolicy, WaitsLongerAfterEachCrashUpToThirtySeconds) {
+constexpr auto crashed = Ending::crashed;
+
+/// A replica whose model is restarted on a crash, at one moment of a virtual clock.
+class RestartPolicyTest : public testing::Test {
+protected:
+    RestartDecision crash(Millis ready_for = 0ms, double jitter = 0, const std::string& gpu = "") {
+        return policy.ended({crashed, ready_for, false, gpu}, now, jitter);
+    }
+    RestartPolicy policy{true};
+    Time now{1h};
+};
+
+TEST(RestartDelay, GrowsWithEachCrashUpToThirtySeconds) {
     EXPECT_EQ(restart_delay(1), 0ms);
     EXPECT_EQ(restart_delay(2), 250ms);
     EXPECT_EQ(restart_delay(3), 500ms);
@@ -21,17 +32,53 @@ TEST(RestartPolicy, WaitsLongerAfterEachCrashUpToThirtySeconds) {
     EXPECT_EQ(restart_delay(4'000'000'000), 30s);
 }
 
-TEST(RestartPolicy, TheFifthCrashInARowIsTheLast) {
-    CrashHistory history;
-    for (int crash = 1; crash <= 4; ++crash) {
-        history.add(1s);
-        EXPECT_FALSE(decide_restart(history, 0).quarantine) << crash;
+TEST_F(RestartPolicyTest, TheFifthCrashInARowIsTheLast) {
+    policy.became_ready();
+    const Millis delays[] = {0ms, 250ms, 500ms, 1s};
+    for (const Millis delay : delays) {
+        const auto decision = crash(1s);
+        EXPECT_EQ(decision.event, WorkerEvent::restart_planned);
+        EXPECT_EQ(decision.delay, delay);
+        EXPECT_EQ(decision.spawn_at, now + delay);
     }
-    history.add(1s);
-    EXPECT_TRUE(decide_restart(history, 0).quarantine);
+    EXPECT_EQ(crash(1s).event, WorkerEvent::gave_up);
 }
 
-TEST(RestartPolicy, FiveMinutesOfReadinessForgiveOneCrashAndNoMore) {
+TEST_F(RestartPolicyTest, WhatNobodyWantsIsNotStartedAgainButCounted) {
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(crash().event, WorkerEvent::reclaimed);
+    EXPECT_EQ(crash().event, WorkerEvent::gave_up);
+}
+
+TEST_F(RestartPolicyTest, AnUnloadEndsTheWishToRunAndIsNoCrash) {
+    policy.became_ready();
+    policy.unload_asked();
+    EXPECT_EQ(policy.ended({Ending::asked, 1s, false, ""}, now, 0).event, WorkerEvent::reclaimed);
+    EXPECT_EQ(unforgiven_crashes(policy.crashes), 0U);
+}
+
+TEST_F(RestartPolicyTest, AFailureInWordsCountsOnlyForWhatWasMeantToRun) {
+    const RestartPolicy::End failed{Ending::load_failed, 0ms, true, ""};
+    EXPECT_EQ(policy.ended(failed, now, 0).event, WorkerEvent::reclaimed) << "whoever waited has the words";
+    policy.preloaded();
+    EXPECT_EQ(policy.ended(failed, now, 0).event, WorkerEvent::restart_planned);
+    EXPECT_EQ(unforgiven_crashes(policy.crashes), 1U);
+}
+
+TEST_F(RestartPolicyTest, RestartNeverStillServesWhoWaits) {
+    RestartPolicy never{false};
+    never.became_ready();
+    EXPECT_EQ(never.ended({crashed, 0ms, false, ""}, now, 0).event, WorkerEvent::reclaimed);
+    EXPECT_EQ(never.ended({crashed, 0ms, true, ""}, now, 0).event, WorkerEvent::restart_planned);
+}
+
+TEST_F(RestartPolicyTest, WhatCannotHelpIsNotTriedAgain) {
+    policy.became_ready();
+    EXPECT_EQ(policy.ended({Ending::hopeless, 1h, true, ""}, now, 0).event, WorkerEvent::gave_up);
+    policy.lifted();
+    EXPECT_EQ(crash().event, WorkerEvent::restart_planned);
+}
+
+TEST_F(RestartPolicyTest, FiveMinutesOfReadinessForgiveOneCrashAndNoMore) {
     CrashHistory history;
     history.add(0s);
     history.add(0s);
@@ -45,54 +92,64 @@ TEST(RestartPolicy, FiveMinutesOfReadinessForgiveOneCrashAndNoMore) {
     EXPECT_EQ(unforgiven_crashes(history), 3U);
 }
 
-TEST(RestartPolicy, ReadinessIsNotSavedUpForCrashesToCome) {
-    CrashHistory history;
-    history.add(100h);
-    for (int crash = 0; crash < 4; ++crash) history.add(0s);
-    EXPECT_TRUE(decide_restart(history, 0).quarantine);
+TEST_F(RestartPolicyTest, ReadinessIsNotSavedUpForCrashesToCome) {
+    (void)crash(100h);
+    for (int i = 0; i < 3; ++i) EXPECT_NE(crash().event, WorkerEvent::gave_up);
+    EXPECT_EQ(crash().event, WorkerEvent::gave_up);
 }
 
-TEST(RestartPolicy, JitterIsAtMostTwentyPercentEitherWay) {
-    CrashHistory history;
-    for (int crash = 0; crash < 4; ++crash) history.add(0s);
-    EXPECT_EQ(decide_restart(history, 0).delay, 1s);
-    EXPECT_EQ(decide_restart(history, 1).delay, 1200ms);
-    EXPECT_EQ(decide_restart(history, -1).delay, 800ms);
-    EXPECT_EQ(decide_restart(history, 100).delay, 1200ms);
-}
-
-/// A virtual clock against a plain model: a list of crash times that readiness shortens from the front.
-TEST(RestartPolicy, TenThousandRandomLivesAgreeWithAPlainModel) {
-    std::mt19937 random{20'261'121};
-    for (int life = 0; life < 10'000; ++life) {
-        CrashHistory history;
-        std::uint32_t unforgiven = 0;
-        Millis credit{};
-        const int crashes = std::uniform_int_distribution{1, 30}(random);
-        const int longest_s = std::uniform_int_distribution{1, 1'200}(random);
-        for (int crash = 0; crash < crashes; ++crash) {
-            const std::chrono::seconds ready{std::uniform_int_distribution{0, longest_s}(random)};
-            for (auto tick = 0s; tick < ready && unforgiven > 0; tick += 1s) {
-                credit += 1s;
-                if (credit >= 5min) credit -= 5min, --unforgiven;
-                if (unforgiven == 0) credit = 0ms;
-            }
-            ++unforgiven;
-            history.add(ready);
-            const auto decision = decide_restart(history, std::uniform_real_distribution{-1.0, 1.0}(random));
-            ASSERT_EQ(decision.unforgiven, unforgiven) << "life " << life << " crash " << crash;
-            ASSERT_EQ(decision.quarantine, unforgiven >= limits::restart_unforgiven_max);
-            ASSERT_LE(decision.delay, 36s);
-            ASSERT_TRUE(unforgiven > 1 || decision.delay == 0ms);
-        }
+TEST_F(RestartPolicyTest, JitterIsAtMostTwentyPercentEitherWay) {
+    for (const auto& [jitter, delay] : {std::pair{0.0, 1000ms}, {1.0, 1200ms}, {-1.0, 800ms}, {100.0, 1200ms}}) {
+        RestartPolicy other{true};
+        other.became_ready();
+        for (int i = 0; i < 3; ++i) (void)other.ended({crashed, 0ms, false, ""}, now, 0);
+        EXPECT_EQ(other.ended({crashed, 0ms, false, ""}, now, jitter).delay, delay) << jitter;
     }
 }
 
-TEST(RestartPolicy, ForgetsCrashesThatAreAllForgiven) {
+TEST_F(RestartPolicyTest, APersonForgivesEverything) {
+    policy.became_ready();
+    for (int i = 0; i < 5; ++i) (void)crash();
+    policy.lifted();
+    EXPECT_EQ(crash().delay, 0ms);
+}
+
+TEST_F(RestartPolicyTest, AGpuThatWasToBlameTakesItsCrashesBack) {
+    policy.became_ready();
+    (void)crash(0ms, 0, "");
+    now += 1h;
+    for (int i = 0; i < 4; ++i) (void)crash(0ms, 0, "GPU-a");
+    EXPECT_FALSE(policy.gpu_quarantined("GPU-b", now)) << "another GPU's";
+    EXPECT_TRUE(policy.gpu_quarantined("GPU-a", now)) << "it had quarantined the model";
+    EXPECT_EQ(unforgiven_crashes(policy.crashes), 1U);
+    EXPECT_FALSE(policy.gpu_quarantined("GPU-a", now)) << "once";
+}
+
+TEST_F(RestartPolicyTest, CrashesLongBeforeTheGpuFailedStayTheModels) {
+    policy.became_ready();
+    for (int i = 0; i < 3; ++i) (void)crash(0ms, 0, "GPU-a");
+    now += 61s;
+    for (int i = 0; i < 2; ++i) (void)crash(0ms, 0, "GPU-a");
+    EXPECT_TRUE(policy.gpu_quarantined("GPU-a", now));
+    EXPECT_EQ(unforgiven_crashes(policy.crashes), 3U);
+}
+
+TEST_F(RestartPolicyTest, AnEndThatTheGpuIsQuarantinedForIsNotCounted) {
+    policy.became_ready();
+    const auto decision = policy.ended({Ending::gpu_failed, 0ms, false, "GPU-a"}, now, 0);
+    EXPECT_EQ(decision.event, WorkerEvent::restart_planned);
+    EXPECT_EQ(decision.delay, 0ms);
+    EXPECT_EQ(unforgiven_crashes(policy.crashes), 0U);
+    EXPECT_EQ(policy.ended({Ending::gpu_refused, 0ms, true, "GPU-a"}, now, 0).event, WorkerEvent::reclaimed);
+}
+
+TEST(CrashHistory, ForgetsCrashesThatAreAllForgiven) {
     CrashHistory history;
     for (int crash = 0; crash < 100'000; ++crash) history.add(6min);
     EXPECT_EQ(history.ready_before.size(), 1U);
     EXPECT_EQ(unforgiven_crashes(history), 1U);
+    history.withdraw(7);
+    EXPECT_EQ(unforgiven_crashes(history), 0U);
 }
 
 }  // namespace

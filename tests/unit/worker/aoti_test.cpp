@@ -104,18 +104,16 @@ TEST_F(AotiTest, LeavesNothingInTmpAndLoadsNoCuda) {
 }
 
 TEST_F(AotiTest, ReportsReadingOnceThenLoading) {
-    std::vector<std::string> phases;
-    auto told = context();
-    told.progress = [&](std::string_view phase, std::uint64_t done, std::uint64_t total, std::string_view,
-                        std::string_view) {
-        EXPECT_LE(done, total);
-        if (phases.empty() || phases.back() != phase) phases.emplace_back(phase);
-    };
-    ASSERT_TRUE(load_model(spec("linear", linear()), told));
-    EXPECT_THAT(phases, ElementsAre("reading", "loading", "warming"));
-    phases.clear();
-    ASSERT_TRUE(load_model(spec("linear", linear()), told));
-    EXPECT_THAT(phases, ElementsAre("loading", "warming")) << "the package is known";
+    test::ToldProgress told;
+    auto telling = context();
+    telling.progress = told.listener();
+    ASSERT_TRUE(load_model(spec("linear", linear()), telling));
+    EXPECT_THAT(told.phases(), ElementsAre("reading bytes", "loading bytes", "warming steps"));
+    told.expect_whole_phases();
+    told.clear();
+    ASSERT_TRUE(load_model(spec("linear", linear()), telling));
+    EXPECT_THAT(told.phases(), ElementsAre("loading bytes", "warming steps")) << "the package is known";
+    told.expect_whole_phases();
 }
 
 TEST_F(AotiTest, RefusesADtypeThatThePackageWasNotExportedFor) {

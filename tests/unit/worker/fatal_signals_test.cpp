@@ -1,18 +1,31 @@
 #include "worker/fatal_signals.h"
 
+#include <pthread.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <csignal>
+#include <thread>
 
 #include "tests/unit/worker/loop_harness.h"
 
 namespace bulkhead::worker::test {
 namespace {
 
-std::pair<std::string, int> last_words_of(void (*die)()) {
+struct LastWords {
+    std::string dying;
+    boost::json::object backtrace;
+    int signal = 0;
+
+    [[nodiscard]] std::string frames() const { return boost::json::serialize(backtrace.at("frames")); }
+};
+
+LastWords last_words_of(void (*die)()) {
     auto [parent_end, child_end] = PacketPair::make().value();
     const pid_t child = ::fork();
     if (child == 0) {
+        const rlimit no_core{};
+        ::setrlimit(RLIMIT_CORE, &no_core);
         const SignalStack stack;
         report_fatal_signals(child_end.get());
         die();
@@ -21,12 +34,18 @@ std::pair<std::string, int> last_words_of(void (*die)()) {
     child_end.reset();
     std::vector<std::byte> buffer(packet_bytes_max);
     Packet packet;
-    std::string text;
-    if (readable_within(parent_end.get(), patience) && receive_packet(parent_end.get(), buffer, packet))
-        text.assign(reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size());
+    const auto next = [&] {
+        const bool came = readable_within(parent_end.get(), patience) &&
+                          receive_packet(parent_end.get(), buffer, packet).value() == ReceiveOutcome::packet;
+        EXPECT_TRUE(came);
+        return came ? std::string{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()}
+                    : std::string{"{}"};
+    };
+    LastWords words{next(), boost::json::parse(next()).as_object(), 0};
     int status = 0;
     ::waitpid(child, &status, 0);
-    return {text, WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+    words.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    return words;
 }
 
 __attribute__((noinline)) int recurse_for_ever(int depth) {
@@ -35,15 +54,128 @@ __attribute__((noinline)) int recurse_for_ever(int depth) {
     return depth < 0 ? 0 : recurse_for_ever(depth + 1) + frame[0];
 }
 
+__attribute__((noinline)) void divide_by(volatile int* divisor) { *divisor = 100 / *divisor; }
+
 TEST(FatalSignal, IsToldOnTheLinkAndStillEndsTheProcess) {
-    EXPECT_EQ(last_words_of([] { std::abort(); }), (std::pair{std::string{R"({"type":"dying","signal":6})"}, SIGABRT}));
-    EXPECT_EQ(last_words_of([] { ::raise(SIGSEGV); }),
-              (std::pair{std::string{R"({"type":"dying","signal":11})"}, SIGSEGV}));
+    const LastWords aborted = last_words_of([] { std::abort(); });
+    EXPECT_EQ(aborted.dying, R"({"type":"dying","signal":6})");
+    EXPECT_EQ(aborted.signal, SIGABRT);
+
+    const LastWords faulted = last_words_of([] { ::raise(SIGSEGV); });
+    EXPECT_EQ(faulted.dying, R"({"type":"dying","signal":11})");
+    EXPECT_EQ(faulted.signal, SIGSEGV);
+}
+
+TEST(FatalSignal, BringsABacktraceInnermostFirst) {
+    const LastWords words = last_words_of([] {
+        ::pthread_setname_np(::pthread_self(), "odd \"name\"");
+        std::abort();
+    });
+
+    EXPECT_EQ(words.backtrace.at("type").as_string(), "backtrace");
+    EXPECT_EQ(words.backtrace.at("signal").as_int64(), SIGABRT);
+    EXPECT_EQ(words.backtrace.at("thread").as_string(), "odd \"name\"");
+    const std::string frames = words.frames();
+    EXPECT_NE(frames.find("libc.so.6(abort+0x"), std::string::npos) << frames;
+    EXPECT_LT(frames.find("libc.so.6(abort+0x"), frames.find("libc.so.6(__libc_start_main")) << frames;
+    EXPECT_EQ(frames.find('/'), std::string::npos) << "no folders: " << frames;
+}
+
+TEST(FatalSignal, StartsWhereTheFaultWas) {
+    const LastWords words = last_words_of([] {
+        volatile int zero = 0;
+        divide_by(&zero);
+    });
+
+    EXPECT_EQ(words.signal, SIGFPE);
+    const auto& innermost = words.backtrace.at("frames").as_array().at(0).as_string();
+    EXPECT_EQ(std::string_view{innermost}.find("libc.so"), std::string_view::npos) << innermost;
 }
 
 TEST(FatalSignal, IsToldWhenTheStackOverflowed) {
-    EXPECT_EQ(last_words_of([] { (void)recurse_for_ever(1); }),
-              (std::pair{std::string{R"({"type":"dying","signal":11})"}, SIGSEGV}));
+    const LastWords words = last_words_of([] { (void)recurse_for_ever(1); });
+
+    EXPECT_EQ(words.dying, R"({"type":"dying","signal":11})");
+    EXPECT_EQ(words.signal, SIGSEGV);
+    EXPECT_EQ(words.backtrace.at("frames").as_array().size(), 48U) << "bounded";
+}
+
+TEST(FatalSignal, IsToldByOneThreadWhenSeveralFail) {
+    const LastWords words = last_words_of([] {
+        std::vector<std::jthread> threads;
+        for (int i = 0; i < 8; ++i) threads.emplace_back([] { ::raise(SIGSEGV); });
+    });
+
+    EXPECT_EQ(words.dying, R"({"type":"dying","signal":11})");
+    EXPECT_EQ(words.backtrace.at("type").as_string(), "backtrace");
+    EXPECT_EQ(words.signal, SIGSEGV);
+}
+
+/// The backtrace of a child that another process, this one, aborts once it has said that it is ready.
+boost::json::object backtrace_asked_of(void (*live)(int link)) {
+    auto [parent_end, child_end] = PacketPair::make().value();
+    const pid_t child = ::fork();
+    if (child == 0) {
+        const rlimit no_core{};
+        ::setrlimit(RLIMIT_CORE, &no_core);
+        report_fatal_signals(child_end.get());
+        ::pthread_setname_np(::pthread_self(), "main");
+        live(child_end.get());
+        for (;;) ::pause();
+    }
+    child_end.reset();
+    boost::json::object last;
+    std::vector<std::byte> buffer(packet_bytes_max);
+    Packet packet;
+    while (readable_within(parent_end.get(), patience) &&
+           receive_packet(parent_end.get(), buffer, packet).value() == ReceiveOutcome::packet) {
+        last = boost::json::parse(
+                   std::string_view{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()})
+                   .as_object();
+        if (last.at("type") == "ready") ::kill(child, SIGABRT);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    return last;
+}
+
+TEST(FatalSignal, AHangReportIsAboutTheThreadThatIsSuspected) {
+    const boost::json::object backtrace = backtrace_asked_of([](int link) {
+        std::thread{[link] {
+            ::pthread_setname_np(::pthread_self(), "suspect");
+            const HangSuspect suspect;
+            (void)send_packet(link, R"({"type":"ready"})");
+            for (;;) ::pause();
+        }}.detach();
+    });
+    EXPECT_EQ(backtrace.at("type").as_string(), "backtrace");
+    EXPECT_EQ(backtrace.at("thread").as_string(), "suspect");
+}
+
+TEST(FatalSignal, AHangReportWithoutASuspectIsAboutWhoeverReceivesIt) {
+    const boost::json::object backtrace = backtrace_asked_of([](int link) {
+        std::jthread{[] { const HangSuspect no_longer; }};
+        (void)send_packet(link, R"({"type":"ready"})");
+    });
+    EXPECT_EQ(backtrace.at("type").as_string(), "backtrace");
+    EXPECT_EQ(backtrace.at("thread").as_string(), "main");
+}
+
+TEST(FatalSignal, EndsTheProcessThoughTheLinkIsFullAndNobodyReads) {
+    auto [parent_end, child_end] = PacketPair::make(true).value();
+    const pid_t child = ::fork();
+    if (child == 0) {
+        const rlimit no_core{};
+        ::setrlimit(RLIMIT_CORE, &no_core);
+        while (send_packet(child_end.get(), "full")) {
+        }
+        report_fatal_signals(child_end.get());
+        std::abort();
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
 }  // namespace

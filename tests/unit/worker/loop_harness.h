@@ -311,6 +311,7 @@ protected:
         return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
     };
     std::chrono::milliseconds hello_deadline = patience;
+    std::unique_ptr<StatusPage> page;  ///< as the test makes it
     std::optional<Server> server;
     boost::asio::io_context io;
 
@@ -329,6 +330,7 @@ protected:
                                      .cache = {},
                                      .load = load,
                                      .torch_version = "9.9",
+                                     .page = page.get(),
                                      .hello_deadline = hello_deadline,
                                      .exit = [this](int status) { exited(status); }});
         server->start();
@@ -358,8 +360,9 @@ protected:
     boost::json::object expect_said(std::string_view type) {
         while (readable_within(link.get(), patience)) {
             Packet packet;
-            const auto outcome = receive_packet(link.get(), buffer_, packet);
+            const auto outcome = receive_packet(link.get(), buffer_, packet, 0, packet_fds_kernel_max);
             if (!outcome || *outcome != ReceiveOutcome::packet) break;
+            brought = std::move(packet.fds);
             const std::string_view text{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()};
             boost::json::object message = boost::json::parse(text).as_object();
             said.emplace_back(message.at("type").as_string());
@@ -401,6 +404,7 @@ protected:
     boost::json::object hello;
     boost::json::object ready;
     std::vector<std::string> said;  ///< types, in order
+    std::vector<UniqueFd> brought;  ///< descriptors of the last packet
 
 private:
     void exited(int status) {

@@ -85,6 +85,39 @@ struct Tensor {
     }
 };
 
+/// What a load said of its progress.
+class ToldProgress {
+public:
+    [[nodiscard]] auto listener() {
+        return [this](std::string_view phase, std::uint64_t done, std::uint64_t total, std::string_view unit,
+                      std::string_view) {
+            auto name = std::string{phase} + " " + std::string{unit};
+            EXPECT_LE(done, total);
+            if (told_.empty() || told_.back().name != name) told_.push_back({std::move(name), done, total});
+            EXPECT_GE(done, told_.back().done) << name << " goes back";
+            told_.back().done = done;
+        };
+    }
+    void clear() { told_.clear(); }
+    /// "reading bytes", in order.
+    [[nodiscard]] std::vector<std::string> phases() const {
+        std::vector<std::string> names;
+        for (const auto& phase : told_) names.push_back(phase.name);
+        return names;
+    }
+    void expect_whole_phases() const {
+        for (const auto& phase : told_) EXPECT_EQ(phase.done, phase.total) << phase.name;
+    }
+
+private:
+    struct Phase {
+        std::string name;
+        std::uint64_t done;
+        std::uint64_t total;
+    };
+    std::vector<Phase> told_;
+};
+
 /// Keeps results as they were written.
 class KeepingSink final : public OutputSink {
 public:

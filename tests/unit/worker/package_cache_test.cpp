@@ -4,11 +4,14 @@
 
 #include <map>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include "tests/unit/worker/model_fixture.h"
 #include "worker/package_cache.h"
@@ -130,6 +133,23 @@ TEST_F(PackageCacheTest, UnpacksADamagedEntryAgain) {
 
     fs::resize_file(entry / "manifest.json", 10);
     EXPECT_EQ(contents(open(file).package.value().folder / library), "code");
+}
+
+TEST_F(PackageCacheTest, WarnsOfTheFileThatSomebodyWroteInto) {
+    const auto file = package("a.pt2", "code");
+    const auto entry = open(file).package.value().folder;
+    std::ostringstream log;
+    const auto before = spdlog::default_logger();
+    spdlog::set_default_logger(
+        std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
+
+    ASSERT_TRUE(open(file).package);
+    EXPECT_EQ(log.str(), "") << "nothing is wrong";
+    test::write_file(entry / library, "edoc");
+    ASSERT_TRUE(open(file).package);
+    spdlog::set_default_logger(before);
+
+    EXPECT_THAT(log.str(), HasSubstr("[warning] " + (entry / library).string() + " is not as it was unpacked"));
 }
 
 TEST_F(PackageCacheTest, RefusesNamesThatLeadOut) {

@@ -295,15 +295,12 @@ TEST_F(TorchScriptTest, SaysWhichFileIsMissing) {
 }
 
 TEST_F(TorchScriptTest, ReportsReadingThenWarming) {
-    std::vector<std::string> phases;
+    test::ToldProgress told;
     LoadContext context;
-    context.progress = [&](std::string_view phase, std::uint64_t done, std::uint64_t total, std::string_view,
-                           std::string_view) {
-        EXPECT_LE(done, total);
-        if (phases.empty() || phases.back() != phase) phases.emplace_back(phase);
-    };
+    context.progress = told.listener();
     ASSERT_TRUE(load_model(spec("echo", {unary({{1, 4}})}), context));
-    EXPECT_THAT(phases, ElementsAre("reading", "warming"));
+    EXPECT_THAT(told.phases(), ElementsAre("reading bytes", "warming steps"));
+    told.expect_whole_phases();
 }
 
 TEST_F(TorchScriptTest, CountsRunsWithTheReasonWhyTheyWereEager) {

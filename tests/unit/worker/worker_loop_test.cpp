@@ -34,18 +34,6 @@ TEST_F(WorkerLoop, SaysReadyWithItsMethods) {
     EXPECT_GE(ready.at("load_ms").as_int64(), 0);
 }
 
-TEST_F(WorkerLoop, TellsANewSupervisorItsFullState) {
-    start_ready();
-    TestClient client = open_channel();
-
-    say({{"type", "hello_asked"}});
-
-    const boost::json::object again = expect_said("hello");
-    EXPECT_TRUE(again.at("state").at("configured").as_bool());
-    EXPECT_EQ(again.at("state").at("phase").as_string(), "ready");
-    EXPECT_EQ(again.at("channels").as_array(), boost::json::array{client.id});
-}
-
 TEST_F(WorkerLoop, WaitsForTheGrantAndAnswersMeanwhile) {
     load = [this](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
         if (Result<> granted = context.wait_for_grant(12345); !granted) return granted.error();
@@ -97,6 +85,31 @@ TEST_F(WorkerLoop, BringsTheLastProgressAndFarFromAll) {
     EXPECT_EQ(last.at("phase").as_string(), "reading");
     EXPECT_EQ(last.at("unit").as_string(), "bytes");
     EXPECT_LT(std::ranges::count(said, "progress"), 1'000);
+}
+
+TEST_F(WorkerLoop, TellsAQuickLoadInItsParts) {
+    load = [this](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
+        for (std::uint64_t done = 0; done <= 1'000; ++done) context.progress("reading", done, 1'000, "bytes", "");
+        for (std::uint64_t done = 0; done <= 2; ++done) context.progress("capturing", done, 2, "steps", "forward");
+        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
+    };
+    start();
+    configure();
+
+    std::vector<std::uint64_t> reading, capturing;
+    for (bool more = true; more;) {
+        const boost::json::object report = expect_said("progress");
+        if (report.empty()) break;
+        (report.at("phase").as_string() == "reading" ? reading : capturing).push_back(number(report, "done"));
+        more = capturing.empty() || capturing.back() != 2;
+    }
+    expect_said("ready");
+
+    // What lies between may come as well, where there was time for it.
+    EXPECT_TRUE(std::ranges::is_sorted(reading));
+    const std::vector<std::uint64_t> parts{0, 125, 250, 375, 500, 625, 750, 875, 1'000};
+    EXPECT_TRUE(std::ranges::includes(reading, parts)) << testing::PrintToString(reading);
+    EXPECT_EQ(capturing, (std::vector<std::uint64_t>{0, 1, 2}));
 }
 
 struct FailedLoad {
@@ -175,16 +188,6 @@ TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGone) {
 
     EXPECT_EQ(expect_exit(), 1);
     client.expect_end();
-}
-
-TEST_F(WorkerLoop, ServesOnWhenNobodyReadsTheLink) {
-    start_ready();
-    TestClient client = open_channel();
-    for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}});  // far more than socket and outbox hold
-
-    client.infer(1, "echo", {client.tensor({1})});
-
-    client.expect_result(1);
 }
 
 TEST_F(WorkerLoop, CountsRequestsErrorsAndSlabs) {

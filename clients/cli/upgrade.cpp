@@ -1,0 +1,206 @@
+/// The commands that put something new in place of what runs, and leave the workers alone: upgrade, reload.
+
+#include <algorithm>
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "clients/cli/command.h"
+#include "clients/cli/follow.h"
+#include "clients/cli/json_access.h"
+#include "clients/cli/limits.h"
+#include "clients/cli/output.h"
+#include "clients/cli/render.h"
+
+namespace bulkhead::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Result<json::value> ask(ControlClient& control, std::string_view method, json::object params = {}) {
+    Result<Answer> answer = control.call(method, std::move(params), limits::renewal);
+    if (!answer) return std::move(answer).error();
+    return std::move(answer->result);
+}
+
+Result<json::array> workers(ControlClient& control) {
+    const Result<json::value> status = ask(control, "fleet.status");
+    if (!status) return status.error();
+    return array_member(*status, "models");
+}
+
+bool is_worker(const json::value& row, const json::value& other) {
+    return text_member(row, "model") == text_member(other, "model") &&
+           text_member(row, "replica") == text_member(other, "replica");
+}
+
+/// Waits until a supervisor of another pid answers; its `daemon.info`.
+Result<json::value> successor(ControlClient& control, std::int64_t before) {
+    const Clock::time_point until = Clock::now() + limits::renewal;
+    for (;;) {
+        Result<json::value> info = ask(control, "daemon.info");
+        if (!info) return info;
+        if (integer_member(*info, "supervisor_pid") != before) return info;
+        // The old one, for a moment yet. Its end closes this connection.
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+        const Result<> ended = control.wait_notification(std::max(left, std::chrono::milliseconds{1}));
+        if (ended || ended.error().code == ErrorCode::not_running) continue;
+        if (ended.error().code != ErrorCode::deadline_exceeded) return ended.error();
+        return Error{ErrorCode::deadline_exceeded,
+                     fmt::format("waiting for the new supervisor: the old one, pid {}, still runs", before),
+                     "see logs/ beside the control socket"};
+    }
+}
+
+/// The fleet's rows once no worker is being adopted any more.
+Result<json::array> adopted(ControlClient& control) {
+    const Clock::time_point until = Clock::now() + limits::adoption;
+    control.on_reconnect([&control] { static_cast<void>(control.call("events.subscribe", {}, limits::answer)); });
+    if (const auto subscribed = ask(control, "events.subscribe"); !subscribed) return subscribed.error();
+    for (;;) {
+        Result<json::array> rows = workers(control);
+        if (!rows) return rows;
+        const auto waits =
+            std::ranges::find(*rows, "adopting", [](const auto& row) { return text_member(row, "state"); });
+        if (waits == rows->end()) return rows;
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+        const Result<> event = control.wait_notification(std::max(left, std::chrono::milliseconds{1}));
+        if (event || event.error().code == ErrorCode::not_running) continue;
+        if (event.error().code != ErrorCode::deadline_exceeded) return event.error();
+        return Error{ErrorCode::deadline_exceeded,
+                     fmt::format("waiting for {}/{} to be adopted", text_member(*waits, "model"),
+                                 text_member(*waits, "replica")),
+                     "see `bulkhead ps` and `bulkhead why`"};
+    }
+}
+
+Result<int> upgrade(const Session& session, bool supervisor_only) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    const Result<json::value> before = ask(*control, "daemon.info");
+    if (!before) return before.error();
+    const Result<json::array> ran = workers(*control);
+    if (!ran) return ran.error();
+    const std::int64_t supervisor = integer_member(*before, "supervisor_pid").value_or(0);
+
+    // Whether it was done although its answer was lost, the next supervisor's pid tells.
+    const Result<Answer> asked = control->call("daemon.upgrade", {{"keeper", !supervisor_only}}, limits::renewal);
+    if (!asked && asked.error().code != ErrorCode::not_running) return asked.error();
+    const Result<json::value> info = successor(*control, supervisor);
+    if (!info) return info.error();
+    const Result<json::array> run = adopted(*control);
+    if (!run) return run.error();
+
+    json::array kept;
+    std::string lost, names;
+    for (const json::value& worker : *ran) {
+        const auto pid = integer_member(worker, "pid");
+        if (!pid) continue;
+        const auto now = std::ranges::find_if(*run, [&](const auto& row) { return is_worker(row, worker); });
+        const std::string name = fmt::format("{}/{}, pid {}", one_line(text_member(worker, "model")),
+                                             one_line(text_member(worker, "replica")), *pid);
+        const bool same = now != run->end() && integer_member(*now, "pid") == pid;
+        (same ? names : lost) += ((same ? names : lost).empty() ? "" : "; ") + name;
+        kept.push_back({{"model", text_member(worker, "model")},
+                        {"replica", integer_member(worker, "replica").value_or(0)},
+                        {"pid", *pid},
+                        {"kept", same}});
+    }
+    if (session.json) {
+        const auto printed = print_json({{"old_supervisor_pid", supervisor},
+                                         {"supervisor_pid", integer_member(*info, "supervisor_pid").value_or(0)},
+                                         {"keeper_pid", integer_member(*info, "keeper_pid").value_or(0)},
+                                         {"old_version", text_member(*before, "version")},
+                                         {"version", text_member(*info, "version")},
+                                         {"workers", kept}});
+        if (!printed) return printed;
+    } else {
+        std::string text = fmt::format("supervisor  pid {} -> {}, version {} -> {}\n", supervisor,
+                                       text_member(*info, "supervisor_pid"), one_line(text_member(*before, "version")),
+                                       one_line(text_member(*info, "version")));
+        text += fmt::format("keeper      pid {}, {}\n", text_member(*info, "keeper_pid"),
+                            supervisor_only ? "left as it is" : "the same process, executed anew");
+        text += kept.empty() ? std::string{"workers     none ran\n"}
+                             : fmt::format("workers     {}\n", names.empty() ? "none runs on" : names + ": run on");
+        if (const auto printed = print(text); !printed) return printed;
+    }
+    if (lost.empty()) return exit_done;
+    return Error{ErrorCode::worker_lost, fmt::format("upgrading: a process was not taken over: {}", lost),
+                 "`bulkhead why` and `bulkhead logs` of that model tell the reason"};
+}
+
+/// What an invalid file was refused with, back from what the daemon spelled as `validate --json` does.
+std::vector<config::Diagnostic> diagnostics_from(const json::object& data) {
+    std::vector<config::Diagnostic> all;
+    const json::value whole(data);
+    for (const json::value& error : array_member(whole, "errors"))
+        all.push_back({text_member(error, "file"),
+                       static_cast<int>(integer_member(error, "line").value_or(0)),
+                       static_cast<int>(integer_member(error, "column").value_or(0)),
+                       {error_code_from(text_member(error, "code")).value_or(ErrorCode::config_invalid),
+                        text_member(error, "attempt"), text_member(error, "remedy")}});
+    return all;
+}
+
+Result<int> reload(const Session& session) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    tell_of_new_supervisors(session, *control);
+    const Result<Answer> answer = control->call("fleet.reload");
+    if (!answer) {
+        const auto diagnostics = diagnostics_from(control->error_data());
+        if (answer.error().code != ErrorCode::config_invalid || diagnostics.empty()) return answer.error();
+        if (session.json) {
+            if (const auto printed = print_json(diagnostics_json(diagnostics)); !printed) return printed;
+        } else {
+            std::fputs(render_diagnostics(diagnostics, Style::of(stderr)).c_str(), stderr);
+            std::fputs("The fleet runs on as it was.\n", stderr);
+        }
+        return exit_config_invalid;
+    }
+    if (session.json) return print_json(answer->result);
+    std::string text;
+    for (const char* kind : {"added", "removed", "changed", "unchanged"}) {
+        std::string names;
+        for (const json::value& name : array_member(answer->result, kind))
+            names += (names.empty() ? "" : ", ") + one_line(name.is_string() ? name.get_string().c_str() : "");
+        text += fmt::format("{:<10} {}\n", kind, names.empty() ? "none" : names);
+    }
+    return print(text);
+}
+
+}  // namespace
+
+void add_upgrade(CLI::App& app, Session& session) {
+    CLI::App* command = app.add_subcommand("upgrade", "Run the installed programs in place of those that run");
+    const auto supervisor_only = std::make_shared<bool>(false);
+    command->add_flag("--supervisor-only", *supervisor_only, "Leave the keeper as it is");
+    command->footer(
+        "The keeper executes its program anew, as the same process, and starts a new supervisor, which takes over all\n"
+        "workers: they run on, with their graphs, and clients stream on meanwhile. A worker itself keeps the program "
+        "it\n"
+        "was started with until `restart`. Returns when the new supervisor answers and has heard from every worker.\n"
+        "With --json: {\"old_supervisor_pid\",\"supervisor_pid\",\"keeper_pid\",\"old_version\",\"version\",\n"
+        "\"workers\":[{\"model\",\"replica\",\"pid\",\"kept\"}]}.\n"
+        "\nExamples:\n  bulkhead upgrade\n  bulkhead upgrade --supervisor-only\n"
+        "\nExit status: 0 every worker that ran still runs, with the same pid; 1 one does not, or it failed; 3 no "
+        "daemon\n"
+        "answers.");
+    command->callback([&session, supervisor_only] {
+        session.command = [&session, supervisor_only] { return upgrade(session, *supervisor_only); };
+    });
+}
+
+void add_reload(CLI::App& app, Session& session) {
+    CLI::App* command = app.add_subcommand("reload", "Read the fleet file again and apply what changed");
+    command->footer(
+        "Removed models are unloaded, changed ones that are loaded are drained and started anew, unchanged ones are\n"
+        "left alone. An invalid file changes nothing, and is refused as `validate` does, with all its errors at once.\n"
+        "With --json: {\"added\",\"removed\",\"changed\",\"unchanged\"}, names in each; of an invalid file\n"
+        "{\"errors\":[{\"file\",\"line\",\"column\",\"code\",\"attempt\",\"remedy\"}]}.\n"
+        "\nExample:\n  bulkhead reload\n"
+        "\nExit status: 0 applied, 1 failed, 3 no daemon answers, 78 the fleet file is invalid.");
+    command->callback([&session] { session.command = [&session] { return reload(session); }; });
+}
+
+}  // namespace bulkhead::cli

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <boost/json.hpp>
+
+#include "clients/cpp/wait_ready.h"
+#include "ipc/error.h"
+#include "ipc/unique_fd.h"
+
+namespace bulkhead {
+
+/// One connection to the control socket: lines of JSON there and back. It ends with the supervisor that serves it;
+/// `ControlClient` then makes another.
+class ControlLine {
+public:
+    /// Succeeds while a daemon's keeper lives, with or without a supervisor at that moment.
+    /// Errors  not_running when nobody listens there, deadline_exceeded while the backlog is full, input_invalid for
+    ///         a path that is too long, not_permitted
+    static Result<ControlLine> connect(const std::filesystem::path& path);
+
+    /// False when the peer has gone: it then has not had the whole line, and did nothing.
+    Result<bool> send(std::string_view line, Clock::time_point until);
+    /// The next object, nothing at the end of the connection. Without `until` it waits as long as that lasts.
+    Result<std::optional<boost::json::object>> receive(std::optional<Clock::time_point> until);
+    /// What came with the answer that announces so many.
+    /// Errors  resources_exhausted when this process had no room for them, protocol_violation when they did not come
+    Result<std::vector<UniqueFd>> take_fds(std::size_t count);
+
+    [[nodiscard]] int fd() const noexcept { return socket_.get(); }
+
+private:
+    explicit ControlLine(UniqueFd socket) : socket_{std::move(socket)} {}
+    Result<bool> receive_some();
+
+    UniqueFd socket_;
+    std::string buffer_;
+    std::vector<UniqueFd> fds_;  ///< received, not yet claimed by an answer
+    bool fds_lost_ = false;      ///< some came that this process had no room for
+};
+
+}  // namespace bulkhead

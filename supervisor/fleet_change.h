@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/fleet.h"
+
+namespace bulkhead::supervisor {
+
+/// What a reload finds, by names of models, in the order of the files.
+struct FleetChange {
+    std::vector<std::string> added;
+    std::vector<std::string> removed;
+    std::vector<std::string> changed;  ///< another declaration, or another model file than their process has
+    std::vector<std::string> unchanged;
+
+    [[nodiscard]] bool is_nothing() const { return added.empty() && removed.empty() && changed.empty(); }
+};
+
+/// `replaced_files`  models whose process was configured with what is no longer there
+[[nodiscard]] FleetChange compare(const config::Fleet& from, const config::Fleet& to,
+                                  const std::vector<std::string>& replaced_files);
+
+}  // namespace bulkhead::supervisor

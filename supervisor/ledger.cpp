@@ -1,0 +1,159 @@
+#include "supervisor/ledger.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include <boost/json.hpp>
+#include <fmt/format.h>
+
+#include "config/fleet_json.h"
+#include "ipc/keeper_link.h"
+#include "supervisor/json_members.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+/// Raised when a member changes its meaning; members that are not known are ignored.
+constexpr std::uint64_t ledger_version = 1;
+
+std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325) {
+    for (const unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
+    return hash;
+}
+
+bool flag_member(const json::object& object, std::string_view name) {
+    const json::value* value = object.if_contains(name);
+    return value != nullptr && value->is_bool() && value->get_bool();
+}
+
+std::uint64_t count_member(const json::object& object, std::string_view name) {
+    return unsigned_member(object, name).value_or(0);
+}
+
+std::int64_t time_member(const json::object& object, std::string_view name) {
+    constexpr std::uint64_t max = INT64_MAX;
+    return static_cast<std::int64_t>(std::min(count_member(object, name), max));
+}
+
+/// Cut where no character of UTF-8 is cut.
+std::string_view cut(std::string_view text, std::size_t bytes) {
+    if (text.size() <= bytes) return text;
+    while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
+    return text.substr(0, bytes);
+}
+
+}  // namespace
+
+Ledger Ledger::of_replica() const {
+    Ledger result;
+    result.eager = eager;
+    result.keep_running = keep_running;
+    result.restarts = restarts;
+    result.requests = requests;
+    result.errors = errors;
+    result.crashes = crashes;
+    return result;
+}
+
+std::string Ledger::to_text() const {
+    json::object all{{"v", ledger_version}};
+    const auto add = [&](std::string_view name, const auto& value, const auto& otherwise) {
+        if (value != otherwise) all[name] = value;
+    };
+    add("declaration", declaration, "");
+    add("device", device, "");
+    add("gpu", gpu_uuid, "");
+    add("cgroup", has_cgroup, false);
+    constexpr std::size_t eager_bytes_max = 160;
+    if (!eager.empty()) all["eager"] = cut(eager, eager_bytes_max);
+    add("granted", granted, false);
+    add("ready_ms", ready_unix_ms, 0);
+    add("end_ms", end_began_unix_ms, 0);
+    add("escalation", static_cast<std::uint64_t>(escalation), 0U);
+    if (host_bytes) all["host"] = *host_bytes;
+    if (gpu_free_before) all["gpu_free"] = *gpu_free_before;
+    add("tried", adoptions_tried, 0U);
+    add("keep", keep_running, false);
+    add("unload", unload_asked, false);
+    add("replacing", replacing, false);
+    add("quarantined", quarantined, false);
+    add("over", over, false);
+    add("due_ms", restart_due_unix_ms, 0);
+    add("restarts", restarts, 0U);
+    add("requests", requests, 0U);
+    add("errors", errors, 0U);
+    if (!crashes.ready_before.empty()) {
+        json::array& list = all["crashes"].emplace_array();
+        for (const Millis ready_for : crashes.compacted().ready_before) list.push_back(ready_for.count());
+    }
+    if (reason.empty()) return json::serialize(all);
+    // What a byte becomes in JSON is not known before, so the reason is halved until all of it fits.
+    for (std::size_t bytes = reason.size(); bytes > 0; bytes /= 2) {
+        all["reason"] = cut(reason, bytes);
+        if (std::string text = json::serialize(all); text.size() <= keeper_link::ledger_bytes_max) return text;
+    }
+    all.erase("reason");
+    return json::serialize(all);
+}
+
+Result<Ledger> Ledger::parse(std::string_view text) {
+    boost::system::error_code ec;
+    const json::value document = json::parse(text, ec);
+    if (ec || !document.is_object() || unsigned_member(document.get_object(), "v") != ledger_version)
+        return Error{ErrorCode::protocol_violation,
+                     fmt::format("reading a former supervisor's ledger of {} bytes", text.size()),
+                     {}};
+    const json::object& all = document.get_object();
+    const auto string = [&](std::string_view name) { return string_member(all, name).value_or(""); };
+    Ledger ledger;
+    ledger.declaration = string("declaration");
+    ledger.device = string("device");
+    ledger.gpu_uuid = string("gpu");
+    ledger.has_cgroup = flag_member(all, "cgroup");
+    ledger.eager = string("eager");
+    ledger.granted = flag_member(all, "granted");
+    ledger.ready_unix_ms = time_member(all, "ready_ms");
+    ledger.end_began_unix_ms = time_member(all, "end_ms");
+    ledger.escalation = static_cast<Escalation>(std::min<std::uint64_t>(count_member(all, "escalation"), 2));
+    ledger.host_bytes = unsigned_member(all, "host");
+    ledger.gpu_free_before = unsigned_member(all, "gpu_free");
+    ledger.adoptions_tried = static_cast<std::uint32_t>(count_member(all, "tried"));
+    ledger.keep_running = flag_member(all, "keep");
+    ledger.unload_asked = flag_member(all, "unload");
+    ledger.replacing = flag_member(all, "replacing");
+    ledger.quarantined = flag_member(all, "quarantined");
+    ledger.over = flag_member(all, "over");
+    ledger.restart_due_unix_ms = time_member(all, "due_ms");
+    ledger.restarts = static_cast<std::uint32_t>(count_member(all, "restarts"));
+    ledger.requests = count_member(all, "requests");
+    ledger.errors = count_member(all, "errors");
+    ledger.reason = string("reason");
+    if (const json::value* list = all.if_contains("crashes"); list != nullptr && list->is_array())
+        for (const json::value& one : list->get_array()) {
+            const auto ready_for = one.to_number<std::int64_t>(ec);
+            if (!ec && ready_for >= 0) ledger.crashes.ready_before.emplace_back(ready_for);
+        }
+    return ledger;
+}
+
+std::string fingerprint(const config::ModelSpec& spec) {
+    // What the supervisor alone acts upon needs no new process.
+    config::ModelSpec told = spec;
+    const config::ModelSpec other;
+    told.replicas = other.replicas;
+    told.preload = other.preload;
+    told.restart = other.restart;
+    told.watchdog = other.watchdog;
+    told.deadlines.capture = other.deadlines.capture;
+    told.deadlines.drain = other.deadlines.drain;
+    told.deadlines.kill = other.deadlines.kill;
+    const std::uint64_t hash = fnv1a(json::serialize(config::to_json(told)));
+    struct stat file {};
+    if (::stat(spec.file.c_str(), &file) != 0) return fmt::format("{:016x}:missing", hash);
+    const std::string identity = fmt::format("{}:{}:{}:{}.{}", file.st_dev, file.st_ino, file.st_size,
+                                             file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
+    return fmt::format("{:016x}:{:016x}", hash, fnv1a(identity));
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,62 @@
+#include "tests/fakes/minimal_worker/mischief.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "ipc/unique_fd.h"
+
+namespace bulkhead::worker {
+namespace {
+
+std::string_view environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+Result<> occupy_fake_gpu() {
+    const std::string path{environment("MINIMAL_GPU_FILE")};
+    if (path.empty()) return {};
+    std::ifstream machine{path};
+    for (std::string line; std::getline(machine, line);)
+        if (line.starts_with("process 0 "))
+            return Error{ErrorCode::out_of_memory, "taking memory of the GPU: there is " + line, {}};
+    const std::string line = fmt::format("process 0 {} {} ghost\n", ::getpid(), environment("MINIMAL_GPU_BYTES"));
+    const UniqueFd out{::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC)};
+    if (!out || ::write(out.get(), line.data(), line.size()) < 0) return system_error("writing " + path, errno);
+    return {};
+}
+
+void leave_a_child() {
+    const std::string_view how = environment("MINIMAL_CHILD");
+    if (how.empty()) return;
+    const pid_t child = ::fork();
+    if (child != 0) {
+        if (how != "group") ::waitpid(child, nullptr, 0);
+        return;
+    }
+    if (how != "group") {
+        ::setsid();
+        if (::fork() != 0) ::_exit(0);
+    }
+    fmt::print("pid {} is the grandchild\n", ::getpid());
+    std::fflush(stdout);
+    char name[] = "sleep";
+    char time[] = "100000";
+    char* argv[] = {name, time, nullptr};
+    char* none[] = {nullptr};
+    ::execve("/bin/sleep", argv, how == "bare" ? none : environ);
+    ::_exit(127);
+}
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "ipc/error.h"
+
+namespace bulkhead::worker {
+
+/// Takes what `MINIMAL_GPU_BYTES` says of the fake NVML's GPU 0: a line in its machine, the file `MINIMAL_GPU_FILE`.
+/// Dead, the worker keeps it: only the test gives it back. Nothing without the variables.
+/// Errors  out_of_memory: another process has some, so the grant came too early
+[[nodiscard]] Result<> occupy_fake_gpu();
+
+/// Leaves a child that sleeps for ever and whose number is printed, "pid N is the grandchild": `MINIMAL_CHILD` is
+/// `group` (in the worker's process group), `setsid` (a grandchild in a session of its own) or `bare` (likewise,
+/// without the environment).
+void leave_a_child();
+
+}  // namespace bulkhead::worker

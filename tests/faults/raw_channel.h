@@ -1,0 +1,57 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include <boost/json.hpp>
+
+#include "ipc/channel_codec.h"
+#include "ipc/host_slab.h"
+#include "ipc/unique_fd.h"
+#include "tests/integration/fixture/daemon.h"
+
+namespace bulkhead::test {
+
+/// A client of a real worker that speaks the channel by hand: right, wrong, or not at all.
+class RawChannel {
+public:
+    /// The socket as `channel.open` hands it out; nothing is said on it yet.
+    RawChannel(const Daemon& daemon, const std::string& model);
+    /// Says hello, and takes welcome and slabs.
+    void greet();
+
+    /// False when the worker has closed its end.
+    bool send(std::span<const std::byte> packet, std::span<const int> fds = {});
+    /// The next message; empty at the end of file. Slabs that come are mapped.
+    std::optional<channel::WorkerMessage> receive();
+    /// The next failure's error; fails the test at anything else.
+    Error expect_error();
+    channel::InferResult expect_result();
+    /// Reads on until the worker has closed its end.
+    void expect_end();
+
+    /// A float32 tensor `x` of one dimension in the input slab, filled with ones.
+    [[nodiscard]] channel::Tensor tensor(std::int64_t count, std::uint64_t offset_bytes = 0);
+    bool infer(std::uint64_t request_id, std::vector<channel::Tensor> tensors, boost::json::object parameters = {});
+    /// An ordinary request and its answer: the channel works.
+    void expect_served(std::uint64_t request_id);
+
+    struct Slab {
+        channel::SlabOffer offer;
+        HostSlab memory;
+    };
+    [[nodiscard]] const Slab& slab(wire::SlabDirection direction) const;
+    [[nodiscard]] int fd() const noexcept { return socket_.get(); }
+    void close() { socket_.reset(); }
+
+private:
+    UniqueFd socket_;
+    std::vector<Slab> slabs_;
+    std::vector<std::byte> buffer_;
+};
+
+/// A packet's header, with whatever it claims.
+[[nodiscard]] std::vector<std::byte> bytes_of(const wire::Header& header);
+
+}  // namespace bulkhead::test

@@ -1,0 +1,310 @@
+// The supervisor may die at any moment: workers, channels and what was asked live on under the next one.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::test {
+namespace {
+
+namespace json = boost::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr std::array<float, 4> four{1, 2, 3, 4};
+constexpr std::array<std::int64_t, 1> dims_four{4};
+
+json::value info(const Daemon& daemon) { return daemon.call("daemon.info").value(); }
+pid_t supervisor_of(const Daemon& daemon) { return static_cast<pid_t>(info(daemon).at("supervisor_pid").as_int64()); }
+
+/// SIGKILL, and it is gone; the keeper starts the next one.
+void kill_supervisor(const Daemon& daemon) {
+    const pid_t supervisor = supervisor_of(daemon);
+    ::kill(supervisor, SIGKILL);
+    ASSERT_TRUE(wait_gone(supervisor));
+}
+
+/// A client that infers without a pause and never reconnects.
+class Streamer {
+public:
+    Streamer(const Daemon& daemon, std::string_view model) : channel_{daemon.open(model, "streamer").value()} {
+        thread_ = std::jthread{[this](const std::stop_token& stop) {
+            while (!stop.stop_requested()) {
+                const auto reply = infer_float(channel_, "x", four, dims_four);
+                reply ? ++done_ : ++failed_;
+                done_.notify_all();
+                if (!reply) return;
+            }
+        }};
+    }
+    /// Until so many more requests are answered than now.
+    void wait_for_more(int count) {
+        for (int until = done_ + count, now = done_; now < until && failed_ == 0; now = done_) done_.wait(now);
+    }
+    [[nodiscard]] int failed() const { return failed_; }
+
+private:
+    Channel channel_;
+    std::atomic<int> done_{0};
+    std::atomic<int> failed_{0};
+    std::jthread thread_;
+};
+
+TEST(Adoption, AReadyWorkerKeepsItsProcessAndItsClientsNoticeNothing) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    Streamer streamer{daemon, "echo"};
+    const pid_t worker = daemon.pid("echo");
+
+    kill_supervisor(daemon);
+    streamer.wait_for_more(100);
+    ASSERT_TRUE(daemon.load("echo"));
+
+    EXPECT_EQ(daemon.pid("echo"), worker);
+    EXPECT_EQ(daemon.row("echo").at("generation").as_int64(), 1);
+    EXPECT_EQ(daemon.row("echo").at("restarts").as_int64(), 0);
+    EXPECT_EQ(daemon.row("echo").at("channels").as_int64(), 1);
+    EXPECT_EQ(info(daemon).at("supervisor_starts").as_int64(), 2);
+    EXPECT_EQ(info(daemon).at("adopted").as_int64(), 1);
+    streamer.wait_for_more(10);
+    EXPECT_EQ(streamer.failed(), 0);
+}
+
+TEST(Adoption, EightSupervisorsInARowLoseNoRequest) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt"), test_model("other", "echo.pt")})};
+    ASSERT_TRUE(daemon.load("other"));
+    Streamer streamer{daemon, "echo"};
+    const pid_t worker = daemon.pid("echo");
+    const pid_t other = daemon.pid("other");
+
+    for (int i = 0; i < 8; ++i) kill_supervisor(daemon);
+
+    ASSERT_TRUE(daemon.load("echo"));
+    ASSERT_TRUE(daemon.load("other"));
+    EXPECT_EQ(daemon.pid("echo"), worker);
+    EXPECT_EQ(daemon.pid("other"), other);
+    EXPECT_EQ(streamer.failed(), 0);
+}
+
+TEST(Adoption, ALoadThatWaitsIsAnsweredByTheNextSupervisor) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    const pid_t supervisor = supervisor_of(daemon);
+    auto events = daemon.connect();
+    bool loading = false;
+    events.on_notification([&](std::string_view, const json::object& event) {
+        const json::value* to = event.if_contains("to");
+        if (to != nullptr && to->as_string() == "loading") loading = true;
+    });
+    ASSERT_TRUE(events.call("events.subscribe"));
+    Result<json::value> loaded{Error{}};
+    std::jthread load{[&] { loaded = daemon.load("echo"); }};
+    while (!loading) ASSERT_TRUE(events.wait_notification(std::chrono::seconds{30}));
+
+    ::kill(supervisor, SIGKILL);
+    load.join();
+
+    ASSERT_TRUE(loaded) << loaded.error().text();
+    EXPECT_EQ(loaded->at("models").at(0).at("pid").as_int64(), daemon.pid("echo"));
+    EXPECT_EQ(daemon.row("echo").at("generation").as_int64(), 1) << "its process went on";
+}
+
+TEST(Adoption, AnUnloadThatWaitsGetsItsReceiptFromTheNextSupervisor) {
+    Daemon daemon{fleet({evil_model("evil", "ok", "loop", "deadlines: {request: 100s, drain: 1s, kill: 300ms}")})};
+    auto channel = daemon.open("evil").value();
+    auto tensor = channel.allocate(wire::DType::float32, dims_four).value();
+    std::ranges::copy(four, tensor.as<float>().begin());
+    const std::array<NamedInput, 1> inputs{{{"x", &tensor}}};
+    Request request;
+    request.inputs = inputs;
+    ASSERT_TRUE(channel.submit(request));
+    ASSERT_TRUE(daemon.wait_state("evil", "busy"));
+    const pid_t worker = daemon.pid("evil");
+    Result<json::object> receipt{Error{}};
+    std::jthread unloading{[&] { receipt = daemon.unload("evil"); }};
+    ASSERT_TRUE(daemon.wait_state("evil", "draining"));
+
+    kill_supervisor(daemon);
+    unloading.join();
+
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    EXPECT_EQ(receipt->at("pid").as_int64(), worker);
+    EXPECT_FALSE(is_alive(worker));
+    EXPECT_EQ(daemon.state("evil"), "stopped");
+}
+
+TEST(Adoption, AWorkerThatDiesWhileNoSupervisorRunsIsStartedAgain) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    ASSERT_TRUE(daemon.load("echo"));
+    const pid_t worker = daemon.pid("echo");
+    const pid_t supervisor = supervisor_of(daemon);
+
+    ::kill(supervisor, SIGSTOP);
+    ::kill(worker, SIGKILL);
+    ASSERT_TRUE(wait_gone(worker));
+    ::kill(supervisor, SIGKILL);
+
+    ASSERT_TRUE(daemon.wait_until("echo", [&](const json::object& row) {
+        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != worker;
+    }));
+    EXPECT_EQ(daemon.row("echo").at("restarts").as_int64(), 1);
+    EXPECT_THAT(daemon.why("echo"), HasSubstr("SIGKILL"));
+}
+
+TEST(Adoption, AStoppedWorkerIsHeldToHangAndReplaced) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    ASSERT_TRUE(daemon.load("echo"));
+    const pid_t worker = daemon.pid("echo");
+
+    ::kill(worker, SIGSTOP);
+    kill_supervisor(daemon);
+
+    ASSERT_TRUE(daemon.wait_until("echo", [&](const json::object& row) {
+        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != worker;
+    }));
+    EXPECT_FALSE(is_alive(worker));
+}
+
+TEST(Adoption, AQuarantineOutlivesItsSupervisor) {
+    Daemon daemon{fleet({evil_model("evil", "segv", "ok", "preload: true")})};
+    ASSERT_TRUE(daemon.wait_state("evil", "quarantined"));
+    const auto generation = daemon.row("evil").at("generation").as_int64();
+
+    kill_supervisor(daemon);
+
+    EXPECT_EQ(daemon.state("evil"), "quarantined");
+    EXPECT_THAT(daemon.why("evil"), HasSubstr("SIGSEGV"));
+    EXPECT_EQ(daemon.row("evil").at("generation").as_int64(), generation);
+}
+
+TEST(Adoption, AReplacedModelFileMeansAReplacedProcess) {
+    TemporaryFolder folder;
+    std::filesystem::copy_file(model_file("test/echo.pt"), folder.path() / "echo.pt");
+    Daemon daemon{fleet({test_model("echo", (folder.path() / "echo.pt").string())})};
+    ASSERT_TRUE(daemon.load("echo"));
+    const pid_t worker = daemon.pid("echo");
+
+    std::filesystem::copy_file(model_file("test/echo.pt"), folder.path() / "new.pt");
+    std::filesystem::rename(folder.path() / "new.pt", folder.path() / "echo.pt");
+    kill_supervisor(daemon);
+
+    ASSERT_TRUE(daemon.wait_until("echo", [&](const json::object& row) {
+        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != worker;
+    }));
+    EXPECT_EQ(daemon.row("echo").at("restarts").as_int64(), 0);
+}
+
+TEST(Adoption, LogsTellWhatCameBefore) {
+    Daemon daemon{fleet({evil_model("evil", "segv", "ok")})};
+    ASSERT_FALSE(daemon.load("evil"));
+    const auto lines = [&] { return daemon.call("logs.tail", {{"model", "evil"}}).value().at("lines").as_array(); };
+    const auto before = lines();
+    ASSERT_FALSE(before.empty());
+
+    kill_supervisor(daemon);
+
+    EXPECT_EQ(lines(), before);
+}
+
+TEST(Reload, AppliesWhatChangedAndKeepsWhatDidNot) {
+    Daemon daemon{
+        fleet({test_model("kept", "echo.pt"), test_model("changed", "echo.pt"), test_model("gone", "echo.pt")})};
+    Streamer streamer{daemon, "kept"};
+    for (const char* model : {"changed", "gone"}) ASSERT_TRUE(daemon.load(model));
+    const pid_t kept = daemon.pid("kept");
+    const pid_t changed = daemon.pid("changed");
+    const pid_t gone = daemon.pid("gone");
+
+    daemon.folder().write("fleet.yaml",
+                          fleet({test_model("kept", "echo.pt"), test_model("changed", "echo.pt", "queue: 7"),
+                                 test_model("fresh", "echo.pt")}));
+    const auto result = daemon.call("fleet.reload");
+
+    ASSERT_TRUE(result) << result.error().text();
+    EXPECT_THAT(result->at("added").as_array(), ElementsAre("fresh"));
+    EXPECT_THAT(result->at("removed").as_array(), ElementsAre("gone"));
+    EXPECT_THAT(result->at("changed").as_array(), ElementsAre("changed"));
+    EXPECT_THAT(result->at("unchanged").as_array(), ElementsAre("kept"));
+    EXPECT_FALSE(is_alive(gone));
+    ASSERT_TRUE(daemon.wait_until("changed", [&](const json::object& row) {
+        return !row.empty() && row.at("state").as_string() == "ready" && row.at("pid").as_int64() != changed;
+    }));
+    EXPECT_EQ(daemon.pid("kept"), kept);
+    EXPECT_TRUE(daemon.load("fresh"));
+    EXPECT_EQ(daemon.load("gone").error().code, ErrorCode::model_unknown);
+    EXPECT_EQ(streamer.failed(), 0);
+}
+
+TEST(Reload, AFileWithErrorsChangesNothing) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    ASSERT_TRUE(daemon.load("echo"));
+    const pid_t worker = daemon.pid("echo");
+    const pid_t supervisor = supervisor_of(daemon);
+
+    daemon.folder().write("fleet.yaml", fleet({test_model("echo", "echo.pt", "quue: 7\nrestart: perhaps")}));
+    auto control = daemon.connect();
+    const auto result = control.call("fleet.reload");
+
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::config_invalid);
+    EXPECT_EQ(control.error_data().at("errors").as_array().size(), 2U);
+    EXPECT_EQ(supervisor_of(daemon), supervisor);
+    EXPECT_EQ(daemon.pid("echo"), worker);
+}
+
+TEST(Reload, ASupervisorThatStartsWithABadFileGoesOnWithTheLastGoodFleet) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    ASSERT_TRUE(daemon.load("echo"));
+    const pid_t worker = daemon.pid("echo");
+
+    daemon.folder().write("fleet.yaml", "version: 1\nmodels: {echo: [}\n");
+    kill_supervisor(daemon);
+
+    EXPECT_EQ(daemon.pid("echo"), worker);
+    EXPECT_THAT(std::string{info(daemon).at("fleet_error").as_string()}, HasSubstr("fleet.yaml"));
+    EXPECT_TRUE(daemon.unload("echo"));
+
+    daemon.folder().write("fleet.yaml", fleet({test_model("echo", "echo.pt")}));
+    ASSERT_TRUE(daemon.call("fleet.reload"));
+    EXPECT_TRUE(info(daemon).at("fleet_error").is_null());
+}
+
+TEST(Reload, SighupDoesTheSame) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    ASSERT_TRUE(daemon.load("echo"));
+    const pid_t worker = daemon.pid("echo");
+    const pid_t before = supervisor_of(daemon);
+
+    daemon.folder().write("fleet.yaml", fleet({test_model("echo", "echo.pt"), test_model("fresh", "echo.pt")}));
+    daemon.keeper().signal(SIGHUP);
+
+    ASSERT_TRUE(wait_gone(before));
+    EXPECT_TRUE(daemon.load("fresh"));
+    EXPECT_EQ(daemon.pid("echo"), worker);
+}
+
+TEST(Upgrade, GivesANewSupervisorAndKeepsEveryWorker) {
+    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
+    Streamer streamer{daemon, "echo"};
+    const pid_t worker = daemon.pid("echo");
+    for (const bool with_keeper : {false, true}) {
+        const pid_t before = supervisor_of(daemon);
+
+        ASSERT_TRUE(daemon.call("daemon.upgrade", {{"keeper", with_keeper}}));
+
+        ASSERT_TRUE(wait_gone(before));
+        ASSERT_TRUE(daemon.load("echo"));
+        EXPECT_NE(supervisor_of(daemon), before);
+        EXPECT_EQ(info(daemon).at("keeper_pid").as_int64(), daemon.keeper().pid());
+        EXPECT_EQ(daemon.pid("echo"), worker);
+    }
+    streamer.wait_for_more(10);
+    EXPECT_EQ(streamer.failed(), 0);
+}
+
+}  // namespace
+}  // namespace bulkhead::test

@@ -1,0 +1,250 @@
+// A worker dies: in which order that is noticed, and what is kept of it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::test {
+namespace {
+
+namespace json = boost::json;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr std::array<float, 4> four{1, 2, 3, 4};
+constexpr std::array<std::int64_t, 1> dims_four{4};
+
+SpawnOptions minimal() {
+    SpawnOptions options;
+    options.programs = minimal_programs();
+    return options;
+}
+
+UniqueFd open_pidfd(pid_t pid) { return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))}; }
+
+bool is_readable(const UniqueFd& fd) {
+    pollfd entry{fd.get(), POLLIN, 0};
+    return ::poll(&entry, 1, 0) == 1;
+}
+
+Result<std::uint64_t> submit(Channel& channel, const Input& input) {
+    const std::array<NamedInput, 1> inputs{{{"x", &input}}};
+    Request request;
+    request.inputs = inputs;
+    return channel.submit(request);
+}
+
+json::array crashes(const Daemon& daemon, json::object params = {}) {
+    return daemon.call("crashes.list", std::move(params)).value().at("crashes").as_array();
+}
+
+/// The first report of a model, when it is there.
+json::object crash_of(const Daemon& daemon, std::string_view model) {
+    json::array found;
+    daemon.wait_until(model, [&](const json::object&) {
+        found = crashes(daemon, {{"model", model}});
+        return !found.empty();
+    });
+    return found.empty() ? json::object{} : found.front().as_object();
+}
+
+std::string text(const json::object& object, std::string_view member) {
+    return object.contains(member) && object.at(member).is_string() ? std::string{object.at(member).as_string()} : "";
+}
+
+/// Waits until the model has printed this.
+bool wait_output(const Daemon& daemon, std::string_view model, const std::string& words) {
+    bool seen = false;
+    const auto look = [&](const json::object& line) {
+        seen = seen || json::serialize(line).find(words) != std::string::npos;
+    };
+    auto client = daemon.connect();
+    client.on_notification([&](std::string_view, const json::object& line) { look(line); });
+    const auto past = client.call("logs.tail", {{"model", model}, {"follow", true}}, std::chrono::seconds{10});
+    if (past) look(past->result.as_object());
+    while (past && !seen && client.wait_notification(std::chrono::seconds{30})) {
+    }
+    return seen;
+}
+
+/// A line of /proc/PID/limits.
+std::string limit_of(pid_t pid, std::string_view name) {
+    std::ifstream file{"/proc/" + std::to_string(pid) + "/limits"};
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with(name)) return line;
+    return {};
+}
+
+TEST(Crash, ClientsHearOfADeathBeforeItsProcessCanBeReaped) {
+    // Half a gigabyte, which the kernel takes some time to free.
+    Daemon daemon{fleet({minimal_model("big", "MINIMAL_BALLAST_BYTES: \"536870912\"")}), minimal()};
+    auto channel = daemon.open("big").value();
+    auto input = channel.allocate(wire::DType::float32, dims_four).value();
+    ASSERT_TRUE(channel.wait(submit(channel, input).value()));
+    const pid_t worker = daemon.pid("big");
+    const UniqueFd pidfd = open_pidfd(worker);
+    ASSERT_TRUE(pidfd);
+
+    ::kill(worker, SIGKILL);
+    pollfd entry{channel.fd(), POLLIN, 0};
+    ASSERT_EQ(::poll(&entry, 1, 30'000), 1);
+    const bool was_reapable = is_readable(pidfd);
+
+    EXPECT_FALSE(was_reapable);
+    auto reply = infer_float(channel, "x", four, dims_four);
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
+}
+
+TEST(Crash, ARequestInFlightIsLostAndItsShapeReported) {
+    Daemon daemon{fleet({minimal_model("slow", "MINIMAL_RUN_MS: \"600000\"")}), minimal()};
+    auto channel = daemon.open("slow").value();
+    auto input = channel.allocate(wire::DType::float32, dims_four).value();
+    const std::uint64_t request = submit(channel, input).value();
+    ASSERT_TRUE(wait_output(daemon, "slow", "minimal: running"));
+    ASSERT_TRUE(daemon.wait_state("slow", "busy"));
+    const pid_t worker = daemon.pid("slow");
+
+    ::kill(worker, SIGKILL);
+    const auto reply = channel.wait(request);
+
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
+    const json::object report = crash_of(daemon, "slow");
+    EXPECT_THAT(text(report, "request"), AllOf(HasSubstr("forward("), HasSubstr("x float32[4]")));
+    EXPECT_THAT(text(report, "cause"), AllOf(HasSubstr("SIGKILL"), HasSubstr("while running forward(")));
+    EXPECT_EQ(text(report, "state"), "busy");
+    EXPECT_EQ(report.at("pid").as_int64(), worker);
+    EXPECT_TRUE(std::filesystem::exists(text(report, "report"))) << json::serialize(report);
+    EXPECT_THAT(daemon.why("slow"), HasSubstr(text(report, "report")));
+    ASSERT_TRUE(daemon.wait_state("slow", "ready"));
+    EXPECT_THAT(daemon.why("slow"), HasSubstr("SIGKILL"));
+}
+
+struct Fault {
+    const char* mode;
+    const char* signal;
+    const char* culprit;
+};
+
+class CrashInRun : public ::testing::TestWithParam<Fault> {};
+
+TEST_P(CrashInRun, IsReportedWithItsCulprit) {
+    const Fault fault = GetParam();
+    Daemon daemon{fleet({evil_model("evil", "ok", fault.mode, "restart: never")})};
+    auto channel = daemon.open("evil").value();
+
+    const auto reply = infer_float(channel, "x", four, dims_four);
+
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
+    const json::object report = crash_of(daemon, "evil");
+    EXPECT_EQ(text(report, "signal"), fault.signal);
+    EXPECT_THAT(text(report, "cause"), AllOf(HasSubstr(fault.signal), HasSubstr(fault.culprit),
+                                             HasSubstr("while running forward(x float32[4])")))
+        << json::serialize(report);
+    EXPECT_THAT(json::serialize(report.at("log")), HasSubstr("ready after"));
+    EXPECT_FALSE(report.at("backtrace").as_array().empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(, CrashInRun,
+                         ::testing::Values(Fault{"segv", "SIGSEGV", "evil_segv"}, Fault{"abort", "SIGABRT", "evil"},
+                                           Fault{"fpe", "SIGFPE", "evil_division"},
+                                           Fault{"stack_overflow", "SIGSEGV", "evil_recursion"}),
+                         [](const auto& one) { return std::string{one.param.mode}; });
+
+TEST(Crash, ALoadThatCrashesIsReportedAndOneThatFailsInWordsIsNot) {
+    Daemon daemon{fleet({evil_model("crashes", "segv", "ok"), evil_model("fails", "throw", "ok")})};
+
+    EXPECT_FALSE(daemon.load("fails"));
+    EXPECT_FALSE(daemon.load("crashes"));
+
+    EXPECT_THAT(text(crash_of(daemon, "crashes"), "cause"), HasSubstr("SIGSEGV"));
+    ASSERT_TRUE(daemon.wait_state("crashes", "stopped"));
+    EXPECT_EQ(crashes(daemon).size(), 1U);
+}
+
+TEST(Crash, TheListIsNewestFirstAndItsParametersAreChecked) {
+    Daemon daemon{fleet({minimal_model("a"), minimal_model("b")}), minimal()};
+    for (const char* model : {"a", "b", "a"}) {
+        ASSERT_TRUE(daemon.load(model));
+        const pid_t worker = daemon.pid(model);
+        const std::size_t before = crashes(daemon).size();
+        ::kill(worker, SIGKILL);
+        ASSERT_TRUE(daemon.wait_until(model, [&](const json::object&) { return crashes(daemon).size() > before; }));
+    }
+
+    EXPECT_EQ(text(crashes(daemon)[0].as_object(), "model"), "a");
+    EXPECT_EQ(text(crashes(daemon)[1].as_object(), "model"), "b");
+    EXPECT_EQ(crashes(daemon, {{"limit", 1}}).size(), 1U);
+    EXPECT_EQ(crashes(daemon, {{"model", "b"}}).size(), 1U);
+    EXPECT_TRUE(crashes(daemon, {{"model", "gone from the fleet"}}).empty());
+    EXPECT_EQ(daemon.call("crashes.list", {{"limt", 1}}).error().code, ErrorCode::input_invalid);
+    EXPECT_EQ(daemon.call("crashes.list", {{"limit", 65}}).error().code, ErrorCode::input_invalid);
+}
+
+TEST(Crash, AReportFolderThatCannotBeWrittenCostsNoRestart) {
+    Daemon daemon{fleet({minimal_model("a")}), minimal()};
+    std::ofstream{daemon.runtime_directory() / "logs" / "crashes"} << "in the way";
+    ASSERT_TRUE(daemon.load("a"));
+    const pid_t worker = daemon.pid("a");
+
+    ::kill(worker, SIGKILL);
+
+    ASSERT_TRUE(daemon.wait_until("a", [&](const json::object& row) {
+        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != worker;
+    }));
+    EXPECT_TRUE(crashes(daemon).empty());
+    EXPECT_THAT(daemon.why("a"), HasSubstr("SIGKILL"));
+}
+
+/// A core file, if one is written, lies in the daemon's folder: at most 4 KiB of it.
+TEST(Crash, WithCoreFilesAllowedADeathIsNoticedAsSoon) {
+    Daemon daemon{fleet({minimal_model("dumps", "MINIMAL_BALLAST_BYTES: \"268435456\"", "core_dump: 4096"),
+                         minimal_model("dumps-not")}),
+                  minimal()};
+    auto channel = daemon.open("dumps").value();
+    ASSERT_TRUE(infer_float(channel, "x", four, dims_four));
+    const pid_t worker = daemon.pid("dumps");
+    const UniqueFd pidfd = open_pidfd(worker);
+    ASSERT_TRUE(daemon.load("dumps-not"));
+    EXPECT_THAT(limit_of(daemon.pid("dumps-not"), "Max core file size"), HasSubstr(" 0 "));
+    EXPECT_THAT(limit_of(worker, "Max core file size"), AnyOf(HasSubstr(" 4096 "), HasSubstr(" 0 ")));
+
+    ::kill(worker, SIGSEGV);
+    pollfd entry{channel.fd(), POLLIN, 0};
+    ASSERT_EQ(::poll(&entry, 1, 30'000), 1);
+    const bool was_reapable = is_readable(pidfd);
+
+    EXPECT_FALSE(was_reapable);
+    EXPECT_EQ(text(crash_of(daemon, "dumps"), "signal"), "SIGSEGV");
+}
+
+TEST(Crash, AStormOfCrashesLeavesABoundedHeapOfReports) {
+    Daemon daemon{fleet({minimal_model("a", "", "restart: never")}), minimal()};
+    for (int crash = 1; crash <= 70; ++crash) {
+        ASSERT_TRUE(daemon.call("model.restart", {{"model", "a"}}));  // forgives, or it would be quarantined
+        const pid_t worker = daemon.pid("a");
+        ::kill(worker, crash % 2 == 0 ? SIGSEGV : SIGKILL);
+        ASSERT_TRUE(daemon.wait_state("a", "stopped"));
+    }
+    ASSERT_TRUE(daemon.load("a"));
+    EXPECT_EQ(crashes(daemon, {{"limit", 64}}).size(), 64U);
+    std::size_t files = 0;
+    for ([[maybe_unused]] const auto& one :
+         std::filesystem::directory_iterator{daemon.runtime_directory() / "logs" / "crashes"})
+        ++files;
+    EXPECT_EQ(files, 64U);
+}
+
+}  // namespace
+}  // namespace bulkhead::test

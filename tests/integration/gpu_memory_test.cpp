@@ -1,0 +1,177 @@
+/// Memory of a GPU from grant to receipt: the fake NVML, real processes, and a worker whose device memory is a line in
+/// the fake's machine that only the test takes out again.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
+
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::test {
+namespace {
+
+namespace json = boost::json;
+using testing::HasSubstr;
+
+constexpr std::int64_t had = 6'000'000'000;
+const std::string card = "gpu GPU-a 80000000000 Fake A\n";
+
+class GpuMemory : public testing::Test {
+protected:
+    GpuMemory() {
+        set(card);
+        options_.programs = minimal_programs();
+        options_.environment["BULKHEAD_NVML"] = BULKHEAD_BINARY_DIR "/lib/libbulkhead_fake_nvml.so";
+        options_.environment["BULKHEAD_FAKE_NVML"] = file();
+    }
+    [[nodiscard]] std::string file() const { return folder_.path() / "machine"; }
+    void set(const std::string& machine) const { std::filesystem::rename(folder_.write("next", machine), file()); }
+    [[nodiscard]] std::string machine() const {
+        std::ifstream in{file()};
+        return {std::istreambuf_iterator<char>{in}, {}};
+    }
+    [[nodiscard]] std::string gpu_model(const std::string& name, const std::string& extra = {}) const {
+        return minimal_model(name, fmt::format("MINIMAL_GPU_FILE: {}, MINIMAL_GPU_BYTES: \"{}\"", file(), had),
+                             "device: cuda:0\n" + extra);
+    }
+
+    TemporaryFolder folder_;
+    SpawnOptions options_;
+};
+
+TEST_F(GpuMemory, OfARestartIsGrantedOnlyWhenThePredecessorsIsBack) {
+    Daemon daemon{fleet({gpu_model("m")}), options_};
+    ASSERT_TRUE(daemon.load("m")) << daemon.why("m");
+    const pid_t first = daemon.pid("m");
+    EXPECT_EQ(daemon.row("m").at("gpu_bytes").as_int64(), had);
+
+    ::kill(first, SIGKILL);  // its line stays: a worker that was granted memory now would fail for it
+    ASSERT_TRUE(daemon.wait_until("m", [](const json::object& row) {
+        return row.at("generation").as_int64() == 2 && row.at("state").as_string() == "loading";
+    }));
+    EXPECT_THAT(machine(), HasSubstr(fmt::format("process 0 {} ", first)));
+    set(card);
+
+    EXPECT_TRUE(daemon.wait_state("m", "ready"));
+    EXPECT_EQ(daemon.row("m").at("generation").as_int64(), 2);
+    EXPECT_EQ(daemon.row("m").at("restarts").as_int64(), 1);
+    set(card + fmt::format("process 0 {} {}\n", daemon.pid("m"), had));
+    EXPECT_TRUE(daemon.unload("m")->at("verified").as_bool());
+}
+
+TEST_F(GpuMemory, OfAnUnloadIsInItsReceiptByTheDriversAccount) {
+    Daemon daemon{fleet({gpu_model("m")}), options_};
+    ASSERT_TRUE(daemon.load("m")) << daemon.why("m");
+    set(card + fmt::format("process 0 {} {} late_reads=6\n", daemon.pid("m"), had));
+
+    const auto receipt = daemon.unload("m").value();
+
+    EXPECT_EQ(receipt.at("gpu_bytes").as_int64(), had);
+    EXPECT_EQ(receipt.at("gpu_bytes_by").as_string(), "process");
+    EXPECT_TRUE(receipt.at("verified").as_bool()) << json::serialize(receipt);
+    EXPECT_TRUE(receipt.at("held_by").as_array().empty());
+}
+
+TEST_F(GpuMemory, ThatAGhostKeepsIsNamedInTheReceipt) {
+    Daemon daemon{fleet({gpu_model("m")}), options_};
+    ASSERT_TRUE(daemon.load("m")) << daemon.why("m");
+    const pid_t worker = daemon.pid("m");
+
+    const auto receipt = daemon.unload("m").value();
+
+    EXPECT_FALSE(receipt.at("verified").as_bool());
+    EXPECT_EQ(receipt.at("gpu_bytes").as_int64(), 0);
+    ASSERT_EQ(receipt.at("held_by").as_array().size(), 1U) << json::serialize(receipt);
+    const auto& holder = receipt.at("held_by").as_array()[0];
+    EXPECT_EQ(holder.at("pid").as_int64(), worker);
+    EXPECT_EQ(holder.at("name").as_string(), "m/0");
+    EXPECT_EQ(holder.at("what").as_string(), "gpu");
+    EXPECT_EQ(holder.at("bytes").as_int64(), had);
+}
+
+TEST_F(GpuMemory, ThatTheDriverDoesNotTellIsNullAndNotZero) {
+    Daemon daemon{fleet({gpu_model("m")}), options_};
+    ASSERT_TRUE(daemon.load("m")) << daemon.why("m");
+    set(card + fmt::format("process 0 {} {} na\n", daemon.pid("m"), had));
+    EXPECT_TRUE(daemon.row("m").at("gpu_bytes").is_null());
+    const auto receipt = daemon.unload("m").value();
+    EXPECT_EQ(receipt.at("gpu_bytes").as_int64(), had);
+    EXPECT_EQ(receipt.at("gpu_bytes_by").as_string(), "device");
+    EXPECT_TRUE(receipt.at("verified").as_bool()) << json::serialize(receipt);
+}
+
+TEST_F(GpuMemory, OfALostGpuIsToldWithItsStateAndNothingIsStartedThere) {
+    Daemon daemon{fleet({gpu_model("m"), minimal_model("cpu")}), options_};
+    ASSERT_TRUE(daemon.call("gpu.status"));
+    set(card + "device 0 lost\n");
+
+    const auto status = daemon.call("gpu.status").value();
+    const auto& gpu = status.at("gpus").as_array().at(0).as_object();
+    EXPECT_EQ(gpu.at("uuid").as_string(), "GPU-a");
+    EXPECT_EQ(gpu.at("state").as_string(), "lost: GPU is lost");
+    EXPECT_TRUE(gpu.at("free_bytes").is_null());
+    EXPECT_TRUE(gpu.at("quarantined").is_null());
+    const auto refused = daemon.load("m");
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::resources_exhausted);
+    EXPECT_THAT(refused.error().attempt, HasSubstr("lost: GPU is lost"));
+    EXPECT_TRUE(daemon.load("cpu")) << "the others go on";
+
+    set(card);
+    EXPECT_TRUE(daemon.load("m")) << daemon.why("m");
+    set(card);
+}
+
+TEST_F(GpuMemory, OfADriverThatHangsStopsNoModelOfTheCpu) {
+    Daemon daemon{fleet({gpu_model("m"), minimal_model("cpu")}), options_};
+    set(card + "driver hangs\n");
+    const auto refused = daemon.load("m");
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().attempt, HasSubstr("no answer within"));
+    ASSERT_TRUE(daemon.load("cpu"));
+    EXPECT_TRUE(daemon.unload("cpu")->at("verified").as_bool());
+    const auto status = daemon.call("gpu.status").value();
+    EXPECT_FALSE(status.at("nvml").as_bool());
+    EXPECT_THAT(std::string{status.at("reason").as_string()}, HasSubstr("no answer"));
+    set(card);
+}
+
+TEST_F(GpuMemory, QuarantineIsToldAndLiftedByAPerson) {
+    Daemon daemon{fleet({gpu_model("one"), gpu_model("two"), gpu_model("three"), minimal_model("cpu")}), options_};
+    EXPECT_THAT(daemon.call("gpu.lift", {{"uuid", "GPU-z"}}).error().attempt, HasSubstr("no such GPU"));
+    EXPECT_THAT(daemon.call("gpu.lift", {{"uuid", "GPU-a"}}).error().attempt, HasSubstr("not quarantined"));
+    for (const char* model : {"one", "two", "three"}) {
+        set(card);
+        ASSERT_TRUE(daemon.load(model)) << daemon.why(model);
+        const auto first = daemon.row(model).at("generation").as_int64();
+        ::kill(daemon.pid(model), SIGSEGV);  // a kill from outside would blame nobody
+        set(card);
+        // Its successor is ready, or, of the third, refused: either way the crash was counted.
+        ASSERT_TRUE(daemon.wait_until(model, [first](const json::object& row) {
+            const bool follows = row.at("generation").as_int64() > first && row.at("state").as_string() == "ready";
+            return follows || row.at("state").as_string() == "stopped";
+        }));
+    }
+    const auto quarantined = [&] { return daemon.call("gpu.status")->at("gpus").as_array().at(0).at("quarantined"); };
+    ASSERT_TRUE(quarantined().is_string()) << daemon.output();
+    EXPECT_THAT(std::string{quarantined().as_string()}, HasSubstr("3 different models failed"));
+    const auto refused = daemon.load("three");
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().remedy, HasSubstr("--lift GPU-a"));
+    EXPECT_TRUE(daemon.load("cpu"));
+
+    EXPECT_TRUE(daemon.call("gpu.lift", {{"uuid", "GPU-a"}}));
+    EXPECT_TRUE(quarantined().is_null());
+    set(card);
+    EXPECT_TRUE(daemon.load("three")) << daemon.why("three");
+    set(card);
+}
+
+}  // namespace
+}  // namespace bulkhead::test

@@ -1,0 +1,224 @@
+// A worker that stops answering, or computes for ever: found, ended with a backtrace, and started again.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::test {
+namespace {
+
+namespace json = boost::json;
+using namespace std::chrono_literals;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr std::array<float, 4> four{1, 2, 3, 4};
+constexpr std::array<std::int64_t, 1> dims_four{4};
+
+SpawnOptions minimal() {
+    SpawnOptions options;
+    options.programs = minimal_programs();
+    return options;
+}
+
+/// Waits for the next change of a model into a state, by events alone: nobody asks the worker anything. The reason.
+class StateEvents {
+public:
+    explicit StateEvents(const Daemon& daemon) : client_{daemon.connect()} {
+        client_.on_notification([this](std::string_view, const json::object& event) {
+            if (event.contains("to")) changes_.emplace_back(event.at("to").as_string(), event.at("reason").as_string());
+            if (event.contains("done")) progress_ = event.at("done").to_number<std::uint64_t>();
+        });
+        EXPECT_TRUE(client_.call("events.subscribe", {}, 10s).has_value());
+    }
+    std::string reason_of(std::string_view state) {
+        std::string found;
+        wait([&] {
+            for (const auto& [to, reason] : changes_)
+                if (to == state) found = reason;
+            return !found.empty();
+        });
+        return found;
+    }
+    bool wait(const std::function<bool()>& done) {
+        const auto until = std::chrono::steady_clock::now() + 60s;
+        while (!done()) {
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+            if (left <= 0ms || !client_.wait_notification(left)) return false;
+        }
+        return true;
+    }
+    [[nodiscard]] std::uint64_t progress() const { return progress_; }
+
+private:
+    ControlClient client_;
+    std::vector<std::pair<std::string, std::string>> changes_;
+    std::uint64_t progress_ = 0;
+};
+
+json::object crash_of(const Daemon& daemon, std::string_view model) {
+    json::object found;
+    daemon.wait_until(model, [&](const json::object&) {
+        const auto answer = daemon.call("crashes.list", {{"model", model}});
+        if (!answer || answer->at("crashes").as_array().empty()) return false;
+        found = answer->at("crashes").as_array().front().as_object();
+        return true;
+    });
+    return found;
+}
+
+std::uint64_t submit(Channel& channel, const Input& input) {
+    const std::array<NamedInput, 1> inputs{{{"x", &input}}};
+    Request request;
+    request.inputs = inputs;
+    return channel.submit(request).value();
+}
+
+/// Ready again, in another process than this one, after a hang.
+void expect_replaced(const Daemon& daemon, std::string_view model, pid_t former) {
+    EXPECT_TRUE(wait_gone(former, 30s));
+    EXPECT_TRUE(daemon.wait_until(model, [&](const json::object& row) {
+        return row.at("state").as_string() == "ready" && row.at("pid").is_int64() && row.at("pid").as_int64() != former;
+    }));
+}
+
+TEST(Hang, AStoppedIdleWorkerIsFoundByPs) {
+    Daemon daemon{fleet({minimal_model("m"), minimal_model("neighbour")}), minimal()};
+    auto channel = daemon.open("m").value();
+    auto neighbour = daemon.open("neighbour").value();
+    const pid_t former = daemon.pid("m");
+    StateEvents events{daemon};
+
+    ASSERT_EQ(::kill(former, SIGSTOP), 0);
+    EXPECT_EQ(daemon.state("m"), "ready") << "ps itself does not wait";
+
+    EXPECT_THAT(events.reason_of("crashed"), HasSubstr("does not answer, for 5."));
+    const auto reply = infer_float(channel, "x", four, dims_four);
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
+    expect_replaced(daemon, "m", former);
+    EXPECT_TRUE(infer_float(neighbour, "x", four, dims_four)) << "the neighbour noticed";
+    EXPECT_EQ(crash_of(daemon, "m").at("exit").at("signal").as_string(), "SIGABRT") << "for a backtrace";
+}
+
+TEST(Hang, OpeningAChannelToAStoppedWorkerFailsAndFindsIt) {
+    Daemon daemon{fleet({minimal_model("m")}), minimal()};
+    ASSERT_TRUE(daemon.load("m"));
+    const pid_t former = daemon.pid("m");
+    ASSERT_EQ(::kill(former, SIGSTOP), 0);
+
+    const auto channel = daemon.open("m");
+
+    ASSERT_FALSE(channel) << "the stopped worker cannot have answered";
+    EXPECT_EQ(channel.error().code, ErrorCode::worker_lost) << channel.error().text();
+    expect_replaced(daemon, "m", former);
+}
+
+TEST(Hang, AWatchdogFindsAStoppedIdleWorkerThatNobodyAsks) {
+    Daemon daemon{fleet({minimal_model("m", {}, "watchdog: 1s")}), minimal()};
+    ASSERT_TRUE(daemon.load("m"));
+    const pid_t former = daemon.pid("m");
+    StateEvents events{daemon};
+    ASSERT_EQ(::kill(former, SIGSTOP), 0);
+    EXPECT_THAT(events.reason_of("crashed"), HasSubstr("does not answer"));
+    expect_replaced(daemon, "m", former);
+}
+
+TEST(Hang, AStoppedBusyWorkerIsFoundThoughNobodyAsks) {
+    Daemon daemon{fleet({minimal_model("m", "MINIMAL_RUN_MS: \"600000\"", "deadlines: {request: 10s}")}), minimal()};
+    auto channel = daemon.open("m").value();
+    const pid_t former = daemon.pid("m");
+    StateEvents events{daemon};
+    const auto input = channel.allocate(wire::DType::float32, dims_four).value();
+    const auto request = submit(channel, input);
+    EXPECT_FALSE(events.reason_of("busy").empty());
+
+    ASSERT_EQ(::kill(former, SIGSTOP), 0);
+
+    EXPECT_THAT(events.reason_of("crashed"), AnyOf(HasSubstr("does not answer"), HasSubstr("made no step")));
+    const auto reply = channel.wait(request);
+    ASSERT_FALSE(reply);
+    expect_replaced(daemon, "m", former);
+}
+
+TEST(Hang, AStoppedWorkerIsUnloadedTheHardWay) {
+    Daemon daemon{fleet({minimal_model("m", {}, "deadlines: {drain: 500ms, kill: 500ms}")}), minimal()};
+    ASSERT_TRUE(daemon.load("m"));
+    const pid_t former = daemon.pid("m");
+    ASSERT_EQ(::kill(former, SIGSTOP), 0);
+    const auto receipt = daemon.unload("m");
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    EXPECT_EQ(receipt->at("ended").as_string(), "killed");
+    EXPECT_TRUE(receipt->at("verified").as_bool());
+    EXPECT_FALSE(is_alive(former));
+}
+
+TEST(Hang, ALoadThatGetsOnIsLeftAlone) {
+    Daemon daemon{fleet({minimal_model("m", "MINIMAL_LOAD_STEPS: \"1000000\"", "deadlines: {load: 1s}")}), minimal()};
+    StateEvents events{daemon};
+    auto control = daemon.connect();
+    ASSERT_FALSE(control.call("model.load", {{"model", "m"}, {"deadline_ms", 10}}, 10s)) << "it goes on behind this";
+    EXPECT_TRUE(events.wait([&] { return events.progress() >= 30; })) << "three times its budget";
+    EXPECT_EQ(daemon.state("m"), "loading");
+    EXPECT_TRUE(daemon.unload("m"));
+}
+
+TEST(Hang, ALoadThatStandsStillSaysWhatItLastSaid) {
+    Daemon daemon{fleet({minimal_model("m", "MINIMAL_LOAD_STEPS: \"3\", MINIMAL_LOAD_HANGS: \"1\"",
+                                       "restart: never\ndeadlines: {load: 1s}")}),
+                  minimal()};
+    const auto loaded = daemon.load("m");
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, ErrorCode::deadline_exceeded);
+    EXPECT_THAT(loaded.error().attempt, HasSubstr("no progress within 1.0 s; its last progress was \"loading, 3 of 3"));
+    ASSERT_TRUE(daemon.wait_state("m", "stopped"));
+}
+
+/// Model code that never returns, in the real worker.
+class EndlessInference : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EndlessInference, CostsItsProcessAndLeavesABacktrace) {
+    Daemon daemon{
+        fleet({evil_model("bad", "ok", GetParam(), "deadlines: {request: 1s}"), test_model("neighbour", "echo.pt")})};
+    auto neighbour = daemon.open("neighbour").value();
+    auto channel = daemon.open("bad").value();
+    const pid_t former = daemon.pid("bad");
+    StateEvents events{daemon};
+
+    EXPECT_FALSE(infer_float(channel, "x", four, dims_four));
+
+    EXPECT_THAT(events.reason_of("crashed"), HasSubstr("budget 1.0 s"));
+    EXPECT_TRUE(infer_float(neighbour, "x", four, dims_four)) << "the neighbour noticed";
+    expect_replaced(daemon, "bad", former);
+    const json::object report = crash_of(daemon, "bad");
+    EXPECT_EQ(report.at("exit").at("signal").as_string(), "SIGABRT") << json::serialize(report);
+    EXPECT_FALSE(report.at("backtrace").as_array().empty()) << json::serialize(report);
+}
+
+INSTANTIATE_TEST_SUITE_P(How, EndlessInference, ::testing::Values("spin", "deadlock"),
+                         [](const auto& each) { return std::string{each.param}; });
+
+TEST(Hang, OneThatIgnoresSigtermIsUnloadedAllTheSame) {
+    Daemon daemon{
+        fleet({evil_model("bad", "ok", "ignore_sigterm", "deadlines: {request: 60s, drain: 500ms, kill: 500ms}")})};
+    StateEvents events{daemon};
+    {  // the client is gone before the unload: its slabs would be named on the receipt
+        auto channel = daemon.open("bad").value();
+        auto input = channel.allocate(wire::DType::float32, dims_four).value();
+        std::ranges::copy(four, input.as<float>().begin());
+        (void)submit(channel, input);
+        EXPECT_FALSE(events.reason_of("busy").empty());
+    }
+    const pid_t former = daemon.pid("bad");
+    const auto receipt = daemon.unload("bad");
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    EXPECT_THAT(std::string{receipt->at("ended").as_string()}, AnyOf("terminated", "killed"));
+    EXPECT_TRUE(receipt->at("verified").as_bool()) << json::serialize(*receipt);
+    EXPECT_FALSE(is_alive(former));
+}
+
+}  // namespace
+}  // namespace bulkhead::test

@@ -1,0 +1,229 @@
+/// Commands whose supervisor dies under them: what they go on with, and what they say about it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "clients/cli/follow.h"
+#include "tests/unit/cli/ran.h"
+#include "tests/unit/clients/fake_daemon.h"
+
+namespace bulkhead::cli {
+namespace {
+
+namespace json = boost::json;
+using test::FakeDaemon;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+Ran ran_on(const FakeDaemon& daemon, std::vector<const char*> words) {
+    const std::string path = daemon.path();
+    words.insert(words.begin(), {"--socket", path.c_str()});
+    return ran(words);
+}
+
+json::object line(int time, const char* text) {
+    return {{"time", time}, {"replica", 0}, {"generation", 1}, {"stream", "output"}, {"text", text}};
+}
+
+void notify(FakeDaemon& d, const char* method, json::object params) {
+    d.send(json::serialize(json::object{{"jsonrpc", "2.0"}, {"method", method}, {"params", std::move(params)}}) + "\n");
+}
+
+TEST(SupervisorLoss, ALoadGoesOnWithTheNextOneAndSaysSo) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.answer(d.request("events.subscribe"), true);
+        d.request("model.load");
+        d.next_connection();
+        d.pong();
+        d.answer(d.request("events.subscribe"), true);
+        const auto again = d.request("model.load");
+        EXPECT_TRUE(again.at("params").at("again").as_bool());
+        d.answer(again, {{"models", {{{"model", "m"}, {"replica", 0}, {"state", "ready"}, {"pid", 7}, {"ms", 1}}}}});
+    }};
+
+    const Ran load = ran_on(daemon, {"load", "m"});
+
+    EXPECT_EQ(load.status, exit_done) << load.err;
+    EXPECT_THAT(load.out, HasSubstr("ready    7"));
+    EXPECT_EQ(load.err, "note: the supervisor was lost; the next one goes on with this call\n");
+}
+
+TEST(SupervisorLoss, EventsGoOnAndTheGapIsToldOnStandardErrorAlone) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.answer(d.request("daemon.ping"), {{"supervisor_pid", 1}});
+        d.answer(d.request("events.subscribe"), true);
+        notify(d, "event", {{"n", 1}});
+        d.next_connection();
+        d.pong();  // of the connection
+        d.pong();  // who it is
+        d.answer(d.request("events.subscribe"), true);
+        notify(d, "event", {{"n", 2}});
+    }};
+
+    const Ran events = ran_on(daemon, {"--json", "events", "-f"});
+
+    EXPECT_EQ(events.status, exit_no_daemon) << "when there is no daemon any more";
+    EXPECT_EQ(events.out, "{\"n\":1}\n{\"n\":2}\n");
+    EXPECT_THAT(events.err,
+                HasSubstr("{\"note\":\"the supervisor was restarted; events in between may be missing\"}\n"));
+}
+
+TEST(SupervisorLoss, AClosedConnectionToTheSameSupervisorIsCalledThat) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.pong();
+        d.answer(d.request("events.subscribe"), true);
+        d.next_connection();
+        d.pong();
+        d.pong();
+        d.answer(d.request("events.subscribe"), true);
+        notify(d, "event", {{"n", 2}});
+    }};
+
+    const Ran events = ran_on(daemon, {"events", "-n", "1"});
+
+    EXPECT_EQ(events.status, exit_done);
+    EXPECT_THAT(events.err, HasSubstr("had closed the connection"));
+    EXPECT_THAT(events.err, Not(HasSubstr("restarted")));
+}
+
+TEST(SupervisorLoss, FollowedLogsRepeatNoLine) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.answer(d.request("daemon.ping"), {{"supervisor_pid", 1}});
+        d.answer(d.request("logs.tail"), {{"lines", {line(1, "a"), line(2, "b")}}});
+        notify(d, "log", line(3, "c"));
+        d.next_connection();
+        d.pong();
+        d.pong();
+        const auto tail = d.request("logs.tail");
+        EXPECT_EQ(tail.at("params").at("lines"), 2000);
+        d.answer(tail, {{"lines", {line(1, "a"), line(2, "b"), line(3, "c"), line(4, "d")}}});
+        d.next_connection();
+        d.pong();
+        d.pong();
+        d.answer(d.request("logs.tail"), {{"lines", {line(5, "e")}}});  // one that remembers nothing
+    }};
+
+    const Ran logs = ran_on(daemon, {"logs", "m", "-f", "-n", "2", "--json"});
+
+    std::string expected;
+    for (const auto& shown : {line(1, "a"), line(2, "b"), line(3, "c"), line(4, "d"), line(5, "e")})
+        expected += json::serialize(shown) + "\n";
+    EXPECT_EQ(logs.out, expected);
+    EXPECT_EQ(logs.status, exit_no_daemon);
+}
+
+TEST(SupervisorLoss, FollowedLogsThatShowedNothingYetShowNothingOld) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.pong();
+        d.answer(d.request("logs.tail"), {{"lines", json::array{}}});
+        d.next_connection();
+        d.pong();
+        d.pong();
+        d.answer(d.request("logs.tail"), {{"lines", {line(1, "old")}}});
+    }};
+
+    EXPECT_THAT(ran_on(daemon, {"logs", "m", "-f", "-n", "0"}).out, IsEmpty());
+}
+
+TEST(FirstNewLine, FollowsTheLastOneOfItsKind) {
+    const json::array lines{line(1, "a"), line(2, "b"), line(2, "b"), line(2, "c")};
+    EXPECT_EQ(first_new_line(lines, line(2, "b")), 3u);
+    EXPECT_EQ(first_new_line(lines, line(2, "c")), 4u);
+    EXPECT_EQ(first_new_line(lines, line(9, "b")), 0u);
+    json::object notified = line(1, "a");
+    notified["model"] = "m";
+    EXPECT_EQ(first_new_line(lines, notified), 1u);
+}
+
+TEST(SupervisorLoss, ADownWhoseReceiptsWereLostIsDone) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.answer(d.request("daemon.info"), {{"keeper_pid", 1 << 22}});  // nobody's: beyond the largest pid
+        d.request("daemon.stop");
+    }};
+
+    const Ran down = ran_on(daemon, {"down"});
+
+    EXPECT_EQ(down.status, exit_done) << down.err;
+    EXPECT_EQ(down.out, "all is stopped; the supervisor ended before it could tell the receipts\n");
+}
+
+json::object info(int supervisor, const char* version) {
+    return {{"supervisor_pid", supervisor}, {"keeper_pid", 3}, {"version", version}};
+}
+
+json::object fleet(const char* state, json::value pid) {
+    return {{"models",
+             {{{"model", "m"}, {"replica", 0}, {"state", state}, {"pid", std::move(pid)}},
+              {{"model", "stopped"}, {"replica", 0}, {"state", "stopped"}, {"pid", nullptr}}}}};
+}
+
+/// The daemon's side of an upgrade, up to the new supervisor's greeting.
+void upgrade(FakeDaemon& d, bool answered) {
+    d.answer(d.request("daemon.info"), info(1, "0.1"));
+    d.answer(d.request("fleet.status"), fleet("busy", 7));
+    const auto asked = d.request("daemon.upgrade");
+    if (answered) {
+        EXPECT_EQ(asked.at("params").at("keeper"), true);
+        d.answer(asked, {{"supervisor_pid", 1}});
+        d.answer(d.request("daemon.info"), info(1, "0.1"));  // the old one is not gone yet
+    }
+    d.next_connection();
+    d.pong();
+    d.answer(d.request("daemon.info"), info(2, "0.2"));
+    d.answer(d.request("events.subscribe"), true);
+}
+
+TEST(Upgrade, ReturnsWhenEveryWorkerIsTakenOver) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        upgrade(d, true);
+        d.answer(d.request("fleet.status"), fleet("adopting", 7));
+        notify(d, "event", {{"event", "state"}});
+        d.answer(d.request("fleet.status"), fleet("busy", 7));
+    }};
+
+    const Ran upgraded = ran_on(daemon, {"upgrade"});
+
+    EXPECT_EQ(upgraded.status, exit_done) << upgraded.err;
+    EXPECT_THAT(upgraded.out, HasSubstr("supervisor  pid 1 -> 2, version 0.1 -> 0.2\n"));
+    EXPECT_THAT(upgraded.out, HasSubstr("workers     m/0, pid 7: run on\n"));
+}
+
+TEST(Upgrade, WhoseAnswerWasLostIsKnownByTheNewSupervisor) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        upgrade(d, false);
+        d.answer(d.request("fleet.status"), fleet("ready", 7));
+    }};
+
+    const Ran upgraded = ran_on(daemon, {"--json", "upgrade"});
+
+    EXPECT_EQ(upgraded.status, exit_done) << upgraded.err;
+    EXPECT_EQ(json::parse(upgraded.out),
+              json::parse(R"({"old_supervisor_pid":1,"supervisor_pid":2,"keeper_pid":3,"old_version":"0.1",)"
+                          R"("version":"0.2","workers":[{"model":"m","replica":0,"pid":7,"kept":true}]})"));
+}
+
+TEST(Upgrade, ThatCostAWorkerSaysWhichAndFails) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        upgrade(d, true);
+        d.answer(d.request("fleet.status"), fleet("loading", 8));
+    }};
+
+    const Ran upgraded = ran_on(daemon, {"upgrade"});
+
+    EXPECT_EQ(upgraded.status, exit_failed);
+    EXPECT_THAT(upgraded.err, HasSubstr("a process was not taken over: m/0, pid 7 (worker_lost)"));
+}
+
+TEST(Upgrade, ThatIsRefusedIsAnError) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        d.answer(d.request("daemon.info"), info(1, "0.1"));
+        d.answer(d.request("fleet.status"), fleet("busy", 7));
+        d.refuse(d.request("daemon.upgrade"), {ErrorCode::busy, "an upgrade is under way", "wait for it"});
+    }};
+
+    EXPECT_THAT(ran_on(daemon, {"upgrade"}).err, HasSubstr("an upgrade is under way (busy)"));
+}
+
+}  // namespace
+}  // namespace bulkhead::cli

@@ -1,0 +1,411 @@
+/// Workers that die with requests in flight: what is sent once more, and what never is.
+
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/clients/channel_calls.h"
+#include "tests/unit/clients/fake_daemon.h"
+#include "tests/unit/clients/fake_worker.h"
+
+namespace bulkhead {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace test;
+using testing::HasSubstr;
+
+/// Answers one channel.open with a worker's line; on the client's first connection, or the next.
+void introduce(FakeDaemon& daemon, FakeWorker& worker, bool stateful = false) {
+    const UniqueFd end = worker.client_end();
+    const std::array<int, 1> fds{end.get()};
+    daemon.answer(daemon.request("channel.open"), {{"fds", 1}, {"stateful", stateful}}, fds);
+}
+
+/// A daemon that introduces these workers one after the other, a connection each.
+FakeDaemon::Script introducing(std::vector<FakeWorker*> workers, bool stateful = false) {
+    return [workers = std::move(workers), stateful](FakeDaemon& d) {
+        for (std::size_t i = 0; i < workers.size(); ++i) {
+            if (i > 0) d.next_connection();
+            introduce(d, *workers[i], stateful);
+        }
+        d.await_hang_up();
+    };
+}
+
+/// Takes one request, and dies of it.
+void die_of_it(FakeWorker& worker) {
+    worker.greet();
+    worker.expect<channel::Infer>();
+}
+
+Channel opened(FakeDaemon& daemon) {
+    ControlClient control = daemon.connect();  // dropped: the channel asks for the next worker by itself
+    return Channel::open(control, "fake").value();
+}
+
+std::array<NamedInput, 1> only(const Input& input) { return {{{"x", &input}}}; }
+
+Request retry_safe(std::span<const NamedInput> inputs, std::chrono::milliseconds deadline = 0ms) {
+    return {.inputs = inputs, .deadline = deadline, .retry_safe = true};
+}
+
+TEST(ChannelRetry, ALostRequestIsSentOnceMoreWithInputsOfSeveralSlabs) {
+    const std::vector<float> large_values(20'000, 7.5f);
+    FakeWorker first{[&](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::SlabRequest>();
+        w.offer(2, wire::SlabDirection::input, request.size_bytes, request.request_id);
+        const auto infer = w.expect<channel::Infer>();
+        EXPECT_NE(infer.tensors.at(0).lease.slab_id, infer.tensors.at(1).lease.slab_id);
+    }};
+    FakeWorker second{[&](FakeWorker& w) {
+        w.welcome.generation = 5;
+        w.greet();
+        const auto request = w.expect<channel::SlabRequest>();
+        w.offer(2, wire::SlabDirection::input, request.size_bytes, request.request_id);
+        const auto infer = w.expect<channel::Infer>();
+        EXPECT_EQ(infer.method, "embed");
+        EXPECT_TRUE(infer.retry_safe);
+        EXPECT_EQ(infer.parameters.at("k").as_int64(), 1);
+        EXPECT_GT(infer.deadline, 0ms);
+        EXPECT_LE(infer.deadline, 60s);
+        EXPECT_EQ(infer.tensors.at(0).name, "small");
+        EXPECT_EQ(w.values_of(infer.tensors.at(0)), (std::vector<float>{1, 2, 3}));
+        EXPECT_EQ(w.slabs.at(2).bytes().size(), w.slabs.at(2).size_bytes());
+        const wire::LeaseRef& lease = infer.tensors.at(1).lease;
+        EXPECT_EQ(lease.slab_id, 2u);
+        std::vector<float> arrived(large_values.size());
+        std::memcpy(arrived.data(), w.slabs.at(2).bytes().data() + lease.offset_bytes, lease.size_bytes);
+        EXPECT_EQ(arrived, large_values);
+        w.answer(infer.request_id, {w.output("p", {42})});
+    }};
+    FakeDaemon daemon{introducing({&first, &second})};
+    Channel channel = opened(daemon);
+    const std::array<std::int64_t, 1> large{static_cast<std::int64_t>(large_values.size())};
+    std::uint64_t request = 0;
+    {
+        const Input x = filled(channel, {1, 2, 3});
+        Input y = channel.allocate(wire::DType::float32, large).value();
+        std::ranges::copy(large_values, y.as<float>().begin());
+        const std::array<NamedInput, 2> inputs{{{"small", &x}, {"large", &y}}};
+        request = channel
+                      .submit({.method = "embed",
+                               .inputs = inputs,
+                               .parameters = {{"k", 1}},
+                               .deadline = 60s,
+                               .retry_safe = true})
+                      .value();
+    }  // dropped while in flight: kept until the answer, whoever gives it
+
+    const Result<Reply> reply = channel.wait(request);
+
+    ASSERT_TRUE(reply) << reply.error().text();
+    EXPECT_EQ(reply->find("p")->as<float>()[0], 42);
+    EXPECT_EQ(channel.generation(), 5u);
+    EXPECT_EQ(channel.replays(), 1u);
+}
+
+TEST(ChannelRetry, OthersFailAndTheChannelCanBeReopenedWithTheInputsOfBefore) {
+    FakeWorker first{die_of_it};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        for (const float value : {4.0f, 5.0f}) {
+            const auto request = w.expect<channel::Infer>();
+            EXPECT_EQ(w.values_of(request.tensors.at(0))[0], value);
+            w.answer(request.request_id, {});
+        }
+    }};
+    FakeDaemon daemon{introducing({&first, &second})};
+    Channel channel = opened(daemon);
+    Input x = filled(channel, {1, 2, 3});
+    const std::span<float> place = x.as<float>();
+
+    const Error lost = infer(channel, x).error();
+    EXPECT_EQ(lost.code, ErrorCode::worker_lost);
+    EXPECT_THAT(lost.remedy, HasSubstr("reopen this channel"));
+    EXPECT_EQ(channel.submit({.inputs = only(x)}).error().code, ErrorCode::worker_lost) << "until it is reopened";
+    ASSERT_TRUE(channel.reopen());
+
+    place[0] = 4;  // through the view of before
+    EXPECT_TRUE(infer(channel, x));
+    place[0] = 5;
+    EXPECT_TRUE(infer(channel, x));
+    EXPECT_TRUE(channel.reopen()) << "nothing to do while it lives";
+    EXPECT_EQ(channel.replays(), 0u);
+}
+
+TEST(ChannelRetry, ASecondLossIsTheEndAndSaysWhatWasTried) {
+    FakeWorker first{die_of_it};
+    FakeWorker second{[](FakeWorker& w) {
+        w.welcome.generation = 5;
+        die_of_it(w);
+    }};
+    FakeWorker third{[](FakeWorker& w) {
+        w.greet();
+        EXPECT_EQ(w.expect<channel::Infer>().request_id, 1u) << "one request alone";
+        w.answer(1, {});
+    }};
+    FakeDaemon daemon{introducing({&first, &second, &third})};
+    Channel channel = opened(daemon);
+    const Input x = filled(channel, {});
+
+    const Error error = channel.infer(retry_safe(only(x))).error();
+    EXPECT_EQ(error.code, ErrorCode::worker_lost);
+    EXPECT_THAT(error.attempt, HasSubstr("lost with generation 3 and sent once more to generation 5"));
+
+    EXPECT_TRUE(channel.infer(retry_safe(only(x)))) << "the next request goes to the next worker";
+}
+
+TEST(ChannelRetry, WhatTwoWorkersDiedOfIsNotSentToAThirdEither) {
+    FakeWorker first{die_of_it};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        w.expect<channel::Infer>();
+        w.expect<channel::Infer>();
+    }};
+    FakeWorker third{[](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        EXPECT_EQ(w.values_of(request.tensors.at(0))[0], 2);
+        w.answer(request.request_id, {});
+        EXPECT_EQ(w.receive(), std::nullopt);
+    }};
+    FakeDaemon daemon{introducing({&first, &second, &third})};
+    Channel channel = opened(daemon);
+    const Input poison = filled(channel, {1}), harmless = filled(channel, {2});
+    const std::uint64_t deadly = channel.submit(retry_safe(only(poison))).value();
+    first.finish();
+    const std::uint64_t other = channel.submit(retry_safe(only(harmless))).value();  // finds the death, and sends both
+
+    EXPECT_TRUE(channel.wait(other));
+    EXPECT_EQ(channel.wait(deadly).error().code, ErrorCode::worker_lost);
+}
+
+TEST(ChannelRetry, AllThatWereLostGoOutTogether) {
+    FakeWorker first{[](FakeWorker& w) {
+        w.greet();
+        for (int i = 0; i < 3; ++i) w.expect<channel::Infer>();
+    }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        std::vector<channel::Infer> requests;
+        for (int i = 0; i < 3; ++i) requests.push_back(w.expect<channel::Infer>());
+        for (const auto& request : requests)
+            w.answer(request.request_id, {w.output("p", {w.values_of(request.tensors.at(0))[0]})});
+    }};
+    FakeDaemon daemon{introducing({&first, &second})};
+    Channel channel = opened(daemon);
+    std::vector<std::uint64_t> requests;
+    for (const float value : {1.0f, 2.0f, 3.0f})
+        requests.push_back(channel.submit(retry_safe(only(filled(channel, {value})))).value());
+
+    for (const std::size_t i : {1u, 0u, 2u})
+        EXPECT_EQ(channel.wait(requests[i]).value().outputs.at(0).as<float>()[0], static_cast<float>(i + 1));
+    EXPECT_EQ(channel.replays(), 3u);
+}
+
+TEST(ChannelRetry, AnAnswerThatHadArrivedIsHandedOutAndItsRequestNotSentAgain) {
+    FakeWorker first{[](FakeWorker& w) {
+        w.greet();
+        const auto answered = w.expect<channel::Infer>();
+        w.expect<channel::Infer>();
+        w.answer(answered.request_id, {w.output("p", {42})});
+    }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        EXPECT_EQ(w.values_of(request.tensors.at(0))[0], 2);
+        w.answer(request.request_id, {w.output("p", {43})});
+        EXPECT_EQ(w.receive(), std::nullopt) << "neither the other request nor leases of the dead worker";
+    }};
+    FakeDaemon daemon{introducing({&first, &second})};
+    Channel channel = opened(daemon);
+    const std::uint64_t answered = channel.submit(retry_safe(only(filled(channel, {1})))).value();
+    const std::uint64_t lost = channel.submit(retry_safe(only(filled(channel, {2})))).value();
+
+    EXPECT_EQ(channel.wait(lost).value().outputs.at(0).as<float>()[0], 43);
+    const Reply old = channel.wait(answered).value();
+    EXPECT_EQ(old.outputs.at(0).as<float>()[0], 42) << "readable after its worker, and after the channel's reopening";
+}
+
+/// Submits one retry-safe request to a worker that runs `script`, and expects that no other worker is asked for.
+Error never_sent_again(const FakeWorker::Script& script, bool stateful = false, bool cancel = false) {
+    FakeWorker worker{script};
+    FakeDaemon daemon{[&](FakeDaemon& d) { introduce(d, worker, stateful); }};
+    Channel channel = opened(daemon);
+    daemon.finish();  // whoever asked it again would get `not_running`
+    const Input x = filled(channel, {});
+    const std::uint64_t request = channel.submit(retry_safe(only(x))).value();
+    if (cancel) {
+        EXPECT_TRUE(channel.cancel(request));
+    }
+    const Error error = channel.wait(request).error();
+    EXPECT_EQ(channel.replays(), 0u);
+    return error;
+}
+
+TEST(ChannelRetry, AModelWithStateGetsNothingTwice) {
+    EXPECT_EQ(never_sent_again(die_of_it, true).code, ErrorCode::worker_lost);
+}
+
+TEST(ChannelRetry, ACancelledRequestIsNotSentAgain) {
+    const auto die_when_cancelled = [](FakeWorker& w) {
+        die_of_it(w);
+        w.expect<channel::Cancel>();
+    };
+    EXPECT_EQ(never_sent_again(die_when_cancelled, false, true).code, ErrorCode::worker_lost);
+}
+
+TEST(ChannelRetry, AnUnloadIsNotUndone) {
+    const auto unloaded = [](FakeWorker& w) {
+        die_of_it(w);
+        w.send(channel::encode(channel::Closing{ErrorCode::worker_draining, 1000ms}));
+    };
+    EXPECT_EQ(never_sent_again(unloaded).code, ErrorCode::worker_lost);
+}
+
+TEST(ChannelRetry, ABrokenProtocolIsNoDeath) {
+    const auto broken = [](FakeWorker& w) {
+        die_of_it(w);
+        w.send(channel::encode(channel::Failure{0, {ErrorCode::protocol_violation, "17 faults", ""}}));
+    };
+    EXPECT_EQ(never_sent_again(broken).code, ErrorCode::protocol_violation);
+}
+
+TEST(ChannelRetry, WithoutADaemonTheLossSaysWhatCouldNotBeTried) {
+    const Error error = never_sent_again(die_of_it);
+
+    EXPECT_EQ(error.code, ErrorCode::not_running);
+    EXPECT_THAT(error.attempt, HasSubstr("request 1 (forward): fake is gone: its process has ended; sending it once "
+                                         "more: connecting to"));
+}
+
+TEST(ChannelRetry, AnAdoptedChannelSaysThatItCannotBeReopened) {
+    FakeWorker worker{die_of_it};
+    Channel channel = adopt(worker).value();
+    const Input x = filled(channel, {});
+
+    EXPECT_EQ(channel.infer(retry_safe(only(x))).error().code, ErrorCode::worker_lost);
+    const Error error = channel.reopen().error();
+    EXPECT_EQ(error.code, ErrorCode::worker_lost);
+    EXPECT_THAT(error.attempt, HasSubstr("it came as a descriptor"));
+}
+
+TEST(ChannelRetry, TheLoadOfTheNextWorkerCountsToTheDeadline) {
+    FakeWorker first{die_of_it};
+    FakeDaemon daemon{[&](FakeDaemon& d) {
+        introduce(d, first);
+        d.next_connection();
+        const auto again = d.request("channel.open");
+        const std::int64_t left = again.at("params").at("deadline_ms").as_int64();
+        EXPECT_GT(left, 0);
+        EXPECT_LE(left, 50);
+        d.refuse(again, {ErrorCode::deadline_exceeded, "loading fake: not ready within 50 ms", "wait longer"});
+    }};
+    Channel channel = opened(daemon);
+    const Input x = filled(channel, {});
+
+    const Error error = channel.infer(retry_safe(only(x), 50ms)).error();
+
+    EXPECT_EQ(error.code, ErrorCode::deadline_exceeded);
+    EXPECT_THAT(error.attempt, HasSubstr("sending it once more: loading fake: not ready within 50 ms"));
+}
+
+TEST(ChannelRetry, ARequestWhoseDeadlinePassedDuringTheLoadIsNotSentWithTheOthers) {
+    FakeWorker first{[](FakeWorker& w) {
+        w.greet();
+        w.expect<channel::Infer>();
+        w.expect<channel::Infer>();
+    }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        EXPECT_EQ(w.values_of(request.tensors.at(0))[0], 1);
+        w.answer(request.request_id, {});
+        EXPECT_EQ(w.receive(), std::nullopt);
+    }};
+    FakeDaemon daemon{introducing({&first, &second})};
+    Channel channel = opened(daemon);
+    const std::uint64_t patient = channel.submit(retry_safe(only(filled(channel, {1})))).value();
+    const std::uint64_t hasty = channel.submit(retry_safe(only(filled(channel, {2})), 1ms)).value();
+    const auto passed = std::chrono::steady_clock::now() + 1ms;
+    while (std::chrono::steady_clock::now() < passed) std::this_thread::yield();
+
+    EXPECT_TRUE(channel.wait(patient));
+    const Error error = channel.wait(hasty).error();
+    EXPECT_EQ(error.code, ErrorCode::deadline_exceeded);
+    EXPECT_THAT(error.attempt, HasSubstr("request 2 of fake, lost with generation 3"));
+}
+
+TEST(ChannelRetry, AWorkerThatNeverWelcomesIsNotWaitedForBeyondTheDeadline) {
+    FakeWorker first{die_of_it};
+    FakeWorker mute{[](FakeWorker& w) { w.await_hang_up(); }};
+    FakeDaemon daemon{introducing({&first, &mute})};
+    Channel channel = opened(daemon);
+    const Input x = filled(channel, {});
+
+    EXPECT_EQ(channel.infer(retry_safe(only(x), 20ms)).error().code, ErrorCode::deadline_exceeded);
+}
+
+TEST(ChannelRetry, AWorkerThatIsDeadWhenItIsIntroducedIsAskedForOnceMore) {
+    FakeWorker first{die_of_it}, dead{[](FakeWorker&) {}};
+    FakeWorker third{[](FakeWorker& w) {
+        w.greet();
+        w.answer(w.expect<channel::Infer>().request_id, {});
+    }};
+    FakeDaemon daemon{[&](FakeDaemon& d) {
+        introduce(d, first);
+        d.next_connection();
+        introduce(d, dead);
+        introduce(d, third);
+        d.await_hang_up();
+    }};
+    Channel channel = opened(daemon);
+    const Input x = filled(channel, {});
+
+    EXPECT_TRUE(channel.infer(retry_safe(only(x))));
+}
+
+TEST(ChannelRetry, AWorkerThatDiedBetweenTwoRequestsIsReplacedByARetrySafeOne) {
+    FakeWorker first{[](FakeWorker& w) { w.greet(); }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        w.answer(w.expect<channel::Infer>().request_id, {});
+    }};
+    FakeDaemon daemon{introducing({&first, &second})};
+    Channel channel = opened(daemon);
+    first.finish();
+    const Input x = filled(channel, {});
+
+    EXPECT_EQ(channel.submit({.inputs = only(x)}).error().code, ErrorCode::worker_lost);
+    EXPECT_TRUE(channel.infer(retry_safe(only(x))));
+    EXPECT_EQ(channel.replays(), 0u) << "it had not been sent";
+}
+
+TEST(ChannelRetry, NothingIsLeftOfTheDeadWorkerOnceItsTensorsAreDropped) {
+    const std::size_t descriptors = open_descriptors();
+    {
+        FakeWorker first{die_of_it};
+        FakeWorker second{[](FakeWorker& w) {
+            w.greet();
+            w.answer(w.expect<channel::Infer>().request_id, {});
+            w.await_hang_up();
+        }};
+        FakeDaemon daemon{introducing({&first, &second})};
+        {
+            Channel channel = opened(daemon);
+            EXPECT_TRUE(channel.infer(retry_safe(only(filled(channel, {})))));
+            first.finish();
+            std::ifstream maps{"/proc/self/maps"};
+            std::size_t mapped = 0;
+            for (std::string line; std::getline(maps, line);) mapped += line.find("/memfd:fake") != std::string::npos;
+            EXPECT_EQ(mapped, 6u) << "two of the client, and of each worker in this process two";
+        }
+    }
+    EXPECT_EQ(open_descriptors(), descriptors);
+}
+
+}  // namespace
+}  // namespace bulkhead

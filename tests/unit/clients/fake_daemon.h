@@ -1,0 +1,112 @@
+#pragma once
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include <boost/json.hpp>
+#include <gtest/gtest.h>
+
+#include "clients/cpp/control.h"
+#include "ipc/packet.h"
+
+namespace bulkhead::test {
+
+/// A control socket that answers by hand: a script on a thread of its own speaks to one connection after another, as
+/// supervisors do that follow one another under a keeper. At the script's end nobody listens any more.
+class FakeDaemon {
+public:
+    using Script = std::function<void(FakeDaemon&)>;
+
+    explicit FakeDaemon(Script script) {
+        std::string pattern = std::filesystem::temp_directory_path() / "bulkhead-control-XXXXXX";
+        folder_ = ::mkdtemp(pattern.data());
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        std::strcpy(address.sun_path, path().c_str());
+        listener_ = UniqueFd{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+        EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+        EXPECT_EQ(::listen(listener_.get(), 8), 0);
+        thread_ = std::thread{[this, run = std::move(script)] {
+            next_connection();
+            run(*this);
+            listener_.reset();  // first: whoever sees the end of its connection finds nobody
+            connection_.reset();
+        }};
+    }
+    ~FakeDaemon() {
+        finish();
+        std::filesystem::remove_all(folder_);
+    }
+    void finish() {
+        if (thread_.joinable()) thread_.join();
+    }
+    [[nodiscard]] std::filesystem::path path() const { return folder_ / "control.sock"; }
+    [[nodiscard]] ControlClient connect() const { return ControlClient::connect(path()).value(); }
+
+    // For the script
+
+    /// The supervisor dies: its connection closes. The next one takes what waits.
+    void next_connection() {
+        connection_.reset();
+        connection_ = UniqueFd{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+    }
+    /// Empty when the client has hung up.
+    boost::json::object request() {
+        std::string line;
+        for (char c = 0; ::read(connection_.get(), &c, 1) == 1 && c != '\n';) line += c;
+        return line.empty() ? boost::json::object{} : boost::json::parse(line).as_object();
+    }
+    boost::json::object request(std::string_view method) {
+        boost::json::object asked = request();
+        const boost::json::value* named = asked.if_contains("method");
+        EXPECT_TRUE(named != nullptr && named->as_string() == method) << boost::json::serialize(asked);
+        return asked;
+    }
+    void send(std::string_view text, std::span<const int> fds = {}) {
+        EXPECT_TRUE(send_packet(connection_.get(), text, fds));
+    }
+    static std::string line_of(const boost::json::object& request, boost::json::value result) {
+        return boost::json::serialize(
+                   boost::json::object{{"jsonrpc", "2.0"}, {"id", request.at("id")}, {"result", std::move(result)}}) +
+               "\n";
+    }
+    void answer(const boost::json::object& request, boost::json::value result, std::span<const int> fds = {}) {
+        send(line_of(request, std::move(result)), fds);
+    }
+    void refuse(const boost::json::object& request, const Error& error) {
+        const boost::json::object story{
+            {"code", to_string(error.code)}, {"attempt", error.attempt}, {"remedy", error.remedy}};
+        send(boost::json::serialize(
+                 boost::json::object{{"jsonrpc", "2.0"},
+                                     {"id", request.at("id")},
+                                     {"error", {{"code", -32000}, {"message", "m"}, {"data", story}}}}) +
+             "\n");
+    }
+    /// What a client asks first on a connection that replaces another.
+    void pong() { answer(request("daemon.ping"), {{"supervisor_pid", 2}}); }
+    void await_hang_up() {
+        pollfd entry{connection_.get(), POLLRDHUP, 0};
+        EXPECT_EQ(::poll(&entry, 1, 10'000), 1) << "the client has not hung up";
+    }
+
+private:
+    std::filesystem::path folder_;
+    UniqueFd listener_, connection_;
+    std::thread thread_;
+};
+
+inline std::size_t open_descriptors() {
+    const std::filesystem::directory_iterator listing{"/proc/self/fd"};
+    return static_cast<std::size_t>(std::distance(begin(listing), end(listing)));
+}
+
+}  // namespace bulkhead::test

@@ -1,0 +1,164 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "tests/unit/keeper/keeper_process.h"
+#include "tests/unit/keeper/process_facts.h"
+
+namespace bulkhead::test {
+namespace {
+
+using keeper_link::Exited;
+using keeper_link::Type;
+using keeper_link::WorkerFate;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct HandedOver : ::testing::Test {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    void SetUp() override { seat.take_over(); }
+
+    HandOver hand_over() {
+        seat.say(Type::hand_over);
+        seat.end_with(0);
+        seat = keeper.next_seat();
+        return seat.take_over();
+    }
+
+    /// What `act` does happens to the keeper at once, as far as it can see.
+    void while_keeper_sleeps(const std::function<void()>& act) {
+        keeper.signal(SIGSTOP);
+        act();
+        keeper.signal(SIGCONT);
+    }
+};
+
+TEST_F(HandedOver, AgainAndAgainIsNeitherAWarningNorACrash) {
+    const WorkerSeen worker = seat.spawn_fake(1);
+    seat.say(Type::ledger, worker.key, "kept");
+
+    for (std::uint64_t start = 2; start <= 8; ++start) {
+        const HandOver all = hand_over();
+        EXPECT_EQ(all.hello.supervisor_starts, start);
+        ASSERT_EQ(all.workers.size(), 1U);
+        EXPECT_EQ(all.workers[0].ledger, "kept");
+        EXPECT_EQ(all.workers[0].worker.ask("echo alive"), "alive");
+    }
+    EXPECT_THAT(keeper.errors(), Not(HasSubstr("WARN")));
+
+    seat.kill();
+    (void)keeper.next_seat();
+    EXPECT_THAT(keeper.errors(), HasSubstr("in=0ms")) << "the first crash waits as if nothing had been before";
+}
+
+TEST_F(HandedOver, WithoutEndingIsEndedAndSucceeded) {
+    seat.say(Type::hand_over);
+
+    EXPECT_TRUE(ends(seat.process()));
+    Seat next = keeper.next_seat();
+    EXPECT_EQ(next.take_over().hello.supervisor_starts, 2U);
+    EXPECT_THAT(keeper.errors(), HasSubstr("it handed over and did not end"));
+}
+
+TEST_F(HandedOver, WhileAStopIsAskedForTellsTheNextOne) {
+    keeper.signal(SIGTERM);
+    EXPECT_TRUE(seat.hear().is(Type::stop_asked));
+
+    (void)hand_over();
+
+    EXPECT_TRUE(seat.hear().is(Type::stop_asked));
+    seat.say(Type::stop);
+    seat.end_with(0);
+    EXPECT_EQ(keeper.wait(), 0);
+}
+
+TEST_F(HandedOver, AfterAStopChangesNothing) {
+    seat.say(Type::stop);
+    seat.say(Type::hand_over);
+    seat.end_with(0);
+
+    EXPECT_EQ(keeper.wait(), 0);
+}
+
+TEST_F(HandedOver, ByOneThatThenCrashesIsWarnedOfAndSucceededAtOnce) {
+    seat.say(Type::hand_over);
+    seat.kill();
+
+    seat = keeper.next_seat();
+
+    EXPECT_EQ(seat.take_over().hello.supervisor_starts, 2U);
+    EXPECT_THAT(keeper.errors(), HasSubstr("handed over signal=9"));
+}
+
+TEST_F(HandedOver, TwiceByOneSupervisorIsAViolation) {
+    while_keeper_sleeps([&] {
+        seat.say(Type::hand_over);
+        seat.say(Type::hand_over);
+    });
+
+    EXPECT_TRUE(ends(seat.process()));
+    (void)keeper.next_seat();
+    EXPECT_THAT(keeper.errors(), HasSubstr("a wrong or second word of parting"));
+    EXPECT_THAT(keeper.errors(), HasSubstr("running->ended signal=9")) << "and counts as a crash";
+}
+
+/// The worker's last words must reach somebody, and nobody has heard them yet.
+TEST_F(HandedOver, RecordOfADeadWorkerWhoseEndNobodyWasToldBringsItsLastWordsAndOutput) {
+    seat.settle(1);
+    const auto descriptors = descriptor_count(keeper.pid());
+    {
+        const WorkerSeen worker = seat.spawn_fake(2);
+        seat.say(Type::ledger, worker.key, "its ledger");
+        seat.settle(3);
+        while_keeper_sleeps([&] {
+            worker.tell("echo dying");
+            worker.tell("print last output");
+            worker.tell("exit 9");
+            EXPECT_TRUE(ends(worker.pidfd));
+            seat.kill();
+            EXPECT_TRUE(ends(seat.process()));
+        });
+    }
+
+    Seat next = keeper.next_seat();
+    const HandOver all = next.take_over();
+
+    ASSERT_EQ(all.workers.size(), 1U);
+    const RecordSeen& dead = all.workers[0];
+    EXPECT_EQ(dead.record.fate, static_cast<std::uint32_t>(WorkerFate::exited));
+    EXPECT_EQ(dead.record.exit_number, 9);
+    EXPECT_EQ(dead.ledger, "its ledger");
+    EXPECT_FALSE(dead.worker.pidfd) << "it is reaped";
+    char text[64] = {};
+    EXPECT_GT(::read(dead.worker.log.get(), text, sizeof text - 1), 0);
+    EXPECT_STREQ(text, "last output");
+    EXPECT_GT(::read(dead.worker.link.get(), text, sizeof text - 1), 0);
+    EXPECT_THAT(text, ::testing::StartsWith("dying"));
+
+    next.say(Type::forget, dead.record.key);
+    next.settle(4);
+    EXPECT_EQ(descriptor_count(keeper.pid()), descriptors) << "the keeper has closed what it handed over";
+}
+
+TEST_F(HandedOver, RecordOfADeadWorkerIsToldWithItsDescriptorsOnce) {
+    const WorkerSeen worker = seat.spawn_fake(1);
+    while_keeper_sleeps([&] {
+        worker.tell("exit 0");
+        EXPECT_TRUE(ends(worker.pidfd));
+        seat.kill();
+        EXPECT_TRUE(ends(seat.process()));
+    });
+    seat = keeper.next_seat();
+    ASSERT_TRUE(seat.take_over().workers.at(0).worker.link);
+
+    const HandOver second = hand_over();
+
+    ASSERT_EQ(second.workers.size(), 1U);
+    EXPECT_FALSE(second.workers[0].worker.link);
+    EXPECT_FALSE(second.workers[0].worker.log);
+}
+
+}  // namespace
+}  // namespace bulkhead::test

@@ -1,0 +1,188 @@
+/// A fleet that takes over what former supervisors left with the keeper.
+
+#include <unistd.h>
+
+#include <fstream>
+
+#include <gmock/gmock.h>
+
+#include "supervisor/fleet.h"
+#include "supervisor/fleet_change.h"
+#include "supervisor/last_good_fleet.h"
+#include "tests/unit/supervisor/fake_keeper.h"
+#include "tests/unit/supervisor/loop.h"
+#include "tests/unit/supervisor/temporary_folder.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+using namespace std::chrono_literals;
+using test::FakeWorker;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+config::ModelSpec spec_of(const std::string& name) {
+    config::ModelSpec spec;
+    spec.name = name;
+    spec.device = "cpu";
+    return spec;
+}
+
+class FleetAdoptionTest : public testing::Test {
+protected:
+    FleetAdoptionTest() {
+        keeper_.obeys = [](int) { return true; };
+        declared_.models = {spec_of("a"), spec_of("b")};
+        fleet_.emplace(context_, declared_, std::nullopt);
+    }
+    bool wait(const std::function<bool()>& done) { return test::run_until(io_, done); }
+
+    /// A worker of a former supervisor, with the ledger that it left.
+    FakeWorker& left(const WorkerName& name, const std::string& ledger) {
+        SpawnRequest request;
+        request.name = name;
+        keeper_.spawn(
+            std::move(request), [](const Result<SpawnedProcess>&) {}, [](const ProcessExit&) {});
+        io_.restart();
+        io_.poll();
+        keeper_.ledgers[name.generation] = ledger;
+        context_.generation_last = std::max(context_.generation_last, name.generation);
+        return keeper_.latest();
+    }
+    static std::string ledger_of(const config::ModelSpec& spec, bool keep_running = true) {
+        Ledger ledger;
+        ledger.declaration = fingerprint(spec);
+        ledger.keep_running = keep_running;
+        return ledger.to_text();
+    }
+    void adopt() {
+        std::map<std::string, std::string> declarations;
+        for (const auto& spec : declared_.models) declarations[spec.name] = fingerprint(spec);
+        fleet_->adopt(keeper_.hand_over(), declarations, 0);
+        fleet_->preload();
+    }
+    Replica& replica(const std::string& model) { return *(*fleet_->find(model))->replicas[0]; }
+
+    boost::asio::io_context io_;
+    Gpus gpus_;
+    EventBus events_;
+    OffLoop off_loop_{io_};
+    test::FakeKeeper keeper_{io_};
+    FleetContext context_{
+        io_, keeper_, off_loop_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
+    config::Fleet declared_;
+    std::optional<Fleet> fleet_;
+};
+
+TEST_F(FleetAdoptionTest, WhatTheFleetDoesNotHaveIsKilledAndForgotten) {
+    const FakeWorker& unknown = left({"gone", 0, 1}, ledger_of(spec_of("gone")));
+    const FakeWorker& surplus = left({"a", 3, 2}, "");
+    adopt();
+    EXPECT_TRUE(unknown.got_signal(SIGKILL));
+    EXPECT_TRUE(surplus.got_signal(SIGKILL));
+    EXPECT_TRUE(wait([&] { return keeper_.forgotten.size() == 2; }));
+    EXPECT_EQ(keeper_.workers.size(), 2U);
+}
+
+TEST_F(FleetAdoptionTest, OfTwoProcessesOfOneReplicaTheNewestIsIt) {
+    FakeWorker& older = left({"a", 0, 1}, ledger_of(declared_.models[0]));
+    FakeWorker& newer = left({"a", 0, 2}, ledger_of(declared_.models[0]));
+    adopt();
+    EXPECT_TRUE(older.got_signal(SIGKILL));
+    EXPECT_TRUE(newer.signals.empty());
+    EXPECT_EQ(replica("a").state(), WorkerState::adopting);
+    EXPECT_EQ(replica("a").process()->pid, newer.pid);
+}
+
+TEST_F(FleetAdoptionTest, OneWithoutALedgerInheritsThatOfItsPredecessor) {
+    Ledger former;
+    former.keep_running = true;
+    former.crashes.ready_before = {0ms, 0ms, 0ms};
+    former.restarts = 3;
+    FakeWorker& older = left({"a", 0, 1}, former.to_text());
+    keeper_.exit(older, {true, SIGSEGV, true});
+    left({"a", 0, 2}, "");
+    adopt();
+    EXPECT_EQ(replica("a").row().at("restarts").to_number<int>(), 3);
+    EXPECT_EQ(replica("a").process()->name.generation, 2U);
+}
+
+TEST_F(FleetAdoptionTest, PreloadsOnlyWhatWasNotFound) {
+    for (auto& spec : declared_.models) spec.preload = true;
+    fleet_.emplace(context_, declared_, std::nullopt);
+    left({"a", 0, 1}, ledger_of(declared_.models[0]));
+    adopt();
+    ASSERT_TRUE(wait([&] { return keeper_.workers.size() == 2; }));
+    EXPECT_EQ(keeper_.latest().name.model, "b");
+}
+
+TEST_F(FleetAdoptionTest, AnUnloadAskedAgainIsAnsweredByItsReceiptOnce) {
+    Ledger ledger;
+    ledger.unload_asked = true;
+    ledger.end_began_unix_ms = 1'700'000'000'000;
+    FakeWorker& worker = left({"a", 0, 1}, ledger.to_text());
+    keeper_.exit(worker, {false, 0, true});
+    adopt();
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::stopped; }));
+    EXPECT_THAT(keeper_.forgotten, IsEmpty());
+
+    std::vector<Receipt> receipts;
+    bool was_kept_when_answered = false;
+    const auto answer = [&](Result<std::vector<Receipt>> result) {
+        was_kept_when_answered = keeper_.forgotten.empty();
+        receipts = *result;
+    };
+    fleet_->unload({*fleet_->find("a")}, answer, true);
+    ASSERT_EQ(receipts.size(), 1U);
+    EXPECT_EQ(receipts[0].pid, worker.pid);
+    EXPECT_EQ(receipts[0].ended, Ended::drained);
+    EXPECT_TRUE(was_kept_when_answered) << "answered first, forgotten second";
+    EXPECT_THAT(keeper_.forgotten, ElementsAre(worker.name));
+
+    fleet_->unload({*fleet_->find("a")}, answer, true);
+    EXPECT_THAT(receipts, IsEmpty());
+}
+
+TEST(FleetChange, TellsWhatAReloadFinds) {
+    config::Fleet from, to;
+    from.models = {spec_of("kept"), spec_of("told"), spec_of("file"), spec_of("gone")};
+    to.models = {spec_of("fresh"), spec_of("kept"), spec_of("told"), spec_of("file")};
+    to.models[2].threads = 9;
+    const FleetChange change = compare(from, to, {"file"});
+    EXPECT_THAT(change.added, ElementsAre("fresh"));
+    EXPECT_THAT(change.removed, ElementsAre("gone"));
+    EXPECT_THAT(change.changed, ElementsAre("told", "file"));
+    EXPECT_THAT(change.unchanged, ElementsAre("kept"));
+    EXPECT_FALSE(change.is_nothing());
+    EXPECT_TRUE(compare(from, from, {}).is_nothing());
+}
+
+TEST(LastGoodFleet, ReadsBackWhatWasSavedUnderTheSameKeeper) {
+    const test::TemporaryFolder folder;
+    config::Fleet fleet;
+    fleet.source = "/etc/bulkhead/fleet.yaml";
+    fleet.models = {spec_of("a"), spec_of("b")};
+    fleet.models[0].file = fleet.models[1].file = "/models/a.pt";
+    fleet.models[0].environment = {{"A", "1"}};
+    fleet.models[1].deadlines.request = 1234ms;
+    fleet.models[1].preload = true;
+    const LastGoodFleet kept{folder.path()};
+    EXPECT_EQ(kept.load(), std::nullopt);
+    kept.save(fleet);
+    ASSERT_TRUE(kept.load());
+    EXPECT_EQ(*kept.load(), fleet);
+
+    // Another keeper's, or half a file, is none.
+    const auto path = folder.path() / "last-good-fleet.json";
+    std::string text;
+    std::getline(std::ifstream{path}, text);
+    const auto keeper = text.find(std::to_string(::getppid()));
+    ASSERT_NE(keeper, std::string::npos);
+    std::ofstream{path} << text.substr(0, keeper) << "9" << text.substr(keeper);
+    EXPECT_EQ(kept.load(), std::nullopt);
+    std::ofstream{path} << text.substr(0, text.size() / 2);
+    EXPECT_EQ(kept.load(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace bulkhead::supervisor

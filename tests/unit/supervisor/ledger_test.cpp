@@ -1,0 +1,105 @@
+#include "supervisor/ledger.h"
+
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "ipc/keeper_link.h"
+#include "tests/unit/supervisor/temporary_folder.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+using namespace std::chrono_literals;
+
+void write(const std::filesystem::path& path, const std::string& content) { std::ofstream{path} << content; }
+
+Ledger full() {
+    Ledger ledger;
+    ledger.declaration = "0123456789abcdef:0123456789abcdef";
+    ledger.device = "cuda:15";
+    ledger.gpu_uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef";
+    ledger.has_cgroup = ledger.granted = ledger.keep_running = ledger.unload_asked = ledger.replacing = true;
+    ledger.eager = "capture crashed with SIGSEGV";
+    ledger.ready_unix_ms = ledger.end_began_unix_ms = ledger.restart_due_unix_ms = 1'700'000'000'000;
+    ledger.escalation = Escalation::sigkill;
+    ledger.host_bytes = ledger.gpu_free_before = ledger.requests = ledger.errors = UINT64_MAX;
+    ledger.adoptions_tried = 2;
+    ledger.restarts = UINT32_MAX;
+    ledger.crashes.ready_before = {0ms, 0ms, 0ms, 299'999ms};
+    ledger.reason = "forward ran 31.0 s, budget 30.0 s";
+    return ledger;
+}
+
+TEST(Ledger, ReadsBackWhatWasWritten) {
+    EXPECT_EQ(Ledger::parse(full().to_text()).value(), full());
+    EXPECT_EQ(Ledger::parse(Ledger{}.to_text()).value(), Ledger{});
+}
+
+TEST(Ledger, IsCutToWhatTheKeeperTakes) {
+    Ledger ledger = full();
+    ledger.eager = std::string(5'000, 'e');
+    for (const char* text : {"\"", "\x01", "ä", "x"}) {
+        ledger.reason.clear();
+        for (int i = 0; i < 5'000; ++i) ledger.reason += text;
+        const std::string written = ledger.to_text();
+        EXPECT_LE(written.size(), keeper_link::ledger_bytes_max);
+        const auto read = Ledger::parse(written);
+        ASSERT_TRUE(read) << written;
+        EXPECT_EQ(read->crashes, ledger.crashes);
+        EXPECT_GT(read->reason.size(), 20U);
+    }
+}
+
+TEST(Ledger, AHistoryOfManyForgivenCrashesIsKeptShortAndMeansTheSame) {
+    Ledger ledger;
+    for (int i = 0; i < 500; ++i) {
+        ledger.crashes.ready_before.push_back(0ms);
+        ledger.crashes.ready_before.push_back(std::chrono::milliseconds{6min});
+        ledger.crashes.ready_before.push_back(std::chrono::milliseconds{9min});
+    }
+    const auto read = Ledger::parse(ledger.to_text()).value();
+    EXPECT_LT(read.crashes.ready_before.size(), 10U);
+    for (const Millis ready : {Millis{0}, Millis{1min}, Millis{4min}, Millis{6min}, Millis{11min}})
+        EXPECT_EQ(unforgiven_crashes(read.crashes, ready), unforgiven_crashes(ledger.crashes, ready));
+}
+
+TEST(Ledger, RefusesWhatItDoesNotUnderstand) {
+    for (const char* text : {"", "{", "[]", "7", "{}", R"({"v":2})", R"({"v":"1"})", "\xff\xfe"})
+        EXPECT_FALSE(Ledger::parse(text)) << text;
+    // Members of another type are as good as absent; nothing in it can hurt.
+    const auto odd =
+        Ledger::parse(R"({"v":1,"crashes":[-1,"x",5],"escalation":77,"keep":1,"ready_ms":-5,"device":{}})");
+    ASSERT_TRUE(odd);
+    EXPECT_EQ(odd->escalation, Escalation::sigkill);
+    EXPECT_EQ(odd->crashes.ready_before, std::vector{Millis{5}});
+    EXPECT_FALSE(odd->keep_running);
+}
+
+TEST(Fingerprint, ChangesWithWhatTheWorkerIsToldAndWithItsFile) {
+    const test::TemporaryFolder folder;
+    config::ModelSpec spec;
+    spec.name = "m";
+    spec.file = folder.path() / "model.pt";
+    const std::string missing = fingerprint(spec);
+    write(spec.file, "one");
+    const std::string first = fingerprint(spec);
+    EXPECT_NE(first, missing);
+    EXPECT_EQ(fingerprint(spec), first);
+
+    auto told = spec;
+    told.environment["A"] = "1";
+    EXPECT_NE(fingerprint(told), first);
+    auto untold = spec;
+    untold.preload = true;
+    untold.replicas = 4;
+    untold.watchdog = 5s;
+    EXPECT_EQ(fingerprint(untold), first);
+
+    write(folder.path() / "other.pt", "one");
+    std::filesystem::rename(folder.path() / "other.pt", spec.file);
+    EXPECT_NE(fingerprint(spec), first) << "same size, another file";
+}
+
+}  // namespace
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,123 @@
+#include "supervisor/leftovers.h"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include "supervisor/worker_environment.h"
+#include "tests/unit/supervisor/fake_gpus.h"
+#include "tests/unit/supervisor/fake_keeper.h"
+#include "tests/unit/supervisor/loop.h"
+#include "tests/unit/supervisor/marked_process.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+using namespace std::chrono_literals;
+using test::MarkedProcess;
+
+TEST(Leftovers, OnlyWorkersOfThisSocketThatNobodyAdoptsAreEnded) {
+    const std::string socket = fmt::format("/nowhere/{}/control.sock", ::getpid());
+    MarkedProcess former{{"BULKHEAD_WORKER=old:m/0#1", "BULKHEAD_SOCKET=" + socket}};
+    MarkedProcess adopted{{"BULKHEAD_WORKER=new:m/0#2", "BULKHEAD_SOCKET=" + socket}};
+    MarkedProcess elsewhere{{"BULKHEAD_WORKER=old:m/0#1", "BULKHEAD_SOCKET=" + socket + "2"}};
+    MarkedProcess user{{"BULKHEAD_SOCKET=" + socket}};
+
+    const auto killed = kill_leftovers(socket, {"new:m/0#2"});
+
+    ASSERT_EQ(killed.size(), 1U);
+    EXPECT_EQ(killed[0].pid, former.pid());
+    EXPECT_EQ(former.wait(), SIGKILL);
+    EXPECT_TRUE(adopted.is_running() && elsewhere.is_running() && user.is_running());
+    EXPECT_TRUE(kill_leftovers(socket, {"new:m/0#2"}).empty());
+}
+
+class LeftoverWatchTest : public testing::Test {
+protected:
+    /// One that SIGKILL does not end: nobody sends it.
+    static std::vector<Leftover> unending(const MarkedProcess& process) {
+        std::vector<Leftover> leftovers;
+        leftovers.push_back(
+            {process.pid(), "stuck", UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, process.pid(), 0))}});
+        return leftovers;
+    }
+    void start(std::vector<Leftover> leftovers, std::chrono::milliseconds alive_max) {
+        bool looked = false;
+        LeftoverWatch::start(
+            context_, std::move(leftovers), [&] { looked = true; }, alive_max);
+        ASSERT_TRUE(wait([&] { return looked; }));
+    }
+    bool wait(const std::function<bool()>& done) { return test::run_until(io_, done); }
+    /// As a load does that is about to be granted memory.
+    void ask(const std::string& uuid, bool& granted) {
+        context_.settle_queue(uuid).wait([&granted](SettleQueue::Turn) { granted = true; });
+    }
+
+    boost::asio::io_context io_;
+    Gpus gpus_;
+    EventBus events_;
+    OffLoop off_loop_{io_};
+    test::FakeKeeper keeper_{io_};
+    FleetContext context_{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr};
+    MarkedProcess process_{{}};
+    test::FakeGpus fake_{fmt::format("gpu GPU-a 1000 A\ngpu GPU-b 1000 B\nprocess 1 {} 400 ghost\n", process_.pid())};
+};
+
+TEST_F(LeftoverWatchTest, WithoutLeftoversNobodyAsksTheDriver) {
+    fake_.set("driver hangs\n");
+    start({}, 10s);
+    EXPECT_EQ(off_loop_.waiting(), 0U);
+}
+
+TEST_F(LeftoverWatchTest, HoldsBackOnlyTheGpuThatItUsesUntilItsMemoryIsBack) {
+    start(unending(process_), 1h);
+    bool granted_a = false;
+    bool granted_b = false;
+    ask("GPU-b", granted_b);
+    ask("GPU-a", granted_a);
+    ASSERT_TRUE(wait([&] { return granted_a; }));
+    EXPECT_FALSE(granted_b);
+
+    process_.kill();
+    process_.wait();
+    bool ran_on = false;  // the driver still accounts for it: several looks later nothing is granted
+    for (int looks = 0; looks < 3; ++looks) {
+        ran_on = false;
+        off_loop_.run([] { return true; }, [&](bool) { ran_on = true; });
+        ASSERT_TRUE(wait([&] { return ran_on; }));
+    }
+    EXPECT_FALSE(granted_b);
+    fake_.set("gpu GPU-a 1000 A\ngpu GPU-b 1000 B\n");
+    ASSERT_TRUE(wait([&] { return granted_b; }));
+    EXPECT_TRUE(context_.gpu_quarantine.all().empty());
+}
+
+TEST_F(LeftoverWatchTest, QuarantinesTheGpuOfAProcessThatNotEvenSigkillEnds) {
+    start(unending(process_), 0ms);
+    bool granted = false;
+    ask("GPU-b", granted);
+
+    ASSERT_TRUE(wait([&] { return context_.gpu_quarantine.reason("GPU-b").has_value(); }));
+    EXPECT_THAT(*context_.gpu_quarantine.reason("GPU-b"),
+                testing::AllOf(testing::HasSubstr(fmt::format("process {} (stuck)", process_.pid())),
+                               testing::HasSubstr("alive after SIGKILL")));
+    EXPECT_EQ(context_.gpu_quarantine.reason("GPU-a"), std::nullopt);
+    EXPECT_TRUE(wait([&] { return granted; })) << "nobody waits for what may never end";
+}
+
+TEST_F(LeftoverWatchTest, AGhostAloneQuarantinesNothing) {
+    auto leftovers = unending(process_);
+    process_.kill();
+    process_.wait();
+    start(std::move(leftovers), 0ms);
+    bool granted = false;
+    ask("GPU-b", granted);
+    EXPECT_TRUE(wait([&] { return granted; }));
+    EXPECT_TRUE(context_.gpu_quarantine.all().empty());
+}
+
+}  // namespace
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,62 @@
+/// What a new supervisor knows of lines that a former one wrote.
+
+#include "supervisor/model_log.h"
+
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "supervisor/limits.h"
+#include "tests/unit/supervisor/temporary_folder.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+LogLine line(std::int64_t time_ms, std::string text, bool by_daemon = false) {
+    return {time_ms, 3, 7, by_daemon, std::move(text)};
+}
+
+TEST(ModelLogReadBack, GivesWhatTheFormerSupervisorHad) {
+    const test::TemporaryFolder folder;
+    ModelLog former{"m", folder.path()};
+    former.append(line(1'700'000'000'001, "loading"));
+    former.append(line(1'700'000'000'999, "crashed: SIGSEGV", true));
+    former.append(line(1'700'000'001'000, "daemon: says who?"));
+    former.append(line(1'700'000'001'000, ""));
+
+    ModelLog next{"m", folder.path()};
+    next.read_back(1'700'000'000'000);
+    EXPECT_EQ(next.tail(10), former.tail(10)) << "what a worker prints cannot pass for the daemon's word";
+    EXPECT_EQ(next.last_line(3, 7), "");
+    EXPECT_EQ(next.tail(10).size(), 4U);
+}
+
+TEST(ModelLogReadBack, LeavesOutWhatAFormerDaemonWrote) {
+    const test::TemporaryFolder folder;
+    ModelLog former{"m", folder.path()};
+    former.append(line(1'700'000'000'000, "another daemon's"));
+    former.append(line(1'700'000'005'000, "ours"));
+    ModelLog next{"m", folder.path()};
+    next.read_back(1'700'000'001'000);
+    ASSERT_EQ(next.tail(10).size(), 1U);
+    EXPECT_EQ(next.last_line(3, 7), "ours");
+}
+
+TEST(ModelLogReadBack, IsBoundedAndSkipsWhatItCannotRead) {
+    const test::TemporaryFolder folder;
+    ModelLog former{"m", folder.path()};
+    for (int i = 0; i < 5'000; ++i) former.append(line(1'700'000'000'000 + i, std::string(100, 'x')));
+    std::ofstream{folder.path() / "m.log", std::ios::app} << "garbage\n2023-13-99Tx\n\n#\n"
+                                                          << std::string(300, '9') << "\n";
+    ModelLog next{"m", folder.path()};
+    next.read_back(0);
+    EXPECT_GT(next.tail(2'000).size(), 100U);
+    EXPECT_LT(next.tail(2'000).size(), limits::log_read_back_bytes / 100);
+
+    ModelLog none{"other", folder.path()};
+    none.read_back(0);
+    EXPECT_TRUE(none.tail(10).empty());
+}
+
+}  // namespace
+}  // namespace bulkhead::supervisor

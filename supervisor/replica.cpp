@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 
@@ -56,7 +57,7 @@ void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::
     if (state_ == WorkerState::quarantined) pardon();  // a person's load
     if (process_ && process_->cannot_be_ended) return loaded(unending_error());
 
-    auto& waiter = load_waiters_.emplace_back(context_.io, std::move(loaded));
+    auto& waiter = load_waiters_.emplace_back(context_.io, std::move(loaded), urgency);
     if (deadline)
         waiter.deadline.arm(*deadline, [this, &waiter, ms = deadline->count()] {
             const OnLoaded answer = std::move(waiter.loaded);
@@ -153,6 +154,11 @@ void Replica::statistics_are_known() {
     if (const auto answered = std::exchange(statistics_waiter_, nullptr)) answered();
 }
 
+/// Somebody asked for a load since the last process died: a backoff is not for them.
+bool Replica::is_asked_for_now() const {
+    return std::ranges::any_of(load_waiters_, [](const LoadWaiter& waiter) { return waiter.urgency == Urgency::now; });
+}
+
 void Replica::answer_loads() {
     const auto now = Deadline::Clock::now();
     for (auto waiters = std::exchange(load_waiters_, {}); const LoadWaiter& waiter : waiters) {
@@ -174,23 +180,24 @@ json::object Replica::row() const {
     const bool has_process = process_ && process_->pid != 0;
     const worker_link::Statistics none;
     const worker_link::Statistics& now = process_ ? process_->statistics : none;
-    return {{"model", spec_.name},
-            {"replica", index_},
-            {"state", to_string(state_)},
-            {"pid", has_process ? json::value(process_->pid) : json::value(nullptr)},
-            {"device", device_text_},
-            {"host_bytes", has_process ? or_null(process_->host_bytes) : json::value(nullptr)},
-            {"gpu_bytes", has_process ? or_null(process_->gpu_bytes) : json::value(nullptr)},
-            {"requests", past_requests_ + now.requests},
-            {"errors", past_errors_ + now.errors},
-            {"restarts", restarts_},
-            {"generation", generation_},
-            {"in_flight", now.in_flight},
-            {"queued", now.queued},
-            {"channels", channels()},
-            {"ignored_frames", now.ignored_frames + (has_process && process_->link ? process_->link->ignored_frames() : 0)},
-            {"note", note().empty() ? json::value(nullptr) : json::value(note())},
-            {"graphs", graphs()}};
+    return {
+        {"model", spec_.name},
+        {"replica", index_},
+        {"state", to_string(state_)},
+        {"pid", has_process ? json::value(process_->pid) : json::value(nullptr)},
+        {"device", device_text_},
+        {"host_bytes", has_process ? or_null(process_->host_bytes) : json::value(nullptr)},
+        {"gpu_bytes", has_process ? or_null(process_->gpu_bytes) : json::value(nullptr)},
+        {"requests", past_requests_ + now.requests},
+        {"errors", past_errors_ + now.errors},
+        {"restarts", restarts_},
+        {"generation", generation_},
+        {"in_flight", now.in_flight},
+        {"queued", now.queued},
+        {"channels", channels()},
+        {"ignored_frames", now.ignored_frames + (has_process && process_->link ? process_->link->ignored_frames() : 0)},
+        {"note", note().empty() ? json::value(nullptr) : json::value(note())},
+        {"graphs", graphs()}};
 }
 
 json::object Replica::graphs() const {

@@ -114,8 +114,10 @@ public:
 
 private:
     struct LoadWaiter {
-        LoadWaiter(boost::asio::io_context& io, OnLoaded on_loaded) : loaded{std::move(on_loaded)}, deadline{io} {}
+        LoadWaiter(boost::asio::io_context& io, OnLoaded on_loaded, Urgency how)
+            : loaded{std::move(on_loaded)}, urgency{how}, deadline{io} {}
         OnLoaded loaded;
+        Urgency urgency;
         Deadline::Clock::time_point since = Deadline::Clock::now();
         Deadline deadline;
     };
@@ -146,6 +148,7 @@ private:
     // replica.cpp
     void transition(WorkerEvent event, std::string cause, std::string hint = {});
     [[nodiscard]] bool can(WorkerEvent event) const { return next(state_, event).has_value(); }
+    [[nodiscard]] bool is_asked_for_now() const;
     void answer_loads();
     void fail_loads(const Error& error);
     [[nodiscard]] Error quarantine_error() const;

@@ -313,6 +313,7 @@ void Replica::follow(const Sequel& next) {
                    end_hint());
         // At once means on the same device: asking the driver what there is takes longer than starting a process.
         if (decision.delay == Millis{0} && end.how == Ending::crashed) same_device_ = process_->device;
+        if (is_asked_for_now()) return deadline_.arm_until(Clock::now(), [this] { start("load asked"); });
         return deadline_.arm_until(decision.spawn_at, [this] { start("backoff over"); });
     default: return transition(decision.event, reason);
     }

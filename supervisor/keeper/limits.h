@@ -33,10 +33,11 @@ inline constexpr milliseconds reload_deadline{60'000};
 inline constexpr milliseconds state_check_deadline{5'000};
 
 /// Delay before each further start of a supervisor; the last one repeats.
-inline constexpr std::array restart_delays{milliseconds{0},     milliseconds{250},   milliseconds{500},
-                                           milliseconds{1'000}, milliseconds{2'000}, milliseconds{5'000}};
-/// A supervisor that lived this long starts that row again.
-inline constexpr milliseconds supervisor_settled{10'000};
+inline constexpr std::array restart_delays{milliseconds{0}, milliseconds{250}, milliseconds{500}, milliseconds{1'000},
+                                           milliseconds{2'000}};
+/// A supervisor that lived this long has adopted what there was, and starts that row again: who dies of what it is
+/// asked to do must not keep the others waiting for the next one.
+inline constexpr milliseconds supervisor_settled{1'000};
 
 /// Children reaped before other events get their turn.
 inline constexpr int reaps_per_turn = 256;

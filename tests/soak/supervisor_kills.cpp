@@ -60,7 +60,7 @@ std::map<std::string, std::int64_t> pids_of(const boost::json::value& status) {
 }  // namespace
 
 int kill_supervisors(const Options& options) {
-    const SoakFleet fleet = make_fleet(options.model, options.workers, true);
+    const SoakFleet fleet = make_fleet(options.model, options.workers);
     test::Daemon daemon{fleet.yaml, fleet.options};
     const pid_t keeper = daemon.keeper().pid();
     if (const auto loaded = daemon.call("model.load", {{"all", true}}); !loaded) {
@@ -87,6 +87,7 @@ int kill_supervisors(const Options& options) {
     const auto started = Clock::now();
     const auto until = options.minutes > 0 ? started + std::chrono::minutes{options.minutes} : Clock::time_point::max();
     const auto verify = [&] {
+        (void)daemon.call("daemon.info");  // has every thread started that will be
         const auto status = daemon.call("fleet.status");
         if (!status) {
             std::printf("after %lld kills: fleet.status: %s\n", static_cast<long long>(done),

@@ -75,11 +75,11 @@ public:
             report_too_deep(place);
             return attach(invalid(place), place);
         }
-        if (nodes_ + target.nodes - 1 > limits::nodes_max) {
+        if (nodes_ + aliased_ + target.nodes - 1 > limits::nodes_max) {
             report_too_many(place);
             return attach(invalid(place), place);
         }
-        nodes_ += target.nodes - 1;
+        aliased_ += target.nodes - 1;
         attach(found->second, place);
     }
 
@@ -209,7 +209,8 @@ private:
     NodeRef root_;
     std::vector<Open> open_;
     std::map<YAML::anchor_t, NodeRef> anchors_;
-    std::size_t nodes_ = 0;
+    std::size_t nodes_ = 0;    ///< that stand in the text
+    std::size_t aliased_ = 0;  ///< that aliases stand for, beyond those
     std::size_t skipped_levels_ = 0;  ///< lists and maps begun inside, and with, one that is nested too deep
     bool too_many_is_reported_ = false;
     int documents_ = 0;

@@ -57,6 +57,14 @@ struct WorkerKey {
     friend bool operator==(const WorkerKey&, const WorkerKey&) = default;
 };
 
+/// Why the keeper's last try to execute its program anew failed, and the old program went on.
+enum class UpgradeFailure : std::uint16_t {
+    none = 0,
+    state = 1,    ///< the state could not be written
+    refused = 2,  ///< the installed program could not be started, or does not take the state
+    execute = 3,  ///< execve
+};
+
 struct KeeperHello {
     std::uint16_t version_min;
     std::uint16_t version_max;
@@ -65,7 +73,8 @@ struct KeeperHello {
     std::uint64_t supervisor_starts;  ///< 1 for the first supervisor
     std::uint64_t started_unix_ms;    ///< when the keeper started
     std::int32_t keeper_pid;
-    std::int32_t reserved;
+    std::uint16_t executions;      ///< how often the keeper has executed its program anew; 0 of one that cannot tell
+    std::uint16_t upgrade_failed;  ///< UpgradeFailure of the last `upgrade`
 };
 
 struct SupervisorHello {

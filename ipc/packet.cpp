@@ -63,7 +63,7 @@ Result<> send_packet(int socket, std::span<const std::byte> bytes, std::span<con
         std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
     }
     ssize_t sent = 0;
-    do sent = ::sendmsg(socket, &message, MSG_NOSIGNAL);
+    do sent = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (sent < 0 && errno == EINTR);
     if (sent >= 0) return {};
     switch (errno) {

@@ -33,10 +33,11 @@ struct Packet {
 
 enum class ReceiveOutcome { packet, would_block, closed };
 
-/// Sends one packet whole or not at all; the descriptors stay the caller's.
+/// Sends one packet whole or not at all; the descriptors stay the caller's. Never waits, whatever the socket's flags
+/// say: a peer that shares the open file could change those.
 ///
-/// Errors  worker_lost when the peer is gone (never SIGPIPE), queue_full when a non-blocking socket's
-///         buffer is full, resources_exhausted
+/// Errors  worker_lost when the peer is gone (never SIGPIPE), queue_full when the socket's buffer is full,
+/// resources_exhausted
 [[nodiscard]] Result<> send_packet(int socket, std::span<const std::byte> bytes, std::span<const int> fds = {},
                                    std::size_t fds_max = packet_fds_max);
 [[nodiscard]] Result<> send_packet(int socket, std::string_view text, std::span<const int> fds = {});

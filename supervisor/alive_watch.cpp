@@ -1,5 +1,6 @@
 #include "supervisor/alive_watch.h"
 
+#include <chrono>
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -71,7 +72,9 @@ WorkerPageView::~WorkerPageView() { ::munmap(const_cast<worker_page::Page*>(page
 std::uint64_t WorkerPageView::steps() const noexcept { return page_->steps.load(std::memory_order_relaxed); }
 
 std::uint64_t WorkerPageView::running_since_ns() const noexcept {
-    return page_->running_since_ns.load(std::memory_order_acquire);
+    const std::uint64_t since = page_->running_since_ns.load(std::memory_order_acquire);
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return since <= static_cast<std::uint64_t>(std::chrono::nanoseconds{now}.count()) ? since : 0;
 }
 
 std::string WorkerPageView::request() const {

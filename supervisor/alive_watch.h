@@ -25,7 +25,7 @@ public:
     WorkerPageView& operator=(const WorkerPageView&) = delete;
 
     [[nodiscard]] std::uint64_t steps() const noexcept;
-    /// CLOCK_MONOTONIC; 0: nothing runs.
+    /// CLOCK_MONOTONIC, not in the future; 0: nothing runs.
     [[nodiscard]] std::uint64_t running_since_ns() const noexcept;
     /// Of what runs, or ran last; escaped and bounded. Empty when it was caught in the middle of writing.
     [[nodiscard]] std::string request() const;

@@ -122,7 +122,8 @@ std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, c
     const std::filesystem::path path = parent / fmt::format("{}{}", prefix, owner.keeper);
     std::unique_ptr<Cgroups> cgroups{new Cgroups{path, owner.socket}};
     if (!cgroups->make_folder() && errno != EEXIST) return nullptr;
-    if (::access((path / "cgroup.kill").c_str(), W_OK) != 0) return nullptr;  // before Linux 5.14
+    if (!cgroups->open_kill_all()) return nullptr;  // before Linux 5.14
+    cgroups->count_memory();
     std::vector<std::filesystem::path> kept;
     for (const WorkerName& worker : keep) kept.push_back(cgroups->folder(worker));
     for (const auto& worker : folders_in(path))
@@ -154,6 +155,25 @@ bool Cgroups::make_folder() const {
     return true;
 }
 
+/// In the place of the former one, should it be open: a folder that was made anew has another.
+bool Cgroups::open_kill_all() {
+    UniqueFd fd{::open((path_ / "cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC)};
+    if (!fd) return false;
+    if (!kill_all_)
+        kill_all_ = std::move(fd);
+    else
+        ::dup3(fd.get(), kill_all_.get(), O_CLOEXEC);
+    return true;
+}
+
+/// So that each worker's folder has a memory.events. The kernel refuses it where the folder above has no memory
+/// controller to pass on, and there while processes are in it, as this one is, unless it is the hierarchy's root.
+void Cgroups::count_memory() const {
+    if (write_file(path_ / "cgroup.subtree_control", "+memory")) return;
+    if (write_file(path_.parent_path() / "cgroup.subtree_control", "+memory"))
+        write_file(path_ / "cgroup.subtree_control", "+memory");
+}
+
 /// The kernel refuses where a process is left.
 void Cgroups::remove_all() const {
     for (const auto& worker : folders_in(path_)) ::rmdir(worker.c_str());
@@ -165,7 +185,7 @@ std::filesystem::path Cgroups::folder(const WorkerName& worker) const {
 
 UniqueFd Cgroups::add(const WorkerName& worker) {
     const auto path = folder(worker);
-    make_folder();  // there already, unless somebody took it for abandoned
+    if (make_folder() && open_kill_all()) count_memory();  // there already, unless somebody took it for abandoned
     if (::mkdir(path.c_str(), 0755) != 0) return {};
     return UniqueFd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
 }

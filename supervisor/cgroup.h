@@ -46,16 +46,22 @@ public:
     /// Processes of it that the kernel's OOM killer ended; empty where the memory controller is not enabled for it.
     [[nodiscard]] std::optional<std::uint64_t> oom_kills(const WorkerName& worker) const;
 
+    /// Whoever writes "1" to it ends every worker and all they started, and not this process, which is in the folder
+    /// above. Open, and with the same number, as long as this lives.
+    [[nodiscard]] int kill_all_fd() const noexcept { return kill_all_.get(); }
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
 private:
     Cgroups(std::filesystem::path path, std::string socket) : path_{std::move(path)}, socket_{std::move(socket)} {}
     bool make_folder() const;
+    bool open_kill_all();
+    void count_memory() const;
     [[nodiscard]] std::filesystem::path folder(const WorkerName& worker) const;
     void remove_all() const;
 
     std::filesystem::path path_;
     std::string socket_;
+    UniqueFd kill_all_;
 };
 
 }  // namespace bulkhead::supervisor

@@ -64,6 +64,9 @@ public:
     /// The file is there whole or not at all. Empty when it could not be written, which is logged once until a
     /// report can be written again.
     std::optional<std::filesystem::path> write(const CrashReport& report);
+    /// Of a report of this name; empty when reports are not kept, or it is none's.
+    /// Thread  any
+    [[nodiscard]] std::string path_of(const std::string& name) const;
     /// Newest first; of all models when `model` is empty. A file that is no report is left out. What would not fit
     /// an answer of the control socket is left out too, from the oldest on.
     [[nodiscard]] boost::json::array list(const std::string& model, std::size_t max) const;

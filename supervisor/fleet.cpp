@@ -24,6 +24,9 @@ Fleet::Fleet(FleetContext& context, const config::Fleet& declared,
     context_.on_gpu_quarantined = [this](const std::string& uuid) {
         for (Replica* replica : replicas_of(all())) replica->gpu_was_quarantined(uuid);
     };
+    context_.gpu_quarantine.lifted = [this] {
+        for (Replica* replica : replicas_of(all())) replica->gpu_was_lifted();
+    };
 }
 
 Replica* Fleet::replica_of(const WorkerName& worker) const {

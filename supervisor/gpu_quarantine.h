@@ -1,9 +1,13 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "supervisor/deadline.h"
 
@@ -15,22 +19,52 @@ class GpuQuarantine {
 public:
     using Clock = Deadline::Clock;
 
+    struct Reason {
+        std::string text;
+        std::string process;  ///< `process_identity`: the reason ends with it; empty: only a person ends it
+        friend bool operator==(const Reason&, const Reason&) = default;
+    };
+    struct Failure {
+        std::string model;
+        Clock::time_point at;
+        friend bool operator==(const Failure&, const Failure&) = default;
+    };
+    /// All of it, for the next supervisor. No list is empty.
+    struct State {
+        std::map<std::string, std::vector<Reason>> reasons;   ///< by UUID
+        std::map<std::string, std::deque<Failure>> failures;  ///< by UUID, each of another model, oldest first
+        friend bool operator==(const State&, const State&) = default;
+    };
+
+    /// Called after each change, which must outlive the supervisor.
+    std::function<void(const State&)> changed;
+    /// Called when a GPU may be used again.
+    std::function<void()> lifted;
+
     void add(const std::string& uuid, std::string reason);
+    /// `holder` is alive and is not to be ended: the reason lasts until `process_ended`.
+    void add(const std::string& uuid, std::string reason, pid_t holder);
+    /// It held what it held up to now.
+    void process_ended(pid_t holder);
+    /// A person's word.
     void lift(const std::string& uuid);
-    /// The reason, or nothing.
+    /// All there are, or nothing.
     [[nodiscard]] std::optional<std::string> reason(const std::string& uuid) const;
-    [[nodiscard]] const std::map<std::string, std::string>& all() const noexcept { return reasons_; }
+    [[nodiscard]] std::map<std::string, std::string> all() const;
 
     /// A crash or a failed load on it. True when this one made the GPU quarantined.
     bool model_failed(const std::string& uuid, const std::string& model, Clock::time_point now);
 
+    /// What a former supervisor knew; told to nobody.
+    void restore(State state) { state_ = std::move(state); }
+
 private:
-    struct Failure {
-        std::string model;
-        Clock::time_point at;
-    };
-    std::map<std::string, std::string> reasons_;
-    std::map<std::string, std::deque<Failure>> failures_;  ///< of the last 60 s
+    void add(const std::string& uuid, Reason reason);
+    void tell_changed() const {
+        if (changed) changed(state_);
+    }
+
+    State state_;
 };
 
 }  // namespace bulkhead::supervisor

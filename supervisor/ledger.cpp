@@ -43,6 +43,38 @@ std::string_view cut(std::string_view text, std::size_t bytes) {
     return text.substr(0, bytes);
 }
 
+constexpr std::size_t crash_cause_bytes_max = 160;
+constexpr std::size_t crash_report_name_bytes_max = 128;
+
+json::object to_json(const LastCrash& crash, std::size_t cause_bytes) {
+    json::object object{{"gen", crash.generation},
+                        {"pid", crash.pid},
+                        {crash.by_signal ? "sig" : "code", crash.number},
+                        {"ms", crash.unix_ms},
+                        {"cause", cut(crash.cause, cause_bytes)}};
+    if (!crash.report.empty() && crash.report.size() <= crash_report_name_bytes_max) object["file"] = crash.report;
+    return object;
+}
+
+std::optional<LastCrash> last_crash_of(const json::object& all) {
+    const json::value* value = all.if_contains("crash");
+    if (value == nullptr || !value->is_object()) return std::nullopt;
+    const json::object& object = value->get_object();
+    const auto number = [&](std::string_view name) {
+        constexpr std::uint64_t max = INT32_MAX;
+        return static_cast<std::int32_t>(std::min(count_member(object, name), max));
+    };
+    LastCrash crash;
+    crash.generation = count_member(object, "gen");
+    crash.pid = number("pid");
+    crash.by_signal = object.contains("sig");
+    crash.number = number(crash.by_signal ? "sig" : "code");
+    crash.unix_ms = time_member(object, "ms");
+    crash.cause = string_member(object, "cause").value_or("");
+    crash.report = string_member(object, "file").value_or("");
+    return crash;
+}
+
 }  // namespace
 
 Ledger Ledger::of_replica() const {
@@ -53,6 +85,7 @@ Ledger Ledger::of_replica() const {
     result.requests = requests;
     result.errors = errors;
     result.crashes = crashes;
+    result.last_crash = last_crash;
     return result;
 }
 
@@ -86,6 +119,16 @@ std::string Ledger::to_text() const {
     if (!crashes.ready_before.empty()) {
         json::array& list = all["crashes"].emplace_array();
         for (const Millis ready_for : crashes.compacted().ready_before) list.push_back(ready_for.count());
+    }
+    const auto fits = [&] { return json::serialize(all).size() <= keeper_link::ledger_bytes_max; };
+    if (last_crash) {
+        constexpr std::size_t reason_bytes_min = 64;
+        all["reason"] = cut(reason, reason_bytes_min);
+        std::size_t bytes = crash_cause_bytes_max;
+        for (all["crash"] = to_json(*last_crash, bytes); !fits() && bytes > 0;)
+            all["crash"] = to_json(*last_crash, bytes /= 2);
+        if (!fits()) all.erase("crash");
+        all.erase("reason");
     }
     if (reason.empty()) return json::serialize(all);
     // What a byte becomes in JSON is not known before, so the reason is halved until all of it fits.
@@ -129,6 +172,7 @@ Result<Ledger> Ledger::parse(std::string_view text) {
     ledger.requests = count_member(all, "requests");
     ledger.errors = count_member(all, "errors");
     ledger.reason = string("reason");
+    ledger.last_crash = last_crash_of(all);
     if (const json::value* list = all.if_contains("crashes"); list != nullptr && list->is_array())
         for (const json::value& one : list->get_array()) {
             const auto ready_for = one.to_number<std::int64_t>(ec);

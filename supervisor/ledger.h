@@ -14,6 +14,19 @@ namespace bulkhead::supervisor {
 /// How hard a process was asked to end.
 enum class Escalation : std::uint8_t { none, sigterm, sigkill };
 
+/// An end that nobody asked for, as `why` tells it when the next process runs.
+struct LastCrash {
+    std::uint64_t generation = 0;
+    std::int32_t pid = 0;
+    bool by_signal = false;
+    std::int32_t number = 0;  ///< of the signal, or the exit status
+    std::int64_t unix_ms = 0;
+    std::string cause;   ///< cut to fit
+    std::string report;  ///< the name of its file; empty: none, or not yet
+
+    friend bool operator==(const LastCrash&, const LastCrash&) = default;
+};
+
 /// What one supervisor leaves to the next about one replica, in the keeper's care and opaque to it: an object of JSON,
 /// at most `keeper_link::ledger_bytes_max`. It is written when it changes, before what it announces is done, and
 /// lies with the present generation's record, or with the last one's while the replica has none.
@@ -43,7 +56,8 @@ struct Ledger {
     std::uint64_t requests = 0;  ///< of former generations
     std::uint64_t errors = 0;
     CrashHistory crashes;
-    std::string reason;  ///< of a quarantine, a backoff or an unasked end; cut to fit
+    std::optional<LastCrash> last_crash;  ///< left out where it does not fit beside the reason
+    std::string reason;                   ///< of a quarantine, a backoff or an unasked end; cut to fit
 
     /// What it says of the replica, and nothing of a process: for a successor that was spawned and never noted.
     [[nodiscard]] Ledger of_replica() const;

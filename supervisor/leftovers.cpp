@@ -70,13 +70,10 @@ void LeftoverWatch::look(std::function<void()> looked) {
 }
 
 void LeftoverWatch::judge(const Sight& sight) {
+    for (const Leftover& leftover : *leftovers_)
+        if (!sight.alive.contains(leftover.pid)) context_.gpu_quarantine.process_ended(leftover.pid);
     if (gave_up_) {
         if (!sight.alive.empty()) return pause_.arm(limits::gpu_retry, [self = shared_from_this()] { self->look({}); });
-        for (const auto& [uuid, reason] : quarantined_) {
-            if (context_.gpu_quarantine.reason(uuid) != reason) continue;  // lifted, or there is another reason
-            context_.gpu_quarantine.lift(uuid);
-            spdlog::info("gpu={} quarantine lifted: what was left behind there is gone", uuid);
-        }
         return;
     }
     for (const auto& [uuid, users] : sight.users) hold(uuid);
@@ -111,9 +108,7 @@ void LeftoverWatch::give_up(const Sight& sight) {
             if (!users.contains(leftover.pid)) continue;
             is_on_gpu = true;
             spdlog::error("gpu={}{} cause={}", uuid, lives ? " quarantined" : "", in_quotes(what));
-            if (!lives) continue;
-            context_.gpu_quarantine.add(uuid, what);
-            quarantined_[uuid] = context_.gpu_quarantine.reason(uuid).value_or("");
+            if (lives) context_.gpu_quarantine.add(uuid, what, leftover.pid);
         }
         if (lives && !is_on_gpu) spdlog::error("{}: see /proc/{}/stack", what, leftover.pid);
     }

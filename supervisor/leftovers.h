@@ -56,7 +56,6 @@ private:
     Deadline::Clock::time_point until_;
     bool gave_up_ = false;
     std::map<std::string, SettleQueue::Turn> turns_;  ///< by UUID; without a turn: it is waited for
-    std::map<std::string, std::string> quarantined_;  ///< reasons by UUID
     Deadline pause_;
 };
 

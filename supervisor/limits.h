@@ -33,6 +33,7 @@ inline constexpr std::size_t link_packets_left_max = 4'096;
 inline constexpr std::size_t off_loop_requests_max = 64;  ///< jobs on behalf of clients
 
 // --- life of a worker
+inline constexpr std::size_t load_waiters_max = 1'024;  ///< callers that wait for one replica
 inline constexpr auto settle_deadline = 2s;  ///< from reaping until memory must be seen to be back
 inline constexpr auto settle_poll = 20ms;
 inline constexpr std::uint64_t settle_gpu_noise_bytes = 1 << 20;  ///< between two equal readings
@@ -46,6 +47,8 @@ inline constexpr auto drain_grace = 500ms;
 inline constexpr auto sample_deadline = 500ms;  ///< reading host memory before a drain; 23 ms for 4 GiB
 inline constexpr auto killed_alive_max = 10s;   ///< after SIGKILL; then a person is told
 inline constexpr auto statistics_deadline = 200ms;
+/// From the end of the keeper's link to the signal of its death; a keeper that lives kills sooner or waits longer.
+inline constexpr auto keeper_death_wait = 1s;
 inline constexpr auto progress_interval = 50ms;          ///< of events within one phase
 inline constexpr std::uint32_t link_complaints_max = 5;  ///< log lines on one worker's bad packets
 
@@ -64,10 +67,13 @@ inline constexpr std::size_t crash_reports_max = 64;           ///< files kept; 
 inline constexpr std::size_t crash_report_bytes_max = 256 * 1024;
 inline constexpr std::size_t crash_log_lines_max = 100;
 inline constexpr std::size_t crash_frames_max = 64;
+inline constexpr std::size_t crash_demangled_bytes_max = 100;  ///< of a mangled symbol
 inline constexpr std::size_t crash_frame_bytes_max = 1024;
 inline constexpr std::size_t crash_list_default = 10;
 
 // --- a new supervisor
+inline constexpr auto next_supervisor_deadline = 5s;          ///< for its program's answer before a hand-over
+inline constexpr std::size_t next_supervisor_words_max = 4 * 1024;
 inline constexpr auto adoption_deadline = 5s;                 ///< for a worker's answer; then it hangs
 inline constexpr std::uint32_t adoptions_tried_max = 3;       ///< supervisors that died of one; then it is killed
 inline constexpr std::size_t log_read_back_bytes = 64 << 10;  ///< of each model's log file

@@ -1,5 +1,8 @@
 /// bulkhead-supervisor --socket PATH FLEET.yaml, started by bulkheadd with its link on descriptor 3 and the
 /// listening control socket on 4.
+///
+/// bulkhead-supervisor --check FLEET.yaml, started by the supervisor of now before it hands over: reads the fleet, says
+/// its version and that of its keeper link, and ends with 0 or 78.
 
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -18,6 +21,7 @@
 #include "config/reader.h"
 #include "supervisor/daemon_log.h"
 #include "supervisor/last_good_fleet.h"
+#include "supervisor/next_supervisor.h"
 #include "supervisor/supervisor.h"
 
 namespace {
@@ -31,6 +35,7 @@ constexpr int exit_config_invalid = 78;
 struct Arguments {
     std::string socket;
     std::string fleet;
+    bool only_checks = false;
 };
 
 std::optional<Arguments> parse_arguments(int argc, char** argv) {
@@ -39,12 +44,14 @@ std::optional<Arguments> parse_arguments(int argc, char** argv) {
         const std::string_view word{argv[i]};
         if (word == "--socket" && i + 1 < argc)
             arguments.socket = argv[++i];
+        else if (word == supervisor::check_option)
+            arguments.only_checks = true;
         else if (!word.starts_with("-") && arguments.fleet.empty())
             arguments.fleet = word;
         else
             return std::nullopt;
     }
-    if (arguments.socket.empty() || arguments.fleet.empty()) return std::nullopt;
+    if (arguments.socket.empty() != arguments.only_checks || arguments.fleet.empty()) return std::nullopt;
     return arguments;
 }
 
@@ -67,6 +74,14 @@ int fail(const Error& error, int status) {
     return status;
 }
 
+int check(const std::string& fleet) {
+    fmt::print("{}\n", supervisor::introduction());
+    const auto read = config::read_fleet(fleet);
+    for (const auto& diagnostic : read.diagnostics)
+        fmt::print(stderr, "error: {}: {}\n", to_string(diagnostic.error.code), diagnostic.text());
+    return read.ok() ? 0 : exit_config_invalid;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -76,6 +91,7 @@ int main(int argc, char** argv) {
                            "bulkheadd starts it; `bulkhead up FLEET.yaml` starts bulkheadd\n");
         return exit_usage;
     }
+    if (arguments->only_checks) return check(arguments->fleet);
     if (!is_socket(keeper_link::child_link_fd) || !is_socket(keeper_link::child_listen_fd))
         return fail({ErrorCode::internal, "starting: descriptors 3 and 4 are no sockets", "start bulkheadd instead"},
                     exit_usage);

@@ -21,6 +21,8 @@ struct DaemonFacts {
     std::string fleet_file;
     std::int64_t started_unix_ms = 0;  ///< of the keeper: a restarted supervisor is the same daemon
     std::string containment;
+    std::uint16_t keeper_executions = 0;  ///< how often it has executed its program anew
+    std::string keeper_upgrade_failed{};  ///< why its last try to do so failed; empty: it did not
     std::uint64_t supervisor_starts = 0;  ///< 1: the first one of this keeper
     std::string fleet_error{};            ///< the fleet file has errors, and what was last good is in force; or empty
 };
@@ -29,6 +31,7 @@ struct DaemonFacts {
 struct Reloaded {
     FleetChange change;
     std::vector<config::Diagnostic> errors;  ///< not empty: nothing was changed
+    std::optional<Error> refused{};          ///< nothing was changed, for another reason than the file's errors
 };
 
 struct Daemon {
@@ -39,9 +42,9 @@ struct Daemon {
     /// Reads the fleet file; if it is good, unloads what it no longer has, calls back, and hands over to a new
     /// supervisor, which takes the rest over.
     std::function<void(std::function<void(const Reloaded&)>)> reload{};
-    /// Hands over to a new supervisor, with `with_keeper` under a keeper of the program that is installed now.
-    /// What is answered before it returns still leaves.
-    std::function<void(bool with_keeper)> hand_over{};
+    /// Makes sure that the supervisor that is installed now can take over, calls back, and then, unless that was an
+    /// error, hands over to it; with `with_keeper` under a keeper of the program that is installed now.
+    std::function<void(bool with_keeper, std::function<void(const Result<>&)>)> upgrade{};
 };
 
 [[nodiscard]] rpc::MethodTable make_methods(Daemon& daemon);

@@ -30,6 +30,9 @@ void info(Daemon& daemon, rpc::Call call) {
              {"gpus", std::move(gpu_list)},
              {"containment", facts.containment},
              {"supervisor_starts", facts.supervisor_starts},
+             {"keeper_executions", facts.keeper_executions},
+             {"keeper_upgrade_failed",
+              facts.keeper_upgrade_failed.empty() ? json::value(nullptr) : json::value(facts.keeper_upgrade_failed)},
              {"adopted", daemon.fleet.context().adopted},
              {"fleet_error", facts.fleet_error.empty() ? json::value(nullptr) : json::value(facts.fleet_error)},
              {"models", std::move(models)}},
@@ -51,14 +54,17 @@ void stop(Daemon& daemon, rpc::Call call) {
 }
 
 /// Workers, channels and graphs stay; the answer leaves before the end.
-void upgrade(const Daemon& daemon, const rpc::Call& call) {
+void upgrade(const Daemon& daemon, rpc::Call call) {
     if (const auto known = rpc::only(call.params, {"keeper"}); !known) return call.answer(known.error());
     const bool with_keeper = !call.params.contains("keeper");
     const auto wanted = rpc::optional_flag(call.params, "keeper");
     if (!wanted) return call.answer(wanted.error());
-    call.answer(rpc::Answer{
-        {{"supervisor_pid", daemon.facts.supervisor_pid}, {"supervisor_starts", daemon.facts.supervisor_starts}}, {}});
-    daemon.hand_over(with_keeper || *wanted);
+    daemon.upgrade(with_keeper || *wanted, [&daemon, answer = std::move(call.answer)](const Result<>& checked) {
+        if (!checked) return answer(checked.error());
+        answer(rpc::Answer{
+            {{"supervisor_pid", daemon.facts.supervisor_pid}, {"supervisor_starts", daemon.facts.supervisor_starts}},
+            {}});
+    });
 }
 
 }  // namespace
@@ -66,7 +72,7 @@ void upgrade(const Daemon& daemon, const rpc::Call& call) {
 void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon) {
     methods["daemon.info"] = [&daemon](rpc::Call call) { info(daemon, std::move(call)); };
     methods["daemon.ping"] = [&daemon](const rpc::Call& call) { ping(daemon, call); };
-    methods["daemon.upgrade"] = [&daemon](const rpc::Call& call) { upgrade(daemon, call); };
+    methods["daemon.upgrade"] = [&daemon](rpc::Call call) { upgrade(daemon, std::move(call)); };
     methods["daemon.stop"] = [&daemon](rpc::Call call) { stop(daemon, std::move(call)); };
 }
 

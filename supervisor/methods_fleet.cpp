@@ -39,6 +39,7 @@ void reload(const Daemon& daemon, rpc::Call call) {
     if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
     daemon.reload([answer = std::move(call.answer), file = daemon.facts.fleet_file](const Reloaded& reloaded) {
         if (!reloaded.errors.empty()) return answer(refusal(file, reloaded.errors));
+        if (reloaded.refused) return answer(*reloaded.refused);
         const FleetChange& change = reloaded.change;
         answer(rpc::Answer{{{"added", names(change.added)},
                             {"removed", names(change.removed)},

@@ -140,6 +140,16 @@ std::string process_name(pid_t pid) {
     return escaped(name);
 }
 
+std::optional<std::string> process_identity(pid_t pid) {
+    const auto stat = read_proc_file(pid, "stat", 4096);
+    if (!stat) return std::nullopt;
+    std::size_t at = stat->rfind(')');  // the name may contain anything
+    constexpr int start_field = 22;
+    for (int field = 2; field < start_field && at != std::string::npos; ++field) at = stat->find(' ', at + 1);
+    if (at == std::string::npos) return std::nullopt;
+    return fmt::format("{}:{}", pid, stat->substr(at + 1, stat->find(' ', at + 1) - at - 1));
+}
+
 UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant) {
     // By number: glibc 2.36 declares pidfd_open without C linkage.
     UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};

@@ -43,6 +43,9 @@ namespace bulkhead::supervisor {
 /// The name of a process as the kernel shows it, escaped; empty when it is gone.
 [[nodiscard]] std::string process_name(pid_t pid);
 
+/// "4711:123456": pid and start in clock ticks since boot, which no two processes share; empty when it is gone.
+[[nodiscard]] std::optional<std::string> process_identity(pid_t pid);
+
 /// Sends SIGKILL to `pid` if it still is the process for which `is_meant` holds; by pidfd, so that a
 /// recycled number is never hit. The pidfd of what was killed, or nothing.
 UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant);

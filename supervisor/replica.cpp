@@ -54,9 +54,16 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
 void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::milliseconds> deadline) {
     if (is_serving(state_)) return loaded(LoadedReplica{name(), state_, process_->pid, 0});
     if (state_ == WorkerState::quarantined && urgency == Urgency::when_due) return loaded(quarantine_error());
+    if (waits_for_gpu() && urgency == Urgency::when_due)  // nobody knows for how long
+        return loaded(Error{ErrorCode::resources_exhausted, fmt::format("loading {}: it {}", name().place(), reason_),
+                            "see `bulkhead gpus`"});
     if (state_ == WorkerState::quarantined) pardon();  // a person's load
     if (process_ && process_->cannot_be_ended) return loaded(unending_error());
 
+    if (load_waiters_.size() >= limits::load_waiters_max)
+        return loaded(Error{ErrorCode::queue_full,
+                            fmt::format("loading {}: {} others wait for it", name().place(), load_waiters_.size()),
+                            fmt::format("see `bulkhead why {}`, and ask later", spec_.name)});
     auto& waiter = load_waiters_.emplace_back(context_.io, std::move(loaded), urgency);
     if (deadline)
         waiter.deadline.arm(*deadline, [this, &waiter, ms = deadline->count()] {
@@ -213,6 +220,7 @@ json::object Replica::why() const {
         object["pid"] = last_exit_->pid;
         object["generation"] = last_exit_->worker.generation;
         object["time"] = last_exit_->time_ms;
+        object["cause"] = last_exit_->cause.empty() ? json::value(nullptr) : json::value(last_exit_->cause);
         exit = std::move(object);
     }
     return {{"replica", index_},
@@ -223,20 +231,29 @@ json::object Replica::why() const {
             {"report", last_report_ && !last_report_->empty() ? json::value(*last_report_) : json::value(nullptr)}};
 }
 
+std::string Replica::past() const {
+    if (!last_exit_ || (restarts_ == 0 && last_exit_->cause.empty())) return {};
+    const std::string count =
+        restarts_ == 0 ? "" : fmt::format("restarted {} time{}, ", restarts_, restarts_ == 1 ? "" : "s");
+    return last_exit_->cause.empty()
+               ? fmt::format("; {}its last process {} ended by {}", count, last_exit_->pid, last_exit_->exit.text())
+               : fmt::format("; {}its last process {} died: {}", count, last_exit_->pid, last_exit_->cause);
+}
+
 std::string Replica::sentence() const {
     const std::string since = duration_text(unix_ms() - since_ms_);
     std::string text = fmt::format("{} has been {} for {}", name().place(), to_string(state_), since);
     if (is_loading(state_) && process_ && !process_->progress.phase.empty())
         text += fmt::format(" ({})", process_->progress.text());
     if (!reason_.empty()) text += ": " + reason_;
-    if (state_ == WorkerState::backoff)
+    if (waits_for_gpu())
+        text += "; it starts when that may be used: see `bulkhead gpus`";
+    else if (state_ == WorkerState::backoff)
         text += fmt::format("; it starts again by itself (crash {} of {})", unforgiven_crashes(policy_.crashes),
                             limits::restart_unforgiven_max);
     if (state_ == WorkerState::quarantined)
         text += fmt::format("; `bulkhead load {}` lifts it when the cause is removed", spec_.name);
-    if ((is_serving(state_) || is_loading(state_)) && last_exit_ && restarts_ > 0)
-        text += fmt::format("; restarted {} time{}, its last process {} ended by {}", restarts_,
-                            restarts_ == 1 ? "" : "s", last_exit_->pid, last_exit_->exit.text());
+    if (is_serving(state_) || is_loading(state_)) text += past();
     if (const std::string more = note(); !more.empty()) text += "; " + more;
     return text + ".";
 }

@@ -94,6 +94,9 @@ public:
     /// A GPU was quarantined: crashes on it are forgiven, and what they had quarantined may start elsewhere.
     void gpu_was_quarantined(const std::string& uuid);
 
+    /// Some GPU is used again: if this waits for it, it starts.
+    void gpu_was_lifted();
+
     /// Asks the worker for its statistics; `answered` is called when they came or its process is lost, unless
     /// somebody asks again before. The caller sets the deadline.
     void ask_statistics(std::function<void()> answered);
@@ -126,6 +129,7 @@ private:
         pid_t pid = 0;
         ProcessExit exit;
         std::int64_t time_ms = 0;
+        std::string cause;  ///< of a death that nobody asked for: what was known of it
     };
 
     /// A process that ended and was followed by another before its memory was back.
@@ -152,6 +156,7 @@ private:
     void answer_loads();
     void fail_loads(const Error& error);
     [[nodiscard]] Error quarantine_error() const;
+    [[nodiscard]] std::string past() const;
     [[nodiscard]] WorkerName name() const;
 
     // replica_process.cpp
@@ -164,6 +169,7 @@ private:
     void on_message(worker_link::Hello& message);
     [[nodiscard]] Result<std::string> configuration_for(const worker_link::Hello& hello) const;
     void on_message(worker_link::Progress& message);
+    void tell_progress();
     void on_message(const worker_link::GrantAsked& message);
     void on_message(worker_link::Ready& message);
     void on_message(const worker_link::Failed& message);
@@ -182,6 +188,7 @@ private:
 
     // replica_adopt.cpp
     void resume(const Ledger& ledger, bool changed);
+    void resume_last_crash(const LastCrash& crash);
     void adopt_running(const std::optional<Ledger>& ledger);
     void adoption_deadline_passed();
     [[nodiscard]] bool is_asked_to_end() const;
@@ -213,6 +220,10 @@ private:
     void hang(std::string cause, const std::string& hint);
     void abort_process();
     [[nodiscard]] Result<> refuse_quarantined_gpu() const;
+    [[nodiscard]] std::string gpu_refusal() const;
+    void wait_for_gpu();
+    void look_for_gpu();
+    [[nodiscard]] bool waits_for_gpu() const { return gpu_awaited_ && state_ == WorkerState::backoff; }
     [[nodiscard]] Ending ending();
     [[nodiscard]] bool blames_gpu() const;
     void note_crash_in_capture();
@@ -276,6 +287,7 @@ private:
     std::list<Departed> departed_;
     std::optional<Sequel> sequel_;              ///< of the present process, reaped, while it is reclaimed
     std::optional<Device> same_device_;         ///< for the next start
+    std::shared_ptr<bool> gpu_awaited_;         ///< this backoff ends when its GPU may be used; null: by its delay
     std::shared_ptr<std::string> last_report_;  ///< of the last crash: its file; empty until it is written
     bool unload_asked_ = false;                 ///< the present process shall not be followed by another
     RestartPolicy policy_{spec_.restart == config::RestartPolicy::on_crash};

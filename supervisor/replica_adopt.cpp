@@ -62,9 +62,11 @@ void Replica::adopt(FoundWorker found, const std::optional<Ledger>& ledger, cons
         past_requests_ = ledger->requests;
         past_errors_ = ledger->errors;
         declaration_ = ledger->declaration;
+        if (ledger->last_crash) resume_last_crash(*ledger->last_crash);
     }
     if (found.exit && ledger && (ledger->over || ledger->quarantined || ledger->restart_due_unix_ms != 0)) {
-        last_exit_ = LastExit{found.name, found.pid, *found.exit, unix_ms()};
+        if (!last_exit_ || last_exit_->worker != found.name)
+            last_exit_ = LastExit{found.name, found.pid, *found.exit, unix_ms(), {}};
         return resume(*ledger, changed);
     }
 
@@ -96,6 +98,15 @@ void Replica::adopt(FoundWorker found, const std::optional<Ledger>& ledger, cons
     adopt_running(ledger);
 }
 
+void Replica::resume_last_crash(const LastCrash& crash) {
+    last_exit_ = LastExit{{spec_.name, index_, crash.generation},
+                          crash.pid,
+                          {crash.by_signal, crash.number, true},
+                          crash.unix_ms,
+                          crash.cause};
+    last_report_ = std::make_shared<std::string>(context_.crash_reports->path_of(crash.report));
+}
+
 /// Its last process is gone, and what follows had been settled.
 void Replica::resume(const Ledger& ledger, bool changed) {
     if (changed) policy_.lifted();
@@ -108,9 +119,10 @@ void Replica::resume(const Ledger& ledger, bool changed) {
         return policy_.keep_running ? start("its declaration or its model file has changed") : remember();
     }
     transition(WorkerEvent::found, "the record of a former supervisor");
-    if (ledger.quarantined) return transition(WorkerEvent::gave_up, ledger.reason);
     restart_due_unix_ms_ = ledger.restart_due_unix_ms;
-    transition(WorkerEvent::restart_planned, ledger.reason);
+    transition(ledger.quarantined ? WorkerEvent::gave_up : WorkerEvent::restart_planned, ledger.reason);
+    since_ms_ = last_exit_->time_ms;
+    if (ledger.quarantined) return;
     const std::int64_t left =
         std::clamp<std::int64_t>(ledger.restart_due_unix_ms - unix_ms(), 0, Millis{limits::restart_delay_max}.count());
     deadline_.arm(std::chrono::milliseconds{left}, [this] { start("backoff over"); });
@@ -118,11 +130,17 @@ void Replica::resume(const Ledger& ledger, bool changed) {
 
 void Replica::adopt_running(const std::optional<Ledger>& ledger) {
     // Who loads next on this GPU waits until this one has what it was granted.
-    if (process_->device.is_gpu() && process_->granted && !process_->ready_at)
+    if (process_->device.is_gpu() && process_->granted && !process_->ready_at) {
+        process_->awaits_turn = true;
         context_.settle_queue(process_->device.uuid).wait([process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
             const auto loading = process.lock();
-            if (loading && !loading->ready_at && !loading->turn) loading->turn = std::move(turn);
+            if (!loading) return;
+            loading->awaits_turn = false;
+            if (loading->ready_at || loading->turn) return;
+            loading->turn = std::move(turn);
+            if (std::exchange(loading->grant_owed, false)) loading->send(worker_link::grant());
         });
+    }
     if (process_->adoptions_tried >= limits::adoptions_tried_max) {
         lose(fmt::format("{} supervisors ended while they adopted it", process_->adoptions_tried));
         return kill();
@@ -131,6 +149,10 @@ void Replica::adopt_running(const std::optional<Ledger>& ledger) {
         lose(ledger->reason);
         return kill();
     }
+    // Should what it answers end this supervisor, the next ones are to know: one time too many, and it is killed
+    // instead.
+    ++process_->adoptions_tried;
+    remember();
     process_->nonce = make_nonce();
     process_->send(worker_link::hello_asked(process_->nonce));
     deadline_.arm(limits::adoption_deadline, [this] { adoption_deadline_passed(); });
@@ -170,10 +192,7 @@ bool Replica::ended_as_asked(const ProcessExit& exit) const {
 void Replica::on_adoption_hello(worker_link::Hello& hello) {
     if (hello.nonce == 0 || hello.nonce != process_->nonce) return;  // said to somebody before us
     process_->nonce = 0;
-    // Should this end the supervisor, the next ones are to know: one time too many, and it is killed instead.
     const auto process = process_;
-    ++process->adoptions_tried;
-    remember();
     take_adoption_hello(hello);
     process->adoptions_tried = 0;
     if (process_ == process) remember();
@@ -192,7 +211,7 @@ void Replica::take_adoption_hello(worker_link::Hello& hello) {
     take_channels(hello);
     ++context_.adopted;
     if (hello.loaded && !hello.loaded->device.empty() && process_->device.text == "auto")
-        process_->device.text = hello.loaded->device;
+        process_->device.text = hello.loaded->device.substr(0, 64);
 
     if (hello.phase == "ready" || hello.phase == "draining") return adopt_serving(hello);
     if (is_asked_to_end() || !misfit_.empty()) {  // it serves nobody yet
@@ -227,22 +246,29 @@ void Replica::adopt_loading(const worker_link::Hello& hello) {
     transition(WorkerEvent::said_hello, "adopted while it loads");
     if (hello.phase == "capturing") transition(WorkerEvent::capture_began, "adopted while it captures");
     begin_load_budget();
-    if (hello.grant == "asked") {
-        process_->granted = false;
+    if (hello.grant != "asked") return;
+    // A former supervisor had noted the grant and died before it sent it: the turn is ours, or is being waited for.
+    if (process_->turn)
+        process_->send(worker_link::grant());
+    else if (process_->awaits_turn)
+        process_->grant_owed = true;
+    else
         on_message(worker_link::GrantAsked{});
-    }
 }
 
 void Replica::adopt_serving(worker_link::Hello& hello) {
     const auto ready_at = process_->ready_at;
+    if (hello.phase == "draining") process_->replacing = !unload_asked_;
     on_message(hello.loaded ? *hello.loaded : hello.loaded.emplace());
-    if (ready_at) process_->ready_at = ready_at;
+    if (ready_at) {
+        process_->ready_at = ready_at;
+        since_ms_ = unix_ms() - process_->ready_for().count();
+    }
     reason_ += "; adopted by another supervisor";
     spdlog::info("worker={} pid={} adopted phase={} in_flight={} channels={}", name().text(), process_->pid,
                  hello.phase, hello.in_flight, process_->channels.size());
     if (hello.phase == "draining") {
         // Its drain goes on; the time it has left is known to itself alone.
-        process_->replacing = !unload_asked_;
         if (!process_->end_began) process_->end_began = Clock::now();
         transition(WorkerEvent::drain_asked, "adopted while it drains");
         process_->drain_until = Clock::now() + spec_.deadlines.drain;

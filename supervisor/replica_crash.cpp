@@ -68,10 +68,13 @@ void Replica::note_last_signs() {
     if (signs.time_ms != 0) return;
     signs.time_ms = unix_ms();
     if (const auto& page = process_->page; page && page->running_since_ns() != 0) {
-        signs.request = page->request();
+        signs.was_running = true;
+        std::string& what = process_->ready_at ? signs.request : signs.load_phase;
+        what = page->request();
+        what.erase(what.find_last_not_of(' ') + 1);
         const Clock::time_point since{std::chrono::nanoseconds{static_cast<std::int64_t>(page->running_since_ns())}};
         const auto ran = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since);
-        signs.request_for = std::max(ran, std::chrono::milliseconds{0});
+        if (process_->ready_at) signs.request_for = std::max(ran, std::chrono::milliseconds{0});
     }
     if (process_->exit || !process_->pidfd) return;
     context_.off_loop.run(
@@ -98,7 +101,13 @@ std::string Replica::cause_of_death() const {
     } else {
         cause = fmt::format("{} ({})", process_->lost_by, exit);
     }
-    if (const std::string where = culprit(signs.backtrace); !where.empty()) cause += " in " + where;
+    // Where one stands that was asked for its backtrace while it ran nothing is where it waits, and nothing is to
+    // blame.
+    const bool was_idle = process_->sigabrt_sent && !signs.was_running;
+    if (const std::string where = was_idle ? "" : culprit(signs.backtrace); !where.empty()) cause += " in " + where;
+    if (!signs.load_phase.empty())
+        cause +=
+            signs.load_phase == "loading" ? " while loading" : fmt::format(" while loading ({})", signs.load_phase);
     if (!signs.request.empty())
         cause += fmt::format(" while running {} for {}", signs.request, duration_text(signs.request_for.count()));
     return cause;
@@ -139,6 +148,7 @@ CrashReport Replica::crash_report() const {
 void Replica::report_crash() {
     const WorkerProcess& process = *process_;
     if (process.ended() != Ended::crashed) return;
+    last_exit_->cause = process.failure ? process.failure->attempt : cause_of_death();
     const bool ended_itself = !process.exit->by_signal || process.sigkill_sent || process.sigterm_sent;
     if (process.failure && ended_itself && !process.sigabrt_sent) return;
 
@@ -165,8 +175,13 @@ void Replica::report_crash() {
             }
             return Written{report.cause, reports->write(report)};
         },
-        [&events = context_.events, name = process.name, told = last_report_](const Written& written) {
-            if (written.path) *told = written.path->string();
+        [this, &events = context_.events, name = process.name,
+         told = std::weak_ptr{last_report_}](const Written& written) {
+            if (const auto path = told.lock();
+                path && written.path) {  // this one lives, and it is its last crash still
+                *path = written.path->string();
+                remember();
+            }
             events.publish("crash", name,
                            {{"cause", written.cause},
                             {"report", written.path ? json::value(written.path->string()) : json::value(nullptr)}});

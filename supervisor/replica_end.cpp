@@ -42,6 +42,7 @@ void Replica::begin_drain() {
     process_->drain_until = Clock::now() + spec_.deadlines.drain;
     remember();
     process_->send(worker_link::drain(spec_.deadlines.drain));
+    if (state_ != WorkerState::draining) return;  // its link was full, and so has ended
     deadline_.arm_until(*process_->drain_until + limits::drain_grace, [this] {
         end_undrained();
         escalate();
@@ -87,8 +88,8 @@ void Replica::cannot_be_ended() {
     process_->turn = {};  // others must not wait for what may never come
     const Error error = unending_error();
     spdlog::error("worker={} pid={} cause={}", name().text(), process_->pid, in_quotes(error.text()));
-    if (process_->device.is_gpu())
-        context_.gpu_quarantine.add(process_->device.uuid, error.attempt);  // what it holds there never comes back
+    if (process_->device.is_gpu())  // what it holds there never comes back
+        context_.gpu_quarantine.add(process_->device.uuid, error.attempt, process_->pid);
     fail_loads(error);
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(error);
 }
@@ -151,7 +152,7 @@ void Replica::on_exited(const ProcessExit& exit) {
     if (process_->log) process_->log->finish();
     process_->exit = exit;
     process_->cut_channels();
-    last_exit_ = LastExit{process_->name, process_->pid, exit, unix_ms()};
+    last_exit_ = LastExit{process_->name, process_->pid, exit, unix_ms(), {}};
     if (process_->has_cgroup) context_.cgroups->kill(process_->name);  // what it left behind
 
     if (state_ == WorkerState::draining && !exit.by_signal && exit.number == 0)
@@ -168,8 +169,7 @@ void Replica::on_exited(const ProcessExit& exit) {
     if (!process_->ready_at && !was_lost_in_capture() && !process_->replacing)
         fail_loads(process_->failure.value_or(load_error()));
     transition(WorkerEvent::exited, exit.text());
-    if (process_->cannot_be_ended && context_.gpu_quarantine.reason(process_->device.uuid) == unending_error().attempt)
-        context_.gpu_quarantine.lift(process_->device.uuid);
+    context_.gpu_quarantine.process_ended(process_->pid);
 
     report_crash();
 
@@ -211,9 +211,11 @@ void Replica::reclaim(const std::shared_ptr<WorkerProcess>& process) {
 }
 
 void Replica::without_process(Error error) {
+    if (process_->gpu_refused && process_->is_restart) --restarts_;  // it was none yet
     process_->failure = error;
     if (state_ == WorkerState::spawning) transition(WorkerEvent::lost, error.text());
     fail_loads(error);
+    if (process_->has_cgroup) context_.cgroups->remove(process_->name);
     transition(WorkerEvent::exited, "no process was started");
     after(std::nullopt);
 }
@@ -304,6 +306,11 @@ void Replica::follow(const Sequel& next) {
                                                             decision.unforgiven, reason));
     case WorkerEvent::restart_planned:
         restart_due_unix_ms_ = unix_ms() + decision.delay.count();
+        gpu_awaited_.reset();
+        if (end.how == Ending::gpu_refused) {
+            transition(decision.event, gpu_refusal(), process_->failure ? process_->failure->remedy : "");
+            return wait_for_gpu();
+        }
         transition(decision.event,
                    end.how == Ending::gpu_failed
                        ? fmt::format("{}; not counted, for its GPU is quarantined: {}", reason,

@@ -1,5 +1,7 @@
 /// What a replica leaves to the next supervisor, and in which of the keeper's records.
 
+#include <filesystem>
+
 #include "supervisor/replica.h"
 #include "supervisor/text.h"
 
@@ -18,6 +20,12 @@ Ledger Replica::ledger() const {
     ledger.requests = past_requests_;
     ledger.errors = past_errors_;
     ledger.reason = reason_;
+    if (last_exit_ && !last_exit_->cause.empty()) {
+        const auto& [worker, pid, exit, time_ms, cause] = *last_exit_;
+        const std::string report =
+            last_report_ ? std::filesystem::path{*last_report_}.filename().string() : std::string{};
+        ledger.last_crash = LastCrash{worker.generation, pid, exit.by_signal, exit.number, time_ms, cause, report};
+    }
 
     const bool is_of_present = process_ && record_ == process_->name;
     ledger.unload_asked = (is_of_present && unload_asked_) || kept_receipt_.has_value();

@@ -18,8 +18,10 @@ namespace bulkhead::supervisor {
 using Clock = Deadline::Clock;
 
 void Replica::start(std::string cause) {
-    if (state_ == WorkerState::backoff) ++restarts_;
+    const bool is_restart = state_ == WorkerState::backoff;
+    if (is_restart) ++restarts_;
     process_ = std::make_shared<WorkerProcess>();
+    process_->is_restart = is_restart;
     // Spawned in the order of their generations, as the keeper demands: the off-loop thread keeps the order, and
     // nobody overtakes who waits there.
     process_->name = {spec_.name, index_, generation_ = ++context_.generation_last};
@@ -36,8 +38,10 @@ void Replica::start(std::string cause) {
     if (known && context_.placing == 0) return on_placed(*known);
     ++context_.placing;
     context_.off_loop.run(
+        // One that is declared by name is found in any case, and refused by name then.
         [&gpus = context_.gpus, declared = spec_.device, known,
-         quarantined = context_.gpu_quarantine.all()]() -> Result<Device> {
+         quarantined = spec_.device == "auto" ? context_.gpu_quarantine.all()
+                                              : std::map<std::string, std::string>{}]() -> Result<Device> {
             if (known) return *known;
             return place(gpus, declared, quarantined);
         },
@@ -157,26 +161,35 @@ Result<std::string> Replica::configuration_for(const worker_link::Hello& hello) 
 }
 
 void Replica::on_message(worker_link::Progress& message) {
-    if (!is_loading(state_)) return;
-    if (message.phase == "capturing" && can(WorkerEvent::capture_began))
-        transition(WorkerEvent::capture_began, "warmed up");
-    if (message.phase != process_->progress.phase || message.done > process_->progress.done) {
+    if (!is_loading(state_) || state_ == WorkerState::spawning) return;
+    const bool captures = message.phase == "capturing" && can(WorkerEvent::capture_began);
+    if (captures) transition(WorkerEvent::capture_began, "warmed up");
+    if (captures || message.phase != process_->progress.phase || message.done > process_->progress.done) {
         process_->progressed_at = Clock::now();
         begin_load_budget();
     }
-    const bool is_news = message.phase != process_->progress.phase ||
-                         Clock::now() - process_->progress_told >= limits::progress_interval;
+    const bool is_new_phase = message.phase != process_->progress.phase;
+    const bool is_end_of_phase = message.done == message.total && message.done > process_->progress.done;
+    const bool is_news =
+        is_new_phase || is_end_of_phase || Clock::now() - process_->progress_told_at >= limits::progress_interval;
+    if (is_new_phase) tell_progress();  // how far the former phase came
     process_->progress = std::move(message);
-    if (!is_news) return;
-    process_->progress_told = Clock::now();
+    process_->progress_is_told = false;
+    if (is_news) tell_progress();
+}
+
+void Replica::tell_progress() {
     const auto& now = process_->progress;
+    if (now.phase.empty() || std::exchange(process_->progress_is_told, true)) return;
+    process_->progress_told_at = Clock::now();
     context_.events.publish(
         "progress", name(),
         {{"phase", now.phase}, {"done", now.done}, {"total", now.total}, {"unit", now.unit}, {"detail", now.detail}});
 }
 
 void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
-    if (!is_loading(state_) || process_->turn) return complain("grant_asked, when no grant is due");
+    if (!is_loading(state_) || process_->turn || process_->load_left)
+        return complain("grant_asked, when no grant is due");
     if (!process_->device.is_gpu()) return process_->send(worker_link::grant());
     // The wait for others is not this load's fault: its budget stands still. It ends, for theirs does not.
     process_->load_left = load_until_ - Clock::now();
@@ -203,7 +216,7 @@ void Replica::on_message(worker_link::Ready& message) {
     transition(
         WorkerEvent::became_ready,
         fmt::format("loaded in {} on {}", duration_text(static_cast<std::int64_t>(message.load_ms)), device_text_));
-    answer_loads();
+    if (!is_asked_to_end()) answer_loads();  // else they wait for the one that follows
     sample_memory([] {});
 }
 

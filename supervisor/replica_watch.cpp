@@ -150,6 +150,36 @@ Result<> Replica::refuse_quarantined_gpu() const {
         fmt::format("see `bulkhead gpus`; when it is in order again: `bulkhead gpus --lift {}`", device.uuid)};
 }
 
+/// What it waits for, by the refusal that it has just met.
+std::string Replica::gpu_refusal() const {
+    const auto& device = process_->device;
+    if (const auto reason = device.is_gpu() ? context_.gpu_quarantine.reason(device.uuid) : std::nullopt)
+        return "waits for its GPU, which is quarantined: " + *reason;
+    return "waits for its GPU: " + (process_->failure ? process_->failure->attempt : spec_.device);
+}
+
+/// In backoff, as long as it takes: nothing is spawned, counted or told until the GPU may be used.
+void Replica::wait_for_gpu() {
+    gpu_awaited_ = std::make_shared<bool>(true);
+    deadline_.arm(limits::gpu_retry, [this] { look_for_gpu(); });
+}
+
+void Replica::gpu_was_lifted() {
+    if (waits_for_gpu()) look_for_gpu();
+}
+
+void Replica::look_for_gpu() {
+    context_.off_loop.run([&gpus = context_.gpus, declared = spec_.device,
+                           quarantined = context_.gpu_quarantine.all()] { return place(gpus, declared, quarantined); },
+                          [this, awaited = std::weak_ptr{gpu_awaited_}](Result<Device> device) {
+                              if (awaited.expired() || !waits_for_gpu()) return;
+                              if (!device && device.error().code == ErrorCode::resources_exhausted)
+                                  return deadline_.arm(limits::gpu_retry, [this] { look_for_gpu(); });
+                              if (device) same_device_ = std::move(*device);
+                              start("its GPU may be used again");
+                          });
+}
+
 void Replica::gpu_was_quarantined(const std::string& uuid) {
     const bool lifts = policy_.gpu_quarantined(uuid, Clock::now());
     if (!lifts || state_ != WorkerState::quarantined) return;
@@ -175,6 +205,7 @@ Ending Replica::ending() {
 /// Whether this end may be the GPU's doing: not what the model said in words about itself, nor a kill from outside.
 bool Replica::blames_gpu() const {
     if (!process_->device.is_gpu() || process_->pid == 0 || killed_by_another(*process_)) return false;
+    if (!process_->granted) return false;  // it has not touched it yet
     if (!process_->failure) return true;
     switch (process_->failure->code) {
     case ErrorCode::internal:

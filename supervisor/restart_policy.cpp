@@ -83,8 +83,10 @@ RestartDecision RestartPolicy::ended(const End& end, Time now, double jitter) {
     const RestartDecision stopped{
         WorkerEvent::reclaimed, now, {}, unforgiven_crashes(crashes, ready_before_withdrawn_)};
     switch (end.how) {
-    case Ending::asked:
-    case Ending::gpu_refused: return stopped;
+    case Ending::asked: return stopped;
+    case Ending::gpu_refused:
+        if (!is_wanted(end)) return stopped;
+        return {WorkerEvent::restart_planned, now + limits::gpu_retry, limits::gpu_retry, stopped.unforgiven};
     case Ending::hopeless: return {WorkerEvent::gave_up, now, {}, stopped.unforgiven};
     case Ending::gpu_failed:
         return is_wanted(end) ? RestartDecision{WorkerEvent::restart_planned, now, {}, stopped.unforgiven} : stopped;

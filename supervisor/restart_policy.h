@@ -39,7 +39,7 @@ enum class Ending : std::uint8_t {
     load_failed,  ///< in words: whoever asked has them as an answer
     hopeless,     ///< the configuration or the file is at fault: trying again cannot help
     gpu_failed,   ///< the GPU's fault: it was quarantined for this end, and another may do
-    gpu_refused,  ///< never started: the only GPU it may use is quarantined
+    gpu_refused,  ///< never started: the only GPU it may use is quarantined or lost; whoever waited was answered
 };
 
 /// What follows one end: an event for the state machine, and the time of the next spawn with `restart_planned`.

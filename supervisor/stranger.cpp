@@ -36,12 +36,13 @@ void Stranger::kill() {
                         found_.pid, duration_text(std::chrono::milliseconds{limits::killed_alive_max}.count()));
         spdlog::error("{}", what);
         turn_ = {};  // others must not wait for what may never come
-        if (!gpu_uuid_.empty()) context_.gpu_quarantine.add(gpu_uuid_, what);
+        if (!gpu_uuid_.empty()) context_.gpu_quarantine.add(gpu_uuid_, what, found_.pid);
     });
 }
 
 void Stranger::on_exited(const ProcessExit& exit) {
     deadline_.cancel();
+    context_.gpu_quarantine.process_ended(found_.pid);
     if (context_.cgroups) context_.cgroups->kill(found_.name);  // what it left behind
     const WorkerName& name = found_.name;
     Trace trace;

@@ -7,9 +7,13 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "supervisor/gpu_quarantine_file.h"
+#include "supervisor/keeper_death.h"
 #include "supervisor/ledger.h"
 #include "supervisor/leftovers.h"
 #include "supervisor/limits.h"
+#include "supervisor/next_supervisor.h"
+#include "supervisor/text.h"
 
 namespace bulkhead::supervisor {
 
@@ -21,11 +25,22 @@ Supervisor::Declarations declarations_of(const std::vector<config::ModelSpec>& m
     return declarations;
 }
 
+std::string text_of(keeper_link::UpgradeFailure failure) {
+    switch (failure) {
+    case keeper_link::UpgradeFailure::none: return "";
+    case keeper_link::UpgradeFailure::state: return "its state could not be written";
+    case keeper_link::UpgradeFailure::refused: return "the installed program does not start, or not with its state";
+    case keeper_link::UpgradeFailure::execute: return "the installed program could not be executed";
+    }
+    return "it says no reason that this supervisor knows";
+}
+
 }  // namespace
 
 Supervisor::Supervisor(Options options) : options_{std::move(options)}, keeper_{io_, std::move(options_.keeper_link)} {}
 
 int Supervisor::run() {
+    end_with_keeper();
     keeper_.start({[this](const keeper_link::KeeperHello& hello, std::vector<FoundWorker> found) {
                        found_ = std::move(found);
                        on_keeper_ready(hello);
@@ -49,6 +64,8 @@ int Supervisor::run() {
                        io_.stop();
                    }});
     io_.run();
+    if (status_ != 0) wait_for_end_of_keeper();
+    kill_with_keeper(-1);  // its descriptor is closed from here on
     return status_;
 }
 
@@ -57,9 +74,14 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     context_->station = {options_.worker_program, daemon_token(hello.keeper_pid, hello.started_unix_ms),
                          options_.socket, options_.cache, std::move(options_.inherited)};
     if (options_.log_folder) context_->crash_reports = std::make_shared<CrashReports>(*options_.log_folder / "crashes");
+    if (options_.log_folder) keep_gpu_quarantine(*options_.log_folder);
     context_->generation_last = hello.generation_last;
     context_->channel_last = hello.supervisor_starts << 32U;
     facts_.supervisor_starts = hello.supervisor_starts;
+    facts_.keeper_executions = hello.executions;
+    facts_.keeper_upgrade_failed = text_of(static_cast<keeper_link::UpgradeFailure>(hello.upgrade_failed));
+    keeper_version_min_ = hello.version_min;
+    keeper_version_max_ = hello.version_max;
     facts_.fleet_error = options_.fleet_error;
     facts_.version = BULKHEAD_VERSION;
     facts_.keeper_pid = hello.keeper_pid;
@@ -79,16 +101,27 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
                   });
 }
 
+/// What a former supervisor knew of GPUs is read before anything may be started on one.
+void Supervisor::keep_gpu_quarantine(const std::filesystem::path& folder) {
+    const GpuQuarantineFile file{folder};
+    GpuQuarantine& quarantine = context_->gpu_quarantine;
+    if (auto known = file.load()) quarantine.restore(std::move(*known));
+    for (const auto& [uuid, reason] : quarantine.all())
+        spdlog::warn("gpu={} is quarantined since a former supervisor: {}", uuid, escaped(reason));
+    quarantine.changed = [file](const GpuQuarantine::State& state) { file.save(state); };
+}
+
 void Supervisor::begin() {
     std::vector<WorkerName> keep;
     for (const FoundWorker& worker : found_) keep.push_back(worker.name);
     context_->cgroups = Cgroups::make({static_cast<pid_t>(facts_.keeper_pid), options_.socket}, keep);
+    kill_with_keeper(context_->cgroups ? context_->cgroups->kill_all_fd() : -1);
     facts_.containment =
         context_->cgroups ? "cgroup " + context_->cgroups->path().string() : "process group and marker";
     fleet_.emplace(*context_, options_.fleet, options_.log_folder);
     daemon_.emplace(Daemon{*fleet_, facts_, [this](auto stopped) { stop(std::move(stopped)); },
                            [this](auto reloaded) { reload(std::move(reloaded)); },
-                           [this](bool with_keeper) { hand_over(with_keeper); }});
+                           [this](bool with_keeper, auto checked) { upgrade(with_keeper, std::move(checked)); }});
     server_.emplace(io_, std::move(options_.listener), make_methods(*daemon_));
     spdlog::info("supervisor {} pid={} keeper_pid={} fleet={} models={} containment=\"{}\" socket={}", facts_.version,
                  facts_.supervisor_pid, facts_.keeper_pid, facts_.fleet_file, options_.fleet.models.size(),
@@ -147,9 +180,39 @@ void Supervisor::on_reread(Reread reread) {
     spdlog::info("reload: {} models added, {} removed, {} changed, {} unchanged", change.added.size(),
                  change.removed.size(), change.changed.size(), change.unchanged.size());
     if (change.is_nothing() && facts_.fleet_error.empty()) return stay(reloaded);
-    fleet_->retire(reread.read.fleet, [this, reloaded = std::move(reloaded)] {
+    check_next(false, [this, fleet = std::move(reread.read.fleet),
+                       reloaded = std::move(reloaded)](const Result<>& checked) mutable {
+        if (fleet_->is_stopping() || ending_) return stay({});
+        if (!checked) {
+            spdlog::error("reload refused: {}", checked.error().text());
+            return stay({{}, {}, checked.error()});
+        }
+        apply(fleet, std::move(reloaded));
+    });
+}
+
+void Supervisor::apply(const config::Fleet& fleet, Reloaded reloaded) {
+    fleet_->retire(fleet, [this, reloaded = std::move(reloaded)] {
         answer_reload(reloaded);
         hand_over(false);
+    });
+}
+
+/// The keeper cannot go back to a supervisor that has ended: what is installed shows first that it runs, and that it
+/// speaks with the keeper of now, which goes on where it cannot be executed anew.
+void Supervisor::check_next(bool with_keeper, std::function<void(Result<>)> checked) {
+    checks_.run(
+        [with_keeper, fleet = facts_.fleet_file, min = keeper_version_min_, max = keeper_version_max_] {
+            return supervisor::check_next(next_program(with_keeper), fleet, min, max);
+        },
+        std::move(checked));
+}
+
+void Supervisor::upgrade(bool with_keeper, std::function<void(const Result<>&)> answer) {
+    check_next(with_keeper, [this, with_keeper, answer = std::move(answer)](const Result<>& checked) {
+        if (!checked) spdlog::error("upgrade refused: {}", checked.error().text());
+        answer(checked);
+        if (checked) hand_over(with_keeper);
     });
 }
 
@@ -166,7 +229,7 @@ void Supervisor::stay(const Reloaded& reloaded) {
 /// The ledgers are with the keeper already. What is in the middle of being spawned has none yet, and gets the moment
 /// that it needs.
 void Supervisor::hand_over(bool with_keeper) {
-    if (fleet_->is_stopping() || std::exchange(ending_, true)) return;
+    if (fleet_->is_stopping() || ending_ || std::exchange(handing_over_, true)) return;
     end_by_ = Deadline::Clock::now() + limits::control_flush_deadline;
     hand_over_when_spawned(with_keeper);
 }
@@ -174,6 +237,7 @@ void Supervisor::hand_over(bool with_keeper) {
 void Supervisor::hand_over_when_spawned(bool with_keeper) {
     if (fleet_->is_spawning() && Deadline::Clock::now() < end_by_)
         return end_check_.arm(limits::settle_poll, [this, with_keeper] { hand_over_when_spawned(with_keeper); });
+    if (fleet_->is_stopping() || std::exchange(ending_, true)) return;  // a stop came meanwhile, and wins
     server_->finish([this, with_keeper] {
         spdlog::info("supervisor pid={} hands over to its successor", facts_.supervisor_pid);
         keeper_.hand_over(with_keeper);

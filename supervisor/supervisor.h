@@ -44,6 +44,7 @@ private:
     };
 
     void on_keeper_ready(const keeper_link::KeeperHello& hello);
+    void keep_gpu_quarantine(const std::filesystem::path& folder);
     void begin();
     void stop(std::function<void(std::vector<Receipt>)> stopped);
     void end();
@@ -52,6 +53,9 @@ private:
     void on_reread(Reread reread);
     void answer_reload(const Reloaded& reloaded);
     void stay(const Reloaded& reloaded);
+    void upgrade(bool with_keeper, std::function<void(const Result<>&)> answer);
+    void check_next(bool with_keeper, std::function<void(Result<>)> checked);
+    void apply(const config::Fleet& fleet, Reloaded reloaded);
     void hand_over(bool with_keeper);
     void hand_over_when_spawned(bool with_keeper);
 
@@ -59,6 +63,7 @@ private:
     boost::asio::io_context io_{1};
     Gpus gpus_;
     EventBus events_;
+    OffLoop checks_{io_};    ///< of the next program, which may take seconds that nothing else has
     OffLoop off_loop_{io_};  ///< after what its jobs use, so that it is joined first
     KeeperClient keeper_;
     std::optional<FleetContext> context_;
@@ -66,13 +71,15 @@ private:
     std::optional<Daemon> daemon_;
     std::optional<ControlServer> server_;
     DaemonFacts facts_;
-    std::vector<FoundWorker> found_;  ///< until they are adopted
-    Declarations declarations_;       ///< when this supervisor started
+    std::uint16_t keeper_version_min_ = 0, keeper_version_max_ = 0;  ///< of the keeper link
+    std::vector<FoundWorker> found_;                                 ///< until they are adopted
+    Declarations declarations_;                                      ///< when this supervisor started
     Deadline end_check_{io_};
     Deadline::Clock::time_point end_by_{};
     std::vector<std::function<void(const Reloaded&)>> reload_waiters_;  ///< of the one reload under way
     bool stop_asked_ = false;
     bool reload_asked_ = false;  ///< before the fleet was there
+    bool handing_over_ = false;
     bool ending_ = false;
     int status_ = 0;
 };

@@ -28,8 +28,10 @@ struct LastSigns {
     std::optional<int> signal;           ///< it said itself that it was dying of
     std::string thread;                  ///< that died, in its own words
     std::vector<std::string> backtrace;  ///< readable, innermost first
-    std::string request;                 ///< that ran; empty: none
+    bool was_running = false;            ///< a request or a load
+    std::string request;                 ///< that ran; empty: none, or it is not known which
     std::chrono::milliseconds request_for{};
+    std::string load_phase;  ///< that ran before it was ready
     /// Host memory while there still was some. Written and read by the off-loop thread alone.
     std::shared_ptr<std::optional<std::uint64_t>> host_bytes = std::make_shared<std::optional<std::uint64_t>>();
 };
@@ -62,6 +64,8 @@ struct WorkerProcess {
 
     std::string configuration;          ///< to be sent as soon as its file was looked at
     bool granted = false;               ///< it may have device memory
+    bool awaits_turn = false;           ///< adopted while it loads: it stands in the settle queue
+    bool grant_owed = false;            ///< and is to be told when the turn comes
     std::uint64_t nonce = 0;            ///< of the hello_asked that it has yet to answer; 0: none
     std::uint32_t adoptions_tried = 0;  ///< supervisors that ended in the middle of adopting it
     bool replacing = false;             ///< ended so that one of another declaration can take its place
@@ -71,7 +75,8 @@ struct WorkerProcess {
     std::optional<std::uint64_t> machine_oom_kills;  ///< when it was started
 
     worker_link::Progress progress;
-    Clock::time_point progress_told{};
+    Clock::time_point progress_told_at{};
+    bool progress_is_told = false;             ///< as an event
     Clock::time_point progressed_at{};         ///< another phase, or more done; at first: when it was asked for
     std::optional<Clock::duration> load_left;  ///< of the load's budget, which stands still while the grant is awaited
     worker_link::Statistics statistics;
@@ -100,6 +105,7 @@ struct WorkerProcess {
     bool sigterm_sent = false;
     bool sigabrt_sent = false;
     bool sigkill_sent = false;
+    bool is_restart = false;          ///< was counted as one
     bool cannot_be_ended = false;     ///< not even by SIGKILL; nobody waits for it any more
     std::optional<ProcessExit> exit;  ///< reaped
 

@@ -41,6 +41,7 @@ constexpr std::array<LastWords, 5> last_words{{
 static_assert(SIGSEGV == 11 && SIGABRT == 6 && SIGBUS == 7 && SIGFPE == 8 && SIGILL == 4);
 
 std::atomic<int> link{-1};
+std::atomic<pid_t> owner{0};  ///< the process that installed the handlers; a forked child has them too
 std::atomic<pid_t> suspect{0};
 std::atomic<bool> suspect_asked{false};
 std::atomic<pid_t> teller{0};  ///< the thread that tells; it alone does
@@ -86,16 +87,19 @@ const void* fault_of(const void* context) noexcept {
 #endif
 }
 
-/// True when the thread that hangs was asked in this one's place.
+/// True when the thread that hangs was asked in this one's place; the main thread where nobody is suspected, for what
+/// happened to receive the signal may be a library's thread that has nothing to do.
 bool hand_to_suspect(const siginfo_t& signal) noexcept {
     const bool sent_by_another = signal.si_code <= 0 && signal.si_pid != ::getpid();
-    const pid_t thread = suspect.load();
-    if (!sent_by_another || thread == 0 || thread == this_thread() || suspect_asked.exchange(true)) return false;
+    const pid_t suspected = suspect.load();
+    const pid_t thread = suspected != 0 ? suspected : ::getpid();
+    if (!sent_by_another || thread == this_thread() || suspect_asked.exchange(true)) return false;
     return ::syscall(SYS_tgkill, ::getpid(), thread, SIGABRT) == 0;
 }
 
 extern "C" void on_fatal_signal(int number, siginfo_t* information, void* context) {
     const int errno_before = errno;
+    if (::getpid() != owner.load()) return end_by(number);  // a forked child's death is not the worker's
     if (number == SIGABRT && hand_to_suspect(*information)) {
         errno = errno_before;
         return;
@@ -130,6 +134,7 @@ SignalStack::~SignalStack() {
 
 void report_fatal_signals(int link_fd) noexcept {
     link = link_fd;
+    owner = ::getpid();
     prepare_backtrace();
     struct sigaction action {};
     action.sa_sigaction = on_fatal_signal;

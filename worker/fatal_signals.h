@@ -23,7 +23,8 @@ private:
 /// before they end the process as they would have: the kernel closes sockets only after it has freed the memory, 100
 /// to 200 ms later for some GB. Nothing in the handler allocates, and what it may wait for is bounded.
 ///
-/// A SIGABRT that another process sends asks where this one hangs: the suspect tells, see below.
+/// A SIGABRT that another process sends asks where this one hangs: the suspect tells, see below; the main thread where
+/// there is none.
 void report_fatal_signals(int link_fd) noexcept;
 
 /// While this lives, the calling thread works on something that may hang: a SIGABRT from another process, whichever

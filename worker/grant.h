@@ -1,8 +1,8 @@
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 
 #include "ipc/error.h"
 
@@ -11,26 +11,32 @@ namespace bulkhead::worker {
 /// The supervisor's permission to allocate device memory: given on the event loop, awaited by the loading thread.
 class Grant {
 public:
-    void give() {
+    void give() { decide(true); }
+    /// Nobody will give it any more.
+    void give_up() { decide(false); }
+
+    /// Without a deadline: others may hold the device for as long as their own allow, and the supervisor, whose
+    /// budget stands still meanwhile, ends the process when the wait is over for another reason.
+    /// Errors  cancelled: given up
+    Result<> wait() {
+        std::unique_lock lock{mutex_};
+        changed_.wait(lock, [this] { return given_.has_value(); });
+        if (*given_) return {};
+        return Error{ErrorCode::cancelled, "waiting for the grant of device memory: the worker ends", {}};
+    }
+
+private:
+    void decide(bool given) {
         {
             const std::lock_guard lock{mutex_};
-            given_ = true;
+            if (!given_) given_ = given;
         }
         changed_.notify_all();
     }
 
-    /// Errors  deadline_exceeded
-    Result<> wait(std::chrono::milliseconds deadline) {
-        std::unique_lock lock{mutex_};
-        if (changed_.wait_for(lock, deadline, [this] { return given_; })) return {};
-        return Error{ErrorCode::deadline_exceeded, "waiting for the supervisor's grant of device memory",
-                     "see whether the model's predecessor still holds memory, or raise the load deadline"};
-    }
-
-private:
     std::mutex mutex_;
     std::condition_variable changed_;
-    bool given_ = false;
+    std::optional<bool> given_;
 };
 
 }  // namespace bulkhead::worker

@@ -84,6 +84,7 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                       }} {}
 
 Server::~Server() {
+    grant_.give_up();
     executor_.stop();  // before what its job uses goes
     if (progress_) progress_->finish();
 }
@@ -180,7 +181,7 @@ void Server::load() {
                                     grant_state_ = GrantState::asked;
                                     link_.send({{"type", "grant_asked"}, {"device_bytes", device_bytes}});
                                 });
-                                return grant_.wait(spec_.deadlines.load);
+                                return grant_.wait();
                             }};
     executor_.post([this, context = std::move(context)] {
         Result<std::unique_ptr<Model>> model = [&]() -> Result<std::unique_ptr<Model>> {

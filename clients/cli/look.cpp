@@ -49,8 +49,12 @@ Result<int> show_crashes(const Session& session, const Crashes& crashes) {
     if (!crashes.model.empty()) params["model"] = crashes.model;
     const Result<json::value> answer = ask(*control, "crashes.list", std::move(params));
     if (!answer) return answer.error();
-    if (session.json) return print_json(*answer);
     const json::array& reports = array_member(*answer, "crashes");
+    if (reports.empty() && !crashes.model.empty())  // of neither the fleet nor the reports: a typing error
+        if (const auto known = ask(*control, "model.why", {{"model", crashes.model}});
+            !known && known.error().code == ErrorCode::model_unknown)
+            return known.error();
+    if (session.json) return print_json(*answer);
     const Style style = Style::of(stdout);
     // Of one model the newest in full, or as many as were asked for; those before it in a line each.
     const std::size_t in_full = crashes.full || (!crashes.model.empty() && crashes.limit > 0) ? reports.size()

@@ -227,6 +227,8 @@ std::string render_info(const json::value& info, Style style) {
     line("gpus", gpus_text(info));
     if (const std::string error = text_member(info, "fleet_error"); !error.empty())
         line("fleet file", "invalid since it was read last; the fleet runs on as it was: " + error);
+    if (const std::string failure = text_member(info, "keeper_upgrade_failed"); !failure.empty())
+        line("keeper", "runs the program from before the last upgrade: " + failure);
     if (member(info, "containment") != nullptr) line("containment", text_or_dash(info, "containment"));
     return text;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -74,6 +76,32 @@ Result<json::array> adopted(ControlClient& control) {
     }
 }
 
+/// How a worker that ran before the upgrade stands after it.
+enum class Outcome { kept, lost, ended };
+
+/// One without a process now was unloaded meanwhile, by somebody's word, unless its state says that it crashed.
+Outcome outcome_of(const json::value& worker, const json::array& now) {
+    const auto row = std::ranges::find_if(now, [&](const auto& other) { return is_worker(other, worker); });
+    if (row == now.end()) return Outcome::ended;
+    const auto pid = integer_member(*row, "pid");
+    if (pid && pid == integer_member(worker, "pid")) return Outcome::kept;
+    const std::string state = text_member(*row, "state");
+    return pid || state == "backoff" || state == "quarantined" ? Outcome::lost : Outcome::ended;
+}
+
+/// Why the keeper is the old program still, though it was to be executed anew; nothing when it is not, or cannot say.
+std::optional<Error> keeper_left_behind(const json::value& before, const json::value& now) {
+    const auto executions = integer_member(now, "keeper_executions");
+    if (!executions || *executions != integer_member(before, "keeper_executions").value_or(0)) return std::nullopt;
+    const std::string why = one_line(text_member(now, "keeper_upgrade_failed"));
+    return Error{
+        ErrorCode::load_failed,
+        fmt::format("upgrading the keeper, pid {}: it was not executed anew, and the old program goes on{}{}",
+                    text_member(now, "keeper_pid"), why.empty() ? "" : ": ", why),
+        "what bulkheadd printed says more (logs/bulkheadd.out beside the control socket, or the journal); mend "
+        "the installed bulkheadd and upgrade again. The supervisor is the new one, and every worker runs on"};
+}
+
 Result<int> upgrade(const Session& session, bool supervisor_only) {
     Result<ControlClient> control = session.connect();
     if (!control) return control.error();
@@ -92,20 +120,24 @@ Result<int> upgrade(const Session& session, bool supervisor_only) {
     if (!run) return run.error();
 
     json::array kept;
-    std::string lost, names;
+    std::map<Outcome, std::string> names;
     for (const json::value& worker : *ran) {
         const auto pid = integer_member(worker, "pid");
         if (!pid) continue;
-        const auto now = std::ranges::find_if(*run, [&](const auto& row) { return is_worker(row, worker); });
         const std::string name = fmt::format("{}/{}, pid {}", one_line(text_member(worker, "model")),
                                              one_line(text_member(worker, "replica")), *pid);
-        const bool same = now != run->end() && integer_member(*now, "pid") == pid;
-        (same ? names : lost) += ((same ? names : lost).empty() ? "" : "; ") + name;
+        const Outcome outcome = outcome_of(worker, *run);
+        std::string& list = names[outcome];
+        list += (list.empty() ? "" : "; ") + name;
         kept.push_back({{"model", text_member(worker, "model")},
                         {"replica", integer_member(worker, "replica").value_or(0)},
                         {"pid", *pid},
-                        {"kept", same}});
+                        {"kept", outcome == Outcome::kept}});
     }
+    const auto keeper_failed = supervisor_only ? std::nullopt : keeper_left_behind(*before, *info);
+    const std::string& lost = names[Outcome::lost];
+    const std::string& ended = names[Outcome::ended];
+    const std::string& runs_on = names[Outcome::kept];
     if (session.json) {
         const auto printed = print_json({{"old_supervisor_pid", supervisor},
                                          {"supervisor_pid", integer_member(*info, "supervisor_pid").value_or(0)},
@@ -119,11 +151,15 @@ Result<int> upgrade(const Session& session, bool supervisor_only) {
                                        text_member(*info, "supervisor_pid"), one_line(text_member(*before, "version")),
                                        one_line(text_member(*info, "version")));
         text += fmt::format("keeper      pid {}, {}\n", text_member(*info, "keeper_pid"),
-                            supervisor_only ? "left as it is" : "the same process, executed anew");
+                            supervisor_only ? "left as it is"
+                            : keeper_failed ? "not executed anew: the old program goes on"
+                                            : "the same process, executed anew");
         text += kept.empty() ? std::string{"workers     none ran\n"}
-                             : fmt::format("workers     {}\n", names.empty() ? "none runs on" : names + ": run on");
+                             : fmt::format("workers     {}\n", runs_on.empty() ? "none runs on" : runs_on + ": run on");
+        if (!ended.empty()) text += fmt::format("            {}: ended meanwhile, as somebody asked\n", ended);
         if (const auto printed = print(text); !printed) return printed;
     }
+    if (keeper_failed) return *keeper_failed;
     if (lost.empty()) return exit_done;
     return Error{ErrorCode::worker_lost, fmt::format("upgrading: a process was not taken over: {}", lost),
                  "`bulkhead why` and `bulkhead logs` of that model tell the reason"};
@@ -183,9 +219,9 @@ void add_upgrade(CLI::App& app, Session& session) {
         "With --json: {\"old_supervisor_pid\",\"supervisor_pid\",\"keeper_pid\",\"old_version\",\"version\",\n"
         "\"workers\":[{\"model\",\"replica\",\"pid\",\"kept\"}]}.\n"
         "\nExamples:\n  bulkhead upgrade\n  bulkhead upgrade --supervisor-only\n"
-        "\nExit status: 0 every worker that ran still runs, with the same pid; 1 one does not, or it failed; 3 no "
-        "daemon\n"
-        "answers.");
+        "The installed supervisor must first show that it starts and reads the fleet; else nothing is replaced.\n"
+        "\nExit status: 0 done, and every worker that nobody unloaded runs, with the same pid; 1 one does not, or the\n"
+        "keeper could not be executed anew, or it failed; 3 no daemon answers.");
     command->callback([&session, supervisor_only] {
         session.command = [&session, supervisor_only] { return upgrade(session, *supervisor_only); };
     });

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "clients/cpp/hung_supervisor.h"
 #include "clients/cpp/limits.h"
 
 namespace bulkhead {
@@ -102,7 +103,10 @@ Result<Answer> ControlClient::call(std::string_view method, json::object params,
         }
         bool left = false;
         Result<std::optional<json::object>> answer = exchange(method, params, until, left);
-        if (!answer) return std::move(answer).error().during(method);
+        if (!answer) {
+            auto hang = answer.error().code == ErrorCode::deadline_exceeded ? hang_of_supervisor(path_) : std::nullopt;
+            return (hang ? std::move(*hang) : std::move(answer).error()).during(method);
+        }
         if (*answer) {
             if (const json::value* error = (*answer)->if_contains("error")) return error_from(*error, error_data_);
             Result<Answer> taken = take(std::move(**answer));
@@ -184,11 +188,13 @@ Result<> ControlClient::reconnect(Clock::time_point until) {
         } else if (line.error().code != ErrorCode::deadline_exceeded) {  // that is a full backlog
             return std::move(line).error();
         }
-        if (Clock::now() >= patience)
+        if (Clock::now() >= patience) {
+            if (auto hang = hang_of_supervisor(path_)) return std::move(*hang);
             return Error{ErrorCode::deadline_exceeded,
                          fmt::format("waiting for a new supervisor: none has answered since {} ms",
                                      std::chrono::floor<std::chrono::milliseconds>(Clock::now() - start).count()),
                          "the keeper starts one: see logs/ beside the control socket. Workers run on meanwhile"};
+        }
         std::this_thread::sleep_for(std::min<Clock::duration>(pause, patience - Clock::now()));
     }
     if (!reconnected_ || std::exchange(telling_, true)) return {};

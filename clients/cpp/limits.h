@@ -16,6 +16,8 @@ inline constexpr std::chrono::milliseconds connect = 5s;  ///< while the daemon'
 inline constexpr std::chrono::milliseconds call = 1h;
 /// Without any supervisor that answers, though the keeper lives: it restarts a failing one every 5 s at the latest.
 inline constexpr std::chrono::milliseconds absence = 30s;
+/// After a call's deadline, for a ping to tell a supervisor that hangs from an answer that takes long.
+inline constexpr std::chrono::milliseconds hang_probe = 1s;
 /// Between two connections that ended before anybody answered on them; doubled each time.
 inline constexpr std::chrono::milliseconds reconnect_pause = 10ms;
 inline constexpr std::chrono::milliseconds reconnect_pause_max = 500ms;

@@ -22,6 +22,7 @@ Result<> Keeper::resume(const SavedState& state) {
     generation_last_ = state.keeper.generation_last;
     started_unix_ms_ = state.keeper.started_unix_ms;
     violations_ = state.keeper.violations;
+    executions_ = static_cast<std::uint16_t>(state.keeper.executions + 1);
     supervisor_.resume(state.keeper.supervisor_starts);
     if (state.keeper.reload_due == 1) outbox_.ask_to_reload();
     children_left_ = true;  // the signal of one that ended meanwhile may be lost
@@ -58,8 +59,8 @@ void Keeper::wait_for_events() noexcept {
 }
 
 Clock::time_point Keeper::next_deadline() noexcept {
-    auto next =
-        std::min({stop_by_, send_retry_, reload_by_, supervisor_.deadline(), station_.service_manager.deadline()});
+    auto next = std::min({stop_by_, send_retry_, reload_by_, supervisor_.deadline(), supervisor_.read_deadline(),
+                          station_.service_manager.deadline()});
     if (!supervisor_.runs()) next = std::min(next, supervisor_.start_due());
     for (const Worker& worker : table_.all())
         if (worker.state == Worker::State::ending) next = std::min(next, worker.group_deadline);
@@ -89,11 +90,28 @@ void Keeper::pass_deadlines() noexcept {
                                       : "it closed its link and did not end");
         supervisor_.kill();
     }
+    if (supervisor_.read_deadline() <= now) on_unread_link();
     if (!supervisor_.runs() && supervisor_.start_due() <= now) start_supervisor();
 }
 
+/// Whoever reads late by so much serves nobody either; its workers are none the worse for a successor.
+void Keeper::on_unread_link() noexcept {
+    supervisor_.note_reading();
+    if (supervisor_.read_deadline() == never) return;
+    say("WARN supervisor pid=%d killed cause=\"it hangs: it has not read its link for %lld s\"", supervisor_.pid(),
+        static_cast<long long>(limits::supervisor_read_deadline.count() / 1000));
+    drain_link();
+    supervisor_.kill();
+}
+
 void Keeper::send_due() noexcept {
-    if (!supervisor_.link() || link_is_full_ || send_retry_ != never) return;
+    if (!supervisor_.link()) return;
+    supervisor_.note_reading();
+    if (!link_is_full_ && send_retry_ == never) flush_outbox();
+    supervisor_.note_sent();
+}
+
+void Keeper::flush_outbox() noexcept {
     switch (outbox_.flush(supervisor_.link(), table_)) {
     case SendOutcome::sent: break;
     case SendOutcome::full: link_is_full_ = true; break;
@@ -200,6 +218,8 @@ void Keeper::start_supervisor() noexcept {
     hello.supervisor_starts = supervisor_.starts();
     hello.started_unix_ms = started_unix_ms_;
     hello.keeper_pid = ::getpid();
+    hello.executions = executions_;
+    hello.upgrade_failed = static_cast<std::uint16_t>(upgrade_failed_);
     outbox_.hand_over(hello);
     if (course_ == Course::stop_asked) outbox_.ask_to_stop();
 }
@@ -231,9 +251,15 @@ void Keeper::on_supervisor_ended(const EndedChild& supervisor) noexcept {
     if (parting_ == Parting::upgrade && course_ == Course::serving) execute_anew();
 }
 
-/// Returns only when this program goes on: then the next supervisor starts as after any hand-over.
+/// Returns only when this program goes on: then the next supervisor starts as after any hand-over, and is told why.
 void Keeper::execute_anew() noexcept {
     station_.service_manager.status("upgrading: executing the keeper's program anew");
+    upgrade_failed_ = try_to_execute_anew();
+    say("WARN upgrade: the old program goes on, with every worker");
+}
+
+keeper_link::UpgradeFailure Keeper::try_to_execute_anew() noexcept {
+    using keeper_link::UpgradeFailure;
     SavedKeeper saved{};
     saved.pid = ::getpid();
     saved.directory_fd = station_.directory.directory_fd();
@@ -244,22 +270,21 @@ void Keeper::execute_anew() noexcept {
     saved.started_unix_ms = started_unix_ms_;
     saved.violations = violations_;
     saved.reload_due = outbox_.reload_is_due() ? 1 : 0;
+    saved.executions = executions_;
     const UniqueFd state = write_state(saved, station_.directory.socket_path(), table_);
     if (!state) {
-        say("WARN upgrade: writing the state: %s; the old program goes on, with every worker", strerrordesc_np(errno));
-        return;
+        say("WARN upgrade: writing the state: %s", strerrordesc_np(errno));
+        return UpgradeFailure::state;
     }
-    if (!station_.program.understands(state.get(), station_.spawner, station_.null.get(), station_.oom_score_own)) {
-        say("WARN upgrade: the old program goes on, with every worker");
-        return;
-    }
+    if (!station_.program.understands(state.get(), station_.spawner, station_.null.get(), station_.oom_score_own))
+        return UpgradeFailure::refused;
     ::fcntl(state.get(), F_SETFD, 0);
     keep_descriptors_across_exec(true);
     station_.program.execute(state.get());
     const int error = errno;
     keep_descriptors_across_exec(false);
-    say("WARN upgrade: executing %s: %s; the old program goes on, with every worker", station_.program.path(),
-        strerrordesc_np(error));
+    say("WARN upgrade: executing %s: %s", station_.program.path(), strerrordesc_np(error));
+    return UpgradeFailure::execute;
 }
 
 void Keeper::keep_descriptors_across_exec(bool kept) noexcept {

@@ -65,14 +65,17 @@ private:
     void take_requests() noexcept;
     void pass_deadlines() noexcept;
     void send_due() noexcept;
+    void flush_outbox() noexcept;
     [[nodiscard]] Clock::time_point next_deadline() noexcept;
 
     void start_supervisor() noexcept;
     void on_supervisor_ended(const EndedChild& supervisor) noexcept;
     void on_link_closed() noexcept;
+    void on_unread_link() noexcept;
     void drain_link() noexcept;
     void on_violation(const char* what) noexcept;
     void execute_anew() noexcept;
+    [[nodiscard]] keeper_link::UpgradeFailure try_to_execute_anew() noexcept;
     void keep_descriptors_across_exec(bool kept) noexcept;
     void end(int status) noexcept;
 
@@ -102,6 +105,8 @@ private:
     std::uint64_t violations_ = 0;
     std::uint64_t generation_last_ = 0;
     std::uint64_t started_unix_ms_ = 0;
+    std::uint16_t executions_ = 0;  ///< of this process, after the first; it wraps
+    keeper_link::UpgradeFailure upgrade_failed_ = keeper_link::UpgradeFailure::none;
     Clock::time_point stop_by_ = never;
     Clock::time_point send_retry_ = never;
     Clock::time_point reload_by_ = never;  ///< the service manager waits for the outcome

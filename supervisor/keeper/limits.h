@@ -26,6 +26,8 @@ inline constexpr milliseconds kill_everything_deadline{5'000};
 /// Before a packet that the kernel had no room for (in-flight descriptors, memory) is tried again.
 inline constexpr milliseconds send_retry{20};
 
+/// Between a packet to a greeted supervisor and its reading; then it hangs, and is killed.
+inline constexpr milliseconds supervisor_read_deadline{10'000};
 /// Between SIGHUP and the word of the supervisor, by handing over or otherwise; then the service manager is told
 /// that the daemon is ready as it was.
 inline constexpr milliseconds reload_deadline{60'000};

@@ -132,7 +132,8 @@ int fail(const Error& error) {
 
 /// All that a first program and one that takes over have alike.
 Result<Station> make_station(Options options, RuntimeDirectory directory, OwnProgram program, UniqueFd null) {
-    if (options.supervisor.empty()) {
+    const bool is_beside_us = options.supervisor.empty();
+    if (is_beside_us) {
         auto beside_us = supervisor_beside_us();
         if (!beside_us) return beside_us.error();
         options.supervisor = std::move(*beside_us);
@@ -145,7 +146,8 @@ Result<Station> make_station(Options options, RuntimeDirectory directory, OwnPro
     raise_descriptor_limit();
     const std::string socket_path = directory.socket_path();
     return Station{.directory = std::move(directory),
-                   .command = SupervisorCommand{std::move(options.supervisor), socket_path, std::move(options.fleet)},
+                   .command = SupervisorCommand{std::move(options.supervisor), socket_path, std::move(options.fleet),
+                                                is_beside_us ? program.path() : ""},
                    .program = std::move(program),
                    .service_manager = ServiceManager::from_environment(),
                    .spawner = *spawner,

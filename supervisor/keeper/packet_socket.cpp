@@ -1,5 +1,7 @@
 #include "supervisor/keeper/packet_socket.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -97,6 +99,11 @@ ReceivedPacket PacketSocket::receive() noexcept {
     packet.kind = sound ? Kind::packet : Kind::malformed;
     if (sound) packet.header = *header;
     return packet;
+}
+
+int PacketSocket::unread_bytes() const noexcept {
+    int bytes = 0;
+    return socket_ && ::ioctl(socket_.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
 }
 
 }  // namespace bulkhead::keeper

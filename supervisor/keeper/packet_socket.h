@@ -46,6 +46,9 @@ public:
 
     [[nodiscard]] ReceivedPacket receive() noexcept;
 
+    /// Of what was sent, what the peer has not read: memory in the kernel, so only zero and change mean anything.
+    [[nodiscard]] int unread_bytes() const noexcept;
+
 private:
     UniqueFd socket_;
 };

@@ -158,7 +158,8 @@ void Keeper::on_signal(std::span<const std::byte> body) noexcept {
     const Worker* worker = table_.find(signal->key);
     if (worker == nullptr) return on_violation("a signal for an unknown worker");
     if (worker->state != Worker::State::running) return;
-    if (signal->whole_group == 1 && ::kill(-worker->pid, signal->number) == 0) return;
+    if (signal->whole_group == 1) ::kill(-worker->pid, signal->number);
+    // Also after its group: a leader may have left that, and a second SIGKILL does no harm.
     send_signal(worker->pidfd.get(), signal->number);
 }
 

@@ -17,7 +17,7 @@ namespace bulkhead::keeper {
 
 /// This release writes `state_version` and reads all from `state_version_min` on.
 inline constexpr std::uint32_t state_version_min = 1;
-inline constexpr std::uint32_t state_version = 1;
+inline constexpr std::uint32_t state_version = 2;  ///< 1: as 2, with `executions` always zero
 
 /// At the front of the state, in every version.
 struct StateHeader {
@@ -38,7 +38,8 @@ struct SavedKeeper {
     std::uint64_t supervisor_starts;
     std::uint64_t started_unix_ms;
     std::uint64_t violations;
-    std::uint32_t reload_due;
+    std::uint16_t reload_due;
+    std::uint16_t executions;         ///< how often the keeper has executed its program anew
     std::uint32_t socket_path_bytes;  ///< follow this struct; no zero among them
 };
 

@@ -14,16 +14,20 @@
 
 namespace bulkhead::keeper {
 
-SupervisorCommand::SupervisorCommand(std::string program, const std::string& socket_path, std::string fleet)
+SupervisorCommand::SupervisorCommand(std::string program, const std::string& socket_path, std::string fleet,
+                                     const std::string& beside)
     : program_{std::move(program)}, words_{"bulkhead-supervisor", "--socket", socket_path, std::move(fleet)},
-      socket_variable_{"BULKHEAD_SOCKET=" + socket_path} {
+      socket_variable_{"BULKHEAD_SOCKET=" + socket_path}, beside_variable_{"BULKHEAD_KEEPER=" + beside} {
     for (std::string& word : words_) argv_.push_back(word.data());
     argv_.push_back(nullptr);
     for (char** variable = environ; *variable != nullptr; ++variable) {
         const std::string_view text{*variable};
-        if (!text.starts_with("BULKHEAD_SOCKET=") && !is_for_the_keeper_alone(text)) environment_.push_back(*variable);
+        if (!text.starts_with("BULKHEAD_SOCKET=") && !text.starts_with("BULKHEAD_KEEPER=") &&
+            !is_for_the_keeper_alone(text))
+            environment_.push_back(*variable);
     }
     environment_.push_back(socket_variable_.data());
+    if (!beside.empty()) environment_.push_back(beside_variable_.data());
     environment_.push_back(nullptr);
 }
 
@@ -49,6 +53,7 @@ SpawnResult<void> SupervisorProcess::start(Spawner& spawner, const SupervisorCom
     child_ = std::move(*child);
     link_ = std::move(ours);
     has_greeted_ = false;
+    unread_bytes_ = 0;
     started_ = Clock::now();
     start_due_ = never;
     deadline_ = started_ + limits::supervisor_hello_deadline;
@@ -62,6 +67,7 @@ std::chrono::milliseconds SupervisorProcess::ended(bool handed_over) noexcept {
     link_.close();
     has_greeted_ = false;
     deadline_ = never;
+    read_by_ = never;
     start_due_ = now;
     if (handed_over) return {};
     const auto delay = limits::restart_delays[next_delay_];
@@ -78,6 +84,7 @@ void SupervisorProcess::greeted() noexcept {
 
 void SupervisorProcess::link_closed() noexcept {
     link_.close();
+    read_by_ = never;
     deadline_ = Clock::now() + limits::supervisor_end_deadline;
 }
 
@@ -85,6 +92,22 @@ void SupervisorProcess::kill() noexcept {
     if (runs()) send_signal(child_.pidfd.get(), SIGKILL);
     link_.close();
     deadline_ = never;
+    read_by_ = never;
+}
+
+void SupervisorProcess::note_reading() noexcept {
+    const int unread = link_.unread_bytes();
+    if (unread == 0 || unread < unread_bytes_) read_by_ = never;
+    unread_bytes_ = unread;
+}
+
+void SupervisorProcess::note_sent() noexcept {
+    unread_bytes_ = link_.unread_bytes();
+    const bool is_watched = has_greeted_ && deadline_ == never && unread_bytes_ != 0;
+    if (!is_watched)
+        read_by_ = never;
+    else if (read_by_ == never)
+        read_by_ = Clock::now() + limits::supervisor_read_deadline;
 }
 
 }  // namespace bulkhead::keeper

@@ -10,10 +10,13 @@
 namespace bulkhead::keeper {
 
 /// How to start a supervisor: `bulkhead-supervisor --socket PATH FLEET`, with the keeper's environment and
-/// BULKHEAD_SOCKET. Built once, so that a restart allocates nothing.
+/// BULKHEAD_SOCKET; with BULKHEAD_KEEPER, the path of the keeper's own program, where the next one is found beside
+/// that, so that a supervisor knows what an upgrade would start. Built once, so that a restart allocates nothing.
 class SupervisorCommand {
 public:
-    SupervisorCommand(std::string program, const std::string& socket_path, std::string fleet);
+    /// `beside` is empty when the program was named.
+    SupervisorCommand(std::string program, const std::string& socket_path, std::string fleet,
+                      const std::string& beside);
 
     [[nodiscard]] const char* program() const noexcept { return program_.c_str(); }
     [[nodiscard]] char* const* argv() const noexcept { return argv_.data(); }
@@ -23,6 +26,7 @@ private:
     std::string program_;
     std::vector<std::string> words_;
     std::string socket_variable_;
+    std::string beside_variable_;
     std::vector<char*> argv_;
     std::vector<char*> environment_;
 };
@@ -48,6 +52,12 @@ public:
     void greeted() noexcept;
     void link_closed() noexcept;
     void must_end_by(Clock::time_point deadline) noexcept { deadline_ = deadline; }
+
+    /// Watches that it reads its link: before each sending, and again after it. A deadline runs while something is
+    /// unread and nothing of it gets read; before the hello, and once it is to end, other deadlines do.
+    void note_reading() noexcept;
+    void note_sent() noexcept;
+    [[nodiscard]] Clock::time_point read_deadline() const noexcept { return read_by_; }
     void kill() noexcept;
 
     [[nodiscard]] PacketSocket& link() noexcept { return link_; }
@@ -70,6 +80,8 @@ private:
     Clock::time_point started_{};
     Clock::time_point start_due_{};  ///< at once
     Clock::time_point deadline_ = never;
+    Clock::time_point read_by_ = never;
+    int unread_bytes_ = 0;  ///< when it was looked at last
 };
 
 }  // namespace bulkhead::keeper

@@ -182,7 +182,12 @@ TEST_F(Cli, CrashesShowTheReportOfADeathAndWhyNamesItsFile) {
     ASSERT_EQ(reports.size(), 1u);
     EXPECT_EQ(reports[0].at("pid"), dead);
     EXPECT_THAT(shown.out, AllOf(HasSubstr("SIGKILL"), HasSubstr("backtrace"), HasSubstr("last output")));
-    EXPECT_THAT(daemon.cli({"why", "echo"}).out, HasSubstr("crash report: "));
+    EXPECT_THAT(daemon.cli({"why", "echo"}).out,
+                AllOf(HasSubstr("crash report: "), HasSubstr("died: ended by SIGKILL")));
+    const auto unknown = daemon.cli({"crashes", "ecko"});
+    EXPECT_EQ(unknown.exit_code, 1);
+    EXPECT_THAT(unknown.err, AllOf(HasSubstr("model_unknown"), HasSubstr("the fleet has "), HasSubstr("echo")));
+    EXPECT_EQ(daemon.cli({"crashes", "raises"}).exit_code, 0) << "known, and without a crash";
 }
 
 TEST_F(Cli, UpgradeKeepsEveryWorkerAndItsChannels) {

@@ -44,6 +44,31 @@ std::string containment(const Daemon& daemon) {
     return std::string{daemon.call("daemon.info")->at("containment").as_string()};
 }
 
+pid_t supervisor_of(const Daemon& daemon) {
+    return daemon.call("daemon.info")->at("supervisor_pid").to_number<pid_t>();
+}
+
+/// All its threads are.
+bool wait_stopped(pid_t pid) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{20};
+    while (std::chrono::steady_clock::now() < until) {
+        std::size_t running = 0;
+        for (const auto& thread : fs::directory_iterator{"/proc/" + std::to_string(pid) + "/task"}) {
+            std::ifstream file{thread.path() / "stat"};
+            const std::string text{std::istreambuf_iterator<char>{file}, {}};
+            running += text.find(") T ") == std::string::npos ? 1 : 0;
+        }
+        if (running == 0) return true;
+    }
+    return false;
+}
+
+/// A line for each hierarchy.
+std::string cgroups_of(pid_t pid) {
+    std::ifstream file{"/proc/" + std::to_string(pid) + "/cgroup"};
+    return {std::istreambuf_iterator<char>{file}, {}};
+}
+
 /// Where the daemon may make cgroups, and where it may not: in a mount namespace in which they are read-only, as in
 /// most containers.
 class Escaped : public testing::TestWithParam<bool> {
@@ -129,15 +154,21 @@ TEST_P(Escaped, AreGoneAfterACrashOfTheirWorker) {
     EXPECT_TRUE(daemon.unload("parent")->at("verified").as_bool());
 }
 
-TEST_P(Escaped, OfAKilledKeeperAreGoneWhenTheNextOneAnswers) {
+TEST_P(Escaped, OfAKilledKeeperEndWithItOrBeforeTheNextOneAnswers) {
     Daemon daemon{fleet({parent_of("setsid")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
     const pid_t child = child_of(daemon);
     const std::string folder = containment(daemon);
+    const bool contained = folder.starts_with("cgroup ");
+    EXPECT_THAT(cgroups_of(child), contained ? testing::Matcher<std::string>(HasSubstr("/bulkhead-")) : testing::_);
+    EXPECT_THAT(cgroups_of(supervisor_of(daemon)), testing::Not(HasSubstr("/bulkhead-"))) << "it would end itself";
 
     daemon.keeper().signal(SIGKILL);
     ASSERT_TRUE(daemon.keeper().wait(std::chrono::seconds{20}));
-    ASSERT_TRUE(is_alive(child)) << "nobody is left who could end it";
+    if (contained)
+        ASSERT_TRUE(wait_gone(child)) << "its supervisor could";
+    else
+        ASSERT_TRUE(is_alive(child)) << "nobody is left who could end it";
     const auto next = start_again(daemon);
 
     EXPECT_TRUE(wait_gone(child));
@@ -155,6 +186,42 @@ TEST_P(Escaped, OfAKilledKeeperAreGoneWhenTheNextOneAnswers) {
     }
 }
 
+/// Its signal is not one that a stopped process takes; the kernel lets go on whoever is stopped and orphaned.
+TEST_P(Escaped, OfAKilledKeeperEndThoughItsSupervisorWasStopped) {
+    Daemon daemon{fleet({parent_of("setsid")}), options_};
+    ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
+    const pid_t child = child_of(daemon);
+    const bool contained = containment(daemon).starts_with("cgroup ");
+    const pid_t supervisor = supervisor_of(daemon);
+
+    ::kill(supervisor, SIGSTOP);
+    ASSERT_TRUE(wait_stopped(supervisor));
+    daemon.keeper().signal(SIGKILL);
+    ASSERT_TRUE(daemon.keeper().wait(std::chrono::seconds{20}));
+
+    EXPECT_TRUE(wait_gone(supervisor));
+    if (!contained) ::kill(child, SIGKILL);
+    EXPECT_TRUE(wait_gone(child));
+}
+
+TEST_P(Escaped, OfAKilledSupervisorLiveOnWithTheirWorker) {
+    Daemon daemon{fleet({parent_of("setsid")}), options_};
+    ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
+    const pid_t child = child_of(daemon);
+    const pid_t worker = daemon.pid("parent");
+    const bool contained = containment(daemon).starts_with("cgroup ");
+
+    ::kill(supervisor_of(daemon), SIGKILL);
+    ASSERT_TRUE(daemon.wait_state("parent", "ready"));
+
+    EXPECT_EQ(daemon.pid("parent"), worker);
+    EXPECT_TRUE(is_alive(child));
+    daemon.keeper().signal(SIGKILL);  // the next supervisor has the same duty
+    ASSERT_TRUE(daemon.keeper().wait(std::chrono::seconds{20}));
+    if (!contained) ::kill(child, SIGKILL);
+    EXPECT_TRUE(wait_gone(child));
+}
+
 TEST_P(Escaped, WithoutTheirMarkerAreFoundByTheirCgroupAlone) {
     Daemon daemon{fleet({parent_of("bare")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
@@ -166,10 +233,9 @@ TEST_P(Escaped, WithoutTheirMarkerAreFoundByTheirCgroupAlone) {
 
     daemon.keeper().signal(SIGKILL);
     ASSERT_TRUE(daemon.keeper().wait(std::chrono::seconds{20}));
-    ASSERT_TRUE(is_alive(child));
+    ASSERT_TRUE(wait_gone(child));
     const auto next = start_again(daemon);
 
-    EXPECT_TRUE(wait_gone(child));
     ASSERT_TRUE(daemon.load("parent"));
     const pid_t second = child_of(daemon);
     EXPECT_TRUE(daemon.unload("parent")->at("verified").as_bool());

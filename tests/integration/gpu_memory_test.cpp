@@ -40,6 +40,33 @@ protected:
         return minimal_model(name, fmt::format("MINIMAL_GPU_FILE: {}, MINIMAL_GPU_BYTES: \"{}\"", file(), had),
                              "device: cuda:0\n" + extra);
     }
+    /// Its process dies of its own doing: a kill from outside would blame nobody.
+    void crash(const Daemon& daemon, const std::string& model) const {
+        set(card);
+        ASSERT_TRUE(daemon.load(model)) << daemon.why(model);
+        const auto first = daemon.row(model).at("generation").as_int64();
+        ::kill(daemon.pid(model), SIGSEGV);
+        set(card);
+        // Its successor is ready, or, of the third, refused: either way the crash was counted.
+        ASSERT_TRUE(daemon.wait_until(model, [first](const json::object& row) {
+            const bool is_settled = row.at("state").as_string() == "ready" || row.at("state").as_string() == "backoff";
+            return row.at("generation").as_int64() > first && is_settled;
+        }));
+    }
+    /// The reason, or null.
+    static json::value quarantined(const Daemon& daemon) {
+        return daemon.call("gpu.status")->at("gpus").as_array().at(0).at("quarantined");
+    }
+    static pid_t supervisor_of(const Daemon& daemon) {
+        return static_cast<pid_t>(daemon.call("daemon.info")->at("supervisor_pid").as_int64());
+    }
+    /// SIGKILL; the next call waits for its successor.
+    static void kill_supervisor(const Daemon& daemon) {
+        const pid_t supervisor = supervisor_of(daemon);
+        ::kill(supervisor, SIGKILL);
+        ASSERT_TRUE(wait_gone(supervisor));
+        ASSERT_NE(supervisor_of(daemon), supervisor);
+    }
 
     TemporaryFolder folder_;
     SpawnOptions options_;
@@ -146,30 +173,74 @@ TEST_F(GpuMemory, QuarantineIsToldAndLiftedByAPerson) {
     Daemon daemon{fleet({gpu_model("one"), gpu_model("two"), gpu_model("three"), minimal_model("cpu")}), options_};
     EXPECT_THAT(daemon.call("gpu.lift", {{"uuid", "GPU-z"}}).error().attempt, HasSubstr("no such GPU"));
     EXPECT_THAT(daemon.call("gpu.lift", {{"uuid", "GPU-a"}}).error().attempt, HasSubstr("not quarantined"));
-    for (const char* model : {"one", "two", "three"}) {
-        set(card);
-        ASSERT_TRUE(daemon.load(model)) << daemon.why(model);
-        const auto first = daemon.row(model).at("generation").as_int64();
-        ::kill(daemon.pid(model), SIGSEGV);  // a kill from outside would blame nobody
-        set(card);
-        // Its successor is ready, or, of the third, refused: either way the crash was counted.
-        ASSERT_TRUE(daemon.wait_until(model, [first](const json::object& row) {
-            const bool follows = row.at("generation").as_int64() > first && row.at("state").as_string() == "ready";
-            return follows || row.at("state").as_string() == "stopped";
-        }));
-    }
-    const auto quarantined = [&] { return daemon.call("gpu.status")->at("gpus").as_array().at(0).at("quarantined"); };
-    ASSERT_TRUE(quarantined().is_string()) << daemon.output();
-    EXPECT_THAT(std::string{quarantined().as_string()}, HasSubstr("3 different models failed"));
+    for (const char* model : {"one", "two", "three"}) crash(daemon, model);
+    ASSERT_TRUE(quarantined(daemon).is_string()) << daemon.output();
+    EXPECT_THAT(std::string{quarantined(daemon).as_string()}, HasSubstr("3 different models failed"));
     const auto refused = daemon.load("three");
     ASSERT_FALSE(refused);
     EXPECT_THAT(refused.error().remedy, HasSubstr("--lift GPU-a"));
     EXPECT_TRUE(daemon.load("cpu"));
 
     EXPECT_TRUE(daemon.call("gpu.lift", {{"uuid", "GPU-a"}}));
-    EXPECT_TRUE(quarantined().is_null());
+    EXPECT_TRUE(quarantined(daemon).is_null());
     set(card);
     EXPECT_TRUE(daemon.load("three")) << daemon.why("three");
+    set(card);
+}
+
+TEST_F(GpuMemory, QuarantineKeepsInnocentModelsWaitingAndItsEndStartsThem) {
+    Daemon daemon{fleet({gpu_model("one"), gpu_model("two"), gpu_model("three"),
+                         minimal_model("innocent", {}, "device: cuda:0\n"),
+                         minimal_model("unwanted", {}, "device: cuda:0\nrestart: never\n")}),
+                  options_};
+    for (const char* model : {"innocent", "unwanted"}) ASSERT_TRUE(daemon.load(model)) << daemon.why(model);
+    for (const char* model : {"one", "two", "three"}) crash(daemon, model);
+    ASSERT_TRUE(quarantined(daemon).is_string()) << daemon.output();
+    for (const char* model : {"innocent", "unwanted"}) ::kill(daemon.pid(model), SIGKILL);
+    set(card);
+    ASSERT_TRUE(daemon.wait_state("unwanted", "stopped"));
+    for (const char* model : {"innocent", "three"}) {
+        EXPECT_TRUE(daemon.wait_until(model, [&](const json::object& row) {
+            return row.at("state").as_string() == "backoff" &&
+                   daemon.why(model).find("waits for its GPU, which is quarantined") != std::string::npos;
+        })) << daemon.why(model);
+    }
+    EXPECT_EQ(daemon.row("innocent").at("restarts").as_int64(), 0);
+    const auto opened = daemon.open("innocent");
+    ASSERT_FALSE(opened) << "who wants a channel is told, and not kept";
+    EXPECT_EQ(opened.error().code, ErrorCode::resources_exhausted);
+    EXPECT_THAT(opened.error().attempt, HasSubstr("3 different models failed"));
+
+    ASSERT_TRUE(daemon.call("gpu.lift", {{"uuid", "GPU-a"}}));
+    for (const char* model : {"innocent", "three"}) EXPECT_TRUE(daemon.wait_state(model, "ready")) << daemon.why(model);
+    EXPECT_EQ(daemon.state("unwanted"), "stopped");
+    set(card);
+}
+
+TEST_F(GpuMemory, QuarantineOutlivesItsSupervisor) {
+    Daemon daemon{fleet({gpu_model("one"), gpu_model("two"), gpu_model("three")}), options_};
+    crash(daemon, "one");
+    kill_supervisor(daemon);  // what counts against the GPU goes on counting
+    crash(daemon, "two");
+    EXPECT_TRUE(quarantined(daemon).is_null());
+    kill_supervisor(daemon);
+    crash(daemon, "three");
+    ASSERT_TRUE(quarantined(daemon).is_string()) << daemon.output();
+    const std::string reason{quarantined(daemon).as_string()};
+    EXPECT_THAT(reason, HasSubstr("3 different models failed on it within 60.0 s: one, two, three"));
+
+    kill_supervisor(daemon);
+    ASSERT_TRUE(quarantined(daemon).is_string()) << daemon.output();
+    EXPECT_EQ(quarantined(daemon).as_string(), reason);
+    EXPECT_FALSE(daemon.load("three")) << "nothing is started there";
+    EXPECT_EQ(daemon.state("one"), "ready") << "what runs goes on";
+
+    ASSERT_TRUE(daemon.call("gpu.lift", {{"uuid", "GPU-a"}}));
+    set(card);
+    EXPECT_TRUE(daemon.wait_state("three", "ready")) << daemon.why("three");
+    kill_supervisor(daemon);
+    EXPECT_TRUE(quarantined(daemon).is_null()) << "nor is what a person lifted forgotten";
+    EXPECT_EQ(daemon.state("three"), "ready");
     set(card);
 }
 

@@ -148,8 +148,12 @@ TEST(SupervisorLoss, ADownWhoseReceiptsWereLostIsDone) {
     EXPECT_EQ(down.out, "all is stopped; the supervisor ended before it could tell the receipts\n");
 }
 
-json::object info(int supervisor, const char* version) {
-    return {{"supervisor_pid", supervisor}, {"keeper_pid", 3}, {"version", version}};
+json::object info(int supervisor, const char* version, int keeper_executions, json::value failed = nullptr) {
+    return {{"supervisor_pid", supervisor},
+            {"keeper_pid", 3},
+            {"version", version},
+            {"keeper_executions", keeper_executions},
+            {"keeper_upgrade_failed", std::move(failed)}};
 }
 
 json::object fleet(const char* state, json::value pid) {
@@ -159,18 +163,18 @@ json::object fleet(const char* state, json::value pid) {
 }
 
 /// The daemon's side of an upgrade, up to the new supervisor's greeting.
-void upgrade(FakeDaemon& d, bool answered) {
-    d.answer(d.request("daemon.info"), info(1, "0.1"));
+void upgrade(FakeDaemon& d, bool answered, int executions = 5, const json::value& failed = nullptr) {
+    d.answer(d.request("daemon.info"), info(1, "0.1", 4));
     d.answer(d.request("fleet.status"), fleet("busy", 7));
     const auto asked = d.request("daemon.upgrade");
     if (answered) {
         EXPECT_EQ(asked.at("params").at("keeper"), true);
         d.answer(asked, {{"supervisor_pid", 1}});
-        d.answer(d.request("daemon.info"), info(1, "0.1"));  // the old one is not gone yet
+        d.answer(d.request("daemon.info"), info(1, "0.1", 4));  // the old one is not gone yet
     }
     d.next_connection();
     d.pong();
-    d.answer(d.request("daemon.info"), info(2, "0.2"));
+    d.answer(d.request("daemon.info"), info(2, "0.2", executions, failed));
     d.answer(d.request("events.subscribe"), true);
 }
 
@@ -215,9 +219,48 @@ TEST(Upgrade, ThatCostAWorkerSaysWhichAndFails) {
     EXPECT_THAT(upgraded.err, HasSubstr("a process was not taken over: m/0, pid 7 (worker_lost)"));
 }
 
+TEST(Upgrade, DoesNotFailForAWorkerThatSomebodyUnloadedMeanwhile) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        upgrade(d, true);
+        d.answer(d.request("fleet.status"), fleet("stopped", nullptr));
+    }};
+
+    const Ran upgraded = ran_on(daemon, {"upgrade"});
+
+    EXPECT_EQ(upgraded.status, exit_done) << upgraded.err;
+    EXPECT_THAT(upgraded.out, HasSubstr("m/0, pid 7: ended meanwhile"));
+}
+
+TEST(Upgrade, FailsForAWorkerThatCrashed) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        upgrade(d, true);
+        d.answer(d.request("fleet.status"), fleet("quarantined", nullptr));
+    }};
+
+    const Ran upgraded = ran_on(daemon, {"upgrade"});
+
+    EXPECT_EQ(upgraded.status, exit_failed);
+    EXPECT_THAT(upgraded.err, HasSubstr("m/0, pid 7 (worker_lost)"));
+}
+
+TEST(Upgrade, WhoseKeeperWasNotExecutedAnewFailsAndSaysWhy) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        upgrade(d, true, 4, "it is broken");
+        d.answer(d.request("fleet.status"), fleet("busy", 7));
+    }};
+
+    const Ran upgraded = ran_on(daemon, {"upgrade"});
+
+    EXPECT_EQ(upgraded.status, exit_failed);
+    EXPECT_THAT(upgraded.out, HasSubstr("not executed anew"));
+    EXPECT_THAT(upgraded.out, HasSubstr("m/0, pid 7: run on"));
+    EXPECT_THAT(upgraded.err, HasSubstr("it is broken"));
+    EXPECT_THAT(upgraded.err, HasSubstr("bulkheadd.out"));
+}
+
 TEST(Upgrade, ThatIsRefusedIsAnError) {
     FakeDaemon daemon{[](FakeDaemon& d) {
-        d.answer(d.request("daemon.info"), info(1, "0.1"));
+        d.answer(d.request("daemon.info"), info(1, "0.1", 4));
         d.answer(d.request("fleet.status"), fleet("busy", 7));
         d.refuse(d.request("daemon.upgrade"), {ErrorCode::busy, "an upgrade is under way", "wait for it"});
     }};

@@ -72,7 +72,15 @@ public:
         return asked;
     }
     void send(std::string_view text, std::span<const int> fds = {}) {
-        EXPECT_TRUE(send_packet(connection_.get(), text, fds));
+        if (!fds.empty()) {
+            EXPECT_TRUE(send_packet(connection_.get(), text, fds));
+            return;
+        }
+        while (!text.empty()) {  // waits while the client reads
+            const ssize_t sent = ::send(connection_.get(), text.data(), text.size(), MSG_NOSIGNAL);
+            ASSERT_GT(sent, 0) << "the client has gone";
+            text.remove_prefix(static_cast<std::size_t>(sent));
+        }
     }
     static std::string line_of(const boost::json::object& request, boost::json::value result) {
         return boost::json::serialize(

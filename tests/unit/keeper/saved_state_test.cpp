@@ -151,7 +151,7 @@ TEST_F(State, WithAnyByteChangedIsRefusedOrStillMakesSense) {
 TEST_F(State, OfALaterReleaseIsRefusedByName) {
     put(offsetof(StateHeader, version), state_version + 1);
 
-    expect_refused("it has version 2, and this release reads 1 to 1");
+    expect_refused("it has version 3, and this release reads 1 to 2");
 }
 
 TEST_F(State, ThatContradictsItselfIsRefused) {

@@ -257,6 +257,25 @@ TEST(Supervisor, OfALaterReleaseIsSpokenToInTheVersionBothKnow) {
     EXPECT_EQ(seat.spawn_fake(1).ask("echo fine"), "fine");
 }
 
+TEST(Supervisor, ThatDoesNotReadWhatItWasToldIsKilled) {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    seat.take_over();
+    const WorkerSeen dead = seat.spawn_fake(1);
+    const WorkerSeen alive = seat.spawn_fake(2);
+    dead.tell("exit 3");
+    ASSERT_TRUE(ends(dead.pidfd));
+
+    ASSERT_TRUE(ends(seat.process()));
+
+    Seat next = keeper.next_seat();
+    const HandOver all = next.take_over();
+    ASSERT_EQ(all.workers.size(), 2U);
+    EXPECT_EQ(all.workers[0].record.exit_number, 3);
+    EXPECT_EQ(all.workers[1].worker.ask("echo here"), "here");
+    EXPECT_THAT(keeper.errors(), HasSubstr("it hangs: it has not read its link for 10 s"));
+}
+
 TEST(Supervisor, ThatClosesItsLinkAndLivesOnIsKilled) {
     KeeperProcess keeper;
     Seat seat = keeper.next_seat();

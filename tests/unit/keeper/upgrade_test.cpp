@@ -70,6 +70,8 @@ TEST_F(Upgrade, KeepsPidWorkersLinksLogsAndLedgers) {
     EXPECT_THAT(keeper.errors(), Not(HasSubstr("WARN")));
     EXPECT_EQ(all.hello.keeper_pid, keeper.pid());
     EXPECT_EQ(all.hello.supervisor_starts, 2U);
+    EXPECT_EQ(all.hello.executions, 1U);
+    EXPECT_EQ(all.hello.upgrade_failed, 0U);
     EXPECT_EQ(all.hello.generation_last, 4U);
     ASSERT_EQ(all.workers.size(), 3U);
     EXPECT_EQ(all.workers[0].worker.pid, threaded.pid);
@@ -240,7 +242,10 @@ struct Release : ::testing::Test {
     void expect_that_the_old_one_goes_on(const std::string& why) {
         const auto descriptors = descriptor_count(keeper->pid());
         Seat next = upgrade(*keeper, std::move(*seat));
-        EXPECT_EQ(next.take_over().workers.size(), 1U);
+        const HandOver all = next.take_over();
+        EXPECT_EQ(all.workers.size(), 1U);
+        EXPECT_EQ(all.hello.executions, 0U);
+        EXPECT_NE(all.hello.upgrade_failed, 0U);
         EXPECT_FALSE(was_executed_anew(*keeper));
         EXPECT_THAT(keeper->errors(), HasSubstr(why));
         EXPECT_THAT(keeper->errors(), HasSubstr("the old program goes on, with every worker"));

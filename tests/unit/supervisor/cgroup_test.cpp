@@ -1,6 +1,9 @@
 #include "supervisor/cgroup.h"
 
 #include <fcntl.h>
+#include <unistd.h>
+
+#include <fstream>
 
 #include <gtest/gtest.h>
 
@@ -77,6 +80,33 @@ TEST(Cgroups, EndAProcessThatLeftItsGroupAndLeaveNothingBehind) {
     EXPECT_TRUE(cgroups->remove(worker)) << "what is gone is gone";
     cgroups.reset();
     EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(Cgroups, EndAllAtOnceThroughOneDescriptorAlsoInAFolderThatWasMadeAnew) {
+    auto cgroups = Cgroups::make(owner());
+    if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+    const int kill_all = cgroups->kill_all_fd();
+    for (const std::uint64_t generation : {1, 2}) {
+        ::rmdir(cgroups->path().c_str());  // somebody takes it for abandoned
+        const UniqueFd folder = cgroups->add({"m", 0, generation});
+        test::MarkedProcess process{{}};
+        ASSERT_TRUE(join(folder, process.pid()));
+        EXPECT_EQ(::write(kill_all, "1", 1), 1);
+        EXPECT_EQ(process.wait(), SIGKILL);
+    }
+    EXPECT_EQ(cgroups->kill_all_fd(), kill_all);
+}
+
+/// The kernel's choice, by what the folders above pass on; what it says must be what is found.
+TEST(Cgroups, CountOomKillsWhereTheMemoryControllerIsToBeHad) {
+    auto cgroups = Cgroups::make(owner());
+    if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+    ASSERT_TRUE(cgroups->add({"m", 0, 1}));
+    std::ifstream controllers{cgroups->path() / "cgroup.controllers"};
+    const std::string all{std::istreambuf_iterator<char>{controllers}, {}};
+    const auto kills = cgroups->oom_kills({"m", 0, 1});
+    EXPECT_EQ(kills.has_value(), all.find("memory") != std::string::npos) << all;
+    EXPECT_EQ(kills.value_or(0), 0U);
 }
 
 TEST(Cgroups, EndWhatAFormerSupervisorOfTheSameKeeperLeft) {

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <future>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "supervisor/crash_report.h"
@@ -291,6 +292,81 @@ TEST_F(DeathTest, ADeathDuringALoadIsReportedToo) {
     ASSERT_TRUE(wait([&] { return reports().size() == 1; }));
     EXPECT_THAT(std::string{reports()[0].at("cause").as_string()}, HasSubstr("status 3"));
     EXPECT_EQ(reports()[0].at("state").as_string(), "loading");
+}
+
+TEST_F(DeathTest, ALoadThatDiesIsNotToldAsARequest) {
+    load();
+    FakeWorker& worker = spawned();
+    say_hello(worker, owner_);
+    wait_for(WorkerState::loading);
+    owner_.page().runs("reading ", 1);
+    keeper_.exit(worker, {true, SIGSEGV, true});
+    ASSERT_TRUE(wait([&] { return reports().size() == 1; }));
+    EXPECT_EQ(reports()[0].at("cause").as_string(), "ended by SIGSEGV while loading (reading)");
+    EXPECT_THAT(json::serialize(reports()[0]), Not(HasSubstr("\"reading")));
+}
+
+/// Woken to tell where it hangs, an idle worker stands where idle ones stand.
+TEST_F(DeathTest, OfAHangWithNothingRunningNobodyIsBlamed) {
+    keeper_.obeys = [](int) { return false; };
+    FakeWorker& worker = ready_with_page();
+    const auto hangs = [&](FakeWorker& one) {
+        one.say({{"type", "overrun"}, {"method", "forward"}, {"running_ms", 31'000}, {"budget_ms", 30'000}});
+        wait_for(WorkerState::crashed);
+        one.say({{"type", "backtrace"},
+                 {"signal", SIGABRT},
+                 {"thread", "main"},
+                 {"frames", json::array{"/lib/libtorch_cpu.so(gomp_thread_start+0x12) [0x7f12]"}}});
+        keeper_.exit(one, {true, SIGABRT, true});
+    };
+    hangs(worker);
+    ASSERT_TRUE(wait([&] { return reports().size() == 1; }));
+    EXPECT_EQ(reports()[0].at("cause").as_string(), "forward ran 31.0 s, budget 30.0 s (SIGABRT)");
+    EXPECT_FALSE(reports()[0].at("backtrace").as_array().empty()) << "it is kept all the same";
+}
+
+TEST_F(DeathTest, WhyNamesTheCauseWhenTheNextProcessRuns) {
+    FakeWorker& worker = ready_with_page();
+    worker.say({{"type", "dying"}, {"signal", SIGSEGV}});
+    wait_for(WorkerState::crashed);
+    keeper_.exit(worker, {true, SIGSEGV, true});
+    FakeWorker& next = successor();
+    next.ready();
+    wait_for(WorkerState::ready);
+    EXPECT_THAT(replica().sentence(),
+                HasSubstr(fmt::format("restarted 1 time, its last process {} died: SIGSEGV", worker.pid)));
+    EXPECT_EQ(replica().why().at("last_exit").at("cause").as_string(), "SIGSEGV");
+    ASSERT_TRUE(wait([&] { return !replica().why().at("report").is_null(); }));
+    const auto ledger = Ledger::parse(keeper_.ledgers.at(next.name.generation)).value();
+    ASSERT_TRUE(ledger.last_crash);
+    EXPECT_EQ(context_.crash_reports->path_of(ledger.last_crash->report),
+              std::string{replica().why().at("report").as_string()});
+}
+
+TEST_F(DeathTest, TheEndOfEachPhaseOfALoadIsAnEvent) {
+    const auto events = std::make_shared<Collector>();
+    events_.subscribe(events, {});
+    load();
+    FakeWorker& worker = loading();
+    const auto says = [&](std::string_view phase, int done, int total) {
+        worker.say({{"type", "progress"}, {"phase", phase}, {"done", done}, {"total", total}});
+    };
+    says("reading", 0, 100);
+    says("reading", 38, 100);
+    says("reading", 100, 100);
+    says("copying", 0, 7);
+    says("copying", 6, 7);  // the phase ends without its end having been said
+    says("warming", 0, 0);
+    std::string told;
+    ASSERT_TRUE(wait([&] {
+        told.clear();
+        for (const auto& event : events->events)
+            if (event.contains("phase"))
+                told += fmt::format("{}:{} ", std::string_view{event.at("phase").as_string()},
+                                    event.at("done").to_number<int>());
+        return told.find("warming:0") != std::string::npos;
+    }));
+    EXPECT_THAT(told, HasSubstr("reading:100 copying:0 copying:6 warming:0"));
 }
 
 TEST_F(DeathTest, WhatWasAskedForIsNoCrash) {

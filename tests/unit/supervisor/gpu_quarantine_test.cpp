@@ -1,6 +1,15 @@
 #include "supervisor/gpu_quarantine.h"
 
+#include <unistd.h>
+
+#include <fstream>
+
+#include <fmt/format.h>
 #include <gmock/gmock.h>
+
+#include "supervisor/gpu_quarantine_file.h"
+#include "tests/unit/supervisor/marked_process.h"
+#include "tests/unit/supervisor/temporary_folder.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -56,6 +65,144 @@ TEST(GpuQuarantine, KeepsEveryReasonOnce) {
     quarantine.add("GPU-a", "3 different models failed");
     EXPECT_EQ(quarantine.reason("GPU-a"), "process 7 is alive 10.0 s after SIGKILL; 3 different models failed");
     EXPECT_EQ(quarantine.all().size(), 1U);
+}
+
+TEST(GpuQuarantine, AReasonEndsWithTheProcessThatHeldTheGpuAndNoOther) {
+    GpuQuarantine quarantine;
+    int lifts = 0;
+    quarantine.lifted = [&] { ++lifts; };
+    quarantine.add("GPU-a", "process 7 is alive", 7);
+    quarantine.add("GPU-a", "process 77 is alive", 77);
+    quarantine.add("GPU-b", "process 7 is alive", 7);
+    quarantine.add("GPU-b", "it fell off the bus");
+    quarantine.process_ended(7);
+    EXPECT_EQ(quarantine.reason("GPU-a"), "process 77 is alive");
+    EXPECT_EQ(quarantine.reason("GPU-b"), "it fell off the bus");
+    EXPECT_EQ(lifts, 0) << "each is still quarantined for another reason";
+    quarantine.process_ended(0);
+    quarantine.process_ended(77);
+    EXPECT_EQ(quarantine.reason("GPU-a"), std::nullopt);
+    EXPECT_EQ(lifts, 1);
+    quarantine.lift("GPU-b");
+    quarantine.lift("GPU-b");
+    EXPECT_EQ(lifts, 2);
+}
+
+TEST(GpuQuarantine, TellsEachChangeOnce) {
+    GpuQuarantine quarantine;
+    std::vector<GpuQuarantine::State> told;
+    quarantine.changed = [&](const GpuQuarantine::State& state) { told.push_back(state); };
+    (void)quarantine.model_failed("GPU-a", "one", start);
+    (void)quarantine.model_failed("GPU-a", "two", start);
+    ASSERT_EQ(told.size(), 2U);
+    EXPECT_EQ(told.back().failures.at("GPU-a").size(), 2U);
+    (void)quarantine.model_failed("GPU-a", "three", start);
+    ASSERT_EQ(told.size(), 3U);
+    EXPECT_EQ(told.back().reasons.at("GPU-a").size(), 1U);
+    EXPECT_TRUE(told.back().failures.empty());
+    quarantine.lift("GPU-a");
+    ASSERT_EQ(told.size(), 4U);
+    EXPECT_EQ(told.back(), GpuQuarantine::State{});
+    quarantine.lift("GPU-a");
+    quarantine.process_ended(7);
+    EXPECT_EQ(told.size(), 4U) << "nothing changed";
+}
+
+/// What one supervisor saves and the next one, of the same keeper, reads.
+class GpuQuarantineFileTest : public testing::Test {
+protected:
+    [[nodiscard]] GpuQuarantine successor() const {
+        GpuQuarantine next;
+        if (auto known = file_.load()) next.restore(std::move(*known));
+        return next;
+    }
+    [[nodiscard]] std::string text() const {
+        std::ifstream in{path()};
+        return {std::istreambuf_iterator<char>{in}, {}};
+    }
+    [[nodiscard]] std::filesystem::path path() const { return folder_.path() / "gpu-quarantine.json"; }
+
+    test::TemporaryFolder folder_;
+    GpuQuarantineFile file_{folder_.path()};
+    GpuQuarantine quarantine_ = [this] {
+        GpuQuarantine made;
+        made.changed = [this](const GpuQuarantine::State& state) { file_.save(state); };
+        return made;
+    }();
+};
+
+TEST_F(GpuQuarantineFileTest, KeepsReasonsAndFailuresForTheNextSupervisor) {
+    EXPECT_EQ(file_.load(), std::nullopt);
+    const auto now = GpuQuarantine::Clock::now();
+    quarantine_.add("GPU-a", "it \"fell\" off the bus\n");
+    quarantine_.add("GPU-a", "and burns");
+    EXPECT_FALSE(quarantine_.model_failed("GPU-b", "one", now - 50s));
+    EXPECT_FALSE(quarantine_.model_failed("GPU-b", "two", now - 20s));
+
+    GpuQuarantine next = successor();
+    EXPECT_EQ(next.all(), quarantine_.all());
+    EXPECT_FALSE(next.model_failed("GPU-b", "two", now)) << "the same one again";
+    EXPECT_TRUE(next.model_failed("GPU-b", "three", now)) << "two of the three failed under its predecessor";
+
+    quarantine_.lift("GPU-a");
+    EXPECT_EQ(successor().reason("GPU-a"), std::nullopt) << "what a person lifted stays so";
+    EXPECT_FALSE(std::filesystem::exists(path().string() + ".new"));
+}
+
+TEST_F(GpuQuarantineFileTest, FailuresOfMoreThanAMinuteAgoAreForgotten) {
+    const auto now = GpuQuarantine::Clock::now();
+    EXPECT_FALSE(quarantine_.model_failed("GPU-a", "one", now - 61s));
+    EXPECT_FALSE(quarantine_.model_failed("GPU-b", "of the future", now + 1h));
+    EXPECT_EQ(*file_.load(), GpuQuarantine::State{});
+}
+
+TEST_F(GpuQuarantineFileTest, AReasonWhoseProcessEndedMeanwhileIsNone) {
+    test::MarkedProcess process{{}};
+    quarantine_.add("GPU-a", "it is alive", process.pid());
+    GpuQuarantine next = successor();
+    EXPECT_EQ(next.reason("GPU-a"), "it is alive");
+    next.process_ended(process.pid());
+    EXPECT_EQ(next.reason("GPU-a"), std::nullopt) << "the next one learns of its end as well";
+    process.kill();
+    process.wait();
+    EXPECT_EQ(successor().reason("GPU-a"), std::nullopt);
+}
+
+TEST_F(GpuQuarantineFileTest, OfAnotherKeeperOrCorruptItIsIgnored) {
+    quarantine_.add("GPU-a", "it fell off the bus");
+    const std::string whole = text();
+    const auto keeper = whole.find(fmt::format("\"{}:", ::getppid()));
+    ASSERT_NE(keeper, std::string::npos) << whole;
+    std::string anothers = whole;
+    std::ofstream{path()} << anothers.insert(keeper + 1, "9");
+    EXPECT_EQ(file_.load(), std::nullopt);
+
+    for (std::size_t size = 0; size < whole.size(); ++size) {
+        std::ofstream{path()} << whole.substr(0, size);
+        ASSERT_EQ(file_.load(), std::nullopt) << size;
+    }
+    for (const auto& [from, to] : std::initializer_list<std::pair<std::string, std::string>>{
+             {"reasons", "raisins"},
+             {"failures", "failure"},
+             {"[{", "[7,{"},
+             {"\"text\"", "\"test\""},
+             {"{\"text\":\"it fell off the bus\"}", "[]"},
+             {"\"failures\":{}", "\"failures\":{\"GPU-a\":[{\"model\":\"m\",\"unix_ms\":-1}]}"},
+             {"\"failures\":{}", "\"failures\":[]"}}) {
+        std::string corrupt = whole;
+        ASSERT_NE(corrupt.find(from), std::string::npos) << from << " in " << whole;
+        std::ofstream{path()} << corrupt.replace(corrupt.find(from), from.size(), to);
+        EXPECT_EQ(file_.load(), std::nullopt) << corrupt;
+    }
+    std::ofstream{path()} << whole;
+    EXPECT_EQ(successor().reason("GPU-a"), "it fell off the bus");
+}
+
+TEST_F(GpuQuarantineFileTest, AFolderThatIsGoneCostsNothingButTheRecord) {
+    std::filesystem::remove_all(folder_.path());
+    quarantine_.add("GPU-a", "it fell off the bus");
+    EXPECT_EQ(quarantine_.reason("GPU-a"), "it fell off the bus");
+    EXPECT_EQ(file_.load(), std::nullopt);
 }
 
 }  // namespace

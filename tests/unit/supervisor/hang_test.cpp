@@ -413,6 +413,8 @@ protected:
         const std::size_t before = keeper_.workers.size();
         one.load([](const Result<LoadedReplica>&) {});
         FakeWorker& worker = loading(before + 1);
+        worker.say({{"type", "grant_asked"}});
+        ASSERT_TRUE(wait([&] { return worker.got("grant"); })) << "before that it has not touched the GPU";
         keeper_.exit(worker, {true, SIGSEGV, true});
         ASSERT_TRUE(wait([&] {
             return one.state() == WorkerState::stopped || one.state() == WorkerState::quarantined;
@@ -471,6 +473,93 @@ TEST_F(GpuHang, ThreeModelsThatFailOnOneGpuWithinAMinuteQuarantineItAndNoModel) 
     EXPECT_EQ(replica().state(), WorkerState::stopped);
     EXPECT_THAT(replica().sentence(), HasSubstr("its GPU failed, not the model"));
     EXPECT_EQ(c.replica->state(), WorkerState::stopped);
+}
+
+TEST_F(GpuHang, WhoHasBeenReadyWaitsForItsQuarantinedGpuAndStartsWhenThatIsLifted) {
+    context_.gpu_quarantine.lifted = [&] { replica().gpu_was_lifted(); };
+    FakeWorker& first = ready();
+    context_.gpu_quarantine.add("GPU-a", "it fell off the bus");
+    keeper_.exit(first, {true, SIGKILL, true});  // by somebody else: no fault of model or GPU
+    ASSERT_TRUE(wait([&] { return replica().sentence().find("waits for its GPU") != std::string::npos; }));
+    EXPECT_EQ(replica().state(), WorkerState::backoff);
+    EXPECT_THAT(replica().sentence(), HasSubstr("which is quarantined: it fell off the bus"));
+    EXPECT_EQ(replica().row().at("restarts").to_number<int>(), 0) << "nothing was started";
+    const auto generation = replica().row().at("generation");
+
+    load();  // a person's is tried, and answered
+    ASSERT_TRUE(wait([&] { return loads_.size() == 2; }));
+    EXPECT_EQ(loads_[1].error().code, ErrorCode::resources_exhausted);
+    ASSERT_EQ(replica().state(), WorkerState::backoff) << replica().sentence();
+    std::optional<Error> refused;
+    replica().load([&](const Result<LoadedReplica>& loaded) { refused = loaded.error(); }, Replica::Urgency::when_due);
+    ASSERT_TRUE(refused.has_value()) << "nobody is left waiting for what may take days";
+    EXPECT_EQ(refused->code, ErrorCode::resources_exhausted);
+    EXPECT_THAT(refused->attempt, HasSubstr("it fell off the bus"));
+    EXPECT_EQ(keeper_.workers.size(), 1U);
+
+    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+    context_.gpu_quarantine.lift("GPU-a");
+    EXPECT_EQ(off_loop_.waiting(), 1U) << "it looks at once, not when its time has come";
+    loading(2).ready();
+    wait_for(WorkerState::ready);
+    EXPECT_EQ(replica().row().at("restarts").to_number<int>(), 1);
+    EXPECT_NE(replica().row().at("generation"), generation);
+}
+
+TEST_F(GpuHang, WaitingForAGpuThatIsNotLiftedStaysQuietAndEndsByAnUnload) {
+    context_.gpu_quarantine.lifted = [&] { replica().gpu_was_lifted(); };
+    context_.gpu_quarantine.add("GPU-a", "it fell off the bus");
+    replica().preload();
+    wait_for(WorkerState::backoff);
+    const auto generation = replica().row().at("generation");
+    bool left = false;
+    // Another GPU is lifted, again and again: its look finds its own as it was.
+    for (int i = 0; i < 3; ++i) {
+        context_.gpu_quarantine.add("GPU-z", "another");
+        context_.gpu_quarantine.lift("GPU-z");
+        ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+        left = left || replica().state() != WorkerState::backoff;
+    }
+    EXPECT_FALSE(left);
+    EXPECT_EQ(replica().row().at("generation"), generation) << "none was used up";
+    context_.gpu_quarantine.lift("GPU-a");
+    unload();  // while the look is under way
+    EXPECT_EQ(replica().state(), WorkerState::stopped);
+    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+    io_.restart();
+    io_.poll();
+    EXPECT_EQ(replica().state(), WorkerState::stopped);
+    EXPECT_TRUE(keeper_.workers.empty());
+}
+
+TEST_F(GpuHang, AFirstLoadThatItsGpuRefusesIsAnsweredAndStaysStopped) {
+    context_.gpu_quarantine.lifted = [&] { replica().gpu_was_lifted(); };
+    context_.gpu_quarantine.add("GPU-a", "it fell off the bus");
+    load();
+    ASSERT_TRUE(wait([&] { return loads_.size() == 1; }));
+    EXPECT_EQ(loads_[0].error().code, ErrorCode::resources_exhausted);
+    wait_for(WorkerState::stopped);
+    context_.gpu_quarantine.lift("GPU-a");
+    EXPECT_EQ(off_loop_.waiting(), 0U);
+    EXPECT_EQ(replica().state(), WorkerState::stopped);
+}
+
+TEST_F(GpuHang, AGpuThatIsLostAsWellIsWaitedForUntilItIsFoundAgain) {
+    context_.gpu_quarantine.lifted = [&] { replica().gpu_was_lifted(); };
+    FakeWorker& first = ready();
+    context_.gpu_quarantine.add("GPU-a", "it fell off the bus");
+    keeper_.exit(first, {true, SIGKILL, true});
+    ASSERT_TRUE(wait([&] { return replica().sentence().find("waits for its GPU") != std::string::npos; }));
+    fake_.set("gpu GPU-a 10000000000 Fake\ndevice 0 lost\n");
+    context_.gpu_quarantine.lift("GPU-a");
+    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+    io_.restart();
+    io_.poll();
+    EXPECT_EQ(replica().state(), WorkerState::backoff) << "it is not there, whatever a person says";
+    EXPECT_EQ(keeper_.workers.size(), 1U);
+    fake_.set("gpu GPU-a 10000000000 Fake\n");
+    loading(2).ready();  // nobody tells it: it looks again by itself
+    wait_for(WorkerState::ready);
 }
 
 TEST_F(GpuHang, WhatAModelSaysAboutItselfIsNotTheGpusFault) {

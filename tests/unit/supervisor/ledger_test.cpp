@@ -28,6 +28,13 @@ Ledger full() {
     ledger.restarts = UINT32_MAX;
     ledger.crashes.ready_before = {0ms, 0ms, 0ms, 299'999ms};
     ledger.reason = "forward ran 31.0 s, budget 30.0 s";
+    ledger.last_crash = LastCrash{41,
+                                  5239,
+                                  true,
+                                  6,
+                                  1'700'000'000'000,
+                                  "it does not answer, for 5.0 s now (SIGABRT)",
+                                  "1700000000000-a-model-with-a-long-name-0-41.json"};
     return ledger;
 }
 
@@ -62,6 +69,22 @@ TEST(Ledger, AHistoryOfManyForgivenCrashesIsKeptShortAndMeansTheSame) {
     EXPECT_LT(read.crashes.ready_before.size(), 10U);
     for (const Millis ready : {Millis{0}, Millis{1min}, Millis{4min}, Millis{6min}, Millis{11min}})
         EXPECT_EQ(unforgiven_crashes(read.crashes, ready), unforgiven_crashes(ledger.crashes, ready));
+}
+
+TEST(Ledger, CutsTheCauseOfTheLastCrashBeforeTheReasonOfAQuarantine) {
+    Ledger ledger = full();
+    ledger.last_crash->cause = std::string(5'000, 'c');
+    const auto read = Ledger::parse(ledger.to_text()).value();
+    EXPECT_EQ(read.reason, ledger.reason);
+    ASSERT_TRUE(read.last_crash);
+    EXPECT_GT(read.last_crash->cause.size(), 30U);
+    EXPECT_EQ(read.last_crash->report, ledger.last_crash->report);
+
+    ledger.eager = std::string(160, 'e');
+    ledger.reason = std::string(500, '\x01');  // six bytes each
+    const std::string text = ledger.to_text();
+    EXPECT_LE(text.size(), keeper_link::ledger_bytes_max);
+    EXPECT_GT(Ledger::parse(text)->reason.size(), 20U);
 }
 
 TEST(Ledger, RefusesWhatItDoesNotUnderstand) {

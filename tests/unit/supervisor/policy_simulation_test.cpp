@@ -78,7 +78,7 @@ public:
     [[nodiscard]] const std::string& wrong() const { return wrong_; }
 
     struct Counts {
-        std::uint64_t spawns = 0, restarts = 0, quarantines = 0, forgiven = 0, by_gpu = 0;
+        std::uint64_t spawns = 0, restarts = 0, quarantines = 0, forgiven = 0, by_gpu = 0, refused = 0, waited = 0;
     };
     Counts counts;
 
@@ -109,6 +109,7 @@ private:
         if (is_serving(state_)) return;
         if (state_ == S::quarantined && !by_person) return;  // refused
         if (state_ == S::quarantined) lift();
+        if (waits_for_gpu() && !by_person) return;  // answered
         awaited_ = true;
         if (state_ == S::stopped || (state_ == S::backoff && by_person)) spawn(false);
     }
@@ -152,8 +153,20 @@ private:
         if (failed_ || !crash_in_capture_) awaited_ = awaited_ && unload_asked_;  // the others were answered
         crash_in_capture_ = false;
     }
+    /// The GPU that it needs is quarantined: no process is started, and whoever waited is answered.
+    void refuse() {
+        ++counts.refused;
+        go(E::lost);
+        awaited_ = false;
+        go(E::exited);
+        --processes_;
+        refused_ = true;
+        reclaimed();
+    }
+    [[nodiscard]] bool waits_for_gpu() const { return state_ == S::backoff && gpu_awaited_; }
     void reclaimed() {
         const Ending how = unload_asked_ ? Ending::asked
+                           : refused_    ? Ending::gpu_refused
                            : hopeless_   ? Ending::hopeless
                            : gpu_fails_  ? Ending::gpu_failed
                            : failed_     ? Ending::load_failed
@@ -182,7 +195,13 @@ private:
                      (wanted && how != Ending::asked && (how != Ending::load_failed || counts_as_crash)),
                  "a restart that nobody wants, or none that somebody wants");
         }
-        if (state_ == S::backoff) {
+        gpu_awaited_ = how == Ending::gpu_refused;
+        if (gpu_awaited_) must(unforgiven == before, "a refusal by a GPU was counted");
+        if (waits_for_gpu()) {
+            must(decision.delay == 5s && decision.spawn_at == now_ + 5s,
+                 "a wait for a GPU that is not looked at in 5 s");
+            backoff_over_ = spawn_not_before_ = decision.spawn_at;
+        } else if (state_ == S::backoff) {
             const Millis expected = counts_as_crash ? Plain::delay_after(unforgiven) : Millis{0};
             must(decision.spawn_at == now_ + decision.delay, "a delay that does not count from the end");
             must(decision.delay >= expected * 8 / 10 - 1ms && decision.delay <= expected * 12 / 10,
@@ -191,7 +210,7 @@ private:
             backoff_over_ = decision.spawn_at;
             spawn_not_before_ = now_ + expected * 8 / 10 - 1ms;
         }
-        unload_asked_ = gpu_fails_ = false;
+        unload_asked_ = gpu_fails_ = refused_ = false;
         if (awaited_ && state_ == S::stopped) spawn(false);
         if (state_ == S::quarantined) awaited_ = false;
     }
@@ -213,6 +232,10 @@ private:
                 const auto left = std::chrono::duration_cast<Millis>(backoff_over_ - now_);
                 now_ = backoff_over_;
                 duration -= std::max(left, 0ms);
+                if (waits_for_gpu() && gpu_is_quarantined_) {  // looked at in vain
+                    backoff_over_ += 5s;
+                    continue;
+                }
                 spawn(true);
             }
             if (is_serving(state_)) ready_for_ += duration;
@@ -231,13 +254,17 @@ private:
             gpu_quarantined();
             return;
         }
+        if (chance(2)) gpu_is_quarantined_ = true;
+        if (gpu_is_quarantined_ && chance(15)) return lift_gpu();
         switch (state_) {
         case S::stopped:
         case S::quarantined:
             if (chance(50)) load(chance(70));
             return;
         case S::backoff: return;  // time ends it
-        case S::spawning: return chance(70) ? go(E::said_hello) : crash();
+        case S::spawning:
+            if (gpu_is_quarantined_) return refuse();
+            return chance(70) ? go(E::said_hello) : crash();
         case S::loading: return chance(40) ? became_ready() : chance(50) ? go(E::capture_began) : crash();
         case S::capturing: return chance(70) ? became_ready() : crash();
         case S::ready: return chance(50) ? go(E::became_busy) : chance(40) ? crash() : void();
@@ -258,6 +285,14 @@ private:
         if (chance(50)) return go(E::lost);  // seen before the keeper tells
         exit();
     }
+    /// A person's word: who waits for the GPU starts at once, whatever its delay was.
+    void lift_gpu() {
+        gpu_is_quarantined_ = false;
+        if (!waits_for_gpu()) return;
+        ++counts.waited;
+        must(shall_run_ && restarts_, "it waits for a GPU, and nobody wants it");
+        spawn(false);
+    }
     void lift_by_restart() {
         unload();
         lift();
@@ -265,6 +300,7 @@ private:
 
     /// From wherever it is, a person gets it stopped, and then ready.
     void find_the_way_out() {
+        gpu_is_quarantined_ = false;
         unload();
         for (int i = 0; i < 10 && state_ != S::stopped && state_ != S::quarantined; ++i) {
             if (state_ == S::draining || state_ == S::stopping || state_ == S::crashed)
@@ -315,6 +351,7 @@ private:
     bool shall_run_ = false, awaited_ = false, unload_asked_ = false;
     bool hopeless_ = false, failed_ = false, gpu_fails_ = false, on_gpu_ = false, crash_in_capture_ = false;
     bool by_count_ = false;
+    bool gpu_is_quarantined_ = false, gpu_awaited_ = false, refused_ = false;
     std::string wrong_;
 };
 
@@ -329,6 +366,8 @@ TEST(PolicySimulation, AHundredThousandRandomLivesBreakNoRule) {
         all.quarantines += life.counts.quarantines;
         all.forgiven += life.counts.forgiven;
         all.by_gpu += life.counts.by_gpu;
+        all.refused += life.counts.refused;
+        all.waited += life.counts.waited;
     }
     // Lives in which nothing happens prove nothing.
     EXPECT_GT(all.spawns, lives * 5ULL);
@@ -336,6 +375,8 @@ TEST(PolicySimulation, AHundredThousandRandomLivesBreakNoRule) {
     EXPECT_GT(all.quarantines, lives / 2ULL);
     EXPECT_GT(all.forgiven, lives / 4ULL);
     EXPECT_GT(all.by_gpu, lives / 4ULL);
+    EXPECT_GT(all.refused, lives / 4ULL);
+    EXPECT_GT(all.waited, lives / 20ULL);
     RecordProperty("spawns", std::to_string(all.spawns));
     RecordProperty("restarts", std::to_string(all.restarts));
     RecordProperty("quarantines", std::to_string(all.quarantines));

@@ -330,6 +330,38 @@ TEST_F(AdoptionTest, ABackoffWaitsForWhatIsLeft) {
     EXPECT_EQ(kept(next).restarts, 2U);
 }
 
+TEST_F(AdoptionTest, WhyTheLastProcessDiedOutlivesTheSupervisor) {
+    keeper_.obeys = [](int number) { return number == SIGABRT; };
+    FakeWorker& first = ready();
+    first.say({{"type", "overrun"}, {"method", "forward"}, {"running_ms", 31'000}, {"budget_ms", 30'000}});
+    FakeWorker& second = loading(2);
+    second.ready();
+    wait_for(WorkerState::ready);
+    const std::string cause = "restarted 1 time, its last process " + std::to_string(first.pid) +
+                              " died: forward ran 31.0 s, budget 30.0 s (SIGABRT)";
+    EXPECT_THAT(replica().sentence(), HasSubstr(cause));
+
+    supervisor_dies();
+    adopt();
+    answer(second, "ready");
+    wait_for(WorkerState::ready);
+
+    EXPECT_THAT(replica().sentence(), HasSubstr(cause));
+    EXPECT_EQ(replica().why().at("last_exit").at("pid").as_int64(), first.pid);
+}
+
+TEST_F(AdoptionTest, ItHasBeenReadyForAsLongAsItSaidToTheFormerSupervisor) {
+    FakeWorker& worker = ready();
+    supervisor_dies();
+    Ledger ledger = kept(worker);
+    ledger.ready_unix_ms -= 3'600'000;
+    found_[0].ledger = ledger.to_text();
+    adopt();
+    answer(worker, "ready");
+    wait_for(WorkerState::ready);
+    EXPECT_GE(replica().why().at("since_ms").to_number<std::int64_t>(), 3'600'000);
+}
+
 TEST_F(AdoptionTest, OneThatWasBeingKilledIsKilled) {
     keeper_.obeys = [](int) { return false; };
     FakeWorker& worker = ready();

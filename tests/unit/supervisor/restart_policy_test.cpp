@@ -140,7 +140,25 @@ TEST_F(RestartPolicyTest, AnEndThatTheGpuIsQuarantinedForIsNotCounted) {
     EXPECT_EQ(decision.event, WorkerEvent::restart_planned);
     EXPECT_EQ(decision.delay, 0ms);
     EXPECT_EQ(unforgiven_crashes(policy.crashes), 0U);
-    EXPECT_EQ(policy.ended({Ending::gpu_refused, 0ms, true, "GPU-a"}, now, 0).event, WorkerEvent::reclaimed);
+}
+
+TEST_F(RestartPolicyTest, WhatItsGpuRefusesWaitsForItUncounted) {
+    const RestartPolicy::End refused{Ending::gpu_refused, 0ms, false, "GPU-a"};
+    EXPECT_EQ(policy.ended(refused, now, 1).event, WorkerEvent::reclaimed) << "a first load was answered: it is over";
+    policy.became_ready();
+    (void)crash();
+    for (int i = 0; i < 100; ++i) {
+        const auto decision = policy.ended(refused, now, 1);
+        ASSERT_EQ(decision.event, WorkerEvent::restart_planned);
+        EXPECT_EQ(decision.delay, limits::gpu_retry) << "without jitter, and without growing";
+        EXPECT_EQ(decision.spawn_at, now + limits::gpu_retry);
+        EXPECT_EQ(decision.unforgiven, 1U);
+    }
+    policy.unload_asked();
+    EXPECT_EQ(policy.ended(refused, now, 1).event, WorkerEvent::reclaimed);
+    RestartPolicy never{false};
+    never.became_ready();
+    EXPECT_EQ(never.ended(refused, now, 1).event, WorkerEvent::reclaimed);
 }
 
 TEST(CrashHistory, ForgetsCrashesThatAreAllForgiven) {

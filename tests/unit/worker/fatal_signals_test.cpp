@@ -162,6 +162,30 @@ TEST(FatalSignal, AHangReportWithoutASuspectIsAboutWhoeverReceivesIt) {
     EXPECT_EQ(backtrace.at("thread").as_string(), "main");
 }
 
+TEST(FatalSignal, AHangReportWithoutASuspectIsNotAboutAThreadThatHappensToReceiveIt) {
+    const boost::json::object backtrace = backtrace_asked_of([](int link) {
+        sigset_t
+            it;  // the main thread does not take it until the other one has: the kernel chooses who does not block it
+        ::sigemptyset(&it);
+        ::sigaddset(&it, SIGABRT);
+        ::pthread_sigmask(SIG_BLOCK, &it, nullptr);
+        std::thread{[link, it] {
+            ::pthread_setname_np(::pthread_self(), "bystander");
+            ::pthread_sigmask(SIG_UNBLOCK, &it, nullptr);
+            (void)send_packet(link, R"({"type":"ready"})");
+            for (;;) ::pause();
+        }}.detach();
+        for (sigset_t pending;;) {
+            ::sigpending(&pending);
+            if (::sigismember(&pending, SIGABRT) == 1) break;  // it was handed on
+            ::usleep(1'000);
+        }
+        ::pthread_sigmask(SIG_UNBLOCK, &it, nullptr);
+    });
+    EXPECT_EQ(backtrace.at("type").as_string(), "backtrace");
+    EXPECT_EQ(backtrace.at("thread").as_string(), "main");
+}
+
 TEST(FatalSignal, EndsTheProcessThoughTheLinkIsFullAndNobodyReads) {
     auto [parent_end, child_end] = PacketPair::make(true).value();
     const pid_t child = ::fork();

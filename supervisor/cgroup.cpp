@@ -201,6 +201,13 @@ std::optional<std::uint64_t> Cgroups::oom_kills(const WorkerName& worker) const 
     return std::nullopt;
 }
 
+bool cgroup_is_populated(const std::filesystem::path& folder) {
+    std::ifstream events{folder / "cgroup.events"};
+    for (std::string line; std::getline(events, line);)
+        if (line == "populated 1") return true;
+    return false;
+}
+
 bool Cgroups::remove(const WorkerName& worker) const { return ::rmdir(folder(worker).c_str()) == 0 || errno == ENOENT; }
 
 }  // namespace bulkhead::supervisor

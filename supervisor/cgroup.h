@@ -19,6 +19,9 @@ namespace bulkhead::supervisor {
 /// texts of /proc/self/mountinfo and /proc/self/cgroup. Empty when there is none, or it is not visible here.
 [[nodiscard]] std::optional<std::filesystem::path> own_cgroup(std::string_view mountinfo, std::string_view cgroup);
 
+/// Whether a process lives in this folder or below it: one that was killed does until the kernel is done with it.
+[[nodiscard]] bool cgroup_is_populated(const std::filesystem::path& folder);
+
 /// One cgroup per worker, where this daemon may make one: then no child of a worker can escape its end.
 /// Operations on cgroupfs are system calls without I/O, so they may be made on the loop.
 class Cgroups {
@@ -39,6 +42,7 @@ public:
 
     /// A folder to spawn into; no descriptor when it could not be made, and the process group must do.
     [[nodiscard]] UniqueFd add(const WorkerName& worker);
+    [[nodiscard]] std::filesystem::path folder(const WorkerName& worker) const;
     void kill(const WorkerName& worker) const;
     /// False while processes are left in it.
     bool remove(const WorkerName& worker) const;
@@ -56,7 +60,6 @@ private:
     bool make_folder() const;
     bool open_kill_all();
     void count_memory() const;
-    [[nodiscard]] std::filesystem::path folder(const WorkerName& worker) const;
     void remove_all() const;
 
     std::filesystem::path path_;

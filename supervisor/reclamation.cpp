@@ -9,6 +9,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "supervisor/cgroup.h"
 #include "supervisor/limits.h"
 #include "supervisor/proc_files.h"
 #include "supervisor/text.h"
@@ -34,6 +35,7 @@ bool is_alive(pid_t pid) { return ::kill(pid, 0) == 0 || errno != ESRCH; }
 void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains) {
     // Signal 0 does no harm should the number name a group of somebody else by now.
     remains.group_empty = trace.group_empty || (::kill(-trace.pid, 0) != 0 && errno == ESRCH);
+    if (!trace.cgroup.empty() && cgroup_is_populated(trace.cgroup)) remains.group_empty = false;
     const auto is_escaped = [&](pid_t candidate) { return carries_marker(candidate, trace.marker); };
     const auto look_at = [&](pid_t pid) {
         if (pid != ::getpid() && is_escaped(pid)) {

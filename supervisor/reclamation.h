@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -38,6 +39,7 @@ struct Trace {
     std::optional<GpuShare> gpu;  ///< the last one in which it was listed
     /// That share was taken when its end was asked for, so the device's free memory must have risen since.
     bool gpu_is_recent = false;
+    std::filesystem::path cgroup{};  ///< its folder; empty without one
 };
 
 /// What one look found.

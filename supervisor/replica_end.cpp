@@ -199,6 +199,7 @@ void Replica::reclaim(const std::shared_ptr<WorkerProcess>& process) {
     trace.worker = process->name;
     trace.pid = process->pid;
     trace.group_empty = process->exit->group_empty;
+    if (process->has_cgroup) trace.cgroup = context_.cgroups->folder(process->name);
     trace.marker = context_.station.marker(process->name);
     trace.slab_prefix = slab_owner_prefix(context_.station.token, spec_.name, index_, process->name.generation);
     trace.gpu_uuid = process->device.uuid;

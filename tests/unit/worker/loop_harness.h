@@ -163,6 +163,17 @@ inline bool readable_within(int fd, std::chrono::milliseconds time) {
     return ::poll(&entry, 1, static_cast<int>(time.count())) > 0;
 }
 
+/// Waits, within `patience`, while the socket is full.
+inline Result<> send_patiently(int fd, std::span<const std::byte> bytes, std::span<const int> fds = {}) {
+    for (;;) {
+        Result<> sent = send_packet(fd, bytes, fds);
+        pollfd entry{fd, POLLOUT, 0};
+        if (sent || sent.error().code != ErrorCode::queue_full ||
+            ::poll(&entry, 1, static_cast<int>(std::chrono::milliseconds{patience}.count())) <= 0)
+            return sent;
+    }
+}
+
 inline std::uint64_t number(const boost::json::object& message, std::string_view key) {
     return message.at(key).to_number<std::uint64_t>();
 }
@@ -187,8 +198,9 @@ public:
         ASSERT_TRUE(find_slab(wire::SlabDirection::output) != nullptr);
     }
 
-    void send(std::span<const std::byte> bytes) { ASSERT_TRUE(send_packet(socket_.get(), bytes)); }
-    [[nodiscard]] Result<> try_send(std::span<const std::byte> bytes) { return send_packet(socket_.get(), bytes); }
+    /// Waits while the socket is full.
+    void send(std::span<const std::byte> bytes) { ASSERT_TRUE(send_patiently(socket_.get(), bytes)); }
+    [[nodiscard]] Result<> try_send(std::span<const std::byte> bytes) { return send_patiently(socket_.get(), bytes); }
 
     /// The next message; empty at the end of file. Slabs that it offers are mapped.
     std::optional<channel::WorkerMessage> receive() {
@@ -354,7 +366,8 @@ protected:
     }
 
     void say(const boost::json::object& message, int fd = -1) {
-        ASSERT_TRUE(send_packet(link.get(), boost::json::serialize(message), {&fd, fd >= 0 ? 1U : 0U}));
+        const std::string text = boost::json::serialize(message);
+        ASSERT_TRUE(send_patiently(link.get(), std::as_bytes(std::span{text}), {&fd, fd >= 0 ? 1U : 0U}));
     }
     /// The next packet of this type on the link; others before it are passed over.
     boost::json::object expect_said(std::string_view type) {

@@ -1,7 +1,10 @@
 #include "tests/soak/resources.h"
 
+#include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -65,6 +68,15 @@ void add_process(Resources& all, const std::string& name, pid_t pid) {
     all[name + " resident KiB"] = status_number(pid, "VmRSS");
 }
 
+std::int64_t value_of(const Resources& all, const std::string& name) {
+    const auto found = all.find(name);
+    return found == all.end() ? 0 : found->second;
+}
+
+bool drifts(const std::string& name, std::int64_t before, std::int64_t now) {
+    return name.ends_with("KiB") ? now > before + resident_slack_kib : now != before;
+}
+
 }  // namespace
 
 Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket) {
@@ -94,12 +106,22 @@ Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket) {
     return all;
 }
 
+Resources measure_at_rest(const Resources& baseline, const std::function<Resources()>& take) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{5};
+    for (;;) {
+        Resources now = take();
+        const bool at_rest = std::ranges::none_of(
+            baseline, [&](const auto& one) { return drifts(one.first, one.second, value_of(now, one.first)); });
+        if (at_rest || std::chrono::steady_clock::now() >= until) return now;
+        ::poll(nullptr, 0, 50);
+    }
+}
+
 int print_drift(const Resources& baseline, const Resources& now) {
     int drifted = 0;
     for (const auto& [name, before] : baseline) {
-        const auto found = now.find(name);
-        const std::int64_t value = found == now.end() ? 0 : found->second;
-        const bool drift = name.ends_with("KiB") ? value > before + resident_slack_kib : value != before;
+        const std::int64_t value = value_of(now, name);
+        const bool drift = drifts(name, before, value);
         drifted += drift ? 1 : 0;
         std::printf("  %-28s %9lld %9lld%s\n", name.c_str(), static_cast<long long>(before),
                     static_cast<long long>(value), drift ? "   DRIFT" : "");

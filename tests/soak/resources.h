@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -14,6 +15,10 @@ using Resources = std::map<std::string, std::int64_t>;
 /// Of the keeper and its present supervisor (0: not looked at), of everything that carries this socket in its
 /// environment, and of the places where programs leave things behind: /dev/shm, /tmp, cgroups.
 [[nodiscard]] Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket);
+
+/// What there is when things have come to rest: measured again for up to 5 s while anything drifts, since the last
+/// process' records are given up a moment after its end was told.
+[[nodiscard]] Resources measure_at_rest(const Resources& baseline, const std::function<Resources()>& take);
 
 /// One line a resource: baseline, now, and whether that is drift. Counts must be what they were; resident sizes may
 /// differ by `resident_slack_kib`, since allocators keep what they once needed.

@@ -127,7 +127,8 @@ int kill_supervisors(const Options& options) {
     }
     verify();
     const auto info = daemon.call("daemon.info");
-    const Resources now = measure(keeper, supervisor_of(keeper), daemon.socket().string());
+    const Resources now =
+        measure_at_rest(baseline, [&] { return measure(keeper, supervisor_of(keeper), daemon.socket().string()); });
     stream.stop = true;
     clients.clear();
     const double seconds = std::chrono::duration<double>(Clock::now() - started).count();

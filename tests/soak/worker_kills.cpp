@@ -121,7 +121,7 @@ int kill_workers(const Options& options) {
     std::printf("  SIGKILL to worker_lost       p50 %8.2f ms  p99 %8.2f ms\n", percentile(to_lost, 0.5),
                 percentile(to_lost, 0.99));
     std::printf("  %-28s %9s %9s\n", "resource", "baseline", "now");
-    return static_cast<int>(wrong) + print_drift(baseline, take());
+    return static_cast<int>(wrong) + print_drift(baseline, measure_at_rest(baseline, take));
 }
 
 }  // namespace bulkhead::soak

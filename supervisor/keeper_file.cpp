@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -37,9 +37,10 @@ Result<> KeeperFile::save(json::object content) const {
 std::optional<json::object> KeeperFile::load() const {
     std::ifstream file{path_, std::ios::binary};
     if (!file) return std::nullopt;
-    const std::string text{std::istreambuf_iterator<char>{file}, {}};
+    std::ostringstream text;
+    text << file.rdbuf();  // a folder or a failing disk gives an empty one; an iterator would throw
     boost::system::error_code ec;
-    json::value content = json::parse(text, ec);
+    json::value content = json::parse(text.str(), ec);
     if (ec || !content.is_object()) {
         spdlog::warn("{} is ignored: it is no object of JSON", path_.string());
         return std::nullopt;

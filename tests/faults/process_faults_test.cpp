@@ -15,6 +15,7 @@
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/support/file_text.h"
 
 namespace bulkhead::test {
 namespace {
@@ -25,11 +26,6 @@ using ::testing::HasSubstr;
 
 constexpr std::array<float, 4> four{1, 2, 3, 4};
 constexpr std::array<std::int64_t, 1> dims_four{4};
-
-std::string file_text(const std::filesystem::path& path) {
-    std::ifstream file{path};
-    return {std::istreambuf_iterator<char>{file}, {}};
-}
 
 TEST(Fault14, AWorkerKilledWithSlotsLeasedIsLostToItsClientsWhoKeepWhatWasDelivered) {
     Daemon daemon{

@@ -3,11 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/support/file_text.h"
 
 namespace bulkhead::test {
 namespace {
@@ -20,11 +19,6 @@ using ::testing::Not;
 
 constexpr std::array<float, 4> four{1, 2, 3, 4};
 constexpr std::array<std::int64_t, 1> dims_four{4};
-
-std::string content_of(const std::filesystem::path& file) {
-    std::ifstream stream{file, std::ios::binary};
-    return {std::istreambuf_iterator<char>{stream}, {}};
-}
 
 std::string aoti_model(const std::string& name, const std::filesystem::path& package, const std::string& extra = {}) {
     return "  " + name + ":\n    runtime: aoti\n    package: " + package.string() +
@@ -67,7 +61,7 @@ struct BrokenFile {
 class BrokenFiles : public BadModel, public ::testing::WithParamInterface<BrokenFile> {};
 
 TEST_P(BrokenFiles, TorchScriptIsRefusedByName) {
-    const auto file = files.write("broken.pt", GetParam().damage(content_of(model_file("test/echo.pt"))));
+    const auto file = files.write("broken.pt", GetParam().damage(file_text(model_file("test/echo.pt"))));
     start(test_model("bad", file));
 
     const auto error = load_error();
@@ -80,7 +74,7 @@ TEST_P(BrokenFiles, TorchScriptIsRefusedByName) {
 }
 
 TEST_P(BrokenFiles, APackageIsRefusedByName) {
-    const auto file = files.write("broken.pt2", GetParam().damage(content_of(model_file("test/linear.pt2"))));
+    const auto file = files.write("broken.pt2", GetParam().damage(file_text(model_file("test/linear.pt2"))));
     start(aoti_model("bad", file));
 
     const auto error = load_error();
@@ -102,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& each) { return each.param.name; });
 
 TEST_F(BadModel, AFileThatVanishedSinceTheFleetWasRead) {
-    const auto file = files.write("gone.pt", content_of(model_file("test/echo.pt")));
+    const auto file = files.write("gone.pt", file_text(model_file("test/echo.pt")));
     start(test_model("bad", file));
     std::filesystem::remove(file);
 

@@ -12,6 +12,7 @@
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/support/file_text.h"
 
 namespace bulkhead::test {
 namespace {
@@ -54,9 +55,7 @@ bool wait_stopped(pid_t pid) {
     while (std::chrono::steady_clock::now() < until) {
         std::size_t running = 0;
         for (const auto& thread : fs::directory_iterator{"/proc/" + std::to_string(pid) + "/task"}) {
-            std::ifstream file{thread.path() / "stat"};
-            const std::string text{std::istreambuf_iterator<char>{file}, {}};
-            running += text.find(") T ") == std::string::npos ? 1 : 0;
+            running += file_text(thread.path() / "stat").find(") T ") == std::string::npos ? 1 : 0;
         }
         if (running == 0) return true;
     }
@@ -64,10 +63,7 @@ bool wait_stopped(pid_t pid) {
 }
 
 /// A line for each hierarchy.
-std::string cgroups_of(pid_t pid) {
-    std::ifstream file{"/proc/" + std::to_string(pid) + "/cgroup"};
-    return {std::istreambuf_iterator<char>{file}, {}};
-}
+std::string cgroups_of(pid_t pid) { return file_text("/proc/" + std::to_string(pid) + "/cgroup"); }
 
 /// Where the daemon may make cgroups, and where it may not: in a mount namespace in which they are read-only, as in
 /// most containers.

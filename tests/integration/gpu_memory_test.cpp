@@ -6,12 +6,12 @@
 #include <signal.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include <fmt/format.h>
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/support/file_text.h"
 
 namespace bulkhead::test {
 namespace {
@@ -32,10 +32,7 @@ protected:
     }
     [[nodiscard]] std::string file() const { return folder_.path() / "machine"; }
     void set(const std::string& machine) const { std::filesystem::rename(folder_.write("next", machine), file()); }
-    [[nodiscard]] std::string machine() const {
-        std::ifstream in{file()};
-        return {std::istreambuf_iterator<char>{in}, {}};
-    }
+    [[nodiscard]] std::string machine() const { return file_text(file()); }
     [[nodiscard]] std::string gpu_model(const std::string& name, const std::string& extra = {}) const {
         return minimal_model(name, fmt::format("MINIMAL_GPU_FILE: {}, MINIMAL_GPU_BYTES: \"{}\"", file(), had),
                              "device: cuda:0\n" + extra);

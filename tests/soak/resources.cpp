@@ -7,19 +7,14 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <sstream>
+
+#include "tests/support/file_text.h"
 
 namespace bulkhead::soak {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string text_of(const fs::path& path) {
-    std::ifstream file{path, std::ios::binary};
-    return {std::istreambuf_iterator<char>{file}, {}};
-}
 
 /// But for the folders of soaks and tests that run at the same time.
 std::int64_t entries(const fs::path& folder) {
@@ -31,7 +26,7 @@ std::int64_t entries(const fs::path& folder) {
 }
 
 std::int64_t status_number(pid_t pid, const std::string& field) {
-    std::istringstream status{text_of("/proc/" + std::to_string(pid) + "/status")};
+    std::istringstream status{test::file_text("/proc/" + std::to_string(pid) + "/status")};
     for (std::string line; std::getline(status, line);)
         if (line.starts_with(field + ":")) return std::stoll(line.substr(field.size() + 1));
     return 0;
@@ -91,11 +86,11 @@ Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket) {
     for (const auto& entry : fs::directory_iterator{"/proc"}) {
         const std::string name = entry.path().filename().string();
         if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-        const std::string stat = text_of(entry.path() / "stat");
+        const std::string stat = test::file_text(entry.path() / "stat");
         const std::size_t paren = stat.rfind(')');
         if (paren == std::string::npos || paren + 4 >= stat.size()) continue;
         if (stat[paren + 2] == 'Z' && std::atoi(stat.c_str() + paren + 4) == keeper) ++zombies;
-        if (text_of(entry.path() / "environ").find("BULKHEAD_SOCKET=" + socket + '\0') != std::string::npos)
+        if (test::file_text(entry.path() / "environ").find("BULKHEAD_SOCKET=" + socket + '\0') != std::string::npos)
             ++processes;
     }
     all["processes of the daemon"] = processes;
@@ -131,9 +126,9 @@ int print_drift(const Resources& baseline, const Resources& now) {
 
 pid_t supervisor_of(pid_t keeper) {
     const std::string number = std::to_string(keeper);
-    std::istringstream children{text_of("/proc/" + number + "/task/" + number + "/children")};
+    std::istringstream children{test::file_text("/proc/" + number + "/task/" + number + "/children")};
     for (pid_t pid = 0; children >> pid;)
-        if (text_of("/proc/" + std::to_string(pid) + "/comm").starts_with("bulkhead-superv")) return pid;
+        if (test::file_text("/proc/" + std::to_string(pid) + "/comm").starts_with("bulkhead-superv")) return pid;
     return 0;
 }
 

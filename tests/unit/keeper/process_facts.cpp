@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 
 namespace bulkhead::test {
@@ -54,11 +53,6 @@ std::vector<std::string> words_of(pid_t pid, const std::string& file) {
     std::vector<std::string> words;
     for (std::string word; std::getline(text, word, '\0');) words.push_back(word);
     return words;
-}
-
-std::string file_text(const std::string& path) {
-    std::ifstream file{path};
-    return {std::istreambuf_iterator<char>{file}, {}};
 }
 
 UniqueFd hold(pid_t pid) { return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))}; }

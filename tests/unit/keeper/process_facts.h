@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ipc/unique_fd.h"
+#include "tests/support/file_text.h"
 
 /// What /proc tells about another process.
 namespace bulkhead::test {
@@ -24,8 +25,6 @@ std::string status_of(pid_t pid, const std::string& name);
 
 /// The zero-separated words of /proc/PID/cmdline or environ.
 std::vector<std::string> words_of(pid_t pid, const std::string& file);
-
-std::string file_text(const std::string& path);
 
 /// Taken while the process surely lives; then it cannot be mistaken for another.
 UniqueFd hold(pid_t pid);

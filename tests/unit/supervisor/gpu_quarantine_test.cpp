@@ -10,6 +10,7 @@
 #include "supervisor/gpu_quarantine_file.h"
 #include "tests/unit/supervisor/marked_process.h"
 #include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/file_text.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -116,10 +117,7 @@ protected:
         if (auto known = file_.load()) next.restore(std::move(*known));
         return next;
     }
-    [[nodiscard]] std::string text() const {
-        std::ifstream in{path()};
-        return {std::istreambuf_iterator<char>{in}, {}};
-    }
+    [[nodiscard]] std::string text() const { return bulkhead::test::file_text(path()); }
     [[nodiscard]] std::filesystem::path path() const { return folder_.path() / "gpu-quarantine.json"; }
 
     test::TemporaryFolder folder_;

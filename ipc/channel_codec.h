@@ -25,6 +25,7 @@ struct Tensor {
     wire::DType dtype{};
     std::vector<std::int64_t> dims;
     wire::LeaseRef lease{};
+    std::uint32_t event_id = 0;  ///< see wire::TensorDescriptor
     bool operator==(const Tensor& other) const;
 };
 
@@ -33,6 +34,7 @@ struct Tensor {
 struct Hello {
     std::uint64_t features = 0;
     std::string client;  ///< may be empty
+    wire::GpuUuid gpu{};
     friend bool operator==(const Hello&, const Hello&) = default;
 };
 
@@ -63,7 +65,21 @@ struct Release {
     std::vector<wire::LeaseRef> leases;
 };
 
-using ClientMessage = std::variant<Hello, SlabRequest, Infer, Cancel, Release>;
+/// Brings one descriptor.
+struct SlabLend {
+    std::uint64_t request_id = 0;
+    std::uint32_t slab_id = 0;  ///< at least wire::lent_slab_id_min
+    wire::SlabKind kind = wire::SlabKind::host_memfd;
+    std::uint64_t size_bytes = 0;  ///< not 0
+    friend bool operator==(const SlabLend&, const SlabLend&) = default;
+};
+
+struct SlabReturn {
+    std::uint32_t slab_id = 0;
+    friend bool operator==(const SlabReturn&, const SlabReturn&) = default;
+};
+
+using ClientMessage = std::variant<Hello, SlabRequest, Infer, Cancel, Release, SlabLend, SlabReturn>;
 
 // Worker → client
 
@@ -86,6 +102,7 @@ struct SlabOffer {
     wire::SlabDirection direction = wire::SlabDirection::input;
     wire::SlabKind kind = wire::SlabKind::host_memfd;
     std::uint64_t size_bytes = 0;
+    wire::CudaIpcHandle handle{};  ///< of kind cuda_ipc; the other kinds bring one descriptor
     friend bool operator==(const SlabOffer&, const SlabOffer&) = default;
 };
 
@@ -111,7 +128,34 @@ struct Closing {
     friend bool operator==(const Closing&, const Closing&) = default;
 };
 
-using WorkerMessage = std::variant<Welcome, SlabOffer, InferResult, Failure, Closing>;
+/// Brings wire::ring_offer_fds descriptors.
+struct RingOffer {
+    std::uint32_t lines_to_worker = 0;
+    std::uint32_t lines_to_client = 0;
+    std::uint64_t size_bytes = 0;
+    friend bool operator==(const RingOffer&, const RingOffer&) = default;
+};
+
+struct SlabAccepted {
+    std::uint64_t request_id = 0;
+    std::uint32_t slab_id = 0;
+    friend bool operator==(const SlabAccepted&, const SlabAccepted&) = default;
+};
+
+struct SlabWithdraw {
+    std::uint32_t slab_id = 0;
+    friend bool operator==(const SlabWithdraw&, const SlabWithdraw&) = default;
+};
+
+struct EventOffer {
+    std::uint32_t event_id = 0;  ///< not 0
+    bool from_worker = false;
+    wire::CudaIpcHandle handle{};
+    friend bool operator==(const EventOffer&, const EventOffer&) = default;
+};
+
+using WorkerMessage = std::variant<Welcome, SlabOffer, InferResult, Failure, Closing, RingOffer, SlabAccepted,
+                                   SlabWithdraw, EventOffer>;
 
 /// Why a client's packet was refused.
 struct Refusal {
@@ -143,11 +187,17 @@ struct Refusal {
 [[nodiscard]] std::vector<std::byte> encode(const Cancel& message);
 /// At most `release_leases_max` of them.
 [[nodiscard]] std::vector<std::byte> encode(const Release& message);
+[[nodiscard]] std::vector<std::byte> encode(const SlabLend& message);
+[[nodiscard]] std::vector<std::byte> encode(const SlabReturn& message);
 [[nodiscard]] Result<std::vector<std::byte>> encode(const Welcome& message);
 [[nodiscard]] std::vector<std::byte> encode(const SlabOffer& message);
 [[nodiscard]] Result<std::vector<std::byte>> encode(const InferResult& message);
 [[nodiscard]] std::vector<std::byte> encode(const Failure& message);  ///< long or unprintable text is cut and cleaned
 [[nodiscard]] std::vector<std::byte> encode(const Closing& message);
+[[nodiscard]] std::vector<std::byte> encode(const RingOffer& message);
+[[nodiscard]] std::vector<std::byte> encode(const SlabAccepted& message);
+[[nodiscard]] std::vector<std::byte> encode(const SlabWithdraw& message);
+[[nodiscard]] std::vector<std::byte> encode(const EventOffer& message);
 
 /// Leases of one release message: it then stays far below a packet's bound.
 inline constexpr std::size_t release_leases_max = 1024;

@@ -76,6 +76,7 @@ Result<> put_tensors(Writer& writer, const std::vector<Tensor>& tensors) {
         descriptor.name = field<wire::name_bytes>(tensor.name);
         descriptor.dtype = static_cast<std::uint8_t>(tensor.dtype);
         descriptor.rank = static_cast<std::uint8_t>(tensor.dims.size());
+        descriptor.event_id = tensor.event_id;
         descriptor.lease = tensor.lease;
         std::ranges::copy(tensor.dims, descriptor.dims.begin());
         std::ranges::copy(contiguous_strides(tensor.dims), descriptor.strides.begin());
@@ -93,7 +94,7 @@ Result<> check_tensor_count(std::size_t count) {
 }  // namespace
 
 bool Tensor::operator==(const Tensor& other) const {
-    return name == other.name && dtype == other.dtype && dims == other.dims &&
+    return name == other.name && dtype == other.dtype && dims == other.dims && event_id == other.event_id &&
            std::memcmp(&lease, &other.lease, sizeof lease) == 0;
 }
 
@@ -105,6 +106,7 @@ std::vector<std::byte> encode(const Hello& message) {
     std::ranges::replace_if(
         client, [](char c) { return c == '\n' || c == '\t'; }, '?');
     body.client = field<sizeof body.client>(client);
+    body.gpu = message.gpu;
     return Writer{wire::MessageType::hello, 0}.put(body).finish();
 }
 
@@ -168,7 +170,10 @@ std::vector<std::byte> encode(const SlabOffer& message) {
     body.direction = static_cast<std::uint16_t>(message.direction);
     body.kind = static_cast<std::uint16_t>(message.kind);
     body.size_bytes = message.size_bytes;
-    return Writer{wire::MessageType::slab_offer, message.request_id}.put(body).finish();
+    Writer writer{wire::MessageType::slab_offer, message.request_id};
+    writer.put(body);
+    if (message.kind == wire::SlabKind::cuda_ipc) writer.put(message.handle);
+    return writer.finish();
 }
 
 Result<std::vector<std::byte>> encode(const InferResult& message) {
@@ -201,6 +206,37 @@ std::vector<std::byte> encode(const Closing& message) {
     body.code = static_cast<std::uint16_t>(message.code);
     body.deadline_ms = static_cast<std::uint32_t>(std::clamp<std::int64_t>(message.deadline.count(), 0, UINT32_MAX));
     return Writer{wire::MessageType::closing, 0}.put(body).finish();
+}
+
+std::vector<std::byte> encode(const SlabLend& message) {
+    wire::SlabLend body{};
+    body.slab_id = message.slab_id;
+    body.kind = static_cast<std::uint16_t>(message.kind);
+    body.size_bytes = message.size_bytes;
+    return Writer{wire::MessageType::slab_lend, message.request_id}.put(body).finish();
+}
+
+std::vector<std::byte> encode(const SlabReturn& message) {
+    return Writer{wire::MessageType::slab_return, 0}.put(wire::SlabName{message.slab_id, 0}).finish();
+}
+
+std::vector<std::byte> encode(const RingOffer& message) {
+    const wire::RingOffer body{message.lines_to_worker, message.lines_to_client, message.size_bytes, 0};
+    return Writer{wire::MessageType::ring_offer, 0}.put(body).finish();
+}
+
+std::vector<std::byte> encode(const SlabAccepted& message) {
+    return Writer{wire::MessageType::slab_accepted, message.request_id}.put(wire::SlabName{message.slab_id, 0}).finish();
+}
+
+std::vector<std::byte> encode(const SlabWithdraw& message) {
+    return Writer{wire::MessageType::slab_withdraw, 0}.put(wire::SlabName{message.slab_id, 0}).finish();
+}
+
+std::vector<std::byte> encode(const EventOffer& message) {
+    const wire::EventOffer body{message.event_id, message.from_worker ? std::uint16_t{1} : std::uint16_t{0}, 0, 0,
+                                message.handle};
+    return Writer{wire::MessageType::event_offer, 0}.put(body).finish();
 }
 
 }  // namespace bulkhead::channel

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string_view>
 
@@ -128,6 +129,7 @@ Result<Tensor> tensor_from(const wire::TensorDescriptor& wire_tensor) {
             "make the tensor contiguous before it is sent"};
     tensor.lease = wire_tensor.lease;
     tensor.lease.reserved = 0;
+    tensor.event_id = wire_tensor.event_id;
     return tensor;
 }
 
@@ -176,7 +178,7 @@ Parsed<ClientMessage> parse_hello(Reader& reader) {
         return broken(fmt::format("a client that speaks versions {} to {}, this worker speaks {}", body.version_min,
                                   body.version_max, wire::version),
                       "use a client and a daemon of matching releases");
-    return ClientMessage{Hello{body.features, *client}};
+    return ClientMessage{Hello{body.features, *client, body.gpu}};
 }
 
 Parsed<ClientMessage> parse_slab_request(Reader& reader, std::uint64_t request_id) {
@@ -221,6 +223,42 @@ Parsed<ClientMessage> parse_release(Reader& reader) {
     return ClientMessage{std::move(release)};
 }
 
+Parsed<ClientMessage> parse_slab_lend(Reader& reader, std::uint64_t request_id) {
+    wire::SlabLend body{};
+    if (!reader.take(body) || reader.left() != 0) return broken("a slab_lend of the wrong size");
+    const auto kind = kind_from(body.kind);
+    if (!kind || body.size_bytes == 0 || body.slab_id < wire::lent_slab_id_min)
+        return Refusal{Error{ErrorCode::input_invalid,
+                             fmt::format("lending slab {} of kind {}, {} bytes", body.slab_id, body.kind, body.size_bytes),
+                             fmt::format("lend a slab of a known kind, at least one byte, with a number of at least {}",
+                                         wire::lent_slab_id_min)},
+                       request_id};
+    return ClientMessage{SlabLend{request_id, body.slab_id, *kind, body.size_bytes}};
+}
+
+Parsed<std::uint32_t> parse_slab_name(Reader& reader) {
+    wire::SlabName body{};
+    if (!reader.take(body) || reader.left() != 0) return broken("a message about a slab, of the wrong size");
+    return body.slab_id;
+}
+
+Parsed<WorkerMessage> parse_ring_offer(Reader& reader) {
+    wire::RingOffer body{};
+    if (!reader.take(body) || reader.left() != 0) return broken("a ring_offer of the wrong size");
+    if (!std::has_single_bit(body.lines_to_worker) || !std::has_single_bit(body.lines_to_client))
+        return broken(fmt::format("rings of {} and {} lines, which are no powers of two", body.lines_to_worker,
+                                  body.lines_to_client));
+    return WorkerMessage{RingOffer{body.lines_to_worker, body.lines_to_client, body.size_bytes}};
+}
+
+Parsed<WorkerMessage> parse_event_offer(Reader& reader) {
+    wire::EventOffer body{};
+    if (!reader.take(body) || reader.left() != 0) return broken("an event_offer of the wrong size");
+    if (body.event_id == 0 || body.from_worker > 1)
+        return broken(fmt::format("event {} offered with direction {}", body.event_id, body.from_worker));
+    return WorkerMessage{EventOffer{body.event_id, body.from_worker == 1, body.handle}};
+}
+
 Parsed<WorkerMessage> parse_welcome(Reader& reader) {
     wire::Welcome body{};
     if (!reader.take(body)) return broken("a welcome shorter than its fixed part");
@@ -239,13 +277,16 @@ Parsed<WorkerMessage> parse_welcome(Reader& reader) {
 
 Parsed<WorkerMessage> parse_slab_offer(Reader& reader, std::uint64_t request_id) {
     wire::SlabOffer body{};
-    if (!reader.take(body) || reader.left() != 0) return broken("a slab_offer of the wrong size");
+    if (!reader.take(body)) return broken("a slab_offer of the wrong size");
     const auto direction = direction_from(body.direction);
     const auto kind = kind_from(body.kind);
+    wire::CudaIpcHandle handle{};
+    if (kind == wire::SlabKind::cuda_ipc && !reader.take(handle)) return broken("a slab_offer without its handle");
+    if (reader.left() != 0) return broken("a slab_offer of the wrong size");
     if (!direction || !kind || body.size_bytes == 0)
         return broken(fmt::format("slab {} offered with direction {}, kind {}, {} bytes", body.slab_id, body.direction,
                                   body.kind, body.size_bytes));
-    return WorkerMessage{SlabOffer{request_id, body.slab_id, *direction, *kind, body.size_bytes}};
+    return WorkerMessage{SlabOffer{request_id, body.slab_id, *direction, *kind, body.size_bytes, handle}};
 }
 
 Parsed<WorkerMessage> parse_result(Reader& reader, const wire::Header& header) {
@@ -291,7 +332,7 @@ boost::system::result<ClientMessage, Refusal> parse_from_client(std::span<const 
     const std::uint64_t request_id = header->request_id;
     const auto type = static_cast<wire::MessageType>(header->type);
     using enum wire::MessageType;
-    if ((type == slab_request || type == infer || type == cancel) && request_id == 0)
+    if ((type == slab_request || type == infer || type == cancel || type == slab_lend) && request_id == 0)
         return broken("a request with number 0", "number requests from 1");
     switch (type) {
     case hello: return parse_hello(reader);
@@ -301,6 +342,12 @@ boost::system::result<ClientMessage, Refusal> parse_from_client(std::span<const 
         if (reader.left() != 0) return broken("a cancel with a body");
         return ClientMessage{Cancel{request_id}};
     case release: return parse_release(reader);
+    case slab_lend: return parse_slab_lend(reader, request_id);
+    case slab_return: {
+        const Parsed<std::uint32_t> slab_id = parse_slab_name(reader);
+        if (!slab_id) return slab_id.error();
+        return ClientMessage{SlabReturn{*slab_id}};
+    }
     default: return broken(fmt::format("a message of type {} from a client", header->type));
     }
 }
@@ -318,6 +365,16 @@ Result<WorkerMessage> parse_from_worker(std::span<const std::byte> packet) {
         case result: return parse_result(reader, *header);
         case error: return parse_failure(reader, request_id);
         case closing: return parse_closing(reader);
+        case ring_offer: return parse_ring_offer(reader);
+        case slab_accepted:
+        case slab_withdraw: {
+            const Parsed<std::uint32_t> slab_id = parse_slab_name(reader);
+            if (!slab_id) return slab_id.error();
+            if (static_cast<wire::MessageType>(header->type) == slab_withdraw)
+                return WorkerMessage{SlabWithdraw{*slab_id}};
+            return WorkerMessage{SlabAccepted{request_id, *slab_id}};
+        }
+        case event_offer: return parse_event_offer(reader);
         default: return broken(fmt::format("a message of type {} from a worker", header->type));
         }
     };

@@ -35,6 +35,17 @@ enum class MessageType : std::uint16_t {
     error = 8,         ///< worker → client; request_id 0 concerns the whole channel
     release = 9,       ///< client → worker: gives output leases back
     closing = 10,      ///< worker → client: no new requests; what is in flight is still answered
+    // where `rings` was agreed
+    ring_offer = 11,  ///< worker → client, ring_offer_fds descriptors; right after welcome
+    on_socket = 12,   ///< in a ring only: the next message of this direction comes on the socket
+    // where `lending` was agreed
+    slab_lend = 13,      ///< client → worker, one fd: another worker's output slab, to be read as input
+    slab_accepted = 14,  ///< worker → client, answers slab_lend
+    // where `returning` was agreed
+    slab_withdraw = 15,  ///< worker → client: let go of this slab
+    slab_return = 16,    ///< client → worker: has let go of this slab, and takes nothing more from it
+    // where a CUDA kind was agreed
+    event_offer = 17,  ///< worker → client: an interprocess event
 };
 
 inline constexpr std::uint32_t flag_more = 1;        ///< result: the request is not finished
@@ -51,7 +62,16 @@ struct Header {
 };
 
 /// Bits of `features` in hello and welcome: what a side can speak; used is what both said.
-enum Feature : std::uint64_t { feature_rings = 1, feature_cuda_vmm = 2, feature_cuda_ipc = 4, feature_streaming = 8 };
+enum Feature : std::uint64_t {
+    feature_rings = 1,
+    feature_cuda_vmm = 2,
+    feature_cuda_ipc = 4,
+    feature_streaming = 8,
+    feature_lending = 16,
+    feature_returning = 32,
+};
+
+using GpuUuid = std::array<std::uint8_t, 16>;  ///< as cuDeviceGetUuid gives it; all 0: none
 
 struct Hello {
     std::uint16_t version_min;
@@ -59,7 +79,7 @@ struct Hello {
     std::uint32_t reserved0;
     std::uint64_t features;
     std::array<char, 48> client;  ///< for logs and receipts, such as "vad_timeline"
-    std::array<std::uint64_t, 2> reserved;
+    GpuUuid gpu;                  ///< the client's; CUDA kinds are agreed only where it is the worker's
 };
 
 struct Welcome {
@@ -90,8 +110,47 @@ struct SlabOffer {
     std::uint32_t slab_id;  ///< unique in the channel
     std::uint16_t direction;
     std::uint16_t kind;
-    std::uint64_t size_bytes;  ///< equals fstat's
+    std::uint64_t size_bytes;  ///< equals fstat's, where there is an fd
     std::array<std::uint64_t, 2> reserved;
+};
+
+/// A cudaIpcMemHandle_t or cudaIpcEventHandle_t. The former follows a SlabOffer of kind cuda_ipc, which has no fd.
+using CudaIpcHandle = std::array<std::byte, 64>;
+
+/// Descriptors: the rings' memfd, the doorbell that the client rings, the doorbell that the worker rings.
+inline constexpr std::size_t ring_offer_fds = 3;
+/// Geometry of the memfd: `ipc/ring.h`.
+struct RingOffer {
+    std::uint32_t lines_to_worker;  ///< a power of two
+    std::uint32_t lines_to_client;  ///< a power of two
+    std::uint64_t size_bytes;       ///< equals fstat's
+    std::uint64_t reserved;
+};
+
+/// Ids of lent slabs are the client's choice, at or above this; those of the worker's own slabs are below.
+inline constexpr std::uint32_t lent_slab_id_min = 0x8000'0000;
+struct SlabLend {
+    std::uint32_t slab_id;
+    std::uint16_t kind;
+    std::uint16_t reserved0;
+    std::uint64_t size_bytes;
+    std::uint64_t reserved;
+};
+
+/// Body of slab_withdraw, slab_return and slab_accepted.
+struct SlabName {
+    std::uint32_t slab_id;
+    std::uint32_t reserved;
+};
+
+/// Interprocess event of the worker's GPU. `from_worker`: the worker records it behind a result; else the client does,
+/// behind its inputs.
+struct EventOffer {
+    std::uint32_t event_id;  ///< unique in the channel, not 0
+    std::uint16_t from_worker;
+    std::uint16_t reserved0;
+    std::uint64_t reserved;
+    CudaIpcHandle handle;
 };
 
 /// Values travel: append, never renumber.
@@ -125,7 +184,7 @@ struct TensorDescriptor {
     std::uint8_t dtype;
     std::uint8_t rank;
     std::uint16_t flags;
-    std::uint32_t reserved;
+    std::uint32_t event_id;  ///< the bytes are there once this event has passed; 0: they are
     LeaseRef lease;
     std::array<std::int64_t, rank_max> dims;     ///< 0 beyond rank
     std::array<std::int64_t, rank_max> strides;  ///< in elements, 0 beyond rank; version 1: contiguous
@@ -182,6 +241,10 @@ static_assert(is_wire_struct<Hello, 80>);
 static_assert(is_wire_struct<Welcome, 112>);
 static_assert(is_wire_struct<SlabRequest, 24>);
 static_assert(is_wire_struct<SlabOffer, 32>);
+static_assert(is_wire_struct<RingOffer, 24>);
+static_assert(is_wire_struct<SlabLend, 24>);
+static_assert(is_wire_struct<SlabName, 8>);
+static_assert(is_wire_struct<EventOffer, 80>);
 static_assert(is_wire_struct<LeaseRef, 32>);
 static_assert(is_wire_struct<TensorDescriptor, 224>);
 static_assert(is_wire_struct<Infer, 80>);

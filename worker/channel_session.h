@@ -95,6 +95,11 @@ private:
     void on_message(channel::Infer& message);
     void on_message(const channel::Cancel& message);
     void on_message(const channel::Release& message);
+    template <typename Message>
+    void on_message(const Message&) {
+        break_off(Error{ErrorCode::protocol_violation, "a message that was not agreed",
+                        "send what hello and welcome both name"});
+    }
     void slabs_made(const Result<>& made);
     Result<> try_submit(channel::Infer& message);
     [[nodiscard]] std::size_t unanswered() const;

@@ -117,6 +117,10 @@ private:
     Result<> handle(channel::InferResult&& message, std::vector<UniqueFd>&& fds);
     Result<> handle(channel::Failure&& message, std::vector<UniqueFd>&& fds);
     Result<> handle(channel::Closing&& message, std::vector<UniqueFd>&& fds);
+    template <typename Message>
+    Result<> handle(Message&&, std::vector<UniqueFd>&&) {
+        return Error{ErrorCode::protocol_violation, "a message that was not agreed", {}};
+    }
 
     void answer(std::map<std::uint64_t, Pending>::iterator request, Result<Reply> outcome);
     [[nodiscard]] Error lost(std::string_view what) const;

@@ -38,7 +38,7 @@ const std::map<std::string, std::pair<std::size_t, Members>> structs{
     {"Hello",
      {sizeof(Hello),
       {MEMBER(Hello, version_min), MEMBER(Hello, version_max), MEMBER(Hello, reserved0), MEMBER(Hello, features),
-       MEMBER(Hello, client), MEMBER(Hello, reserved)}}},
+       MEMBER(Hello, client), MEMBER(Hello, gpu)}}},
     {"Welcome",
      {sizeof(Welcome),
       {MEMBER(Welcome, version), MEMBER(Welcome, slab_count), MEMBER(Welcome, in_flight_max), MEMBER(Welcome, features),
@@ -52,6 +52,19 @@ const std::map<std::string, std::pair<std::size_t, Members>> structs{
      {sizeof(SlabOffer),
       {MEMBER(SlabOffer, slab_id), MEMBER(SlabOffer, direction), MEMBER(SlabOffer, kind), MEMBER(SlabOffer, size_bytes),
        MEMBER(SlabOffer, reserved)}}},
+    {"RingOffer",
+     {sizeof(RingOffer),
+      {MEMBER(RingOffer, lines_to_worker), MEMBER(RingOffer, lines_to_client), MEMBER(RingOffer, size_bytes),
+       MEMBER(RingOffer, reserved)}}},
+    {"SlabLend",
+     {sizeof(SlabLend),
+      {MEMBER(SlabLend, slab_id), MEMBER(SlabLend, kind), MEMBER(SlabLend, reserved0), MEMBER(SlabLend, size_bytes),
+       MEMBER(SlabLend, reserved)}}},
+    {"SlabName", {sizeof(SlabName), {MEMBER(SlabName, slab_id), MEMBER(SlabName, reserved)}}},
+    {"EventOffer",
+     {sizeof(EventOffer),
+      {MEMBER(EventOffer, event_id), MEMBER(EventOffer, from_worker), MEMBER(EventOffer, reserved0),
+       MEMBER(EventOffer, reserved), MEMBER(EventOffer, handle)}}},
     {"LeaseRef",
      {sizeof(LeaseRef),
       {MEMBER(LeaseRef, slab_id), MEMBER(LeaseRef, reserved), MEMBER(LeaseRef, offset_bytes),
@@ -59,7 +72,7 @@ const std::map<std::string, std::pair<std::size_t, Members>> structs{
     {"TensorDescriptor",
      {sizeof(TensorDescriptor),
       {MEMBER(TensorDescriptor, name), MEMBER(TensorDescriptor, dtype), MEMBER(TensorDescriptor, rank),
-       MEMBER(TensorDescriptor, flags), MEMBER(TensorDescriptor, reserved), MEMBER(TensorDescriptor, lease),
+       MEMBER(TensorDescriptor, flags), MEMBER(TensorDescriptor, event_id), MEMBER(TensorDescriptor, lease),
        MEMBER(TensorDescriptor, dims), MEMBER(TensorDescriptor, strides)}}},
     {"Infer",
      {sizeof(Infer),
@@ -130,12 +143,15 @@ TEST_F(WireJson, HasTheNumbersOfTheHeader) {
     EXPECT_EQ(limits.at("json_bytes_max").as_int64(), json_bytes_max);
     EXPECT_EQ(limits.at("tensor_alignment").as_int64(), tensor_alignment);
     EXPECT_EQ(limits.at("packet_bytes_max").as_int64(), packet_bytes_max);
+    EXPECT_EQ(limits.at("lent_slab_id_min").as_int64(), lent_slab_id_min);
+    EXPECT_EQ(limits.at("ring_offer_fds").as_int64(), ring_offer_fds);
 }
 
 TEST_F(WireJson, HasTheEnumerators) {
     EXPECT_EQ(enumerator("MessageType", "hello"), static_cast<int>(MessageType::hello));
     EXPECT_EQ(enumerator("MessageType", "closing"), static_cast<int>(MessageType::closing));
-    EXPECT_EQ(spec.at("enums").at("MessageType").as_object().size(), 10U);
+    EXPECT_EQ(enumerator("MessageType", "event_offer"), static_cast<int>(MessageType::event_offer));
+    EXPECT_EQ(spec.at("enums").at("MessageType").as_object().size(), 17U);
     EXPECT_EQ(enumerator("DType", "boolean"), static_cast<int>(DType::boolean));
     EXPECT_EQ(enumerator("DType", "bfloat16"), static_cast<int>(DType::bfloat16));
     EXPECT_EQ(enumerator("DType", "complex128"), static_cast<int>(DType::complex128));
@@ -148,6 +164,8 @@ TEST_F(WireJson, HasTheEnumerators) {
     EXPECT_EQ(enumerator("Feature", "cuda_vmm"), feature_cuda_vmm);
     EXPECT_EQ(enumerator("Feature", "cuda_ipc"), feature_cuda_ipc);
     EXPECT_EQ(enumerator("Feature", "streaming"), feature_streaming);
+    EXPECT_EQ(enumerator("Feature", "lending"), feature_lending);
+    EXPECT_EQ(enumerator("Feature", "returning"), feature_returning);
 }
 
 TEST_F(WireJson, HasEveryErrorCode) {

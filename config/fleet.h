@@ -31,6 +31,7 @@ struct TensorSpec {
     std::string name;
     wire::DType dtype{};
     std::vector<DimRange> shape;  ///< at most `wire::rank_max`; empty for a scalar tensor
+    bool out = false;             ///< an output that the method takes as an argument, and writes
     friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
@@ -61,6 +62,8 @@ struct MethodSpec {
     std::map<std::string, double> padding;
     /// Shapes of the warm-up inference, by input; the lower bounds where not declared.
     std::map<std::string, std::vector<std::int64_t>> warmup;
+    /// Whether the method writes its outputs where it is told to: all of them, or none.
+    [[nodiscard]] bool takes_outputs() const { return !outputs.empty() && outputs.front().out; }
     friend bool operator==(const MethodSpec&, const MethodSpec&) = default;
 };
 
@@ -78,6 +81,10 @@ struct ChannelLimits {
     std::uint64_t output_bytes = 4u << 20;
     std::uint64_t bytes_max = 512u << 20;  ///< all slabs of one channel together
     std::uint32_t channels_max = 64;
+    std::uint64_t worker_bytes_max = std::uint64_t{8} << 30;  ///< all slabs of all channels of one worker together
+    std::chrono::milliseconds idle{30'000};  ///< a grown output slab without a result is withdrawn after it
+    bool huge_pages = false;                 ///< slabs on 2 MiB pages, where the machine has them
+    std::chrono::microseconds spin{0};       ///< the worker looks for a client's next message so long before it sleeps
     friend bool operator==(const ChannelLimits&, const ChannelLimits&) = default;
 };
 

@@ -24,7 +24,9 @@ json::object to_json(const std::vector<TensorSpec>& tensors) {
         json::array shape;
         for (const DimRange& dim : tensor.shape)
             shape.push_back(dim.min == dim.max && dim.name.empty() ? json::value(dim.min) : json::value(dim_text(dim)));
-        all[tensor.name] = {{"dtype", to_string(tensor.dtype)}, {"shape", std::move(shape)}};
+        json::object one{{"dtype", to_string(tensor.dtype)}, {"shape", std::move(shape)}};
+        if (tensor.out) one["out"] = true;
+        all[tensor.name] = std::move(one);
     }
     return all;
 }
@@ -84,7 +86,11 @@ json::object to_json(const ModelSpec& model) {
                       {{"input", model.channel.input_bytes},
                        {"output", model.channel.output_bytes},
                        {"max", model.channel.bytes_max},
-                       {"count", model.channel.channels_max}}},
+                       {"count", model.channel.channels_max},
+                       {"worker_max", model.channel.worker_bytes_max},
+                       {"idle", duration_text(model.channel.idle)},
+                       {"huge_pages", model.channel.huge_pages},
+                       {"spin_us", model.channel.spin.count()}}},
                      {"environment", std::move(environment)},
                      {"restart", word_of(restart_words, model.restart)},
                      {"state", std::move(state)},

@@ -35,7 +35,7 @@ bool check_count(const Value& map, std::size_t max) {
     return false;
 }
 
-std::vector<TensorSpec> read_tensors(const Value& map) {
+std::vector<TensorSpec> read_tensors(const Value& map, bool are_outputs) {
     std::vector<TensorSpec> tensors;
     Fields fields{map, map.what() + "."};
     if (!check_count(map, wire::tensors_max)) return tensors;
@@ -47,6 +47,7 @@ std::vector<TensorSpec> read_tensors(const Value& map) {
             tensor.dtype = read_dtype(*dtype).value_or(wire::DType{});
         if (const auto shape = keys.require("shape", "add shape, such as [1, 1..256]; [] for a scalar"))
             tensor.shape = shape->shape().value_or(std::vector<DimRange>{});
+        if (const auto out = are_outputs ? keys.take("out") : std::nullopt) tensor.out = out->boolean().value_or(false);
         keys.finish();
         tensors.push_back(std::move(tensor));
     }
@@ -72,6 +73,33 @@ void check_dim_names(const Value& map, const std::vector<TensorSpec>& inputs) {
                     fmt::format("{} = {}, but {} = {}", dims[d].what(), dim_text(shape[d]), where, dim_text(range)),
                     "dimensions of one name are of one size: give them one range, or different names");
         }
+    }
+}
+
+/// An output that the method writes itself needs its room before the method runs: each of its dimensions is a number or
+/// an input's, by name.
+void check_out(const Value& map, const MethodSpec& method) {
+    if (method.outputs.empty()) return;
+    const auto members = Fields{map, map.what() + "."}.members();
+    const auto is_an_inputs = [&](const std::string& name) {
+        return !name.empty() && std::ranges::any_of(method.inputs, [&](const TensorSpec& input) {
+            return std::ranges::find(input.shape, name, &DimRange::name) != input.shape.end();
+        });
+    };
+    for (std::size_t i = 0; i < method.outputs.size(); ++i) {
+        const TensorSpec& output = method.outputs[i];
+        if (output.out != method.takes_outputs())
+            return members[i].value.refuse(fmt::format("{} {} an argument of the method, the output before it {}",
+                                                       members[i].value.what(), output.out ? "is" : "is not",
+                                                       output.out ? "is not" : "is"),
+                                           "give `out: true` to all outputs of a method, or to none");
+        if (!output.out) continue;
+        for (std::size_t d = 0; d < output.shape.size(); ++d)
+            if (const DimRange& dim = output.shape[d]; dim.min != dim.max && !is_an_inputs(dim.name))
+                return members[i].value.refuse(
+                    fmt::format("{}: shape[{}] = {} is known only once the method has run", members[i].value.what(), d,
+                                dim_text(dim)),
+                    "write a number, or a name that a dimension of an input has, such as n=1..256");
     }
 }
 
@@ -225,12 +253,16 @@ MethodSpec read_method(Fields& fields, std::string name, const std::string& wher
     if (const auto value = fields.take("inputs")) {
         inputs_are_clear = value->node().kind == Node::Kind::map;
         const Value inputs = under_method(*value, "inputs");
-        method.inputs = read_tensors(inputs);
+        method.inputs = read_tensors(inputs, false);
         check_dim_names(inputs, method.inputs);
     }
     if (const auto value = fields.take("parameters"))
         method.parameters = read_parameters(under_method(*value, "parameters"));
-    if (const auto value = fields.take("outputs")) method.outputs = read_tensors(under_method(*value, "outputs"));
+    if (const auto value = fields.take("outputs")) {
+        const Value outputs = under_method(*value, "outputs");
+        method.outputs = read_tensors(outputs, true);
+        check_out(outputs, method);
+    }
     if (const auto value = fields.take("buckets"); value && inputs_are_clear)
         read_buckets(under_method(*value, "buckets"), method);
     if (const auto value = fields.take("padding"); value && inputs_are_clear) {

@@ -36,11 +36,20 @@ void read_channel(const Value& map, ChannelLimits& channel) {
     if (const auto value = fields.take("count"))
         if (const auto count = value->integer(1, limits::channels_max))
             channel.channels_max = static_cast<std::uint32_t>(*count);
+    slab("worker_max", channel.worker_bytes_max);
+    if (const auto value = fields.take("idle")) assign(value->duration(), channel.idle);
+    if (const auto value = fields.take("huge_pages")) assign(value->boolean(), channel.huge_pages);
+    if (const auto value = fields.take("spin_us"))
+        if (const auto spin = value->integer(0, limits::spin_us_max)) channel.spin = std::chrono::microseconds{*spin};
     fields.finish();
     if (channel.input_bytes + channel.output_bytes > channel.bytes_max)
         map.refuse(fmt::format("{}: input {} + output {} bytes exceed max {}", map.what(), channel.input_bytes,
                                channel.output_bytes, channel.bytes_max),
                    "raise max, or lower input and output");
+    if (channel.input_bytes + channel.output_bytes > channel.worker_bytes_max)
+        map.refuse(fmt::format("{}: input {} + output {} bytes exceed worker_max {}", map.what(), channel.input_bytes,
+                               channel.output_bytes, channel.worker_bytes_max),
+                   "raise worker_max, or lower input and output");
 }
 
 /// The daemon's own variables: a model that set them would break its isolation.

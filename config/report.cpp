@@ -29,6 +29,14 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     return above.back();
 }
 
+/// A path such as `inputs.x.dtype` repeats keys as they were written, whatever is in them.
+std::string shown(std::string text) {
+    const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+    for (std::size_t i = 0; i < text.size(); ++i)
+        if (is_control(text[i])) text.replace(i, 1, fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i])));
+    return text;
+}
+
 }  // namespace
 
 void Report::add(Place place, std::string attempt, std::string remedy) {
@@ -39,7 +47,7 @@ void Report::add(Place place, std::string attempt, std::string remedy) {
                    "mend those above first; what follows was not listed"}});
     if (diagnostics_.size() > limits::diagnostics_max) return;
     diagnostics_.push_back({file_, place.line, column_in_characters(place),
-                            Error{ErrorCode::config_invalid, std::move(attempt), std::move(remedy)}});
+                            Error{ErrorCode::config_invalid, shown(std::move(attempt)), shown(std::move(remedy))}});
 }
 
 std::vector<Diagnostic> Report::take() && {

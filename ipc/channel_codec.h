@@ -2,6 +2,9 @@
 
 /// The channel's messages as values that own what they hold. `parse_…` copies a packet's bytes once, checks
 /// them, and hands out only what passed; `encode` is its inverse. Layout: `ipc/wire.h`; prose: `docs/channel.md`.
+///
+/// What travels with each request lies in place: reading or writing an infer, a result or a release takes no heap,
+/// unless it carries JSON.
 
 #include <chrono>
 #include <cstddef>
@@ -11,9 +14,12 @@
 #include <variant>
 #include <vector>
 
+#include <boost/container/small_vector.hpp>
 #include <boost/json.hpp>
 
 #include "ipc/error.h"
+#include "ipc/fixed_text.h"
+#include "ipc/tensor_layout.h"
 #include "ipc/wire.h"
 
 namespace bulkhead::channel {
@@ -21,13 +27,18 @@ namespace bulkhead::channel {
 /// A checked descriptor: dtype known, name printable, `lease.size_bytes` what dims and dtype ask for.
 /// That the lease lies in its slab is for the owner of the slab table to check (`check_placement`).
 struct Tensor {
-    std::string name;
+    FixedText<wire::name_bytes> name;
     wire::DType dtype{};
-    std::vector<std::int64_t> dims;
+    Dims dims;
     wire::LeaseRef lease{};
     std::uint32_t event_id = 0;  ///< see wire::TensorDescriptor
     bool operator==(const Tensor& other) const;
 };
+
+/// Only more than `wire::tensors_max` of them, which no message may carry, would take the heap.
+using Tensors = boost::container::small_vector<Tensor, wire::tensors_max>;
+/// What a client gives back before its next request seldom is more than these.
+using Leases = boost::container::small_vector<wire::LeaseRef, 32>;
 
 // Client → worker
 
@@ -48,10 +59,10 @@ struct SlabRequest {
 
 struct Infer {
     std::uint64_t request_id = 0;
-    std::string method{};
+    FixedText<wire::method_bytes> method{};
     std::chrono::milliseconds deadline{0};  ///< from receipt; 0: the model's own
     bool retry_safe = false;
-    std::vector<Tensor> tensors{};
+    Tensors tensors{};
     boost::json::object parameters{};
     friend bool operator==(const Infer&, const Infer&) = default;
 };
@@ -62,7 +73,7 @@ struct Cancel {
 };
 
 struct Release {
-    std::vector<wire::LeaseRef> leases;
+    Leases leases;
 };
 
 /// Brings one descriptor.
@@ -109,7 +120,7 @@ struct SlabOffer {
 struct InferResult {
     std::uint64_t request_id = 0;
     bool more = false;
-    std::vector<Tensor> tensors{};
+    Tensors tensors{};
     boost::json::object values{};  ///< results that are no tensors; usually empty
     std::chrono::microseconds queued{0};
     std::chrono::microseconds run{0};
@@ -154,8 +165,8 @@ struct EventOffer {
     friend bool operator==(const EventOffer&, const EventOffer&) = default;
 };
 
-using WorkerMessage = std::variant<Welcome, SlabOffer, InferResult, Failure, Closing, RingOffer, SlabAccepted,
-                                   SlabWithdraw, EventOffer>;
+using WorkerMessage =
+    std::variant<Welcome, SlabOffer, InferResult, Failure, Closing, RingOffer, SlabAccepted, SlabWithdraw, EventOffer>;
 
 /// Why a client's packet was refused.
 struct Refusal {
@@ -198,6 +209,12 @@ struct Refusal {
 [[nodiscard]] std::vector<std::byte> encode(const SlabAccepted& message);
 [[nodiscard]] std::vector<std::byte> encode(const SlabWithdraw& message);
 [[nodiscard]] std::vector<std::byte> encode(const EventOffer& message);
+
+// The same into a vector that is used again: its capacity stays, so that it soon allocates no more. After an error it
+// holds no packet.
+[[nodiscard]] Result<> encode(const Infer& message, std::vector<std::byte>& packet);
+[[nodiscard]] Result<> encode(const InferResult& message, std::vector<std::byte>& packet);
+void encode_release(std::span<const wire::LeaseRef> leases, std::vector<std::byte>& packet);
 
 /// Leases of one release message: it then stays far below a packet's bound.
 inline constexpr std::size_t release_leases_max = 1024;

@@ -12,11 +12,13 @@
 namespace bulkhead::channel {
 namespace {
 
-/// One packet, built front to back; its size is written last.
+/// One packet, built front to back in a vector that may have served before; its size is written last.
 class Writer {
 public:
-    Writer(wire::MessageType type, std::uint64_t request_id, std::uint32_t flags = 0)
-        : header_{wire::magic, wire::version, static_cast<std::uint16_t>(type), 0, flags, request_id, 0} {
+    Writer(std::vector<std::byte>& packet, wire::MessageType type, std::uint64_t request_id, std::uint32_t flags = 0)
+        : header_{wire::magic, wire::version, static_cast<std::uint16_t>(type), 0, flags, request_id, 0}, packet_{
+                                                                                                              packet} {
+        packet_.clear();
         put(header_);
     }
 
@@ -31,16 +33,24 @@ public:
         packet_.insert(packet_.end(), bytes.begin(), bytes.end());
         return *this;
     }
-    [[nodiscard]] std::vector<std::byte> finish() {
+    void finish() {
         header_.size_bytes = static_cast<std::uint32_t>(packet_.size());
         std::memcpy(packet_.data(), &header_, sizeof header_);
-        return std::move(packet_);
     }
 
 private:
     wire::Header header_;
-    std::vector<std::byte> packet_;
+    std::vector<std::byte>& packet_;
 };
+
+/// A packet of a fixed body and, where there is one, text.
+template <typename Body>
+std::vector<std::byte> packet_of(wire::MessageType type, std::uint64_t request_id, const Body& body,
+                                 std::string_view text = {}) {
+    std::vector<std::byte> packet;
+    Writer{packet, type, request_id}.put(body).put_text(text).finish();
+    return packet;
+}
 
 /// The caller has checked that text and terminator fit.
 template <std::size_t size>
@@ -51,8 +61,9 @@ std::array<char, size> field(std::string_view text) {
     return bytes;
 }
 
-Result<> check_name(std::string_view what, std::string_view name, std::size_t field_bytes) {
-    if (!name.empty() && name.size() < field_bytes && is_printable(name)) return {};
+template <std::size_t field_bytes>
+Result<> check_name(std::string_view what, const FixedText<field_bytes>& name) {
+    if (!name.empty() && name.fits() && is_printable(name)) return {};
     return Error{ErrorCode::input_invalid,
                  fmt::format("{} \"{}\" of {} bytes", what, made_printable(name, field_bytes), name.size()),
                  fmt::format("name it in 1 to {} bytes of printable UTF-8", field_bytes - 1)};
@@ -67,9 +78,9 @@ Result<std::string> json_text(const boost::json::object& object) {
                  fmt::format("send at most {} bytes; large values belong in a tensor", wire::json_bytes_max)};
 }
 
-Result<> put_tensors(Writer& writer, const std::vector<Tensor>& tensors) {
+Result<> put_tensors(Writer& writer, const Tensors& tensors) {
     for (const Tensor& tensor : tensors) {
-        if (const Result<> name = check_name("tensor", tensor.name, wire::name_bytes); !name) return name;
+        if (const Result<> name = check_name("tensor", tensor.name); !name) return name;
         const Result<std::uint64_t> bytes = tensor_bytes(tensor.dtype, tensor.dims);
         if (!bytes) return Error{bytes.error()}.during(fmt::format("tensor \"{}\"", tensor.name));
         wire::TensorDescriptor descriptor{};
@@ -107,7 +118,7 @@ std::vector<std::byte> encode(const Hello& message) {
         client, [](char c) { return c == '\n' || c == '\t'; }, '?');
     body.client = field<sizeof body.client>(client);
     body.gpu = message.gpu;
-    return Writer{wire::MessageType::hello, 0}.put(body).finish();
+    return packet_of(wire::MessageType::hello, 0, body);
 }
 
 std::vector<std::byte> encode(const SlabRequest& message) {
@@ -115,41 +126,57 @@ std::vector<std::byte> encode(const SlabRequest& message) {
     body.direction = static_cast<std::uint16_t>(message.direction);
     body.kind = static_cast<std::uint16_t>(message.kind);
     body.size_bytes = message.size_bytes;
-    return Writer{wire::MessageType::slab_request, message.request_id}.put(body).finish();
+    return packet_of(wire::MessageType::slab_request, message.request_id, body);
 }
 
 Result<std::vector<std::byte>> encode(const Infer& message) {
-    if (const Result<> count = check_tensor_count(message.tensors.size()); !count) return count.error();
-    if (const Result<> name = check_name("method", message.method, wire::method_bytes); !name) return name.error();
-    const Result<std::string> json = json_text(message.parameters);
-    if (!json) return json.error();
+    std::vector<std::byte> packet;
+    if (Result<> encoded = encode(message, packet); !encoded) return std::move(encoded).error();
+    return packet;
+}
+
+Result<> encode(const Infer& message, std::vector<std::byte>& packet) {
+    if (Result<> count = check_tensor_count(message.tensors.size()); !count) return count;
+    if (Result<> name = check_name("method", message.method); !name) return name;
+    Result<std::string> json = json_text(message.parameters);
+    if (!json) return std::move(json).error();
     wire::Infer body{};
     body.method = field<wire::method_bytes>(message.method);
     body.deadline_ms = static_cast<std::uint32_t>(std::clamp<std::int64_t>(message.deadline.count(), 0, UINT32_MAX));
     body.tensor_count = static_cast<std::uint16_t>(message.tensors.size());
     body.json_bytes = static_cast<std::uint32_t>(json->size());
-    Writer writer{wire::MessageType::infer, message.request_id, message.retry_safe ? wire::flag_retry_safe : 0};
+    Writer writer{packet, wire::MessageType::infer, message.request_id, message.retry_safe ? wire::flag_retry_safe : 0};
     writer.put(body);
-    if (const Result<> tensors = put_tensors(writer, message.tensors); !tensors) return tensors.error();
-    return writer.put_text(*json).finish();
+    if (Result<> tensors = put_tensors(writer, message.tensors); !tensors) return tensors;
+    writer.put_text(*json).finish();
+    return {};
 }
 
 std::vector<std::byte> encode(const Cancel& message) {
-    return Writer{wire::MessageType::cancel, message.request_id}.finish();
+    std::vector<std::byte> packet;
+    Writer{packet, wire::MessageType::cancel, message.request_id}.finish();
+    return packet;
 }
 
 std::vector<std::byte> encode(const Release& message) {
-    assert(message.leases.size() <= release_leases_max);
-    Writer writer{wire::MessageType::release, 0};
-    writer.put(wire::Release{static_cast<std::uint32_t>(message.leases.size()), 0});
-    for (const wire::LeaseRef& lease : message.leases) writer.put(lease);
-    return writer.finish();
+    std::vector<std::byte> packet;
+    encode_release({message.leases.data(), message.leases.size()}, packet);
+    return packet;
+}
+
+void encode_release(std::span<const wire::LeaseRef> leases, std::vector<std::byte>& packet) {
+    assert(leases.size() <= release_leases_max);
+    Writer writer{packet, wire::MessageType::release, 0};
+    writer.put(wire::Release{static_cast<std::uint32_t>(leases.size()), 0});
+    for (const wire::LeaseRef& lease : leases) writer.put(lease);
+    writer.finish();
 }
 
 Result<std::vector<std::byte>> encode(const Welcome& message) {
-    if (const Result<> name = check_name("model", message.model, wire::method_bytes); !name) return name.error();
-    const Result<std::string> json = json_text(message.methods);
-    if (!json) return json.error();
+    const FixedText<wire::method_bytes> model{message.model};
+    if (Result<> name = check_name("model", model); !name) return std::move(name).error();
+    Result<std::string> json = json_text(message.methods);
+    if (!json) return std::move(json).error();
     wire::Welcome body{};
     body.version = wire::version;
     body.slab_count = message.slab_count;
@@ -160,8 +187,8 @@ Result<std::vector<std::byte>> encode(const Welcome& message) {
     body.slab_bytes_max = message.slab_bytes_max;
     body.replica = message.replica;
     body.json_bytes = static_cast<std::uint32_t>(json->size());
-    body.model = field<wire::method_bytes>(message.model);
-    return Writer{wire::MessageType::welcome, 0}.put(body).put_text(*json).finish();
+    body.model = field<wire::method_bytes>(model);
+    return packet_of(wire::MessageType::welcome, 0, body, *json);
 }
 
 std::vector<std::byte> encode(const SlabOffer& message) {
@@ -170,25 +197,34 @@ std::vector<std::byte> encode(const SlabOffer& message) {
     body.direction = static_cast<std::uint16_t>(message.direction);
     body.kind = static_cast<std::uint16_t>(message.kind);
     body.size_bytes = message.size_bytes;
-    Writer writer{wire::MessageType::slab_offer, message.request_id};
+    std::vector<std::byte> packet;
+    Writer writer{packet, wire::MessageType::slab_offer, message.request_id};
     writer.put(body);
     if (message.kind == wire::SlabKind::cuda_ipc) writer.put(message.handle);
-    return writer.finish();
+    writer.finish();
+    return packet;
 }
 
 Result<std::vector<std::byte>> encode(const InferResult& message) {
-    if (const Result<> count = check_tensor_count(message.tensors.size()); !count) return count.error();
-    const Result<std::string> json = json_text(message.values);
-    if (!json) return json.error();
+    std::vector<std::byte> packet;
+    if (Result<> encoded = encode(message, packet); !encoded) return std::move(encoded).error();
+    return packet;
+}
+
+Result<> encode(const InferResult& message, std::vector<std::byte>& packet) {
+    if (Result<> count = check_tensor_count(message.tensors.size()); !count) return count;
+    Result<std::string> json = json_text(message.values);
+    if (!json) return std::move(json).error();
     wire::InferResult body{};
     body.tensor_count = static_cast<std::uint16_t>(message.tensors.size());
     body.json_bytes = static_cast<std::uint32_t>(json->size());
     body.queued_us = static_cast<std::uint64_t>(std::max<std::int64_t>(message.queued.count(), 0));
     body.run_us = static_cast<std::uint64_t>(std::max<std::int64_t>(message.run.count(), 0));
-    Writer writer{wire::MessageType::result, message.request_id, message.more ? wire::flag_more : 0};
+    Writer writer{packet, wire::MessageType::result, message.request_id, message.more ? wire::flag_more : 0};
     writer.put(body);
-    if (const Result<> tensors = put_tensors(writer, message.tensors); !tensors) return tensors.error();
-    return writer.put_text(*json).finish();
+    if (Result<> tensors = put_tensors(writer, message.tensors); !tensors) return tensors;
+    writer.put_text(*json).finish();
+    return {};
 }
 
 std::vector<std::byte> encode(const Failure& message) {
@@ -198,14 +234,14 @@ std::vector<std::byte> encode(const Failure& message) {
     body.code = static_cast<std::uint16_t>(message.error.code);
     body.attempt_bytes = static_cast<std::uint32_t>(attempt.size());
     body.remedy_bytes = static_cast<std::uint32_t>(remedy.size());
-    return Writer{wire::MessageType::error, message.request_id}.put(body).put_text(attempt).put_text(remedy).finish();
+    return packet_of(wire::MessageType::error, message.request_id, body, attempt + remedy);
 }
 
 std::vector<std::byte> encode(const Closing& message) {
     wire::Closing body{};
     body.code = static_cast<std::uint16_t>(message.code);
     body.deadline_ms = static_cast<std::uint32_t>(std::clamp<std::int64_t>(message.deadline.count(), 0, UINT32_MAX));
-    return Writer{wire::MessageType::closing, 0}.put(body).finish();
+    return packet_of(wire::MessageType::closing, 0, body);
 }
 
 std::vector<std::byte> encode(const SlabLend& message) {
@@ -213,30 +249,30 @@ std::vector<std::byte> encode(const SlabLend& message) {
     body.slab_id = message.slab_id;
     body.kind = static_cast<std::uint16_t>(message.kind);
     body.size_bytes = message.size_bytes;
-    return Writer{wire::MessageType::slab_lend, message.request_id}.put(body).finish();
+    return packet_of(wire::MessageType::slab_lend, message.request_id, body);
 }
 
 std::vector<std::byte> encode(const SlabReturn& message) {
-    return Writer{wire::MessageType::slab_return, 0}.put(wire::SlabName{message.slab_id, 0}).finish();
+    return packet_of(wire::MessageType::slab_return, 0, wire::SlabName{message.slab_id, 0});
 }
 
 std::vector<std::byte> encode(const RingOffer& message) {
     const wire::RingOffer body{message.lines_to_worker, message.lines_to_client, message.size_bytes, 0};
-    return Writer{wire::MessageType::ring_offer, 0}.put(body).finish();
+    return packet_of(wire::MessageType::ring_offer, 0, body);
 }
 
 std::vector<std::byte> encode(const SlabAccepted& message) {
-    return Writer{wire::MessageType::slab_accepted, message.request_id}.put(wire::SlabName{message.slab_id, 0}).finish();
+    return packet_of(wire::MessageType::slab_accepted, message.request_id, wire::SlabName{message.slab_id, 0});
 }
 
 std::vector<std::byte> encode(const SlabWithdraw& message) {
-    return Writer{wire::MessageType::slab_withdraw, 0}.put(wire::SlabName{message.slab_id, 0}).finish();
+    return packet_of(wire::MessageType::slab_withdraw, 0, wire::SlabName{message.slab_id, 0});
 }
 
 std::vector<std::byte> encode(const EventOffer& message) {
     const wire::EventOffer body{message.event_id, message.from_worker ? std::uint16_t{1} : std::uint16_t{0}, 0, 0,
                                 message.handle};
-    return Writer{wire::MessageType::event_offer, 0}.put(body).finish();
+    return packet_of(wire::MessageType::event_offer, 0, body);
 }
 
 }  // namespace bulkhead::channel

@@ -45,12 +45,12 @@ private:
     std::span<const std::byte> rest_;
 };
 
-/// Empty without a terminator inside the array, or with anything but printable UTF-8 before it.
+/// Empty without a terminator inside the array, or with anything but printable UTF-8 before it. A view of the array.
 template <std::size_t size>
-std::optional<std::string> text_of(const std::array<char, size>& field) {
+std::optional<std::string_view> text_of(const std::array<char, size>& field) {
     const auto end = std::ranges::find(field, '\0');
     if (end == field.end()) return std::nullopt;
-    std::string text{field.begin(), end};
+    const std::string_view text{field.data(), static_cast<std::size_t>(end - field.begin())};
     if (!is_printable(text)) return std::nullopt;
     return text;
 }
@@ -92,43 +92,43 @@ std::optional<wire::SlabKind> kind_from(std::uint16_t value) {
 
 Result<Tensor> tensor_from(const wire::TensorDescriptor& wire_tensor) {
     Tensor tensor;
-    const std::optional<std::string> name = text_of(wire_tensor.name);
+    const std::optional<std::string_view> name = text_of(wire_tensor.name);
     if (!name || name->empty())
         return Error{ErrorCode::input_invalid, "a tensor whose name is empty, not terminated or not printable UTF-8",
                      fmt::format("name each tensor in at most {} bytes", wire::name_bytes - 1)};
     tensor.name = *name;
-    const std::string where = fmt::format("tensor \"{}\"", tensor.name);
+    const auto where = [&] { return fmt::format("tensor \"{}\"", tensor.name); };
     tensor.dtype = static_cast<wire::DType>(wire_tensor.dtype);
     if (wire_tensor.rank > wire::rank_max)
-        return Error{ErrorCode::shape_mismatch, fmt::format("{}: rank {}", where, wire_tensor.rank),
+        return Error{ErrorCode::shape_mismatch, fmt::format("{}: rank {}", where(), wire_tensor.rank),
                      fmt::format("send at most {} dimensions", wire::rank_max)};
     const auto unused = [&](const auto& values) {
         return std::all_of(values.begin() + wire_tensor.rank, values.end(), [](std::int64_t v) { return v == 0; });
     };
     if (!unused(wire_tensor.dims) || !unused(wire_tensor.strides))
         return Error{ErrorCode::shape_mismatch,
-                     fmt::format("{}: dims or strides beyond rank {}", where, wire_tensor.rank),
+                     fmt::format("{}: dims or strides beyond rank {}", where(), wire_tensor.rank),
                      "fill unused dims and strides with 0"};
     tensor.dims.assign(wire_tensor.dims.begin(), wire_tensor.dims.begin() + wire_tensor.rank);
     const Result<std::uint64_t> bytes = tensor_bytes(tensor.dtype, tensor.dims);
-    if (!bytes) return Error{bytes.error()}.during(where);
+    if (!bytes) return Error{bytes.error()}.during(where());
     if (wire_tensor.lease.generation == 0)
-        return Error{ErrorCode::protocol_violation, fmt::format("{}: its lease has generation 0", where),
+        return Error{ErrorCode::protocol_violation, fmt::format("{}: its lease has generation 0", where()),
                      "count the leases of a slab from 1"};
     if (*bytes != wire_tensor.lease.size_bytes)
         return Error{ErrorCode::shape_mismatch,
-                     fmt::format("{}: {} [{}] has {} bytes, its lease {}", where, to_string(tensor.dtype),
+                     fmt::format("{}: {} [{}] has {} bytes, its lease {}", where(), to_string(tensor.dtype),
                                  fmt::join(tensor.dims, ", "), *bytes, wire_tensor.lease.size_bytes),
                      "lease exactly the tensor's bytes"};
     if (!is_contiguous(tensor.dims, std::span{wire_tensor.strides}.first(wire_tensor.rank)))
         return Error{
             ErrorCode::shape_mismatch,
-            fmt::format("{}: strides [{}] of shape [{}] are not contiguous", where,
+            fmt::format("{}: strides [{}] of shape [{}] are not contiguous", where(),
                         fmt::join(wire_tensor.strides.begin(), wire_tensor.strides.begin() + wire_tensor.rank, ", "),
                         fmt::join(tensor.dims, ", ")),
             "make the tensor contiguous before it is sent"};
     tensor.lease = wire_tensor.lease;
-    tensor.lease.reserved = 0;
+    tensor.lease.event_id = 0;
     tensor.event_id = wire_tensor.event_id;
     return tensor;
 }
@@ -136,7 +136,7 @@ Result<Tensor> tensor_from(const wire::TensorDescriptor& wire_tensor) {
 /// Descriptors and JSON behind an infer or a result. A wrong count breaks the protocol; what the
 /// descriptors say is the request's own fault.
 struct Payload {
-    std::vector<Tensor> tensors;
+    Tensors tensors;
     boost::json::object json;
 };
 
@@ -172,13 +172,13 @@ Parsed<Payload> parse_payload(Reader& reader, std::size_t tensor_count, std::siz
 Parsed<ClientMessage> parse_hello(Reader& reader) {
     wire::Hello body{};
     if (!reader.take(body) || reader.left() != 0) return broken("a hello of the wrong size");
-    const std::optional<std::string> client = text_of(body.client);
+    const std::optional<std::string_view> client = text_of(body.client);
     if (!client) return broken("a client name that is not terminated or not printable UTF-8");
     if (body.version_min > wire::version || body.version_max < wire::version)
         return broken(fmt::format("a client that speaks versions {} to {}, this worker speaks {}", body.version_min,
                                   body.version_max, wire::version),
                       "use a client and a daemon of matching releases");
-    return ClientMessage{Hello{body.features, *client, body.gpu}};
+    return ClientMessage{Hello{body.features, std::string{*client}, body.gpu}};
 }
 
 Parsed<ClientMessage> parse_slab_request(Reader& reader, std::uint64_t request_id) {
@@ -200,7 +200,7 @@ Parsed<ClientMessage> parse_infer(Reader& reader, const wire::Header& header) {
     if (!reader.take(body)) return broken("an infer shorter than its fixed part");
     Parsed<Payload> payload = parse_payload(reader, body.tensor_count, body.json_bytes, header.request_id);
     if (!payload) return payload.error();
-    const std::optional<std::string> method = text_of(body.method);
+    const std::optional<std::string_view> method = text_of(body.method);
     if (!method || method->empty())
         return Refusal{Error{ErrorCode::input_invalid, "a method name that is empty, not terminated or not printable",
                              fmt::format("name the method in at most {} bytes", wire::method_bytes - 1)},
@@ -228,11 +228,12 @@ Parsed<ClientMessage> parse_slab_lend(Reader& reader, std::uint64_t request_id) 
     if (!reader.take(body) || reader.left() != 0) return broken("a slab_lend of the wrong size");
     const auto kind = kind_from(body.kind);
     if (!kind || body.size_bytes == 0 || body.slab_id < wire::lent_slab_id_min)
-        return Refusal{Error{ErrorCode::input_invalid,
-                             fmt::format("lending slab {} of kind {}, {} bytes", body.slab_id, body.kind, body.size_bytes),
-                             fmt::format("lend a slab of a known kind, at least one byte, with a number of at least {}",
-                                         wire::lent_slab_id_min)},
-                       request_id};
+        return Refusal{
+            Error{ErrorCode::input_invalid,
+                  fmt::format("lending slab {} of kind {}, {} bytes", body.slab_id, body.kind, body.size_bytes),
+                  fmt::format("lend a slab of a known kind, at least one byte, with a number of at least {}",
+                              wire::lent_slab_id_min)},
+            request_id};
     return ClientMessage{SlabLend{request_id, body.slab_id, *kind, body.size_bytes}};
 }
 
@@ -266,13 +267,13 @@ Parsed<WorkerMessage> parse_welcome(Reader& reader) {
     if (body.json_bytes > wire::json_bytes_max || reader.left() != body.json_bytes)
         return broken(
             fmt::format("a welcome announces {} bytes of JSON and brings {}", body.json_bytes, reader.left()));
-    const std::optional<std::string> model = text_of(body.model);
+    const std::optional<std::string_view> model = text_of(body.model);
     if (!model) return broken("a model name that is not terminated or not printable UTF-8");
     if (body.in_flight_max == 0) return broken("a welcome that allows no request in flight");
     std::optional<boost::json::object> methods = parse_object(reader.take_text(body.json_bytes));
     if (!methods) return broken("a welcome whose description is no JSON object");
     return WorkerMessage{Welcome{body.slab_count, body.in_flight_max, body.features, body.generation, body.channel,
-                                 body.slab_bytes_max, body.replica, *model, std::move(*methods)}};
+                                 body.slab_bytes_max, body.replica, std::string{*model}, std::move(*methods)}};
 }
 
 Parsed<WorkerMessage> parse_slab_offer(Reader& reader, std::uint64_t request_id) {

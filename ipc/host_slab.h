@@ -8,11 +8,16 @@
 
 #include <boost/interprocess/mapped_region.hpp>
 
+#include "ipc/closed_in_child.h"
 #include "ipc/error.h"
 #include "ipc/unique_fd.h"
 #include "ipc/wire.h"
 
 namespace bulkhead {
+
+/// huge: of 2 MiB, fewer entries in the page tables and in the caches of them.
+enum class SlabPages : std::uint8_t { plain, huge };
+inline constexpr std::uint64_t huge_page_bytes = std::uint64_t{2} << 20;
 
 /// One sealed memfd, mapped: the memory of one direction of a channel.
 ///
@@ -26,15 +31,23 @@ namespace bulkhead {
 /// Thread  any; not synchronised
 class HostSlab {
 public:
-    /// Errors  resources_exhausted (memory, descriptors) naming the size
-    static Result<HostSlab> create(std::uint64_t size_bytes, wire::SlabDirection direction, const std::string& label);
+    /// Huge pages are taken from the kernel's reserve, else by collapsing plain ones; where neither can be had the slab
+    /// is made of plain pages, and `plain_because` says why. Errors  resources_exhausted (memory, descriptors) naming
+    /// the size
+    static Result<HostSlab> create(std::uint64_t size_bytes, wire::SlabDirection direction, const std::string& label,
+                                   SlabPages pages = SlabPages::plain);
 
-    /// The client's side. Also marked MADV_DONTFORK: a forked child must not keep the memory alive.
-    /// Errors  protocol_violation when the fd is no memfd, lacks a seal, or has another size
+    /// The client's side. Also marked MADV_DONTFORK, its descriptor closed in a forked child, which must not keep the
+    /// memory alive.
+    /// Errors  protocol_violation when the fd is no memfd, lacks a seal, or has another size; an output slab also when
+    /// it
+    ///         has holes, which reading would fill with memory
     static Result<HostSlab> adopt(UniqueFd memfd, std::uint64_t size_bytes, wire::SlabDirection direction);
 
     [[nodiscard]] int fd() const noexcept { return memfd_.get(); }
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.get_size(); }
+    /// What keeps a slab from the huge pages that were asked for, with what to change; else empty.
+    [[nodiscard]] const std::string& plain_because() const noexcept { return plain_because_; }
     /// Writing through the view of an adopted output slab raises SIGSEGV.
     [[nodiscard]] std::span<std::byte> bytes() const noexcept {
         return {static_cast<std::byte*>(bytes_.get_address()), bytes_.get_size()};
@@ -43,7 +56,9 @@ public:
 private:
     HostSlab(UniqueFd memfd, boost::interprocess::mapped_region bytes);
     UniqueFd memfd_;
+    ClosedInChild parents_;  ///< of an adopted one
     boost::interprocess::mapped_region bytes_;
+    std::string plain_because_;
 };
 
 /// "bulkhead:<daemon token>:<model>/<replica>#<generation>:<channel>:<slab>", what `create` wants as label.

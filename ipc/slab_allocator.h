@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "ipc/error.h"
+#include "ipc/pool_allocator.h"
 
 namespace bulkhead {
 
@@ -34,8 +35,11 @@ public:
     [[nodiscard]] std::size_t leases() const noexcept { return leased_.size(); }
 
 private:
-    std::map<std::uint64_t, std::uint64_t> free_;  ///< offset → size
-    std::map<std::uint64_t, Block> leased_;        ///< by offset
+    /// By offset. Their nodes are used again, so that leasing allocates nothing in the steady state.
+    template <typename Value>
+    using Table = std::map<std::uint64_t, Value, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Value>>>;
+    Table<std::uint64_t> free_;  ///< offset → size
+    Table<Block> leased_;
     std::uint64_t leased_bytes_ = 0;
     std::uint64_t next_generation_ = 1;
 };

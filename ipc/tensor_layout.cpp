@@ -34,8 +34,8 @@ Result<std::uint64_t> tensor_bytes(wire::DType dtype, std::span<const std::int64
     return empty ? std::uint64_t{0} : static_cast<std::uint64_t>(product);
 }
 
-std::vector<std::int64_t> contiguous_strides(std::span<const std::int64_t> dims) {
-    std::vector<std::int64_t> strides(dims.size(), 1);
+Dims contiguous_strides(std::span<const std::int64_t> dims) {
+    Dims strides(dims.size(), 1);
     for (std::size_t i = dims.size(); i > 1; --i) {
         const std::int64_t dim = dims[i - 1] == 0 ? 1 : dims[i - 1];
         strides[i - 2] = strides[i - 1] * dim;
@@ -46,7 +46,7 @@ std::vector<std::int64_t> contiguous_strides(std::span<const std::int64_t> dims)
 bool is_contiguous(std::span<const std::int64_t> dims, std::span<const std::int64_t> strides) {
     if (dims.size() != strides.size()) return false;
     if (std::ranges::find(dims, 0) != dims.end()) return true;
-    const std::vector<std::int64_t> expected = contiguous_strides(dims);
+    const Dims expected = contiguous_strides(dims);
     for (std::size_t i = 0; i < dims.size(); ++i)
         if (dims[i] != 1 && strides[i] != expected[i]) return false;
     return true;

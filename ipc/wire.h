@@ -173,7 +173,7 @@ enum class DType : std::uint8_t {
 /// given back and comes again is stale, and refused.
 struct LeaseRef {
     std::uint32_t slab_id;
-    std::uint32_t reserved;
+    std::uint32_t event_id;  ///< in a release of GPU memory: let go once this event has passed; else 0
     std::uint64_t offset_bytes;
     std::uint64_t size_bytes;
     std::uint64_t generation;

@@ -29,6 +29,9 @@ namespace {
 
 constexpr std::size_t words_max = 127;  ///< of one thread; the kernel takes 128, one of them is the thread's own
 static_assert(words_max + 1 == FUTEX_WAITV_MAX);
+/// Of one word that did not change. The kernel wakes a word once, when its owner ends: who wakes it more often is its
+/// worker, and would keep the thread from its sleep.
+constexpr std::uint32_t empty_wakes_max = 8;
 
 Error violation(std::string attempt) {
     return {ErrorCode::protocol_violation, "mapping a worker's page: " + std::move(attempt), "see docs/worker-link.md"};
@@ -100,6 +103,7 @@ struct WatchThread {
     struct Entry {
         std::shared_ptr<const WorkerPageView> page;  ///< mapped for as long as the thread may sleep on it
         std::uint32_t alive_value = 0;
+        std::uint32_t empty_wakes = 0;
         std::weak_ptr<AliveWatch::Watch> watch;
     };
     WatchThread(boost::asio::io_context& loop, std::mutex& shared) : io{loop}, mutex{shared} {}
@@ -177,6 +181,7 @@ void* WatchThread::run(void* self) {
 
 void WatchThread::work() {
     std::array<futex_waitv, words_max + 1> waiters;
+    long woken = 0;  // whose waiter it was; 0: our own, negative: nobody's
     while (true) {
         std::size_t count = 0;
         std::vector<Entry> left;  // unmapped without the lock
@@ -184,13 +189,15 @@ void WatchThread::work() {
             const std::lock_guard lock{mutex};
             if (ending) return;
             waiters[count++] = waiter(&changes, changes.load(), FUTEX_PRIVATE_FLAG);
+            if (woken > 0) ++entries[static_cast<std::size_t>(woken) - 1].empty_wakes;  // others only follow at the end
             for (std::size_t i = 0; i < entries.size();) {
                 const std::uint32_t value = entries[i].page->word();
                 if ((value & FUTEX_OWNER_DIED) != 0)
                     boost::asio::post(io, [watch = entries[i].watch] {
                         if (const auto one = watch.lock()) one->tell();
                     });
-                if (value == entries[i].alive_value && !entries[i].watch.expired()) {
+                if (value == entries[i].alive_value && entries[i].empty_wakes <= empty_wakes_max &&
+                    !entries[i].watch.expired()) {
                     waiters[count++] = waiter(entries[i].page->word_address(), value, 0);
                     ++i;
                     continue;
@@ -202,7 +209,7 @@ void WatchThread::work() {
         }
         left.clear();
         // Whatever it returns is answered by looking again; a word that changed meanwhile makes it return at once.
-        ::syscall(SYS_futex_waitv, waiters.data(), count, 0, nullptr, CLOCK_MONOTONIC);
+        woken = ::syscall(SYS_futex_waitv, waiters.data(), count, 0, nullptr, CLOCK_MONOTONIC);
     }
 }
 
@@ -242,7 +249,7 @@ std::shared_ptr<AliveWatch::Watch> AliveWatch::watch(std::shared_ptr<const Worke
     if (thread == nullptr) return watch;
     {
         const std::lock_guard lock{state_->mutex};
-        thread->entries.push_back({std::move(page), value, watch});
+        thread->entries.push_back({std::move(page), value, 0, watch});
     }
     watch->set_thread(thread);
     thread->nudge();

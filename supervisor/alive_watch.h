@@ -53,8 +53,8 @@ public:
 
     /// Dropping it ends the watch.
     class Watch;
-    /// A word that changes in any way but by its owner's death is watched no longer: who writes there cannot be
-    /// trusted, and the end of the link still tells.
+    /// A word that changes in any way but by its owner's death, or that is woken again and again without a change, is
+    /// watched no longer: who does that cannot be trusted, and the end of the link still tells.
     [[nodiscard]] std::shared_ptr<Watch> watch(std::shared_ptr<const WorkerPageView> page, std::function<void()> died);
 
     /// False where there is no futex_waitv(): before Linux 5.16, or under a seccomp filter that does not know it.

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -178,6 +179,8 @@ bool CrashReports::make_folder() const {
 
 std::optional<std::filesystem::path> CrashReports::write(const CrashReport& report) {
     if (folder_.empty()) return std::nullopt;
+    const std::unique_lock mine{writing_, std::try_to_lock};
+    if (!mine) return std::nullopt;  // a disk that holds another's thread does not take this one either
     const auto path = folder_ / name_of(report);
     const auto unfinished = folder_ / ".unfinished";  // one name: what a killed supervisor left is written over
     int failed = make_folder() ? write_whole(unfinished, report.to_text()) : errno;

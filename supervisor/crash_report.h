@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -55,7 +56,7 @@ struct OomCounters {
 [[nodiscard]] std::optional<std::uint64_t> machine_oom_kills();
 
 /// Crash reports as files, one a crash, at most `crash_reports_max` of at most `crash_report_bytes_max`; the oldest go.
-/// Thread  one at a time: the off-loop thread
+/// Thread  any; what comes while another is being written is not kept
 class CrashReports {
 public:
     /// `folder` is made with mode 0700 when the first report is written; empty: reports are not kept.
@@ -77,6 +78,7 @@ private:
     void remove_surplus() const;
 
     std::filesystem::path folder_;
+    std::mutex writing_;  ///< never waited for
     bool warned_ = false;
 };
 

@@ -36,6 +36,9 @@ std::int64_t time_member(const json::object& object, std::string_view name) {
     return static_cast<std::int64_t>(std::min(count_member(object, name), max));
 }
 
+/// The bytes of it as a string of JSON, without its quotes.
+std::size_t json_bytes(std::string_view text) { return json::serialize(json::string{text}).size() - 2; }
+
 /// Cut where no character of UTF-8 is cut.
 std::string_view cut(std::string_view text, std::size_t bytes) {
     if (text.size() <= bytes) return text;
@@ -98,8 +101,11 @@ std::string Ledger::to_text() const {
     add("device", device, "");
     add("gpu", gpu_uuid, "");
     add("cgroup", has_cgroup, false);
+    // A byte may become six in JSON, and this one must fit beside everything but the crash and the reason.
     constexpr std::size_t eager_bytes_max = 160;
-    if (!eager.empty()) all["eager"] = cut(eager, eager_bytes_max);
+    std::string_view kept_eager = cut(eager, eager_bytes_max);
+    while (json_bytes(kept_eager) > eager_bytes_max) kept_eager = cut(kept_eager, kept_eager.size() / 2);
+    if (!eager.empty()) all["eager"] = kept_eager;
     add("granted", granted, false);
     add("ready_ms", ready_unix_ms, 0);
     add("end_ms", end_began_unix_ms, 0);
@@ -181,7 +187,12 @@ Result<Ledger> Ledger::parse(std::string_view text) {
     return ledger;
 }
 
-std::string fingerprint(const config::ModelSpec& spec) {
+namespace {
+
+constexpr std::string_view unknown_file = ":unknown";
+
+/// Of everything but the file, in 16 digits.
+std::string text_part(const config::ModelSpec& spec) {
     // What the supervisor alone acts upon needs no new process.
     config::ModelSpec told = spec;
     const config::ModelSpec other;
@@ -192,12 +203,25 @@ std::string fingerprint(const config::ModelSpec& spec) {
     told.deadlines.capture = other.deadlines.capture;
     told.deadlines.drain = other.deadlines.drain;
     told.deadlines.kill = other.deadlines.kill;
-    const std::uint64_t hash = fnv1a(json::serialize(config::to_json(told)));
+    return fmt::format("{:016x}", fnv1a(json::serialize(config::to_json(told))));
+}
+
+}  // namespace
+
+std::string fingerprint_of_text(const config::ModelSpec& spec) { return text_part(spec).append(unknown_file); }
+
+bool is_same_declaration(std::string_view a, std::string_view b) {
+    if (!a.ends_with(unknown_file) && !b.ends_with(unknown_file)) return a == b;
+    return a.substr(0, a.find(':')) == b.substr(0, b.find(':'));
+}
+
+std::string fingerprint(const config::ModelSpec& spec) {
+    const std::string text = text_part(spec);
     struct stat file {};
-    if (::stat(spec.file.c_str(), &file) != 0) return fmt::format("{:016x}:missing", hash);
+    if (::stat(spec.file.c_str(), &file) != 0) return text + ":missing";
     const std::string identity = fmt::format("{}:{}:{}:{}.{}", file.st_dev, file.st_ino, file.st_size,
                                              file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
-    return fmt::format("{:016x}:{:016x}", hash, fnv1a(identity));
+    return fmt::format("{}:{:016x}", text, fnv1a(identity));
 }
 
 }  // namespace bulkhead::supervisor

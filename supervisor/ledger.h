@@ -72,5 +72,9 @@ struct Ledger {
 /// and which file it loaded (device, inode, size, modification time).
 /// Blocks for a stat().
 [[nodiscard]] std::string fingerprint(const config::ModelSpec& spec);
+/// Without a look at the file, for when the disk that it lies on does not answer.
+[[nodiscard]] std::string fingerprint_of_text(const config::ModelSpec& spec);
+/// Whether a process configured with one serves the other; a file that could not be looked at is held to be the same.
+[[nodiscard]] bool is_same_declaration(std::string_view a, std::string_view b);
 
 }  // namespace bulkhead::supervisor

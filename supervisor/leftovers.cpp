@@ -62,11 +62,16 @@ LeftoverWatch::Sight LeftoverWatch::look_at(const std::vector<Leftover>& leftove
 }
 
 void LeftoverWatch::look(std::function<void()> looked) {
-    context_.off_loop.run([leftovers = leftovers_, &gpus = context_.gpus] { return look_at(*leftovers, gpus); },
-                          [self = shared_from_this(), looked = std::move(looked)](const Sight& sight) {
-                              self->judge(sight);
-                              if (looked) looked();
-                          });
+    context_.off_loop.run(
+        "looking whether what a former daemon left behind has ended",
+        [leftovers = leftovers_, &gpus = context_.gpus] { return look_at(*leftovers, gpus); },
+        [self = shared_from_this(), looked = std::move(looked)](const Result<Sight>& sight) {
+            if (sight)
+                self->judge(*sight);
+            else
+                self->pause_.arm(limits::gpu_retry, [self] { self->look({}); });
+            if (looked) looked();
+        });
 }
 
 void LeftoverWatch::judge(const Sight& sight) {

@@ -30,7 +30,12 @@ inline constexpr std::size_t link_outbox_packets_max = 1'024;
 inline constexpr std::size_t link_packets_per_turn = 16;
 /// Packets a dead peer has left behind: more than a socket buffer holds.
 inline constexpr std::size_t link_packets_left_max = 4'096;
+
+// --- what is done off the loop
 inline constexpr std::size_t off_loop_requests_max = 64;  ///< jobs on behalf of clients
+/// Of one job, which waits for disks, /proc and, three seconds at most, for a driver.
+inline constexpr auto off_loop_job_deadline = 10s;
+inline constexpr std::size_t off_loop_stuck_max = 8;  ///< threads that do not come back from the kernel
 
 // --- life of a worker
 inline constexpr std::size_t load_waiters_max = 1'024;  ///< callers that wait for one replica
@@ -44,6 +49,8 @@ inline constexpr auto settle_gpu_deadline = 10s;
 inline constexpr std::uint64_t gpu_overhead_noise_bytes = 32 << 20;
 /// A worker keeps its drain deadline itself, and tells its clients so; only then is it hurried.
 inline constexpr auto drain_grace = 500ms;
+/// From the end of a draining worker's link to its exit, which tells how it ended.
+inline constexpr auto link_end_grace = 2s;
 inline constexpr auto sample_deadline = 500ms;  ///< reading host memory before a drain; 23 ms for 4 GiB
 inline constexpr auto killed_alive_max = 10s;   ///< after SIGKILL; then a person is told
 inline constexpr auto statistics_deadline = 200ms;
@@ -106,6 +113,9 @@ inline constexpr std::size_t log_bytes_per_window = 256 * 1024;
 inline constexpr std::size_t log_read_bytes = 64 * 1024;
 inline constexpr std::size_t log_reads_per_turn = 4;
 inline constexpr std::size_t log_tail_default = 100;
+
+/// Clients that one worker says map its device memory.
+inline constexpr std::size_t importers_max = 64;
 
 // --- what is read from /proc
 inline constexpr std::size_t proc_file_bytes_max = 64 << 20;  ///< maps of one process

@@ -38,6 +38,11 @@ void LineSplitter::end_line(Clock::time_point now, const Emit& emit) {
     cut_ = false;
 }
 
+std::optional<LineSplitter::Clock::time_point> LineSplitter::mark_due() const {
+    if (dropped_ == 0) return std::nullopt;
+    return window_start_ + limits::log_budget_window;
+}
+
 void LineSplitter::tell_dropped(const Emit& emit) {
     if (dropped_ == 0) return;
     emit("… " + count_text(dropped_) + (dropped_ == 1 ? " line" : " lines") + " dropped", true);

@@ -4,6 +4,7 @@
 
 #include <boost/asio/posix/stream_descriptor.hpp>
 
+#include "supervisor/deadline.h"
 #include "supervisor/line_splitter.h"
 #include "supervisor/model_log.h"
 #include "supervisor/worker_name.h"
@@ -26,7 +27,10 @@ private:
     /// False at the end of file.
     bool read_some();
 
+    void arm_mark();
+
     boost::asio::posix::stream_descriptor pipe_;
+    Deadline mark_;  ///< of dropped lines, when a burst is followed by nothing
     ModelLog& log_;
     LineSplitter splitter_;
     LineSplitter::Emit emit_;

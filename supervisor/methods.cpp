@@ -74,7 +74,8 @@ json::array to_json(const std::vector<LoadedReplica>& loaded) {
 void read_gpus(FleetContext& context, std::function<void(Result<std::vector<Gpu>>)> done) {
     if (context.off_loop.waiting() >= limits::off_loop_requests_max)
         return done(Error{ErrorCode::queue_full, "reading the GPUs: too many wait for that", "ask again later"});
-    context.off_loop.run([&gpus = context.gpus] { return gpus.read(); }, std::move(done));
+    context.off_loop.run(
+        "reading the GPUs", [&gpus = context.gpus] { return gpus.read(); }, std::move(done));
 }
 
 }  // namespace bulkhead::supervisor

@@ -19,11 +19,15 @@ void list(Fleet& fleet, const rpc::Call& call) {
     if (context.off_loop.waiting() >= limits::off_loop_requests_max)
         return call.answer(
             Error{ErrorCode::queue_full, "reading the crash reports: too many wait for that", "ask again later"});
-    context.off_loop.run([reports = context.crash_reports, model,
-                          max = max->value_or(limits::crash_list_default)] { return reports->list(model, max); },
-                         [answer = call.answer](json::array crashes) {
-                             answer(rpc::Answer{{{"crashes", std::move(crashes)}}, {}});
-                         });
+    context.off_loop.run(
+        "reading the crash reports",
+        [reports = context.crash_reports, model, max = max->value_or(limits::crash_list_default)] {
+            return reports->list(model, max);
+        },
+        [answer = call.answer](Result<json::array> crashes) {
+            if (!crashes) return answer(crashes.error());
+            answer(rpc::Answer{{{"crashes", std::move(*crashes)}}, {}});
+        });
 }
 
 }  // namespace

@@ -1,42 +1,175 @@
 #include "supervisor/off_loop.h"
 
+#include <unistd.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "supervisor/hang_watch.h"
+#include "supervisor/text.h"
+
 namespace bulkhead::supervisor {
 
-OffLoop::~OffLoop() {
-    {
-        const std::lock_guard lock{mutex_};
-        ending_ = true;
+using Clock = Deadline::Clock;
+
+struct OffLoop::Job {
+    std::string what;
+    std::function<void()> work;              ///< used and destroyed on the thread
+    std::function<void(const Error*)> tell;  ///< used and destroyed on the loop; null: it is done
+
+    void answer(const Error* given_up) {
+        if (const auto once = std::exchange(tell, nullptr)) once(given_up);
     }
-    changed_.notify_one();
-    if (thread_.joinable()) thread_.join();
+};
+
+/// Shared with threads that may outlive their owner.
+struct OffLoop::State {
+    mutable std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<JobPointer> waiting;
+    JobPointer running;
+    Clock::time_point since{};  ///< it runs
+    pid_t tid = 0;              ///< where it runs
+    std::uint64_t number = 0;   ///< of the present thread; all others were given up
+    std::size_t stuck = 0;
+    bool ending = false;
+
+    [[nodiscard]] bool is_ending() const {
+        const std::lock_guard lock{mutex};
+        return ending;
+    }
+};
+
+OffLoop::OffLoop(boost::asio::io_context& io, Clock::duration deadline, std::size_t stuck_max)
+    : io_{io}, deadline_{deadline}, stuck_max_{stuck_max}, state_{std::make_shared<State>()}, watch_{io} {}
+
+OffLoop::~OffLoop() { (void)end(); }
+
+bool OffLoop::end() {
+    std::unique_lock lock{state_->mutex};
+    state_->ending = true;
+    state_->changed.notify_all();
+    if (thread_.joinable()) {
+        const bool ends = state_->changed.wait_until(lock, state_->since + deadline_, [&] { return !state_->running; });
+        if (!ends) abandon();
+        lock.unlock();
+        if (ends) thread_.join();
+        lock.lock();
+    }
+    watch_.cancel();
+    return state_->stuck == 0;
+}
+
+/// With the lock held: the present thread and its job are on their own from here on.
+OffLoop::JobPointer OffLoop::abandon() {
+    ++state_->number;
+    ++state_->stuck;
+    thread_.detach();
+    return std::exchange(state_->running, nullptr);
 }
 
 std::size_t OffLoop::waiting() const {
-    const std::lock_guard lock{mutex_};
-    return jobs_.size();
+    const std::lock_guard lock{state_->mutex};
+    return state_->waiting.size() + (state_->running ? 1 : 0);
 }
 
-void OffLoop::add(std::function<void()> job) {
+void OffLoop::add(std::string what, std::function<void()> work, std::function<void(const Error*)> tell) {
+    const auto job = std::make_shared<Job>(Job{std::move(what), std::move(work), std::move(tell)});
     {
-        const std::lock_guard lock{mutex_};
-        jobs_.push_back(std::move(job));
+        const std::lock_guard lock{state_->mutex};
+        if (state_->stuck >= stuck_max_) return refuse(job);
+        state_->waiting.push_back(job);
     }
-    if (!thread_.joinable()) thread_ = std::thread{[this] { work(); }};
-    changed_.notify_one();
+    if (!thread_.joinable()) start_thread();
+    state_->changed.notify_all();
+    watch();
 }
 
-void OffLoop::work() {
-    std::unique_lock lock{mutex_};
+void OffLoop::start_thread() {
+    thread_ = std::thread{[this, state = state_, number = state_->number] { work(state, number); }};
+}
+
+/// `this` is there for as long as the thread's number is the present one.
+void OffLoop::work(const std::shared_ptr<State>& state, std::uint64_t number) {
+    std::unique_lock lock{state->mutex};
+    state->tid = ::gettid();
     while (true) {
-        changed_.wait(lock, [this] { return ending_ || !jobs_.empty(); });
-        if (ending_) return;
-        std::function<void()> job = std::move(jobs_.front());
+        state->changed.wait(lock, [&] { return state->ending || !state->waiting.empty(); });
+        if (state->ending) return;
+        JobPointer job = std::move(state->waiting.front());
+        state->waiting.pop_front();
+        state->running = job;
+        state->since = Clock::now();
         lock.unlock();
-        job();
-        job = {};
+        job->work();
+        job->work = nullptr;
         lock.lock();
-        jobs_.pop_front();  // only now: `waiting` counts the running one
+        if (state->number != number) {
+            --state->stuck;
+            return;
+        }
+        state->running = nullptr;
+        boost::asio::post(io_, [this, state, job = std::move(job)] {
+            if (!state->is_ending()) watch();  // else this is gone
+            job->answer(nullptr);
+        });
+        state->changed.notify_all();
     }
+}
+
+/// Arms the deadline of the job that runs, or is about to.
+void OffLoop::watch() {
+    const std::lock_guard lock{state_->mutex};
+    if (!state_->running && state_->waiting.empty()) return watch_.cancel();
+    const auto since = state_->running ? state_->since : Clock::now();
+    watch_.arm_until(since + deadline_, [this] { look(); });
+}
+
+void OffLoop::look() {
+    JobPointer job;
+    std::deque<JobPointer> refused;
+    pid_t tid = 0;
+    {
+        const std::lock_guard lock{state_->mutex};
+        if (state_->running && HangWatch::slept(state_->since + deadline_, Clock::now()))
+            state_->since = Clock::now();  // this process was stopped, and the job with it
+        if (state_->running && state_->since + deadline_ <= Clock::now()) {
+            tid = state_->tid;
+            job = abandon();
+            if (state_->stuck >= stuck_max_)
+                refused = std::exchange(state_->waiting, {});
+            else if (!state_->waiting.empty())
+                start_thread();
+        }
+    }
+    watch();
+    if (!job) return;
+    const Error error{
+        ErrorCode::deadline_exceeded,
+        fmt::format("{}: no end within {}", job->what,
+                    duration_text(std::chrono::duration_cast<std::chrono::milliseconds>(deadline_).count())),
+        fmt::format("it waits in the kernel, for a disk, a network file system or a process: see "
+                    "/proc/{}/task/{}/stack",
+                    ::getpid(), tid)};
+    spdlog::error("{}", error.text());
+    job->answer(&error);
+    for (const JobPointer& one : refused) refuse(one);
+}
+
+/// Answered later, as all others are.
+void OffLoop::refuse(const JobPointer& job) {
+    boost::asio::post(io_, [job, stuck = stuck_max_] {
+        const Error error{
+            ErrorCode::resources_exhausted, fmt::format("{}: {} threads wait in the kernel already", job->what, stuck),
+            fmt::format("see /proc/{}/task/*/stack: a disk, a network file system or a device hangs", ::getpid())};
+        job->work = nullptr;
+        job->answer(&error);
+    });
 }
 
 }  // namespace bulkhead::supervisor

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <charconv>
 #include <memory>
+#include <mutex>
 
 #include <fmt/format.h>
 
@@ -56,9 +57,45 @@ std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, std::array<
     return kilobytes * 1024;
 }
 
+/// Those that the kernel answers when the process' memory map is at rest.
+bool waits_for_memory_map(std::string_view file) {
+    return file == "environ" || file == "maps" || file == "smaps_rollup";
+}
+
+/// Never destroyed: a thread that the kernel holds may come back while the process ends.
+struct BeingRead {
+    std::mutex mutex;
+    std::set<pid_t> pids;
+    static BeingRead& all() {
+        static auto& instance = *new BeingRead;
+        return instance;
+    }
+};
+
 }  // namespace
 
+ProcessBeingRead::ProcessBeingRead(pid_t pid) : pid_{pid} {
+    BeingRead& all = BeingRead::all();
+    const std::lock_guard lock{all.mutex};
+    is_first_ = all.pids.insert(pid).second;
+}
+
+ProcessBeingRead::~ProcessBeingRead() {
+    if (!is_first_) return;
+    BeingRead& all = BeingRead::all();
+    const std::lock_guard lock{all.mutex};
+    all.pids.erase(pid_);
+}
+
+bool is_being_read(pid_t pid) {
+    BeingRead& all = BeingRead::all();
+    const std::lock_guard lock{all.mutex};
+    return all.pids.contains(pid);
+}
+
 std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max) {
+    std::optional<ProcessBeingRead> mine;
+    if (waits_for_memory_map(file) && !mine.emplace(pid)) return std::nullopt;
     const std::string path = fmt::format("/proc/{}/{}", pid, file);
     const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
     if (!fd) return std::nullopt;

@@ -19,7 +19,25 @@ namespace bulkhead::supervisor {
 ///
 /// A process may end between any two lines of these; then they find nothing, and that is no error.
 
-/// Empty when the process is gone, is another user's, or the file exceeds `bytes_max`.
+/// For as long as it lives, this thread reads of that process' memory: environ, maps, smaps. The kernel may never
+/// answer, when the process hangs in the middle of changing it: other threads then find it being read, and do not hang
+/// as well.
+class ProcessBeingRead {
+public:
+    explicit ProcessBeingRead(pid_t pid);
+    ~ProcessBeingRead();
+    ProcessBeingRead(const ProcessBeingRead&) = delete;
+    ProcessBeingRead& operator=(const ProcessBeingRead&) = delete;
+    /// False: another one does.
+    explicit operator bool() const noexcept { return is_first_; }
+
+private:
+    pid_t pid_;
+    bool is_first_;
+};
+[[nodiscard]] bool is_being_read(pid_t pid);
+
+/// Empty when the process is gone, is another user's or being read, or the file exceeds `bytes_max`.
 [[nodiscard]] std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max);
 
 /// `Pss_Anon` + `Pss_Shmem` of an smaps_rollup, in bytes: what is gone when the process is, page cache is not.

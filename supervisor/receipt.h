@@ -20,7 +20,7 @@ struct Holder {
     pid_t pid = 0;     ///< 0: memory of a GPU for which the driver lists no process
     std::string name;  ///< escaped
     std::uint64_t bytes = 0;
-    std::string_view what;  ///< "slab", "process" or "gpu"
+    std::string_view what;  ///< "slab", "process", "gpu" or "gpu_slab"
     friend bool operator==(const Holder&, const Holder&) = default;
 };
 

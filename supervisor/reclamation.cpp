@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "supervisor/cgroup.h"
@@ -43,6 +44,7 @@ void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains)
             kill_process_if(pid, is_escaped);
             return;
         }
+        if (is_being_read(pid)) remains.saw_all = false;
         const auto maps = read_proc_file(pid, "maps", limits::proc_file_bytes_max);
         if (!maps) return;
         if (const std::uint64_t bytes = mapped_memfd_bytes(*maps, trace.slab_prefix); bytes > 0)
@@ -140,11 +142,19 @@ void Reclamation::start(boost::asio::io_context& io, OffLoop& off_loop, Gpus& gp
 }
 
 void Reclamation::look() {
-    off_loop_.run([trace = trace_, scope = scope_, &gpus = gpus_] { return look_for_remains(*trace, gpus, scope); },
-                  [self = shared_from_this()](Remains remains) { self->judge(std::move(remains)); });
+    off_loop_.run(
+        fmt::format("looking what is left of {}", trace_->worker.text()),
+        [trace = trace_, scope = scope_, &gpus = gpus_] { return look_for_remains(*trace, gpus, scope); },
+        [self = shared_from_this()](Result<Remains> remains) {
+            remains ? self->judge(std::move(*remains)) : self->give_up();
+        });
 }
 
+/// Nothing more can be seen of it, so nothing is claimed: others must not wait for what may never come.
+void Reclamation::give_up() { done_({std::move(last_), false}); }
+
 void Reclamation::judge(Remains remains) {
+    saw_all_ = saw_all_ && remains.saw_all;
     if (scope_.processes) {
         const bool saw_all = scope_.only.empty();
         scope_.only.clear();
@@ -170,7 +180,8 @@ void Reclamation::judge(Remains remains) {
     const bool enough = settled && (wait_for_slabs_ ? remains.nothing_held() : only_slabs);
     const Deadline::Clock::duration patience =
         remains.holds("gpu") ? limits::settle_gpu_deadline : limits::settle_deadline;
-    if (enough || Deadline::Clock::now() - began_ >= patience) return done_({std::move(remains), settled});
+    if (enough || Deadline::Clock::now() - began_ >= patience) return done_({std::move(remains), settled && saw_all_});
+    last_ = std::move(remains);
     pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look(); });
 }
 

@@ -48,6 +48,7 @@ struct Remains {
     std::vector<Holder> held_by;
     std::optional<std::uint64_t> gpu_free_bytes;
     bool gpu_answered = false;
+    bool saw_all = true;  ///< no process was left out because the kernel does not answer for it
     [[nodiscard]] bool nothing_held() const { return group_empty && held_by.empty(); }
     [[nodiscard]] bool holds(std::string_view what) const;
     [[nodiscard]] std::uint64_t bytes_held(std::string_view what) const;
@@ -77,7 +78,7 @@ struct GpuReturn {
 
 struct Reclaimed {
     Remains remains;      ///< of the last look
-    bool settled = true;  ///< the GPU's free memory came to rest
+    bool settled = true;  ///< the GPU's free memory came to rest, and every process could be looked at
     [[nodiscard]] bool verified() const { return settled && remains.nothing_held(); }
 };
 
@@ -97,6 +98,7 @@ private:
                 Done done);
     void look();
     void judge(Remains remains);
+    void give_up();
     [[nodiscard]] bool gpu_has_settled(const Remains& remains);
 
     OffLoop& off_loop_;
@@ -108,6 +110,8 @@ private:
     Deadline pause_;
     Scope scope_;
     std::optional<std::uint64_t> free_at_last_look_;
+    bool saw_all_ = true;
+    Remains last_;  ///< look
 };
 
 }  // namespace bulkhead::supervisor

@@ -146,7 +146,8 @@ private:
 
     /// Whether it is the one whose end is this replica's end; a departed one is not.
     [[nodiscard]] bool is_present(const std::weak_ptr<WorkerProcess>& process) const {
-        return process_ && process.lock() == process_;
+        const auto one = process.lock();  // first: without it this replica may be gone as well
+        return one && one == process_;
     }
 
     // replica.cpp
@@ -162,6 +163,7 @@ private:
     // replica_process.cpp
     void start(std::string cause);
     void on_declaration_known(std::string declaration);
+    void on_file_unanswered(const Error& error);
     void on_placed(const Result<Device>& device);
     void on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned);
     void on_packet(Packet& packet);
@@ -244,12 +246,14 @@ private:
     void prepare_drain();
     void sample_then(void (Replica::*next)());
     void begin_drain();
+    void arm_drain_deadline();
     void end_undrained();
     void escalate();
     void terminate();
     void kill();
     void cannot_be_ended();
     [[nodiscard]] Error unending_error() const;
+    void hold_turn();
     void lose(std::string cause, const std::string& hint = {});
     void fail(Error error);
     void on_link_closed(const Error* why);

@@ -53,7 +53,7 @@ void Replica::adopt(FoundWorker found, const std::optional<Ledger>& ledger, cons
     generation_ = found.name.generation;
     was_found_ = true;
     record_ = found.name;
-    const bool changed = !ledger || ledger->declaration != declaration;
+    const bool changed = !ledger || !is_same_declaration(ledger->declaration, declaration);
     if (ledger) {
         policy_.keep_running = ledger->keep_running;
         policy_.crashes = ledger->crashes;
@@ -129,18 +129,7 @@ void Replica::resume(const Ledger& ledger, bool changed) {
 }
 
 void Replica::adopt_running(const std::optional<Ledger>& ledger) {
-    // Who loads next on this GPU waits until this one has what it was granted.
-    if (process_->device.is_gpu() && process_->granted && !process_->ready_at) {
-        process_->awaits_turn = true;
-        context_.settle_queue(process_->device.uuid).wait([process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
-            const auto loading = process.lock();
-            if (!loading) return;
-            loading->awaits_turn = false;
-            if (loading->ready_at || loading->turn) return;
-            loading->turn = std::move(turn);
-            if (std::exchange(loading->grant_owed, false)) loading->send(worker_link::grant());
-        });
-    }
+    if (process_->device.is_gpu() && process_->granted && !process_->ready_at) hold_turn();
     if (process_->adoptions_tried >= limits::adoptions_tried_max) {
         lose(fmt::format("{} supervisors ended while they adopted it", process_->adoptions_tried));
         return kill();
@@ -272,10 +261,7 @@ void Replica::adopt_serving(worker_link::Hello& hello) {
         if (!process_->end_began) process_->end_began = Clock::now();
         transition(WorkerEvent::drain_asked, "adopted while it drains");
         process_->drain_until = Clock::now() + spec_.deadlines.drain;
-        return deadline_.arm_until(*process_->drain_until + limits::drain_grace, [this] {
-            end_undrained();
-            escalate();
-        });
+        return arm_drain_deadline();
     }
     if (hello.in_flight > 0) transition(WorkerEvent::became_busy, "adopted with requests in flight");
     if (unload_asked_) {

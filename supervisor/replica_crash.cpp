@@ -30,10 +30,11 @@ void Replica::take_page(worker_link::Hello& hello) {
 
 /// As it is started: what rises from here on happened during its life.
 void Replica::note_oom_kills() {
-    context_.off_loop.run([] { return machine_oom_kills(); },
-                          [weak = std::weak_ptr{process_}](std::optional<std::uint64_t> kills) {
-                              if (const auto process = weak.lock()) process->machine_oom_kills = kills;
-                          });
+    context_.off_loop.run(
+        "reading the kernel's count of OOM kills", [] { return machine_oom_kills(); },
+        [weak = std::weak_ptr{process_}](const Result<std::optional<std::uint64_t>>& kills) {
+            if (const auto process = weak.lock(); process && kills) process->machine_oom_kills = *kills;
+        });
 }
 
 /// The first sign of most deaths: the memory is still to be freed and its sockets are still open.
@@ -78,14 +79,15 @@ void Replica::note_last_signs() {
     }
     if (process_->exit || !process_->pidfd) return;
     context_.off_loop.run(
+        "reading the last memory of " + name().text(),
         [pid = process_->pid, bytes = signs.host_bytes,
          pidfd = std::make_shared<UniqueFd>(::fcntl(process_->pidfd.get(), F_DUPFD_CLOEXEC, 0))] {
             const auto resident = read_resident_bytes(pid);
             pollfd ended{pidfd->get(), POLLIN, 0};  // if it has not, the number was its own when it was read
-            if (::poll(&ended, 1, 0) == 0) *bytes = resident;
+            if (::poll(&ended, 1, 0) == 0) *bytes = resident.value_or(0);
             return true;
         },
-        [](bool) {});
+        [](const Result<bool>&) {});
 }
 
 /// "SIGSEGV in evil_run (evil.so) while running forward(x float32[1,4]) for 12 ms"
@@ -163,9 +165,10 @@ void Replica::report_crash() {
         process.exit->by_signal && process.exit->number == SIGKILL && process.died_without_warning();
     last_report_ = std::make_shared<std::string>();
     context_.off_loop.run(
+        "writing the crash report of " + name().text(),
         [report = crash_report(), counters, unexplained_kill, reports = context_.crash_reports, &gpus = context_.gpus,
          uuid = process.device.uuid, sampled = process.last_signs.host_bytes]() mutable {
-            if (*sampled) report.host_bytes = *sampled;
+            if (const std::uint64_t bytes = *sampled; bytes > 0) report.host_bytes = bytes;
             if (unexplained_kill) counters.machine_after = machine_oom_kills();
             report.evidence = oom_evidence(counters, unexplained_kill);
             if (!uuid.empty()) {
@@ -175,8 +178,9 @@ void Replica::report_crash() {
             }
             return Written{report.cause, reports->write(report)};
         },
-        [this, &events = context_.events, name = process.name,
-         told = std::weak_ptr{last_report_}](const Written& written) {
+        [this, &events = context_.events, name = process.name, cause = last_exit_->cause,
+         told = std::weak_ptr{last_report_}](const Result<Written>& answer) {
+            const Written written = answer ? *answer : Written{cause, {}};
             if (const auto path = told.lock();
                 path && written.path) {  // this one lives, and it is its last crash still
                 *path = written.path->string();

@@ -3,12 +3,14 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "ipc/host_slab.h"
 #include "supervisor/limits.h"
+#include "supervisor/proc_files.h"
 #include "supervisor/replica.h"
 #include "supervisor/text.h"
 
@@ -43,6 +45,10 @@ void Replica::begin_drain() {
     remember();
     process_->send(worker_link::drain(spec_.deadlines.drain));
     if (state_ != WorkerState::draining) return;  // its link was full, and so has ended
+    arm_drain_deadline();
+}
+
+void Replica::arm_drain_deadline() {
     deadline_.arm_until(*process_->drain_until + limits::drain_grace, [this] {
         end_undrained();
         escalate();
@@ -101,6 +107,20 @@ Error Replica::unending_error() const {
             fmt::format("it waits in the kernel for a device or a disk: see /proc/{}/stack", process_->pid)};
 }
 
+/// Who loads next on this GPU waits until this one has what it was granted, or until what it had is back.
+void Replica::hold_turn() {
+    if (process_->turn || std::exchange(process_->awaits_turn, true)) return;
+    context_.settle_queue(process_->device.uuid).wait([process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
+        const auto holder = process.lock();
+        if (!holder) return;
+        holder->awaits_turn = false;
+        const bool serves = holder->ready_at && holder->lost_by.empty();
+        if (serves || holder->turn) return;
+        holder->turn = std::move(turn);
+        if (std::exchange(holder->grant_owed, false)) holder->send(worker_link::grant());
+    });
+}
+
 /// The first sign of a death that nobody asked for: clients learn of it now.
 void Replica::lose(std::string cause, const std::string& hint) {
     process_->cut_channels();
@@ -109,12 +129,7 @@ void Replica::lose(std::string cause, const std::string& hint) {
     note_last_signs();
     if (process_->device.is_gpu()) {
         if (!process_->gpu_free_before) sample_memory([] {});
-        // Who loads next on this GPU waits until this one's memory is back.
-        if (!process_->turn)
-            context_.settle_queue(process_->device.uuid)
-                .wait([process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
-                    if (const auto lost = process.lock(); lost && !lost->turn) lost->turn = std::move(turn);
-                });
+        hold_turn();
     }
     process_->lost_by = cause;
     process_->lost_in = state_;
@@ -138,6 +153,12 @@ void Replica::on_link_closed(const Error* why) {
         end_undrained();
         return deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
     }
+    if (state_ == WorkerState::draining && process_->drain_until && why == nullptr)
+        // Most have ended; the exit says how, and it comes later where there is much memory to free.
+        return deadline_.arm(limits::link_end_grace, [this] {
+            lose(std::string{WorkerProcess::link_ended});
+            kill();
+        });
     if (state_ == WorkerState::adopting && is_asked_to_end()) {
         transition(WorkerEvent::stop_asked, "its link ended, as it was asked to");
         return deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
@@ -239,6 +260,13 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     receipt.gpu_bytes_by = returned.by;
     receipt.verified = reclaimed.verified();
     receipt.held_by = reclaimed.remains.held_by;
+    // Nobody else knows of imported device memory: the driver counts it to nobody in particular.
+    for (const worker_link::Importer& importer : process->statistics.importers) {
+        const auto pid = static_cast<pid_t>(importer.pid);
+        if (::kill(pid, 0) != 0 && errno == ESRCH) continue;  // it let go by ending
+        receipt.held_by.push_back({pid, process_name(pid), importer.bytes, "gpu_slab"});
+        receipt.verified = false;
+    }
     spdlog::info("{}", text_of(receipt));
     context_.events.publish("receipt", receipt.worker, to_json(receipt));
     if (process == process_) return after(std::move(receipt));

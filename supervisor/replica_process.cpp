@@ -29,15 +29,19 @@ void Replica::start(std::string cause) {
     process_->progressed_at = Clock::now();
     begin_load_budget();
     declaration_.clear();
-    context_.off_loop.run([spec = spec_] { return fingerprint(spec); },
-                          [this, process = std::weak_ptr{process_}](std::string declaration) {
-                              if (is_present(process)) on_declaration_known(std::move(declaration));
-                          });
+    context_.off_loop.run(
+        fmt::format("loading {}: looking at {}", name().place(), spec_.file.string()),
+        [spec = spec_] { return fingerprint(spec); },
+        [this, process = std::weak_ptr{process_}](Result<std::string> declaration) {
+            if (!is_present(process)) return;
+            declaration ? on_declaration_known(std::move(*declaration)) : on_file_unanswered(declaration.error());
+        });
     auto known = std::exchange(same_device_, std::nullopt);
     if (spec_.device == "cpu") known = Device{};
     if (known && context_.placing == 0) return on_placed(*known);
     ++context_.placing;
     context_.off_loop.run(
+        fmt::format("placing it on device \"{}\"", spec_.device),
         // One that is declared by name is found in any case, and refused by name then.
         [&gpus = context_.gpus, declared = spec_.device, known,
          quarantined = spec_.device == "auto" ? context_.gpu_quarantine.all()
@@ -53,7 +57,8 @@ void Replica::start(std::string cause) {
 
 void Replica::on_placed(const Result<Device>& device) {
     if (state_ != WorkerState::spawning)
-        return without_process({ErrorCode::cancelled, "it was not started: an unload came first", {}});
+        return without_process(
+            process_->failure.value_or(Error{ErrorCode::cancelled, "it was not started: an unload came first", {}}));
     if (!device) {
         process_->gpu_refused = device.error().code == ErrorCode::resources_exhausted;
         return without_process(Error{device.error()}.during("loading " + name().place()));
@@ -137,6 +142,13 @@ void Replica::on_declaration_known(std::string declaration) {
     declaration_ = std::move(declaration);
     remember();
     if (!process_->configuration.empty()) process_->send(std::exchange(process_->configuration, {}));
+}
+
+/// The worker would hang on it as well.
+void Replica::on_file_unanswered(const Error& error) {
+    if (!is_live(state_)) return;
+    fail(error);
+    if (process_->pid != 0) kill();
 }
 
 Result<std::string> Replica::configuration_for(const worker_link::Hello& hello) const {
@@ -283,16 +295,18 @@ void Replica::sample_memory(std::function<void()> sampled) {
     };
     if (!process_ || process_->pid == 0) return sampled();
     context_.off_loop.run(
+        "reading the memory of " + name().text(),
         [pid = process_->pid, marker = context_.station.marker(process_->name), uuid = process_->device.uuid,
          &gpus = context_.gpus] {
             const auto gpu = uuid.empty() ? std::nullopt : gpus.read(uuid);
             return Sample{read_host_bytes(pid), gpu ? std::optional{share_of(*gpu, pid, marker)} : std::nullopt};
         },
-        [weak = std::weak_ptr{process_}, sampled = std::move(sampled)](const Sample& sample) {
+        [weak = std::weak_ptr{process_}, sampled = std::move(sampled)](const Result<Sample>& sample) {
             const auto process = weak.lock();
             // A process that was reaped meanwhile keeps its last sample: the number may be another's by now.
-            if (process && !process->exit && sample.host_bytes) process->host_bytes = sample.host_bytes;
-            if (process && !process->exit && sample.gpu) process->took(*sample.gpu);
+            const bool counts = sample && process && !process->exit;
+            if (counts && sample->host_bytes) process->host_bytes = sample->host_bytes;
+            if (counts && sample->gpu) process->took(*sample->gpu);
             sampled();
         });
 }

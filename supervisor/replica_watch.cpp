@@ -169,15 +169,19 @@ void Replica::gpu_was_lifted() {
 }
 
 void Replica::look_for_gpu() {
-    context_.off_loop.run([&gpus = context_.gpus, declared = spec_.device,
-                           quarantined = context_.gpu_quarantine.all()] { return place(gpus, declared, quarantined); },
-                          [this, awaited = std::weak_ptr{gpu_awaited_}](Result<Device> device) {
-                              if (awaited.expired() || !waits_for_gpu()) return;
-                              if (!device && device.error().code == ErrorCode::resources_exhausted)
-                                  return deadline_.arm(limits::gpu_retry, [this] { look_for_gpu(); });
-                              if (device) same_device_ = std::move(*device);
-                              start("its GPU may be used again");
-                          });
+    context_.off_loop.run(
+        fmt::format("placing it on device \"{}\"", spec_.device),
+        [&gpus = context_.gpus, declared = spec_.device, quarantined = context_.gpu_quarantine.all()] {
+            return place(gpus, declared, quarantined);
+        },
+        [this, awaited = std::weak_ptr{gpu_awaited_}](Result<Device> device) {
+            if (awaited.expired() || !waits_for_gpu()) return;
+            if (!device && (device.error().code == ErrorCode::resources_exhausted ||
+                            device.error().code == ErrorCode::deadline_exceeded))
+                return deadline_.arm(limits::gpu_retry, [this] { look_for_gpu(); });
+            if (device) same_device_ = std::move(*device);
+            start("its GPU may be used again");
+        });
 }
 
 void Replica::gpu_was_quarantined(const std::string& uuid) {

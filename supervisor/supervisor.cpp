@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <set>
 
 #include <fmt/format.h>
@@ -19,9 +20,10 @@ namespace bulkhead::supervisor {
 
 namespace {
 
-Supervisor::Declarations declarations_of(const std::vector<config::ModelSpec>& models) {
+Supervisor::Declarations declarations_of(const std::vector<config::ModelSpec>& models,
+                                         std::string (*of)(const config::ModelSpec&) = fingerprint) {
     Supervisor::Declarations declarations;
-    for (const auto& model : models) declarations[model.name] = fingerprint(model);
+    for (const auto& model : models) declarations[model.name] = of(model);
     return declarations;
 }
 
@@ -66,6 +68,11 @@ int Supervisor::run() {
     io_.run();
     if (status_ != 0) wait_for_end_of_keeper();
     kill_with_keeper(-1);  // its descriptor is closed from here on
+    const bool checks_end = checks_.end();
+    if (!off_loop_.end() || !checks_end) {
+        spdlog::shutdown();
+        std::_Exit(status_);
+    }
     return status_;
 }
 
@@ -93,12 +100,19 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     // Whatever a former daemon on this socket left behind would hold the memory that this fleet needs.
     std::set<std::string> keep;
     for (const FoundWorker& worker : found_) keep.insert(context_->station.marker(worker.name));
-    off_loop_.run([models = options_.fleet.models] { return declarations_of(models); },
-                  [this](Declarations declarations) { declarations_ = std::move(declarations); });
-    off_loop_.run([socket = options_.socket, keep = std::move(keep)] { return kill_leftovers(socket, keep); },
-                  [this](std::vector<Leftover> leftovers) {
-                      LeftoverWatch::start(*context_, std::move(leftovers), [this] { begin(); });
-                  });
+    off_loop_.run(
+        "looking at the models' files", [models = options_.fleet.models] { return declarations_of(models); },
+        [this](Result<Declarations> declarations) {
+            declarations_ =
+                declarations ? std::move(*declarations) : declarations_of(options_.fleet.models, fingerprint_of_text);
+        });
+    off_loop_.run(
+        "ending what a former daemon left behind",
+        [socket = options_.socket, keep = std::move(keep)] { return kill_leftovers(socket, keep); },
+        [this](Result<std::vector<Leftover>> leftovers) {
+            LeftoverWatch::start(*context_, leftovers ? std::move(*leftovers) : std::vector<Leftover>{},
+                                 [this] { begin(); });
+        });
 }
 
 /// What a former supervisor knew of GPUs is read before anything may be started on one.
@@ -162,12 +176,17 @@ void Supervisor::reload(std::function<void(const Reloaded&)> reloaded) {
     reload_waiters_.push_back(std::move(reloaded));
     if (reload_waiters_.size() > 1 || ending_) return;  // shares the reading under way
     off_loop_.run(
+        "reading the fleet file and looking at the models' files",
         [file = options_.fleet.source] {
             Reread reread{config::read_fleet(file), {}};
             if (reread.read.ok()) reread.declarations = declarations_of(reread.read.fleet.models);
             return reread;
         },
-        [this](Reread reread) { on_reread(std::move(reread)); });
+        [this](Result<Reread> reread) {
+            if (reread) return on_reread(std::move(*reread));
+            spdlog::error("reload refused: {}", reread.error().text());
+            stay({{}, {}, reread.error()});
+        });
 }
 
 void Supervisor::on_reread(Reread reread) {
@@ -202,6 +221,7 @@ void Supervisor::apply(const config::Fleet& fleet, Reloaded reloaded) {
 /// speaks with the keeper of now, which goes on where it cannot be executed anew.
 void Supervisor::check_next(bool with_keeper, std::function<void(Result<>)> checked) {
     checks_.run(
+        "trying the installed program",
         [with_keeper, fleet = facts_.fleet_file, min = keeper_version_min_, max = keeper_version_max_] {
             return supervisor::check_next(next_program(with_keeper), fleet, min, max);
         },

@@ -1,5 +1,7 @@
 #include "supervisor/worker_link.h"
 
+#include <limits>
+
 #include <fmt/format.h>
 
 #include "config/fleet_json.h"
@@ -78,6 +80,19 @@ Backtrace parse_backtrace(const json::object& object) {
     return backtrace;
 }
 
+std::vector<Importer> importers_of(const json::object& object) {
+    std::vector<Importer> importers;
+    const json::value* list = object.if_contains("importers");
+    if (list == nullptr || !list->is_array()) return importers;
+    for (const json::value& entry : list->get_array()) {
+        if (importers.size() == limits::importers_max || !entry.is_object()) break;
+        const auto pid = number_or_zero(entry.get_object(), "pid");
+        if (pid > 0 && pid <= static_cast<std::uint64_t>(std::numeric_limits<pid_t>::max()))
+            importers.push_back({static_cast<std::int64_t>(pid), number_or_zero(entry.get_object(), "bytes")});
+    }
+    return importers;
+}
+
 }  // namespace
 
 std::string Progress::text() const {
@@ -109,7 +124,8 @@ Result<Message> parse(std::string_view packet) {
     if (*type == "idle") return Message{Idle{}};
     if (*type == "statistics")
         return Message{Statistics{number("requests"), number("errors"), number("in_flight"), number("queued"),
-                                  number("channels"), object_member(object, "graphs"), number("ignored_frames")}};
+                                  number("channels"), object_member(object, "graphs"), number("ignored_frames"),
+                                  importers_of(object)}};
     if (*type == "overrun")
         return Message{Overrun{text_or_empty(object, "method"), number("running_ms"), number("budget_ms")}};
     if (*type == "drained") return Message{Drained{}};

@@ -73,6 +73,11 @@ struct ChannelRefused {
 };
 struct Busy {};
 struct Idle {};
+/// A client that maps device memory of the worker, as the worker knows.
+struct Importer {
+    std::int64_t pid = 0;
+    std::uint64_t bytes = 0;
+};
 struct Statistics {
     std::uint64_t requests = 0;
     std::uint64_t errors = 0;
@@ -81,6 +86,7 @@ struct Statistics {
     std::uint64_t channels = 0;
     boost::json::object graphs;
     std::uint64_t ignored_frames = 0;  ///< empty packets on its channels and on this link
+    std::vector<Importer> importers{};
 };
 struct Overrun {
     std::string method;

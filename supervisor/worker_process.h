@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -32,8 +33,8 @@ struct LastSigns {
     std::string request;                 ///< that ran; empty: none, or it is not known which
     std::chrono::milliseconds request_for{};
     std::string load_phase;  ///< that ran before it was ready
-    /// Host memory while there still was some. Written and read by the off-loop thread alone.
-    std::shared_ptr<std::optional<std::uint64_t>> host_bytes = std::make_shared<std::optional<std::uint64_t>>();
+    /// Host memory while there still was some; 0: not known. Written and read off the loop.
+    std::shared_ptr<std::atomic<std::uint64_t>> host_bytes = std::make_shared<std::atomic<std::uint64_t>>(0);
 };
 
 /// One generation of a replica: what is known of its process from the moment it was asked for until its
@@ -64,8 +65,8 @@ struct WorkerProcess {
 
     std::string configuration;          ///< to be sent as soon as its file was looked at
     bool granted = false;               ///< it may have device memory
-    bool awaits_turn = false;           ///< adopted while it loads: it stands in the settle queue
-    bool grant_owed = false;            ///< and is to be told when the turn comes
+    bool awaits_turn = false;           ///< it stands in the settle queue, to hold what it was granted or had
+    bool grant_owed = false;            ///< adopted while it loads: it is to be told when the turn comes
     std::uint64_t nonce = 0;            ///< of the hello_asked that it has yet to answer; 0: none
     std::uint32_t adoptions_tried = 0;  ///< supervisors that ended in the middle of adopting it
     bool replacing = false;             ///< ended so that one of another declaration can take its place

@@ -11,7 +11,7 @@ namespace {
 /// Named in an error, so that a model with very many methods still makes a readable one.
 constexpr std::size_t names_shown_max = 16;
 
-Result<const config::MethodSpec*> find_method(const Model& model, const std::string& name) {
+Result<const config::MethodSpec*> find_method(const Model& model, std::string_view name) {
     const std::vector<config::MethodSpec>& methods = model.methods();
     const auto found = std::ranges::find(methods, name, &config::MethodSpec::name);
     if (found != methods.end()) return &*found;
@@ -22,9 +22,10 @@ Result<const config::MethodSpec*> find_method(const Model& model, const std::str
                  fmt::format("call one of: {}", fmt::join(known, ", "))};
 }
 
+/// Where it matters: nobody writes a lent slab while a result in it is held.
 bool overlap(const wire::LeaseRef& a, const wire::LeaseRef& b) {
-    return a.slab_id == b.slab_id && a.offset_bytes < b.offset_bytes + b.size_bytes &&
-           b.offset_bytes < a.offset_bytes + a.size_bytes;
+    return a.slab_id == b.slab_id && a.slab_id < wire::lent_slab_id_min &&
+           a.offset_bytes < b.offset_bytes + b.size_bytes && b.offset_bytes < a.offset_bytes + a.size_bytes;
 }
 
 bool same(const wire::LeaseRef& a, const wire::LeaseRef& b) {
@@ -47,36 +48,28 @@ Result<> check_overlap(const channel::Tensor& tensor, std::span<const Request* c
 
 }  // namespace
 
-Result<std::unique_ptr<Request>> admit(channel::Infer message, const Model& model,
-                                       std::chrono::milliseconds request_deadline, const ChannelSlabs& slabs,
-                                       std::span<const Request* const> in_flight) {
-    auto request = std::make_unique<Request>();
-    request->received = Clock::now();
-    request->id = message.request_id;
+Result<> admit(channel::Infer& message, const Model& model, std::chrono::milliseconds request_deadline,
+               const ChannelSlabs& slabs, std::span<const Request* const> in_flight, Request& request) {
+    request.received = Clock::now();
+    request.id = message.request_id;
     const bool own_deadline = message.deadline.count() > 0 && message.deadline < request_deadline;
-    request->deadline = request->received + (own_deadline ? message.deadline : request_deadline);
+    request.deadline = request.received + (own_deadline ? message.deadline : request_deadline);
 
     const Result<const config::MethodSpec*> method = find_method(model, message.method);
     if (!method) return method.error();
-    request->method = *method;
+    request.method = *method;
 
-    request->tensors = std::move(message.tensors);
-    std::vector<TensorView> views;
-    views.reserve(request->tensors.size());
-    for (const channel::Tensor& tensor : request->tensors) {
-        Result<std::span<std::byte>> bytes = slabs.input(tensor.lease);
-        if (!bytes) return std::move(bytes).error().during(fmt::format("tensor \"{}\"", tensor.name));
-        if (Result<> disjoint = check_overlap(tensor, in_flight); !disjoint) return std::move(disjoint).error();
-        views.push_back({tensor.name, tensor.dtype, tensor.dims, *bytes});
+    request.tensors = std::move(message.tensors);
+    boost::container::small_vector<TensorView, wire::tensors_max> views;
+    for (const channel::Tensor& tensor : request.tensors) {
+        Result<ChannelSlabs::Place> place = slabs.input(tensor);
+        if (!place) return std::move(place).error().during(fmt::format("tensor \"{}\"", tensor.name));
+        if (Result<> disjoint = check_overlap(tensor, in_flight); !disjoint) return disjoint;
+        views.push_back(
+            {tensor.name, tensor.dtype, {tensor.dims.data(), tensor.dims.size()}, place->bytes, place->on_device});
     }
-    Result<std::vector<TensorView>> inputs = check_inputs(**method, views);
-    if (!inputs) return std::move(inputs).error();
-    request->inputs = std::move(*inputs);
-
-    Result<std::vector<config::ParameterValue>> parameters = check_parameters(**method, message.parameters);
-    if (!parameters) return std::move(parameters).error();
-    request->parameters = std::move(*parameters);
-    return request;
+    if (Result<> inputs = check_inputs(**method, views, request.inputs); !inputs) return inputs;
+    return check_parameters(**method, message.parameters, request.parameters);
 }
 
 }  // namespace bulkhead::worker

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <span>
 
 #include "worker/channel_slabs.h"
@@ -8,17 +7,15 @@
 
 namespace bulkhead::worker {
 
-/// Checks one infer message against the model and its channel; what comes out may run. `requester`, `slabs` and
-/// `channel` are left to the caller.
+/// Checks one infer message against the model and its channel, and fills `request`, which then may run. `requester`,
+/// `slabs` and `channel` are left to the caller; the message's tensors move into the request.
 ///
 /// `in_flight` are the channel's other requests. Two of them may read the very same lease; a lease that overlaps
 /// another in any other way means that the client gave bytes away twice.
 ///
 /// Errors  method_unknown naming the known ones, input_invalid, dtype_unsupported, shape_mismatch;
 ///         protocol_violation: a lease out of bounds, not in an input slab, or overlapping
-[[nodiscard]] Result<std::unique_ptr<Request>> admit(channel::Infer message, const Model& model,
-                                                     std::chrono::milliseconds request_deadline,
-                                                     const ChannelSlabs& slabs,
-                                                     std::span<const Request* const> in_flight);
+[[nodiscard]] Result<> admit(channel::Infer& message, const Model& model, std::chrono::milliseconds request_deadline,
+                             const ChannelSlabs& slabs, std::span<const Request* const> in_flight, Request& request);
 
 }  // namespace bulkhead::worker

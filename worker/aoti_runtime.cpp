@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "worker/cerr_tap.h"
+#include "worker/out_arguments.h"
 
 namespace bulkhead::worker {
 namespace {
@@ -28,11 +29,14 @@ class AotiRuntime final : public Runtime {
 public:
     explicit AotiRuntime(std::unique_ptr<AOTIModelContainerRunner> runner) : runner_{std::move(runner)} {}
 
-    std::vector<at::Tensor> call(const config::MethodSpec& /*only one*/, const std::vector<at::Tensor>& inputs,
+    std::vector<at::Tensor> call(const config::MethodSpec& method, const std::vector<at::Tensor>& inputs,
                                  const std::vector<config::ParameterValue>& /*none*/) override {
         CerrTap::instance().clear();
         try {
-            return runner_->run(inputs);
+            if (!method.takes_outputs()) return runner_->run(inputs);
+            const std::vector<at::Tensor> arguments = with_outs(method, inputs);
+            runner_->run(arguments);
+            return outs_of(method, arguments);
         } catch (const std::exception&) {
             rethrow_in_own_words();
         }
@@ -95,8 +99,11 @@ std::unique_ptr<Runtime> make_aoti_runtime(const config::ModelSpec& spec,
     if (!spec.reset_method.empty())
         disagree(spec, fmt::format("reset method \"{}\" is declared", spec.reset_method),
                  "a package has no second method: make the state an input and an output");
-    if (method.inputs.size() != input_count)
-        disagree(spec, fmt::format("{} inputs are declared, the model takes {}", method.inputs.size(), input_count),
+    if (const std::size_t declared = method.inputs.size() + (method.takes_outputs() ? method.outputs.size() : 0);
+        declared != input_count)
+        disagree(spec,
+                 fmt::format("{} inputs {}are declared, the model takes {}", declared,
+                             method.takes_outputs() ? "and `out` outputs " : "", input_count),
                  "declare them all, in the order of the exported module's arguments");
     check_dynamic_dims(spec, method);
     return std::make_unique<AotiRuntime>(std::move(runner));

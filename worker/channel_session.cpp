@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "ipc/spin.h"
+#include "ipc/cuda/gpu.h"
 #include "worker/admission.h"
 #include "worker/limits.h"
 
@@ -16,6 +18,8 @@ Error draining_error() {
     return Error{ErrorCode::worker_draining, "the worker is draining and takes no new requests",
                  "open a new channel: it leads to the model's next worker"};
 }
+
+constexpr std::uint64_t offered_features = wire::feature_rings | wire::feature_lending | wire::feature_returning;
 
 Error violation(std::string attempt, std::string remedy) {
     return Error{ErrorCode::protocol_violation, std::move(attempt), std::move(remedy)};
@@ -30,11 +34,17 @@ ChannelSession::ChannelSession(const SessionContext& context, SessionHost& host,
                       slab_owner_prefix(context.identity.daemon_token, context.identity.model, context.identity.replica,
                                         context.identity.generation),
                       arrival.channel),
-          context.spec.channel)},
+          context.spec.channel, context.slab_budget)},
       hello_deadline_{context.io, [this]() -> std::optional<Clock::time_point> {
                           if (state_ == State::awaiting_hello) close("its client said no hello in time");
                           return std::nullopt;
-                      }} {}
+                      }},
+      idle_slabs_{context.io, [this]() -> std::optional<Clock::time_point> {
+                      for (const std::uint32_t id : slabs_->withdraw_idle(Clock::now()))
+                          send(channel::encode(channel::SlabWithdraw{id}));
+                      if (state_ != State::open) return std::nullopt;
+                      return slabs_->idle_due();
+                  }} {}
 
 ChannelSession::~ChannelSession() {
     if (stream_) stream_->close();
@@ -45,14 +55,15 @@ void ChannelSession::start(UniqueFd socket) {
                                  {.packet = [this](Packet& packet) { on_packet(packet); },
                                   .refused = [this](const Error& error) { break_off(error); },
                                   .lost = [this](std::string_view reason) { close(reason); },
-                                  .flushed = [this] { host_.flushed(); }});
+                                  .flushed =
+                                      [this] {
+                                          drop_returned_slabs();
+                                          host_.flushed();
+                                      }});
     hello_deadline_.no_later_than(Clock::now() + context_.hello_deadline);
 }
 
 void ChannelSession::on_packet(Packet& packet) {
-    if (!packet.fds.empty())
-        return break_off(violation(fmt::format("a client's packet brings {} descriptors", packet.fds.size()),
-                                   "send no descriptors: the worker makes the slabs"));
     auto message = channel::parse_from_client(packet.bytes);
     if (!message) {
         const channel::Refusal& refusal = message.error();
@@ -60,6 +71,15 @@ void ChannelSession::on_packet(Packet& packet) {
         context_.dispatcher.count_refused();
         return fail(refusal.request_id, refusal.error);
     }
+    const bool brings_slab = std::holds_alternative<channel::SlabLend>(*message);
+    if (packet.fds_lost && brings_slab)
+        return fail(std::get<channel::SlabLend>(*message).request_id,
+                    Error{ErrorCode::resources_exhausted, "taking a lent slab: the worker has no free descriptor",
+                          "close channels, or raise the limit on open files (ulimit -n) of the daemon"});
+    if (packet.fds.size() != (brings_slab ? 1U : 0U))
+        return break_off(violation(fmt::format("a client's packet brings {} descriptors", packet.fds.size()),
+                                   "send one with slab_lend, and none else: the worker makes the slabs"));
+    if (brings_slab) lent_ = std::move(packet.fds.front());
     const bool is_hello = std::holds_alternative<channel::Hello>(*message);
     if (is_hello != (state_ == State::awaiting_hello))
         return break_off(is_hello ? violation("a second hello", "say hello once, first of all")
@@ -71,6 +91,13 @@ void ChannelSession::on_packet(Packet& packet) {
 void ChannelSession::on_message(const channel::Hello& message) {
     hello_deadline_.cancel();
     client_ = message.client;
+    features_ = message.features & offered_features;
+    if (context_.model.writes_inputs()) features_ &= ~std::uint64_t{wire::feature_lending};
+    // Memory that an importer pins is lent to none who could not be asked to let go.
+    if (const auto gpu = context_.model.gpu(); gpu && gpu->uuid() == message.gpu && agreed(wire::feature_returning)) {
+        features_ |= message.features & gpu->features();
+        slabs_->use_gpu(gpu);
+    }
     state_ = State::hello_said;
     host_.hello_came(*this);
 }
@@ -104,16 +131,44 @@ void ChannelSession::slabs_made(const Result<>& made) {
     if (state_ == State::closed) return end_if_unused();
     if (!made) return refuse(made.error());
     if (draining_) return refuse(draining_error());
+    std::unique_ptr<RingEnd> rings = agreed(wire::feature_rings) ? make_rings() : nullptr;
+    if (!rings) features_ &= ~std::uint64_t{wire::feature_rings};
     const auto welcome = channel::encode(channel::Welcome{
-        2, context_.in_flight_max, 0, context_.identity.generation, id_, context_.spec.channel.bytes_max,
+        2, context_.in_flight_max, features_, context_.identity.generation, id_, context_.spec.channel.bytes_max,
         context_.identity.replica, context_.identity.model, context_.methods});
     if (!welcome) return refuse(welcome.error());
     state_ = State::open;
     send(*welcome);
+    if (rings) use_rings(std::move(rings));
+    if (state_ != State::open) return;
     send_offers();
     if (state_ != State::open) return;
     spdlog::debug("channel {} opened for \"{}\", pid {}", id_, client_, client_pid_);
     host_.opened(*this);
+}
+
+/// Nothing where the machine has no room for them: the socket serves as well.
+std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
+    const Identity& own = context_.identity;
+    const std::string label = fmt::format(
+        "{}{}:rings", slab_owner_prefix(own.daemon_token, own.model, own.replica, own.generation), id_);
+    Result<std::unique_ptr<RingEnd>> rings =
+        RingEnd::make(ring::lines_usual, ring::lines_usual, label, spin().count() > 0);
+    if (rings) return std::move(*rings);
+    spdlog::warn("channel {} gets no rings: {}", id_, rings.error().text());
+    return nullptr;
+}
+
+std::chrono::microseconds ChannelSession::spin() const {
+    return spin_allowed(context_.spec.channel.spin, SpinSide::worker);
+}
+
+void ChannelSession::use_rings(std::unique_ptr<RingEnd> rings) {
+    const auto fds = rings->offer_fds();
+    // What follows an offer that still waits would overtake it: but before welcome nothing was sent that could fill a socket.
+    if (stream_->send(channel::encode(rings->offer()), fds) != PacketStream::Sent::yes)
+        return close("its socket is full before the first message");
+    if (const Result<> used = stream_->use_rings(std::move(rings), spin()); !used) break_off(used.error());
 }
 
 void ChannelSession::refuse(const Error& error) {
@@ -126,31 +181,106 @@ void ChannelSession::refuse(const Error& error) {
 void ChannelSession::drain(std::chrono::milliseconds deadline) {
     draining_ = true;
     if (state_ == State::open) send(channel::encode(channel::Closing{ErrorCode::worker_draining, deadline}));
+    withdraw_gpu_slabs();
+}
+
+/// This worker is about to end, and what its clients map of the GPU would stay taken: they are asked to let go, as soon
+/// as no request of theirs needs it.
+void ChannelSession::withdraw_gpu_slabs() {
+    if (!draining_ || state_ != State::open || !in_flight_.empty()) return;
+    for (const std::uint32_t id : slabs_->withdraw_gpu()) send(channel::encode(channel::SlabWithdraw{id}));
 }
 
 void ChannelSession::on_message(const channel::SlabRequest& message) {
-    if (message.kind != wire::SlabKind::host_memfd)
+    const bool on_gpu = message.kind != wire::SlabKind::host_memfd;
+    if (on_gpu && !agreed(message.kind == wire::SlabKind::cuda_vmm ? wire::feature_cuda_vmm : wire::feature_cuda_ipc))
         return fail(message.request_id, Error{ErrorCode::input_invalid,
                                               fmt::format("a slab of kind {}", static_cast<unsigned>(message.kind)),
-                                              "ask for host_memfd: this worker's welcome offers no other feature"});
-    if (message.size_bytes <= limits::loop_slab_bytes_max) {
-        const Result<> made = slabs_->add(message.direction, message.size_bytes, message.request_id);
-        return made ? send_offers() : fail(message.request_id, made.error());
-    }
+                                              "ask for host_memfd: welcome agreed to no such kind"});
+    if (on_gpu && draining_) return fail(message.request_id, draining_error());
+    make_slab(
+        message.request_id, on_gpu || message.size_bytes > limits::loop_slab_bytes_max,
+        [slabs = slabs_, message] {
+            return slabs->add(message.direction, message.size_bytes, message.request_id, message.kind);
+        },
+        [this] { send_offers(); });
+}
+
+void ChannelSession::on_message(channel::SlabLend& message) {
+    if (!agreed(wire::feature_lending)) return not_agreed();
+    if (message.kind != wire::SlabKind::host_memfd)
+        return fail(message.request_id, Error{ErrorCode::input_invalid,
+                                              fmt::format("a loan of kind {}", static_cast<unsigned>(message.kind)),
+                                              "lend host_memfd"});
+    make_slab(
+        message.request_id, message.size_bytes > limits::loop_slab_bytes_max,
+        [slabs = slabs_, id = message.slab_id, bytes = message.size_bytes,
+         memfd = std::make_shared<UniqueFd>(std::move(lent_))] { return slabs->lend(id, bytes, std::move(*memfd)); },
+        [this, message] { send(channel::encode(channel::SlabAccepted{message.request_id, message.slab_id})); });
+}
+
+void ChannelSession::make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
+                               std::function<void()> then) {
+    const auto made = [this, request_id, then = std::move(then)](const Result<>& result) {
+        if (result)
+            then();
+        else if (result.error().code == ErrorCode::protocol_violation)
+            count_violation(request_id, result.error());
+        else
+            fail(request_id, result.error());
+    };
+    if (!on_executor) return made(make());
     if (slabs_pending_ >= limits::channel_slabs_max)
-        return fail(message.request_id, Error{ErrorCode::resources_exhausted, "too many slabs asked for at once",
-                                              "wait for the offers of those slabs"});
-    // Zeroing so much memory takes long enough for other channels to notice.
+        return fail(request_id, Error{ErrorCode::resources_exhausted, "too many slabs asked for at once",
+                                      "wait for the answers about those slabs"});
+    // Zeroing, or mapping, so much memory takes long enough for other channels to notice.
     ++slabs_pending_;
-    context_.executor.post([self = shared_from_this(), slabs = slabs_, message] {
-        boost::asio::post(self->context_.io,
-                          [self, id = message.request_id,
-                           made = slabs->add(message.direction, message.size_bytes, message.request_id)] {
-                              --self->slabs_pending_;
-                              if (self->state_ == State::closed) return self->end_if_unused();
-                              made ? self->send_offers() : self->fail(id, made.error());
-                          });
+    context_.executor.post([self = shared_from_this(), make = std::move(make), made] {
+        boost::asio::post(self->context_.io, [self, made, result = make()] {
+            --self->slabs_pending_;
+            if (self->state_ == State::closed) return self->end_if_unused();
+            made(result);
+        });
     });
+}
+
+void ChannelSession::on_message(const channel::SlabReturn& message) {
+    const bool is_loan = message.slab_id >= wire::lent_slab_id_min;
+    if (!agreed(is_loan ? wire::feature_lending : wire::feature_returning)) return not_agreed();
+    if (const Result<> taken = slabs_->give_back(message.slab_id); !taken) return count_violation(0, taken.error());
+    drop_returned_slabs();
+    if (draining_) host_.flushed();  // it may have been the last that a drain waits for
+}
+
+/// Those that no request reads. Not while something waits to be sent: that may be the offer of such a slab, with its
+/// descriptor.
+void ChannelSession::drop_returned_slabs() {
+    if (state_ != State::open || !slabs_->has_returned() || !stream_->outbox_empty()) return;
+    const auto is_read = [this](std::uint32_t id) {
+        return std::ranges::any_of(in_flight_, [id](const Request* request) {
+            return std::ranges::any_of(request->tensors,
+                                       [id](const channel::Tensor& tensor) { return tensor.lease.slab_id == id; });
+        });
+    };
+    auto unread = std::make_shared<ChannelSlabs::Returned>(slabs_->take_returned(is_read));
+    if (unread->empty()) return;
+    ++slabs_pending_;
+    context_.executor.post([self = shared_from_this(), slabs = slabs_, unread] {
+        slabs->drop(std::move(*unread), self->context_.model);
+        boost::asio::post(self->context_.io, [self] {
+            --self->slabs_pending_;
+            self->end_if_unused();
+        });
+    });
+}
+
+void ChannelSession::watch_idle_slabs() {
+    if (state_ != State::open || !agreed(wire::feature_returning)) return;
+    if (const auto due = slabs_->idle_due()) idle_slabs_.no_later_than(*due);
+}
+
+void ChannelSession::not_agreed() {
+    break_off(violation("a message that was not agreed", "send what hello and welcome both name"));
 }
 
 void ChannelSession::on_message(channel::Infer& message) {
@@ -175,14 +305,15 @@ Result<> ChannelSession::try_submit(channel::Infer& message) {
         return Error{ErrorCode::queue_full,
                      fmt::format("this channel has {} requests in flight, its part of the queue", unanswered()),
                      "wait for answers before sending more, or raise `queue` of the model"};
-    auto request = admit(std::move(message), context_.model, context_.spec.deadlines.request, *slabs_, in_flight_);
-    if (!request) return std::move(request).error();
-    (*request)->requester = shared_from_this();
-    (*request)->slabs = slabs_;
-    (*request)->channel = id_;
-    const Request* accepted = request->get();
-    in_flight_.push_back(accepted);
-    Result<> submitted = context_.dispatcher.submit(std::move(*request));
+    RequestPtr request = context_.dispatcher.take_request();
+    if (Result<> fit = admit(message, context_.model, context_.spec.deadlines.request, *slabs_, in_flight_, *request);
+        !fit)
+        return fit;
+    request->requester = shared_from_this();
+    request->slabs = slabs_;
+    request->channel = id_;
+    in_flight_.push_back(request.get());
+    Result<> submitted = context_.dispatcher.submit(std::move(request));
     if (!submitted) in_flight_.pop_back();
     return submitted;
 }
@@ -196,15 +327,17 @@ void ChannelSession::on_message(const channel::Release& message) {
         count_violation(0, released.error());
         if (state_ == State::closed) return;
     }
+    watch_idle_slabs();
 }
 
 void ChannelSession::completed(const Request& request, Completion completion) {
     if (state_ == State::closed) return;
     send_offers();  // of slabs that this result may lie in
-    const auto bytes = channel::encode(
-        channel::InferResult{request.id, false, completion.outputs.tensors(), {}, completion.queued, completion.run});
-    if (!bytes) return fail(request.id, Error{bytes.error()}.during("packing the result"));
-    send(*bytes);
+    const Result<> encoded = channel::encode(
+        channel::InferResult{request.id, false, completion.outputs.tensors(), {}, completion.queued, completion.run},
+        result_);
+    if (!encoded) return fail(request.id, Error{encoded.error()}.during("packing the result"));
+    send(result_);
     if (state_ == State::open) completion.outputs.hand_over();
 }
 
@@ -212,6 +345,9 @@ void ChannelSession::failed(const Request& request, const Error& error) { fail(r
 
 void ChannelSession::let_go(const Request& request) {
     std::erase(in_flight_, &request);
+    drop_returned_slabs();
+    withdraw_gpu_slabs();
+    watch_idle_slabs();
     end_if_unused();
 }
 
@@ -221,7 +357,9 @@ std::size_t ChannelSession::unanswered() const {
 }
 
 void ChannelSession::send_offers() {
+    for (const channel::EventOffer& event : slabs_->take_event_offers()) send(channel::encode(event));
     for (const auto& [message, fd] : slabs_->take_offers()) send(channel::encode(message), fd);
+    withdraw_gpu_slabs();  // one that was being made when the drain began
 }
 
 void ChannelSession::fail(std::uint64_t request_id, const Error& error) {
@@ -251,8 +389,10 @@ void ChannelSession::close(std::string_view reason) {
     const auto self = shared_from_this();  // dropping its requests may be the end of it
     state_ = State::closed;
     hello_deadline_.cancel();
+    idle_slabs_.cancel();
     stream_->close();
     context_.dispatcher.drop(id_);
+    if (slabs_) slabs_->let_events_pass();
     end_if_unused();
 }
 

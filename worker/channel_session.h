@@ -35,6 +35,7 @@ struct SessionContext {
     const boost::json::object& methods;  ///< as `welcome` describes them
     std::uint32_t in_flight_max;         ///< of one channel
     std::chrono::milliseconds hello_deadline;
+    std::shared_ptr<SlabBudget> slab_budget;  ///< of all channels
 };
 
 /// The worker's side of what a session cannot decide alone. Called on the event loop.
@@ -78,6 +79,12 @@ public:
     [[nodiscard]] bool is_flushed() const noexcept { return state_ == State::closed || stream_->outbox_empty(); }
     [[nodiscard]] bool peer_is_gone() const { return state_ == State::closed || stream_->peer_is_gone(); }
     [[nodiscard]] std::uint64_t slab_bytes() const { return slabs_ ? slabs_->size_bytes() : 0; }
+    /// Device memory that its client maps, as far as this worker knows: pinned by it when the worker ends.
+    [[nodiscard]] std::uint64_t gpu_bytes_lent() const {
+        return slabs_ && state_ != State::closed ? slabs_->gpu_bytes_lent() : 0;
+    }
+    [[nodiscard]] std::int64_t client_pid() const noexcept { return client_pid_; }
+    [[nodiscard]] const std::string& client() const noexcept { return client_; }
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return stream_ ? stream_->ignored_frames() : 0; }
     /// Whether its hello was answered by an error.
     [[nodiscard]] bool was_refused() const noexcept { return refused_; }
@@ -90,17 +97,26 @@ public:
 
 private:
     void on_packet(Packet& packet);
+    [[nodiscard]] bool agreed(wire::Feature feature) const noexcept { return (features_ & feature) != 0; }
     void on_message(const channel::Hello& message);
     void on_message(const channel::SlabRequest& message);
     void on_message(channel::Infer& message);
     void on_message(const channel::Cancel& message);
     void on_message(const channel::Release& message);
-    template <typename Message>
-    void on_message(const Message&) {
-        break_off(Error{ErrorCode::protocol_violation, "a message that was not agreed",
-                        "send what hello and welcome both name"});
-    }
+    void on_message(channel::SlabLend& message);
+    void on_message(const channel::SlabReturn& message);
+    void not_agreed();
     void slabs_made(const Result<>& made);
+    [[nodiscard]] std::unique_ptr<RingEnd> make_rings() const;
+    [[nodiscard]] std::chrono::microseconds spin() const;  ///< before sleeping at rings
+    void use_rings(std::unique_ptr<RingEnd> rings);        ///< offers them first
+    /// Runs `make` on the loop, or on the executor where it takes its time; `then` hears its result while the channel is
+    /// open.
+    void make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
+                   std::function<void()> then);
+    void watch_idle_slabs();
+    void withdraw_gpu_slabs();
+    void drop_returned_slabs();
     Result<> try_submit(channel::Infer& message);
     [[nodiscard]] std::size_t unanswered() const;
 
@@ -115,6 +131,8 @@ private:
     SessionHost& host_;
     const std::uint64_t id_;
     std::string client_;  ///< its name, for the log
+    std::uint64_t features_ = 0;  ///< that both sides named
+    UniqueFd lent_;               ///< what came with the message that is being read
     const std::int64_t client_pid_;
     State state_ = State::awaiting_hello;
     bool draining_ = false;
@@ -122,10 +140,12 @@ private:
     bool ended_ = false;
     std::shared_ptr<PacketStream> stream_;
     std::shared_ptr<ChannelSlabs> slabs_;
+    std::vector<std::byte> result_;          ///< the packet of the last one, for its room
     std::vector<const Request*> in_flight_;  ///< the dispatcher's; from submit to `let_go`
     std::size_t slabs_pending_ = 0;          ///< being made on the executor
     std::uint32_t violations_ = 0;
     Alarm hello_deadline_;
+    Alarm idle_slabs_;
 };
 
 }  // namespace bulkhead::worker

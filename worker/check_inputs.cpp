@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -32,28 +31,29 @@ bool fits(std::span<const std::int64_t> dims, const std::vector<config::DimRange
 }
 
 Result<> check_tensor(const config::MethodSpec& method, const config::TensorSpec& spec, const TensorView& view) {
-    const auto during = fmt::format("calling {}: input \"{}\"", method.name, spec.name);
+    const auto during = [&] { return fmt::format("calling {}: input \"{}\"", method.name, spec.name); };
     if (view.dtype != spec.dtype)
         return Error{ErrorCode::dtype_unsupported,
-                     fmt::format("{} is {}, declared is {}", during, to_string(view.dtype), to_string(spec.dtype)),
+                     fmt::format("{} is {}, declared is {}", during(), to_string(view.dtype), to_string(spec.dtype)),
                      fmt::format("send {}", to_string(spec.dtype))};
     if (view.dims.size() != spec.shape.size())
         return Error{ErrorCode::shape_mismatch,
-                     fmt::format("{} has rank {} ({}), declared is rank {} ({})", during, view.dims.size(),
+                     fmt::format("{} has rank {} ({}), declared is rank {} ({})", during(), view.dims.size(),
                                  describe(view.dims), spec.shape.size(), describe(spec.shape)),
                      "reshape it"};
     if (!fits(view.dims, spec.shape))
-        return Error{ErrorCode::shape_mismatch,
-                     fmt::format("{} has shape {}, declared is {}", during, describe(view.dims), describe(spec.shape)),
-                     "send a shape within the declared ranges, or widen them where the model allows it"};
+        return Error{
+            ErrorCode::shape_mismatch,
+            fmt::format("{} has shape {}, declared is {}", during(), describe(view.dims), describe(spec.shape)),
+            "send a shape within the declared ranges, or widen them where the model allows it"};
     std::uint64_t bytes = element_size(view.dtype);
     for (const auto dim : view.dims)
         if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(dim), &bytes))
             return Error{ErrorCode::shape_mismatch,
-                         fmt::format("{} has shape {}, more bytes than there are", during, describe(view.dims)), ""};
+                         fmt::format("{} has shape {}, more bytes than there are", during(), describe(view.dims)), ""};
     if (bytes != view.bytes.size())
         return Error{ErrorCode::shape_mismatch,
-                     fmt::format("{} of {} {} takes {} bytes, {} came", during, to_string(view.dtype),
+                     fmt::format("{} of {} {} takes {} bytes, {} came", during(), to_string(view.dtype),
                                  describe(view.dims), bytes, view.bytes.size()),
                      "send exactly the tensor's bytes, contiguous"};
     return {};
@@ -61,22 +61,23 @@ Result<> check_tensor(const config::MethodSpec& method, const config::TensorSpec
 
 /// Inputs in the method's order, each of a fitting shape: dimensions of one name must be of one size.
 Result<> check_named_dims(const config::MethodSpec& method, std::span<const TensorView> ordered) {
-    struct First {
-        std::string_view input;
-        std::int64_t size;
+    /// Where a dimension of this name stands first: few are named, so a table of them would cost more than the search.
+    const auto first_of = [&](std::string_view name) -> std::pair<std::size_t, std::size_t> {
+        for (std::size_t i = 0;; ++i)
+            for (std::size_t d = 0; d < method.inputs[i].shape.size(); ++d)
+                if (method.inputs[i].shape[d].name == name) return {i, d};
     };
-    std::map<std::string_view, First> firsts;
     for (std::size_t i = 0; i < ordered.size(); ++i) {
         const auto& spec = method.inputs[i];
         for (std::size_t d = 0; d < spec.shape.size(); ++d) {
             const auto& name = spec.shape[d].name;
-            const auto size = ordered[i].dims[d];
             if (name.empty()) continue;
-            const auto& first = firsts.try_emplace(name, First{spec.name, size}).first->second;
-            if (first.size != size)
+            const auto [input, dim] = first_of(name);
+            const auto size = ordered[i].dims[d];
+            if (const auto first = ordered[input].dims[dim]; first != size)
                 return Error{ErrorCode::shape_mismatch,
                              fmt::format("calling {}: inputs \"{}\" and \"{}\" share the dimension {}: {} and {} came",
-                                         method.name, first.input, spec.name, name, first.size, size),
+                                         method.name, method.inputs[input].name, spec.name, name, first, size),
                              fmt::format("send them with one size of {}, padded where one is shorter", name)};
         }
     }
@@ -121,13 +122,14 @@ std::optional<ParameterValue> typed(ParameterType type, const boost::json::value
 
 }  // namespace
 
-Result<std::vector<TensorView>> check_inputs(const config::MethodSpec& method, std::span<const TensorView> inputs) {
+Result<> check_inputs(const config::MethodSpec& method, std::span<const TensorView> inputs,
+                      std::vector<TensorView>& ordered) {
     for (const auto& view : inputs)
         if (std::ranges::none_of(method.inputs, [&](const auto& spec) { return spec.name == view.name; }))
             return invalid(method, fmt::format("it takes no input \"{}\"", view.name),
                            fmt::format("its inputs: {}", names_of(method.inputs)));
 
-    std::vector<TensorView> ordered;
+    ordered.clear();
     ordered.reserve(method.inputs.size());
     for (const auto& spec : method.inputs) {
         const auto named = [&](const TensorView& view) { return view.name == spec.name; };
@@ -140,26 +142,25 @@ Result<std::vector<TensorView>> check_inputs(const config::MethodSpec& method, s
         if (auto checked = check_tensor(method, spec, *found); !checked) return checked.error();
         ordered.push_back(*found);
     }
-    if (auto agreed = check_named_dims(method, ordered); !agreed) return agreed.error();
-    return ordered;
+    return check_named_dims(method, ordered);
 }
 
-Result<std::vector<ParameterValue>> check_parameters(const config::MethodSpec& method,
-                                                     const boost::json::object& given) {
+Result<> check_parameters(const config::MethodSpec& method, const boost::json::object& given,
+                          std::vector<ParameterValue>& values) {
     for (const auto& member : given)
         if (std::ranges::none_of(method.parameters, [&](const auto& spec) { return spec.name == member.key(); }))
             return invalid(method, fmt::format("it takes no parameter \"{}\"", std::string_view{member.key()}),
                            fmt::format("its parameters: {}", names_of(method.parameters)));
 
-    std::vector<ParameterValue> values;
-    values.reserve(method.parameters.size());
-    for (const auto& spec : method.parameters) {
+    values.resize(method.parameters.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        const auto& spec = method.parameters[i];
         const auto* const value = given.if_contains(spec.name);
         if (value == nullptr) {
             if (!spec.default_value)
                 return invalid(method, fmt::format("parameter \"{}\" is missing", spec.name),
                                fmt::format("give it, {}, or declare a default", with_article(spec.type)));
-            values.push_back(*spec.default_value);
+            values[i] = *spec.default_value;
             continue;
         }
         auto converted = typed(spec.type, *value);
@@ -169,9 +170,9 @@ Result<std::vector<ParameterValue>> check_parameters(const config::MethodSpec& m
                                        kind_name(value->kind()), shortened(boost::json::serialize(*value)),
                                        with_article(spec.type)),
                            fmt::format("give {}", with_article(spec.type)));
-        values.push_back(std::move(*converted));
+        values[i] = std::move(*converted);
     }
-    return values;
+    return {};
 }
 
 }  // namespace bulkhead::worker

@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include <boost/asio/bind_allocator.hpp>
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
@@ -62,13 +63,6 @@ Error cancelled(const Request& request) {
 
 }  // namespace
 
-struct Dispatcher::Outcome {
-    Result<> result;
-    std::unique_ptr<RequestOutputs> outputs;
-    Clock::time_point started;
-    Clock::time_point ended;
-};
-
 Dispatcher::Dispatcher(boost::asio::io_context& io, Executor& executor, StatusPage* page, Events events)
     : io_{io}, executor_{executor}, page_{page}, events_{std::move(events)},
       deadlines_{io, [this] { return enforce_deadlines(); }}, idle_{io, [this] { return idle_due(); }} {}
@@ -79,7 +73,7 @@ void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
     scheduler_ = Scheduler{spec.queue_bound};
 }
 
-Result<> Dispatcher::submit(std::unique_ptr<Request> request) {
+Result<> Dispatcher::submit(RequestPtr request) {
     const Clock::time_point deadline = request->deadline;
     if (Result<> pushed = scheduler_.push(request, running_ ? 1 : 0); !pushed) return pushed;
     ++requests_;
@@ -98,33 +92,37 @@ void Dispatcher::start_next() {
     if (!running_) return;
     started_ = Clock::now();
     deadlines_.no_later_than(started_ + request_deadline_ + limits::overrun_grace);
-    executor_.post([this, &request = *running_] {
-        Outcome outcome{{}, std::make_unique<RequestOutputs>(request.slabs, *model_), Clock::now(), {}};
-        {
-            const RunningMark mark{page_, outcome.started, [&](BoundedText& text) { describe(request, text); }};
-            outcome.result = run_guarded(*model_, request, *outcome.outputs);
-        }
-        if (!outcome.result) outcome.outputs->take_back();
-        outcome.ended = Clock::now();
-        boost::asio::post(io_, [this, done = std::move(outcome)]() mutable { finished(done); });
-    });
+    executor_.post(*this);
 }
 
-void Dispatcher::finished(Outcome& outcome) {
-    const std::unique_ptr<Request> request = std::move(running_);
-    if (request->answered) outcome.outputs->take_back();  // the next one may need the room
+void Dispatcher::run() {
+    Request& request = *running_;
+    request.started = Clock::now();
+    request.outputs.emplace(request.slabs, *model_, request.tensors);
+    {
+        const RunningMark mark{page_, request.started, [&](BoundedText& text) { describe(request, text); }};
+        request.result = run_guarded(*model_, request, *request.outputs);
+    }
+    if (!request.result) request.outputs->take_back();
+    request.ended = Clock::now();
+    boost::asio::post(io_, boost::asio::bind_allocator(completions_, [this] { finished(); }));
+}
+
+void Dispatcher::finished() {
+    const RequestPtr request = std::move(running_);
+    if (request->answered) request->outputs->take_back();  // the next one may need the room
     start_next();  // before the answer is written, so that the model works on meanwhile
     if (!request->answered) {
-        if (outcome.result) {
-            request->requester->completed(*request, {duration_cast<microseconds>(outcome.started - request->received),
-                                                     duration_cast<microseconds>(outcome.ended - outcome.started),
-                                                     *outcome.outputs});
+        if (request->result) {
+            request->requester->completed(*request, {duration_cast<microseconds>(request->started - request->received),
+                                                     duration_cast<microseconds>(request->ended - request->started),
+                                                     *request->outputs});
         } else {
             ++errors_;
-            request->requester->failed(*request, outcome.result.error());
+            request->requester->failed(*request, request->result.error());
         }
     }
-    outcome.outputs.reset();  // what the client was not told of, before its slabs may go
+    request->outputs.reset();  // what the client was not told of, before its slabs may go
     request->requester->let_go(*request);
     settle();
 }
@@ -135,14 +133,14 @@ void Dispatcher::answer_early(const Error& error) {
     running_->requester->failed(*running_, error);
 }
 
-void Dispatcher::end_queued(std::unique_ptr<Request> request, const Error& error) {
+void Dispatcher::end_queued(RequestPtr request, const Error& error) {
     ++errors_;
     request->requester->failed(*request, error);
     request->requester->let_go(*request);
 }
 
 void Dispatcher::cancel(std::uint64_t channel, std::uint64_t id) {
-    if (std::unique_ptr<Request> waiting = scheduler_.remove(channel, id)) {
+    if (RequestPtr waiting = scheduler_.remove(channel, id)) {
         const Error error = cancelled(*waiting);
         end_queued(std::move(waiting), error);
         settle();
@@ -154,12 +152,12 @@ void Dispatcher::cancel(std::uint64_t channel, std::uint64_t id) {
 void Dispatcher::drop(std::uint64_t channel) {
     if (running_ && running_->channel == channel) running_->answered = true;
     const auto dropped = scheduler_.remove_channel(channel);
-    for (const std::unique_ptr<Request>& request : dropped) request->requester->let_go(*request);
+    for (const RequestPtr& request : dropped) request->requester->let_go(*request);
     if (!dropped.empty()) settle();
 }
 
 void Dispatcher::fail_all(const Error& error) {
-    for (std::unique_ptr<Request>& request : scheduler_.remove_all()) end_queued(std::move(request), error);
+    for (RequestPtr& request : scheduler_.remove_all()) end_queued(std::move(request), error);
     if (running_ && !running_->answered) answer_early(error);
 }
 
@@ -173,7 +171,7 @@ void Dispatcher::settle() {
 std::optional<Clock::time_point> Dispatcher::enforce_deadlines() {
     const Clock::time_point now = Clock::now();
     auto expired = scheduler_.remove_expired(now);
-    for (std::unique_ptr<Request>& request : expired) {
+    for (RequestPtr& request : expired) {
         const Error error = deadline_passed(*request, false, now);
         end_queued(std::move(request), error);
     }

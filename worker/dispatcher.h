@@ -8,6 +8,7 @@
 
 #include <boost/asio/io_context.hpp>
 
+#include "ipc/pool_allocator.h"
 #include "worker/alarm.h"
 #include "worker/executor.h"
 #include "worker/request.h"
@@ -24,7 +25,7 @@ namespace bulkhead::worker {
 /// only then are its inputs let go: the model reads them until its end.
 ///
 /// Thread  the event loop
-class Dispatcher {
+class Dispatcher : private Executor::Job {
 public:
     struct Events {
         std::function<void()> busy;     ///< the first request in flight
@@ -39,8 +40,10 @@ public:
     /// Before the first `submit`. The model must outlive the executor's jobs.
     void serve(Model& model, const config::ModelSpec& spec);
 
+    /// For `submit`. Requests that ended are used again.
+    [[nodiscard]] RequestPtr take_request() { return pool_.take(); }
     /// Errors  queue_full; the request is then not let go, for it was never accepted
-    Result<> submit(std::unique_ptr<Request> request);
+    Result<> submit(RequestPtr request);
     /// Nothing happens when no such request is in flight: its answer is on its way.
     void cancel(std::uint64_t channel, std::uint64_t id);
     /// Its client is gone: nothing is answered any more.
@@ -58,11 +61,11 @@ public:
     [[nodiscard]] std::uint64_t errors() const noexcept { return errors_; }
 
 private:
-    struct Outcome;
     void start_next();
-    void finished(Outcome& outcome);
+    void run() override;  ///< on the executor: the one that runs
+    void finished();
     void answer_early(const Error& error);  ///< of the one that runs
-    void end_queued(std::unique_ptr<Request> request, const Error& error);
+    void end_queued(RequestPtr request, const Error& error);
     void settle();
     [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines();
     [[nodiscard]] std::optional<Clock::time_point> idle_due();
@@ -73,9 +76,11 @@ private:
     Events events_;
     Model* model_ = nullptr;
     std::chrono::milliseconds request_deadline_{0};
+    RequestPool pool_;  ///< outlives the requests below
     Scheduler scheduler_{0};
-    std::unique_ptr<Request> running_;  ///< read by the executor, changed here alone, and there only `answered`
+    RequestPtr running_;  ///< read by the executor, changed here alone, and there only `answered`
     Clock::time_point started_;
+    PoolAllocator<std::byte> completions_;  ///< room for the one that the loop has not heard of yet
     bool busy_ = false;
     bool overrun_told_ = false;
     Clock::time_point settled_at_;

@@ -1,41 +1,85 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
 #include <utility>
-
-#include <boost/asio/post.hpp>
-#include <boost/asio/thread_pool.hpp>
-
-#include "worker/fatal_signals.h"
 
 namespace bulkhead::worker {
 
 /// The one thread that touches the model: loads it, runs it, resets it, and faults in large slabs, one job after
-/// another in the order of `post`. It sleeps without a timer. When this process is asked where it hangs, that is in
-/// the job that runs.
+/// another in the order of `post`. It sleeps without a timer, and is woken once for each job that finds it asleep. When
+/// this process is asked where it hangs, that is in the job that runs.
 ///
 /// `stop`, and the destructor, wait for the job that runs and drop those that wait.
+///
+/// Thread  any, for `post`
 class Executor {
 public:
-    Executor();
+    /// A job that is posted many times and lies with its owner, which must outlive it; it allocates nothing. It may be
+    /// posted again once `run` was called.
+    class Job {
+    public:
+        Job() = default;
+        Job(const Job&) = delete;
+        Job& operator=(const Job&) = delete;
+        virtual ~Job() = default;
+        virtual void run() = 0;
+
+    private:
+        friend class Executor;
+        virtual void drop() noexcept {}  ///< it waited when the executor stopped
+        Job* next_ = nullptr;
+    };
+
+    Executor() : thread_{[this] { work(); }} {}
     ~Executor() { stop(); }
     Executor(const Executor&) = delete;
     Executor& operator=(const Executor&) = delete;
 
-    template <typename Job>
-    void post(Job&& job) {
-        boost::asio::post(pool_, [job = std::forward<Job>(job)]() mutable {
-            const HangSuspect suspect;
-            job();
-        });
+    void post(Job& job) noexcept;
+
+    template <typename Function>
+    requires(!std::is_base_of_v<Job, std::remove_cvref_t<Function>>) void post(Function&& function) {
+        post(*new Once<std::decay_t<Function>>{std::forward<Function>(function)});
     }
 
-    void stop() {
-        pool_.stop();
-        pool_.join();
-    }
+    void stop();
 
 private:
-    boost::asio::thread_pool pool_{1};
+    /// Frees itself.
+    template <typename Function>
+    class Once final : public Job {
+    public:
+        template <typename F>
+        explicit Once(F&& function) : function_{std::forward<F>(function)} {}
+        void run() override {
+            const std::unique_ptr<Once> self{this};
+            function_();
+        }
+
+    private:
+        void drop() noexcept override { delete this; }
+        Function function_;
+    };
+
+    void work();
+    [[nodiscard]] Job* take();  ///< nothing once stopped
+    void sleep(std::uint32_t seen) noexcept;
+    void wake() noexcept;
+
+    std::mutex mutex_;  ///< of the list and `stopped_`
+    /// The word it sleeps at, and whether it does. A condition variable would cost one more system call at each
+    /// wake-up: it takes its mutex as if others waited for it.
+    std::atomic<std::uint32_t> posted_ = 0;
+    std::atomic<bool> asleep_ = false;
+    Job* first_ = nullptr;
+    Job* last_ = nullptr;
+    bool stopped_ = false;
+    std::thread thread_;  ///< last: it uses the others
 };
 
 }  // namespace bulkhead::worker

@@ -22,6 +22,9 @@ inline constexpr std::chrono::milliseconds progress_interval = 100ms;
 inline constexpr std::size_t progress_marks_max = 64;
 /// What SIGTERM leaves for what is in flight: below the shortest sensible kill deadline.
 inline constexpr std::chrono::milliseconds terminate_drain = 2s;
+/// A worker that ends waits so long for clients that map its device memory, once nothing is in flight; at most half of
+/// what is left of the drain.
+inline constexpr std::chrono::milliseconds importers_let_go = 2s;
 /// The last words on the link, before the process ends.
 inline constexpr std::chrono::milliseconds link_flush = 1s;
 
@@ -33,6 +36,8 @@ inline constexpr std::size_t packets_per_turn = 32;
 inline constexpr std::uint32_t channel_in_flight_max = 64;
 /// Slabs of one channel: each is a descriptor in both processes.
 inline constexpr std::size_t channel_slabs_max = 64;
+/// Interprocess events of one channel, in each direction: so many results can be waited for each by its own.
+inline constexpr std::uint32_t gpu_events = 4;
 /// Stale leases and misplaced tensors that a channel survives.
 inline constexpr std::uint32_t violations_max = 16;
 /// Channels beyond the model's `channels_max` that may wait for the error that answers their hello.
@@ -40,6 +45,7 @@ inline constexpr std::size_t refusals_pending_max = 64;
 
 /// Slabs start at whole pages.
 inline constexpr std::uint64_t slab_granularity_bytes = 4096;
+inline constexpr std::uint64_t huge_slab_granularity_bytes = std::uint64_t{2} << 20;
 /// A slab up to this is made on the event loop (about 1 ms per 4 MiB); a larger one on the executor.
 inline constexpr std::uint64_t loop_slab_bytes_max = std::uint64_t{16} << 20;
 /// What an output slab grows by at least, where the channel's bound allows it.

@@ -7,8 +7,10 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <torch/version.h>
 
+#include "ipc/cuda/gpu.h"
 #include "worker/describe.h"
 #include "worker/load_limits.h"
 #include "worker/model_file.h"
@@ -122,6 +124,10 @@ public:
     void unregister_host_memory(std::span<std::byte> bytes) noexcept override {
         device_->unregister_host_memory(bytes);
     }
+    [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override { return gpu_; }
+    [[nodiscard]] bool writes_inputs() const noexcept override {
+        return device_->device().is_cpu() && runtime_->writes_inputs();  // a GPU has copies of them
+    }
     [[nodiscard]] boost::json::object graphs() const override { return device_->graphs(); }
     [[nodiscard]] std::string device_name() const override { return device_->name(); }
 
@@ -129,6 +135,7 @@ private:
     LoadedModel(const config::ModelSpec& spec, const LoadContext& context)
         : spec_{spec}, context_{context}, methods_{spec.methods}, threads_{inference_threads(spec)} {}
 
+    void open_gpu();
     Result<> load_runtime();
     Result<> load_torchscript_file(const ModelFile& file);
     Result<> load_package(const ModelFile& file);
@@ -162,6 +169,7 @@ private:
     int threads_;
     UnpackedPackage package_;  // outlives what was loaded from it
     std::unique_ptr<Device> device_;
+    std::shared_ptr<const bulkhead::cuda::Gpu> gpu_;
     std::unique_ptr<Runtime> runtime_;
 };
 
@@ -194,7 +202,17 @@ Result<std::unique_ptr<Model>> LoadedModel::load(const config::ModelSpec& spec, 
     for (const auto& method : model->methods_)
         if (auto answered = model->infer_once(method); !answered) return answered.error();
     if (auto clean = model->reset(); !clean) return clean.error();
+    if (context.cuda) model->open_gpu();
     return std::unique_ptr<Model>{std::move(model)};
+}
+
+/// The driver's view of the device that LibTorch has its context on. Without it clients get host slabs.
+void LoadedModel::open_gpu() {
+    auto gpu = bulkhead::cuda::Gpu::open(0);
+    if (gpu)
+        gpu_ = std::move(*gpu);
+    else
+        spdlog::warn("clients cannot share device memory: {}", gpu.error().text());
 }
 
 Result<> LoadedModel::load_runtime() {

@@ -17,6 +17,10 @@
 #include "ipc/error.h"
 #include "ipc/wire.h"
 
+namespace bulkhead::cuda {
+class Gpu;
+}
+
 namespace bulkhead::worker {
 
 /// A contiguous tensor that lies in a slab, or wherever its owner keeps it.
@@ -25,6 +29,7 @@ struct TensorView {
     wire::DType dtype{};
     std::span<const std::int64_t> dims;
     std::span<std::byte> bytes;
+    bool on_device = false;  ///< the bytes are addresses of the model's GPU, which nobody reads on the host
 };
 
 /// Where results go. Called once per output, in the order of the method's outputs.
@@ -35,6 +40,15 @@ public:
     /// Errors  resources_exhausted: the client holds too many outputs
     virtual Result<std::span<std::byte>> allocate(std::string_view name, wire::DType dtype,
                                                   std::span<const std::int64_t> dims) = 0;
+
+    /// Whether that room lies in the memory of the model's GPU: one answer for a whole request.
+    [[nodiscard]] virtual bool on_device() const noexcept { return false; }
+    /// For a model on a GPU, whose client hands over in stream order; `stream` is a CUstream. What it queues there after
+    /// this call runs behind the client's work on the inputs, and behind its reads of what it has released.
+    virtual Result<> begin_on(void* /*stream*/) { return {}; }
+    /// All work of the request is queued on the stream. Where the room is on the device the client waits for it by
+    /// itself; else the model waits, and has no need to call this.
+    virtual Result<> end_on(void* /*stream*/) { return {}; }
 };
 
 /// Told during a load; all functions may be called from the loading thread.
@@ -71,6 +85,12 @@ public:
     virtual void register_host_memory(std::span<std::byte> bytes) = 0;
     virtual void unregister_host_memory(std::span<std::byte> bytes) noexcept = 0;
 
+    /// The GPU in whose memory inputs and outputs may lie; none on a CPU.
+    [[nodiscard]] virtual std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const { return nullptr; }
+
+    /// Whether a run may write into its inputs where they lie: such a model is lent nothing, for loans are read-only.
+    [[nodiscard]] virtual bool writes_inputs() const noexcept { return false; }
+
     /// Counters, as in `docs/worker-link.md`.
     [[nodiscard]] virtual boost::json::object graphs() const = 0;
 
@@ -85,14 +105,15 @@ public:
 /// Version of the LibTorch in this process, such as "2.11.0".
 [[nodiscard]] std::string torch_version();
 
-/// Puts the request's tensors in the method's order and checks names, dtypes, ranks and dims.
+/// Puts the request's tensors into `ordered`, in the method's order, and checks names, dtypes, ranks and dims.
 /// Errors  input_invalid (missing, surplus, twice), dtype_unsupported, shape_mismatch; each names the
 ///         tensor, what came and what is declared
-[[nodiscard]] Result<std::vector<TensorView>> check_inputs(const config::MethodSpec& method,
-                                                           std::span<const TensorView> inputs);
+[[nodiscard]] Result<> check_inputs(const config::MethodSpec& method, std::span<const TensorView> inputs,
+                                    std::vector<TensorView>& ordered);
 
-/// Defaults filled in, types checked (an integer passes for a number), nothing surplus.
-[[nodiscard]] Result<std::vector<config::ParameterValue>> check_parameters(const config::MethodSpec& method,
-                                                                           const boost::json::object& given);
+/// Fills `values` in the method's order: defaults filled in, types checked (an integer passes for a number), nothing
+/// surplus.
+[[nodiscard]] Result<> check_parameters(const config::MethodSpec& method, const boost::json::object& given,
+                                        std::vector<config::ParameterValue>& values);
 
 }  // namespace bulkhead::worker

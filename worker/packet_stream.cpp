@@ -28,15 +28,62 @@ std::shared_ptr<PacketStream> PacketStream::make(boost::asio::io_context& io, Un
 
 PacketStream::PacketStream(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer,
                            Events events)
-    : io_{io}, socket_{io, socket.release()}, receive_buffer_{receive_buffer}, events_{std::move(events)} {}
+    : io_{io}, socket_{io, socket.release()}, line_{socket_.native_handle()},
+      receive_buffer_{receive_buffer}, events_{std::move(events)} {}
+
+Result<> PacketStream::use_rings(std::unique_ptr<RingEnd> rings, std::chrono::microseconds spin) {
+    Result<UniqueFd> waitable = line_.use(std::move(rings));
+    if (!waitable) return std::move(waitable).error();
+    waitable_.emplace(io_, waitable->release());
+    spin_ = spin;
+    // A read of the socket that waits, or runs right now, finds the rings in its place.
+    socket_.cancel();
+    look_again();
+    return {};
+}
 
 void PacketStream::wait_readable() {
     socket_.async_wait(descriptor_base::wait_read, [self = shared_from_this()](boost::system::error_code failed) {
-        if (!failed && self->open_) self->read_packets();
+        if (!failed && self->open_ && !self->waitable_) self->read_packets();
+    });
+}
+
+void PacketStream::look_again() {
+    if (std::exchange(looks_again_, true)) return;
+    boost::asio::post(io_, [self = shared_from_this()] {
+        self->looks_again_ = false;
+        if (self->open_ && !self->lost_) self->read_packets();
+    });
+}
+
+/// Until the peer rings, or its end. Others have their turn before this looks again.
+void PacketStream::sleep_at_rings(bool read_something) {
+    if (spin_.count() > 0) {
+        const auto now = std::chrono::steady_clock::now();
+        if (read_something) spin_until_ = now + spin_;
+        if (now < spin_until_) return look_again();
+    }
+    if (!line_.prepare_to_sleep(awaits_room_ && !line_.socket_was_full())) {
+        line_.stay_awake();
+        return look_again();
+    }
+    if (std::exchange(awaits_packets_, true)) return;
+    waitable_->async_wait(descriptor_base::wait_read, [self = shared_from_this()](boost::system::error_code failed) {
+        self->awaits_packets_ = false;
+        if (failed || !self->open_ || self->lost_) return;
+        if (const Result<bool> woken = self->line_.sleep(std::chrono::milliseconds{0}); !woken)
+            return self->lose(woken.error().attempt);
+        self->line_.stay_awake();
+        self->read_packets();
     });
 }
 
 void PacketStream::wait_writable() {
+    if (waitable_ && !line_.socket_was_full()) {
+        awaits_room_ = true;
+        if (!line_.prepare_to_sleep(true)) look_again();
+        return;
+    }
     if (std::exchange(awaits_room_, true)) return;
     socket_.async_wait(descriptor_base::wait_write, [self = shared_from_this()](boost::system::error_code failed) {
         self->awaits_room_ = false;
@@ -46,28 +93,40 @@ void PacketStream::wait_writable() {
 }
 
 void PacketStream::read_packets() {
-    for (std::size_t i = 0; i < limits::packets_per_turn && open_ && !lost_; ++i) {
+    const bool through_rings = waitable_.has_value();
+    std::size_t count = 0;
+    bool drained = false;
+    for (; count < limits::packets_per_turn && open_ && !lost_; ++count) {
         Packet packet;
-        const Result<ReceiveOutcome> outcome = receive_packet(socket_.native_handle(), receive_buffer_, packet);
+        const Result<ReceiveOutcome> outcome = line_.receive(receive_buffer_, packet);
         if (!outcome) {
             if (outcome.error().code != ErrorCode::protocol_violation) return lose(outcome.error().attempt);
             events_.refused(outcome.error());
             continue;
         }
-        if (*outcome == ReceiveOutcome::would_block) break;
+        drained = *outcome == ReceiveOutcome::would_block;
+        if (drained) break;
         if (*outcome == ReceiveOutcome::closed) return lose("the peer has closed its end");
         if (packet.bytes.empty())
             ++ignored_frames_;
         else
             events_.packet(packet);
     }
-    if (open_ && !lost_) wait_readable();
+    if (!open_ || lost_) return;
+    if (!waitable_) return wait_readable();
+    if (!through_rings) return;  // they came into use meanwhile, and have been looked at
+    if (awaits_room_ && !line_.socket_was_full()) {
+        awaits_room_ = false;
+        if (flush() && events_.flushed) events_.flushed();
+        if (!open_ || lost_) return;
+    }
+    drained ? sleep_at_rings(count > 0) : look_again();
 }
 
-PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, int fd, std::size_t reserve) {
+PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, std::span<const int> fds, std::size_t reserve) {
     if (!open_ || lost_) return Sent::closed;
     if (outbox_.empty()) {
-        const Result<> sent = send_packet(socket_.native_handle(), bytes, {&fd, fd >= 0 ? 1U : 0U});
+        const Result<> sent = line_.send(bytes, fds);
         if (sent) return Sent::yes;
         if (sent.error().code != ErrorCode::queue_full) {
             lose(sent.error().attempt);
@@ -77,7 +136,7 @@ PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, int fd, 
     } else if (outbox_.size() >= limits::outbox_messages_max + reserve) {
         return Sent::outbox_full;
     }
-    outbox_.push_back({{bytes.begin(), bytes.end()}, fd});
+    outbox_.push_back({{bytes.begin(), bytes.end()}, {fds.begin(), fds.end()}});
     return Sent::queued;
 }
 
@@ -106,8 +165,8 @@ bool PacketStream::has_room() {
 
 bool PacketStream::flush() {
     while (!outbox_.empty()) {
-        const auto& [bytes, fd] = outbox_.front();
-        const Result<> sent = send_packet(socket_.native_handle(), bytes, {&fd, fd >= 0 ? 1U : 0U});
+        const auto& [bytes, fds] = outbox_.front();
+        const Result<> sent = line_.send(bytes, fds);
         if (!sent && sent.error().code == ErrorCode::queue_full) {
             wait_writable();
             return false;
@@ -155,6 +214,7 @@ void PacketStream::close() {
     while (::recv(fd, rest.data(), rest.size(), MSG_DONTWAIT) > 0) {
     }
     boost::system::error_code ignored;
+    if (waitable_) waitable_->close(ignored);
     socket_.close(ignored);
     outbox_.clear();
 }

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -13,14 +15,16 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 
 #include "ipc/error.h"
-#include "ipc/packet.h"
+#include "ipc/packet_line.h"
 #include "ipc/unique_fd.h"
 
 namespace bulkhead::worker {
 
-/// One SOCK_SEQPACKET socket on the event loop, with a bounded outbox: a peer that does not read delays nobody.
+/// One SOCK_SEQPACKET socket, and rings where they are used, on the event loop, with a bounded outbox: a peer that does
+/// not read delays nobody.
 ///
-/// Owns    the socket. Held by `shared_ptr`, for its pending waits hold it too; its owner ends it by `close`,
+/// Owns    the socket and the rings. Held by `shared_ptr`, for its pending waits hold it too; its owner ends it by
+/// `close`,
 ///         after which no event comes
 /// Thread  the event loop
 class PacketStream : public std::enable_shared_from_this<PacketStream> {
@@ -37,9 +41,17 @@ public:
     static std::shared_ptr<PacketStream> make(boost::asio::io_context& io, UniqueFd socket,
                                               std::span<std::byte> receive_buffer, Events events);
 
-    /// Sends at once or queues; an `fd` must stay open until the outbox is empty. `reserve` more may be queued than
+    /// From now on packets come and go through the rings. Looks for the peer's next packet for `spin` before it sleeps,
+    /// while other events of the loop have their turns.
+    /// Errors  resources_exhausted, after which the stream is of no use
+    Result<> use_rings(std::unique_ptr<RingEnd> rings, std::chrono::microseconds spin);
+
+    /// Sends at once or queues; descriptors must stay open until the outbox is empty. `reserve` more may be queued than
     /// the bound says.
-    Sent send(std::span<const std::byte> bytes, int fd = -1, std::size_t reserve = 0);
+    Sent send(std::span<const std::byte> bytes, int fd = -1, std::size_t reserve = 0) {
+        return send(bytes, {&fd, fd >= 0 ? 1U : 0U}, reserve);
+    }
+    Sent send(std::span<const std::byte> bytes, std::span<const int> fds, std::size_t reserve = 0);
     /// Sends at once or not at all: `queued` means that it was not sent, and that `flushed` comes when it may be tried
     /// again; `refused`, that the kernel does not take it at all, such as for too many descriptors in flight.
     Sent send_now(std::span<const std::byte> bytes, std::span<const int> fds);
@@ -66,16 +78,22 @@ private:
     void wait_readable();
     void wait_writable();
     void read_packets();
+    void sleep_at_rings(bool read_something);
+    void look_again();
     bool flush();  ///< false when the socket is full again or gone
     void lose(std::string_view reason);
 
     struct Outgoing {
         std::vector<std::byte> bytes;
-        int fd;
+        std::vector<int> fds;
     };
 
     boost::asio::io_context& io_;
     boost::asio::posix::stream_descriptor socket_;
+    PacketLine line_;
+    std::optional<boost::asio::posix::stream_descriptor> waitable_;  ///< of the rings
+    std::chrono::microseconds spin_{0};
+    std::chrono::steady_clock::time_point spin_until_{};
     std::span<std::byte> receive_buffer_;
     Events events_;
     std::deque<Outgoing> outbox_;
@@ -83,6 +101,8 @@ private:
     bool open_ = true;
     bool lost_ = false;
     bool awaits_room_ = false;
+    bool awaits_packets_ = false;  ///< at the rings' descriptor
+    bool looks_again_ = false;     ///< posted
 };
 
 }  // namespace bulkhead::worker

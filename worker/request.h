@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "config/fleet.h"
@@ -10,11 +11,11 @@
 #include "ipc/error.h"
 #include "worker/alarm.h"
 #include "worker/model.h"
+#include "worker/request_outputs.h"
 
 namespace bulkhead::worker {
 
 class ChannelSlabs;
-class RequestOutputs;
 struct Request;
 
 struct Completion {
@@ -41,12 +42,46 @@ struct Request {
     std::uint64_t channel = 0;
     std::uint64_t id = 0;
     const config::MethodSpec* method = nullptr;  ///< the model's
-    std::vector<channel::Tensor> tensors;        ///< names and dims of `inputs` lie here
+    channel::Tensors tensors;                    ///< names and dims of `inputs` lie here
     std::vector<TensorView> inputs;              ///< in the method's order
     std::vector<config::ParameterValue> parameters;
     Clock::time_point received;
     Clock::time_point deadline;
     bool answered = false;  ///< cancelled or out of time while it runs: what it returns is discarded
+
+    // Written by the executor while it runs.
+    std::optional<RequestOutputs> outputs;
+    Result<> result;
+    Clock::time_point started;
+    Clock::time_point ended;
+};
+
+class RequestPool;
+
+/// Gives a request back to its pool; one that came from none is freed.
+struct ReturnRequest {
+    ReturnRequest() = default;
+    explicit ReturnRequest(RequestPool* from) noexcept : pool{from} {}
+    ReturnRequest(std::default_delete<Request> /*of one that came from no pool*/) noexcept {}
+    void operator()(Request* request) const noexcept;
+    RequestPool* pool = nullptr;
+};
+using RequestPtr = std::unique_ptr<Request, ReturnRequest>;
+
+/// Requests that have ended, to be used again with the capacity of what they hold. It keeps as many as were ever in
+/// flight at once, and must outlive them all.
+///
+/// Thread  the event loop
+class RequestPool {
+public:
+    [[nodiscard]] RequestPtr take();
+
+private:
+    friend struct ReturnRequest;
+    void give_back(Request& request) noexcept;
+
+    std::vector<std::unique_ptr<Request>> free_;
+    std::size_t made_ = 0;
 };
 
 }  // namespace bulkhead::worker

@@ -16,9 +16,21 @@ Result<std::span<std::byte>> RequestOutputs::allocate(std::string_view name, wir
     if (!bytes) return Error{bytes.error()}.during(fmt::format("output \"{}\"", name));
     Result<ChannelSlabs::Room> room = slabs_->allocate_output(*bytes);
     if (!room) return std::move(room).error().during(fmt::format("output \"{}\" of {} bytes", name, *bytes));
-    tensors_.push_back({std::string{name}, dtype, {dims.begin(), dims.end()}, room->lease});
+    tensors_.push_back({name, dtype, {dims.begin(), dims.end()}, room->lease});
     slabs_->register_with(model_);  // a slab may just have been made
     return room->bytes;
+}
+
+Result<> RequestOutputs::begin_on(void* stream) {
+    return slabs_->wait_for_client(static_cast<cuda::CUstream>(stream), inputs_);
+}
+
+Result<> RequestOutputs::end_on(void* stream) {
+    if (!on_device() || tensors_.empty()) return {};
+    const Result<std::uint32_t> event = slabs_->record_done(static_cast<cuda::CUstream>(stream));
+    if (!event) return event.error();
+    for (channel::Tensor& tensor : tensors_) tensor.event_id = *event;
+    return {};
 }
 
 void RequestOutputs::take_back() noexcept {

@@ -15,13 +15,18 @@ namespace bulkhead::worker {
 /// Thread  the executor while the model runs, then the event loop
 class RequestOutputs final : public OutputSink {
 public:
-    RequestOutputs(std::shared_ptr<ChannelSlabs> slabs, Model& model) : slabs_{std::move(slabs)}, model_{model} {}
+    /// `inputs` are the request's, and outlive this as far as the model runs.
+    RequestOutputs(std::shared_ptr<ChannelSlabs> slabs, Model& model, std::span<const channel::Tensor> inputs = {})
+        : slabs_{std::move(slabs)}, model_{model}, inputs_{inputs} {}
     ~RequestOutputs() override { take_back(); }
 
     Result<std::span<std::byte>> allocate(std::string_view name, wire::DType dtype,
                                           std::span<const std::int64_t> dims) override;
+    [[nodiscard]] bool on_device() const noexcept override { return slabs_->outputs_on_gpu(); }
+    Result<> begin_on(void* stream) override;
+    Result<> end_on(void* stream) override;
 
-    [[nodiscard]] const std::vector<channel::Tensor>& tensors() const noexcept { return tensors_; }
+    [[nodiscard]] const channel::Tensors& tensors() const noexcept { return tensors_; }
     /// The client has them now, and gives them back by `release`.
     void hand_over() noexcept { tensors_.clear(); }
     void take_back() noexcept;
@@ -29,7 +34,8 @@ public:
 private:
     std::shared_ptr<ChannelSlabs> slabs_;
     Model& model_;
-    std::vector<channel::Tensor> tensors_;
+    std::span<const channel::Tensor> inputs_;
+    channel::Tensors tensors_;
 };
 
 }  // namespace bulkhead::worker

@@ -19,10 +19,13 @@ namespace bulkhead::worker {
 class Runtime {
 public:
     virtual ~Runtime() = default;
+    /// Where the method takes its outputs as arguments, the room for them may follow the inputs, and is what is returned.
     /// Throws what LibTorch throws (c10::Error, std::exception); the caller translates once.
     virtual std::vector<at::Tensor> call(const config::MethodSpec& method, const std::vector<at::Tensor>& inputs,
                                          const std::vector<config::ParameterValue>& parameters) = 0;
     virtual void reset() = 0;
+    /// Whether a method may write into what it is given, its `out` arguments aside.
+    [[nodiscard]] virtual bool writes_inputs() const noexcept { return false; }
 };
 
 /// A device: how tensors get there, and how a call is made fast there.

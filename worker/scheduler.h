@@ -2,12 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "ipc/pool_allocator.h"
 #include "worker/request.h"
 
 namespace bulkhead::worker {
@@ -22,29 +23,31 @@ public:
 
     /// `running` requests count as well: the bound is on waiting and running together.
     /// Errors  queue_full naming `queue`; the request is then given back to its owner untouched
-    Result<> push(std::unique_ptr<Request>& request, std::size_t running);
+    Result<> push(RequestPtr& request, std::size_t running);
 
     /// Empty when nothing waits.
-    [[nodiscard]] std::unique_ptr<Request> next();
+    [[nodiscard]] RequestPtr next();
 
     /// Takes one out of the queue; empty when it does not wait.
-    [[nodiscard]] std::unique_ptr<Request> remove(std::uint64_t channel, std::uint64_t id);
-    [[nodiscard]] std::vector<std::unique_ptr<Request>> remove_channel(std::uint64_t channel);
-    [[nodiscard]] std::vector<std::unique_ptr<Request>> remove_all();
-    [[nodiscard]] std::vector<std::unique_ptr<Request>> remove_expired(Clock::time_point now);
+    [[nodiscard]] RequestPtr remove(std::uint64_t channel, std::uint64_t id);
+    [[nodiscard]] std::vector<RequestPtr> remove_channel(std::uint64_t channel);
+    [[nodiscard]] std::vector<RequestPtr> remove_all();
+    [[nodiscard]] std::vector<RequestPtr> remove_expired(Clock::time_point now);
 
     [[nodiscard]] std::optional<Clock::time_point> earliest_deadline() const;
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
 private:
-    using Queue = std::deque<std::unique_ptr<Request>>;
+    using Queue = std::list<RequestPtr, PoolAllocator<RequestPtr>>;
+    using Queues = std::map<std::uint64_t, Queue, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Queue>>>;
     template <typename Matches>
-    void remove_if(Queue& queue, std::vector<std::unique_ptr<Request>>& removed, Matches matches);
+    void remove_if(Queue& queue, std::vector<RequestPtr>& removed, Matches matches);
 
     std::size_t bound_;
     std::size_t size_ = 0;
-    std::map<std::uint64_t, Queue> queues_;  ///< never an empty one
-    std::uint64_t served_last_ = 0;          ///< the channel that had the last turn
+    PoolAllocator<RequestPtr> places_;
+    Queues queues_;                  ///< never an empty one
+    std::uint64_t served_last_ = 0;  ///< the channel that had the last turn
 };
 
 }  // namespace bulkhead::worker

@@ -81,7 +81,11 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                                                      "send the request again: it goes to the model's next worker"});
                           leave(1);
                           return std::nullopt;
-                      }} {}
+                      }},
+      importers_deadline_{io, [this]() -> std::optional<Clock::time_point> {
+                              finish_drain_if_done();
+                              return std::nullopt;
+                          }} {}
 
 Server::~Server() {
     grant_.give_up();
@@ -209,7 +213,8 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
     model_ = std::move(*model);
     dispatcher_.serve(*model_, spec_);
     context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, options_.identity,
-                                    spec_, *model_, methods_, channel_in_flight_max(spec_), options_.hello_deadline});
+                                    spec_, *model_, methods_, channel_in_flight_max(spec_), options_.hello_deadline,
+                                    std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max)});
     phase_ = Phase::ready;
     load_time_ = duration_cast<milliseconds>(Clock::now() - load_started_);
     spdlog::info("ready after {} ms on {}", load_time_.count(), model_->device_name());
@@ -253,7 +258,8 @@ void Server::say_statistics() {
                                     {"channels", sessions_.size()},
                                     {"ignored_frames", ignored_frames},
                                     {"graphs", model_ ? model_->graphs() : boost::json::object{}},
-                                    {"slabs", {{"bytes", slab_bytes}}}});
+                                    {"slabs", {{"bytes", slab_bytes}}},
+                                    {"importers", gpu_importers()}});
 }
 
 void Server::on_link(ChannelMessage message) {
@@ -350,6 +356,7 @@ void Server::reclaimed(std::uint64_t channel, bool was_refused) {
         sessions_.erase(found);
     }
     if (!was_refused) link_.send({{"type", "channel_closed"}, {"channel", channel}});
+    finish_drain_if_done();  // a client that ends lets go of device memory
     if (waiting_ == channel) waiting_.reset();
     if (holder_ != channel) return;
     holder_.reset();
@@ -377,9 +384,27 @@ void Server::finish_drain_if_done() {
     if (phase_ != Phase::draining || dispatcher_.in_flight() > 0) return;
     for (const auto& [id, session] : sessions_)
         if (!session->is_flushed()) return;
+    const boost::json::array importers = gpu_importers();
+    if (!importers.empty()) {
+        const Clock::time_point now = Clock::now();
+        if (!importers_until_) {
+            spdlog::info("waiting for {} clients that map device memory", importers.size());
+            importers_until_ = now + std::min<Clock::duration>(limits::importers_let_go, (drain_until_ - now) / 2);
+            importers_deadline_.no_later_than(*importers_until_);
+        }
+        if (now < *importers_until_) return;
+    }
     say_statistics();
     link_.send({{"type", "drained"}});
     leave(0);
+}
+
+boost::json::array Server::gpu_importers() const {
+    boost::json::array importers;
+    for (const auto& [id, session] : sessions_)
+        if (const std::uint64_t bytes = session->gpu_bytes_lent(); bytes > 0)
+            importers.push_back({{"pid", session->client_pid()}, {"client", session->client()}, {"bytes", bytes}});
+    return importers;
 }
 
 void Server::leave(int status) {

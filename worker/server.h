@@ -71,6 +71,7 @@ private:
     void loaded(Result<std::unique_ptr<Model>> model);
     void fail_load(const Error& error);
     void finish_drain_if_done();
+    [[nodiscard]] boost::json::array gpu_importers() const;  ///< [{"pid","client","bytes"}]: see docs/worker-link.md
     void leave(int status);
 
     void hello_came(ChannelSession& session) override;
@@ -110,6 +111,8 @@ private:
     std::optional<std::uint64_t> waiting_;   ///< the one that gets it when the holder, which is gone, is reclaimed
     Clock::time_point drain_until_ = Clock::time_point::max();
     Alarm drain_deadline_;
+    std::optional<Clock::time_point> importers_until_;  ///< once they are all that a drain waits for
+    Alarm importers_deadline_;
 };
 
 }  // namespace bulkhead::worker

@@ -8,8 +8,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/ir/alias_analysis.h>
+#include <torch/csrc/jit/passes/inliner.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include "worker/out_arguments.h"
 #include "worker/torchscript_schema.h"
 
 namespace bulkhead::worker {
@@ -40,7 +43,22 @@ std::vector<at::Tensor> tensors_in(const IValue& result, const std::string& meth
 struct BoundMethod {
     torch::jit::Method method;
     std::vector<ArgumentSource> arguments;
+    bool writes_inputs;
 };
+
+/// By LibTorch's own analysis of aliases, which takes what it does not know for a write.
+bool writes_inputs(const torch::jit::Method& method, const std::vector<ArgumentSource>& arguments,
+                   std::size_t inputs) {
+    const std::shared_ptr<torch::jit::Graph> graph = method.graph()->copy();
+    torch::jit::Inline(*graph);
+    const torch::jit::AliasDb aliases{graph};
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+        const auto* input = std::get_if<InputArgument>(&arguments[i]);
+        // Of the graph's inputs the first one is the module.
+        if (input != nullptr && input->index < inputs && aliases.hasWriters(graph->inputs().at(i + 1))) return true;
+    }
+    return false;
+}
 
 class TorchScriptRuntime final : public Runtime {
 public:
@@ -51,21 +69,27 @@ public:
     std::vector<at::Tensor> call(const config::MethodSpec& method, const std::vector<at::Tensor>& inputs,
                                  const std::vector<config::ParameterValue>& parameters) override {
         auto& bound = methods_.at(method.name);
+        const std::vector<at::Tensor> tensors = with_outs(method, inputs);
         std::vector<IValue> stack;
         stack.reserve(bound.arguments.size());
         for (const auto& source : bound.arguments) {
             if (const auto* input = std::get_if<InputArgument>(&source))
-                stack.emplace_back(inputs.at(input->index));
+                stack.emplace_back(tensors.at(input->index));
             else if (const auto* parameter = std::get_if<ParameterArgument>(&source))
                 std::visit([&](const auto& value) { stack.emplace_back(value); }, parameters.at(parameter->index));
             else
                 stack.push_back(std::get<IValue>(source));
         }
-        return tensors_in(bound.method(std::move(stack)), method.name);
+        const IValue result = bound.method(std::move(stack));
+        return method.takes_outputs() ? outs_of(method, tensors) : tensors_in(result, method.name);
     }
 
     void reset() override {
         if (reset_) (*reset_)({});
+    }
+
+    [[nodiscard]] bool writes_inputs() const noexcept override {
+        return std::ranges::any_of(methods_, [](const auto& entry) { return entry.second.writes_inputs; });
     }
 
 private:
@@ -103,7 +127,8 @@ Result<BoundMethod> bind(const Module& module, const config::ModelSpec& spec, co
                      fmt::format("its methods: {}", names_of(module))};
     auto arguments = match_arguments(found->function().getSchema(), method);
     if (!arguments) return arguments.error();
-    return BoundMethod{*found, std::move(arguments.value())};
+    const bool writes = writes_inputs(*found, *arguments, method.inputs.size());
+    return BoundMethod{*found, std::move(arguments.value()), writes};
 }
 
 Result<std::optional<torch::jit::Method>> find_reset(const Module& module, const config::ModelSpec& spec) {

@@ -61,6 +61,8 @@ public:
         if (is_tensor(argument.type())) {
             if (parameter) return disagree(argument, "is declared as a parameter", "declare it under `inputs`");
             if (input) return ArgumentSource{InputArgument{*input}};
+            if (const auto out = index_of(method_.outputs, argument.name()); out && method_.takes_outputs())
+                return ArgumentSource{InputArgument{method_.inputs.size() + *out}};
             if (argument.default_value()) return ArgumentSource{*argument.default_value()};
             return disagree(argument, "is not declared",
                             fmt::format("declare its dtype and shape: inputs: [{{name: {}, dtype: float32, shape: "
@@ -127,6 +129,9 @@ Result<std::vector<ArgumentSource>> match_arguments(const c10::FunctionSchema& s
         if (!takes(input.name)) return matcher.unknown("input", input.name);
     for (const auto& parameter : method.parameters)
         if (!takes(parameter.name)) return matcher.unknown("parameter", parameter.name);
+    if (method.takes_outputs())
+        for (const auto& output : method.outputs)
+            if (!takes(output.name)) return matcher.unknown("`out` output", output.name);
 
     std::vector<ArgumentSource> sources;
     for (auto argument = arguments.begin() + 1; argument != arguments.end(); ++argument) {

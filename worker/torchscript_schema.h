@@ -12,7 +12,7 @@
 namespace bulkhead::worker {
 
 struct InputArgument {
-    std::size_t index;  ///< of the method's inputs
+    std::size_t index;  ///< of the method's inputs and, behind them, of the outputs that it takes as arguments
 };
 struct ParameterArgument {
     std::size_t index;  ///< of the method's parameters

@@ -186,7 +186,7 @@ Result<> save_outputs(const Reply& reply, const std::vector<Assignment>& wanted)
     for (const Assignment& output : wanted) {
         const Output* found = reply.find(output.name);
         if (found == nullptr) {
-            std::vector<std::string> names;
+            std::vector<std::string_view> names;
             for (const Output& there : reply.outputs) names.push_back(there.name());
             return Error{ErrorCode::input_invalid,
                          fmt::format("--output {}: the reply has no such output", output.name),
@@ -202,7 +202,7 @@ Result<int> print_reply(const Session& session, const Reply& reply, const std::v
                         std::vector<double>& ms, std::uint64_t replays) {
     const std::size_t count = ms.size();
     const Timing timing = timing_of(ms);
-    const auto is_saved = [&](const std::string& name) {
+    const auto is_saved = [&](std::string_view name) {
         return std::any_of(saved.begin(), saved.end(), [&](const Assignment& output) { return output.name == name; });
     };
     if (session.json) {

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "clients/cli/demangle.h"
 #include "clients/cli/json_access.h"
 #include "clients/cli/render.h"
 
@@ -52,12 +53,11 @@ std::string render_crash_report(const json::value& report, Style style) {
     const auto line = [&](std::string_view name, const std::string& value) {
         text += fmt::format("  {} {}\n", style.paint(fmt::format("{:<10}", name), Colour::dim), value);
     };
-    const auto lines = [&](std::string_view name, const json::array& all) {
+    const auto lines = [&](std::string_view name, const json::array& all, const auto& shown) {
         text += fmt::format("  {}\n", style.paint(name, Colour::dim));
         if (all.empty()) text += "    none\n";
         for (const json::value& one : all)
-            text +=
-                "    " + one_line(one.is_string() ? std::string_view{one.get_string()} : json::serialize(one)) + "\n";
+            text += "    " + one_line(one.is_string() ? shown(one.get_string()) : json::serialize(one)) + "\n";
     };
     line("time", date_text(integer_member(report, "time").value_or(0)));
     std::string state = text_or_dash(report, "state");
@@ -79,8 +79,8 @@ std::string render_crash_report(const json::value& report, Style style) {
                                memory_text(report, "gpu_bytes"), text_or_dash(report, "device")));
     for (const json::value& one : array_member(report, "evidence"))
         line("evidence", one_line(one.is_string() ? std::string_view{one.get_string()} : ""));
-    lines("backtrace, innermost first", array_member(report, "backtrace"));
-    lines("last output", array_member(report, "log"));
+    lines("backtrace, innermost first", array_member(report, "backtrace"), demangled_frame);
+    lines("last output", array_member(report, "log"), [](std::string_view printed) { return std::string{printed}; });
     return text;
 }
 

@@ -16,19 +16,30 @@ std::span<std::byte> Input::bytes() noexcept {
     return lease_->slab->memory.bytes().subspan(lease_->block.offset_bytes, lease_->block.size_bytes);
 }
 wire::DType Input::dtype() const noexcept { return lease_->dtype; }
-std::span<const std::int64_t> Input::dims() const noexcept { return lease_->dims; }
+std::span<const std::int64_t> Input::dims() const noexcept { return {lease_->dims.data(), lease_->dims.size()}; }
 
-Output::Output(std::unique_ptr<Lease> lease) : lease_{std::move(lease)} {}
+std::optional<int> Input::gpu() const noexcept { return lease_->slab->memory.gpu(); }
+
+Output::Output(std::shared_ptr<Lease> lease) : lease_{std::move(lease)} {}
 Output::Output(Output&&) noexcept = default;
 Output& Output::operator=(Output&&) noexcept = default;
 Output::~Output() = default;
 
-const std::string& Output::name() const noexcept { return lease_->tensor.name; }
+std::string_view Output::name() const noexcept { return lease_->tensor.name; }
 wire::DType Output::dtype() const noexcept { return lease_->tensor.dtype; }
-std::span<const std::int64_t> Output::dims() const noexcept { return lease_->tensor.dims; }
+std::span<const std::int64_t> Output::dims() const noexcept { return {lease_->tensor.dims.data(), lease_->tensor.dims.size()}; }
 std::span<const std::byte> Output::bytes() const noexcept {
     const wire::LeaseRef& lease = lease_->tensor.lease;
     return std::span<const std::byte>{lease_->slab->bytes()}.subspan(lease.offset_bytes, lease.size_bytes);
+}
+
+std::optional<int> Output::gpu() const noexcept { return lease_->slab->gpu(); }
+Result<> Output::read_on(void* stream) {
+    if (!gpu()) return {};
+    if (lease_->tensor.event_id != 0)
+        if (const Result<> waits = lease_->events->make_wait(lease_->tensor.event_id, stream); !waits) return waits;
+    lease_->read_on = stream;
+    return {};
 }
 
 const Output* Reply::find(std::string_view name) const noexcept {
@@ -60,13 +71,28 @@ std::string_view Channel::model() const noexcept { return lines_->line().welcome
 std::uint64_t Channel::generation() const noexcept { return lines_->line().welcome().generation; }
 std::uint32_t Channel::replica() const noexcept { return lines_->line().welcome().replica; }
 std::uint64_t Channel::replays() const noexcept { return lines_->replays(); }
-int Channel::fd() const noexcept { return lines_->line().fd(); }
+int Channel::fd() { return lines_->line().fd(); }
+Result<> Channel::receive() { return lines_->line().receive_available(); }
 
 Result<Input> Channel::allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
     Result<std::shared_ptr<Input::Lease>> lease = lines_->line().allocate(dtype, dims);
     if (!lease) return std::move(lease).error();
     return Input{std::move(*lease)};
 }
+
+Result<Input> Channel::allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims) {
+    Result<std::shared_ptr<Input::Lease>> lease = lines_->line().allocate_on_gpu(dtype, dims);
+    if (!lease) return std::move(lease).error();
+    return Input{std::move(*lease)};
+}
+
+Result<> Channel::keep_outputs_on_gpu(std::uint64_t size_bytes) {
+    return lines_->line().keep_outputs_on_gpu(size_bytes);
+}
+
+std::optional<Error> Channel::why_no_gpu() const { return lines_->line().why_no_gpu(); }
+
+bool Channel::owns(const Input& input) const noexcept { return lines_->owns(*input.lease_); }
 
 Result<Reply> Channel::infer(const Request& request) {
     const Result<std::uint64_t> request_id = submit(request);

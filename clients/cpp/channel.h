@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include <boost/container/small_vector.hpp>
 #include <boost/json.hpp>
 
 #include "clients/cpp/control.h"
@@ -18,7 +19,12 @@
 
 namespace bulkhead {
 
+namespace cuda {
+class Gpu;  // ipc/cuda/gpu.h
+}
+
 class ChannelLines;  // the lines to one worker after another: the channel's own
+class ClientSlabs;   // the slabs of one of them
 class ChannelState;  // one of them: the socket, and the tables of slabs and requests
 
 /// Bytes in the input slab, leased by this client: allocate, then fill, then submit. Nothing is copied.
@@ -39,11 +45,17 @@ public:
     }
     [[nodiscard]] wire::DType dtype() const noexcept;
     [[nodiscard]] std::span<const std::int64_t> dims() const noexcept;
+    /// The ordinal of the GPU in whose memory the bytes lie, as this process counts them: then they are addresses that only
+    /// the GPU reads and writes. Nothing for host memory.
+    [[nodiscard]] std::optional<int> gpu() const noexcept;
+    /// The same lease once more: given back when the last of them is gone.
+    [[nodiscard]] Input share() const { return Input{lease_}; }
 
 private:
     friend class Channel;
     friend class ChannelLines;
     friend class ChannelState;
+    friend class ClientSlabs;
     struct Lease;
     explicit Input(std::shared_ptr<Lease> lease);
     std::shared_ptr<Lease> lease_;
@@ -51,15 +63,16 @@ private:
 
 /// One result tensor, a read-only view of the worker's output slab.
 ///
-/// Owns    its lease: the destructor gives it back to the worker. The bytes stay readable after the
-///         worker has died; holding them keeps that memory from returning, and the receipt says so.
+/// Owns    its lease: the destructor gives it back to the worker, once no request that forwards it is in flight. The
+///         bytes stay readable after the worker has died; holding them keeps that memory from returning, and the
+///         receipt says so.
 class Output {
 public:
     Output(Output&&) noexcept;
     Output& operator=(Output&&) noexcept;
     ~Output();
 
-    [[nodiscard]] const std::string& name() const noexcept;
+    [[nodiscard]] std::string_view name() const noexcept;
     [[nodiscard]] wire::DType dtype() const noexcept;
     [[nodiscard]] std::span<const std::int64_t> dims() const noexcept;
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept;
@@ -68,24 +81,38 @@ public:
         return {reinterpret_cast<const T*>(bytes().data()), bytes().size() / sizeof(T)};
     }
 
+    /// As `Input::gpu`.
+    [[nodiscard]] std::optional<int> gpu() const noexcept;
+    /// An output on the GPU may arrive before it is computed. What is queued on `stream` (a CUstream; null: the default one)
+    /// after this call runs when it is there; when this output is dropped, the worker takes the bytes back behind all that is
+    /// queued on that stream by then. Does nothing for one in host memory.
+    [[nodiscard]] Result<> read_on(void* stream);
+
 private:
+    friend class ChannelLines;
     friend class ChannelState;
     struct Lease;
-    explicit Output(std::unique_ptr<Lease> lease);
-    std::unique_ptr<Lease> lease_;
+    explicit Output(std::shared_ptr<Lease> lease);
+    std::shared_ptr<Lease> lease_;  ///< shared with the requests that forward it
 };
 
 struct Reply {
-    std::vector<Output> outputs;
+    boost::container::small_vector<Output, 8> outputs;  ///< more than these take the heap
     std::chrono::microseconds queued{};  ///< in the worker, before it started
     std::chrono::microseconds run{};     ///< in the model
     boost::json::object values;          ///< results that are no tensors; usually empty
     [[nodiscard]] const Output* find(std::string_view name) const noexcept;
 };
 
+/// A tensor that was allocated on the channel, or what a model gave on any channel: such an output is read where it lies
+/// (the channel's worker borrows its slab, once), and is copied only where that worker cannot.
+/// Thread  channels whose outputs are forwarded to one another are used by one thread at a time, all together
 struct NamedInput {
+    NamedInput(std::string_view named, const Input* tensor) : name{named}, input{tensor} {}
+    NamedInput(std::string_view named, const Output* tensor) : name{named}, output{tensor} {}
     std::string_view name;
-    const Input* input;
+    const Input* input = nullptr;
+    const Output* output = nullptr;
 };
 
 struct Request {
@@ -96,11 +123,25 @@ struct Request {
     /// Running it twice does no harm. If the worker dies before it has answered, the request is sent once more, to the
     /// next worker, within the same deadline: the load of that worker counts.
     bool retry_safe = false;
+    /// The stream (a CUstream; null: the default one) on which inputs on the GPU were written: the worker reads them behind
+    /// what is queued on it now. What writes such an input again must be queued behind `Output::read_on` of the result, where
+    /// that lies on the GPU. Such a request is never sent once more: its inputs end with the worker.
+    void* stream = nullptr;
 };
 
 struct ChannelOptions {
     std::string client = "bulkhead-cpp";                ///< at most 47 bytes, for logs and receipts
     std::optional<std::chrono::milliseconds> deadline;  ///< of opening, a load included
+    /// Ask for rings in shared memory: cheaper wake-ups than the socket's. BULKHEAD_RINGS=0 in the environment: never.
+    bool rings = true;
+    /// Of rings: look for an answer so long before going to sleep. Costs a CPU meanwhile; not done where there is but one.
+    std::chrono::microseconds spin{0};
+    /// An input slab that was added, and has been empty for so long, is given back with the next request.
+    std::chrono::milliseconds slab_idle{30'000};
+    /// The GPU on which tensors may be shared, where it is the worker's: `cuda::Gpu::open`.
+    std::shared_ptr<const cuda::Gpu> gpu{};
+    /// How, where the worker can do both: cuda_vmm, or the older cuda_ipc.
+    wire::SlabKind gpu_kind = wire::SlabKind::cuda_vmm;
 };
 
 /// A direct line to one worker. The supervisor introduces the two and then has no part in it: it may die meanwhile.
@@ -143,6 +184,19 @@ public:
     /// Errors  resources_exhausted naming the channel's bound, shape_mismatch (negative, overflow)
     [[nodiscard]] Result<Input> allocate(wire::DType dtype, std::span<const std::int64_t> dims);
 
+    /// The same in memory of the GPU that worker and client share. Where they share none, or it cannot be imported here (another
+    /// container), it lies in host memory: ask `Input::gpu`, and `why_no_gpu` for the reason.
+    /// Errors  as `allocate`; out_of_memory of the GPU
+    [[nodiscard]] Result<Input> allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims);
+    /// From now on results lie on the GPU; `size_bytes` is what they need at first. Does nothing where there is a reason not to.
+    /// Errors  as `allocate_on_gpu`
+    [[nodiscard]] Result<> keep_outputs_on_gpu(std::uint64_t size_bytes);
+    /// Why no tensor of this channel lies on a GPU; nothing where they may.
+    [[nodiscard]] std::optional<Error> why_no_gpu() const;
+
+    /// Whether it was allocated on this channel, under whichever worker.
+    [[nodiscard]] bool owns(const Input& input) const noexcept;
+
     /// `submit` and `wait` in one. Errors  the worker's own; worker_lost when it died
     [[nodiscard]] Result<Reply> infer(const Request& request);
 
@@ -159,8 +213,11 @@ public:
     [[nodiscard]] Result<> cancel(std::uint64_t request_id);
 
     /// Readable when an answer, or the end of the channel, has come; for callers with a loop of their own. Another one
-    /// after the channel was opened again.
-    [[nodiscard]] int fd() const noexcept;
+    /// after the channel was opened again. Only to be polled.
+    [[nodiscard]] int fd();
+    /// Handles what the worker has sent, without waiting: for when `fd` is readable and no request is waited for, so that a
+    /// worker that asks for memory back is heard. Errors  why the channel has ended
+    Result<> receive();
 
 private:
     explicit Channel(std::unique_ptr<ChannelLines> lines);

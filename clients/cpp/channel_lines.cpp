@@ -46,18 +46,28 @@ Result<std::unique_ptr<ChannelLines>> ChannelLines::adopt(UniqueFd socket, const
     return lines;
 }
 
-Result<std::shared_ptr<ChannelState>> ChannelLines::introduce(ControlClient& control,
-                                                              std::optional<milliseconds> deadline) {
-    boost::json::object params{{"model", origin_->model}, {"client", origin_->options.client}};
-    ChannelOptions options = origin_->options;
-    options.deadline.reset();
-    std::optional<milliseconds> patience;
-    const Clock::time_point until = deadline_in(deadline.value_or(limits::call));
+std::unique_ptr<ChannelLines> ChannelLines::unopened(std::filesystem::path socket, std::string model,
+                                                     const ChannelOptions& options) {
+    std::unique_ptr<ChannelLines> lines{new ChannelLines};
+    lines->origin_ = Origin{std::move(socket), std::move(model), options};
+    return lines;
+}
+
+ChannelLines::Introduction ChannelLines::introduction(std::optional<milliseconds> deadline) const {
+    Introduction asked{{{"model", origin_->model}, {"client", origin_->options.client}},
+                       {},
+                       deadline_in(deadline.value_or(limits::call)),
+                       origin_->options};
+    asked.options.deadline.reset();
     if (deadline) {
-        params["deadline_ms"] = deadline->count();
-        patience = *deadline + limits::request_grace;  // the daemon's own error says more than ours
+        asked.params["deadline_ms"] = deadline->count();
+        asked.patience = *deadline + limits::request_grace;  // the daemon's own error says more than ours
     }
-    Result<Answer> answer = control.call("channel.open", std::move(params), patience);
+    return asked;
+}
+
+Result<UniqueFd> ChannelLines::introduced(Introduction& asked, Result<Answer> answer,
+                                          std::optional<milliseconds> deadline) {
     if (!answer) return std::move(answer).error();
     if (answer->fds.size() != 1)
         return Error{ErrorCode::protocol_violation,
@@ -65,8 +75,23 @@ Result<std::shared_ptr<ChannelState>> ChannelLines::introduce(ControlClient& con
                      "use a client and a daemon of matching releases"};
     const boost::json::value* stateful = answer->result.get_object().if_contains("stateful");
     origin_->stateful = stateful == nullptr || !stateful->is_bool() || stateful->get_bool();
-    if (deadline) options.deadline = left_until(until);
-    return ChannelState::open(std::move(answer->fds.front()), channel_, options);
+    if (deadline) asked.options.deadline = left_until(asked.until);
+    return std::move(answer->fds.front());
+}
+
+Result<std::shared_ptr<ChannelState>> ChannelLines::introduce(ControlClient& control,
+                                                              std::optional<milliseconds> deadline) {
+    Introduction asked = introduction(deadline);
+    Result<UniqueFd> fd = introduced(asked, control.call("channel.open", asked.params, asked.patience), deadline);
+    if (!fd) return std::move(fd).error();
+    return ChannelState::open(std::move(*fd), channel_, asked.options);
+}
+
+void ChannelLines::renew(std::shared_ptr<ChannelState> line) {
+    const std::shared_ptr<ChannelState> dead = std::exchange(line_, std::move(line));
+    for (auto& [id, flight] : flights_)
+        if (flight.line == dead && !flight.lost_with && !flight.cancelled && !origin_->stateful)
+            if (auto request = dead->take_lost(flight.request_id)) send_again(flight, std::move(*request));
 }
 
 Result<> ChannelLines::reopen(std::optional<milliseconds> deadline) {
@@ -84,10 +109,7 @@ Result<> ChannelLines::reopen(std::optional<milliseconds> deadline) {
         if (deadline) left = left_until(until);
         Result<std::shared_ptr<ChannelState>> line = introduce(*control, left);
         if (line) {
-            const std::shared_ptr<ChannelState> dead = std::exchange(line_, std::move(*line));
-            for (auto& [id, flight] : flights_)
-                if (flight.line == dead && !flight.lost_with && !flight.cancelled && !origin_->stateful)
-                    if (auto request = dead->take_lost(flight.request_id)) send_again(flight, std::move(*request));
+            renew(std::move(*line));
             return {};
         }
         // The daemon may know of a death later than the client, and so introduce it to a dead worker.
@@ -104,9 +126,9 @@ void ChannelLines::send_again(Flight& flight, ChannelState::Sending request) {
             return Error{ErrorCode::deadline_exceeded, "its deadline passed meanwhile", "allow more time"};
         if (flight.until) request.deadline = left_until(*flight.until);
         for (auto& input : request.inputs) {
-            Result<std::shared_ptr<const Input::Lease>> here = placed(std::move(input.lease));
-            if (!here) return Error{here.error()}.during(fmt::format("input \"{}\"", input.name));
-            input.lease = std::move(*here);
+            Result<ChannelState::Sending::Tensor> moved = here(input);
+            if (!moved) return Error{moved.error()}.during(fmt::format("input \"{}\"", input.name));
+            input = std::move(*moved);
         }
         return line_->submit(std::move(request));
     }();
@@ -120,48 +142,97 @@ void ChannelLines::send_again(Flight& flight, ChannelState::Sending request) {
 /// whoever holds the input may be writing to the old place still.
 Result<std::shared_ptr<const Input::Lease>> ChannelLines::placed(std::shared_ptr<const Input::Lease> lease) {
     if (line_->owns(*lease)) return lease;
-    Result<std::shared_ptr<Input::Lease>> copy = line_->allocate(lease->dtype, lease->dims);
+    if (lease->slab->memory.gpu())
+        return Error{ErrorCode::input_invalid, "an input that lies in the GPU memory of a worker that has ended",
+                     "allocate it anew: only the GPU could copy it"};
+    return copied(lease->dtype, lease->dims,
+                  lease->slab->memory.bytes().subspan(lease->block.offset_bytes, lease->block.size_bytes));
+}
+
+Result<std::shared_ptr<const Input::Lease>> ChannelLines::copied(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                                 std::span<const std::byte> bytes) {
+    Result<std::shared_ptr<Input::Lease>> copy = line_->allocate(dtype, dims);
     if (!copy) return std::move(copy).error();
-    const auto bytes = [](const Input::Lease& at) {
-        return at.slab->memory.bytes().subspan(at.block.offset_bytes, at.block.size_bytes);
-    };
-    std::ranges::copy(bytes(*lease), bytes(**copy).begin());
+    const SlabAllocator::Block& block = (*copy)->block;
+    std::ranges::copy(bytes, (*copy)->slab->memory.bytes().subspan(block.offset_bytes, block.size_bytes).begin());
     return std::move(*copy);
 }
 
+/// An output where it lies, lent; a copy of it where the worker takes no loans, or has no room for one more.
+Result<ChannelState::Sending::Tensor> ChannelLines::forwarded(const FixedText<wire::name_bytes>& name,
+                                                              std::shared_ptr<const Output::Lease> lease) {
+    if (lease->slab->gpu())
+        return Error{ErrorCode::input_invalid,
+                     fmt::format("forwarding \"{}\", which lies on the GPU", lease->tensor.name),
+                     "copy it into an input of the channel, or keep this model's outputs in host memory"};
+    if (line_->lends()) {
+        Result<std::shared_ptr<const Loan>> loan = line_->borrow(lease->slab);
+        if (loan) return ChannelState::Sending::Tensor{name, nullptr, std::move(lease), std::move(*loan)};
+        if (loan.error().code != ErrorCode::resources_exhausted) return std::move(loan).error();
+    }
+    const channel::Tensor& tensor = lease->tensor;
+    Result<std::shared_ptr<const Input::Lease>> copy = copied(
+        tensor.dtype, tensor.dims,
+        std::span<const std::byte>{lease->slab->bytes()}.subspan(tensor.lease.offset_bytes, tensor.lease.size_bytes));
+    if (!copy) return std::move(copy).error();
+    // With the output: a request that is sent once more may find a worker that takes loans.
+    return ChannelState::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};
+}
+
+/// The same tensor for the line in use.
+Result<ChannelState::Sending::Tensor> ChannelLines::here(ChannelState::Sending::Tensor tensor) {
+    if (tensor.forwarded) return forwarded(tensor.name, std::move(tensor.forwarded));
+    Result<std::shared_ptr<const Input::Lease>> lease = placed(std::move(tensor.lease));
+    if (!lease) return std::move(lease).error();
+    return ChannelState::Sending::Tensor{tensor.name, std::move(*lease)};
+}
+
 Result<std::uint64_t> ChannelLines::send(const Request& request) {
-    ChannelState::Sending sending{
-        std::string{request.method}, {}, request.parameters, request.deadline, request.retry_safe};
+    ChannelState::Sending sending{request.method, {}, request.parameters, request.deadline, request.retry_safe,
+                                  request.stream};
     for (const NamedInput& named : request.inputs) {
-        if (named.input == nullptr || !named.input->lease_ || named.input->lease_->slab->channel != channel_)
+        const bool is_own = named.input != nullptr && named.input->lease_ && owns(*named.input->lease_);
+        const bool is_output = named.output != nullptr && named.output->lease_;
+        if (!is_own && !is_output)
             return Error{ErrorCode::input_invalid,
                          fmt::format("input \"{}\" was not allocated on this channel", named.name),
-                         "allocate inputs on the channel they are sent on"};
-        Result<std::shared_ptr<const Input::Lease>> here = placed(named.input->lease_);
-        if (!here) return Error{here.error()}.during(fmt::format("input \"{}\"", named.name));
-        sending.inputs.push_back({std::string{named.name}, std::move(*here)});
+                         "allocate inputs on the channel they are sent on, or forward an output"};
+        Result<ChannelState::Sending::Tensor> tensor = here(
+            {named.name, is_own ? named.input->lease_ : nullptr, is_own ? nullptr : named.output->lease_, nullptr});
+        if (!tensor) return Error{tensor.error()}.during(fmt::format("input \"{}\"", named.name));
+        sending.inputs.push_back(std::move(*tensor));
     }
     return line_->submit(std::move(sending));
 }
 
 Result<std::uint64_t> ChannelLines::submit(const Request& request) {
+    const Clock::time_point asked = Clock::now();
+    Result<std::uint64_t> sent = submit_here(request, asked);
+    if (sent || !may_follow(request, sent.error())) return sent;
+    std::optional<milliseconds> left;
+    if (request.deadline.count() > 0) left = left_until(asked + request.deadline);
+    if (const Result<> reopened = reopen(left); !reopened) return not_followed(reopened.error());
+    return submit_here(request, asked);
+}
+
+Result<std::uint64_t> ChannelLines::submit_here(const Request& request, Clock::time_point asked) {
     Flight flight{line_, 0, {}, false, {}, {}};
-    if (request.deadline.count() > 0) flight.until = deadline_in(request.deadline);
-    Result<std::uint64_t> sent = send(request);
-    if (!sent && sent.error().code == ErrorCode::worker_lost && request.retry_safe && can_reopen()) {
-        std::optional<milliseconds> left;
-        if (flight.until) left = left_until(*flight.until);
-        if (const Result<> reopened = reopen(left); !reopened)
-            return Error{reopened.error()}.during(
-                fmt::format("sending a request to {}: generation {} has died, and opening the channel again",
-                            line_->welcome().model, line_->welcome().generation));
-        sent = send(request);
-    }
+    if (request.deadline.count() > 0) flight.until = asked + request.deadline;
+    const Result<std::uint64_t> sent = send(request);
     if (!sent) return sent.error();
-    flight.line = line_;
     flight.request_id = *sent;
     flights_.emplace(++last_request_id_, std::move(flight));
     return last_request_id_;
+}
+
+bool ChannelLines::may_follow(const Request& request, const Error& refusal) const noexcept {
+    return refusal.code == ErrorCode::worker_lost && request.retry_safe && can_reopen();
+}
+
+Error ChannelLines::not_followed(const Error& reason) const {
+    return Error{reason}.during(
+        fmt::format("sending a request to {}: generation {} has died, and opening the channel again",
+                    line_->welcome().model, line_->welcome().generation));
 }
 
 Result<Reply> ChannelLines::wait(std::uint64_t request_id) {
@@ -175,10 +246,32 @@ Result<Reply> ChannelLines::wait(std::uint64_t request_id) {
         std::optional<milliseconds> left;
         if (found->second.until) left = left_until(*found->second.until);
         if (const Result<> reopened = reopen(left); !reopened)
-            outcome = Error{reopened.error()}.during(fmt::format("{}; sending it once more", loss.attempt));
+            outcome = not_sent_again(loss, reopened.error());
         else
             outcome = outcome_of(found->second);
     }
+    return landed(found, std::move(outcome));
+}
+
+ChannelLines::Standing ChannelLines::standing(std::uint64_t request_id) const {
+    const auto found = flights_.find(request_id);
+    if (found == flights_.end() || found->second.refused) return Standing::answered;
+    if (is_lost(found->second)) return Standing::lost;
+    return found->second.line->answered(found->second.request_id) ? Standing::answered : Standing::in_flight;
+}
+
+Result<Reply> ChannelLines::give_up(std::uint64_t request_id, const Error& reason) {
+    const auto found = flights_.find(request_id);
+    const Result<Reply> outcome = outcome_of(found->second);
+    return landed(found, not_sent_again(outcome.error(), reason));
+}
+
+Error ChannelLines::not_sent_again(const Error& loss, const Error& reason) {
+    return Error{reason}.during(fmt::format("{}; sending it once more", loss.attempt));
+}
+
+Result<Reply> ChannelLines::landed(Flights::iterator found, Result<Reply> outcome) {
+    const std::uint64_t request_id = found->first;
     const Flight flight = std::move(flights_.extract(found).mapped());
     if (outcome || !flight.lost_with) return outcome;
     return std::move(outcome).error().during(
@@ -195,6 +288,14 @@ Result<Reply> ChannelLines::outcome_of(Flight& flight) {
 bool ChannelLines::is_lost(const Flight& flight) const {
     return flight.line == line_ && !flight.lost_with && !flight.cancelled && can_reopen() &&
            line_->has_lost(flight.request_id);
+}
+
+Result<std::optional<Input>> ChannelLines::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                           bool& asked) {
+    Result<std::shared_ptr<Input::Lease>> lease = line_->allocate_or_ask(dtype, dims, asked);
+    if (!lease) return std::move(lease).error();
+    if (*lease == nullptr) return std::optional<Input>{};
+    return std::optional<Input>{Input{std::move(*lease)}};
 }
 
 Result<> ChannelLines::cancel(std::uint64_t request_id) {

@@ -22,12 +22,51 @@ public:
 
     [[nodiscard]] ChannelState& line() const noexcept { return *line_; }
     [[nodiscard]] std::uint64_t replays() const noexcept { return replays_; }
+    [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return lease.slab->channel == channel_; }
 
     Result<std::uint64_t> submit(const Request& request);
     Result<Reply> wait(std::uint64_t request_id);
     Result<> cancel(std::uint64_t request_id);
     /// Nothing to do while the worker serves.
     Result<> reopen(std::optional<std::chrono::milliseconds> deadline);
+
+    // The same in steps that wait for nobody, for `AsyncChannel`.
+
+    /// What to ask a daemon for, and then to open the line with that it hands over.
+    struct Introduction {
+        boost::json::object params;  ///< of channel.open
+        std::optional<std::chrono::milliseconds> patience;
+        Clock::time_point until;
+        ChannelOptions options;
+    };
+    /// Without a line, until `renew` brings the first.
+    static std::unique_ptr<ChannelLines> unopened(std::filesystem::path socket, std::string model,
+                                                  const ChannelOptions& options);
+    [[nodiscard]] Introduction introduction(std::optional<std::chrono::milliseconds> deadline) const;
+    Result<UniqueFd> introduced(Introduction& asked, Result<Answer> answer,
+                                std::optional<std::chrono::milliseconds> deadline);
+    /// Goes on with this line, and sends on it what may be sent once more.
+    void renew(std::shared_ptr<ChannelState> line);
+    [[nodiscard]] std::uint64_t number() const noexcept { return channel_; }
+    /// The line's descriptor came from elsewhere, as `adopt`'s.
+    void forget_origin() noexcept { origin_.reset(); }
+    /// Nothing while a slab is on its way; see ChannelState.
+    Result<std::optional<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool& asked);
+
+    /// `submit` on the line in use, whatever becomes of that. `asked` is when the deadline began.
+    Result<std::uint64_t> submit_here(const Request& request, Clock::time_point asked);
+    /// A request that was refused so may be sent to the next worker.
+    [[nodiscard]] bool may_follow(const Request& request, const Error& refusal) const noexcept;
+    [[nodiscard]] Error not_followed(const Error& reason) const;
+
+    enum class Standing {
+        in_flight,
+        answered,  ///< `wait` returns at once
+        lost,      ///< with its worker; to be sent once more by `renew`, or ended by `give_up`
+    };
+    [[nodiscard]] Standing standing(std::uint64_t request_id) const;
+    /// The outcome of a lost request that cannot be sent once more, and why.
+    Result<Reply> give_up(std::uint64_t request_id, const Error& reason);
 
 private:
     /// Whom to ask for a new line; nobody where a socket was adopted.
@@ -46,6 +85,8 @@ private:
         std::optional<Error> refused;            ///< why it could not be
     };
 
+    using Flights = std::map<std::uint64_t, Flight, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Flight>>>;
+
     ChannelLines();
     Result<std::shared_ptr<ChannelState>> introduce(ControlClient& control,
                                                     std::optional<std::chrono::milliseconds> deadline);
@@ -53,14 +94,21 @@ private:
     [[nodiscard]] bool can_reopen() const noexcept { return origin_ && !origin_->stateful && line_->died(); }
     [[nodiscard]] bool is_lost(const Flight& flight) const;
     static Result<Reply> outcome_of(Flight& flight);
+    static Error not_sent_again(const Error& loss, const Error& reason);
+    Result<Reply> landed(Flights::iterator found, Result<Reply> outcome);
     void send_again(Flight& flight, ChannelState::Sending request);
     Result<std::uint64_t> send(const Request& request);
     Result<std::shared_ptr<const Input::Lease>> placed(std::shared_ptr<const Input::Lease> lease);
+    Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                       std::span<const std::byte> bytes);
+    Result<ChannelState::Sending::Tensor> forwarded(const FixedText<wire::name_bytes>& name,
+                                                    std::shared_ptr<const Output::Lease> lease);
+    Result<ChannelState::Sending::Tensor> here(ChannelState::Sending::Tensor tensor);
 
     std::uint64_t channel_;  ///< of the slabs that are ours
     std::optional<Origin> origin_;
     std::shared_ptr<ChannelState> line_;
-    std::map<std::uint64_t, Flight> flights_;  ///< by the number that the caller has
+    Flights flights_;  ///< by the number that the caller has
     std::uint64_t last_request_id_ = 0;
     std::uint64_t replays_ = 0;
 };

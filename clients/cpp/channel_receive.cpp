@@ -1,9 +1,7 @@
 // What the worker sends: checked against what was agreed, then believed.
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -22,31 +20,55 @@ Error broken(std::string attempt) {
 
 Result<> ChannelState::receive_one(Clock::time_point until) {
     if (ended_) return *ended_;
-    const Result<short> ready = wait_ready(socket_.get(), POLLIN, until);
-    if (!ready) return ready.error();
-    if (*ready == 0)
-        return Error{ErrorCode::deadline_exceeded, "the worker has not answered in time", "allow more time"};
     Packet packet;
-    const Result<ReceiveOutcome> outcome = receive_packet(socket_.get(), buffer_, packet);
+    const Result<ReceiveOutcome> outcome = transport_.receive(packet, until);
     if (!outcome) return end(outcome.error());
-    if (*outcome == ReceiveOutcome::would_block) return {};
-    if (*outcome == ReceiveOutcome::closed) {
-        died_ = !channel_error_ && !closing_;
-        return end(channel_error_ ? *channel_error_
-                   : closing_     ? lost("it was unloaded")
-                                  : lost("its process has ended"));
-    }
+    if (*outcome == ReceiveOutcome::would_block)
+        return Error{ErrorCode::deadline_exceeded, "the worker has not answered in time", "allow more time"};
+    return *outcome == ReceiveOutcome::closed ? closed() : handle(packet);
+}
 
+Result<> ChannelState::receive_available() {
+    while (!ended_) {
+        Packet packet;
+        const Result<ReceiveOutcome> outcome = transport_.receive_now(packet);
+        if (!outcome) return end(outcome.error());
+        if (*outcome == ReceiveOutcome::would_block) return {};
+        if (*outcome == ReceiveOutcome::closed) return closed();
+        if (const Result<> handled = handle(packet); !handled) return handled;
+    }
+    return *ended_;
+}
+
+bool ChannelState::answered(std::uint64_t request_id) const {
+    const auto request = pending_.find(request_id);
+    return request == pending_.end() || request->second.outcome.has_value();
+}
+
+Error ChannelState::closed() {
+    died_ = !channel_error_ && !closing_;
+    return end(channel_error_ ? *channel_error_
+               : closing_     ? lost("it was unloaded")
+                              : lost("its process has ended"));
+}
+
+Result<> ChannelState::handle(Packet& packet) {
     channel_error_.reset();
     Result<channel::WorkerMessage> message = channel::parse_from_worker(packet.bytes);
     if (!message) return end(std::move(message).error());
     if (packet.fds_lost)
         return end({ErrorCode::resources_exhausted, "receiving a slab: this process has no free descriptor for it",
                     "close channels or files, or raise the limit of open files (`ulimit -n`), and open a new channel"});
-    const bool brings_slab = std::holds_alternative<channel::SlabOffer>(*message);
-    if (packet.fds.size() != (brings_slab ? 1u : 0u))
-        return end(broken(
-            fmt::format("{} descriptors came with a message that has {}", packet.fds.size(), brings_slab ? 1 : 0)));
+    const bool offers_rings = std::holds_alternative<channel::RingOffer>(*message);
+    const auto* slab = std::get_if<channel::SlabOffer>(&*message);
+    const std::size_t brings = slab != nullptr && slab->kind != wire::SlabKind::cuda_ipc ? 1
+                               : offers_rings                                       ? wire::ring_offer_fds
+                                                                                    : 0;
+    if (packet.fds.size() != brings)
+        return end(
+            broken(fmt::format("{} descriptors came with a message that has {}", packet.fds.size(), brings)));
+    if (std::exchange(rings_owed_, false) != offers_rings)
+        return end(broken("rings are offered right after the welcome that agrees to them, and only there"));
     if (!welcome_ && !std::holds_alternative<channel::Welcome>(*message) &&
         !std::holds_alternative<channel::Failure>(*message))
         return end(broken("the worker spoke before its welcome"));
@@ -60,33 +82,43 @@ Result<> ChannelState::handle(channel::Welcome&& message, std::vector<UniqueFd>&
     if (welcome_) return broken("a second welcome");
     if (message.slab_count > limits::slabs_max)
         return broken(fmt::format("a welcome with {} slabs", message.slab_count));
+    if ((message.features & ~features_) != 0)
+        return broken(fmt::format("a welcome with features {}, of which hello named {}", message.features, features_));
+    rings_owed_ = (message.features & wire::feature_rings) != 0;
+    slabs_.bound(message.slab_bytes_max);
     welcome_ = std::move(message);
     return {};
 }
 
 Result<> ChannelState::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&& fds) {
     const std::string what = fmt::format("slab {} of {} bytes", offer.slab_id, offer.size_bytes);
-    if (offer.kind != wire::SlabKind::host_memfd) return broken(what + " is of a kind that was not agreed");
-    if (offer.size_bytes > welcome_->slab_bytes_max - slab_bytes_)
-        return broken(fmt::format("{} exceeds the channel's bound of {} bytes", what, welcome_->slab_bytes_max));
-    if (inputs_.size() + outputs_.size() >= limits::slabs_max) return broken(what + " is one slab too many");
-    if (outputs_.contains(offer.slab_id) ||
-        std::ranges::any_of(inputs_, [&](const auto& s) { return s->id == offer.slab_id; }))
-        return broken(what + " has an id that is in use");
     if (offer.request_id != 0 && (!growing_ || growing_->request_id != offer.request_id))
         return broken(fmt::format("{} answers request {}, which asked for none", what, offer.request_id));
     if (offer.request_id != 0 && (offer.direction != growing_->direction || offer.size_bytes < growing_->size_bytes))
         return broken(fmt::format("{} is not what was asked for, {} bytes of input", what, growing_->size_bytes));
-
-    Result<HostSlab> slab = HostSlab::adopt(std::move(fds.front()), offer.size_bytes, offer.direction);
-    if (!slab) return std::move(slab).error();
+    if (Result<> checked = slabs_.check(offer); !checked) return checked;
+    const bool on_gpu = offer.kind != wire::SlabKind::host_memfd;
+    const bool agreed = !on_gpu || (offer.request_id != 0 ? offer.kind == growing_->kind : events_ != nullptr);
+    if (!agreed) return broken(what + " is of a kind that was not agreed");
+    if (on_gpu && gpu_refused_) return refuse_slab(offer, *gpu_refused_);
+    Result<SlabMemory> memory = SlabMemory::import(offer, fds.empty() ? UniqueFd{} : std::move(fds.front()),
+                                                   events_ ? events_->gpu() : nullptr);
+    if (!memory && on_gpu) return refuse_slab(offer, memory.error());
+    if (!memory) return memory.error();
+    slabs_.take(offer, std::move(*memory), weak_from_this());
     if (offer.request_id != 0) growing_.reset();
-    slab_bytes_ += offer.size_bytes;
-    if (offer.direction == wire::SlabDirection::output)
-        outputs_.emplace(offer.slab_id, std::make_shared<const HostSlab>(std::move(*slab)));
-    else
-        inputs_.push_back(std::make_shared<InputSlab>(
-            InputSlab{channel_, offer.slab_id, std::move(*slab), SlabAllocator{offer.size_bytes}}));
+    return {};
+}
+
+Result<> ChannelState::handle(channel::SlabWithdraw&& message, std::vector<UniqueFd>&&) {
+    if ((welcome_->features & wire::feature_returning) == 0) return broken("a slab_withdraw that was not agreed");
+    return slabs_.withdraw(message.slab_id, shared_from_this());
+}
+
+Result<> ChannelState::handle(channel::SlabAccepted&& message, std::vector<UniqueFd>&&) {
+    if (!lending_ || lending_->request_id != message.request_id || lending_->loan->id != message.slab_id)
+        return broken(fmt::format("slab {} is accepted, which was not lent", message.slab_id));
+    slabs_.accepted(std::exchange(lending_, std::nullopt)->loan);
     return {};
 }
 
@@ -97,22 +129,24 @@ Result<> ChannelState::handle(channel::InferResult&& result, std::vector<UniqueF
     if (result.more) return broken(fmt::format("request {} streams, which was not agreed", result.request_id));
     // All are looked at before the first becomes an Output, whose destructor would speak to the worker.
     for (const channel::Tensor& tensor : result.tensors) {
-        const auto slab = outputs_.find(tensor.lease.slab_id);
-        if (slab == outputs_.end())
+        const std::shared_ptr<OutputSlab> slab = slabs_.output(tensor.lease.slab_id);
+        if (!slab)
             return broken(fmt::format("output \"{}\" lies in slab {}, which is no output slab", tensor.name,
                                       tensor.lease.slab_id));
-        if (const Result<> placed = check_placement(tensor.lease, slab->second->size_bytes()); !placed)
+        if (const Result<> placed = check_placement(tensor.lease, slab->size_bytes()); !placed)
             return Error{placed.error()}.during(fmt::format("output \"{}\"", tensor.name));
+        if (tensor.event_id != 0 && !(slab->gpu() && events_->is_workers(tensor.event_id)))
+            return broken(fmt::format("output \"{}\" names event {}, which is none of the worker's", tensor.name,
+                                      tensor.event_id));
     }
     Reply reply;
     reply.queued = result.queued;
     reply.run = result.run;
     reply.values = std::move(result.values);
     reply.outputs.reserve(result.tensors.size());
-    for (channel::Tensor& tensor : result.tensors) {
-        const std::shared_ptr<const HostSlab>& slab = outputs_.at(tensor.lease.slab_id);
-        reply.outputs.push_back(Output{std::make_unique<Output::Lease>(std::move(tensor), slab, weak_from_this())});
-    }
+    for (const channel::Tensor& tensor : result.tensors)
+        reply.outputs.push_back(
+            Output{std::allocate_shared<Output::Lease>(output_leases_, tensor, slabs_.output(tensor.lease.slab_id), weak_from_this(), events_)});
     answer(request, std::move(reply));
     return {};
 }
@@ -127,6 +161,12 @@ Result<> ChannelState::handle(channel::Failure&& failure, std::vector<UniqueFd>&
         growth_refused_ = std::move(failure.error);
         return {};
     }
+    if (lending_ && lending_->request_id == failure.request_id) {
+        lending_.reset();
+        slabs_.refused();
+        loan_refused_ = std::move(failure.error);
+        return {};
+    }
     const auto request = pending_.find(failure.request_id);
     if (request == pending_.end() || request->second.outcome)
         return broken(fmt::format("an error for request {}, which is not in flight", failure.request_id));
@@ -136,17 +176,23 @@ Result<> ChannelState::handle(channel::Failure&& failure, std::vector<UniqueFd>&
 
 Result<> ChannelState::handle(channel::Closing&& message, std::vector<UniqueFd>&&) {
     closing_ = message;
+    slabs_.retire_outputs();
     return {};
 }
 
+Result<> ChannelState::handle(channel::RingOffer&& offer, std::vector<UniqueFd>&& fds) {
+    return transport_.use_rings(offer, std::move(fds), spin_);
+}
+
 /// The worker borrows the inputs no longer.
-void ChannelState::answer(std::map<std::uint64_t, Pending>::iterator request, Result<Reply> outcome) {
+void ChannelState::answer(Requests::iterator request, Result<Reply> outcome) {
     if (request->second.abandoned) {
         pending_.erase(request);
-        return;
+    } else {
+        request->second.request.inputs.clear();
+        request->second.outcome = std::move(outcome);
     }
-    request->second.request.inputs.clear();
-    request->second.outcome = std::move(outcome);
+    return_loans();
 }
 
 Error ChannelState::lost(std::string_view what) const {
@@ -159,18 +205,23 @@ Error ChannelState::lost(std::string_view what) const {
 Error ChannelState::end(Error reason) {
     if (ended_) return *ended_;
     ended_ = std::move(reason);
-    ::shutdown(socket_.get(), SHUT_RDWR);  // a worker that broke the protocol learns it
+    transport_.hang_up();  // a worker that broke the protocol learns it
     for (auto request = pending_.begin(); request != pending_.end();) {
         const auto current = request++;
         if (current->second.outcome) continue;
         Error error =
             Error{*ended_}.during(fmt::format("request {} ({})", current->first, current->second.request.method));
-        if (died_ && current->second.request.retry_safe && !current->second.abandoned)
+        if (died_ && current->second.request.retry_safe && !current->second.abandoned &&
+            !lies_on_gpu(current->second.request))
             lost_.emplace(current->first, current->second.request);
         answer(current, std::move(error));
     }
     releases_.clear();
+    returns_.clear();
     growing_.reset();
+    lending_.reset();
+    slabs_.forget_loans();
+    slabs_.retire_outputs();
     return *ended_;
 }
 

@@ -1,46 +1,46 @@
 #include "clients/cpp/channel_state.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cerrno>
+#include <array>
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "clients/cpp/limits.h"
+#include "ipc/cuda/gpu.h"
 #include "ipc/tensor_layout.h"
 
 namespace bulkhead {
 
-Input::Lease::~Lease() {
-    // It was allocated here and is released once: nothing can refuse it.
-    static_cast<void>(slab->allocator.release(block));
-}
-
-Output::Lease::~Lease() {
-    if (const std::shared_ptr<ChannelState> line = channel.lock()) line->give_back(tensor.lease);
-}
-
 Result<std::shared_ptr<ChannelState>> ChannelState::open(UniqueFd socket, std::uint64_t channel,
                                                          const ChannelOptions& options) {
     const auto until = deadline_in(options.deadline.value_or(limits::hello));
-    // Sends and receives never block: waiting happens in poll, which ends at a deadline.
-    const int flags = ::fcntl(socket.get(), F_GETFL);
-    if (flags < 0 || ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK) != 0)
-        return system_error("opening a channel", errno);
-    std::shared_ptr<ChannelState> state{new ChannelState{std::move(socket), channel}};
-    if (const Result<> opened = state->await_welcome(until, options.client); !opened)
+    Result<Transport> transport = Transport::make(std::move(socket));
+    if (!transport) return std::move(transport).error();
+    std::shared_ptr<ChannelState> state{new ChannelState{std::move(*transport), channel}};
+    if (const Result<> opened = state->await_welcome(until, options); !opened)
         return Error{opened.error()}.during("opening a channel");
     return state;
 }
 
 /// From hello until the last slab that welcome announced.
-Result<> ChannelState::await_welcome(Clock::time_point until, const std::string& client) {
-    if (const Result<> sent = send(channel::encode(channel::Hello{0, client})); !sent) return sent;
-    while (!welcome_ || inputs_.size() + outputs_.size() < welcome_->slab_count) {
+Result<> ChannelState::await_welcome(Clock::time_point until, const ChannelOptions& options) {
+    const char* rings = std::getenv("BULKHEAD_RINGS");
+    if (options.rings && (rings == nullptr || std::string_view{rings} != "0")) features_ |= wire::feature_rings;
+    features_ |= wire::feature_lending | wire::feature_returning;
+    spin_ = options.spin;
+    slab_idle_ = options.slab_idle;
+    channel::Hello hello{features_, options.client};
+    if (options.gpu) {
+        events_ = std::make_shared<GpuEvents>(options.gpu);
+        gpu_kind_ = options.gpu_kind;
+        hello.features = features_ |= options.gpu->features();
+        hello.gpu = options.gpu->uuid();
+    }
+    if (const Result<> sent = send(channel::encode(hello)); !sent) return sent;
+    while (!welcome_ || rings_owed_ || slabs_.count() < welcome_->slab_count) {
         if (const Result<> received = receive_one(until); !received) {
             if (received.error().code != ErrorCode::deadline_exceeded) return received;
             return Error{ErrorCode::deadline_exceeded,
@@ -53,41 +53,35 @@ Result<> ChannelState::await_welcome(Clock::time_point until, const std::string&
 }
 
 Result<std::shared_ptr<Input::Lease>> ChannelState::allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
-    const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
-    if (!bytes) return bytes.error();
     for (bool asked = false;;) {
-        for (const std::shared_ptr<InputSlab>& slab : inputs_)
-            if (const auto block = slab->allocator.allocate(*bytes))
-                return std::make_shared<Input::Lease>(slab, *block, dtype, dims);
-        if (asked && !growing_)
-            return Error{ErrorCode::protocol_violation,
-                         fmt::format("{} bytes do not fit the slab that was asked for them", *bytes),
-                         "report this with the worker's version"};
-        // A slab that came too late for an earlier call may still be on its way.
-        if (!growing_) {
-            if (const Result<> sent = ask_for_slab(*bytes); !sent) return sent.error();
-            asked = true;
-        }
+        Result<std::shared_ptr<Input::Lease>> lease = allocate_or_ask(dtype, dims, asked);
+        if (!lease || *lease != nullptr) return lease;
         if (const Result<> grown = await_slab(); !grown) return grown.error();
     }
 }
 
-/// As much again as there is, but at least what is needed, and at most half of what the channel's bound
-/// leaves: outputs need room too.
-Result<> ChannelState::ask_for_slab(std::uint64_t size_bytes) {
-    const std::uint64_t left = welcome_->slab_bytes_max - slab_bytes_;
-    const std::size_t slabs = inputs_.size() + outputs_.size();
-    if (size_bytes > left || left - size_bytes < wire::tensor_alignment || slabs >= limits::slabs_max)
-        return Error{ErrorCode::resources_exhausted,
-                     fmt::format("{} bytes of input; the channel's {} slabs hold {} of at most {} bytes", size_bytes,
-                                 slabs, slab_bytes_, welcome_->slab_bytes_max),
-                     "drop inputs that are no longer needed, or raise the model's channel.bytes_max"};
-    std::uint64_t have = 0;
-    for (const std::shared_ptr<InputSlab>& slab : inputs_) have += slab->memory.size_bytes();
-    // One unit more than asked for: the allocator rounds up.
-    const std::uint64_t needed = size_bytes + wire::tensor_alignment;
-    const channel::SlabRequest request{++last_request_id_, wire::SlabDirection::input, wire::SlabKind::host_memfd,
-                                       std::max(needed, std::min(have, left / 2))};
+Result<std::shared_ptr<Input::Lease>> ChannelState::allocate_or_ask(wire::DType dtype,
+                                                                    std::span<const std::int64_t> dims, bool& asked) {
+    const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
+    if (!bytes) return bytes.error();
+    if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(*bytes, dtype, dims, false)) return lease;
+    if (growing_) return nullptr;  // one that came too late for an earlier call may be it
+    if (asked) {
+        if (growth_refused_) return *std::exchange(growth_refused_, std::nullopt);
+        if (ended_) return *ended_;
+        return Error{ErrorCode::protocol_violation,
+                     fmt::format("{} bytes do not fit the slab that was asked for them", *bytes),
+                     "report this with the worker's version"};
+    }
+    if (const Result<> sent = ask_for_slab(*bytes); !sent) return sent.error();
+    asked = true;
+    return nullptr;
+}
+
+Result<> ChannelState::ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction, wire::SlabKind kind) {
+    const Result<std::uint64_t> growth = slabs_.growth(size_bytes);
+    if (!growth) return growth.error();
+    const channel::SlabRequest request{++last_request_id_, direction, kind, *growth};
     if (const Result<> sent = send(channel::encode(request)); !sent) return sent;
     growing_ = request;
     growth_refused_.reset();
@@ -103,8 +97,62 @@ Result<> ChannelState::await_slab() {
     return {};
 }
 
-bool ChannelState::owns(const Input::Lease& lease) const noexcept {
-    return std::ranges::find(inputs_, lease.slab) != inputs_.end();
+Result<std::shared_ptr<const Loan>> ChannelState::borrow(const std::shared_ptr<OutputSlab>& slab) {
+    // One that was accepted too late for an earlier call may be this one.
+    if (lending_)
+        if (const Result<> answered = await_loan(); !answered && !loan_refused_) return answered.error();
+    if (auto loan = slabs_.loan_of(*slab)) return loan;
+    if (ended_) return *ended_;
+    if (slabs_.count() >= limits::slabs_max) {
+        for (const std::shared_ptr<Loan>& unused : slabs_.end_loans(false)) returns_.push_back(unused->id);
+        flush_releases();
+    }
+    if (slabs_.count() >= limits::slabs_max)
+        return Error{ErrorCode::resources_exhausted,
+                     fmt::format("lending a slab to {}, whose channel has {}", welcome_->model, slabs_.count()),
+                     "drop inputs and outputs that are no longer needed"};
+    const std::array<int, 1> fds{slab->fd()};
+    lending_ = Lending{++last_request_id_, slabs_.make_loan(slab)};
+    loan_refused_.reset();
+    const channel::SlabLend message{lending_->request_id, lending_->loan->id, wire::SlabKind::host_memfd,
+                                    slab->size_bytes()};
+    if (const Result<> sent = send(channel::encode(message), fds); !sent) {
+        if (lending_) slabs_.refused();
+        lending_.reset();
+        return sent.error();
+    }
+    if (const Result<> answered = await_loan(); !answered) return answered.error();
+    slab->lent_to(weak_from_this());
+    return slabs_.loan_of(*slab);
+}
+
+Result<> ChannelState::await_loan() {
+    const auto until = deadline_in(limits::slab);
+    while (lending_)
+        if (const Result<> received = receive_one(until); !received)
+            return Error{received.error()}.during("waiting until a lent slab is accepted");
+    if (loan_refused_) return *std::exchange(loan_refused_, std::nullopt);
+    return {};
+}
+
+void ChannelState::return_slab(std::uint32_t id, std::uint64_t size_bytes) {
+    if (ended_) return;
+    slabs_.returned(size_bytes);
+    returns_.push_back(id);
+    flush_releases();
+}
+
+void ChannelState::return_loans() {
+    if (ended_) return;
+    const std::vector<std::shared_ptr<Loan>> loans = slabs_.end_loans(true);
+    if (loans.empty()) return;
+    for (const std::shared_ptr<Loan>& loan : loans) returns_.push_back(loan->id);
+    flush_releases();
+}
+
+void ChannelState::return_idle_inputs() {
+    if (closing_ || (welcome_->features & wire::feature_returning) == 0) return;
+    for (const std::uint32_t id : slabs_.drop_idle_inputs(Clock::now(), slab_idle_)) returns_.push_back(id);
 }
 
 Result<std::uint64_t> ChannelState::submit(Sending request) {
@@ -118,21 +166,29 @@ Result<std::uint64_t> ChannelState::submit(Sending request) {
                      "wait for an earlier request first"};
     channel::Infer message{last_request_id_ + 1, request.method, request.deadline, request.retry_safe, {},
                            request.parameters};
-    for (const auto& [name, lease] : request.inputs)
-        message.tensors.push_back(
-            {name,
-             lease->dtype,
-             lease->dims,
-             {lease->slab->id, 0, lease->block.offset_bytes, lease->block.size_bytes, lease->block.generation}});
-    const Result<std::vector<std::byte>> packet = channel::encode(message);
-    if (!packet) return packet.error();
+    for (const auto& [name, lease, forwarded, loan] : request.inputs) {
+        if (lease) {
+            message.tensors.push_back(
+                {name,
+                 lease->dtype,
+                 lease->dims,
+                 {lease->slab->id, 0, lease->block.offset_bytes, lease->block.size_bytes, lease->block.generation}});
+        } else {
+            message.tensors.push_back(forwarded->tensor);
+            message.tensors.back().name = name;
+            message.tensors.back().lease.slab_id = loan->id;
+        }
+    }
+    if (Result<> ordered = order_inputs(request, message); !ordered) return std::move(ordered).error();
+    if (Result<> encoded = channel::encode(message, infer_packet_); !encoded) return std::move(encoded).error();
+    return_idle_inputs();
     flush_releases();  // first: the worker may need the room for this very request
     // Known before it is sent: sending may have to read answers to make progress.
     const std::uint64_t request_id = ++last_request_id_;
     const auto until =
         deadline_in(request.deadline.count() > 0 ? request.deadline : limits::request) + limits::request_grace;
     pending_.emplace(request_id, Pending{std::move(request), until, {}, false});
-    if (const Result<> sent = send(*packet); !sent) {
+    if (const Result<> sent = send(infer_packet_); !sent) {
         pending_.erase(request_id);
         lost_.erase(request_id);  // it was never sent
         return sent.error();
@@ -183,17 +239,22 @@ void ChannelState::give_back(const wire::LeaseRef& lease) {
 void ChannelState::flush_releases() {
     while (!releases_.empty() && !ended_) {
         const std::size_t count = std::min(releases_.size(), channel::release_leases_max);
-        const auto last = releases_.begin() + static_cast<std::ptrdiff_t>(count);
-        if (!send_packet(socket_.get(), channel::encode(channel::Release{{releases_.begin(), last}}))) return;
-        releases_.erase(releases_.begin(), last);
+        channel::encode_release(std::span{releases_}.first(count), release_packet_);
+        if (!transport_.send(release_packet_)) return;
+        releases_.erase(releases_.begin(), releases_.begin() + static_cast<std::ptrdiff_t>(count));
+    }
+    // After the releases: what is returned holds nothing any more.
+    while (!returns_.empty() && releases_.empty() && !ended_) {
+        if (!transport_.send(channel::encode(channel::SlabReturn{returns_.front()}))) return;
+        returns_.erase(returns_.begin());
     }
 }
 
-Result<> ChannelState::send(std::span<const std::byte> packet) {
+Result<> ChannelState::send(std::span<const std::byte> packet, std::span<const int> fds) {
     const auto until = deadline_in(limits::send);
     for (;;) {
         if (ended_) return *ended_;
-        const Result<> sent = send_packet(socket_.get(), packet);
+        const Result<> sent = transport_.send(packet, fds);
         if (sent) return {};
         if (sent.error().code == ErrorCode::worker_lost) {
             // What it had delivered is read up to the end of file, so that answers are not lost with it.
@@ -202,15 +263,16 @@ Result<> ChannelState::send(std::span<const std::byte> packet) {
             if (!ended_) died_ = !closing_;
             return ended_ ? *ended_ : end(lost("it has closed the channel"));
         }
+        if (sent.error().code == ErrorCode::protocol_violation) return end(sent.error());
         if (sent.error().code != ErrorCode::queue_full) return sent;
-        // The worker may itself wait until its answers are read.
-        const Result<short> ready = wait_ready(socket_.get(), POLLIN | POLLOUT, until);
+        const Result<bool> ready = transport_.wait_to_send(until);
         if (!ready) return ready.error();
-        if (*ready == 0)
+        if (!*ready)
             return Error{ErrorCode::queue_full,
                          fmt::format("{} does not read its channel", welcome_ ? welcome_->model : "the worker"),
                          "look at `bulkhead why` of this model"};
-        if ((*ready & POLLIN) != 0) static_cast<void>(receive_one(until));
+        // The worker may itself wait until its answers are read.
+        static_cast<void>(receive_one(Clock::now()));
     }
 }
 

@@ -9,61 +9,31 @@
 #include <vector>
 
 #include "clients/cpp/channel.h"
+#include "clients/cpp/channel_slabs.h"
+#include "clients/cpp/transport.h"
 #include "clients/cpp/wait_ready.h"
 #include "ipc/channel_codec.h"
-#include "ipc/host_slab.h"
 #include "ipc/packet.h"
-#include "ipc/slab_allocator.h"
+#include "ipc/pool_allocator.h"
 
 namespace bulkhead {
-
-/// Shared by the channel and the leases in it: unmapped when the last of them is gone.
-struct InputSlab {
-    std::uint64_t channel;  ///< whose it is, under whichever worker
-    std::uint32_t id;
-    HostSlab memory;
-    SlabAllocator allocator;
-};
-
-struct Input::Lease {
-    std::shared_ptr<InputSlab> slab;
-    SlabAllocator::Block block;
-    wire::DType dtype;
-    std::vector<std::int64_t> dims;
-
-    Lease(std::shared_ptr<InputSlab> owner, const SlabAllocator::Block& range, wire::DType type,
-          std::span<const std::int64_t> shape)
-        : slab{std::move(owner)}, block{range}, dtype{type}, dims{shape.begin(), shape.end()} {}
-    Lease(const Lease&) = delete;
-    Lease& operator=(const Lease&) = delete;
-    ~Lease();
-};
-
-struct Output::Lease {
-    channel::Tensor tensor;
-    std::shared_ptr<const HostSlab> slab;
-    std::weak_ptr<ChannelState> channel;  ///< gone: the worker has taken everything back already
-
-    Lease(channel::Tensor described, std::shared_ptr<const HostSlab> owner, std::weak_ptr<ChannelState> line)
-        : tensor{std::move(described)}, slab{std::move(owner)}, channel{std::move(line)} {}
-    Lease(const Lease&) = delete;
-    Lease& operator=(const Lease&) = delete;
-    ~Lease();
-};
 
 class ChannelState : public std::enable_shared_from_this<ChannelState> {
 public:
     /// What is sent; also what it takes to send it once more.
     struct Sending {
         struct Tensor {
-            std::string name;
-            std::shared_ptr<const Input::Lease> lease;
+            FixedText<wire::name_bytes> name;
+            std::shared_ptr<const Input::Lease> lease;  ///< nothing for a forwarded one
+            std::shared_ptr<const Output::Lease> forwarded{};
+            std::shared_ptr<const Loan> loan{};  ///< of the slab that `forwarded` lies in
         };
-        std::string method;
-        std::vector<Tensor> inputs;
+        FixedText<wire::method_bytes> method;
+        boost::container::small_vector<Tensor, 8> inputs;
         boost::json::object parameters;
         std::chrono::milliseconds deadline{0};
         bool retry_safe = false;
+        void* stream = nullptr;  ///< of inputs on the GPU
     };
 
     /// `channel` is a number that this process gives to no two channels.
@@ -71,15 +41,32 @@ public:
                                                       const ChannelOptions& options);
 
     [[nodiscard]] const channel::Welcome& welcome() const noexcept { return *welcome_; }
-    [[nodiscard]] int fd() const noexcept { return socket_.get(); }
+    /// Readable when `receive_available` has something to do.
+    [[nodiscard]] int fd() { return transport_.fd(); }
+    /// Handles what has come, without waiting. Errors  what ended the channel; answers that came before stay
+    Result<> receive_available();
+    /// `wait` for it would return at once.
+    [[nodiscard]] bool answered(std::uint64_t request_id) const;
 
     Result<std::shared_ptr<Input::Lease>> allocate(wire::DType dtype, std::span<const std::int64_t> dims);
-    /// All inputs lie in slabs of this line (`owns`).
+    /// `allocate` in steps that wait for nobody: nothing while a slab is on its way that `receive_available` will
+    /// bring. To be asked again then, with `asked` as it was left.
+    Result<std::shared_ptr<Input::Lease>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                          bool& asked);
+    /// See Channel.
+    Result<std::shared_ptr<Input::Lease>> allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims);
+    Result<> keep_outputs_on_gpu(std::uint64_t size_bytes);
+    [[nodiscard]] std::optional<Error> why_no_gpu() const;
+    /// The slab as a loan to this line's worker, which is told of it and maps it where it has none yet.
+    /// Errors  resources_exhausted: too many slabs; what the worker says of it
+    Result<std::shared_ptr<const Loan>> borrow(const std::shared_ptr<OutputSlab>& slab);
+    [[nodiscard]] bool lends() const noexcept { return (welcome_->features & wire::feature_lending) != 0; }
+    /// All inputs lie in slabs of this line (`owns`), or are loans to it.
     Result<std::uint64_t> submit(Sending request);
     Result<Reply> wait(std::uint64_t request_id);
     Result<> cancel(std::uint64_t request_id);
 
-    [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept;
+    [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return slabs_.owns(*lease.slab); }
     [[nodiscard]] bool ended() const noexcept { return ended_.has_value(); }
     [[nodiscard]] bool closing() const noexcept { return closing_.has_value(); }
     /// Its worker's process ended, without having said that it would, or what was wrong.
@@ -90,6 +77,10 @@ public:
 
     /// Queues one output lease for the worker; sent with the next request, or when many have gathered.
     void give_back(const wire::LeaseRef& lease);
+    /// A withdrawn slab that is mapped here no more.
+    void return_slab(std::uint32_t id, std::uint64_t size_bytes);
+    /// Those of retired slabs, as far as no request uses them.
+    void return_loans();
 
 private:
     struct Pending {
@@ -98,17 +89,29 @@ private:
         std::optional<Result<Reply>> outcome;
         bool abandoned = false;  ///< nobody waits any more; kept because the worker still borrows
     };
+    /// Nodes are used again: in the steady state a request allocates nothing.
+    using Requests =
+        std::map<std::uint64_t, Pending, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Pending>>>;
 
-    ChannelState(UniqueFd socket, std::uint64_t channel)
-        : socket_{std::move(socket)}, channel_{channel}, buffer_(packet_bytes_max) {}
+    ChannelState(Transport transport, std::uint64_t channel) : transport_{std::move(transport)}, slabs_{channel} {}
 
-    Result<> await_welcome(Clock::time_point until, const std::string& client);
-    Result<> ask_for_slab(std::uint64_t size_bytes);
+    Result<> await_welcome(Clock::time_point until, const ChannelOptions& options);
+    Result<> ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction = wire::SlabDirection::input,
+                          wire::SlabKind kind = wire::SlabKind::host_memfd);
+    [[nodiscard]] std::optional<wire::SlabKind> gpu_kind() const;
+    Result<> grow_on_gpu(wire::SlabDirection direction, std::uint64_t size_bytes, wire::SlabKind kind);
+    Result<> refuse_slab(const channel::SlabOffer& offer, const Error& reason);
+    Result<> order_inputs(const Sending& request, channel::Infer& message);
+    [[nodiscard]] static bool lies_on_gpu(const Sending& request);
     Result<> await_slab();
+    Result<> await_loan();
+    void return_idle_inputs();
 
     /// Receives and handles one packet. Errors  deadline_exceeded; else what ended the channel.
     Result<> receive_one(Clock::time_point until);
-    Result<> send(std::span<const std::byte> packet);
+    Result<> handle(Packet& packet);
+    Error closed();
+    Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {});
     void flush_releases();
 
     // One for each message; an error means that the worker broke the protocol.
@@ -117,27 +120,44 @@ private:
     Result<> handle(channel::InferResult&& message, std::vector<UniqueFd>&& fds);
     Result<> handle(channel::Failure&& message, std::vector<UniqueFd>&& fds);
     Result<> handle(channel::Closing&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::RingOffer&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::SlabAccepted&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::SlabWithdraw&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::EventOffer&& message, std::vector<UniqueFd>&& fds);
     template <typename Message>
     Result<> handle(Message&&, std::vector<UniqueFd>&&) {
         return Error{ErrorCode::protocol_violation, "a message that was not agreed", {}};
     }
 
-    void answer(std::map<std::uint64_t, Pending>::iterator request, Result<Reply> outcome);
+    void answer(Requests::iterator request, Result<Reply> outcome);
     [[nodiscard]] Error lost(std::string_view what) const;
     Error end(Error reason);
 
-    UniqueFd socket_;
-    std::uint64_t channel_;
-    std::vector<std::byte> buffer_;
+    Transport transport_;
+    std::uint64_t features_ = 0;  ///< that hello named
+    std::chrono::microseconds spin_{0};
+    bool rings_owed_ = false;  ///< welcome agreed to them, and nothing has followed it
     std::optional<channel::Welcome> welcome_;
-    std::vector<std::shared_ptr<InputSlab>> inputs_;
-    std::map<std::uint32_t, std::shared_ptr<const HostSlab>> outputs_;
-    std::uint64_t slab_bytes_ = 0;  ///< of all slabs
-    std::map<std::uint64_t, Pending> pending_;
+    ClientSlabs slabs_;
+    std::chrono::milliseconds slab_idle_{0};
+    Requests pending_;
+    PoolAllocator<Output::Lease> output_leases_;
+    std::vector<std::byte> infer_packet_;  ///< the last one, for its room
+    std::vector<std::byte> release_packet_;
     std::vector<wire::LeaseRef> releases_;
+    std::vector<std::uint32_t> returns_;  ///< slabs to be named in slab_return
     std::uint64_t last_request_id_ = 0;
     std::optional<channel::SlabRequest> growing_;  ///< asked for, not yet answered
     std::optional<Error> growth_refused_;
+    std::shared_ptr<GpuEvents> events_;  ///< where the caller named a GPU
+    wire::SlabKind gpu_kind_ = wire::SlabKind::cuda_vmm;
+    std::optional<Error> gpu_refused_;  ///< why nothing is shared on the GPU, although it was agreed
+    struct Lending {
+        std::uint64_t request_id;
+        std::shared_ptr<Loan> loan;
+    };
+    std::optional<Lending> lending_;  ///< lent, not yet answered
+    std::optional<Error> loan_refused_;
     std::optional<channel::Closing> closing_;
     std::optional<Error> channel_error_;  ///< request_id 0, and nothing has followed it
     std::optional<Error> ended_;          ///< why; set once

@@ -8,62 +8,13 @@
 
 #include <fmt/format.h>
 
+#include "clients/cpp/control_rules.h"
 #include "clients/cpp/hung_supervisor.h"
 #include "clients/cpp/limits.h"
 
 namespace bulkhead {
-namespace {
-
 namespace json = boost::json;
-
-/// What may be done about a call whose connection ended after it had been sent, and before its answer.
-enum class Repeat {
-    never,   ///< it may have been done, and doing it twice is something else
-    freely,  ///< it only looks, or does what is done already
-    marked,  ///< with `again`: the daemon then says how the first one went, if it knows
-    to_end,  ///< until nobody listens any more: that is its purpose
-};
-
-Repeat repeat_of(std::string_view method) {
-    constexpr std::array freely{"channel.open", "crashes.list",     "daemon.info", "daemon.ping",
-                                "fleet.reload", "fleet.status",     "gpu.lift",    "gpu.status",
-                                "logs.tail",    "events.subscribe", "model.why",   "model.restart"};
-    if (method == "model.load" || method == "model.unload") return Repeat::marked;
-    if (method == "daemon.stop") return Repeat::to_end;
-    return std::ranges::find(freely, method) != freely.end() ? Repeat::freely : Repeat::never;
-}
-
-Error broken(std::string attempt) {
-    return {ErrorCode::protocol_violation, std::move(attempt), "use a client and a daemon of matching releases"};
-}
-
-std::string text_member(const json::object& object, std::string_view key) {
-    const json::value* value = object.if_contains(key);
-    return value != nullptr && value->is_string() ? std::string{value->get_string()} : std::string{};
-}
-
-/// The daemon's own error, as docs/control.md spells it; `data` gets all that it said.
-Error error_from(const json::value& answer, json::object& data) {
-    data = {};
-    if (!answer.is_object()) return broken("an error that is no object");
-    const json::object& error = answer.get_object();
-    const json::value* story = error.if_contains("data");
-    if (story == nullptr || !story->is_object()) return {ErrorCode::internal, text_member(error, "message"), {}};
-    data = story->get_object();
-    return {error_code_from(text_member(data, "code")).value_or(ErrorCode::internal), text_member(data, "attempt"),
-            text_member(data, "remedy")};
-}
-
-/// A caller's patience that the daemon was told of is not started anew with a new supervisor.
-void shorten_deadline(json::object& params, Clock::duration passed) {
-    json::value* deadline = params.if_contains("deadline_ms");
-    if (deadline == nullptr || !deadline->is_number()) return;
-    const auto left =
-        deadline->to_number<std::int64_t>() - std::chrono::duration_cast<std::chrono::milliseconds>(passed).count();
-    *deadline = std::max<std::int64_t>(left, 1);
-}
-
-}  // namespace
+using control::Repeat;
 
 std::filesystem::path find_socket(const std::optional<std::filesystem::path>& given) {
     const auto variable = [](const char* name) {
@@ -86,20 +37,18 @@ Result<ControlClient> ControlClient::connect(const std::filesystem::path& socket
 Result<Answer> ControlClient::call(std::string_view method, json::object params,
                                    std::optional<std::chrono::milliseconds> deadline) {
     const Clock::time_point until = deadline_in(deadline.value_or(limits::call));
-    const Repeat repeat = repeat_of(method);
+    const Repeat repeat = control::repeat_of(method);
     const Clock::time_point asked = Clock::now();
     const json::object first = params;
     for (bool was_sent = false;;) {
         if (!line_) {
             if (const Result<> connected = reconnect(until); !connected) {
                 if (was_sent && repeat == Repeat::to_end && connected.error().code == ErrorCode::not_running)
-                    return Answer{json::object{{"receipts", json::array{}}, {"receipts_lost", true}}, {}};
+                    return Answer{control::stopped_without_receipts(), {}};
                 return Error{connected.error()}.during(method);
             }
             if (!line_) continue;  // it ended while `reconnected_` spoke on it
-            params = first;
-            shorten_deadline(params, Clock::now() - asked);
-            if (was_sent && repeat == Repeat::marked) params["again"] = true;
+            params = control::params_again(first, Clock::now() - asked, was_sent && repeat == Repeat::marked);
         }
         bool left = false;
         Result<std::optional<json::object>> answer = exchange(method, params, until, left);
@@ -108,36 +57,30 @@ Result<Answer> ControlClient::call(std::string_view method, json::object params,
             return (hang ? std::move(*hang) : std::move(answer).error()).during(method);
         }
         if (*answer) {
-            if (const json::value* error = (*answer)->if_contains("error")) return error_from(*error, error_data_);
+            if (const json::value* error = (*answer)->if_contains("error"))
+                return control::error_from(*error, error_data_);
             Result<Answer> taken = take(std::move(**answer));
             if (!taken) return std::move(taken).error().during(method);
             return taken;
         }
         was_sent = was_sent || left;
-        if (left && repeat == Repeat::never)
-            return Error{
-                ErrorCode::not_running,
-                fmt::format("{}: the supervisor ended before it answered; whether it was done is not known", method),
-                "look at `bulkhead ps` and `bulkhead info`, then ask again"};
+        if (left && repeat == Repeat::never) return control::lost_answer(method);
     }
 }
 
 Result<std::optional<json::object>> ControlClient::exchange(std::string_view method, const json::object& params,
                                                             Clock::time_point until, bool& left) {
     const std::int64_t id = ++last_id_;
-    json::object request{{"jsonrpc", "2.0"}, {"id", id}, {"method", method}};
-    if (!params.empty()) request["params"] = params;
-    const std::string line = json::serialize(request) + "\n";
-    if (line.size() > limits::request_bytes_max)
-        return Error{ErrorCode::input_invalid, fmt::format("a request of {} bytes", line.size()),
-                     fmt::format("send at most {} bytes", limits::request_bytes_max)};
-    const Result<bool> sent = line_->send(line, until);
+    const Result<std::string> line = control::request_line(id, method, params);
+    if (!line) return line.error();
+    const Result<bool> sent = line_->send(*line, until);
     if (!sent || !*sent) line_.reset();
     if (!sent) return sent.error();
     if (!*sent) return std::nullopt;
     left = true;
     for (;;) {
         Result<std::optional<json::object>> object = receive(until);
+        if (!object) line_.reset();  // an answer that comes later would have nobody to go to
         if (!object || !*object) return object;
         const json::value* answered = (*object)->if_contains("id");
         if (answered == nullptr) continue;
@@ -150,9 +93,9 @@ Result<std::optional<json::object>> ControlClient::exchange(std::string_view met
 Result<Answer> ControlClient::take(json::object object) {
     Answer answer;
     if (json::value* result = object.if_contains("result")) answer.result = std::move(*result);
-    const json::value* count = answer.result.is_object() ? answer.result.get_object().if_contains("fds") : nullptr;
-    if (count == nullptr || !count->is_int64()) return answer;
-    Result<std::vector<UniqueFd>> fds = line_->take_fds(static_cast<std::size_t>(count->get_int64()));
+    const std::size_t count = control::announced_fds(answer.result);
+    if (count == 0) return answer;
+    Result<std::vector<UniqueFd>> fds = line_->take_fds(count);
     if (!fds) {
         if (fds.error().code == ErrorCode::protocol_violation) line_.reset();
         return std::move(fds).error();
@@ -169,7 +112,7 @@ Result<bool> ControlClient::ping(Clock::time_point until) {
     if (!answer) return answer.error();
     if (!*answer) return false;
     const json::value* error = (*answer)->if_contains("error");
-    if (error != nullptr && (*answer)->at("id").is_null()) return error_from(*error, error_data_);
+    if (error != nullptr && (*answer)->at("id").is_null()) return control::error_from(*error, error_data_);
     return true;  // a daemon that knows no ping lives as well
 }
 
@@ -190,10 +133,7 @@ Result<> ControlClient::reconnect(Clock::time_point until) {
         }
         if (Clock::now() >= patience) {
             if (auto hang = hang_of_supervisor(path_)) return std::move(*hang);
-            return Error{ErrorCode::deadline_exceeded,
-                         fmt::format("waiting for a new supervisor: none has answered since {} ms",
-                                     std::chrono::floor<std::chrono::milliseconds>(Clock::now() - start).count()),
-                         "the keeper starts one: see logs/ beside the control socket. Workers run on meanwhile"};
+            return control::no_supervisor(Clock::now() - start);
         }
         std::this_thread::sleep_for(std::min<Clock::duration>(pause, patience - Clock::now()));
     }
@@ -217,9 +157,10 @@ Result<> ControlClient::wait_notification(std::optional<std::chrono::millisecond
 }
 
 /// One line; a notification has been handed over before it is returned. Nothing, and no connection any more, at its
-/// end.
+/// end; a deadline that passes ends nothing.
 Result<std::optional<json::object>> ControlClient::receive(std::optional<Clock::time_point> until) {
     Result<std::optional<json::object>> object = line_->receive(until);
+    if (!object && object.error().code == ErrorCode::deadline_exceeded) return object;
     if (!object || !*object) {
         line_.reset();
         return object;

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "clients/cpp/control_rules.h"
 #include "clients/cpp/limits.h"
 #include "ipc/packet.h"
 #include "ipc/received_fds.h"
@@ -19,10 +20,7 @@ namespace bulkhead {
 namespace {
 
 namespace json = boost::json;
-
-Error broken(std::string attempt) {
-    return {ErrorCode::protocol_violation, std::move(attempt), "use a client and a daemon of matching releases"};
-}
+using control::broken;
 
 Error too_late(std::string_view what) {
     return {ErrorCode::deadline_exceeded, fmt::format("waiting for {}", what), "wait longer, or look at `bulkhead ps`"};
@@ -30,7 +28,7 @@ Error too_late(std::string_view what) {
 
 }  // namespace
 
-Result<ControlLine> ControlLine::connect(const std::filesystem::path& path) {
+Result<ControlLine> ControlLine::connect(const std::filesystem::path& path, bool wait) {
     const std::string attempt = fmt::format("connecting to {}", path.string());
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -39,7 +37,7 @@ Result<ControlLine> ControlLine::connect(const std::filesystem::path& path) {
                      fmt::format("use a socket path below {} bytes", sizeof address.sun_path)};
     std::strcpy(address.sun_path, path.c_str());
 
-    UniqueFd socket{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    UniqueFd socket{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | (wait ? 0 : SOCK_NONBLOCK), 0)};
     if (!socket) return system_error(attempt, errno);
     // It bounds connect(), which otherwise waits as long as the backlog is full.
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limits::connect).count();
@@ -62,16 +60,24 @@ Result<ControlLine> ControlLine::connect(const std::filesystem::path& path) {
     }
 }
 
+Result<std::optional<std::size_t>> ControlLine::send_some(std::string_view line) {
+    for (;;) {
+        const ssize_t sent = ::send(socket_.get(), line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0) return static_cast<std::size_t>(sent);
+        if (errno == EINTR) continue;
+        if (errno == EPIPE || errno == ECONNRESET) return std::nullopt;
+        if (errno == EAGAIN) return std::size_t{0};
+        return system_error("sending a request", errno);
+    }
+}
+
 Result<bool> ControlLine::send(std::string_view line, Clock::time_point until) {
     while (!line.empty()) {
-        const ssize_t sent = ::send(socket_.get(), line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent >= 0) {
-            line.remove_prefix(static_cast<std::size_t>(sent));
-            continue;
-        }
-        if (errno == EINTR) continue;
-        if (errno == EPIPE || errno == ECONNRESET) return false;
-        if (errno != EAGAIN) return system_error("sending a request", errno);
+        const Result<std::optional<std::size_t>> sent = send_some(line);
+        if (!sent) return sent.error();
+        if (!*sent) return false;
+        line.remove_prefix(**sent);
+        if (**sent > 0) continue;
         const Result<short> ready = wait_ready(socket_.get(), POLLOUT, until);
         if (!ready) return ready.error();
         if (*ready == 0) return too_late("the daemon to read a request");
@@ -79,7 +85,6 @@ Result<bool> ControlLine::send(std::string_view line, Clock::time_point until) {
     return true;
 }
 
-/// Appends what has come. False at the end of file.
 Result<bool> ControlLine::receive_some() {
     std::array<char, 64 * 1024> bytes;
     iovec part{bytes.data(), bytes.size()};
@@ -105,19 +110,26 @@ Result<bool> ControlLine::receive_some() {
     return received > 0;
 }
 
-Result<std::optional<json::object>> ControlLine::receive(std::optional<Clock::time_point> until) {
-    for (std::size_t searched = 0;;) {
-        const std::size_t end = buffer_.find('\n', searched);
-        if (end != std::string::npos) {
-            boost::system::error_code failure;
-            json::value value = json::parse(std::string_view{buffer_}.substr(0, end), failure);
-            buffer_.erase(0, end + 1);
-            if (failure || !value.is_object()) return broken("an answer that is no JSON object");
-            return std::move(value.get_object());
-        }
-        searched = buffer_.size();
+Result<std::optional<json::object>> ControlLine::next() {
+    const std::size_t end = buffer_.find('\n', searched_);
+    if (end == std::string::npos) {
+        searched_ = buffer_.size();
         if (buffer_.size() > limits::answer_bytes_max)
             return broken(fmt::format("an answer longer than {} bytes", limits::answer_bytes_max));
+        return std::nullopt;
+    }
+    boost::system::error_code failure;
+    json::value value = json::parse(std::string_view{buffer_}.substr(0, end), failure);
+    buffer_.erase(0, end + 1);
+    searched_ = 0;
+    if (failure || !value.is_object()) return broken("an answer that is no JSON object");
+    return std::move(value.get_object());
+}
+
+Result<std::optional<json::object>> ControlLine::receive(std::optional<Clock::time_point> until) {
+    for (;;) {
+        Result<std::optional<json::object>> object = next();
+        if (!object || *object) return object;
         const Result<short> ready =
             wait_ready(socket_.get(), POLLIN, until.value_or(deadline_in(std::chrono::hours{24})));
         if (!ready) return ready.error();

@@ -23,6 +23,8 @@ inline constexpr std::chrono::milliseconds reconnect_pause = 10ms;
 inline constexpr std::chrono::milliseconds reconnect_pause_max = 500ms;
 inline constexpr std::size_t request_bytes_max = 64 * 1024;  ///< newline included, docs/control.md
 inline constexpr std::size_t answer_bytes_max = 1024 * 1024;
+/// Events kept for a reader of an event stream that is slower than they come; then it has a gap.
+inline constexpr std::size_t events_max = 4096;
 
 // Channel
 inline constexpr std::chrono::milliseconds hello = 10s;  ///< from hello to the last slab of welcome
@@ -36,6 +38,8 @@ inline constexpr std::chrono::milliseconds request_grace = 2s;
 /// Of a request without a deadline of its own: the worker's bound is the model's, far below.
 inline constexpr std::chrono::milliseconds request = 1h;
 inline constexpr std::size_t slabs_max = 64;  ///< of one channel
+/// Interprocess events that a worker may offer: each is a handle of the driver.
+inline constexpr std::size_t gpu_events_max = 64;
 /// Output leases given back in one message at the latest; otherwise before the next request.
 inline constexpr std::size_t release_batch = 32;
 

@@ -27,6 +27,12 @@ def torchscript_models() -> dict:
         def forward(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
             return a + scale * b
 
+    class AddOut(nn.Module):
+        """Writes its sum where it is told to."""
+
+        def forward(self, a: Tensor, b: Tensor, y: Tensor) -> None:
+            torch.add(a, b, out=y)
+
     class Raises(nn.Module):
         """Refuses negative input, so that the warm-up's zeros pass."""
 
@@ -82,9 +88,65 @@ def torchscript_models() -> dict:
         def reset(self) -> None:
             self.total = torch.zeros(1)
 
-    modules = (Echo, Add, Raises, InfiniteLoop, Nan, MultiOutput, Slow, Counter)
-    names = ("echo", "add", "raises", "infinite_loop", "nan", "multi_output", "slow", "counter")
+    modules = (Echo, Add, AddOut, Raises, InfiniteLoop, Nan, MultiOutput, Slow, Counter)
+    names = ("echo", "add", "add_out", "raises", "infinite_loop", "nan", "multi_output", "slow", "counter")
     return dict(zip(names, modules, strict=True))
+
+
+def minilm_halves() -> dict:
+    """MiniLM cut in the middle: the first half's outputs are the second one's inputs. For 16 tokens, which tracing fixes."""
+    import minilm
+    import torch
+    from torch import Tensor, nn
+
+    class Half(nn.Module):
+        def __init__(self, layers: nn.ModuleList) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def through(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+            unseen = (1 - attention_mask[:, None, None, :].to(hidden.dtype)) * torch.finfo(hidden.dtype).min
+            for layer in self.layers:
+                given = layer(hidden, attention_mask=unseen)
+                hidden = given[0] if isinstance(given, tuple) else given
+            return hidden
+
+    class Lower(Half):
+        def __init__(self, bert: nn.Module) -> None:
+            super().__init__(bert.encoder.layer[:3])
+            self.embeddings = bert.embeddings
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+            return self.through(self.embeddings(input_ids), attention_mask), attention_mask
+
+    class Upper(Half):
+        def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+            return minilm.pooled(self.through(hidden, attention_mask), attention_mask)
+
+    bert = minilm.Embedder().bert
+    ids = torch.ones(1, 16, dtype=torch.int64)
+    lower, upper = Lower(bert).eval(), Upper(bert.encoder.layer[3:]).eval()
+    with torch.no_grad():
+        hidden, mask = lower(ids, ids)
+        return {
+            "minilm_lower": torch.jit.trace(lower, (ids, ids.clone())),
+            "minilm_upper": torch.jit.trace(upper, (hidden, mask)),
+        }
+
+
+def linear_out(linear):
+    """A module that writes what `linear` returns into its last argument."""
+    import torch
+
+    class LinearOut(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            y.copy_(self.linear(x))
+
+    return LinearOut()
 
 
 def make_all(folder: Path) -> None:
@@ -93,11 +155,16 @@ def make_all(folder: Path) -> None:
     for name, module in torchscript_models().items():
         torch.jit.script(module().eval()).save(str(folder / f"{name}.pt"))
 
+    for name, traced in minilm_halves().items():
+        traced.save(str(folder / f"{name}.pt"))
+
     torch.manual_seed(0)
     linear = torch.nn.Linear(4, 3)
     rows = torch.export.Dim("rows", min=1, max=64)
     with aoti.scratch_beside(folder):
         aoti.export_package(linear, (torch.zeros(5, 4),), folder / "linear.pt2", dynamic_shapes=({0: rows},))
+        into = (torch.zeros(5, 4), torch.zeros(5, 3))
+        aoti.export_package(linear_out(linear), into, folder / "linear_out.pt2", dynamic_shapes=({0: rows}, {0: rows}))
     # The same weights in a runtime that shares no code with the package's.
     torch.jit.script(linear.eval()).save(str(folder / "linear.pt"))
 
@@ -108,7 +175,7 @@ def main() -> None:
     folder = parser.parse_args().folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
 
-    sources = b"".join((HERE / name).read_bytes() for name in ("make_test_models.py", "aoti.py"))
+    sources = b"".join((HERE / name).read_bytes() for name in ("make_test_models.py", "minilm.py", "aoti.py"))
     wanted = f"torch=={version('torch')}\n{hashlib.sha256(sources).hexdigest()}\n{aoti.cpu_flags()}\n"
     record = folder / ".stamp"
     if record.exists() and record.read_text() == wanted:

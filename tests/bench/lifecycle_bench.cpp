@@ -1,5 +1,6 @@
 // What a load and an unload cost, beside the same model in a bare LibTorch program.
 
+#include "tests/bench/peers/peer.h"
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -12,13 +13,12 @@ Records load() {
     struct Case {
         const char* name;
         std::string yaml;
-        std::vector<std::string> bare;
+        std::string runtime;
+        std::string file;
     };
     const std::vector<Case> cases{
-        {"silero-vad",
-         test::silero_vad(),
-         {test::program("bare_libtorch"), "load", "torchscript", test::model_file("silero_vad.jit")}},
-        {"minilm", test::minilm(), {test::program("bare_libtorch"), "load", "aoti", test::model_file("minilm.pt2")}},
+        {"silero-vad", test::silero_vad(), "torchscript", test::model_file("silero_vad.jit")},
+        {"minilm", test::minilm(), "aoti", test::model_file("minilm.pt2")},
     };
     for (const Case& each : cases) {
         test::Daemon daemon{test::fleet({each.yaml})};
@@ -28,14 +28,24 @@ Records load() {
             unloads.push_back(microseconds([&] { (void)daemon.unload(each.name).value(); }));
             return us / 1000;
         };
-        const auto bare = [&] { return microseconds([&] { (void)test::run(each.bare); }) / 1000; };
+        const auto program = [&each](const char* mode) {
+            return std::vector<std::string>{test::program("bare_libtorch"), mode, each.runtime, each.file};
+        };
+        std::vector<double> kills;
+        const auto bare = [&] {
+            Peer loaded{program("hold")};
+            if (loaded.await_ready().empty()) kills.push_back(microseconds([&] { loaded.kill(); }) / 1000);
+            return microseconds([&] { (void)test::run(program("load")); }) / 1000;
+        };
         load_once();  // fills the package cache and the page cache
         (void)bare();
         unloads.clear();
+        kills.clear();
         const Pair pair = interleaved(7, load_once, bare);
         records.push_back({std::string{each.name} + ": load to ready", pair.value, "ms",
                            "bare LibTorch process: start, load, one inference", pair.baseline});
-        records.push_back({std::string{each.name} + ": unload, receipt included", median(unloads) / 1000, "ms", "", 0});
+        records.push_back({std::string{each.name} + ": unload, receipt included", median(unloads) / 1000, "ms",
+                           "SIGKILL and waitpid of a bare LibTorch process with the same model", median(kills)});
     }
     return records;
 }

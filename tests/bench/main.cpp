@@ -36,7 +36,7 @@ int main(int argc, char** argv) {
         if (!names.empty() && std::find(names.begin(), names.end(), bench->name) == names.end()) continue;
         std::printf("%s: %s\n", bench->name.c_str(), bench->description.c_str());
         const Records records = bench->run();
-        print(records);
+        if (bench->prints == Bench::Prints::records) print(records);
         all.insert(all.end(), records.begin(), records.end());
     }
     if (!json_file.empty()) write_json(all, json_file);

@@ -1,15 +1,17 @@
 #include "tests/bench/record.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 
 #include <boost/json.hpp>
 
 namespace bulkhead::bench {
 
-Bench::Bench(std::string bench_name, std::string what, std::function<Records()> body)
-    : name{std::move(bench_name)}, description{std::move(what)}, run{std::move(body)} {
+Bench::Bench(std::string bench_name, std::string what, std::function<Records()> body, Prints who)
+    : name{std::move(bench_name)}, description{std::move(what)}, run{std::move(body)}, prints{who} {
     benches().push_back(this);
 }
 
@@ -23,6 +25,14 @@ double median(std::vector<double> values) {
     std::ranges::sort(values);
     const std::size_t middle = values.size() / 2;
     return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+double percentile(std::vector<double> values, double of) {
+    const auto count = static_cast<double>(values.size());
+    if (count * (1 - of) < 1 - 1e-9) return std::numeric_limits<double>::quiet_NaN();
+    const auto rank = static_cast<std::ptrdiff_t>(std::ceil(of * count - 1e-9)) - 1;
+    std::ranges::nth_element(values, values.begin() + std::max<std::ptrdiff_t>(rank, 0));
+    return values[static_cast<std::size_t>(std::max<std::ptrdiff_t>(rank, 0))];
 }
 
 Pair interleaved(int rounds, const std::function<double()>& value, const std::function<double()>& baseline) {

@@ -1,64 +1,15 @@
 // A request's round trip, small and large, through a real worker with an identity model.
 
-#include <linux/futex.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <atomic>
+#include <array>
 #include <cstring>
-#include <memory>
 
+#include "tests/bench/baselines.h"
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
 namespace bulkhead::bench {
 namespace {
-
-/// Two processes, one word each way, both asleep in between: what a wake-up costs on this machine.
-class FutexPingPong {
-public:
-    FutexPingPong() {
-        void* shared = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        word_ = new (shared) std::atomic<std::uint32_t>{0};
-        child_ = ::fork();
-        if (child_ == 0) {
-            for (std::uint32_t turn = 1;; turn += 2) {
-                wait_for(turn);
-                if (word_->load() == end) ::_exit(0);
-                post(turn + 1);
-            }
-        }
-    }
-    ~FutexPingPong() {
-        post(end);
-        ::waitpid(child_, nullptr, 0);
-    }
-    FutexPingPong(const FutexPingPong&) = delete;
-    FutexPingPong& operator=(const FutexPingPong&) = delete;
-
-    void round_trip() {
-        post(turn_ + 1);
-        wait_for(turn_ + 2);
-        turn_ += 2;
-    }
-
-private:
-    static constexpr std::uint32_t end = 0xffff'ffff;
-    void post(std::uint32_t value) {
-        word_->store(value);
-        ::syscall(SYS_futex, word_, FUTEX_WAKE, 1, nullptr, nullptr, 0);
-    }
-    void wait_for(std::uint32_t value) {
-        for (std::uint32_t seen = word_->load(); seen != value && seen != end; seen = word_->load())
-            ::syscall(SYS_futex, word_, FUTEX_WAIT, seen, nullptr, nullptr, 0);
-    }
-    std::atomic<std::uint32_t>* word_;
-    pid_t child_;
-    std::uint32_t turn_ = 0;
-};
 
 /// One tensor of `bytes`, filled once, sent again and again; microseconds of one request.
 class EchoClient {

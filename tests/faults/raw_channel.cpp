@@ -82,7 +82,7 @@ channel::Tensor RawChannel::tensor(std::int64_t count, std::uint64_t offset_byte
     return {"x", wire::DType::float32, {count}, {input.offer.slab_id, 0, offset_bytes, bytes, 1}};
 }
 
-bool RawChannel::infer(std::uint64_t request_id, std::vector<channel::Tensor> tensors, boost::json::object parameters) {
+bool RawChannel::infer(std::uint64_t request_id, channel::Tensors tensors, boost::json::object parameters) {
     channel::Infer request;
     request.request_id = request_id;
     request.method = "forward";

@@ -33,7 +33,7 @@ public:
 
     /// A float32 tensor `x` of one dimension in the input slab, filled with ones.
     [[nodiscard]] channel::Tensor tensor(std::int64_t count, std::uint64_t offset_bytes = 0);
-    bool infer(std::uint64_t request_id, std::vector<channel::Tensor> tensors, boost::json::object parameters = {});
+    bool infer(std::uint64_t request_id, channel::Tensors tensors, boost::json::object parameters = {});
     /// An ordinary request and its answer: the channel works.
     void expect_served(std::uint64_t request_id);
 

@@ -91,7 +91,7 @@ TEST(Fault10, OffsetsAndDimensionsThatOverflowAreRejected) {
         channel::Tensor tensor = good;
         tensor.lease.offset_bytes = offset;
         tensor.lease.size_bytes = size;
-        tensor.dims = std::move(dims);
+        tensor.dims.assign(dims.begin(), dims.end());
         wrong.push_back(tensor);
     };
     placed(~std::uint64_t{0} - 63, 16, {4});                       // offset + size wraps

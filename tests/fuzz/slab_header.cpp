@@ -1,6 +1,6 @@
 /// A descriptor that is said to be a slab, and leases that are said to lie in it: what is adopted cannot shrink under a
-/// reader, what is placed lies inside, and what is given back was leased. And the page that a worker shares with the
-/// supervisor.
+/// reader, what is placed lies inside, and what is given back was leased. Rings that a client writes, and the page that
+/// a worker shares with the supervisor.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,6 +11,7 @@
 #include <map>
 
 #include "ipc/host_slab.h"
+#include "ipc/ring.h"
 #include "ipc/slab_allocator.h"
 #include "ipc/tensor_layout.h"
 #include "supervisor/alive_watch.h"
@@ -114,6 +115,57 @@ void allocate(Input& input) {
     }
 }
 
+/// A worker's side of two rings, whose memory the client fills as it likes.
+void use_ring(Input& input) {
+    static std::array<std::byte, packet_bytes_max> buffer;
+    auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "fuzz", (input.take<std::uint8_t>() & 1) != 0);
+    if (!rings) return;
+    const std::uint64_t size_bytes = (*rings)->offer().size_bytes;
+    const std::size_t carried = (*rings)->packet_bytes_max();
+    const int memory = (*rings)->offer_fds()[0];
+    const auto put = [&](std::uint64_t at, std::span<const std::byte> bytes) {
+        [[maybe_unused]] const auto written = ::pwrite(memory, bytes.data(), bytes.size(), static_cast<off_t>(at));
+    };
+    std::uint64_t line = 0;  // the next that the client publishes, when it is honest
+    while (!input.empty()) {
+        const auto action = input.take<std::uint8_t>();
+        switch (action % 6) {
+        case 0: {  // a packet, of the size it says or another, wholly published or not
+            const auto payload = input.take_piece();
+            const std::uint64_t count = 1 + payload.size() / ring::payload_bytes;
+            for (std::uint64_t i = std::min<std::uint64_t>(count, ring::lines_min); i-- > 0;) {
+                const std::uint64_t at = ring::header_bytes + (line + i) % ring::lines_min * 64;
+                const std::uint64_t sequence = line + i + 1;
+                put(at + 8, payload.subspan(i * ring::payload_bytes)
+                                .first(std::min(ring::payload_bytes, payload.size() - i * ring::payload_bytes)));
+                put(at, std::as_bytes(std::span{&sequence, 1}));
+            }
+            line += count;
+            break;
+        }
+        case 1: put(input.take<std::uint16_t>() % size_bytes, input.take_bytes(action / 4)); break;
+        case 2: static_cast<void>((*rings)->prepare_to_sleep(action & 64)); break;
+        case 3: {
+            const auto bytes = input.take_bytes(carried);
+            if (bytes.size() < sizeof(wire::Header)) break;
+            if (const auto room = (*rings)->has_room(bytes.size()); room && *room) (*rings)->write(bytes);
+            break;
+        }
+        default: {
+            const auto size = (*rings)->read(buffer);
+            if (!size) {
+                BULKHEAD_PROMISE(size.error().code == ErrorCode::protocol_violation);
+                return;  // the channel ends
+            }
+            if (*size == 0) break;
+            wire::Header header;
+            std::memcpy(&header, buffer.data(), sizeof header);
+            BULKHEAD_PROMISE(*size >= sizeof header && *size <= carried && header.size_bytes == *size);
+        }
+        }
+    }
+}
+
 /// A worker's page, while its owner writes to it.
 void view_page(Input& input) {
     const bool sealed = (input.take<std::uint8_t>() & 1) != 0;
@@ -143,10 +195,11 @@ void view_page(Input& input) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     Input input{data, size};
-    switch (input.take<std::uint8_t>() % 3) {
+    switch (input.take<std::uint8_t>() % 4) {
     case 0: adopt(input); break;
     case 1: allocate(input); break;
-    default: view_page(input); break;
+    case 2: view_page(input); break;
+    default: use_ring(input); break;
     }
     return 0;
 }

@@ -49,10 +49,10 @@ Result<std::map<std::string, HostTensor>> LoadedModel::run(std::vector<HostTenso
     std::vector<worker::TensorView> views;
     for (HostTensor& input : inputs) views.push_back(input.view());
     const config::MethodSpec& method = model_->methods().front();
-    auto checked = worker::check_inputs(method, views);
-    if (!checked) return checked.error();
+    std::vector<worker::TensorView> ordered;
+    if (auto checked = worker::check_inputs(method, views, ordered); !checked) return checked.error();
     HeapSink sink;
-    if (auto ran = model_->run(method, *checked, {}, sink); !ran) return ran.error();
+    if (auto ran = model_->run(method, ordered, {}, sink); !ran) return ran.error();
     std::map<std::string, HostTensor> outputs;
     for (HostTensor& tensor : sink.tensors) outputs.emplace(tensor.name, std::move(tensor));
     return outputs;

@@ -25,13 +25,18 @@ class FakeWorker:
         self.socket.settimeout(10)
         self.slabs: dict[int, mmap.mmap] = {}
         self.released: list[tuple[int, int]] = []
+        self.fds: list[int] = []  # received, not yet taken
 
     def close(self) -> None:
         self.socket.close()
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
 
     def receive(self) -> tuple[dict, bytes]:
-        data = self.socket.recv(65536)
+        data, fds, _, _ = socket.recv_fds(self.socket, 65536, 4)
         assert data, "the client has gone"
+        self.fds += fds
         head = layout.HEADER.unpack(data)
         return head, data[layout.HEADER.size :]
 
@@ -80,6 +85,25 @@ class FakeWorker:
         self.welcome(**welcome)
         self.offer(1, "input")
         self.offer(2, "output")
+
+    def name_slab(self, kind: str, number: int, request_id: int = 0) -> None:
+        self.send(kind, layout.SLAB_NAME.pack(slab_id=number), request_id)
+
+    def returned(self) -> int:
+        _, body = self.expect("slab_return")
+        return layout.SLAB_NAME.unpack(body)["slab_id"]
+
+    def borrow(self) -> tuple[int, mmap.mmap]:
+        """Takes the next loan, as a worker does: its id, and its memory, read-only."""
+        head, body = self.expect("slab_lend")
+        lend = layout.SLAB_LEND.unpack(body)
+        fd = self.fds.pop()
+        assert os.fstat(fd).st_size == lend["size_bytes"]
+        assert fcntl.fcntl(fd, 1034) & (SEAL_SEAL | SEAL_SHRINK | SEAL_GROW | SEAL_FUTURE_WRITE) == 23, "not sealed as a loan must be"
+        memory = self.slabs[lend["slab_id"]] = mmap.mmap(fd, lend["size_bytes"], prot=mmap.PROT_READ)
+        os.close(fd)
+        self.name_slab("slab_accepted", lend["slab_id"], head["request_id"])
+        return lend["slab_id"], memory
 
     def tensors(self, body: bytes) -> list[dict]:
         count = layout.INFER.unpack(body)["tensor_count"]

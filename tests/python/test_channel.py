@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import array
-import asyncio
 import gc
 import os
-import threading
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,39 +13,7 @@ from bulkhead import layout
 from bulkhead.channel import Channel
 from bulkhead.layout import FEATURE, FLAG
 from fake_worker import SEAL_GROW, SEAL_SEAL, FakeWorker
-
-
-class Opened(unittest.TestCase):
-    def setUp(self) -> None:
-        self.worker = FakeWorker()
-        self.addCleanup(self.worker.close)
-
-    def open(self, **welcome: int) -> Channel:
-        with ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(Channel, self.worker.client_end, client="test")
-            self.worker.open(**welcome)
-            channel = opening.result(10)
-        self.addCleanup(channel.close)
-        return channel
-
-    def serve(self, body) -> threading.Thread:
-        def run() -> None:
-            try:
-                body()
-            except BaseException:
-                self.worker.close()  # or the client would wait for ever
-                raise
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        self.addCleanup(thread.join)
-        return thread
-
-    def refused(self, code: str, call) -> bulkhead.Error:
-        with self.assertRaises(bulkhead.Error) as caught:
-            call()
-        self.assertEqual(caught.exception.code, code, str(caught.exception))
-        return caught.exception
+from opened import Opened
 
 
 class Opening(Opened):
@@ -90,19 +56,16 @@ class Opening(Opened):
         }
         for name, offer in cases.items():
             with self.subTest(name):
-                self.worker = FakeWorker()
-                self.addCleanup(self.worker.close)
+                self.worker = self.another()
                 self.broken(lambda: (self.worker.welcome(), offer()))
 
     def test_headers_that_lie(self) -> None:
         for member, value in {"magic": 1, "version": 9, "size_bytes": 33}.items():
             with self.subTest(member):
-                self.worker = FakeWorker()
-                self.addCleanup(self.worker.close)
+                self.worker = self.another()
                 self.broken(lambda: self.worker.send("welcome", b"", **{member: value}))
         with self.subTest("a message before welcome"):
-            self.worker = FakeWorker()
-            self.addCleanup(self.worker.close)
+            self.worker = self.another()
             self.broken(lambda: self.worker.send("closing", layout.CLOSING.pack(code=14)))
 
     def test_descriptors_do_not_leak(self) -> None:
@@ -304,8 +267,7 @@ class Deaths(Opened):
     def test_outputs_that_do_not_lie_where_they_are_said_to(self) -> None:
         for tensor in ({"dtype": 99}, {"rank": 9}, {"dims": [2]}, {"dims": [-1]}):
             with self.subTest(tensor):
-                self.worker = FakeWorker()
-                self.addCleanup(self.worker.close)
+                self.worker = self.another()
                 channel = self.open()
 
                 def serve() -> None:
@@ -348,56 +310,6 @@ class Deaths(Opened):
         os.close(write_end)
         os.close(read_end)
         os.waitpid(child, 0)
-
-
-class Asynchronous(unittest.IsolatedAsyncioTestCase):
-    async def asyncSetUp(self) -> None:
-        self.worker = FakeWorker()
-        opening = asyncio.ensure_future(bulkhead.aio.Channel.open(self.worker.client_end))
-        await asyncio.to_thread(self.worker.open)
-        self.channel = await opening
-
-    async def asyncTearDown(self) -> None:
-        self.channel.close()
-        self.worker.close()
-
-    async def test_tasks_share_a_channel_and_get_their_own_answers(self) -> None:
-        def serve() -> None:
-            asked = [self.worker.expect("infer") for _ in range(3)]
-            for at, (head, body) in enumerate(reversed(asked)):
-                values = self.worker.floats(self.worker.tensors(body)[0])
-                self.worker.answer(head["request_id"], values, offset=64 * at, generation=at + 1)
-
-        serving = asyncio.to_thread(serve)
-        replies = await asyncio.gather(serving, *(self.channel.infer(x=[float(i)]) for i in range(3)))
-        self.assertEqual([reply["y"].tolist() for reply in replies[1:]], [[0.0], [1.0], [2.0]])
-
-    async def test_a_cancelled_task_cancels_its_request(self) -> None:
-        task = asyncio.ensure_future(self.channel.infer(x=[1.0]))
-        head, _ = await asyncio.to_thread(self.worker.expect, "infer")
-        task.cancel()
-        with self.assertRaises(asyncio.CancelledError):
-            await task
-        cancelled, _ = await asyncio.to_thread(self.worker.expect, "cancel")
-        self.assertEqual(cancelled["request_id"], head["request_id"])
-
-    async def test_the_end_of_the_worker_is_told_to_all(self) -> None:
-        tasks = [asyncio.ensure_future(self.channel.infer(x=[1.0])) for _ in range(2)]
-        await asyncio.to_thread(self.worker.expect, "infer")
-        self.worker.close()
-        for task in tasks:
-            with self.assertRaises(bulkhead.Error) as caught:
-                await task
-            self.assertEqual(caught.exception.code, "worker_lost")
-
-    async def test_a_deadline(self) -> None:
-        from bulkhead import aio
-
-        before, aio.GRACE_SECONDS = aio.GRACE_SECONDS, 0.0
-        self.addCleanup(setattr, aio, "GRACE_SECONDS", before)
-        with self.assertRaises(bulkhead.Error) as caught:
-            await self.channel.infer(x=[1.0], deadline=0.01)
-        self.assertEqual(caught.exception.code, "deadline_exceeded")
 
 
 if __name__ == "__main__":

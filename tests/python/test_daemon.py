@@ -2,67 +2,24 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import gc
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 import unittest
 from pathlib import Path
 
 import bulkhead
+from daemon import BUILD, Daemon
 
-BUILD = Path(os.environ["BULKHEAD_BUILD"])
 SOURCE = Path(__file__).resolve().parents[2]
-
-FLEET = f"""
-version: 1
-defaults: {{device: cpu, threads: 1}}
-models:
-  minilm:
-    runtime: aoti
-    package: {BUILD}/models/minilm.pt2
-    inputs:
-      input_ids: {{dtype: int64, shape: [1, n=1..256]}}
-      attention_mask: {{dtype: int64, shape: [1, n=1..256]}}
-    warmup: {{input_ids: [1, 16], attention_mask: [1, 16]}}
-    outputs: {{embedding: {{dtype: float32, shape: [1, 384]}}}}
-  silero-vad:
-    runtime: torchscript
-    file: {BUILD}/models/silero_vad.jit
-    state: {{scope: channel, reset: reset_states}}
-    inputs: {{x: {{dtype: float32, shape: [1, 512]}}}}
-    parameters: {{sr: {{type: integer, default: 16000}}}}
-    outputs: {{probability: {{dtype: float32, shape: [1, 1]}}}}
-"""
 
 IDS = [[101, 7592, 102]]
 MASK = [[1, 1, 1]]
-
-
-class Daemon:
-    def __init__(self) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="bh-")
-        fleet = Path(self.folder.name, "fleet.yaml")
-        fleet.write_text(FLEET)
-        self.socket = str(Path(self.folder.name, "run", "control.sock"))
-        self.output = open(Path(self.folder.name, "out"), "wb")
-        environment = {**os.environ, "XDG_CACHE_HOME": str(BUILD / "test-cache")}
-        self.process = subprocess.Popen([str(BUILD / "bin" / "bulkheadd"), "--socket", self.socket, str(fleet)],
-                                        stdout=self.output, stderr=self.output, env=environment)  # fmt: skip
-        until = time.monotonic() + 20
-        while not os.path.exists(self.socket) and self.process.poll() is None and time.monotonic() < until:
-            time.sleep(0.01)
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(60)
-        self.output.close()
-        self.folder.cleanup()
 
 
 class WithDaemon(unittest.TestCase):
@@ -95,18 +52,57 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual([holder["pid"] for holder in receipt["held_by"]], [os.getpid()])
         self.assertEqual(len(reply["embedding"].tolist()[0]), 384)  # and stays readable
 
-    def test_a_dead_worker_is_told_and_retry_safe_hides_it(self) -> None:
-        self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)
-        os.kill(self.pid("minilm"), signal.SIGKILL)
-        with self.assertRaises(bulkhead.Error) as caught:
-            for _ in range(100):  # what was answered before the end of file is no error
-                self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)
+    def test_a_dead_worker_is_told_and_the_next_request_has_the_next_one(self) -> None:
+        with self.client.open("minilm") as channel:
+            pid = self.pid("minilm")
+            os.kill(pid, signal.SIGSTOP)  # so that it cannot answer first
+            request = channel.submit(input_ids=IDS, attention_mask=MASK)
+            os.kill(pid, signal.SIGKILL)
+            with self.assertRaises(bulkhead.Error) as caught:
+                channel.wait(request)
         self.assertEqual(caught.exception.code, "worker_lost")
-        self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)  # the next process
+        self.assertEqual(self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)["embedding"].shape, (1, 384))
+
+    def test_retry_safe_hides_deaths(self) -> None:
+        self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)
         os.kill(self.pid("minilm"), signal.SIGKILL)
         for _ in range(20):
             reply = self.client.infer("minilm", input_ids=IDS, attention_mask=MASK, retry_safe=True)
         self.assertEqual(reply["embedding"].shape, (1, 384))
+
+    def test_memory_of_the_clients_own_is_read_by_the_worker_where_it_lies(self) -> None:
+        with self.client.allocate((1, 3), "int64") as ids:
+            ids.data.cast("q")[:] = memoryview(array.array("q", IDS[0]))
+            lent = self.client.infer("minilm", input_ids=ids, attention_mask=MASK)["embedding"].tolist()
+            self.assertTrue("memfd:bulkhead-client" in Path(f"/proc/{self.pid('minilm')}/maps").read_text(), "it was copied")
+        self.assertEqual(lent, self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)["embedding"].tolist())
+        self.client.close()  # the loan ends with the channel
+
+    def test_a_client_that_is_killed_with_results_in_its_hands_holds_nothing(self) -> None:
+        code = """if True:
+            import bulkhead, os, signal, sys
+            b = bulkhead.connect(sys.argv[1])
+            held = [b.infer("minilm", input_ids=[[101, 7592, 102]], attention_mask=[[1, 1, 1]]) for _ in range(3)]
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+        died = subprocess.run([sys.executable, "-c", code, self.daemon.socket])
+        self.assertEqual(died.returncode, -signal.SIGKILL)
+        (receipt,) = self.client.unload("minilm")
+        self.assertEqual((receipt["ended"], receipt["verified"]), ("drained", True), receipt)
+
+    def test_a_forked_child_uses_the_client_with_channels_of_its_own(self) -> None:
+        kept = self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)["embedding"]
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                shape = self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)["embedding"].shape
+                status = 0 if shape == (1, 384) else 2
+            finally:
+                os._exit(status)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        again = self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)["embedding"]  # ours is as it was
+        self.assertEqual(again.tolist(), kept.tolist())
 
     def test_the_stateful_model_serves_one_channel(self) -> None:
         with self.client.open("silero-vad") as channel:
@@ -136,10 +132,43 @@ class WithDaemon(unittest.TestCase):
     def test_asyncio(self) -> None:
         async def work() -> None:
             async with bulkhead.aio.connect(self.daemon.socket) as client:
-                replies = await asyncio.gather(*(client.infer("minilm", input_ids=IDS, attention_mask=MASK) for _ in range(8)))
+                events = await client.events("minilm")
+                await client.unload("minilm")
+                await client.load("minilm")
+                replies = await asyncio.gather(*(client.infer("minilm", input_ids=IDS, attention_mask=MASK) for _ in range(200)))
                 self.assertEqual({reply["embedding"].shape for reply in replies}, {(1, 384)})
+                self.assertEqual(len({tuple(reply["embedding"].tolist()[0]) for reply in replies}), 1)
+                del replies
+                (receipt,) = await client.unload("minilm")
+                self.assertEqual((receipt["ended"], receipt["verified"]), ("drained", True), receipt)
+                async for event in events:
+                    if event["event"] == "receipt" and event["pid"] == receipt["pid"]:
+                        break
+                await events.aclose()
+                self.assertEqual({row["model"] for row in await client.ps()}, {"minilm", "silero-vad"})
+                self.assertIn("unload", await client.why("minilm"))
+                self.assertEqual((await client.info())["socket"], self.daemon.socket)
 
         asyncio.run(work())
+
+    def test_every_verb(self) -> None:
+        self.client.load("minilm")
+        self.assertEqual({row["model"]: row["state"] for row in self.client.ps()}["minilm"], "ready")
+        self.assertIn("minilm", self.client.why("minilm"))
+        self.assertIsInstance(list(self.client.logs("minilm", lines=5)), list)
+        self.assertEqual(self.client.info()["version"], bulkhead.__version__)
+        self.assertIn("nvml", self.client.gpus())
+        self.assertEqual(self.client.crashes("nobody"), [])
+        self.assertEqual(self.client.reload()["unchanged"], ["minilm", "silero-vad"])
+        self.assertEqual(len(self.client.restart("minilm")["receipts"]), 1)
+        with self.assertRaises(bulkhead.Error):
+            self.client.unload()
+
+    def test_the_log_is_followed(self) -> None:
+        with self.client.logs("minilm", lines=0, follow=True) as lines:
+            self.client.unload("minilm")
+            self.client.load("minilm")  # a worker says that it is ready
+            self.assertEqual(next(lines)["model"], "minilm")
 
     def test_errors_name_what_there_is(self) -> None:
         with self.assertRaises(bulkhead.Error) as caught:
@@ -161,30 +190,15 @@ class WithDaemon(unittest.TestCase):
 
     def test_events_tell_of_a_load(self) -> None:
         self.client.unload("minilm")
-        seen: list[str] = []
-        ready = threading.Event()
-        subscribed = threading.Event()
-
-        def follow() -> None:
-            with bulkhead.connect(self.daemon.socket) as watcher:
-                subscribed.set()
-                for event in watcher.events("minilm"):
-                    if event["event"] == "state":
-                        seen.append(event["to"])
-                    if "ready" in seen or "loading" in seen:
-                        ready.set()
-                        return
-
-        thread = threading.Thread(target=follow)
-        thread.start()
-        subscribed.wait(10)
-        until = time.monotonic() + 30
-        while not ready.is_set() and time.monotonic() < until:  # until a load came after the subscription
+        with self.client.events("minilm") as events:  # from here on: no load can be missed
             self.client.load("minilm")
-            if not ready.wait(0.2):
-                self.client.unload("minilm")
-        self.assertTrue(ready.is_set(), seen)
-        thread.join(10)
+            states = []
+            for event in events:
+                if event["event"] == "state":
+                    states.append(event["to"])
+                if states[-1:] == ["ready"]:
+                    break
+        self.assertIn("loading", states)
 
     def test_the_timeline_is_the_same_as_that_of_the_cpp_client(self) -> None:
         voices = [f"/usr/share/sounds/alsa/Front_{side}.wav" for side in ("Center", "Left")]

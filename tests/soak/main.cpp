@@ -11,8 +11,9 @@
 namespace {
 
 constexpr const char* usage =
-    "usage: bulkhead_soak [--worker-kills N] [--supervisor-kills N] [--model minimal|silero-vad]\n"
-    "                     [--workers N] [--clients N] [--life-ms N] [--minutes N] [--seed N]\n";
+    "usage: bulkhead_soak [--worker-kills N] [--supervisor-kills N] [--client-kills N]\n"
+    "                     [--model minimal|silero-vad] [--workers N] [--clients N] [--life-ms N] [--minutes N]\n"
+    "                     [--seed N]\n";
 
 }  // namespace
 
@@ -30,6 +31,8 @@ int main(int argc, char** argv) {
             options.worker_kills = number;
         else if (name == "--supervisor-kills")
             options.supervisor_kills = number;
+        else if (name == "--client-kills")
+            options.client_kills = number;
         else if (name == "--workers")
             options.workers = static_cast<int>(number);
         else if (name == "--clients")
@@ -43,10 +46,12 @@ int main(int argc, char** argv) {
         else
             return std::fputs(usage, stderr), 2;
     }
-    if (options.worker_kills == 0 && options.supervisor_kills == 0) return std::fputs(usage, stderr), 2;
+    if (options.worker_kills == 0 && options.supervisor_kills == 0 && options.client_kills == 0)
+        return std::fputs(usage, stderr), 2;
     int wrong = 0;
     if (options.worker_kills > 0) wrong += bulkhead::soak::kill_workers(options);
     if (options.supervisor_kills > 0) wrong += bulkhead::soak::kill_supervisors(options);
+    if (options.client_kills > 0) wrong += bulkhead::soak::kill_clients(options);
     if (::testing::Test::HasFailure()) ++wrong;
     std::printf(wrong == 0 ? "nothing drifted, nothing was wrong\n" : "%d things were wrong\n", wrong);
     return wrong == 0 ? 0 : 1;

@@ -101,6 +101,14 @@ Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket) {
     return all;
 }
 
+void add_worker(Resources& all, pid_t worker) {
+    add_process(all, "worker", worker);
+    std::istringstream maps{test::file_text("/proc/" + std::to_string(worker) + "/maps")};
+    std::int64_t slabs = 0;
+    for (std::string line; std::getline(maps, line);) slabs += line.find("/memfd:bulkhead:") != std::string::npos;
+    all["worker slabs mapped"] = slabs;
+}
+
 Resources measure_at_rest(const Resources& baseline, const std::function<Resources()>& take) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{5};
     for (;;) {

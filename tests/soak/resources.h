@@ -16,6 +16,9 @@ using Resources = std::map<std::string, std::int64_t>;
 /// environment, and of the places where programs leave things behind: /dev/shm, /tmp, cgroups.
 [[nodiscard]] Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket);
 
+/// Adds what a worker has, the slabs that it maps among it.
+void add_worker(Resources& all, pid_t worker);
+
 /// What there is when things have come to rest: measured again for up to 5 s while anything drifts, since the last
 /// process' records are given up a moment after its end was told.
 [[nodiscard]] Resources measure_at_rest(const Resources& baseline, const std::function<Resources()>& take);

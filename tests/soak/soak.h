@@ -9,8 +9,9 @@ struct Options {
     std::string model = "minimal";  ///< minimal, silero-vad or minilm
     std::int64_t worker_kills = 0;
     std::int64_t supervisor_kills = 0;
+    std::int64_t client_kills = 0;
     int workers = 30;          ///< under a supervisor that is killed
-    int clients = 4;           ///< that stream all the while
+    int clients = 4;           ///< that stream all the while, or so many side by side that are killed
     int life_ms_max = 400;     ///< a supervisor is killed at a random moment of its first so many milliseconds
     std::int64_t minutes = 0;  ///< ends earlier than the counts say; 0: no bound
     std::uint64_t seed = 1;
@@ -22,5 +23,9 @@ int kill_workers(const Options& options);
 
 /// SIGKILL to supervisors at random moments of their lives, while clients stream through all workers.
 int kill_supervisors(const Options& options);
+
+/// SIGKILL to clients that hold leases of both slabs and have a request in flight, or at any moment before, while one
+/// that nobody kills is served.
+int kill_clients(const Options& options);
 
 }  // namespace bulkhead::soak

@@ -1,10 +1,10 @@
 #include "worker/cuda/cuda_device.h"
 
 #include <cstdlib>
-#include <cstring>
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -77,14 +77,32 @@ c10::cuda::CUDAStream CudaDevice::stream() {
         at::globalContext().lazyInitDevice(c10::kCUDA);  // LibTorch's allocators, before anyone asks them
         c10::cuda::set_device(0);
         stream_ = c10::cuda::getStreamFromPool();
-        C10_CUDA_CHECK(cudaEventCreateWithFlags(&finished_, cudaEventDisableTiming | cudaEventBlockingSync));
+        for (cudaEvent_t& event : finished_)
+            C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
+        C10_CUDA_CHECK(cudaEventCreateWithFlags(&reset_, cudaEventDisableTiming));
     }
     return *stream_;
 }
 
 void CudaDevice::wait() {
-    C10_CUDA_CHECK(cudaEventRecord(finished_, stream().stream()));
-    C10_CUDA_CHECK(cudaEventSynchronize(finished_));
+    const cudaEvent_t latest = finished_[turn_++ % finished_.size()];
+    C10_CUDA_CHECK(cudaEventRecord(latest, stream().stream()));
+    C10_CUDA_CHECK(cudaEventSynchronize(latest));
+}
+
+/// A stream that is stuck, behind the event of a client that was killed, shows here: this request then exceeds its
+/// deadline.
+void CudaDevice::wait_for_room_in_the_queue() {
+    C10_CUDA_CHECK(cudaEventSynchronize(finished_[turn_ % finished_.size()]));  // done at once if never recorded
+}
+
+boost::json::object CudaDevice::graphs() const {
+    boost::json::object report = engine_.report();
+    const HostMemory::Copies copies = memory_.copies();
+    report["copies"] = {{"host_to_device", copies.host_to_device},
+                        {"device_to_host", copies.device_to_host},
+                        {"device_to_device", copies.device_to_device}};
+    return report;
 }
 
 std::unique_ptr<Runtime> CudaDevice::load_aoti(const config::ModelSpec& spec, const std::string& library,
@@ -110,9 +128,18 @@ Result<> CudaDevice::run(Runtime& runtime, const config::MethodSpec& method, std
     try {
         const c10::InferenceMode inference;
         const c10::cuda::CUDAStreamGuard guard{stream()};
+        wait_for_room_in_the_queue();
+        if (Result<> ordered = sink.begin_on(stream().stream()); !ordered) return ordered;
         auto outputs = engine_.replay(method, inputs, parameters);
         if (!outputs) outputs = run_eagerly(runtime, method, inputs, parameters);
         Result<> delivered = deliver(method, *outputs, sink);
+        if (delivered && sink.on_device()) {
+            delivered = sink.end_on(stream().stream());
+            if (delivered) {
+                C10_CUDA_CHECK(cudaEventRecord(finished_[turn_++ % finished_.size()], stream().stream()));
+                return delivered;
+            }
+        }
         wait();  // also where the sink refused: the copy engine still reads the request's slab
         return delivered;
     } catch (const std::exception& exception) {
@@ -126,14 +153,20 @@ std::vector<at::Tensor> CudaDevice::run_eagerly(Runtime& runtime, const config::
                                                 std::span<const TensorView> inputs,
                                                 const std::vector<config::ParameterValue>& parameters) {
     // A reset between channels runs on the default stream, which does not wait for this one by itself.
-    C10_CUDA_CHECK(cudaEventRecord(finished_, c10::cuda::getDefaultCUDAStream().stream()));
-    C10_CUDA_CHECK(cudaStreamWaitEvent(stream().stream(), finished_, 0));
+    C10_CUDA_CHECK(cudaEventRecord(reset_, c10::cuda::getDefaultCUDAStream().stream()));
+    C10_CUDA_CHECK(cudaStreamWaitEvent(stream().stream(), reset_, 0));
 
     std::vector<at::Tensor> tensors;
     for (const TensorView& input : inputs) {
         const auto options = at::TensorOptions{}.dtype(scalar_type(input.dtype)).device(device());
+        if (input.on_device) {  // where it lies
+            const at::IntArrayRef dims{input.dims.data(), input.dims.size()};
+            tensors.push_back(
+                at::for_blob(input.bytes.data(), dims).options(options).target_device(device()).make_tensor());
+            continue;
+        }
         at::Tensor& tensor = tensors.emplace_back(at::empty(input.dims, options));
-        memory_.upload(tensor.data_ptr(), input.bytes, stream().stream());
+        memory_.fetch(tensor.data_ptr(), input, stream().stream());
     }
     return runtime.call(method, tensors, parameters);
 }
@@ -147,11 +180,7 @@ Result<> CudaDevice::deliver(const config::MethodSpec& method, const std::vector
         const std::span<const std::int64_t> dims{source.sizes().data(), source.sizes().size()};
         auto room = sink.allocate(method.outputs[i].name, method.outputs[i].dtype, dims);
         if (!room) return room.error();
-        if (source.nbytes() == 0) continue;
-        if (source.is_cuda())
-            memory_.download(*room, source.const_data_ptr(), stream().stream());
-        else
-            std::memcpy(room->data(), source.const_data_ptr(), source.nbytes());
+        memory_.deliver(*room, sink.on_device(), source.const_data_ptr(), source.is_cuda(), stream().stream());
     }
     return {};
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 
@@ -14,8 +15,9 @@ namespace bulkhead::worker::cuda {
 /// The one GPU that CUDA_VISIBLE_DEVICES names.
 ///
 /// Everything runs on one stream that is not the default one: it can be captured, and requests come one at a
-/// time. Each request ends with a wait that blocks and does not spin. No function but `load_aoti`, `prepare`,
-/// `run` and `register_host_memory` makes a CUDA context; those come after the grant.
+/// time. A request whose results go to the host ends with a wait that blocks and does not spin; one whose results stay
+/// on the device is handed over in stream order, while `queued_requests_max` of them may be unfinished. No function but
+/// `load_aoti`, `prepare`, `run` and `register_host_memory` makes a CUDA context; those come after the grant.
 class CudaDevice final : public Device {
 public:
     /// Asks the driver for the GPU; makes no context and allocates nothing.
@@ -33,12 +35,13 @@ public:
                  const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override;
     void register_host_memory(std::span<std::byte> bytes) override { memory_.add(bytes); }
     void unregister_host_memory(std::span<std::byte> bytes) noexcept override { memory_.remove(bytes); }
-    [[nodiscard]] boost::json::object graphs() const override { return engine_.report(); }
+    [[nodiscard]] boost::json::object graphs() const override;
 
 private:
     CudaDevice(std::string name, std::string compute_capability);
     c10::cuda::CUDAStream stream();
     void wait();
+    void wait_for_room_in_the_queue();
     std::vector<at::Tensor> run_eagerly(Runtime& runtime, const config::MethodSpec& method,
                                         std::span<const TensorView> inputs,
                                         const std::vector<config::ParameterValue>& parameters);
@@ -47,7 +50,10 @@ private:
     std::string name_;
     std::string compute_capability_;
     std::optional<c10::cuda::CUDAStream> stream_;  ///< made at the first use: it makes the context
-    cudaEvent_t finished_ = nullptr;               ///< of the request; never freed, like the graphs
+    // Events are never freed, like the graphs.
+    std::array<cudaEvent_t, queued_requests_max> finished_{};  ///< of the latest requests, by turns
+    std::size_t turn_ = 0;
+    cudaEvent_t reset_ = nullptr;  ///< what the default stream had to do before a request
     HostMemory& memory_;
     GraphEngine& engine_;
 };

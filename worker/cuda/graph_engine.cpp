@@ -220,10 +220,10 @@ void GraphEngine::fill(Graph& graph, const config::MethodSpec& method, std::span
             part = part.narrow(static_cast<std::int64_t>(d), 0, input.dims[d]);
         if (part.numel() != whole.numel()) whole.fill_(method.padding.at(method.inputs[i].name));
         if (part.is_contiguous()) {
-            memory_.upload(part.data_ptr(), input.bytes, current_stream());
+            memory_.fetch(part.data_ptr(), input, current_stream());
         } else {
             const at::Tensor dense = at::empty(input.dims, whole.options());
-            memory_.upload(dense.data_ptr(), input.bytes, current_stream());
+            memory_.fetch(dense.data_ptr(), input, current_stream());
             part.copy_(dense);
         }
     }

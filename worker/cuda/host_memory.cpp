@@ -69,7 +69,12 @@ void PinnedRing::download(std::span<std::byte> to, const void* device, cudaStrea
 
 void HostMemory::add(std::span<std::byte> bytes) {
     if (bytes.empty()) return;
-    const cudaError_t error = cudaHostRegister(bytes.data(), bytes.size(), cudaHostRegisterDefault);
+    cudaError_t error = cudaHostRegister(bytes.data(), bytes.size(), cudaHostRegisterDefault);
+    if (error != cudaSuccess) {
+        // A lent slab is mapped read-only; not every device can register such memory.
+        (void)cudaGetLastError();
+        error = cudaHostRegister(bytes.data(), bytes.size(), cudaHostRegisterReadOnly);
+    }
     if (error != cudaSuccess) {
         (void)cudaGetLastError();  // handled here: the next call must not report it
         spdlog::warn(
@@ -97,14 +102,36 @@ bool HostMemory::registered(std::span<const std::byte> bytes) const {
     return bytes.data() + bytes.size() <= begin + size;
 }
 
+void HostMemory::fetch(void* device, const TensorView& input, cudaStream_t stream) {
+    if (input.bytes.empty()) return;
+    if (!input.on_device) return upload(device, input.bytes, stream);
+    C10_CUDA_CHECK(cudaMemcpyAsync(device, input.bytes.data(), input.bytes.size(), cudaMemcpyDeviceToDevice, stream));
+    ++device_to_device_;
+}
+
+void HostMemory::deliver(std::span<std::byte> room, bool on_device, const void* from, bool from_device,
+                         cudaStream_t stream) {
+    if (room.empty()) return;
+    if (on_device && from_device) {
+        C10_CUDA_CHECK(cudaMemcpyAsync(room.data(), from, room.size(), cudaMemcpyDeviceToDevice, stream));
+        ++device_to_device_;
+    } else if (on_device) {
+        upload(room.data(), {static_cast<const std::byte*>(from), room.size()}, stream);
+    } else if (from_device) {
+        download(room, from, stream);
+    } else {
+        std::memcpy(room.data(), from, room.size());
+    }
+}
+
 void HostMemory::upload(void* device, std::span<const std::byte> from, cudaStream_t stream) {
-    if (from.empty()) return;
+    ++host_to_device_;
     if (!registered(from)) return ring_.upload(device, from, stream);
     C10_CUDA_CHECK(cudaMemcpyAsync(device, from.data(), from.size(), cudaMemcpyHostToDevice, stream));
 }
 
 void HostMemory::download(std::span<std::byte> to, const void* device, cudaStream_t stream) {
-    if (to.empty()) return;
+    ++device_to_host_;
     if (!registered(to)) return ring_.download(to, device, stream);
     C10_CUDA_CHECK(cudaMemcpyAsync(to.data(), device, to.size(), cudaMemcpyDeviceToHost, stream));
 }

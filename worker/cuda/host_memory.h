@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <span>
@@ -9,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include "worker/cuda/limits.h"
+#include "worker/model.h"
 
 namespace bulkhead::worker::cuda {
 
@@ -40,26 +43,41 @@ private:
     std::size_t turn_ = 0;
 };
 
-/// Host memory that the copy engine reads and writes directly, and copies between host and device.
+/// Host memory that the copy engine reads and writes directly, and the copies of requests: between host and device, and
+/// within the device where a client's tensors lie there.
 ///
-/// Thread  `add`, `remove` on any; copies on one at a time
+/// Thread  `add`, `remove`, `copies` on any; copies on one at a time
 class HostMemory {
 public:
+    /// Since the load; each is one tensor.
+    struct Copies {
+        std::uint64_t host_to_device;
+        std::uint64_t device_to_host;
+        std::uint64_t device_to_device;
+    };
     /// Registers a slab. Where the system refuses, copies of it go through the ring; said once in the log.
     void add(std::span<std::byte> bytes);
     /// No copy from or to these bytes may be in flight.
     void remove(std::span<std::byte> bytes) noexcept;
 
+    /// A request's input, from wherever it lies. Its bytes must stay as they are until the stream has passed the copy.
+    void fetch(void* device, const TensorView& input, cudaStream_t stream);
+    /// A result, to room on the host or, where `on_device`, on the device. `from` is on either side.
+    void deliver(std::span<std::byte> room, bool on_device, const void* from, bool from_device, cudaStream_t stream);
+    [[nodiscard]] Copies copies() const noexcept { return {host_to_device_, device_to_host_, device_to_device_}; }
+
+private:
     /// Registered bytes must stay as they are until the stream has passed the copy.
     void upload(void* device, std::span<const std::byte> from, cudaStream_t stream);
     void download(std::span<std::byte> to, const void* device, cudaStream_t stream);
-
-private:
     [[nodiscard]] bool registered(std::span<const std::byte> bytes) const;
 
     mutable std::mutex mutex_;  ///< guards `regions_`
     std::map<const std::byte*, std::size_t> regions_;
     PinnedRing ring_;
+    std::atomic<std::uint64_t> host_to_device_ = 0;
+    std::atomic<std::uint64_t> device_to_host_ = 0;
+    std::atomic<std::uint64_t> device_to_device_ = 0;
 };
 
 }  // namespace bulkhead::worker::cuda

@@ -13,4 +13,8 @@ inline constexpr std::size_t ring_slot_bytes = 4u << 20;
 /// compiles what was profiled, the third is the first that does nothing but its work.
 inline constexpr int warm_up_runs = 3;
 
+/// Requests whose work is queued on the device while their results were handed over already: one computes while the
+/// next is launched.
+inline constexpr std::size_t queued_requests_max = 2;
+
 }  // namespace bulkhead::worker::cuda

@@ -12,8 +12,10 @@ they come out as views of the memory shared with the worker.
 from . import aio
 from .channel import Channel
 from .client import Client, connect
+from .control import Notifications
 from .errors import Error
-from .protocol import Input, Output, Reply, Request
+from .protocol import Reply, Request
+from .shared_tensors import Input, Output
 
-__all__ = ["Channel", "Client", "Error", "Input", "Output", "Reply", "Request", "aio", "connect"]
+__all__ = ["Channel", "Client", "Error", "Input", "Notifications", "Output", "Reply", "Request", "aio", "connect"]
 __version__ = "0.1.0"

@@ -7,26 +7,33 @@ import select
 import socket
 import time
 import weakref
-from typing import Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from .errors import Error
 from .layout import LIMITS
-from .protocol import ChannelCore, Input, Reply, Request
+from .memory import CPU
+from .protocol import ChannelCore, Packet, Reply, Request
+from .shared_tensors import Input, SlabTensor
+from .slabs import Placed
 from .tensors import Source, dtype_name
 
+if TYPE_CHECKING:
+    from .cuda import Events
+
 OPEN_SECONDS = 10.0  #: from hello to the last announced slab
-SLAB_SECONDS = 10.0
+SLAB_SECONDS = 30.0  #: for one more slab: the worker prefaults 0.5 GiB a second at worst
 SEND_SECONDS = 10.0  #: a full socket is waited for this long
 GRACE_SECONDS = 2.0  #: beyond a request's own deadline, which the worker keeps
 PATIENCE_SECONDS = 3600.0  #: where none was given
+BURST = 512  #: packets read at once, more than a worker keeps for a client
 
-_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
     """A forked child would keep the channel open; its memory is not there anyway (MADV_DONTFORK)."""
-    for one in list(_sockets):
-        one.close()
+    for one in list(_channels):
+        one._forked()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
@@ -51,6 +58,16 @@ def receive(sock: socket.socket, core: ChannelCore) -> None:
     return core.receive(data, fds) if data else core.end_of_file()
 
 
+def send(sock: socket.socket, packet: Packet) -> None:
+    """Raises BlockingIOError when there is no room."""
+    data, mapping = packet
+    flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+    if mapping is None:
+        sock.send(data, flags)
+    else:
+        socket.send_fds(sock, [data], [mapping.fd], flags)
+
+
 def split_arguments(core: ChannelCore, method: str, named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs and parameters, by what the method declares."""
     declared = core.methods.get(method, {})
@@ -69,12 +86,16 @@ def declared_dtype(core: ChannelCore, method: str, name: str) -> str | None:
 class Channel:
     """``Client.open`` makes one. A worker lends what it answers: arrays of a reply are views of its memory."""
 
-    def __init__(self, sock: socket.socket, *, client: str = "bulkhead-py", deadline: float = OPEN_SECONDS) -> None:
-        """Speaks the channel on a socket that came from elsewhere, and owns it."""
+    def __init__(self, sock: socket.socket, *, client: str = "bulkhead-py", deadline: float = OPEN_SECONDS, stateful: bool = True,
+                 events: Events | None = None) -> None:  # fmt: skip
+        """Speaks the channel on a socket that came from elsewhere, and owns it. ``stateful``: what requests mean depends on
+        those before them, on this very channel. ``events``: its part in a GPU."""
         sock.setblocking(False)
         self._socket = sock
-        _sockets.add(sock)
-        self.core = ChannelCore(client)
+        self.stateful = stateful
+        self.core = ChannelCore(client, events=events)
+        _channels.add(self)
+        weakref.finalize(self, sock.close).atexit = False
         until = time.monotonic() + deadline
         while not self.core.is_open:
             self._raise_if_ended()
@@ -85,10 +106,12 @@ class Channel:
 
     @property
     def model(self) -> str:
+        """Its name."""
         return self.core.model
 
     @property
     def generation(self) -> int:
+        """Of the worker: the next process of the model has another."""
         return self.core.generation
 
     @property
@@ -96,7 +119,14 @@ class Channel:
         """As the worker describes them: ``{"forward": {"inputs": [{"name", "dtype", "shape"}], …}}``."""
         return self.core.methods
 
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may be sent: the worker has neither ended nor said that it will, as far as was heard here."""
+        self.settle()
+        return self.core.accepts
+
     def close(self) -> None:
+        """The worker drops what waits. Outputs stay readable."""
         self.core.end(Error("cancelled", "the channel was closed by this client"))
         self._socket.close()
 
@@ -106,46 +136,92 @@ class Channel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def allocate(self, shape: Sequence[int], dtype: Any = "float32") -> Input:
-        """Room for one tensor in the memory shared with the worker: fill it in place, nothing is copied."""
+    def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, on_gpu: bool = False) -> Input:
+        """Room for one tensor in the memory shared with the worker: fill it in place, nothing is copied.
+
+        ``on_gpu``: in memory of the GPU that the channel was opened with; to be written on its stream.
+        """
         name = dtype_name(dtype)
-        until = time.monotonic() + SLAB_SECONDS
-        while (found := self.core.try_allocate(shape, name)) is None:
-            while self.core.growing:
-                if not self._pump(until):
-                    raise Error("deadline_exceeded", "waiting for one more input slab", "look at `bulkhead why` of this model")
+        self._raise_if_ended()
+        while (found := self.core.slabs.try_allocate(shape, name, on_gpu=on_gpu)) is None:
+            self._grown()
         return found
 
+    def results_on_gpu(self, size_bytes: int) -> bool:
+        """From now on results lie in memory of the GPU, of which the worker makes so much at first. False, and results stay in
+        CPU memory, where no GPU is shared with this worker."""
+        if not self.core.slabs.ask_for_gpu_results(size_bytes):
+            return False
+        self._grown()
+        return self.core.slabs.gpu_results()
+
+    def _grown(self) -> None:
+        until = time.monotonic() + SLAB_SECONDS
+        while self.core.slabs.growing and self.core.ended is None:
+            if not self._pump(until):
+                raise Error("deadline_exceeded", "waiting for one more slab", "look at `bulkhead why` of this model")
+        self._raise_if_ended()
+        self._flush(until)  # one that could not be mapped is returned
+
     def place(self, value: Any, dtype: str | None = None) -> Input:
-        """Copies a tensor of anybody's into the slab, once. One that lies there already stays where it is."""
-        if isinstance(value, Input) and self.core.owns(value):
-            return value
-        source = Source.of(value, dtype)
-        room = self.allocate(source.shape, source.dtype)
-        if source.data.nbytes:
-            room.data[:] = source.data
-        return room
+        """Copies a tensor of anybody's into the memory shared with the worker, once, to be sent often.
+
+        ``dtype`` is of nested lists, which have none of their own. What lies on the channel's GPU stays there, in the order of
+        its stream.
+        """
+        return (self._copied(value, dtype))[0]
+
+    def _copied(self, value: Any, dtype: str | None) -> tuple[Input, object]:
+        """And what must live until the copy was made."""
+        slabs = self.core.slabs
+        if isinstance(value, SlabTensor) and slabs.gpu_kind is None:
+            value = value.cpu()
+        source = Source.of(value, dtype, slabs.gpu_stream)
+        room = self.allocate(source.shape, source.dtype, on_gpu=source.device != CPU)
+        return room, slabs.fill(room, source)
+
+    def _prepare(self, value: Any, dtype: str | None) -> Placed:
+        """Copied only where the worker cannot read it where it lies."""
+        if isinstance(value, SlabTensor) and value.lease is not None:
+            if placed := self.core.slabs.own(value):
+                return placed
+            if loan := self.core.slabs.lend(value):
+                until = time.monotonic() + SLAB_SECONDS
+                while loan.pending and self.core.ended is None:
+                    if not self._pump(until):
+                        raise Error("deadline_exceeded", "waiting for the worker to take a loan", "look at `bulkhead why` of this model")
+                self._raise_if_ended()
+                if loan.refused is None:
+                    return Placed(value, loan.slab_id, loan)
+        copy, keep = self._copied(value, dtype)
+        placed = self.core.slabs.own(copy)
+        assert placed is not None
+        placed.keep = keep
+        return placed
 
     def infer(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
-              deadline: float | None = None, **named: Any) -> Reply:  # fmt: skip
+              deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Reply:  # fmt: skip
         """Sends one request and waits. Keyword arguments are inputs, or parameters where the method declares them.
 
-        ``deadline`` in seconds; without one the model's own holds.
+        ``deadline`` in seconds; without one the model's own holds. ``retry_safe`` is told to the worker; it is
+        ``Client.infer`` that sends again.
         """
-        return self.wait(self.submit(inputs, method=method, parameters=parameters, deadline=deadline, **named))
+        return self.wait(self.submit(inputs, method=method, parameters=parameters, deadline=deadline, retry_safe=retry_safe, **named))
 
     def submit(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
                deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Request:  # fmt: skip
-        """As many may be in flight as ``core.in_flight_max`` says."""
+        """As many may be in flight as ``core.in_flight_max`` says; one more is ``queue_full``. Pass it to ``wait`` or ``stream``."""
+        self._take_what_came()
+        self._raise_if_ended()
         tensors, more = split_arguments(self.core, method, {**(inputs or {}), **named})
-        placed = [(name, self.place(value, declared_dtype(self.core, method, name))) for name, value in tensors.items()]
-        ms = 0 if deadline is None else max(1, int(deadline * 1000))
-        request = self.core.submit(method, placed, {**more, **(parameters or {})}, ms, retry_safe)
+        placed = [(name, self._prepare(value, declared_dtype(self.core, method, name))) for name, value in tensors.items()]
+        request = self.core.submit(method, placed, {**more, **(parameters or {})}, deadline, retry_safe)
         request.until = time.monotonic() + (PATIENCE_SECONDS if deadline is None else deadline) + GRACE_SECONDS
         self._flush(time.monotonic() + SEND_SECONDS)
         return request
 
     def wait(self, request: Request) -> Reply:
+        """Its answer; of a streamed one the last part."""
         reply = None
         for reply in self.stream(request):
             pass
@@ -153,24 +229,33 @@ class Channel:
         return reply
 
     def stream(self, request: Request) -> Iterator[Reply]:
-        """The parts of a streamed answer as they come; the one answer of any other."""
-        self.core.flush_releases()
-        while True:
-            while request.parts:
-                yield request.parts.popleft()
-            if request.done:
-                break
-            if not self._pump(request.until) and not request.done and not request.parts:
+        """The parts of a streamed answer as they come; the one answer of any other. Cancelled when left before its end."""
+        try:
+            while True:
+                while request.parts:
+                    yield request.parts.popleft()
+                if request.done:
+                    break
+                if not self._pump(request.until) and not request.done and not request.parts:
+                    raise Error("deadline_exceeded", f"request {request.number} ({request.method}) of {self.model}: no answer in time",
+                                "allow more time")  # fmt: skip
+        finally:
+            if not request.done:
                 self.core.abandon(request)
                 self._flush(time.monotonic())
-                raise Error("deadline_exceeded", f"request {request.number} ({request.method}) of {self.model}: no answer in time",
-                            "allow more time")  # fmt: skip
         if request.error is not None:
-            raise request.error
+            raise request.error.again()
 
     def cancel(self, request: Request) -> None:
         """The request then ends with ``cancelled``, unless it was already finished."""
         self.core.cancel(request)
+        self._flush(time.monotonic() + SEND_SECONDS)
+
+    def settle(self) -> None:
+        """Hears what the worker has said, and gives back what nobody looks at any more. Every request does; call it where a
+        channel rests for long, so that its worker and others can let go of memory."""
+        self._take_what_came()
+        self.core.settle()
         self._flush(time.monotonic() + SEND_SECONDS)
 
     # --- the socket
@@ -178,7 +263,11 @@ class Channel:
     def _raise_if_ended(self) -> None:
         if self.core.ended is not None:
             self._socket.close()
-            raise self.core.ended
+            raise self.core.ended.again()
+
+    def _forked(self) -> None:
+        self.core.end(Error("worker_lost", "using a channel of the parent process after a fork", "open another one in the child"))
+        self._socket.close()
 
     def _pump(self, until: float) -> bool:
         """Sends what waits and takes one packet. False when the time has come first."""
@@ -191,6 +280,15 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             return self._poll(select.POLLIN, until)
 
+    def _take_what_came(self) -> None:
+        for _ in range(BURST):
+            if self.core.ended is not None:
+                return
+            try:
+                receive(self._socket, self.core)
+            except (BlockingIOError, InterruptedError):
+                return
+
     def _poll(self, events: int, until: float) -> bool:
         poll = select.poll()
         poll.register(self._socket, events)
@@ -202,7 +300,7 @@ class Channel:
         outgoing = self.core.outgoing
         while outgoing and self.core.ended is None:
             try:
-                self._socket.send(outgoing[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                send(self._socket, outgoing[0])
                 outgoing.popleft()
             except (BlockingIOError, InterruptedError):
                 if not self._poll(select.POLLIN | select.POLLOUT, until):
@@ -213,8 +311,6 @@ class Channel:
                     pass
             except OSError:
                 # What it had delivered is read up to the end of file, so that answers are not lost with it.
-                while self.core.ended is None:
-                    try:
-                        receive(self._socket, self.core)
-                    except (BlockingIOError, InterruptedError):
-                        self.core.end_of_file()
+                self._take_what_came()
+                if self.core.ended is None:
+                    self.core.end_of_file()

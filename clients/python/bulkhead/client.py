@@ -6,25 +6,32 @@ import os
 import socket
 import threading
 import time
-from typing import Any, Iterator, Mapping, Sequence
+import weakref
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from .channel import OPEN_SECONDS, Channel
-from .control import Control, find_socket
+from . import verbs
+from .channel import GRACE_SECONDS, OPEN_SECONDS, Channel
+from .control import Control, Notifications, find_socket
 from .errors import Error
-from .protocol import Input, Reply
+from .protocol import Reply
+from .shared_tensors import Arena, Input
+from .tensors import dtype_name
 
-_WAIT_FOR_LOAD = 3600.0
+#: Channels asked for, for one request that is sent again, when each worker dies before its welcome.
+REOPEN_TRIES = 3
 
 
 class Client:
-    """``bulkhead.connect()`` makes one. Any thread may use it: each thread has a channel of its own to each model."""
+    """``bulkhead.connect()`` makes one. Any thread may use it: each thread has a channel of its own to each model, until it
+    ends or the client is closed. A forked child may use it as well, and has none of the parent's channels or tensors."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py") -> None:
         self.name = name
-        self._path = find_socket(path)
-        self._control = Control(self._path)
+        self._control = Control(find_socket(path))
         self._local = threading.local()
-        self._all: list[Channel] = []
+        self._lock = threading.Lock()
+        self._all: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._arena = Arena()
 
     def __enter__(self) -> Client:
         return self
@@ -33,127 +40,178 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        for channel in self._all:
+        """Closes all channels. Outputs that somebody still looks at stay readable."""
+        with self._lock:
+            channels = list(self._all)
+            self._all.clear()
+        for channel in channels:
             channel.close()
-        self._all.clear()
+        self._arena.close()
         self._control.close()
 
     # --- inference
 
-    def open(self, model: str, *, deadline: float | None = None) -> Channel:
-        """A channel of one's own: for a stream through a model that keeps state. Loads the model if need be."""
-        params: dict[str, Any] = {"model": model, "client": self.name}
-        if deadline is not None:
-            params["deadline_ms"] = max(1, int(deadline * 1000))
-        _, fds = self._control.call("channel.open", params)
-        if len(fds) != 1:
-            for fd in fds:
-                os.close(fd)
-            raise Error("protocol_violation", f"channel.open answered with {len(fds)} descriptors")
-        return Channel(socket.socket(fileno=fds[0]), client=self.name, deadline=deadline or OPEN_SECONDS)
+    def open(self, model: str, *, deadline: float | None = None, gpu: int | None = None, stream: int = 0) -> Channel:
+        """A channel of one's own: for a stream through a model that keeps state, or several requests in flight. Loads the
+        model if need be. ``deadline`` in seconds.
+
+        ``gpu``: the one that the model is on, by its number in this process, to share its memory; ``stream``: the CUstream, as
+        a number, on which this program writes inputs and reads results there."""
+        events = verbs.part_in_gpu(gpu, stream)
+        params = verbs.with_deadline({"model": model, "client": self.name}, deadline)
+        result, fds = self._control.call("channel.open", params, deadline=_and_grace(deadline))
+        channel = Channel(socket.socket(fileno=verbs.one_descriptor(fds)), client=self.name, deadline=deadline or OPEN_SECONDS,
+                          stateful=verbs.is_stateful(result), events=events)  # fmt: skip
+        with self._lock:
+            self._all.add(channel)
+        return channel
 
     def infer(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
               parameters: Mapping[str, Any] | None = None, deadline: float | None = None, retry_safe: bool = False,
               **named: Any) -> Reply:  # fmt: skip
         """``b.infer("minilm", input_ids=x)["embedding"].numpy()``.
 
+        Inputs whose names are no Python names go into the dictionary ``inputs``. ``deadline`` in seconds, loading included.
         ``retry_safe``: running it twice does no harm, so a request that its worker took down is sent once more, to the
-        next one. Without it such a request ends with ``worker_lost``.
+        next one. Without it, or of a model that keeps state, such a request ends with ``worker_lost``.
         """
         until = None if deadline is None else time.monotonic() + deadline
         channel = self._channel(model, deadline)
         try:
-            return channel.infer(inputs, method=method, parameters=parameters, deadline=deadline, **named)
+            return channel.infer(inputs, method=method, parameters=parameters, deadline=_left(until), retry_safe=retry_safe, **named)
         except Error as error:
-            if error.code != "worker_lost" or channel.core.ended is None:
+            if not (retry_safe and error.code == "worker_lost" and channel.core.died and not channel.stateful):
                 raise
-            self._forget(model)
-            if not retry_safe:
-                raise
-        left = None if until is None else max(until - time.monotonic(), 0.001)
-        channel = self._channel(model, left)
-        return channel.infer(inputs, method=method, parameters=parameters, deadline=left, **named)
+        channel = self._channel(model, _left(until))
+        return channel.infer(inputs, method=method, parameters=parameters, deadline=_left(until), retry_safe=True, **named)
 
-    def allocate(self, model: str, shape: Sequence[int], dtype: Any = "float32") -> Input:
-        """Room in the memory shared with the model's worker, for this thread's next ``infer`` of it."""
-        return self._channel(model, None).allocate(shape, dtype)
+    def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
+               parameters: Mapping[str, Any] | None = None, deadline: float | None = None, **named: Any) -> Iterator[Reply]:  # fmt: skip
+        """The parts of a streamed answer as they come: ``for part in b.stream("llm", tokens=x): …``. Sent at once; leaving the
+        loop cancels the rest. Never sent again."""
+        until = None if deadline is None else time.monotonic() + deadline
+        channel = self._channel(model, deadline)
+        return channel.stream(channel.submit(inputs, method=method, parameters=parameters, deadline=_left(until), **named))
+
+    def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, model: str | None = None) -> Input:
+        """Room for an input, to be filled in place: ``with b.allocate((1, 512)) as a: a.numpy()[:] = …; b.infer("vad", x=a)``.
+
+        It is memory of this process, which each worker that is sent it maps, once; nothing is copied. With ``model`` it
+        lies in the worker's own slab instead, which a GPU reads at full speed and only that model reads without a copy.
+        """
+        if model is not None:
+            return self._channel(model, None).allocate(shape, dtype)
+        return self._arena.allocate(shape, dtype_name(dtype))
+
+    def settle(self) -> None:
+        """``Channel.settle`` of all of this thread's channels."""
+        for channel in self._mine().values():
+            channel.settle()
+
+    def _mine(self) -> dict[str, Channel]:
+        mine: dict[str, Channel] = self._local.__dict__.setdefault("channels", {})
+        return mine
 
     def _channel(self, model: str, deadline: float | None) -> Channel:
-        mine: dict[str, Channel] = self._local.__dict__.setdefault("channels", {})
-        channel = mine.get(model)
-        if channel is None or channel.core.ended is not None:
-            if channel is not None:
-                self._forget(model)
-            channel = mine[model] = self.open(model, deadline=deadline)
-            self._all.append(channel)
+        channel = self._mine().get(model)
+        if channel is not None and channel.is_open:
+            return channel
+        if channel is not None:
+            self._forget(model)
+            if channel.stateful and channel.core.died:
+                raise Error("worker_lost", f"using {model} again: its state is lost, for its process has ended",
+                            "begin the stream anew: the next call opens a new channel")  # fmt: skip
+        for tried in range(1, REOPEN_TRIES + 1):
+            try:
+                channel = self._mine()[model] = self.open(model, deadline=deadline)
+                break
+            except Error as error:
+                # The daemon may know of a death later than the client, and so introduce it to a dead worker.
+                if error.code != "worker_lost" or tried == REOPEN_TRIES:
+                    raise
+        assert channel is not None
         return channel
 
     def _forget(self, model: str) -> None:
-        channel: Channel | None = self._local.__dict__.get("channels", {}).pop(model, None)
+        channel = self._mine().pop(model, None)
         if channel is not None:
             channel.close()
-            if channel in self._all:
-                self._all.remove(channel)
 
     # --- control
 
     def load(self, *models: str, deadline: float | None = None) -> list[dict[str, Any]]:
-        """Returns when all are ready: ``[{"model", "replica", "state", "pid", "ms"}]``."""
-        params: dict[str, Any] = {"models": list(models)}
-        if deadline is not None:
-            params["deadline_ms"] = max(1, int(deadline * 1000))
-        return self._result("model.load", params, again=True)["models"]  # type: ignore[no-any-return]
+        """Returns when all are ready: ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"`` is the whole fleet."""
+        params = verbs.with_deadline(verbs.models(models), deadline)
+        return self.call("model.load", params, deadline=_and_grace(deadline))["models"]  # type: ignore[no-any-return]
 
     def unload(self, *models: str) -> list[dict[str, Any]]:
-        """Returns when the memory is back: one receipt a process."""
-        for model in models:
+        """Returns when the memory is back: one receipt a process, ``[{"model", "pid", "ended", "ms", "host_bytes",
+        "gpu_bytes", "verified", "held_by", …}]``. Closes this thread's channels to them first."""
+        params = verbs.models(models)
+        for model in list(self._mine()) if models == ("*",) else models:
             self._forget(model)
-        return self._result("model.unload", {"models": list(models)}, again=True)["receipts"]  # type: ignore[no-any-return]
+        self.settle()  # what was lent on is given back
+        return self.call("model.unload", params)["receipts"]  # type: ignore[no-any-return]
 
     def restart(self, *models: str) -> dict[str, Any]:
-        return self._result("model.restart", {"models": list(models)})
+        """Unload, load; lifts a quarantine: ``{"models", "receipts"}``."""
+        return self.call("model.restart", verbs.models(models))  # type: ignore[no-any-return]
 
     def ps(self) -> list[dict[str, Any]]:
-        return self._result("fleet.status")["models"]  # type: ignore[no-any-return]
+        """One row a replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``, ``requests``, …"""
+        return self.call("fleet.status")["models"]  # type: ignore[no-any-return]
 
     def why(self, model: str) -> str:
         """The reason for its state, in a sentence."""
-        return str(self._result("model.why", {"model": model})["sentence"])
+        return str(self.call("model.why", {"model": model})["sentence"])
 
     def crashes(self, model: str | None = None) -> list[dict[str, Any]]:
         """Reports of what died unasked, newest first."""
-        return self._result("crashes.list", {} if model is None else {"model": model})["crashes"]  # type: ignore[no-any-return]
+        return self.call("crashes.list", {} if model is None else {"model": model})["crashes"]  # type: ignore[no-any-return]
 
     def info(self) -> dict[str, Any]:
-        return self._result("daemon.info")
+        """Of the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``, ``fleet``, ``uptime_s``, …"""
+        return self.call("daemon.info")  # type: ignore[no-any-return]
 
     def gpus(self) -> dict[str, Any]:
-        return self._result("gpu.status")
+        """``{"nvml", "gpus": [{"index", "uuid", "name", "state", "free_bytes", …}]}``"""
+        return self.call("gpu.status")  # type: ignore[no-any-return]
 
-    def events(self, *models: str) -> Iterator[dict[str, Any]]:
-        """What happens from now on, on a connection of its own, without end."""
-        control = Control(self._path)
-        try:
-            for _, params in control.notifications("events.subscribe", {"models": list(models)} if models else {}):
-                yield params
-        finally:
-            control.close()
+    def reload(self) -> dict[str, Any]:
+        """Reads the fleet file again: ``{"added", "removed", "changed", "unchanged"}``."""
+        return self.call("fleet.reload")  # type: ignore[no-any-return]
 
-    def logs(self, model: str, *, lines: int = 100, follow: bool = False) -> Iterator[dict[str, Any]]:
-        if not follow:
-            yield from self._result("logs.tail", {"model": model, "lines": lines})["lines"]
-            return
-        yield from self._result("logs.tail", {"model": model, "lines": lines})["lines"]
-        control = Control(self._path)
-        try:
-            for _, params in control.notifications("logs.tail", {"model": model, "lines": 0, "follow": True}):
-                yield params
-        finally:
-            control.close()
+    def stop(self) -> list[dict[str, Any]]:
+        """Unloads everything and ends the daemon: the receipts."""
+        return self.call("daemon.stop")["receipts"]  # type: ignore[no-any-return]
 
-    def _result(self, method: str, params: dict[str, Any] | None = None, *, again: bool = False) -> dict[str, Any]:
-        result, _ = self._control.call(method, params, again=again)
-        return result  # type: ignore[no-any-return]
+    def events(self, *models: str) -> Notifications:
+        """What happens from now on, to these models or all: an iterator without end, on a connection of its own."""
+        return self._control.subscribe("events.subscribe", verbs.only_of(models))
+
+    def logs(self, model: str, *, lines: int = 100, follow: bool = False) -> Iterable[dict[str, Any]]:
+        """Its last lines, ``{"time", "replica", "generation", "stream", "text"}``; with ``follow`` then those to come, without
+        end (as ``Notifications``, which can be closed)."""
+        params = {"model": model, "lines": lines}
+        if follow:
+            return self._control.subscribe("logs.tail", {**params, "follow": True})
+        return self.call("logs.tail", params)["lines"]  # type: ignore[no-any-return]
+
+    def call(self, method: str, params: dict[str, Any] | None = None, *, deadline: float | None = None) -> Any:
+        """Any method of the control socket (docs/control.md), and its result."""
+        result, fds = self._control.call(method, params, deadline=deadline)
+        for fd in fds:
+            os.close(fd)
+        return result
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(until - time.monotonic(), 0.001)
+
+
+def _and_grace(deadline: float | None) -> float | None:
+    """The daemon's own error says more than ours."""
+    return None if deadline is None else deadline + GRACE_SECONDS
 
 
 def connect(path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py") -> Client:

@@ -1,162 +1,261 @@
-"""The control socket: JSON-RPC 2.0, one object a line, descriptors beside it."""
+"""The control socket, blocking."""
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
+import struct
 import threading
 import time
-from typing import Any, Callable, Iterator
+import weakref
+from collections import deque
+from typing import Any, Iterator
 
+from .control_lines import (
+    ABSENCE_SECONDS, FDS_MAX, RECONNECT_PAUSE_MAX_SECONDS, RECONNECT_PAUSE_SECONDS, Call, ControlLines, Gone, Lost, NotSent,
+    connecting_failed, find_socket, new_lines, nobody_answers, resumed,
+)  # fmt: skip
 from .errors import Error
 
-_LINE_MAX = 1 << 20
-#: How long a supervisor may take to come back after it died; the keeper holds the socket meanwhile.
-RECONNECT_SECONDS = 30.0
+__all__ = ["Control", "Notifications", "find_socket"]
 
-Notify = Callable[[str, "dict[str, Any]"], None]
-
-
-def find_socket(given: str | os.PathLike[str] | None = None) -> str:
-    """``given``, else $BULKHEAD_SOCKET, $XDG_RUNTIME_DIR/bulkhead/control.sock, /run/bulkhead/control.sock."""
-    if given:
-        return os.fspath(given)
-    if named := os.environ.get("BULKHEAD_SOCKET"):
-        return named
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        return os.path.join(runtime, "bulkhead", "control.sock")
-    return "/run/bulkhead/control.sock"
+_IDLE_MAX = 4  #: connections that are kept for the next calls
+CONNECT_SECONDS = 5  #: while the daemon's backlog is full
 
 
-class _Lost(Exception):
-    """The connection ended before the answer came."""
+class _Connection:
+    """Of one thread at a time."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_SECONDS, 0))
+        try:
+            self._socket.connect(path)
+        except BlockingIOError:
+            self._socket.close()
+            raise Error("deadline_exceeded", f"connecting to {path}: too many wait to be served", "look at `bulkhead info`") from None
+        except OSError as error:
+            self._socket.close()
+            raise connecting_failed(path, error) from None
+        self.lines = ControlLines()
+        self.process = os.getpid()
+        self.close = weakref.finalize(self, _close, self._socket, self.lines)
+
+    def stop(self) -> None:
+        """From another thread: who reads has its end of file."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def send(self, line: bytes) -> None:
+        try:
+            self._socket.sendall(line)
+        except OSError:
+            raise NotSent from None
+
+    def receive(self, until: float | None) -> dict[str, Any]:
+        while (message := self.lines.next()) is None:
+            if until is not None:
+                left = until - time.monotonic()
+                poll = select.poll()
+                poll.register(self._socket, select.POLLIN)
+                if left <= 0 or not poll.poll(left * 1000 + 1):
+                    raise Error("deadline_exceeded", "waiting for the daemon's answer", "allow more time")
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, 65536, FDS_MAX)
+            except OSError:
+                raise Lost from None
+            self.lines.feed(data, fds)
+            if not data:
+                raise Lost
+        return message
+
+
+def _close(sock: socket.socket, lines: ControlLines) -> None:
+    lines.close()
+    sock.close()
 
 
 class Control:
-    """One connection, made again when a supervisor was replaced under it. Any thread may call; calls take turns."""
+    """Calls to the daemon, from any thread: each call in flight has a connection of its own, so a load that takes minutes
+    delays nobody. Connections end with the supervisor that serves them; a call is then asked again of the next one, as
+    docs/control.md allows."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._buffer = b""
-        self._fds: list[int] = []
-        self._last_id = 0
-        self._connect(time.monotonic() + RECONNECT_SECONDS)
+        self._idle: list[_Connection] = []
+        self._closed = False
+        self._keep(_Connection(path))
 
     def close(self) -> None:
-        self._drop()
-
-    def call(self, method: str, params: dict[str, Any] | None = None, *, deadline: float | None = None, again: bool = False,
-             notify: Notify | None = None) -> tuple[Any, list[int]]:  # fmt: skip
-        """The result and the descriptors that came with it, which are the caller's then.
-
-        A call whose connection ended before its answer is sent again to the next supervisor; ``again`` adds the parameter
-        of that name then, for methods that have it.
-        """
         with self._lock:
-            until = None if deadline is None else time.monotonic() + deadline
-            sent = dict(params or {})
-            while True:
-                try:
-                    if self._socket is None:
-                        self._connect(time.monotonic() + RECONNECT_SECONDS if until is None else until)
-                    return self._call_once(method, sent, until, notify)
-                except _Lost:
-                    self._drop()
-                    if method == "daemon.stop":
-                        return {"receipts": []}, []
-                    if again:
-                        sent["again"] = True
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
-    def notifications(self, subscribe: str, params: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Subscribes and yields what comes, until this connection is closed. Subscribes anew after a restart."""
-        waiting: list[tuple[str, dict[str, Any]]] = []
+    def call(self, method: str, params: dict[str, Any] | None = None, *, deadline: float | None = None) -> tuple[Any, list[int]]:
+        """The result and the descriptors that came with it, which are the caller's then. ``deadline`` in seconds."""
+        asked = Call(method, params)
+        until = None if deadline is None else time.monotonic() + deadline
+        connection = self._take()
         while True:
-            self.call(subscribe, params, notify=lambda method, said: waiting.append((method, said)))
             try:
-                while True:
-                    while waiting:
-                        yield waiting.pop(0)
-                    message = self._read(None)
-                    if "method" in message:
-                        waiting.append((message["method"], message.get("params", {})))
-            except _Lost:
-                self._drop()
+                result = self._call_once(connection or self.reconnect(until), asked, until)
+            except Lost as lost:
+                if not isinstance(lost, NotSent):
+                    asked.lost()
+                connection = None
+            except Gone as gone:
+                return asked.without_daemon(gone), []
+            else:
+                return result
 
-    def _connect(self, until: float) -> None:
+    def subscribe(self, method: str, params: dict[str, Any]) -> Notifications:
+        return Notifications(self, method, params)
+
+    def _call_once(self, connection: _Connection, asked: Call, until: float | None) -> tuple[Any, list[int]]:
+        number, line = connection.lines.request(asked.method, asked.params())
+        try:
+            connection.send(line)
+            while (message := connection.receive(until)).get("id", 0) != number:
+                if "error" in message and message.get("id", 0) is None:
+                    break  # it answers what the daemon could not read: only this call is under way
+        except BaseException:  # an answer that comes late would be taken for the next call's
+            connection.close()
+            raise
+        try:
+            return connection.lines.answer(asked.method, message)
+        finally:
+            self._keep(connection)
+
+    def _take(self) -> _Connection | None:
+        with self._lock:
+            if self._closed:
+                raise Error("not_running", "using a client after it was closed", "connect again")
+            while self._idle:
+                connection = self._idle.pop()
+                if connection.process == os.getpid():
+                    return connection
+                connection.close()  # the parent's: a forked child has connections of its own
+        return None
+
+    def _keep(self, connection: _Connection) -> None:
+        with self._lock:
+            if not self._closed and len(self._idle) < _IDLE_MAX:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def reconnect(self, until: float | None) -> _Connection:
+        """One on which a supervisor answers. A keeper alone accepts connections too: they wait in its backlog."""
+        start = time.monotonic()
+        patience = start + ABSENCE_SECONDS if until is None else min(until, start + ABSENCE_SECONDS)
+        pause = RECONNECT_PAUSE_SECONDS
         while True:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            connection = _Connection(self.path)
             try:
-                sock.connect(self.path)
-            except OSError as error:
-                sock.close()
-                if isinstance(error, PermissionError):
-                    raise Error("not_permitted", f"connecting to {self.path}", "run as the daemon's user") from None
-                raise Error("not_running", f"connecting to {self.path}: {error.strerror}",
-                            "start one: bulkhead up FLEET.yaml") from None  # fmt: skip
-            self._socket, self._buffer = sock, b""
+                _, line = connection.lines.request("daemon.ping", {})
+                connection.send(line)
+                connection.lines.answer("daemon.ping", connection.receive(patience))
+                return connection
+            except Lost:
+                connection.close()
+            except Error as error:
+                connection.close()
+                if error.code == "deadline_exceeded":
+                    raise nobody_answers(start) from None
+                raise
+            if time.monotonic() + pause >= patience:
+                raise nobody_answers(start)
+            time.sleep(pause)
+            pause = min(2 * pause, RECONNECT_PAUSE_MAX_SECONDS)
+
+
+class Notifications:
+    """What a subscription tells, one after the other, on a connection of its own: an iterator without end, until ``close()``,
+    which any thread may call. Subscribed when this is made.
+
+    Nothing is read ahead. Of who does not read, the daemon keeps 1 MiB, then ends the connection. After that, and after a
+    supervisor was replaced, this subscribes again. Events that were missed are not told later; that some may have been is:
+    ``{"event": "resubscribed"}``. Lines of a log are told again by the daemon where it has them, and here only once.
+    """
+
+    def __init__(self, control: Control, method: str, params: dict[str, Any]) -> None:
+        self._control, self._method, self._params = control, method, params
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._last: dict[str, Any] | None = None
+        self._closed = False
+        self._reading = threading.Lock()
+        self._connection = _Connection(control.path)
+        try:
+            self._subscribe(params)
+        except Lost:
+            self._resume()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the iteration, wherever it waits."""
+        self._closed = True
+        self._connection.stop()
+        if self._reading.acquire(blocking=False):  # else the reader closes it
+            self._connection.close()
+            self._reading.release()
+
+    def __enter__(self) -> Notifications:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        with self._reading:
+            return self._next()
+
+    def _next(self) -> dict[str, Any]:
+        while not self._waiting:
+            if self._closed:
+                self._connection.close()
+                raise StopIteration
+            try:
+                self._note(self._connection.receive(None))
+            except Lost:
+                self._resume()
+            except BaseException:
+                self._closed = True
+                self._connection.close()
+                raise
+        self._last = self._waiting.popleft()
+        return self._last
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if "method" in message:
+            self._waiting.append(message.get("params", {}))
+
+    def _resume(self) -> None:
+        while not self._closed:
+            self._connection.close()
+            self._connection = self._control.reconnect(None)
+            try:
+                self._subscribe(resumed(self._params))
+            except Lost:
+                continue
+            if self._method == "events.subscribe":
+                self._waiting.appendleft({"event": "resubscribed"})
             return
 
-    def _drop(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        for fd in self._fds:
-            os.close(fd)
-        self._fds.clear()
-
-    def _call_once(self, method: str, params: dict[str, Any], until: float | None, notify: Notify | None) -> tuple[Any, list[int]]:
-        assert self._socket is not None
-        self._last_id += 1
-        line = json.dumps({"jsonrpc": "2.0", "id": self._last_id, "method": method, "params": params}) + "\n"
-        try:
-            self._socket.sendall(line.encode())
-        except OSError:
-            raise _Lost from None
-        while True:
-            message = self._read(until)
-            if message.get("id") != self._last_id:
-                if notify is not None and "method" in message:
-                    notify(message["method"], message.get("params", {}))
-                continue
-            if "error" in message:
-                data = message["error"].get("data", {})
-                raise Error(data.get("code", "internal"), data.get("attempt", message["error"].get("message", "")), data.get("remedy", ""))
-            result = message["result"]
-            count = result.get("fds", 0) if isinstance(result, dict) else 0
-            if count > len(self._fds):
-                raise Error("resources_exhausted", f"{method}: {count - len(self._fds)} descriptors were lost on the way",
-                            "raise the limit on open files (ulimit -n)")  # fmt: skip
-            fds, self._fds = self._fds[:count], self._fds[count:]
-            return result, fds
-
-    def _read(self, until: float | None) -> dict[str, Any]:
-        sock = self._socket
-        if sock is None:
-            raise _Lost
-        while b"\n" not in self._buffer:
-            if until is not None:
-                left = until - time.monotonic()
-                poll = select.poll()
-                poll.register(sock, select.POLLIN)
-                if left <= 0 or not poll.poll(left * 1000 + 1):
-                    self._drop()  # an answer that comes late would be taken for the next call's
-                    raise Error("deadline_exceeded", "waiting for the daemon's answer", "allow more time")
-            try:
-                data, fds, _, _ = socket.recv_fds(sock, 65536, 16)
-            except OSError:
-                raise _Lost from None
-            self._fds.extend(fds)
-            if not data:
-                raise _Lost
-            self._buffer += data
-            if len(self._buffer) > 2 * _LINE_MAX:
-                raise Error("protocol_violation", "an answer of more than 1 MiB", "use a client and a daemon of matching releases")
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            raise Error("protocol_violation", "an answer that is no JSON object", "use a client and a daemon of matching releases")
-        return message
+    def _subscribe(self, params: dict[str, Any]) -> None:
+        number, line = self._connection.lines.request(self._method, params)
+        self._connection.send(line)
+        while (message := self._connection.receive(time.monotonic() + ABSENCE_SECONDS)).get("id", 0) != number:
+            self._note(message)
+        result, _ = self._connection.lines.answer(self._method, message)
+        self._waiting.extendleft(reversed(new_lines(result.get("lines", ()), self._last)))

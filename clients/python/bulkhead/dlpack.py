@@ -1,4 +1,4 @@
-"""DLPack in plain Python: tensors of other libraries as inputs, and our outputs for theirs. CPU memory only."""
+"""DLPack in plain Python: tensors of other libraries as inputs, and ours for theirs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 from .errors import Error
 
-CPU = 1
+CPU, CUDA = 1, 2
 _READ_ONLY = 1
+Bytes = ctypes.c_ubyte
+address_of = ctypes.addressof
 
 
 class _Device(ctypes.Structure):
@@ -66,15 +68,36 @@ _api.PyCapsule_New.restype = ctypes.py_object
 _api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
-def read(value: Any) -> tuple[str, tuple[int, ...], memoryview, object]:
-    """Name of the dtype, shape, contiguous bytes, and what must live as long as those are used.
+class Seen:
+    """A tensor of another library: ``keep`` must live as long as its bytes are used."""
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], device: tuple[int, int], address: int, size_bytes: int, keep: object) -> None:
+        self.dtype, self.shape, self.device = dtype, shape, device
+        self.address, self.size_bytes, self.keep = address, size_bytes, keep
+
+    def bytes(self) -> memoryview:
+        """Of a tensor in CPU memory."""
+        if self.size_bytes == 0:
+            return memoryview(b"")
+        array: Any = (ctypes.c_ubyte * self.size_bytes).from_address(self.address)
+        array.owner = self.keep
+        return memoryview(array).cast("B")
+
+
+def read(value: Any, stream: int | None = None) -> Seen:
+    """Contiguous tensors in CPU memory, and on a GPU where ``stream`` says on which stream they will be read.
 
     The capsule is not consumed: its own destructor gives the tensor back when the last reference is gone.
     """
-    kind, _ = value.__dlpack_device__()
-    if int(kind) != CPU:
-        raise Error("input_invalid", "a tensor that is not in CPU memory", "move it to the CPU first")
-    capsule = value.__dlpack__()
+    kind, number = value.__dlpack_device__()
+    device = int(kind), int(number)
+    if device[0] != CPU and (device[0] != CUDA or stream is None):
+        raise Error("input_invalid", "a tensor that is not in CPU memory", "move it to the CPU first, or open the channel with that GPU")
+    order = {} if device[0] == CPU else {"stream": stream or 1}
+    try:
+        capsule = value.__dlpack__(max_version=(1, 0), **order)
+    except TypeError:  # older than DLPack 1
+        capsule = value.__dlpack__(**order)
     if _api.PyCapsule_IsValid(capsule, b"dltensor"):
         tensor = _Managed.from_address(_api.PyCapsule_GetPointer(capsule, b"dltensor")).tensor
     elif _api.PyCapsule_IsValid(capsule, b"dltensor_versioned"):
@@ -85,21 +108,16 @@ def read(value: Any) -> tuple[str, tuple[int, ...], memoryview, object]:
     if name is None or tensor.dtype.lanes != 1:
         raise Error("dtype_unsupported", f"a DLPack tensor of type code {tensor.dtype.code}, {tensor.dtype.bits} bits")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    item = tensor.dtype.bits // 8
-    size = item
+    size = tensor.dtype.bits // 8
     for length in shape:
         size *= length
-    if size == 0:
-        return name, shape, memoryview(b""), capsule
     expected = 1
-    if tensor.strides:
+    if tensor.strides and size:
         for axis in reversed(range(tensor.ndim)):
             if shape[axis] != 1 and tensor.strides[axis] != expected:
                 raise Error("input_invalid", "a DLPack tensor that is not contiguous", "make it contiguous first")
             expected *= shape[axis]
-    array: Any = (ctypes.c_ubyte * size).from_address(tensor.data + tensor.byte_offset)
-    array.owner = capsule
-    return name, shape, memoryview(array).cast("B"), (capsule, value)
+    return Seen(name, shape, device, (tensor.data or 0) + tensor.byte_offset, size, (capsule, value))
 
 
 _alive: dict[int, object] = {}  # what a consumer still holds, by the address of its managed tensor
@@ -134,7 +152,18 @@ def export(view: Any, *, max_version: Any, copy: Any) -> Any:
     size = len(data)
     # A read-only memoryview cannot be borrowed by ctypes; its object can.
     holder = data.obj if isinstance(data.obj, ctypes.Array) else (ctypes.c_ubyte * max(size, 1)).from_buffer(data or bytearray(1))
-    address = ctypes.addressof(holder)
+    return _capsule(view, (CPU, 0), ctypes.addressof(holder) if size else None, data.readonly, versioned, (data, holder))
+
+
+def export_device(view: Any, *, device: tuple[int, int], address: int, readonly: bool, keep: object, max_version: Any) -> Any:
+    """The same for device memory. A consumer older than DLPack 1 cannot be told that an output may only be read."""
+    versioned = max_version is not None and tuple(max_version)[0] >= 1
+    if readonly and not versioned:
+        raise BufferError("a result on the GPU is read-only, which this consumer of DLPack does not understand: use a newer one, or cpu()")
+    return _capsule(view, device, address, readonly, versioned, keep)
+
+
+def _capsule(view: Any, device: tuple[int, int], address: int | None, readonly: bool, versioned: bool, keep: object) -> Any:
     rank = len(view.shape)
     shape = (ctypes.c_int64 * max(rank, 1))(*view.shape)
     strides = (ctypes.c_int64 * max(rank, 1))()
@@ -145,15 +174,15 @@ def export(view: Any, *, max_version: Any, copy: Any) -> Any:
     code, bits = _CODES[view.dtype]
     managed: Any = _Versioned() if versioned else _Managed()
     tensor = managed.tensor
-    tensor.data = address if size else None
-    tensor.device.kind, tensor.device.number = CPU, 0
+    tensor.data = address
+    tensor.device.kind, tensor.device.number = device
     tensor.ndim = rank
     tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code, bits, 1
     tensor.shape, tensor.strides, tensor.byte_offset = shape, strides, 0
     managed.deleter = _delete
     if versioned:
         managed.major, managed.minor = 1, 0
-        managed.flags = _READ_ONLY if data.readonly else 0
-    _alive[ctypes.addressof(managed)] = (managed, shape, strides, data, holder)
+        managed.flags = _READ_ONLY if readonly else 0
+    _alive[ctypes.addressof(managed)] = (managed, shape, strides, keep)
     name = b"dltensor_versioned" if versioned else b"dltensor"
     return _api.PyCapsule_New(ctypes.addressof(managed), name, ctypes.cast(_capsule_gone, ctypes.c_void_p))

@@ -21,3 +21,7 @@ class Error(Exception):
     def during(self, step: str) -> Error:
         """The same error with one step of context in front."""
         return Error(self.code, f"{step}: {self.attempt}", self.remedy)
+
+    def again(self) -> Error:
+        """To be raised once more: an exception that was raised keeps the frames it went through, and their tensors."""
+        return Error(self.code, self.attempt, self.remedy)

@@ -1,4 +1,4 @@
-"""Slabs: sealed memfds that the worker made, mapped here; and the books of who uses which bytes."""
+"""Shared memory in this process: sealed memfds, mapped; and the books of who uses which bytes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import ctypes
 import fcntl
 import os
 import weakref
-from typing import Any
+from collections import deque
+from typing import Any, Callable
 
 from .errors import Error
-from .layout import DIRECTION, LIMITS
+from .layout import LIMITS
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -17,23 +18,65 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
-_PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
+_PROT_READ, _PROT_WRITE, _MAP_SHARED, _MAP_POPULATE = 1, 2, 1, 0x8000
 _MADV_DONTFORK, _MADV_DONTDUMP = 10, 16
-_F_GET_SEALS = 1034
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
 
 ALIGNMENT = LIMITS["tensor_alignment"]
 
 
-class Mapping:
-    """A mapped slab. Unmapped when the last view of it is gone."""
+CPU = (1, 0)  #: as DLPack says it: kDLCPU, number
 
-    def __init__(self, fd: int, size_bytes: int, direction: int) -> None:
+
+class Region:
+    """Memory that is mapped here: who watches it, and what is told when it goes."""
+
+    def __init__(self, address: int, size_bytes: int, writable: bool, device: tuple[int, int] = CPU) -> None:
+        self.address, self.size_bytes, self.writable, self.device = address, size_bytes, writable, device
+        #: Its owner is about to give it up or has ended: whoever lent it on takes it back.
+        self.retired = False
+        self._watchers: list[Callable[[], None]] = []
+        self._gone: list[Callable[[], None]] = []
+
+    def retire(self) -> None:
+        """Owner's thread."""
+        self.retired = True
+        for watcher in self._watchers:
+            watcher()
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Calls ``tell``, on whichever thread it happens, when this is retired, and when it is unmapped."""
+        self._watchers.append(tell)
+        self._gone.append(tell)
+
+    def on_unmap(self, tell: Callable[[], None]) -> None:
+        self._gone.append(tell)
+
+
+class Mapping(Region):
+    """A memfd, mapped. Unmapped, and its descriptor closed, when the last view of it is gone."""
+
+    def __init__(self, fd: int, size_bytes: int, *, writable: bool, populate: bool = False) -> None:
+        """Takes over ``fd``."""
+        protection = _PROT_READ | (_PROT_WRITE if writable else 0)
+        address = _libc.mmap(None, size_bytes, protection, _MAP_SHARED | (_MAP_POPULATE if populate else 0), fd, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            number = ctypes.get_errno()
+            os.close(fd)
+            raise Error("resources_exhausted", f"mapping a slab of {size_bytes} bytes: {os.strerror(number)}",
+                        "drop tensors that are no longer needed")  # fmt: skip
+        _libc.madvise(address, size_bytes, _MADV_DONTDUMP)
+        _libc.madvise(address, size_bytes, _MADV_DONTFORK)
+        super().__init__(address, size_bytes, writable)
+        self.fd = fd
+        weakref.finalize(self, _unmap, os.getpid(), address, size_bytes, fd, self._gone).atexit = False
+
+    @classmethod
+    def of_slab(cls, fd: int, size_bytes: int, *, writable: bool) -> Mapping:
         """Takes over ``fd``. Checks the seals before it maps: without them the peer could shrink the file under us."""
         try:
-            needed = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW
-            if direction == DIRECTION["output"]:
-                needed |= _SEAL_FUTURE_WRITE
+            needed = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | (0 if writable else _SEAL_FUTURE_WRITE)
             try:
                 seals = fcntl.fcntl(fd, _F_GET_SEALS)
             except OSError:
@@ -42,20 +85,25 @@ class Mapping:
                 raise Error("protocol_violation", f"a slab with seals {seals:#x}, which lack {needed & ~seals:#x}")
             if os.fstat(fd).st_size != size_bytes:
                 raise Error("protocol_violation", f"a slab of {os.fstat(fd).st_size} bytes, announced with {size_bytes}")
-            writable = direction == DIRECTION["input"]
-            protection = _PROT_READ | (_PROT_WRITE if writable else 0)
-            address = _libc.mmap(None, size_bytes, protection, _MAP_SHARED, fd, 0)
-            if address in (None, ctypes.c_void_p(-1).value):
-                number = ctypes.get_errno()
-                raise Error("resources_exhausted", f"mapping a slab of {size_bytes} bytes: {os.strerror(number)}")
-        finally:
+        except BaseException:
             os.close(fd)
-        self.address: int = address
-        self.size_bytes = size_bytes
-        self.writable = writable
-        _libc.madvise(address, size_bytes, _MADV_DONTDUMP)
-        _libc.madvise(address, size_bytes, _MADV_DONTFORK)
-        weakref.finalize(self, _libc.munmap, address, size_bytes)
+            raise
+        return cls(fd, size_bytes, writable=writable)
+
+    @classmethod
+    def own(cls, size_bytes: int) -> Mapping:
+        """New memory of this process, which only it can write, and which any worker takes as a loan."""
+        fd = os.memfd_create("bulkhead-client", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size_bytes)
+            os.posix_fallocate(fd, 0, size_bytes)
+        except OSError as error:
+            os.close(fd)
+            raise Error("resources_exhausted", f"{size_bytes} bytes of shared memory: {error.strerror}",
+                        "drop tensors that are no longer needed") from None  # fmt: skip
+        mapping = cls(fd, size_bytes, writable=True, populate=True)
+        fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE)
+        return mapping
 
     def view(self, offset: int, size_bytes: int, owner: object) -> memoryview:
         """Bytes of the slab. Every view made of it, numpy arrays included, keeps ``owner`` alive."""
@@ -67,17 +115,29 @@ class Mapping:
         return view if self.writable else view.toreadonly()
 
 
+def _unmap(process: int, address: int, size_bytes: int, fd: int, then: list[Callable[[], None]]) -> None:
+    os.close(fd)
+    if os.getpid() != process:
+        return  # a forked child never had these pages (MADV_DONTFORK): what lies there now is something else
+    _libc.munmap(address, size_bytes)
+    for tell in then:
+        tell()
+
+
 class Allocator:
     """Which ranges of an input slab are leased: best fit, in units of 64 bytes. A generation is used once."""
 
     def __init__(self, size_bytes: int) -> None:
         usable = size_bytes // ALIGNMENT * ALIGNMENT
-        self._free: dict[int, int] = {0: usable} if usable else {}
+        self._all = {0: usable} if usable else {}
+        self._free: dict[int, int] = dict(self._all)
+        self._given_back: deque[tuple[int, int]] = deque()
         self._generation = 0
 
     def allocate(self, size_bytes: int) -> tuple[int, int] | None:
         """Offset and generation, or None when there is no room."""
-        needed = max(-(-size_bytes // ALIGNMENT), 1) * ALIGNMENT
+        self._take_back()
+        needed = _rounded(size_bytes)
         fitting = [(size, offset) for offset, size in self._free.items() if size >= needed]
         if not fitting:
             return None
@@ -89,11 +149,25 @@ class Allocator:
         return offset, self._generation
 
     def release(self, offset: int, size_bytes: int) -> None:
-        size = max(-(-size_bytes // ALIGNMENT), 1) * ALIGNMENT
-        for start, length in list(self._free.items()):
-            if start + length == offset:
-                del self._free[start]
-                offset, size = start, size + length
-        if offset + size in self._free:
-            size += self._free.pop(offset + size)
-        self._free[offset] = size
+        """From any thread, and from a finalizer in the middle of ``allocate``: it is only noted here."""
+        self._given_back.append((offset, _rounded(size_bytes)))
+
+    @property
+    def is_empty(self) -> bool:
+        self._take_back()
+        return self._free == self._all
+
+    def _take_back(self) -> None:
+        while self._given_back:
+            offset, size = self._given_back.popleft()
+            for start, length in self._free.items():
+                if start + length == offset:
+                    del self._free[start]
+                    offset, size = start, size + length
+                    break
+            size += self._free.pop(offset + size, 0)
+            self._free[offset] = size
+
+
+def _rounded(size_bytes: int) -> int:
+    return max(-(-size_bytes // ALIGNMENT), 1) * ALIGNMENT

@@ -22,6 +22,13 @@ _FORMATS: dict[str, str] = {
 }  # fmt: skip
 _BY_FORMAT = {code: name for name, code in _FORMATS.items()} | {"l": "int64", "Zf": "complex64", "Zd": "complex128"}
 
+def array_type(dtype: str) -> str:
+    """As the array interface says it: ``<f4``. Of bfloat16, which that does not know, its bits."""
+    if dtype in ("bool", "bfloat16"):
+        return {"bool": "|b1", "bfloat16": "<u2"}[dtype]
+    return f"{'|' if ITEM_BYTES[dtype] == 1 else '<'}{dtype[0]}{ITEM_BYTES[dtype]}"
+
+
 Nested = Union[int, float, bool, Sequence["Nested"]]
 
 
@@ -47,16 +54,16 @@ def dtype_name(dtype: Any) -> str:
 
 
 class TensorView:
-    """Bytes in a slab with a dtype and a shape: what inputs and outputs have in common.
+    """Bytes with a dtype and a shape: what inputs and outputs have in common.
 
     Nothing is copied: ``numpy()``, ``memoryview(t.data)`` and ``torch()`` look at the slab, and keep the lease for as long as
     they live.
     """
 
-    def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
+    def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview | None) -> None:
         self.dtype = dtype
         self.shape = shape
-        self._data: memoryview | None = data
+        self._data = data
 
     @property
     def data(self) -> memoryview:
@@ -66,7 +73,17 @@ class TensorView:
         return self._data
 
     @property
+    def device(self) -> tuple[int, int]:
+        """As DLPack says it: (1, 0) is the CPU, (2, n) the n-th GPU."""
+        return dlpack.CPU, 0
+
+    def cpu(self) -> TensorView:
+        """In the memory of the CPU: this itself, or a copy of what lies on a GPU."""
+        return self
+
+    @property
     def nbytes(self) -> int:
+        """Size in bytes."""
         return element_count(self.shape) * ITEM_BYTES[self.dtype]
 
     def numpy(self) -> Any:
@@ -98,7 +115,7 @@ class TensorView:
         return dlpack.export(self, max_version=max_version, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return dlpack.CPU, 0
+        return self.device
 
     def tolist(self) -> Any:
         """Nested lists, without numpy. Not for bfloat16 and complex dtypes."""
@@ -124,25 +141,28 @@ def _empty_list(shape: tuple[int, ...]) -> Any:
 
 
 class Source:
-    """Anything a caller may pass as an input, seen as contiguous bytes."""
+    """Anything a caller may pass as an input, seen as contiguous bytes: ``data`` in CPU memory, or those at ``address`` on a GPU."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview, keep: object = None) -> None:
-        self.dtype, self.shape, self.data, self._keep = dtype, shape, data, keep
+        self.dtype, self.shape, self.data, self.keep = dtype, shape, data, keep
+        self.device: tuple[int, int] = (dlpack.CPU, 0)
+        self.address = 0
 
     @classmethod
-    def of(cls, value: Any, wanted: str | None) -> Source:
-        """``wanted``: the dtype that the method declares, for values that have none of their own."""
-        if isinstance(value, TensorView):
-            return cls(value.dtype, value.shape, value.data)
-        if not isinstance(value, (list, tuple, int, float, bool, bytes, bytearray)):
+    def of(cls, value: Any, wanted: str | None, stream: int | None = None) -> Source:
+        """``wanted``: the dtype that the method declares, for values that have none of their own. ``stream``: on which tensors
+        of a GPU will be read; without one they are refused."""
+        if isinstance(value, TensorView) and value.device[0] == dlpack.CPU:
+            return cls(value.dtype, value.shape, value.data, value)
+        if not isinstance(value, (list, tuple, int, float, bool, bytes, bytearray, TensorView)):
             try:
                 view = memoryview(value)
             except TypeError:
                 pass
             else:
                 return cls._of_buffer(view)
-            if hasattr(value, "__dlpack__"):
-                return cls._of_dlpack(value)
+        if hasattr(value, "__dlpack__"):
+            return cls._of_dlpack(value, stream)
         if isinstance(value, (bytes, bytearray)):
             return cls("uint8", (len(value),), memoryview(value))
         if isinstance(value, (list, tuple, int, float, bool)):
@@ -163,9 +183,13 @@ class Source:
         return cls(name, shape, data, keep=view)
 
     @classmethod
-    def _of_dlpack(cls, value: Any) -> Source:
-        name, shape, data, keep = dlpack.read(value)
-        return cls(name, shape, data, keep)
+    def _of_dlpack(cls, value: Any, stream: int | None) -> Source:
+        seen = dlpack.read(value, stream)
+        if seen.device[0] == dlpack.CPU:
+            return cls(seen.dtype, seen.shape, seen.bytes(), seen.keep)
+        source = cls(seen.dtype, seen.shape, memoryview(b""), seen.keep)
+        source.device, source.address = seen.device, seen.address
+        return source
 
     @classmethod
     def _of_list(cls, value: Any, wanted: str | None) -> Source:

@@ -52,7 +52,8 @@ def resample(samples: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     positions = np.arange(count) * down
     starts = positions // up
     rows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half)[starts]
-    return np.einsum("nk,nk->n", rows, filters[positions % up].astype(np.float64)).astype(np.float32)
+    resampled: np.ndarray = np.einsum("nk,nk->n", rows, filters[positions % up].astype(np.float64)).astype(np.float32)
+    return resampled
 
 
 def read_audio(paths: list[str]) -> tuple[np.ndarray, list[tuple[str, int, int]]]:

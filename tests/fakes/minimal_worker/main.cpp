@@ -1,5 +1,6 @@
-/// A worker without LibTorch: the real event loop, and a model that gives its inputs back as its outputs. It starts in
-/// milliseconds, so that thousands of its deaths can be measured and endured.
+/// A worker without LibTorch: the real event loop, and a model that gives its inputs back as its outputs, or their first
+/// elements where an output's shape is declared with numbers alone. It starts in milliseconds, so that thousands of its
+/// deaths can be measured and endured.
 ///
 ///   MINIMAL_BALLAST_BYTES  resident memory it fills at load
 ///   MINIMAL_RUN_MS         how long each request runs
@@ -7,6 +8,8 @@
 ///   MINIMAL_LOAD_HANGS     not empty: after those the load never ends
 ///   MINIMAL_STARTED        a file to which it appends a line when it is executed: CLOCK_MONOTONIC in ns, and its pid
 ///   MINIMAL_GPU_FILE, MINIMAL_GPU_BYTES, MINIMAL_CHILD   see mischief.h
+///   MINIMAL_GPU_SLABS      not empty: it echoes on the GPU, see gpu_echo.h
+///   MINIMAL_ENV_NAME       becomes NAME, which a fleet may not set: for what the fake driver reads
 ///
 /// `bulkhead-worker --stamp FILE` does only the last and then waits to be killed: a daemon for other supervisors.
 
@@ -17,10 +20,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -29,6 +34,7 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/keeper_link.h"
+#include "tests/fakes/minimal_worker/gpu_echo.h"
 #include "tests/fakes/minimal_worker/mischief.h"
 #include "worker/fatal_signals.h"
 #include "worker/limits.h"
@@ -56,10 +62,30 @@ void stamp(const char* file) {
     if (out) (void)!::write(out.get(), line.data(), line.size());
 }
 
+/// `declared` is room for the answer: nothing is allocated while requests are served.
+std::span<const std::int64_t> shape_of_answer(const config::TensorSpec& output, std::span<const std::int64_t> of_input,
+                                              std::array<std::int64_t, wire::rank_max>& declared) {
+    std::size_t rank = 0;
+    for (const auto& dim : output.shape) {
+        if (dim.min != dim.max) return of_input;
+        declared[rank++] = dim.min;
+    }
+    return {declared.data(), rank};
+}
+
+void take_environment() {
+    constexpr std::string_view prefix = "MINIMAL_ENV_";
+    std::vector<std::string> entries;
+    for (char** entry = environ; *entry != nullptr; ++entry)
+        if (std::string_view{*entry}.starts_with(prefix)) entries.emplace_back(*entry + prefix.size());
+    for (const std::string& entry : entries)
+        ::setenv(entry.substr(0, entry.find('=')).c_str(), entry.substr(entry.find('=') + 1).c_str(), 1);
+}
+
 class Echo final : public Model {
 public:
-    explicit Echo(const config::ModelSpec& spec)
-        : methods_{spec.methods}, run_for_{std::strtol(environment("MINIMAL_RUN_MS"), nullptr, 10)} {
+    Echo(const config::ModelSpec& spec, std::unique_ptr<GpuEcho> gpu)
+        : methods_{spec.methods}, gpu_{std::move(gpu)}, run_for_{std::strtol(environment("MINIMAL_RUN_MS"), nullptr, 10)} {
         const auto bytes = std::strtoull(environment("MINIMAL_BALLAST_BYTES"), nullptr, 10);
         if (bytes > 0)
             ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -72,8 +98,11 @@ public:
             fmt::print(stderr, "minimal: running\n");  // an event to wait for
             ::usleep(static_cast<useconds_t>(run_for_) * 1000);
         }
+        if (gpu_) return gpu_->run(method, inputs, sink);
         for (std::size_t i = 0; i < std::min(inputs.size(), method.outputs.size()); ++i) {
-            const auto room = sink.allocate(method.outputs[i].name, inputs[i].dtype, inputs[i].dims);
+            std::array<std::int64_t, wire::rank_max> declared{};
+            const auto room = sink.allocate(method.outputs[i].name, inputs[i].dtype,
+                                            shape_of_answer(method.outputs[i], inputs[i].dims, declared));
             if (!room) return room.error();
             std::memcpy(room->data(), inputs[i].bytes.data(), std::min(room->size(), inputs[i].bytes.size()));
         }
@@ -82,11 +111,17 @@ public:
     Result<> reset() override { return {}; }
     void register_host_memory(std::span<std::byte> /*bytes*/) override {}
     void unregister_host_memory(std::span<std::byte> /*bytes*/) noexcept override {}
-    [[nodiscard]] boost::json::object graphs() const override { return {{"mode", "off"}}; }
+    [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override {
+        return gpu_ ? gpu_->gpu() : nullptr;
+    }
+    [[nodiscard]] boost::json::object graphs() const override {
+        return gpu_ ? gpu_->graphs() : boost::json::object{{"mode", "off"}};
+    }
     [[nodiscard]] std::string device_name() const override { return "cpu"; }
 
 private:
     std::vector<config::MethodSpec> methods_;
+    std::unique_ptr<GpuEcho> gpu_;
     long run_for_;
 };
 
@@ -97,6 +132,7 @@ int main(int argc, char** argv) {
         stamp(argv[2]);
         while (true) ::pause();
     }
+    take_environment();
     if (*environment("MINIMAL_STARTED") != '\0') stamp(environment("MINIMAL_STARTED"));
     Result<Identity> identity = Identity::parse(environment("BULKHEAD_WORKER"));
     if (!identity) {
@@ -129,7 +165,13 @@ int main(int argc, char** argv) {
                  if (auto granted = context.wait_for_grant(0); !granted) return std::move(granted.error());
              if (auto taken = occupy_fake_gpu(); !taken) return std::move(taken.error());
              leave_a_child();
-             return std::unique_ptr<Model>{std::make_unique<Echo>(spec)};
+             std::unique_ptr<GpuEcho> gpu;
+             if (context.cuda && *environment("MINIMAL_GPU_SLABS") != '\0') {
+                 Result<std::unique_ptr<GpuEcho>> opened = GpuEcho::open();
+                 if (!opened) return std::move(opened).error();
+                 gpu = std::move(*opened);
+             }
+             return std::unique_ptr<Model>{std::make_unique<Echo>(spec, std::move(gpu))};
          },
          .torch_version = "none",
          .page = page ? page->release() : nullptr,

@@ -172,7 +172,7 @@ TEST_F(Commands, LogsPrintWhatCameBeforeAndWhatFollows) {
 
 constexpr const char* crash =
     R"x({"model":"m","replica":0,"generation":4,"pid":7,"time":0,"cause":"it died of SIGSEGV in evil_run","state":"busy",
-    "exit":{"signal":"SIGSEGV"},"signal":"SIGSEGV","thread":"main","backtrace":["evil_run+0x12 (evil.so)","main+0x3 (w)"],
+    "exit":{"signal":"SIGSEGV"},"signal":"SIGSEGV","thread":"main","backtrace":["_Z8evil_runv+0x12 (evil.so)","main+0x3 (w)"],
     "log":["about to \u001b[31mdie"],"request":"forward x float32 [1, 3]","request_ms":12.5,"host_bytes":1048576,
     "gpu_bytes":null,"device":"cpu","evidence":["the kernel killed nobody"],"ready_ms":65000})x";
 
@@ -199,7 +199,7 @@ TEST_F(Commands, CrashesOfOneModelShowTheNewestInFullAndThoseBeforeIt) {
          {"m/0#4, pid 7: it died of SIGSEGV in evil_run\n", "busy, ready for 1m 5s\n",
           "SIGSEGV; it said itself: SIGSEGV, in thread main\n", "forward x float32 [1, 3], running for 12.5 ms\n",
           "1.0 MiB host, - GPU on cpu\n", "the kernel killed nobody\n",
-          "    evil_run+0x12 (evil.so)\n    main+0x3 (w)\n", "    about to ?[31mdie\n", "\nBefore it:\nTIME"})
+          "    evil_run()+0x12 (evil.so)\n    main+0x3 (w)\n", "    about to ?[31mdie\n", "\nBefore it:\nTIME"})
         EXPECT_THAT(crashes.out, HasSubstr(part));
     EXPECT_THAT(daemon.asked(), ElementsAre(R"(crashes.list {"limit":20,"model":"m"})"));
     EXPECT_EQ(json::parse(ran({"--json", "--socket", socket, "crashes", "m"}).out).at("crashes").as_array().size(), 2u);

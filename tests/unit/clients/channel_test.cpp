@@ -26,7 +26,7 @@ TEST(Channel, CarriesARequestThereAndItsAnswerBack) {
         EXPECT_EQ(request.parameters.at("sr").as_int64(), 16000);
         ASSERT_EQ(request.tensors.size(), 1u);
         EXPECT_EQ(request.tensors[0].name, "x");
-        EXPECT_EQ(request.tensors[0].dims, (std::vector<std::int64_t>{3}));
+        EXPECT_EQ(request.tensors[0].dims, (Dims{3}));
         EXPECT_EQ(w.values_of(request.tensors[0]), (std::vector<float>{1, 2, 3}));
         w.send(channel::encode(
                    channel::InferResult{request.request_id, false, {w.output("p", {0.5f})}, {{"n", 1}}, 10us, 20us})
@@ -110,7 +110,7 @@ TEST(Channel, DroppedOutputsAreGivenBackBeforeTheNextRequest) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
         const auto first = w.expect<channel::Infer>();
-        const std::vector<channel::Tensor> sent{w.output("a", {1}), w.output("b", {2})};
+        const channel::Tensors sent{w.output("a", {1}), w.output("b", {2})};
         w.answer(first.request_id, sent);
         const auto release = w.expect<channel::Release>();
         ASSERT_EQ(release.leases.size(), 2u);
@@ -131,7 +131,7 @@ TEST(Channel, ManyDroppedOutputsAreGivenBackWithoutARequest) {
     Gate released;
     FakeWorker worker{[&](FakeWorker& w) {
         w.greet();
-        std::vector<channel::Tensor> sent;
+        channel::Tensors sent;
         for (int i = 0; i < 32; ++i) sent.push_back(w.output(fmt::format("o{}", i), {1}));
         w.answer(w.expect<channel::Infer>().request_id, sent);
         EXPECT_EQ(w.expect<channel::Release>().leases.size(), 32u);

@@ -15,6 +15,7 @@
 #include "ipc/host_slab.h"
 #include "ipc/packet.h"
 #include "ipc/slab_allocator.h"
+#include "tests/unit/ipc/line_end.h"
 
 namespace bulkhead::test {
 
@@ -24,7 +25,8 @@ class FakeWorker {
 public:
     using Script = std::function<void(FakeWorker&)>;
 
-    explicit FakeWorker(Script script) : pair_{PacketPair::make().value()}, buffer_(packet_bytes_max) {
+    explicit FakeWorker(Script script) : FakeWorker{std::move(script), PacketPair::make().value()} {}
+    FakeWorker(Script script, PacketPair pair) : end_{std::move(pair.first)}, client_end_{std::move(pair.second)} {
         thread_ = std::thread{[this, run = std::move(script)] {
             run(*this);
             hang_up();
@@ -35,7 +37,7 @@ public:
         if (thread_.joinable()) thread_.join();
     }
 
-    UniqueFd client_end() { return std::move(pair_.second); }
+    UniqueFd client_end() { return std::move(client_end_); }
 
     // For the script
 
@@ -49,9 +51,10 @@ public:
                              .methods = {{"forward", boost::json::object{}}}};
     std::vector<HostSlab> slabs;  ///< input at 0, output at 1 after `greet`
     SlabAllocator outputs{slab_bytes};
+    std::vector<UniqueFd> brought;  ///< with the last message
 
     void send(const std::vector<std::byte>& packet, std::span<const int> fds = {}) {
-        EXPECT_TRUE(send_packet(pair_.first.get(), packet, fds));
+        end_.send(packet, fds);
     }
     void offer(std::uint32_t id, wire::SlabDirection direction, std::uint64_t size = slab_bytes,
                std::uint64_t request_id = 0) {
@@ -59,20 +62,22 @@ public:
         const std::array<int, 1> fds{slabs.back().fd()};
         send(channel::encode(channel::SlabOffer{request_id, id, direction, wire::SlabKind::host_memfd, size}), fds);
     }
-    /// Hello, welcome, one slab each way: ids 0 and 1.
+    /// Hello, welcome, rings where the tests run over them, one slab each way: ids 0 and 1.
     void greet() {
-        expect<channel::Hello>();
+        const auto hello = expect<channel::Hello>();
+        if (over_rings()) welcome.features |= hello.features & wire::feature_rings;
         send(channel::encode(welcome).value());
+        if (over_rings()) end_.offer_rings(ring::lines_usual);
         offer(0, wire::SlabDirection::input);
         offer(1, wire::SlabDirection::output);
     }
     /// Nothing once the client has hung up.
     std::optional<channel::ClientMessage> receive() {
         Packet packet;
-        const auto outcome = receive_packet(pair_.first.get(), buffer_, packet);
-        if (!outcome || *outcome != ReceiveOutcome::packet) return std::nullopt;
+        if (end_.receive(packet) != ReceiveOutcome::packet) return std::nullopt;
         auto message = channel::parse_from_client(packet.bytes);
         EXPECT_TRUE(message) << message.error().error.text();
+        brought = std::move(packet.fds);
         return std::move(*message);
     }
     template <typename T>
@@ -83,16 +88,16 @@ public:
         return {};
     }
     /// An output that holds `values`, in slab 1.
-    channel::Tensor output(std::string name, const std::vector<float>& values) {
+    channel::Tensor output(std::string_view name, const std::vector<float>& values) {
         const std::uint64_t bytes = values.size() * sizeof(float);
         const SlabAllocator::Block block = outputs.allocate(bytes).value();
         std::memcpy(slabs.at(1).bytes().data() + block.offset_bytes, values.data(), bytes);
-        return {std::move(name),
+        return {name,
                 wire::DType::float32,
                 {static_cast<std::int64_t>(values.size())},
                 {1, 0, block.offset_bytes, bytes, block.generation}};
     }
-    void answer(std::uint64_t request_id, std::vector<channel::Tensor> tensors) {
+    void answer(std::uint64_t request_id, channel::Tensors tensors) {
         send(channel::encode(channel::InferResult{.request_id = request_id, .tensors = std::move(tensors)}).value());
     }
     std::vector<float> values_of(const channel::Tensor& tensor) {
@@ -101,16 +106,16 @@ public:
                     tensor.lease.size_bytes);
         return values;
     }
-    void hang_up() { pair_.first.reset(); }
+    void hang_up() { end_.hang_up(); }
     /// Waits until the client has closed its end, or broken the channel off.
     void await_hang_up() {
-        pollfd entry{pair_.first.get(), POLLRDHUP, 0};
+        pollfd entry{end_.socket(), POLLRDHUP, 0};
         EXPECT_EQ(::poll(&entry, 1, 10'000), 1) << "the client has not hung up";
     }
 
 private:
-    PacketPair pair_;
-    std::vector<std::byte> buffer_;
+    LineEnd end_;
+    UniqueFd client_end_;
     std::thread thread_;
 };
 

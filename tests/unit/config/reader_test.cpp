@@ -181,7 +181,7 @@ TEST(Reader, ReadsEveryKey) {
     EXPECT_EQ(model.deadlines, (Deadlines{120s, 90s, 250ms, 1h, 5s}));
     EXPECT_EQ(model.watchdog, 2s);
     EXPECT_EQ(model.queue_bound, 4096u);
-    EXPECT_EQ(model.channel, (ChannelLimits{64u << 10, 8192, 1u << 30, 1024}));
+    EXPECT_EQ(model.channel, (ChannelLimits{64u << 10, 8192, 1u << 30, 1024, 2ull << 30, 1min, true}));
     EXPECT_EQ(model.environment.at("OMP_NUM_THREADS"), "4");
     EXPECT_EQ(model.environment.at("TOKENIZERS_PARALLELISM"), "false");
     EXPECT_EQ(model.restart, RestartPolicy::never);

@@ -141,7 +141,7 @@ TEST(ChannelCodec, MessagesGoOneWayOnly) {
 TEST(ChannelCodec, ReservedFieldsAndUnknownFlagsAreIgnored) {
     Bytes packet = with_header(encode(infer()).value(), [](auto& h) { h.reserved = 77, h.flags |= 0x8000; });
     packet = altered<wire::TensorDescriptor>(packet, first_tensor,
-                                             [](auto& t) { t.reserved = t.lease.reserved = t.flags = 9; });
+                                             [](auto& t) { t.lease.event_id = t.flags = 9; });
 
     EXPECT_EQ(from_client<Infer>(packet), infer());
 }
@@ -286,7 +286,7 @@ TEST(ChannelCodec, TheLargestMessagesFitOnePacket) {
 
     EXPECT_LE(packet.size(), packet_bytes_max);
     EXPECT_EQ(from_client<Infer>(packet), largest);
-    EXPECT_LE(encode(Release{std::vector<wire::LeaseRef>(release_leases_max)}).size(), packet_bytes_max);
+    EXPECT_LE(encode(Release{Leases(release_leases_max)}).size(), packet_bytes_max);
 }
 
 TEST(ChannelCodec, ALongOrUnreadableClientNameIsMadeToFit) {

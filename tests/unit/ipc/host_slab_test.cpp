@@ -156,6 +156,53 @@ TEST(HostSlab, AWrongSizeAndWhatIsNoMemfdAreRefused) {
     EXPECT_EQ(refusal(UniqueFd{pipe[0]}, input), ErrorCode::protocol_violation);
 }
 
+TEST(HostSlab, AnOutputSlabWithHolesIsRefused) {
+    const auto half_of = [](std::uint64_t allocated) {
+        UniqueFd fd{::memfd_create("holes", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+        EXPECT_EQ(::ftruncate(fd.get(), size_bytes), 0);
+        EXPECT_EQ(::fallocate(fd.get(), 0, 0, static_cast<off_t>(allocated)), 0);
+        EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE), 0);
+        return fd;
+    };
+
+    EXPECT_EQ(refusal(half_of(size_bytes / 2), output), ErrorCode::protocol_violation);
+    EXPECT_TRUE(HostSlab::adopt(half_of(size_bytes), size_bytes, output));
+}
+
+/// The kilobytes of one line of a block of smaps.
+std::uint64_t kib(const std::string& smaps, const std::string& key) {
+    const std::size_t at = smaps.find("\n" + key + ":");
+    return at == std::string::npos ? 0 : std::stoull(smaps.substr(at + key.size() + 2));
+}
+
+TEST(HostSlab, LiesOnHugePagesOrSaysWhyNot) {
+    for (const auto direction : {input, output}) {
+        const HostSlab slab = HostSlab::create(2 * huge_page_bytes, direction, "huge", SlabPages::huge).value();
+        const HostSlab client = HostSlab::adopt(copy_of(slab), slab.size_bytes(), direction).value();
+
+        slab.bytes().back() = std::byte{7};
+
+        EXPECT_EQ(client.bytes().back(), std::byte{7});
+        EXPECT_EQ(::ftruncate(slab.fd(), 0), -1);
+        const std::string smaps = smaps_of(slab.bytes().data());
+        const bool reserved = kib(smaps, "Shared_Hugetlb") + kib(smaps, "Private_Hugetlb") == 4096;
+        const bool collapsed = kib(smaps, "ShmemPmdMapped") == 4096;
+        EXPECT_EQ(reserved || collapsed, slab.plain_because().empty()) << slab.plain_because() << "\n" << smaps;
+        if (!slab.plain_because().empty()) {
+            EXPECT_NE(slab.plain_because().find("vm.nr_hugepages=2"), std::string::npos) << slab.plain_because();
+        }
+        EXPECT_NE(smaps.find(" dd "), std::string::npos) << smaps;
+        EXPECT_NE(smaps_of(client.bytes().data()).find(" dc "), std::string::npos);
+    }
+}
+
+TEST(HostSlab, OfASizeThatIsNoWholeHugePageLiesOnPlainOnes) {
+    const HostSlab slab = HostSlab::create(size_bytes, input, "odd", SlabPages::huge).value();
+
+    EXPECT_NE(slab.plain_because().find("vm.nr_hugepages=1"), std::string::npos) << slab.plain_because();
+    EXPECT_TRUE(HostSlab::create(size_bytes, input, "plain")->plain_because().empty());
+}
+
 TEST(HostSlab, MoreThanMemoryHasIsAnErrorThatNamesTheSize) {
     const Result<HostSlab> slab = HostSlab::create(std::uint64_t{1} << 60, input, "test");
 

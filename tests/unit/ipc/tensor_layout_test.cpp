@@ -8,7 +8,6 @@
 namespace bulkhead {
 namespace {
 
-using Dims = std::vector<std::int64_t>;
 using enum wire::DType;
 
 TEST(TensorLayout, CountsBytesOfScalarsEmptyAndLargeTensors) {

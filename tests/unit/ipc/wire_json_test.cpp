@@ -67,7 +67,7 @@ const std::map<std::string, std::pair<std::size_t, Members>> structs{
        MEMBER(EventOffer, reserved), MEMBER(EventOffer, handle)}}},
     {"LeaseRef",
      {sizeof(LeaseRef),
-      {MEMBER(LeaseRef, slab_id), MEMBER(LeaseRef, reserved), MEMBER(LeaseRef, offset_bytes),
+      {MEMBER(LeaseRef, slab_id), MEMBER(LeaseRef, event_id), MEMBER(LeaseRef, offset_bytes),
        MEMBER(LeaseRef, size_bytes), MEMBER(LeaseRef, generation)}}},
     {"TensorDescriptor",
      {sizeof(TensorDescriptor),

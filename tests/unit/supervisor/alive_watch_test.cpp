@@ -179,6 +179,26 @@ TEST_F(AliveWatchTest, AWordThatIsWrittenByOthersIsWatchedNoLonger) {
     EXPECT_FALSE(lied);
 }
 
+TEST_F(AliveWatchTest, AWordThatIsWokenAgainAndAgainIsWatchedNoLonger) {
+    AliveWatch alive{io_};
+    PageOwner restless;
+    PageOwner honest;
+    bool died = false;
+    auto page = view(restless.page());
+    const std::weak_ptr<const WorkerPageView> mapping = page;
+    const auto restless_watch = alive.watch(std::move(page), [] { ADD_FAILURE(); });
+    const auto watch = alive.watch(view(honest.page()), [&] { died = true; });
+
+    const auto is_let_go = [&] {
+        ::syscall(SYS_futex, restless.page().word(), FUTEX_WAKE, 1, nullptr, nullptr, 0);
+        return mapping.expired();
+    };
+    EXPECT_TRUE(wait(is_let_go));
+    honest.die();
+
+    EXPECT_TRUE(wait([&] { return died; })) << "its neighbour is watched on";
+}
+
 TEST_F(AliveWatchTest, CanEndWhileItsThreadsSleepAndWatchesOutliveIt) {
     PageOwner owner;
     auto alive = std::make_unique<AliveWatch>(io_);

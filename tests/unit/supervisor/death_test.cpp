@@ -42,11 +42,12 @@ class OffLoopHeldUp {
 public:
     explicit OffLoopHeldUp(OffLoop& off_loop) {
         off_loop.run(
+            "waiting",
             [go = go_.get_future().share()] {
                 go.wait();
                 return true;
             },
-            [](bool) {});
+            [](const Result<bool>&) {});
     }
     ~OffLoopHeldUp() { go_.set_value(); }
 
@@ -381,7 +382,8 @@ TEST_F(DeathTest, WhatWasAskedForIsNoCrash) {
     EXPECT_EQ(receipt().ended, Ended::terminated);
 
     bool off_loop_done = false;
-    off_loop_.run([] { return true; }, [&](bool) { off_loop_done = true; });
+    off_loop_.run(
+        "x", [] { return true; }, [&](const Result<bool>&) { off_loop_done = true; });
     ASSERT_TRUE(wait([&] { return off_loop_done; }));
     EXPECT_TRUE(reports().empty());
     EXPECT_TRUE(replica().why().at("report").is_null());

@@ -87,6 +87,35 @@ TEST(Ledger, CutsTheCauseOfTheLastCrashBeforeTheReasonOfAQuarantine) {
     EXPECT_GT(Ledger::parse(text)->reason.size(), 20U);
 }
 
+TEST(Ledger, WhyItRunsEagerlyIsCutToo) {
+    Ledger ledger = full();
+    ledger.eager = std::string(160, '\x01');  // six bytes each
+    const std::string text = ledger.to_text();
+    EXPECT_LE(text.size(), keeper_link::ledger_bytes_max);
+    const auto read = Ledger::parse(text).value();
+    EXPECT_GE(read.eager.size(), 20U);
+    EXPECT_EQ(read.reason, ledger.reason);
+    EXPECT_EQ(read.crashes, ledger.crashes);
+}
+
+TEST(Fingerprint, OfAFileThatDoesNotAnswerIsTheTextsAlone) {
+    config::ModelSpec spec;
+    spec.name = "m";
+    spec.file = "/proc/self/exe";
+    const std::string whole = fingerprint(spec);
+    const std::string text = fingerprint_of_text(spec);
+    EXPECT_NE(whole, text);
+    EXPECT_TRUE(is_same_declaration(whole, text));
+    EXPECT_TRUE(is_same_declaration(text, whole));
+    EXPECT_TRUE(is_same_declaration(whole, whole));
+
+    config::ModelSpec other = spec;
+    other.file = "/proc/self/maps";
+    EXPECT_FALSE(is_same_declaration(fingerprint(other), text));
+    EXPECT_FALSE(is_same_declaration(fingerprint(other), whole));
+    EXPECT_FALSE(is_same_declaration("", text)) << "nothing is known of what it was";
+}
+
 TEST(Ledger, RefusesWhatItDoesNotUnderstand) {
     for (const char* text : {"", "{", "[]", "7", "{}", R"({"v":2})", R"({"v":"1"})", "\xff\xfe"})
         EXPECT_FALSE(Ledger::parse(text)) << text;

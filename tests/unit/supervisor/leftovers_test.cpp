@@ -86,7 +86,8 @@ TEST_F(LeftoverWatchTest, HoldsBackOnlyTheGpuThatItUsesUntilItsMemoryIsBack) {
     bool ran_on = false;  // the driver still accounts for it: several looks later nothing is granted
     for (int looks = 0; looks < 3; ++looks) {
         ran_on = false;
-        off_loop_.run([] { return true; }, [&](bool) { ran_on = true; });
+        off_loop_.run(
+            "x", [] { return true; }, [&](const Result<bool>&) { ran_on = true; });
         ASSERT_TRUE(wait([&] { return ran_on; }));
     }
     EXPECT_FALSE(granted_b);

@@ -86,6 +86,20 @@ TEST_F(Splitting, DropsAndCountsWhatExceedsItsBudget) {
     EXPECT_EQ(lines_.back(), "after");
 }
 
+TEST_F(Splitting, ABurstThatNothingFollowsIsMarkedWhenItsSecondEnds) {
+    feed("x\n");
+    EXPECT_EQ(splitter_.mark_due(), std::nullopt);
+    for (std::size_t i = 0; i < limits::log_lines_per_window; ++i) feed("x\n");
+    ASSERT_EQ(splitter_.mark_due(), now_ + limits::log_budget_window);
+    splitter_.end_window(emit_);
+    EXPECT_THAT(said_, ElementsAre("… 1 line dropped"));
+    EXPECT_EQ(splitter_.mark_due(), std::nullopt);
+
+    now_ += limits::log_budget_window;
+    feed("after\n");
+    EXPECT_EQ(said_.size(), 1U) << "told once";
+}
+
 TEST_F(Splitting, BoundsBytesTooAndTellsAtTheEnd) {
     for (int i = 0; i < 1'000; ++i) feed(std::string(4'000, 'x') + "\n");
     EXPECT_LE(lines_.size() * 4'001, limits::log_bytes_per_window);
@@ -166,6 +180,19 @@ TEST(LogPipe, AWorkerThatPrintsAHundredMegabytesIsNeverBlockedForGood) {
     pipe.write_end.reset();
     EXPECT_TRUE(test::run_until(io, [&] { return log.last_line(0, 1) == "done"; }));
     EXPECT_EQ(log.tail(10).size(), 2U);
+}
+
+TEST(LogPipe, ABurstIsMarkedThoughItsWorkerPrintsNothingMore) {
+    boost::asio::io_context io;
+    ModelLog log{"m", std::nullopt};
+    Pipe pipe;
+    const auto capture = LogPipe::open(io, std::move(pipe.read_end), {"m", 0, 1}, log);
+    std::string burst;
+    for (std::size_t i = 0; i < 2 * limits::log_lines_per_window; ++i) burst += "x\n";
+    ASSERT_EQ(::write(pipe.write_end.get(), burst.data(), burst.size()), static_cast<ssize_t>(burst.size()));
+    EXPECT_TRUE(test::run_until(io, [&] {
+        return json::serialize(log.tail(1)).find(" lines dropped") != std::string::npos;
+    })) << json::serialize(log.tail(1));
 }
 
 TEST(LogPipe, FinishTakesWhatIsLeftEvenIfAGrandchildHoldsThePipe) {

@@ -50,7 +50,10 @@ protected:
         for (int i = 0; i < looks && !done_; ++i) {
             bool over = false;
             Deadline next{io_};
-            next.arm(limits::settle_poll, [&] { off_loop_.run([] { return true; }, [&](bool) { over = true; }); });
+            next.arm(limits::settle_poll, [&] {
+                off_loop_.run(
+                    "x", [] { return true; }, [&](const Result<bool>&) { over = true; });
+            });
             ASSERT_TRUE(test::run_until(io_, [&] { return over; }));
         }
     }

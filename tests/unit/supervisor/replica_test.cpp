@@ -108,8 +108,8 @@ TEST_F(ReplicaTest, TheLoadDeadlineNamesThePhaseAndEndsTheProcessTheHardWay) {
     EXPECT_THAT(loads_[0].error().attempt, HasSubstr("reading, 1.0 MiB of 90.0 MiB"));
 
     wait_for(WorkerState::stopped);
-    EXPECT_THAT(worker.signals, testing::ElementsAre(std::pair{SIGCONT, false}, std::pair{SIGABRT, false},
-                                                     std::pair{SIGKILL, true}))
+    EXPECT_THAT(worker.signals,
+                testing::ElementsAre(std::pair{SIGCONT, false}, std::pair{SIGABRT, false}, std::pair{SIGKILL, true}))
         << "first a backtrace, then the end of everything it started";
 }
 
@@ -305,6 +305,29 @@ TEST_F(ReplicaTest, LastWordsCountThoughTheKeeperWasFaster) {
     keeper_.exit(worker, {false, 0, true});  // before the loop has read either
     EXPECT_EQ(receipt().ended, Ended::drained);
     EXPECT_EQ(log_.last_line(0, 1), "bye");
+}
+
+TEST_F(ReplicaTest, OneThatEndsAmidItsDrainWithStatusZeroHasDrainedThoughItsLinkEndedFirst) {
+    FakeWorker& worker = ready();
+    const auto opened = replica().open_channel({"test", 1, 0});
+    unload();
+    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
+    worker.channels.clear();
+    worker.link.reset();
+    ASSERT_TRUE(wait([&] { return at_end_of_file(opened->client_end); })) << "clients hear of it at once";
+    EXPECT_EQ(replica().state(), WorkerState::draining) << "its exit decides";
+    keeper_.exit(worker, {false, 0, true});
+    EXPECT_EQ(receipt().ended, Ended::drained);
+    EXPECT_TRUE(worker.signals.empty());
+}
+
+TEST_F(ReplicaTest, OneThatClosesItsLinkAmidItsDrainAndStaysIsKilled) {
+    FakeWorker& worker = ready();
+    unload();
+    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
+    worker.link.reset();
+    EXPECT_EQ(receipt().ended, Ended::crashed);
+    EXPECT_TRUE(worker.got_signal(SIGKILL));
 }
 
 TEST_F(ReplicaTest, OneThatDoesNotDrainGetsSigtermThenSigkillOfItsGroup) {

@@ -93,6 +93,29 @@ TEST_F(AotiTest, EqualsTheSameWeightsInTorchScriptAtEveryLength) {
     }
 }
 
+TEST_F(AotiTest, WritesAnOutArgumentWhereTheClientReadsItAndCopiesNothing) {
+    auto copying = load(spec("linear", linear()));
+    auto method = linear();
+    method.inputs[0].shape[0].name = method.outputs[0].shape[0].name = "rows";
+    method.outputs[0].out = true;
+    auto writing = load(spec("linear_out", method));
+    for (const std::int64_t rows : {1, 5, 64}) {
+        std::vector<float> values;
+        for (std::int64_t i = 0; i < rows * 4; ++i) values.push_back(0.25F * static_cast<float>(i % 17) - 2);
+
+        const auto written = test::infer(*writing, "forward", {Tensor::of("x", {rows, 4}, values)});
+        const auto copied = test::infer(*copying, "forward", {Tensor::of("x", {rows, 4}, values)});
+
+        ASSERT_TRUE(written) << written.error().text();
+        EXPECT_EQ(written.value()[0].name, "y");
+        EXPECT_THAT(written.value()[0].dims, ElementsAre(rows, 3));
+        EXPECT_THAT(written.value()[0].floats(),
+                    testing::Pointwise(testing::FloatNear(1e-6F), copied.value()[0].floats()));
+    }
+    EXPECT_EQ(writing->graphs().at("copied_bytes").to_number<std::uint64_t>(), 0U);
+    EXPECT_GT(copying->graphs().at("copied_bytes").to_number<std::uint64_t>(), 0U);
+}
+
 TEST_F(AotiTest, LeavesNothingInTmpAndLoadsNoCuda) {
     const auto before = names_in_tmp();
     auto model = load(spec("linear", linear()));

@@ -41,7 +41,7 @@ TEST_F(ChannelTest, PassesAnEmptyTensorThrough) {
 
     client.infer(1, "echo", {client.tensor({})});
 
-    EXPECT_EQ(client.expect_result(1).tensors.at(0).dims, (std::vector<std::int64_t>{0}));
+    EXPECT_EQ(client.expect_result(1).tensors.at(0).dims, (Dims{0}));
 }
 
 TEST_F(ChannelTest, RefusesAnUnknownMethodByNamingTheKnownOnes) {

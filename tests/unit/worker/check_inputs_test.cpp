@@ -28,6 +28,19 @@ Tensor weights(std::int64_t length = 2) {
     return Tensor::of("weights", {1, length}, std::vector<float>(static_cast<std::size_t>(length)));
 }
 
+Result<std::vector<TensorView>> check_inputs(const config::MethodSpec& method, std::span<const TensorView> inputs) {
+    std::vector<TensorView> ordered(3);  // of an earlier request
+    if (const Result<> checked = worker::check_inputs(method, inputs, ordered); !checked) return checked.error();
+    return ordered;
+}
+
+Result<std::vector<config::ParameterValue>> check_parameters(const config::MethodSpec& method,
+                                                             const boost::json::object& given) {
+    std::vector<config::ParameterValue> values(3);
+    if (const Result<> checked = worker::check_parameters(method, given, values); !checked) return checked.error();
+    return values;
+}
+
 Error refusal(std::vector<Tensor> tensors) {
     std::vector<TensorView> views;
     for (auto& tensor : tensors) views.push_back(tensor.view());

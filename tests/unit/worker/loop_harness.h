@@ -24,6 +24,7 @@
 #include "ipc/channel_codec.h"
 #include "ipc/host_slab.h"
 #include "ipc/packet.h"
+#include "tests/unit/ipc/line_end.h"
 #include "worker/server.h"
 
 namespace bulkhead::worker::test {
@@ -85,7 +86,7 @@ struct ModelLog {
 
 /// Methods: echo (x → y), wait (x → y, after the gate), fill (bytes → y of so many), fail (allocates, then errs),
 /// throw (does so).
-class FakeModel final : public Model {
+class FakeModel : public Model {
 public:
     explicit FakeModel(std::shared_ptr<ModelLog> log) : log_{std::move(log)} {
         const config::TensorSpec x{"x", wire::DType::float32, {{0, 1 << 24}}};
@@ -181,15 +182,21 @@ inline std::uint64_t number(const boost::json::object& message, std::string_view
 /// A client of one channel, speaking the wire by hand.
 class TestClient {
 public:
-    TestClient(UniqueFd socket, std::uint64_t channel_id) : id{channel_id}, socket_{std::move(socket)} {}
+    TestClient(UniqueFd socket, std::uint64_t channel_id)
+        : id{channel_id}, end_{std::make_unique<bulkhead::test::LineEnd>(std::move(socket))} {}
 
-    /// Hello, welcome and the two slabs.
-    void open() {
-        send(channel::encode(channel::Hello{0, "test"}));
+    /// Hello, welcome, rings where the tests run over them, and the two slabs.
+    void open(std::uint64_t features = 0) {
+        if (bulkhead::test::over_rings()) features |= wire::feature_rings;
+        send(channel::encode(channel::Hello{features, "test"}));
         auto answer = receive();
         ASSERT_TRUE(answer) << "the worker closed the channel";
         ASSERT_TRUE(std::holds_alternative<channel::Welcome>(*answer)) << error_of(*answer).text();
         welcome = std::get<channel::Welcome>(*answer);
+        if (bulkhead::test::over_rings()) {
+            ASSERT_EQ(welcome.features & wire::feature_rings, wire::feature_rings);
+            end_->accept_rings();
+        }
         for (int i = 0; i < welcome.slab_count; ++i) {
             answer = receive();
             ASSERT_TRUE(answer && std::holds_alternative<channel::SlabOffer>(*answer));
@@ -199,18 +206,14 @@ public:
     }
 
     /// Waits while the socket is full.
-    void send(std::span<const std::byte> bytes) { ASSERT_TRUE(send_patiently(socket_.get(), bytes)); }
-    [[nodiscard]] Result<> try_send(std::span<const std::byte> bytes) { return send_patiently(socket_.get(), bytes); }
+    void send(std::span<const std::byte> bytes) { ASSERT_TRUE(end_->send_patiently(bytes)); }
+    void send(std::span<const std::byte> bytes, int fd) { ASSERT_TRUE(end_->send_patiently(bytes, {&fd, 1})); }
+    [[nodiscard]] Result<> try_send(std::span<const std::byte> bytes) { return end_->send_patiently(bytes); }
 
     /// The next message; empty at the end of file. Slabs that it offers are mapped.
     std::optional<channel::WorkerMessage> receive() {
-        if (!readable_within(socket_.get(), patience)) {
-            ADD_FAILURE() << "the worker says nothing";
-            return std::nullopt;
-        }
         Packet packet;
-        const auto outcome = receive_packet(socket_.get(), buffer_, packet);
-        if (!outcome || *outcome != ReceiveOutcome::packet) return std::nullopt;
+        if (end_->receive(packet) != ReceiveOutcome::packet) return std::nullopt;
         auto message = channel::parse_from_worker(packet.bytes);
         if (!message) {
             ADD_FAILURE() << message.error().text();
@@ -253,7 +256,7 @@ public:
         return failure.error;
     }
     void expect_end() { EXPECT_FALSE(receive()) << "the channel is still open"; }
-    [[nodiscard]] bool has_message() const { return readable_within(socket_.get(), 0ms); }
+    [[nodiscard]] bool has_message() const { return readable_within(end_->socket(), 0ms); }
 
     /// A float32 tensor of these values at `offset` of the input slab.
     channel::Tensor tensor(std::vector<float> values, std::uint64_t offset = 0, std::uint64_t generation = 1) {
@@ -265,9 +268,9 @@ public:
                 {static_cast<std::int64_t>(values.size())},
                 {offer.slab_id, 0, offset, values.size() * sizeof(float), generation}};
     }
-    void infer(std::uint64_t request_id, std::string method, std::vector<channel::Tensor> tensors,
+    void infer(std::uint64_t request_id, std::string_view method, channel::Tensors tensors,
                boost::json::object parameters = {}, std::chrono::milliseconds deadline = 0ms) {
-        send(channel::encode(channel::Infer{request_id, std::move(method), deadline, false, std::move(tensors),
+        send(channel::encode(channel::Infer{request_id, method, deadline, false, std::move(tensors),
                                             std::move(parameters)})
                  .value());
     }
@@ -281,7 +284,7 @@ public:
         ADD_FAILURE() << "a result in slab " << output.lease.slab_id << ", which was never offered";
         return {};
     }
-    void close() { socket_.reset(); }
+    void close() { end_->hang_up(); }
 
     struct Slab {
         channel::SlabOffer offer;
@@ -302,8 +305,7 @@ private:
         if (const auto* failure = std::get_if<channel::Failure>(&message)) return failure->error;
         return {ErrorCode::internal, "another kind of message", {}};
     }
-    UniqueFd socket_;
-    std::vector<std::byte> buffer_ = std::vector<std::byte>(packet_bytes_max);
+    std::unique_ptr<bulkhead::test::LineEnd> end_;
 };
 
 class LoopTest : public testing::Test {
@@ -407,9 +409,9 @@ protected:
         say({{"type", "channel"}, {"channel", id}, {"client_pid", 1}, {"client_uid", 0}}, worker_end.get());
         return {std::move(client_end), id};
     }
-    TestClient open_channel() {
+    TestClient open_channel(std::uint64_t features = 0) {
         TestClient client = introduce();
-        client.open();
+        client.open(features);
         return client;
     }
 

@@ -138,12 +138,12 @@ inline Result<std::vector<Tensor>> infer(Model& model, const std::string& method
         if (method.name != method_name) continue;
         std::vector<TensorView> views;
         for (auto& input : inputs) views.push_back(input.view());
-        auto checked = check_inputs(method, views);
-        if (!checked) return checked.error();
-        auto values = check_parameters(method, parameters);
-        if (!values) return values.error();
+        std::vector<TensorView> ordered;
+        if (auto checked = check_inputs(method, views, ordered); !checked) return checked.error();
+        std::vector<config::ParameterValue> values;
+        if (auto checked = check_parameters(method, parameters, values); !checked) return checked.error();
         KeepingSink sink;
-        if (auto ran = model.run(method, checked.value(), values.value(), sink); !ran) return ran.error();
+        if (auto ran = model.run(method, ordered, values, sink); !ran) return ran.error();
         return std::move(sink.outputs);
     }
     return Error{ErrorCode::method_unknown, method_name, {}};

@@ -73,6 +73,38 @@ TEST_F(TorchScriptTest, AnswersWithTheDeclaredNames) {
     EXPECT_EQ(model->device_name(), "cpu");
 }
 
+TEST_F(TorchScriptTest, WritesAnOutArgumentWhereTheClientReadsItAndCopiesNothing) {
+    const std::vector<config::TensorSpec> inputs{tensor_spec("a", {{1, 4, "n"}}), tensor_spec("b", {{1, 4, "n"}})};
+    auto copying = load(spec("add", {forward(inputs, {tensor_spec("y", {{1, 4, "n"}})})}));
+    auto method = forward(inputs, {tensor_spec("y", {{1, 4, "n"}})});
+    method.outputs[0].out = true;
+    auto model = load(spec("add_out", {method}));
+    const auto copied_by = [](const Model& of) { return of.graphs().at("copied_bytes").to_number<std::uint64_t>(); };
+    const std::vector<Tensor> values{Tensor::of("a", {3}, {1, 2, 3}), Tensor::of("b", {3}, {10, 20, 30})};
+    const auto copied_before = copied_by(*copying);  // by the inference that a load ends with
+
+    const auto answer = test::infer(*model, "forward", values);
+    const auto copied = test::infer(*copying, "forward", values);
+
+    ASSERT_TRUE(answer) << answer.error().text();
+    ASSERT_EQ(answer.value().size(), 1U);
+    EXPECT_EQ(answer.value()[0].name, "y");
+    EXPECT_THAT(answer.value()[0].dims, ElementsAre(3));
+    EXPECT_EQ(answer.value()[0].floats(), copied.value()[0].floats());
+    EXPECT_EQ(copied_by(*model), 0U);
+    EXPECT_EQ(copied_by(*copying) - copied_before, 3 * sizeof(float));
+}
+
+TEST_F(TorchScriptTest, RefusesAnOutOutputThatTheFileDoesNotTake) {
+    auto method = forward({tensor_spec("a", {{2, 2}}), tensor_spec("b", {{2, 2}})}, {tensor_spec("sum", {{2, 2}})});
+    method.outputs[0].out = true;
+
+    const Error error = refusal(spec("add", {method}));
+
+    EXPECT_EQ(error.code, ErrorCode::config_invalid);
+    EXPECT_THAT(error.attempt, HasSubstr("`out` output \"sum\""));
+}
+
 TEST_F(TorchScriptTest, CompletesParametersFromTheFile) {
     auto method = forward({tensor_spec("a", {{1, 4}}), tensor_spec("b", {{1, 4}})}, {tensor_spec("sum", {{1, 4}})});
     auto model = load(spec("add", {method}));

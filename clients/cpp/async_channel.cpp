@@ -1,0 +1,351 @@
+#include "clients/cpp/async_channel.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <boost/asio/detached.hpp>
+#include <boost/asio/system_executor.hpp>
+#include <fmt/format.h>
+
+#include "clients/cpp/async_channel_state.h"
+#include "clients/cpp/limits.h"
+#include "clients/cpp/spawn.h"
+
+namespace bulkhead {
+
+namespace asio = boost::asio;
+using std::chrono::milliseconds;
+
+namespace {
+
+Error dropped() { return {ErrorCode::cancelled, "its AsyncChannel was dropped", {}}; }
+
+/// From hello to the last slab. The worker has 10 s for it and a line that nobody else knows yet: it is waited for
+/// elsewhere.
+asio::awaitable<Result<std::shared_ptr<ChannelState>>> greet(UniqueFd& socket, std::uint64_t channel,
+                                                             const ChannelOptions& options) {
+    const auto opening = [&]() -> asio::awaitable<Result<std::shared_ptr<ChannelState>>> {
+        co_return ChannelState::open(std::move(socket), channel, options);
+    };
+    co_return co_await asio::co_spawn(asio::system_executor{}, opening, asio::use_awaitable);
+}
+
+/// A line to the next worker, as ChannelLines::reopen asks for it.
+asio::awaitable<Result<std::shared_ptr<ChannelState>>>
+next_line(std::shared_ptr<AsyncControlState> control, ChannelLines& lines, std::optional<milliseconds> deadline) {
+    const Clock::time_point until = deadline_in(deadline.value_or(limits::call));
+    for (int tried = 1;; ++tried) {
+        std::optional<milliseconds> left = deadline;
+        if (deadline) left = std::max(std::chrono::ceil<milliseconds>(until - Clock::now()), milliseconds{1});
+        ChannelLines::Introduction asked = lines.introduction(left);
+        Result<Answer> answer =
+            co_await control->call("channel.open", asked.params, deadline_in(asked.patience.value_or(limits::call)));
+        Result<UniqueFd> socket = lines.introduced(asked, std::move(answer), left);
+        if (!socket) co_return std::move(socket).error();
+        Result<std::shared_ptr<ChannelState>> line = co_await greet(*socket, lines.number(), asked.options);
+        // The daemon may know of a death later than the client, and so introduce it to a dead worker.
+        if (line || line.error().code != ErrorCode::worker_lost || tried == limits::reopen_tries ||
+            Clock::now() >= until)
+            co_return line;
+    }
+}
+
+}  // namespace
+
+AsyncChannelState::AsyncChannelState(asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
+                                     std::unique_ptr<ChannelLines> lines)
+    : executor_{std::move(executor)}, control_{std::move(control)}, lines_{std::move(lines)}, alarm_{executor_} {}
+
+AsyncChannelState::~AsyncChannelState() {
+    if (io_) io_->release();
+}
+
+AsyncChannelState::Awaitable<Result<AsyncChannel>> AsyncChannelState::open(std::shared_ptr<AsyncControlState> control,
+                                                                           std::string model, ChannelOptions options) {
+    std::unique_ptr<ChannelLines> lines = ChannelLines::unopened(control->path(), std::move(model), options);
+    ChannelLines::Introduction asked = lines->introduction(options.deadline);
+    Result<Answer> answer =
+        co_await control->call("channel.open", asked.params, deadline_in(asked.patience.value_or(limits::call)));
+    Result<UniqueFd> socket = lines->introduced(asked, std::move(answer), options.deadline);
+    if (!socket) co_return std::move(socket).error();
+    Result<std::shared_ptr<ChannelState>> line = co_await greet(*socket, lines->number(), asked.options);
+    if (!line) co_return std::move(line).error();
+    lines->renew(std::move(*line));
+    co_return AsyncChannel{std::make_shared<AsyncChannelState>(control->executor(), control, std::move(lines))};
+}
+
+AsyncChannelState::Awaitable<Result<AsyncChannel>>
+AsyncChannelState::adopt(asio::any_io_executor executor, std::shared_ptr<UniqueFd> socket, ChannelOptions options) {
+    std::unique_ptr<ChannelLines> lines = ChannelLines::unopened({}, {}, options);
+    lines->forget_origin();
+    Result<std::shared_ptr<ChannelState>> line = co_await greet(*socket, lines->number(), options);
+    if (!line) co_return std::move(line).error();
+    lines->renew(std::move(*line));
+    co_return AsyncChannel{std::make_shared<AsyncChannelState>(executor, nullptr, std::move(lines))};
+}
+
+void AsyncChannelState::infer(Request request, Completing<Reply> completing) {
+    const std::uint64_t id = ++last_operation_;
+    const Clock::time_point asked = Clock::now();
+    const Clock::time_point until =
+        deadline_in(request.deadline.count() > 0 ? request.deadline : limits::request) + limits::request_grace;
+    if (auto slot = completing.slot(); slot.is_connected())
+        slot.assign([weak = weak_from_this(), id](asio::cancellation_type) {
+            if (const auto self = weak.lock()) asio::post(self->executor_, [self, id] { self->cancel(id); });
+        });
+    operations_.emplace(id, Operation{std::move(completing), std::move(request), asked, until});
+    if (!renewing_ || !operations_.at(id).request.retry_safe) submit(id);
+    look_later();
+}
+
+void AsyncChannelState::submit(std::uint64_t id) {
+    const auto operation = operations_.find(id);
+    const Result<std::uint64_t> sent = lines_->submit_here(operation->second.request, operation->second.asked);
+    if (sent)
+        in_flight_.emplace(id, *sent);
+    else if (lines_->may_follow(operation->second.request, sent.error()))
+        begin_renewal();
+    else
+        finish(operation, sent.error());
+}
+
+void AsyncChannelState::cancel(std::uint64_t id) {
+    const auto operation = operations_.find(id);
+    if (operation == operations_.end()) return;
+    if (const auto flight = in_flight_.find(id); flight != in_flight_.end())
+        static_cast<void>(lines_->cancel(flight->second));
+    else
+        finish(operation, cancelled("a request that waited for the next worker"));
+    look_later();
+}
+
+void AsyncChannelState::finish(std::map<std::uint64_t, Operation>::iterator operation, Result<Reply> outcome) {
+    in_flight_.erase(operation->first);
+    Completing<Reply> completing = std::move(operation->second.completing);
+    operations_.erase(operation);
+    if (auto slot = completing.slot(); slot.is_connected()) slot.clear();
+    // Posted: this may be the function that started the operation, and the handler may start the next one.
+    asio::post(executor_, [completing = std::move(completing), outcome = std::move(outcome)]() mutable {
+        std::move(completing)(std::move(outcome));
+    });
+}
+
+void AsyncChannelState::look() {
+    if (closed_) return;
+    bool has_lost = false;
+    const Clock::time_point now = Clock::now();
+    for (auto next = operations_.begin(); next != operations_.end();) {
+        const auto operation = next++;
+        const auto flight = in_flight_.find(operation->first);
+        if (flight == in_flight_.end()) {
+            if (now >= operation->second.until)
+                finish(operation, Error{ErrorCode::deadline_exceeded, "a request that waited for the next worker",
+                                        "allow more time: the load of that worker counts"});
+            continue;
+        }
+        const auto standing = lines_->standing(flight->second);
+        has_lost = has_lost || standing == ChannelLines::Standing::lost;
+        // Too late: the line's own patience is over as well, and `wait` says so at once.
+        if (standing == ChannelLines::Standing::answered ||
+            (standing == ChannelLines::Standing::in_flight && now > operation->second.until))
+            finish(operation, lines_->wait(flight->second));
+    }
+    if (has_lost) begin_renewal();
+    changed_.notify();
+    arm();
+    unwatch();
+    watch();
+}
+
+void AsyncChannelState::look_later() {
+    asio::post(executor_, [self = shared_from_this()] { self->look(); });
+}
+
+/// Waits for what the worker sends, while somebody waits for it.
+void AsyncChannelState::watch() {
+    if (watching_ || closed_ || (in_flight_.empty() && growing_ == 0) || lines_->line().ended()) return;
+    if (!io_) io_.emplace(executor_, lines_->line().fd());
+    watching_ = true;
+    io_->async_wait(asio::posix::descriptor_base::wait_read, [self = shared_from_this()](boost::system::error_code) {
+        self->watching_ = false;
+        if (self->closed_) return;
+        static_cast<void>(self->lines_->line().receive_available());
+        if (self->lines_->line().ended() && self->io_) {
+            self->io_->release();
+            self->io_.reset();
+        }
+        self->look();
+    });
+}
+
+/// An idle channel keeps no loop running.
+void AsyncChannelState::unwatch() {
+    if (io_ && in_flight_.empty() && growing_ == 0) io_->cancel();
+}
+
+void AsyncChannelState::arm() {
+    if (operations_.empty()) {
+        alarm_.cancel();
+        return;
+    }
+    const auto first =
+        std::ranges::min_element(operations_, {}, [](const auto& operation) { return operation.second.until; });
+    const Clock::time_point until = first->second.until + milliseconds{1};
+    if (alarm_.expiry() == until) return;
+    alarm_.expires_at(until);
+    alarm_.async_wait([self = shared_from_this()](boost::system::error_code failure) {
+        if (!failure) self->look();
+    });
+}
+
+void AsyncChannelState::begin_renewal() {
+    if (std::exchange(renewing_, true)) return;
+    asio::co_spawn(executor_, renew(shared_from_this(), std::nullopt), asio::detached);
+}
+
+AsyncChannelState::Awaitable<void> AsyncChannelState::renew(std::shared_ptr<AsyncChannelState> self,
+                                                            std::optional<milliseconds> deadline) {
+    self->renewing_ = true;
+    if (self->io_) {
+        self->io_->release();  // what waits for it ends, and looks anew
+        self->io_.reset();
+    }
+    Result<std::shared_ptr<ChannelState>> line = co_await next_line(self->control_, *self->lines_, deadline);
+    self->renewing_ = false;
+    if (self->closed_) co_return;
+    self->renewal_.reset();
+    if (line) {
+        self->lines_->renew(std::move(*line));
+        std::vector<std::uint64_t> waited;
+        for (const auto& [id, operation] : self->operations_)
+            if (!self->in_flight_.contains(id)) waited.push_back(id);
+        for (const std::uint64_t id : waited) self->submit(id);
+    } else {
+        self->renewal_ = line.error();
+        for (auto next = self->operations_.begin(); next != self->operations_.end();) {
+            const auto operation = next++;
+            const auto flight = self->in_flight_.find(operation->first);
+            if (flight == self->in_flight_.end())
+                self->finish(operation, self->lines_->not_followed(line.error()));
+            else if (self->lines_->standing(flight->second) == ChannelLines::Standing::lost)
+                self->finish(operation, self->lines_->give_up(flight->second, line.error()));
+        }
+    }
+    self->look();
+}
+
+AsyncChannelState::Awaitable<Result<>> AsyncChannelState::reopen(std::optional<milliseconds> deadline) {
+    co_await wait_through_cancellation();
+    const asio::cancellation_state caller = co_await asio::this_coro::cancellation_state;
+    static_cast<void>(lines_->line().receive_available());  // so that an end that nobody has seen is seen
+    if (!renewing_) {
+        if (!lines_->line().ended() && !lines_->line().closing()) co_return Result<>{};
+        if (!control_) co_return lines_->reopen(deadline);  // it says why that cannot be
+        renewing_ = true;
+        asio::co_spawn(executor_, renew(shared_from_this(), deadline), asio::detached);
+    }
+    while (renewing_ && !closed_ && !is_cancelled(caller)) co_await changed_.wait(deadline_in(limits::call));
+    if (closed_) co_return dropped();
+    if (renewing_) co_return cancelled("opening a channel again");
+    if (renewal_) co_return *renewal_;
+    co_return Result<>{};
+}
+
+AsyncChannelState::Awaitable<Result<Input>> AsyncChannelState::allocate(wire::DType dtype,
+                                                                        std::vector<std::int64_t> dims) {
+    co_await wait_through_cancellation();
+    const asio::cancellation_state caller = co_await asio::this_coro::cancellation_state;
+    const struct Growing {
+        AsyncChannelState& state;
+        explicit Growing(AsyncChannelState& of) : state{of} { ++state.growing_; }
+        ~Growing() {
+            --state.growing_;
+            state.unwatch();
+        }
+    } growing{*this};
+    const Clock::time_point until = deadline_in(limits::slab);
+    for (bool asked = false;;) {
+        if (closed_) co_return dropped();
+        Result<std::optional<Input>> input = lines_->allocate_or_ask(dtype, dims, asked);
+        if (!input) co_return std::move(input).error();
+        if (*input) co_return std::move(**input);
+        if (is_cancelled(caller)) co_return cancelled("allocating an input");
+        if (Clock::now() >= until)
+            co_return Error{ErrorCode::deadline_exceeded, "waiting for one more input slab", "allow more time"};
+        watch();
+        co_await changed_.wait(until);
+    }
+}
+
+void AsyncChannelState::close() {
+    closed_ = true;
+    alarm_.cancel();
+    if (io_) {
+        io_->release();
+        io_.reset();
+    }
+    while (!operations_.empty()) finish(operations_.begin(), dropped());
+    changed_.notify();
+}
+
+AsyncChannel::AsyncChannel() noexcept = default;
+AsyncChannel::AsyncChannel(std::shared_ptr<AsyncChannelState> state) noexcept : state_{std::move(state)} {}
+AsyncChannel::AsyncChannel(AsyncChannel&&) noexcept = default;
+AsyncChannel& AsyncChannel::operator=(AsyncChannel&& other) noexcept {
+    AsyncChannel previous{std::move(*this)};
+    state_ = std::move(other.state_);
+    return *this;
+}
+AsyncChannel::~AsyncChannel() {
+    if (state_) state_->close();
+}
+
+const boost::json::object& AsyncChannel::methods() const noexcept { return state_->lines().line().welcome().methods; }
+std::string_view AsyncChannel::model() const noexcept { return state_->lines().line().welcome().model; }
+std::uint64_t AsyncChannel::generation() const noexcept { return state_->lines().line().welcome().generation; }
+std::uint32_t AsyncChannel::replica() const noexcept { return state_->lines().line().welcome().replica; }
+std::uint64_t AsyncChannel::replays() const noexcept { return state_->lines().replays(); }
+asio::any_io_executor AsyncChannel::get_executor() const noexcept { return state_->executor(); }
+
+void AsyncChannel::start_open(ControlState control, std::string model, ChannelOptions options,
+                              Completion<AsyncChannel> handler) {
+    const asio::any_io_executor executor = control->executor();
+    spawn<AsyncChannel>(executor, AsyncChannelState::open(std::move(control), std::move(model), std::move(options)),
+                        std::move(handler));
+}
+
+void AsyncChannel::start_adopt(asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
+                               Completion<AsyncChannel> handler) {
+    spawn<AsyncChannel>(
+        executor, AsyncChannelState::adopt(executor, std::make_shared<UniqueFd>(std::move(socket)), std::move(options)),
+        std::move(handler));
+}
+
+void AsyncChannel::start_allocate(const std::shared_ptr<AsyncChannelState>& state, wire::DType dtype,
+                                  std::vector<std::int64_t> dims, Completion<Input> handler) {
+    spawn<Input>(
+        state->executor(),
+        [](std::shared_ptr<AsyncChannelState> self, wire::DType type,
+           std::vector<std::int64_t> shape) -> asio::awaitable<Result<Input>> {
+            co_return co_await self->allocate(type, std::move(shape));
+        }(state, dtype, std::move(dims)),
+        std::move(handler));
+}
+
+void AsyncChannel::start_infer(const std::shared_ptr<AsyncChannelState>& state, Request request,
+                               Completion<Reply> handler) {
+    state->infer(std::move(request), Completing<Reply>{std::move(handler), state->executor()});
+}
+
+void AsyncChannel::start_reopen(std::shared_ptr<AsyncChannelState> state, std::optional<milliseconds> deadline,
+                                Completion<void> handler) {
+    const asio::any_io_executor executor = state->executor();
+    spawn<void>(
+        executor,
+        [](std::shared_ptr<AsyncChannelState> self, std::optional<milliseconds> patience) -> asio::awaitable<Result<>> {
+            co_return co_await self->reopen(patience);
+        }(std::move(state), deadline),
+        std::move(handler));
+}
+
+}  // namespace bulkhead

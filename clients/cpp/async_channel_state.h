@@ -1,0 +1,81 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "clients/cpp/async_channel.h"
+#include "clients/cpp/async_control_state.h"
+#include "clients/cpp/channel_lines.h"
+#include "clients/cpp/signal.h"
+
+namespace bulkhead {
+
+/// The lines of an `AsyncChannel`, and who waits for what on them. Everything happens on one executor.
+class AsyncChannelState : public std::enable_shared_from_this<AsyncChannelState> {
+public:
+    template <typename T>
+    using Awaitable = boost::asio::awaitable<T>;
+
+    /// `control` is null for an adopted channel.
+    AsyncChannelState(boost::asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
+                      std::unique_ptr<ChannelLines> lines);
+    ~AsyncChannelState();
+
+    static Awaitable<Result<AsyncChannel>> open(std::shared_ptr<AsyncControlState> control, std::string model,
+                                                ChannelOptions options);
+    static Awaitable<Result<AsyncChannel>> adopt(boost::asio::any_io_executor executor,
+                                                 std::shared_ptr<UniqueFd> socket, ChannelOptions options);
+    Awaitable<Result<Input>> allocate(wire::DType dtype, std::vector<std::int64_t> dims);
+    Awaitable<Result<>> reopen(std::optional<std::chrono::milliseconds> deadline);
+    void infer(Request request, Completing<Reply> completing);
+    void close();
+
+    [[nodiscard]] ChannelLines& lines() const noexcept { return *lines_; }
+    [[nodiscard]] const boost::asio::any_io_executor& executor() const noexcept { return executor_; }
+
+private:
+    /// One request: waiting for the next worker, or in flight.
+    struct Operation {
+        Completing<Reply> completing;
+        Request request;
+        Clock::time_point asked;
+        Clock::time_point until;  ///< the client's own patience
+    };
+
+    void submit(std::uint64_t operation);
+    void cancel(std::uint64_t operation);
+    void finish(std::map<std::uint64_t, Operation>::iterator operation, Result<Reply> outcome);
+    /// Hands out what has been answered, ends what is too late, and waits for more.
+    void look();
+    void look_later();
+    void watch();
+    void unwatch();
+    void arm();
+    void begin_renewal();
+    static Awaitable<void> renew(std::shared_ptr<AsyncChannelState> self,
+                                 std::optional<std::chrono::milliseconds> deadline);
+
+    boost::asio::any_io_executor executor_;
+    std::shared_ptr<AsyncControlState> control_;
+    std::unique_ptr<ChannelLines> lines_;
+    std::optional<boost::asio::posix::stream_descriptor> io_;  ///< only waits; the descriptor is the line's
+    boost::asio::steady_timer alarm_;                          ///< at the first of all `until`
+    std::map<std::uint64_t, Operation> operations_;
+    std::map<std::uint64_t, std::uint64_t> in_flight_;  ///< operation → the lines' number of it
+    std::uint64_t last_operation_ = 0;
+    int growing_ = 0;  ///< coroutines that wait for a slab
+    bool watching_ = false;
+    bool renewing_ = false;
+    bool closed_ = false;
+    std::optional<Error> renewal_;  ///< why the last one failed; read by those who waited for it
+    Signal changed_;                ///< something was received, or a renewal ended
+};
+
+}  // namespace bulkhead

@@ -1,0 +1,110 @@
+// Tensors in the memory of the GPU that client and worker share.
+
+#include <fmt/format.h>
+
+#include "clients/cpp/channel_state.h"
+#include "ipc/cuda/gpu.h"
+#include "ipc/tensor_layout.h"
+
+namespace bulkhead {
+namespace {
+
+constexpr std::uint64_t gpu_features = wire::feature_cuda_vmm | wire::feature_cuda_ipc;
+
+}  // namespace
+
+/// The kind to ask for: the one that the caller prefers, where both were agreed.
+std::optional<wire::SlabKind> ChannelState::gpu_kind() const {
+    if (gpu_refused_ || !events_) return std::nullopt;
+    const std::uint64_t both = welcome_->features & gpu_features;
+    if (both == gpu_features) return gpu_kind_;
+    if ((both & wire::feature_cuda_vmm) != 0) return wire::SlabKind::cuda_vmm;
+    if ((both & wire::feature_cuda_ipc) != 0) return wire::SlabKind::cuda_ipc;
+    return std::nullopt;
+}
+
+std::optional<Error> ChannelState::why_no_gpu() const {
+    if (gpu_refused_) return gpu_refused_;
+    if (gpu_kind()) return std::nullopt;
+    if (!events_)
+        return Error{ErrorCode::input_invalid, "this channel was opened without a GPU",
+                     "name the worker's GPU in ChannelOptions::gpu"};
+    return Error{ErrorCode::not_permitted,
+                 fmt::format("{} shares no memory on {}", welcome_->model, cuda::to_string(events_->gpu()->uuid())),
+                 "its worker runs on another device, or its driver cannot share: `bulkhead ps` tells the device"};
+}
+
+Result<std::shared_ptr<Input::Lease>> ChannelState::allocate_on_gpu(wire::DType dtype,
+                                                                    std::span<const std::int64_t> dims) {
+    const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
+    if (!bytes) return bytes.error();
+    while (const std::optional<wire::SlabKind> kind = gpu_kind()) {
+        if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(*bytes, dtype, dims, true)) return lease;
+        if (Result<> grown = grow_on_gpu(wire::SlabDirection::input, *bytes, *kind); !grown)
+            return std::move(grown).error();
+    }
+    return allocate(dtype, dims);
+}
+
+Result<> ChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes) {
+    const std::optional<wire::SlabKind> kind = gpu_kind();
+    return kind ? grow_on_gpu(wire::SlabDirection::output, size_bytes, *kind) : Result<>{};
+}
+
+/// One more slab. That it cannot be shared here is no error: `gpu_refused_` says so from then on.
+Result<> ChannelState::grow_on_gpu(wire::SlabDirection direction, std::uint64_t size_bytes, wire::SlabKind kind) {
+    // A slab that came too late for an earlier call may still be on its way.
+    if (growing_)
+        if (const Result<> late = await_slab(); !late) return late;
+    if (const Result<> sent = ask_for_slab(size_bytes, direction, kind); !sent) return sent;
+    Result<> grown = await_slab();
+    if (grown || ended_) return grown;
+    if (grown.error().code != ErrorCode::not_permitted && grown.error().code != ErrorCode::internal) return grown;
+    if (!gpu_refused_) gpu_refused_ = grown.error();
+    return {};
+}
+
+Result<> ChannelState::handle(channel::EventOffer&& offer, std::vector<UniqueFd>&&) {
+    if (!events_ || (welcome_->features & gpu_features) == 0)
+        return Error{ErrorCode::protocol_violation, "an event_offer that was not agreed",
+                     "use a client and a daemon of matching releases"};
+    Result<> taken = events_->take(offer);
+    if (taken || taken.error().code == ErrorCode::protocol_violation) return taken;
+    gpu_refused_ = taken.error();  // without events nothing can be handed over in order
+    return {};
+}
+
+/// A slab that cannot be imported here is given back, and host memory does its work.
+Result<> ChannelState::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
+    if (offer.request_id == 0) return reason;  // a result is about to lie in it
+    gpu_refused_ = reason;
+    growth_refused_ = reason;
+    growing_.reset();
+    returns_.push_back(offer.slab_id);
+    flush_releases();
+    return {};
+}
+
+/// Names one event behind what the caller has queued, in each tensor that lies on the GPU.
+Result<> ChannelState::order_inputs(const Sending& request, channel::Infer& message) {
+    std::uint32_t event = 0;
+    for (std::size_t i = 0; i < request.inputs.size(); ++i) {
+        const auto& lease = request.inputs[i].lease;
+        if (!lease || !lease->slab->memory.gpu()) continue;
+        if (event == 0) {
+            const Result<std::uint32_t> recorded = events_->record(request.stream);
+            if (!recorded) return recorded.error();
+            event = *recorded;
+        }
+        message.tensors[i].event_id = event;
+    }
+    return {};
+}
+
+bool ChannelState::lies_on_gpu(const Sending& request) {
+    for (const Sending::Tensor& input : request.inputs)
+        if (input.lease && input.lease->slab->memory.gpu()) return true;
+    return false;
+}
+
+}  // namespace bulkhead

@@ -1,0 +1,171 @@
+#include "clients/cpp/channel_slabs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "clients/cpp/channel_state.h"
+#include "clients/cpp/limits.h"
+
+namespace bulkhead {
+namespace {
+
+Error broken(std::string attempt) {
+    return {ErrorCode::protocol_violation, std::move(attempt), "use a client and a daemon of matching releases"};
+}
+
+}  // namespace
+
+Input::Lease::~Lease() {
+    // It was allocated here and is released once: nothing can refuse it.
+    static_cast<void>(slab->allocator.release(block));
+    if (slab->allocator.leases() > 0) return;
+    if (!slab->is_first) slab->idle_since = Clock::now();
+    if (const std::shared_ptr<ChannelState> line = slab->withdrawn_from.lock()) {
+        const std::uint32_t id = slab->id;
+        const std::uint64_t size = slab->memory.size_bytes();
+        slab.reset();  // first: the worker is told that nothing of it is mapped here
+        line->return_slab(id, size);
+    }
+}
+
+Output::Lease::~Lease() {
+    const std::shared_ptr<ChannelState> line = channel.lock();
+    if (!line) return;
+    if (events && read_on) {
+        const Result<std::uint32_t> event = events->record(*read_on);
+        if (event)
+            tensor.lease.event_id = *event;
+        else
+            events->gpu()->synchronize();  // no order can be told any more, so it is made
+    }
+    line->give_back(tensor.lease);
+}
+
+OutputSlab::~OutputSlab() {
+    const std::uint64_t size = memory_->size_bytes();
+    memory_.reset();  // first: the worker is told that nothing of it is mapped here
+    if (!withdrawn_) return;
+    if (const std::shared_ptr<ChannelState> line = line_.lock()) line->return_slab(id_, size);
+}
+
+void OutputSlab::retire() {
+    if (std::exchange(retired_, true)) return;
+    for (const std::weak_ptr<ChannelState>& borrower : std::exchange(borrowers_, {}))
+        if (const std::shared_ptr<ChannelState> line = borrower.lock()) line->return_loans();
+}
+
+Result<> ClientSlabs::check(const channel::SlabOffer& offer) const {
+    const std::string what = fmt::format("slab {} of {} bytes", offer.slab_id, offer.size_bytes);
+    if (offer.size_bytes > bytes_max_ - bytes_)
+        return broken(fmt::format("{} exceeds the channel's bound of {} bytes", what, bytes_max_));
+    if (count_ >= limits::slabs_max) return broken(what + " is one slab too many");
+    if (offer.slab_id >= wire::lent_slab_id_min) return broken(what + " has an id of the client's own");
+    if (outputs_.contains(offer.slab_id) ||
+        std::ranges::any_of(inputs_, [&](const auto& slab) { return slab->id == offer.slab_id; }))
+        return broken(what + " has an id that is in use");
+    return {};
+}
+
+void ClientSlabs::take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<ChannelState> line) {
+    ++count_;
+    bytes_ += offer.size_bytes;
+    if (offer.direction == wire::SlabDirection::output)
+        outputs_.emplace(offer.slab_id,
+                         std::make_shared<OutputSlab>(offer.slab_id, std::move(memory), std::move(line)));
+    else
+        inputs_.push_back(
+            std::make_shared<InputSlab>(InputSlab{channel_, offer.slab_id, std::move(memory),
+                                                  SlabAllocator{offer.size_bytes}, inputs_.empty(), Clock::now()}));
+}
+
+Result<> ClientSlabs::withdraw(std::uint32_t id, const std::shared_ptr<ChannelState>& line) {
+    if (const auto input = std::ranges::find(inputs_, id, &InputSlab::id); input != inputs_.end()) {
+        std::shared_ptr<InputSlab> slab = std::move(*input);
+        inputs_.erase(input);
+        slab->withdrawn_from = line;
+        if (slab->allocator.leases() > 0) return {};  // the last of them returns it
+        const std::uint64_t size = slab->memory.size_bytes();
+        slab.reset();
+        line->return_slab(id, size);
+        return {};
+    }
+    const auto found = outputs_.find(id);
+    if (found == outputs_.end())
+        return broken(fmt::format("withdrawing slab {}, which this channel does not have", id));
+    const std::shared_ptr<OutputSlab> slab = std::move(found->second);
+    outputs_.erase(found);
+    slab->withdraw();
+    return {};  // returned here, where nothing else looks at it
+}
+
+bool ClientSlabs::owns(const InputSlab& slab) const noexcept {
+    return std::ranges::any_of(inputs_, [&](const auto& own) { return own.get() == &slab; });
+}
+
+std::shared_ptr<Input::Lease> ClientSlabs::allocate(std::uint64_t size_bytes, wire::DType dtype,
+                                                    std::span<const std::int64_t> dims, bool on_gpu) {
+    for (const std::shared_ptr<InputSlab>& slab : inputs_) {
+        if (slab->memory.gpu().has_value() != on_gpu) continue;
+        if (const auto block = slab->allocator.allocate(size_bytes))
+            return std::allocate_shared<Input::Lease>(input_leases_, slab, *block, dtype, dims);
+    }
+    return nullptr;
+}
+
+Result<std::uint64_t> ClientSlabs::growth(std::uint64_t size_bytes) const {
+    const std::uint64_t left = bytes_max_ - bytes_;
+    if (size_bytes > left || left - size_bytes < wire::tensor_alignment || count_ >= limits::slabs_max)
+        return Error{ErrorCode::resources_exhausted,
+                     fmt::format("{} bytes of input; the channel's {} slabs hold {} of at most {} bytes", size_bytes,
+                                 count_, bytes_, bytes_max_),
+                     "drop inputs and outputs that are no longer needed, or raise the model's `channel.max`"};
+    std::uint64_t have = 0;
+    for (const std::shared_ptr<InputSlab>& slab : inputs_) have += slab->memory.size_bytes();
+    // One unit more than asked for: the allocator rounds up.
+    return std::max(size_bytes + wire::tensor_alignment, std::min(have, left / 2));
+}
+
+std::vector<std::uint32_t> ClientSlabs::drop_idle_inputs(Clock::time_point now, std::chrono::milliseconds idle) {
+    std::vector<std::uint32_t> dropped;
+    if (inputs_.size() < 2) return dropped;
+    std::erase_if(inputs_, [&](const std::shared_ptr<InputSlab>& slab) {
+        if (slab->is_first || slab->allocator.leases() > 0 || now < slab->idle_since + idle) return false;
+        dropped.push_back(slab->id);
+        returned(slab->memory.size_bytes());
+        return true;
+    });
+    return dropped;
+}
+
+std::shared_ptr<OutputSlab> ClientSlabs::output(std::uint32_t id) const {
+    const auto found = outputs_.find(id);
+    return found == outputs_.end() ? nullptr : found->second;
+}
+
+void ClientSlabs::retire_outputs() {
+    for (const auto& [id, slab] : outputs_) slab->retire();
+}
+
+std::shared_ptr<const Loan> ClientSlabs::loan_of(const OutputSlab& slab) const {
+    const auto found = std::ranges::find_if(loans_, [&](const auto& loan) { return loan->slab.get() == &slab; });
+    return found == loans_.end() ? nullptr : *found;
+}
+
+std::shared_ptr<Loan> ClientSlabs::make_loan(std::shared_ptr<OutputSlab> slab) {
+    ++count_;
+    return std::make_shared<Loan>(Loan{std::move(slab), ++last_loan_id_});
+}
+
+std::vector<std::shared_ptr<Loan>> ClientSlabs::end_loans(bool only_retired) {
+    const auto first = std::ranges::partition(loans_, [&](const std::shared_ptr<Loan>& loan) {
+                           return loan.use_count() > 1 || (only_retired && !loan->slab->is_retired());
+                       }).begin();
+    std::vector<std::shared_ptr<Loan>> ended{std::move_iterator{first}, std::move_iterator{loans_.end()}};
+    loans_.erase(first, loans_.end());
+    count_ -= ended.size();
+    return ended;
+}
+
+}  // namespace bulkhead

@@ -1,0 +1,169 @@
+#pragma once
+
+/// The slabs of one line as its client sees them, and the leases in them.
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "clients/cpp/channel.h"
+#include "clients/cpp/gpu_events.h"
+#include "clients/cpp/slab_memory.h"
+#include "clients/cpp/wait_ready.h"
+#include "ipc/channel_codec.h"
+#include "ipc/pool_allocator.h"
+#include "ipc/slab_allocator.h"
+
+namespace bulkhead {
+
+/// Shared by the channel and the leases in it: unmapped when the last of them is gone.
+struct InputSlab {
+    std::uint64_t channel;  ///< whose it is, under whichever worker
+    std::uint32_t id;
+    SlabMemory memory;
+    SlabAllocator allocator;
+    bool is_first;                                 ///< kept as long as the channel
+    Clock::time_point idle_since;                  ///< of another one, without leases
+    std::weak_ptr<ChannelState> withdrawn_from{};  ///< set once its worker has asked for it: told when it is unmapped
+};
+
+/// Shared by the channel, the outputs in it, and the loans of it to other channels.
+///
+/// Owns    the memory. When the last of them is gone it is unmapped, and a slab that was withdrawn is then returned
+/// Thread  that of its channel, and of the channels it was lent to: the same
+class OutputSlab {
+public:
+    OutputSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<ChannelState> line)
+        : id_{id}, memory_{std::move(memory)}, line_{std::move(line)} {}
+    ~OutputSlab();
+    OutputSlab(const OutputSlab&) = delete;
+    OutputSlab& operator=(const OutputSlab&) = delete;
+
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return memory_->bytes(); }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return memory_->size_bytes(); }
+    [[nodiscard]] int fd() const noexcept { return memory_->fd(); }
+    [[nodiscard]] std::optional<int> gpu() const noexcept { return memory_->gpu(); }
+    /// Nothing new will lie in it: it was withdrawn, or its worker takes no requests any more.
+    [[nodiscard]] bool is_retired() const noexcept { return retired_; }
+
+    void lent_to(std::weak_ptr<ChannelState> borrower) { borrowers_.push_back(std::move(borrower)); }
+    /// Whoever borrows it gives it back as soon as nothing of theirs uses it.
+    void retire();
+    void withdraw() {
+        withdrawn_ = true;
+        retire();
+    }
+
+private:
+    const std::uint32_t id_;
+    std::optional<SlabMemory> memory_;
+    std::weak_ptr<ChannelState> line_;
+    std::vector<std::weak_ptr<ChannelState>> borrowers_;
+    bool retired_ = false;
+    bool withdrawn_ = false;
+};
+
+/// An output slab of another channel that this line's worker may read; in use while a request shares it.
+struct Loan {
+    std::shared_ptr<OutputSlab> slab;
+    std::uint32_t id;  ///< on this line
+};
+
+struct Input::Lease {
+    std::shared_ptr<InputSlab> slab;
+    SlabAllocator::Block block;
+    wire::DType dtype;
+    Dims dims;
+
+    Lease(std::shared_ptr<InputSlab> owner, const SlabAllocator::Block& range, wire::DType type,
+          std::span<const std::int64_t> shape)
+        : slab{std::move(owner)}, block{range}, dtype{type}, dims{shape.begin(), shape.end()} {}
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    ~Lease();
+};
+
+struct Output::Lease {
+    channel::Tensor tensor;
+    std::shared_ptr<OutputSlab> slab;
+    std::weak_ptr<ChannelState> channel;  ///< gone: the worker has taken everything back already
+    std::shared_ptr<GpuEvents> events;    ///< of one on the GPU
+    std::optional<void*> read_on{};       ///< the stream that may still read it when this goes
+
+    Lease(const channel::Tensor& described, std::shared_ptr<OutputSlab> owner, std::weak_ptr<ChannelState> line,
+          std::shared_ptr<GpuEvents> gpu_events)
+        : tensor{described}, slab{std::move(owner)}, channel{std::move(line)}, events{std::move(gpu_events)} {}
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    ~Lease();
+};
+
+/// What the worker offered, and what was lent to it. Says what is to be sent, and sends nothing.
+///
+/// Thread  that of its channel
+class ClientSlabs {
+public:
+    explicit ClientSlabs(std::uint64_t channel) : channel_{channel} {}
+    ~ClientSlabs() { retire_outputs(); }
+    ClientSlabs(const ClientSlabs&) = delete;
+    ClientSlabs& operator=(const ClientSlabs&) = delete;
+
+    /// As welcome says: of all slabs that the worker offers.
+    void bound(std::uint64_t bytes_max) noexcept { bytes_max_ = bytes_max; }
+    /// Slabs that the worker counts, loans included.
+    [[nodiscard]] std::size_t count() const noexcept { return count_; }
+
+    /// Before it is mapped. Errors  protocol_violation
+    Result<> check(const channel::SlabOffer& offer) const;
+    void take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<ChannelState> line);
+    /// Returned at once, or when nothing looks at it any more. Errors  protocol_violation: no slab of this line
+    Result<> withdraw(std::uint32_t id, const std::shared_ptr<ChannelState>& line);
+    /// The worker is told: what is returned counts no more.
+    void returned(std::uint64_t size_bytes) noexcept {
+        --count_;
+        bytes_ -= size_bytes;
+    }
+
+    [[nodiscard]] bool owns(const InputSlab& slab) const noexcept;
+    /// Nothing where no slab has room.
+    [[nodiscard]] std::shared_ptr<Input::Lease> allocate(std::uint64_t size_bytes, wire::DType dtype,
+                                                         std::span<const std::int64_t> dims, bool on_gpu);
+    /// Bytes to ask the worker for: as much again as there is, but at least what is needed, and at most half of what
+    /// the bound leaves, for outputs need room too. Errors  resources_exhausted naming the bound
+    [[nodiscard]] Result<std::uint64_t> growth(std::uint64_t size_bytes) const;
+    /// Unmaps the input slabs that were added and have been empty for `idle`; the worker is to be told.
+    [[nodiscard]] std::vector<std::uint32_t> drop_idle_inputs(Clock::time_point now, std::chrono::milliseconds idle);
+
+    /// Nothing where it is no output slab, or was withdrawn.
+    [[nodiscard]] std::shared_ptr<OutputSlab> output(std::uint32_t id) const;
+    /// Its worker takes no requests any more, or is gone.
+    void retire_outputs();
+
+    [[nodiscard]] std::shared_ptr<const Loan> loan_of(const OutputSlab& slab) const;
+    /// To be lent: it counts from now on, and is a loan once the worker has accepted it.
+    [[nodiscard]] std::shared_ptr<Loan> make_loan(std::shared_ptr<OutputSlab> slab);
+    void accepted(std::shared_ptr<Loan> loan) { loans_.push_back(std::move(loan)); }
+    void refused() noexcept { --count_; }
+    /// Ends the loans that no request uses, all of them or those of retired slabs; the worker is to be told before they
+    /// are dropped.
+    [[nodiscard]] std::vector<std::shared_ptr<Loan>> end_loans(bool only_retired);
+    /// The worker is gone.
+    void forget_loans() noexcept { loans_.clear(); }
+
+private:
+    const std::uint64_t channel_;
+    std::uint64_t bytes_max_ = 0;
+    std::uint64_t bytes_ = 0;
+    std::size_t count_ = 0;
+    PoolAllocator<Input::Lease> input_leases_;
+    std::vector<std::shared_ptr<InputSlab>> inputs_;
+    std::map<std::uint32_t, std::shared_ptr<OutputSlab>> outputs_;
+    std::vector<std::shared_ptr<Loan>> loans_;
+    std::uint32_t last_loan_id_ = wire::lent_slab_id_min - 1;
+};
+
+}  // namespace bulkhead

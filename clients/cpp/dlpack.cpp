@@ -1,0 +1,237 @@
+#include "clients/cpp/dlpack.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ipc/dtype.h"
+#include "ipc/tensor_layout.h"
+
+namespace bulkhead {
+namespace {
+
+struct TypeRow {
+    wire::DType dtype;
+    std::uint8_t code;  ///< DLDataTypeCode
+};
+constexpr std::array types{
+    TypeRow{wire::DType::boolean, kDLBool},      TypeRow{wire::DType::uint8, kDLUInt},
+    TypeRow{wire::DType::int8, kDLInt},          TypeRow{wire::DType::int16, kDLInt},
+    TypeRow{wire::DType::int32, kDLInt},         TypeRow{wire::DType::int64, kDLInt},
+    TypeRow{wire::DType::float16, kDLFloat},     TypeRow{wire::DType::bfloat16, kDLBfloat},
+    TypeRow{wire::DType::float32, kDLFloat},     TypeRow{wire::DType::float64, kDLFloat},
+    TypeRow{wire::DType::complex64, kDLComplex}, TypeRow{wire::DType::complex128, kDLComplex},
+};
+
+DLDataType type_of(wire::DType dtype) {
+    const auto row = std::ranges::find(types, dtype, &TypeRow::dtype);
+    return {row->code, static_cast<std::uint8_t>(8 * element_size(dtype)), 1};
+}
+
+std::optional<wire::DType> dtype_of(const DLDataType& type) {
+    for (const TypeRow& row : types)
+        if (row.code == type.code && 8 * element_size(row.dtype) == type.bits && type.lanes == 1) return row.dtype;
+    return std::nullopt;
+}
+
+/// Inputs that are exported now, by their first byte: whoever brings one back needs no copy.
+class ExportedInputs {
+public:
+    void add(const std::byte* data, const Input& input) {
+        const std::lock_guard lock{mutex_};
+        auto [entry, is_new] = exports_.try_emplace(data, Export{input.share(), 0});
+        ++entry->second.count;
+    }
+    void remove(const std::byte* data) {
+        std::optional<Export> last;  // its lease is given back after the lock
+        const std::lock_guard lock{mutex_};
+        const auto found = exports_.find(data);
+        if (--found->second.count > 0) return;
+        last = std::move(found->second);
+        exports_.erase(found);
+    }
+    std::optional<Input> find(const std::byte* data) {
+        const std::lock_guard lock{mutex_};
+        const auto found = exports_.find(data);
+        if (found == exports_.end()) return std::nullopt;
+        return found->second.input.share();
+    }
+
+private:
+    struct Export {
+        Input input;
+        int count;
+    };
+    std::mutex mutex_;
+    std::map<const std::byte*, Export> exports_;
+};
+
+/// Never destroyed: a library may let go of a tensor while the program ends.
+ExportedInputs& exported_inputs() {
+    static ExportedInputs& only = *new ExportedInputs;
+    return only;
+}
+
+class ExportedInput {
+public:
+    explicit ExportedInput(Input input) : input_{std::move(input)}, data_{input_.bytes().data()} {
+        exported_inputs().add(data_, input_);
+    }
+    ~ExportedInput() { exported_inputs().remove(data_); }
+    ExportedInput(const ExportedInput&) = delete;
+    ExportedInput& operator=(const ExportedInput&) = delete;
+
+private:
+    Input input_;
+    const std::byte* data_;
+};
+
+/// What `manager_ctx` points to; `Owner` holds the lease.
+template <typename Owner>
+struct Exported {
+    template <typename... Arguments>
+    Exported(wire::DType dtype, std::span<const std::int64_t> dims, std::span<const std::byte> bytes,
+             std::uint64_t flags, Arguments&&... arguments)
+        : owner(std::forward<Arguments>(arguments)...) {
+        const Dims contiguous = contiguous_strides(dims);
+        std::ranges::copy(dims, shape.begin());
+        std::ranges::copy(contiguous, strides.begin());
+        tensor.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+        tensor.manager_ctx = this;
+        tensor.deleter = [](DLManagedTensorVersioned* self) { delete static_cast<Exported*>(self->manager_ctx); };
+        tensor.flags = flags;
+        tensor.dl_tensor = {.data = bytes.empty() ? nullptr : const_cast<std::byte*>(bytes.data()),
+                            .device = {kDLCPU, 0},
+                            .ndim = static_cast<std::int32_t>(dims.size()),
+                            .dtype = type_of(dtype),
+                            .shape = shape.data(),
+                            .strides = strides.data(),
+                            .byte_offset = 0};
+    }
+
+    Owner owner;
+    std::array<std::int64_t, wire::rank_max> shape{};
+    std::array<std::int64_t, wire::rank_max> strides{};
+    DLManagedTensorVersioned tensor{};
+};
+
+/// One form of tensor in the shape of the other.
+template <typename Outer, typename Inner>
+struct Wrapped {
+    Inner* inner;
+    Outer outer{};
+
+    static Outer* make(Inner* inner) {
+        auto* wrapped = new Wrapped{inner};
+        wrapped->outer.dl_tensor = inner->dl_tensor;
+        wrapped->outer.manager_ctx = wrapped;
+        wrapped->outer.deleter = [](Outer* self) {
+            auto* whole = static_cast<Wrapped*>(self->manager_ctx);
+            if (whole->inner->deleter != nullptr) whole->inner->deleter(whole->inner);
+            delete whole;
+        };
+        return &wrapped->outer;
+    }
+};
+
+/// Gathers a strided tensor into contiguous bytes, in the longest runs that its last dimensions allow.
+void copy_strided(std::byte* target, const std::byte* source, std::span<const std::int64_t> dims,
+                  std::span<const std::int64_t> strides, std::int64_t element) {
+    std::size_t outer = dims.size();
+    std::int64_t run = 1;  // elements that lie behind one another
+    while (outer > 0 && (dims[outer - 1] == 1 || strides[outer - 1] == run)) run *= dims[--outer];
+    std::array<std::int64_t, wire::rank_max> index{};
+    for (;;) {
+        std::memcpy(target, source, static_cast<std::size_t>(run * element));
+        target += run * element;
+        std::size_t d = outer;
+        for (; d > 0; --d) {
+            source += strides[d - 1] * element;
+            if (++index[d - 1] < dims[d - 1]) break;
+            source -= dims[d - 1] * strides[d - 1] * element;
+            index[d - 1] = 0;
+        }
+        if (d == 0) return;
+    }
+}
+
+}  // namespace
+
+DLPackTensor to_dlpack(Output output) {
+    // A moved Output keeps its lease in place: these views stay true.
+    const auto dims = output.dims();
+    const auto bytes = output.bytes();
+    const wire::DType dtype = output.dtype();
+    auto* made = new Exported<Output>{dtype, dims, bytes, DLPACK_FLAG_BITMASK_READ_ONLY, std::move(output)};
+    return DLPackTensor{&made->tensor};
+}
+
+DLPackTensor to_dlpack(const Input& input) {
+    Input shared = input.share();
+    const auto bytes = shared.bytes();
+    auto* made = new Exported<ExportedInput>{input.dtype(), input.dims(), bytes, 0, std::move(shared)};
+    return DLPackTensor{&made->tensor};
+}
+
+DLManagedTensor* to_unversioned(DLPackTensor tensor) {
+    return Wrapped<DLManagedTensor, DLManagedTensorVersioned>::make(tensor.release());
+}
+
+DLPackTensor from_unversioned(DLManagedTensor* tensor) {
+    if (tensor == nullptr) return {};
+    DLPackTensor made{Wrapped<DLManagedTensorVersioned, DLManagedTensor>::make(tensor)};
+    made->version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    return made;
+}
+
+Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor) {
+    const auto refused = [](ErrorCode code, std::string what, std::string remedy) {
+        return Error{code, "importing a DLPack tensor: " + std::move(what), std::move(remedy)};
+    };
+    if (tensor == nullptr) return refused(ErrorCode::input_invalid, "there is none", "pass one that nobody has taken");
+    if (tensor->version.major != DLPACK_MAJOR_VERSION)  // no other member may be looked at
+        return refused(ErrorCode::input_invalid, fmt::format("it is of version {}", tensor->version.major),
+                       fmt::format("export it as version {}", DLPACK_MAJOR_VERSION));
+    const DLTensor& from = tensor->dl_tensor;
+    if (from.device.device_type != kDLCPU && from.device.device_type != kDLCUDAHost)
+        return refused(
+            ErrorCode::input_invalid,
+            fmt::format("it lies on device {}:{}", static_cast<int>(from.device.device_type), from.device.device_id),
+            "copy it to the host first");
+    const std::optional<wire::DType> dtype = dtype_of(from.dtype);
+    if (!dtype)
+        return refused(
+            ErrorCode::dtype_unsupported,
+            fmt::format("its type has code {}, {} bits, {} lanes", from.dtype.code, from.dtype.bits, from.dtype.lanes),
+            "convert it to a type of docs/channel.md");
+    if (from.ndim < 0 || from.ndim > static_cast<std::int32_t>(wire::rank_max))
+        return refused(ErrorCode::shape_mismatch, fmt::format("it has {} dimensions", from.ndim),
+                       fmt::format("use at most {}", wire::rank_max));
+    const std::span<const std::int64_t> dims{from.shape, static_cast<std::size_t>(from.ndim)};
+    const Result<std::uint64_t> bytes = tensor_bytes(*dtype, dims);
+    if (!bytes) return Error{bytes.error()}.during("importing a DLPack tensor");
+    // Before DLPack 1.2, none meant contiguous.
+    const Dims contiguous = contiguous_strides(dims);
+    const std::span<const std::int64_t> strides =
+        from.strides == nullptr ? std::span{contiguous} : std::span<const std::int64_t>{from.strides, dims.size()};
+    const std::byte* data = static_cast<const std::byte*>(from.data) + from.byte_offset;
+
+    if (is_contiguous(dims, strides)) {
+        std::optional<Input> ours = exported_inputs().find(data);
+        if (ours && channel.owns(*ours) && ours->dtype() == *dtype && std::ranges::equal(ours->dims(), dims))
+            return ImportedInput{std::move(*ours), false};
+    }
+    Result<Input> copy = channel.allocate(*dtype, dims);
+    if (!copy) return Error{copy.error()}.during("importing a DLPack tensor");
+    if (*bytes > 0)
+        copy_strided(copy->bytes().data(), data, dims, strides, static_cast<std::int64_t>(element_size(*dtype)));
+    return ImportedInput{std::move(*copy), true};
+}
+
+}  // namespace bulkhead

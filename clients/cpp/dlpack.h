@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+
+#include "clients/cpp/channel.h"
+#include "clients/cpp/third_party/dlpack/dlpack.h"
+#include "ipc/error.h"
+
+namespace bulkhead {
+
+struct DLPackDeleter {
+    void operator()(DLManagedTensorVersioned* tensor) const noexcept {
+        if (tensor->deleter != nullptr) tensor->deleter(tensor);
+    }
+};
+/// One tensor in the form that PyTorch, NumPy, JAX, TVM and others exchange. `release()` hands it to a consumer, who
+/// then calls the deleter.
+using DLPackTensor = std::unique_ptr<DLManagedTensorVersioned, DLPackDeleter>;
+
+/// The output's bytes where they lie, without a copy. It holds the lease: the worker gets it back when the deleter has
+/// run, on whichever thread the channel is used. Marked read-only; writing raises SIGSEGV.
+[[nodiscard]] DLPackTensor to_dlpack(Output output);
+
+/// The input's bytes, to be filled by a library that speaks DLPack. It shares the lease, so the two may die in any
+/// order.
+[[nodiscard]] DLPackTensor to_dlpack(const Input& input);
+
+/// For consumers from before DLPack 1.0, such as `at::fromDLPack`. That form cannot say that a tensor is read-only.
+[[nodiscard]] DLManagedTensor* to_unversioned(DLPackTensor tensor);
+
+/// The other way round. Where the tensor was null, so is this.
+[[nodiscard]] DLPackTensor from_unversioned(DLManagedTensor* tensor);
+
+struct ImportedInput {
+    Input input;
+    bool copied;  ///< false: the tensor lies in an input of this channel already, and this is that input
+};
+
+/// Makes a tensor of any library an input of this channel. It is copied once, into a slab, by its strides, unless it is
+/// what `to_dlpack(const Input&)` gave out, whole and under whatever owner: then nothing is copied. The tensor's
+/// deleter has run on return, or runs with the last use of the input.
+///
+/// Errors  input_invalid (not in host memory, another major version of DLPack), dtype_unsupported, shape_mismatch, and
+///         those of `Channel::allocate`
+[[nodiscard]] Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor);
+
+}  // namespace bulkhead

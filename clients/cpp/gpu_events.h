@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ipc/channel_codec.h"
+#include "ipc/cuda/interprocess_event.h"
+
+namespace bulkhead {
+
+/// The interprocess events of one line: the worker's, for which streams of this process wait, and those that it records
+/// for the worker, by turns. Shared by the line and the outputs that came over it.
+///
+/// Thread  that of its channel
+class GpuEvents {
+public:
+    explicit GpuEvents(std::shared_ptr<const cuda::Gpu> gpu) : gpu_{std::move(gpu)} {}
+
+    [[nodiscard]] const std::shared_ptr<const cuda::Gpu>& gpu() const noexcept { return gpu_; }
+    /// Errors  those of opening it here; protocol_violation for a number that is in use, or one too many
+    Result<> take(const channel::EventOffer& offer);
+    [[nodiscard]] bool is_workers(std::uint32_t id) const { return workers_.contains(id); }
+
+    /// What is queued on the stream from now on runs behind the worker's event.
+    [[nodiscard]] Result<> make_wait(std::uint32_t id, void* stream) const;
+    /// The number of an event behind all that is queued on the stream. Errors  of the driver; internal: none was
+    /// offered
+    [[nodiscard]] Result<std::uint32_t> record(void* stream);
+
+private:
+    std::shared_ptr<const cuda::Gpu> gpu_;
+    std::map<std::uint32_t, cuda::InterprocessEvent> workers_;
+    std::vector<std::pair<std::uint32_t, cuda::InterprocessEvent>> own_;
+    std::size_t turn_ = 0;
+};
+
+}  // namespace bulkhead

@@ -1,0 +1,251 @@
+"""A direct line to one worker on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Mapping, Sequence
+
+from ..channel import GRACE_SECONDS, OPEN_SECONDS, PATIENCE_SECONDS, SLAB_SECONDS, declared_dtype, receive, send, split_arguments
+from ..errors import Error
+from ..memory import CPU
+from ..protocol import ChannelCore, Reply, Request
+from ..shared_tensors import Input, SlabTensor
+from ..slabs import Placed
+from ..tensors import Source, dtype_name
+from .waiting import Turns, Waiters
+
+if TYPE_CHECKING:
+    from ..cuda import Events
+
+_BURST = 32  # packets, then the others have their turn
+
+
+class Channel:
+    """One channel on the running loop; many tasks may share it."""
+
+    def __init__(self, sock: socket.socket, client: str, stateful: bool = True, events: Events | None = None) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._heard = Waiters()
+        self._turns = Turns(0)
+        self._writing = self._opened = False
+        self.stateful = stateful
+        self.core = ChannelCore(client, self._settle_soon, events)
+        self._loop.add_reader(sock, self._read)
+        self._flush()
+
+    @classmethod
+    async def open(cls, sock: socket.socket, *, client: str = "bulkhead-py", deadline: float = OPEN_SECONDS, stateful: bool = True,
+                   events: Events | None = None) -> Channel:  # fmt: skip
+        """Speaks the channel on a socket that came from elsewhere, and owns it."""
+        channel = cls(sock, client, stateful, events)
+        try:
+            await channel._until(lambda: channel.core.is_open, deadline, "opening a channel: the worker has not said welcome in time")
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+        return self.core.model
+
+    @property
+    def generation(self) -> int:
+        """Of the worker: the next process of the model has another."""
+        return self.core.generation
+
+    @property
+    def methods(self) -> dict[str, Any]:
+        """As the worker describes them: ``{"forward": {"inputs": [{"name", "dtype", "shape"}], …}}``."""
+        return self.core.methods
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may be sent: the worker has neither ended nor said that it will."""
+        return self.core.accepts
+
+    def close(self) -> None:
+        """The worker drops what waits. Outputs stay readable."""
+        self.core.end(Error("cancelled", "the channel was closed by this client"))
+        self._stop()
+
+    async def __aenter__(self) -> Channel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, on_gpu: bool = False) -> Input:
+        """As ``bulkhead.Channel.allocate``."""
+        name = dtype_name(dtype)
+        while True:
+            if self.core.ended is not None:
+                raise self.core.ended.again()
+            if (found := self.core.slabs.try_allocate(shape, name, on_gpu=on_gpu)) is not None:
+                return found
+            await self._grown()
+
+    async def results_on_gpu(self, size_bytes: int) -> bool:
+        """As ``bulkhead.Channel.results_on_gpu``."""
+        await self._until(lambda: not self.core.slabs.growing, SLAB_SECONDS, "waiting for one more slab")
+        if not self.core.slabs.ask_for_gpu_results(size_bytes):
+            return False
+        await self._grown()
+        return self.core.slabs.gpu_results()
+
+    async def _grown(self) -> None:
+        self._flush()
+        await self._until(lambda: not self.core.slabs.growing, SLAB_SECONDS, "waiting for one more slab")
+
+    async def place(self, value: Any, dtype: str | None = None) -> Input:
+        """As ``bulkhead.Channel.place``."""
+        return (await self._copied(value, dtype))[0]
+
+    async def _copied(self, value: Any, dtype: str | None) -> tuple[Input, object]:
+        """And what must live until the copy was made."""
+        slabs = self.core.slabs
+        if isinstance(value, SlabTensor) and slabs.gpu_kind is None:
+            value = value.cpu()
+        source = Source.of(value, dtype, slabs.gpu_stream)
+        room = await self.allocate(source.shape, source.dtype, on_gpu=source.device != CPU)
+        return room, slabs.fill(room, source)
+
+    async def _prepare(self, value: Any, dtype: str | None) -> Placed:
+        """Copied only where the worker cannot read it where it lies."""
+        if isinstance(value, SlabTensor) and value.lease is not None:
+            if placed := self.core.slabs.own(value):
+                return placed
+            if loan := self.core.slabs.lend(value):
+                self._flush()
+                await self._until(lambda: not loan.pending, SLAB_SECONDS, "waiting for the worker to take a loan")
+                if loan.refused is None:
+                    return Placed(value, loan.slab_id, loan)
+        copy, keep = await self._copied(value, dtype)
+        placed = self.core.slabs.own(copy)
+        assert placed is not None
+        placed.keep = keep
+        return placed
+
+    async def infer(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
+                    deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Reply:  # fmt: skip
+        """As ``bulkhead.Channel.infer``. Waits while as many requests are in flight as may be, for as long as its deadline.
+        Cancelling the task cancels the request."""
+        reply = None
+        async for reply in self._stream(inputs, method, parameters, deadline, retry_safe, named):
+            pass
+        assert reply is not None
+        return reply
+
+    def stream(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
+               deadline: float | None = None, **named: Any) -> AsyncIterator[Reply]:  # fmt: skip
+        """The parts of a streamed answer as they come; the one answer of any other. Sent when it is first asked for a part.
+        Leaving the loop, or cancelling the task, cancels the rest."""
+        return self._stream(inputs, method, parameters, deadline, False, named)
+
+    async def _stream(self, inputs: Mapping[str, Any] | None, method: str, parameters: Mapping[str, Any] | None, deadline: float | None,
+                      retry_safe: bool, named: dict[str, Any]) -> AsyncIterator[Reply]:  # fmt: skip
+        until = self._loop.time() + (PATIENCE_SECONDS if deadline is None else deadline)
+        changed = Waiters()
+        await self._turns.take(until - self._loop.time(), f"waiting until one of the {self.core.in_flight_max} requests in flight is answered")
+        try:
+            tensors, more = split_arguments(self.core, method, {**(inputs or {}), **named})
+            placed = [(name, await self._prepare(value, declared_dtype(self.core, method, name))) for name, value in tensors.items()]
+            left = None if deadline is None else max(until - self._loop.time(), 0.001)
+            request = self.core.submit(method, placed, {**more, **(parameters or {})}, left, retry_safe)
+        except BaseException:
+            self._turns.give()
+            raise
+        request.on_change = lambda: self._changed(request, changed)
+        placed.clear()
+        self._flush()
+        try:
+            while True:
+                while request.parts:
+                    yield request.parts.popleft()
+                if request.done:
+                    break
+                await changed.wait(until + GRACE_SECONDS - self._loop.time(),
+                                   f"request {request.number} ({method}) of {self.core.model}: no answer in time")  # fmt: skip
+        finally:
+            if not request.done:
+                self.core.abandon(request)
+                self._flush()
+        if request.error is not None:
+            raise request.error.again()
+
+    def _changed(self, request: Request, waiters: Waiters) -> None:
+        waiters.wake()
+        if request.done:
+            self._turns.give()
+
+    async def _until(self, condition: Callable[[], bool], seconds: float, attempt: str) -> None:
+        end = self._loop.time() + seconds
+        while not condition():
+            if self.core.ended is not None:
+                raise self.core.ended.again()
+            await self._heard.wait(end - self._loop.time(), attempt)
+
+    # --- the socket
+
+    def _read(self) -> None:
+        for _ in range(_BURST):
+            if self.core.ended is not None:
+                break
+            try:
+                receive(self._socket, self.core)
+            except (BlockingIOError, InterruptedError):
+                break
+        if not self._opened and self.core.is_open:
+            self._opened = True
+            self._turns = Turns(self.core.in_flight_max)
+        self._heard.wake()
+        self._settle()
+        if self.core.ended is not None:
+            self._stop()
+
+    def _settle_soon(self) -> None:
+        """Any thread: something that was lent, or withdrawn, is no longer looked at."""
+        try:
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(self._settle)
+            else:
+                self._loop.call_soon_threadsafe(self._settle)
+        except RuntimeError:
+            pass  # the loop is closed, and the channel with it
+
+    def _settle(self) -> None:
+        self.core.settle()
+        self._flush()
+
+    def _flush(self) -> None:
+        outgoing = self.core.outgoing
+        while outgoing and self.core.ended is None:
+            try:
+                send(self._socket, outgoing[0])
+                outgoing.popleft()
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                return  # the reader sees the end, and the answers before it
+        if bool(outgoing) != self._writing and self._socket.fileno() >= 0:
+            self._writing = bool(outgoing)
+            if self._writing:
+                self._loop.add_writer(self._socket, self._flush)
+            else:
+                self._loop.remove_writer(self._socket)
+
+    def _stop(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            if self._writing:
+                self._loop.remove_writer(self._socket)
+            self._socket.close()
+        self._heard.wake()
+        if self.core.ended is not None:
+            self._turns.end(self.core.ended)

@@ -1,0 +1,197 @@
+"""The daemon as one object, on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import Any, AsyncIterator, Mapping, Sequence
+
+from .. import verbs
+from ..channel import OPEN_SECONDS
+from ..client import REOPEN_TRIES
+from ..control_lines import find_socket
+from ..errors import Error
+from ..protocol import Reply
+from ..shared_tensors import Arena, Input
+from ..tensors import dtype_name
+from .channel import Channel
+from .control import Control, Notifications
+
+
+class Client:
+    """``async with bulkhead.aio.connect() as b`` makes one; any number of tasks may use it."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py") -> None:
+        self.name = name
+        self._path = find_socket(path)
+        self._control = Control(self._path)
+        self._channels: dict[str, asyncio.Task[Channel]] = {}
+        self._arena = Arena()
+
+    async def __aenter__(self) -> Client:
+        await self._control.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes all channels. Outputs that somebody still looks at stay readable."""
+        for model in list(self._channels):
+            await self._forget(model)
+        self._arena.close()
+        self._control.close()
+
+    # --- inference
+
+    async def open(self, model: str, *, deadline: float | None = None, gpu: int | None = None, stream: int = 0) -> Channel:
+        """A channel of one's own: for a stream through a model that keeps state. Loads the model if need be. ``deadline`` in seconds.
+
+        ``gpu``: the one that the model is on, by its number in this process, to share its memory; ``stream``: the CUstream, as
+        a number, on which this program writes inputs and reads results there."""
+        events = verbs.part_in_gpu(gpu, stream)
+        params = verbs.with_deadline({"model": model, "client": self.name}, deadline)
+        result, fds = await self._control.call("channel.open", params)
+        sock = socket.socket(fileno=verbs.one_descriptor(fds))
+        return await Channel.open(sock, client=self.name, deadline=deadline or OPEN_SECONDS, stateful=verbs.is_stateful(result), events=events)
+
+    async def infer(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
+                    parameters: Mapping[str, Any] | None = None, deadline: float | None = None, retry_safe: bool = False,
+                    **named: Any) -> Reply:  # fmt: skip
+        """As ``bulkhead.Client.infer``. Cancelling the task cancels the request."""
+        loop = asyncio.get_running_loop()
+        until = None if deadline is None else loop.time() + deadline
+
+        def left() -> float | None:
+            return None if until is None else max(until - loop.time(), 0.001)
+
+        channel = await self._channel(model, deadline)
+        try:
+            return await channel.infer(inputs, method=method, parameters=parameters, deadline=left(), retry_safe=retry_safe, **named)
+        except Error as error:
+            if not (retry_safe and error.code == "worker_lost" and channel.core.died and not channel.stateful):
+                raise
+        channel = await self._channel(model, left())
+        return await channel.infer(inputs, method=method, parameters=parameters, deadline=left(), retry_safe=True, **named)
+
+    async def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
+                     parameters: Mapping[str, Any] | None = None, deadline: float | None = None, **named: Any) -> AsyncIterator[Reply]:  # fmt: skip
+        """The parts of a streamed answer as they come. Leaving the loop, or cancelling the task, cancels the rest."""
+        channel = await self._channel(model, deadline)
+        async for part in channel.stream(inputs, method=method, parameters=parameters, deadline=deadline, **named):
+            yield part
+
+    async def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, model: str | None = None) -> Input:
+        """As ``bulkhead.Client.allocate``: ``with await b.allocate(shape, dtype) as a:``."""
+        if model is not None:
+            return await (await self._channel(model, None)).allocate(shape, dtype)
+        return self._arena.allocate(shape, dtype_name(dtype))
+
+    async def _channel(self, model: str, deadline: float | None) -> Channel:
+        task = self._channels.get(model)
+        if task is not None and task.done():
+            if task.cancelled() or task.exception() is not None:
+                task = None
+            elif not (channel := task.result()).is_open:
+                await self._forget(model)
+                if channel.stateful and channel.core.died:
+                    raise Error("worker_lost", f"using {model} again: its state is lost, for its process has ended",
+                                "begin the stream anew: the next call opens a new channel")  # fmt: skip
+                task = None
+        if task is None:
+            task = self._channels[model] = asyncio.ensure_future(self._reopen(model))
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), deadline)
+        except asyncio.TimeoutError:
+            raise Error("deadline_exceeded", f"opening a channel to {model}", "allow more time, or load it beforehand") from None
+
+    async def _reopen(self, model: str) -> Channel:
+        for _ in range(REOPEN_TRIES - 1):
+            try:
+                return await self.open(model)
+            except Error as error:
+                # The daemon may know of a death later than the client, and so introduce it to a dead worker.
+                if error.code != "worker_lost":
+                    raise
+        return await self.open(model)
+
+    async def _forget(self, model: str) -> None:
+        task = self._channels.pop(model, None)
+        if task is None:
+            return
+        task.cancel()
+        try:
+            (await task).close()
+        except (Error, asyncio.CancelledError):
+            if not task.done():  # it is this very task that is being cancelled
+                raise
+
+    # --- control
+
+    async def load(self, *models: str, deadline: float | None = None) -> list[dict[str, Any]]:
+        """Returns when all are ready: ``[{"model", "replica", "state", "pid", "ms"}]``. ``"*"`` is the whole fleet."""
+        return (await self.call("model.load", verbs.with_deadline(verbs.models(models), deadline)))["models"]  # type: ignore[no-any-return]
+
+    async def unload(self, *models: str) -> list[dict[str, Any]]:
+        """Returns when the memory is back: one receipt a process. Closes this client's channels to them first."""
+        params = verbs.models(models)
+        for model in list(self._channels) if models == ("*",) else models:
+            await self._forget(model)
+        return (await self.call("model.unload", params))["receipts"]  # type: ignore[no-any-return]
+
+    async def restart(self, *models: str) -> dict[str, Any]:
+        """Unload, load; lifts a quarantine: ``{"models", "receipts"}``."""
+        return await self.call("model.restart", verbs.models(models))  # type: ignore[no-any-return]
+
+    async def ps(self) -> list[dict[str, Any]]:
+        """One row a replica: ``model``, ``state``, ``pid``, ``host_bytes``, ``gpu_bytes``, ``requests``, …"""
+        return (await self.call("fleet.status"))["models"]  # type: ignore[no-any-return]
+
+    async def why(self, model: str) -> str:
+        """The reason for its state, in a sentence."""
+        return str((await self.call("model.why", {"model": model}))["sentence"])
+
+    async def crashes(self, model: str | None = None) -> list[dict[str, Any]]:
+        """Reports of what died unasked, newest first."""
+        return (await self.call("crashes.list", {} if model is None else {"model": model}))["crashes"]  # type: ignore[no-any-return]
+
+    async def info(self) -> dict[str, Any]:
+        """Of the daemon: ``version``, ``keeper_pid``, ``supervisor_pid``, ``socket``, ``fleet``, ``uptime_s``, …"""
+        return await self.call("daemon.info")  # type: ignore[no-any-return]
+
+    async def gpus(self) -> dict[str, Any]:
+        """``{"nvml", "gpus": [{"index", "uuid", "name", "state", "free_bytes", …}]}``"""
+        return await self.call("gpu.status")  # type: ignore[no-any-return]
+
+    async def reload(self) -> dict[str, Any]:
+        """Reads the fleet file again: ``{"added", "removed", "changed", "unchanged"}``."""
+        return await self.call("fleet.reload")  # type: ignore[no-any-return]
+
+    async def stop(self) -> list[dict[str, Any]]:
+        """Unloads everything and ends the daemon: the receipts."""
+        return (await self.call("daemon.stop"))["receipts"]  # type: ignore[no-any-return]
+
+    async def events(self, *models: str) -> Notifications:
+        """``async for event in await b.events(): …``: what happens from now on, on a connection of its own, without end."""
+        return await Notifications.open(self._path, "events.subscribe", verbs.only_of(models))
+
+    async def logs(self, model: str, *, lines: int = 100) -> list[dict[str, Any]]:
+        """Its last lines, ``{"time", "replica", "generation", "stream", "text"}``."""
+        return (await self.call("logs.tail", {"model": model, "lines": lines}))["lines"]  # type: ignore[no-any-return]
+
+    async def follow_logs(self, model: str, *, lines: int = 100) -> Notifications:
+        """Its last lines, then those to come, without end."""
+        return await Notifications.open(self._path, "logs.tail", {"model": model, "lines": lines, "follow": True})
+
+    async def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
+        """Any method of the control socket (docs/control.md), and its result."""
+        result, fds = await self._control.call(method, params)
+        for fd in fds:
+            os.close(fd)
+        return result
+
+
+def connect(path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py") -> Client:
+    """To the daemon at ``path``, else where ``bulkhead`` would look. ``name`` appears in logs and receipts."""
+    return Client(path, name=name)

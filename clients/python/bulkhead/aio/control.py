@@ -1,0 +1,291 @@
+"""The control socket on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections import deque
+from typing import Any, AsyncIterator
+
+from ..control_lines import (
+    ABSENCE_SECONDS, FDS_MAX, RECONNECT_PAUSE_MAX_SECONDS, RECONNECT_PAUSE_SECONDS, Call, ControlLines, Gone, Lost, NotSent,
+    connecting_failed, new_lines, nobody_answers, resumed,
+)  # fmt: skip
+from ..errors import Error
+
+Answer = tuple[Any, list[int]]
+
+
+async def _connect(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    until = time.monotonic() + ABSENCE_SECONDS
+    try:
+        while True:
+            try:
+                sock.connect(path)
+                return sock
+            except BlockingIOError:  # the daemon's backlog is full
+                if time.monotonic() >= until:
+                    raise Error("deadline_exceeded", f"connecting to {path}: too many wait to be served") from None
+                await asyncio.sleep(RECONNECT_PAUSE_SECONDS)
+            except OSError as error:
+                raise connecting_failed(path, error) from None
+    except BaseException:
+        sock.close()
+        raise
+
+
+class _Connection:
+    """Calls in any number, told apart by their ids."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._lines = ControlLines()
+        self._asked: dict[int, tuple[str, asyncio.Future[Answer]]] = {}
+        self._outgoing = bytearray()
+        self.ended = False
+        self._loop.add_reader(sock, self._read)
+
+    def close(self, why: BaseException | None = None) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._lines.close()
+        for _, answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(why or Lost())
+        self._asked.clear()
+
+    async def ask(self, method: str, params: dict[str, Any]) -> Answer:
+        if self.ended:
+            raise NotSent
+        number, line = self._lines.request(method, params)
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._asked[number] = method, answer
+        self._outgoing += line
+        self._write()
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                for fd in answer.result()[1]:  # it had just come
+                    os.close(fd)
+            raise
+
+    def _write(self) -> None:
+        try:
+            while self._outgoing:
+                del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_NOSIGNAL)]
+        except (BlockingIOError, InterruptedError):
+            self._loop.add_writer(self._socket, self._write)
+            return
+        except OSError:
+            return self.close()
+        self._loop.remove_writer(self._socket)
+
+    def _read(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, 65536, FDS_MAX)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            return self.close()
+        self._lines.feed(data, fds)
+        if not data:
+            return self.close()
+        try:
+            while not self.ended and (message := self._lines.next()) is not None:
+                self._take(message)
+        except Error as error:
+            self.close(error)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        asked = self._asked.pop(message.get("id") or 0, None)
+        if asked is None:
+            if message.get("id", 0) is None and "error" in message:  # of the connection as a whole
+                self._lines.answer("a request", message)
+            return
+        method, answer = asked
+        try:
+            result = self._lines.answer(method, message)
+        except Error as error:
+            if not answer.done():
+                answer.set_exception(error)
+            return
+        if answer.done():  # nobody waits any more
+            for fd in result[1]:
+                os.close(fd)
+        else:
+            answer.set_result(result)
+
+
+class Control:
+    """As ``bulkhead.control.Control``, with one connection for all calls."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._connection: _Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._closed = False
+
+    async def open(self) -> None:
+        self._connection = _Connection(await _connect(self.path))
+
+    def close(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close(Error("cancelled", "the client was closed"))
+
+    async def call(self, method: str, params: dict[str, Any] | None = None) -> Answer:
+        """The result and the descriptors that came with it, which are the caller's then."""
+        asked = Call(method, params)
+        while True:
+            try:
+                connection = await self._connected()
+                return await connection.ask(method, asked.params())
+            except Lost as lost:
+                if not isinstance(lost, NotSent):
+                    asked.lost()
+            except Gone as gone:
+                return asked.without_daemon(gone), []
+
+    async def _connected(self) -> _Connection:
+        async with self._connecting:
+            if self._closed:
+                raise Error("not_running", "using a client after it was closed", "connect again")
+            if self._connection is None or self._connection.ended:
+                self._connection = _Connection(await reconnect(self.path))
+            return self._connection
+
+
+async def reconnect(path: str) -> socket.socket:
+    """One on which a supervisor answers. A keeper alone accepts connections too: they wait in its backlog."""
+    start = time.monotonic()
+    pause = RECONNECT_PAUSE_SECONDS
+    while time.monotonic() < start + ABSENCE_SECONDS:
+        sock = await _connect(path)
+        reader = _Reader(sock)
+        try:
+            await reader.ask("daemon.ping", {}, start + ABSENCE_SECONDS - time.monotonic())
+            return sock
+        except Lost:
+            sock.close()
+        except asyncio.TimeoutError:
+            sock.close()
+            break
+        except BaseException:
+            sock.close()
+            raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, RECONNECT_PAUSE_MAX_SECONDS)
+    raise nobody_answers(start)
+
+
+class _Reader:
+    """Reads only when it is asked to."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._lines = ControlLines()
+        self.notified: deque[dict[str, Any]] = deque()
+
+    def close(self) -> None:
+        self._socket.close()
+        self._lines.close()
+
+    async def receive(self) -> dict[str, Any]:
+        while (message := self._lines.next()) is None:
+            try:
+                data = await self._loop.sock_recv(self._socket, 65536)
+            except OSError:
+                raise Lost from None
+            if not data:
+                raise Lost
+            self._lines.feed(data, ())
+        return message
+
+    async def ask(self, method: str, params: dict[str, Any], seconds: float) -> Any:
+        async def exchange() -> Any:
+            number, line = self._lines.request(method, params)
+            try:
+                await self._loop.sock_sendall(self._socket, line)
+            except OSError:
+                raise NotSent from None
+            while (message := await self.receive()).get("id", 0) != number:
+                self.note(message)
+            return self._lines.answer(method, message)[0]
+
+        return await asyncio.wait_for(exchange(), seconds)
+
+    def note(self, message: dict[str, Any]) -> None:
+        if "method" in message:
+            self.notified.append(message.get("params", {}))
+
+
+class Notifications(AsyncIterator[dict[str, Any]]):
+    """As ``bulkhead.Notifications``: what a subscription tells, without end; nothing is read ahead of who iterates."""
+
+    def __init__(self, path: str, method: str, params: dict[str, Any]) -> None:
+        self._path, self._method, self._params = path, method, params
+        self._last: dict[str, Any] | None = None
+        self._reader: _Reader | None = None
+
+    @classmethod
+    async def open(cls, path: str, method: str, params: dict[str, Any]) -> Notifications:
+        """Subscribed when it returns."""
+        self = cls(path, method, params)
+        try:
+            self._reader = await self._subscribe(await _connect(path), params)
+        except Lost:
+            await self._resume()
+        return self
+
+    async def aclose(self) -> None:
+        """Ends the subscription."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    async def __aenter__(self) -> Notifications:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def __anext__(self) -> dict[str, Any]:
+        while self._reader is not None and not self._reader.notified:
+            try:
+                self._reader.note(await self._reader.receive())
+            except Lost:
+                await self._resume()
+        if self._reader is None:
+            raise StopAsyncIteration
+        self._last = self._reader.notified.popleft()
+        return self._last
+
+    async def _resume(self) -> None:
+        await self.aclose()
+        while self._reader is None:
+            try:
+                self._reader = await self._subscribe(await reconnect(self._path), resumed(self._params))
+            except Lost:
+                continue
+            if self._method == "events.subscribe":
+                self._reader.notified.appendleft({"event": "resubscribed"})
+
+    async def _subscribe(self, sock: socket.socket, params: dict[str, Any]) -> _Reader:
+        reader = _Reader(sock)
+        try:
+            result = await reader.ask(self._method, params, ABSENCE_SECONDS)
+        except BaseException:
+            reader.close()
+            raise
+        reader.notified.extendleft(reversed(new_lines(result.get("lines", ()), self._last)))
+        return reader

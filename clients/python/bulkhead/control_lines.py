@@ -1,0 +1,174 @@
+"""The control socket without any I/O: JSON-RPC 2.0, one object a line, descriptors beside it. Its prose is docs/control.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from typing import Any, Sequence
+
+from .errors import Error
+
+REQUEST_BYTES_MAX = 64 * 1024
+ANSWER_BYTES_MAX = 1 << 20
+FDS_MAX = 16  #: of one recvmsg
+#: How long a supervisor may take to come back after it died; the keeper holds the socket meanwhile.
+ABSENCE_SECONDS = 30.0
+#: Between two connections that ended before anybody answered on them; doubled each time up to the latter.
+RECONNECT_PAUSE_SECONDS, RECONNECT_PAUSE_MAX_SECONDS = 0.01, 0.5
+
+#: Of a log that is followed: asked for when its connection ended.
+LOG_LINES = 1000
+
+_MARKED = ("model.load", "model.unload")
+_AS_IT_WAS = ("fleet.status", "model.why", "logs.tail", "crashes.list", "gpu.status", "daemon.info", "daemon.ping", "channel.open",
+              "model.restart", "fleet.reload", "gpu.lift", "daemon.stop", "events.subscribe")  # fmt: skip
+
+
+class Lost(Exception):
+    """The connection ended before the answer came."""
+
+
+class NotSent(Lost):
+    """It ended before the whole request had left: nobody read it."""
+
+
+class Gone(Error):
+    """Nobody listens: there is no daemon (any more)."""
+
+
+def find_socket(given: str | os.PathLike[str] | None = None) -> str:
+    """``given``, else $BULKHEAD_SOCKET, $XDG_RUNTIME_DIR/bulkhead/control.sock, /run/bulkhead/control.sock."""
+    if given:
+        return os.fspath(given)
+    if named := os.environ.get("BULKHEAD_SOCKET"):
+        return named
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return os.path.join(runtime, "bulkhead", "control.sock")
+    return "/run/bulkhead/control.sock"
+
+
+def connecting_failed(path: str, error: OSError) -> Error:
+    if isinstance(error, PermissionError):
+        return Error("not_permitted", f"connecting to {path}", "run as the daemon's user")
+    return Gone("not_running", f"connecting to {path}: {error.strerror or error}", "start one: bulkhead up FLEET.yaml")
+
+
+def nobody_answers(since: float) -> Error:
+    return Error("deadline_exceeded", f"waiting for a supervisor: none has answered for {time.monotonic() - since:.1f} s",
+                 "the keeper starts one: see logs/ beside the control socket. Workers run on meanwhile")  # fmt: skip
+
+
+class Call:
+    """One call, which may have to be asked again on the next connection."""
+
+    def __init__(self, method: str, params: dict[str, Any] | None) -> None:
+        self.method = method
+        self.was_sent = False
+        self._params = dict(params or {})
+        self._asked = time.monotonic()
+
+    def params(self) -> dict[str, Any]:
+        """As to be sent now: less of the caller's patience is left, and a load or unload says that it was asked before."""
+        params = dict(self._params)
+        if "deadline_ms" in params:
+            params["deadline_ms"] = max(1, params["deadline_ms"] - int((time.monotonic() - self._asked) * 1000))
+        if self.was_sent and self.method in _MARKED:
+            params["again"] = True
+        return params
+
+    def lost(self) -> None:
+        """The connection ended after the call was sent. Raises where nobody may ask a second time."""
+        self.was_sent = True
+        if self.method not in _MARKED and self.method not in _AS_IT_WAS:
+            raise Error("not_running", f"{self.method}: the supervisor ended before it answered; whether it was done is not known",
+                        "look at ps() and info(), then ask again")  # fmt: skip
+
+    def without_daemon(self, gone: Gone) -> Any:
+        """What a stop that was under way has come to; otherwise the error."""
+        if self.method == "daemon.stop" and self.was_sent:
+            return {"receipts": [], "receipts_lost": True}
+        raise gone
+
+
+class ControlLines:
+    """What one connection has received: messages in order, and the descriptors that answers announce."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._scanned = 0
+        self._fds: deque[int] = deque()
+        self._last_id = 0
+
+    def request(self, method: str, params: dict[str, Any]) -> tuple[int, bytes]:
+        self._last_id += 1
+        message: dict[str, Any] = {"jsonrpc": "2.0", "id": self._last_id, "method": method}
+        if params:
+            message["params"] = params
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        if len(line) > REQUEST_BYTES_MAX:
+            raise Error("input_invalid", f"{method}: a request of {len(line)} bytes", f"send at most {REQUEST_BYTES_MAX}")
+        return self._last_id, line
+
+    def feed(self, data: bytes, fds: Sequence[int]) -> None:
+        self._buffer += data
+        self._fds.extend(fds)
+
+    def next(self) -> dict[str, Any] | None:
+        """The next whole message. Raises ``protocol_violation``, after which the connection is of no use."""
+        end = self._buffer.find(b"\n", self._scanned)
+        if end < 0:
+            self._scanned = len(self._buffer)
+            if len(self._buffer) > ANSWER_BYTES_MAX:
+                raise _broken("an answer of more than 1 MiB")
+            return None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._scanned = 0
+        try:
+            message = json.loads(line)
+        except ValueError:
+            raise _broken("an answer that is no JSON") from None
+        if not isinstance(message, dict):
+            raise _broken("an answer that is no JSON object")
+        return message
+
+    def answer(self, method: str, message: dict[str, Any]) -> tuple[Any, list[int]]:
+        """The result, and the descriptors that came with it, which are the caller's then. Raises the daemon's error."""
+        if "error" in message:
+            error = message["error"] if isinstance(message["error"], dict) else {}
+            data = error.get("data") or {}
+            raise Error(str(data.get("code", "internal")), str(data.get("attempt", error.get("message", ""))), str(data.get("remedy", "")))
+        result = message.get("result")
+        count = result.get("fds", 0) if isinstance(result, dict) else 0
+        if count > len(self._fds):
+            raise Error("resources_exhausted", f"{method}: {count - len(self._fds)} descriptors were lost on the way",
+                        "raise the limit on open files (ulimit -n)")  # fmt: skip
+        return result, [self._fds.popleft() for _ in range(count)]
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.popleft())
+
+
+def _broken(attempt: str) -> Error:
+    return Error("protocol_violation", attempt, "use a client and a daemon of matching releases")
+
+
+def new_lines(lines: Sequence[dict[str, Any]], last: dict[str, Any] | None) -> Sequence[dict[str, Any]]:
+    """Those behind the last one that was seen, of what a log tells again after a reconnection."""
+
+    def key(line: dict[str, Any]) -> list[Any]:
+        return [line.get(member) for member in ("time", "replica", "generation", "stream", "text")]
+
+    if last is not None:
+        for at in range(len(lines), 0, -1):
+            if key(lines[at - 1]) == key(last):
+                return lines[at:]
+    return lines
+
+
+def resumed(params: dict[str, Any]) -> dict[str, Any]:
+    """Of a subscription that is made again: enough lines to find the last one that was seen."""
+    return {**params, "lines": LOG_LINES} if "lines" in params else params

@@ -1,0 +1,187 @@
+"""Tensors in memory that is shared with workers: what callers fill, and what they read."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Sequence
+
+from . import dlpack, layout
+from .errors import Error
+from .memory import ALIGNMENT, CPU, Allocator, Mapping, Region
+from .tensors import ITEM_BYTES, TensorView, array_type, check_shape, element_count
+
+if TYPE_CHECKING:
+    from .cuda import Events
+
+
+class Lease:
+    """Some bytes of a region. Gives them back when nothing looks at them, and no request uses them, any more."""
+
+    def __init__(self, region: Region, offset: int, size_bytes: int, generation: int, events: Events | None = None, ready: int = 0) -> None:
+        self.region = region
+        self.offset, self.size_bytes, self.generation = offset, size_bytes, generation
+        self.events = events  #: of the channel, where the region is device memory
+        self.ready = ready  #: the event that a reader's stream waits for
+        self.streams: set[int] = set()  #: which have read or written it, beside the channel's own
+
+    def reference(self, slab_id: int, event_id: int = 0) -> bytes:
+        return layout.LEASE.pack(slab_id=slab_id, event_id=event_id, offset_bytes=self.offset, size_bytes=self.size_bytes,
+                                 generation=self.generation)  # fmt: skip
+
+    def view(self) -> memoryview | None:
+        return self.region.view(self.offset, self.size_bytes, self) if isinstance(self.region, Mapping) else None
+
+
+class SlabTensor(TensorView):
+    """A tensor in shared memory. ``with`` or ``release()`` give up this object's own part in it.
+
+    One that lies on a GPU is seen by ``torch()``, ``__dlpack__`` and ``__cuda_array_interface__``; ``cpu()`` copies it.
+    """
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], lease: Lease) -> None:
+        super().__init__(dtype, shape, lease.view())
+        self.lease: Lease | None = lease
+
+    def release(self) -> None:
+        """Using this object again is an error; arrays that were made of it stay what they are."""
+        self._data = None
+        self.lease = None
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    @property
+    def device(self) -> tuple[int, int]:
+        """As DLPack says it: (1, 0) is the CPU, (2, n) the n-th GPU."""
+        return CPU if self.lease is None else self.lease.region.device
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, row-major."""
+        if self.device != CPU:
+            raise Error("input_invalid", "reading a tensor on the GPU as if it lay in CPU memory", "use torch(), __dlpack__ or cpu()")
+        return super().data
+
+    @property
+    def address(self) -> int:
+        """Of its first byte: in this process, or a CUdeviceptr."""
+        if self.lease is None:
+            raise Error("input_invalid", "using a tensor after it was released", "allocate another one")
+        return self.lease.region.address + self.lease.offset
+
+    def _on_gpu(self) -> tuple[Lease, Events]:
+        if self.lease is None or self.lease.events is None:
+            raise Error("input_invalid", "using a tensor as one on the GPU", "it lies in CPU memory, or was released")
+        return self.lease, self.lease.events
+
+    def cpu(self) -> TensorView:
+        """In the memory of the CPU: this itself, or a copy of what lies on a GPU, for which this waits."""
+        if self.device == CPU:
+            return self
+        _, events = self._on_gpu()
+        copy = bytearray(self.nbytes)
+        if copy:
+            room = (dlpack.Bytes * len(copy)).from_buffer(copy)
+            events.gpu.copy(dlpack.address_of(room), self.address, len(copy), events.stream)
+            events.gpu.call("cuStreamSynchronize", events.stream)
+        return TensorView(self.dtype, self.shape, memoryview(copy))
+
+    def torch(self) -> Any:
+        """A tensor that looks at the slab where that may be written, or lies on a GPU; else a copy."""
+        if self.device == CPU:
+            return super().torch()
+        from torch.utils.dlpack import from_dlpack  # type: ignore[import-not-found, unused-ignore]
+
+        return from_dlpack(self)
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
+        if self.device == CPU:
+            return super().__dlpack__(max_version=max_version, copy=copy)
+        lease, events = self._on_gpu()
+        if stream != -1:  # the consumer asks for no order; else its work comes behind the worker's
+            lease.streams.add(events.admit(stream or 1, lease.ready))
+        return dlpack.export_device(self, device=self.device, address=self.address, readonly=not lease.region.writable, keep=lease,
+                                    max_version=max_version)  # fmt: skip
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.device == CPU:
+            raise AttributeError("this tensor does not lie on a GPU")
+        lease, events = self._on_gpu()
+        return {"version": 3, "shape": self.shape, "typestr": array_type(self.dtype), "strides": None,
+                "data": (self.address, not lease.region.writable), "stream": events.stream or 1}  # fmt: skip
+
+
+class Input(SlabTensor):
+    """Room for an input: fill it in place, then pass it to ``infer``, as often as wanted.
+
+    Given back when it is released (``with``, or ``release()``), no array looks at it any more, and no request uses it. Do
+    not write to it while a request that was sent with it is unanswered.
+    """
+
+    def __enter__(self) -> Input:
+        return self
+
+
+class Output(SlabTensor):
+    """A result in the worker's slab, read-only. It goes back to the worker when nothing looks at it any more.
+
+    It stays readable after the worker has died; holding it then keeps that memory, and the receipt says so. Passed as an
+    input, to whichever model, it is not copied where that model's worker takes loans.
+    """
+
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...], lease: Lease) -> None:
+        super().__init__(dtype, shape, lease)
+        self.name = name
+
+    def __enter__(self) -> Output:
+        return self
+
+
+def leased_room(region: Region, allocator: Allocator, dtype: str, shape: tuple[int, ...], events: Events | None = None) -> Input | None:
+    """None when there is not so much of it."""
+    size = element_count(shape) * ITEM_BYTES[dtype]
+    found = allocator.allocate(size)
+    if found is None:
+        return None
+    lease = Lease(region, found[0], size, found[1], events)
+    weakref.finalize(lease, allocator.release, found[0], size).atexit = False
+    return Input(dtype, shape, lease)
+
+
+class Arena:
+    """Memory of this process for inputs of any model: each worker that gets one of them borrows the slab. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slabs: list[tuple[Mapping, Allocator]] = []
+        self._process = os.getpid()
+
+    def allocate(self, shape: Sequence[int], dtype: str) -> Input:
+        dims = check_shape(shape)
+        with self._lock:
+            if self._process != os.getpid():  # the parent's are not mapped here
+                self._slabs, self._process = [], os.getpid()
+            for mapping, allocator in self._slabs:
+                found = leased_room(mapping, allocator, dtype, dims)
+                if found is not None:
+                    return found
+            size = max(element_count(dims) * ITEM_BYTES[dtype] + ALIGNMENT, 2 * max((m.size_bytes for m, _ in self._slabs), default=1 << 19))
+            for mapping, allocator in self._slabs:
+                if allocator.is_empty:
+                    mapping.retire()
+            self._slabs = [one for one in self._slabs if not one[0].retired]
+            mapping = Mapping.own(-(-size // 4096) * 4096)
+            allocator = Allocator(mapping.size_bytes)
+            self._slabs.append((mapping, allocator))
+            found = leased_room(mapping, allocator, dtype, dims)
+            assert found is not None
+            return found
+
+    def close(self) -> None:
+        with self._lock:
+            for mapping, _ in self._slabs:
+                mapping.retire()
+            self._slabs.clear()

@@ -1,0 +1,382 @@
+"""The slabs of one channel, without any I/O: the worker's own, and those that other workers' results lie in, which are lent to it."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Callable, Protocol, Sequence
+
+from . import layout
+from .errors import Error
+from .layout import DIRECTION, FEATURE, KIND, LIMITS
+from .memory import ALIGNMENT, CPU, Allocator, Mapping, Region
+from .shared_tensors import Input, Lease, Output, SlabTensor, leased_room
+from .tensors import DTYPE_NAMES, DTYPE_NUMBERS, ITEM_BYTES, Source, check_shape, element_count
+
+if TYPE_CHECKING:
+    from .cuda import Events
+
+IDLE_SECONDS = 30.0  #: an input slab other than the first that was empty for so long is returned
+
+
+def broken(attempt: str) -> Error:
+    return Error("protocol_violation", attempt, "use a client and a daemon of matching releases")
+
+
+class Send(Protocol):
+    """Puts one message into the queue, and the mapping's descriptor beside it. Returns the number of the request."""
+
+    def __call__(self, kind: str, body: bytes, *, ask: bool = False, fd_of: Mapping | None = None) -> int: ...
+
+
+class Loan:
+    """A mapping of somebody else's memory by this channel's worker."""
+
+    def __init__(self, slab_id: int, mapping: Region) -> None:
+        self.slab_id = slab_id
+        self.pending = True
+        self.refused: Error | None = None
+        self._mapping = weakref.ref(mapping)
+        self._users: weakref.WeakSet[Placed] = weakref.WeakSet()
+
+    def use(self, placed: Placed) -> None:
+        self._users.add(placed)
+
+    @property
+    def mapping(self) -> Region | None:
+        return self._mapping()
+
+    @property
+    def is_over(self) -> bool:
+        """Its owner wants it back or is gone, and no request names it."""
+        mapping = self.mapping
+        return not self.pending and not self._users and (mapping is None or mapping.retired)
+
+
+class Placed:
+    """A tensor where the worker can read it. The worker borrows its bytes for as long as this lives."""
+
+    def __init__(self, tensor: SlabTensor, slab_id: int, loan: Loan | None = None) -> None:
+        assert tensor.lease is not None
+        self.dtype, self.shape, self.lease, self._slab_id = tensor.dtype, tensor.shape, tensor.lease, slab_id
+        self.keep: object = None  #: what it is still being copied from, in the order of a stream
+        if loan is not None:
+            loan.use(self)
+
+    def describe(self, name: str) -> bytes:
+        written = 0 if self.lease.events is None else self.lease.events.record_behind(self.lease.streams)
+        strides: list[int] = []
+        step = 1
+        for size in reversed(self.shape):
+            strides.insert(0, step)
+            step *= max(size, 1)
+        return layout.TENSOR.pack(name=name, dtype=DTYPE_NUMBERS[self.dtype], rank=len(self.shape), dims=self.shape, strides=strides,
+                                  event_id=written, lease=self.lease.reference(self._slab_id))  # fmt: skip
+
+
+class _InputSlab:
+    def __init__(self, number: int, region: Region) -> None:
+        self.number, self.region = number, region
+        self.allocator = Allocator(region.size_bytes)
+        self.empty_since: float | None = None
+
+
+class _Growing:
+    """A slab that was asked for."""
+
+    def __init__(self, request: int, size_bytes: int, direction: int, kind: int) -> None:
+        self.request, self.size_bytes, self.direction, self.kind = request, size_bytes, direction, kind
+
+
+class Slabs:
+    """``send`` queues messages; ``wake`` is called, on any thread, when ``settle`` has something to do. ``events``: the
+    channel's part in a GPU, where it has one."""
+
+    def __init__(self, send: Send, wake: Callable[[], None], events: Events | None = None) -> None:
+        self._send = send
+        self._wake = wake
+        self.events = events
+        self.gpu_kind: int | None = None  #: of slabs on the GPU, once agreed, until one could not be imported
+        self._features = 0
+        self._bytes_max = 0
+        self._bytes = 0
+        self._inputs: list[_InputSlab] = []
+        self._outputs: dict[int, Region] = {}
+        self._growing: _Growing | None = None
+        self._growth_refused: Error | None = None
+        self._loans: weakref.WeakKeyDictionary[Region, Loan] = weakref.WeakKeyDictionary()
+        self._open_loans: list[Loan] = []
+        self._asked: dict[int, Loan] = {}
+        self._last_loan = LIMITS["lent_slab_id_min"] - 1
+        self._releases: deque[tuple[dict[str, int], set[int] | None]] = deque()  # finalizers add to these, on any thread
+        self._unmapped: deque[tuple[int, int]] = deque()
+
+    def agree(self, features: int, bytes_max: int) -> None:
+        self._features, self._bytes_max = features, bytes_max
+        if self.events is not None and features & FEATURE["returning"]:
+            kinds = [kind for kind in ("cuda_vmm", "cuda_ipc") if features & FEATURE[kind]]
+            self.gpu_kind = KIND[kinds[0]] if kinds else None
+
+    def __len__(self) -> int:
+        return len(self._inputs) + len(self._outputs) + len(self._open_loans)
+
+    # --- inputs
+
+    def try_allocate(self, shape: Sequence[int], dtype: str, *, on_gpu: bool = False) -> Input | None:
+        """None: a slab was asked for; call again when ``growing`` has become false."""
+        dims = check_shape(shape)
+        self._raise_refusal()
+        if on_gpu and self.gpu_kind is None:
+            raise Error("not_permitted", "an input on the GPU: no GPU memory is shared with this worker",
+                        "open the channel with the GPU that the model is on; else allocate it in CPU memory")  # fmt: skip
+        for slab in self._inputs:
+            if (slab.region.device != CPU) == on_gpu:
+                found = leased_room(slab.region, slab.allocator, dtype, dims, self.events if on_gpu else None)
+                if found is not None:
+                    slab.empty_since = None
+                    return found
+        if self._growing is None:
+            self._ask_for_input(element_count(dims) * ITEM_BYTES[dtype], on_gpu)
+        return None
+
+    @property
+    def gpu_stream(self) -> int | None:
+        """On which tensors of a GPU are copied; None where none is shared with this worker."""
+        return None if self.events is None or self.gpu_kind is None else self.events.stream
+
+    @property
+    def growing(self) -> bool:
+        return self._growing is not None
+
+    def _raise_refusal(self) -> None:
+        if self._growth_refused is not None:
+            refused, self._growth_refused = self._growth_refused, None
+            raise refused
+
+    def _ask_for_input(self, size: int, on_gpu: bool) -> None:
+        left = self._bytes_max - self._bytes
+        needed = size + ALIGNMENT
+        if needed > left or len(self) >= LIMITS["slabs_max"]:
+            raise Error("resources_exhausted",
+                        f"{size} bytes of input; the channel's slabs hold {self._bytes} of at most {self._bytes_max} bytes",
+                        "drop inputs that are no longer needed, or raise the model's channel.max")  # fmt: skip
+        have = sum(slab.region.size_bytes for slab in self._inputs if (slab.region.device != CPU) == on_gpu)
+        kind = self.gpu_kind if on_gpu and self.gpu_kind is not None else KIND["host_memfd"]
+        self._ask_for_slab(max(needed, min(have, left // 2)), DIRECTION["input"], kind)
+
+    def _ask_for_slab(self, size: int, direction: int, kind: int) -> None:
+        body = layout.SLAB_REQUEST.pack(direction=direction, kind=kind, size_bytes=size)
+        self._growing = _Growing(self._send("slab_request", body, ask=True), size, direction, kind)
+
+    def ask_for_gpu_results(self, size_bytes: int) -> bool:
+        """Once ``growing`` is false again, ``gpu_results`` says whether results will lie on the GPU. False: they will not."""
+        if self.gpu_kind is None:
+            return False
+        self._ask_for_slab(size_bytes, DIRECTION["output"], self.gpu_kind)
+        return True
+
+    def gpu_results(self) -> bool:
+        """Whether there is a slab for them. Raises what the worker said against it."""
+        self._raise_refusal()
+        return any(region.device != CPU for region in self._outputs.values())
+
+    def own(self, tensor: SlabTensor) -> Placed | None:
+        """Where it lies, if that is an input slab of this channel."""
+        for slab in self._inputs:
+            if tensor.lease is not None and slab.region is tensor.lease.region:
+                return Placed(tensor, slab.number)
+        return None
+
+    def fill(self, room: Input, source: Source) -> object:
+        """Copies it. What must live until the copy was made, which on a GPU is later, in the order of the channel's stream."""
+        if room.device == CPU:
+            if source.data.nbytes:
+                room.data[:] = source.data
+            return None
+        assert self.events is not None
+        if source.device != room.device:
+            raise Error("input_invalid", f"a tensor on GPU {source.device[1]}, on a channel with GPU {room.device[1]}",
+                        "open the channel with that GPU, or move the tensor")  # fmt: skip
+        self.events.gpu.copy(room.address, source.address, room.nbytes, self.events.stream)
+        return source.keep
+
+    # --- loans
+
+    def lend(self, tensor: SlabTensor) -> Loan | None:
+        """The loan of the slab that it lies in, which is of use when it is no longer ``pending``; None: it must be copied."""
+        assert tensor.lease is not None
+        mapping = tensor.lease.region
+        if not isinstance(mapping, Mapping):
+            return None  # GPU slabs are not lent
+        loan = self._loans.get(mapping)
+        if loan is None and not mapping.retired and self._features & FEATURE["lending"] and len(self) < LIMITS["slabs_max"]:
+            self._last_loan += 1
+            loan = self._loans[mapping] = Loan(self._last_loan, mapping)
+            body = layout.SLAB_LEND.pack(slab_id=loan.slab_id, kind=KIND["host_memfd"], size_bytes=mapping.size_bytes)
+            self._asked[self._send("slab_lend", body, ask=True, fd_of=mapping)] = loan
+            self._open_loans.append(loan)
+            mapping.on_change(self._wake)
+        return loan if loan is not None and loan.refused is None else None
+
+    # --- what the worker says
+
+    def on_offer(self, body: memoryview, request_id: int, fds: list[int]) -> None:
+        offer = layout.SLAB_OFFER.unpack(body)
+        number, size, direction, kind = offer["slab_id"], offer["size_bytes"], offer["direction"], offer["kind"]
+        what = f"slab {number} of {size} bytes"
+        if kind not in (KIND["host_memfd"], self.gpu_kind) or direction not in DIRECTION.values():
+            raise broken(f"{what} is of a kind that was not agreed")
+        handle = bytes(body[layout.SLAB_OFFER.size :])
+        if len(fds) != (kind != KIND["cuda_ipc"]) or len(handle) != (64 if kind == KIND["cuda_ipc"] else 0):
+            raise broken(f"{what} brings {len(fds)} descriptors and {len(handle)} bytes")
+        if size == 0 or size > self._bytes_max - self._bytes:
+            raise broken(f"{what} exceeds the channel's bound of {self._bytes_max} bytes")
+        if len(self) >= LIMITS["slabs_max"]:
+            raise broken(f"{what} is one slab too many")
+        if number >= LIMITS["lent_slab_id_min"] or number in self._outputs or any(slab.number == number for slab in self._inputs):
+            raise broken(f"{what} has an id that is in use")
+        asked = self._growing if request_id != 0 else None
+        if request_id != 0 and (asked is None or asked.request != request_id or size < asked.size_bytes or direction != asked.direction
+                                or kind != asked.kind):  # fmt: skip
+            raise broken(f"{what} is not what was asked for")
+        if asked is not None:
+            self._growing = None
+        writable = direction == DIRECTION["input"]
+        region: Region | None
+        if kind == KIND["host_memfd"]:
+            region = Mapping.of_slab(fds.pop(), size, writable=writable)
+        else:
+            from .cuda import import_slab
+
+            assert self.events is not None
+            region = import_slab(self.events.gpu, kind, size, writable, fds, handle)
+        if region is None:
+            self.gpu_kind = None
+            if asked is not None and writable:
+                self._growth_refused = Error("not_permitted", f"mapping {what} of the worker's on the GPU", "host slabs are used instead")
+            self._send("slab_return", layout.SLAB_NAME.pack(slab_id=number))
+            return
+        self._bytes += size
+        if writable:
+            self._inputs.append(_InputSlab(number, region))
+        else:
+            self._outputs[number] = region
+
+    def on_withdraw(self, body: memoryview) -> None:
+        number = layout.SLAB_NAME.unpack(body)["slab_id"]
+        region = self._outputs.pop(number, None)
+        for slab in self._inputs:
+            if slab.number == number:
+                region = slab.region
+                self._inputs.remove(slab)
+                break
+        if region is None or not self._features & FEATURE["returning"]:
+            raise broken(f"the worker withdraws slab {number}, which is not there")
+        size, unmapped, wake = region.size_bytes, self._unmapped, self._wake
+
+        def give_back() -> None:
+            unmapped.append((number, size))
+            wake()
+
+        region.on_unmap(give_back)
+        region.retire()
+
+    def on_event(self, body: memoryview) -> None:
+        offer = layout.EVENT_OFFER.unpack(body)
+        if self.events is None or self.gpu_kind is None:
+            raise broken("an event that nobody agreed to")
+        self.events.on_offer(offer["event_id"], bool(offer["from_worker"]), bytes(offer["handle"]))
+
+    def on_accepted(self, body: memoryview, request_id: int) -> None:
+        loan = self._asked.pop(request_id, None)
+        if loan is None or layout.SLAB_NAME.unpack(body)["slab_id"] != loan.slab_id:
+            raise broken(f"the worker accepts a loan (request {request_id}) that it was not asked about")
+        loan.pending = False
+
+    def on_refusal(self, request_id: int, error: Error) -> bool:
+        """Whether it answers a request of these slabs."""
+        if self._growing is not None and self._growing.request == request_id:
+            self._growing = None
+            self._growth_refused = error
+        elif loan := self._asked.pop(request_id, None):
+            loan.pending, loan.refused = False, error
+            self._open_loans.remove(loan)
+        else:
+            return False
+        return True
+
+    def output(self, described: dict[str, Any]) -> Output:
+        """The tensor that a result names."""
+        lease, name, rank = described["lease"], described["name"], described["rank"]
+        dtype = DTYPE_NAMES.get(described["dtype"])
+        region = self._outputs.get(lease["slab_id"])
+        if dtype is None or rank > LIMITS["rank_max"] or region is None:
+            raise broken(f'output "{name}" has an unknown dtype, rank or slab')
+        shape = check_shape(described["dims"][:rank])
+        size = element_count(shape) * ITEM_BYTES[dtype]
+        offset, ready = lease["offset_bytes"], described["event_id"]
+        if size != lease["size_bytes"] or offset % ALIGNMENT or offset + size > region.size_bytes:
+            raise broken(f'output "{name}" of {size} bytes does not lie in its slab')
+        events = self.events if region.device != CPU else None
+        if ready != 0:
+            if events is None or not events.knows(ready):
+                raise broken(f'output "{name}" names an event {ready} that was not offered')
+            events.wait(ready)
+        lent = Lease(region, offset, size, lease["generation"], events, ready)
+        weakref.finalize(lent, self._releases.append, (lease, None if events is None else lent.streams)).atexit = False
+        return Output(name, dtype, shape, lent)
+
+    # --- giving back
+
+    def settle(self, now: float | None = None) -> None:
+        """Tells the worker of everything that is no longer needed."""
+        while self._releases:
+            batch = [self._let_go(*self._releases.popleft()) for _ in range(min(len(self._releases), LIMITS["release_leases_max"]))]
+            self._send("release", layout.RELEASE.pack(count=len(batch)) + b"".join(batch))
+        if self._open_loans:
+            for loan in [one for one in self._open_loans if one.is_over]:
+                self._open_loans.remove(loan)
+                if (mapping := loan.mapping) is not None:
+                    del self._loans[mapping]
+                self._send("slab_return", layout.SLAB_NAME.pack(slab_id=loan.slab_id))
+        while self._unmapped:
+            number, size = self._unmapped.popleft()
+            self._bytes -= size
+            self._send("slab_return", layout.SLAB_NAME.pack(slab_id=number))
+        if len(self._inputs) > 1 and self._features & FEATURE["returning"]:
+            self._return_idle_inputs(time.monotonic() if now is None else now)
+
+    def _let_go(self, lease: dict[str, int], streams: set[int] | None) -> bytes:
+        """What was queued to read it may still be under way on the GPU."""
+        event_id = 0 if streams is None or self.events is None else self.events.record_behind(streams)
+        return layout.LEASE.pack(**{**lease, "event_id": event_id})
+
+    def _return_idle_inputs(self, now: float) -> None:
+        for slab in self._inputs[1:]:
+            if not slab.allocator.is_empty:
+                slab.empty_since = None
+            elif slab.empty_since is None:
+                slab.empty_since = now
+            elif now - slab.empty_since >= IDLE_SECONDS:
+                self._inputs.remove(slab)
+                self._bytes -= slab.region.size_bytes
+                self._send("slab_return", layout.SLAB_NAME.pack(slab_id=slab.number))
+
+    def retire(self) -> None:
+        """The worker ends soon: whoever else was lent its memory is to let go of it."""
+        for region in self._outputs.values():
+            region.retire()
+
+    def end(self) -> None:
+        """Who still looks at a tensor keeps its slab; the channel itself holds nothing of the worker's any more."""
+        self.retire()
+        self._growing = None
+        for loan in self._asked.values():
+            loan.pending = False
+        self._asked.clear()
+        self._inputs.clear()
+        self._outputs.clear()
+        self._open_loans.clear()
+        if self.events is not None:
+            self.events.close()

@@ -1,0 +1,47 @@
+"""The control verbs, said once: what the blocking and the asyncio client send, and how they read the answers."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from .errors import Error
+
+if TYPE_CHECKING:
+    from .cuda import Events
+
+
+def with_deadline(params: dict[str, Any], deadline: float | None) -> dict[str, Any]:
+    return params if deadline is None else {**params, "deadline_ms": max(1, int(deadline * 1000))}
+
+
+def models(names: tuple[str, ...]) -> dict[str, Any]:
+    if not names:
+        raise Error("input_invalid", "no model was named", 'name models, or "*" for all of the fleet')
+    return {"all": True} if names == ("*",) else {"models": list(names)}
+
+
+def only_of(names: tuple[str, ...]) -> dict[str, Any]:
+    return {"models": list(names)} if names else {}
+
+
+def one_descriptor(fds: list[int]) -> int:
+    if len(fds) != 1:
+        for fd in fds:
+            os.close(fd)
+        raise Error("protocol_violation", f"channel.open answered with {len(fds)} descriptors",
+                    "use a client and a daemon of matching releases")  # fmt: skip
+    return fds[0]
+
+
+def is_stateful(result: dict[str, Any]) -> bool:
+    """Until a daemon says otherwise: then a request means something only where it was sent."""
+    return result.get("stateful", True) is not False
+
+
+def part_in_gpu(ordinal: int | None, stream: int) -> Events | None:
+    if ordinal is None:
+        return None
+    from . import cuda
+
+    return cuda.Events(cuda.gpu(ordinal), stream)

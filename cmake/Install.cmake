@@ -1,0 +1,35 @@
+# cmake --install build [--prefix DIR] [--component client|daemon]
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+# The C++ client: headers, archives, and what find_package(Bulkhead) reads.
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Bulkhead)
+set(archive_dir ${CMAKE_INSTALL_LIBDIR}/bulkhead)  # a name such as libipc.a is nothing for a common folder
+set_target_properties(bulkhead_client PROPERTIES EXPORT_NAME client)
+install(DIRECTORY ${PROJECT_BINARY_DIR}/include/bulkhead DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT client)
+install(FILES ${PROJECT_SOURCE_DIR}/clients/cpp/third_party/dlpack/LICENSE
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/bulkhead/third_party/dlpack COMPONENT client)
+install(TARGETS bulkhead_client ipc ipc_cuda boost_headers EXPORT BulkheadTargets
+    ARCHIVE DESTINATION ${archive_dir} COMPONENT client
+    INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT BulkheadTargets NAMESPACE Bulkhead:: DESTINATION ${package_dir} COMPONENT client)
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/BulkheadConfig.cmake.in ${PROJECT_BINARY_DIR}/BulkheadConfig.cmake
+    INSTALL_DESTINATION ${package_dir})
+# Before 1.0 a minor version may change what a program is compiled against.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/BulkheadConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/BulkheadConfig.cmake ${PROJECT_BINARY_DIR}/BulkheadConfigVersion.cmake
+    DESTINATION ${package_dir} COMPONENT client)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/bulkhead-client.pc.in ${PROJECT_BINARY_DIR}/bulkhead-client.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/bulkhead-client.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT client)
+
+# The daemon: its programs look for one another in the folder where they lie.
+install(TARGETS bulkheadd bulkhead-supervisor bulkhead RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
+foreach(target bulkhead-worker bulkhead_cuda)
+    if(TARGET ${target})
+        set_target_properties(${target} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)  # where LibTorch lies
+        install(TARGETS ${target} DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
+    endif()
+endforeach()
+install(FILES ${PROJECT_SOURCE_DIR}/scripts/systemd/bulkhead.service DESTINATION lib/systemd/system COMPONENT daemon)
+install(FILES ${PROJECT_SOURCE_DIR}/scripts/completion/bulkhead.bash RENAME bulkhead
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT daemon)

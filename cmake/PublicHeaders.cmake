@@ -1,0 +1,35 @@
+# The client's public headers, as programs outside see them: <bulkhead/channel.h> for clients/cpp/channel.h, and
+# <bulkhead/ipc/error.h> for ipc/error.h. Made in build/include at configure time: the headers named here, and whatever
+# of this tree they include.
+set(public_headers_root ${PROJECT_BINARY_DIR}/include)
+set(pending clients/cpp/async_channel.h clients/cpp/async_control.h clients/cpp/channel.h clients/cpp/control.h
+    clients/cpp/dlpack.h clients/cpp/events.h ipc/dtype.h)
+set(seen)
+while(pending)
+    list(POP_FRONT pending header)
+    if(header IN_LIST seen)
+        continue()
+    endif()
+    list(APPEND seen ${header})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${header})
+    file(STRINGS ${PROJECT_SOURCE_DIR}/${header} includes REGEX "^#include \"(clients/cpp|ipc)/")
+    foreach(line ${includes})
+        string(REGEX REPLACE "^#include \"([^\"]+)\".*" "\\1" included "${line}")
+        list(APPEND pending ${included})
+    endforeach()
+    string(REPLACE "clients/cpp/" "" public "${header}")
+    set(target ${public_headers_root}/bulkhead/${public})
+    file(READ ${PROJECT_SOURCE_DIR}/${header} text)
+    string(REPLACE "#include \"clients/cpp/" "#include \"bulkhead/" text "${text}")
+    string(REPLACE "#include \"ipc/" "#include \"bulkhead/ipc/" text "${text}")
+    set(before)
+    if(EXISTS ${target})
+        file(READ ${target} before)
+    endif()
+    if(NOT "${before}" STREQUAL "${text}")  # an unchanged one keeps its time, and nothing is built anew
+        file(WRITE ${target} "${text}")
+    endif()
+endwhile()
+
+add_library(bulkhead_public_headers INTERFACE)
+target_include_directories(bulkhead_public_headers INTERFACE ${public_headers_root})

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ipc/cuda/driver.h"
+#include "ipc/wire.h"
+
+namespace bulkhead::cuda {
+
+/// One GPU, through its primary context: the one that the CUDA runtime, and so LibTorch and PyTorch, use too.
+///
+/// Owns    a reference to the context, which costs 100 to 550 MiB of device memory where it is the first
+/// Thread  any; calls make the context current for themselves and leave the thread as it was
+class Gpu {
+public:
+    /// `ordinal` counts those that CUDA_VISIBLE_DEVICES shows. Errors  load_failed, out_of_memory
+    static Result<std::shared_ptr<const Gpu>> open(int ordinal);
+    /// Errors  load_failed; input_invalid when no visible GPU has this UUID
+    static Result<std::shared_ptr<const Gpu>> open(const wire::GpuUuid& uuid);
+    Gpu(const Gpu&) = delete;
+    Gpu& operator=(const Gpu&) = delete;
+    ~Gpu();
+
+    [[nodiscard]] const wire::GpuUuid& uuid() const noexcept { return uuid_; }
+    [[nodiscard]] CUdevice device() const noexcept { return device_; }
+    [[nodiscard]] const Driver& driver() const noexcept { return driver_; }
+    /// Of wire::Feature: the slab kinds that can be handed over here. None without interprocess events: then nothing
+    /// could be handed over in stream order.
+    [[nodiscard]] std::uint64_t features() const noexcept { return features_; }
+
+    /// Makes the context current on this thread for a scope.
+    class Current {
+    public:
+        explicit Current(const Gpu& gpu) : driver_{gpu.driver_}, pushed_{driver_.cuCtxPushCurrent(gpu.context_)} {}
+        Current(const Current&) = delete;
+        Current& operator=(const Current&) = delete;
+        ~Current() {
+            CUcontext popped = nullptr;
+            if (pushed_ == CUDA_SUCCESS) (void)driver_.cuCtxPopCurrent(&popped);
+        }
+
+    private:
+        const Driver& driver_;
+        const CUresult pushed_;  ///< the call that follows fails where this did, and says so
+    };
+
+    /// Waits until everything that was queued on this GPU by this process is done. For slabs that end; never for a
+    /// hand-over.
+    void synchronize() const noexcept;
+
+private:
+    Gpu(const Driver& driver, CUdevice device, const wire::GpuUuid& uuid)
+        : driver_{driver}, device_{device}, uuid_{uuid} {}
+    static Result<std::shared_ptr<const Gpu>> take(const Driver& driver, CUdevice device);
+
+    const Driver& driver_;
+    CUdevice device_;
+    wire::GpuUuid uuid_;
+    CUcontext context_ = nullptr;
+    std::uint64_t features_ = 0;
+};
+
+/// "GPU-b4efe4ba-…", as nvidia-smi and CUDA_VISIBLE_DEVICES spell it.
+[[nodiscard]] std::string to_string(const wire::GpuUuid& uuid);
+
+}  // namespace bulkhead::cuda

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "ipc/cuda/gpu.h"
+
+namespace bulkhead::cuda {
+
+/// Device memory shared by a 64-byte handle: a slab of kind cuda_ipc, for peers that know nothing newer.
+///
+/// A handle opens the whole block that an address lies in, so this is an allocation of its own, in multiples of 2 MiB
+/// (NVIDIA's advice: smaller ones share a block with others). An importer has read and write access, always. What
+/// becomes of its mapping when the exporter frees the memory, or dies, is not defined by CUDA.
+///
+/// Owns    the allocation, or the importer's mapping. The destructor waits for the GPU first
+/// Thread  any; not synchronised
+class LegacySlab {
+public:
+    /// Errors  out_of_memory
+    static Result<LegacySlab> create(std::shared_ptr<const Gpu> gpu, std::uint64_t size_bytes);
+
+    /// In another process than the one that created it; within a process one handle is open once.
+    /// Errors  not_permitted, internal (stale, or opened by the process that made it)
+    static Result<LegacySlab> import(std::shared_ptr<const Gpu> gpu, const wire::CudaIpcHandle& handle,
+                                     std::uint64_t size_bytes);
+
+    LegacySlab(LegacySlab&&) noexcept = default;
+    LegacySlab& operator=(LegacySlab&&) noexcept = default;
+
+    /// For whoever created it.
+    [[nodiscard]] Result<wire::CudaIpcHandle> handle() const;
+
+    [[nodiscard]] CUdeviceptr pointer() const noexcept { return block_->pointer; }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return block_->size_bytes; }
+    [[nodiscard]] const std::shared_ptr<const Gpu>& gpu() const noexcept { return block_->gpu; }
+
+private:
+    struct Block {
+        std::shared_ptr<const Gpu> gpu;
+        CUdeviceptr pointer;
+        std::uint64_t size_bytes;
+        bool imported;
+        Block(std::shared_ptr<const Gpu> owner, CUdeviceptr address, std::uint64_t bytes, bool is_import)
+            : gpu{std::move(owner)}, pointer{address}, size_bytes{bytes}, imported{is_import} {}
+        Block(const Block&) = delete;
+        Block& operator=(const Block&) = delete;
+        ~Block();
+    };
+    explicit LegacySlab(std::unique_ptr<Block> block) : block_{std::move(block)} {}
+    std::unique_ptr<Block> block_;
+};
+
+}  // namespace bulkhead::cuda

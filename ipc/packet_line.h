@@ -1,0 +1,71 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "ipc/error.h"
+#include "ipc/packet.h"
+#include "ipc/ring.h"
+#include "ipc/unique_fd.h"
+
+namespace bulkhead {
+
+/// One ordered stream of packets each way between two processes: on a SOCK_SEQPACKET socket alone, or, once both sides
+/// use rings, in these, with the socket for what they do not carry (descriptors, large packets) and for the end of
+/// file.
+///
+/// What goes on the socket is sent there first and then announced in the ring by an `on_socket` packet, so that its
+/// place in the order is known. Nobody waits for the socket to become readable: a packet there without announcement is
+/// looked at only when the peer has hung up.
+///
+/// Owns    the rings; the socket stays the caller's
+/// Thread  one at a time
+class PacketLine {
+public:
+    explicit PacketLine(int socket) noexcept : socket_{socket} {}
+
+    /// From now on packets go through the rings, in both directions. Returns the descriptor to wait at instead of the
+    /// socket, the caller's: readable when the doorbell was rung or the peer has hung up; an epoll descriptor.
+    /// Errors  resources_exhausted, after which the line is of no use
+    Result<UniqueFd> use(std::unique_ptr<RingEnd> rings);
+    [[nodiscard]] bool has_rings() const noexcept { return rings_ != nullptr; }
+
+    /// Whole or not at all; never waits. The descriptors stay the caller's.
+    /// Errors  worker_lost when the peer is gone, which rings tell late or never; queue_full; resources_exhausted
+    ///         protocol_violation when the peer lies about what it has read
+    Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {});
+    /// After `queue_full`: whether the socket was full, rather than the ring.
+    [[nodiscard]] bool socket_was_full() const noexcept { return socket_full_; }
+
+    /// Never waits. `closed` comes after all that the peer had sent. See `receive_packet`.
+    /// Errors  besides those, protocol_violation of a ring
+    Result<ReceiveOutcome> receive(std::span<std::byte> buffer, Packet& packet);
+
+    // With rings only:
+
+    /// A packet is there, or the end is known.
+    [[nodiscard]] bool readable() const noexcept { return hung_up_ || rings_->readable(); }
+    /// Before waiting at the descriptor. False: do not, `receive`, or the `send` that found the ring full, has
+    /// something to do. While `for_room`, that is the ring's room for the packet that was refused last.
+    [[nodiscard]] bool prepare_to_sleep(bool for_room);
+    /// Takes notice of what made the descriptor readable, waiting for it first. False: nothing until `patience`.
+    Result<bool> sleep(std::chrono::milliseconds patience);
+    /// After `sleep`: until `prepare_to_sleep` the peer need not ring.
+    void stay_awake() noexcept { rings_->stay_awake(); }
+    /// Makes the descriptor readable once.
+    void wake_self() const noexcept { rings_->ring_own_doorbell(); }
+
+private:
+    Result<> send_through_rings(std::span<const std::byte> packet, std::span<const int> fds);
+
+    int socket_;
+    std::unique_ptr<RingEnd> rings_;
+    int waitable_ = -1;
+    std::size_t refused_bytes_ = 0;  ///< room that the ring did not have
+    bool socket_full_ = false;
+    bool hung_up_ = false;
+};
+
+}  // namespace bulkhead

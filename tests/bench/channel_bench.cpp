@@ -1,0 +1,300 @@
+// The channel from each client, at four sizes, for one client and for many, beside what else carries a tensor between
+// two processes of a machine. Everything that is compared is measured in turns within one run.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <optional>
+
+#include "tests/bench/baselines.h"
+#include "tests/bench/peers/peer.h"
+#include "tests/bench/record.h"
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::bench {
+namespace {
+
+constexpr int rounds = 5;
+constexpr std::uint64_t round_us = 200'000;  ///< at least one request
+
+/// What goes there, and how much of it comes back: all, or its first 4 bytes.
+struct Exchange {
+    std::uint64_t bytes;
+    bool echo;
+    int clients;
+
+    [[nodiscard]] std::uint64_t answer_bytes() const { return echo ? bytes : 4; }
+    [[nodiscard]] std::string size() const {
+        return bytes >= 1 << 30   ? std::to_string(bytes >> 30) + " GB"
+               : bytes >= 1 << 20 ? std::to_string(bytes >> 20) + " MB"
+                                  : std::to_string(bytes) + " B";
+    }
+    [[nodiscard]] std::string name() const {
+        return size() + (echo ? " and back, " : " there, 4 B back, ") + std::to_string(clients) +
+               (clients == 1 ? " client" : " clients");
+    }
+};
+
+/// A way for a payload between processes.
+struct Way {
+    std::string name;
+    std::function<std::vector<std::string>(const Exchange&)> client;  ///< its command line
+    std::vector<std::string> environment;
+    std::vector<pid_t> servers;
+    double payloads;  ///< that one client and its part of the server hold at once, for an echo
+};
+
+struct Measured {
+    std::vector<double> latencies_us;
+    double wall_us = 0;       ///< from the first request's begin to the last one's end
+    double processor_us = 0;  ///< clients and servers
+};
+
+double processor_us_of(const std::vector<pid_t>& pids) {
+    double sum = 0;
+    for (const pid_t pid : pids) sum += processor_us(pid);
+    return sum;
+}
+
+/// The clients of one way while one exchange is measured.
+class Crowd {
+public:
+    Crowd(const Way& way, const Exchange& exchange) : way_{&way} {
+        for (int i = 0; i < exchange.clients; ++i) clients_.emplace_back(way.client(exchange), way.environment);
+        for (Peer& client : clients_)
+            if (std::string why = client.await_ready(); !why.empty()) cannot_ = std::move(why);
+    }
+
+    [[nodiscard]] const Way& way() const { return *way_; }
+    [[nodiscard]] const std::string& cannot() const { return cannot_; }
+    [[nodiscard]] const Measured& so_far() const { return so_far_; }
+    void round() {
+        const double servers_before = processor_us_of(way_->servers);
+        for (Peer& client : clients_) client.start_round(round_us);
+        double begin = std::numeric_limits<double>::max();
+        double end = 0;
+        for (Peer& client : clients_) {
+            const Peer::Round one = client.collect();
+            so_far_.latencies_us.insert(so_far_.latencies_us.end(), one.latencies_us.begin(), one.latencies_us.end());
+            so_far_.processor_us += one.processor_us;
+            begin = std::min(begin, one.begin_us);
+            end = std::max(end, one.end_us);
+        }
+        so_far_.wall_us += end - begin;
+        so_far_.processor_us += processor_us_of(way_->servers) - servers_before;
+    }
+
+private:
+    const Way* way_;
+    std::vector<Peer> clients_;
+    std::string cannot_;
+    Measured so_far_;
+};
+
+/// One table, printed as it comes to be.
+class Table {
+public:
+    void heading(const Exchange& exchange) {
+        exchange_ = exchange;
+        std::printf("\n  %-38s %10s %10s %10s %11s %10s\n", exchange.name().c_str(), "p50 us", "p99 us", "p99.9 us",
+                    "requests/s", "CPU us");
+    }
+    void baseline(const std::string& name, const std::vector<double>& latencies_us) {
+        baselines_[name] = percentile(latencies_us, 0.5);
+        line(name, latencies_us);
+        std::printf("\n");
+    }
+    /// `against` is the name of a baseline of this exchange.
+    void way(const std::string& name, const Measured& measured, const std::string& against) {
+        const auto count = static_cast<double>(measured.latencies_us.size());
+        const double per_second = count / measured.wall_us * 1e6;
+        const double processor = measured.processor_us / count;
+        line(name, measured.latencies_us);
+        const double p50 = percentile(measured.latencies_us, 0.5);
+        std::printf(" %11.1f %10.1f %8.2f x %s\n", per_second, processor, p50 / baselines_[against], against.c_str());
+        std::fflush(stdout);
+        const std::string prefix = name + ", " + exchange_.name() + ": ";
+        records_.push_back({prefix + "p50", p50, "us", against, baselines_[against]});
+        for (const auto& [what, of] : {std::pair{"p99", 0.99}, {"p99.9", 0.999}})
+            if (const double value = percentile(measured.latencies_us, of); !std::isnan(value))
+                records_.push_back({prefix + what, value, "us", "", 0});
+        records_.push_back({prefix + "throughput", per_second, "1/s", "", 0});
+        records_.push_back({prefix + "processor time of both sides, a request", processor, "us", "", 0});
+    }
+    static void left_out(const std::string& name, const std::string& why) {
+        std::printf("  %-38s left out: %s\n", name.c_str(), why.c_str());
+    }
+    [[nodiscard]] const Records& records() const { return records_; }
+
+private:
+    static void line(const std::string& name, const std::vector<double>& latencies_us) {
+        std::printf("  %-38s", name.c_str());
+        for (const double of : {0.5, 0.99, 0.999})
+            if (const double value = percentile(latencies_us, of); std::isnan(value))
+                std::printf(" %10s", "-");
+            else
+                std::printf(" %10.1f", value);
+    }
+    Exchange exchange_{};
+    std::map<std::string, double> baselines_;
+    Records records_;
+};
+
+/// Two models of the minimal worker: the plane is measured, and no LibTorch.
+std::string fleet() {
+    const auto model = [](const std::string& name, const std::string& answer) {
+        return test::minimal_model(name, {},
+                                   "inputs: {x: {dtype: uint8, shape: [1..1073741824]}}\nwarmup: {x: [64]}\n"
+                                   "outputs: {y: {dtype: uint8, shape: [" +
+                                       answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, count: 64}\n");
+    };
+    return test::fleet({model("echo", "1..1073741824"), model("head", "4")});
+}
+
+class Contest {
+public:
+    Contest() {
+        options_.programs = test::minimal_programs();
+        daemon_.emplace(fleet(), options_);
+        for (const char* model : {"echo", "head"}) (void)daemon_->load(model).value();
+        const std::vector<pid_t> workers{daemon_->pid("echo"), daemon_->pid("head")};
+        const std::string socket = daemon_->socket();
+        const auto ours = [socket](std::vector<std::string> program, const std::string& transport) {
+            return [=](const Exchange& exchange) {
+                std::vector<std::string> argv = program;
+                for (const std::string& one :
+                     {socket, std::string{exchange.echo ? "echo" : "head"}, std::to_string(exchange.bytes), transport})
+                    if (!one.empty()) argv.push_back(one);
+                return argv;
+            };
+        };
+        const std::string client = test::program("channel_client");
+        const std::string python = BULKHEAD_PYTHON;
+        const std::string source = BULKHEAD_SOURCE_DIR;
+        ways_.push_back({"C++, rings", ours({client}, "rings"), {}, workers, 2});
+        ways_.push_back({"C++, seqpacket", ours({client}, "seqpacket"), {}, workers, 2});
+        ways_.push_back({"Python, seqpacket",
+                         ours({python, source + "/tests/bench/peers/channel_client.py"}, {}),
+                         {"PYTHONPATH=" + source + "/clients/python", "PYTHONDONTWRITEBYTECODE=1"},
+                         workers,
+                         2});
+        add_grpc();
+        add_triton(source);
+    }
+
+    void measure(const Exchange& exchange) {
+        table_.heading(exchange);
+        std::vector<Crowd> crowds;
+        for (const Way& way : ways_) {
+            if (const double needed = way.payloads * static_cast<double>(exchange.bytes) * exchange.clients;
+                needed > available_bytes() / 2) {
+                Table::left_out(way.name, "it would need more than half of the memory that is available");
+                continue;
+            }
+            Crowd crowd{way, exchange};
+            if (crowd.cannot().empty())
+                crowds.push_back(std::move(crowd));
+            else
+                Table::left_out(way.name, crowd.cannot());
+        }
+        const bool copied = exchange.echo && exchange.bytes >= 1 << 20;
+        FutexPingPong futex;
+        std::optional<Memcpy> memcpy;
+        if (copied) memcpy.emplace(exchange.bytes);
+        std::vector<double> futexes;
+        std::vector<double> copies;
+        for (int i = 0; i < rounds; ++i) {
+            for (Crowd& crowd : crowds) crowd.round();
+            const std::vector<double> wakes = futex.round_trips(500);
+            futexes.insert(futexes.end(), wakes.begin(), wakes.end());
+            if (!memcpy) continue;
+            const std::vector<double> some = memcpy->copies(std::max<std::uint64_t>(2, (64 << 20) / exchange.bytes));
+            copies.insert(copies.end(), some.begin(), some.end());
+        }
+        table_.baseline(futex_name, futexes);
+        const std::string copy_name = "one memcpy of " + exchange.size();
+        if (memcpy) table_.baseline(copy_name, copies);
+        for (const Crowd& crowd : crowds) table_.way(crowd.way().name, crowd.so_far(), copied ? copy_name : futex_name);
+    }
+    [[nodiscard]] const Records& records() const { return table_.records(); }
+
+private:
+    static constexpr const char* futex_name = "futex ping-pong, both asleep";
+
+    static double available_bytes() {
+        std::ifstream file{"/proc/meminfo"};
+        for (std::string line; std::getline(file, line);)
+            if (line.starts_with("MemAvailable:")) return std::stod(line.substr(13)) * 1024;
+        return 0;
+    }
+
+    void add_grpc() {
+        const std::string program = test::program("grpc_echo");
+        if (::access(program.c_str(), X_OK) != 0)
+            return Table::left_out("gRPC", "libgrpc++-dev and protobuf-compiler-grpc were not there at the build");
+        const std::string socket = daemon_->folder().path() / "grpc";
+        servers_.emplace_back(std::vector<std::string>{program, "server", socket});
+        ways_.push_back({"gRPC unary, Unix socket",
+                         [=](const Exchange& exchange) {
+                             return std::vector<std::string>{program, "client", socket, std::to_string(exchange.bytes),
+                                                             std::to_string(exchange.answer_bytes())};
+                         },
+                         {},
+                         {servers_.back().pid()},
+                         8});
+    }
+
+    /// `BULKHEAD_TRITON` is a Python that has nvidia-pytriton: see peers/triton_echo.py.
+    void add_triton(const std::string& source) {
+        const char* python = std::getenv("BULKHEAD_TRITON");
+        if (python == nullptr)
+            return Table::left_out("Triton", "BULKHEAD_TRITON names no Python that has nvidia-pytriton");
+        const std::string script = source + "/tests/bench/peers/triton_echo.py";
+        const std::string folder = daemon_->folder().path();
+        Peer server{{python, script, "server", folder}};
+        if (const std::string why = server.await_ready(); !why.empty()) return Table::left_out("Triton", why);
+        ways_.push_back({"Triton, python backend, shared memory",
+                         [=, python = std::string{python}](const Exchange& exchange) {
+                             return std::vector<std::string>{python,
+                                                             script,
+                                                             "client",
+                                                             folder,
+                                                             std::to_string(exchange.bytes),
+                                                             std::to_string(exchange.answer_bytes())};
+                         },
+                         {},
+                         server.family(),
+                         6});
+        servers_.push_back(std::move(server));
+    }
+
+    test::SpawnOptions options_;
+    std::optional<test::Daemon> daemon_;
+    std::vector<Peer> servers_;
+    std::vector<Way> ways_;
+    Table table_;
+};
+
+Records channel() {
+    Contest contest;
+    for (const int clients : {1, 4, 16}) contest.measure({64, true, clients});
+    for (const std::uint64_t bytes : {std::uint64_t{1} << 20, std::uint64_t{64} << 20})
+        for (const int clients : {1, 4, 16})
+            for (const bool echo : {false, true}) contest.measure({bytes, echo, clients});
+    for (const bool echo : {false, true}) contest.measure({std::uint64_t{1} << 30, echo, 1});
+    return contest.records();
+}
+
+const Bench channel_bench{"channel",
+                          "C++ and Python clients beside futex, memcpy, gRPC and Triton; echo worker without LibTorch",
+                          channel, Bench::Prints::itself};
+
+}  // namespace
+}  // namespace bulkhead::bench

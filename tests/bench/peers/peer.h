@@ -1,0 +1,53 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ipc/unique_fd.h"
+
+namespace bulkhead::bench {
+
+/// A program of the channel bench: a client that speaks `rounds.h`, or a server.
+///
+/// Owns    the process: the destructor ends it by the end of file on its stdin, then by SIGTERM, then by SIGKILL
+/// Errors  std::runtime_error: what it should have said did not come
+class Peer {
+public:
+    /// `environment` holds "NAME=value", on top of this process' own.
+    explicit Peer(std::vector<std::string> argv, const std::vector<std::string>& environment = {});
+    Peer(Peer&&) noexcept;
+    Peer& operator=(Peer&&) = delete;
+    ~Peer();
+
+    [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+    /// It, its children, theirs.
+    [[nodiscard]] std::vector<pid_t> family() const;
+
+    /// Waits for the end of its warm-up. Returns  why it cannot take part; empty: it can
+    [[nodiscard]] std::string await_ready();
+    void start_round(std::uint64_t budget_us);
+    struct Round {
+        std::vector<double> latencies_us;
+        double begin_us;  ///< on CLOCK_MONOTONIC
+        double end_us;
+        double processor_us;
+    };
+    [[nodiscard]] Round collect();
+    /// SIGKILL, and the wait for its end: nothing else can be asked of it afterwards.
+    void kill();
+
+private:
+    void read(void* to, std::size_t size) const;
+    pid_t pid_ = -1;
+    UniqueFd pidfd_;
+    UniqueFd to_;
+    UniqueFd from_;
+};
+
+/// Of all threads of a process so far, whoever's child it is.
+[[nodiscard]] double processor_us(pid_t pid);
+
+}  // namespace bulkhead::bench

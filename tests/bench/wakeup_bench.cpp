@@ -1,0 +1,290 @@
+// What it takes to wake the other process: 64 B there and back over rings and over the socket, beside a bare futex, the
+// two ends on CPUs of their own. Every way is measured once in each round, and held against its baseline of that round.
+
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/epoll.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "ipc/packet_line.h"
+#include "ipc/spin.h"
+#include "tests/bench/baselines.h"
+
+namespace bulkhead::bench {
+namespace {
+
+constexpr int rounds = 15;
+constexpr auto no_wait = std::chrono::milliseconds{0};
+constexpr auto for_ever = std::chrono::hours{1};
+
+/// The parent on the first CPU of the mask, the child on the second: two hyperthreads, or one CPU, are another
+/// question.
+class Placement {
+public:
+    Placement() { ::sched_getaffinity(0, sizeof before_, &before_); }
+    [[nodiscard]] int cpus() const { return CPU_COUNT(&before_); }
+    ~Placement() { ::sched_setaffinity(0, sizeof before_, &before_); }
+    void take(int nth) const {
+        for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+            if (!CPU_ISSET(cpu, &before_) || nth-- > 0) continue;
+            cpu_set_t one;
+            CPU_ZERO(&one);
+            CPU_SET(cpu, &one);
+            ::sched_setaffinity(0, sizeof one, &one);
+            return;
+        }
+    }
+
+private:
+    cpu_set_t before_{};
+};
+
+/// A child that answers, until it is killed.
+class Child {
+public:
+    template <typename Body>
+    Child(const Placement& placement, Body body) : pid_{::fork()} {
+        if (pid_ != 0) return;
+        placement.take(1);
+        body();
+        ::_exit(0);
+    }
+    ~Child() {
+        ::kill(pid_, SIGKILL);
+        ::waitpid(pid_, nullptr, 0);
+    }
+    Child(const Child&) = delete;
+
+private:
+    pid_t pid_;
+};
+
+struct Way {
+    virtual ~Way() = default;
+    virtual void round_trip() = 0;
+};
+
+struct Words {
+    alignas(128) std::atomic<std::uint64_t> there;
+    alignas(128) std::atomic<std::uint64_t> back;
+};
+
+template <typename Wait, typename Post>
+class WordsWay : public Way {
+public:
+    explicit WordsWay(const Placement& placement)
+        : words_{new (::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Words{}},
+          child_{placement, [this] {
+                     for (std::uint64_t turn = 1;; ++turn) {
+                         Wait{}(words_->there, turn);
+                         Post{}(words_->back, turn);
+                     }
+                 }} {}
+    void round_trip() override {
+        ++turn_;
+        Post{}(words_->there, turn_);
+        Wait{}(words_->back, turn_);
+    }
+
+private:
+    Words* words_;
+    std::uint64_t turn_ = 0;
+    Child child_;
+};
+
+struct SpinWait {
+    void operator()(std::atomic<std::uint64_t>& word, std::uint64_t turn) const {
+        while (word.load(std::memory_order_acquire) != turn) __builtin_ia32_pause();
+    }
+};
+struct PlainPost {
+    void operator()(std::atomic<std::uint64_t>& word, std::uint64_t turn) const {
+        word.store(turn, std::memory_order_release);
+    }
+};
+struct FutexWait {
+    void operator()(std::atomic<std::uint64_t>& word, std::uint64_t turn) const {
+        for (std::uint64_t seen = word.load(); seen != turn; seen = word.load())
+            ::syscall(SYS_futex, &word, FUTEX_WAIT, static_cast<std::uint32_t>(seen), nullptr, nullptr, 0);
+    }
+};
+struct FutexPost {
+    void operator()(std::atomic<std::uint64_t>& word, std::uint64_t turn) const {
+        word.store(turn);
+        ::syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+    }
+};
+
+enum class How { socket, loop, thread, spin };
+
+/// One end: 64 B packets through what a channel's ends use.
+class LineUser {
+public:
+    LineUser(UniqueFd socket, How how) : socket_{std::move(socket)}, line_{socket_.get()}, how_{how} {}
+    void use(std::unique_ptr<RingEnd> rings) {
+        waitable_ = line_.use(std::move(rings)).value();
+        loop_ = UniqueFd{::epoll_create1(EPOLL_CLOEXEC)};
+        epoll_event event{EPOLLIN, {}};
+        ::epoll_ctl(loop_.get(), EPOLL_CTL_ADD, waitable_.get(), &event);
+    }
+    PacketLine& line() { return line_; }
+    void send() { (void)line_.send(packet_).value(); }
+    Packet receive() {
+        Packet packet;
+        while (line_.receive(buffer_, packet).value() == ReceiveOutcome::would_block) wait();
+        return packet;
+    }
+
+private:
+    void wait() {
+        if (!line_.has_rings()) {
+            pollfd entry{socket_.get(), POLLIN, 0};
+            ::poll(&entry, 1, -1);
+        } else if (how_ == How::spin) {
+            (void)spin_until(Clock::now() + for_ever, [this] { return line_.readable(); });
+        } else if (line_.prepare_to_sleep(false)) {
+            epoll_event event;
+            if (how_ == How::loop) ::epoll_wait(loop_.get(), &event, 1, -1);
+            (void)line_.sleep(how_ == How::loop ? no_wait : std::chrono::milliseconds{for_ever}).value();
+            line_.stay_awake();
+        }
+    }
+
+    std::vector<std::byte> packet_ = [] {
+        std::vector<std::byte> bytes(64);
+        const wire::Header header{
+            wire::magic, wire::version, static_cast<std::uint16_t>(wire::MessageType::cancel), 64, 0, 1, 0};
+        std::memcpy(bytes.data(), &header, sizeof header);
+        return bytes;
+    }();
+    UniqueFd socket_;
+    UniqueFd waitable_;
+    UniqueFd loop_;
+    PacketLine line_;
+    How how_;
+    std::vector<std::byte> buffer_ = std::vector<std::byte>(packet_bytes_max);
+};
+
+class LineWay : public Way {
+public:
+    /// `barriers`: membarrier before each sleep instead of a fence at each post.
+    LineWay(const Placement& placement, How how, bool barriers = false)
+        : LineWay{placement, how, barriers, PacketPair::make(true).value()} {}
+    void round_trip() override {
+        mine_.send();
+        (void)mine_.receive();
+    }
+
+private:
+    LineWay(const Placement& placement, How how, bool barriers, PacketPair pair)
+        : mine_{std::move(pair.first), how},
+          child_{placement, [&] {
+                     LineUser its{std::move(pair.second), how};
+                     if (how != How::socket) {
+                         Packet packet = its.receive();
+                         auto offer = std::get<channel::RingOffer>(channel::parse_from_worker(packet.bytes).value());
+                         its.use(RingEnd::adopt(offer, std::move(packet.fds), barriers).value());
+                     }
+                     for (;;) {
+                         (void)its.receive();
+                         its.send();
+                     }
+                 }} {
+        if (how == How::socket) return;
+        auto rings = RingEnd::make(ring::lines_usual, ring::lines_usual, "bench", barriers).value();
+        const auto fds = rings->offer_fds();
+        (void)mine_.line().send(channel::encode(rings->offer()), fds).value();
+        mine_.use(std::move(rings));
+    }
+
+    LineUser mine_;
+    Child child_;
+};
+
+/// Nanoseconds of one post of one line to a peer that is awake, the ring never full.
+double post_ns(bool barriers) {
+    auto mine = RingEnd::make(ring::lines_usual, ring::lines_usual, "bench", barriers).value();
+    std::vector<UniqueFd> fds;
+    for (const int fd : mine->offer_fds()) fds.emplace_back(::dup(fd));
+    auto its = RingEnd::adopt(mine->offer(), std::move(fds), barriers).value();
+    std::vector<std::byte> packet(56), buffer(packet_bytes_max);
+    const std::uint32_t size = 56;
+    std::memcpy(packet.data() + offsetof(wire::Header, size_bytes), &size, sizeof size);
+    std::vector<double> each;
+    for (int turn = 0; turn < 200; ++turn) {
+        each.push_back(microseconds([&] {
+                           for (int i = 0; i < 512; ++i)
+                               if (mine->has_room(56).value()) mine->write(packet);
+                       }) /
+                       512 * 1000);
+        while (its->read(buffer).value() > 0) {
+        }
+    }
+    return median(each);
+}
+
+Records wakeup() {
+    const Placement placement;
+    if (placement.cpus() < 2) {
+        std::printf("  left out: there is one CPU, and both ends want their own\n");
+        return {};
+    }
+    struct Row {
+        std::string name;
+        std::function<std::unique_ptr<Way>()> make;
+        std::size_t baseline;
+        double goal;  ///< of the ratio; 0: none was set
+        int trips;
+        std::vector<double> times{};
+        std::vector<double> ratios{};
+    };
+    const auto make = [&]<typename Kind>(std::type_identity<Kind>) {
+        return [&placement] { return std::make_unique<Kind>(placement); };
+    };
+    const auto line = [&](How how, bool barriers = false) {
+        return [&placement, how, barriers] { return std::make_unique<LineWay>(placement, how, barriers); };
+    };
+    std::vector<Row> rows;
+    constexpr std::size_t futex = 0, one_line = 1;
+    rows.push_back({"futex", make(std::type_identity<WordsWay<FutexWait, FutexPost>>{}), futex, 0, 1000});
+    rows.push_back(
+        {"one word each way, spinning", make(std::type_identity<WordsWay<SpinWait, PlainPost>>{}), one_line, 0, 5000});
+    rows.push_back({"ring, eventfd in an epoll loop", line(How::loop), futex, 1.2, 1000});
+    rows.push_back({"ring, eventfd on a dedicated thread", line(How::thread), futex, 1.1, 1000});
+    rows.push_back({"the same with membarrier at each sleep", line(How::thread, true), futex, 0, 1000});
+    rows.push_back({"seqpacket", line(How::socket), futex, 0, 1000});
+    rows.push_back({"ring, spinning (2 lines)", line(How::spin, true), one_line, 2, 5000});
+    placement.take(0);
+    // A child lives only while it is measured: one that spins takes a whole CPU.
+    const auto run = [](Row& row) {
+        const std::unique_ptr<Way> way = row.make();
+        for (int i = 0; i < 100; ++i) way->round_trip();
+        return microseconds([&] {
+                   for (int i = 0; i < row.trips; ++i) way->round_trip();
+               }) /
+               row.trips;
+    };
+    for (int round = 0; round < rounds; ++round) {
+        for (Row& row : rows) row.times.push_back(run(row));
+        for (Row& row : rows) row.ratios.push_back(row.times.back() / rows[row.baseline].times.back());
+    }
+    Records records;
+    for (Row& row : rows) {
+        if (&row != &rows[row.baseline])
+            records.push_back(
+                {row.name, median(row.times), "us", rows[row.baseline].name, median(rows[row.baseline].times)});
+        if (row.goal > 0) records.push_back({row.name + ", same round", median(row.ratios), "x", "goal", row.goal});
+    }
+    records.push_back({"post to a peer that is awake, fence", post_ns(false), "ns", "goal", 50});
+    records.push_back({"post to a peer that is awake, membarrier", post_ns(true), "ns", "goal", 50});
+    return records;
+}
+
+const Bench wakeup_bench{"wakeup", "64 B between two processes: rings and sockets, beside a futex and a spinning word",
+                         wakeup};
+
+}  // namespace
+}  // namespace bulkhead::bench

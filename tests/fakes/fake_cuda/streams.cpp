@@ -1,0 +1,162 @@
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "tests/fakes/fake_cuda/fake.h"
+
+/// Owned by its own thread: whoever destroys a stream does not wait for what is queued on it.
+struct bulkhead::cuda::CUstream_st {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> work;
+    std::uint64_t queued = 0;
+    std::uint64_t done = 0;
+    bool destroyed = false;
+};
+
+namespace fake_cuda {
+namespace {
+
+std::mutex mutex;
+std::set<CUstream>& streams() {
+    static auto& all = *new std::set<CUstream>;
+    return all;
+}
+CUstream default_stream = nullptr;
+
+void run(CUstream stream) {
+    std::unique_lock lock{stream->mutex};
+    for (;;) {
+        stream->changed.wait(lock, [&] { return !stream->work.empty() || stream->destroyed; });
+        if (stream->work.empty()) break;
+        const auto next = std::move(stream->work.front());
+        stream->work.pop_front();
+        lock.unlock();
+        next();
+        lock.lock();
+        ++stream->done;
+        stream->changed.notify_all();
+    }
+    lock.unlock();
+    delete stream;
+}
+
+CUstream make() {
+    auto* stream = new CUstream_st;
+    streams().insert(stream);
+    std::thread{run, stream}.detach();
+    return stream;
+}
+
+CUstream find(CUstream stream) {
+    const std::scoped_lock lock{mutex};
+    if (stream == nullptr) {
+        if (default_stream == nullptr) default_stream = make();
+        return default_stream;
+    }
+    return streams().contains(stream) ? stream : nullptr;
+}
+
+void wait_for(CUstream stream) {
+    std::unique_lock lock{stream->mutex};
+    stream->changed.wait(lock, [&, all = stream->queued] { return stream->done >= all; });
+}
+
+}  // namespace
+
+CUresult enqueue(CUstream stream, std::function<void()> work) {
+    stream = find(stream);
+    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const std::scoped_lock lock{stream->mutex};
+    stream->work.push_back(std::move(work));
+    ++stream->queued;
+    stream->changed.notify_all();
+    return CUDA_SUCCESS;
+}
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+FAKE_CUDA_EXPORT CUresult cuStreamCreate(CUstream* stream, unsigned) {
+    FAKE_CUDA_NEED_CONTEXT();
+    const std::scoped_lock lock{mutex};
+    *stream = make();
+    return CUDA_SUCCESS;
+}
+
+FAKE_CUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
+    FAKE_CUDA_ENTER();
+    {
+        const std::scoped_lock lock{mutex};
+        if (streams().erase(stream) == 0) return CUDA_ERROR_INVALID_HANDLE;
+    }
+    const std::scoped_lock lock{stream->mutex};
+    stream->destroyed = true;
+    stream->changed.notify_all();
+    return CUDA_SUCCESS;
+}
+
+FAKE_CUDA_EXPORT CUresult cuStreamSynchronize(CUstream stream) {
+    FAKE_CUDA_NEED_CONTEXT();
+    stream = find(stream);
+    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    wait_for(stream);
+    return context_is_lost() ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+}
+
+FAKE_CUDA_EXPORT CUresult cuCtxSynchronize() {
+    FAKE_CUDA_NEED_CONTEXT();
+    std::set<CUstream> all;
+    {
+        const std::scoped_lock lock{mutex};
+        all = streams();
+    }
+    for (CUstream stream : all) wait_for(stream);
+    return context_is_lost() ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+}
+
+FAKE_CUDA_EXPORT CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* user_data) {
+    FAKE_CUDA_NEED_CONTEXT();
+    return enqueue(stream, [=] { function(user_data); });
+}
+
+FAKE_CUDA_EXPORT CUresult cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, std::size_t bytes, CUstream stream) {
+    FAKE_CUDA_NEED_CONTEXT();
+    return enqueue(stream, [=] { copy(target, source, bytes); });
+}
+
+FAKE_CUDA_EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void* source, std::size_t bytes,
+                                               CUstream stream) {
+    return cuMemcpyAsync(target, reinterpret_cast<CUdeviceptr>(source), bytes, stream);
+}
+
+FAKE_CUDA_EXPORT CUresult cuMemcpyDtoHAsync_v2(void* target, CUdeviceptr source, std::size_t bytes, CUstream stream) {
+    return cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(target), source, bytes, stream);
+}
+
+FAKE_CUDA_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, std::size_t bytes,
+                                               CUstream stream) {
+    return cuMemcpyAsync(target, source, bytes, stream);
+}
+
+FAKE_CUDA_EXPORT CUresult cuMemcpy(CUdeviceptr target, CUdeviceptr source, std::size_t bytes) {
+    const CUresult queued = cuMemcpyAsync(target, source, bytes, nullptr);
+    return queued == CUDA_SUCCESS ? cuStreamSynchronize(nullptr) : queued;
+}
+
+FAKE_CUDA_EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void* source, std::size_t bytes) {
+    return cuMemcpy(target, reinterpret_cast<CUdeviceptr>(source), bytes);
+}
+
+FAKE_CUDA_EXPORT CUresult cuMemcpyDtoH_v2(void* target, CUdeviceptr source, std::size_t bytes) {
+    return cuMemcpy(reinterpret_cast<CUdeviceptr>(target), source, bytes);
+}
+
+FAKE_CUDA_EXPORT CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, std::size_t bytes, CUstream stream) {
+    FAKE_CUDA_NEED_CONTEXT();
+    return enqueue(stream, [=] { fill(target, value, bytes); });
+}

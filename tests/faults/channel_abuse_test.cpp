@@ -1,0 +1,99 @@
+// A client that only sends: a million requests, and it reads none of the answers.
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include "ipc/packet.h"
+#include "tests/faults/raw_channel.h"
+#include "tests/integration/fixture/fleets.h"
+#include "tests/support/file_text.h"
+
+namespace bulkhead::test {
+namespace {
+
+constexpr std::int64_t resident_slack_kib = 8 * 1024;
+
+std::int64_t resident_kib(pid_t pid) {
+    const std::string status = file_text("/proc/" + std::to_string(pid) + "/status");
+    return std::stoll(status.substr(status.find("VmRSS:") + 6));
+}
+
+/// Waits while the socket is full. False once the worker has closed its end.
+bool send_on(const RawChannel& channel, std::span<const std::byte> packet) {
+    for (;;) {
+        const Result<> sent = send_packet(channel.fd(), packet);
+        if (sent) return true;
+        if (sent.error().code != ErrorCode::queue_full) return false;
+        pollfd entry{channel.fd(), POLLOUT, 0};
+        if (::poll(&entry, 1, 30'000) <= 0) return false;
+    }
+}
+
+std::vector<std::byte> request_packet(RawChannel& channel) {
+    channel::Infer request;
+    request.request_id = 1;
+    request.method = "forward";
+    request.tensors.push_back(channel.tensor(4));
+    return channel::encode(request).value();
+}
+
+SpawnOptions minimal() {
+    SpawnOptions options;
+    options.programs = minimal_programs();
+    return options;
+}
+
+TEST(ChannelAbuse, AMillionRequestsWhoseAnswersNobodyReadsCostTheirSenderItsChannelsAndNobodyElseAnything) {
+    Daemon daemon{fleet({minimal_model("m")}), minimal()};
+    RawChannel neighbour{daemon, "m"};
+    neighbour.greet();
+    const pid_t worker = daemon.pid("m");
+    std::int64_t resident = 0;
+    std::uint64_t served = 0;
+
+    std::int64_t sent = 0;
+    for (int channels = 0; sent < 1'000'000; ++channels) {
+        RawChannel deaf{daemon, "m"};
+        deaf.greet();
+        std::vector<std::byte> packet = request_packet(deaf);
+        while (sent < 1'000'000) {
+            const std::uint64_t id = static_cast<std::uint64_t>(++sent);
+            std::memcpy(packet.data() + offsetof(wire::Header, request_id), &id, sizeof id);
+            if (!send_on(deaf, packet)) break;
+        }
+        if (channels % 64 == 0) neighbour.expect_served(++served);
+        if (channels == 8) resident = resident_kib(worker);
+        ASSERT_FALSE(HasFailure());
+    }
+
+    neighbour.expect_served(++served);
+    EXPECT_EQ(daemon.pid("m"), worker);
+    EXPECT_TRUE(daemon.wait_until("m", [](const auto& row) { return row.at("channels").as_int64() == 1; }));
+    EXPECT_GT(resident, 0) << "one channel took them all: no bound was met";
+    EXPECT_LE(resident_kib(worker), resident + resident_slack_kib);
+}
+
+TEST(ChannelAbuse, MessagesThatGetNoAnswerMayComeWithoutEnd) {
+    Daemon daemon{fleet({minimal_model("m")}), minimal()};
+    RawChannel client{daemon, "m"};
+    client.greet();
+    RawChannel neighbour{daemon, "m"};
+    neighbour.greet();
+    const pid_t worker = daemon.pid("m");
+    client.expect_served(1);
+    const std::int64_t resident = resident_kib(worker);
+    const auto cancel = channel::encode(channel::Cancel{77});
+    const auto nothing = channel::encode(channel::Release{});
+
+    for (int i = 0; i < 100'000; ++i) {
+        ASSERT_TRUE(send_on(client, cancel));
+        ASSERT_TRUE(send_on(client, nothing));
+        if (i % 10'000 == 0) neighbour.expect_served(static_cast<std::uint64_t>(i) + 1);
+    }
+
+    client.expect_served(2);
+    EXPECT_LE(resident_kib(worker), resident + resident_slack_kib);
+}
+
+}  // namespace
+}  // namespace bulkhead::test

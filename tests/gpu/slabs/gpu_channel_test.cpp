@@ -1,0 +1,413 @@
+/// A channel whose tensors lie on the GPU: real daemon, a worker that echoes by the driver's own copies, and this
+/// process as its client. On a GPU, or on the fake driver ($BULKHEAD_LIBCUDA) and the fake NVML.
+
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstdlib>
+#include <future>
+#include <mutex>
+#include <numeric>
+#include <optional>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "clients/cpp/channel.h"
+#include "ipc/cuda/gpu.h"
+#include "tests/gpu/slabs/cuda_peer.h"
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::test {
+namespace {
+
+namespace json = boost::json;
+using cuda::Gpu;
+using testing::HasSubstr;
+
+constexpr std::int64_t count = 1024;
+constexpr const char* other_gpu = "GPU-0badf00d-0000-4000-8000-000000000002";
+
+bool is_fake() {
+    const char* library = std::getenv("BULKHEAD_LIBCUDA");
+    return library != nullptr && std::string_view{library}.find("fake") != std::string_view::npos;
+}
+
+/// This process' entry among those that a receipt says hold device memory.
+const json::object* holds_gpu_slab(const json::object& receipt) {
+    for (const json::value& holder : receipt.at("held_by").as_array())
+        if (holder.at("pid").as_int64() == ::getpid() && holder.at("what").as_string() == "gpu_slab")
+            return &holder.get_object();
+    return nullptr;
+}
+
+/// Holds a stream until it is told to go on.
+struct Gate {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool open = false;
+    static void pass(void* gate) {
+        auto& self = *static_cast<Gate*>(gate);
+        std::unique_lock lock{self.mutex};
+        self.changed.wait(lock, [&] { return self.open; });
+    }
+    void let_pass() {
+        const std::scoped_lock lock{mutex};
+        open = true;
+        changed.notify_all();
+    }
+};
+
+class GpuChannel : public testing::Test {
+protected:
+    void SetUp() override {
+        auto opened = Gpu::open(0);
+        if (!opened) GTEST_SKIP() << opened.error().text();
+        gpu = *opened;
+        if ((gpu->features() & wire::feature_cuda_vmm) == 0) GTEST_SKIP() << "this GPU shares no memory by descriptor";
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuStreamCreate(&stream, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
+        options.programs = minimal_programs();
+        if (is_fake()) {
+            options.environment["BULKHEAD_NVML"] = BULKHEAD_BINARY_DIR "/lib/libbulkhead_fake_nvml.so";
+            options.environment["BULKHEAD_FAKE_NVML"] =
+                folder.write("machine", fmt::format("gpu {} 80000000000 Fake A\ngpu {} 80000000000 Fake B\n",
+                                                    cuda::to_string(gpu->uuid()), other_gpu));
+            worker_environment += fmt::format(", MINIMAL_ENV_BULKHEAD_LIBCUDA: {}", std::getenv("BULKHEAD_LIBCUDA"));
+            worker_environment += fmt::format(", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_GPUS: \"{},{}\"",
+                                              cuda::to_string(gpu->uuid()), other_gpu);
+        }
+    }
+
+    void start(const std::string& extra = {}, const std::string& device = {}) {
+        daemon.emplace(fleet({minimal_model("m", worker_environment,
+                                            "device: " + (device.empty() ? cuda::to_string(gpu->uuid()) : device) +
+                                                "\n" + extra)}),
+                       options);
+        ASSERT_TRUE(daemon->load("m")) << daemon->why("m");
+    }
+    [[nodiscard]] Channel open(wire::SlabKind kind = wire::SlabKind::cuda_vmm) const {
+        ControlClient control = daemon->connect();
+        ChannelOptions channel;
+        channel.client = "gpu-test";
+        channel.gpu = gpu;
+        channel.gpu_kind = kind;
+        return Channel::open(control, "m", channel).value();
+    }
+
+    void copy(void* to, const void* from, std::size_t bytes) const {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(to),
+                                              reinterpret_cast<cuda::CUdeviceptr>(from), bytes, stream),
+                  cuda::CUDA_SUCCESS);
+    }
+    void synchronize() const {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuStreamSynchronize(stream), cuda::CUDA_SUCCESS);
+    }
+    [[nodiscard]] static std::vector<float> values(float first) {
+        std::vector<float> list(count);
+        std::iota(list.begin(), list.end(), first);
+        return list;
+    }
+    /// Queues the write of an input, and sends it: nobody waits for anything.
+    [[nodiscard]] Result<Reply> echo(Channel& channel, Input& input, const std::vector<float>& data) const {
+        copy(input.bytes().data(), data.data(), data.size() * sizeof(float));
+        const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
+        Request request;
+        request.inputs = inputs;
+        request.stream = stream;
+        return channel.infer(request);
+    }
+    [[nodiscard]] std::vector<float> fetch(Output& output) const {
+        std::vector<float> result(output.bytes().size() / sizeof(float));
+        EXPECT_TRUE(output.read_on(stream));
+        copy(result.data(), output.bytes().data(), output.bytes().size());
+        synchronize();
+        return result;
+    }
+    [[nodiscard]] Input input_on_gpu(Channel& channel) const {
+        const std::array<std::int64_t, 1> dims{count};
+        return channel.allocate_on_gpu(wire::DType::float32, dims).value();
+    }
+
+    TemporaryFolder folder;
+    SpawnOptions options;
+    std::string worker_environment = "MINIMAL_GPU_SLABS: \"1\"";
+    std::shared_ptr<const Gpu> gpu;
+    cuda::CUstream stream = nullptr;
+    std::optional<Daemon> daemon;
+};
+
+class GpuChannelKinds : public GpuChannel, public testing::WithParamInterface<wire::SlabKind> {};
+
+TEST_P(GpuChannelKinds, TensorsGoToAndFroOnTheGpuRequestAfterRequest) {
+    start();
+    Channel channel = open(GetParam());
+    ASSERT_FALSE(channel.why_no_gpu()) << channel.why_no_gpu()->text();
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
+    Input input = input_on_gpu(channel);
+    ASSERT_EQ(input.gpu(), gpu->device());
+    for (int round = 0; round < 20; ++round) {
+        const std::vector<float> data = values(static_cast<float>(round));
+        auto reply = echo(channel, input, data);
+        ASSERT_TRUE(reply) << reply.error().text();
+        Output& output = reply->outputs.at(0);
+        ASSERT_EQ(output.gpu(), gpu->device());
+        EXPECT_EQ(fetch(output), data) << "round " << round;
+    }
+}
+
+TEST_P(GpuChannelKinds, InputsOnTheGpuAndOutputsOnTheHostMixInOneChannel) {
+    start();
+    Channel channel = open(GetParam());
+    Input input = input_on_gpu(channel);
+    const std::vector<float> data = values(5);
+    auto reply = echo(channel, input, data);
+    ASSERT_TRUE(reply) << reply.error().text();
+    EXPECT_FALSE(reply->outputs.at(0).gpu());
+    EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(data));
+
+    const std::array<std::int64_t, 1> dims{count};
+    Input on_host = channel.allocate(wire::DType::float32, dims).value();
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
+    std::ranges::copy(data, on_host.as<float>().begin());
+    const std::array<NamedInput, 1> inputs{NamedInput{"x", &on_host}};
+    auto second = channel.infer({.inputs = inputs});
+    ASSERT_TRUE(second) << second.error().text();
+    EXPECT_EQ(fetch(second->outputs.at(0)), data);
+}
+
+INSTANTIATE_TEST_SUITE_P(Slabs, GpuChannelKinds, testing::Values(wire::SlabKind::cuda_vmm, wire::SlabKind::cuda_ipc),
+                         [](const auto& kind) { return kind.param == wire::SlabKind::cuda_vmm ? "Vmm" : "Legacy"; });
+
+TEST_F(GpuChannel, AResultComesBeforeItsInputIsWrittenAndIsRightOnceItIs) {
+    start();
+    Channel channel = open();
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
+    Input input = input_on_gpu(channel);
+    const std::vector<float> data = values(3);
+    Gate gate;
+    {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, Gate::pass, &gate), cuda::CUDA_SUCCESS);
+    }
+
+    auto reply = echo(channel, input, data);  // the stream is held: nothing of it has happened yet
+
+    ASSERT_TRUE(reply) << "neither side waited for the GPU: " << reply.error().text();
+    gate.let_pass();
+    EXPECT_EQ(fetch(reply->outputs.at(0)), data);
+}
+
+TEST_F(GpuChannel, ARoomThatIsStillReadIsWrittenAgainOnlyBehindThatRead) {
+    start();
+    Channel channel = open();
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
+    Input input = input_on_gpu(channel);
+    const std::vector<float> first = values(1);
+    const std::vector<float> second = values(1000);
+    std::vector<float> seen(count);
+    auto reply = echo(channel, input, first);
+    ASSERT_TRUE(reply) << reply.error().text();
+    ASSERT_TRUE(reply->outputs.at(0).read_on(stream));  // the input is written again below: behind its first use
+    synchronize();
+    std::optional<Output> output{std::move(reply->outputs.at(0))};
+    const std::byte* const room = output->bytes().data();
+    cuda::CUstream reader = nullptr;
+    Gate gate;
+    {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuStreamCreate(&reader, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
+        ASSERT_TRUE(output->read_on(reader));
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(reader, Gate::pass, &gate), cuda::CUDA_SUCCESS);
+        ASSERT_EQ(gpu->driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(seen.data()),
+                                              reinterpret_cast<cuda::CUdeviceptr>(room), count * sizeof(float), reader),
+                  cuda::CUDA_SUCCESS);
+    }
+
+    output.reset();  // given back while its read is queued and held
+    auto next = echo(channel, input, second);
+
+    ASSERT_TRUE(next) << next.error().text();
+    ASSERT_EQ(next->outputs.at(0).bytes().data(), room) << "the same room, or this shows nothing";
+    gate.let_pass();
+    EXPECT_EQ(fetch(next->outputs.at(0)), second);
+    const Gpu::Current current{*gpu};
+    ASSERT_EQ(gpu->driver().cuStreamSynchronize(reader), cuda::CUDA_SUCCESS);
+    EXPECT_EQ(seen, first);
+}
+
+TEST_F(GpuChannel, AClientWithoutTheWorkersGpuGetsHostSlabsAndTheReason) {
+    if (!is_fake()) GTEST_SKIP() << "a second GPU is made up by the fake alone";
+    start({}, other_gpu);
+    Channel channel = open();
+    ASSERT_TRUE(channel.why_no_gpu());
+    EXPECT_THAT(channel.why_no_gpu()->attempt, HasSubstr(cuda::to_string(gpu->uuid())));
+    Input input = input_on_gpu(channel);
+    EXPECT_FALSE(input.gpu());
+    EXPECT_TRUE(channel.keep_outputs_on_gpu(4096));
+    const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
+    auto reply = channel.infer({.inputs = inputs});
+    ASSERT_TRUE(reply) << reply.error().text();
+    EXPECT_FALSE(reply->outputs.at(0).gpu());
+}
+
+class GpuChannelRefusals : public GpuChannel, public testing::WithParamInterface<const char*> {
+protected:
+    void TearDown() override { ::unsetenv("BULKHEAD_FAKE_CUDA_FAIL"); }
+};
+
+TEST_P(GpuChannelRefusals, AnImportThatFailsFallsBackToHostSlabsAndTheChannelLivesOn) {
+    if (!is_fake()) GTEST_SKIP() << "only the fake driver errs on demand";
+    start();
+    Channel channel = open(std::string_view{GetParam()} == "cuIpcOpenMemHandle" ? wire::SlabKind::cuda_ipc
+                                                                                : wire::SlabKind::cuda_vmm);
+    ::setenv("BULKHEAD_FAKE_CUDA_FAIL", (std::string{GetParam()} + " 304").c_str(), 1);
+
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(4096));
+    Input input = input_on_gpu(channel);
+
+    ASSERT_TRUE(channel.why_no_gpu());
+    EXPECT_THAT(channel.why_no_gpu()->attempt, HasSubstr(GetParam()));
+    EXPECT_FALSE(input.gpu());
+    std::ranges::copy(values(2), input.as<float>().begin());
+    const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
+    for (int i = 0; i < 3; ++i) {
+        auto reply = channel.infer({.inputs = inputs});
+        ASSERT_TRUE(reply) << reply.error().text();
+        EXPECT_FALSE(reply->outputs.at(0).gpu());
+        EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(2)));
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, GpuChannelRefusals,
+                         testing::Values("cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess",
+                                         "cuIpcOpenMemHandle", "cuIpcOpenEventHandle"));
+
+TEST_F(GpuChannel, AWorkerThatCannotMakeTheSlabSaysSoAndServesOn) {
+    if (!is_fake()) GTEST_SKIP() << "only the fake driver errs on demand";
+    worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_FAIL: cuMemCreate 2";
+    start();
+    Channel channel = open();
+    const std::array<std::int64_t, 1> dims{count};
+    const auto refused = channel.allocate_on_gpu(wire::DType::float32, dims);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory);
+    EXPECT_THAT(refused.error().attempt, HasSubstr("cuMemCreate"));
+    Input input = channel.allocate(wire::DType::float32, dims).value();
+    const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
+    EXPECT_TRUE(channel.infer({.inputs = inputs}));
+}
+
+TEST_F(GpuChannel, SlabsOnTheGpuCountToTheChannelsBound) {
+    start("channel: {input: 1MiB, output: 1MiB, max: 8MiB}");
+    Channel channel = open();
+    const std::array<std::int64_t, 1> dims{16 << 20};
+    const auto refused = channel.allocate_on_gpu(wire::DType::uint8, dims);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::resources_exhausted);
+    EXPECT_EQ(input_on_gpu(channel).gpu(), gpu->device());
+}
+
+TEST_F(GpuChannel, AResultKeptOnTheGpuOutlivesItsWorker) {
+    start();
+    Channel channel = open();
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
+    Input input = input_on_gpu(channel);
+    const std::vector<float> data = values(9);
+    auto reply = echo(channel, input, data);
+    ASSERT_TRUE(reply) << reply.error().text();
+    ASSERT_TRUE(reply->outputs.at(0).read_on(stream));
+    synchronize();
+
+    ::kill(daemon->pid("m"), SIGKILL);
+
+    const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
+    Request again;
+    again.inputs = inputs;
+    again.retry_safe = true;
+    const auto lost = channel.infer(again);
+    ASSERT_FALSE(lost) << "an input on the GPU is not sent once more";
+    std::vector<float> result(count);
+    copy(result.data(), reply->outputs.at(0).bytes().data(), count * sizeof(float));
+    synchronize();
+    EXPECT_EQ(result, data);
+}
+
+TEST_F(GpuChannel, AnUnloadAsksClientsToLetGoAndTheReceiptNamesNobodyWhoDid) {
+    start();
+    Channel channel = open();
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
+    {
+        Input input = input_on_gpu(channel);
+        ASSERT_TRUE(echo(channel, input, values(1)));
+    }
+    auto asked = std::async(std::launch::async, [&] { return daemon->unload("m"); });
+
+    // As a program with a loop of its own does: what comes is read when the descriptor is readable.
+    pollfd readable{channel.fd(), POLLIN, 0};
+    while (::poll(&readable, 1, 30'000) > 0 && channel.receive()) {
+    }
+
+    const Result<json::object> receipt = asked.get();
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    EXPECT_FALSE(holds_gpu_slab(*receipt)) << json::serialize(*receipt);
+}
+
+TEST_F(GpuChannel, AnUnloadNamesTheClientThatHoldsOn) {
+    start();
+    Channel channel = open();
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
+    Input input = input_on_gpu(channel);
+    ASSERT_EQ(input.gpu(), gpu->device());
+
+    const auto receipt = daemon->unload("m");  // this thread is the client, and reads nothing meanwhile
+
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    const json::object* held = holds_gpu_slab(*receipt);
+    ASSERT_TRUE(held) << json::serialize(*receipt);
+    EXPECT_GE(held->at("bytes").to_number<std::uint64_t>(), 2 * count * sizeof(float));
+    EXPECT_FALSE(receipt->at("verified").as_bool());
+}
+
+TEST_F(GpuChannel, AClientKilledBeforeItsOwnWorkWasDoneHoldsNobodyUp) {
+    start();
+    {
+        CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
+        ASSERT_EQ(client.ask("stream block"), "ok");  // what it records now is never reached
+        ASSERT_EQ(client.ask("channel hold m"), "ok");
+        client.kill();
+    }
+    Channel channel = open();
+    Input input = input_on_gpu(channel);
+    auto reply = echo(channel, input, values(4));
+    ASSERT_TRUE(reply) << reply.error().text();
+    EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(4)));
+    EXPECT_EQ(daemon->row("m").at("restarts").as_int64(), 0);
+}
+
+TEST_F(GpuChannel, AClientThatDiesLetsGoByDying) {
+    start();
+    const auto hold = [&] {
+        CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
+        EXPECT_EQ(client.ask("channel hold m"), "ok");
+        client.kill();
+    };
+    for (int i = 0; i < 3; ++i) hold();
+
+    Channel channel = open();
+    Input input = input_on_gpu(channel);
+    ASSERT_TRUE(echo(channel, input, values(4)));
+    const auto row = daemon->row("m");
+    EXPECT_EQ(row.at("restarts").as_int64(), 0) << json::serialize(row);
+}
+
+}  // namespace
+}  // namespace bulkhead::test

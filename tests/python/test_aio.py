@@ -1,0 +1,212 @@
+"""The asyncio channel against a worker that says what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import unittest
+
+import bulkhead
+from bulkhead import layout
+from bulkhead.aio import channel as aio_channel
+from bulkhead.layout import FEATURE, FLAG
+from fake_worker import FakeWorker
+
+
+class Opened(unittest.IsolatedAsyncioTestCase):
+    features = 0
+    in_flight = 4
+
+    async def asyncSetUp(self) -> None:
+        self.worker = FakeWorker()
+        self.channel = await self.open_to(self.worker)
+
+    async def asyncTearDown(self) -> None:
+        self.channel.close()
+        self.worker.close()
+
+    async def open_to(self, worker: FakeWorker) -> bulkhead.aio.Channel:
+        opening = asyncio.ensure_future(bulkhead.aio.Channel.open(worker.client_end))
+        await asyncio.to_thread(worker.open, features=self.features, in_flight=self.in_flight)
+        return await opening
+
+    def echo(self, count: int) -> None:
+        for at in range(count):
+            head, body = self.worker.expect("infer")
+            self.worker.answer(head["request_id"], self.worker.floats(self.worker.tensors(body)[0]), offset=64 * at, generation=at + 1)
+
+
+class Inference(Opened):
+    async def test_tasks_share_a_channel_and_get_their_own_answers(self) -> None:
+        def serve() -> None:
+            asked = [self.worker.expect("infer") for _ in range(3)]
+            for at, (head, body) in enumerate(reversed(asked)):
+                values = self.worker.floats(self.worker.tensors(body)[0])
+                self.worker.answer(head["request_id"], values, offset=64 * at, generation=at + 1)
+
+        serving = asyncio.to_thread(serve)
+        replies = await asyncio.gather(serving, *(self.channel.infer(x=[float(i)]) for i in range(3)))
+        self.assertEqual([reply["y"].tolist() for reply in replies[1:]], [[0.0], [1.0], [2.0]])
+
+    async def test_a_cancelled_task_cancels_its_request(self) -> None:
+        task = asyncio.ensure_future(self.channel.infer(x=[1.0]))
+        head, _ = await asyncio.to_thread(self.worker.expect, "infer")
+        task.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+            await task
+        cancelled, _ = await asyncio.to_thread(self.worker.expect, "cancel")
+        self.assertEqual(cancelled["request_id"], head["request_id"])
+
+    async def test_the_end_of_the_worker_is_told_to_all(self) -> None:
+        tasks = [asyncio.ensure_future(self.channel.infer(x=[1.0])) for _ in range(2)]
+        await asyncio.to_thread(self.worker.expect, "infer")
+        self.worker.close()
+        for task in tasks:
+            with self.assertRaises(bulkhead.Error) as caught:
+                await task
+            self.assertEqual(caught.exception.code, "worker_lost")
+
+    async def test_a_deadline(self) -> None:
+        before, aio_channel.GRACE_SECONDS = aio_channel.GRACE_SECONDS, 0.0
+        self.addCleanup(setattr, aio_channel, "GRACE_SECONDS", before)
+        with self.assertRaises(bulkhead.Error) as caught:
+            await self.channel.infer(x=[1.0], deadline=0.01)
+        self.assertEqual(caught.exception.code, "deadline_exceeded")
+
+    async def test_what_exceeds_the_requests_in_flight_waits_its_turn(self) -> None:
+        serving = asyncio.ensure_future(asyncio.to_thread(self.echo, 200))
+        replies = await asyncio.gather(*(self.channel.infer(x=[float(i)]) for i in range(200)))
+        await serving
+        self.assertEqual([reply["y"].tolist() for reply in replies], [[float(i)] for i in range(200)])
+
+    async def test_a_turn_that_does_not_come_in_time(self) -> None:
+        first = [asyncio.ensure_future(self.channel.infer(x=[1.0])) for _ in range(self.in_flight)]
+        await asyncio.to_thread(lambda: [self.worker.expect("infer") for _ in first])
+        with self.assertRaises(bulkhead.Error) as caught:
+            await self.channel.infer(x=[1.0], deadline=0.01)
+        self.assertEqual(caught.exception.code, "deadline_exceeded")
+        self.assertIn("in flight", caught.exception.attempt)
+        self.worker.close()
+        await asyncio.gather(*first, return_exceptions=True)
+
+    async def test_tasks_that_are_cancelled_while_they_wait_their_turn_lose_none(self) -> None:
+        tasks = [asyncio.ensure_future(self.channel.infer(x=[1.0])) for _ in range(4 * self.in_flight)]
+        asked = await asyncio.to_thread(lambda: [self.worker.expect("infer")[0]["request_id"] for _ in range(self.in_flight)])
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*tasks[1:], return_exceptions=True)
+
+        def serve() -> None:
+            for _ in asked[1:]:
+                self.worker.expect("cancel")
+            for number in asked:
+                self.worker.error(number, 9) if number != asked[0] else self.worker.answer(number, [1.0])
+            self.echo(2 * self.in_flight)
+
+        serving = asyncio.ensure_future(asyncio.to_thread(serve))
+        await tasks[0]
+        await asyncio.gather(*(self.channel.infer(x=[2.0]) for _ in range(2 * self.in_flight)))
+        await serving
+
+    async def test_cancelled_tasks_leave_no_lease_behind(self) -> None:
+        for _ in range(20):
+            task = asyncio.ensure_future(self.channel.infer(x=[1.0] * 1000))
+            head, _ = await asyncio.to_thread(self.worker.expect, "infer")
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.to_thread(self.worker.expect, "cancel")
+            await asyncio.to_thread(self.worker.answer, head["request_id"], [1.0])  # it came first
+        del task
+        serving = asyncio.ensure_future(asyncio.to_thread(self.echo, 1))
+        await self.channel.infer(x=[1.0])
+        await serving
+        gc.collect()
+        (slab,) = self.channel.core.slabs._inputs
+        self.assertTrue(slab.allocator.is_empty)
+        self.assertGreaterEqual(len(self.worker.released), 19)
+
+    async def test_the_deadline_that_is_sent_is_what_is_left_of_it(self) -> None:
+        task = asyncio.ensure_future(self.channel.infer(x=[1.0], deadline=100.0))
+        head, body = await asyncio.to_thread(self.worker.expect, "infer")
+        self.assertTrue(99_000 < layout.INFER.unpack(body)["deadline_ms"] <= 100_000)
+        self.worker.answer(head["request_id"], [1.0])
+        await task
+
+
+class Streams(Opened):
+    features = FEATURE["streaming"]
+
+    async def test_parts_come_as_they_are_sent(self) -> None:
+        stream = self.channel.stream(x=[1.0])
+        first = asyncio.ensure_future(anext(stream))
+        head, _ = await asyncio.to_thread(self.worker.expect, "infer")
+        for part in range(3):
+            self.worker.answer(head["request_id"], [float(part)], offset=64 * part, generation=part + 1, flags=FLAG["more"] if part < 2 else 0)
+            reply = await (first if part == 0 else anext(stream))
+            self.assertEqual(reply["y"].tolist(), [float(part)])
+        with self.assertRaises(StopAsyncIteration):
+            await anext(stream)
+
+    async def test_leaving_a_stream_cancels_it_and_gives_back_what_still_comes(self) -> None:
+        async def leave() -> None:
+            async for _ in self.channel.stream(x=[1.0]):
+                break
+
+        leaving = asyncio.ensure_future(leave())
+        head, _ = await asyncio.to_thread(self.worker.expect, "infer")
+        self.worker.answer(head["request_id"], [0.0], flags=FLAG["more"])
+        await leaving
+        cancelled, _ = await asyncio.to_thread(self.worker.expect, "cancel")
+        self.assertEqual(cancelled["request_id"], head["request_id"])
+        self.worker.answer(head["request_id"], [1.0], offset=64, generation=2, flags=FLAG["more"])
+        self.worker.error(head["request_id"], 9)
+        serving = asyncio.ensure_future(asyncio.to_thread(self.echo, 2))
+        await self.channel.infer(x=[1.0])
+        await self.channel.infer(x=[1.0])
+        await serving
+        self.assertIn((64, 2), self.worker.released)
+
+
+class Lending(Opened):
+    features = FEATURE["lending"] | FEATURE["returning"]
+
+    async def test_a_result_goes_to_the_next_worker_and_comes_back_when_the_first_has_ended(self) -> None:
+        serving = asyncio.ensure_future(asyncio.to_thread(self.echo, 1))
+        first = await self.channel.infer(x=[1.0, 2.0])
+        await serving
+        other = FakeWorker()
+        self.addCleanup(other.close)
+        second = await self.open_to(other)
+        self.addCleanup(second.close)
+
+        def serve() -> int:
+            number, _ = other.borrow()
+            head, body = other.expect("infer")
+            other.answer(head["request_id"], other.floats(other.tensors(body)[0]))
+            return number
+
+        lending = asyncio.ensure_future(asyncio.to_thread(serve))
+        reply = await second.infer(x=first["y"])
+        self.assertEqual(reply["y"].tolist(), [1.0, 2.0])
+        number = await lending
+        self.worker.close()  # nobody asks the second channel to do anything: the loop tells it
+        self.assertEqual(await asyncio.to_thread(other.returned), number)
+        self.assertEqual(first["y"].tolist(), [1.0, 2.0])
+
+    async def test_a_slab_that_was_withdrawn_is_returned_once_nobody_looks_at_it(self) -> None:
+        serving = asyncio.ensure_future(asyncio.to_thread(self.echo, 1))
+        reply = await self.channel.infer(x=[1.0])
+        await serving
+        view = reply["y"].data
+        del reply
+        self.worker.name_slab("slab_withdraw", 2)
+        self.worker.offer(5, "output")
+        await self.channel._until(lambda: 5 in self.channel.core.slabs._outputs, 10, "the offer behind it")
+        self.assertEqual(list(view.cast("f")), [1.0])
+        del view
+        gc.collect()
+        self.assertEqual(await asyncio.to_thread(self.worker.returned), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

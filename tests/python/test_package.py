@@ -1,0 +1,125 @@
+"""The package as somebody gets it who has nothing but pip: built, installed, looked at, used."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+import venv
+import zipfile
+from pathlib import Path
+
+import bulkhead
+from daemon import Daemon
+
+SOURCE = Path(__file__).resolve().parents[2]
+PACKAGE = SOURCE / "clients" / "python"
+
+#: Runs in the new environment, which has neither numpy nor this checkout.
+USE = """
+import asyncio, importlib.metadata, importlib.util, json, sys
+import bulkhead
+assert importlib.util.find_spec("numpy") is None and importlib.util.find_spec("torch") is None
+assert not bulkhead.__file__.startswith(sys.argv[2]), bulkhead.__file__
+ids, mask = [[101, 7592, 102]], [[1, 1, 1]]
+with bulkhead.connect(sys.argv[1]) as b:
+    first = b.infer("minilm", input_ids=ids, attention_mask=mask)["embedding"].tolist()
+    with b.allocate((1, 3), "int64") as x:
+        x.data.cast("q")[:] = memoryview(__import__("array").array("q", ids[0]))
+        second = b.infer("minilm", input_ids=x, attention_mask=mask)["embedding"].tolist()
+    state = [row["state"] in ("ready", "busy") for row in b.ps() if row["model"] == "minilm"]
+async def work():
+    async with bulkhead.aio.connect(sys.argv[1]) as b:
+        return (await b.infer("minilm", input_ids=ids, attention_mask=mask))["embedding"].tolist()
+third = asyncio.run(work())
+print(json.dumps({"same": first == second == third, "size": len(first[0]), "state": state,
+                  "version": importlib.metadata.version("bulkhead")}))
+"""
+
+
+class Built(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        if importlib.util.find_spec("build") is None:
+            raise unittest.SkipTest("the package `build` is not installed: scripts/install brings it")
+        cls.folder = tempfile.TemporaryDirectory(prefix="bh-package-")
+        cls.addClassCleanup(cls.folder.cleanup)
+        tree = Path(cls.folder.name, "python")  # builds leave files behind: not in the checkout
+        shutil.copytree(PACKAGE, tree, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist"))
+        cls.dist = Path(cls.folder.name, "dist")
+        # The source distribution, and the wheel from nothing but that.
+        done = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(cls.dist), str(tree)],
+                              capture_output=True, text=True)  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        (cls.wheel,) = cls.dist.glob("*.whl")
+        (cls.sdist,) = cls.dist.glob("*.tar.gz")
+
+    def test_both_distributions_hold_what_is_needed(self) -> None:
+        needed = {f"bulkhead/{name}" for name in ("__init__.py", "aio/__init__.py", "py.typed", "wire.json")}
+        with zipfile.ZipFile(self.wheel) as wheel:
+            self.assertLessEqual(needed, set(wheel.namelist()))
+            self.assertEqual(json.loads(wheel.read("bulkhead/wire.json")), json.loads((SOURCE / "ipc/wire.json").read_text()))
+            sources = {str(path.relative_to(PACKAGE)) for path in PACKAGE.glob("bulkhead/**/*.py")}
+            self.assertLessEqual(sources, set(wheel.namelist()))
+        with tarfile.open(self.sdist) as sdist:
+            names = {member.name.split("/", 1)[1] for member in sdist.getmembers() if "/" in member.name}
+            self.assertLessEqual(needed | {"README.md", "pyproject.toml"}, names)
+            self.assertTrue(all(member.isfile() or member.isdir() for member in sdist.getmembers()), "a link leads out of it")
+
+    def test_it_needs_nothing_and_is_pure(self) -> None:
+        self.assertTrue(self.wheel.name.endswith("-py3-none-any.whl"))
+        with zipfile.ZipFile(self.wheel) as wheel:
+            (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+            needs = [line for line in wheel.read(name).decode().splitlines() if line.startswith("Requires-Dist")]
+        self.assertEqual([line for line in needs if "extra ==" not in line], [])
+
+    def test_a_virtual_environment_with_nothing_but_pip_uses_a_real_daemon(self) -> None:
+        home = Path(self.folder.name, "venv")
+        venv.create(home, with_pip=True)
+        python = str(home / "bin" / "python")
+        clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        done = subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", "--disable-pip-version-check", str(self.wheel)],
+                              capture_output=True, text=True, env=clean)  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        done = subprocess.run([python, "-c", USE, daemon.socket, str(SOURCE)], capture_output=True, text=True, env=clean, cwd=home)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout), {"same": True, "size": 384, "state": [True], "version": bulkhead.__version__})
+
+
+class Looked(unittest.TestCase):
+    def test_its_version_is_the_projects(self) -> None:
+        said = re.search(r"project\(bulkhead VERSION (\S+)", (SOURCE / "CMakeLists.txt").read_text())
+        assert said is not None
+        self.assertEqual(bulkhead.__version__, said[1])
+
+    def test_the_layout_exists_once(self) -> None:
+        self.assertTrue((PACKAGE / "bulkhead" / "wire.json").samefile(SOURCE / "ipc" / "wire.json"))
+
+    def test_all_that_is_public_says_what_it_does(self) -> None:
+        for module in (bulkhead, bulkhead.aio):
+            self.assertTrue(module.__doc__)
+            for name in module.__all__:
+                one = getattr(module, name)
+                self.assertTrue(inspect.getdoc(one), name)
+                for member, value in vars(one).items() if inspect.isclass(one) else ():
+                    plain = value.fget if isinstance(value, property) else value
+                    if not member.startswith("_") and inspect.isfunction(plain):
+                        self.assertTrue(inspect.getdoc(plain), f"{module.__name__}.{name}.{member} has no docstring")
+
+    def test_it_can_be_imported_without_numpy(self) -> None:
+        code = "import sys; sys.modules['numpy'] = sys.modules['torch'] = None; import bulkhead"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+if __name__ == "__main__":
+    unittest.main()

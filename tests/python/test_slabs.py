@@ -1,0 +1,336 @@
+"""Memory of the Python client: what is lent to workers, returned to them, allocated here, and left alone by a forked child."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import select
+import threading
+import unittest
+
+import bulkhead
+from bulkhead import slabs
+from bulkhead.layout import FEATURE, LIMITS
+from bulkhead.memory import ALIGNMENT, Allocator, Mapping
+from bulkhead.shared_tensors import Arena
+from opened import Opened
+
+BOTH = FEATURE["lending"] | FEATURE["returning"]
+
+
+class Lending(Opened):
+    def setUp(self) -> None:
+        super().setUp()
+        self.first = self.open(features=BOTH)
+        self.other = self.another()
+        self.second = self.open_to(self.other, features=BOTH)
+
+    def result(self, values: list[float], **lease: int) -> bulkhead.Output:
+        """Of the first worker."""
+
+        def serve() -> None:
+            head, _ = self.worker.expect("infer")
+            self.worker.answer(head["request_id"], values, **lease)
+
+        self.serve(serve)
+        return self.first.infer(x=[0.0])["y"]
+
+    def test_a_result_is_read_by_the_second_worker_where_the_first_wrote_it(self) -> None:
+        output = self.result([1.0, 2.0], offset=192, generation=77)
+        seen = []
+
+        def serve() -> None:
+            number, memory = self.other.borrow()
+            head, body = self.other.expect("infer")
+            (tensor,) = self.other.tensors(body)
+            seen.append((number, tensor["lease"]))
+            self.worker.slabs[2][192:196] = memory[196:200]  # what either writes, the other sees: it is the same memory
+            self.other.answer(head["request_id"], self.other.floats(tensor))
+
+        self.serve(serve)
+        self.assertEqual(self.second.infer(x=output)["y"].tolist(), [2.0, 2.0])
+        ((number, lease),) = seen
+        self.assertGreaterEqual(number, LIMITS["lent_slab_id_min"])
+        self.assertEqual((lease["slab_id"], lease["offset_bytes"], lease["size_bytes"], lease["generation"]), (number, 192, 8, 77))
+
+    def borrow_once(self, count: int = 1) -> None:
+        self.number, _ = self.other.borrow()
+        for _ in range(count):
+            head, body = self.other.expect("infer")
+            self.other.answer(head["request_id"], self.other.floats(self.other.tensors(body)[0]))
+
+    def test_a_slab_is_lent_once_to_each_worker(self) -> None:
+        output = self.result([1.0])
+        self.serve(lambda: self.borrow_once(3))
+        for _ in range(3):
+            self.assertEqual(self.second.infer(x=output)["y"].tolist(), [1.0])
+
+    def test_the_first_worker_has_its_bytes_back_only_when_the_second_has_answered(self) -> None:
+        output = self.result([1.0], generation=5)
+        request = None
+
+        def serve() -> None:
+            self.other.borrow()
+            self.head, _ = self.other.expect("infer")
+
+        serving = self.serve(serve)
+        request = self.second.submit(x=output)
+        serving.join()
+        del output
+        gc.collect()
+        self.first.settle()
+        self.assertEqual(self.first.core.slabs._releases, type(self.first.core.slabs._releases)())
+        self.assertEqual(self.worker.released, [])
+
+        self.other.answer(self.head["request_id"], [1.0])
+        self.second.wait(request)
+        del request
+        gc.collect()
+        self.first.settle()
+        self.worker.expect("release")
+
+    def test_a_loan_is_returned_once_the_first_worker_wants_the_slab_back(self) -> None:
+        output = self.result([1.0])
+        self.serve(lambda: self.borrow_once()).join(0)
+        self.second.infer(x=output)
+        self.worker.name_slab("slab_withdraw", 2)
+        self.first.settle()
+        self.second.settle()
+        self.assertEqual(self.other.returned(), self.number)
+
+        def serve() -> None:  # it is no longer lent: copied
+            head, body = self.other.expect("infer")
+            (tensor,) = self.other.tensors(body)
+            self.assertLess(tensor["lease"]["slab_id"], LIMITS["lent_slab_id_min"])
+            self.other.answer(head["request_id"], self.other.floats(tensor))
+
+        self.serve(serve)
+        self.assertEqual(self.second.infer(x=output)["y"].tolist(), [1.0])
+        del output
+        gc.collect()
+        self.first.settle()
+        self.assertEqual(self.worker.returned(), 2)
+
+    def test_a_loan_stays_while_a_request_names_it(self) -> None:
+        output = self.result([1.0])
+
+        def serve() -> None:
+            self.number, _ = self.other.borrow()
+            self.head, _ = self.other.expect("infer")
+
+        serving = self.serve(serve)
+        request = self.second.submit(x=output)
+        serving.join()
+        self.worker.close()
+        self.first.settle()
+        self.second.settle()
+        self.assertFalse(self.first.is_open)
+        self.assertEqual(select.select([self.other.socket], [], [], 0)[0], [], "something was said to the second worker")
+        self.other.answer(self.head["request_id"], [3.0])
+        self.assertEqual(self.second.wait(request)["y"].tolist(), [3.0])
+        self.second.settle()
+        self.assertEqual(self.other.returned(), self.number)
+
+    def test_a_worker_that_refuses_a_loan_gets_a_copy(self) -> None:
+        output = self.result([1.0])
+
+        def serve() -> None:
+            head, _ = self.other.expect("slab_lend")
+            self.other.error(head["request_id"], 19, "no more slabs")
+            for _ in range(2):
+                head, body = self.other.expect("infer")
+                self.other.answer(head["request_id"], self.other.floats(self.other.tensors(body)[0]))
+
+        self.serve(serve)
+        for _ in range(2):
+            self.assertEqual(self.second.infer(x=output)["y"].tolist(), [1.0])
+
+    def test_a_worker_that_takes_no_loans_gets_a_copy(self) -> None:
+        third = self.another()
+        channel = self.open_to(third)
+        output = self.result([1.0])
+
+        def serve() -> None:
+            head, body = third.expect("infer")
+            third.answer(head["request_id"], third.floats(third.tensors(body)[0]))
+
+        self.serve(serve)
+        self.assertEqual(channel.infer(x=output)["y"].tolist(), [1.0])
+
+    def test_a_second_worker_that_dies_with_a_loan_is_told_and_the_result_stays(self) -> None:
+        output = self.result([1.0])
+
+        def serve() -> None:
+            self.other.borrow()
+            self.other.expect("infer")
+            self.other.close()
+
+        self.serve(serve)
+        self.refused("worker_lost", lambda: self.second.infer(x=output))
+        self.assertEqual(output.tolist(), [1.0])
+
+    def test_an_acceptance_that_nobody_asked_for_ends_the_channel(self) -> None:
+        self.other.name_slab("slab_accepted", LIMITS["lent_slab_id_min"], 9)
+        self.refused("protocol_violation", lambda: self.second.infer(x=[1.0]))
+
+
+class OwnMemory(Opened):
+    def test_what_was_allocated_for_no_model_is_lent_to_each(self) -> None:
+        workers = [self.worker, self.another()]
+        channels = [self.open_to(worker, features=BOTH) for worker in workers]
+        arena = Arena()
+        with arena.allocate((2,), "float32") as room:
+            room.data.cast("f")[1] = 4.0
+            for worker, channel in zip(workers, channels):
+
+                def serve() -> None:
+                    worker.borrow()
+                    head, body = worker.expect("infer")
+                    worker.answer(head["request_id"], worker.floats(worker.tensors(body)[0]))
+
+                serving = self.serve(serve)
+                self.assertEqual(channel.infer(x=room)["y"].tolist(), [0.0, 4.0])
+                serving.join()
+
+    def test_room_that_was_released_is_used_again_and_growth_lets_go_of_what_is_empty(self) -> None:
+        arena = Arena()
+        addresses = set()
+        for _ in range(10):
+            with arena.allocate((1000,), "float32") as room:
+                addresses.add(room.lease.offset)
+        self.assertEqual(len(addresses), 1)
+        big = arena.allocate((1 << 20,), "float32")
+        self.assertEqual([mapping.size_bytes >= big.nbytes for mapping, _ in arena._slabs], [True])
+
+    def test_threads_share_it(self) -> None:
+        arena = Arena()
+        failures: list[BaseException] = []
+
+        def work(value: int) -> None:
+            try:
+                for _ in range(300):
+                    with arena.allocate((64,), "uint8") as room:
+                        room.data[:] = bytes([value]) * 64
+                        assert bytes(room.data) == bytes([value]) * 64, "somebody else wrote here"
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(value,)) for value in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+
+
+class Returning(Opened):
+    def test_an_input_slab_that_was_empty_for_long_is_returned_and_the_first_is_kept(self) -> None:
+        channel = self.open(features=BOTH)
+
+        def grow() -> None:
+            head, _ = self.worker.expect("slab_request")
+            self.worker.offer(3, "input", 1 << 17, request_id=head["request_id"])
+
+        self.serve(grow)
+        room = channel.allocate((100_000,), "uint8")
+        channel.core.slabs.settle(now=1000.0)
+        del room
+        gc.collect()
+        channel.core.slabs.settle(now=1000.0)
+        channel.core.slabs.settle(now=1000.0 + slabs.IDLE_SECONDS - 1)
+        self.assertEqual(len(channel.core.slabs._inputs), 2)
+        channel.core.slabs.settle(now=1000.0 + slabs.IDLE_SECONDS)
+        channel.core.slabs.settle(now=9000.0)
+        channel.settle()
+        self.assertEqual(self.worker.returned(), 3)
+        self.assertEqual(len(channel.core.slabs._inputs), 1)
+
+    def test_a_withdrawal_of_what_is_not_there_ends_the_channel(self) -> None:
+        channel = self.open(features=BOTH)
+        self.worker.name_slab("slab_withdraw", 9)
+        self.refused("protocol_violation", lambda: channel.infer(x=[1.0]))
+
+    def test_a_result_in_a_withdrawn_slab_ends_the_channel(self) -> None:
+        channel = self.open(features=BOTH)
+
+        def serve() -> None:
+            head, _ = self.worker.expect("infer")
+            self.worker.name_slab("slab_withdraw", 2)
+            self.worker.answer(head["request_id"], [1.0])
+
+        self.serve(serve)
+        self.refused("protocol_violation", lambda: channel.infer(x=[1.0]))
+
+
+class Books(unittest.TestCase):
+    def test_random_leases_never_overlap_and_all_come_back(self) -> None:
+        import random
+
+        chance = random.Random(7)
+        allocator = Allocator(1 << 16)
+        held: dict[int, int] = {}
+        generations: set[int] = set()
+        for _ in range(10_000):
+            if held and chance.random() < 0.5:
+                offset = chance.choice(list(held))
+                allocator.release(offset, held.pop(offset))
+            elif (found := allocator.allocate(size := chance.randrange(0, 5000))) is not None:
+                offset, generation = found
+                end = offset + max(size, 1)
+                self.assertEqual(offset % ALIGNMENT, 0)
+                self.assertLessEqual(end, 1 << 16)
+                self.assertFalse(any(offset < at + max(length, 1) and at < end for at, length in held.items()))
+                self.assertNotIn(generation, generations)
+                generations.add(generation)
+                held[offset] = size
+        for offset, size in held.items():
+            allocator.release(offset, size)
+        self.assertTrue(allocator.is_empty)
+
+    def test_what_a_finalizer_gives_back_in_the_midst_of_an_allocation_harms_nobody(self) -> None:
+        allocator = Allocator(1 << 16)
+        held = [allocator.allocate(64) for _ in range(10)]
+        for offset, _ in held[::2]:
+            allocator.release(offset, 64)
+        left = [offset for offset, _ in held[1::2]]
+
+        class Interrupted(dict):
+            """While it is looked through, the collector runs."""
+
+            def items(self):
+                for item in super().items():
+                    if left:
+                        allocator.release(left.pop(), 64)
+                    yield item
+
+        allocator._free = Interrupted(allocator._free)
+        offset, _ = allocator.allocate(64)
+        self.assertEqual(left, [])
+        allocator.release(offset, 64)
+        self.assertTrue(allocator.is_empty)
+
+    def test_a_forked_child_leaves_alone_what_lies_where_a_slab_was(self) -> None:
+        mapping = Mapping.own(4096)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                # MADV_DONTFORK has left a hole there; the child's own memory comes to lie in it.
+                import ctypes
+
+                libc = ctypes.CDLL(None)
+                libc.mmap.restype = ctypes.c_void_p
+                libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+                at = libc.mmap(mapping.address, 4096, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000, -1, 0)
+                del mapping
+                gc.collect()
+                ctypes.memset(at, 7, 4096)  # would be the end of it, were it unmapped
+                status = 0
+            finally:
+                os._exit(status)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,199 @@
+"""Every message, written by this client and read by the C++ codec, and the other way round: same bytes, same meaning."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import unittest
+from pathlib import Path
+from typing import Any
+
+from bulkhead import layout
+from bulkhead.layout import DIRECTION, FEATURE, FLAG, KIND, LIMITS, MESSAGE
+from bulkhead.protocol import ChannelCore, packet
+from bulkhead.shared_tensors import Arena
+from fake_worker import METHODS, FakeWorker
+
+HANDLE = list(range(100, 164))
+LEASE = {"slab_id": 2, "offset_bytes": 192, "size_bytes": 24, "generation": 1 << 40}
+TENSOR = {"name": "y", "dtype": 9, "dims": [2, 3], "lease": LEASE, "event_id": 0}
+
+
+def tensor(**members: Any) -> bytes:
+    rank = {"rank": 2, "strides": [3, 1]}
+    return layout.TENSOR.pack(**{**TENSOR, **rank, **members, "lease": layout.LEASE.pack(**LEASE)})
+
+
+class Codec(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.process = subprocess.Popen([os.environ["BULKHEAD_WIRE_PACKETS"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        cls.addClassCleanup(cls.process.stdout.close)
+        cls.addClassCleanup(cls.process.wait)
+        cls.addClassCleanup(cls.process.stdin.close)
+
+    def through(self, sender: str, data: bytes) -> dict[str, Any]:
+        """What C++ reads in it; the same bytes must come back."""
+        self.process.stdin.write(f"{sender} {data.hex()}\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().strip()
+        self.assertFalse(answer.startswith("error"), answer)
+        text, described = answer.split(" ", 1)
+        self.assertEqual(bytes.fromhex(text), data, described)
+        return json.loads(described)
+
+    def refused(self, sender: str, data: bytes) -> str:
+        self.process.stdin.write(f"{sender} {data.hex()}\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().strip()
+        self.assertTrue(answer.startswith("error"), answer)
+        return answer
+
+
+class FromWorker(Codec):
+    def reads(self, kind: str, body: bytes, number: int = 0, flags: int = 0, /, **expected: Any) -> None:
+        self.assertEqual(self.through("worker", packet(kind, body, number, flags)), expected)
+
+    def test_welcome(self) -> None:
+        numbers = {"slab_count": 2, "in_flight_max": 64, "features": 60, "generation": 1 << 41, "channel": 77, "slab_bytes_max": 1 << 42,
+                   "replica": 5, "model": "größer"}  # fmt: skip
+        text = json.dumps(METHODS, separators=(",", ":")).encode()
+        self.reads("welcome", layout.WELCOME.pack(version=1, json_bytes=len(text), **numbers) + text, methods=METHODS, **numbers)
+
+    def test_slab_offer(self) -> None:
+        offer = {"slab_id": 9, "direction": 2, "kind": KIND["host_memfd"], "size_bytes": 1 << 33}
+        self.reads("slab_offer", layout.SLAB_OFFER.pack(**offer), 6, request_id=6, handle=bytes(64).hex(), **offer)
+        offer["kind"] = KIND["cuda_ipc"]
+        self.reads("slab_offer", layout.SLAB_OFFER.pack(**offer) + bytes(HANDLE), 6, request_id=6, handle=bytes(HANDLE).hex(), **offer)
+
+    def test_result(self) -> None:
+        text = b'{"finish":"stop"}'
+        body = layout.RESULT.pack(tensor_count=2, json_bytes=len(text), queued_us=11, run_us=12) + tensor() + tensor(name="z", event_id=4) + text
+        self.reads("result", body, 8, FLAG["more"], request_id=8, more=True, queued_us=11, run_us=12, values={"finish": "stop"},
+                   tensors=[TENSOR, {**TENSOR, "name": "z", "event_id": 4}])  # fmt: skip
+
+    def test_error(self) -> None:
+        body = layout.ERROR.pack(code=10, attempt_bytes=3, remedy_bytes=5) + b"whyhelps"
+        self.reads("error", body, 8, request_id=8, code="shape_mismatch", attempt="why", remedy="helps")
+
+    def test_every_error_code(self) -> None:
+        for code, name in layout.ERROR_NAMES.items():
+            described = self.through("worker", packet("error", layout.ERROR.pack(code=code, attempt_bytes=1) + b"x", 1))
+            self.assertEqual(described["code"], name)
+
+    def test_closing(self) -> None:
+        self.reads("closing", layout.CLOSING.pack(code=14, deadline_ms=1500), code="worker_draining", deadline_ms=1500)
+
+    def test_accepted_and_withdrawn(self) -> None:
+        lent = LIMITS["lent_slab_id_min"] + 3
+        self.reads("slab_accepted", layout.SLAB_NAME.pack(slab_id=lent), 4, request_id=4, slab_id=lent)
+        self.reads("slab_withdraw", layout.SLAB_NAME.pack(slab_id=3), slab_id=3)
+
+    def test_event_offer(self) -> None:
+        self.reads("event_offer", layout.EVENT_OFFER.pack(event_id=3, from_worker=1, handle=HANDLE), event_id=3, from_worker=True,
+                   handle=bytes(HANDLE).hex())  # fmt: skip
+
+
+class FromClient(Codec):
+    """What the client itself has queued, not what a test packs."""
+
+    def setUp(self) -> None:
+        self.core = ChannelCore("größer")
+        self.worker = FakeWorker()
+        self.addCleanup(self.worker.client_end.close)
+        self.addCleanup(self.worker.close)
+
+    def open(self) -> None:
+        self.core.receive(packet("welcome", layout.WELCOME.pack(version=1, slab_count=2, in_flight_max=4, slab_bytes_max=1 << 30, model="m",
+                                                                features=FEATURE["lending"] | FEATURE["returning"])), [])  # fmt: skip
+        for number, direction in ((1, "input"), (2, "output")):
+            body = layout.SLAB_OFFER.pack(slab_id=number, direction=DIRECTION[direction], kind=KIND["host_memfd"], size_bytes=4096)
+            self.core.receive(packet("slab_offer", body), [self.worker.memfd(4096, direction)])
+        self.assertTrue(self.core.is_open, self.core.ended)
+        self.core.outgoing.clear()
+
+    def queued(self) -> dict[str, Any]:
+        """What C++ reads in the next message to send."""
+        data, _ = self.core.outgoing.popleft()
+        return self.through("client", data)
+
+    def test_hello(self) -> None:
+        said = self.queued()
+        self.assertEqual(said["client"], "größer")
+        self.assertEqual(said["features"] & 8, FEATURE["streaming"])
+
+    def test_a_long_name_is_cut_between_characters(self) -> None:
+        self.core = ChannelCore("ö" * 40)
+        self.assertEqual(self.queued()["client"], "ö" * 23)
+
+    def test_infer_and_cancel(self) -> None:
+        self.open()
+        room = self.core.slabs.try_allocate((2, 3), "float32")
+        empty = self.core.slabs.try_allocate((0, 7), "int64")
+        scalar = self.core.slabs.try_allocate((), "bfloat16")
+        placed = [(name, self.core.slabs.own(one)) for name, one in (("a", room), ("b", empty), ("c", scalar))]
+        request = self.core.submit("forward", placed, {"scale": 2}, 1.5, True)
+        said = self.queued()
+        self.assertEqual({key: said[key] for key in ("request_id", "method", "deadline_ms", "retry_safe", "parameters")},
+                         {"request_id": request.number, "method": "forward", "deadline_ms": 1500, "retry_safe": True, "parameters": {"scale": 2}})  # fmt: skip
+        self.assertEqual([(one["name"], one["dtype"], one["dims"], one["lease"]["size_bytes"]) for one in said["tensors"]],
+                         [("a", 9, [2, 3], 24), ("b", 6, [0, 7], 0), ("c", 8, [], 2)])  # fmt: skip
+        self.assertEqual({one["lease"]["slab_id"] for one in said["tensors"]}, {1})
+        self.core.cancel(request)
+        self.assertEqual(self.queued(), {"request_id": request.number})
+
+    def test_slab_request(self) -> None:
+        self.open()
+        self.assertIsNone(self.core.slabs.try_allocate((10_000,), "uint8"))
+        said = self.queued()
+        self.assertEqual((said["direction"], said["kind"]), (1, 1))
+        self.assertGreaterEqual(said["size_bytes"], 10_000)
+
+    def test_release(self) -> None:
+        self.open()
+        described = {**LEASE, "offset_bytes": 64}
+        output = self.core.slabs.output(layout.TENSOR.unpack(layout.TENSOR.pack(
+            name="y", dtype=9, rank=2, dims=[2, 3], strides=[3, 1], lease=layout.LEASE.pack(**described))))  # fmt: skip
+        output.release()
+        del output
+        gc.collect()
+        self.core.settle()
+        self.assertEqual(self.queued(), {"leases": [described]})
+
+    def test_lending_and_returning(self) -> None:
+        self.open()
+        room = Arena().allocate((3,), "float32")
+        loan = self.core.slabs.lend(room)
+        assert loan is not None
+        data, mapping = self.core.outgoing[0]
+        self.assertIs(mapping, room.lease.region)
+        said = self.queued()
+        self.assertEqual((said["slab_id"], said["kind"], said["size_bytes"]), (LIMITS["lent_slab_id_min"], 1, mapping.size_bytes))
+        self.core.receive(packet("slab_accepted", layout.SLAB_NAME.pack(slab_id=said["slab_id"]), said["request_id"]), [])
+        mapping.retire()
+        self.core.settle()
+        self.assertEqual(self.queued(), {"slab_id": said["slab_id"]})
+
+
+class Both(Codec):
+    def test_each_message_type_is_known_to_this_file(self) -> None:
+        only_in_rings = {"ring_offer", "on_socket"}  # which this client does not speak
+        here = Path(__file__).read_text("utf-8")
+        for name in set(MESSAGE) - only_in_rings:
+            self.assertTrue(f'"{name}"' in here or f"def test_{name}" in here or name in ("infer", "cancel", "slab_lend", "slab_return"), name)
+
+    def test_what_is_cut_short_is_refused_on_both_sides(self) -> None:
+        whole = packet("result", layout.RESULT.pack(tensor_count=1) + tensor(), 8)
+        for size in range(layout.HEADER.size, len(whole), 7):
+            cut = layout.HEADER.pack(**{**layout.HEADER.unpack(whole), "size_bytes": size}) + whole[layout.HEADER.size : size]
+            self.refused("worker", cut)
+            core = ChannelCore("x")
+            core._slab_count = 0
+            core.receive(cut, [])
+            self.assertEqual(core.ended.code, "protocol_violation")
+
+
+if __name__ == "__main__":
+    unittest.main()

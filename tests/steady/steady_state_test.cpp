@@ -1,0 +1,225 @@
+// What one request costs once everything is warm: nothing but wake-ups. A worker and a client of the real thing, with
+// allocations counted in both processes, page faults as the kernel counts them, and system calls by strace.
+//
+// Each is counted in rounds, and the best round is looked at: whatever is done for each request shows in every round,
+// while a worker that says on its link that it is idle, or is asked for its statistics, shows in few.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <new>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tests/fakes/allocation_count/allocation_count.h"
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::test {
+namespace {
+
+constexpr int warm_up = 200;
+constexpr int rounds = 20;
+constexpr int round_requests = 100;
+/// Two sleeps of the loop and one of the executor, each with what ends it: a request goes from the loop to the executor
+/// and back. On the socket the release of the last result is a packet of its own.
+constexpr std::uint64_t calls_per_request_max = 11;
+
+SpawnOptions minimal() {
+    SpawnOptions options;
+    options.programs = minimal_programs();
+    return options;
+}
+
+/// Faults of a process without disk access, as `/proc/PID/stat` has them in its tenth field. Allocates nothing here.
+std::uint64_t faults_of(pid_t pid) {
+    std::array<char, 64> path{};
+    *fmt::format_to(path.data(), "/proc/{}/stat", pid) = '\0';
+    std::array<char, 1024> text{};
+    const int fd = ::open(path.data(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || ::read(fd, text.data(), text.size() - 1) <= 0) ADD_FAILURE() << "no " << path.data();
+    ::close(fd);
+    const char* field = std::strrchr(text.data(), ')') + 1;  // behind the second
+    for (int i = 0; i < 8; ++i) field = std::strchr(field + 1, ' ');
+    std::uint64_t faults = 0;
+    std::from_chars(field + 1, text.data() + text.size(), faults);
+    return faults;
+}
+
+struct Costs {
+    std::uint64_t client_allocations, worker_allocations, client_faults, worker_faults;
+    void keep_least(const Costs& other) {
+        client_allocations = std::min(client_allocations, other.client_allocations);
+        worker_allocations = std::min(worker_allocations, other.worker_allocations);
+        client_faults = std::min(client_faults, other.client_faults);
+        worker_faults = std::min(worker_faults, other.worker_faults);
+    }
+};
+
+/// Calls by name: the table that `strace -c` writes.
+std::map<std::string, std::uint64_t> calls_in(const std::filesystem::path& table) {
+    std::map<std::string, std::uint64_t> calls;
+    std::ifstream lines{table};
+    for (std::string line; std::getline(lines, line);) {
+        std::istringstream words{line};
+        std::vector<std::string> columns{std::istream_iterator<std::string>{words}, {}};
+        if (columns.size() < 5 || columns.back() == "total" || !std::isdigit(columns[3].front())) continue;
+        calls[columns.back()] = std::stoull(columns[3]);
+    }
+    return calls;
+}
+
+/// Every thread of it is traced.
+bool is_traced(pid_t pid) {
+    for (const auto& task : std::filesystem::directory_iterator{fmt::format("/proc/{}/task", pid)}) {
+        std::ifstream status{task.path() / "status"};
+        const std::string text{std::istreambuf_iterator<char>{status}, {}};
+        if (text.find("TracerPid:\t0\n") != std::string::npos) return false;
+    }
+    return true;
+}
+
+class SteadyState : public testing::TestWithParam<bool> {
+protected:
+    SteadyState() {
+        std::ofstream{count_file()} << std::string(4096, '\0');
+        const int fd = ::open(count_file().c_str(), O_RDWR | O_CLOEXEC);
+        worker_count_ = static_cast<AllocationCount*>(
+            ::mmap(nullptr, sizeof(AllocationCount), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+        ::close(fd);
+        daemon_.emplace(fleet({minimal_model("echo", fmt::format("LD_PRELOAD: \"{}\", ALLOCATION_COUNT_FILE: \"{}\"",
+                                                                 ALLOCATION_COUNT_PRELOAD, count_file().string()))}),
+                        minimal());
+        ControlClient control = daemon_->connect();
+        ChannelOptions options;
+        options.rings = GetParam();
+        channel_.emplace(Channel::open(control, "echo", options).value());
+        worker_ = daemon_->pid("echo");
+    }
+    ~SteadyState() override { ::munmap(worker_count_, sizeof(AllocationCount)); }
+
+    [[nodiscard]] std::filesystem::path count_file() const { return folder_.path() / "allocations"; }
+
+    /// Allocate, fill, send, read, give back.
+    bool request(float value) {
+        constexpr std::array<std::int64_t, 2> dims{4, 4};
+        Result<Input> x = channel_->allocate(wire::DType::float32, std::span{dims}.first(1));
+        if (!x) return false;
+        x->as<float>()[0] = value;
+        const std::array<NamedInput, 1> inputs{{{"x", &*x}}};
+        const Result<Reply> reply = channel_->infer({.inputs = inputs});
+        return reply && reply->outputs.size() == 1 && reply->outputs[0].as<float>()[0] == value;
+    }
+    bool requests(int count) {
+        for (int i = 0; i < count; ++i)
+            if (!request(static_cast<float>(i))) return false;
+        return true;
+    }
+
+    [[nodiscard]] Costs costs() const {
+        rusage own{};
+        ::getrusage(RUSAGE_SELF, &own);
+        return {allocation_count().allocations, worker_count_->allocations, static_cast<std::uint64_t>(own.ru_minflt),
+                faults_of(worker_)};
+    }
+    Costs costs_of_round() {
+        const Costs before = costs();
+        EXPECT_TRUE(requests(round_requests));
+        const Costs after = costs();
+        return {after.client_allocations - before.client_allocations,
+                after.worker_allocations - before.worker_allocations, after.client_faults - before.client_faults,
+                after.worker_faults - before.worker_faults};
+    }
+
+    TemporaryFolder folder_;
+    AllocationCount* worker_count_ = nullptr;
+    std::optional<Daemon> daemon_;
+    std::optional<Channel> channel_;
+    pid_t worker_ = 0;
+};
+
+TEST_P(SteadyState, ARequestAllocatesNothingAndFaultsNothingIn) {
+    ASSERT_GT(worker_count_->allocations, 0u) << "the worker's allocations are not counted";
+    ASSERT_TRUE(requests(warm_up));
+
+    Costs least = costs_of_round();
+    for (int i = 1; i < rounds; ++i) least.keep_least(costs_of_round());
+
+    EXPECT_EQ(least.client_allocations, 0u) << "in the client";
+    EXPECT_EQ(least.worker_allocations, 0u) << "in the worker";
+    EXPECT_EQ(least.client_faults, 0u) << "in the client";
+    EXPECT_EQ(least.worker_faults, 0u) << "in the worker";
+}
+
+TEST_P(SteadyState, TheWorkerMakesNoSystemCallsButThoseOfWakeUps) {
+    constexpr int count = 500;
+    if (run({"/bin/sh", "-c", "command -v strace"}).exit_code != 0) GTEST_SKIP() << "strace is not installed";
+    ASSERT_TRUE(requests(warm_up));
+    const std::filesystem::path table = folder_.path() / "calls", words = folder_.path() / "strace";
+    SpawnOptions to_file;
+    to_file.output = words;
+    Process strace{{"strace", "-c", "-f", "-p", std::to_string(worker_), "-o", table.string()}, to_file};
+    while (!is_traced(worker_)) {
+        if (strace.wait(std::chrono::milliseconds{10})) {
+            std::ifstream said{words};
+            GTEST_SKIP() << "strace: " << std::string{std::istreambuf_iterator<char>{said}, {}};
+        }
+    }
+
+    ASSERT_TRUE(requests(count));
+    strace.signal(SIGINT);
+    ASSERT_TRUE(strace.wait(std::chrono::seconds{30}));
+
+    std::uint64_t others = 0, all = 0;
+    std::string shown;
+    for (const auto& [name, calls] : calls_in(table)) {
+        static const std::set<std::string> of_wake_ups{"epoll_wait", "epoll_ctl", "futex", "recvmsg",        "sendmsg",
+                                                       "poll",       "read",      "write", "restart_syscall"};
+        all += calls;
+        if (!of_wake_ups.contains(name)) others += calls;
+        fmt::format_to(std::back_inserter(shown), " {} {:.2f}", name, static_cast<double>(calls) / count);
+    }
+    fmt::print("calls per request:{}\n", shown);
+    EXPECT_GT(all, static_cast<std::uint64_t>(count)) << "nothing was counted";
+    EXPECT_LT(others, static_cast<std::uint64_t>(count) / 10) << shown;
+    EXPECT_LE(all, static_cast<std::uint64_t>(count) * calls_per_request_max) << shown;
+}
+
+TEST_P(SteadyState, TheCounterSeesOneAllocationForEachRequest) {
+    ASSERT_TRUE(requests(warm_up));
+
+    std::uint64_t least = ~std::uint64_t{0};
+    for (int i = 0; i < rounds; ++i) {
+        const std::uint64_t before = allocation_count().allocations;
+        for (int j = 0; j < round_requests; ++j) {
+            ASSERT_TRUE(request(1));
+            delete std::launder(new int{j});
+        }
+        least = std::min(least, allocation_count().allocations - before);
+    }
+
+    EXPECT_GE(least, static_cast<std::uint64_t>(round_requests));
+}
+
+INSTANTIATE_TEST_SUITE_P(Transport, SteadyState, testing::Bool(),
+                         [](const auto& with_rings) { return with_rings.param ? "Rings" : "Socket"; });
+
+}  // namespace
+}  // namespace bulkhead::test

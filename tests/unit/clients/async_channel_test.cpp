@@ -1,0 +1,424 @@
+/// The channel with an Asio loop: several requests at a time, cancellation, and workers that die.
+
+#include <future>
+
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/deferred.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/use_future.hpp>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "clients/cpp/async_channel.h"
+#include "tests/unit/clients/channel_calls.h"
+#include "tests/unit/clients/fake_daemon.h"
+#include "tests/unit/clients/fake_worker.h"
+
+namespace bulkhead {
+namespace {
+
+namespace asio = boost::asio;
+using namespace std::chrono_literals;
+using namespace test;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// A loop, and one operation after the other on it.
+struct Loop {
+    asio::io_context context;
+
+    template <typename T>
+    Result<T> until(std::optional<Result<T>>& outcome) {
+        context.restart();
+        while (!outcome && context.run_one() > 0) {
+        }
+        EXPECT_TRUE(outcome) << "the loop ran dry";
+        return outcome ? std::move(*outcome) : Result<T>{Error{}};
+    }
+    AsyncChannel adopt(FakeWorker& worker) {
+        std::optional<Result<AsyncChannel>> outcome;
+        AsyncChannel::async_adopt(context.get_executor(), worker.client_end(),
+                                  {.client = "test", .deadline = 10s, .rings = false},
+                                  [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
+        return until(outcome).value();
+    }
+    AsyncChannel open(AsyncControl& control) {
+        std::optional<Result<AsyncChannel>> outcome;
+        AsyncChannel::async_open(control, "fake", {.client = "test", .deadline = {}, .rings = false},
+                                 [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
+        return until(outcome).value();
+    }
+    Input filled(AsyncChannel& channel, std::array<float, 3> values) {
+        std::optional<Result<Input>> outcome;
+        channel.async_allocate(wire::DType::float32, {3}, [&](Result<Input> input) { outcome = std::move(input); });
+        Input input = until(outcome).value();
+        std::ranges::copy(values, input.as<float>().begin());
+        return input;
+    }
+    Result<Reply> infer(AsyncChannel& channel, Request request) {
+        std::optional<Result<Reply>> outcome;
+        channel.async_infer(std::move(request), [&](Result<Reply> reply) { outcome = std::move(reply); });
+        return until(outcome);
+    }
+    Result<> reopen(AsyncChannel& channel) {
+        std::optional<Result<>> outcome;
+        channel.async_reopen(std::nullopt, [&](Result<> done) { outcome = std::move(done); });
+        return until(outcome);
+    }
+};
+
+void introduce(FakeDaemon& daemon, FakeWorker& worker, bool stateful = false) {
+    const UniqueFd end = worker.client_end();
+    const std::array<int, 1> fds{end.get()};
+    daemon.answer(daemon.request("channel.open"), {{"fds", 1}, {"stateful", stateful}}, fds);
+}
+
+/// A daemon that introduces these workers one after the other, on one connection.
+FakeDaemon::Script introducing(std::vector<FakeWorker*> workers, bool stateful = false) {
+    return [workers = std::move(workers), stateful](FakeDaemon& d) {
+        for (FakeWorker* worker : workers) introduce(d, *worker, stateful);
+        d.await_hang_up();
+    };
+}
+
+std::array<NamedInput, 1> only(const Input& input) { return {{{"x", &input}}}; }
+
+TEST(AsyncChannel, EveryKindOfTokenGetsItsReply) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        for (int i = 1; i <= 4; ++i) {
+            if (i > 1) w.expect<channel::Release>();  // of the reply before, which its handler dropped
+            const auto request = w.expect<channel::Infer>();
+            w.answer(request.request_id, {w.output("p", {float(i)})});
+        }
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    EXPECT_EQ(channel.model(), "fake");
+    EXPECT_EQ(channel.generation(), 3u);
+    const Input x = loop.filled(channel, {1, 2, 3});
+    const auto inputs = only(x);
+    const Request request{.inputs = inputs};
+    std::vector<float> seen;
+    const auto look = [&](const Result<Reply>& reply) { seen.push_back(reply.value().find("p")->as<float>()[0]); };
+
+    channel.async_infer(request, look);
+    EXPECT_THAT(seen, ElementsAre()) << "never from within the function that starts it";
+    loop.context.restart(), loop.context.run();  // and the loop runs dry when all is answered
+
+    std::future<Result<Reply>> future = channel.async_infer(request, asio::use_future);
+    loop.context.restart(), loop.context.run();
+    look(future.get());
+
+    auto deferred = channel.async_infer(request, asio::deferred);
+    std::move(deferred)(look);
+    loop.context.restart(), loop.context.run();
+
+    asio::co_spawn(
+        loop.context,
+        [&]() -> asio::awaitable<void> { look(co_await channel.async_infer(request, asio::use_awaitable)); },
+        [](std::exception_ptr failure) { EXPECT_FALSE(failure); });
+    loop.context.restart(), loop.context.run();
+    EXPECT_THAT(seen, ElementsAre(1, 2, 3, 4));
+}
+
+TEST(AsyncChannel, SeveralAreInFlightAndEndAsTheAnswersCome) {
+    std::array<Gate, 3> seen;
+    FakeWorker worker{[&](FakeWorker& w) {
+        w.greet();
+        std::vector<std::uint64_t> ids;
+        for (int i = 0; i < 3; ++i) ids.push_back(w.expect<channel::Infer>().request_id);
+        w.answer(ids[2], {});
+        seen[2].wait();
+        w.send(channel::encode(channel::Failure{ids[0], {ErrorCode::inference_failed, "it raised", ""}}));
+        seen[0].wait();
+        w.answer(ids[1], {});
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    const Input x = loop.filled(channel, {1, 2, 3});
+    const auto inputs = only(x);
+    std::vector<int> order;
+    for (int i = 0; i < 3; ++i)
+        channel.async_infer({.inputs = inputs}, [&, i](Result<Reply> reply) {
+            order.push_back(i);
+            seen[static_cast<std::size_t>(i)].open();
+            EXPECT_EQ(reply.has_value(), i != 0);
+        });
+    loop.context.restart(), loop.context.run();
+    EXPECT_THAT(order, ElementsAre(2, 0, 1));
+}
+
+TEST(AsyncChannel, MoreThanTheWorkerTakesAreRefusedAtOnceAndTheOthersGoOn) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.welcome.in_flight_max = 1;
+        w.greet();
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    std::vector<ErrorCode> refused;
+    bool answered = false;
+    channel.async_infer({}, [&](Result<Reply> reply) { answered = reply.has_value(); });
+    channel.async_infer({}, [&](Result<Reply> reply) { refused.push_back(reply.error().code); });
+    EXPECT_TRUE(refused.empty());
+    loop.context.restart(), loop.context.run();
+    EXPECT_TRUE(answered);
+    EXPECT_THAT(refused, ElementsAre(ErrorCode::queue_full));
+}
+
+TEST(AsyncChannel, ItsCancellationSlotCancelsTheRequestItself) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        const auto first = w.expect<channel::Infer>(), second = w.expect<channel::Infer>();
+        EXPECT_EQ(w.expect<channel::Cancel>().request_id, first.request_id);
+        w.send(channel::encode(channel::Failure{first.request_id, {ErrorCode::cancelled, "cancelled", ""}}));
+        w.answer(second.request_id, {});
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    asio::cancellation_signal signal;
+    std::optional<ErrorCode> ended;
+    bool other = false;
+    channel.async_infer(
+        {}, asio::bind_cancellation_slot(signal.slot(), [&](Result<Reply> reply) { ended = reply.error().code; }));
+    channel.async_infer({}, [&](Result<Reply> reply) { other = reply.has_value(); });
+
+    signal.emit(asio::cancellation_type::terminal);
+
+    loop.context.restart(), loop.context.run();
+    EXPECT_EQ(ended, ErrorCode::cancelled);
+    EXPECT_TRUE(other);
+    signal.emit(asio::cancellation_type::terminal);  // too late: it means nobody any more
+}
+
+TEST(AsyncChannel, AFullSlabIsGrownWhileTheLoopRunsOn) {
+    Gate replied;
+    FakeWorker worker{[&](FakeWorker& w) {
+        w.greet();
+        const auto growth = w.expect<channel::SlabRequest>();
+        w.answer(w.expect<channel::Infer>().request_id, {});  // meanwhile
+        replied.wait();
+        w.offer(2, wire::SlabDirection::input, growth.size_bytes, growth.request_id);
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    std::vector<std::string> order;
+    channel.async_allocate(wire::DType::uint8, {2 * static_cast<std::int64_t>(FakeWorker::slab_bytes)},
+                           [&](Result<Input> input) {
+                               EXPECT_EQ(input.value().bytes().size(), 2 * FakeWorker::slab_bytes);
+                               order.push_back("input");
+                           });
+    loop.context.restart(), loop.context.poll();
+    channel.async_infer({}, [&](Result<Reply> reply) {
+        EXPECT_TRUE(reply);
+        order.push_back("reply");
+        replied.open();
+    });
+    loop.context.restart(), loop.context.run();
+    EXPECT_THAT(order, ElementsAre("reply", "input"));
+}
+
+TEST(AsyncChannel, ADeadlineThatTheWorkerMissesEndsTheWait) {
+    Gate late;
+    FakeWorker worker{[&](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        w.expect<channel::Cancel>();
+        w.answer(request.request_id, {});  // hurts nobody
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    EXPECT_EQ(loop.infer(channel, {.deadline = 1ms}).error().code, ErrorCode::deadline_exceeded);
+    EXPECT_TRUE(loop.infer(channel, {}));
+}
+
+TEST(AsyncChannel, WhatIsInFlightWhenItIsDroppedEndsWithCancelled) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        w.expect<channel::Infer>();
+        w.await_hang_up();
+    }};
+    Loop loop;
+    std::optional<AsyncChannel> channel = loop.adopt(worker);
+    std::optional<ErrorCode> ended;
+    channel->async_infer({}, [&](Result<Reply> reply) { ended = reply.error().code; });
+    loop.context.restart(), loop.context.poll();
+    channel.reset();
+    loop.context.restart(), loop.context.run();
+    EXPECT_EQ(ended, ErrorCode::cancelled);
+}
+
+TEST(AsyncChannel, ALoopThatIsDestroyedWithRequestsInFlightLeavesNothing) {
+    const std::size_t before = open_descriptors();
+    {
+        FakeWorker worker{[](FakeWorker& w) {
+            w.greet();
+            w.expect<channel::Infer>();
+            w.await_hang_up();
+        }};
+        {
+            auto loop = std::make_unique<Loop>();
+            AsyncChannel channel = loop->adopt(worker);
+            channel.async_infer({}, [](Result<Reply>) { ADD_FAILURE() << "nobody ran the loop"; });
+            loop->context.poll();
+            AsyncChannel gone = std::move(channel);
+        }
+        worker.finish();
+    }
+    EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(AsyncChannel, RetrySafeRequestsGoToTheNextWorkerAndTheOthersAreLost) {
+    FakeWorker first{[](FakeWorker& w) {
+        w.greet();
+        for (int i = 0; i < 3; ++i) w.expect<channel::Infer>();
+    }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.welcome.generation = 4;
+        w.greet();
+        for (int i = 0; i < 2; ++i) {
+            const auto request = w.expect<channel::Infer>();
+            EXPECT_EQ(w.values_of(request.tensors.at(0)), (std::vector<float>{1, 2, 3}));
+            w.answer(request.request_id, {});
+        }
+        w.await_hang_up();
+    }};
+    FakeDaemon daemon{introducing({&first, &second})};
+    Loop loop;
+    AsyncControl control{loop.context.get_executor(), daemon.path()};
+    AsyncChannel channel = loop.open(control);
+    const Input x = loop.filled(channel, {1, 2, 3});
+    const auto inputs = only(x);
+    int answered = 0;
+    std::optional<ErrorCode> lost;
+    for (int i = 0; i < 2; ++i)
+        channel.async_infer({.inputs = inputs, .retry_safe = true}, [&](Result<Reply> reply) {
+            EXPECT_TRUE(reply) << reply.error().text();
+            ++answered;
+        });
+    channel.async_infer({.inputs = inputs}, [&](Result<Reply> reply) { lost = reply.error().code; });
+    loop.context.restart(), loop.context.run();
+    EXPECT_EQ(answered, 2);
+    EXPECT_EQ(lost, ErrorCode::worker_lost);
+    EXPECT_EQ(channel.replays(), 2u);
+    EXPECT_EQ(channel.generation(), 4u);
+}
+
+TEST(AsyncChannel, WhatIsStartedWhileTheNextWorkerLoadsWaitsForItAndMayBeCancelled) {
+    Gate cancelled;
+    FakeWorker first{[](FakeWorker& w) {
+        w.greet();
+        w.expect<channel::Infer>();
+    }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        for (int i = 0; i < 2; ++i) w.answer(w.expect<channel::Infer>().request_id, {});
+        w.await_hang_up();
+    }};
+    FakeDaemon daemon{[&](FakeDaemon& d) {
+        introduce(d, first);
+        const auto asked = d.request("channel.open");
+        cancelled.wait();
+        const UniqueFd end = second.client_end();
+        const std::array<int, 1> fds{end.get()};
+        d.answer(asked, {{"fds", 1}, {"stateful", false}}, fds);
+        d.await_hang_up();
+    }};
+    Loop loop;
+    AsyncControl control{loop.context.get_executor(), daemon.path()};
+    AsyncChannel channel = loop.open(control);
+    asio::cancellation_signal signal;
+    int answered = 0;
+    std::optional<ErrorCode> given_up, refused;
+    channel.async_infer({.retry_safe = true}, [&](Result<Reply> reply) { answered += reply.has_value(); });
+    channel.async_reopen(std::nullopt, [&](Result<> done) { EXPECT_TRUE(done); });  // no other loop tells of the death
+    first.finish();
+    channel.async_infer({}, [&](Result<Reply> reply) {
+        refused = reply.error().code;
+        channel.async_infer({.retry_safe = true}, [&](Result<Reply> again) { answered += again.has_value(); });
+        channel.async_infer({.retry_safe = true}, asio::bind_cancellation_slot(signal.slot(), [&](Result<Reply> again) {
+                                given_up = again.error().code;
+                                cancelled.open();
+                            }));
+        asio::post(loop.context, [&] { signal.emit(asio::cancellation_type::terminal); });
+    });
+    loop.context.restart(), loop.context.run();
+    EXPECT_EQ(refused, ErrorCode::worker_lost) << "it was not said to be retry-safe";
+    EXPECT_EQ(given_up, ErrorCode::cancelled);
+    EXPECT_EQ(answered, 2);
+}
+
+TEST(AsyncChannel, WithoutADaemonTheLossSaysWhatCouldNotBeTried) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        w.expect<channel::Infer>();
+    }};
+    FakeDaemon daemon{[&](FakeDaemon& d) { introduce(d, worker); }};
+    Loop loop;
+    AsyncControl control{loop.context.get_executor(), daemon.path()};
+    AsyncChannel channel = loop.open(control);
+    daemon.finish();
+    const Error error = loop.infer(channel, {.retry_safe = true}).error();
+    EXPECT_EQ(error.code, ErrorCode::not_running);
+    EXPECT_THAT(error.attempt, HasSubstr("sending it once more"));
+    EXPECT_EQ(loop.reopen(channel).error().code, ErrorCode::not_running);
+}
+
+TEST(AsyncChannel, AModelWithStateGetsNothingTwiceAndCanBeReopened) {
+    FakeWorker first{[](FakeWorker& w) {
+        w.greet();
+        w.expect<channel::Infer>();
+    }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        w.await_hang_up();
+    }};
+    FakeDaemon daemon{introducing({&first, &second}, true)};
+    Loop loop;
+    AsyncControl control{loop.context.get_executor(), daemon.path()};
+    AsyncChannel channel = loop.open(control);
+    EXPECT_EQ(loop.infer(channel, {.retry_safe = true}).error().code, ErrorCode::worker_lost);
+    ASSERT_TRUE(loop.reopen(channel));
+    EXPECT_TRUE(loop.infer(channel, {.retry_safe = true}));
+    EXPECT_TRUE(loop.reopen(channel)) << "nothing to do";
+    EXPECT_EQ(channel.replays(), 0u);
+}
+
+TEST(AsyncChannel, AnAdoptedOneSaysThatItCannotBeReopened) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        w.expect<channel::Infer>();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    EXPECT_EQ(loop.infer(channel, {.retry_safe = true}).error().code, ErrorCode::worker_lost);
+    EXPECT_THAT(loop.reopen(channel).error().attempt, HasSubstr("it came as a descriptor"));
+}
+
+TEST(AsyncChannel, AWorkerThatRefusesIsTheErrorOfOpening) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.expect<channel::Hello>();
+        w.send(channel::encode(channel::Failure{0, {ErrorCode::busy, "it has its client", "wait"}}));
+    }};
+    FakeDaemon daemon{introducing({&worker})};
+    Loop loop;
+    AsyncControl control{loop.context.get_executor(), daemon.path()};
+    std::optional<Result<AsyncChannel>> outcome;
+    AsyncChannel::async_open(control, "fake", {}, [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
+    EXPECT_EQ(loop.until(outcome).error().code, ErrorCode::busy);
+}
+
+}  // namespace
+}  // namespace bulkhead

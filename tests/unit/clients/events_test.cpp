@@ -1,0 +1,109 @@
+/// Events through the deaths of supervisors: what is known, and what is said of the rest.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "clients/cpp/events.h"
+#include "clients/cpp/limits.h"
+#include "tests/unit/clients/fake_daemon.h"
+
+namespace bulkhead {
+namespace {
+
+namespace json = boost::json;
+using namespace std::chrono_literals;
+using namespace test;
+
+std::string event_line(int number) {
+    return json::serialize(json::object{
+               {"jsonrpc", "2.0"}, {"method", "event"}, {"params", {{"event", "state"}, {"number", number}}}}) +
+           "\n";
+}
+
+void subscribe(FakeDaemon& daemon) { daemon.answer(daemon.request("events.subscribe"), {{"subscribed", true}}); }
+
+void report(FakeDaemon& daemon, std::string_view before = {}) {
+    const auto asked = daemon.request("fleet.status");
+    daemon.send(before);
+    daemon.answer(asked, {{"models", {{{"model", "m"}, {"state", "ready"}}}}});
+}
+
+TEST(EventStream, GoesOnWithTheNextSupervisorBehindAGapThatSaysHowThingsStand) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        subscribe(d);
+        d.send(event_line(1) + event_line(2));
+        d.next_connection();
+        d.pong();
+        subscribe(d);
+        report(d, event_line(3));  // came after the subscription: behind the gap
+        d.await_hang_up();
+    }};
+    EventStream stream = EventStream::open(daemon.path()).value();
+    EXPECT_EQ(stream.next().value().at("number"), 1);
+    EXPECT_EQ(stream.next().value().at("number"), 2);
+    const json::object gap = stream.next().value();
+    EXPECT_EQ(gap.at("event"), "gap");
+    EXPECT_GT(gap.at("since").as_int64(), 0);
+    EXPECT_GE(gap.at("time").as_int64(), gap.at("since").as_int64());
+    EXPECT_EQ(gap.at("models").at(0).at("state"), "ready");
+    EXPECT_EQ(stream.next().value().at("number"), 3);
+}
+
+TEST(EventStream, ASupervisorThatDiesWhileItIsAskedHowThingsStandMakesOneGapOfBoth) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        subscribe(d);
+        d.next_connection();
+        d.pong();
+        subscribe(d);
+        d.request("fleet.status");
+        d.next_connection();
+        d.pong();
+        report(d);  // the call goes on by itself; the subscription does not
+        subscribe(d);
+        report(d);
+        d.send(event_line(1));
+        d.await_hang_up();
+    }};
+    EventStream stream = EventStream::open(daemon.path(), {"m"}).value();
+    EXPECT_EQ(stream.next().value().at("event"), "gap");
+    EXPECT_EQ(stream.next().value().at("number"), 1);
+}
+
+TEST(EventStream, ADeadlineThatPassesLosesNothing) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        subscribe(d);
+        d.await_hang_up();
+    }};
+    EventStream stream = EventStream::open(daemon.path()).value();
+    EXPECT_EQ(stream.next(1ms).error().code, ErrorCode::deadline_exceeded);
+    EXPECT_EQ(stream.next(1ms).error().code, ErrorCode::deadline_exceeded) << "still subscribed: no gap";
+}
+
+TEST(EventStream, WithoutADaemonItEndsAndSaysSo) {
+    FakeDaemon daemon{subscribe};
+    EventStream stream = EventStream::open(daemon.path()).value();
+    daemon.finish();
+    EXPECT_EQ(stream.next().error().code, ErrorCode::not_running);
+    EXPECT_EQ(stream.next().error().code, ErrorCode::not_running);
+}
+
+TEST(EventQueue, WhatNobodyReadsIsDroppedAtItsBoundAndToldAsAGap) {
+    EventQueue queue;
+    queue.resume({});
+    for (std::size_t i = 0; i < limits::events_max + 7; ++i) queue.push({{"number", i}});
+    for (std::size_t i = 0; i < limits::events_max; ++i) ASSERT_EQ(queue.pop().value().at("number"), i);
+    EXPECT_FALSE(queue.pop()) << "first the gap";
+    EXPECT_TRUE(queue.has_gap());
+
+    queue.collect();
+    queue.push({{"number", -1}});
+    EXPECT_FALSE(queue.pop()) << "still first the gap";
+    queue.resume({{"models", json::array{}}});
+
+    EXPECT_EQ(queue.pop().value().at("event"), "gap");
+    EXPECT_EQ(queue.pop().value().at("number"), -1);
+    EXPECT_FALSE(queue.has_gap());
+}
+
+}  // namespace
+}  // namespace bulkhead

@@ -1,0 +1,120 @@
+/// A forked child keeps neither a channel's socket nor its slabs.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+
+#include <gtest/gtest.h>
+
+#include "ipc/closed_in_child.h"
+#include "ipc/host_slab.h"
+#include "ipc/packet.h"
+
+namespace bulkhead {
+namespace {
+
+/// Runs `check` in a forked child; the number it returns is the child's exit status.
+int in_child(const std::function<int()>& check) {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(check());
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+TEST(ClosedInChild, TheChildsDescriptorIsDeadAndTheParentsServes) {
+    PacketPair pair = PacketPair::make().value();
+    const ClosedInChild guard{pair.first.get()};
+
+    EXPECT_EQ(in_child([&] {
+                  char byte = 0;
+                  if (!guard.in_child()) return 1;
+                  if (::read(pair.first.get(), &byte, 1) != 0) return 2;
+                  if (::send(pair.first.get(), "x", 1, MSG_NOSIGNAL) != -1 || errno != EPIPE) return 3;
+                  if ((::fcntl(pair.first.get(), F_GETFD) & FD_CLOEXEC) == 0) return 4;
+                  pair.first.reset();
+                  return 0;
+              }),
+              0);
+
+    EXPECT_FALSE(guard.in_child());
+    EXPECT_TRUE(send_packet(pair.first.get(), "still here"));
+}
+
+TEST(ClosedInChild, TheDeathOfTheParentsEndIsSeenThoughAChildLives) {
+    PacketPair pair = PacketPair::make().value();
+    std::optional<ClosedInChild> guard{pair.first.get()};
+    PacketPair leash = PacketPair::make().value();
+    const pid_t child = ::fork();
+    if (child == 0) {
+        leash.first.reset();
+        char byte = 0;
+        static_cast<void>(send_packet(leash.second.get(), "runs"));
+        static_cast<void>(::read(leash.second.get(), &byte, 1));  // until the test lets go
+        ::_exit(0);
+    }
+    char byte = 0;
+    ASSERT_EQ(::read(leash.first.get(), &byte, 1), 1);
+
+    guard.reset();
+    pair.first.reset();
+    // Without the guard the child's copy would keep the pair open, and this would say EAGAIN.
+    EXPECT_EQ(::recv(pair.second.get(), &byte, 1, MSG_DONTWAIT), 0);
+
+    leash.first.reset();
+    ::waitpid(child, nullptr, 0);
+}
+
+TEST(ClosedInChild, ADroppedOneIsForgotten) {
+    PacketPair pair = PacketPair::make().value();
+    { const ClosedInChild guard{pair.first.get()}; }
+    EXPECT_EQ(in_child([&] { return send_packet(pair.first.get(), "its own affair") ? 0 : 1; }), 0);
+    ClosedInChild moved{pair.first.get()};
+    moved = ClosedInChild{pair.second.get()};
+    EXPECT_EQ(in_child([&] {
+                  char byte = 0;
+                  return ::read(pair.second.get(), &byte, 1) == 0 && send_packet(pair.first.get(), "let go of") ? 0 : 1;
+              }),
+              0);
+}
+
+TEST(ClosedInChild, WithoutAFreeNumberItIsClosed) {
+    PacketPair pair = PacketPair::make().value();
+    const ClosedInChild guard{pair.first.get()};
+    std::vector<UniqueFd> all;
+    for (;;) {
+        UniqueFd next{::dup(0)};
+        if (!next) break;
+        all.push_back(std::move(next));
+    }
+    EXPECT_EQ(in_child([&] { return ::fcntl(pair.first.get(), F_GETFD) == -1 && errno == EBADF ? 0 : 1; }), 0);
+}
+
+TEST(ClosedInChild, AChildHoldsNoSlabAndUnmapsNothingOfItsOwn) {
+    const HostSlab worker = HostSlab::create(1 << 20, wire::SlabDirection::input, "slab").value();
+    std::optional<HostSlab> slab =
+        HostSlab::adopt(UniqueFd{::dup(worker.fd())}, 1 << 20, wire::SlabDirection::input).value();
+    slab->bytes()[0] = std::byte{7};
+
+    EXPECT_EQ(in_child([&] {
+                  struct stat status {};
+                  if (::fstat(slab->fd(), &status) != 0 || S_ISREG(status.st_mode)) return 1;
+                  std::byte* place = slab->bytes().data();
+                  // Taken: nothing that the child allocates can come to lie where the slab's owner will unmap.
+                  void* wanted =
+                      ::mmap(place, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+                  if (wanted != MAP_FAILED || errno != EEXIST) return 2;
+                  slab.reset();
+                  return 0;
+              }),
+              0);
+    EXPECT_EQ(slab->bytes()[0], std::byte{7});
+}
+
+}  // namespace
+}  // namespace bulkhead

@@ -1,0 +1,297 @@
+/// Rings under a peer that lies: it writes the shared memory by hand, from docs/channel.md alone.
+
+#include "ipc/ring.h"
+
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/ipc/line_end.h"
+
+namespace bulkhead::test {
+namespace {
+
+constexpr std::uint32_t lines = ring::lines_min;
+constexpr std::size_t of_worker_at = 256, of_client_at = 384;  ///< lines read, by each side
+constexpr std::size_t worker_asleep_at = 0, client_asleep_at = 128;
+
+/// The client's side, as a client without this library has it.
+class LyingClient {
+public:
+    explicit LyingClient(const RingEnd& worker)
+        : bytes_{static_cast<std::byte*>(::mmap(nullptr, worker.offer().size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+                                                worker.offer_fds()[0], 0))},
+          size_{worker.offer().size_bytes} {}
+    ~LyingClient() { ::munmap(bytes_, size_); }
+    LyingClient(const LyingClient&) = delete;
+
+    template <typename T>
+    void put(std::size_t at, T value) {
+        std::atomic_ref{*reinterpret_cast<T*>(bytes_ + at)}.store(value, std::memory_order_release);
+    }
+    template <typename T>
+    [[nodiscard]] T get(std::size_t at) {
+        return std::atomic_ref{*reinterpret_cast<T*>(bytes_ + at)}.load();
+    }
+    /// Line `i` of the ring to the worker.
+    static constexpr std::size_t line_at(std::uint64_t i) { return 4096 + i % lines * 64; }
+    void write_packet(std::uint64_t first, std::span<const std::byte> packet, std::uint64_t published) {
+        for (std::uint64_t i = (packet.size() + 55) / 56; i-- > 0;) {
+            const auto part = packet.subspan(i * 56, std::min<std::size_t>(56, packet.size() - i * 56));
+            std::ranges::copy(part, bytes_ + line_at(first + i) + 8);
+            if (i < published) put<std::uint64_t>(line_at(first + i), first + i + 1);
+        }
+    }
+
+private:
+    std::byte* bytes_;
+    std::uint64_t size_;
+};
+
+class RingTest : public testing::Test {
+protected:
+    std::unique_ptr<RingEnd> worker = RingEnd::make(lines, lines, "test-rings", false).value();
+    LyingClient client{*worker};
+    std::vector<std::byte> buffer = std::vector<std::byte>(packet_bytes_max);
+
+    std::vector<UniqueFd> offered_fds() const {
+        std::vector<UniqueFd> fds;
+        for (const int fd : worker->offer_fds()) fds.emplace_back(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+        return fds;
+    }
+    ErrorCode reading() { return worker->read(buffer).error().code; }
+    ErrorCode adopting(const channel::RingOffer& offer, std::vector<UniqueFd> fds) {
+        return RingEnd::adopt(offer, std::move(fds), false).error().code;
+    }
+};
+
+TEST_F(RingTest, APeerThatKnowsOnlyTheDocumentIsUnderstood) {
+    const auto first = packet(1, 56), second = packet(2, 57), third = packet(3, 400);
+    client.write_packet(0, first, 1);
+    client.write_packet(1, second, 2);
+    client.write_packet(3, third, 8);
+
+    for (const auto& sent : {first, second, third}) {
+        ASSERT_EQ(worker->read(buffer).value(), sent.size());
+        EXPECT_TRUE(std::equal(sent.begin(), sent.end(), buffer.begin()));
+    }
+    EXPECT_EQ(worker->read(buffer).value(), 0U);
+    EXPECT_EQ(client.get<std::uint64_t>(of_worker_at), 11U);
+}
+
+TEST_F(RingTest, GoesRoundWithoutEnd) {
+    std::uint64_t line = 0;
+    for (std::uint64_t i = 0; i < 500; ++i) {
+        const auto sent = packet(i, 32 + i % 800);
+        client.write_packet(line, sent, (sent.size() + 55) / 56);
+        line += (sent.size() + 55) / 56;
+        ASSERT_EQ(worker->read(buffer).value(), sent.size());
+        ASSERT_TRUE(std::equal(sent.begin(), sent.end(), buffer.begin()));
+    }
+}
+
+TEST_F(RingTest, AHalfWrittenPacketIsNeverSeen) {
+    const auto sent = packet(1, 400);
+    client.write_packet(0, sent, 0);
+    for (std::uint64_t i = 1; i < 8; ++i) client.put<std::uint64_t>(LyingClient::line_at(i), i + 1);
+
+    EXPECT_EQ(worker->read(buffer).value(), 0U);
+    EXPECT_TRUE(worker->prepare_to_sleep(0));
+    client.put<std::uint64_t>(LyingClient::line_at(0), 1);
+    EXPECT_EQ(worker->read(buffer).value(), sent.size());
+}
+
+TEST_F(RingTest, ASequenceThatRunsAheadOrBackEndsTheChannel) {
+    for (const std::uint64_t sequence :
+         {std::uint64_t{2}, std::uint64_t{lines + 1}, std::numeric_limits<std::uint64_t>::max()}) {
+        client.put(LyingClient::line_at(0), sequence);
+        EXPECT_EQ(reading(), ErrorCode::protocol_violation) << sequence;
+    }
+    client.put<std::uint64_t>(LyingClient::line_at(0), 0);
+    for (std::uint64_t i = 0; i < lines; ++i) {
+        client.write_packet(i, packet(i), 1);
+        ASSERT_EQ(worker->read(buffer).value(), 32U);
+    }
+    client.put<std::uint64_t>(LyingClient::line_at(lines), 0);  // had been 1
+    EXPECT_EQ(reading(), ErrorCode::protocol_violation);
+}
+
+TEST_F(RingTest, ASizeThatDoesNotFitWhatIsPublishedEndsTheChannel) {
+    auto sent = packet(1, 400);
+    client.write_packet(0, sent, 1);
+    EXPECT_EQ(reading(), ErrorCode::protocol_violation) << "its other lines are not published";
+    for (const std::uint32_t size : {0U, 31U, lines / 4 * 56 + 1, 0xffff'ffffU}) {
+        std::memcpy(sent.data() + offsetof(wire::Header, size_bytes), &size, sizeof size);
+        client.write_packet(0, sent, 8);
+        EXPECT_EQ(reading(), ErrorCode::protocol_violation) << size;
+    }
+}
+
+TEST_F(RingTest, AReadersProgressThatRunsAheadOrBackEndsTheChannel) {
+    const auto fill = [&](std::uint64_t claim) {
+        client.put(of_client_at, claim);
+        for (;;) {
+            const Result<bool> room = worker->has_room(32);
+            if (!room) return room.error().code;
+            if (!*room) return ErrorCode::queue_full;
+            worker->write(packet(1));
+        }
+    };
+    EXPECT_EQ(fill(0), ErrorCode::queue_full);
+    EXPECT_EQ(fill(lines + 1), ErrorCode::protocol_violation) << "more than was written";
+    EXPECT_EQ(fill(10), ErrorCode::queue_full);
+    EXPECT_EQ(fill(9), ErrorCode::protocol_violation) << "less than before";
+    EXPECT_EQ(fill(std::numeric_limits<std::uint64_t>::max()), ErrorCode::protocol_violation);
+}
+
+TEST_F(RingTest, APeerThatIsAwakeIsNotRung) {
+    const UniqueFd waiting{::epoll_create1(EPOLL_CLOEXEC)};
+    epoll_event event{EPOLLIN | EPOLLET, {}};
+    ASSERT_EQ(::epoll_ctl(waiting.get(), EPOLL_CTL_ADD, worker->offer_fds()[2], &event), 0);
+    const auto rung = [&] { return ::epoll_wait(waiting.get(), &event, 1, 0) == 1; };
+    ASSERT_TRUE(rung()) << "its count is 1";
+
+    worker->write(packet(1));
+    EXPECT_FALSE(rung());
+    client.put<std::uint32_t>(client_asleep_at, 2);
+    worker->write(packet(2));
+    EXPECT_FALSE(rung()) << "it waits for room only";
+    client.put<std::uint32_t>(client_asleep_at, 1);
+    worker->write(packet(3));
+    EXPECT_TRUE(rung());
+    EXPECT_EQ(client.get<std::uint32_t>(client_asleep_at), 0U);
+    worker->write(packet(4));
+    EXPECT_FALSE(rung()) << "once is enough";
+}
+
+TEST_F(RingTest, AWriterThatWaitsForRoomIsRungAtWhateverIsRead) {
+    const UniqueFd waiting{::epoll_create1(EPOLL_CLOEXEC)};
+    epoll_event event{EPOLLIN | EPOLLET, {}};
+    ASSERT_EQ(::epoll_ctl(waiting.get(), EPOLL_CTL_ADD, worker->offer_fds()[2], &event), 0);
+    const auto rung = [&] { return ::epoll_wait(waiting.get(), &event, 1, 0) == 1; };
+    ASSERT_TRUE(rung());
+    client.write_packet(0, packet(1), 1);
+    client.put<std::uint32_t>(client_asleep_at, 3);
+
+    ASSERT_EQ(worker->read(buffer).value(), 32U);
+    EXPECT_TRUE(rung());
+
+    client.write_packet(1, packet(2), 1);
+    ASSERT_EQ(worker->read(buffer).value(), 32U);
+    client.put<std::uint32_t>(client_asleep_at, 2);  // after the look that went with the packet
+    ASSERT_EQ(worker->read(buffer).value(), 0U);
+    EXPECT_TRUE(rung()) << "before it sleeps, it looks once more";
+}
+
+TEST_F(RingTest, APostToAPeerThatIsAwakeMakesNoSystemCall) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        sock_filter only_exit[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                   BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 1, 0),
+                                   BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+                                   BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+        const sock_fprog filter{std::size(only_exit), only_exit};
+        const auto posted = packet(1, 56);
+        if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+            ::_exit(77);
+        for (std::uint32_t i = 0; i < lines; ++i) worker->write(posted);
+        ::_exit(0);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "this kernel installs no seccomp filter";
+    EXPECT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
+    EXPECT_EQ(client.get<std::uint64_t>(LyingClient::line_at(lines - 1) + lines * 64), lines) << "all were written";
+}
+
+TEST_F(RingTest, AFullAndBlockingDoorbellDelaysNobody) {
+    const int bell = worker->offer_fds()[2];
+    const std::uint64_t most = std::numeric_limits<std::uint64_t>::max() - 2;  // 1 is in it
+    ASSERT_EQ(::write(bell, &most, sizeof most), 8);
+    ASSERT_EQ(::fcntl(bell, F_SETFL, 0), 0) << "the flags are the client's as well";
+    client.put<std::uint32_t>(client_asleep_at, 1);
+
+    worker->write(packet(1));  // returns
+
+    EXPECT_EQ(client.get<std::uint32_t>(client_asleep_at), 0U);
+}
+
+TEST_F(RingTest, OnlyAnHonestOfferIsAdopted) {
+    const channel::RingOffer honest = worker->offer();
+    EXPECT_TRUE(RingEnd::adopt(honest, offered_fds(), false));
+    for (const auto& [to_worker, to_client, size] :
+         {std::tuple{lines * 2, lines, honest.size_bytes},
+          {lines, lines, honest.size_bytes + 64},
+          {lines, lines, honest.size_bytes - 64},
+          {lines / 2, lines / 2, 4096 + lines * std::uint64_t{64}},
+          {0x8000'0000U, 0x8000'0000U, 4096 + (std::uint64_t{1} << 32) * 64}})
+        EXPECT_EQ(adopting({to_worker, to_client, size}, offered_fds()), ErrorCode::protocol_violation) << size;
+    auto fds = offered_fds();
+    fds.pop_back();
+    EXPECT_EQ(adopting(honest, std::move(fds)), ErrorCode::protocol_violation);
+}
+
+TEST_F(RingTest, MemoryThatCouldShrinkIsNotAdopted) {
+    auto fds = offered_fds();
+    fds[0] = UniqueFd{::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+    ASSERT_EQ(::ftruncate(fds[0].get(), static_cast<off_t>(worker->offer().size_bytes)), 0);
+    EXPECT_EQ(adopting(worker->offer(), std::move(fds)), ErrorCode::protocol_violation);
+}
+
+TEST_F(RingTest, APipeInPlaceOfADoorbellIsNotAdopted) {
+    for (const std::size_t place : {1U, 2U}) {
+        std::array<int, 2> pipe{};
+        ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
+        const UniqueFd reading{pipe[0]};
+        auto fds = offered_fds();
+        fds[place] = UniqueFd{pipe[1]};
+        EXPECT_EQ(adopting(worker->offer(), std::move(fds)), ErrorCode::protocol_violation);
+    }
+}
+
+TEST_F(RingTest, WhatIsAnnouncedMustBeOnTheSocket) {
+    PacketPair pair = PacketPair::make(true).value();
+    PacketLine line{pair.first.get()};
+    const UniqueFd waitable = line.use(std::move(worker)).value();
+    auto announcement = packet(0);
+    const auto type = static_cast<std::uint16_t>(wire::MessageType::on_socket);
+    std::memcpy(announcement.data() + offsetof(wire::Header, type), &type, sizeof type);
+    client.write_packet(0, announcement, 1);
+    Packet received;
+
+    EXPECT_EQ(line.receive(buffer, received).error().code, ErrorCode::protocol_violation);
+}
+
+TEST_F(RingTest, WhatIsOnTheSocketUnannouncedWaitsForTheEnd) {
+    PacketPair pair = PacketPair::make(true).value();
+    PacketLine line{pair.first.get()};
+    const UniqueFd waitable = line.use(std::move(worker)).value();
+    ASSERT_TRUE(line.sleep(std::chrono::milliseconds{0}).value()) << "a doorbell's first edge";
+    ASSERT_TRUE(send_packet(pair.second.get(), packet(7)));
+    Packet received;
+
+    EXPECT_EQ(line.receive(buffer, received).value(), ReceiveOutcome::would_block);
+    EXPECT_TRUE(line.prepare_to_sleep(false));
+    EXPECT_FALSE(line.sleep(std::chrono::milliseconds{0}).value()) << "it keeps nobody awake";
+    client.write_packet(0, packet(1), 1);
+    pair.second.reset();
+    ASSERT_TRUE(line.sleep(patience).value());
+    EXPECT_EQ(line.receive(buffer, received).value(), ReceiveOutcome::packet) << "the ring first";
+    EXPECT_EQ(line.receive(buffer, received).value(), ReceiveOutcome::packet);
+    EXPECT_EQ(line.receive(buffer, received).value(), ReceiveOutcome::closed);
+}
+
+}  // namespace
+}  // namespace bulkhead::test

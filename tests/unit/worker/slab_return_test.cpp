@@ -1,0 +1,186 @@
+// Pools that shrink: docs/channel.md, "Returning".
+
+#include "tests/unit/worker/slab_harness.h"
+
+namespace bulkhead::worker::test {
+namespace {
+
+constexpr std::uint64_t kib = 1024;
+constexpr std::uint64_t mib = 1024 * kib;
+constexpr std::uint64_t at_first = 128 * kib;  // both slabs of a channel of LoopTest
+
+class SlabReturn : public SlabTest {
+protected:
+    SlabReturn() { spec.channel.idle = 1ms; }
+};
+
+TEST_F(SlabReturn, AnAddedOutputSlabThatStaysEmptyIsWithdrawnAndItsBytesComeBack) {
+    start_ready();
+    TestClient client = open_channel(both);
+    const wire::LeaseRef lease = fill(client, 1, 100 * kib);
+    await_slab_bytes(at_first + 4 * mib);
+
+    release(client, lease);
+    EXPECT_EQ(expect_withdrawn(client), lease.slab_id);
+    await_slab_bytes(at_first + 4 * mib);  // the client maps it still
+    return_slab(client, lease.slab_id);
+
+    await_slab_bytes(at_first);
+    EXPECT_NE(fill(client, 2, 100 * kib).slab_id, lease.slab_id) << "an id is used once";
+}
+
+TEST_F(SlabReturn, ASlabWithOneResultThatAClientKeepsStays) {
+    spec.channel.bytes_max = 32 * mib;
+    start_ready();
+    TestClient client = open_channel(both);
+    const wire::LeaseRef kept = fill(client, 1, 100 * kib);
+    const wire::LeaseRef dropped = fill(client, 2, 5 * mib);
+    ASSERT_NE(kept.slab_id, dropped.slab_id);
+
+    release(client, dropped);
+
+    EXPECT_EQ(expect_withdrawn(client), dropped.slab_id);
+    client.infer(3, "echo", {client.tensor({1})});
+    client.expect_result(3);  // and nothing about the other slab before it
+    release(client, kept);
+    EXPECT_EQ(expect_withdrawn(client), kept.slab_id);
+}
+
+TEST_F(SlabReturn, AWithdrawnSlabHoldsNoResultAndFillsTheBoundOfItsOwnClientAlone) {
+    spec.channel.bytes_max = at_first + 4 * mib;
+    start_ready();
+    TestClient slow = open_channel(both);
+    TestClient other = open_channel(both);
+    const wire::LeaseRef lease = fill(slow, 1, 100 * kib);
+    release(slow, lease);
+    EXPECT_EQ(expect_withdrawn(slow), lease.slab_id);
+
+    slow.infer(2, "fill", {}, {{"bytes", 100 * kib}});
+    EXPECT_NE(slow.expect_error(2, ErrorCode::resources_exhausted).remedy.find("channel.max"), std::string::npos);
+    fill(other, 1, 100 * kib);
+    return_slab(slow, lease.slab_id);
+
+    await_slab_bytes(2 * at_first + 4 * mib);  // those of the other one's result stay
+    fill(slow, 3, 100 * kib);
+}
+
+TEST_F(SlabReturn, WhoDidNotAgreeIsAskedForNothing) {
+    start_ready();
+    TestClient client = open_channel(0);
+    TestClient other = open_channel(both);
+    release(client, fill(client, 1, 100 * kib));
+    const wire::LeaseRef lease = fill(other, 1, 100 * kib);
+    release(other, lease);
+
+    EXPECT_EQ(expect_withdrawn(other), lease.slab_id);  // as late as the first one's would be
+
+    client.infer(2, "echo", {client.tensor({1})});
+    client.expect_result(2);
+    return_slab(client, 1);
+    client.expect_error(0, ErrorCode::protocol_violation);
+    client.expect_end();
+}
+
+TEST_F(SlabReturn, AnInputSlabGoesWhenTheRequestThatReadsItHasEnded) {
+    start_ready();
+    TestClient client = open_channel(both);
+    client.send(
+        channel::encode(channel::SlabRequest{1, wire::SlabDirection::input, wire::SlabKind::host_memfd, 1 * mib}));
+    ASSERT_TRUE(client.receive());
+    const TestClient::Slab& added = client.slabs.back();
+    const auto in_it = [&](float value) {
+        channel::Tensor tensor = client.tensor({value});
+        std::memcpy(added.memory.bytes().data(), &value, sizeof value);
+        tensor.lease.slab_id = added.offer.slab_id;
+        return tensor;
+    };
+    client.infer(2, "wait", {in_it(7)});
+    log->gate.await_arrivals(1);
+
+    return_slab(client, added.offer.slab_id);
+    client.infer(3, "echo", {in_it(7)});
+    const Error error = client.expect_error(3, ErrorCode::protocol_violation);
+    EXPECT_NE(error.attempt.find("returned"), std::string::npos) << error.text();
+    await_slab_bytes(at_first + 1 * mib);
+    log->gate.open();
+
+    EXPECT_EQ(client.values(client.expect_result(2).tensors.at(0)), std::vector<float>{7});
+    await_slab_bytes(at_first);
+    client.infer(4, "echo", {client.tensor({1})});
+    client.expect_result(4);
+}
+
+TEST_F(SlabReturn, WhatCannotBeReturnedIsAnErrorAndTooManyOfThemTheEnd) {
+    start_ready();
+    TestClient client = open_channel(both);
+    TestClient other = open_channel(both);
+    const std::uint32_t output = client.find_slab(wire::SlabDirection::output)->offer.slab_id;
+    const std::uint32_t input = client.find_slab(wire::SlabDirection::input)->offer.slab_id;
+
+    return_slab(client, output);  // not withdrawn
+    return_slab(client, 77);      // never offered
+    return_slab(client, input);
+    return_slab(client, input);  // twice
+    return_slab(client, wire::lent_slab_id_min);
+
+    for (const std::string_view why : {"not withdrawn", "does not have", "slab", "does not have"})
+        EXPECT_NE(client.expect_error(0, ErrorCode::protocol_violation).attempt.find(why), std::string::npos) << why;
+    fill(client, 1, 16);  // the channel lives, without inputs
+    for (int i = 0; i < 13; ++i) return_slab(client, 77);
+    for (int i = 0; i < 13; ++i) client.expect_error(0, ErrorCode::protocol_violation);
+    client.expect_end();
+    other.infer(1, "echo", {other.tensor({1})});
+    other.expect_result(1);
+}
+
+TEST_F(SlabReturn, AClientThatNeverFreesMeetsItsBoundAndNobodyElseDoes) {
+    spec.channel.bytes_max = 8 * mib;
+    spec.channel.idle = 1h;  // nothing of the other one's is withdrawn
+    start_ready();
+    TestClient hoarder = open_channel(both);
+    TestClient other = open_channel(both);
+    std::vector<wire::LeaseRef> kept;
+    for (std::uint64_t id = 1; id < 100; ++id) {
+        hoarder.infer(id, "fill", {}, {{"bytes", 1 * mib}});
+        const auto answer = hoarder.receive_answer();
+        ASSERT_TRUE(answer);
+        if (std::holds_alternative<channel::Failure>(*answer)) {
+            const Error& error = std::get<channel::Failure>(*answer).error;
+            EXPECT_EQ(error.code, ErrorCode::resources_exhausted);
+            EXPECT_NE(error.remedy.find("`channel.max`"), std::string::npos) << error.text();
+            break;
+        }
+        kept.push_back(std::get<channel::InferResult>(*answer).tensors.at(0).lease);
+    }
+    ASSERT_GE(kept.size(), 4U);
+    ASSERT_LT(kept.size(), 9U);
+
+    for (std::uint64_t id = 1; id <= 50; ++id) release(other, fill(other, id, 1 * mib));
+
+    release(hoarder, kept.front());
+    fill(hoarder, 100, 1 * mib);
+}
+
+TEST_F(SlabReturn, TheBoundOfAllChannelsIsNamedAndIsFreedByOneThatCloses) {
+    spec.channel.worker_bytes_max = 2 * at_first + 4 * mib;
+    start_ready();
+    TestClient first = open_channel(both);
+    TestClient second = open_channel(both);
+    fill(first, 1, 1 * mib);
+
+    second.infer(1, "fill", {}, {{"bytes", 1 * mib}});
+    EXPECT_NE(second.expect_error(1, ErrorCode::resources_exhausted).remedy.find("`channel.worker_max`"),
+              std::string::npos);
+    second.infer(2, "echo", {second.tensor({1})});
+    second.expect_result(2);
+    TestClient third = introduce();
+    third.send(channel::encode(channel::Hello{both, "third"}));
+    third.expect_error(0, ErrorCode::resources_exhausted);
+
+    first.close();
+    await_slab_bytes(at_first);
+    fill(second, 3, 1 * mib);
+}
+
+}  // namespace
+}  // namespace bulkhead::worker::test

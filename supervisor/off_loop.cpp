@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
@@ -85,13 +86,23 @@ void OffLoop::add(std::string what, std::function<void()> work, std::function<vo
         if (state_->stuck >= stuck_max_) return refuse(job);
         state_->waiting.push_back(job);
     }
-    if (!thread_.joinable()) start_thread();
+    if (!thread_.joinable() && !start_thread()) {
+        const std::lock_guard lock{state_->mutex};
+        for (const JobPointer& one : std::exchange(state_->waiting, {})) refuse(one);
+    }
     state_->changed.notify_all();
     watch();
 }
 
-void OffLoop::start_thread() {
-    thread_ = std::thread{[this, state = state_, number = state_->number] { work(state, number); }};
+/// False: the machine has no thread left for this process.
+bool OffLoop::start_thread() {
+    try {
+        thread_ = std::thread{[this, state = state_, number = state_->number] { work(state, number); }};
+        return true;
+    } catch (const std::system_error& error) {
+        spdlog::error("starting a thread: {}", error.what());
+        return false;
+    }
 }
 
 /// `this` is there for as long as the thread's number is the present one.
@@ -141,10 +152,8 @@ void OffLoop::look() {
         if (state_->running && state_->since + deadline_ <= Clock::now()) {
             tid = state_->tid;
             job = abandon();
-            if (state_->stuck >= stuck_max_)
+            if (!state_->waiting.empty() && (state_->stuck >= stuck_max_ || !start_thread()))
                 refused = std::exchange(state_->waiting, {});
-            else if (!state_->waiting.empty())
-                start_thread();
         }
     }
     watch();
@@ -163,10 +172,12 @@ void OffLoop::look() {
 
 /// Answered later, as all others are.
 void OffLoop::refuse(const JobPointer& job) {
-    boost::asio::post(io_, [job, stuck = stuck_max_] {
-        const Error error{
-            ErrorCode::resources_exhausted, fmt::format("{}: {} threads wait in the kernel already", job->what, stuck),
-            fmt::format("see /proc/{}/task/*/stack: a disk, a network file system or a device hangs", ::getpid())};
+    boost::asio::post(io_, [job] {
+        const Error error{ErrorCode::resources_exhausted,
+                          fmt::format("{}: there is no thread for it, others wait in the kernel", job->what),
+                          fmt::format("see /proc/{}/task/*/stack: a disk, a network file system or a device hangs; or "
+                                      "the limit of processes is too low (`ulimit -u`)",
+                                      ::getpid())};
         job->work = nullptr;
         job->answer(&error);
     });

@@ -72,7 +72,7 @@ private:
     using JobPointer = std::shared_ptr<Job>;
 
     void add(std::string what, std::function<void()> work, std::function<void(const Error*)> tell);
-    void start_thread();
+    bool start_thread();
     void work(const std::shared_ptr<State>& state, std::uint64_t number);
     void watch();
     void look();

@@ -126,7 +126,7 @@ public:
     }
     [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override { return gpu_; }
     [[nodiscard]] bool writes_inputs() const noexcept override {
-        return device_->device().is_cpu() && runtime_->writes_inputs();  // a GPU has copies of them
+        return device_->device().is_cpu() && (package_writes_inputs_ || runtime_->writes_inputs());  // a GPU has copies
     }
     [[nodiscard]] boost::json::object graphs() const override { return device_->graphs(); }
     [[nodiscard]] std::string device_name() const override { return device_->name(); }
@@ -171,6 +171,7 @@ private:
     std::unique_ptr<Device> device_;
     std::shared_ptr<const bulkhead::cuda::Gpu> gpu_;
     std::unique_ptr<Runtime> runtime_;
+    bool package_writes_inputs_ = false;
 };
 
 Result<> check_declaration(const config::ModelSpec& spec, bool cuda) {
@@ -266,6 +267,7 @@ Result<> LoadedModel::load_package(const ModelFile& file) {
     const auto name = compiled.value().library.filename().string();
     read_ahead(compiled.value().folder,
                [&](std::uint64_t done, std::uint64_t total) { report("loading", done, total, "bytes", name); });
+    package_writes_inputs_ = may_write_inputs(compiled.value(), spec_.methods.front().inputs.size());
     runtime_ = device_->load_aoti(spec_, compiled.value().library.string(), compiled.value().folder.string());
     return {};
 }

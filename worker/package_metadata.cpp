@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <fstream>
 #include <sstream>
 #include <vector>
@@ -152,6 +153,17 @@ Result<> check_compatible(const CompiledModel& model, const Machine& machine) {
             fmt::format("it was exported with torch {}, this worker has {}", torch->second, machine.torch),
             fmt::format("export it again with torch {}", minor_release(machine.torch)));
     return {};
+}
+
+bool may_write_inputs(const CompiledModel& model, std::size_t inputs) {
+    const auto written = model.metadata.find("BULKHEAD_WRITTEN_ARGUMENTS");
+    if (written == model.metadata.end()) return true;
+    if (written->second == "none") return false;
+    return std::ranges::any_of(words(written->second), [&](const std::string& position) {
+        std::size_t argument = 0;
+        const auto [end, error] = std::from_chars(position.data(), position.data() + position.size(), argument);
+        return error != std::errc{} || end != position.data() + position.size() || argument < inputs;
+    });
 }
 
 }  // namespace bulkhead::worker

@@ -36,4 +36,8 @@ struct Machine {
 /// Errors  package_incompatible naming both sides, and how to export again
 [[nodiscard]] Result<> check_compatible(const CompiledModel& model, const Machine& machine);
 
+/// Whether it may write into one of its first `inputs` arguments. Only the exporter knows
+/// (BULKHEAD_WRITTEN_ARGUMENTS, their positions); a package that does not tell may.
+[[nodiscard]] bool may_write_inputs(const CompiledModel& model, std::size_t inputs);
+
 }  // namespace bulkhead::worker

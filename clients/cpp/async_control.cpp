@@ -358,6 +358,7 @@ AsyncControlState::Awaitable<Result<json::object>> AsyncControlState::next_event
         if (!resuming_ && (!subscribed_on_ || queue_.has_gap())) {
             resuming_ = true;
             asio::co_spawn(executor_, resume(shared_from_this()), asio::detached);
+            continue;  // it may have run, and ended, there
         }
         co_await changed_.wait(deadline_in(limits::call));
     }

@@ -57,6 +57,8 @@ def export_package(module: torch.nn.Module, arguments: tuple, file: Path, dynami
     partial = file.with_suffix(".partial.pt2")
     with torch.no_grad():
         program = torch.export.export(module.eval(), arguments, dynamic_shapes=dynamic_shapes)
+        written = set(program.graph_signature.user_inputs_to_mutate.values())
+        positions = [str(i) for i, name in enumerate(program.graph_signature.user_inputs) if name in written]
         torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(partial),
@@ -71,6 +73,8 @@ def export_package(module: torch.nn.Module, arguments: tuple, file: Path, dynami
                 "aot_inductor.metadata": {
                     "BULKHEAD_TORCH": torch.__version__,
                     "BULKHEAD_CPU_FLAGS": cpu_flags(),
+                    # Tensors of another model are lent read-only, and only to who writes into none of them.
+                    "BULKHEAD_WRITTEN_ARGUMENTS": " ".join(positions) or "none",
                 },
             },
         )

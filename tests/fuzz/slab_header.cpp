@@ -11,6 +11,7 @@
 #include <map>
 
 #include "ipc/host_slab.h"
+#include "ipc/packet.h"
 #include "ipc/ring.h"
 #include "ipc/slab_allocator.h"
 #include "ipc/tensor_layout.h"

@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
-from .errors import Error
+from .errors import Error, checked_deadline
 from .layout import LIMITS
 from .memory import CPU
 from .protocol import ChannelCore, Packet, Reply, Request
@@ -90,13 +90,13 @@ class Channel:
                  events: Events | None = None) -> None:  # fmt: skip
         """Speaks the channel on a socket that came from elsewhere, and owns it. ``stateful``: what requests mean depends on
         those before them, on this very channel. ``events``: its part in a GPU."""
+        until = time.monotonic() + checked_deadline(deadline, OPEN_SECONDS)
         sock.setblocking(False)
         self._socket = sock
         self.stateful = stateful
         self.core = ChannelCore(client, events=events)
         _channels.add(self)
         weakref.finalize(self, sock.close).atexit = False
-        until = time.monotonic() + deadline
         while not self.core.is_open:
             self._raise_if_ended()
             if not self._pump(until):
@@ -150,6 +150,7 @@ class Channel:
     def results_on_gpu(self, size_bytes: int) -> bool:
         """From now on results lie in memory of the GPU, of which the worker makes so much at first. False, and results stay in
         CPU memory, where no GPU is shared with this worker."""
+        self._grown()  # one that an earlier call has stopped waiting for
         if not self.core.slabs.ask_for_gpu_results(size_bytes):
             return False
         self._grown()
@@ -211,12 +212,13 @@ class Channel:
     def submit(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
                deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Request:  # fmt: skip
         """As many may be in flight as ``core.in_flight_max`` says; one more is ``queue_full``. Pass it to ``wait`` or ``stream``."""
+        patience = checked_deadline(deadline, PATIENCE_SECONDS)
         self._take_what_came()
         self._raise_if_ended()
         tensors, more = split_arguments(self.core, method, {**(inputs or {}), **named})
         placed = [(name, self._prepare(value, declared_dtype(self.core, method, name))) for name, value in tensors.items()]
         request = self.core.submit(method, placed, {**more, **(parameters or {})}, deadline, retry_safe)
-        request.until = time.monotonic() + (PATIENCE_SECONDS if deadline is None else deadline) + GRACE_SECONDS
+        request.until = time.monotonic() + patience + GRACE_SECONDS
         self._flush(time.monotonic() + SEND_SECONDS)
         return request
 
@@ -225,7 +227,9 @@ class Channel:
         reply = None
         for reply in self.stream(request):
             pass
-        assert reply is not None  # a request ends with an answer or raises
+        if reply is None:
+            raise Error("input_invalid", f"waiting for request {request.number} ({request.method}): its answer was already taken",
+                        "wait once for each request, and keep the reply")  # fmt: skip
         return reply
 
     def stream(self, request: Request) -> Iterator[Reply]:

@@ -12,9 +12,9 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 from . import verbs
 from .channel import GRACE_SECONDS, OPEN_SECONDS, Channel
 from .control import Control, Notifications, find_socket
-from .errors import Error
+from .errors import Error, checked_deadline
 from .protocol import Reply
-from .shared_tensors import Arena, Input
+from .shared_tensors import ARENA_BYTES_MAX, Arena, Input
 from .tensors import dtype_name
 
 #: Channels asked for, for one request that is sent again, when each worker dies before its welcome.
@@ -25,13 +25,14 @@ class Client:
     """``bulkhead.connect()`` makes one. Any thread may use it: each thread has a channel of its own to each model, until it
     ends or the client is closed. A forked child may use it as well, and has none of the parent's channels or tensors."""
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py") -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py",
+                 memory_bytes_max: int = ARENA_BYTES_MAX) -> None:  # fmt: skip
         self.name = name
         self._control = Control(find_socket(path))
         self._local = threading.local()
         self._lock = threading.Lock()
         self._all: weakref.WeakSet[Channel] = weakref.WeakSet()
-        self._arena = Arena()
+        self._arena = Arena(memory_bytes_max)
 
     def __enter__(self) -> Client:
         return self
@@ -75,7 +76,7 @@ class Client:
         ``retry_safe``: running it twice does no harm, so a request that its worker took down is sent once more, to the
         next one. Without it, or of a model that keeps state, such a request ends with ``worker_lost``.
         """
-        until = None if deadline is None else time.monotonic() + deadline
+        until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
         try:
             return channel.infer(inputs, method=method, parameters=parameters, deadline=_left(until), retry_safe=retry_safe, **named)
@@ -89,7 +90,7 @@ class Client:
                parameters: Mapping[str, Any] | None = None, deadline: float | None = None, **named: Any) -> Iterator[Reply]:  # fmt: skip
         """The parts of a streamed answer as they come: ``for part in b.stream("llm", tokens=x): …``. Sent at once; leaving the
         loop cancels the rest. Never sent again."""
-        until = None if deadline is None else time.monotonic() + deadline
+        until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
         return channel.stream(channel.submit(inputs, method=method, parameters=parameters, deadline=_left(until), **named))
 
@@ -214,6 +215,7 @@ def _and_grace(deadline: float | None) -> float | None:
     return None if deadline is None else deadline + GRACE_SECONDS
 
 
-def connect(path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py") -> Client:
-    """To the daemon at ``path``, else where ``bulkhead`` would look. ``name`` appears in logs and receipts."""
-    return Client(path, name=name)
+def connect(path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py", memory_bytes_max: int = ARENA_BYTES_MAX) -> Client:
+    """To the daemon at ``path``, else where ``bulkhead`` would look. ``name`` appears in logs and receipts; ``allocate``
+    without a model takes no more memory of this process than ``memory_bytes_max``."""
+    return Client(path, name=name, memory_bytes_max=memory_bytes_max)

@@ -100,7 +100,7 @@ class Control:
     def call(self, method: str, params: dict[str, Any] | None = None, *, deadline: float | None = None) -> tuple[Any, list[int]]:
         """The result and the descriptors that came with it, which are the caller's then. ``deadline`` in seconds."""
         asked = Call(method, params)
-        until = None if deadline is None else time.monotonic() + deadline
+        until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         connection = self._take()
         while True:
             try:

@@ -89,6 +89,14 @@ def read(value: Any, stream: int | None = None) -> Seen:
 
     The capsule is not consumed: its own destructor gives the tensor back when the last reference is gone.
     """
+    try:
+        return _read(value, stream)
+    except (BufferError, ValueError) as error:  # what the array standard lets an exporter refuse with
+        raise Error("input_invalid", f"a {type(value).__name__} that is not given away: {error}",
+                    "pass a plain tensor: of one that requires a gradient, its detach()") from None  # fmt: skip
+
+
+def _read(value: Any, stream: int | None) -> Seen:
     kind, number = value.__dlpack_device__()
     device = int(kind), int(number)
     if device[0] != CPU and (device[0] != CUDA or stream is None):

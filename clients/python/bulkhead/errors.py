@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+
+DEADLINE_SECONDS_MAX = 20 * 86400.0  #: poll(2) takes milliseconds in an int: 24 days
+
 
 class Error(Exception):
     """What failed, what was being attempted, and what the caller can change.
@@ -25,3 +30,12 @@ class Error(Exception):
     def again(self) -> Error:
         """To be raised once more: an exception that was raised keeps the frames it went through, and their tensors."""
         return Error(self.code, self.attempt, self.remedy)
+
+
+def checked_deadline(deadline: float | None, default: float = 0.0) -> float:
+    """Seconds, of what a caller gave; ``default`` where that is None."""
+    if deadline is None:
+        return default
+    if not isinstance(deadline, numbers.Real) or not math.isfinite(deadline) or deadline > DEADLINE_SECONDS_MAX:
+        raise Error("input_invalid", f"a deadline of {deadline!r}", f"give seconds, at most {DEADLINE_SECONDS_MAX:.0f}, or None for the default")
+    return float(deadline)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import resource
 import weakref
 from collections import deque
 from typing import Any, Callable
@@ -42,7 +43,7 @@ class Region:
     def retire(self) -> None:
         """Owner's thread."""
         self.retired = True
-        for watcher in self._watchers:
+        for watcher in list(self._watchers):
             watcher()
 
     def on_change(self, tell: Callable[[], None]) -> None:
@@ -50,8 +51,33 @@ class Region:
         self._watchers.append(tell)
         self._gone.append(tell)
 
+    def off_change(self, tell: Callable[[], None]) -> None:
+        """Takes one ``on_change`` back: a region may outlive many channels that it was lent on."""
+        self._watchers.remove(tell)
+        self._gone.remove(tell)
+
     def on_unmap(self, tell: Callable[[], None]) -> None:
         self._gone.append(tell)
+
+
+def available_bytes() -> int | None:
+    """Of host memory, by the kernel's own estimate; None where /proc is not mounted."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    except OSError:
+        return None
+
+
+def check_room(size_bytes: int) -> None:
+    """posix_fallocate would answer these two with SIGXFSZ and with the OOM killer."""
+    file_max = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    available = available_bytes()
+    for what, most in (("the limit on file size (ulimit -f)", None if file_max == resource.RLIM_INFINITY else file_max),
+                       ("available host memory", available)):  # fmt: skip
+        if most is not None and size_bytes > most:
+            raise Error("resources_exhausted", f"{size_bytes} bytes of shared memory; {what} is {most} bytes",
+                        "allocate smaller tensors, or free host memory")  # fmt: skip
 
 
 class Mapping(Region):
@@ -93,6 +119,7 @@ class Mapping(Region):
     @classmethod
     def own(cls, size_bytes: int) -> Mapping:
         """New memory of this process, which only it can write, and which any worker takes as a loan."""
+        check_room(size_bytes)
         fd = os.memfd_create("bulkhead-client", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size_bytes)

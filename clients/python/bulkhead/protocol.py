@@ -162,7 +162,10 @@ class ChannelCore:
         if self.is_full:
             raise Error("queue_full", f"{len(self._requests)} requests of this channel are in flight, its bound",
                         "wait for an earlier request first")  # fmt: skip
-        text = json.dumps(dict(parameters), separators=(",", ":")).encode() if parameters else b""
+        try:
+            text = json.dumps(dict(parameters), separators=(",", ":"), allow_nan=False).encode() if parameters else b""
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Error("input_invalid", f"parameters that are no JSON: {error}", "pass numbers that are finite, text, lists and dictionaries") from None
         if len(inputs) > LIMITS["tensors_max"] or len(text) > LIMITS["json_bytes_max"]:
             raise Error("input_invalid", f"{len(inputs)} tensors and {len(text)} bytes of parameters",
                         f"at most {LIMITS['tensors_max']} and {LIMITS['json_bytes_max']}")  # fmt: skip

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .cuda import Events
 
 
+PAGE_BYTES = 4096
+ARENA_BYTES_MAX = 1 << 30  #: of a client's own shared memory, where it was not told otherwise
+
+
 class Lease:
     """Some bytes of a region. Gives them back when nothing looks at them, and no request uses them, any more."""
 
@@ -151,10 +155,15 @@ def leased_room(region: Region, allocator: Allocator, dtype: str, shape: tuple[i
     return Input(dtype, shape, lease)
 
 
+def _pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
 class Arena:
     """Memory of this process for inputs of any model: each worker that gets one of them borrows the slab. Any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int = ARENA_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
         self._lock = threading.Lock()
         self._slabs: list[tuple[Mapping, Allocator]] = []
         self._process = os.getpid()
@@ -168,12 +177,17 @@ class Arena:
                 found = leased_room(mapping, allocator, dtype, dims)
                 if found is not None:
                     return found
-            size = max(element_count(dims) * ITEM_BYTES[dtype] + ALIGNMENT, 2 * max((m.size_bytes for m, _ in self._slabs), default=1 << 19))
+            needed = _pages(element_count(dims) * ITEM_BYTES[dtype] + ALIGNMENT)
+            wanted = max(needed, 2 * max((m.size_bytes for m, _ in self._slabs), default=1 << 19))
+            used = sum(m.size_bytes for m, allocator in self._slabs if not allocator.is_empty)
+            if needed > self.bytes_max - used:
+                raise Error("resources_exhausted", f"{needed} bytes of shared memory; {used} of at most {self.bytes_max} bytes are in use",
+                            "drop tensors that are no longer needed, or connect with a larger memory_bytes_max")  # fmt: skip
             for mapping, allocator in self._slabs:
                 if allocator.is_empty:
                     mapping.retire()
             self._slabs = [one for one in self._slabs if not one[0].retired]
-            mapping = Mapping.own(-(-size // 4096) * 4096)
+            mapping = Mapping.own(max(needed, min(wanted, (self.bytes_max - used) // PAGE_BYTES * PAGE_BYTES)))
             allocator = Allocator(mapping.size_bytes)
             self._slabs.append((mapping, allocator))
             found = leased_room(mapping, allocator, dtype, dims)

@@ -170,9 +170,10 @@ class Slabs:
         self._growing = _Growing(self._send("slab_request", body, ask=True), size, direction, kind)
 
     def ask_for_gpu_results(self, size_bytes: int) -> bool:
-        """Once ``growing`` is false again, ``gpu_results`` says whether results will lie on the GPU. False: they will not."""
+        """Not while ``growing``: one slab is asked for at a time. Once ``growing`` is false again, ``gpu_results`` says whether results will lie on the GPU. False: they will not."""
         if self.gpu_kind is None:
             return False
+        self._growth_refused = None  # of an earlier one, for which nobody waited any more
         self._ask_for_slab(size_bytes, DIRECTION["output"], self.gpu_kind)
         return True
 
@@ -218,6 +219,10 @@ class Slabs:
             self._open_loans.append(loan)
             mapping.on_change(self._wake)
         return loan if loan is not None and loan.refused is None else None
+
+    def _unwatch(self, loan: Loan) -> None:
+        if (mapping := loan.mapping) is not None:
+            mapping.off_change(self._wake)
 
     # --- what the worker says
 
@@ -302,6 +307,7 @@ class Slabs:
         elif loan := self._asked.pop(request_id, None):
             loan.pending, loan.refused = False, error
             self._open_loans.remove(loan)
+            self._unwatch(loan)
         else:
             return False
         return True
@@ -337,6 +343,7 @@ class Slabs:
         if self._open_loans:
             for loan in [one for one in self._open_loans if one.is_over]:
                 self._open_loans.remove(loan)
+                self._unwatch(loan)
                 if (mapping := loan.mapping) is not None:
                     del self._loans[mapping]
                 self._send("slab_return", layout.SLAB_NAME.pack(slab_id=loan.slab_id))
@@ -375,6 +382,8 @@ class Slabs:
         for loan in self._asked.values():
             loan.pending = False
         self._asked.clear()
+        for loan in self._open_loans:
+            self._unwatch(loan)
         self._inputs.clear()
         self._outputs.clear()
         self._open_loans.clear()

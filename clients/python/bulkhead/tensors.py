@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, Iterator, Sequence, Union
 
 from . import dlpack
@@ -22,6 +23,9 @@ _FORMATS: dict[str, str] = {
 }  # fmt: skip
 _BY_FORMAT = {code: name for name, code in _FORMATS.items()} | {"l": "int64", "Zf": "complex64", "Zd": "complex128"}
 
+ELEMENTS_MAX = (1 << 59) - 1  #: of the largest items, 16 bytes, fewer than a signed 64-bit size in bytes holds
+
+
 def array_type(dtype: str) -> str:
     """As the array interface says it: ``<f4``. Of bfloat16, which that does not know, its bits."""
     if dtype in ("bool", "bfloat16"):
@@ -37,9 +41,14 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    dims = tuple(int(size) for size in shape)
-    if len(dims) > LIMITS["rank_max"] or any(size < 0 or size >= 1 << 63 for size in dims):
+    try:
+        dims = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        raise Error("shape_mismatch", f"a tensor of shape {shape!r}", "a shape is a sequence of whole numbers") from None
+    if len(dims) > LIMITS["rank_max"] or any(size < 0 for size in dims):
         raise Error("shape_mismatch", f"a tensor of shape {list(dims)}", f"at most {LIMITS['rank_max']} sizes, none negative")
+    if math.prod(max(size, 1) for size in dims) > ELEMENTS_MAX:
+        raise Error("shape_mismatch", f"a tensor of shape {list(dims)}", f"at most {ELEMENTS_MAX} elements, sizes of 0 not counted")
     return dims
 
 
@@ -157,7 +166,7 @@ class Source:
         if not isinstance(value, (list, tuple, int, float, bool, bytes, bytearray, TensorView)):
             try:
                 view = memoryview(value)
-            except TypeError:
+            except (TypeError, BufferError, ValueError):
                 pass
             else:
                 return cls._of_buffer(view)
@@ -208,7 +217,7 @@ class Source:
             raise Error("dtype_unsupported", f"a list as {name}", "pass a numpy array or a torch tensor")
         try:
             data = struct.pack(f"<{len(flat)}{_FORMATS[name]}", *flat)
-        except struct.error as error:
+        except (struct.error, OverflowError) as error:
             raise Error("dtype_unsupported", f"numbers that are no {name}: {error}", "pass numbers of the declared dtype") from None
         return cls(name, tuple(shape), memoryview(data))
 

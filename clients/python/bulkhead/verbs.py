@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from .errors import Error
+from .errors import Error, checked_deadline
 
 if TYPE_CHECKING:
     from .cuda import Events
 
 
 def with_deadline(params: dict[str, Any], deadline: float | None) -> dict[str, Any]:
-    return params if deadline is None else {**params, "deadline_ms": max(1, int(deadline * 1000))}
+    return params if deadline is None else {**params, "deadline_ms": max(1, int(checked_deadline(deadline) * 1000))}
 
 
 def models(names: tuple[str, ...]) -> dict[str, Any]:

@@ -14,7 +14,10 @@ import time
 import wave
 from pathlib import Path
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:
+    raise SystemExit("this example resamples with numpy: pip install numpy") from None
 
 import bulkhead
 

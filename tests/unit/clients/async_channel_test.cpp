@@ -40,14 +40,13 @@ struct Loop {
     }
     AsyncChannel adopt(FakeWorker& worker) {
         std::optional<Result<AsyncChannel>> outcome;
-        AsyncChannel::async_adopt(context.get_executor(), worker.client_end(),
-                                  {.client = "test", .deadline = 10s, .rings = false},
+        AsyncChannel::async_adopt(context.get_executor(), worker.client_end(), {.client = "test", .deadline = 10s},
                                   [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
         return until(outcome).value();
     }
     AsyncChannel open(AsyncControl& control) {
         std::optional<Result<AsyncChannel>> outcome;
-        AsyncChannel::async_open(control, "fake", {.client = "test", .deadline = {}, .rings = false},
+        AsyncChannel::async_open(control, "fake", {.client = "test", .deadline = {}},
                                  [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
         return until(outcome).value();
     }

@@ -34,6 +34,18 @@ TEST(PackageMetadata, LetsAFittingPackagePass) {
 
 TEST(PackageMetadata, ChecksNothingThatIsNotTold) { EXPECT_EQ(refusal({}), Error{}); }
 
+TEST(PackageMetadata, TellsWhetherInputsAreWrittenAndIsNotTrustedWhereItIsSilent) {
+    const auto may_write = [](std::map<std::string, std::string> metadata) {
+        return may_write_inputs({{}, {}, std::move(metadata)}, 2);
+    };
+    EXPECT_TRUE(may_write({}));
+    EXPECT_FALSE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "none"}}));
+    EXPECT_FALSE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "2 3"}})) << "its outputs, as arguments";
+    EXPECT_TRUE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "3 1"}}));
+    EXPECT_TRUE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "1x"}}));
+    EXPECT_TRUE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "-1"}}));
+}
+
 TEST(PackageMetadata, NamesBothDevices) {
     const auto error = refusal({{"AOTI_DEVICE_KEY", "cuda"}});
     EXPECT_EQ(error.code, ErrorCode::package_incompatible);

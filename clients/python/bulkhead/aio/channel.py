@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Mapping, Sequence
 
 from ..channel import GRACE_SECONDS, OPEN_SECONDS, PATIENCE_SECONDS, SLAB_SECONDS, declared_dtype, receive, send, split_arguments
-from ..errors import Error
+from ..errors import Error, checked_deadline
 from ..memory import CPU
 from ..protocol import ChannelCore, Reply, Request
 from ..shared_tensors import Input, SlabTensor
@@ -42,9 +42,10 @@ class Channel:
     async def open(cls, sock: socket.socket, *, client: str = "bulkhead-py", deadline: float = OPEN_SECONDS, stateful: bool = True,
                    events: Events | None = None) -> Channel:  # fmt: skip
         """Speaks the channel on a socket that came from elsewhere, and owns it."""
+        patience = checked_deadline(deadline, OPEN_SECONDS)
         channel = cls(sock, client, stateful, events)
         try:
-            await channel._until(lambda: channel.core.is_open, deadline, "opening a channel: the worker has not said welcome in time")
+            await channel._until(lambda: channel.core.is_open, patience, "opening a channel: the worker has not said welcome in time")
         except BaseException:
             channel.close()
             raise
@@ -150,7 +151,7 @@ class Channel:
 
     async def _stream(self, inputs: Mapping[str, Any] | None, method: str, parameters: Mapping[str, Any] | None, deadline: float | None,
                       retry_safe: bool, named: dict[str, Any]) -> AsyncIterator[Reply]:  # fmt: skip
-        until = self._loop.time() + (PATIENCE_SECONDS if deadline is None else deadline)
+        until = self._loop.time() + checked_deadline(deadline, PATIENCE_SECONDS)
         changed = Waiters()
         await self._turns.take(until - self._loop.time(), f"waiting until one of the {self.core.in_flight_max} requests in flight is answered")
         try:

@@ -11,9 +11,9 @@ from .. import verbs
 from ..channel import OPEN_SECONDS
 from ..client import REOPEN_TRIES
 from ..control_lines import find_socket
-from ..errors import Error
+from ..errors import Error, checked_deadline
 from ..protocol import Reply
-from ..shared_tensors import Arena, Input
+from ..shared_tensors import ARENA_BYTES_MAX, Arena, Input
 from ..tensors import dtype_name
 from .channel import Channel
 from .control import Control, Notifications
@@ -22,12 +22,13 @@ from .control import Control, Notifications
 class Client:
     """``async with bulkhead.aio.connect() as b`` makes one; any number of tasks may use it."""
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py") -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py",
+                 memory_bytes_max: int = ARENA_BYTES_MAX) -> None:  # fmt: skip
         self.name = name
         self._path = find_socket(path)
         self._control = Control(self._path)
         self._channels: dict[str, asyncio.Task[Channel]] = {}
-        self._arena = Arena()
+        self._arena = Arena(memory_bytes_max)
 
     async def __aenter__(self) -> Client:
         await self._control.open()
@@ -61,7 +62,7 @@ class Client:
                     **named: Any) -> Reply:  # fmt: skip
         """As ``bulkhead.Client.infer``. Cancelling the task cancels the request."""
         loop = asyncio.get_running_loop()
-        until = None if deadline is None else loop.time() + deadline
+        until = None if deadline is None else loop.time() + checked_deadline(deadline)
 
         def left() -> float | None:
             return None if until is None else max(until - loop.time(), 0.001)
@@ -89,6 +90,7 @@ class Client:
         return self._arena.allocate(shape, dtype_name(dtype))
 
     async def _channel(self, model: str, deadline: float | None) -> Channel:
+        patience = None if deadline is None else checked_deadline(deadline)
         task = self._channels.get(model)
         if task is not None and task.done():
             if task.cancelled() or task.exception() is not None:
@@ -102,7 +104,7 @@ class Client:
         if task is None:
             task = self._channels[model] = asyncio.ensure_future(self._reopen(model))
         try:
-            return await asyncio.wait_for(asyncio.shield(task), deadline)
+            return await asyncio.wait_for(asyncio.shield(task), patience)
         except asyncio.TimeoutError:
             raise Error("deadline_exceeded", f"opening a channel to {model}", "allow more time, or load it beforehand") from None
 

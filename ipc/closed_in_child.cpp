@@ -32,24 +32,34 @@ Registry& registry() {
     return only;
 }
 
+/// A socket whose peer is gone; where only one number is free, one that never had a peer: it fails, too. -1: none.
+int dead_socket() {
+    std::array<int, 2> pair{-1, -1};
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair.data()) != 0)
+        return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    ::close(pair[1]);
+    return pair[0];
+}
+
 /// The child has one thread, and may have been forked from any: system calls only.
 void close_in_child() {
     Registry& all = registry();
     ++all.forks;
-    std::array<int, 2> pair{-1, -1};
-    const bool replace =
-        !all.entries.empty() && ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair.data()) == 0;
-    if (replace) ::close(pair[1]);
+    int dead = all.entries.empty() ? -1 : dead_socket();
+    bool in_place = false;  // it has an entry's number
     for (const auto& [fd, memory] : all.entries) {
-        if (replace)
-            ::dup3(pair[0], fd, O_CLOEXEC);
-        else
-            ::close(fd);  // no number was free to put one in its place
+        if (dead < 0) {  // no number is free: this one will be
+            ::close(fd);
+            dead = dead_socket();
+            in_place = dead == fd;
+        }
+        // A number above a limit that was lowered since can be taken by nobody, so it may stay free.
+        if (dead != fd && ::dup3(dead, fd, O_CLOEXEC) < 0) ::close(fd);
         if (!memory.empty())
             ::mmap(memory.data(), memory.size(), PROT_NONE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     }
-    if (replace) ::close(pair[0]);
+    if (dead >= 0 && !in_place) ::close(dead);
     all.entries.clear();
     all.mutex.unlock();
 }

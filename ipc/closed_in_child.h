@@ -8,7 +8,8 @@ namespace bulkhead {
 
 /// A descriptor that a forked child must not keep: a child that holds a channel's socket keeps it open after its
 /// parent's death, one that holds a slab keeps its memory. In the child of a `fork` the number then names a socket
-/// whose peer is gone: reading it ends, writing it fails, and whoever owns the number closes it as before.
+/// whose peer is gone: reading it ends, writing it fails, and whoever owns the number closes it as before. (In a
+/// process without two free numbers: that never had a peer, and reading fails, too.)
 /// `not_inherited` is a mapping marked MADV_DONTFORK: the child gets an inaccessible one in its place, so that whoever
 /// unmaps it unmaps nothing else. A program that a child executes never had the descriptor: all are close-on-exec.
 /// `posix_spawn` and `vfork` run no such handlers, and need none.

@@ -123,6 +123,15 @@ constexpr int common_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 HostSlab::HostSlab(UniqueFd memfd, bip::mapped_region bytes) : memfd_{std::move(memfd)}, bytes_{std::move(bytes)} {}
 
+/// In the order of destruction: a fork in between must not close a number that is somebody else's by then.
+HostSlab& HostSlab::operator=(HostSlab&& other) noexcept {
+    parents_ = std::move(other.parents_);
+    bytes_ = std::move(other.bytes_);
+    memfd_ = std::move(other.memfd_);
+    plain_because_ = std::move(other.plain_because_);
+    return *this;
+}
+
 Result<HostSlab> HostSlab::create(std::uint64_t size_bytes, wire::SlabDirection direction, const std::string& label,
                                   SlabPages pages) {
     const std::string attempt = fmt::format("creating a slab of {} bytes", size_bytes);

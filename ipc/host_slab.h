@@ -27,7 +27,7 @@ inline constexpr std::uint64_t huge_page_bytes = std::uint64_t{2} << 20;
 /// (F_SEAL_FUTURE_WRITE once the worker has mapped it). Both are sealed against shrinking and growing,
 /// so that neither side can kill the other by SIGBUS. Marked MADV_DONTDUMP.
 ///
-/// Owns    fd and mapping; members die in reverse order, so the bytes go first
+/// Owns    fd and mapping; members die in reverse order, so the registration goes first, then the bytes
 /// Thread  any; not synchronised
 class HostSlab {
 public:
@@ -44,6 +44,10 @@ public:
     ///         has holes, which reading would fill with memory
     static Result<HostSlab> adopt(UniqueFd memfd, std::uint64_t size_bytes, wire::SlabDirection direction);
 
+    HostSlab(HostSlab&&) noexcept = default;
+    HostSlab& operator=(HostSlab&& other) noexcept;
+    ~HostSlab() = default;
+
     [[nodiscard]] int fd() const noexcept { return memfd_.get(); }
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.get_size(); }
     /// What keeps a slab from the huge pages that were asked for, with what to change; else empty.
@@ -56,8 +60,8 @@ public:
 private:
     HostSlab(UniqueFd memfd, boost::interprocess::mapped_region bytes);
     UniqueFd memfd_;
-    ClosedInChild parents_;  ///< of an adopted one
     boost::interprocess::mapped_region bytes_;
+    ClosedInChild parents_;  ///< of an adopted one
     std::string plain_because_;
 };
 

@@ -241,7 +241,15 @@ Result<std::size_t> RingEnd::read(std::span<std::byte> buffer) {
 
 bool RingEnd::prepare_to_sleep(std::size_t room_bytes) {
     mine_->asleep.store(wants_packets | (room_bytes > 0 ? wants_room : 0), std::memory_order_relaxed);
-    if (!barriers_ || !barrier_of_all_registered()) std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!barriers_) {
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+    } else if (!barrier_of_all_registered()) {
+        // The peer may have posted without a fence, relying on this one. From now on it has its own, and whoever asks
+        // looks once more before it sleeps.
+        barriers_ = false;
+        mine_->barriers.store(0, std::memory_order_seq_cst);
+        return false;
+    }
     if (std::exchange(room_owed_, false)) ring_if_asleep(wants_room);
     if (reader_.readable()) return false;
     if (room_bytes == 0) return true;

@@ -166,7 +166,7 @@ private:
     ring::Side* peers_;
     RingWriter writer_;
     RingReader reader_;
-    bool barriers_;           ///< this side issues them
+    bool barriers_;           ///< this side issues them, until the kernel refuses one
     bool room_owed_ = false;  ///< lines were read since the peer was last asked whether it waits for them
 };
 

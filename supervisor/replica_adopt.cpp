@@ -138,9 +138,6 @@ void Replica::adopt_running(const std::optional<Ledger>& ledger) {
         lose(ledger->reason);
         return kill();
     }
-    // Should what it answers end this supervisor, the next ones are to know: one time too many, and it is killed
-    // instead.
-    ++process_->adoptions_tried;
     remember();
     process_->nonce = make_nonce();
     process_->send(worker_link::hello_asked(process_->nonce));
@@ -182,6 +179,10 @@ void Replica::on_adoption_hello(worker_link::Hello& hello) {
     if (hello.nonce == 0 || hello.nonce != process_->nonce) return;  // said to somebody before us
     process_->nonce = 0;
     const auto process = process_;
+    // Should what it answers end this supervisor, the next ones are to know: one time too many, and it is killed
+    // instead. Not counted is who ends before the answer, for which the worker can do nothing.
+    ++process->adoptions_tried;
+    remember();
     take_adoption_hello(hello);
     process->adoptions_tried = 0;
     if (process_ == process) remember();

@@ -207,6 +207,7 @@ void ChannelSession::on_message(const channel::SlabRequest& message) {
 }
 
 void ChannelSession::on_message(channel::SlabLend& message) {
+    UniqueFd memfd = std::move(lent_);  // closed here where the loan is refused
     if (!agreed(wire::feature_lending)) return not_agreed();
     if (message.kind != wire::SlabKind::host_memfd)
         return fail(message.request_id, Error{ErrorCode::input_invalid,
@@ -215,7 +216,7 @@ void ChannelSession::on_message(channel::SlabLend& message) {
     make_slab(
         message.request_id, message.size_bytes > limits::loop_slab_bytes_max,
         [slabs = slabs_, id = message.slab_id, bytes = message.size_bytes,
-         memfd = std::make_shared<UniqueFd>(std::move(lent_))] { return slabs->lend(id, bytes, std::move(*memfd)); },
+         memfd = std::make_shared<UniqueFd>(std::move(memfd))] { return slabs->lend(id, bytes, std::move(*memfd)); },
         [this, message] { send(channel::encode(channel::SlabAccepted{message.request_id, message.slab_id})); });
 }
 

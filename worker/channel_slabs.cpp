@@ -36,20 +36,12 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
     {
         const std::lock_guard lock{mutex_};
         const std::uint64_t left = limits_.bytes_max - std::min(limits_.bytes_max, reserved_bytes_);
-        if (size_bytes > left)
-            return Error{ErrorCode::resources_exhausted,
-                         fmt::format("a slab of {} bytes for a channel that has {} of its {}", size_bytes,
-                                     reserved_bytes_, limits_.bytes_max),
-                         "give results back sooner, or raise `channel.max` of the model"};
+        if (size_bytes > left) return over_the_channels_bound(size_bytes);
         if (reserved_slabs_ >= limits::channel_slabs_max) return too_many_slabs();
         const std::uint64_t page =
             limits_.huge_pages || is_gpu(kind) ? limits::huge_slab_granularity_bytes : limits::slab_granularity_bytes;
         const std::uint64_t rounded = (size_bytes + page - 1) / page * page;
-        if (is_gpu(kind) && rounded > left)
-            return Error{ErrorCode::resources_exhausted,
-                         fmt::format("a slab of {} bytes on the GPU for a channel that has {} of its {}", rounded,
-                                     reserved_bytes_, limits_.bytes_max),
-                         "give results back sooner, or raise `channel.max` of the model"};
+        if (is_gpu(kind) && rounded > left) return over_the_channels_bound(rounded);
         size_bytes = std::min(left, rounded);
         Result<SlabBudget::Share> taken = worker_->take(size_bytes);
         if (!taken) return std::move(taken).error();
@@ -65,9 +57,19 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
         --reserved_slabs_;
         return std::move(memory).error();
     }
-    if (direction == wire::SlabDirection::output && is_gpu(kind)) output_kind_ = kind;
     const std::uint64_t slab_bytes = (*memory)->bytes().size();
-    reserved_bytes_ += slab_bytes - size_bytes;  // a device may allocate in larger steps than pages
+    if (is_gpu(kind) && slab_bytes > size_bytes) {  // a device may allocate in larger steps than pages
+        Result<SlabBudget::Share> more = worker_->take(slab_bytes - size_bytes);
+        if (!more || slab_bytes - size_bytes > limits_.bytes_max - std::min(limits_.bytes_max, reserved_bytes_)) {
+            reserved_bytes_ -= size_bytes;
+            --reserved_slabs_;
+            return more ? over_the_channels_bound(slab_bytes) : std::move(more).error();
+        }
+        share.join(std::move(*more));
+    }
+    reserved_bytes_ += slab_bytes - size_bytes;
+    // One that the worker adds by itself follows the kind, and may come after the client has changed it.
+    if (direction == wire::SlabDirection::output && is_gpu(kind) && request_id != 0) output_kind_ = kind;
     const bool is_first = std::ranges::none_of(
         slabs_, [&](const auto& slab) { return slab->direction == direction && slab->memory->kind() == kind; });
     slabs_.push_back(std::make_unique<Slab>(Slab{.id = id,
@@ -81,6 +83,13 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
     ++unoffered_;
     ++unregistered_;
     return {};
+}
+
+Error ChannelSlabs::over_the_channels_bound(std::uint64_t slab_bytes) const {
+    return {ErrorCode::resources_exhausted,
+            fmt::format("a slab of {} bytes for a channel that has {} of its {}", slab_bytes, reserved_bytes_,
+                        limits_.bytes_max),
+            "give results back sooner, or raise `channel.max` of the model"};
 }
 
 /// The one place that chooses a kind of memory.
@@ -156,24 +165,26 @@ Result<ChannelSlabs::Place> ChannelSlabs::input(const channel::Tensor& tensor) c
     return Place{bytes.subspan(lease.offset_bytes, lease.size_bytes), is_gpu(slab->memory->kind())};
 }
 
-Result<ChannelSlabs::Room> ChannelSlabs::allocate_output(std::uint64_t size_bytes) {
-    if (auto room = allocate_in_existing(size_bytes)) return *room;
+Result<ChannelSlabs::Room> ChannelSlabs::allocate_output(std::uint64_t size_bytes, wire::SlabKind kind) {
+    if (auto room = allocate_in_existing(size_bytes, kind)) return *room;
+    if (kind != output_kind())
+        return Error{ErrorCode::resources_exhausted, "its client has given back the slab on the GPU meanwhile",
+                     "send the request again: its results lie on the host now"};
     // An output as large as the whole channel may be has no larger slab to hope for; else grow in decent steps.
     const std::uint64_t at_least = std::max<std::uint64_t>(size_bytes, wire::tensor_alignment);
-    const wire::SlabKind kind = output_kind_;  // changed on the executor alone, which this is
     Result<> grown = add(wire::SlabDirection::output, std::max(at_least, limits::output_growth_bytes), 0, kind);
     if (!grown && grown.error().code == ErrorCode::resources_exhausted && at_least < limits::output_growth_bytes)
         grown = add(wire::SlabDirection::output, at_least, 0, kind);
     if (!grown) return std::move(grown).error();
-    if (auto room = allocate_in_existing(size_bytes)) return *room;
+    if (auto room = allocate_in_existing(size_bytes, kind)) return *room;
     return Error{ErrorCode::internal, fmt::format("a fresh output slab has no room for {} bytes", size_bytes), {}};
 }
 
-std::optional<ChannelSlabs::Room> ChannelSlabs::allocate_in_existing(std::uint64_t size_bytes) {
+std::optional<ChannelSlabs::Room> ChannelSlabs::allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind) {
     const std::lock_guard lock{mutex_};
     for (const auto& slab : slabs_) {
         if (slab->direction != wire::SlabDirection::output || slab->state != State::in_use) continue;
-        if (slab->memory->kind() != output_kind_) continue;
+        if (slab->memory->kind() != kind) continue;
         const auto block = slab->allocator.allocate(size_bytes);
         if (!block) continue;
         return Room{{slab->id, 0, block->offset_bytes, block->size_bytes, block->generation},
@@ -221,9 +232,9 @@ Result<> ChannelSlabs::check_event(std::uint32_t event_id) const {
                  "name an event that was offered with from_worker = 0"};
 }
 
-bool ChannelSlabs::outputs_on_gpu() const {
+wire::SlabKind ChannelSlabs::output_kind() const {
     const std::lock_guard lock{mutex_};
-    return is_gpu(output_kind_);
+    return output_kind_;
 }
 
 Result<> ChannelSlabs::wait_for_client(cuda::CUstream stream, std::span<const channel::Tensor> inputs) {
@@ -300,11 +311,17 @@ Result<> ChannelSlabs::give_back(std::uint32_t id) {
     // One that was not offered yet is none that a client could know.
     if (slab == nullptr || !slab->offered) return refused("which this channel does not have");
     if (slab->state == State::returned) return refused("which was returned before");
-    // A client that cannot import device memory gives it back unused, and its results lie on the host again.
+    // A client that cannot import device memory gives it back unused; with the last of it, its results lie on the host
+    // again.
     const bool unused_gpu = is_gpu(slab->memory->kind()) && slab->allocator.leases() == 0;
     if (slab->direction == wire::SlabDirection::output && slab->state != State::withdrawn) {
         if (!unused_gpu) return refused("an output slab that was not withdrawn");
-        output_kind_ = wire::SlabKind::host_memfd;
+        slab->state = State::returned;
+        const bool has_more = std::ranges::any_of(slabs_, [this](const auto& other) {
+            return other->direction == wire::SlabDirection::output && other->state == State::in_use &&
+                   other->memory->kind() == output_kind_;
+        });
+        if (!has_more) output_kind_ = wire::SlabKind::host_memfd;
     }
     slab->state = State::returned;
     ++returned_;

@@ -42,7 +42,7 @@ public:
     void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { gpu_ = std::move(gpu); }
 
     /// Makes one more slab, of at least `size_bytes`; its offer waits in `take_offers`. One on the GPU is made on the
-    /// executor; once there is one for outputs, all outputs lie in such.
+    /// executor; once the client has asked for one for outputs (`request_id`), all outputs lie in such.
     /// Errors  resources_exhausted naming `channel.max`, `channel.worker_max`, or what the machine lacks
     Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id = 0,
                  wire::SlabKind kind = wire::SlabKind::host_memfd);
@@ -73,10 +73,11 @@ public:
         wire::LeaseRef lease;
         std::span<std::byte> bytes;
     };
-    /// Leases room in an output slab to the client; makes a slab where none has room.
-    /// Errors  resources_exhausted: the client holds too many results
-    [[nodiscard]] Result<Room> allocate_output(std::uint64_t size_bytes);
-    [[nodiscard]] bool outputs_on_gpu() const;
+    /// Where outputs lie. Asked once per request: the client may change it meanwhile.
+    [[nodiscard]] wire::SlabKind output_kind() const;
+    /// Leases room in an output slab of that kind to the client; makes a slab where none has room. On the executor.
+    /// Errors  resources_exhausted: the client holds too many results, or has given back the last slab of that kind
+    [[nodiscard]] Result<Room> allocate_output(std::uint64_t size_bytes, wire::SlabKind kind);
     /// Errors  protocol_violation: stale, or never leased; an event that is none of the client's
     Result<> release(const wire::LeaseRef& lease);
 
@@ -132,7 +133,8 @@ private:
     };
     [[nodiscard]] Slab* find(std::uint32_t id) const;  ///< with the lock held
     [[nodiscard]] bool is_idle(const Slab& slab) const;
-    [[nodiscard]] std::optional<Room> allocate_in_existing(std::uint64_t size_bytes);
+    [[nodiscard]] std::optional<Room> allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind);
+    [[nodiscard]] Error over_the_channels_bound(std::uint64_t slab_bytes) const;  ///< with the lock held
     [[nodiscard]] Result<std::unique_ptr<SlabMemory>> make_memory(wire::SlabKind kind, wire::SlabDirection direction,
                                                                   std::uint64_t size_bytes, std::uint32_t id) const;
     Result<> make_events();

@@ -2,6 +2,7 @@
 
 /// What the worker's event loop knows of a model: no LibTorch type, so only few files pay for its headers.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -50,6 +51,13 @@ public:
     /// itself; else the model waits, and has no need to call this.
     virtual Result<> end_on(void* /*stream*/) { return {}; }
 };
+
+/// Whether a queued run still reads memory that the client may write again as soon as it has the result: one on the GPU
+/// is written in stream order, one on the host is not.
+[[nodiscard]] inline bool reads_host(std::span<const TensorView> inputs) {
+    return std::ranges::any_of(inputs,
+                               [](const TensorView& input) { return !input.on_device && !input.bytes.empty(); });
+}
 
 /// Told during a load; all functions may be called from the loading thread.
 struct LoadContext {

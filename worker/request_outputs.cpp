@@ -14,15 +14,19 @@ Result<std::span<std::byte>> RequestOutputs::allocate(std::string_view name, wir
                      "return fewer, larger tensors"};
     const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
     if (!bytes) return Error{bytes.error()}.during(fmt::format("output \"{}\"", name));
-    Result<ChannelSlabs::Room> room = slabs_->allocate_output(*bytes);
+    Result<ChannelSlabs::Room> room = slabs_->allocate_output(*bytes, kind_);
     if (!room) return std::move(room).error().during(fmt::format("output \"{}\" of {} bytes", name, *bytes));
     tensors_.push_back({name, dtype, {dims.begin(), dims.end()}, room->lease});
     slabs_->register_with(model_);  // a slab may just have been made
+    // The room may have been released, behind an event, since the request began.
+    if (on_device() && stream_)
+        if (Result<> ordered = slabs_->wait_for_client(*stream_, {}); !ordered) return std::move(ordered).error();
     return room->bytes;
 }
 
 Result<> RequestOutputs::begin_on(void* stream) {
-    return slabs_->wait_for_client(static_cast<cuda::CUstream>(stream), inputs_);
+    stream_ = static_cast<cuda::CUstream>(stream);
+    return slabs_->wait_for_client(*stream_, inputs_);
 }
 
 Result<> RequestOutputs::end_on(void* stream) {

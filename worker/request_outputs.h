@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ipc/channel_codec.h"
@@ -17,12 +18,12 @@ class RequestOutputs final : public OutputSink {
 public:
     /// `inputs` are the request's, and outlive this as far as the model runs.
     RequestOutputs(std::shared_ptr<ChannelSlabs> slabs, Model& model, std::span<const channel::Tensor> inputs = {})
-        : slabs_{std::move(slabs)}, model_{model}, inputs_{inputs} {}
+        : slabs_{std::move(slabs)}, kind_{slabs_->output_kind()}, model_{model}, inputs_{inputs} {}
     ~RequestOutputs() override { take_back(); }
 
     Result<std::span<std::byte>> allocate(std::string_view name, wire::DType dtype,
                                           std::span<const std::int64_t> dims) override;
-    [[nodiscard]] bool on_device() const noexcept override { return slabs_->outputs_on_gpu(); }
+    [[nodiscard]] bool on_device() const noexcept override { return kind_ != wire::SlabKind::host_memfd; }
     Result<> begin_on(void* stream) override;
     Result<> end_on(void* stream) override;
 
@@ -33,6 +34,8 @@ public:
 
 private:
     std::shared_ptr<ChannelSlabs> slabs_;
+    const wire::SlabKind kind_;             ///< where this request's outputs lie, whatever the client does meanwhile
+    std::optional<cuda::CUstream> stream_;  ///< since `begin_on`
     Model& model_;
     std::span<const channel::Tensor> inputs_;
     channel::Tensors tensors_;

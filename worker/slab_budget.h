@@ -30,6 +30,8 @@ public:
             bytes_ = std::exchange(other.bytes_, 0);
             return *this;
         }
+        /// Both in one; of the same budget.
+        void join(Share other) noexcept { bytes_ += std::exchange(other.bytes_, 0); }
         ~Share() {
             if (budget_) budget_->used_ -= bytes_;
         }

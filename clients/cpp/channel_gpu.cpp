@@ -53,14 +53,14 @@ Result<> ChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes) {
 
 /// One more slab. That it cannot be shared here is no error: `gpu_refused_` says so from then on.
 Result<> ChannelState::grow_on_gpu(wire::SlabDirection direction, std::uint64_t size_bytes, wire::SlabKind kind) {
-    // A slab that came too late for an earlier call may still be on its way.
-    if (growing_)
-        if (const Result<> late = await_slab(); !late) return late;
+    // A slab that came too late for an earlier call may still be on its way; a refusal that late is nobody's.
+    if (const Result<> late = await_slab(); !late) return late;
     if (const Result<> sent = ask_for_slab(size_bytes, direction, kind); !sent) return sent;
-    Result<> grown = await_slab();
-    if (grown || ended_) return grown;
-    if (grown.error().code != ErrorCode::not_permitted && grown.error().code != ErrorCode::internal) return grown;
-    if (!gpu_refused_) gpu_refused_ = grown.error();
+    if (const Result<> grown = await_slab(); !grown) return grown;
+    if (!growth_refused_) return {};
+    Error refused = *std::exchange(growth_refused_, std::nullopt);
+    if (refused.code != ErrorCode::not_permitted && refused.code != ErrorCode::internal) return refused;
+    if (!gpu_refused_) gpu_refused_ = std::move(refused);
     return {};
 }
 

@@ -92,15 +92,13 @@ Result<> ChannelState::await_slab() {
     const auto until = deadline_in(limits::slab);
     while (growing_)
         if (const Result<> received = receive_one(until); !received)
-            return Error{received.error()}.during("waiting for one more input slab");
-    if (growth_refused_) return *std::exchange(growth_refused_, std::nullopt);
+            return Error{received.error()}.during("waiting for one more slab");
     return {};
 }
 
 Result<std::shared_ptr<const Loan>> ChannelState::borrow(const std::shared_ptr<OutputSlab>& slab) {
-    // One that was accepted too late for an earlier call may be this one.
-    if (lending_)
-        if (const Result<> answered = await_loan(); !answered && !loan_refused_) return answered.error();
+    // One that was accepted too late for an earlier call may be this one; a refusal that late is nobody's.
+    if (const Result<> answered = await_loan(); !answered) return answered.error();
     if (auto loan = slabs_.loan_of(*slab)) return loan;
     if (ended_) return *ended_;
     if (slabs_.count() >= limits::slabs_max) {
@@ -122,6 +120,7 @@ Result<std::shared_ptr<const Loan>> ChannelState::borrow(const std::shared_ptr<O
         return sent.error();
     }
     if (const Result<> answered = await_loan(); !answered) return answered.error();
+    if (loan_refused_) return *std::exchange(loan_refused_, std::nullopt);
     slab->lent_to(weak_from_this());
     return slabs_.loan_of(*slab);
 }
@@ -131,7 +130,6 @@ Result<> ChannelState::await_loan() {
     while (lending_)
         if (const Result<> received = receive_one(until); !received)
             return Error{received.error()}.during("waiting until a lent slab is accepted");
-    if (loan_refused_) return *std::exchange(loan_refused_, std::nullopt);
     return {};
 }
 

@@ -103,6 +103,8 @@ private:
     Result<> refuse_slab(const channel::SlabOffer& offer, const Error& reason);
     Result<> order_inputs(const Sending& request, channel::Infer& message);
     [[nodiscard]] static bool lies_on_gpu(const Sending& request);
+    /// Until none that was asked for, or lent, is unanswered. A refusal stays where `handle` put it: it is the caller's
+    /// only if the caller asked.
     Result<> await_slab();
     Result<> await_loan();
     void return_idle_inputs();

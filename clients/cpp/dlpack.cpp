@@ -97,7 +97,7 @@ template <typename Owner>
 struct Exported {
     template <typename... Arguments>
     Exported(wire::DType dtype, std::span<const std::int64_t> dims, std::span<const std::byte> bytes,
-             std::uint64_t flags, Arguments&&... arguments)
+             std::optional<int> gpu, std::uint64_t flags, Arguments&&... arguments)
         : owner(std::forward<Arguments>(arguments)...) {
         const Dims contiguous = contiguous_strides(dims);
         std::ranges::copy(dims, shape.begin());
@@ -107,7 +107,7 @@ struct Exported {
         tensor.deleter = [](DLManagedTensorVersioned* self) { delete static_cast<Exported*>(self->manager_ctx); };
         tensor.flags = flags;
         tensor.dl_tensor = {.data = bytes.empty() ? nullptr : const_cast<std::byte*>(bytes.data()),
-                            .device = {kDLCPU, 0},
+                            .device = gpu ? DLDevice{kDLCUDA, *gpu} : DLDevice{kDLCPU, 0},
                             .ndim = static_cast<std::int32_t>(dims.size()),
                             .dtype = type_of(dtype),
                             .shape = shape.data(),
@@ -168,14 +168,15 @@ DLPackTensor to_dlpack(Output output) {
     const auto dims = output.dims();
     const auto bytes = output.bytes();
     const wire::DType dtype = output.dtype();
-    auto* made = new Exported<Output>{dtype, dims, bytes, DLPACK_FLAG_BITMASK_READ_ONLY, std::move(output)};
+    const std::optional<int> gpu = output.gpu();
+    auto* made = new Exported<Output>{dtype, dims, bytes, gpu, DLPACK_FLAG_BITMASK_READ_ONLY, std::move(output)};
     return DLPackTensor{&made->tensor};
 }
 
 DLPackTensor to_dlpack(const Input& input) {
     Input shared = input.share();
     const auto bytes = shared.bytes();
-    auto* made = new Exported<ExportedInput>{input.dtype(), input.dims(), bytes, 0, std::move(shared)};
+    auto* made = new Exported<ExportedInput>{input.dtype(), input.dims(), bytes, input.gpu(), 0, std::move(shared)};
     return DLPackTensor{&made->tensor};
 }
 
@@ -199,11 +200,6 @@ Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor) {
         return refused(ErrorCode::input_invalid, fmt::format("it is of version {}", tensor->version.major),
                        fmt::format("export it as version {}", DLPACK_MAJOR_VERSION));
     const DLTensor& from = tensor->dl_tensor;
-    if (from.device.device_type != kDLCPU && from.device.device_type != kDLCUDAHost)
-        return refused(
-            ErrorCode::input_invalid,
-            fmt::format("it lies on device {}:{}", static_cast<int>(from.device.device_type), from.device.device_id),
-            "copy it to the host first");
     const std::optional<wire::DType> dtype = dtype_of(from.dtype);
     if (!dtype)
         return refused(
@@ -227,6 +223,11 @@ Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor) {
         if (ours && channel.owns(*ours) && ours->dtype() == *dtype && std::ranges::equal(ours->dims(), dims))
             return ImportedInput{std::move(*ours), false};
     }
+    if (from.device.device_type != kDLCPU && from.device.device_type != kDLCUDAHost)
+        return refused(
+            ErrorCode::input_invalid,
+            fmt::format("it lies on device {}:{}", static_cast<int>(from.device.device_type), from.device.device_id),
+            "copy it to the host first");
     Result<Input> copy = channel.allocate(*dtype, dims);
     if (!copy) return Error{copy.error()}.during("importing a DLPack tensor");
     if (*bytes > 0)

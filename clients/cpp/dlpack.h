@@ -18,11 +18,12 @@ struct DLPackDeleter {
 using DLPackTensor = std::unique_ptr<DLManagedTensorVersioned, DLPackDeleter>;
 
 /// The output's bytes where they lie, without a copy. It holds the lease: the worker gets it back when the deleter has
-/// run, on whichever thread the channel is used. Marked read-only; writing raises SIGSEGV.
+/// run, on whichever thread the channel is used. Marked read-only; writing raises SIGSEGV. One on the GPU is of device
+/// kDLCUDA: call `Output::read_on` first, with the stream on which the consumer reads it.
 [[nodiscard]] DLPackTensor to_dlpack(Output output);
 
 /// The input's bytes, to be filled by a library that speaks DLPack. It shares the lease, so the two may die in any
-/// order.
+/// order. One on the GPU is of device kDLCUDA: the request's `stream` is that on which it was written.
 [[nodiscard]] DLPackTensor to_dlpack(const Input& input);
 
 /// For consumers from before DLPack 1.0, such as `at::fromDLPack`. That form cannot say that a tensor is read-only.
@@ -40,7 +41,7 @@ struct ImportedInput {
 /// what `to_dlpack(const Input&)` gave out, whole and under whatever owner: then nothing is copied. The tensor's
 /// deleter has run on return, or runs with the last use of the input.
 ///
-/// Errors  input_invalid (not in host memory, another major version of DLPack), dtype_unsupported, shape_mismatch, and
+/// Errors  input_invalid (neither in host memory nor such an input, another major version of DLPack), dtype_unsupported, shape_mismatch, and
 ///         those of `Channel::allocate`
 [[nodiscard]] Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor);
 

@@ -53,12 +53,15 @@ Result<> Transport::send(std::span<const std::byte> packet, std::span<const int>
 
 /// The worker may itself wait until its answers are read: each way of waiting to send ends with a packet, too.
 Result<bool> Transport::wait_to_send(Clock::time_point until) {
+    if (socket_in_child_.in_child()) return in_child();
     if (!line_.has_rings()) {
         const Result<short> ready = wait_ready(socket_.get(), POLLIN | POLLOUT, until);
         if (!ready) return ready.error();
         return *ready != 0;
     }
-    return line_.socket_was_full() ? wait_at_both(until) : wait(until, true);
+    Result<bool> ready = line_.socket_was_full() ? wait_at_both(until) : wait(until, true);
+    rest();
+    return ready;
 }
 
 Result<bool> Transport::wait_at_both(Clock::time_point until) {
@@ -78,14 +81,17 @@ Result<bool> Transport::wait_at_both(Clock::time_point until) {
 
 Result<ReceiveOutcome> Transport::receive(Packet& packet, Clock::time_point until) {
     if (socket_in_child_.in_child()) return in_child();
+    Result<ReceiveOutcome> outcome = await_packet(packet, until);
+    rest();
+    return outcome;
+}
+
+Result<ReceiveOutcome> Transport::await_packet(Packet& packet, Clock::time_point until) {
     for (;;) {
         // A socket alone is read once it is readable; a look into a ring costs nothing.
         if (line_.has_rings()) {
             Result<ReceiveOutcome> outcome = line_.receive(buffer_, packet);
-            if (!outcome || *outcome != ReceiveOutcome::would_block) {
-                rest();
-                return outcome;
-            }
+            if (!outcome || *outcome != ReceiveOutcome::would_block) return outcome;
         }
         const Result<bool> ready = wait(until, false);
         if (!ready) return ready.error();
@@ -96,11 +102,15 @@ Result<ReceiveOutcome> Transport::receive(Packet& packet, Clock::time_point unti
 
 Result<ReceiveOutcome> Transport::receive_now(Packet& packet) {
     if (socket_in_child_.in_child()) return in_child();
-    if (line_.has_rings())
-        if (const Result<bool> looked = line_.sleep(std::chrono::milliseconds{0}); !looked) return looked.error();
-    Result<ReceiveOutcome> outcome = line_.receive(buffer_, packet);
+    Result<ReceiveOutcome> outcome = look(packet);
     rest();
     return outcome;
+}
+
+Result<ReceiveOutcome> Transport::look(Packet& packet) {
+    if (line_.has_rings())
+        if (const Result<bool> looked = line_.sleep(std::chrono::milliseconds{0}); !looked) return looked.error();
+    return line_.receive(buffer_, packet);
 }
 
 /// False at `until`.
@@ -126,13 +136,14 @@ bool Transport::spun_into_packet() const {
     return spin_.count() > 0 && spin_until(Clock::now() + spin_, [this] { return line_.readable(); });
 }
 
-/// Between two calls, where the caller polls: the worker rings, and what has come already is told at once.
+/// At the end of each call, where the caller polls: the worker rings, and what has come already is told at once.
 void Transport::rest() {
     if (polled_ && line_.has_rings() && !line_.prepare_to_sleep(false)) line_.wake_self();
 }
 
 int Transport::fd() {
-    if (!std::exchange(polled_, true)) rest();
+    // A child has no rings' memory to say so in; its descriptor is readable anyway.
+    if (!socket_in_child_.in_child() && !std::exchange(polled_, true)) rest();
     return line_.has_rings() ? waitable_.get() : socket_.get();
 }
 

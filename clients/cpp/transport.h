@@ -45,6 +45,8 @@ public:
 
 private:
     explicit Transport(UniqueFd socket);
+    Result<ReceiveOutcome> await_packet(Packet& packet, Clock::time_point until);
+    Result<ReceiveOutcome> look(Packet& packet);
     Result<bool> wait(Clock::time_point until, bool for_ring_room);
     Result<bool> wait_at_both(Clock::time_point until);
     [[nodiscard]] bool spun_into_packet() const;

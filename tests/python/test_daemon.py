@@ -6,9 +6,11 @@ import array
 import asyncio
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import unittest
 from pathlib import Path
@@ -111,6 +113,17 @@ class WithDaemon(unittest.TestCase):
             with self.assertRaises(bulkhead.Error) as caught:
                 self.client.open("silero-vad")
             self.assertEqual(caught.exception.code, "busy")
+
+    def test_the_example_of_the_channels_page_runs_as_it_is_printed(self) -> None:
+        page = (SOURCE / "docs/channel.md").read_text()
+        found = re.search(r"^The beginning, by hand:\n\n((?:    .*\n)+)", page, re.MULTILINE)
+        assert found is not None, "docs/channel.md has no example any more"
+        names: dict = {"path": self.daemon.socket}
+        exec(textwrap.dedent(found[1]), names)
+        self.addCleanup(names["control"].close)
+        self.addCleanup(names["channel"].close)
+        self.assertEqual(bulkhead.layout.HEADER.unpack(names["welcome"])["type"], bulkhead.layout.MESSAGE["welcome"])
+        self.assertEqual(len(names["memory"]), names["size"])
 
     def test_threads_have_channels_of_their_own(self) -> None:
         failures: list[BaseException] = []

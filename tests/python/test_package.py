@@ -96,6 +96,18 @@ class Built(unittest.TestCase):
         self.assertEqual(json.loads(done.stdout), {"same": True, "size": 384, "state": [True], "version": bulkhead.__version__})
 
 
+class Copied(unittest.TestCase):
+    def test_a_copy_without_what_it_links_to_is_not_built(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="bh-package-") as folder:
+            tree = Path(folder, "python")
+            shutil.copytree(PACKAGE, tree, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist"))
+            done = subprocess.run([sys.executable, str(tree / "setup.py"), "--version"], capture_output=True, text=True, cwd=tree)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("wire.json", done.stderr)
+        done = subprocess.run([sys.executable, str(PACKAGE / "setup.py"), "--version"], capture_output=True, text=True, cwd=PACKAGE)
+        self.assertEqual(done.returncode, 0, done.stderr)  # the checkout has it
+
+
 class Looked(unittest.TestCase):
     def test_its_version_is_the_projects(self) -> None:
         said = re.search(r"project\(bulkhead VERSION (\S+)", (SOURCE / "CMakeLists.txt").read_text())

@@ -6,12 +6,15 @@ import gc
 import mmap
 import os
 import select
+import resource
 import threading
 import unittest
+from unittest import mock
 
 import bulkhead
-from bulkhead import slabs
-from bulkhead.layout import FEATURE, LIMITS
+from bulkhead import channel as blocking
+from bulkhead import layout, memory, slabs
+from bulkhead.layout import DIRECTION, FEATURE, KIND, LIMITS
 from bulkhead.memory import ALIGNMENT, Allocator, Mapping
 from bulkhead.shared_tensors import Arena
 from opened import Opened
@@ -146,6 +149,18 @@ class Lending(Opened):
         for _ in range(2):
             self.assertEqual(self.second.infer(x=output)["y"].tolist(), [1.0])
 
+    def test_a_slab_that_outlives_its_loans_does_not_collect_those_who_watched_it(self) -> None:
+        arena = Arena()
+        self.addCleanup(arena.close)
+        own = arena.allocate((1,), "float32")
+        region = own.lease.region
+        lent = [self.first.core.slabs.lend(own), self.second.core.slabs.lend(own)]
+        self.assertEqual((len(region._watchers), len(region._gone)), (2, 2))
+        self.assertTrue(self.first.core.slabs.on_refusal(next(iter(self.first.core.slabs._asked)), bulkhead.Error("internal", "no")))
+        self.second.close()
+        self.assertEqual((len(region._watchers), len(region._gone)), (0, 0))
+        self.assertIsNotNone(lent)
+
     def test_a_worker_that_takes_no_loans_gets_a_copy(self) -> None:
         third = self.another()
         channel = self.open_to(third)
@@ -203,6 +218,34 @@ class OwnMemory(Opened):
         big = arena.allocate((1 << 20,), "float32")
         self.assertEqual([mapping.size_bytes >= big.nbytes for mapping, _ in arena._slabs], [True])
 
+    def test_what_exceeds_its_bound_is_refused_and_what_was_released_counts_no_more(self) -> None:
+        arena = Arena(bytes_max=5 << 19)
+        self.addCleanup(arena.close)
+        self.assertIn("memory_bytes_max", self.refused("resources_exhausted", lambda: arena.allocate((1 << 50,), "uint8")).remedy)
+        first = arena.allocate((900 << 10,), "uint8")
+        second = arena.allocate((1200 << 10,), "uint8")  # growth by doubling is cut to what is left
+        self.assertLessEqual(sum(mapping.size_bytes for mapping, _ in arena._slabs), arena.bytes_max)
+        self.refused("resources_exhausted", lambda: arena.allocate((1200 << 10,), "uint8"))
+        first.release()
+        second.release()
+        arena.allocate((2400 << 10,), "uint8")
+
+    def test_memory_that_the_machine_does_not_have_is_not_asked_for(self) -> None:
+        arena = Arena(bytes_max=1 << 50)
+        with mock.patch.object(memory.os, "memfd_create", side_effect=AssertionError("it was asked for")):
+            with mock.patch.object(memory, "available_bytes", lambda: 8192):
+                said = self.refused("resources_exhausted", lambda: arena.allocate((1 << 40,), "uint8"))
+                self.assertIn("8192", said.attempt)
+            with mock.patch.object(resource, "getrlimit", lambda _: (4096, 4096)):
+                self.assertIn("ulimit -f", self.refused("resources_exhausted", lambda: arena.allocate((8192,), "uint8")).attempt)
+
+    def test_available_memory_is_read_as_the_kernel_writes_it(self) -> None:
+        lie = mock.mock_open(read_data="MemTotal:       9 kB\nMemAvailable:    3 kB\n")
+        with mock.patch("builtins.open", lie):
+            self.assertEqual(memory.available_bytes(), 3072)
+        with mock.patch("builtins.open", side_effect=FileNotFoundError):
+            self.assertIsNone(memory.available_bytes())
+
     def test_threads_share_it(self) -> None:
         arena = Arena()
         failures: list[BaseException] = []
@@ -245,6 +288,23 @@ class Returning(Opened):
         channel.settle()
         self.assertEqual(self.worker.returned(), 3)
         self.assertEqual(len(channel.core.slabs._inputs), 1)
+
+    def test_a_slab_that_comes_late_is_heard_of_before_the_next_is_asked_for(self) -> None:
+        channel = self.open(features=BOTH)
+        channel.core.slabs.gpu_kind = KIND["cuda_ipc"]  # as with a GPU
+        with mock.patch.object(blocking, "SLAB_SECONDS", 0.01):
+            self.refused("deadline_exceeded", lambda: channel.allocate((100_000,), "uint8"))
+        late, _ = self.worker.expect("slab_request")
+
+        def serve() -> None:
+            self.worker.error(late["request_id"], 19, "the late one")
+            head, body = self.worker.expect("slab_request")
+            self.assertEqual(layout.SLAB_REQUEST.unpack(body)["direction"], DIRECTION["output"])
+            self.assertIsNone(channel.core.slabs._growth_refused)  # or it would be told instead of what comes now
+            self.worker.error(head["request_id"], 12, "the one that was waited for")
+
+        self.serve(serve)
+        self.refused("out_of_memory", lambda: channel.results_on_gpu(4096))
 
     def test_a_withdrawal_of_what_is_not_there_ends_the_channel(self) -> None:
         channel = self.open(features=BOTH)

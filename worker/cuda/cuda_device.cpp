@@ -133,12 +133,10 @@ Result<> CudaDevice::run(Runtime& runtime, const config::MethodSpec& method, std
         auto outputs = engine_.replay(method, inputs, parameters);
         if (!outputs) outputs = run_eagerly(runtime, method, inputs, parameters);
         Result<> delivered = deliver(method, *outputs, sink);
-        if (delivered && sink.on_device()) {
-            delivered = sink.end_on(stream().stream());
-            if (delivered) {
-                C10_CUDA_CHECK(cudaEventRecord(finished_[turn_++ % finished_.size()], stream().stream()));
-                return delivered;
-            }
+        if (delivered && sink.on_device()) delivered = sink.end_on(stream().stream());
+        if (delivered && sink.on_device() && !reads_host(inputs)) {
+            C10_CUDA_CHECK(cudaEventRecord(finished_[turn_++ % finished_.size()], stream().stream()));
+            return delivered;
         }
         wait();  // also where the sink refused: the copy engine still reads the request's slab
         return delivered;

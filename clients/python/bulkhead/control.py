@@ -16,7 +16,7 @@ from .control_lines import (
     ABSENCE_SECONDS, FDS_MAX, RECONNECT_PAUSE_MAX_SECONDS, RECONNECT_PAUSE_SECONDS, Call, ControlLines, Gone, Lost, NotSent,
     connecting_failed, find_socket, new_lines, nobody_answers, resumed,
 )  # fmt: skip
-from .errors import Error
+from .errors import Error, checked_deadline
 
 __all__ = ["Control", "Notifications", "find_socket"]
 

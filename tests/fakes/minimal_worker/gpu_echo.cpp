@@ -30,7 +30,10 @@ Result<> GpuEcho::run(const config::MethodSpec& method, std::span<const TensorVi
         if (Result<> done = driver.check("cuMemcpyAsync", copied); !done) return done;
         ++copies_;
     }
-    if (sink.on_device()) return sink.end_on(stream_);
+    if (sink.on_device()) {
+        const Result<> ended = sink.end_on(stream_);
+        if (!ended || !reads_host(inputs)) return ended;
+    }
     return driver.check("cuStreamSynchronize", driver.cuStreamSynchronize(stream_));
 }
 

@@ -19,6 +19,7 @@
 #include <gtest/gtest.h>
 
 #include "clients/cpp/channel.h"
+#include "clients/cpp/dlpack.h"
 #include "ipc/cuda/gpu.h"
 #include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/integration/fixture/daemon.h"
@@ -242,6 +243,63 @@ TEST_F(GpuChannel, ARoomThatIsStillReadIsWrittenAgainOnlyBehindThatRead) {
     const Gpu::Current current{*gpu};
     ASSERT_EQ(gpu->driver().cuStreamSynchronize(reader), cuda::CUDA_SUCCESS);
     EXPECT_EQ(seen, first);
+}
+
+TEST_F(GpuChannel, AnInputOnTheHostIsReadBeforeItsResultOnTheGpuComes) {
+    start();
+    Channel channel = open();
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
+    Input held = input_on_gpu(channel);
+    const std::array<std::int64_t, 1> dims{count};
+    Input on_host = channel.allocate(wire::DType::float32, dims).value();
+    std::ranges::copy(values(7), on_host.as<float>().begin());
+    Gate gate;
+    {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, Gate::pass, &gate), cuda::CUDA_SUCCESS);
+    }
+
+    const std::vector<float> first = values(1);
+    const auto before = echo(channel, held, first);  // from here on, the worker's stream waits for the gate
+    ASSERT_TRUE(before) << before.error().text();
+
+    auto answered = std::async(std::launch::async, [&] {
+        const std::array<NamedInput, 1> inputs{NamedInput{"x", &on_host}};
+        auto reply = channel.infer({.inputs = inputs});
+        std::ranges::fill(on_host.as<float>(), -1.0F);  // as its owner may, once it is answered
+        return reply;
+    });
+    // However long this is, a worker that waits for its copies does not answer; one that errs has the time to.
+    EXPECT_EQ(answered.wait_for(std::chrono::milliseconds{300}), std::future_status::timeout);
+    gate.let_pass();
+
+    auto reply = answered.get();
+    ASSERT_TRUE(reply) << reply.error().text();
+    EXPECT_EQ(fetch(reply->outputs.at(0)), values(7));
+}
+
+TEST_F(GpuChannel, ATensorOnTheGpuIsExportedAsOne) {
+    start();
+    Channel channel = open();
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
+    Input input = input_on_gpu(channel);
+    auto reply = echo(channel, input, values(1));
+    ASSERT_TRUE(reply) << reply.error().text();
+    ASSERT_TRUE(reply->outputs.at(0).read_on(stream));
+
+    const DLPackTensor output = to_dlpack(std::move(reply->outputs.at(0)));
+    DLPackTensor exported = to_dlpack(input);
+    for (const DLManagedTensorVersioned* tensor : {output.get(), exported.get()}) {
+        EXPECT_EQ(tensor->dl_tensor.device.device_type, kDLCUDA);
+        EXPECT_EQ(tensor->dl_tensor.device.device_id, gpu->device());
+    }
+
+    auto imported = from_dlpack(channel, std::move(exported));
+    ASSERT_TRUE(imported) << imported.error().text();
+    EXPECT_FALSE(imported->copied);
+    const std::array<NamedInput, 1> inputs{NamedInput{"x", &imported->input}};
+    EXPECT_TRUE(channel.infer({.inputs = inputs, .stream = stream}));
+    synchronize();
 }
 
 TEST_F(GpuChannel, AClientWithoutTheWorkersGpuGetsHostSlabsAndTheReason) {

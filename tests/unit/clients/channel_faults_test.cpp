@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "clients/cpp/channel_state.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"
 #include "tests/unit/clients/no_free_descriptor.h"
@@ -336,6 +337,28 @@ TEST(ChannelFaults, ARefusedOpeningLeavesNothing) {
 
     EXPECT_EQ(slab_mappings(), 0u);
     EXPECT_EQ(open_descriptors(), descriptors);
+}
+
+TEST(ChannelFaults, ARefusalThatComesAfterItsCallFailsNoOtherCall) {
+    constexpr std::int64_t large = FakeWorker::slab_bytes;
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        const Error full{ErrorCode::resources_exhausted, "full", ""};
+        w.send(channel::encode(channel::Failure{w.expect<channel::SlabRequest>().request_id, full}));
+        const auto second = w.expect<channel::SlabRequest>();
+        w.offer(2, input, second.size_bytes, second.request_id);
+        w.send(channel::encode(channel::Failure{w.expect<channel::SlabRequest>().request_id, full}));
+    }};
+    const ChannelOptions options{.client = "test", .deadline = 10s};
+    const auto state = ChannelState::open(worker.client_end(), 1, options).value();
+    const std::array<std::int64_t, 1> dims{large / 4 + 1};
+    bool asked = false;
+    ASSERT_EQ(state->allocate_or_ask(wire::DType::float32, dims, asked).value(), nullptr);
+    ASSERT_TRUE(asked);  // and goes away: its deadline passed
+
+    const auto lease = state->allocate(wire::DType::float32, dims);
+    EXPECT_TRUE(lease) << lease.error().text();
+    EXPECT_EQ(state->allocate(wire::DType::float32, dims).error().code, ErrorCode::resources_exhausted) << "its own";
 }
 
 }  // namespace

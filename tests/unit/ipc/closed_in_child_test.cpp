@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -83,16 +84,66 @@ TEST(ClosedInChild, ADroppedOneIsForgotten) {
               0);
 }
 
-TEST(ClosedInChild, WithoutAFreeNumberItIsClosed) {
-    PacketPair pair = PacketPair::make().value();
-    const ClosedInChild guard{pair.first.get()};
+TEST(ClosedInChild, WithoutAFreeNumberItsNumberStaysTaken) {
+    PacketPair pair = PacketPair::make().value(), other = PacketPair::make().value();
+    const ClosedInChild guard{pair.first.get()}, another{other.first.get()};
     std::vector<UniqueFd> all;
     for (;;) {
         UniqueFd next{::dup(0)};
         if (!next) break;
         all.push_back(std::move(next));
     }
+    for (int free = 0; free < 3; ++free) {
+        EXPECT_EQ(in_child([&] {
+                      char byte = 0;
+                      for (const int fd : {pair.first.get(), other.first.get()}) {
+                          if ((::fcntl(fd, F_GETFD) & FD_CLOEXEC) == 0) return 1;
+                          errno = 0;
+                          if (::read(fd, &byte, 1) > 0 || errno == EAGAIN) return 2;
+                          if (::send(fd, "x", 1, MSG_NOSIGNAL) != -1) return 3;
+                      }
+                      int found = 0;
+                      while (::dup(0) >= 0) ++found;
+                      return found == free ? 0 : 4;  // what the child opens takes no number of an owner's
+                  }),
+                  0)
+            << free << " numbers free";
+        all.pop_back();
+    }
+    EXPECT_TRUE(send_packet(pair.first.get(), "still here"));
+}
+
+TEST(ClosedInChild, AboveALimitThatWasLoweredItIsClosed) {
+    PacketPair pair = PacketPair::make().value();
+    const ClosedInChild guard{pair.first.get()};
+    rlimit before{};
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    const rlimit below{static_cast<rlim_t>(pair.first.get()), before.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &below);
     EXPECT_EQ(in_child([&] { return ::fcntl(pair.first.get(), F_GETFD) == -1 && errno == EBADF ? 0 : 1; }), 0);
+    ::setrlimit(RLIMIT_NOFILE, &before);
+}
+
+TEST(ClosedInChild, ASlabThatIsReplacedLetsGoOfItsNumber) {
+    const HostSlab worker = HostSlab::create(1 << 20, wire::SlabDirection::input, "slab").value();
+    const auto adopted = [&] {
+        return HostSlab::adopt(UniqueFd{::dup(worker.fd())}, 1 << 20, wire::SlabDirection::input).value();
+    };
+    HostSlab slab = adopted();
+    const int number = slab.fd();
+    slab = adopted();
+    PacketPair pair = PacketPair::make().value();
+    ASSERT_TRUE(pair.first.get() == number || pair.second.get() == number);
+    const bool first = pair.first.get() == number;
+
+    EXPECT_EQ(in_child([&] {
+                  struct stat status {};
+                  if (::fstat(slab.fd(), &status) != 0 || S_ISREG(status.st_mode)) return 1;
+                  return send_packet(first ? pair.first.get() : pair.second.get(), "its own affair") ? 0 : 2;
+              }),
+              0);
+    slab.bytes()[0] = std::byte{7};
+    EXPECT_EQ(worker.bytes()[0], std::byte{7});
 }
 
 TEST(ClosedInChild, AChildHoldsNoSlabAndUnmapsNothingOfItsOwn) {

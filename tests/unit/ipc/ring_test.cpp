@@ -14,7 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <limits>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -47,6 +49,9 @@ public:
     }
     /// Line `i` of the ring to the worker.
     static constexpr std::size_t line_at(std::uint64_t i) { return 4096 + i % lines * 64; }
+    [[nodiscard]] std::span<ring::Line> to_worker() {
+        return {reinterpret_cast<ring::Line*>(bytes_ + line_at(0)), lines};
+    }
     void write_packet(std::uint64_t first, std::span<const std::byte> packet, std::uint64_t published) {
         for (std::uint64_t i = (packet.size() + 55) / 56; i-- > 0;) {
             const auto part = packet.subspan(i * 56, std::min<std::size_t>(56, packet.size() - i * 56));
@@ -139,6 +144,41 @@ TEST_F(RingTest, ASizeThatDoesNotFitWhatIsPublishedEndsTheChannel) {
     }
 }
 
+TEST_F(RingTest, APacketThatFlipsWhileItIsReadIsWhatItsCopySays) {
+    constexpr std::uint32_t small = 40, large = 400, impossible = 0xffff'ffff;
+    const auto sent = packet(1, large);
+    client.write_packet(0, sent, 8);
+    std::atomic<bool> done = false;
+    std::thread flipping{[&] {
+        const std::size_t size_at = LyingClient::line_at(0) + 8 + offsetof(wire::Header, size_bytes);
+        while (!done)
+            for (const std::uint32_t size : {small, impossible, large}) {
+                client.put(size_at, size);
+                for (std::size_t i = 0; i < 8; ++i) client.put<std::uint64_t>(LyingClient::line_at(i) + 56, size);
+            }
+    }};
+    int smalls = 0, larges = 0, refused = 0;
+    for (int reads = 0; reads < 20'000 || smalls == 0 || larges == 0 || refused == 0; ++reads) {
+        ring::Progress progress{};
+        RingReader reader{client.to_worker(), progress};
+        const Result<std::size_t> size = reader.read(buffer);
+        wire::Header header;
+        std::memcpy(&header, buffer.data(), sizeof header);
+        if (!size) {
+            EXPECT_EQ(size.error().code, ErrorCode::protocol_violation);
+            EXPECT_EQ(header.size_bytes, impossible);
+            ++refused;
+            continue;
+        }
+        EXPECT_EQ(header.size_bytes, *size) << "a parser would go by another size than the ring's";
+        EXPECT_EQ(progress.lines, (*size + 55) / 56);
+        ++(*size == small ? smalls : larges);
+        if (testing::Test::HasFailure()) break;
+    }
+    done = true;
+    flipping.join();
+}
+
 TEST_F(RingTest, AReadersProgressThatRunsAheadOrBackEndsTheChannel) {
     const auto fill = [&](std::uint64_t claim) {
         client.put(of_client_at, claim);
@@ -214,6 +254,32 @@ TEST_F(RingTest, APostToAPeerThatIsAwakeMakesNoSystemCall) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "this kernel installs no seccomp filter";
     EXPECT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
     EXPECT_EQ(client.get<std::uint64_t>(LyingClient::line_at(lines - 1) + lines * 64), lines) << "all were written";
+}
+
+TEST_F(RingTest, ABarrierThatTheKernelRefusesIsPromisedNoMore) {
+    constexpr std::size_t worker_barriers_at = 4;
+    const auto spinning = RingEnd::make(lines, lines, "test-rings", true).value();
+    LyingClient peer{*spinning};
+    if (peer.get<std::uint32_t>(worker_barriers_at) != 1) GTEST_SKIP() << "this kernel has no such barrier";
+    const pid_t child = ::fork();
+    if (child == 0) {
+        sock_filter no_barrier[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
+                                    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                                    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+        const sock_fprog filter{std::size(no_barrier), no_barrier};
+        if (!spinning->prepare_to_sleep(0)) ::_exit(1);
+        if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+            ::_exit(77);
+        if (spinning->prepare_to_sleep(0)) ::_exit(2);  // the caller has to look once more
+        if (peer.get<std::uint32_t>(worker_barriers_at) != 0) ::_exit(3);
+        ::_exit(spinning->prepare_to_sleep(0) ? 0 : 4);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "this kernel installs no seccomp filter";
+    EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST_F(RingTest, AFullAndBlockingDoorbellDelaysNobody) {

@@ -1,6 +1,8 @@
 // Another worker's output read where it lies: docs/channel.md, "Lending".
 
+#include <poll.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/unit/worker/slab_harness.h"
 
@@ -117,6 +119,23 @@ TEST_F(SlabLend, AnIdBelowTheBoundOrUsedBeforeIsRefused) {
     lend(client, 7, 0xFFFF'FFFF, slab.memfd.get());
     expect_accepted(client, 7, 0xFFFF'FFFF);
     expect_served(client, 8);
+}
+
+TEST_F(SlabLend, ALoanOfAnotherKindIsClosedAtOnce) {
+    start_ready();
+    TestClient client = open_channel(both);
+    int ends[2];
+    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    const UniqueFd reader{ends[0]};
+    UniqueFd writer{ends[1]};
+
+    client.send(channel::encode(channel::SlabLend{1, first_id, wire::SlabKind::cuda_vmm, ForeignSlab::size_bytes}),
+                writer.get());
+    writer.reset();
+
+    client.expect_error(1, ErrorCode::input_invalid);
+    pollfd hung_up{reader.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&hung_up, 1, 30'000), 1) << "the worker keeps the descriptor";
 }
 
 TEST_F(SlabLend, ALeaseBeyondALoanIsRefused) {

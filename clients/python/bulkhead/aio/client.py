@@ -194,6 +194,6 @@ class Client:
         return result
 
 
-def connect(path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py") -> Client:
-    """To the daemon at ``path``, else where ``bulkhead`` would look. ``name`` appears in logs and receipts."""
-    return Client(path, name=name)
+def connect(path: str | os.PathLike[str] | None = None, *, name: str = "bulkhead-py", memory_bytes_max: int = ARENA_BYTES_MAX) -> Client:
+    """As ``bulkhead.connect``."""
+    return Client(path, name=name, memory_bytes_max=memory_bytes_max)

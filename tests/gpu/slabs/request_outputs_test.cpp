@@ -1,0 +1,134 @@
+/// Results of one request in slabs on the GPU, while the client gives leases and slabs back. The calls that a worker's
+/// event loop makes beside the executor are made here in between, so their order is certain.
+
+#include <array>
+#include <cstdlib>
+#include <string_view>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ipc/cuda/gpu.h"
+#include "worker/request_outputs.h"
+
+namespace bulkhead::worker {
+namespace {
+
+using cuda::Gpu;
+using testing::HasSubstr;
+using wire::SlabDirection;
+using wire::SlabKind;
+
+class NoModel final : public Model {
+public:
+    [[nodiscard]] const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
+    Result<> run(const config::MethodSpec&, std::span<const TensorView>, const std::vector<config::ParameterValue>&,
+                 OutputSink&) override {
+        return {};
+    }
+    Result<> reset() override { return {}; }
+    void register_host_memory(std::span<std::byte>) override {}
+    void unregister_host_memory(std::span<std::byte>) noexcept override {}
+    [[nodiscard]] boost::json::object graphs() const override { return {}; }
+    [[nodiscard]] std::string device_name() const override { return "none"; }
+
+private:
+    std::vector<config::MethodSpec> methods_;
+};
+
+class GpuOutputs : public testing::Test {
+protected:
+    static constexpr std::uint64_t slab_bytes = 2 << 20;
+    static constexpr std::int64_t floats = slab_bytes / sizeof(float);
+
+    void SetUp() override {
+        auto opened = Gpu::open(0);
+        if (!opened) GTEST_SKIP() << opened.error().text();
+        gpu = *opened;
+        if ((gpu->features() & wire::feature_cuda_vmm) == 0) GTEST_SKIP() << "this GPU shares no memory by descriptor";
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuStreamCreate(&stream, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
+        slabs->use_gpu(gpu);
+        ASSERT_TRUE(slabs->add(SlabDirection::output, slab_bytes));
+    }
+    void TearDown() override { ::unsetenv("BULKHEAD_FAKE_CUDA_FAIL"); }
+
+    /// As the client asks for it; the number that it is offered under.
+    std::uint32_t add_on_gpu(std::uint64_t request_id) {
+        const Result<> added = slabs->add(SlabDirection::output, slab_bytes, request_id, SlabKind::cuda_vmm);
+        EXPECT_TRUE(added) << (added ? "" : added.error().text());
+        return slabs->take_offers().back().message.slab_id;
+    }
+    Result<std::span<std::byte>> allocate(RequestOutputs& outputs) {
+        const std::array<std::int64_t, 1> dims{floats};
+        return outputs.allocate("y", wire::DType::float32, dims);
+    }
+
+    NoModel model;
+    std::shared_ptr<const Gpu> gpu;
+    cuda::CUstream stream = nullptr;
+    config::ChannelLimits limits;
+    std::shared_ptr<ChannelSlabs> slabs =
+        std::make_shared<ChannelSlabs>("test:", limits, std::make_shared<SlabBudget>(1 << 30));
+};
+
+TEST_F(GpuOutputs, ARequestKeepsItsKindWhenTheClientGivesTheLastSlabBack) {
+    const std::uint32_t only = add_on_gpu(1);
+    RequestOutputs running{slabs, model};
+    ASSERT_TRUE(running.begin_on(stream));
+
+    ASSERT_TRUE(slabs->give_back(only));
+
+    EXPECT_TRUE(running.on_device()) << "one answer for a whole request";
+    const auto room = allocate(running);
+    ASSERT_FALSE(room) << "host memory under a model that was told of the GPU's";
+    EXPECT_EQ(room.error().code, ErrorCode::resources_exhausted);
+    EXPECT_THAT(room.error().attempt, HasSubstr("given back"));
+    RequestOutputs next{slabs, model};
+    EXPECT_FALSE(next.on_device());
+    EXPECT_TRUE(allocate(next));
+}
+
+TEST_F(GpuOutputs, OneSlabOfSeveralGivenBackLeavesResultsOnTheGpu) {
+    const std::uint32_t first = add_on_gpu(1);
+    const std::uint32_t second = add_on_gpu(2);
+
+    ASSERT_TRUE(slabs->give_back(second));
+    EXPECT_TRUE((RequestOutputs{slabs, model}.on_device()));
+    ASSERT_TRUE(slabs->give_back(first));
+    EXPECT_FALSE((RequestOutputs{slabs, model}.on_device()));
+}
+
+TEST_F(GpuOutputs, ASlabTheWorkerAddsByItselfDoesNotUndoTheFallbackToTheHost) {
+    ASSERT_TRUE(slabs->give_back(add_on_gpu(1)));
+
+    add_on_gpu(0);
+
+    EXPECT_FALSE((RequestOutputs{slabs, model}.on_device()));
+}
+
+TEST_F(GpuOutputs, RoomReleasedBehindAnEventDuringARequestIsWrittenBehindIt) {
+    const char* library = std::getenv("BULKHEAD_LIBCUDA");
+    if (library == nullptr || std::string_view{library}.find("fake") == std::string_view::npos)
+        GTEST_SKIP() << "only the fake driver shows whether a stream was told to wait";
+    add_on_gpu(1);
+    RequestOutputs before{slabs, model};
+    ASSERT_TRUE(before.begin_on(stream));
+    const auto first = allocate(before);
+    ASSERT_TRUE(first) << first.error().text();
+    wire::LeaseRef lease = before.tensors().at(0).lease;
+    lease.event_id = limits::gpu_events + 1;  // the client reads it still, up to there
+    before.hand_over();
+    RequestOutputs running{slabs, model};
+    ASSERT_TRUE(running.begin_on(stream));
+    ASSERT_TRUE(slabs->release(lease));
+    ::setenv("BULKHEAD_FAKE_CUDA_FAIL", "cuStreamWaitEvent 999", 1);
+
+    const auto again = allocate(running);
+
+    ASSERT_FALSE(again) << "nothing was queued that waits for the client";
+    EXPECT_THAT(again.error().attempt, HasSubstr("cuStreamWaitEvent"));
+}
+
+}  // namespace
+}  // namespace bulkhead::worker

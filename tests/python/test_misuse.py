@@ -1,0 +1,108 @@
+"""What callers get wrong ends in a bulkhead.Error that says what to change, and the channel goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import math
+import unittest
+
+import bulkhead
+from bulkhead.errors import DEADLINE_SECONDS_MAX
+from bulkhead.shared_tensors import Arena
+from bulkhead.verbs import with_deadline
+from opened import Opened
+
+BAD_DEADLINES = (math.nan, math.inf, -math.inf, 1e12, "1", [1])
+
+
+class Misuse(Opened):
+    def setUp(self) -> None:
+        super().setUp()
+        self.channel = self.open()
+
+    def mended(self, code: str, call) -> None:
+        self.assertTrue(self.refused(code, call).remedy, "no remedy is told")
+
+    def answered(self, deadline: float = 10) -> None:
+        """The channel serves as before."""
+
+        def serve() -> None:
+            head, _ = self.worker.expect("infer")
+            self.worker.answer(head["request_id"], [1.0])
+
+        self.serve(serve)
+        self.assertEqual(self.channel.infer(x=[0.0], deadline=deadline)["y"].tolist(), [1.0])
+
+    def test_shapes_that_are_none(self) -> None:
+        arena = Arena()
+        for shape in ((1 << 62, 4), (1 << 62, 1 << 62, 0), (1 << 64,), "abc", "12", (1.5,), (-1,), 3, (1,) * 9, None):
+            for allocate in (self.channel.allocate, lambda shape: arena.allocate(shape, "float32")):
+                with self.subTest(shape=shape):
+                    self.mended("shape_mismatch", lambda: allocate(shape))
+        self.mended("resources_exhausted", lambda: self.channel.allocate((1 << 40,)))
+        self.answered()
+
+    def test_deadlines_that_are_none(self) -> None:
+        for deadline in BAD_DEADLINES:
+            with self.subTest(deadline=deadline):
+                self.mended("input_invalid", lambda: self.channel.submit(x=[0.0], deadline=deadline))
+                self.mended("input_invalid", lambda: with_deadline({}, deadline))
+                self.mended("input_invalid", lambda: bulkhead.channel.Channel(self.worker.client_end, deadline=deadline))
+        self.answered(DEADLINE_SECONDS_MAX)
+
+    def test_deadlines_that_are_none_on_a_loop(self) -> None:
+        worker = self.another()
+
+        async def work() -> None:
+            opening = asyncio.ensure_future(bulkhead.aio.Channel.open(worker.client_end))
+            await asyncio.to_thread(worker.open)
+            async with await opening as channel:
+                for deadline in BAD_DEADLINES:
+                    with self.subTest(deadline=deadline), self.assertRaises(bulkhead.Error) as caught:
+                        await channel.infer(x=[0.0], deadline=deadline)
+                    self.assertEqual(caught.exception.code, "input_invalid")
+
+        asyncio.run(work())
+
+    def test_waiting_twice(self) -> None:
+        def serve() -> None:
+            head, _ = self.worker.expect("infer")
+            self.worker.answer(head["request_id"], [1.0])
+
+        self.serve(serve)
+        request = self.channel.submit(x=[0.0])
+        self.channel.wait(request)
+        self.mended("input_invalid", lambda: self.channel.wait(request))
+
+    def test_parameters_that_are_no_json(self) -> None:
+        knot: list = []
+        knot.append(knot)
+        for value in (object(), {1, 2}, math.nan, knot, b"bytes", {(1, 2): 3}):
+            with self.subTest(value=type(value)):
+                self.mended("input_invalid", lambda: self.channel.submit(x=[0.0], scale=value))
+        self.answered()
+
+    def test_numbers_that_are_beyond_the_dtype(self) -> None:
+        self.mended("dtype_unsupported", lambda: self.channel.submit(x=[1e300]))
+
+    def test_tensors_that_their_owner_does_not_give_away(self) -> None:
+        class Kept:
+            def __dlpack_device__(self) -> tuple[int, int]:
+                return 1, 0
+
+            def __dlpack__(self, **_: object) -> object:
+                raise BufferError("Can't export tensors that require gradient")
+
+        self.assertIn("detach", self.refused("input_invalid", lambda: self.channel.submit(x=Kept())).remedy)
+        self.answered()
+
+    @unittest.skipIf(importlib.util.find_spec("torch") is None, "torch is not installed")
+    def test_a_torch_tensor_that_requires_a_gradient(self) -> None:
+        import torch
+
+        self.mended("input_invalid", lambda: self.channel.submit(x=torch.zeros(1, requires_grad=True)))
+
+
+if __name__ == "__main__":
+    unittest.main()

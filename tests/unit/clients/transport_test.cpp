@@ -1,0 +1,88 @@
+/// The client's waits at rings, beside a caller that polls the descriptor itself.
+
+#include "clients/cpp/transport.h"
+
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/ipc/line_end.h"
+
+namespace bulkhead::test {
+namespace {
+
+class TransportTest : public testing::Test {
+protected:
+    void SetUp() override {
+        worker.offer_rings(ring::lines_min);
+        Packet offer;
+        ASSERT_EQ(client.receive(offer, Clock::now() + patience).value(), ReceiveOutcome::packet);
+        const auto message = channel::parse_from_worker(offer.bytes).value();
+        ASSERT_TRUE(client.use_rings(std::get<channel::RingOffer>(message), std::move(offer.fds), {}));
+    }
+    bool polled(std::chrono::milliseconds time) {
+        pollfd entry{client.fd(), POLLIN, 0};
+        return ::poll(&entry, 1, static_cast<int>(time.count())) == 1;
+    }
+    /// What the worker sends next is told at the descriptor.
+    void expect_to_be_rung() {
+        ASSERT_FALSE(polled({}));
+        worker.send(packet(1));
+        EXPECT_TRUE(polled(patience)) << "the worker took this side to be awake";
+        Packet received;
+        EXPECT_EQ(client.receive_now(received).value(), ReceiveOutcome::packet);
+    }
+    void fill(std::span<const std::byte> bytes) {
+        Result<> sent = client.send(bytes);
+        for (int i = 0; sent && i < 1000; ++i) sent = client.send(bytes);
+        ASSERT_EQ(sent.error().code, ErrorCode::queue_full);
+    }
+
+    PacketPair pair = PacketPair::make(true).value();
+    LineEnd worker{std::move(pair.first)};
+    Transport client = Transport::make(std::move(pair.second)).value();
+};
+
+TEST_F(TransportTest, AReceiveInVainLeavesTheDescriptorToBeRung) {
+    ASSERT_GE(client.fd(), 0);
+    Packet nothing;
+    ASSERT_EQ(client.receive(nothing, Clock::now()).value(), ReceiveOutcome::would_block);
+    expect_to_be_rung();
+}
+
+TEST_F(TransportTest, AWaitInVainForRoomInTheRingLeavesTheDescriptorToBeRung) {
+    ASSERT_GE(client.fd(), 0);
+    fill(packet(1));
+    ASSERT_FALSE(client.wait_to_send(Clock::now()).value());
+    expect_to_be_rung();
+}
+
+TEST_F(TransportTest, AWaitInVainForRoomInTheSocketLeavesTheDescriptorToBeRung) {
+    ASSERT_GE(client.fd(), 0);
+    fill(packet(1, 32 * 1024));  // more than a ring carries
+    ASSERT_FALSE(client.wait_to_send(Clock::now()).value());
+    expect_to_be_rung();
+}
+
+TEST_F(TransportTest, InAForkedChildItIsLostAndItsDescriptorReadable) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        Packet nothing;
+        if (!polled({})) ::_exit(1);
+        if (client.receive(nothing, Clock::now()).error().code != ErrorCode::worker_lost) ::_exit(2);
+        ::_exit(client.wait_to_send(Clock::now()).error().code == ErrorCode::worker_lost ? 0 : 3);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+
+    worker.send(packet(1));
+    Packet received;
+    EXPECT_EQ(client.receive(received, Clock::now() + patience).value(), ReceiveOutcome::packet);
+}
+
+}  // namespace
+}  // namespace bulkhead::test

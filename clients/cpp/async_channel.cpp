@@ -4,10 +4,10 @@
 #include <utility>
 
 #include <boost/asio/detached.hpp>
-#include <boost/asio/system_executor.hpp>
 #include <fmt/format.h>
 
 #include "clients/cpp/async_channel_state.h"
+#include "clients/cpp/blocking_threads.h"
 #include "clients/cpp/limits.h"
 #include "clients/cpp/spawn.h"
 
@@ -27,7 +27,8 @@ asio::awaitable<Result<std::shared_ptr<ChannelState>>> greet(UniqueFd& socket, s
     const auto opening = [&]() -> asio::awaitable<Result<std::shared_ptr<ChannelState>>> {
         co_return ChannelState::open(std::move(socket), channel, options);
     };
-    co_return co_await asio::co_spawn(asio::system_executor{}, opening, asio::use_awaitable);
+    const asio::any_io_executor loop = co_await asio::this_coro::executor;
+    co_return co_await asio::co_spawn(BlockingThreads::of(loop), opening, asio::use_awaitable);
 }
 
 /// A line to the next worker, as ChannelLines::reopen asks for it.

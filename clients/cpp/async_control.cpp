@@ -5,10 +5,10 @@
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
-#include <boost/asio/system_executor.hpp>
 #include <fmt/format.h>
 
 #include "clients/cpp/async_control_state.h"
+#include "clients/cpp/blocking_threads.h"
 #include "clients/cpp/control_rules.h"
 #include "clients/cpp/hung_supervisor.h"
 #include "clients/cpp/limits.h"
@@ -224,7 +224,7 @@ AsyncControlState::Awaitable<Result<Answer>> AsyncControlState::call(std::string
 AsyncControlState::Awaitable<std::optional<Error>> AsyncControlState::hang() {
     // Named: GCC 12 destroys a closure twice that is a temporary of a co_await (PR 99576).
     const auto probe = [path = path_]() -> Awaitable<std::optional<Error>> { co_return hang_of_supervisor(path); };
-    co_return co_await asio::co_spawn(asio::system_executor{}, probe, asio::use_awaitable);
+    co_return co_await asio::co_spawn(BlockingThreads::of(executor_), probe, asio::use_awaitable);
 }
 
 AsyncControlState::Awaitable<Result<>> AsyncControlState::connect(Clock::time_point until) {

@@ -159,9 +159,9 @@ std::shared_ptr<Loan> ClientSlabs::make_loan(std::shared_ptr<OutputSlab> slab) {
 }
 
 std::vector<std::shared_ptr<Loan>> ClientSlabs::end_loans(bool only_retired) {
-    const auto first = std::ranges::partition(loans_, [&](const std::shared_ptr<Loan>& loan) {
-                           return loan.use_count() > 1 || (only_retired && !loan->slab->is_retired());
-                       }).begin();
+    const auto first = std::partition(loans_.begin(), loans_.end(), [&](const std::shared_ptr<Loan>& loan) {
+        return loan.use_count() > 1 || (only_retired && !loan->slab->is_retired());
+    });
     std::vector<std::shared_ptr<Loan>> ended{std::move_iterator{first}, std::move_iterator{loans_.end()}};
     loans_.erase(first, loans_.end());
     count_ -= ended.size();

@@ -109,6 +109,18 @@ void add_worker(Resources& all, pid_t worker) {
     all["worker slabs mapped"] = slabs;
 }
 
+Resources measure_settled(const std::function<Resources()>& take) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{5};
+    for (Resources before = take();;) {
+        ::poll(nullptr, 0, 100);
+        Resources now = take();
+        const bool settled = std::ranges::all_of(
+            now, [&](const auto& one) { return one.first.ends_with("KiB") || value_of(before, one.first) == one.second; });
+        if (settled || std::chrono::steady_clock::now() >= until) return now;
+        before = std::move(now);
+    }
+}
+
 Resources measure_at_rest(const Resources& baseline, const std::function<Resources()>& take) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{5};
     for (;;) {

@@ -19,6 +19,9 @@ using Resources = std::map<std::string, std::int64_t>;
 /// Adds what a worker has, the slabs that it maps among it.
 void add_worker(Resources& all, pid_t worker);
 
+/// What to compare with later: measured until it stays the same for a moment, 5 s at most.
+Resources measure_settled(const std::function<Resources()>& take);
+
 /// What there is when things have come to rest: measured again for up to 5 s while anything drifts, since the last
 /// process' records are given up a moment after its end was told.
 [[nodiscard]] Resources measure_at_rest(const Resources& baseline, const std::function<Resources()>& take);

@@ -13,7 +13,7 @@
 
 namespace bulkhead::config {
 
-enum class Runtime : std::uint8_t { torchscript, aoti };
+enum class Runtime : std::uint8_t { torchscript, aoti, generate };
 enum class Graphs : std::uint8_t { off, preferred, required };
 enum class RestartPolicy : std::uint8_t { on_crash, never };
 enum class StateScope : std::uint8_t { none, channel };  ///< channel: one channel at a time, reset between
@@ -88,10 +88,19 @@ struct ChannelLimits {
     friend bool operator==(const ChannelLimits&, const ChannelLimits&) = default;
 };
 
+/// What a fleet file may settle about an autoregressive model. What it leaves open, the package's manifest settles.
+struct GenerateSpec {
+    std::optional<std::uint32_t> slots;   ///< sequences at once
+    std::optional<std::uint32_t> length;  ///< positions of a sequence, prompt and generated tokens together
+    std::uint32_t prefill_chunk = 128;    ///< positions of a prompt computed between two steps of the others
+    std::vector<std::uint32_t> buckets;   ///< attention lengths that a GPU captures, ascending; empty: the manifest's
+    friend bool operator==(const GenerateSpec&, const GenerateSpec&) = default;
+};
+
 struct ModelSpec {
     std::string name;
     Runtime runtime{};
-    std::filesystem::path file;   ///< absolute: the TorchScript file or the .pt2 package
+    std::filesystem::path file;   ///< absolute: TorchScript file, .pt2 package, or folder of a generating model
     std::string device = "auto";  ///< auto, cpu, cuda:N or a GPU UUID
     std::uint32_t replicas = 1;
     bool preload = false;
@@ -108,6 +117,7 @@ struct ModelSpec {
     LogLevel log_level = LogLevel::info;
     std::uint64_t core_bytes_max = 0;
     std::vector<MethodSpec> methods;
+    GenerateSpec generate;  ///< of runtime generate
     friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
 

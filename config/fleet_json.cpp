@@ -59,6 +59,14 @@ json::object to_json(const MethodSpec& method) {
             {"padding", std::move(padding)},      {"warmup", std::move(warmup)}};
 }
 
+json::object to_json(const GenerateSpec& generate) {
+    json::object all{{"prefill_chunk", generate.prefill_chunk}};
+    if (generate.slots) all["slots"] = *generate.slots;
+    if (generate.length) all["length"] = *generate.length;
+    if (!generate.buckets.empty()) all["buckets"] = json::value_from(generate.buckets);
+    return all;
+}
+
 }  // namespace
 
 json::object to_json(const ModelSpec& model) {
@@ -69,7 +77,7 @@ json::object to_json(const ModelSpec& model) {
 
     json::object all{{"name", model.name},
                      {"runtime", word_of(runtime_words, model.runtime)},
-                     {model.runtime == Runtime::aoti ? "package" : "file", model.file.string()},
+                     {model.runtime == Runtime::torchscript ? "file" : "package", model.file.string()},
                      {"device", model.device},
                      {"replicas", model.replicas},
                      {"preload", model.preload},
@@ -97,6 +105,7 @@ json::object to_json(const ModelSpec& model) {
                      {"log_level", word_of(log_level_words, model.log_level)},
                      {"core_dump", model.core_bytes_max}};
     if (model.watchdog.count() > 0) all["watchdog"] = duration_text(model.watchdog);
+    if (model.runtime == Runtime::generate) all["generate"] = to_json(model.generate);
     if (!model.methods.empty()) {
         json::object methods;
         for (const MethodSpec& method : model.methods) methods[method.name] = to_json(method);

@@ -1,6 +1,8 @@
 #include "config/model_reader.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <system_error>
 
 #include "config/limits.h"
@@ -90,20 +92,47 @@ void read_state(const Value& map, ModelSpec& model) {
                    "name a method of the model");
 }
 
+void read_generate(const Value& map, GenerateSpec& generate) {
+    Fields fields{map, map.what() + "."};
+    const auto number = [&](std::string_view key, std::int64_t min, std::int64_t max) -> std::optional<std::uint32_t> {
+        const auto value = fields.take(key);
+        const auto read = value ? value->integer(min, max) : std::nullopt;
+        return read ? std::optional{static_cast<std::uint32_t>(*read)} : std::nullopt;
+    };
+    generate.slots = number("slots", 1, limits::slots_max);
+    generate.length = number("length", 2, limits::length_max);
+    assign(number("prefill_chunk", 1, limits::prefill_chunk_max), generate.prefill_chunk);
+    if (const auto value = fields.take("buckets")) {
+        for (const Value& item : value->items(limits::buckets_max))
+            if (const auto length = item.integer(1, limits::length_max))
+                generate.buckets.push_back(static_cast<std::uint32_t>(*length));
+        const auto falls = std::adjacent_find(generate.buckets.begin(), generate.buckets.end(), std::greater_equal<>{});
+        if (falls != generate.buckets.end())
+            value->refuse(fmt::format("{}: {} stands before {}", value->what(), *falls, *std::next(falls)),
+                          "name each attention length once, the smallest first");
+    }
+    fields.finish();
+}
+
 std::optional<std::filesystem::path> read_path(const Value& value, const std::filesystem::path& folder,
-                                               FileCheck check) {
+                                               FileCheck check, bool is_folder) {
     const auto text = value.text();
     if (!text) return std::nullopt;
     if (text->empty()) {
         value.refuse("write the path of the model file");
         return std::nullopt;
     }
-    const std::filesystem::path path = (folder / *text).lexically_normal();
+    std::filesystem::path path = (folder / *text).lexically_normal();
+    if (is_folder && !path.has_filename()) path = path.parent_path();  // it ended in a slash
     if (check == FileCheck::none) return path;
     std::error_code failure;
-    const auto status = std::filesystem::status(path, failure);
+    const auto status = std::filesystem::status(is_folder ? path / "manifest.json" : path, failure);
     if (status.type() == std::filesystem::file_type::regular) return path;
-    if (status.type() == std::filesystem::file_type::not_found)
+    if (is_folder && status.type() == std::filesystem::file_type::not_found)
+        value.refuse(fmt::format("{}: {} holds no manifest.json", value.what(), in_quotes(path.string())),
+                     "name the folder that `python -m bulkhead.export` wrote; a relative path is taken from the folder of "
+                     "the fleet file");
+    else if (status.type() == std::filesystem::file_type::not_found)
         value.refuse(fmt::format("{}: no file {}", value.what(), in_quotes(path.string())),
                      "correct the path; a relative one is taken from the folder of the fleet file");
     else if (failure)
@@ -116,29 +145,31 @@ std::optional<std::filesystem::path> read_path(const Value& value, const std::fi
 
 void read_runtime_and_file(Fields& fields, const std::string& where, const std::filesystem::path& folder,
                            FileCheck check, ModelSpec& model) {
-    const auto runtime = fields.require("runtime", "add runtime: torchscript or aoti");
+    const auto runtime = fields.require("runtime", "add runtime: torchscript, aoti or generate");
     const auto file = fields.take("file");
     const auto package = fields.take("package");
     if (!runtime || !runtime->word(runtime_words, model.runtime)) {
         if (!file && !package)
             fields.report().add(fields.place(), fmt::format("{}missing key \"file\" or \"package\"", where),
-                                "add file: for runtime torchscript, package: for runtime aoti");
+                                "add file: for runtime torchscript, package: for runtimes aoti and generate");
         return;
     }
-    const bool is_aoti = model.runtime == Runtime::aoti;
-    const auto& wanted = is_aoti ? package : file;
-    const auto& surplus = is_aoti ? file : package;
-    const std::string_view wanted_key = is_aoti ? "package" : "file";
+    const bool is_package = model.runtime != Runtime::torchscript;
+    const bool is_folder = model.runtime == Runtime::generate;
+    const auto& wanted = is_package ? package : file;
+    const auto& surplus = is_package ? file : package;
+    const std::string_view wanted_key = is_package ? "package" : "file";
     if (surplus)
         surplus->report().add(
-            *fields.place_of(is_aoti ? "file" : "package"), surplus->what(),
+            *fields.place_of(is_package ? "file" : "package"), surplus->what(),
             fmt::format("runtime {} has its model under \"{}\"", word_of(runtime_words, model.runtime), wanted_key));
     else if (!wanted)
         runtime->report().add(
             fields.place(), fmt::format("{}missing key \"{}\"", where, wanted_key),
-            fmt::format("add {}: the path of the {}", wanted_key, is_aoti ? ".pt2 package" : "TorchScript file"));
+            fmt::format("add {}: the path of the {}", wanted_key,
+                        is_folder ? "package's folder" : is_package ? ".pt2 package" : "TorchScript file"));
     if (wanted)
-        if (const auto path = read_path(*wanted, folder, check)) model.file = *path;
+        if (const auto path = read_path(*wanted, folder, check, is_folder)) model.file = *path;
 }
 
 void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSpec& model) {
@@ -155,6 +186,28 @@ void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSp
     } else if (shorthand) {
         model.methods = {std::move(forward)};
     }
+}
+
+/// What a generating model takes and gives is said in its package, and its sequences begin anew by themselves.
+void read_generating(Fields& fields, const std::string& where, ModelSpec& model) {
+    const auto generate = fields.take("generate");
+    if (model.runtime != Runtime::generate) {
+        if (generate)
+            generate->report().add(*fields.place_of("generate"), generate->what(),
+                                   fmt::format("remove it: runtime {} generates nothing",
+                                               word_of(runtime_words, model.runtime)));
+        return;
+    }
+    if (generate) read_generate(*generate, model.generate);
+    const auto refuse = [&](std::string_view key, std::string_view remedy) {
+        if (const auto place = fields.place_of(key))
+            fields.report().add(*place, fmt::format("{}\"{}\" of runtime generate", where, key), std::string{remedy});
+    };
+    refuse("methods", "remove it: the package names its methods");
+    for (const std::string_view key : method_keys) refuse(key, "remove it: the package names its methods");
+    if (model.state != StateScope::none) refuse("state", "remove it: a slot is reset for each sequence");
+    model.state = StateScope::none;  // also where the defaults say otherwise
+    model.methods.clear();
 }
 
 }  // namespace
@@ -199,6 +252,7 @@ void read_model(Fields& fields, const std::string& where, const std::filesystem:
     read_runtime_and_file(fields, where, folder, check, model);
     read_settings(fields, where, model);
     read_methods_or_shorthand(fields, where, model);
+    read_generating(fields, where, model);
     fields.finish();
 }
 

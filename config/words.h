@@ -15,8 +15,8 @@ struct Word {
     E value;
 };
 
-inline constexpr std::array<Word<Runtime>, 2> runtime_words{
-    {{"torchscript", Runtime::torchscript}, {"aoti", Runtime::aoti}}};
+inline constexpr std::array<Word<Runtime>, 3> runtime_words{
+    {{"torchscript", Runtime::torchscript}, {"aoti", Runtime::aoti}, {"generate", Runtime::generate}}};
 inline constexpr std::array<Word<Graphs>, 3> graphs_words{
     {{"off", Graphs::off}, {"preferred", Graphs::preferred}, {"required", Graphs::required}}};
 inline constexpr std::array<Word<RestartPolicy>, 2> restart_words{

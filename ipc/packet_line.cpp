@@ -55,7 +55,7 @@ Result<> PacketLine::send(std::span<const std::byte> packet, std::span<const int
 Result<> PacketLine::send_through_rings(std::span<const std::byte> packet, std::span<const int> fds) {
     // Who sleeps may have died asleep. Who is awake is not looked after: that would cost each post a system call.
     // Not by `sleep`, which would take a ring of the doorbell away from whoever waits for it.
-    if (!hung_up_ && rings_->peer_sleeps()) {
+    if (sleeper_ == Sleeper::asked_after && !hung_up_ && rings_->peer_sleeps()) {
         pollfd end{socket_, POLLRDHUP, 0};
         hung_up_ = ::poll(&end, 1, 0) > 0 && (end.revents & (POLLRDHUP | POLLHUP)) != 0;
     }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -24,7 +25,14 @@ namespace bulkhead {
 /// Thread  one at a time
 class PacketLine {
 public:
-    explicit PacketLine(int socket) noexcept : socket_{socket} {}
+    /// Of rings: a peer that sleeps may have died asleep.
+    enum class Sleeper : std::uint8_t {
+        asked_after,  ///< before each packet to it, by a system call: `send` then fails
+        trusted,      ///< for who waits at the descriptor all the time, and hears of the end there
+    };
+
+    explicit PacketLine(int socket, Sleeper sleeper = Sleeper::asked_after) noexcept
+        : socket_{socket}, sleeper_{sleeper} {}
 
     /// From now on packets go through the rings, in both directions. Returns the descriptor to wait at instead of the
     /// socket, the caller's: readable when the doorbell was rung or the peer has hung up; an epoll descriptor.
@@ -61,6 +69,7 @@ private:
     Result<> send_through_rings(std::span<const std::byte> packet, std::span<const int> fds);
 
     int socket_;
+    Sleeper sleeper_;
     std::unique_ptr<RingEnd> rings_;
     int waitable_ = -1;
     std::size_t refused_bytes_ = 0;  ///< room that the ring did not have

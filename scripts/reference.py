@@ -57,8 +57,8 @@ fleet.yaml:9:44: error: model "minilm": inputs.input_ids: shape[1] = 256..1
 ```
 """
 
-SECTIONS = ["defaults", "model", "deadlines", "channel", "state", "method", "tensor", "parameter"]
-TITLES = {"defaults": "defaults", "model": "A model", "deadlines": "deadlines", "channel": "channel", "state": "state",
+SECTIONS = ["defaults", "model", "deadlines", "channel", "state", "generate", "method", "tensor", "parameter"]
+TITLES = {"defaults": "defaults", "model": "A model", "deadlines": "deadlines", "channel": "channel", "state": "state", "generate": "generate",
           "method": "A method", "tensor": "A tensor", "parameter": "A parameter"}
 
 

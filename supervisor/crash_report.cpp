@@ -140,6 +140,7 @@ std::optional<std::uint64_t> machine_oom_kills() {
 }
 
 std::string CrashReport::to_text() const {
+    const json::value unknown = request_unknown.empty() ? json::value(nullptr) : json::value(request_unknown);
     json::object object{{"model", worker.model},
                         {"replica", worker.replica},
                         {"generation", worker.generation},
@@ -153,6 +154,7 @@ std::string CrashReport::to_text() const {
                         {"backtrace", json::array(backtrace.begin(), backtrace.end())},
                         {"request", request.empty() ? json::value(nullptr) : json::value(request)},
                         {"request_ms", request.empty() ? json::value(nullptr) : json::value(request_ms)},
+                        {"request_unknown", unknown},
                         {"host_bytes", or_null(host_bytes)},
                         {"gpu_bytes", or_null(gpu_bytes)},
                         {"device", device},
@@ -177,24 +179,34 @@ bool CrashReports::make_folder() const {
     return S_ISDIR(status.st_mode) && status.st_uid == ::geteuid();
 }
 
-std::optional<std::filesystem::path> CrashReports::write(const CrashReport& report) {
-    if (folder_.empty()) return std::nullopt;
+Result<std::filesystem::path> CrashReports::write(const CrashReport& report) {
+    if (folder_.empty())
+        return Error{ErrorCode::resources_exhausted, "writing a crash report: the daemon has no folder for logs", {}};
     const std::unique_lock mine{writing_, std::try_to_lock};
-    if (!mine) return std::nullopt;  // a disk that holds another's thread does not take this one either
+    if (!mine)  // a disk that holds another's thread does not take this one either
+        return Error{
+            ErrorCode::resources_exhausted, "writing a crash report: the disk does not take the one before", {}};
     const auto path = folder_ / name_of(report);
     const auto unfinished = folder_ / ".unfinished";  // one name: what a killed supervisor left is written over
     int failed = make_folder() ? write_whole(unfinished, report.to_text()) : errno;
     if (failed == 0 && ::rename(unfinished.c_str(), path.c_str()) != 0) failed = errno;
     if (failed != 0) {
         ::unlink(unfinished.c_str());
-        if (!std::exchange(warned_, true))
-            spdlog::warn("writing {}: {}; crashes are told by the log and `bulkhead why` alone", path.string(),
-                         std::strerror(failed));
-        return std::nullopt;
+        return system_error("writing " + path.string(), failed);
     }
-    warned_ = false;
     remove_surplus();
     return path;
+}
+
+void CrashReports::note_lost(const WorkerName& worker, const std::string& reason) {
+    spdlog::warn("worker={} its crash report is lost: {}", worker.text(), reason);
+    const std::scoped_lock lock{counting_};
+    lost_ = {lost_.count + 1, unix_ms(), reason};
+}
+
+CrashReports::Lost CrashReports::lost() const {
+    const std::scoped_lock lock{counting_};
+    return lost_;
 }
 
 /// Oldest first.

@@ -29,6 +29,7 @@ struct CrashReport {
     std::vector<std::string> log;             ///< its last lines of output, at most `crash_log_lines_max`
     std::string request;                      ///< in flight: method and shapes; empty: none
     std::int64_t request_ms = 0;              ///< how long it had run
+    std::string request_unknown;              ///< why nobody can say whether one was; empty: it is known
     std::optional<std::uint64_t> host_bytes;  ///< last sample
     std::optional<std::uint64_t> gpu_bytes;
     std::string device;
@@ -62,9 +63,19 @@ public:
     /// `folder` is made with mode 0700 when the first report is written; empty: reports are not kept.
     explicit CrashReports(std::filesystem::path folder) : folder_{std::move(folder)} {}
 
-    /// The file is there whole or not at all. Empty when it could not be written, which is logged once until a
-    /// report can be written again.
-    std::optional<std::filesystem::path> write(const CrashReport& report);
+    /// The file is there whole or not at all.
+    /// Errors  as the system says; the report is lost, and its caller says so by `note_lost`
+    [[nodiscard]] Result<std::filesystem::path> write(const CrashReport& report);
+
+    /// Those that this supervisor could not write.
+    struct Lost {
+        std::uint64_t count = 0;
+        std::int64_t time_ms = 0;  ///< unix, of the last one
+        std::string reason;        ///< of the last one
+    };
+    /// Logs it too.
+    void note_lost(const WorkerName& worker, const std::string& reason);
+    [[nodiscard]] Lost lost() const;
     /// Of a report of this name; empty when reports are not kept, or it is none's.
     /// Thread  any
     [[nodiscard]] std::string path_of(const std::string& name) const;
@@ -79,7 +90,8 @@ private:
 
     std::filesystem::path folder_;
     std::mutex writing_;  ///< never waited for
-    bool warned_ = false;
+    mutable std::mutex counting_;
+    Lost lost_;  ///< guarded by `counting_`
 };
 
 }  // namespace bulkhead::supervisor

@@ -13,8 +13,13 @@ namespace bulkhead::supervisor {
 /// Tells subscribers what happens to workers; nothing is kept for who comes later.
 class EventBus {
 public:
-    /// An empty set of models means all of them.
+    /// An empty set of models means all of them. A sink that subscribes again hears of these models instead.
     void subscribe(std::weak_ptr<NotificationSink> sink, std::set<std::string> models) {
+        for (Subscription& one : subscriptions_)
+            if (one.sinks.contains(sink)) {
+                one.models = std::move(models);
+                return;
+            }
         subscriptions_.push_back({std::move(models), {}});
         subscriptions_.back().sinks.add(std::move(sink));
     }

@@ -99,7 +99,9 @@ std::vector<std::string> Fleet::differing_from(const std::map<std::string, std::
         const auto declaration = declarations.find(model->spec.name);
         if (declaration == declarations.end()) continue;
         const bool differs = std::any_of(model->replicas.begin(), model->replicas.end(), [&](const auto& replica) {
-            return !replica->declaration().empty() && replica->declaration() != declaration->second;
+            // One that is stopped looks at the file when it is loaded.
+            return replica->state() != WorkerState::stopped && !replica->declaration().empty() &&
+                   replica->declaration() != declaration->second;
         });
         if (differs) differing.push_back(model->spec.name);
     }

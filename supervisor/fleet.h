@@ -62,7 +62,7 @@ public:
 
     /// Unloads what `next` no longer has: models, and replicas of models. Nobody can load those models from now on.
     void retire(const config::Fleet& next, std::function<void()> retired);
-    /// Models with a process, or the record of one, that was configured with something else than `declarations`.
+    /// Models with a process, a backoff or a quarantine, of something else than `declarations`.
     [[nodiscard]] std::vector<std::string> differing_from(const std::map<std::string, std::string>& declarations) const;
     /// A process was asked of the keeper, and is not yet there.
     [[nodiscard]] bool is_spawning() const;

@@ -44,11 +44,12 @@ struct ProcessExit {
 struct FoundWorker {
     WorkerName name;
     pid_t pid = 0;
-    UniqueFd pidfd;                   ///< of a running one
-    UniqueFd link;                    ///< of a dead one only if its end was told to nobody
-    UniqueFd log;                     ///< likewise
-    std::string ledger;               ///< what the former supervisor wrote last; empty: nothing
-    std::optional<ProcessExit> exit;  ///< dead, and reaped
+    UniqueFd pidfd;                    ///< of a running one
+    UniqueFd link;                     ///< of a dead one only if its end was told to nobody
+    UniqueFd log;                      ///< likewise
+    std::optional<Error> unreachable;  ///< a running one whose descriptors could not be received: it is to be ended
+    std::string ledger;                ///< what the former supervisor wrote last; empty: nothing
+    std::optional<ProcessExit> exit;   ///< dead, and reaped
 };
 
 /// The parent of every worker, as the fleet sees it. What is sent never blocks.
@@ -58,7 +59,8 @@ public:
     using OnExited = std::function<void(ProcessExit)>;
 
     virtual ~Keeper() = default;
-    /// `exited` is called once, after a successful `spawned`. Neither is called within this call.
+    /// `exited` is called once, after a successful `spawned`. Neither is called within this call. A process that came
+    /// to be although the spawn failed has ended before `spawned` says so.
     virtual void spawn(SpawnRequest request, OnSpawned spawned, OnExited exited) = 0;
     /// `exited` is called once, not within this call, for a worker that was found running.
     virtual void adopt(const WorkerName& name, OnExited exited) = 0;

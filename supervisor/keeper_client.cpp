@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include <boost/asio/post.hpp>
@@ -60,6 +61,11 @@ std::string_view step_text(std::uint32_t step) {
     return "an unknown step";
 }
 
+/// The packet came, its descriptors did not: the supervisor has none free.
+Error out_of_descriptors(const std::string& attempt) {
+    return system_error(attempt + ": receiving its descriptors", EMFILE);
+}
+
 }  // namespace
 
 std::string signal_name(int number) {
@@ -97,11 +103,10 @@ void KeeperClient::on_packet(Packet& packet) {
     case wire::Type::hello: return with(std::type_identity<wire::KeeperHello>{}, [&](auto& value) { on_hello(value); });
     case wire::Type::worker:
         return with(std::type_identity<wire::WorkerRecord>{},
-                    [&](auto& value) { on_worker(value, body.subspan(sizeof value), std::move(packet.fds)); });
+                    [&](auto& value) { on_worker(value, body.subspan(sizeof value), packet); });
     case wire::Type::hello_end: return on_hello_end();
     case wire::Type::spawned:
-        return with(std::type_identity<wire::Spawned>{},
-                    [&](auto& value) { on_spawned(value, std::move(packet.fds)); });
+        return with(std::type_identity<wire::Spawned>{}, [&](auto& value) { on_spawned(value, packet); });
     case wire::Type::spawn_failed:
         return with(std::type_identity<wire::SpawnFailed>{}, [&](auto& value) { on_spawn_failed(value); });
     case wire::Type::exited: return with(std::type_identity<wire::Exited>{}, [&](auto& value) { on_exited(value); });
@@ -124,8 +129,8 @@ void KeeperClient::on_hello(const wire::KeeperHello& hello) {
     hello_ = hello;
 }
 
-void KeeperClient::on_worker(const wire::WorkerRecord& record, std::span<const std::byte> rest,
-                             std::vector<UniqueFd> fds) {
+void KeeperClient::on_worker(const wire::WorkerRecord& record, std::span<const std::byte> rest, Packet& packet) {
+    std::vector<UniqueFd>& fds = packet.fds;
     if (rest.size() != record.ledger_bytes)
         return violated(fmt::format("a worker's ledger of {} bytes instead of {}", rest.size(), record.ledger_bytes));
     FoundWorker worker;
@@ -134,12 +139,16 @@ void KeeperClient::on_worker(const wire::WorkerRecord& record, std::span<const s
     worker.ledger.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
     const auto fate = static_cast<wire::WorkerFate>(record.fate);
     const bool runs = fate == wire::WorkerFate::running;
-    if (runs ? fds.size() != 3 : fds.size() != 2 && !fds.empty())
+    if (runs && packet.fds_lost)
+        worker.unreachable = out_of_descriptors("receiving what the keeper kept of " + worker.name.place());
+    else if (runs ? fds.size() != 3 : fds.size() != 2 && !fds.empty())
         return violated(fmt::format("{} worker with {} descriptors", runs ? "a running" : "a dead", fds.size()));
     if (runs) {
         lives_[worker.name.generation] = {};
-        worker.pidfd = std::move(fds.front());
-        fds.erase(fds.begin());
+        if (!fds.empty()) {
+            worker.pidfd = std::move(fds.front());
+            fds.erase(fds.begin());
+        }
     } else {
         worker.exit = {fate == wire::WorkerFate::killed_by_signal, record.exit_number, record.group_empty == 1};
     }
@@ -186,9 +195,15 @@ void KeeperClient::spawn(SpawnRequest request, OnSpawned spawned, OnExited exite
     link_->send(make_packet(wire::Type::spawn, ++last_request_, bytes), std::move(fds));
 }
 
-void KeeperClient::on_spawned(const wire::Spawned& body, std::vector<UniqueFd> fds) {
+void KeeperClient::on_spawned(const wire::Spawned& body, Packet& packet) {
     const auto found = lives_.find(body.key.generation);
     if (found == lives_.end() || !found->second.spawned) return violated("an answer to a spawn that was not asked for");
+    const WorkerName name = WorkerName::from(body.key);
+    if (packet.fds_lost) {  // it runs, and nobody could ever talk to it
+        found->second.unreceived = out_of_descriptors("starting a process for " + name.place());
+        return signal(name, SIGKILL, true);
+    }
+    std::vector<UniqueFd>& fds = packet.fds;
     if (fds.size() != 3) return violated(fmt::format("a spawned worker with {} descriptors instead of 3", fds.size()));
     const OnSpawned spawned = std::exchange(found->second.spawned, nullptr);
     spawned(SpawnedProcess{body.pid, std::move(fds[0]), std::move(fds[1]), std::move(fds[2])});
@@ -213,6 +228,12 @@ void KeeperClient::on_exited(const wire::Exited& body) {
     if (found == lives_.end()) return;  // a spawn whose cancelling crossed this packet
     const bool by_signal = static_cast<wire::WorkerFate>(body.fate) == wire::WorkerFate::killed_by_signal;
     const ProcessExit exit{by_signal, body.exit_number, body.group_empty == 1};
+    if (found->second.unreceived) {  // only now, so that no other is spawned beside it
+        const Life life = std::move(found->second);
+        lives_.erase(found);
+        forget(WorkerName::from(body.key));
+        return life.spawned(*life.unreceived);
+    }
     if (!found->second.exited) {
         found->second.early = exit;
         return;

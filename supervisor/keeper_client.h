@@ -49,13 +49,14 @@ private:
         OnSpawned spawned;                   ///< empty once called
         OnExited exited;                     ///< empty until a worker that was found is adopted
         std::optional<ProcessExit> early{};  ///< it ended before that
+        std::optional<Error> unreceived{};   ///< why its descriptors never came: the spawn fails with it once it ended
     };
 
     void on_packet(Packet& packet);
     void on_hello(const keeper_link::KeeperHello& hello);
-    void on_worker(const keeper_link::WorkerRecord& record, std::span<const std::byte> rest, std::vector<UniqueFd> fds);
+    void on_worker(const keeper_link::WorkerRecord& record, std::span<const std::byte> rest, Packet& packet);
     void on_hello_end();
-    void on_spawned(const keeper_link::Spawned& body, std::vector<UniqueFd> fds);
+    void on_spawned(const keeper_link::Spawned& body, Packet& packet);
     void on_spawn_failed(const keeper_link::SpawnFailed& body);
     void on_exited(const keeper_link::Exited& body);
     void violated(const std::string& what);

@@ -3,13 +3,16 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include <boost/json.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "config/fleet_json.h"
 #include "ipc/keeper_link.h"
 #include "supervisor/json_members.h"
+#include "supervisor/limits.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -206,6 +209,26 @@ std::string text_part(const config::ModelSpec& spec) {
     return fmt::format("{:016x}", fnv1a(json::serialize(config::to_json(told))));
 }
 
+std::optional<std::string> file_identity(const std::filesystem::path& path) {
+    struct stat file {};
+    if (::stat(path.c_str(), &file) != 0) return std::nullopt;
+    return fmt::format("{}:{}:{}:{}.{}", file.st_dev, file.st_ino, file.st_size, file.st_mtim.tv_sec,
+                       file.st_mtim.tv_nsec);
+}
+
+/// Of a package's folder: its manifest and, without reading what that names, all other files beside it.
+std::optional<std::string> folder_identity(const std::filesystem::path& folder) {
+    if (!file_identity(folder / "manifest.json")) return std::nullopt;
+    std::vector<std::string> files;
+    std::error_code failed;
+    for (std::filesystem::directory_iterator entry{folder, failed}, end;
+         !failed && entry != end && files.size() < limits::package_files_max; entry.increment(failed))
+        if (const auto identity = file_identity(entry->path()); identity && entry->is_regular_file(failed))
+            files.push_back(fmt::format("{} {}", entry->path().filename().string(), *identity));
+    std::ranges::sort(files);
+    return fmt::format("{}", fmt::join(files, ", "));
+}
+
 }  // namespace
 
 std::string fingerprint_of_text(const config::ModelSpec& spec) { return text_part(spec).append(unknown_file); }
@@ -217,11 +240,9 @@ bool is_same_declaration(std::string_view a, std::string_view b) {
 
 std::string fingerprint(const config::ModelSpec& spec) {
     const std::string text = text_part(spec);
-    struct stat file {};
-    if (::stat(spec.file.c_str(), &file) != 0) return text + ":missing";
-    const std::string identity = fmt::format("{}:{}:{}:{}.{}", file.st_dev, file.st_ino, file.st_size,
-                                             file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
-    return fmt::format("{}:{:016x}", text, fnv1a(identity));
+    const auto identity =
+        spec.runtime == config::Runtime::generate ? folder_identity(spec.file) : file_identity(spec.file);
+    return identity ? fmt::format("{}:{:016x}", text, fnv1a(*identity)) : text + ":missing";
 }
 
 }  // namespace bulkhead::supervisor

@@ -69,8 +69,8 @@ struct Ledger {
 };
 
 /// Equal for two declarations when a process configured with one serves the other: everything the worker was told,
-/// and which file it loaded (device, inode, size, modification time).
-/// Blocks for a stat().
+/// and which file it loaded (device, inode, size, modification time), or of a generating model which files of its folder.
+/// Blocks for a stat() of each.
 [[nodiscard]] std::string fingerprint(const config::ModelSpec& spec);
 /// Without a look at the file, for when the disk that it lies on does not answer.
 [[nodiscard]] std::string fingerprint_of_text(const config::ModelSpec& spec);

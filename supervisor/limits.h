@@ -54,8 +54,11 @@ inline constexpr auto link_end_grace = 2s;
 inline constexpr auto sample_deadline = 500ms;  ///< reading host memory before a drain; 23 ms for 4 GiB
 inline constexpr auto killed_alive_max = 10s;   ///< after SIGKILL; then a person is told
 inline constexpr auto statistics_deadline = 200ms;
+/// After a SIGKILL that did not go through the keeper.
+inline constexpr auto kill_repeated_grace = 1s;
 /// From the end of the keeper's link to the signal of its death; a keeper that lives kills sooner or waits longer.
 inline constexpr auto keeper_death_wait = 1s;
+inline constexpr std::size_t package_files_max = 1024;  ///< of a generating model's folder, that are looked at
 inline constexpr auto progress_interval = 50ms;          ///< of events within one phase
 inline constexpr std::uint32_t link_complaints_max = 5;  ///< log lines on one worker's bad packets
 

@@ -4,6 +4,11 @@
 namespace bulkhead::supervisor {
 namespace {
 
+json::value to_json(const CrashReports::Lost& lost) {
+    if (lost.count == 0) return nullptr;
+    return json::object{{"count", lost.count}, {"time", lost.time_ms}, {"reason", lost.reason}};
+}
+
 /// A model that the fleet file names no longer may have reports still: any name will do.
 void list(Fleet& fleet, const rpc::Call& call) {
     if (const auto known = rpc::only(call.params, {"model", "limit"}); !known) return call.answer(known.error());
@@ -24,9 +29,9 @@ void list(Fleet& fleet, const rpc::Call& call) {
         [reports = context.crash_reports, model, max = max->value_or(limits::crash_list_default)] {
             return reports->list(model, max);
         },
-        [answer = call.answer](Result<json::array> crashes) {
+        [answer = call.answer, reports = context.crash_reports](Result<json::array> crashes) {
             if (!crashes) return answer(crashes.error());
-            answer(rpc::Answer{{{"crashes", std::move(*crashes)}}, {}});
+            answer(rpc::Answer{{{"crashes", std::move(*crashes)}, {"lost", to_json(reports->lost())}}, {}});
         });
 }
 

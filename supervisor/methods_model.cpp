@@ -56,21 +56,32 @@ const Replica& spokesman(const Model& model) {
     return troubled == model.replicas.end() ? *model.replicas.front() : **troubled;
 }
 
-void why(const Fleet& fleet, const rpc::Call& call) {
+rpc::Answer why_of(const std::string& name, const Model& model) {
+    json::array replicas;
+    for (const auto& replica : model.replicas) replicas.push_back(replica->why());
+    const Replica& speaks = spokesman(model);
+    return {{{"model", name},
+             {"state", to_string(speaks.state())},
+             {"sentence", speaks.sentence()},
+             {"replicas", std::move(replicas)},
+             {"graphs", speaks.graphs()},
+             {"generate", speaks.generate()}},
+            {}};
+}
+
+void why(Fleet& fleet, const rpc::Call& call) {
     if (const auto known = rpc::only(call.params, {"model"}); !known) return call.answer(known.error());
     const auto name = rpc::required_string(call.params, "model");
     if (!name) return call.answer(name.error());
     const auto model = fleet.find(*name);
     if (!model) return call.answer(model.error());
-    json::array replicas;
-    for (const auto& replica : (*model)->replicas) replicas.push_back(replica->why());
-    const Replica& speaks = spokesman(**model);
-    call.answer(rpc::Answer{{{"model", *name},
-                             {"state", to_string(speaks.state())},
-                             {"sentence", speaks.sentence()},
-                             {"replicas", std::move(replicas)},
-                             {"graphs", speaks.graphs()}},
-                            {}});
+    if (spokesman(**model).generate().is_null()) return call.answer(why_of(*name, **model));
+    // Counts that change with each token are asked for first, as `fleet.status` does.
+    fleet.status([&fleet, name = *name, answer = call.answer](const json::array&) {
+        const auto still = fleet.find(name);
+        if (!still) return answer(still.error());
+        answer(why_of(name, **still));
+    });
 }
 
 }  // namespace

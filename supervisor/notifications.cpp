@@ -1,10 +1,17 @@
 #include "supervisor/notifications.h"
 
+#include <algorithm>
+
 namespace bulkhead::supervisor {
 
 bool Subscribers::empty() {
     std::erase_if(sinks_, [](const auto& sink) { return sink.expired(); });
     return sinks_.empty();
+}
+
+bool Subscribers::contains(const std::weak_ptr<NotificationSink>& sink) const {
+    return std::any_of(sinks_.begin(), sinks_.end(),
+                       [&](const auto& one) { return !one.owner_before(sink) && !sink.owner_before(one); });
 }
 
 void Subscribers::notify(std::string_view method, json::object params) {

@@ -24,7 +24,11 @@ public:
 /// Sinks that come by asking and go by dying.
 class Subscribers {
 public:
-    void add(std::weak_ptr<NotificationSink> sink) { sinks_.push_back(std::move(sink)); }
+    /// Once, however often it asks.
+    void add(std::weak_ptr<NotificationSink> sink) {
+        if (!contains(sink)) sinks_.push_back(std::move(sink));
+    }
+    [[nodiscard]] bool contains(const std::weak_ptr<NotificationSink>& sink) const;
     /// Also forgets the sinks that are gone.
     [[nodiscard]] bool empty();
     void notify(std::string_view method, json::object params);

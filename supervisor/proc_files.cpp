@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -185,6 +186,11 @@ std::optional<std::string> process_identity(pid_t pid) {
     for (int field = 2; field < start_field && at != std::string::npos; ++field) at = stat->find(' ', at + 1);
     if (at == std::string::npos) return std::nullopt;
     return fmt::format("{}:{}", pid, stat->substr(at + 1, stat->find(' ', at + 1) - at - 1));
+}
+
+bool has_ended(const UniqueFd& pidfd) {
+    pollfd source{pidfd.get(), POLLIN, 0};
+    return pidfd && ::poll(&source, 1, 0) > 0;
 }
 
 UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant) {

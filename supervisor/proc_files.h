@@ -64,6 +64,9 @@ private:
 /// "4711:123456": pid and start in clock ticks since boot, which no two processes share; empty when it is gone.
 [[nodiscard]] std::optional<std::string> process_identity(pid_t pid);
 
+/// Its process has ended; until its parent has reaped it, it is a zombie.
+[[nodiscard]] bool has_ended(const UniqueFd& pidfd);
+
 /// Sends SIGKILL to `pid` if it still is the process for which `is_meant` holds; by pidfd, so that a
 /// recycled number is never hit. The pidfd of what was killed, or nothing.
 UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant);

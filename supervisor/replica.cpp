@@ -14,6 +14,11 @@
 #include "supervisor/text.h"
 
 namespace bulkhead::supervisor {
+namespace {
+
+json::value text_or_null(const std::string& text) { return text.empty() ? json::value(nullptr) : json::value(text); }
+
+}  // namespace
 
 Replica::Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log)
     : context_{context}, spec_{spec}, index_{index}, log_{log}, since_ms_{unix_ms()}, deadline_{context.io},
@@ -204,7 +209,13 @@ json::object Replica::row() const {
         {"channels", channels()},
         {"ignored_frames", now.ignored_frames + (has_process && process_->link ? process_->link->ignored_frames() : 0)},
         {"note", note().empty() ? json::value(nullptr) : json::value(note())},
-        {"graphs", graphs()}};
+        {"graphs", graphs()},
+        {"generate", generate()}};
+}
+
+json::value Replica::generate() const {
+    if (!process_ || process_->statistics.generate.empty()) return nullptr;
+    return process_->statistics.generate;
 }
 
 json::object Replica::graphs() const {
@@ -228,7 +239,8 @@ json::object Replica::why() const {
             {"since_ms", unix_ms() - since_ms_},
             {"reason", reason_},
             {"last_exit", std::move(exit)},
-            {"report", last_report_ && !last_report_->empty() ? json::value(*last_report_) : json::value(nullptr)}};
+            {"report", text_or_null(last_report_ ? last_report_->path : "")},
+            {"report_lost", text_or_null(last_report_ ? last_report_->lost : "")}};
 }
 
 std::string Replica::past() const {
@@ -254,6 +266,8 @@ std::string Replica::sentence() const {
     if (state_ == WorkerState::quarantined)
         text += fmt::format("; `bulkhead load {}` lifts it when the cause is removed", spec_.name);
     if (is_serving(state_) || is_loading(state_)) text += past();
+    if (last_report_ && !last_report_->lost.empty())
+        text += "; the report of its last crash is lost: " + last_report_->lost;
     if (const std::string more = note(); !more.empty()) text += "; " + more;
     return text + ".";
 }

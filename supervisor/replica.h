@@ -114,6 +114,8 @@ public:
     [[nodiscard]] std::string sentence() const;
     [[nodiscard]] json::object why() const;
     [[nodiscard]] json::object graphs() const;
+    /// What its process said of the tokens it generates; null where it does not.
+    [[nodiscard]] json::value generate() const;
 
 private:
     struct LoadWaiter {
@@ -130,6 +132,11 @@ private:
         ProcessExit exit;
         std::int64_t time_ms = 0;
         std::string cause;  ///< of a death that nobody asked for: what was known of it
+    };
+
+    struct LastReport {
+        std::string path;  ///< empty until it is written
+        std::string lost;  ///< why it could not be
     };
 
     /// A process that ended and was followed by another before its memory was back.
@@ -251,6 +258,7 @@ private:
     void escalate();
     void terminate();
     void kill();
+    void kill_past_keeper();
     void cannot_be_ended();
     [[nodiscard]] Error unending_error() const;
     void hold_turn();
@@ -289,11 +297,11 @@ private:
     std::vector<OnUnloaded> unload_waiters_;
     std::function<void()> statistics_waiter_;
     std::list<Departed> departed_;
-    std::optional<Sequel> sequel_;              ///< of the present process, reaped, while it is reclaimed
-    std::optional<Device> same_device_;         ///< for the next start
-    std::shared_ptr<bool> gpu_awaited_;         ///< this backoff ends when its GPU may be used; null: by its delay
-    std::shared_ptr<std::string> last_report_;  ///< of the last crash: its file; empty until it is written
-    bool unload_asked_ = false;                 ///< the present process shall not be followed by another
+    std::optional<Sequel> sequel_;             ///< of the present process, reaped, while it is reclaimed
+    std::optional<Device> same_device_;        ///< for the next start
+    std::shared_ptr<bool> gpu_awaited_;        ///< this backoff ends when its GPU may be used; null: by its delay
+    std::shared_ptr<LastReport> last_report_;  ///< of the last crash
+    bool unload_asked_ = false;                ///< the present process shall not be followed by another
     RestartPolicy policy_{spec_.restart == config::RestartPolicy::on_crash};
     std::string eager_reason_;  ///< why graphs are off although they are preferred; empty: they are not
     HangWatch watch_;           ///< of the present process

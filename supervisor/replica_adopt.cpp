@@ -95,6 +95,10 @@ void Replica::adopt(FoundWorker found, const std::optional<Ledger>& ledger, cons
     context_.keeper.adopt(process_->name, [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
         if (is_present(process)) on_exited(exit);
     });
+    if (found.unreachable) {
+        fail(std::move(*found.unreachable));
+        return kill();
+    }
     adopt_running(ledger);
 }
 
@@ -104,7 +108,7 @@ void Replica::resume_last_crash(const LastCrash& crash) {
                           {crash.by_signal, crash.number, true},
                           crash.unix_ms,
                           crash.cause};
-    last_report_ = std::make_shared<std::string>(context_.crash_reports->path_of(crash.report));
+    last_report_ = std::make_shared<LastReport>(LastReport{context_.crash_reports->path_of(crash.report), {}});
 }
 
 /// Its last process is gone, and what follows had been settled.
@@ -176,6 +180,7 @@ bool Replica::ended_as_asked(const ProcessExit& exit) const {
 }
 
 void Replica::on_adoption_hello(worker_link::Hello& hello) {
+    take_page(hello);  // also of one said to somebody before us: should it have died since, the page is still true
     if (hello.nonce == 0 || hello.nonce != process_->nonce) return;  // said to somebody before us
     process_->nonce = 0;
     const auto process = process_;
@@ -197,7 +202,6 @@ void Replica::take_adoption_hello(worker_link::Hello& hello) {
     }
     if (hello.protocol_min > worker_link::version_max || hello.protocol_max < worker_link::version_min)
         misfit_ = fmt::format("it speaks versions {} to {} of the worker link", hello.protocol_min, hello.protocol_max);
-    take_page(hello);
     take_channels(hello);
     ++context_.adopted;
     if (hello.loaded && !hello.loaded->device.empty() && process_->device.text == "auto")

@@ -18,6 +18,7 @@ using Clock = Deadline::Clock;
 /// What else came along stays in the message.
 void Replica::take_page(worker_link::Hello& hello) {
     if (!hello.has_page || hello.fds.empty()) return;
+    if (process_->page) return (void)hello.fds.erase(hello.fds.begin());  // it is the same one
     const UniqueFd memfd = std::move(hello.fds.front());
     hello.fds.erase(hello.fds.begin());
     auto page = WorkerPageView::map(memfd);
@@ -76,6 +77,9 @@ void Replica::note_last_signs() {
         const Clock::time_point since{std::chrono::nanoseconds{static_cast<std::int64_t>(page->running_since_ns())}};
         const auto ran = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since);
         if (process_->ready_at) signs.request_for = std::max(ran, std::chrono::milliseconds{0});
+    } else if (!page && (process_->ready_at || state_ == WorkerState::adopting)) {
+        signs.request_unknown = state_ == WorkerState::adopting ? "the supervisor that watched it was gone"
+                                                                : "it has no page that would tell";
     }
     if (process_->exit || !process_->pidfd) return;
     context_.off_loop.run(
@@ -84,7 +88,7 @@ void Replica::note_last_signs() {
          pidfd = std::make_shared<UniqueFd>(::fcntl(process_->pidfd.get(), F_DUPFD_CLOEXEC, 0))] {
             const auto resident = read_resident_bytes(pid);
             pollfd ended{pidfd->get(), POLLIN, 0};  // if it has not, the number was its own when it was read
-            if (::poll(&ended, 1, 0) == 0) *bytes = resident.value_or(0);
+            if (*pidfd && ::poll(&ended, 1, 0) == 0) *bytes = resident.value_or(0);
             return true;
         },
         [](const Result<bool>&) {});
@@ -138,6 +142,7 @@ CrashReport Replica::crash_report() const {
     report.log = log_.last_lines(index_, generation_, limits::crash_log_lines_max);
     report.request = signs.request;
     report.request_ms = signs.request_for.count();
+    report.request_unknown = signs.request_unknown;
     report.host_bytes = process_->host_bytes;
     report.gpu_bytes = process_->gpu_bytes;
     report.device = process_->device.text;
@@ -154,16 +159,12 @@ void Replica::report_crash() {
     const bool ended_itself = !process.exit->by_signal || process.sigkill_sent || process.sigterm_sent;
     if (process.failure && ended_itself && !process.sigabrt_sent) return;
 
-    struct Written {
-        std::string cause;
-        std::optional<std::filesystem::path> path;
-    };
     OomCounters counters;
     counters.machine_before = process.machine_oom_kills;
     if (process.has_cgroup) counters.own_cgroup = context_.cgroups->oom_kills(process.name);
     const bool unexplained_kill =
         process.exit->by_signal && process.exit->number == SIGKILL && process.died_without_warning();
-    last_report_ = std::make_shared<std::string>();
+    last_report_ = std::make_shared<LastReport>();
     context_.off_loop.run(
         "writing the crash report of " + name().text(),
         [report = crash_report(), counters, unexplained_kill, reports = context_.crash_reports, &gpus = context_.gpus,
@@ -176,19 +177,18 @@ void Replica::report_crash() {
                 for (auto& event : gpus.events(uuid, report.time_ms - limits::gpu_evidence_window_ms))
                     report.evidence.push_back(std::move(event));
             }
-            return Written{report.cause, reports->write(report)};
+            return reports->write(report);
         },
-        [this, &events = context_.events, name = process.name, cause = last_exit_->cause,
-         told = std::weak_ptr{last_report_}](const Result<Written>& answer) {
-            const Written written = answer ? *answer : Written{cause, {}};
-            if (const auto path = told.lock();
-                path && written.path) {  // this one lives, and it is its last crash still
-                *path = written.path->string();
+        [this, &events = context_.events, reports = context_.crash_reports, name = process.name,
+         cause = last_exit_->cause, told = std::weak_ptr{last_report_}](const Result<std::filesystem::path>& written) {
+            if (!written) reports->note_lost(name, written.error().attempt);
+            if (const auto last = told.lock()) {  // this one lives, and it is its last crash still
+                (written ? last->path : last->lost) = written ? written->string() : written.error().attempt;
                 remember();
             }
-            events.publish("crash", name,
-                           {{"cause", written.cause},
-                            {"report", written.path ? json::value(written.path->string()) : json::value(nullptr)}});
+            events.publish(
+                "crash", name,
+                {{"cause", cause}, {"report", written ? json::value(written->string()) : json::value(nullptr)}});
         });
 }
 

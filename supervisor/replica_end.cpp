@@ -1,6 +1,8 @@
 /// How a replica's process ends, and what follows.
 
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -60,14 +62,16 @@ void Replica::end_undrained() {
                fmt::format("not drained within {}", duration_text(spec_.deadlines.drain.count())));
 }
 
-/// One step harder: SIGTERM, SIGKILL of everything it started, then a person.
+/// One step harder: SIGTERM, SIGKILL of everything it started, SIGKILL without the keeper, then a person.
 void Replica::escalate() {
-    if (process_->pid == 0) {  // the keeper has yet to say which process it is
+    if (process_->pid == 0 || has_ended(process_->pidfd)) {  // the keeper has yet to say so
         deadline_.arm(limits::killed_alive_max, [this] { cannot_be_ended(); });
     } else if (state_ == WorkerState::stopping && !process_->sigterm_sent && !process_->sigkill_sent) {
         terminate();
     } else if (!process_->sigkill_sent) {
         kill();
+    } else if (process_->pidfd && !process_->sigkill_repeated) {
+        kill_past_keeper();
     } else {
         cannot_be_ended();
     }
@@ -88,19 +92,35 @@ void Replica::kill() {
     deadline_.arm(limits::killed_alive_max, [this] { escalate(); });
 }
 
-/// It stays in its state, and should it end after all, things go on from there.
+/// A keeper that is stopped passes no signal on: only who outlives this one too is held to be stuck in the kernel.
+void Replica::kill_past_keeper() {
+    process_->sigkill_repeated = true;
+    ::syscall(SYS_pidfd_send_signal, process_->pidfd.get(), SIGKILL, nullptr, 0);
+    deadline_.arm(limits::kill_repeated_grace, [this] { escalate(); });
+}
+
+/// It stays in its state, and should it end after all, or the keeper tell that it has, things go on from there.
 void Replica::cannot_be_ended() {
     process_->cannot_be_ended = true;
     process_->turn = {};  // others must not wait for what may never come
     const Error error = unending_error();
     spdlog::error("worker={} pid={} cause={}", name().text(), process_->pid, in_quotes(error.text()));
-    if (process_->device.is_gpu())  // what it holds there never comes back
+    const bool is_stuck = process_->pid != 0 && !has_ended(process_->pidfd);
+    if (process_->device.is_gpu() && is_stuck)  // what it holds there never comes back
         context_.gpu_quarantine.add(process_->device.uuid, error.attempt, process_->pid);
     fail_loads(error);
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(error);
 }
 
 Error Replica::unending_error() const {
+    if (process_->pid == 0 || has_ended(process_->pidfd))
+        return {
+            ErrorCode::deadline_exceeded,
+            process_->pid == 0
+                ? fmt::format("ending {}: the keeper (pid {}) does not answer its spawn", name().text(), ::getppid())
+                : fmt::format("ending {}: process {} has ended, and the keeper (pid {}) does not say so", name().text(),
+                              process_->pid, ::getppid()),
+            fmt::format("see whether the keeper was stopped: `kill -CONT {}`", ::getppid())};
     return {ErrorCode::deadline_exceeded,
             fmt::format("ending {}: process {} is alive {} after SIGKILL", name().text(), process_->pid,
                         duration_text(std::chrono::milliseconds{limits::killed_alive_max}.count())),

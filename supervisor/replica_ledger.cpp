@@ -23,7 +23,7 @@ Ledger Replica::ledger() const {
     if (last_exit_ && !last_exit_->cause.empty()) {
         const auto& [worker, pid, exit, time_ms, cause] = *last_exit_;
         const std::string report =
-            last_report_ ? std::filesystem::path{*last_report_}.filename().string() : std::string{};
+            last_report_ ? std::filesystem::path{last_report_->path}.filename().string() : std::string{};
         ledger.last_crash = LastCrash{worker.generation, pid, exit.by_signal, exit.number, time_ms, cause, report};
     }
 

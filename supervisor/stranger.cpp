@@ -1,12 +1,15 @@
 #include "supervisor/stranger.h"
 
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "ipc/host_slab.h"
 #include "supervisor/limits.h"
+#include "supervisor/proc_files.h"
 #include "supervisor/reclamation.h"
 #include "supervisor/text.h"
 
@@ -31,13 +34,24 @@ void Stranger::kill() {
     if (context_.cgroups) context_.cgroups->kill(found_.name);
     context_.keeper.signal(found_.name, SIGKILL, true);
     deadline_.arm(limits::killed_alive_max, [this] {
-        const std::string what =
-            fmt::format("{} (pid {}), left by a former supervisor, is alive {} after SIGKILL", found_.name.text(),
-                        found_.pid, duration_text(std::chrono::milliseconds{limits::killed_alive_max}.count()));
-        spdlog::error("{}", what);
-        turn_ = {};  // others must not wait for what may never come
-        if (!gpu_uuid_.empty()) context_.gpu_quarantine.add(gpu_uuid_, what, found_.pid);
+        if (found_.pidfd && !has_ended(found_.pidfd)) {  // the keeper may be stopped, and have passed nothing on
+            ::syscall(SYS_pidfd_send_signal, found_.pidfd.get(), SIGKILL, nullptr, 0);
+            return deadline_.arm(limits::kill_repeated_grace, [this] { cannot_be_ended(); });
+        }
+        cannot_be_ended();
     });
+}
+
+void Stranger::cannot_be_ended() {
+    turn_ = {};  // others must not wait for what may never come
+    const std::string who = fmt::format("{} (pid {}), left by a former supervisor,", found_.name.text(), found_.pid);
+    if (has_ended(found_.pidfd))
+        return spdlog::error("{} has ended, and the keeper (pid {}) does not say so: was it stopped?", who,
+                             ::getppid());
+    const std::string what = fmt::format("{} is alive {} after SIGKILL", who,
+                                         duration_text(std::chrono::milliseconds{limits::killed_alive_max}.count()));
+    spdlog::error("{}", what);
+    if (!gpu_uuid_.empty()) context_.gpu_quarantine.add(gpu_uuid_, what, found_.pid);
 }
 
 void Stranger::on_exited(const ProcessExit& exit) {

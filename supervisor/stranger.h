@@ -20,6 +20,7 @@ public:
 private:
     Stranger(FleetContext& context, FoundWorker found, std::string gpu_uuid);
     void kill();
+    void cannot_be_ended();
     void on_exited(const ProcessExit& exit);
 
     FleetContext& context_;

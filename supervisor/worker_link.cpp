@@ -125,7 +125,7 @@ Result<Message> parse(std::string_view packet) {
     if (*type == "statistics")
         return Message{Statistics{number("requests"), number("errors"), number("in_flight"), number("queued"),
                                   number("channels"), object_member(object, "graphs"), number("ignored_frames"),
-                                  importers_of(object)}};
+                                  importers_of(object), object_member(object, "generation")}};
     if (*type == "overrun")
         return Message{Overrun{text_or_empty(object, "method"), number("running_ms"), number("budget_ms")}};
     if (*type == "drained") return Message{Drained{}};

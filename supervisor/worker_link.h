@@ -87,6 +87,7 @@ struct Statistics {
     boost::json::object graphs;
     std::uint64_t ignored_frames = 0;  ///< empty packets on its channels and on this link
     std::vector<Importer> importers{};
+    boost::json::object generate{};  ///< of a model that generates: the message's member `generation`
 };
 struct Overrun {
     std::string method;

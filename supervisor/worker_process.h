@@ -31,6 +31,7 @@ struct LastSigns {
     std::vector<std::string> backtrace;  ///< readable, innermost first
     bool was_running = false;            ///< a request or a load
     std::string request;                 ///< that ran; empty: none, or it is not known which
+    std::string request_unknown;         ///< why nobody can say whether one ran; empty: it is known
     std::chrono::milliseconds request_for{};
     std::string load_phase;  ///< that ran before it was ready
     /// Host memory while there still was some; 0: not known. Written and read off the loop.
@@ -106,6 +107,7 @@ struct WorkerProcess {
     bool sigterm_sent = false;
     bool sigabrt_sent = false;
     bool sigkill_sent = false;
+    bool sigkill_repeated = false;    ///< past the keeper, which may be stopped
     bool is_restart = false;          ///< was counted as one
     bool cannot_be_ended = false;     ///< not even by SIGKILL; nobody waits for it any more
     std::optional<ProcessExit> exit;  ///< reaped

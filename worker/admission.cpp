@@ -11,11 +11,14 @@ namespace {
 /// Named in an error, so that a model with very many methods still makes a readable one.
 constexpr std::size_t names_shown_max = 16;
 
-Result<const config::MethodSpec*> find_method(const Model& model, std::string_view name) {
+Result<const config::MethodSpec*> find_method(const Model& model, const generation::Method* generate,
+                                              std::string_view name) {
+    if (generate != nullptr && name == generation::method_name) return &generate->spec;
     const std::vector<config::MethodSpec>& methods = model.methods();
     const auto found = std::ranges::find(methods, name, &config::MethodSpec::name);
     if (found != methods.end()) return &*found;
     std::vector<std::string_view> known;
+    if (generate != nullptr) known.insert(known.end(), {generation::method_name, generation::adjust_name});
     for (const config::MethodSpec& method : methods)
         if (known.size() < names_shown_max) known.push_back(method.name);
     return Error{ErrorCode::method_unknown, fmt::format("calling method \"{}\"", name),
@@ -48,16 +51,21 @@ Result<> check_overlap(const channel::Tensor& tensor, std::span<const Request* c
 
 }  // namespace
 
-Result<> admit(channel::Infer& message, const Model& model, std::chrono::milliseconds request_deadline,
-               const ChannelSlabs& slabs, std::span<const Request* const> in_flight, Request& request) {
+Result<> admit(channel::Infer& message, const Model& model, const generation::Method* generate,
+               std::chrono::milliseconds request_deadline, const ChannelSlabs& slabs,
+               std::span<const Request* const> in_flight, Request& request) {
     request.received = Clock::now();
     request.id = message.request_id;
     const bool own_deadline = message.deadline.count() > 0 && message.deadline < request_deadline;
     request.deadline = request.received + (own_deadline ? message.deadline : request_deadline);
 
-    const Result<const config::MethodSpec*> method = find_method(model, message.method);
+    const Result<const config::MethodSpec*> method = find_method(model, generate, message.method);
     if (!method) return method.error();
     request.method = *method;
+    const bool generates = generate != nullptr && *method == &generate->spec;
+    if (generates)  // its steps have deadlines, it has none
+        request.deadline =
+            message.deadline.count() > 0 ? request.received + message.deadline : Clock::time_point::max();
 
     request.tensors = std::move(message.tensors);
     boost::container::small_vector<TensorView, wire::tensors_max> views;
@@ -67,6 +75,11 @@ Result<> admit(channel::Infer& message, const Model& model, std::chrono::millise
         if (Result<> disjoint = check_overlap(tensor, in_flight); !disjoint) return disjoint;
         views.push_back(
             {tensor.name, tensor.dtype, {tensor.dims.data(), tensor.dims.size()}, place->bytes, place->on_device});
+    }
+    if (generates) {
+        request.ask = std::make_unique<generation::Ask>();
+        if (Result<> prompt = read_prompt(*generate, views, request.inputs, *request.ask); !prompt) return prompt;
+        return read_parameters(generate->shape, message.parameters, *request.ask);
     }
     if (Result<> inputs = check_inputs(**method, views, request.inputs); !inputs) return inputs;
     return check_parameters(**method, message.parameters, request.parameters);

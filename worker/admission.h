@@ -13,9 +13,13 @@ namespace bulkhead::worker {
 /// `in_flight` are the channel's other requests. Two of them may read the very same lease; a lease that overlaps
 /// another in any other way means that the client gave bytes away twice.
 ///
+/// `generate` is the method of a generating model, null for any other. Its requests get an `ask`, and have no deadline but
+/// their own.
+///
 /// Errors  method_unknown naming the known ones, input_invalid, dtype_unsupported, shape_mismatch;
 ///         protocol_violation: a lease out of bounds, not in an input slab, or overlapping
-[[nodiscard]] Result<> admit(channel::Infer& message, const Model& model, std::chrono::milliseconds request_deadline,
-                             const ChannelSlabs& slabs, std::span<const Request* const> in_flight, Request& request);
+[[nodiscard]] Result<> admit(channel::Infer& message, const Model& model, const generation::Method* generate,
+                             std::chrono::milliseconds request_deadline, const ChannelSlabs& slabs,
+                             std::span<const Request* const> in_flight, Request& request);
 
 }  // namespace bulkhead::worker

@@ -44,7 +44,8 @@ ChannelSession::ChannelSession(const SessionContext& context, SessionHost& host,
                           send(channel::encode(channel::SlabWithdraw{id}));
                       if (state_ != State::open) return std::nullopt;
                       return slabs_->idle_due();
-                  }} {}
+                  }},
+      unread_streams_{context.io, [this] { return end_unread_streams(); }} {}
 
 ChannelSession::~ChannelSession() {
     if (stream_) stream_->close();
@@ -57,6 +58,7 @@ void ChannelSession::start(UniqueFd socket) {
                                   .lost = [this](std::string_view reason) { close(reason); },
                                   .flushed =
                                       [this] {
+                                          send_parts();
                                           drop_returned_slabs();
                                           host_.flushed();
                                       }});
@@ -92,6 +94,7 @@ void ChannelSession::on_message(const channel::Hello& message) {
     hello_deadline_.cancel();
     client_ = message.client;
     features_ = message.features & offered_features;
+    if (context_.dispatcher.steps() != nullptr) features_ |= message.features & wire::feature_streaming;
     if (context_.model.writes_inputs()) features_ &= ~std::uint64_t{wire::feature_lending};
     // Memory that an importer pins is lent to none who could not be asked to let go.
     if (const auto gpu = context_.model.gpu(); gpu && gpu->uuid() == message.gpu && agreed(wire::feature_returning)) {
@@ -306,10 +309,18 @@ Result<> ChannelSession::try_submit(channel::Infer& message) {
         return Error{ErrorCode::queue_full,
                      fmt::format("this channel has {} requests in flight, its part of the queue", unanswered()),
                      "wait for answers before sending more, or raise `queue` of the model"};
+    const generation::StepLoop* const steps = context_.dispatcher.steps();
+    if (steps != nullptr && message.method == generation::adjust_name) {
+        Result<> adjusted = context_.dispatcher.adjust(id_, message.parameters);
+        if (adjusted) send(channel::encode(channel::InferResult{message.request_id, false, {}}).value());
+        return adjusted;
+    }
     RequestPtr request = context_.dispatcher.take_request();
-    if (Result<> fit = admit(message, context_.model, context_.spec.deadlines.request, *slabs_, in_flight_, *request);
+    if (Result<> fit = admit(message, context_.model, steps == nullptr ? nullptr : &steps->method(),
+                             context_.spec.deadlines.request, *slabs_, in_flight_, *request);
         !fit)
         return fit;
+    request->streams = agreed(wire::feature_streaming);
     request->requester = shared_from_this();
     request->slabs = slabs_;
     request->channel = id_;
@@ -331,18 +342,76 @@ void ChannelSession::on_message(const channel::Release& message) {
     watch_idle_slabs();
 }
 
+void ChannelSession::part(const Request& request, std::span<const std::int32_t> tokens) {
+    if (state_ == State::closed) return;
+    auto stream = std::ranges::find(token_streams_, request.id, &generation::TokenStream::request);
+    if (stream == token_streams_.end())
+        stream = token_streams_.emplace(stream, request.id, context_.dispatcher.steps()->method().shape.codebooks);
+    stream->add(tokens);
+    send_parts();
+}
+
+/// As far as the client reads. The rest gathers, and goes when its socket is free again.
+void ChannelSession::send_parts() {
+    for (generation::TokenStream& stream : token_streams_)
+        while (!stream.empty() && state_ == State::open) {
+            if (!stream_->has_room())
+                return unread_streams_.no_later_than(*stream.unread_since() + context_.unread_stream);
+            send_part(stream);
+        }
+}
+
+void ChannelSession::send_part(generation::TokenStream& stream) {
+    const auto part = channel::encode(channel::InferResult{stream.request(), true, {}, stream.take_part()});
+    if (part) send(*part);
+}
+
+std::optional<Clock::time_point> ChannelSession::end_unread_streams() {
+    std::vector<std::uint64_t> unread;
+    for (const generation::TokenStream& stream : token_streams_)
+        if (stream.unread_since() && *stream.unread_since() + context_.unread_stream <= Clock::now())
+            unread.push_back(stream.request());
+    for (const std::uint64_t request : unread)
+        context_.dispatcher.end_stream(
+            id_, request,
+            Error{ErrorCode::cancelled,
+                  fmt::format("request {}: its client took no part of the stream for {} ms", request,
+                              context_.unread_stream.count()),
+                  "read the parts as they come, or open the channel without streaming"});
+    std::optional<Clock::time_point> due;
+    for (const generation::TokenStream& stream : token_streams_)
+        if (const auto since = stream.unread_since()) {
+            const Clock::time_point ends = *since + context_.unread_stream;
+            due = due ? std::min(*due, ends) : ends;
+        }
+    return due;
+}
+
+/// Of one that is answered: what is left of it goes before the answer, read or not.
+void ChannelSession::end_stream(std::uint64_t request, bool send_rest) {
+    const auto stream = std::ranges::find(token_streams_, request, &generation::TokenStream::request);
+    if (stream == token_streams_.end()) return;
+    while (send_rest && !stream->empty() && state_ == State::open) send_part(*stream);
+    token_streams_.erase(stream);
+}
+
 void ChannelSession::completed(const Request& request, Completion completion) {
     if (state_ == State::closed) return;
+    end_stream(request.id, true);
     send_offers();  // of slabs that this result may lie in
-    const Result<> encoded = channel::encode(
-        channel::InferResult{request.id, false, completion.outputs.tensors(), {}, completion.queued, completion.run},
-        result_);
+    const Result<> encoded =
+        channel::encode(channel::InferResult{request.id, false, completion.outputs.tensors(),
+                                             std::move(completion.values), completion.queued, completion.run},
+                        result_);
     if (!encoded) return fail(request.id, Error{encoded.error()}.during("packing the result"));
     send(result_);
     if (state_ == State::open) completion.outputs.hand_over();
 }
 
-void ChannelSession::failed(const Request& request, const Error& error) { fail(request.id, error); }
+void ChannelSession::failed(const Request& request, const Error& error) {
+    end_stream(request.id, false);
+    fail(request.id, error);
+}
 
 void ChannelSession::let_go(const Request& request) {
     std::erase(in_flight_, &request);
@@ -391,6 +460,7 @@ void ChannelSession::close(std::string_view reason) {
     state_ = State::closed;
     hello_deadline_.cancel();
     idle_slabs_.cancel();
+    unread_streams_.cancel();
     stream_->close();
     context_.dispatcher.drop(id_);
     if (slabs_) slabs_->let_events_pass();

@@ -13,6 +13,7 @@
 #include "worker/channel_slabs.h"
 #include "worker/dispatcher.h"
 #include "worker/executor.h"
+#include "worker/generation/token_stream.h"
 #include "worker/identity.h"
 #include "worker/link_messages.h"
 #include "worker/packet_stream.h"
@@ -35,6 +36,7 @@ struct SessionContext {
     const boost::json::object& methods;  ///< as `welcome` describes them
     std::uint32_t in_flight_max;         ///< of one channel
     std::chrono::milliseconds hello_deadline;
+    std::chrono::milliseconds unread_stream;  ///< a client that takes no part of its stream for so long loses it
     std::shared_ptr<SlabBudget> slab_budget;  ///< of all channels
 };
 
@@ -91,6 +93,7 @@ public:
     /// For the last act: whoever holds it last frees the memory.
     [[nodiscard]] std::shared_ptr<ChannelSlabs> give_up_slabs() noexcept { return std::move(slabs_); }
 
+    void part(const Request& request, std::span<const std::int32_t> tokens) override;
     void completed(const Request& request, Completion completion) override;
     void failed(const Request& request, const Error& error) override;
     void let_go(const Request& request) override;
@@ -119,6 +122,10 @@ private:
     void drop_returned_slabs();
     Result<> try_submit(channel::Infer& message);
     [[nodiscard]] std::size_t unanswered() const;
+    void send_parts();
+    void send_part(generation::TokenStream& stream);
+    void end_stream(std::uint64_t request, bool send_rest);
+    [[nodiscard]] std::optional<Clock::time_point> end_unread_streams();
 
     void send(std::span<const std::byte> bytes, int fd = -1);
     void send_offers();
@@ -141,11 +148,13 @@ private:
     std::shared_ptr<PacketStream> stream_;
     std::shared_ptr<ChannelSlabs> slabs_;
     std::vector<std::byte> result_;          ///< the packet of the last one, for its room
+    std::vector<generation::TokenStream> token_streams_;  ///< of requests that have given tokens and are not answered
     std::vector<const Request*> in_flight_;  ///< the dispatcher's; from submit to `let_go`
     std::size_t slabs_pending_ = 0;          ///< being made on the executor
     std::uint32_t violations_ = 0;
     Alarm hello_deadline_;
     Alarm idle_slabs_;
+    Alarm unread_streams_;
 };
 
 }  // namespace bulkhead::worker

@@ -167,7 +167,7 @@ Result<ChannelSlabs::Place> ChannelSlabs::input(const channel::Tensor& tensor) c
 
 Result<ChannelSlabs::Room> ChannelSlabs::allocate_output(std::uint64_t size_bytes, wire::SlabKind kind) {
     if (auto room = allocate_in_existing(size_bytes, kind)) return *room;
-    if (kind != output_kind())
+    if (is_gpu(kind) && kind != output_kind())
         return Error{ErrorCode::resources_exhausted, "its client has given back the slab on the GPU meanwhile",
                      "send the request again: its results lie on the host now"};
     // An output as large as the whole channel may be has no larger slab to hope for; else grow in decent steps.

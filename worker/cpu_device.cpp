@@ -4,6 +4,8 @@
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
 
 #include "worker/aoti_runtime.h"
+#include "worker/generation/cpu_engine.h"
+#include "worker/generation/fit.h"
 #include "worker/out_arguments.h"
 #include "worker/runtime.h"
 #include "worker/write_outputs.h"
@@ -20,6 +22,18 @@ public:
                                        const std::string& /*a CPU's kernels lie in the library*/) override {
         return load_aoti_with<torch::inductor::AOTIModelContainerRunnerCpu>(spec, library, /*num_models=*/1U,
                                                                             /*run_single_threaded=*/true);
+    }
+
+    std::unique_ptr<generation::Function> load_function(const std::string& library,
+                                                        const std::string& /*as above*/) override {
+        return generation::AotiFunction<torch::inductor::AOTIModelContainerRunnerCpu>::load(
+            library, /*num_models=*/1U, /*run_single_threaded=*/true);
+    }
+    at::Tensor place_weight(const TensorView& weight) override { return as_tensor(weight); }
+    [[nodiscard]] std::uint64_t free_bytes() const override { return generation::free_host_bytes(); }
+    Result<std::unique_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs /*none here*/,
+                                                            const LoadContext& /*nothing to capture*/) override {
+        return generation::make_cpu_engine(std::move(parts));
     }
 
     Result<> prepare(const config::ModelSpec& /*spec*/, const std::vector<config::MethodSpec>& /*methods*/,

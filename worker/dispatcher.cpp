@@ -1,5 +1,6 @@
 #include "worker/dispatcher.h"
 
+#include <algorithm>
 #include <exception>
 
 #include <boost/asio/bind_allocator.hpp>
@@ -57,8 +58,8 @@ Error deadline_passed(const Request& request, bool running, Clock::time_point no
                          : "give the request a longer deadline, or send fewer at once"};
 }
 
-Error cancelled(const Request& request) {
-    return Error{ErrorCode::cancelled, fmt::format("request {} was cancelled by its client", request.id), {}};
+Error cancelled(std::uint64_t id) {
+    return Error{ErrorCode::cancelled, fmt::format("request {} was cancelled by its client", id), {}};
 }
 
 }  // namespace
@@ -71,18 +72,31 @@ void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
     model_ = &model;
     request_deadline_ = spec.deadlines.request;
     scheduler_ = Scheduler{spec.queue_bound};
+    if (model.generator() == nullptr) return;
+    steps_ = std::make_unique<generation::StepLoop>(
+        io_, executor_, page_, model, spec,
+        generation::StepLoop::Events{.settled = [this] { settle(); },
+                                     .overrun = [this](milliseconds running) {
+                                         events_.overrun(generation::method_name, running);
+                                     }});
 }
 
 Result<> Dispatcher::submit(RequestPtr request) {
-    const Clock::time_point deadline = request->deadline;
-    if (Result<> pushed = scheduler_.push(request, running_ ? 1 : 0); !pushed) return pushed;
+    Clock::time_point deadline = request->deadline;
+    const bool generates = request->ask != nullptr;
+    if (generates) {
+        deadline = std::min(deadline, Clock::now() + request_deadline_ + limits::overrun_grace);  // of a step
+        if (Result<> pushed = steps_->submit(std::move(request)); !pushed) return pushed;
+    } else if (Result<> pushed = scheduler_.push(request, running_ ? 1 : 0); !pushed) {
+        return pushed;
+    }
     ++requests_;
     if (!busy_) {
         busy_ = true;
         events_.busy();
     }
     deadlines_.no_later_than(deadline);
-    start_next();
+    if (!generates) start_next();
     return {};
 }
 
@@ -141,12 +155,24 @@ void Dispatcher::end_queued(RequestPtr request, const Error& error) {
 
 void Dispatcher::cancel(std::uint64_t channel, std::uint64_t id) {
     if (RequestPtr waiting = scheduler_.remove(channel, id)) {
-        const Error error = cancelled(*waiting);
+        const Error error = cancelled(id);
         end_queued(std::move(waiting), error);
         settle();
     } else if (running_ && !running_->answered && running_->channel == channel && running_->id == id) {
-        answer_early(cancelled(*running_));
+        answer_early(cancelled(id));
+    } else {
+        end_stream(channel, id, cancelled(id));
     }
+}
+
+Result<> Dispatcher::adjust(std::uint64_t channel, const boost::json::object& parameters) {
+    Result<> adjusted = steps_->adjust(channel, parameters);
+    if (adjusted) ++requests_;
+    return adjusted;
+}
+
+void Dispatcher::end_stream(std::uint64_t channel, std::uint64_t id, const Error& error) {
+    if (steps_) steps_->end(channel, id, error);
 }
 
 void Dispatcher::drop(std::uint64_t channel) {
@@ -154,11 +180,13 @@ void Dispatcher::drop(std::uint64_t channel) {
     const auto dropped = scheduler_.remove_channel(channel);
     for (const RequestPtr& request : dropped) request->requester->let_go(*request);
     if (!dropped.empty()) settle();
+    if (steps_) steps_->drop(channel);
 }
 
 void Dispatcher::fail_all(const Error& error) {
     for (RequestPtr& request : scheduler_.remove_all()) end_queued(std::move(request), error);
     if (running_ && !running_->answered) answer_early(error);
+    if (steps_) steps_->fail_all(error);
 }
 
 void Dispatcher::settle() {
@@ -180,7 +208,7 @@ std::optional<Clock::time_point> Dispatcher::enforce_deadlines() {
     const Clock::time_point overrun_at = started_ + request_deadline_ + limits::overrun_grace;
     if (running_ && !overrun_told_ && overrun_at <= now) {
         overrun_told_ = true;
-        events_.overrun(*running_, duration_cast<milliseconds>(now - started_));
+        events_.overrun(running_->method->name, duration_cast<milliseconds>(now - started_));
     }
     std::optional<Clock::time_point> due = scheduler_.earliest_deadline();
     const auto also = [&due](Clock::time_point other) {
@@ -189,6 +217,8 @@ std::optional<Clock::time_point> Dispatcher::enforce_deadlines() {
     if (running_ && !running_->answered) also(running_->deadline);
     if (running_ && !overrun_told_) also(overrun_at);
     if (!expired.empty()) settle();
+    if (steps_)
+        if (const auto of_steps = steps_->enforce_deadlines(now)) also(*of_steps);
     return due;
 }
 

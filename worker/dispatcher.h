@@ -5,12 +5,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include <boost/asio/io_context.hpp>
 
 #include "ipc/pool_allocator.h"
 #include "worker/alarm.h"
 #include "worker/executor.h"
+#include "worker/generation/step_loop.h"
 #include "worker/request.h"
 #include "worker/request_outputs.h"
 #include "worker/scheduler.h"
@@ -19,7 +21,7 @@
 namespace bulkhead::worker {
 
 /// Hands requests to the executor one at a time, and answers each exactly once: by its result, its error, its
-/// deadline or its cancellation, whichever comes first.
+/// deadline or its cancellation, whichever comes first. Requests to generate go their own way, the step loop's.
 ///
 /// A running inference cannot be interrupted. One that was answered early runs on, its result is discarded, and
 /// only then are its inputs let go: the model reads them until its end.
@@ -32,7 +34,7 @@ public:
         std::function<void()> idle;     ///< none for `limits::idle_after`
         std::function<void()> settled;  ///< the last one in flight has ended
         /// Once in a life: an inference exceeds the model's request deadline; who hears it ends this process.
-        std::function<void(const Request&, std::chrono::milliseconds running)> overrun;
+        std::function<void(std::string_view method, std::chrono::milliseconds running)> overrun;
     };
     /// `page`, where there is one, tells what runs; it must outlive the executor's jobs.
     Dispatcher(boost::asio::io_context& io, Executor& executor, StatusPage* page, Events events);
@@ -46,6 +48,10 @@ public:
     Result<> submit(RequestPtr request);
     /// Nothing happens when no such request is in flight: its answer is on its way.
     void cancel(std::uint64_t channel, std::uint64_t id);
+    /// Of a generating model: `StepLoop::adjust`.
+    Result<> adjust(std::uint64_t channel, const boost::json::object& parameters);
+    /// Of one that streams: answers it by `error`.
+    void end_stream(std::uint64_t channel, std::uint64_t id, const Error& error);
     /// Its client is gone: nothing is answered any more.
     void drop(std::uint64_t channel);
     /// Answers everything in flight by `error`.
@@ -55,10 +61,16 @@ public:
 
     /// Whether `busy` was the last of the two events.
     [[nodiscard]] bool busy() const noexcept { return busy_; }
-    [[nodiscard]] std::size_t queued() const noexcept { return scheduler_.size(); }
-    [[nodiscard]] std::size_t in_flight() const noexcept { return queued() + (running_ ? 1 : 0); }
+    [[nodiscard]] std::size_t queued() const noexcept {
+        return scheduler_.size() + (steps_ ? steps_->queued() : 0);
+    }
+    [[nodiscard]] std::size_t in_flight() const noexcept {
+        return scheduler_.size() + (running_ ? 1 : 0) + (steps_ ? steps_->in_flight() : 0);
+    }
     [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
-    [[nodiscard]] std::uint64_t errors() const noexcept { return errors_; }
+    [[nodiscard]] std::uint64_t errors() const noexcept { return errors_ + (steps_ ? steps_->errors() : 0); }
+    /// Of a generating model, once it is served.
+    [[nodiscard]] const generation::StepLoop* steps() const noexcept { return steps_.get(); }
 
 private:
     void start_next();
@@ -80,6 +92,7 @@ private:
     Scheduler scheduler_{0};
     RequestPtr running_;  ///< read by the executor, changed here alone, and there only `answered`
     Clock::time_point started_;
+    std::unique_ptr<generation::StepLoop> steps_;
     PoolAllocator<std::byte> completions_;  ///< room for the one that the loop has not heard of yet
     bool busy_ = false;
     bool overrun_told_ = false;

@@ -1,10 +1,7 @@
-#include <sched.h>
-
 #include <algorithm>
 #include <limits>
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -12,6 +9,8 @@
 
 #include "ipc/cuda/gpu.h"
 #include "worker/describe.h"
+#include "worker/generation/load_generator.h"
+#include "worker/inference_threads.h"
 #include "worker/load_limits.h"
 #include "worker/model_file.h"
 #include "worker/package_cache.h"
@@ -23,23 +22,6 @@
 
 namespace bulkhead::worker {
 namespace {
-
-/// As many as declared, else as many as this process may run on.
-int inference_threads(const config::ModelSpec& spec) {
-    if (spec.threads > 0) return static_cast<int>(spec.threads);
-    cpu_set_t allowed;
-    CPU_ZERO(&allowed);
-    return ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? std::max(1, CPU_COUNT(&allowed)) : 1;
-}
-
-/// OpenMP keeps the number for each thread that starts a parallel region, and a package's kernels ask OpenMP, not
-/// LibTorch: so every thread that loads or infers sets its own, once.
-void use_threads(int count) {
-    thread_local int used = 0;
-    if (used == count) return;
-    at::set_num_threads(count);
-    used = count;
-}
 
 /// Room for the results of a warm-up.
 class HeapSink final : public OutputSink {
@@ -320,6 +302,11 @@ Result<> LoadedModel::infer_once(const config::MethodSpec& method) {
 }  // namespace
 
 Result<std::unique_ptr<Model>> load_model(const config::ModelSpec& spec, const LoadContext& context) {
+    if (spec.runtime == config::Runtime::generate) {
+        auto model = generation::load_generator(spec, context);
+        if (!model) return model.error().during(fmt::format("loading {}", spec.name));
+        return model;
+    }
     if (auto declared = check_declaration(spec, context.cuda); !declared) return declared.error();
     auto model = LoadedModel::load(spec, context);
     if (!model) return model.error().during(fmt::format("loading {}", spec.name));

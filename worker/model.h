@@ -24,6 +24,10 @@ class Gpu;
 
 namespace bulkhead::worker {
 
+namespace generation {
+class Engine;
+}
+
 /// A contiguous tensor that lies in a slab, or wherever its owner keeps it.
 struct TensorView {
     std::string_view name;
@@ -98,6 +102,10 @@ public:
 
     /// Whether a run may write into its inputs where they lie: such a model is lent nothing, for loans are read-only.
     [[nodiscard]] virtual bool writes_inputs() const noexcept { return false; }
+
+    /// What steps a generating model's sequences; it lives as long as the model. Such a model serves the method `generate`
+    /// besides those of `methods`, which run between two steps. Null for any other model.
+    [[nodiscard]] virtual generation::Engine* generator() noexcept { return nullptr; }
 
     /// Counters, as in `docs/worker-link.md`.
     [[nodiscard]] virtual boost::json::object graphs() const = 0;

@@ -28,7 +28,7 @@ std::shared_ptr<PacketStream> PacketStream::make(boost::asio::io_context& io, Un
 
 PacketStream::PacketStream(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer,
                            Events events)
-    : io_{io}, socket_{io, socket.release()}, line_{socket_.native_handle()},
+    : io_{io}, socket_{io, socket.release()}, line_{socket_.native_handle(), PacketLine::Sleeper::trusted},
       receive_buffer_{receive_buffer}, events_{std::move(events)} {}
 
 Result<> PacketStream::use_rings(std::unique_ptr<RingEnd> rings, std::chrono::microseconds spin) {

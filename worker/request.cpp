@@ -26,6 +26,8 @@ RequestPtr RequestPool::take() {
 void RequestPool::give_back(Request& request) noexcept {
     request.outputs.reset();
     request.inputs.clear();
+    request.ask.reset();
+    request.streams = false;
     request.tensors.clear();
     request.slabs.reset();
     request.requester.reset();

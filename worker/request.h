@@ -4,12 +4,16 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
+
+#include <boost/json.hpp>
 
 #include "config/fleet.h"
 #include "ipc/channel_codec.h"
 #include "ipc/error.h"
 #include "worker/alarm.h"
+#include "worker/generation/ask.h"
 #include "worker/model.h"
 #include "worker/request_outputs.h"
 
@@ -22,12 +26,15 @@ struct Completion {
     std::chrono::microseconds queued{};
     std::chrono::microseconds run{};
     RequestOutputs& outputs;
+    boost::json::object values{};  ///< results that are no tensors
 };
 
 /// Who sent a request. All calls come on the event loop.
 class Requester {
 public:
     virtual ~Requester() = default;
+    /// Of one that streams: what it gave since the last part. Comes before the answer.
+    virtual void part(const Request& /*request*/, std::span<const std::int32_t> /*tokens*/) {}
     /// Exactly one of the two, unless the requester dropped its requests.
     virtual void completed(const Request& request, Completion completion) = 0;
     virtual void failed(const Request& request, const Error& error) = 0;
@@ -45,6 +52,8 @@ struct Request {
     channel::Tensors tensors;                    ///< names and dims of `inputs` lie here
     std::vector<TensorView> inputs;              ///< in the method's order
     std::vector<config::ParameterValue> parameters;
+    std::unique_ptr<generation::Ask> ask;  ///< of a request to generate, which has no `parameters`
+    bool streams = false;
     Clock::time_point received;
     Clock::time_point deadline;
     bool answered = false;  ///< cancelled or out of time while it runs: what it returns is discarded

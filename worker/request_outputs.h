@@ -19,6 +19,9 @@ public:
     /// `inputs` are the request's, and outlive this as far as the model runs.
     RequestOutputs(std::shared_ptr<ChannelSlabs> slabs, Model& model, std::span<const channel::Tensor> inputs = {})
         : slabs_{std::move(slabs)}, kind_{slabs_->output_kind()}, model_{model}, inputs_{inputs} {}
+    /// Results of this kind, whatever the client asked for.
+    RequestOutputs(std::shared_ptr<ChannelSlabs> slabs, Model& model, wire::SlabKind kind)
+        : slabs_{std::move(slabs)}, kind_{kind}, model_{model} {}
     ~RequestOutputs() override { take_back(); }
 
     Result<std::span<std::byte>> allocate(std::string_view name, wire::DType dtype,

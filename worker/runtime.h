@@ -15,6 +15,12 @@
 
 namespace bulkhead::worker {
 
+namespace generation {
+class Engine;
+class Function;
+struct Parts;
+}  // namespace generation
+
 /// A model file, loaded: methods that take tensors on the device and give tensors on the device.
 class Runtime {
 public:
@@ -41,6 +47,18 @@ public:
     /// that it can be captured; `cubin_folder` is where its kernels lie.
     virtual std::unique_ptr<Runtime> load_aoti(const config::ModelSpec& spec, const std::string& library,
                                                const std::string& cubin_folder) = 0;
+
+    /// The same for a function of a generation package, which is given its weights afterwards.
+    virtual std::unique_ptr<generation::Function> load_function(const std::string& library,
+                                                                const std::string& cubin_folder) = 0;
+    /// A weight of such a package, from where its file is mapped: on a CPU that very memory.
+    virtual at::Tensor place_weight(const TensorView& weight) = 0;
+    /// Memory that KV, and on a GPU weights, may still take.
+    [[nodiscard]] virtual std::uint64_t free_bytes() const = 0;
+    /// The engine that steps the package's functions, captured where the device has graphs and `graphs` allows it.
+    /// Errors  out_of_memory, capture_failed where graphs are `required`
+    virtual Result<std::unique_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs graphs,
+                                                                    const LoadContext& context) = 0;
 
     /// Warms up and captures the declared buckets of every method, largest first.
     /// Errors  capture_failed with cause and remedy where graphs are `required`

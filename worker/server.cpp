@@ -66,11 +66,11 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                    .idle = [this] { say_activity(); },
                    .settled = [this] { finish_drain_if_done(); },
                    .overrun =
-                       [this](const Request& request, milliseconds running) {
-                           spdlog::error("method \"{}\" runs for {} ms, its budget is {} ms", request.method->name,
-                                         running.count(), spec_.deadlines.request.count());
+                       [this](std::string_view method, milliseconds running) {
+                           spdlog::error("method \"{}\" runs for {} ms, its budget is {} ms", method, running.count(),
+                                         spec_.deadlines.request.count());
                            link_.send({{"type", "overrun"},
-                                       {"method", request.method->name},
+                                       {"method", method},
                                        {"running_ms", running.count()},
                                        {"budget_ms", spec_.deadlines.request.count()}});
                        }}},
@@ -206,6 +206,10 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
     progress_->finish();
     if (!model) return fail_load(model.error());
     methods_ = describe_methods((*model)->methods());
+    if (generation::Engine* const engine = (*model)->generator(); engine != nullptr)
+        for (auto& [name, description] :
+             generation::describe(generation::Method{engine->shape()}, spec_.file.string()))
+            methods_[name] = std::move(description);
     if (const std::size_t bytes = boost::json::serialize(methods_).size(); bytes > wire::json_bytes_max)
         return fail_load(
             Error{ErrorCode::config_invalid, fmt::format("describing the methods takes {} bytes", bytes),
@@ -213,7 +217,7 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
     model_ = std::move(*model);
     dispatcher_.serve(*model_, spec_);
     context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, options_.identity,
-                                    spec_, *model_, methods_, channel_in_flight_max(spec_), options_.hello_deadline,
+                                    spec_, *model_, methods_, channel_in_flight_max(spec_), options_.hello_deadline, options_.unread_stream,
                                     std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max)});
     phase_ = Phase::ready;
     load_time_ = duration_cast<milliseconds>(Clock::now() - load_started_);
@@ -250,16 +254,18 @@ void Server::say_statistics() {
         slab_bytes += session->slab_bytes();
         ignored_frames += session->ignored_frames();
     }
-    statistics_owed_ = !link_.send({{"type", "statistics"},
-                                    {"requests", dispatcher_.requests()},
-                                    {"errors", dispatcher_.errors()},
-                                    {"in_flight", dispatcher_.in_flight()},
-                                    {"queued", dispatcher_.queued()},
-                                    {"channels", sessions_.size()},
-                                    {"ignored_frames", ignored_frames},
-                                    {"graphs", model_ ? model_->graphs() : boost::json::object{}},
-                                    {"slabs", {{"bytes", slab_bytes}}},
-                                    {"importers", gpu_importers()}});
+    boost::json::object statistics{{"type", "statistics"},
+                                   {"requests", dispatcher_.requests()},
+                                   {"errors", dispatcher_.errors()},
+                                   {"in_flight", dispatcher_.in_flight()},
+                                   {"queued", dispatcher_.queued()},
+                                   {"channels", sessions_.size()},
+                                   {"ignored_frames", ignored_frames},
+                                   {"graphs", model_ ? model_->graphs() : boost::json::object{}},
+                                   {"slabs", {{"bytes", slab_bytes}}},
+                                   {"importers", gpu_importers()}};
+    if (dispatcher_.steps() != nullptr) statistics["generation"] = dispatcher_.steps()->statistics();
+    statistics_owed_ = !link_.send(statistics);
 }
 
 void Server::on_link(ChannelMessage message) {

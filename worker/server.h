@@ -14,6 +14,7 @@
 #include "worker/channel_session.h"
 #include "worker/dispatcher.h"
 #include "worker/executor.h"
+#include "worker/generation/request_limits.h"
 #include "worker/grant.h"
 #include "worker/identity.h"
 #include "worker/limits.h"
@@ -31,6 +32,7 @@ struct ServerOptions {
     std::string torch_version;
     StatusPage* page = nullptr;  ///< where there is one; outlives the server
     std::chrono::milliseconds hello_deadline = limits::hello_deadline;
+    std::chrono::milliseconds unread_stream = generation::limits::unread_stream;
     /// Ends the process at once. Where it returns, as in a test, the server does nothing more.
     std::function<void(int status)> exit;
 };

@@ -31,6 +31,7 @@ void add_load(CLI::App& app, Session& session);
 void add_unload(CLI::App& app, Session& session);
 void add_restart(CLI::App& app, Session& session);
 void add_infer(CLI::App& app, Session& session);
+void add_generate(CLI::App& app, Session& session);
 void add_logs(CLI::App& app, Session& session);
 void add_events(CLI::App& app, Session& session);
 void add_why(CLI::App& app, Session& session);

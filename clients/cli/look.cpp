@@ -68,6 +68,8 @@ Result<int> show_crashes(const Session& session, const Crashes& crashes) {
                                reports.end());
         text += (text.empty() ? "" : "\nBefore it:\n") + render_crashes(rest, style);
     }
+    if (const json::value* lost = member(*answer, "lost"); lost != nullptr && lost->is_object())
+        text += render_lost_crashes(*lost);
     return print(text);
 }
 
@@ -94,8 +96,8 @@ void add_why(CLI::App& app, Session& session) {
     why->add_option("NAME", *model, "A model of the fleet")->required();
     why->footer(
         "Also how long each replica has been there, how its last process ended, where its crash report lies, and\n"
-        "what its CUDA Graphs did.\n"
-        "With --json: {\"model\",\"state\",\"sentence\",\"replicas\",\"graphs\"}.\n"
+        "what its CUDA Graphs did; of a model that generates its slots, its speed, and the steps of each bucket.\n"
+        "With --json: {\"model\",\"state\",\"sentence\",\"replicas\",\"graphs\",\"generate\"}.\n"
         "\nExample:\n  bulkhead why minilm\n"
         "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
     why->callback([&session, model] { session.command = [&session, model] { return show_why(session, *model); }; });
@@ -126,7 +128,8 @@ void add_crashes(CLI::App& app, Session& session) {
         "the process printed, the request it was running (names and shapes, never contents), its memory, and what the\n"
         "kernel or the driver said. Reports are files in logs/crashes/ beside the control socket; the oldest go "
         "first.\n"
-        "With --json: {\"crashes\":[report…]}, newest first.\n"
+        "With --json: {\"crashes\":[report…],\"lost\":null}, newest first; `lost` tells of reports that could not be "
+        "written.\n"
         "\nExamples:\n  bulkhead crashes\n  bulkhead crashes minilm\n  bulkhead crashes minilm --limit 3\n"
         "\nExit status: 0 done, also when there are none; 1 failed, 3 no daemon answers.");
     command->callback(

@@ -70,6 +70,25 @@ std::string gpus_text(const json::value& info) {
     return all.empty() ? "none" : all;
 }
 
+/// Of a row, or of `why`: what its model generates; null where it does not.
+const json::value* generate_of(const json::value& row) {
+    const json::value* found = member(row, "generate");
+    return found != nullptr && found->is_object() ? found : nullptr;
+}
+
+/// "2/4", "4/4 +3" where requests wait.
+std::string slots_text(const json::value& generate) {
+    std::string text = text_or_dash(generate, "active") + "/" + text_or_dash(generate, "slots");
+    if (const auto queued = integer_member(generate, "queued").value_or(0); queued > 0) text += fmt::format(" +{}", queued);
+    return text;
+}
+
+/// Of the last sequence; "-" before it.
+std::string rate_text(const json::value& generate) {
+    const double rate = number_member(generate, "tokens_per_second").value_or(0);
+    return rate > 0 ? fmt::format("{:.1f}", rate) : "-";
+}
+
 }  // namespace
 
 std::string bytes_text(std::uint64_t bytes) {
@@ -147,9 +166,11 @@ json::object diagnostics_json(const std::vector<config::Diagnostic>& diagnostics
 
 std::string render_workers(const json::array& rows, Style style) {
     const bool noted = std::ranges::any_of(rows, [](const auto& row) { return !text_member(row, "note").empty(); });
+    const bool generating = std::ranges::any_of(rows, [](const auto& row) { return generate_of(row) != nullptr; });
     std::vector<Table::Column> columns{{"MODEL"},        {"REPLICA", true},  {"STATE"},           {"PID", true},
                                        {"DEVICE"},       {"HOST", true},     {"GPU", true},       {"REQUESTS", true},
                                        {"ERRORS", true}, {"RESTARTS", true}, {"GENERATION", true}};
+    if (generating) columns.insert(columns.end(), {{"SLOTS", true}, {"TOKENS/S", true}});
     if (noted) columns.push_back({"NOTE"});
     Table table{std::move(columns)};
     for (const json::value& row : rows) {
@@ -165,6 +186,11 @@ std::string render_workers(const json::array& rows, Style style) {
                                        {text_or_dash(row, "errors"), erred ? Colour::red : Colour::plain},
                                        text_or_dash(row, "restarts"),
                                        text_or_dash(row, "generation")};
+        if (generating) {
+            const json::value* generate = generate_of(row);
+            cells.push_back({generate != nullptr ? slots_text(*generate) : "-"});
+            cells.push_back({generate != nullptr ? rate_text(*generate) : "-"});
+        }
         if (noted) cells.push_back({text_member(row, "note"), Colour::yellow});
         table.row(std::move(cells));
     }
@@ -251,6 +277,27 @@ std::string graphs_lines(const json::value& graphs) {
     return text;
 }
 
+/// "  generating: 1/4 slots; 320 tokens, 26.1 tokens/s; steps: p50 37.9 ms, p99 39.2 ms, last 38.0 ms", and what else is known.
+std::string generate_lines(const json::value& generate) {
+    const auto count = [&](std::string_view name) { return integer_member(generate, name).value_or(0); };
+    std::string text = fmt::format("  generating: {} slots; {} tokens, {} tokens/s", slots_text(generate), count("tokens"),
+                                   rate_text(generate));
+    if (const json::value* steps = member(generate, "step_ms"); steps != nullptr)
+        text += fmt::format("; steps: p50 {}, p99 {}, last {}", ms_text(number_member(*steps, "p50").value_or(0)),
+                            ms_text(number_member(*steps, "p99").value_or(0)),
+                            ms_text(number_member(*steps, "last").value_or(0)));
+    text += fmt::format("\n  prompts: {} tokens computed, {} known already; {} moves and {} copies between slots\n",
+                        count("prefill_tokens"), count("reused_tokens"), count("moves"), count("copies"));
+    for (const json::value& bucket : array_member(generate, "buckets"))
+        text += one_line(fmt::format("  bucket of {} x {}: {} steps", text_or_dash(bucket, "sequences"),
+                                     text_or_dash(bucket, "length"), text_or_dash(bucket, "steps"))) +
+                "\n";
+    if (const json::value* eager = member(generate, "eager"); eager != nullptr && eager->is_object())
+        for (const auto& [reason, steps] : eager->as_object())
+            text += one_line(fmt::format("  {} eager steps ({})", json::serialize(steps), std::string_view{reason})) + "\n";
+    return text;
+}
+
 }  // namespace
 
 std::string render_why(const json::value& why, Style style) {
@@ -275,6 +322,7 @@ std::string render_why(const json::value& why, Style style) {
     if (const json::value* graphs = member(why, "graphs");
         graphs != nullptr && graphs->is_object() && member(*graphs, "mode") != nullptr)
         text += graphs_lines(*graphs);
+    if (const json::value* generate = generate_of(why)) text += generate_lines(*generate);
     return text;
 }
 

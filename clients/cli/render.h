@@ -42,6 +42,8 @@ namespace bulkhead::cli {
 [[nodiscard]] std::string render_info(const boost::json::value& info, Style style);
 [[nodiscard]] std::string render_why(const boost::json::value& why, Style style);
 [[nodiscard]] std::string render_crashes(const boost::json::array& reports, Style style);
+/// Reports that could not be written.
+[[nodiscard]] std::string render_lost_crashes(const boost::json::value& lost);
 [[nodiscard]] std::string render_crash_report(const boost::json::value& report, Style style);
 [[nodiscard]] std::string render_gpus(const boost::json::value& status, Style style);
 [[nodiscard]] std::string render_log_line(const boost::json::value& line, Style style);

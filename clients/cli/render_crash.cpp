@@ -45,6 +45,12 @@ std::string render_crashes(const json::array& reports, Style style) {
     return table.text(style);
 }
 
+std::string render_lost_crashes(const json::value& lost) {
+    const auto count = integer_member(lost, "count").value_or(0);
+    return fmt::format("\n{} crash report{} could not be written, the last at {}: {}\n", count, count == 1 ? "" : "s",
+                       date_text(integer_member(lost, "time").value_or(0)), one_line(text_member(lost, "reason")));
+}
+
 std::string render_crash_report(const json::value& report, Style style) {
     std::string text = style.paint(fmt::format("{}, pid {}: {}", worker_of(report), text_or_dash(report, "pid"),
                                                text_or_dash(report, "cause")),
@@ -74,7 +80,8 @@ std::string render_crash_report(const json::value& report, Style style) {
     std::string request = one_line(text_member(report, "request"));
     if (const auto ms = number_member(report, "request_ms"); ms && !request.empty())
         request += fmt::format(", running for {}", ms_text(*ms));
-    line("request", request.empty() ? "none in flight" : request);
+    const std::string unknown = one_line(text_member(report, "request_unknown"));
+    line("request", !request.empty() ? request : unknown.empty() ? "none in flight" : "not known: " + unknown);
     line("memory", fmt::format("{} host, {} GPU on {}", memory_text(report, "host_bytes"),
                                memory_text(report, "gpu_bytes"), text_or_dash(report, "device")));
     for (const json::value& one : array_member(report, "evidence"))

@@ -21,7 +21,7 @@ constexpr const char* exits =
     "The daemon is found by --socket, $BULKHEAD_SOCKET, $XDG_RUNTIME_DIR/bulkhead/control.sock, then\n"
     "/run/bulkhead/control.sock. --socket and --json may stand before or after the command.\n"
     "\n"
-    "With --json standard output is exactly one JSON document (`logs -f` and `events`: one a line), and an\n"
+    "With --json standard output is exactly one JSON document (`generate`, `logs -f` and `events`: one a line), and an\n"
     "error is one {\"error\":{\"code\",\"attempt\",\"remedy\"}} on standard error. Colours: only on a terminal, never\n"
     "with NO_COLOR set.\n"
     "\n"
@@ -68,6 +68,7 @@ std::optional<int> parse(int argc, const char* const* argv, Session& session) {
     add_unload(app, session);
     add_restart(app, session);
     add_infer(app, session);
+    add_generate(app, session);
     add_logs(app, session);
     add_events(app, session);
     add_why(app, session);

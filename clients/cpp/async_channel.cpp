@@ -86,17 +86,28 @@ AsyncChannelState::adopt(asio::any_io_executor executor, std::shared_ptr<UniqueF
 }
 
 void AsyncChannelState::infer(Request request, Completing<Reply> completing) {
+    request.in_parts = false;
+    begin(std::move(request), std::move(completing));
+}
+
+std::uint64_t AsyncChannelState::begin(Request request, std::optional<Completing<Reply>> completing) {
     const std::uint64_t id = ++last_operation_;
     const Clock::time_point asked = Clock::now();
     const Clock::time_point until =
         deadline_in(request.deadline.count() > 0 ? request.deadline : limits::request) + limits::request_grace;
+    if (completing) cancel_by(*completing, id);
+    operations_.emplace(id, Operation{std::move(completing), std::move(request), asked, until});
+    if (!renewing_ || !operations_.at(id).request.retry_safe) submit(id);
+    look_later();
+    return id;
+}
+
+/// A signal on its cancellation slot cancels the request.
+void AsyncChannelState::cancel_by(Completing<Reply>& completing, std::uint64_t id) {
     if (auto slot = completing.slot(); slot.is_connected())
         slot.assign([weak = weak_from_this(), id](asio::cancellation_type) {
             if (const auto self = weak.lock()) asio::post(self->executor_, [self, id] { self->cancel(id); });
         });
-    operations_.emplace(id, Operation{std::move(completing), std::move(request), asked, until});
-    if (!renewing_ || !operations_.at(id).request.retry_safe) submit(id);
-    look_later();
 }
 
 void AsyncChannelState::submit(std::uint64_t id) {
@@ -112,7 +123,7 @@ void AsyncChannelState::submit(std::uint64_t id) {
 
 void AsyncChannelState::cancel(std::uint64_t id) {
     const auto operation = operations_.find(id);
-    if (operation == operations_.end()) return;
+    if (operation == operations_.end() || operation->second.outcome) return;
     if (const auto flight = in_flight_.find(id); flight != in_flight_.end())
         static_cast<void>(lines_->cancel(flight->second));
     else
@@ -120,10 +131,20 @@ void AsyncChannelState::cancel(std::uint64_t id) {
     look_later();
 }
 
-void AsyncChannelState::finish(std::map<std::uint64_t, Operation>::iterator operation, Result<Reply> outcome) {
-    in_flight_.erase(operation->first);
-    Completing<Reply> completing = std::move(operation->second.completing);
-    operations_.erase(operation);
+void AsyncChannelState::finish(Operations::iterator operation, Result<Reply> outcome) {
+    const bool goes_on = outcome && outcome->more;
+    if (!goes_on) in_flight_.erase(operation->first);
+    if (!operation->second.completing) {
+        operation->second.outcome = std::move(outcome);
+        return;
+    }
+    Completing<Reply> completing = std::move(*operation->second.completing);
+    operation->second.completing.reset();
+    if (!goes_on) operations_.erase(operation);
+    complete(std::move(completing), std::move(outcome));
+}
+
+void AsyncChannelState::complete(Completing<Reply> completing, Result<Reply> outcome) {
     if (auto slot = completing.slot(); slot.is_connected()) slot.clear();
     // Posted: this may be the function that started the operation, and the handler may start the next one.
     asio::post(executor_, [completing = std::move(completing), outcome = std::move(outcome)]() mutable {
@@ -138,6 +159,7 @@ void AsyncChannelState::look() {
     for (auto next = operations_.begin(); next != operations_.end();) {
         const auto operation = next++;
         const auto flight = in_flight_.find(operation->first);
+        if (operation->second.outcome) continue;
         if (flight == in_flight_.end()) {
             if (now >= operation->second.until)
                 finish(operation, Error{ErrorCode::deadline_exceeded, "a request that waited for the next worker",
@@ -146,10 +168,12 @@ void AsyncChannelState::look() {
         }
         const auto standing = lines_->standing(flight->second);
         has_lost = has_lost || standing == ChannelLines::Standing::lost;
+        if (!operation->second.completing) continue;  // a stream: its parts stay with the line
         // Too late: the line's own patience is over as well, and `wait` says so at once.
         if (standing == ChannelLines::Standing::answered ||
             (standing == ChannelLines::Standing::in_flight && now > operation->second.until))
-            finish(operation, lines_->wait(flight->second));
+            finish(operation, operation->second.request.in_parts ? lines_->next(flight->second)
+                                                                 : lines_->wait(flight->second));
     }
     if (has_lost) begin_renewal();
     changed_.notify();
@@ -162,9 +186,15 @@ void AsyncChannelState::look_later() {
     asio::post(executor_, [self = shared_from_this()] { self->look(); });
 }
 
+bool AsyncChannelState::is_waited_for() const {
+    return growing_ > 0 || std::ranges::any_of(in_flight_, [this](const auto& flight) {
+        return operations_.at(flight.first).completing.has_value();
+    });
+}
+
 /// Waits for what the worker sends, while somebody waits for it.
 void AsyncChannelState::watch() {
-    if (watching_ || closed_ || (in_flight_.empty() && growing_ == 0) || lines_->line().ended()) return;
+    if (watching_ || closed_ || !is_waited_for() || lines_->line().ended()) return;
     if (!io_) io_.emplace(executor_, lines_->line().fd());
     watching_ = true;
     io_->async_wait(asio::posix::descriptor_base::wait_read, [self = shared_from_this()](boost::system::error_code) {
@@ -181,17 +211,18 @@ void AsyncChannelState::watch() {
 
 /// An idle channel keeps no loop running.
 void AsyncChannelState::unwatch() {
-    if (io_ && in_flight_.empty() && growing_ == 0) io_->cancel();
+    if (io_ && !is_waited_for()) io_->cancel();
 }
 
 void AsyncChannelState::arm() {
-    if (operations_.empty()) {
-        alarm_.cancel();
+    std::optional<Clock::time_point> first;
+    for (const auto& [id, operation] : operations_)
+        if (operation.completing) first = std::min(first.value_or(operation.until), operation.until);
+    if (!first) {
+        alarm_.expires_at(Clock::time_point::max());  // forgets the last one, which a stream may wait for again
         return;
     }
-    const auto first =
-        std::ranges::min_element(operations_, {}, [](const auto& operation) { return operation.second.until; });
-    const Clock::time_point until = first->second.until + milliseconds{1};
+    const Clock::time_point until = *first + milliseconds{1};
     if (alarm_.expiry() == until) return;
     alarm_.expires_at(until);
     alarm_.async_wait([self = shared_from_this()](boost::system::error_code failure) {
@@ -219,13 +250,14 @@ AsyncChannelState::Awaitable<void> AsyncChannelState::renew(std::shared_ptr<Asyn
         self->lines_->renew(std::move(*line));
         std::vector<std::uint64_t> waited;
         for (const auto& [id, operation] : self->operations_)
-            if (!self->in_flight_.contains(id)) waited.push_back(id);
+            if (!self->in_flight_.contains(id) && !operation.outcome) waited.push_back(id);
         for (const std::uint64_t id : waited) self->submit(id);
     } else {
         self->renewal_ = line.error();
         for (auto next = self->operations_.begin(); next != self->operations_.end();) {
             const auto operation = next++;
             const auto flight = self->in_flight_.find(operation->first);
+            if (operation->second.outcome) continue;
             if (flight == self->in_flight_.end())
                 self->finish(operation, self->lines_->not_followed(line.error()));
             else if (self->lines_->standing(flight->second) == ChannelLines::Standing::lost)
@@ -285,7 +317,13 @@ void AsyncChannelState::close() {
         io_->release();
         io_.reset();
     }
-    while (!operations_.empty()) finish(operations_.begin(), dropped());
+    while (!operations_.empty()) {
+        const auto operation = operations_.begin();
+        if (operation->second.completing)
+            finish(operation, dropped());
+        else
+            abandon(operation->first);
+    }
     changed_.notify();
 }
 

@@ -22,6 +22,37 @@ namespace bulkhead {
 
 class AsyncChannelState;
 
+/// The parts of one answer, as they come. Dropped before the last one, it cancels the request.
+///
+/// Thread  that of its channel, which may be dropped first: then it ends with `cancelled`
+class AsyncStream {
+public:
+    AsyncStream(AsyncStream&&) noexcept;
+    AsyncStream& operator=(AsyncStream&&) noexcept;
+    ~AsyncStream();
+
+    /// Completes with Result<Reply>; one without `more` is the last. One wait at a time; cancelling it cancels the request, which
+    /// then ends with `cancelled`. Nothing is read from the worker while nobody waits.
+    /// Errors  as `Channel::next`; input_invalid after the end
+    template <typename Token>
+    auto async_next(Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Reply>)>(
+            [state = state_, operation = operation_](Completion<Reply> handler) {
+                start_next(state, operation, std::move(handler));
+            },
+            token);
+    }
+
+private:
+    friend class AsyncChannel;
+    AsyncStream(std::shared_ptr<AsyncChannelState> state, std::uint64_t operation) noexcept;
+    static void start_next(const std::shared_ptr<AsyncChannelState>& state, std::uint64_t operation,
+                           Completion<Reply> handler);
+
+    std::shared_ptr<AsyncChannelState> state_;
+    std::uint64_t operation_;
+};
+
 /// `Channel` for programs with an Asio loop: any number of requests at a time, as far as the worker takes them, each
 /// with a completion token of its own that gets a `Result`, as the answers come. Workers that die
 /// are handled by the same rules: retry-safe requests are sent once more, to the next worker, and meanwhile the loop
@@ -84,6 +115,9 @@ public:
             },
             token, std::move(request));
     }
+
+    /// Sends a request, and takes its answer part by part. What the request points to is to stay until the first part.
+    [[nodiscard]] AsyncStream stream(Request request);
 
     /// Opens the channel again when its worker has died or was unloaded; else does nothing. Completes with
     /// Result<void>. Errors  as `Channel::reopen`

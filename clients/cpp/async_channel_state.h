@@ -37,21 +37,33 @@ public:
     void infer(Request request, Completing<Reply> completing);
     void close();
 
+    // A request whose answer is taken in parts. `stream` returns the number that the others name it by.
+    std::uint64_t stream(Request request);
+    void next(std::uint64_t operation, Completing<Reply> completing);
+    void abandon(std::uint64_t operation);
+
     [[nodiscard]] ChannelLines& lines() const noexcept { return *lines_; }
     [[nodiscard]] const boost::asio::any_io_executor& executor() const noexcept { return executor_; }
 
 private:
-    /// One request: waiting for the next worker, or in flight.
+    /// One request: waiting for the next worker, or in flight, or a stream whose end nobody has taken yet.
     struct Operation {
-        Completing<Reply> completing;
+        std::optional<Completing<Reply>> completing;  ///< of a stream only while somebody waits
         Request request;
         Clock::time_point asked;
-        Clock::time_point until;  ///< the client's own patience
+        Clock::time_point until;                ///< the client's own patience
+        std::optional<Result<Reply>> outcome{};  ///< of a stream for which nobody waited
     };
+    using Operations = std::map<std::uint64_t, Operation>;
 
+    std::uint64_t begin(Request request, std::optional<Completing<Reply>> completing);
+    void cancel_by(Completing<Reply>& completing, std::uint64_t operation);
+    void complete(Completing<Reply> completing, Result<Reply> outcome);
+    [[nodiscard]] bool is_waited_for() const;
     void submit(std::uint64_t operation);
     void cancel(std::uint64_t operation);
-    void finish(std::map<std::uint64_t, Operation>::iterator operation, Result<Reply> outcome);
+    /// Hands out an outcome, or a part.
+    void finish(Operations::iterator operation, Result<Reply> outcome);
     /// Hands out what has been answered, ends what is too late, and waits for more.
     void look();
     void look_later();
@@ -67,7 +79,7 @@ private:
     std::unique_ptr<ChannelLines> lines_;
     std::optional<boost::asio::posix::stream_descriptor> io_;  ///< only waits; the descriptor is the line's
     boost::asio::steady_timer alarm_;                          ///< at the first of all `until`
-    std::map<std::uint64_t, Operation> operations_;
+    Operations operations_;
     std::map<std::uint64_t, std::uint64_t> in_flight_;  ///< operation → the lines' number of it
     std::uint64_t last_operation_ = 0;
     int growing_ = 0;  ///< coroutines that wait for a slab

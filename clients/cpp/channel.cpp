@@ -102,6 +102,8 @@ Result<Reply> Channel::infer(const Request& request) {
 
 Result<std::uint64_t> Channel::submit(const Request& request) { return lines_->submit(request); }
 Result<Reply> Channel::wait(std::uint64_t request_id) { return lines_->wait(request_id); }
+Result<Reply> Channel::next(std::uint64_t request_id) { return lines_->next(request_id); }
 Result<> Channel::cancel(std::uint64_t request_id) { return lines_->cancel(request_id); }
+void Channel::abandon(std::uint64_t request_id) { lines_->abandon(request_id); }
 
 }  // namespace bulkhead

@@ -101,6 +101,7 @@ struct Reply {
     std::chrono::microseconds queued{};  ///< in the worker, before it started
     std::chrono::microseconds run{};     ///< in the model
     boost::json::object values;          ///< results that are no tensors; usually empty
+    bool more = false;                   ///< further parts of this answer follow
     [[nodiscard]] const Output* find(std::string_view name) const noexcept;
 };
 
@@ -123,6 +124,9 @@ struct Request {
     /// Running it twice does no harm. If the worker dies before it has answered, the request is sent once more, to the
     /// next worker, within the same deadline: the load of that worker counts.
     bool retry_safe = false;
+    /// The model may answer in parts, such as a generated token each: `Channel::next` hands them out. Else they are dropped,
+    /// and the last is the answer. Such a request is not sent once more when a part of it has come.
+    bool in_parts = false;
     /// The stream (a CUstream; null: the default one) on which inputs on the GPU were written: the worker reads them behind
     /// what is queued on it now. What writes such an input again must be queued behind `Output::read_on` of the result, where
     /// that lies on the GPU. Such a request is never sent once more: its inputs end with the worker.
@@ -209,8 +213,14 @@ public:
     /// before the worker died is still handed out. A retry-safe request that was lost is sent again here; if that
     /// cannot be done the error says why, and `worker_lost` if the next worker died of it, too.
     [[nodiscard]] Result<Reply> wait(std::uint64_t request_id);
+    /// The next part of a request that was sent `in_parts`; one without `more` is the last, and ends the request as `wait`
+    /// does. Waits as long as `wait`. Parts that had arrived are handed out before an error.
+    /// Errors  as `wait`; worker_lost says how many parts had come; resources_exhausted where thousands came untaken
+    [[nodiscard]] Result<Reply> next(std::uint64_t request_id);
     /// The request then ends with `cancelled`, unless it was already finished.
     [[nodiscard]] Result<> cancel(std::uint64_t request_id);
+    /// Nobody waits for it any more: it is cancelled, and what still comes of it is dropped.
+    void abandon(std::uint64_t request_id);
 
     /// Readable when an answer, or the end of the channel, has come; for callers with a loop of their own. Another one
     /// after the channel was opened again. Only to be polled.

@@ -189,7 +189,7 @@ Result<ChannelState::Sending::Tensor> ChannelLines::here(ChannelState::Sending::
 
 Result<std::uint64_t> ChannelLines::send(const Request& request) {
     ChannelState::Sending sending{request.method, {}, request.parameters, request.deadline, request.retry_safe,
-                                  request.stream};
+                                  request.in_parts, request.stream};
     for (const NamedInput& named : request.inputs) {
         const bool is_own = named.input != nullptr && named.input->lease_ && owns(*named.input->lease_);
         const bool is_output = named.output != nullptr && named.output->lease_;
@@ -235,12 +235,12 @@ Error ChannelLines::not_followed(const Error& reason) const {
                     line_->welcome().model, line_->welcome().generation));
 }
 
-Result<Reply> ChannelLines::wait(std::uint64_t request_id) {
+Result<Reply> ChannelLines::take(std::uint64_t request_id, Take how) {
     const auto found = flights_.find(request_id);
     if (found == flights_.end())
         return Error{ErrorCode::input_invalid, fmt::format("request {} is not in flight", request_id),
                      "wait once for each request that was submitted"};
-    Result<Reply> outcome = outcome_of(found->second);
+    Result<Reply> outcome = outcome_of(found->second, how);
     if (is_lost(found->second)) {
         const Error loss = outcome.error();
         std::optional<milliseconds> left;
@@ -248,8 +248,9 @@ Result<Reply> ChannelLines::wait(std::uint64_t request_id) {
         if (const Result<> reopened = reopen(left); !reopened)
             outcome = not_sent_again(loss, reopened.error());
         else
-            outcome = outcome_of(found->second);
+            outcome = outcome_of(found->second, how);
     }
+    if (outcome && outcome->more) return outcome;
     return landed(found, std::move(outcome));
 }
 
@@ -279,9 +280,9 @@ Result<Reply> ChannelLines::landed(Flights::iterator found, Result<Reply> outcom
                     flight.line->welcome().model, *flight.lost_with, flight.line->welcome().generation));
 }
 
-Result<Reply> ChannelLines::outcome_of(Flight& flight) {
+Result<Reply> ChannelLines::outcome_of(Flight& flight, Take how) {
     if (flight.refused) return *flight.refused;
-    return flight.line->wait(flight.request_id);
+    return (*flight.line.*how)(flight.request_id);
 }
 
 /// It died with its worker, and may be sent once more.
@@ -304,6 +305,11 @@ Result<> ChannelLines::cancel(std::uint64_t request_id) {
     found->second.cancelled = true;
     if (found->second.refused) return {};
     return found->second.line->cancel(found->second.request_id);
+}
+
+void ChannelLines::abandon(std::uint64_t request_id) {
+    const auto found = flights_.extract(request_id);
+    if (!found.empty() && !found.mapped().refused) found.mapped().line->abandon(found.mapped().request_id);
 }
 
 }  // namespace bulkhead

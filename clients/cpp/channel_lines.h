@@ -25,8 +25,10 @@ public:
     [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return lease.slab->channel == channel_; }
 
     Result<std::uint64_t> submit(const Request& request);
-    Result<Reply> wait(std::uint64_t request_id);
+    Result<Reply> wait(std::uint64_t request_id) { return take(request_id, &ChannelState::wait); }
+    Result<Reply> next(std::uint64_t request_id) { return take(request_id, &ChannelState::next); }
     Result<> cancel(std::uint64_t request_id);
+    void abandon(std::uint64_t request_id);
     /// Nothing to do while the worker serves.
     Result<> reopen(std::optional<std::chrono::milliseconds> deadline);
 
@@ -61,7 +63,7 @@ public:
 
     enum class Standing {
         in_flight,
-        answered,  ///< `wait` returns at once
+        answered,  ///< `wait`, or `next` where it was sent in parts, returns at once
         lost,      ///< with its worker; to be sent once more by `renew`, or ended by `give_up`
     };
     [[nodiscard]] Standing standing(std::uint64_t request_id) const;
@@ -93,7 +95,9 @@ private:
     /// By itself, for a request that may be sent again.
     [[nodiscard]] bool can_reopen() const noexcept { return origin_ && !origin_->stateful && line_->died(); }
     [[nodiscard]] bool is_lost(const Flight& flight) const;
-    static Result<Reply> outcome_of(Flight& flight);
+    using Take = Result<Reply> (ChannelState::*)(std::uint64_t);
+    Result<Reply> take(std::uint64_t request_id, Take how);
+    static Result<Reply> outcome_of(Flight& flight, Take how = &ChannelState::wait);
     static Error not_sent_again(const Error& loss, const Error& reason);
     Result<Reply> landed(Flights::iterator found, Result<Reply> outcome);
     void send_again(Flight& flight, ChannelState::Sending request);

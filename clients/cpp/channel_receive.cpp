@@ -42,7 +42,7 @@ Result<> ChannelState::receive_available() {
 
 bool ChannelState::answered(std::uint64_t request_id) const {
     const auto request = pending_.find(request_id);
-    return request == pending_.end() || request->second.outcome.has_value();
+    return request == pending_.end() || request->second.outcome.has_value() || !request->second.parts.empty();
 }
 
 Error ChannelState::closed() {
@@ -126,7 +126,8 @@ Result<> ChannelState::handle(channel::InferResult&& result, std::vector<UniqueF
     const auto request = pending_.find(result.request_id);
     if (request == pending_.end() || request->second.outcome)
         return broken(fmt::format("a result for request {}, which is not in flight", result.request_id));
-    if (result.more) return broken(fmt::format("request {} streams, which was not agreed", result.request_id));
+    if (result.more && (welcome_->features & wire::feature_streaming) == 0)
+        return broken(fmt::format("request {} streams, which was not agreed", result.request_id));
     // All are looked at before the first becomes an Output, whose destructor would speak to the worker.
     for (const channel::Tensor& tensor : result.tensors) {
         const std::shared_ptr<OutputSlab> slab = slabs_.output(tensor.lease.slab_id);
@@ -147,7 +148,11 @@ Result<> ChannelState::handle(channel::InferResult&& result, std::vector<UniqueF
     for (const channel::Tensor& tensor : result.tensors)
         reply.outputs.push_back(
             Output{std::allocate_shared<Output::Lease>(output_leases_, tensor, slabs_.output(tensor.lease.slab_id), weak_from_this(), events_)});
-    answer(request, std::move(reply));
+    reply.more = result.more;
+    if (reply.more)
+        take_part(request, std::move(reply));
+    else
+        answer(request, std::move(reply));
     return {};
 }
 
@@ -184,12 +189,28 @@ Result<> ChannelState::handle(channel::RingOffer&& offer, std::vector<UniqueFd>&
     return transport_.use_rings(offer, std::move(fds), spin_);
 }
 
+/// Kept for `next`; what nobody asked for goes, and its outputs with it.
+void ChannelState::take_part(Requests::iterator request, Reply part) {
+    Pending& pending = request->second;
+    ++pending.parts_came;
+    if (!pending.request.in_parts || pending.abandoned || pending.overrun) return;
+    pending.parts.push_back(std::move(part));
+    if (pending.parts.size() < limits::parts_max) return;
+    pending.overrun = true;
+    static_cast<void>(cancel(request->first));
+}
+
 /// The worker borrows the inputs no longer.
 void ChannelState::answer(Requests::iterator request, Result<Reply> outcome) {
     if (request->second.abandoned) {
         pending_.erase(request);
     } else {
         request->second.request.inputs.clear();
+        if (request->second.overrun)
+            outcome = Error{ErrorCode::resources_exhausted,
+                            fmt::format("{} parts of request {} came, and its caller took none of the last {}",
+                                        request->second.parts_came, request->first, limits::parts_max),
+                            "take the parts as they come"};
         request->second.outcome = std::move(outcome);
     }
     return_loans();
@@ -211,7 +232,9 @@ Error ChannelState::end(Error reason) {
         if (current->second.outcome) continue;
         Error error =
             Error{*ended_}.during(fmt::format("request {} ({})", current->first, current->second.request.method));
-        if (died_ && current->second.request.retry_safe && !current->second.abandoned &&
+        const std::uint64_t parts = current->second.parts_came;
+        if (parts > 0) error.attempt += fmt::format(", after {} part{} of the answer", parts, parts == 1 ? "" : "s");
+        if (died_ && current->second.request.retry_safe && !current->second.abandoned && parts == 0 &&
             !lies_on_gpu(current->second.request))
             lost_.emplace(current->first, current->second.request);
         answer(current, std::move(error));

@@ -29,7 +29,7 @@ Result<std::shared_ptr<ChannelState>> ChannelState::open(UniqueFd socket, std::u
 Result<> ChannelState::await_welcome(Clock::time_point until, const ChannelOptions& options) {
     const char* rings = std::getenv("BULKHEAD_RINGS");
     if (options.rings && (rings == nullptr || std::string_view{rings} != "0")) features_ |= wire::feature_rings;
-    features_ |= wire::feature_lending | wire::feature_returning;
+    features_ |= wire::feature_streaming | wire::feature_lending | wire::feature_returning;
     spin_ = options.spin;
     slab_idle_ = options.slab_idle;
     channel::Hello hello{features_, options.client};
@@ -185,7 +185,7 @@ Result<std::uint64_t> ChannelState::submit(Sending request) {
     const std::uint64_t request_id = ++last_request_id_;
     const auto until =
         deadline_in(request.deadline.count() > 0 ? request.deadline : limits::request) + limits::request_grace;
-    pending_.emplace(request_id, Pending{std::move(request), until, {}, false});
+    pending_.emplace(request_id, Pending{std::move(request), until, {}});
     if (const Result<> sent = send(infer_packet_); !sent) {
         pending_.erase(request_id);
         lost_.erase(request_id);  // it was never sent
@@ -200,15 +200,26 @@ std::optional<ChannelState::Sending> ChannelState::take_lost(std::uint64_t reque
     return std::move(lost.mapped());
 }
 
-Result<Reply> ChannelState::wait(std::uint64_t request_id) {
+Result<Reply> ChannelState::wait(std::uint64_t request_id) { return await(request_id, false); }
+Result<Reply> ChannelState::next(std::uint64_t request_id) { return await(request_id, true); }
+
+Result<Reply> ChannelState::await(std::uint64_t request_id, bool in_parts) {
     const auto request = pending_.find(request_id);
     if (request == pending_.end() || request->second.abandoned)
         return Error{ErrorCode::input_invalid, fmt::format("request {} is not in flight", request_id),
                      "wait once for each request that was submitted"};
     flush_releases();
-    while (!request->second.outcome) {
+    std::list<Reply>& parts = request->second.parts;
+    for (;;) {
+        if (in_parts && !parts.empty()) {
+            Reply part = std::move(parts.front());
+            parts.pop_front();
+            return part;
+        }
+        parts.clear();  // of a caller who wants but the last
+        if (request->second.outcome) break;
         const Result<> received = receive_one(request->second.until);
-        if (received || request->second.outcome) continue;
+        if (received || request->second.outcome || !parts.empty()) continue;
         // The worker has not kept its deadline. It still borrows the inputs, so the entry stays until it answers.
         Error error = Error{received.error()}.during(
             fmt::format("request {} ({}) of {}", request_id, request->second.request.method, welcome_->model));
@@ -225,6 +236,18 @@ Result<> ChannelState::cancel(std::uint64_t request_id) {
     const auto request = pending_.find(request_id);
     if (request == pending_.end() || request->second.outcome) return {};
     return send(channel::encode(channel::Cancel{request_id}));
+}
+
+void ChannelState::abandon(std::uint64_t request_id) {
+    const auto request = pending_.find(request_id);
+    if (request == pending_.end()) return;
+    if (request->second.outcome) {
+        pending_.erase(request);
+        return;
+    }
+    request->second.abandoned = true;  // the worker still borrows its inputs
+    request->second.parts.clear();
+    static_cast<void>(cancel(request_id));
 }
 
 void ChannelState::give_back(const wire::LeaseRef& lease) {

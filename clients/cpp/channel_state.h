@@ -3,6 +3,7 @@
 /// The client's half of the protocol with one worker: who may speak when, what a worker's message must hold to be
 /// believed, and what becomes of requests when it dies. `clients/cpp/channel_lines.h` knows what comes after that.
 
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,6 +34,7 @@ public:
         boost::json::object parameters;
         std::chrono::milliseconds deadline{0};
         bool retry_safe = false;
+        bool in_parts = false;
         void* stream = nullptr;  ///< of inputs on the GPU
     };
 
@@ -45,7 +47,7 @@ public:
     [[nodiscard]] int fd() { return transport_.fd(); }
     /// Handles what has come, without waiting. Errors  what ended the channel; answers that came before stay
     Result<> receive_available();
-    /// `wait` for it would return at once.
+    /// `wait` for it, or `next` where it was sent in parts, would return at once.
     [[nodiscard]] bool answered(std::uint64_t request_id) const;
 
     Result<std::shared_ptr<Input::Lease>> allocate(wire::DType dtype, std::span<const std::int64_t> dims);
@@ -64,7 +66,9 @@ public:
     /// All inputs lie in slabs of this line (`owns`), or are loans to it.
     Result<std::uint64_t> submit(Sending request);
     Result<Reply> wait(std::uint64_t request_id);
+    Result<Reply> next(std::uint64_t request_id);
     Result<> cancel(std::uint64_t request_id);
+    void abandon(std::uint64_t request_id);
 
     [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return slabs_.owns(*lease.slab); }
     [[nodiscard]] bool ended() const noexcept { return ended_.has_value(); }
@@ -87,6 +91,9 @@ private:
         Sending request;          ///< its inputs are borrowed by the worker until it answers
         Clock::time_point until;  ///< the client's own patience
         std::optional<Result<Reply>> outcome;
+        std::list<Reply> parts{};  ///< before the outcome, not yet taken
+        std::uint64_t parts_came = 0;
+        bool overrun = false;    ///< more of them than are kept
         bool abandoned = false;  ///< nobody waits any more; kept because the worker still borrows
     };
     /// Nodes are used again: in the steady state a request allocates nothing.
@@ -131,6 +138,8 @@ private:
         return Error{ErrorCode::protocol_violation, "a message that was not agreed", {}};
     }
 
+    Result<Reply> await(std::uint64_t request_id, bool in_parts);
+    void take_part(Requests::iterator request, Reply part);
     void answer(Requests::iterator request, Result<Reply> outcome);
     [[nodiscard]] Error lost(std::string_view what) const;
     Error end(Error reason);

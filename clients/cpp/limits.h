@@ -40,6 +40,7 @@ inline constexpr std::chrono::milliseconds request_grace = 2s;
 /// Of a request without a deadline of its own: the worker's bound is the model's, far below.
 inline constexpr std::chrono::milliseconds request = 1h;
 inline constexpr std::size_t slabs_max = 64;  ///< of one channel
+inline constexpr std::size_t parts_max = 4096;  ///< of one answer, come and not taken: then it is cancelled
 /// Interprocess events that a worker may offer: each is a handle of the driver.
 inline constexpr std::size_t gpu_events_max = 64;
 /// Output leases given back in one message at the latest; otherwise before the next request.

@@ -13,12 +13,14 @@ _bulkhead_gpus() {
 
 _bulkhead() {
     local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='up down ps load unload restart infer logs events why crashes gpus info reload upgrade validate'
+    local commands='up down ps load unload restart infer generate logs events why crashes gpus info reload upgrade validate'
     local command='' named=0 where=() i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --socket) where=(--socket "${COMP_WORDS[++i]}") ;;
         --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --output | --limit | --lift) ((++i)) ;;
+        --tokens | --temperature | --top-k | --top-p | --min-p | --repetition-penalty | --seed | --max-new-tokens) ((++i)) ;;
+        --guidance | --stop | --stop-also | --banned | --forced | --do-sample) ((++i)) ;;
         -*) ;;
         *) if [ -z "$command" ]; then command=${COMP_WORDS[i]}; else ((++named)); fi ;;
         esac
@@ -33,7 +35,13 @@ _bulkhead() {
         mapfile -t COMPREPLY < <(compgen -W "$(_bulkhead_gpus "${where[@]}")" -- "$word")
         return
         ;;
-    --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --limit | -n | -m | -i | -p) return ;;
+    --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --limit | -n | -m | -i | -p | -t) return ;;
+    --tokens | --temperature | --top-k | --top-p | --min-p | --repetition-penalty | --seed | --max-new-tokens) return ;;
+    --guidance | --stop | --stop-also | --banned | --forced) return ;;
+    --do-sample)
+        mapfile -t COMPREPLY < <(compgen -W 'true false' -- "$word")
+        return
+        ;;
     esac
 
     local options='--socket --json --help' names=''
@@ -43,6 +51,11 @@ _bulkhead() {
     load) options+=' --all --deadline' names=many ;;
     unload | restart) options+=' --all' names=many ;;
     infer) options+=' --input --param --output --method --repeat --deadline --client --retry-safe' names=one ;;
+    generate)
+        options+=' --tokens --input --param --method --deadline --client --temperature --top-k --top-p --min-p --seed'
+        options+=' --repetition-penalty --max-new-tokens --guidance --do-sample --stop --stop-also --banned --forced --ignore-stop'
+        names=one
+        ;;
     logs) options+=' --lines --follow' names=one ;;
     events) options+=' --count --follow' names=many ;;
     crashes) options+=' --limit --full' names=one ;;

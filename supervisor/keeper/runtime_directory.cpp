@@ -138,12 +138,14 @@ Result<std::string> control_socket_path(std::string given) {
     return std::string{here} + "/" + path;
 }
 
-RuntimeDirectory::RuntimeDirectory(UniqueFd directory, std::string socket_path, UniqueFd listening)
-    : directory_{std::move(directory)}, socket_path_{std::move(socket_path)}, listening_{std::move(listening)} {}
+RuntimeDirectory::RuntimeDirectory(PathClaim claim, UniqueFd directory, std::string socket_path, UniqueFd listening)
+    : claim_{std::move(claim)}, directory_{std::move(directory)}, socket_path_{std::move(socket_path)},
+      listening_{std::move(listening)} {}
 
 Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) {
     auto path = split(socket_path);
     if (!path) return path.error();
+    PathClaim claim{path->directory};  // before the lock: what the kernel closes first is not found without it
     auto directory = open_directory(path->directory);
     if (!directory) return directory.error();
     if (::flock(directory->get(), LOCK_EX | LOCK_NB) != 0) {
@@ -151,6 +153,13 @@ Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) 
         return system_error("locking the runtime directory " + path->directory, errno);
     }
     if (auto removed = remove_stale_socket(directory->get(), *path); !removed) return removed.error();
+    if (const auto holder = claim.holder()) {
+        const std::string pid = std::to_string(*holder);
+        return Error{ErrorCode::already_running,
+                     "starting a daemon on " + path->whole + ": the daemon with pid " + pid +
+                         " runs there, though its directory was removed",
+                     "end that one first: after `kill " + pid + "` it unloads everything"};
+    }
 
     UniqueFd listening = make_socket();
     if (!listening) return system_error("creating the control socket", errno);
@@ -161,7 +170,7 @@ Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) 
         return system_error("setting the mode of " + path->whole, errno);
     if (::listen(listening.get(), limits::listen_backlog) != 0)
         return system_error("listening on " + path->whole, errno);
-    return RuntimeDirectory{std::move(*directory), std::move(path->whole), std::move(listening)};
+    return RuntimeDirectory{std::move(claim), std::move(*directory), std::move(path->whole), std::move(listening)};
 }
 
 Result<RuntimeDirectory> RuntimeDirectory::resume(const std::string& socket_path, UniqueFd directory,
@@ -177,7 +186,8 @@ Result<RuntimeDirectory> RuntimeDirectory::resume(const std::string& socket_path
                      "start the daemon again"};
     ::fcntl(directory.get(), F_SETFD, FD_CLOEXEC);
     ::fcntl(listening.get(), F_SETFD, FD_CLOEXEC);
-    return RuntimeDirectory{std::move(directory), socket_path, std::move(listening)};
+    return RuntimeDirectory{PathClaim{socket_path.substr(0, socket_path.rfind('/'))}, std::move(directory), socket_path,
+                            std::move(listening)};
 }
 
 void RuntimeDirectory::remove_socket() noexcept {

@@ -4,6 +4,7 @@
 
 #include "ipc/error.h"
 #include "ipc/unique_fd.h"
+#include "supervisor/keeper/path_claim.h"
 
 namespace bulkhead::keeper {
 
@@ -13,8 +14,9 @@ namespace bulkhead::keeper {
 
 /// The folder of the control socket, which belongs to one daemon, and the listening socket in it.
 ///
-/// The lock is an flock on the directory itself: no lock file, and nothing stale after SIGKILL.
-/// Owns    directory, lock and socket file; the destructor does not remove the file, `remove_socket` does
+/// The lock is an flock on the directory itself: no lock file, and nothing stale after SIGKILL. A daemon whose
+/// directory was removed is found by its claim.
+/// Owns    directory, lock, claim and socket file; the destructor does not remove the file, `remove_socket` does
 class RuntimeDirectory {
 public:
     /// Creates the folder (0700) unless it is there, locks it, replaces a stale socket and listens.
@@ -36,7 +38,8 @@ public:
     void remove_socket() noexcept;
 
 private:
-    RuntimeDirectory(UniqueFd directory, std::string socket_path, UniqueFd listening);
+    RuntimeDirectory(PathClaim claim, UniqueFd directory, std::string socket_path, UniqueFd listening);
+    PathClaim claim_;
     UniqueFd directory_;
     std::string socket_path_;
     UniqueFd listening_;

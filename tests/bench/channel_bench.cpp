@@ -128,12 +128,24 @@ public:
         records_.push_back({prefix + "throughput", per_second, "1/s", "", 0});
         records_.push_back({prefix + "processor time of both sides, a request", processor, "us", "", 0});
     }
+    /// The same with another size of payload, in turns.
+    void size(const std::string& name, const Measured& large, const Measured& small) {
+        const double p50 = percentile(large.latencies_us, 0.5);
+        const double of_small = percentile(small.latencies_us, 0.5);
+        std::printf("  %-38s %10.1f %10.1f %8.2f x, goal %.2f x\n", name.c_str(), p50, of_small, p50 / of_small,
+                    size_goal);
+        std::fflush(stdout);
+        records_.push_back(
+            {name + ", 1 GB there against 64 B there, same rounds", p50 / of_small, "x", "goal", size_goal});
+    }
     static void left_out(const std::string& name, const std::string& why) {
         std::printf("  %-38s left out: %s\n", name.c_str(), why.c_str());
     }
     [[nodiscard]] const Records& records() const { return records_; }
 
 private:
+    static constexpr double size_goal = 1.05;
+
     static void line(const std::string& name, const std::vector<double>& latencies_us) {
         std::printf("  %-38s", name.c_str());
         for (const double of : {0.5, 0.99, 0.999})
@@ -223,6 +235,32 @@ public:
         if (memcpy) table_.baseline(copy_name, copies);
         for (const Crowd& crowd : crowds) table_.way(crowd.way().name, crowd.so_far(), copied ? copy_name : futex_name);
     }
+    /// What its size adds to a request whose payload lies in the slab already: nothing is copied, so it should be
+    /// nothing.
+    void compare_sizes() {
+        const Exchange small{64, false, 1};
+        const Exchange large{std::uint64_t{1} << 30, false, 1};
+        std::printf("\n  %-38s %10s %10s\n", "size alone, 4 B back, 1 client", "1 GB us", "64 B us");
+        for (const Way& way : ways_) {
+            if (!way.name.starts_with("C++") && !way.name.starts_with("Python")) continue;
+            if (way.payloads * static_cast<double>(large.bytes) > available_bytes() / 2) {
+                Table::left_out(way.name, "it would need more than half of the memory that is available");
+                continue;
+            }
+            Crowd with_large{way, large};
+            Crowd with_small{way, small};
+            if (const auto& why = with_large.cannot().empty() ? with_small.cannot() : with_large.cannot();
+                !why.empty()) {
+                Table::left_out(way.name, why);
+                continue;
+            }
+            for (int i = 0; i < rounds; ++i) {
+                with_large.round();
+                with_small.round();
+            }
+            table_.size(way.name, with_large.so_far(), with_small.so_far());
+        }
+    }
     [[nodiscard]] const Records& records() const { return table_.records(); }
 
 private:
@@ -289,6 +327,7 @@ Records channel() {
         for (const int clients : {1, 4, 16})
             for (const bool echo : {false, true}) contest.measure({bytes, echo, clients});
     for (const bool echo : {false, true}) contest.measure({std::uint64_t{1} << 30, echo, 1});
+    contest.compare_sizes();
     return contest.records();
 }
 

@@ -108,6 +108,26 @@ TEST(Fault16, AProcessThatOutlivesSigkillIsNamedToAPersonAndHoldsNobodyUp) {
     EXPECT_TRUE(daemon.wait_state("stuck", "stopped")) << "once it dies, things go on from there";
 }
 
+TEST(Fault16, AStoppedKeeperIsBlamedAndNotTheProcessThatEnded) {
+    SpawnOptions options;
+    options.programs = minimal_programs();
+    Daemon daemon{fleet({minimal_model("m", "", "deadlines: {kill: 500ms}")}), options};
+    ASSERT_TRUE(daemon.load("m"));
+    const pid_t worker = daemon.pid("m");
+
+    daemon.keeper().signal(SIGSTOP);
+    const auto receipt = daemon.unload("m");
+    const std::string why = daemon.why("m");
+    daemon.keeper().signal(SIGCONT);
+
+    ASSERT_FALSE(receipt);
+    EXPECT_THAT(receipt.error().attempt, HasSubstr("process " + std::to_string(worker) + " has ended, and the keeper"));
+    EXPECT_THAT(receipt.error().remedy, HasSubstr("kill -CONT " + std::to_string(daemon.keeper().pid())));
+    EXPECT_THAT(why, ::testing::Not(HasSubstr("alive")));
+    EXPECT_TRUE(daemon.wait_state("m", "stopped"));
+    EXPECT_TRUE(daemon.load("m"));
+}
+
 TEST(Fault17, AStormOfCoreDumpsDelaysNobodyAndFillsNoDisk) {
     Daemon daemon{fleet({evil_model("storm", "segv", "ok", "preload: true\ncore_dump: 1MiB"),
                          test_model("bounded", "echo.pt", "core_dump: 1MiB"), test_model("none", "echo.pt")})};

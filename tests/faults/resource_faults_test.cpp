@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -82,6 +83,41 @@ TEST(Fault22, ASpawnThatRunsOutOfDescriptorsIsRolledBackAndNeighboursServeOn) {
     ASSERT_TRUE(daemon.unload("m1"));
     ASSERT_TRUE(daemon.unload("m2"));
     EXPECT_TRUE(daemon.load(failed)) << "as soon as there is room";
+}
+
+/// The number that the next descriptor of a process would get.
+int lowest_free_descriptor(pid_t pid) {
+    int number = 0;
+    while (std::filesystem::exists(
+        std::filesystem::symlink_status("/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number))))
+        ++number;
+    return number;
+}
+
+TEST(Fault22, ASupervisorWithoutRoomForASpawnsDescriptorsEndsThatWorkerAlone) {
+    SpawnOptions options;
+    options.programs = minimal_programs();
+    Daemon daemon{fleet({minimal_model("neighbour"), minimal_model("m")}), options};
+    auto neighbour = daemon.open("neighbour").value();
+    auto client = daemon.connect();
+    const auto supervisor =
+        static_cast<pid_t>(client.call("daemon.ping").value().result.at("supervisor_pid").as_int64());
+    rlimit before{};
+    ASSERT_EQ(::prlimit(supervisor, RLIMIT_NOFILE, nullptr, &before), 0);
+    const rlimit none{static_cast<rlim_t>(lowest_free_descriptor(supervisor)), before.rlim_max};
+    ASSERT_EQ(::prlimit(supervisor, RLIMIT_NOFILE, &none, nullptr), 0);
+
+    const auto loaded = client.call("model.load", {{"model", "m"}});
+
+    ASSERT_EQ(::prlimit(supervisor, RLIMIT_NOFILE, &before, nullptr), 0);
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, ErrorCode::resources_exhausted) << loaded.error().text();
+    EXPECT_THAT(loaded.error().attempt, HasSubstr("receiving its descriptors"));
+    EXPECT_EQ(pids_with_environment("BULKHEAD_SOCKET=" + daemon.socket().string()).size(), 2U)
+        << "the supervisor and the neighbour's worker";
+    EXPECT_TRUE(infer_float(neighbour, "x", four, dims_four));
+    EXPECT_EQ(client.call("daemon.ping").value().result.at("supervisor_pid").as_int64(), supervisor);
+    EXPECT_TRUE(daemon.load("m")) << "as soon as there is room";
 }
 
 TEST(Fault22, AFullDiskUnderTheRuntimeDirectoryFailsNoSpawn) {

@@ -6,6 +6,9 @@ has changed.
 
 import argparse
 import hashlib
+import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -117,6 +120,17 @@ def save_package(name: str, module: nn.Module, folder: Path) -> None:
         )
 
 
+def make_tiny_generate(folder: Path) -> None:
+    """The Llama of scripts/models/make_test_models.py, exported for this GPU. Without transformers its tests are skipped."""
+    if importlib.util.find_spec("transformers") is None:
+        print("no transformers: tiny_generate was not made", file=sys.stderr)
+        return
+    root = Path(__file__).resolve().parents[2]
+    module = f"{root / 'scripts/models/make_test_models.py'}:tiny_generate"
+    command = [sys.executable, "-m", "bulkhead.export", module, str(folder), "--device", "cuda", "--slots", "4", "--buckets", "64,256"]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(root / "clients/python")}, stdout=sys.stderr)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -144,6 +158,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("no GPU: mlp.pt2 was not made")
     save_package("mlp", modules["mlp"], folder)
+    make_tiny_generate(folder / "tiny_generate")
     stamp.write_text(maker)
 
 

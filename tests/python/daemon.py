@@ -30,6 +30,13 @@ models:
     outputs: {{probability: {{dtype: float32, shape: [1, 1]}}}}
 """
 
+GENERATING = f"""
+version: 1
+defaults: {{device: cpu, threads: 1}}
+models:
+  tiny: {{runtime: generate, package: {BUILD}/models/test/tiny_generate}}
+"""
+
 
 class Daemon:
     """Answers when this has been made: `bulkhead up` returns only then."""

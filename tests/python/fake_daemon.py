@@ -7,8 +7,10 @@ import os
 import socket
 import tempfile
 import threading
+import unittest
 from typing import Any, Callable
 
+import bulkhead
 from fake_worker import FakeWorker
 
 Handler = Callable[["Connection", dict[str, Any]], None]
@@ -93,3 +95,21 @@ class FakeDaemon:
                 if request["method"] != "daemon.ping":
                     self.asked.append(request)
                 self.handlers[request["method"]](connection, request)
+
+
+class WithFakeDaemon(unittest.TestCase):
+    def daemon(self, **handlers: Any) -> FakeDaemon:
+        daemon = FakeDaemon(**handlers)
+        self.addCleanup(daemon.close)
+        return daemon
+
+    def connect(self, daemon: FakeDaemon) -> bulkhead.Client:
+        client = bulkhead.connect(daemon.path, name="test")
+        self.addCleanup(client.close)
+        return client
+
+    def refused(self, code: str, call: Any) -> bulkhead.Error:
+        with self.assertRaises(bulkhead.Error) as caught:
+            call()
+        self.assertEqual(caught.exception.code, code, str(caught.exception))
+        return caught.exception

@@ -57,8 +57,9 @@ class FakeWorker:
                    "flags": flags, "request_id": request_id, **header}  # fmt: skip
         socket.send_fds(self.socket, [layout.HEADER.pack(**members) + body], fds)
 
-    def welcome(self, slabs: int = 2, *, in_flight: int = 4, bytes_max: int = 1 << 20, features: int = 0) -> None:
-        text = json.dumps(METHODS).encode()
+    def welcome(self, slabs: int = 2, *, in_flight: int = 4, bytes_max: int = 1 << 20, features: int = 0,
+                methods: dict = METHODS) -> None:  # fmt: skip
+        text = json.dumps(methods).encode()
         self.send("welcome", layout.WELCOME.pack(version=1, slab_count=slabs, in_flight_max=in_flight, features=features, generation=7,
                                                  channel=3, slab_bytes_max=bytes_max, json_bytes=len(text), model="fake") + text)  # fmt: skip
 
@@ -79,7 +80,7 @@ class FakeWorker:
         self.send("slab_offer", body, request_id, fds=[fd])
         os.close(fd)
 
-    def open(self, **welcome: int) -> None:
+    def open(self, **welcome: object) -> None:
         """The usual beginning: hello, welcome, one input and one output slab."""
         self.expect("hello")
         self.welcome(**welcome)

@@ -10,26 +10,8 @@ from typing import Any
 
 import bulkhead
 from bulkhead.layout import FEATURE
-from fake_daemon import Connection, FakeDaemon
+from fake_daemon import Connection, FakeDaemon, WithFakeDaemon
 from fake_worker import FakeWorker
-
-
-class WithFakeDaemon(unittest.TestCase):
-    def daemon(self, **handlers: Any) -> FakeDaemon:
-        daemon = FakeDaemon(**handlers)
-        self.addCleanup(daemon.close)
-        return daemon
-
-    def connect(self, daemon: FakeDaemon) -> bulkhead.Client:
-        client = bulkhead.connect(daemon.path, name="test")
-        self.addCleanup(client.close)
-        return client
-
-    def refused(self, code: str, call: Any) -> bulkhead.Error:
-        with self.assertRaises(bulkhead.Error) as caught:
-            call()
-        self.assertEqual(caught.exception.code, code, str(caught.exception))
-        return caught.exception
 
 
 def dies_once(then: Any) -> Any:

@@ -16,7 +16,7 @@ import unittest
 from pathlib import Path
 
 import bulkhead
-from daemon import BUILD, Daemon
+from daemon import BUILD, GENERATING, Daemon
 
 SOURCE = Path(__file__).resolve().parents[2]
 
@@ -226,6 +226,67 @@ class WithDaemon(unittest.TestCase):
         done = subprocess.run([*command, "--socket", self.daemon.socket, *voices], capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.splitlines()[:-1]  # the last line tells times
+
+
+class Generating(unittest.TestCase):
+    GREEDY = {"temperature": 0, "ignore_stop": True}
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.daemon = Daemon(GENERATING)
+        cls.addClassCleanup(cls.daemon.stop)
+
+    def setUp(self) -> None:
+        self.client = bulkhead.connect(self.daemon.socket, name="test")
+        self.addCleanup(self.client.close)
+
+    def test_tokens_come_and_the_same_again_on_an_event_loop(self) -> None:
+        generation = self.client.generate("tiny", range_of(8), max_new_tokens=30, **self.GREEDY)
+        tokens = list(generation)
+        self.assertEqual((len(tokens), generation.finish, generation.statistics["new_tokens"]), (30, "length", 30))
+
+        async def run() -> list[int]:
+            async with bulkhead.aio.connect(self.daemon.socket) as client:
+                return [token async for token in client.generate("tiny", range_of(8), max_new_tokens=30, **self.GREEDY)]
+
+        self.assertEqual(asyncio.run(run()), tokens)
+        self.assertEqual(self.client.infer("tiny", tokens=range_of(8), method="generate", max_new_tokens=30, **self.GREEDY)["tokens"].tolist(), tokens)
+
+    def test_what_the_model_does_not_take_is_refused_in_its_words(self) -> None:
+        for wrong in ({"top_p": 0}, {"temprature": 1.0}, {"max_new_tokens": 0}):
+            with self.assertRaises(bulkhead.Error) as caught:
+                list(self.client.generate("tiny", [1], **wrong))
+            self.assertEqual(caught.exception.code, "input_invalid")
+            self.assertIn(next(iter(wrong)), caught.exception.attempt)
+        with self.assertRaises(bulkhead.Error) as caught:
+            list(self.client.generate("tiny", [512]))
+        self.assertIn("512", caught.exception.attempt)
+
+    def test_leaving_frees_the_slots(self) -> None:
+        for _ in range(20):  # there are four
+            with self.client.generate("tiny", range_of(8), max_new_tokens=200, **self.GREEDY) as generation:
+                next(generation)
+        self.assertEqual(len(list(self.client.generate("tiny", [1], max_new_tokens=3, **self.GREEDY))), 3)
+
+    def test_a_worker_that_dies_leaves_the_tokens_that_came(self) -> None:
+        lost = None
+        for _ in range(100):  # it may be over before the signal arrives
+            generation = self.client.generate("tiny", range_of(8), max_new_tokens=240, **self.GREEDY)
+            next(generation)
+            os.kill(self.client.ps()[0]["pid"], signal.SIGKILL)
+            try:
+                list(generation)
+            except bulkhead.Error as error:
+                lost = error
+                break
+        assert lost is not None
+        self.assertEqual(lost.code, "worker_lost")
+        self.assertIn(f"after {len(generation.tokens)} tokens", lost.attempt)
+        self.assertEqual(len(list(self.client.generate("tiny", [1], max_new_tokens=3, **self.GREEDY))), 3)
+
+
+def range_of(count: int) -> list[int]:
+    return list(range(1, count + 1))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner_cuda.h>
 
+#include "worker/cuda/generation_engine.h"
 #include "worker/write_outputs.h"
 
 namespace bulkhead::worker::cuda {
@@ -31,8 +33,8 @@ Error no_gpu(std::string_view call, cudaError_t error) {
             "check that `nvidia-smi` lists the GPU and that its driver is at least as new as LibTorch's CUDA"};
 }
 
-/// After an illegal address, a failed assertion or a lost device every further call fails: this process can
-/// serve no more. It ends as a crash, which the supervisor reclaims and restarts.
+}  // namespace
+
 void end_if_context_is_lost() {
     (void)cudaGetLastError();
     const cudaError_t error = cudaDeviceSynchronize();
@@ -40,8 +42,6 @@ void end_if_context_is_lost() {
     spdlog::critical("the CUDA context is lost: {}; the worker ends", cudaGetErrorString(error));
     std::abort();
 }
-
-}  // namespace
 
 Error explain(const std::exception& exception, ErrorCode code, std::string_view attempt) {
     if (const auto* told = dynamic_cast<const ErrorException*>(&exception)) return told->error();
@@ -109,6 +109,40 @@ std::unique_ptr<Runtime> CudaDevice::load_aoti(const config::ModelSpec& spec, co
                                                const std::string& cubin_folder) {
     const c10::cuda::CUDAStreamGuard guard{stream()};
     return load_aoti_package(spec, library, cubin_folder);
+}
+
+std::unique_ptr<generation::Function> CudaDevice::load_function(const std::string& library,
+                                                                const std::string& cubin_folder) {
+    const c10::cuda::CUDAStreamGuard guard{stream()};
+    return generation::AotiFunction<torch::inductor::AOTIModelContainerRunnerCuda>::load(
+        library, /*num_models=*/1U, "cuda:0", cubin_folder, /*run_single_threaded=*/true);
+}
+
+/// Through the pinned ring, in stream order: whoever uses it does so on the same stream.
+at::Tensor CudaDevice::place_weight(const TensorView& weight) {
+    const c10::cuda::CUDAStreamGuard guard{stream()};
+    const at::Tensor placed = at::empty(at::IntArrayRef{weight.dims.data(), weight.dims.size()},
+                                        at::TensorOptions{}.dtype(scalar_type(weight.dtype)).device(device()));
+    memory_.fetch(placed.data_ptr(), weight, stream().stream());
+    return placed;
+}
+
+std::uint64_t CudaDevice::free_bytes() const {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return free;
+}
+
+Result<std::unique_ptr<generation::Engine>> CudaDevice::make_engine(generation::Parts parts, config::Graphs graphs,
+                                                                    const LoadContext& context) {
+    try {
+        const c10::InferenceMode inference;
+        const c10::cuda::CUDAStreamGuard guard{stream()};
+        return make_generation_engine(std::move(parts), graphs, context, stream());
+    } catch (const std::exception& exception) {
+        return explain(exception, ErrorCode::load_failed, fmt::format("preparing generation on {}", name_));
+    }
 }
 
 Result<> CudaDevice::prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods,

@@ -29,6 +29,12 @@ public:
     [[nodiscard]] std::string compute_capability() const override { return compute_capability_; }
     std::unique_ptr<Runtime> load_aoti(const config::ModelSpec& spec, const std::string& library,
                                        const std::string& cubin_folder) override;
+    std::unique_ptr<generation::Function> load_function(const std::string& library,
+                                                        const std::string& cubin_folder) override;
+    at::Tensor place_weight(const TensorView& weight) override;
+    [[nodiscard]] std::uint64_t free_bytes() const override;
+    Result<std::unique_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs graphs,
+                                                            const LoadContext& context) override;
     Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods, Runtime& runtime,
                      const LoadContext& context) override;
     Result<> run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
@@ -61,6 +67,10 @@ private:
 /// An unpacked AOTInductor package on the current GPU. Throws c10::Error, ErrorException.
 [[nodiscard]] std::unique_ptr<Runtime> load_aoti_package(const config::ModelSpec& spec, const std::string& library,
                                                          const std::string& cubin_folder);
+
+/// After an illegal address, a failed assertion or a lost device every further call fails: this process can
+/// serve no more. It ends as a crash, which the supervisor reclaims and restarts.
+void end_if_context_is_lost();
 
 /// What a LibTorch exception means, with the device's free memory where it means that there was too little.
 [[nodiscard]] Error explain(const std::exception& exception, ErrorCode code, std::string_view attempt);

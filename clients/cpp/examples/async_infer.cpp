@@ -39,7 +39,7 @@ asio::awaitable<void> run(std::string model, std::string name, int count, std::v
 }
 
 int main(int argc, char** argv) {
-    if (argc < 5) return 2;
+    if (argc < 5) return std::fputs("usage: async_infer MODEL INPUT COUNT DIM...\n", stderr), 2;
     std::vector<std::int64_t> dims;
     for (int i = 4; i < argc; ++i) dims.push_back(std::atoll(argv[i]));
     asio::io_context loop;

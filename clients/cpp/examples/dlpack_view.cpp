@@ -23,7 +23,7 @@ bulkhead::DLPackTensor exported() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 3) return 2;
+    if (argc != 3) return std::fputs("usage: dlpack_view MODEL INPUT\n", stderr), 2;
     try {
         auto control = bulkhead::ControlClient::connect(bulkhead::find_socket()).value();
         auto channel = bulkhead::Channel::open(control, argv[1]).value();

@@ -10,7 +10,7 @@
 #include <bulkhead/channel.h>
 
 int main(int argc, char** argv) {
-    if (argc < 4) return 2;
+    if (argc < 4) return std::fputs("usage: infer MODEL INPUT DIM...\n", stderr), 2;
     std::vector<std::int64_t> dims;
     for (int i = 3; i < argc; ++i) dims.push_back(std::atoll(argv[i]));
 

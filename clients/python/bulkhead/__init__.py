@@ -14,8 +14,9 @@ from .channel import Channel
 from .client import Client, connect
 from .control import Notifications
 from .errors import Error
+from .generation import AsyncGeneration, Generation
 from .protocol import Reply, Request
 from .shared_tensors import Input, Output
 
-__all__ = ["Channel", "Client", "Error", "Input", "Notifications", "Output", "Reply", "Request", "aio", "connect"]
+__all__ = ["AsyncGeneration", "Channel", "Client", "Error", "Generation", "Input", "Notifications", "Output", "Reply", "Request", "aio", "connect"]
 __version__ = "0.1.0"

@@ -7,7 +7,7 @@ import select
 import socket
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generator, Mapping, Sequence
 
 from .errors import Error, checked_deadline
 from .layout import LIMITS
@@ -232,7 +232,7 @@ class Channel:
                         "wait once for each request, and keep the reply")  # fmt: skip
         return reply
 
-    def stream(self, request: Request) -> Iterator[Reply]:
+    def stream(self, request: Request) -> Generator[Reply, None, None]:
         """The parts of a streamed answer as they come; the one answer of any other. Cancelled when left before its end."""
         try:
             while True:

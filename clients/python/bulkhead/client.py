@@ -13,6 +13,7 @@ from . import verbs
 from .channel import GRACE_SECONDS, OPEN_SECONDS, Channel
 from .control import Control, Notifications, find_socket
 from .errors import Error, checked_deadline
+from .generation import Generation, arguments
 from .protocol import Reply
 from .shared_tensors import ARENA_BYTES_MAX, Arena, Input
 from .tensors import dtype_name
@@ -93,6 +94,22 @@ class Client:
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
         return channel.stream(channel.submit(inputs, method=method, parameters=parameters, deadline=_left(until), **named))
+
+    def generate(self, model: str, tokens: Any = None, inputs: Mapping[str, Any] | None = None, /, *, method: str = "generate",
+                 deadline: float | None = None, **named: Any) -> Generation:  # fmt: skip
+        """``for token in b.generate("smollm2", prompt, temperature=0.7, max_new_tokens=64): …``: token ids as they come, or lists
+        of one for each codebook.
+
+        Keyword arguments are inputs where the model declares them (``embeddings=``), else parameters: ``temperature``, ``top_k``,
+        ``top_p``, ``min_p``, ``repetition_penalty``, ``do_sample``, ``seed``, ``max_new_tokens``, ``stop``, ``banned``, ``forced``, …; what is
+        not given is as the model's package says. Sent at once; leaving the loop cancels the rest. Never sent again: a worker
+        that dies ends it with ``worker_lost``, and the tokens that came are in ``Generation.tokens``.
+        """
+        until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
+        channel = self._channel(model, deadline)
+        tensors, parameters = arguments(channel.methods, method, tokens, inputs, named)
+        request = channel.submit(tensors, method=method, parameters=parameters, deadline=_left(until))
+        return Generation(model, channel.stream(request))
 
     def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, model: str | None = None) -> Input:
         """Room for an input, to be filled in place: ``with b.allocate((1, 512)) as a: a.numpy()[:] = …; b.infer("vad", x=a)``.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _HEADER_BYTES = layout.HEADER.size
 FEATURES = FEATURE["streaming"] | FEATURE["lending"] | FEATURE["returning"]
 
+#: Parts of one answer that have come and that nobody has taken: then it is cancelled.
+PARTS_MAX = 4096
+
 #: One message to send, and the mapping whose descriptor goes with it.
 Packet = tuple[bytes, "Mapping | None"]
 
@@ -46,11 +49,12 @@ def _object(body: memoryview, at: int, size: int) -> dict[str, Any]:
 class Reply(MappingType[str, Output]):
     """The outputs by name, in the method's order."""
 
-    def __init__(self, outputs: Iterable[Output], values: dict[str, Any], queued_us: int, run_us: int) -> None:
+    def __init__(self, outputs: Iterable[Output], values: dict[str, Any], queued_us: int, run_us: int, more: bool = False) -> None:
         self._outputs = {output.name: output for output in outputs}
         self.values_json = values  #: results that are no tensors
         self.queued_us = queued_us  #: in the worker, before it started
         self.run_us = run_us  #: in the model
+        self.more = more  #: further parts of this answer follow
 
     def __getitem__(self, name: str) -> Output:
         return self._outputs[name]
@@ -75,6 +79,7 @@ class Request:
         self.error: Error | None = None
         self.done = False
         self.abandoned = False
+        self.overrun = False  #: more parts came than are kept
         self.until = 0.0  # the caller's own patience, on its clock
         self.on_change: Callable[[], None] = lambda: None
         # The worker borrows these until it answers, whatever the caller does with them.
@@ -82,12 +87,15 @@ class Request:
 
     def answer(self, part: Reply) -> None:
         """The channel's: a part has come."""
-        if not self.abandoned:
+        if not self.abandoned and not self.overrun:
             self.parts.append(part)
             self.on_change()
 
     def finish(self, error: Error | None = None) -> None:
         """The channel's: nothing more comes."""
+        if self.overrun:
+            error = Error("resources_exhausted", f"request {self.number} ({self.method}): {len(self.parts)} parts came, and nobody took them",
+                          "take the parts as they come")  # fmt: skip
         self.error = error
         self.done = True
         self._borrowed.clear()
@@ -265,7 +273,10 @@ class ChannelCore:
         for _ in range(result["tensor_count"]):
             outputs.append(self.slabs.output(layout.TENSOR.unpack(body, at)))
             at += layout.TENSOR.size
-        request.answer(Reply(outputs, _object(body, at, result["json_bytes"]), result["queued_us"], result["run_us"]))
+        request.answer(Reply(outputs, _object(body, at, result["json_bytes"]), result["queued_us"], result["run_us"], more))
+        if more and len(request.parts) >= PARTS_MAX and not request.overrun:
+            request.overrun = True
+            self.cancel(request)
         if not more:
             del self._requests[request_id]
             request.finish()

@@ -6,6 +6,8 @@
 ///   MINIMAL_RUN_MS         how long each request runs
 ///   MINIMAL_LOAD_STEPS     how many steps its load reports, a tenth of a second apart
 ///   MINIMAL_LOAD_HANGS     not empty: after those the load never ends
+///   MINIMAL_CAPTURE        how many steps of a capture its load reports after that
+///   MINIMAL_CAPTURE_HANGS  not empty: after those the capture never ends
 ///   MINIMAL_STARTED        a file to which it appends a line when it is executed: CLOCK_MONOTONIC in ns, and its pid
 ///   MINIMAL_GPU_FILE, MINIMAL_GPU_BYTES, MINIMAL_CHILD   see mischief.h
 ///   MINIMAL_GPU_SLABS      not empty: it echoes on the GPU, see gpu_echo.h
@@ -161,6 +163,10 @@ int main(int argc, char** argv) {
                  ::usleep(100'000);
              }
              while (*environment("MINIMAL_LOAD_HANGS") != '\0') ::pause();
+             const auto captured = std::strtoull(environment("MINIMAL_CAPTURE"), nullptr, 10);
+             for (std::uint64_t step = 1; step <= captured; ++step)
+                 context.progress("capturing", step, captured, "steps", "");
+             while (*environment("MINIMAL_CAPTURE_HANGS") != '\0') ::pause();
              if (context.cuda)
                  if (auto granted = context.wait_for_grant(0); !granted) return std::move(granted.error());
              if (auto taken = occupy_fake_gpu(); !taken) return std::move(taken.error());

@@ -7,9 +7,7 @@
 #include <sys/wait.h>
 
 #include <array>
-#include <condition_variable>
 #include <cstdlib>
-#include <mutex>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -22,6 +20,7 @@
 #include "ipc/cuda/legacy_slab.h"
 #include "ipc/cuda/vmm_slab.h"
 #include "ipc/packet.h"
+#include "tests/gpu/slabs/on_gpu.h"
 
 extern char** environ;
 
@@ -30,23 +29,6 @@ namespace {
 
 constexpr int peer_fd = 3;
 constexpr int patience_ms = 60'000;
-
-/// Blocks the stream that runs it, so that order can be seen and not only hoped for.
-struct Gate {
-    std::mutex mutex;
-    std::condition_variable opened;
-    bool open = false;
-    static void pass(void* gate) {
-        auto& self = *static_cast<Gate*>(gate);
-        std::unique_lock lock{self.mutex};
-        self.opened.wait(lock, [&] { return self.open; });
-    }
-    void let_pass() {
-        const std::scoped_lock lock{mutex};
-        open = true;
-        opened.notify_all();
-    }
-};
 
 class Commands {
 public:

@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
 #include <cstdlib>
 #include <future>
-#include <mutex>
 #include <numeric>
 #include <optional>
 
@@ -22,6 +20,7 @@
 #include "clients/cpp/dlpack.h"
 #include "ipc/cuda/gpu.h"
 #include "tests/gpu/slabs/cuda_peer.h"
+#include "tests/gpu/slabs/on_gpu.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
@@ -35,11 +34,6 @@ using testing::HasSubstr;
 constexpr std::int64_t count = 1024;
 constexpr const char* other_gpu = "GPU-0badf00d-0000-4000-8000-000000000002";
 
-bool is_fake() {
-    const char* library = std::getenv("BULKHEAD_LIBCUDA");
-    return library != nullptr && std::string_view{library}.find("fake") != std::string_view::npos;
-}
-
 /// This process' entry among those that a receipt says hold device memory.
 const json::object* holds_gpu_slab(const json::object& receipt) {
     for (const json::value& holder : receipt.at("held_by").as_array())
@@ -48,34 +42,13 @@ const json::object* holds_gpu_slab(const json::object& receipt) {
     return nullptr;
 }
 
-/// Holds a stream until it is told to go on.
-struct Gate {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool open = false;
-    static void pass(void* gate) {
-        auto& self = *static_cast<Gate*>(gate);
-        std::unique_lock lock{self.mutex};
-        self.changed.wait(lock, [&] { return self.open; });
-    }
-    void let_pass() {
-        const std::scoped_lock lock{mutex};
-        open = true;
-        changed.notify_all();
-    }
-};
-
-class GpuChannel : public testing::Test {
+class GpuChannel : public OnGpu {
 protected:
     void SetUp() override {
-        auto opened = Gpu::open(0);
-        if (!opened) GTEST_SKIP() << opened.error().text();
-        gpu = *opened;
-        if ((gpu->features() & wire::feature_cuda_vmm) == 0) GTEST_SKIP() << "this GPU shares no memory by descriptor";
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuStreamCreate(&stream, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
+        OnGpu::SetUp();
+        if (IsSkipped() || HasFatalFailure()) return;
         options.programs = minimal_programs();
-        if (is_fake()) {
+        if (is_fake_cuda()) {
             options.environment["BULKHEAD_NVML"] = BULKHEAD_BINARY_DIR "/lib/libbulkhead_fake_nvml.so";
             options.environment["BULKHEAD_FAKE_NVML"] =
                 folder.write("machine", fmt::format("gpu {} 80000000000 Fake A\ngpu {} 80000000000 Fake B\n",
@@ -141,8 +114,6 @@ protected:
     TemporaryFolder folder;
     SpawnOptions options;
     std::string worker_environment = "MINIMAL_GPU_SLABS: \"1\"";
-    std::shared_ptr<const Gpu> gpu;
-    cuda::CUstream stream = nullptr;
     std::optional<Daemon> daemon;
 };
 
@@ -303,7 +274,7 @@ TEST_F(GpuChannel, ATensorOnTheGpuIsExportedAsOne) {
 }
 
 TEST_F(GpuChannel, AClientWithoutTheWorkersGpuGetsHostSlabsAndTheReason) {
-    if (!is_fake()) GTEST_SKIP() << "a second GPU is made up by the fake alone";
+    if (!is_fake_cuda()) GTEST_SKIP() << "a second GPU is made up by the fake alone";
     start({}, other_gpu);
     Channel channel = open();
     ASSERT_TRUE(channel.why_no_gpu());
@@ -317,13 +288,10 @@ TEST_F(GpuChannel, AClientWithoutTheWorkersGpuGetsHostSlabsAndTheReason) {
     EXPECT_FALSE(reply->outputs.at(0).gpu());
 }
 
-class GpuChannelRefusals : public GpuChannel, public testing::WithParamInterface<const char*> {
-protected:
-    void TearDown() override { ::unsetenv("BULKHEAD_FAKE_CUDA_FAIL"); }
-};
+class GpuChannelRefusals : public GpuChannel, public testing::WithParamInterface<const char*> {};
 
 TEST_P(GpuChannelRefusals, AnImportThatFailsFallsBackToHostSlabsAndTheChannelLivesOn) {
-    if (!is_fake()) GTEST_SKIP() << "only the fake driver errs on demand";
+    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
     start();
     Channel channel = open(std::string_view{GetParam()} == "cuIpcOpenMemHandle" ? wire::SlabKind::cuda_ipc
                                                                                 : wire::SlabKind::cuda_vmm);
@@ -350,7 +318,7 @@ INSTANTIATE_TEST_SUITE_P(Calls, GpuChannelRefusals,
                                          "cuIpcOpenMemHandle", "cuIpcOpenEventHandle"));
 
 TEST_F(GpuChannel, AWorkerThatCannotMakeTheSlabSaysSoAndServesOn) {
-    if (!is_fake()) GTEST_SKIP() << "only the fake driver errs on demand";
+    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
     worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_FAIL: cuMemCreate 2";
     start();
     Channel channel = open();

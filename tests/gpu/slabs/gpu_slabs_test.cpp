@@ -15,6 +15,7 @@
 #include "ipc/cuda/legacy_slab.h"
 #include "ipc/cuda/vmm_slab.h"
 #include "tests/gpu/slabs/cuda_peer.h"
+#include "tests/gpu/slabs/on_gpu.h"
 
 namespace bulkhead {
 namespace {
@@ -30,27 +31,8 @@ using testing::StartsWith;
 
 constexpr std::uint64_t slab_bytes = 4u << 20;
 
-bool is_fake() {
-    const char* library = std::getenv("BULKHEAD_LIBCUDA");
-    return library != nullptr && std::string_view{library}.find("fake") != std::string_view::npos;
-}
-
-class GpuSlabs : public testing::Test {
+class GpuSlabs : public test::OnGpu {
 protected:
-    void SetUp() override {
-        auto opened = Gpu::open(0);
-        if (!opened) GTEST_SKIP() << opened.error().text();
-        gpu = *opened;
-        if ((gpu->features() & wire::feature_cuda_vmm) == 0) GTEST_SKIP() << "this GPU shares no memory by descriptor";
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuStreamCreate(&stream, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
-    }
-    void TearDown() override {
-        if (stream == nullptr) return;
-        const Gpu::Current current{*gpu};
-        (void)gpu->driver().cuStreamDestroy(stream);
-    }
-
     void write(cuda::CUdeviceptr place, unsigned char value) const {
         const Gpu::Current current{*gpu};
         const auto host = reinterpret_cast<cuda::CUdeviceptr>(&value);
@@ -68,21 +50,14 @@ protected:
     [[nodiscard]] std::string import_command(const char* access) const {
         return fmt::format("vmm import {} {}", slab_bytes, access);
     }
-
-    std::shared_ptr<const Gpu> gpu;
-    cuda::CUstream stream = nullptr;
 };
 
 /// Only the fake errs on demand.
 class GpuSlabFaults : public GpuSlabs {
 protected:
     void SetUp() override {
-        if (!is_fake()) GTEST_SKIP() << "only the fake driver errs on demand";
+        if (!test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
         GpuSlabs::SetUp();
-    }
-    void TearDown() override {
-        ::unsetenv("BULKHEAD_FAKE_CUDA_FAIL");
-        GpuSlabs::TearDown();
     }
     static void fail(const std::string& rule) { ::setenv("BULKHEAD_FAKE_CUDA_FAIL", rule.c_str(), 1); }
 };

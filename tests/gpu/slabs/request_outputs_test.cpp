@@ -3,18 +3,16 @@
 
 #include <array>
 #include <cstdlib>
-#include <string_view>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ipc/cuda/gpu.h"
+#include "tests/gpu/slabs/on_gpu.h"
 #include "worker/request_outputs.h"
 
 namespace bulkhead::worker {
 namespace {
 
-using cuda::Gpu;
 using testing::HasSubstr;
 using wire::SlabDirection;
 using wire::SlabKind;
@@ -36,22 +34,17 @@ private:
     std::vector<config::MethodSpec> methods_;
 };
 
-class GpuOutputs : public testing::Test {
+class GpuOutputs : public test::OnGpu {
 protected:
     static constexpr std::uint64_t slab_bytes = 2 << 20;
     static constexpr std::int64_t floats = slab_bytes / sizeof(float);
 
     void SetUp() override {
-        auto opened = Gpu::open(0);
-        if (!opened) GTEST_SKIP() << opened.error().text();
-        gpu = *opened;
-        if ((gpu->features() & wire::feature_cuda_vmm) == 0) GTEST_SKIP() << "this GPU shares no memory by descriptor";
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuStreamCreate(&stream, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
+        OnGpu::SetUp();
+        if (IsSkipped() || HasFatalFailure()) return;
         slabs->use_gpu(gpu);
         ASSERT_TRUE(slabs->add(SlabDirection::output, slab_bytes));
     }
-    void TearDown() override { ::unsetenv("BULKHEAD_FAKE_CUDA_FAIL"); }
 
     /// As the client asks for it; the number that it is offered under.
     std::uint32_t add_on_gpu(std::uint64_t request_id) {
@@ -65,8 +58,6 @@ protected:
     }
 
     NoModel model;
-    std::shared_ptr<const Gpu> gpu;
-    cuda::CUstream stream = nullptr;
     config::ChannelLimits limits;
     std::shared_ptr<ChannelSlabs> slabs =
         std::make_shared<ChannelSlabs>("test:", limits, std::make_shared<SlabBudget>(1 << 30));
@@ -108,9 +99,7 @@ TEST_F(GpuOutputs, ASlabTheWorkerAddsByItselfDoesNotUndoTheFallbackToTheHost) {
 }
 
 TEST_F(GpuOutputs, RoomReleasedBehindAnEventDuringARequestIsWrittenBehindIt) {
-    const char* library = std::getenv("BULKHEAD_LIBCUDA");
-    if (library == nullptr || std::string_view{library}.find("fake") == std::string_view::npos)
-        GTEST_SKIP() << "only the fake driver shows whether a stream was told to wait";
+    if (!test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver shows whether a stream was told to wait";
     add_on_gpu(1);
     RequestOutputs before{slabs, model};
     ASSERT_TRUE(before.begin_on(stream));

@@ -285,6 +285,10 @@ TEST(Usage, IsWrongWithStatus2) {
                                                   {"load", "m", "--all"},
                                                   {"load", "m", "--deadline", "soon"},
                                                   {"infer"},
+                                                  {"generate"},
+                                                  {"generate", "m", "--tokens", "one"},
+                                                  {"generate", "m", "--temperature", "nan"},
+                                                  {"generate", "m", "--do-sample", "maybe"},
                                                   {"infer", "m", "--repeat", "0"},
                                                   {"up"},
                                                   {"logs", "m", "-n", "-1"},
@@ -298,7 +302,7 @@ TEST(Usage, IsWrongWithStatus2) {
 
 TEST(Help, OfEveryCommandSaysPurposeAndExitStatus) {
     EXPECT_EQ(ran({"--help"}).status, exit_done);
-    for (const char* command : {"up", "down", "ps", "load", "unload", "restart", "infer", "logs", "events", "why",
+    for (const char* command : {"up", "down", "ps", "load", "unload", "restart", "infer", "generate", "logs", "events", "why",
                                 "crashes", "gpus", "info", "reload", "upgrade", "validate"}) {
         const Ran help = ran({command, "--help"});
         EXPECT_EQ(help.status, exit_done) << command;

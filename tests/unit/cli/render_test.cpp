@@ -70,6 +70,31 @@ TEST(Workers, HaveANoteWhereAnyHas) {
     EXPECT_THAT(text, HasSubstr("adopting"));
 }
 
+constexpr const char* generate =
+    R"({"slots":4,"active":2,"queued":3,"tokens":320,"prefill_tokens":80,"reused_tokens":16,"moves":5,"copies":1,
+        "tokens_per_second":26.14,"step_ms":{"last":38.04,"p50":37.9,"p99":39.2},
+        "buckets":[{"sequences":2,"length":512,"steps":33}],"eager":{"a CPU has no graphs":7}})";
+
+TEST(Workers, ThatGenerateShowSlotsAndTokensASecond) {
+    const std::string rows = std::string{R"([{"model":"a","state":"busy","generation":3,"generate":)"} + generate +
+                             R"(},{"model":"b","state":"ready","generation":4,"generate":null}])";
+    const std::string text = render_workers(parsed(rows.c_str()), plain);
+    EXPECT_THAT(text, HasSubstr("GENERATION   SLOTS  TOKENS/S\n"));
+    EXPECT_THAT(text, HasSubstr("         3  2/4 +3      26.1\n"));
+    EXPECT_THAT(text, HasSubstr("         4       -         -\n"));
+}
+
+TEST(Why, TellsWhatAModelGenerates) {
+    const std::string why =
+        std::string{R"({"model":"a","state":"busy","sentence":"It serves.","replicas":[],"generate":)"} + generate + "}";
+    EXPECT_THAT(render_why(boost::json::parse(why), plain),
+                HasSubstr("  generating: 2/4 +3 slots; 320 tokens, 26.1 tokens/s; steps: p50 37.9 ms, p99 39.2 ms, last "
+                          "38.0 ms\n"
+                          "  prompts: 80 tokens computed, 16 known already; 5 moves and 1 copies between slots\n"
+                          "  bucket of 2 x 512: 33 steps\n"
+                          "  7 eager steps (a CPU has no graphs)\n"));
+}
+
 TEST(Workers, KeepTheirColumnsWhenColoured) {
     const char* rows = R"([{"model":"é","state":"crashed","replica":0}])";
     std::string text = render_workers(parsed(rows), coloured);

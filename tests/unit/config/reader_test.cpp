@@ -166,6 +166,19 @@ TEST(Reader, MergesDefaultsKeyByKeyAndLetsTheModelWin) {
     EXPECT_EQ(model.channel.channels_max, 2u);
 }
 
+TEST(Reader, ReadsGeneratingModelsAndTellsThemToWorkers) {
+    const ReadFleet read = read_fleet(examples / "good/generating.yaml");
+    ASSERT_THAT(texts(read), IsEmpty());
+    const ModelSpec& plain = read.fleet.models.at(0);
+    EXPECT_EQ(plain.runtime, Runtime::generate);
+    EXPECT_EQ(plain.file, examples / "models/generating");
+    EXPECT_EQ(plain.generate, (GenerateSpec{.slots = {}, .length = {}, .prefill_chunk = 128, .buckets = {}}));
+    const ModelSpec& told = read.fleet.models.at(1);
+    EXPECT_EQ(told.file, examples / "models/generating");
+    EXPECT_EQ(told.generate, (GenerateSpec{.slots = 8, .length = 1024, .prefill_chunk = 64, .buckets = {256, 1024}}));
+    for (const ModelSpec& model : read.fleet.models) EXPECT_EQ(model_from_json(to_json(model)).value(), model);
+}
+
 TEST(Reader, ReadsEveryKey) {
     const ReadFleet read = read_fleet(examples / "good/everything.yaml");
     ASSERT_THAT(texts(read), IsEmpty());

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -194,6 +195,31 @@ TEST(HostSlab, LiesOnHugePagesOrSaysWhyNot) {
         EXPECT_NE(smaps.find(" dd "), std::string::npos) << smaps;
         EXPECT_NE(smaps_of(client.bytes().data()).find(" dc "), std::string::npos);
     }
+}
+
+/// Pages of 2 MiB that the kernel holds in reserve and nobody has taken.
+std::uint64_t reserved_huge_pages() {
+    std::uint64_t free = 0, promised = 0;
+    const std::string folder = "/sys/kernel/mm/hugepages/hugepages-2048kB/";
+    std::ifstream{folder + "free_hugepages"} >> free;
+    std::ifstream{folder + "resv_hugepages"} >> promised;
+    return free - std::min(free, promised);
+}
+
+TEST(HostSlab, LiesOnTheKernelsReserveOfHugePagesWhereThatHasRoom) {
+    if (reserved_huge_pages() < 2) GTEST_SKIP() << "the kernel has no 2 huge pages in reserve: sysctl vm.nr_hugepages";
+    {
+        const HostSlab slab = HostSlab::create(2 * huge_page_bytes, output, "huge", SlabPages::huge).value();
+        const HostSlab client = HostSlab::adopt(copy_of(slab), slab.size_bytes(), output).value();
+        slab.bytes()[huge_page_bytes] = std::byte{7};
+
+        EXPECT_EQ(slab.plain_because(), "");
+        EXPECT_EQ(client.bytes()[huge_page_bytes], std::byte{7});
+        EXPECT_EQ(kib(smaps_of(slab.bytes().data()), "KernelPageSize"), 2048u);
+        EXPECT_EQ(kib(smaps_of(client.bytes().data()), "KernelPageSize"), 2048u);
+        EXPECT_EQ(::ftruncate(slab.fd(), 0), -1) << "sealed like any other";
+    }
+    EXPECT_GE(reserved_huge_pages(), 2u) << "all of it is back";
 }
 
 TEST(HostSlab, OfASizeThatIsNoWholeHugePageLiesOnPlainOnes) {

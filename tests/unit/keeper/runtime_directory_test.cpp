@@ -6,8 +6,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <fstream>
 
+#include "supervisor/keeper/path_claim.h"
 #include "tests/unit/keeper/keeper_process.h"
 #include "tests/unit/keeper/process_facts.h"
 
@@ -150,6 +152,51 @@ TEST(RuntimeDirectory, AListenerThatHoldsNoLockIsNotReplacedEither) {
     EXPECT_EQ(ended.status, 1);
     EXPECT_THAT(ended.errors, HasSubstr("the daemon with pid " + std::to_string(::getpid()) + " uses"));
     EXPECT_TRUE(fs::exists(folder / "run/control.sock"));
+}
+
+TEST(RuntimeDirectory, ADaemonWhoseDirectoryWasRemovedIsFoundAllTheSame) {
+    KeeperProcess first;
+    first.next_seat().take_over();
+    fs::remove_all(first.folder / "run");
+
+    const Ended second = start_at(first.socket());
+
+    EXPECT_EQ(second.status, 1);
+    EXPECT_THAT(second.errors, StartsWith("error: already_running: "));
+    EXPECT_THAT(second.errors, HasSubstr("the daemon with pid " + std::to_string(first.pid()) +
+                                         " runs there, though its directory was removed; end that one first"));
+    EXPECT_FALSE(fs::exists(first.socket()));
+
+    first.signal(SIGKILL);
+    EXPECT_EQ(first.wait(), 128 + SIGKILL);
+    EXPECT_THAT(start_at(first.socket()).errors, HasSubstr("starting /nonexistent")) << "nothing is left of the claim";
+}
+
+TEST(RuntimeDirectory, IsFoundByItsClaimThroughASymlinkToo) {
+    KeeperProcess first;
+    first.next_seat().take_over();
+    fs::create_directory_symlink(first.folder / ".", first.folder / "link");
+    fs::remove_all(first.folder / "run");
+
+    EXPECT_THAT(start_at(first.folder / "link/run/control.sock").errors, HasSubstr("though its directory was removed"));
+}
+
+TEST(RuntimeDirectory, AnotherUsersClaimPreventsNothing) {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+    const Folder folder;
+    const std::string name = keeper::PathClaim::name_of(folder / "run");
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
+    const UniqueFd theirs{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+    ASSERT_EQ(::seteuid(4711), 0);  // as whom it listens is what its peers are told
+    const bool taken = ::bind(theirs.get(), reinterpret_cast<const sockaddr*>(&address),
+                              static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())) == 0 &&
+                       ::listen(theirs.get(), 1) == 0;
+    ASSERT_EQ(::seteuid(0), 0);
+    ASSERT_TRUE(taken);
+
+    EXPECT_THAT(start_at(folder / "run/control.sock").errors, HasSubstr("starting /nonexistent"));
 }
 
 TEST(RuntimeDirectory, AStaleSocketIsReplaced) {

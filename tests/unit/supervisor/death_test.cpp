@@ -425,5 +425,65 @@ TEST_F(DeathTest, GarbageInABacktraceIsBounded) {
     EXPECT_THAT(json::serialize(reports()[0]), AllOf(HasSubstr("f\\\\x1b"), Not(HasSubstr("\\u001b"))));
 }
 
+/// The supervisor was SIGKILLed; what follows happens while none runs.
+class UnwatchedDeath : public Dying<test::ReplicaTest> {
+protected:
+    void supervisor_dies() {
+        replica_.reset();
+        (void)keeper_.hand_over();
+    }
+    void next_supervisor() {
+        auto found = keeper_.hand_over();
+        ASSERT_EQ(found.size(), 1U);
+        const auto ledger = Ledger::parse(found[0].ledger);
+        replica().adopt(std::move(found[0]), ledger ? std::optional{*ledger} : std::nullopt, fingerprint(spec_));
+        ASSERT_TRUE(wait([&] { return reports().size() == 1; }));
+    }
+};
+
+TEST_F(UnwatchedDeath, DoesNotPassForOneWithNothingInFlight) {
+    FakeWorker& worker = ready_with_page();
+    owner_.page().runs("forward(x float32[1,4])", 1);
+    supervisor_dies();
+    keeper_.exit(worker, {true, SIGSEGV, true});
+
+    next_supervisor();
+
+    EXPECT_TRUE(reports()[0].at("request").is_null());
+    EXPECT_EQ(reports()[0].at("request_unknown").as_string(), "the supervisor that watched it was gone");
+}
+
+TEST_F(UnwatchedDeath, IsToldFromThePageWhereThatIsFound) {
+    load();
+    FakeWorker& worker = spawned();
+    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+    supervisor_dies();
+    say_hello(worker, owner_);
+    worker.ready();
+    owner_.page().runs("forward(x float32[1,4])", 1);
+    keeper_.exit(worker, {true, SIGSEGV, true});
+
+    next_supervisor();
+
+    EXPECT_EQ(reports()[0].at("request").as_string(), "forward(x float32[1,4])");
+    EXPECT_TRUE(reports()[0].at("request_unknown").is_null());
+}
+
+TEST_F(DeathTest, AReportThatIsLostIsToldWhereItIsMissed) {
+    std::ofstream{reports_path()} << "a file where the folder should be";
+    const auto events = std::make_shared<Collector>();
+    events_.subscribe(events, {});
+    FakeWorker& worker = ready_with_page();
+    keeper_.exit(worker, {true, SIGSEGV, true});
+    ASSERT_TRUE(wait([&] { return events->find("crash") != nullptr; }));
+
+    EXPECT_TRUE(events->find("crash")->at("report").is_null());
+    EXPECT_TRUE(replica().why().at("report").is_null());
+    EXPECT_THAT(std::string{replica().why().at("report_lost").as_string()}, HasSubstr("Not a directory"));
+    EXPECT_THAT(replica().sentence(), HasSubstr("the report of its last crash is lost: writing "));
+    EXPECT_EQ(context_.crash_reports->lost().count, 1U);
+    EXPECT_THAT(context_.crash_reports->lost().reason, HasSubstr("Not a directory"));
+}
+
 }  // namespace
 }  // namespace bulkhead::supervisor

@@ -101,6 +101,7 @@ public:
         process->pid = worker->pid;
         process->link = std::move(pair.first);
         process->log = UniqueFd{pipe[0]};
+        if (pidfd) process->pidfd = pidfd();
         worker->kept_link = duplicate(process->link);
         worker->kept_output = duplicate(process->log);
         exits_[request.name.generation] = std::move(exited);
@@ -173,7 +174,8 @@ public:
     std::vector<WorkerName> forgotten;
     std::map<std::uint64_t, std::string> ledgers;  ///< by generation
     std::optional<Error> spawn_error;
-    std::function<bool(int)> obeys;  ///< whether a signal ends a worker
+    std::function<bool(int)> obeys;   ///< whether a signal ends a worker
+    std::function<UniqueFd()> pidfd;  ///< of a process that stands for the next worker; none without it
 
 private:
     static UniqueFd duplicate(const UniqueFd& fd) { return UniqueFd{::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)}; }

@@ -1,5 +1,10 @@
 // GPUs that are at fault, and the models that wait for them.
 
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "supervisor/limits.h"
 #include "tests/unit/supervisor/replica_fixture.h"
 
@@ -57,6 +62,45 @@ TEST_F(GpuHang, AProcessAliveTenSecondsAfterSigkillQuarantinesItsGpuUntilItEnds)
     keeper_.exit(worker, {true, SIGKILL, true});
     wait_for(WorkerState::stopped);
     EXPECT_FALSE(context_.gpu_quarantine.reason("GPU-a")) << "it ended after all";
+}
+
+/// A real process, so that there is a pidfd: it waits to be killed, and is not reaped until then.
+class Sleeper {
+public:
+    Sleeper() : pid_{::fork()} {
+        if (pid_ != 0) return;
+        while (true) ::pause();
+    }
+    ~Sleeper() {
+        ::kill(pid_, SIGKILL);
+        ::waitpid(pid_, nullptr, 0);
+    }
+    Sleeper(const Sleeper&) = delete;
+    [[nodiscard]] UniqueFd pidfd() const { return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0))}; }
+
+private:
+    pid_t pid_;
+};
+
+TEST_F(GpuHang, AKeeperThatPassesNothingOnIsBlamedAndNotTheProcessNorItsGpu) {
+    const Sleeper sleeper;
+    keeper_.pidfd = [&] { return sleeper.pidfd(); };
+    keeper_.obeys = [](int) { return false; };
+    spec_.deadlines.kill = 50ms;
+    FakeWorker& worker = ready();
+    unload();
+    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
+    worker.say({{"type", "drained"}});
+
+    ASSERT_TRUE(wait([&] { return !unloads_.empty(); }));
+    ASSERT_FALSE(unloads_[0]);
+    EXPECT_EQ(unloads_[0].error().code, ErrorCode::deadline_exceeded);
+    EXPECT_THAT(unloads_[0].error().attempt,
+                HasSubstr("has ended, and the keeper (pid " + std::to_string(::getppid()) + ") does not say so"));
+    EXPECT_FALSE(context_.gpu_quarantine.reason("GPU-a"));
+
+    keeper_.exit(worker, {true, SIGKILL, true});
+    wait_for(WorkerState::stopped);
 }
 
 TEST_F(GpuHang, AnotherReasonOutlivesTheProcessThatEndedAfterAll) {

@@ -2,6 +2,8 @@
 
 #include "supervisor/keeper_client.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <cstring>
@@ -167,6 +169,57 @@ TEST_F(KeeperClientTest, AFailedSpawnNamesTheStepAndTheError) {
     EXPECT_THAT(error->remedy, HasSubstr("256"));
 }
 
+/// While it lives this process has no free descriptor.
+class NoDescriptors {
+public:
+    NoDescriptors() {
+        ::getrlimit(RLIMIT_NOFILE, &before_);
+        const UniqueFd next{::open("/", O_PATH | O_CLOEXEC)};  // the lowest free number
+        const rlimit full{static_cast<rlim_t>(next.get()), before_.rlim_max};
+        ::setrlimit(RLIMIT_NOFILE, &full);
+    }
+    ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+    NoDescriptors(const NoDescriptors&) = delete;
+
+private:
+    rlimit before_{};
+};
+
+TEST_F(KeeperClientTest, ASpawnWhoseDescriptorsCannotBeReceivedFailsWhenItsProcessIsGone) {
+    heard();
+    std::optional<Error> error;
+    bool exited = false;
+    const auto spawn_one = [&](std::uint64_t generation) {
+        client_->spawn(
+            request_of(generation), [&](Result<SpawnedProcess> result) { error = result.error(); },
+            [&](const ProcessExit&) { exited = true; });
+        heard();
+    };
+    spawn_one(1);
+    const auto key = WorkerName{"m", 0, 1}.key();
+    say(wire::Type::spawned, last_request_, {0, 0, 0}, wire::Spawned{key, 1234, 0});
+    {
+        const NoDescriptors none;
+        io_.restart();
+        io_.poll();
+    }
+    EXPECT_EQ(closed_, "") << "the link is whole";
+    EXPECT_FALSE(error) << "it runs still: no other may be started beside it";
+    const auto [type, body] = heard();
+    EXPECT_EQ(type, wire::Type::signal);
+    EXPECT_EQ(as<wire::Signal>(body).number, SIGKILL);
+    EXPECT_EQ(as<wire::Signal>(body).whole_group, 1U);
+
+    say(wire::Type::exited, 0, {},
+        wire::Exited{key, 1234, static_cast<std::uint32_t>(wire::WorkerFate::killed_by_signal), SIGKILL, 1});
+    ASSERT_TRUE(test::run_until(io_, [&] { return error.has_value(); }));
+    EXPECT_EQ(error->code, ErrorCode::resources_exhausted);
+    EXPECT_THAT(error->attempt, HasSubstr("starting a process for m/0"));
+    EXPECT_THAT(error->remedy, HasSubstr("ulimit -n"));
+    EXPECT_FALSE(exited);
+    EXPECT_EQ(heard().first, wire::Type::forget);
+}
+
 wire::WorkerRecord record_of(const WorkerName& name, wire::WorkerFate fate, std::uint32_t ledger_bytes) {
     wire::WorkerRecord record{};
     record.key = name.key();
@@ -199,6 +252,26 @@ TEST_F(KeeperClientTest, HandsOnWhatTheKeeperKeptOfFormerSupervisors) {
     EXPECT_TRUE(found_[1].exit->group_empty);
     EXPECT_FALSE(found_[2].link);
     EXPECT_EQ(found_[2].exit->text(), "status 0");
+}
+
+TEST_F(KeeperClientTest, AFoundWorkerWhoseDescriptorsCannotBeReceivedIsHandedOnAsOneToEnd) {
+    heard();
+    greet(2);
+    say(wire::Type::worker, 0, {0, 0, 0}, record_of({"lost", 0, 40}, wire::WorkerFate::running, 0));
+    {
+        const NoDescriptors none;
+        io_.restart();
+        io_.poll();
+    }
+    say(wire::Type::worker, 0, {0, 0, 0}, record_of({"whole", 0, 41}, wire::WorkerFate::running, 0));
+    say(wire::Type::hello_end, 0, {});
+    ASSERT_TRUE(test::run_until(io_, [&] { return ready_.has_value(); }));
+
+    ASSERT_EQ(found_.size(), 2U);
+    EXPECT_EQ(found_[0].unreachable.value_or(Error{}).code, ErrorCode::resources_exhausted);
+    EXPECT_FALSE(found_[0].link);
+    EXPECT_FALSE(found_[1].unreachable);
+    EXPECT_TRUE(found_[1].link);
 }
 
 TEST_F(KeeperClientTest, AnEndIsToldToWhoAdoptsLater) {

@@ -2,6 +2,7 @@
 
 #include <fstream>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "ipc/keeper_link.h"
@@ -151,6 +152,26 @@ TEST(Fingerprint, ChangesWithWhatTheWorkerIsToldAndWithItsFile) {
     write(folder.path() / "other.pt", "one");
     std::filesystem::rename(folder.path() / "other.pt", spec.file);
     EXPECT_NE(fingerprint(spec), first) << "same size, another file";
+}
+
+TEST(Fingerprint, OfAGeneratingModelChangesWithEachFileOfItsPackage) {
+    const test::TemporaryFolder folder;
+    config::ModelSpec spec;
+    spec.name = "m";
+    spec.runtime = config::Runtime::generate;
+    spec.file = folder.path();
+    write(folder.path() / "weights.safetensors", "one");
+    const std::string missing = fingerprint(spec);
+    EXPECT_THAT(missing, testing::EndsWith(":missing")) << "no manifest";
+    write(folder.path() / "manifest.json", "{}");
+    const std::string first = fingerprint(spec);
+    EXPECT_NE(first, missing);
+    EXPECT_EQ(fingerprint(spec), first);
+    write(folder.path() / "weights.safetensors", "three");
+    const std::string second = fingerprint(spec);
+    EXPECT_NE(second, first);
+    write(folder.path() / "decode.pt2", "x");
+    EXPECT_NE(fingerprint(spec), second);
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ TEST_F(MethodsTest, StatusHasOneRowAReplicaWithExactlyTheDocumentedMembers) {
     EXPECT_THAT(members,
                 testing::UnorderedElementsAre("model", "replica", "state", "pid", "device", "host_bytes", "gpu_bytes",
                                               "requests", "errors", "restarts", "generation", "in_flight", "queued",
-                                              "channels", "ignored_frames", "note", "graphs"));
+                                              "channels", "ignored_frames", "note", "graphs", "generate"));
     EXPECT_EQ(rows[0].at("state").as_string(), "stopped");
     EXPECT_TRUE(rows[0].at("pid").is_null() && rows[0].at("host_bytes").is_null() && rows[0].at("gpu_bytes").is_null());
     EXPECT_EQ(rows[2].at("model").as_string(), "b");
@@ -251,6 +251,8 @@ TEST_F(MethodsTest, SubscribersSeeStatesProgressAndReceiptsOfTheirModels) {
     EXPECT_EQ(code_of(client.call("events.subscribe", {{"models", json::array{"nobody"}}})), "model_unknown");
     EXPECT_TRUE(
         client.call("events.subscribe", {{"models", json::array{"a"}}}).at("result").at("subscribed").as_bool());
+    client.call("events.subscribe", {{"models", json::array{"b"}}});
+    client.call("events.subscribe", {{"models", json::array{"a"}}});  // in the place of the former two
 
     auto other = connect();
     send(other, 1, "model.load", {{"all", true}});
@@ -281,12 +283,29 @@ TEST_F(MethodsTest, LogsAreTailedAndFollowed) {
     ASSERT_EQ(lines.size(), 1U);
     EXPECT_EQ(lines[0].at("text").as_string(), "two \\x1b[2J");
     EXPECT_EQ(lines[0].at("stream").as_string(), "output");
+    client.call("logs.tail", {{"model", "a"}, {"lines", 1}, {"follow", true}});  // once is enough
 
-    keeper_.latest().print("three\n");
+    keeper_.latest().print("three\nfour\n");
     const auto followed = client.answer();
     EXPECT_EQ(followed.at("method").as_string(), "log");
     EXPECT_EQ(followed.at("params").at("text").as_string(), "three");
     EXPECT_EQ(followed.at("params").at("model").as_string(), "a");
+    EXPECT_EQ(client.answer().at("params").at("text").as_string(), "four");
+}
+
+TEST_F(MethodsTest, AModelThatIsStoppedIsNotCalledChangedByWhatItWasLoadedFrom) {
+    auto client = connect();
+    const std::map<std::string, std::string> today{{"a", "another"}, {"b", "another"}};
+    send(client, 1, "model.load", {{"model", "a"}});
+    make_ready(1);
+    EXPECT_TRUE(client.answer().contains("result"));
+    EXPECT_THAT(fleet_.differing_from(today), testing::ElementsAre("a")) << "it runs with something else";
+
+    send(client, 2, "model.unload", {{"model", "a"}});
+    drain_and_exit(*keeper_.workers[0]);
+    EXPECT_TRUE(client.answer().contains("result"));
+
+    EXPECT_TRUE(fleet_.differing_from(today).empty());
 }
 
 TEST_F(MethodsTest, WithoutNvmlGpuStatusSaysWhy) {

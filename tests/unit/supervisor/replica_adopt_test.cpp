@@ -105,6 +105,21 @@ TEST_F(AdoptionTest, WhatWasSaidBeforeTheAnswerIsOutdated) {
     wait_for(WorkerState::ready);
 }
 
+TEST_F(AdoptionTest, OneWhoseDescriptorsDidNotComeIsEndedAndStartedAgain) {
+    FakeWorker& worker = ready();
+    supervisor_dies();
+    found_.back().unreachable = Error{ErrorCode::resources_exhausted, "receiving its descriptors", "ulimit -n"};
+    found_.back().link.reset();
+    found_.back().log.reset();
+
+    adopt();
+
+    EXPECT_TRUE(worker.got_signal(SIGKILL));
+    loading(2).ready();
+    wait_for(WorkerState::ready);
+    EXPECT_THAT(replica().sentence(), HasSubstr("receiving its descriptors"));
+}
+
 TEST_F(AdoptionTest, OneThatDoesNotAnswerIsEndedAndReplaced) {
     keeper_.obeys = [](int number) { return number == SIGKILL; };
     FakeWorker& worker = ready();

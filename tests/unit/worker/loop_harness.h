@@ -325,6 +325,7 @@ protected:
         return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
     };
     std::chrono::milliseconds hello_deadline = patience;
+    std::chrono::milliseconds unread_stream = patience;
     std::unique_ptr<StatusPage> page;  ///< as the test makes it
     std::optional<Server> server;
     boost::asio::io_context io;
@@ -346,6 +347,7 @@ protected:
                                      .torch_version = "9.9",
                                      .page = page.get(),
                                      .hello_deadline = hello_deadline,
+                                     .unread_stream = unread_stream,
                                      .exit = [this](int status) { exited(status); }});
         server->start();
         thread_ = std::thread{[this] { io.run(); }};

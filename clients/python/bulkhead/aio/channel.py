@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, AsyncGenerator, Callable, Mapping, Sequence
 
 from ..channel import GRACE_SECONDS, OPEN_SECONDS, PATIENCE_SECONDS, SLAB_SECONDS, declared_dtype, receive, send, split_arguments
 from ..errors import Error, checked_deadline
@@ -144,13 +144,13 @@ class Channel:
         return reply
 
     def stream(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
-               deadline: float | None = None, **named: Any) -> AsyncIterator[Reply]:  # fmt: skip
+               deadline: float | None = None, **named: Any) -> AsyncGenerator[Reply, None]:  # fmt: skip
         """The parts of a streamed answer as they come; the one answer of any other. Sent when it is first asked for a part.
         Leaving the loop, or cancelling the task, cancels the rest."""
         return self._stream(inputs, method, parameters, deadline, False, named)
 
     async def _stream(self, inputs: Mapping[str, Any] | None, method: str, parameters: Mapping[str, Any] | None, deadline: float | None,
-                      retry_safe: bool, named: dict[str, Any]) -> AsyncIterator[Reply]:  # fmt: skip
+                      retry_safe: bool, named: dict[str, Any]) -> AsyncGenerator[Reply, None]:  # fmt: skip
         until = self._loop.time() + checked_deadline(deadline, PATIENCE_SECONDS)
         changed = Waiters()
         await self._turns.take(until - self._loop.time(), f"waiting until one of the {self.core.in_flight_max} requests in flight is answered")

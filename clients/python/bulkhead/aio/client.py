@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import Any, AsyncIterator, Mapping, Sequence
+from typing import Any, AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 from .. import verbs
 from ..channel import OPEN_SECONDS
 from ..client import REOPEN_TRIES
 from ..control_lines import find_socket
 from ..errors import Error, checked_deadline
+from ..generation import AsyncGeneration, arguments
 from ..protocol import Reply
 from ..shared_tensors import ARENA_BYTES_MAX, Arena, Input
 from ..tensors import dtype_name
@@ -82,6 +83,23 @@ class Client:
         channel = await self._channel(model, deadline)
         async for part in channel.stream(inputs, method=method, parameters=parameters, deadline=deadline, **named):
             yield part
+
+    def generate(self, model: str, tokens: Any = None, inputs: Mapping[str, Any] | None = None, /, *, method: str = "generate",
+                 deadline: float | None = None, **named: Any) -> AsyncGeneration:  # fmt: skip
+        """``async for token in b.generate("smollm2", prompt, temperature=0.7): …``, as ``bulkhead.Client.generate``. Sent when it is
+        first asked for a token. Leave it by ``aclose``, or cancel the task."""
+
+        async def parts() -> AsyncGenerator[Reply, None]:
+            channel = await self._channel(model, deadline)
+            tensors, parameters = arguments(channel.methods, method, tokens, inputs, named)
+            stream = channel.stream(tensors, method=method, parameters=parameters, deadline=deadline)
+            try:
+                async for part in stream:
+                    yield part
+            finally:
+                await stream.aclose()
+
+        return AsyncGeneration(model, parts())
 
     async def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, model: str | None = None) -> Input:
         """As ``bulkhead.Client.allocate``: ``with await b.allocate(shape, dtype) as a:``."""

@@ -1,0 +1,157 @@
+"""The compiled functions of a package, and the constants they ask for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor.codegen.cpp import CppScheduling
+from torch.export import Dim, ExportedProgram
+
+from . import inductor
+from .families import Method, Numbers, PromptForm
+from .materialized import materialized
+from .step import Decode, Prefill, Step
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the functions are compiled for."""
+
+    length_max: int  #: positions of a key/value buffer
+    slots_max: int
+    chunk_max: int  #: prompt positions of one prefill call
+    device: str
+    kv_dtype: torch.dtype
+
+
+def compile_decode(step: Step, numbers: Numbers, sizes: Sizes, file: Path, most: int) -> dict[str, Tensor]:
+    """For one sequence (`most` 1), whose matrices meet vectors and whose every size but the length is fixed, or for 2 to
+    `most`. Writes `file`; returns the constants it asks for, by name."""
+    count = min(3, most)
+    n = Dim("n", min=2, max=most) if most > 2 else Dim.STATIC
+    a, length = _lengths(sizes)
+    arguments = [
+        torch.zeros(count, numbers.codebooks, dtype=torch.int64),
+        torch.arange(count),
+        torch.arange(EXAMPLE_SPAN),
+        *([torch.zeros(count, dtype=torch.int64)] if step.rope_delta else []),
+    ]
+    rows = n if most <= 2 or numbers.rows == 1 else numbers.rows * n
+    shapes: list[Any] = [{0: n}, {0: n}, {0: a}, *([{0: n}] if step.rope_delta else [])]
+    return _compile(Decode(step), step, arguments, shapes, _buffers(numbers, sizes, count), {0: rows, 2: length}, sizes, file, vectors=True)
+
+
+def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes, file: Path) -> dict[str, Tensor]:
+    """For 2 to `chunk_max` positions of one sequence. Writes `file`; returns the constants it asks for, by name."""
+    chunk = Dim("T", min=2, max=sizes.chunk_max)
+    a, length = _lengths(sizes)
+    count = min(EXAMPLE_CHUNK, sizes.chunk_max)
+    if form.input == "embeddings":
+        assert form.width is not None
+        prompt, prompt_shape = torch.zeros(numbers.rows, count, form.width, dtype=_embedding_dtype(step)), {1: chunk}
+    else:
+        prompt, prompt_shape = torch.zeros(count, numbers.codebooks, dtype=torch.int64), {0: chunk}
+    arguments = [prompt, torch.arange(count), torch.arange(EXAMPLE_SPAN)]
+    shapes: list[Any] = [prompt_shape, {0: chunk}, {0: a}]
+    if step.rope_delta == "rope":
+        arguments.append(torch.zeros(3, count, dtype=torch.int64))
+        shapes.append({1: chunk})
+    for extra in form.extras:
+        arguments.append(torch.zeros([count if size == "T" else int(size) for size in extra.shape], dtype=getattr(torch, extra.dtype)))
+        shapes.append({index: chunk for index, size in enumerate(extra.shape) if size == "T"})
+    module = Prefill(step, embeddings=form.input == "embeddings", logits=form.logits, extras=tuple(extra.name for extra in form.extras))
+    return _compile(module, step, arguments, shapes, _buffers(numbers, sizes, 1), {2: length}, sizes, file, vectors=False)
+
+
+def compile_method(method: Method, device: str, file: Path) -> dict[str, Tensor]:
+    """A further function of the package. Writes `file`; returns the constants it asks for, by name."""
+    given = tuple(tensor.to(device) for tensor in method.arguments)
+    with torch.no_grad():
+        program = torch.export.export(method.module.eval(), given, dynamic_shapes=method.dynamic_shapes, strict=False)
+    return compile_program(program, file, device, vectors=False)
+
+
+EXAMPLE_SPAN = 24  # unequal sizes: none may be taken for another, nor for 0 or 1
+EXAMPLE_CHUNK = 7
+EXAMPLE_LENGTH = 40
+KERNEL_ARGUMENTS = 24
+
+
+def _lengths(sizes: Sizes) -> tuple[Any, Any]:
+    return Dim("a", min=2, max=sizes.length_max), Dim("length", min=2, max=sizes.length_max)
+
+
+def _buffers(numbers: Numbers, sizes: Sizes, count: int) -> list[Tensor]:
+    shape = (count * numbers.rows, numbers.heads, EXAMPLE_LENGTH, numbers.dim)
+    return [torch.zeros(shape, dtype=sizes.kv_dtype) for _ in range(2 * numbers.layers)]
+
+
+def _embedding_dtype(step: Step) -> torch.dtype:
+    return next(step.parameters()).dtype
+
+
+def _compile(module: torch.nn.Module, step: Step, arguments: list[Tensor], shapes: list[Any], buffers: list[Tensor],
+             buffer_shape: dict[int, Any], sizes: Sizes, file: Path, *, vectors: bool) -> dict[str, Tensor]:  # fmt: skip
+    heads = [tensor.to(sizes.device) for tensor in arguments]
+    given = (*heads, *(buffer.to(sizes.device) for buffer in buffers))
+    dynamic = (*shapes[:3], (*shapes[3:], *([buffer_shape] * len(buffers))))
+    with torch.no_grad(), step.attention():
+        program = torch.export.export(module.eval(), given, dynamic_shapes=dynamic, strict=False)
+    return compile_program(program, file, sizes.device, vectors=vectors, single=vectors and len(arguments[0]) == 1)
+
+
+def compile_program(program: ExportedProgram, file: Path, device: str, *, vectors: bool, single: bool = False) -> dict[str, Tensor]:
+    """Compiles without the constants. Writes `file` whole or not at all; returns the constants it asks for, by name.
+
+    vectors: the matrices meet few vectors each, which is bound by memory: on a CPU, products become plain sums, which
+    Inductor fuses with what stands around them; for two vectors that is several times faster than a matrix product of MKL."""
+    if vectors and device == "cpu":
+        program = program.run_decompositions({torch.ops.aten.linear.default: _linear_as_sum})
+    settings = inductor.settings(program)
+    settings["aot_inductor.package_constants_in_so"] = False
+    if vectors and device == "cpu":
+        settings["realize_reads_threshold"] = 1  # sums that the next layers add to are kept, not added up again
+    if device == "cuda":
+        settings["coordinate_descent_tuning"] = single  # which also has Inductor write products with a vector as sums
+    partial = file.with_suffix(".partial.pt2")
+    with _short_kernels():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(partial), inductor_configs=settings)
+    wanted = load(partial).get_constant_fqns()
+    known = {**program.state_dict, **program.constants}
+    os.replace(partial, file)
+    return {name: known[name] for name in wanted}
+
+
+@contextmanager
+def _short_kernels() -> Iterator[None]:
+    """Else Inductor writes all layers of a function for the CPU as one kernel of some ten thousand lines, over which gcc
+    sits for minutes; cut, one layer's kernels are another's."""
+    before = CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM
+    CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = KERNEL_ARGUMENTS
+    try:
+        yield
+    finally:
+        CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = before
+
+
+def load(file: Path) -> Any:
+    """A compiled function, without its constants."""
+    # It is not linked to LibTorch, and Python loaded that for itself alone.
+    ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+    return torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
+
+
+def _linear_as_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Row by row of the matrix, which is read once, and in order, however many vectors there are."""
+    vectors = materialized(x.reshape(-1, x.shape[-1]))
+    products = (weight.unsqueeze(1) * vectors.unsqueeze(0)).sum(-1).t()
+    done = materialized(products).reshape(*x.shape[:-1], weight.shape[0])
+    return done if bias is None else done + bias

@@ -1,0 +1,82 @@
+"""Settings under which every package of Bulkhead is compiled, and what a package says of itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # slow to import, and not needed to see that a package is current
+    import torch
+
+# A package is compiled with -march=native, and its own metadata names only the vector width it was generated
+# for. These are the flags of /proc/cpuinfo by which the loader tells whether this CPU can run it: those for which
+# a compiler writes instructions unasked.
+CPU_FLAGS = (
+    "adx avx avx2 avx512_4fmaps avx512_4vnniw avx512_bf16 avx512_bitalg avx512_fp16 avx512_vbmi2 avx512_vnni "
+    "avx512_vpopcntdq avx512bw avx512cd avx512dq avx512er avx512f avx512ifma avx512vbmi avx512vl avx_ifma "
+    "avx_ne_convert avx_vnni avx_vnni_int8 bmi1 bmi2 f16c fma fma4 gfni movbe popcnt sse4_1 sse4_2 ssse3 tbm xop"
+).split()
+
+
+def cpu_flags() -> list[str]:
+    """Those of CPU_FLAGS that this CPU has."""
+    with open("/proc/cpuinfo") as cpuinfo:
+        for line in cpuinfo:
+            if line.startswith("flags"):
+                present = set(line.split(":", 1)[1].split())
+                return [flag for flag in CPU_FLAGS if flag in present]
+    return []
+
+
+@contextmanager
+def scratch_beside(folder: Path) -> Iterator[None]:
+    """Keeps what Inductor and gcc write (4 times the package) in `folder`/.inductor, out of /tmp, while it is needed."""
+    scratch = folder / ".inductor"
+    (scratch / "tmp").mkdir(parents=True, exist_ok=True)
+    wanted = {"TORCHINDUCTOR_CACHE_DIR": str(scratch), "TRITON_CACHE_DIR": str(scratch / "triton"), "TMPDIR": str(scratch / "tmp")}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    tempfile.tempdir = None  # reads TMPDIR again
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        tempfile.tempdir = None
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def settings(program: torch.export.ExportedProgram) -> dict[str, Any]:
+    """`inductor_configs` for `aoti_compile_and_package`."""
+    import torch
+    import torch._inductor.cpu_vec_isa
+
+    # Asked now, because Inductor remembers the answer: under link_libtorch=False its own trial compilation
+    # fails, and the kernels would come out scalar.
+    torch._inductor.cpu_vec_isa.pick_vec_isa()
+    signature = program.graph_signature
+    written = set(signature.user_inputs_to_mutate.values())
+    positions = [str(i) for i, name in enumerate(signature.user_inputs) if name in written]
+    return {
+        # Else the package itself links LibTorch, all CUDA libraries included, into a CPU worker.
+        "aot_inductor.link_libtorch": False,
+        # Else the kernels start as many threads as this machine has cores, whatever the fleet declares.
+        "cpp.dynamic_threads": True,
+        # A dimension of 1 is as good as any: the loader has the package check its inputs' shapes, and it
+        # would refuse those below 2, where tracing had to draw a line.
+        "aot_inductor.check_lowerbound": False,
+        "aot_inductor.metadata": {
+            "BULKHEAD_TORCH": torch.__version__,
+            "BULKHEAD_CPU_FLAGS": " ".join(cpu_flags()),
+            # Tensors of another model are lent read-only, and only to who writes into none of them.
+            "BULKHEAD_WRITTEN_ARGUMENTS": " ".join(positions) or "none",
+        },
+    }

@@ -1,0 +1,135 @@
+"""A model, loaded, to a package in a folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..errors import Error
+from . import functions, inductor, manifest, weights
+from .functions import Sizes
+from .source import Loaded
+
+Tell = Callable[[str], None]
+
+LENGTH_MIN = 64  #: above the sizes of `functions`' examples, none of which may be a bound
+CHUNK_MIN = 8
+BUCKETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+PACKAGED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int | None, slots: int, slots_max: int,
+         buckets: list[int] | None, chunk: int, tell: Tell) -> None:  # fmt: skip
+    """Writes the package to `out`, whole or not at all; what was there before is replaced.
+
+    Errors: input_invalid, for sizes that the model or each other forbid."""
+    family = loaded.family
+    numbers = family.numbers()
+    length_max = numbers.length_max if length is None else length
+    _check_sizes(length_max, numbers.length_max, slots, slots_max, buckets or [], chunk)
+    sizes = Sizes(length_max, slots_max, min(chunk, length_max), device, PACKAGED_DTYPES[kv_dtype])
+    form = family.prompt_form()
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        family.model.to(device)
+        step = family.step().eval()
+        constants: dict[str, dict[str, Tensor]] = {}
+        with inductor.scratch_beside(partial):
+            decode = [1, *([slots_max] if slots_max > 1 else [])]
+            for most in decode:
+                name = "decode.pt2" if most == 1 else "decode_batch.pt2"
+                with _timed(tell, f"compiling {name}, for {'one sequence' if most == 1 else f'2 to {most} sequences'}"):
+                    constants[name] = functions.compile_decode(step, numbers, sizes, partial / name, most)
+            with _timed(tell, f"compiling prefill.pt2, for 2 to {sizes.chunk_max} positions"):
+                constants["prefill.pt2"] = functions.compile_prefill(step, numbers, form, sizes, partial / "prefill.pt2")
+            methods = []
+            for method in family.methods():
+                name = f"{method.name}.pt2"
+                with _timed(tell, f"compiling {name}"):
+                    constants[name] = functions.compile_method(method, device, partial / name)
+                methods.append({"name": method.name, "file": name, "inputs": method.inputs, "outputs": method.outputs})
+        with _timed(tell, "writing the weights"):
+            stored, renamed = weights.save(constants, partial / "weights.safetensors")
+        dtype = str(next(step.parameters()).dtype).removeprefix("torch.")
+        manifest.write(partial, {
+            "format": manifest.FORMAT, "family": family.name, "name": loaded.name, "exporter": __version__, "torch": str(torch.__version__),
+            "device": device, "compute_capability": _capability(device), "cpu_flags": inductor.cpu_flags(),
+            "dtypes": {"weights": dtype, "kv": kv_dtype},
+            "vocabulary": numbers.vocabulary, "codebooks": numbers.codebooks, "rows": numbers.rows,
+            "length_max": length_max, "length": min(length_max, 2048), "slots": slots, "slots_max": slots_max,
+            "buckets": sorted({*(buckets or [one for one in BUCKETS if one < length_max]), length_max}),
+            "kv": {"layers": numbers.layers, "heads": numbers.heads, "dim": numbers.dim},
+            "prefill": {
+                "file": "prefill.pt2", "input": form.input, "chunk_max": sizes.chunk_max, "logits": form.logits,
+                **({"width": form.width} if form.input == "embeddings" else {}),
+                **({} if form.ids is None else {"ids": list(form.ids)}),
+                "extras": [{"name": one.name, "dtype": one.dtype, "shape": list(one.shape)} for one in form.extras],
+            },
+            "decode": [{"file": "decode.pt2", "sequences": [1, 1]}, *([{"file": "decode_batch.pt2", "sequences": [2, slots_max]}] if slots_max > 1 else [])],
+            "rope_delta": step.rope_delta or False, "first_token": None if numbers.first_token is None else list(numbers.first_token),
+            "stop": list(numbers.stop), "bos": numbers.bos, "delay_pattern": numbers.delay_pattern, "sampling": family.sampling(), "sampling_order": numbers.sampling_order,
+            "methods": methods, "weights": stored, "constants": renamed, "tokenizer": _tokenizer_files(family.tokenizer, partial), "source": loaded.origin,
+        })  # fmt: skip
+        _replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_sizes(length: int, model_max: int, slots: int, slots_max: int, buckets: list[int], chunk: int) -> None:
+    def need(good: bool, attempt: str, remedy: str) -> None:
+        if not good:
+            raise Error("input_invalid", f"exporting with {attempt}", remedy)
+
+    need(LENGTH_MIN <= length <= model_max, f"--length {length}", f"this model takes {LENGTH_MIN} to {model_max} positions")
+    need(1 <= slots_max <= 64, f"--slots-max {slots_max}", "1 to 64 sequences can share a buffer")
+    need(1 <= slots <= slots_max, f"--slots {slots}", f"give 1 to --slots-max, {slots_max}")
+    need(chunk >= CHUNK_MIN, f"--chunk {chunk}", f"it is compiled for up to {CHUNK_MIN} positions at a time, or more")
+    for one in buckets:
+        need(2 <= one <= length, f"a bucket of {one}", f"buckets are attention lengths of 2 to {length}")
+
+
+def _tokenizer_files(tokenizer: Any, folder: Path) -> list[str]:
+    if tokenizer is None:
+        return []
+    before = set(folder.iterdir())
+    tokenizer.save_pretrained(folder)
+    return sorted(path.name for path in set(folder.iterdir()) - before if path.is_file())
+
+
+def _capability(device: str) -> str | None:
+    if device != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return f"{major}{minor}"
+
+
+def _replace(partial: Path, out: Path) -> None:
+    before = out.with_name(f".{out.name}.before")
+    shutil.rmtree(before, ignore_errors=True)
+    if out.exists():
+        os.replace(out, before)
+    os.replace(partial, out)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+class _timed:
+    def __init__(self, tell: Tell, what: str) -> None:
+        self.tell, self.what = tell, what
+
+    def __enter__(self) -> None:
+        self.tell(f"{self.what} …")
+        self.start = time.monotonic()
+
+    def __exit__(self, kind: object, *unused: object) -> None:
+        if kind is None:
+            self.tell(f"  {time.monotonic() - self.start:.1f} s")

@@ -1,0 +1,28 @@
+"""A hint to Inductor: compute this once and keep it.
+
+Inductor writes an elementwise chain into each loop that reads it, which for a product of a matrix and a vector means
+again for each row: a rotary angle's cosine, or SiLU's exponential, some hundred times over. `materialized(x)` is x; it
+leaves nothing in the compiled function but that x has a buffer, whose last dimension lies together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._inductor import ir, lowering
+
+_library = torch.library.Library("bulkhead", "DEF")
+_library.define("materialized(Tensor x) -> Tensor")
+_library.impl("materialized", lambda x: x.clone(memory_format=torch.contiguous_format), "CompositeExplicitAutograd")
+_library.impl("materialized", lambda x: torch.empty_like(x, memory_format=torch.contiguous_format), "Meta")
+
+
+@lowering.register_lowering(torch.ops.bulkhead.materialized.default, type_promotion_kind=None)
+def _lower(x: lowering.TensorBox) -> lowering.TensorBox:
+    return ir.ExternKernel.require_contiguous(x)
+
+
+def materialized(x: Tensor) -> Tensor:
+    """x, in a buffer of its own, contiguous."""
+    kept: Tensor = torch.ops.bulkhead.materialized(x)
+    return kept

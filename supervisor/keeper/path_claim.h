@@ -1,0 +1,38 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+
+#include "ipc/unique_fd.h"
+
+namespace bulkhead::keeper {
+
+/// That a daemon of this user runs on a runtime directory, told for as long as its process lives, whatever becomes of
+/// the directory: without it a second daemon would be started where somebody, as systemd-logind at the last logout,
+/// removed the directory of the first.
+///
+/// A listening socket in the abstract namespace, which the kernel ends with the process. Anybody may take such a name,
+/// so only one that is held by this user's process counts: the claim prevents an accident, and cannot be abused to
+/// prevent a start.
+class PathClaim {
+public:
+    /// Takes the claim, unless somebody has it.
+    explicit PathClaim(const std::string& directory);
+
+    /// Whose process holds it instead of this one; empty: nobody of this user.
+    [[nodiscard]] std::optional<pid_t> holder() const;
+
+    /// The socket's name, without the leading zero byte. A pid namespace has claims of its own: containers that share
+    /// the network have their own paths.
+    [[nodiscard]] static std::string name_of(const std::string& directory);
+
+private:
+    [[nodiscard]] bool take();
+
+    std::string name_;
+    UniqueFd socket_;
+};
+
+}  // namespace bulkhead::keeper

@@ -1,0 +1,326 @@
+"""Generation on a GPU, as ratios that were measured in one run: bench.py --build BUILD [--out DIR] [--models NAME,…]
+
+Exports models of true size with random weights (models.py), serves them by the daemon of BUILD, and writes one results file,
+DIR/generation-DATE.json, and the same as a table on standard output. What could not be measured stands there with its reason.
+`--rehearse` goes the same way on a CPU with a tiny model: it proves that this script works, and no figure of it means anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "clients" / "python"))
+
+import bulkhead  # noqa: E402
+
+MODELS = ["qwen3_4b", "higgs_v2", "t3_guided", "t3_single"]
+BUCKETS = {"qwen3_4b": [512, 1024, 2048], "higgs_v2": [512, 1024, 2048], "t3_guided": [512, 1024], "t3_single": [512, 1024], "rehearsal": [64, 256]}
+ALL_SAMPLING = {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.1, "do_sample": True, "seed": 1}
+REPEATS = 5
+CYCLES = 10
+KILLS = 3  # of one model; five would quarantine it
+
+
+class Results:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, model: str, row: str, value: float, goal: str, **parts: float) -> None:
+        self.rows.append({"model": model, "row": row, "value": value, "goal": goal, **parts})
+        told = ", ".join(f"{name} {part:.6g}" for name, part in parts.items())
+        print(f"{model:<10} {row:<52} {value:8.3f}  goal {goal:<8} {told}", flush=True)
+
+    def missing(self, model: str, row: str, reason: str) -> None:
+        self.rows.append({"model": model, "row": row, "value": None, "reason": reason})
+        print(f"{model:<10} {row:<52} not measured: {reason}", flush=True)
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.device = "cpu" if options.rehearse else "cuda"
+        self.models: list[str] = ["rehearsal"] if options.rehearse else options.models.split(",")
+        self.results = Results()
+        self.socket = str(folder / "run" / "control.sock")
+        self.packages = Path(options.packages) if options.packages else folder / "packages"
+
+    def export(self, model: str) -> bool:
+        folder = self.packages / model
+        if (folder / "manifest.json").is_file():
+            return True
+        command = [sys.executable, "-m", "bulkhead.export", f"{ROOT}/tests/gpu/generation/models.py:{model}", str(folder), "--device", self.device,
+                   "--dtype", "bfloat16" if self.device == "cuda" else "float32", "--length", str(BUCKETS[model][-1]),
+                   "--buckets", ",".join(map(str, BUCKETS[model])), "--tokens", "0"]  # fmt: skip
+        if model == "t3_guided":
+            command += ["--family", "chatterbox_t3"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "clients" / "python")})
+        if done.returncode != 0:
+            self.results.missing(model, "all", f"its export failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+        return done.returncode == 0
+
+    def fleet(self) -> Path:
+        """Each model with graphs, and eagerly."""
+        lines = ["version: 1", f"defaults: {{device: {'cuda:0' if self.device == 'cuda' else 'cpu'}}}", "models:"]
+        for model in self.models:
+            for name, graphs in ((model, "required" if self.device == "cuda" else "off"), (f"{model}-eager", "off")):
+                lines += [f"  {name}:", "    runtime: generate", f"    package: {self.packages / model}", f"    graphs: {graphs}",
+                          f"    generate: {{slots: 1, length: {BUCKETS[model][-1]}}}"]  # fmt: skip
+        path = self.folder / "fleet.yaml"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def program(self, *arguments: str) -> None:
+        command = [str(Path(self.options.build) / "bin" / "bulkhead"), "--socket", self.socket, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"bulkhead {arguments[0]}: {done.stderr}")
+
+    # --- what is measured
+
+    def prompt(self, client: bulkhead.Client, model: str, length: int) -> dict[str, Any]:
+        """By what the model declares; its first number differs each time, so that no prefix is known already."""
+        import torch
+
+        with client.open(model) as channel:
+            described = channel.methods["generate"]
+        inputs = {one["name"]: one for one in described["inputs"]}
+        self.first = getattr(self, "first", 9) + 1
+        if "embeddings" in inputs:
+            rows, _, width = inputs["embeddings"]["shape"]
+            return {"embeddings": torch.randn(rows, length, width).to(getattr(torch, inputs["embeddings"]["dtype"]))}
+        ids = [self.first % described["vocabulary"], *range(10, 9 + length)]
+        codebooks = described.get("codebooks", 1)
+        return {"tokens": ids if codebooks == 1 else [[one, *[-1] * (codebooks - 1)] for one in ids]}
+
+    def sequence(self, client: bulkhead.Client, model: str, length: int = 16, count: int = 128, **sampling: Any) -> dict[str, Any]:
+        """What the worker says of the steps of one sequence, and when its first token was here."""
+        prompt = self.prompt(client, model, length)
+        start = time.monotonic()
+        with client.generate(model, None, prompt, max_new_tokens=count, ignore_stop=True, **(sampling or {"temperature": 0})) as generation:
+            next(generation)
+            first = time.monotonic() - start
+            for _ in generation:
+                pass
+        return {"first_s": first, **generation.statistics}
+
+    def rate(self, client: bulkhead.Client, model: str, **options: Any) -> float:
+        return statistics.median(self.sequence(client, model, **options)["tokens_per_second"] for _ in range(REPEATS))
+
+    def told(self, client: bulkhead.Client, model: str) -> dict[str, Any]:
+        row = next(row for row in client.ps() if row["model"] == model)
+        return row["generate"] or {}
+
+    def weight_bytes(self, model: str) -> float:
+        return float(json.loads((self.packages / model / "manifest.json").read_text())["weights"]["bytes"])
+
+    def run(self, client: bulkhead.Client) -> None:
+        read, pinned = (bandwidths() if self.device == "cuda" else (1e10, 1e10))
+        self.results.rows.append({"row": "device", "read_bytes_per_second": read, "pinned_copy_bytes_per_second": pinned, "name": device_name()})
+        for model in self.models:
+            self.steps(client, model, read)
+            self.hugging_face(client, model)
+            client.unload(model)
+        if {"t3_guided", "t3_single"} <= set(self.models):
+            guided, single = self.rate(client, "t3_guided"), self.rate(client, "t3_single")
+            self.results.add("t3", "guided step / single step", single / guided, "<= 1.15", guided=guided, single=single)
+            client.unload("t3_guided", "t3_single")
+        self.cycles(client, self.models[0], pinned)
+        self.succession(client, self.models[0], self.models[1] if len(self.models) > 1 else f"{self.models[0]}-eager", pinned)
+        self.results.missing("all", "kernel time / wall of a token", "needs a profiler in the worker's process (nsys profile --trace=cuda), which the daemon does not start")
+
+    def steps(self, client: bulkhead.Client, model: str, read: float) -> None:
+        add = self.results.add
+        client.load(model)
+        self.sequence(client, model)
+        greedy = self.rate(client, model)
+        weights = self.weight_bytes(model)
+        add(model, "bytes of a step / (its time x read bandwidth)", weights * greedy / read, ">= 0.65", tokens_per_second=greedy, weight_bytes=weights)
+        sampled = self.rate(client, model, **({**ALL_SAMPLING, "repetition_penalty": 1} if model == "higgs_v2" else ALL_SAMPLING))
+        add(model, "step with the full sampler / greedy step", greedy / sampled, "<= 1.05", sampled=sampled)
+        before = self.told(client, model)
+        self.sequence(client, model, length=16, count=BUCKETS[model][-1] - 32)
+        after = self.told(client, model)
+        steps = after.get("step_ms", {})
+        if steps.get("p50"):
+            add(model, "p99 / p50 of a step, across the buckets", steps["p99"] / steps["p50"], "<= 1.2", p50_ms=steps["p50"], p99_ms=steps["p99"])
+        new_eager = sum(after.get("eager", {}).values()) - sum(before.get("eager", {}).values())
+        add(model, "eager steps meanwhile", new_eager, "0" if self.device == "cuda" else "all")
+        client.load(f"{model}-eager")
+        self.sequence(client, f"{model}-eager")
+        eager = self.rate(client, f"{model}-eager")
+        add(model, "graph : own eager", greedy / eager, ">= 1.3", eager=eager)
+        client.unload(f"{model}-eager")
+
+    def hugging_face(self, client: bulkhead.Client, model: str) -> None:
+        if model not in ("qwen3_4b", "t3_single", "rehearsal"):
+            return self.results.missing(model, "graph : Hugging Face eager", "its `generate` needs prompts of a processor that has no random counterpart")
+        rate = self.rate(client, model, count=64)
+        client.unload(model)
+        command = [sys.executable, __file__, "--hugging-face", model]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "clients" / "python")})
+        if done.returncode != 0:
+            return self.results.missing(model, "graph : Hugging Face eager", done.stderr.strip().splitlines()[-1])
+        theirs = float(done.stdout)
+        self.results.add(model, "graph : Hugging Face eager", rate / theirs, ">= 4", ours=rate, theirs=theirs)
+
+    def cycles(self, client: bulkhead.Client, model: str, pinned: float) -> None:
+        rates, shares = [], []
+        for _ in range(CYCLES):
+            with uploads(client, model) as seen:
+                client.load(model)
+            if rate := seen():
+                shares.append(rate / pinned)
+            self.sequence(client, model)
+            rates.append(self.rate(client, model, count=64))
+            client.unload(model)
+        swing = (max(rates) - min(rates)) / statistics.median(rates)
+        self.results.add(model, f"swing of tokens/s over {CYCLES} unloads and loads", swing, "<= 0.02", median=statistics.median(rates))
+        if shares:
+            self.results.add(model, "rate of loading weights / pinned copy", statistics.median(shares), ">= 0.85")
+        else:
+            self.results.missing(model, "rate of loading weights / pinned copy", "the load told no bytes")
+
+    def succession(self, client: bulkhead.Client, model: str, following: str, pinned: float) -> None:
+        """From the death of one model's worker to the first token of another, which is not loaded."""
+        times = []
+        for _ in range(KILLS):
+            self.sequence(client, model, count=2)
+            pid = next(row["pid"] for row in client.ps() if row["model"] == model)
+            start = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            began = time.monotonic()
+            times.append(began - start + self.sequence(client, following, count=2)["first_s"])
+            client.unload(following)
+        copy = self.weight_bytes(following.removesuffix("-eager")) / pinned
+        self.results.add(model, "kill to the next first token, less the copy, s", statistics.median(times) - copy, "<= 1.5", copy_s=copy)
+
+
+@contextlib.contextmanager
+def uploads(client: bulkhead.Client, model: str) -> Iterator[Callable[[], float]]:
+    """Watches a load's progress: bytes a second of the phase that tells bytes last."""
+    events = client.events(model)
+    seen: list[tuple[float, int, str]] = []
+
+    def watch() -> None:
+        with contextlib.suppress(bulkhead.Error, OSError, ValueError):
+            for event in events:
+                if event.get("event") == "progress" and event.get("unit") == "bytes":
+                    seen.append((event["time"] / 1e3, event["done"], event["phase"]))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+
+    def rate() -> float:
+        of_last = [one for one in seen if one[2] == seen[-1][2]]
+        seconds = of_last[-1][0] - of_last[0][0] if of_last else 0
+        return (of_last[-1][1] - of_last[0][1]) / seconds if seconds > 0 else 0
+
+    yield rate
+    events.close()
+
+
+def bandwidths() -> tuple[float, float]:
+    """Bytes a second: read by the GPU from its memory, and copied to it from pinned memory."""
+    import torch
+
+    size = 4 << 30
+    data = torch.ones(size // 2, dtype=torch.bfloat16, device="cuda")
+    host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(host, device="cuda")
+
+    def best(work: Callable[[], object], of: int) -> float:
+        times = []
+        for _ in range(10):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        return of / min(times)
+
+    rates = best(lambda: data.max(), size), best(lambda: target.copy_(host, non_blocking=True), host.numel())
+    del data, target, host
+    torch.cuda.empty_cache()
+    return rates
+
+
+def device_name() -> str:
+    done = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True) if _has("nvidia-smi") else None
+    return done.stdout.strip() if done and done.returncode == 0 else "no GPU"
+
+
+def _has(program: str) -> bool:
+    return any((Path(folder) / program).is_file() for folder in os.environ.get("PATH", "").split(":"))
+
+
+def hugging_face(model: str) -> float:
+    """Tokens a second of its own eager `generate`, in a process of its own: the median of several."""
+    import torch
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    import models
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    made = getattr(models, model)().to(device)
+    made.generation_config.eos_token_id = None
+    made.generation_config.pad_token_id = 0
+    prompt = torch.arange(10, 26, device=device)[None]
+    rates = []
+    for turn in range(REPEATS + 1):
+        start = time.monotonic()
+        with torch.inference_mode():
+            made.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=64, do_sample=False)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        if turn > 0:
+            rates.append(64 / (time.monotonic() - start))
+    return statistics.median(rates)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=str(ROOT / "build"))
+    parser.add_argument("--out", default=str(ROOT / "tests" / "gpu" / "results"))
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--packages", help="a folder to keep the packages in; else they are made anew")
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--hugging-face", metavar="MODEL", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.hugging_face:
+        print(hugging_face(options.hugging_face))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="bh-") as folder:
+        bench = Bench(options, Path(folder))
+        bench.models = [model for model in bench.models if bench.export(model)]
+        if not bench.models:
+            return 1
+        bench.program("up", str(bench.fleet()))
+        try:
+            with bulkhead.connect(bench.socket, name="bench") as client:
+                bench.run(client)
+        finally:
+            bench.program("down")
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    file = Path(options.out) / f"generation-{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%SZ}.json"
+    file.write_text(json.dumps(bench.results.rows, indent=1) + "\n")
+    print(f"written: {file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""The exporter: what it refuses, what a manifest may not say, and that compiled functions do what their model does."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+import tiny_models
+import torch
+from bulkhead.errors import Error
+from bulkhead.export import check, int8, make, manifest, source
+
+MODELS = Path(os.environ["BULKHEAD_BUILD"]) / "models"
+TINY = MODELS / "test" / "tiny_generate"
+SMOLLM2 = MODELS / "smollm2"
+REFERENCES = Path(__file__).resolve().parent / "smollm2_greedy.json"
+MAKER = Path(__file__).resolve().parents[2] / "scripts" / "models" / "make_test_models.py"
+
+
+class Sources(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="bh-export-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def refused(self, said: str, words: str, **options: str) -> None:
+        with self.assertRaises(Error) as raised:
+            source.load(said, torch.float32, **options)
+        self.assertEqual(raised.exception.code, "input_invalid")
+        self.assertIn(words, str(raised.exception))
+
+    def test_what_is_not_there(self) -> None:
+        self.refused(str(self.folder / "none"), "no such file or folder")
+        self.refused(str(self.folder), "no config.json")
+        self.refused(str(self.folder / "none.py") + ":model", "none.py")
+        (self.folder / "weights.bin").write_bytes(b"\0")
+        self.refused(str(self.folder / "weights.bin"), "give a folder")
+
+    def test_a_config_that_lies(self) -> None:
+        config = self.folder / "config.json"
+        for text, words in (("{", "JSON"), ("[]", "model_type"), ("{}", "model_type"), ('{"model_type": "t5"}', "'t5'"), ("\udcff", "config.json")):
+            config.write_text(text, errors="surrogateescape")
+            self.refused(str(self.folder), words)
+
+    def test_a_folder_without_its_weights(self) -> None:
+        tiny_models.causal("llama").config.save_pretrained(self.folder)
+        self.refused(str(self.folder), "loading")
+
+    def test_a_file_that_is_no_gguf(self) -> None:
+        file = self.folder / "model.gguf"
+        for content in (b"", b"GGUF", b"GGUF" + bytes(100), b"\xff" * 100):
+            file.write_bytes(content)
+            self.refused(str(file), "model.gguf")
+
+    def test_a_function_that_returns_no_model(self) -> None:
+        file = self.folder / "own.py"
+        file.write_text("import torch\ndef linear(): return torch.nn.Linear(2, 2)\n")
+        self.refused(f"{file}:linear", "--family")
+        self.refused(f"{file}:other", "other")
+        self.refused(f"{file}:linear", "families are", family="none")
+
+    def test_a_folder_that_is_whole(self) -> None:
+        model = tiny_models.causal("qwen3")
+        model.save_pretrained(self.folder / "own")
+        loaded = source.load(str(self.folder / "own"), torch.float32)
+        self.assertEqual((loaded.name, loaded.family.name, loaded.origin["model_type"]), ("own", "causal_lm", "qwen3"))
+        for name, weight in model.state_dict().items():
+            self.assertTrue(torch.equal(weight, loaded.family.model.state_dict()[name]), name)
+
+
+class Sizes(unittest.TestCase):
+    def test_those_that_the_model_or_each_other_forbid(self) -> None:
+        good: dict[str, Any] = {"device": "cpu", "kv_dtype": "float32", "length": 64, "slots": 2, "slots_max": 4, "buckets": None, "chunk": 8}
+        loaded = source.Loaded(source.family_named("causal_lm")(tiny_models.causal("llama")), "tiny", {})
+        for lie, words in (({"length": 63}, "--length 63"), ({"length": 161}, "64 to 160"), ({"slots": 0}, "--slots 0"), ({"slots": 5}, "--slots 5"),
+                           ({"slots_max": 65}, "--slots-max 65"), ({"chunk": 7}, "--chunk 7"), ({"buckets": [128]}, "a bucket of 128")):  # fmt: skip
+            with self.subTest(lie), tempfile.TemporaryDirectory(prefix="bh-export-") as folder, self.assertRaises(Error) as raised:
+                make.make(loaded, Path(folder, "out"), **{**good, **lie}, tell=print)
+            self.assertIn(words, str(raised.exception))
+
+
+class Command(unittest.TestCase):
+    def run_it(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "bulkhead.export", *arguments], capture_output=True, text=True)
+
+    def test_an_error_is_one_line(self) -> None:
+        done = self.run_it("/none/at/all", "/none/out")
+        self.assertEqual((done.returncode, done.stdout.count("Traceback")), (1, 0))
+        self.assertRegex(done.stderr.splitlines()[-1], "^error: input_invalid: .*no such file or folder")
+
+    def test_a_gpu_that_is_not_there(self) -> None:
+        if torch.cuda.is_available():
+            self.skipTest("a GPU is there")
+        done = self.run_it("/none/at/all", "/none/out", "--device", "cuda")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("PyTorch sees none", done.stderr)
+
+    def test_a_package_whose_weights_were_changed(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:
+            copied = Path(folder, "tiny")
+            shutil.copytree(TINY, copied)
+            done = self.run_it("--check", str(copied))
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("whole", done.stdout)
+            with open(copied / "weights.safetensors", "r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                last = file.read(1)
+                file.seek(-1, os.SEEK_END)
+                file.write(bytes([last[0] ^ 1]))
+            done = self.run_it("--check", str(copied))
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("SHA-256", done.stderr)
+
+
+class Manifest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.said = manifest.read(TINY)
+
+    def problem(self, said: Any) -> str:
+        found = manifest.problems(said, TINY)
+        self.assertTrue(found)
+        return found[0]
+
+    def test_nothing_is_wrong_with_a_true_one(self) -> None:
+        self.assertEqual(manifest.problems(self.said, TINY), [])
+
+    def test_each_member_is_needed_and_of_a_type(self) -> None:
+        for name in self.said:
+            without = {key: value for key, value in self.said.items() if key != name}
+            self.assertIn("format" if name == "format" else name, self.problem(without))
+            if name != "rope_delta":
+                self.assertIn(name, self.problem({**self.said, name: 0.5}))
+
+    def test_lies_about_sizes_and_files(self) -> None:
+        def lie(change: Any) -> str:
+            said = copy.deepcopy(self.said)
+            change(said)
+            return self.problem(said)
+
+        self.assertIn("slots", lie(lambda said: said.update(slots=9)))
+        self.assertIn("length", lie(lambda said: said.update(length=257)))
+        self.assertIn("no decode function takes 2", lie(lambda said: said["decode"].pop()))
+        self.assertIn("not there", lie(lambda said: said["prefill"].update(file="other.pt2")))
+        self.assertIn("folder itself", lie(lambda said: said["prefill"].update(file="../tiny_generate/prefill.pt2")))
+        self.assertIn("bytes", lie(lambda said: said["weights"].update(bytes=1)))
+        self.assertIn("unknown", lie(lambda said: said.update(other=1)))
+        self.assertIn("format", self.problem({**self.said, "format": "bulkhead-generate/2"}))
+        self.assertIn("object", self.problem([]))
+
+    def test_it_is_read_with_named_errors(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:
+            for text in (None, "{", "[]", json.dumps({**self.said, "slots": 9})):
+                if text is not None:
+                    Path(folder, manifest.FILE).write_text(text)
+                with self.assertRaises(Error) as raised:
+                    manifest.read(Path(folder))
+                self.assertEqual(raised.exception.code, "input_invalid")
+
+
+class Compiled(unittest.TestCase):
+    """The tiny package of make_test_models.py, against the model that it was made from."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.package = check.Package(TINY)
+        cls.family = source.load(f"{MAKER}:tiny_generate", torch.float32).family
+
+    def prompt(self, size: int, seed: int) -> check.Prompt:
+        generator = torch.Generator().manual_seed(seed)
+        return check.Prompt(tokens=torch.randint(3, 512, (size, 1), generator=generator))
+
+    def test_greedy_tokens_are_the_originals(self) -> None:
+        for size in (1, 2, 3, 4, 17, 100, 200):
+            verdict = check.compare(self.package, self.family, self.prompt(size, size), 40)
+            self.assertTrue(verdict.good(check.NEAR_TIE), f"{size}: {verdict}")
+
+    def test_chunks_of_a_prompt_are_as_good_as_the_whole(self) -> None:
+        prompt, whole, parts = self.prompt(60, 5), self.package.buffers(1, 80), self.package.buffers(1, 80)
+        self.package.run_prefill(prompt, 0, 60, 60, whole)
+        for start, stop in ((0, 2), (2, 31), (31, 33), (33, 60)):
+            self.package.run_prefill(prompt, start, stop, stop, parts)
+        for one, other in zip(whole, parts, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+            self.assertFalse(one[:, :, 60:].any(), "written beyond the prompt")
+
+    def test_what_a_buffer_held_before_leaves_no_trace(self) -> None:
+        """Bit for bit, for decode of one and of several, and for prefill: also where the span goes on over old positions."""
+        prompt = self.prompt(20, 6)
+        for n in (1, 2, 5):
+            results = []
+            for fill in (0.0, 1e6):
+                buffers = [torch.full_like(one, fill) for one in self.package.buffers(n, 50)]
+                for slot in range(n):
+                    self.package.run_prefill(prompt, 0, 20, 30, [one[slot : slot + 1] for one in buffers])
+                results.append(self.package.run_decode(torch.full((n, 1), 9), torch.full((n,), 20), 50, buffers))
+                self.assertTrue(all((one[:, :, 21:] == fill).all() for one in buffers), "written beyond its position")
+            self.assertTrue(torch.equal(*results))
+
+    def test_sequences_together_are_as_alone(self) -> None:
+        """Of unlike lengths, at each batch size that is exported; logits, since these may differ in the last bits."""
+        sizes = (3, 40, 11, 25, 7, 60, 2, 33)
+        for n in range(2, 9):
+            buffers = self.package.buffers(n, 64)
+            alone = []
+            for slot, size in enumerate(sizes[:n]):
+                prompt = self.prompt(size, slot)
+                own = [one[slot : slot + 1] for one in buffers]
+                self.package.run_prefill(prompt, 0, size, size, own)
+                apart = [one.clone() for one in own]
+                alone.append(self.package.run_decode(torch.tensor([[slot + 4]]), torch.tensor([size]), size + 1, apart)[0])
+            tokens = torch.arange(4, 4 + n)[:, None]
+            together = self.package.run_decode(tokens, torch.tensor(sizes[:n]), max(sizes[:n]) + 1, buffers)
+            torch.testing.assert_close(together, torch.stack(alone), rtol=1e-4, atol=1e-4)
+
+
+class Int8(unittest.TestCase):
+    def test_rounded_weights_are_near_and_packaged_as_they_are(self) -> None:
+        """A package of its own, for one and exactly two sequences, so that it is soon compiled."""
+        family = source.load(f"{MAKER}:tiny_generate", torch.float32).family
+        ids = torch.arange(5, 45)[None]
+        with torch.no_grad():
+            exact = family.model(ids).logits
+            self.assertEqual(int8.quantise(family.model), 2 * 7 + 1)
+            rounded = family.model(ids).logits
+        self.assertLess(float((rounded - exact).norm() / exact.norm()), 0.05)
+        with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:
+            out = Path(folder, "tiny8")
+            make.make(source.Loaded(family, "tiny8", {"weights": "int8"}), out, device="cpu", kv_dtype="float32", length=None, slots=1, slots_max=2,
+                      buckets=None, chunk=64, tell=lambda said: None)  # fmt: skip
+            package = check.Package(out)
+            self.assertLess(package.manifest["weights"]["bytes"], manifest.read(TINY)["weights"]["bytes"])
+            for prompt in family.prompts():
+                verdict = check.compare(package, family, prompt, 24)
+                self.assertTrue(verdict.good(check.NEAR_TIE), f"{verdict}")
+            buffers = package.buffers(2, 64)
+            both = package.run_decode(torch.tensor([[7], [7]]), torch.tensor([0, 0]), 1, buffers)
+            alone = package.run_decode(torch.tensor([[7]]), torch.tensor([0]), 1, package.buffers(1, 64))
+            torch.testing.assert_close(both, alone.repeat(2, 1, 1, 1), rtol=1e-4, atol=1e-4)
+
+
+class SmolLm2(unittest.TestCase):
+    def test_greedy_tokens_are_those_of_transformers(self) -> None:
+        """20 prompts, 32 tokens: committed references of scripts/models/greedy_references.py."""
+        if not SMOLLM2.is_dir():
+            self.skipTest(f"{SMOLLM2} is missing: scripts/models/prepare.py makes it")
+        said = json.loads(REFERENCES.read_text())
+        package = check.Package(SMOLLM2)
+        self.assertEqual((len(said["prompts"]), said["tokens"]), (20, 32))
+        ties = 0
+        for one in said["prompts"]:
+            prompt = check.Prompt(tokens=torch.tensor(one["prompt"])[:, None])
+            verdict = check.judge(*package.generate(check.Greedy(package), prompt, said["tokens"]), [[token] for token in one["tokens"]])
+            self.assertTrue(verdict.good(check.NEAR_TIE), f"{one['text']}: {verdict}")
+            ties += verdict.equal < verdict.count
+        self.assertLessEqual(ties, 1, "near ties are rare")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,395 @@
+/// Answers that come in parts: in order, bounded, and never twice.
+
+#include <array>
+#include <future>
+#include <optional>
+#include <vector>
+
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "clients/cpp/async_channel.h"
+#include "clients/cpp/limits.h"
+#include "tests/unit/clients/channel_calls.h"
+#include "tests/unit/clients/fake_daemon.h"
+#include "tests/unit/clients/fake_worker.h"
+
+namespace bulkhead {
+namespace {
+
+namespace asio = boost::asio;
+using namespace std::chrono_literals;
+using namespace test;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+void greet_streaming(FakeWorker& worker) {
+    worker.welcome.features |= wire::feature_streaming;
+    worker.greet();
+}
+
+void send_token(FakeWorker& worker, std::uint64_t request_id, int token, bool more = true) {
+    worker.send(channel::encode(
+                    channel::InferResult{.request_id = request_id, .more = more, .values = {{"token", token}}})
+                    .value());
+}
+
+std::int64_t token_of(const Reply& reply) { return reply.values.at("token").as_int64(); }
+
+/// A daemon that introduces these workers one after the other, a connection each.
+FakeDaemon::Script introducing(std::vector<FakeWorker*> workers) {
+    return [workers = std::move(workers)](FakeDaemon& d) {
+        for (std::size_t i = 0; i < workers.size(); ++i) {
+            if (i > 0) d.next_connection();
+            const UniqueFd end = workers[i]->client_end();
+            const std::array<int, 1> fds{end.get()};
+            d.answer(d.request("channel.open"), {{"fds", 1}, {"stateful", false}}, fds);
+        }
+        d.await_hang_up();
+    };
+}
+
+TEST(ChannelStreaming, PartsComeInOrderAndTheLastEndsTheRequest) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto request = w.expect<channel::Infer>();
+        for (int token = 0; token < 3; ++token) send_token(w, request.request_id, token, token < 2);
+        w.await_hang_up();
+    }};
+    {
+        Channel channel = adopt(worker).value();
+        const std::uint64_t id = channel.submit({.method = "generate", .in_parts = true}).value();
+        for (int token = 0; token < 3; ++token) {
+            const Reply part = channel.next(id).value();
+            EXPECT_EQ(token_of(part), token);
+            EXPECT_EQ(part.more, token < 2);
+        }
+        EXPECT_EQ(channel.next(id).error().code, ErrorCode::input_invalid) << "an answer ends once";
+    }
+}
+
+TEST(ChannelStreaming, WhoeverWaitsForTheAnswerGetsTheLastPart) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        for (int request = 0; request < 2; ++request) {
+            const auto id = w.expect<channel::Infer>().request_id;
+            for (int token = 0; token < 3; ++token) send_token(w, id, token, token < 2);
+        }
+        w.await_hang_up();
+    }};
+    {
+        Channel channel = adopt(worker).value();
+        EXPECT_EQ(token_of(channel.infer({.method = "generate"}).value()), 2);
+        EXPECT_EQ(token_of(channel.infer({.method = "generate", .in_parts = true}).value()), 2);
+    }
+}
+
+TEST(ChannelStreaming, PartsOfTwoRequestsAreToldApart) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto first = w.expect<channel::Infer>().request_id, second = w.expect<channel::Infer>().request_id;
+        for (int token = 0; token < 4; ++token) {
+            send_token(w, second, 100 + token, token < 3);
+            send_token(w, first, token, token < 3);
+        }
+        w.await_hang_up();
+    }};
+    {
+        Channel channel = adopt(worker).value();
+        const std::uint64_t first = channel.submit({.in_parts = true}).value();
+        const std::uint64_t second = channel.submit({.in_parts = true}).value();
+        for (const auto& [id, from] : {std::pair{first, 0}, std::pair{second, 100}})
+            for (int token = 0; token < 4; ++token) EXPECT_EQ(token_of(channel.next(id).value()), from + token);
+    }
+}
+
+TEST(ChannelStreaming, AWorkerThatDiesLeavesWhatCameAndSaysHowMuchThatWas) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto request = w.expect<channel::Infer>();
+        for (int token = 0; token < 3; ++token) send_token(w, request.request_id, token);
+    }};
+    Channel channel = adopt(worker).value();
+    const std::uint64_t id = channel.submit({.in_parts = true}).value();
+    worker.finish();
+    for (int token = 0; token < 3; ++token) EXPECT_EQ(token_of(channel.next(id).value()), token);
+
+    const Error error = channel.next(id).error();
+
+    EXPECT_EQ(error.code, ErrorCode::worker_lost);
+    EXPECT_THAT(error.attempt, HasSubstr("after 3 parts of the answer"));
+}
+
+/// The next worker would begin anew, and its first parts would come twice.
+TEST(ChannelStreaming, AnAnswerThatHasBegunIsNotSentOnceMore) {
+    FakeWorker first{[](FakeWorker& w) {
+        greet_streaming(w);
+        send_token(w, w.expect<channel::Infer>().request_id, 7);
+    }};
+    FakeDaemon daemon{introducing({&first})};
+    {
+        ControlClient control = daemon.connect();
+        Channel channel = Channel::open(control, "fake").value();
+        const std::uint64_t id = channel.submit({.retry_safe = true, .in_parts = true}).value();
+        EXPECT_EQ(token_of(channel.next(id).value()), 7);
+        EXPECT_EQ(channel.next(id).error().code, ErrorCode::worker_lost);
+        EXPECT_EQ(channel.replays(), 0u);
+    }
+}
+
+TEST(ChannelStreaming, ARequestWithoutAPartYetIsSentOnceMoreAndStreams) {
+    FakeWorker first{[](FakeWorker& w) {
+        greet_streaming(w);
+        w.expect<channel::Infer>();
+    }};
+    FakeWorker second{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto id = w.expect<channel::Infer>().request_id;
+        send_token(w, id, 1);
+        send_token(w, id, 2, false);
+        w.await_hang_up();
+    }};
+    FakeDaemon daemon{introducing({&first, &second})};
+    {
+        ControlClient control = daemon.connect();
+        Channel channel = Channel::open(control, "fake").value();
+        const std::uint64_t id = channel.submit({.retry_safe = true, .in_parts = true}).value();
+        EXPECT_EQ(token_of(channel.next(id).value()), 1);
+        EXPECT_EQ(token_of(channel.next(id).value()), 2);
+        EXPECT_EQ(channel.replays(), 1u);
+    }
+}
+
+TEST(ChannelStreaming, LeavingAStreamCancelsItAndDropsWhatStillComes) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto request = w.expect<channel::Infer>();
+        send_token(w, request.request_id, 0);
+        EXPECT_EQ(w.expect<channel::Cancel>().request_id, request.request_id);
+        send_token(w, request.request_id, 1);
+        w.send(channel::encode(channel::Failure{request.request_id, {ErrorCode::cancelled, "cancelled", ""}}));
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        w.await_hang_up();
+    }};
+    {
+        Channel channel = adopt(worker).value();
+        const std::uint64_t id = channel.submit({.in_parts = true}).value();
+        EXPECT_EQ(token_of(channel.next(id).value()), 0);
+        channel.abandon(id);
+        EXPECT_TRUE(channel.infer({})) << "the channel lives on";
+        EXPECT_EQ(channel.next(id).error().code, ErrorCode::input_invalid);
+    }
+}
+
+TEST(ChannelStreaming, PartsThatNobodyTakesAreBounded) {
+    constexpr int sent = 5000;
+    static_assert(sent > limits::parts_max);
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto request = w.expect<channel::Infer>();
+        const auto other = w.expect<channel::Infer>();
+        for (int token = 0; token < sent; ++token) send_token(w, request.request_id, token);
+        EXPECT_EQ(w.expect<channel::Cancel>().request_id, request.request_id);
+        w.send(channel::encode(channel::Failure{request.request_id, {ErrorCode::cancelled, "cancelled", ""}}));
+        w.answer(other.request_id, {});
+        w.await_hang_up();
+    }};
+    {
+        Channel channel = adopt(worker).value();
+        const std::uint64_t id = channel.submit({.in_parts = true}).value();
+        EXPECT_TRUE(channel.infer({})) << "another request reads the channel meanwhile";
+
+        std::size_t taken = 0;
+        Result<Reply> part = channel.next(id);
+        for (; part; part = channel.next(id)) EXPECT_EQ(token_of(*part), static_cast<int>(taken++));
+        EXPECT_EQ(taken, limits::parts_max);
+        EXPECT_EQ(part.error().code, ErrorCode::resources_exhausted);
+    }
+}
+
+TEST(ChannelStreaming, OutputsOfAPartThatNobodyWantsGoBack) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto request = w.expect<channel::Infer>();
+        w.send(channel::encode(channel::InferResult{
+                                   .request_id = request.request_id, .more = true, .tensors = {w.output("p", {1})}})
+                   .value());
+        w.answer(request.request_id, {w.output("p", {2})});
+        EXPECT_EQ(w.expect<channel::Release>().leases.size(), 1u);
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        w.await_hang_up();
+    }};
+    {
+        Channel channel = adopt(worker).value();
+        const Reply reply = channel.infer({}).value();
+        EXPECT_EQ(reply.find("p")->as<float>()[0], 2);
+        EXPECT_TRUE(channel.infer({}));
+    }
+}
+
+struct Loop {
+    asio::io_context context;
+
+    template <typename T>
+    Result<T> until(std::optional<Result<T>>& outcome) {
+        context.restart();
+        while (!outcome && context.run_one() > 0) {
+        }
+        EXPECT_TRUE(outcome) << "the loop ran dry";
+        return outcome ? std::move(*outcome) : Result<T>{Error{}};
+    }
+    AsyncChannel adopt(FakeWorker& worker) {
+        std::optional<Result<AsyncChannel>> outcome;
+        AsyncChannel::async_adopt(context.get_executor(), worker.client_end(), {.client = "test", .deadline = 10s},
+                                  [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
+        return until(outcome).value();
+    }
+    Result<Reply> next(AsyncStream& stream) {
+        std::optional<Result<Reply>> outcome;
+        stream.async_next([&](Result<Reply> part) { outcome = std::move(part); });
+        return until(outcome);
+    }
+};
+
+TEST(AsyncChannelStreaming, ACoroutineTakesPartAfterPart) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto request = w.expect<channel::Infer>();
+        for (int token = 0; token < 4; ++token) send_token(w, request.request_id, token, token < 3);
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    std::vector<std::int64_t> seen;
+    const auto read = [&]() -> asio::awaitable<void> {
+        AsyncStream stream = channel.stream({.method = "generate"});
+        for (bool more = true; more;) {
+            const Result<Reply> part = co_await stream.async_next(asio::use_awaitable);
+            seen.push_back(token_of(part.value()));
+            more = part->more;
+        }
+    };
+
+    asio::co_spawn(loop.context, read, [](std::exception_ptr failure) { EXPECT_FALSE(failure); });
+    loop.context.restart(), loop.context.run();  // and runs dry at the end
+
+    EXPECT_THAT(seen, ElementsAre(0, 1, 2, 3));
+    channel = AsyncChannel{};
+}
+
+TEST(AsyncChannelStreaming, AStreamBesideOtherRequests) {
+    Gate answered;
+    FakeWorker worker{[&](FakeWorker& w) {
+        greet_streaming(w);
+        const auto stream = w.expect<channel::Infer>().request_id;
+        send_token(w, stream, 0);
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        answered.wait();
+        send_token(w, stream, 1, false);
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    AsyncStream stream = channel.stream({});
+    EXPECT_EQ(token_of(loop.next(stream).value()), 0);
+
+    std::optional<Result<Reply>> other;
+    channel.async_infer({}, [&](Result<Reply> reply) { other = std::move(reply); });
+    EXPECT_TRUE(loop.until(other));
+    loop.context.restart();
+    loop.context.run();  // nobody waits: the stream alone keeps no loop running
+    answered.open();
+
+    const Reply last = loop.next(stream).value();
+    EXPECT_EQ(token_of(last), 1);
+    EXPECT_FALSE(last.more);
+    EXPECT_EQ(loop.next(stream).error().code, ErrorCode::input_invalid);
+    channel = AsyncChannel{};
+}
+
+TEST(AsyncChannelStreaming, ARefusedRequestIsToldToWhoeverTakesTheFirstPart) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.welcome.in_flight_max = 1;
+        greet_streaming(w);
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    AsyncStream first = channel.stream({}), refused = channel.stream({});
+    EXPECT_EQ(loop.next(refused).error().code, ErrorCode::queue_full);
+    EXPECT_TRUE(loop.next(first));
+    channel = AsyncChannel{};
+}
+
+TEST(AsyncChannelStreaming, CancellingAWaitCancelsTheRequest) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto request = w.expect<channel::Infer>().request_id;
+        send_token(w, request, 0);
+        EXPECT_EQ(w.expect<channel::Cancel>().request_id, request);
+        w.send(channel::encode(channel::Failure{request, {ErrorCode::cancelled, "cancelled", ""}}));
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    AsyncStream stream = channel.stream({});
+    EXPECT_TRUE(loop.next(stream));
+
+    asio::cancellation_signal signal;
+    std::optional<Result<Reply>> outcome;
+    stream.async_next(
+        asio::bind_cancellation_slot(signal.slot(), [&](Result<Reply> part) { outcome = std::move(part); }));
+    signal.emit(asio::cancellation_type::terminal);
+
+    EXPECT_EQ(loop.until(outcome).error().code, ErrorCode::cancelled);
+    channel = AsyncChannel{};
+}
+
+TEST(AsyncChannelStreaming, DroppingAStreamCancelsTheRequestAndTheChannelLivesOn) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto request = w.expect<channel::Infer>().request_id;
+        send_token(w, request, 0);
+        EXPECT_EQ(w.expect<channel::Cancel>().request_id, request);
+        send_token(w, request, 1);
+        w.send(channel::encode(channel::Failure{request, {ErrorCode::cancelled, "cancelled", ""}}));
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    {
+        AsyncStream stream = channel.stream({});
+        EXPECT_TRUE(loop.next(stream));
+    }
+    std::optional<Result<Reply>> other;
+    channel.async_infer({}, [&](Result<Reply> reply) { other = std::move(reply); });
+    EXPECT_TRUE(loop.until(other));
+    channel = AsyncChannel{};
+}
+
+TEST(AsyncChannelStreaming, AStreamEndsWithItsChannel) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        send_token(w, w.expect<channel::Infer>().request_id, 0);
+        w.expect<channel::Cancel>();
+        w.await_hang_up();
+    }};
+    Loop loop;
+    AsyncChannel channel = loop.adopt(worker);
+    {
+        AsyncStream stream = channel.stream({});
+        EXPECT_TRUE(loop.next(stream));
+        channel = AsyncChannel{};
+        EXPECT_EQ(loop.next(stream).error().code, ErrorCode::cancelled);
+    }
+}
+
+}  // namespace
+}  // namespace bulkhead

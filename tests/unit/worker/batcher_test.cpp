@@ -1,0 +1,583 @@
+#include "worker/generation/batcher.h"
+
+#include <map>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/worker/fake_engine.h"
+
+namespace bulkhead::worker::generation {
+namespace {
+
+using test::FakeEngine;
+using testing::Contains;
+using testing::Each;
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+using Tokens = std::vector<std::int32_t>;
+using Ids = std::vector<std::int64_t>;
+
+Ids counting(std::int64_t from, std::size_t count) {
+    Ids ids(count);
+    for (std::size_t i = 0; i < count; ++i) ids[i] = (from + static_cast<std::int64_t>(i)) % 63;
+    return ids;
+}
+
+/// What a sequence gives when it is alone in the world: the promise that batching must keep.
+Tokens expected(const Shape& shape, const Ask& ask, std::span<const std::int64_t> prompt) {
+    Ids before{prompt.begin(), prompt.end()};
+    if (shape.embeddings && !shape.prefill_gives)
+        before.insert(before.end(), shape.first_token.begin(), shape.first_token.end());
+    Tokens given;
+    for (std::uint32_t step = 0; step < ask.new_max; ++step) {
+        Tokens now;
+        for (std::uint32_t c = 0; c < shape.codebooks; ++c) {
+            const std::size_t index = std::size_t{step} * shape.codebooks + c;
+            const bool is_forced = index < ask.rules.forced.size() && ask.rules.forced[index] >= 0;
+            now.push_back(is_forced ? ask.rules.forced[index] : FakeEngine::next(before, shape, ask.sampling, c));
+        }
+        before.insert(before.end(), now.begin(), now.end());
+        given.insert(given.end(), now.begin(), now.end());
+        if (std::ranges::find(ask.rules.stop, now.front()) != ask.rules.stop.end()) break;
+    }
+    return given;
+}
+
+/// Runs a batcher over the fake engine, one turn after the other, as the executor does.
+class BatcherTest : public testing::Test, protected Batcher::Listener {
+protected:
+    struct Prompt {
+        Ids tokens;
+        std::vector<std::byte> bytes;
+        std::vector<std::int64_t> dims;
+        std::vector<TensorView> views;
+    };
+
+    void make(Shape with, std::uint32_t chunk = 8, std::uint32_t ahead = 1) {
+        batcher.reset();
+        shape = std::move(with);
+        engine.emplace(shape, ahead);
+        batcher.emplace(*engine, chunk, static_cast<Batcher::Listener&>(*this), statistics);
+    }
+    void TearDown() override {
+        if (engine) {
+            EXPECT_THAT(engine->faults, IsEmpty());
+        }
+    }
+
+    Ask ask(std::uint32_t new_max = 8) const {
+        Ask made;
+        made.new_max = new_max;
+        return made;
+    }
+    Batcher::Number add(const Ids& tokens, Ask request, bool hears = false) {
+        const Batcher::Number number = ++last;
+        Prompt& prompt = prompts[number];
+        prompt.tokens = tokens;
+        const auto length = tokens.size() / (shape.embeddings ? 1 : shape.codebooks);
+        if (shape.embeddings) {
+            for (const std::int64_t token : tokens) prompt.bytes.push_back(static_cast<std::byte>(token));
+        } else {
+            const auto bytes = std::as_bytes(std::span{tokens});
+            prompt.bytes.assign(bytes.begin(), bytes.end());
+            request.tokens = tokens;
+        }
+        prompt.dims = {static_cast<std::int64_t>(length)};
+        prompt.views = {{shape.inputs[0].name, shape.inputs[0].dtype, prompt.dims, prompt.bytes}};
+        request.prompt_length = static_cast<std::uint32_t>(length);
+        asks[number] = request;
+        batcher->add(number, std::move(request), prompt.views, hears);
+        return number;
+    }
+    void run() {
+        for (int turns = 0; batcher->turn(); ++turns) ASSERT_LT(turns, 100'000);
+        EXPECT_EQ(batcher->sequences(), 0U);
+        EXPECT_EQ(batcher->active(), 0U);
+    }
+    const Ending& ending_of(Batcher::Number number) {
+        const auto found = endings.find(number);
+        if (found == endings.end()) {
+            ADD_FAILURE() << "sequence " << number << " has not ended";
+            return endings[number];
+        }
+        return found->second;
+    }
+    /// It gave exactly what it would have given alone.
+    void expect_right(Batcher::Number number) {
+        const Ending& ending = ending_of(number);
+        ASSERT_TRUE(ending.result) << ending.result.error().text();
+        EXPECT_EQ(ending.tokens, expected(shape, asks.at(number), prompts.at(number).tokens)) << "sequence " << number;
+        EXPECT_EQ(ending.new_tokens * shape.codebooks, ending.tokens.size());
+        EXPECT_EQ(ending.prompt_tokens, asks.at(number).prompt_length);
+    }
+    Tokens alone(Batcher::Number number) { return expected(shape, asks.at(number), prompts.at(number).tokens); }
+
+    void gave(Batcher::Number number, std::span<const std::int32_t> tokens) override {
+        heard[number].insert(heard[number].end(), tokens.begin(), tokens.end());
+        said.push_back(fmt::format("{} gave", number));
+    }
+    void ended(Batcher::Number number, Ending ending) override {
+        EXPECT_FALSE(endings.contains(number)) << "ended twice";
+        endings[number] = std::move(ending);
+        said.push_back(fmt::format("{} ended", number));
+    }
+
+    Shape shape;
+    Statistics statistics;
+    std::optional<FakeEngine> engine;
+    std::optional<Batcher> batcher;
+    std::map<Batcher::Number, Prompt> prompts;
+    std::map<Batcher::Number, Ask> asks;
+    std::map<Batcher::Number, Ending> endings;
+    std::map<Batcher::Number, Tokens> heard;
+    std::vector<std::string> said;
+    Batcher::Number last = 0;
+};
+
+TEST_F(BatcherTest, LeavesTheLastPromptTokenToTheFirstStep) {
+    make(FakeEngine::usual());
+    const auto number = add({5, 6, 7}, ask(2));
+    run();
+    EXPECT_THAT(engine->calls, ElementsAre("reset 0 0", "prefill 0 0+2", "launch 1", "collect", "launch 1", "collect"));
+    expect_right(number);
+    EXPECT_EQ(ending_of(number).finish, "length");
+}
+
+TEST_F(BatcherTest, StepsAtOnceWhereThePromptIsOneToken) {
+    make(FakeEngine::usual());
+    const auto number = add({5}, ask(1));
+    run();
+    EXPECT_THAT(engine->calls, ElementsAre("reset 0 0", "launch 1", "collect"));
+    expect_right(number);
+}
+
+TEST_F(BatcherTest, EndsWithAStopTokenWhichIsPartOfTheResult) {
+    make(FakeEngine::usual());
+    const Tokens all = expected(shape, ask(30), Ids{1, 2, 3});
+    Ask request = ask(30);
+    request.rules.stop = {all[4]};
+    const auto number = add({1, 2, 3}, request);
+    run();
+    expect_right(number);
+    EXPECT_EQ(ending_of(number).finish, "stop");
+    EXPECT_EQ(ending_of(number).tokens.back(), all[4]);
+}
+
+TEST_F(BatcherTest, GivesForcedTokensFirst) {
+    make(FakeEngine::usual());
+    Ask request = ask(4);
+    request.rules.forced = {9, -1, 11};
+    const auto number = add({1, 2, 3}, request);
+    run();
+    expect_right(number);
+    EXPECT_EQ(ending_of(number).tokens[0], 9);
+    EXPECT_EQ(ending_of(number).tokens[2], 11);
+}
+
+TEST_F(BatcherTest, TellsEachStepOfThoseThatHear) {
+    make(FakeEngine::usual());
+    const auto loud = add({1, 2, 3}, ask(5), true);
+    const auto quiet = add({4, 5, 6}, ask(5));
+    run();
+    expect_right(loud);
+    expect_right(quiet);
+    EXPECT_EQ(heard[loud], ending_of(loud).tokens);
+    EXPECT_THAT(heard[quiet], IsEmpty());
+}
+
+TEST_F(BatcherTest, FillsTheLastPositionAndNoFurther) {
+    make(FakeEngine::usual());
+    const auto number = add(counting(0, 60), ask(5));  // 59 + 5 fed: all 64 positions
+    run();
+    expect_right(number);
+}
+
+TEST_F(BatcherTest, ComputesOneChunkBetweenTwoStepsOfTheOthers) {
+    make(FakeEngine::usual());
+    const auto runs = add({1, 2}, ask(20));
+    batcher->turn();
+    engine->calls.clear();
+    const auto comes = add(counting(10, 33), ask(2));  // four chunks of 8
+    for (int i = 0; i < 4; ++i) batcher->turn();
+    EXPECT_THAT(engine->calls,
+                ElementsAre("reset 1 0", "prefill 1 0+8", "launch 1", "collect", "prefill 1 8+8", "launch 1", "collect",
+                            "prefill 1 16+8", "launch 1", "collect", "prefill 1 24+8", "launch 2", "collect"));
+    run();
+    expect_right(runs);
+    expect_right(comes);
+}
+
+TEST_F(BatcherTest, ComputesPromptsByTurns) {
+    make(FakeEngine::usual());
+    const auto long_one = add(counting(0, 41), ask(1));
+    const auto short_one = add(counting(20, 9), ask(1));
+    run();
+    expect_right(long_one);
+    expect_right(short_one);
+    EXPECT_THAT(said, ElementsAre(fmt::format("{} ended", short_one), fmt::format("{} ended", long_one)));
+}
+
+TEST_F(BatcherTest, KeepsActiveSequencesInFrontByOneExchangeALeaver) {
+    make(FakeEngine::usual());
+    const auto first = add({1, 2}, ask(3));
+    const auto second = add({3, 4}, ask(12));
+    const auto third = add({5, 6}, ask(20));
+    run();
+    for (const auto number : {first, second, third}) expect_right(number);
+    EXPECT_EQ(engine->moves, 1U);  // third took first's place; second was then the last itself
+    EXPECT_THAT(engine->calls, Contains("launch 3"));
+    EXPECT_EQ(engine->calls.back(), "collect");
+}
+
+TEST_F(BatcherTest, ALoneSequenceStepsAloneWhateverSlotItGot) {
+    make(FakeEngine::usual());
+    for (int i = 0; i < 6; ++i) {
+        engine->calls.clear();
+        const auto number = add(counting(i * 7, 5), ask(3));
+        run();
+        expect_right(number);
+        EXPECT_THAT(engine->calls, Contains("launch 1"));
+        EXPECT_THAT(engine->calls, Not(Contains("launch 2")));
+    }
+}
+
+TEST_F(BatcherTest, RemovesBeforeTheNextStep) {
+    make(FakeEngine::usual());
+    const auto stays = add({1, 2}, ask(9));
+    const auto goes = add({3, 4}, ask(9));
+    batcher->turn();
+    batcher->turn();
+    EXPECT_EQ(batcher->active(), 2U);
+    batcher->remove(goes);
+    EXPECT_EQ(batcher->active(), 1U);
+    batcher->remove(goes);  // unknown by now
+    run();
+    expect_right(stays);
+    EXPECT_FALSE(endings.contains(goes));
+}
+
+TEST_F(BatcherTest, RemovesOneWhosePromptIsNotComputed) {
+    make(FakeEngine::usual());
+    const auto goes = add(counting(0, 40), ask(9));
+    batcher->turn();
+    batcher->remove(goes);
+    EXPECT_FALSE(batcher->turn());
+    const auto next = add(counting(0, 40), ask(2));
+    run();
+    expect_right(next);
+    EXPECT_EQ(ending_of(next).reused_tokens, 8U);  // the chunk that was computed
+}
+
+TEST_F(BatcherTest, ReusesThePrefixThatASlotHolds) {
+    make(FakeEngine::usual());
+    const auto first = add(counting(0, 20), ask(6));
+    run();
+    Ids longer = counting(0, 20);
+    for (const std::int32_t token : ending_of(first).tokens) longer.push_back(token);
+    longer.insert(longer.end(), {7, 7, 7});
+    engine->calls.clear();
+    const auto second = add(longer, ask(4));
+    run();
+    expect_right(second);
+    EXPECT_EQ(ending_of(second).reused_tokens, 25U);  // all of the first one's that was ever fed
+    EXPECT_THAT(engine->calls, Contains("prefill 0 25+3"));
+    EXPECT_EQ(engine->copies, 0U);
+}
+
+TEST_F(BatcherTest, FeedsTheLastTokenAgainWhereAllOfThePromptIsThere) {
+    make(FakeEngine::usual());
+    const auto first = add(counting(0, 20), ask(6));
+    run();
+    const auto again = add(counting(0, 20), ask(6));
+    run();
+    expect_right(again);
+    EXPECT_EQ(ending_of(again).tokens, ending_of(first).tokens);
+    EXPECT_EQ(ending_of(again).reused_tokens, 19U);
+}
+
+TEST_F(BatcherTest, CopiesThePrefixOfASequenceThatRuns) {
+    make(FakeEngine::usual());
+    const auto runs = add(counting(0, 30), ask(20));
+    for (int i = 0; i < 6; ++i) batcher->turn();
+    Ids same = counting(0, 25);
+    same.push_back(50);
+    const auto comes = add(same, ask(5));
+    run();
+    expect_right(runs);
+    expect_right(comes);
+    EXPECT_EQ(ending_of(comes).reused_tokens, 25U);
+    EXPECT_EQ(engine->copies, 1U);
+}
+
+TEST_F(BatcherTest, CopiesAPrefixOutOfASlotThatHoldsMuchMore) {
+    make(FakeEngine::usual());
+    const auto first = add(counting(0, 45), ask(6));
+    run();
+    Ids other = counting(0, 18);
+    other.push_back(61);
+    const auto second = add(other, ask(3));
+    run();
+    const auto third = add(counting(0, 45), ask(3));  // the first one's prompt is still there
+    run();
+    for (const auto number : {first, second, third}) expect_right(number);
+    EXPECT_EQ(ending_of(second).reused_tokens, 18U);
+    EXPECT_EQ(ending_of(third).reused_tokens, 44U);
+}
+
+TEST_F(BatcherTest, LaunchesTheNextStepBeforeItReadsTheLastOne) {
+    make(FakeEngine::usual(), 8, 2);
+    const auto number = add({5, 6, 7}, ask(3));
+    run();
+    EXPECT_THAT(engine->calls, ElementsAre("reset 0 0", "prefill 0 0+2", "launch 1", "launch 1", "collect", "launch 1",
+                                           "collect", "collect"));
+    expect_right(number);  // and no step more than its tokens
+}
+
+TEST_F(BatcherTest, ThrowsAwayTheStepThatRanAheadOfAStop) {
+    make(FakeEngine::usual(), 8, 2);
+    const Tokens all = expected(shape, ask(30), Ids{1, 2, 3});
+    Ask request = ask(30);
+    request.rules.stop = {all[2]};
+    const auto number = add({1, 2, 3}, request);
+    run();
+    expect_right(number);
+    Ids again{1, 2, 3};
+    for (std::size_t i = 0; i < ending_of(number).tokens.size(); ++i) again.push_back(ending_of(number).tokens[i]);
+    const auto next = add(again, ask(4));
+    run();
+    expect_right(next);
+    EXPECT_EQ(ending_of(next).reused_tokens, again.size() - 1);  // the stop token itself was never fed
+}
+
+TEST_F(BatcherTest, TakesTheFirstTokenFromAPrefillThatGivesOne) {
+    Shape gives = FakeEngine::usual();
+    gives.prefill_gives = true;
+    make(gives);
+    const auto several = add(counting(0, 20), ask(4), true);
+    const auto one = add(counting(30, 20), ask(1), true);
+    run();
+    expect_right(several);
+    expect_right(one);
+    EXPECT_EQ(heard[one].size(), 1U);
+}
+
+TEST_F(BatcherTest, BeginsWithTheManifestsTokenBehindEmbeddings) {
+    Shape embeds = FakeEngine::usual();
+    embeds.embeddings = true;
+    embeds.first_token = {42};
+    embeds.inputs = {{"embeddings", wire::DType::uint8, {{1, 64, "T"}}}};
+    make(embeds);
+    const auto first = add(counting(0, 20), ask(5));
+    run();
+    const auto second = add(counting(0, 20), ask(5));
+    run();
+    expect_right(first);
+    expect_right(second);
+    EXPECT_EQ(ending_of(second).reused_tokens, 0U);  // nothing says that embeddings are the same
+}
+
+TEST_F(BatcherTest, HandlesSeveralCodebooks) {
+    Shape books = FakeEngine::usual();
+    books.codebooks = 3;
+    books.inputs = {{"tokens", wire::DType::int64, {{1, 64, "T"}, {3, 3}}}};
+    make(books);
+    const auto first = add(counting(0, 30), ask(5), true);
+    run();
+    const auto second = add(counting(0, 30), ask(7));
+    run();
+    expect_right(first);
+    expect_right(second);
+    EXPECT_EQ(heard[first], ending_of(first).tokens);
+    EXPECT_EQ(ending_of(second).reused_tokens, 9U);
+}
+
+TEST_F(BatcherTest, ChangesSamplingFromTheNextStepOn) {
+    make(FakeEngine::usual());
+    Ask request = ask(6);
+    request.sampling = {.temperature = 1, .do_sample = true, .seed = 3};
+    const auto number = add({1, 2, 3}, request);
+    batcher->turn();
+    batcher->turn();
+    Sampling changed = request.sampling;
+    changed.temperature = 0.5F;
+    batcher->set_sampling(number, changed);
+    run();
+    const Tokens before = expected(shape, request, Ids{1, 2, 3});
+    const Tokens& given = ending_of(number).tokens;
+    EXPECT_TRUE(std::equal(given.begin(), given.begin() + 2, before.begin()));
+    EXPECT_NE(given, before);
+    EXPECT_EQ(ending_of(number).sampling, changed);
+}
+
+TEST_F(BatcherTest, FailsOnlyTheOneWhoseLogitsAreNoNumbers) {
+    make(FakeEngine::usual());
+    const auto bad = add({1, 2, 3}, ask(20));
+    const auto good = add({4, 5, 6}, ask(20));
+    const Tokens of_bad = alone(bad);
+    const Tokens of_good = alone(good);
+    const auto only_bad = std::ranges::find_if(
+        of_bad, [&](std::int32_t token) { return std::ranges::find(of_good, token) == of_good.end(); });
+    ASSERT_NE(only_bad, of_bad.end());
+    engine->not_finite_after = *only_bad;
+    run();
+    expect_right(good);
+    EXPECT_EQ(ending_of(bad).result.error().code, ErrorCode::inference_failed);
+}
+
+TEST_F(BatcherTest, GoesOnAfterAFailedPrefill) {
+    make(FakeEngine::usual());
+    const auto runs = add({1, 2}, ask(9));
+    batcher->turn();
+    engine->fails = "prefill";
+    const auto fails = add({3, 4, 5}, ask(9));
+    batcher->turn();
+    engine->fails = {};
+    run();
+    expect_right(runs);
+    EXPECT_EQ(ending_of(fails).result.error().attempt, "the fake prefill");
+    const auto next = add({3, 4, 5}, ask(9));
+    run();
+    expect_right(next);
+}
+
+TEST_F(BatcherTest, FailsAllOfAFailedStepAndServesTheNextOnes) {
+    for (const std::uint32_t ahead : {1U, 2U})
+        for (const char* call : {"launch", "collect"}) {
+            SCOPED_TRACE(fmt::format("{} {}", call, ahead));
+            endings.clear();
+            make(FakeEngine::usual(), 8, ahead);
+            const auto one = add({1, 2}, ask(9));
+            const auto two = add({3, 4}, ask(9));
+            batcher->turn();
+            batcher->turn();
+            engine->fails = call;
+            batcher->turn();
+            batcher->turn();
+            engine->fails = {};
+            run();
+            EXPECT_FALSE(ending_of(one).result);
+            EXPECT_FALSE(ending_of(two).result);
+            const auto next = add({1, 2}, ask(9));
+            run();
+            expect_right(next);
+            EXPECT_THAT(engine->faults, IsEmpty());
+        }
+}
+
+TEST_F(BatcherTest, FailsAllWhereAnExchangeFailed) {
+    make(FakeEngine::usual());
+    const auto one = add({1, 2}, ask(2));
+    const auto two = add({3, 4}, ask(9));
+    engine->fails = "exchange";
+    run();
+    expect_right(one);
+    EXPECT_EQ(ending_of(two).result.error().attempt, "the fake exchange");
+    engine->fails = {};
+    const auto next = add({3, 4}, ask(9));
+    run();
+    expect_right(next);
+}
+
+TEST_F(BatcherTest, CountsWhatItDid) {
+    make(FakeEngine::usual());
+    add(counting(0, 20), ask(6));
+    run();
+    add(counting(0, 20), ask(6));
+    run();
+    const boost::json::object object = statistics.object();
+    EXPECT_EQ(object.at("tokens").to_number<int>(), 12);
+    EXPECT_EQ(object.at("prefill_tokens").to_number<int>(), 19);
+    EXPECT_EQ(object.at("reused_tokens").to_number<int>(), 19);
+    EXPECT_GT(object.at("tokens_per_second").to_number<double>(), 0);
+    const auto& step = object.at("step_ms").as_object();
+    EXPECT_GE(step.at("p99").to_number<double>(), step.at("p50").to_number<double>());
+    EXPECT_GT(step.at("last").to_number<double>(), 0);
+}
+
+/// Whatever joins, leaves, is removed or shares a prefix with whatever else: each gives what it would give alone.
+class BatcherHistories : public BatcherTest, public testing::WithParamInterface<std::uint32_t> {
+protected:
+    void live(std::uint32_t seed, Shape with, std::uint32_t ahead) {
+        std::mt19937 random{seed};
+        const auto pick = [&](std::size_t below) {
+            return std::uniform_int_distribution<std::size_t>{0, below - 1}(random);
+        };
+        make(std::move(with), 1 + static_cast<std::uint32_t>(pick(16)), ahead);
+        engine->listens = false;
+        std::vector<Batcher::Number> alive;
+        std::set<Batcher::Number> removed;
+        for (int event = 0; event < 300; ++event) {
+            std::erase_if(alive, [&](auto number) { return endings.contains(number); });
+            if (pick(3) == 0 && alive.size() < shape.slots) {
+                Ids tokens = next_prompt(pick, removed);
+                Ask request = ask(static_cast<std::uint32_t>(1 + pick(12)));
+                if (pick(2) == 0) request.rules.stop = {static_cast<std::int32_t>(pick(64))};
+                if (pick(2) == 0) request.sampling = {.do_sample = true, .seed = pick(5)};
+                alive.push_back(add(tokens, request, pick(2) == 0));
+            } else if (pick(12) == 0 && !alive.empty()) {
+                const std::size_t which = pick(alive.size());
+                batcher->remove(alive[which]);
+                removed.insert(alive[which]);
+                alive.erase(alive.begin() + static_cast<std::ptrdiff_t>(which));
+            } else {
+                batcher->turn();
+            }
+        }
+        run();
+        for (Batcher::Number number = 1; number <= last; ++number) {
+            if (removed.contains(number)) {
+                EXPECT_FALSE(endings.contains(number));
+                continue;
+            }
+            expect_right(number);
+            if (heard.contains(number)) {
+                EXPECT_EQ(heard[number], ending_of(number).tokens);
+            }
+        }
+    }
+    /// Often what an earlier one had, or a part of it, with what it gave.
+    template <typename Pick>
+    Ids next_prompt(Pick& pick, const std::set<Batcher::Number>& removed) {
+        const std::uint32_t c = shape.codebooks;
+        Ids tokens;
+        if (last > 0 && pick(3) > 0) {
+            const Batcher::Number old = 1 + pick(last);
+            tokens = prompts.at(old).tokens;
+            if (!shape.embeddings && !removed.contains(old))
+                for (const std::int32_t token : alone(old)) tokens.push_back(token);
+            tokens.resize(std::min<std::size_t>(c * (1 + pick(tokens.size() / c)), 48 * c));
+        }
+        const std::size_t more = 1 + pick(4);
+        for (std::size_t i = 0; i < more * c; ++i) tokens.push_back(static_cast<std::int64_t>(pick(64)));
+        return tokens;
+    }
+};
+
+TEST_P(BatcherHistories, OfOneCodebook) { live(GetParam(), FakeEngine::usual(), 1); }
+TEST_P(BatcherHistories, OfOneCodebookWithStepsAhead) { live(GetParam(), FakeEngine::usual(), 2); }
+TEST_P(BatcherHistories, OfPrefillsThatGive) {
+    Shape gives = FakeEngine::usual();
+    gives.prefill_gives = true;
+    live(GetParam(), gives, 2);
+}
+TEST_P(BatcherHistories, OfThreeCodebooksInTwoSlots) {
+    Shape books = FakeEngine::usual();
+    books.codebooks = 3;
+    books.slots = 2;
+    books.inputs = {{"tokens", wire::DType::int64, {{1, 64, "T"}, {3, 3}}}};
+    live(GetParam(), books, 1);
+}
+TEST_P(BatcherHistories, OfOneSlot) {
+    Shape one = FakeEngine::usual();
+    one.slots = 1;
+    live(GetParam(), one, 2);
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, BatcherHistories, testing::Range(0U, 40U));
+
+}  // namespace
+}  // namespace bulkhead::worker::generation

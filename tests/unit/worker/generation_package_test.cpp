@@ -1,0 +1,205 @@
+#include <cstring>
+
+#include <boost/json.hpp>
+#include <gmock/gmock.h>
+
+#include "tests/unit/worker/generation_fixture.h"
+#include "worker/generation/fit.h"
+#include "worker/generation/weights_file.h"
+
+namespace bulkhead::worker::generation::test {
+namespace {
+
+using testing::HasSubstr;
+
+/// A copy of the tiny package, to be broken.
+class GenerationPackage : public testing::Test {
+protected:
+    void SetUp() override {
+        SKIP_WITHOUT(tiny_package());
+        std::filesystem::copy(tiny_package(), package_);
+        manifest_ = boost::json::parse(worker::test::contents(package_ / "manifest.json")).as_object();
+    }
+
+    Result<std::unique_ptr<Model>> load_it() {
+        worker::test::write_file(package_ / "manifest.json", boost::json::serialize(manifest_));
+        return load(generate_spec(package_), folder_.path() / "cache");
+    }
+    void expect_refused(ErrorCode code, const std::string& words) {
+        const auto loaded = load_it();
+        ASSERT_FALSE(loaded) << "expected " << words;
+        EXPECT_EQ(loaded.error().code, code) << loaded.error().text();
+        EXPECT_THAT(loaded.error().text(), HasSubstr(words));
+        EXPECT_THAT(loaded.error().remedy, HasSubstr("python -m bulkhead.export"));
+    }
+    /// Rewrites the header of the weights; what follows it stays.
+    void edit_header(const std::function<void(boost::json::object&)>& edit) {
+        const auto file = package_ / "weights.safetensors";
+        std::string bytes = worker::test::contents(file);
+        std::uint64_t length = 0;
+        std::memcpy(&length, bytes.data(), sizeof length);
+        const std::size_t data_begins = 8 + length;
+        boost::json::object header = boost::json::parse(bytes.substr(8, length)).as_object();
+        edit(header);
+        std::string text = boost::json::serialize(header);
+        text.resize((text.size() + 7) / 8 * 8, ' ');
+        length = text.size();
+        std::string out(8, '\0');
+        std::memcpy(out.data(), &length, sizeof length);
+        out += text + bytes.substr(data_begins);
+        worker::test::write_file(file, out);
+        manifest_["weights"].as_object()["bytes"] = out.size();
+    }
+    worker::test::TemporaryFolder folder_;
+    std::filesystem::path package_ = folder_.path() / "package";
+    boost::json::object manifest_;
+};
+
+TEST_F(GenerationPackage, LoadsWhole) {
+    const auto loaded = load_it();
+    ASSERT_TRUE(loaded) << loaded.error().text();
+    EXPECT_NE((*loaded)->generator(), nullptr);
+    EXPECT_TRUE((*loaded)->methods().empty());
+}
+
+TEST_F(GenerationPackage, WithoutPrefillReadsPromptsStepByStep) {
+    const auto whole = load_it();
+    ASSERT_TRUE(whole) << whole.error().text();
+    std::mt19937 random{3};
+    const Wish wish{random_prompt(random, (*whole)->generator()->shape(), 9), 6};
+    const auto expected = run_alone(*(*whole)->generator(), wish);
+    manifest_["prefill"] = nullptr;
+    const auto slow = load_it();
+    ASSERT_TRUE(slow) << slow.error().text();
+    EXPECT_EQ(run_alone(*(*slow)->generator(), wish), expected);
+}
+
+TEST_F(GenerationPackage, ManifestThatIsNoneIsToldWithItsField) {
+    worker::test::write_file(package_ / "manifest.json", "{\"format\": ");
+    auto loaded = load(generate_spec(package_), folder_.path() / "cache");
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, ErrorCode::package_incompatible);
+
+    std::filesystem::remove(package_ / "manifest.json");
+    loaded = load(generate_spec(package_), folder_.path() / "cache");
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, ErrorCode::load_failed);
+    EXPECT_THAT(loaded.error().text(), HasSubstr("manifest.json"));
+}
+
+TEST_F(GenerationPackage, FieldsOutOfRangeAreNamed) {
+    const auto original = manifest_;
+    const auto refused = [&](const char* field, boost::json::value value) {
+        manifest_ = original;
+        manifest_[field] = std::move(value);
+        expect_refused(ErrorCode::package_incompatible, std::string{"\""} + field);
+    };
+    refused("format", "bulkhead-generate/2");
+    refused("vocabulary", 0);
+    refused("vocabulary", "many");
+    refused("slots", 100);
+    refused("kv", boost::json::object{{"layers", 1}});
+    refused("decode", boost::json::array{});
+    refused("stop", boost::json::array{512});
+    refused("delay_pattern", boost::json::object{{"bos", 600}, {"eos", 1}});
+    manifest_ = original;
+    manifest_["decode"].as_array()[0].as_object()["file"] = "../decode.pt2";
+    expect_refused(ErrorCode::package_incompatible, "decode[0].file");
+}
+
+TEST_F(GenerationPackage, OfAnotherTorchDeviceOrCpuIsRefusedBeforeItsCodeRuns) {
+    const auto original = manifest_;
+    manifest_["torch"] = "1.13.0";
+    expect_refused(ErrorCode::package_incompatible, "1.13.0");
+    manifest_ = original;
+    manifest_["device"] = "cuda";
+    manifest_["compute_capability"] = "90";
+    expect_refused(ErrorCode::package_incompatible, "cuda");
+    manifest_ = original;
+    manifest_["cpu_flags"].as_array().emplace_back("flag_of_2040");
+    expect_refused(ErrorCode::package_incompatible, "flag_of_2040");
+}
+
+TEST_F(GenerationPackage, MissingFunctionIsNamed) {
+    std::filesystem::remove(package_ / "prefill.pt2");
+    const auto loaded = load_it();
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, ErrorCode::load_failed);
+    EXPECT_THAT(loaded.error().text(), HasSubstr("prefill.pt2"));
+}
+
+TEST_F(GenerationPackage, FunctionThatTakesOtherTensorsIsRefused) {
+    manifest_["kv"].as_object()["layers"] = 3;
+    expect_refused(ErrorCode::package_incompatible, "tensors");
+}
+
+TEST_F(GenerationPackage, TruncatedWeightsAreRefused) {
+    std::filesystem::resize_file(package_ / "weights.safetensors", 1000);
+    expect_refused(ErrorCode::package_incompatible, "1000 bytes");
+    manifest_["weights"].as_object()["bytes"] = 1000;
+    expect_refused(ErrorCode::package_incompatible, "weights");
+}
+
+TEST_F(GenerationPackage, HeaderThatLiesIsRefused) {
+    const auto first_of = [](boost::json::object& header) -> boost::json::object& {
+        for (auto& [name, entry] : header)
+            if (name != "__metadata__") return entry.as_object();
+        throw std::runtime_error{"no tensor"};
+    };
+    edit_header([&](auto& header) { first_of(header)["data_offsets"] = boost::json::array{0, 1ULL << 40}; });
+    expect_refused(ErrorCode::package_incompatible, "lies at bytes");
+    edit_header([&](auto& header) { first_of(header)["shape"] = boost::json::array{1LL << 40, 1LL << 40}; });
+    expect_refused(ErrorCode::package_incompatible, "larger than any memory");
+    edit_header([&](auto& header) { first_of(header)["dtype"] = "F5"; });
+    expect_refused(ErrorCode::package_incompatible, "F5");
+}
+
+TEST_F(GenerationPackage, ConstantThatIsMissingOrOfAnotherTypeIsNamed) {
+    std::string name;
+    edit_header([&](auto& header) {
+        for (const auto& [key, entry] : header)
+            if (key != "__metadata__" && name.empty()) name = key;
+        boost::json::value entry = header.at(name);
+        header.erase(name);
+        header["renamed"] = entry;
+    });
+    expect_refused(ErrorCode::package_incompatible, name + " is not among the weights");
+    edit_header([&](auto& header) {
+        header[name] = header.at("renamed");
+        header[name].as_object()["dtype"] = "I32";
+    });
+    expect_refused(ErrorCode::package_incompatible, name + " is Float");
+}
+
+Manifest manifest_of(std::uint32_t layers, std::uint32_t heads, std::uint32_t dim) {
+    Manifest manifest;
+    manifest.layers = layers;
+    manifest.heads = heads;
+    manifest.dim = dim;
+    manifest.kv_dtype = wire::DType::float32;
+    return manifest;
+}
+
+TEST(GenerationFit, TellsWhatWouldFit) {
+    const Manifest manifest = manifest_of(32, 8, 128);  // 256 KiB a position
+    Shape shape;
+    shape.slots = 4;
+    shape.length = 8192;
+    EXPECT_EQ(kv_bytes(manifest, shape), 8ULL << 30);
+    EXPECT_TRUE(check_fit(manifest, shape, 8ULL << 30, 17ULL << 30, "on a GPU"));
+
+    const auto refused = check_fit(manifest, shape, 8ULL << 30, (12ULL << 30) + (64ULL << 20), "on a GPU");
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory);
+    EXPECT_THAT(refused.error().attempt, HasSubstr("4 slots of 8192 positions"));
+    EXPECT_THAT(refused.error().remedy, HasSubstr("generate.slots: 2"));
+    EXPECT_THAT(refused.error().remedy, HasSubstr("generate.length: 4096"));
+    EXPECT_THAT(refused.error().remedy, HasSubstr("--kv-dtype bfloat16"));
+
+    const auto hopeless = check_fit(manifest, shape, 8ULL << 30, 4ULL << 30, "on a GPU");
+    ASSERT_FALSE(hopeless);
+    EXPECT_THAT(hopeless.error().remedy, HasSubstr("unload another model"));
+}
+
+}  // namespace
+}  // namespace bulkhead::worker::generation::test

@@ -1,0 +1,400 @@
+#include "worker/cuda/generation_engine.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <mutex>
+
+#include <ATen/Functions.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "worker/cuda/capture.h"
+#include "worker/cuda/cuda_device.h"
+#include "worker/cuda/slot_memory.h"
+#include "worker/generation/prompt_chunk.h"
+
+namespace bulkhead::worker::cuda {
+namespace {
+
+using generation::Engine;
+using generation::Manifest;
+using generation::Parts;
+using generation::Prompt;
+using generation::Shape;
+using generation::Start;
+using generation::StepToken;
+
+/// Numbers of sequences that get a graph: 1, 2, 4, 8 … and all slots.
+std::vector<std::uint32_t> captured_counts(std::uint32_t slots) {
+    std::vector<std::uint32_t> counts;
+    for (std::uint32_t n = 1; n < slots; n *= 2) counts.push_back(n);
+    counts.push_back(slots);
+    return counts;
+}
+
+/// All of the engine that belongs to CUDA; leaked by its owner.
+class GpuSteps {
+public:
+    GpuSteps(Parts parts, c10::cuda::CUDAStream stream)
+        : parts_{std::move(parts)}, stream_{stream}, memory_{parts_.manifest, parts_.shape},
+          counts_{captured_counts(parts_.shape.slots)}, slots_(parts_.shape.slots),
+          tokens_(std::size_t{parts_.shape.slots} * parts_.shape.codebooks) {
+        for (cudaEvent_t& event : done_)
+            C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
+        for (std::uint32_t slot = 0; slot < parts_.shape.slots; ++slot) reset(slot, start_of(Start{}));
+    }
+
+    [[nodiscard]] const Parts& parts() const noexcept { return parts_; }
+    [[nodiscard]] c10::cuda::CUDAStream stream() const noexcept { return stream_; }
+
+    Result<> capture_all(config::Graphs graphs, const LoadContext& context);
+    void reset(std::uint32_t slot, const generation::SlotStart& start);
+    void set_sampling(std::uint32_t slot, const generation::Sampling& sampling) {
+        memory_.write_sampling(slot, sampling, stream_.stream());
+    }
+    std::optional<StepToken> prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first,
+                                     std::uint32_t count, bool last);
+    void exchange(std::uint32_t a, std::uint32_t b);
+    void copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t length);
+    void launch(std::uint32_t n);
+    Result<std::span<const StepToken>> collect();
+    [[nodiscard]] boost::json::object counters() const;
+
+private:
+    /// What the host must know of a slot. The rest is on the device.
+    struct HostSlot {
+        std::uint32_t position_max = 0;  ///< the position is this or, where the sequence stopped meanwhile, less
+        std::uint32_t filled = 0;        ///< positions that were ever written since the KV was last known to be numbers
+        bool tainted = false;
+    };
+    struct Bucket {
+        std::uint32_t sequences;
+        std::uint32_t length;
+        auto operator<=>(const Bucket&) const = default;
+    };
+    struct Pending {
+        std::uint32_t turn;
+        std::uint32_t first;
+        std::uint32_t n;
+    };
+
+    [[nodiscard]] generation::SlotStart start_of(const Start& start) const {
+        return generation::start_slot(parts_.manifest.draw, start).value();
+    }
+    const Parts::Decode* function_for(std::uint32_t n) const;
+    at::Tensor step(std::uint32_t n, std::uint32_t length);
+    std::optional<CaptureDiagnosis> capture(const Bucket& bucket);
+    void reset_all();
+    void queued(std::uint32_t first, std::uint32_t n);
+    void read(const Pending& pending);
+
+    Parts parts_;
+    c10::cuda::CUDAStream stream_;
+    SlotMemory memory_;
+    std::vector<std::uint32_t> counts_;
+    std::optional<CapturePool> pool_;
+    std::map<Bucket, CapturePool::Captured> graphs_;
+    std::vector<HostSlot> slots_;
+    std::array<cudaEvent_t, given_turns> done_{};  ///< of the launch with that turn
+    std::uint32_t turn_ = 0;                       ///< counted in step with `DeviceSlots::turn`
+    std::deque<Pending> pending_;
+    std::vector<std::int32_t> tokens_;  ///< [slots, C], of the launch collected last
+    std::vector<StepToken> given_;
+    std::string_view eager_reason_ = "graphs_off";
+
+    mutable std::mutex mutex_;  ///< guards the counters
+    std::map<Bucket, std::uint64_t> steps_;
+    std::map<std::string, std::uint64_t, std::less<>> eager_;
+    std::map<Bucket, std::string> failures_;
+    std::uint64_t moves_ = 0;
+    std::uint64_t copies_ = 0;
+};
+
+const Parts::Decode* GpuSteps::function_for(std::uint32_t n) const {
+    for (const Parts::Decode& decode : parts_.decode)
+        if (n >= decode.sequences_min && n <= decode.sequences_max) return &decode;
+    return nullptr;
+}
+
+/// Queues one whole step; returns its logits.
+at::Tensor GpuSteps::step(std::uint32_t n, std::uint32_t length) {
+    const Parts::Decode* function = function_for(n);
+    TORCH_CHECK(function != nullptr, "no decode function of the package takes ", n, " sequences");
+    stage_inputs(memory_.slots(), n, stream_.stream());
+    const at::Tensor logits =
+        function->function
+            ->call(memory_.decode_inputs(n, length, parts_.manifest.rope_delta != Manifest::RopeDelta::none))
+            .at(0);
+    TORCH_CHECK(logits.scalar_type() == at::kFloat && logits.is_contiguous() && logits.is_cuda() &&
+                    logits.numel() == std::int64_t{n} * parts_.shape.rows * parts_.shape.codebooks *
+                                          parts_.shape.vocabulary,
+                "the package returned logits ", logits.scalar_type(), " ", logits.sizes(), " for ", n, " sequences");
+    draw_and_advance(memory_.slots(), logits.const_data_ptr<float>(), 0, n, true, stream_.stream());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return logits;
+}
+
+void GpuSteps::reset_all() {
+    generation::Start start;
+    const std::vector<std::int64_t> first_input(parts_.shape.codebooks, 0);
+    start.first_input = first_input;
+    for (std::uint32_t slot = 0; slot < parts_.shape.slots; ++slot) reset(slot, start_of(start));
+}
+
+Result<> GpuSteps::capture_all(config::Graphs graphs, const LoadContext& context) {
+    if (graphs == config::Graphs::off) return {};
+    eager_reason_ = "capture_failed";
+    std::vector<Bucket> buckets;
+    for (const std::uint32_t length : parts_.shape.buckets)
+        for (const std::uint32_t n : counts_)
+            if (function_for(n) != nullptr) buckets.push_back({n, length});
+    std::ranges::stable_sort(buckets, std::greater{},
+                             [](const Bucket& b) { return std::uint64_t{b.sequences} * b.length; });
+    pool_.emplace();
+    for (std::size_t done = 0; done < buckets.size(); ++done) {
+        const Bucket& bucket = buckets[done];
+        const std::string what = fmt::format("{} sequences x {} positions", bucket.sequences, bucket.length);
+        if (context.progress) context.progress("capturing", done, buckets.size(), "steps", what);
+        const auto failure = capture(bucket);
+        if (!failure) continue;
+        if (graphs == config::Graphs::required)
+            return Error{ErrorCode::capture_failed, fmt::format("capturing {}: {}", what, failure->sentence()),
+                         fmt::format("{}; or set graphs: preferred to step such sequences eagerly", failure->remedy)};
+        spdlog::warn("not captured: step of {} cause={} reason=\"{}\" hint=\"{}\"", what, failure->cause,
+                     failure->sentence(), failure->remedy);
+        const std::lock_guard lock{mutex_};
+        failures_[bucket] = failure->sentence();
+    }
+    if (context.progress) context.progress("capturing", buckets.size(), buckets.size(), "steps", "");
+    reset_all();
+    return {};
+}
+
+/// Warms up, captures, and compares a replay with an eager step from the same state.
+std::optional<CaptureDiagnosis> GpuSteps::capture(const Bucket& bucket) {
+    const auto [n, length] = bucket;
+    at::Tensor eager;
+    for (int run = 0; run < warm_up_runs; ++run) {
+        reset_all();
+        eager = step(n, length).clone();
+        ++turn_;
+    }
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream_.stream()));
+    c10::cuda::CUDACachingAllocator::emptyCache();  // what warm-up used is free for the pool
+    CapturePool::Captured captured = pool_->capture([&] { return std::vector{step(n, length)}; });
+    if (captured.failure) {
+        C10_CUDA_CHECK(cudaDeviceSynchronize());
+        return captured.failure;
+    }
+    reset_all();
+    captured.graph->replay();
+    ++turn_;
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream_.stream()));
+    const bool half = parts_.manifest.kv_dtype != wire::DType::float32;
+    if (!at::allclose(eager, captured.outputs.at(0), half ? 2e-2 : 1e-3, half ? 2e-2 : 1e-3, /*equal_nan=*/true))
+        return replay_differs("logits");
+    graphs_.emplace(bucket, std::move(captured));
+    return std::nullopt;
+}
+
+void GpuSteps::reset(std::uint32_t slot, const generation::SlotStart& start) {
+    HostSlot& here = slots_[slot];
+    const auto keep = static_cast<std::uint32_t>(start.state.position);
+    if (here.tainted) clear_kv(memory_.kv(), slot, keep, here.filled, stream_.stream());
+    here = {keep, here.tainted ? keep : std::max(here.filled, keep), false};
+    memory_.write(slot, start, stream_.stream());
+}
+
+std::optional<StepToken> GpuSteps::prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first,
+                                           std::uint32_t count, bool last) {
+    HostSlot& here = slots_[slot];
+    TORCH_CHECK(parts_.prefill != nullptr, "the package has no prefill function");
+    TORCH_CHECK(here.position_max == first && count > 0 && first + count <= parts_.shape.length, "positions ", first,
+                " to ", first + count, " of a prompt do not follow what the slot holds, ", here.position_max);
+    std::vector<at::Tensor> inputs;
+    for (const at::Tensor& argument : generation::prompt_chunk(parts_.manifest, prompt, first, count))
+        inputs.push_back(memory_.upload(argument, stream_.stream()));
+    for (const at::Tensor& buffer : memory_.kv_of(slot)) inputs.push_back(buffer);
+    const at::Tensor result = parts_.prefill->call(inputs).at(0);
+    here.position_max = first + count;
+    here.filled = std::max(here.filled, here.position_max);
+    set_position(memory_.slots(), slot, here.position_max, generation::rope_delta_of(parts_.manifest, prompt),
+                 stream_.stream());
+    if (!last || !parts_.shape.prefill_gives) return std::nullopt;
+
+    TORCH_CHECK(result.scalar_type() == at::kFloat &&
+                    result.numel() == std::int64_t{parts_.shape.rows} * parts_.shape.codebooks * parts_.shape.vocabulary,
+                "the package returned logits ", result.scalar_type(), " ", result.sizes());
+    const at::Tensor logits = result.contiguous();
+    draw_and_advance(memory_.slots(), logits.const_data_ptr<float>(), slot, 1, false, stream_.stream());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    const Pending mine{turn_, slot, 1};
+    ++turn_;
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream_.stream()));
+    read(mine);
+    return given_.front();
+}
+
+void GpuSteps::exchange(std::uint32_t a, std::uint32_t b) {
+    if (a == b) return;
+    exchange_slots(memory_.slots(), memory_.kv(), a, b, std::max(slots_[a].filled, slots_[b].filled),
+                   stream_.stream());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    std::swap(slots_[a], slots_[b]);
+    const std::lock_guard lock{mutex_};
+    ++moves_;
+}
+
+void GpuSteps::copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t length) {
+    copy_kv(memory_.kv(), from, to, length, stream_.stream());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    slots_[to].filled = std::max(slots_[to].filled, length);
+    const std::lock_guard lock{mutex_};
+    ++copies_;
+}
+
+void GpuSteps::launch(std::uint32_t n) {
+    TORCH_CHECK(pending_.size() + 1 < given_turns, "a step was launched before earlier ones were collected");
+    // Rows up to the next captured number ride along: they stand where their slots' next tokens would go.
+    const auto count = *std::ranges::lower_bound(counts_, n);
+    std::uint32_t longest = 0;
+    for (std::uint32_t slot = 0; slot < count; ++slot) {
+        HostSlot& here = slots_[slot];
+        if (slot < n) longest = std::max(longest, here.position_max + 1);
+        here.filled = std::min(std::max(here.filled, here.position_max + 1), parts_.shape.length);
+        if (slot < n) here.position_max = std::min(here.position_max + 1, parts_.shape.length);
+    }
+    const auto length = std::ranges::lower_bound(parts_.shape.buckets, std::min(longest, parts_.shape.length));
+    const Bucket bucket{count, *length};
+    const auto graph = graphs_.find(bucket);
+    if (graph != graphs_.end())
+        graph->second.graph->replay();
+    else
+        (void)step(count, bucket.length);
+    queued(0, n);
+    const std::lock_guard lock{mutex_};
+    ++steps_[bucket];
+    if (graph == graphs_.end()) ++eager_[std::string{eager_reason_}];
+}
+
+void GpuSteps::queued(std::uint32_t first, std::uint32_t n) {
+    C10_CUDA_CHECK(cudaEventRecord(done_[turn_ % given_turns], stream_.stream()));
+    pending_.push_back({turn_, first, n});
+    ++turn_;
+}
+
+Result<std::span<const StepToken>> GpuSteps::collect() {
+    if (pending_.empty()) return Error{ErrorCode::internal, "collecting a step: none was launched", {}};
+    const Pending oldest = pending_.front();
+    pending_.pop_front();
+    C10_CUDA_CHECK(cudaEventSynchronize(done_[oldest.turn % given_turns]));
+    read(oldest);
+    return std::span<const StepToken>{given_};
+}
+
+void GpuSteps::read(const Pending& pending) {
+    const std::size_t codebooks = parts_.shape.codebooks;
+    given_.clear();
+    for (std::uint32_t i = 0; i < pending.n; ++i) {
+        const std::uint32_t slot = pending.first + i;
+        const GivenStep& given =
+            memory_.slots().given[(pending.turn % given_turns) * std::size_t{parts_.shape.slots} + slot];
+        std::int32_t* tokens = tokens_.data() + slot * codebooks;
+        std::copy_n(given.tokens, codebooks, tokens);
+        given_.push_back({slot, {tokens, codebooks}, given.stop != 0, given.not_finite != 0});
+        if (given.not_finite != 0) slots_[slot].tainted = true;  // of whoever lies there now: clearing too much is safe
+    }
+}
+
+boost::json::object GpuSteps::counters() const {
+    const std::lock_guard lock{mutex_};
+    boost::json::array buckets;
+    for (const auto& [bucket, steps] : steps_)
+        buckets.push_back({{"sequences", bucket.sequences}, {"length", bucket.length}, {"steps", steps}});
+    boost::json::object eager;
+    for (const auto& [reason, count] : eager_) eager[reason] = count;
+    boost::json::array failures;
+    for (const auto& [bucket, reason] : failures_)
+        failures.push_back({{"sequences", bucket.sequences}, {"length", bucket.length}, {"reason", reason}});
+    return {{"buckets", std::move(buckets)},
+            {"eager", std::move(eager)},
+            {"failures", std::move(failures)},
+            {"moves", moves_},
+            {"copies", copies_}};
+}
+
+/// The engine's interface around it: stream, errors.
+class CudaEngine final : public Engine {
+public:
+    explicit CudaEngine(GpuSteps& steps) : steps_{steps} {}
+
+    [[nodiscard]] const Shape& shape() const noexcept override { return steps_.parts().shape; }
+    [[nodiscard]] std::uint32_t launches_ahead() const noexcept override { return 2; }
+
+    Result<> reset(std::uint32_t slot, const Start& start) override {
+        const auto made = generation::start_slot(steps_.parts().manifest.draw, start);
+        if (!made) return made.error();
+        return guarded("starting a sequence", [&] { steps_.reset(slot, *made); });
+    }
+    Result<> set_sampling(std::uint32_t slot, const generation::Sampling& sampling) override {
+        return guarded("changing how a sequence draws", [&] { steps_.set_sampling(slot, sampling); });
+    }
+    Result<std::optional<StepToken>> prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first,
+                                             std::uint32_t count, bool last) override {
+        std::optional<StepToken> given;
+        auto done =
+            guarded("computing a prompt", [&] { given = steps_.prefill(slot, prompt, first, count, last); });
+        if (!done) return done.error();
+        return given;
+    }
+    Result<> exchange(std::uint32_t a, std::uint32_t b) override {
+        return guarded("moving a sequence", [&] { steps_.exchange(a, b); });
+    }
+    Result<> copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t length) override {
+        return guarded("copying a prefix", [&] { steps_.copy_prefix(from, to, length); });
+    }
+    Result<> launch(std::uint32_t n) override {
+        return guarded("launching a step", [&] { steps_.launch(n); });
+    }
+    Result<std::span<const StepToken>> collect() override {
+        Result<std::span<const StepToken>> given = std::span<const StepToken>{};
+        auto done = guarded("waiting for a step", [&] { given = steps_.collect(); });
+        if (!done) return done.error();
+        return given;
+    }
+    [[nodiscard]] boost::json::object counters() const override { return steps_.counters(); }
+
+private:
+    template <typename Work>
+    Result<> guarded(std::string_view attempt, const Work& work) {
+        try {
+            const c10::InferenceMode no_autograd;
+            const c10::cuda::CUDAStreamGuard guard{steps_.stream()};
+            work();
+            return {};
+        } catch (const std::exception& exception) {
+            Error error = explain(exception, ErrorCode::inference_failed, attempt);
+            end_if_context_is_lost();
+            return error;
+        }
+    }
+
+    GpuSteps& steps_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> make_generation_engine(Parts parts, config::Graphs graphs, const LoadContext& context,
+                                                       c10::cuda::CUDAStream stream) {
+    auto& steps = *new GpuSteps{std::move(parts), stream};  // leaked: what belongs to CUDA ends with the process
+    if (auto captured = steps.capture_all(graphs, context); !captured) return captured.error();
+    return std::unique_ptr<Engine>{new CudaEngine{steps}};
+}
+
+}  // namespace bulkhead::worker::cuda

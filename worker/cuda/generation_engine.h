@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+
+#include <c10/cuda/CUDAStream.h>
+
+#include "worker/generation/package.h"
+
+namespace bulkhead::worker::cuda {
+
+/// The engine of a GPU. A step is one graph: inputs from the slots' states, decode, sampler, states; captured at load for
+/// 1, 2, 4, 8 … sequences times each attention length, largest first, in one pool. State, parameters and results lie at
+/// fixed addresses, so nothing is captured anew. The host launches a step before it has read the one before: results
+/// come through pinned memory that the GPU writes, in turns.
+///
+/// Nothing of it is ever freed: unloading is the process' end.
+///
+/// Thread  that of the requests
+/// Errors  out_of_memory; capture_failed where graphs are `required`
+[[nodiscard]] Result<std::unique_ptr<generation::Engine>>
+make_generation_engine(generation::Parts parts, config::Graphs graphs, const LoadContext& context,
+                       c10::cuda::CUDAStream stream);
+
+}  // namespace bulkhead::worker::cuda

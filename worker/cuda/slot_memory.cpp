@@ -1,0 +1,100 @@
+#include "worker/cuda/slot_memory.h"
+
+#include <ATen/Functions.h>
+#include <c10/cuda/CUDAException.h>
+
+#include "ipc/dtype.h"
+#include "worker/runtime.h"
+
+namespace bulkhead::worker::cuda {
+namespace {
+
+at::TensorOptions on_gpu(at::ScalarType type) { return at::TensorOptions{}.dtype(type).device(at::kCUDA); }
+
+template <typename T>
+std::span<const std::byte> bytes_of(const T* values, std::size_t count) {
+    return {reinterpret_cast<const std::byte*>(values), count * sizeof(T)};
+}
+
+}  // namespace
+
+SlotMemory::SlotMemory(const generation::Manifest& manifest, const generation::Shape& shape) : rows_{shape.rows} {
+    const std::int64_t slots = shape.slots;
+    const std::int64_t codebooks = shape.codebooks;
+    const std::int64_t vocabulary = shape.vocabulary;
+    const auto bytes = [&](std::int64_t count) { return keep(at::zeros({count}, on_gpu(at::kByte))).data_ptr(); };
+    tokens_ = at::zeros({slots, codebooks}, on_gpu(at::kLong));
+    positions_ = at::zeros({slots}, on_gpu(at::kLong));
+    deltas_ = at::zeros({slots}, on_gpu(at::kLong));
+    span_ = at::arange(shape.length, on_gpu(at::kLong));
+
+    slots_.states = static_cast<SlotState*>(bytes(slots * static_cast<std::int64_t>(sizeof(SlotState))));
+    slots_.flags = static_cast<std::uint8_t*>(bytes(slots * codebooks * vocabulary));
+    slots_.forced = static_cast<std::int32_t*>(
+        bytes(slots * codebooks * generation::limits::forced_steps_max * static_cast<std::int64_t>(sizeof(std::int32_t))));
+    slots_.adjusted = static_cast<float*>(
+        bytes(slots * codebooks * vocabulary * static_cast<std::int64_t>(sizeof(float))));
+    slots_.drawn = static_cast<Drawn*>(bytes(slots * codebooks * static_cast<std::int64_t>(sizeof(Drawn))));
+    slots_.turn = static_cast<std::uint32_t*>(bytes(sizeof(std::uint32_t)));
+    slots_.tokens = tokens_.data_ptr<std::int64_t>();
+    slots_.positions = positions_.data_ptr<std::int64_t>();
+    slots_.deltas = deltas_.data_ptr<std::int64_t>();
+    slots_.slots = shape.slots;
+    slots_.length = shape.length;
+    slots_.rules = manifest.draw;
+    void* given = nullptr;
+    C10_CUDA_CHECK(cudaHostAlloc(&given, sizeof(GivenStep) * given_turns * shape.slots, cudaHostAllocMapped));
+    slots_.given = static_cast<GivenStep*>(given);  // the same address on both sides
+
+    std::vector<std::int64_t> addresses;
+    for (std::uint32_t i = 0; i < 2 * manifest.layers; ++i) {
+        kv_buffers_.push_back(at::zeros({slots * rows_, manifest.heads, shape.length, manifest.dim},
+                                        on_gpu(scalar_type(manifest.kv_dtype))));
+        addresses.push_back(reinterpret_cast<std::intptr_t>(kv_buffers_.back().data_ptr()));
+    }
+    const at::Tensor table = keep(at::empty({std::ssize(addresses)}, on_gpu(at::kLong)));
+    ring_.upload(table.data_ptr(), bytes_of(addresses.data(), addresses.size()), nullptr);
+    C10_CUDA_CHECK(cudaDeviceSynchronize());
+    kv_ = {static_cast<void* const*>(table.data_ptr()), 2 * manifest.layers, rows_ * manifest.heads, shape.length,
+           static_cast<std::uint32_t>(manifest.dim * element_size(manifest.kv_dtype))};
+}
+
+at::Tensor SlotMemory::keep(at::Tensor tensor) {
+    kept_.push_back(tensor);
+    return tensor;
+}
+
+void SlotMemory::write(std::uint32_t slot, const generation::SlotStart& start, cudaStream_t stream) {
+    const std::uint64_t codebooks = slots_.rules.codebooks;
+    ring_.upload(slots_.states + slot, bytes_of(&start.state, 1), stream);
+    ring_.upload(slots_.flags + slot * codebooks * slots_.rules.vocabulary,
+                 bytes_of(start.flags.data(), start.flags.size()), stream);
+    if (!start.forced.empty())  // beyond `forced_steps` nothing is read
+        ring_.upload(slots_.forced + slot * codebooks * generation::limits::forced_steps_max,
+                     bytes_of(start.forced.data(), start.forced.size()), stream);
+}
+
+void SlotMemory::write_sampling(std::uint32_t slot, const generation::Sampling& sampling, cudaStream_t stream) {
+    ring_.upload(&slots_.states[slot].sampling, bytes_of(&sampling, 1), stream);
+}
+
+at::Tensor SlotMemory::upload(const at::Tensor& from, cudaStream_t stream) {
+    at::Tensor to = at::empty(from.sizes(), on_gpu(from.scalar_type()));
+    ring_.upload(to.data_ptr(), {static_cast<const std::byte*>(from.const_data_ptr()), from.nbytes()}, stream);
+    return to;
+}
+
+std::vector<at::Tensor> SlotMemory::decode_inputs(std::uint32_t n, std::uint32_t length, bool with_deltas) const {
+    std::vector<at::Tensor> inputs{tokens_.narrow(0, 0, n), positions_.narrow(0, 0, n), span_.narrow(0, 0, length)};
+    if (with_deltas) inputs.push_back(deltas_.narrow(0, 0, n));
+    for (const at::Tensor& buffer : kv_buffers_) inputs.push_back(buffer.narrow(0, 0, std::int64_t{n} * rows_));
+    return inputs;
+}
+
+std::vector<at::Tensor> SlotMemory::kv_of(std::uint32_t slot) const {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& buffer : kv_buffers_) all.push_back(buffer.narrow(0, std::int64_t{slot} * rows_, rows_));
+    return all;
+}
+
+}  // namespace bulkhead::worker::cuda

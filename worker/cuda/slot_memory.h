@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/cuda/generation_kernels.h"
+#include "worker/cuda/host_memory.h"
+#include "worker/generation/manifest.h"
+#include "worker/generation/slot_start.h"
+
+namespace bulkhead::worker::cuda {
+
+/// All that the sequences of a GPU are: states, tables and KV in device memory, results in pinned memory. Made once,
+/// zero at first, never freed.
+///
+/// Thread  that of the requests; work is queued on the current stream
+/// Throws  c10::Error, also out of memory
+class SlotMemory {
+public:
+    SlotMemory(const generation::Manifest& manifest, const generation::Shape& shape);
+
+    /// A sequence's start replaces all that the slot holds but its KV: state and tables, in one order of the stream.
+    void write(std::uint32_t slot, const generation::SlotStart& start, cudaStream_t stream);
+    void write_sampling(std::uint32_t slot, const generation::Sampling& sampling, cudaStream_t stream);
+    /// A host tensor on the device; `from` may be written again when this returns.
+    at::Tensor upload(const at::Tensor& from, cudaStream_t stream);
+
+    [[nodiscard]] const DeviceSlots& slots() const noexcept { return slots_; }
+    [[nodiscard]] const DeviceKv& kv() const noexcept { return kv_; }
+
+    /// Decode's arguments for n sequences and an attention length.
+    [[nodiscard]] std::vector<at::Tensor> decode_inputs(std::uint32_t n, std::uint32_t length, bool with_deltas) const;
+    /// k0, v0, k1, v1, … of one slot.
+    [[nodiscard]] std::vector<at::Tensor> kv_of(std::uint32_t slot) const;
+
+private:
+    at::Tensor keep(at::Tensor tensor);
+
+    std::uint32_t rows_;
+    std::vector<at::Tensor> kept_;  ///< what the pointers below point into
+    at::Tensor tokens_;
+    at::Tensor positions_;
+    at::Tensor deltas_;
+    at::Tensor span_;  ///< 0 .. length-1
+    std::vector<at::Tensor> kv_buffers_;
+    PinnedRing ring_;
+    DeviceSlots slots_{};
+    DeviceKv kv_{};
+};
+
+}  // namespace bulkhead::worker::cuda

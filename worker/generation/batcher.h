@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "worker/alarm.h"
+#include "worker/generation/ask.h"
+#include "worker/generation/engine.h"
+#include "worker/generation/slots.h"
+#include "worker/generation/statistics.h"
+
+namespace bulkhead::worker::generation {
+
+/// How a sequence ended.
+struct Ending {
+    Result<> result;
+    std::string_view finish{};           ///< "stop" or "length"; meaningless with an error
+    std::vector<std::int32_t> tokens{};  ///< all that it gave, [N * C]
+    std::uint32_t new_tokens = 0;      ///< N
+    std::uint32_t prompt_tokens = 0;
+    std::uint32_t reused_tokens = 0;  ///< of the prompt, that needed no prefill
+    Sampling sampling{};
+    Clock::time_point first{};     ///< when the first token came
+    double tokens_per_second = 0;  ///< behind the first one; 0 for fewer than two
+};
+
+/// Lets sequences step together: each joins and leaves between two steps, active ones lie in the slots in front, and
+/// prompts are computed by turns, one chunk between two steps of the others.
+///
+/// Thread  the executor; `statistics` takes what it is told on any
+class Batcher {
+public:
+    using Number = Slots::Sequence;  ///< of a sequence: not 0, never used twice
+
+    /// Called by `turn`.
+    class Listener {
+    public:
+        virtual ~Listener() = default;
+        /// The tokens of one step, C of them, of a sequence that hears.
+        virtual void gave(Number sequence, std::span<const std::int32_t> tokens) = 0;
+        /// Last of all: nothing reads its inputs any more. Not of one that was removed.
+        virtual void ended(Number sequence, Ending ending) = 0;
+    };
+
+    /// Engine, listener and statistics outlive it.
+    Batcher(Engine& engine, std::uint32_t prefill_chunk, Listener& listener, Statistics& statistics);
+
+    /// A new sequence; there may be as many as slots. `inputs` stay until it has ended or was removed. `hears`: it is to
+    /// be told each step's tokens.
+    void add(Number number, Ask ask, std::span<const TensorView> inputs, bool hears);
+    /// It ends now, and is told of no more. Unknown numbers are ignored: that one had ended by itself.
+    void remove(Number number);
+    /// From the next step on.
+    void set_sampling(Number number, const Sampling& sampling);
+    /// Ends all by `error`: nobody knows any more what the slots hold.
+    void fail_all(const Error& error);
+
+    /// One chunk of one prompt, then one step of all that are active. False when there was nothing to do.
+    bool turn();
+
+    [[nodiscard]] std::uint32_t active() const noexcept { return active_; }
+    [[nodiscard]] std::size_t sequences() const noexcept { return sequences_.size(); }
+
+private:
+    struct Sequence {
+        Number number = 0;
+        Ask ask;
+        std::span<const TensorView> inputs;
+        bool hears = false;
+        std::optional<std::uint32_t> slot;  ///< from its first chunk until it needs no further step
+        std::uint32_t computed = 0;         ///< positions of the prompt whose KV lies in the slot
+        std::uint32_t reused = 0;
+        std::uint32_t steps = 0;          ///< launched
+        std::vector<std::int64_t> known;  ///< prompt and given tokens, [· * C]; a prompt of embeddings has none here
+        std::vector<std::int32_t> given;  ///< [N * C]
+        Clock::time_point first;
+    };
+    struct Launch {
+        std::vector<Number> sequences;  ///< by slot
+        Clock::time_point at;
+    };
+
+    [[nodiscard]] Sequence* find(Number number);
+    [[nodiscard]] std::uint32_t to_compute(const Sequence& sequence) const;
+    [[nodiscard]] std::uint32_t steps_max(const Sequence& sequence) const;
+    [[nodiscard]] std::span<const std::int64_t> held_by(const Sequence& sequence) const;
+
+    // Each of these may end the sequence, which is then gone.
+    void compute_chunk(Number number);
+    Result<> begin(Sequence& sequence);
+    void take(Sequence& sequence, const StepToken& token);
+    void finish(Sequence& sequence, std::string_view reason);
+    void fail(Sequence& sequence, const Error& error);
+    void end(Sequence& sequence, Ending ending, bool kv_is_good);
+
+    void join(Sequence& sequence);
+    void leave(Sequence& sequence, bool kv_is_good);
+    void exchange(std::uint32_t a, std::uint32_t b);
+    void let_go_of_the_complete();
+    bool launch();
+    void collect();
+
+    Engine& engine_;
+    Listener& listener_;
+    Statistics& statistics_;
+    const Shape& shape_;
+    const std::uint32_t chunk_;
+    Slots slots_;
+    std::map<Number, Sequence> sequences_;
+    std::deque<Number> prompts_;   ///< not computed yet, by turns
+    std::uint32_t active_ = 0;     ///< the sequences in slots [0, active_) step
+    std::deque<Launch> launched_;  ///< and not collected
+    Clock::time_point collected_{};
+    std::optional<Error> broken_;  ///< an exchange failed: nobody knows what the slots hold
+};
+
+}  // namespace bulkhead::worker::generation

@@ -1,0 +1,76 @@
+#include "worker/generation/fit.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ipc/dtype.h"
+
+namespace bulkhead::worker::generation {
+namespace {
+
+/// Logits, intermediate results and what LibTorch keeps: a share of the KV, and this at least.
+constexpr std::uint64_t step_bytes = 64ULL << 20;
+
+std::uint64_t read_number(const char* path) {
+    std::ifstream file{path};
+    std::uint64_t value = 0;
+    return file >> value ? value : std::numeric_limits<std::uint64_t>::max();
+}
+
+std::uint64_t available() {
+    std::ifstream file{"/proc/meminfo"};
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with("MemAvailable:")) return std::stoull(line.substr(13)) << 10;
+    return std::numeric_limits<std::uint64_t>::max();
+}
+
+}  // namespace
+
+std::uint64_t kv_bytes(const Manifest& manifest, const Shape& shape) {
+    return manifest.kv_bytes_per_position() * shape.length * shape.slots;
+}
+
+Result<> check_fit(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes, std::uint64_t free_bytes,
+                   const std::string& where) {
+    const std::uint64_t kv = kv_bytes(manifest, shape);
+    const std::uint64_t fixed = weights_bytes + step_bytes;
+    if (free_bytes >= fixed && free_bytes - fixed >= kv) return {};
+
+    Error error{ErrorCode::out_of_memory,
+                fmt::format("making room {}: {} MiB of weights and {} MiB of KV ({} slots of {} positions, {}), {} MiB "
+                            "are free",
+                            where, weights_bytes >> 20, kv >> 20, shape.slots, shape.length,
+                            to_string(manifest.kv_dtype), free_bytes >> 20),
+                {}};
+    const std::uint64_t left = free_bytes > fixed ? free_bytes - fixed : 0;
+    const std::uint64_t position = manifest.kv_bytes_per_position();
+    std::vector<std::string> ways;
+    if (const std::uint64_t slots = left / (position * shape.length); slots > 0)
+        ways.push_back(fmt::format("generate.slots: {}", slots));
+    if (const std::uint64_t length = left / (position * shape.slots) / 64 * 64; length > 0)
+        ways.push_back(fmt::format("generate.length: {}", std::min<std::uint64_t>(length, shape.length)));
+    if (shape.slots > 1)
+        if (const std::uint64_t length = left / position / 64 * 64; length > 0 && length < shape.length)
+            ways.push_back(fmt::format("generate.slots: 1 with generate.length: {}", length));
+    if (manifest.kv_dtype == wire::DType::float32 && kv / 2 <= left)
+        ways.emplace_back("an export with --kv-dtype bfloat16");
+    error.remedy = ways.empty() ? fmt::format("unload another model, or {} with a smaller dtype", export_again)
+                                : fmt::format("what would fit: {}; or unload another model", fmt::join(ways, ", or "));
+    return error;
+}
+
+std::uint64_t free_host_bytes() {
+    std::uint64_t free = available();
+    const std::uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
+    const std::uint64_t used = read_number("/sys/fs/cgroup/memory.current");
+    if (limit != std::numeric_limits<std::uint64_t>::max() && used != std::numeric_limits<std::uint64_t>::max())
+        free = std::min(free, limit > used ? limit - used : 0);
+    return free;
+}
+
+}  // namespace bulkhead::worker::generation

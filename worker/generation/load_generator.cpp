@@ -1,0 +1,198 @@
+#include "worker/generation/load_generator.h"
+
+#include <algorithm>
+
+#include <ATen/Functions.h>
+#include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "ipc/cuda/gpu.h"
+#include "worker/generation/fit.h"
+#include "worker/generation/package.h"
+#include "worker/inference_threads.h"
+
+namespace bulkhead::worker::generation {
+namespace {
+
+/// A package's further method, as the device runs any model's.
+class FunctionRuntime final : public Runtime {
+public:
+    explicit FunctionRuntime(std::unique_ptr<Function> function) : function_{std::move(function)} {}
+    std::vector<at::Tensor> call(const config::MethodSpec& /*the only one*/, const std::vector<at::Tensor>& inputs,
+                                 const std::vector<config::ParameterValue>& /*none*/) override {
+        return function_->call(inputs);
+    }
+    void reset() override {}
+
+private:
+    std::unique_ptr<Function> function_;
+};
+
+class GeneratingModel final : public Model {
+public:
+    GeneratingModel(Package package, std::unique_ptr<Device> device, int threads)
+        : package_{std::move(package)}, device_{std::move(device)}, threads_{threads} {}
+
+    /// Throws what LibTorch throws.
+    Result<> load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
+    /// One prompt of two positions and two steps of each number of sequences that a function serves; what they leave
+    /// behind is taken back.
+    Result<> try_once();
+
+    [[nodiscard]] const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
+    Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
+                 const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
+        const auto at = std::ranges::find(methods_, method.name, &config::MethodSpec::name) - methods_.begin();
+        return guarded(fmt::format("running {}", method.name), ErrorCode::inference_failed, [&] {
+            return device_->run(*runtimes_.at(static_cast<std::size_t>(at)), method, inputs, parameters, sink);
+        });
+    }
+    Result<> reset() override { return {}; }
+    [[nodiscard]] Engine* generator() noexcept override { return engine_.get(); }
+    void register_host_memory(std::span<std::byte> bytes) override { device_->register_host_memory(bytes); }
+    void unregister_host_memory(std::span<std::byte> bytes) noexcept override {
+        device_->unregister_host_memory(bytes);
+    }
+    [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override { return gpu_; }
+    [[nodiscard]] boost::json::object graphs() const override { return device_->graphs(); }
+    [[nodiscard]] std::string device_name() const override { return device_->name(); }
+
+    template <typename Work>
+    Result<> guarded(const std::string& attempt, ErrorCode code, Work&& work) {
+        try {
+            use_threads(threads_);
+            const c10::InferenceMode no_autograd;
+            return work();
+        } catch (const ErrorException& told) {
+            return told.error();
+        } catch (const std::exception& exception) {
+            return translate(exception, code, attempt);
+        } catch (...) {  // compiled code may throw anything
+            return Error{code, attempt + ": it threw something that is no std::exception", {}};
+        }
+    }
+
+private:
+    Package package_;
+    std::unique_ptr<Device> device_;
+    std::shared_ptr<const bulkhead::cuda::Gpu> gpu_;
+    int threads_;
+    std::vector<config::MethodSpec> methods_;
+    std::vector<std::unique_ptr<Runtime>> runtimes_;  ///< of `methods_`
+    std::unique_ptr<Engine> engine_;                  ///< uses the package's weights
+};
+
+Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
+    const Manifest& manifest = package_.manifest();
+    const std::uint64_t weights = context.cuda ? package_.weights().size_bytes() : 0;
+    if (auto fits = check_fit(manifest, shape, weights, device_->free_bytes(), device_->name()); !fits) return fits;
+    package_.place_weights(*device_, context);
+
+    const std::size_t kv = std::size_t{2} * manifest.layers;
+    Parts parts{manifest, shape, spec.name, threads_, nullptr, {}};
+    const std::size_t functions = manifest.decode.size() + (manifest.prefill ? 1 : 0) + manifest.methods.size();
+    std::size_t loaded = 0;
+    const auto load = [&](const std::string& file, std::size_t inputs) {
+        if (context.progress) context.progress("loading", loaded, functions, "functions", file);
+        ++loaded;
+        return package_.load(*device_, file, inputs);
+    };
+    for (const Manifest::Decode& decode : manifest.decode) {
+        auto function =
+            load(decode.file, 3 + (manifest.rope_delta == Manifest::RopeDelta::none ? 0 : 1) + kv);
+        if (!function) return function.error();
+        parts.decode.push_back({decode.sequences_min, decode.sequences_max, std::move(*function)});
+    }
+    if (manifest.prefill) {
+        auto function = load(manifest.prefill->file, 3 + (manifest.rope_delta == Manifest::RopeDelta::rope ? 1 : 0) +
+                                                         manifest.prefill->extras.size() + kv);
+        if (!function) return function.error();
+        parts.prefill = std::move(*function);
+    }
+    for (const Manifest::Method& method : manifest.methods) {
+        auto function = load(method.file, method.spec.inputs.size());
+        if (!function) return function.error();
+        methods_.push_back(method.spec);
+        runtimes_.push_back(std::make_unique<FunctionRuntime>(std::move(*function)));
+    }
+    if (context.progress) context.progress("loading", functions, functions, "functions", "");
+
+    auto engine = device_->make_engine(std::move(parts), spec.graphs, context);
+    if (!engine) return engine.error();
+    engine_ = std::move(*engine);
+    if (!context.cuda) return {};
+    if (auto gpu = bulkhead::cuda::Gpu::open(0))
+        gpu_ = std::move(*gpu);
+    else
+        spdlog::warn("clients cannot share device memory: {}", gpu.error().text());
+    return {};
+}
+
+Result<> GeneratingModel::try_once() {
+    const Shape& shape = engine_->shape();
+    const std::int64_t positions = std::min<std::int64_t>(2, shape.length - 2);
+    std::vector<at::Tensor> tensors;
+    std::vector<std::vector<std::int64_t>> dims;
+    std::vector<TensorView> views;
+    for (const config::TensorSpec& input : shape.inputs) {
+        auto& sizes = dims.emplace_back();
+        for (const auto& dim : input.shape) sizes.push_back(dim.name == "T" ? positions : dim.min);
+        tensors.push_back(at::zeros(sizes, at::TensorOptions{}.dtype(scalar_type(input.dtype))));
+    }
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+        views.push_back({shape.inputs[i].name, shape.inputs[i].dtype, dims[i],
+                         {static_cast<std::byte*>(tensors[i].data_ptr()), tensors[i].nbytes()}});
+    const std::vector<std::int64_t> first_input(shape.codebooks, 0);
+    Start start;
+    start.first_input = first_input;
+    const auto start_all = [&]() -> Result<> {
+        for (std::uint32_t slot = 0; slot < shape.slots; ++slot)
+            if (auto reset = engine_->reset(slot, start); !reset) return reset;
+        return {};
+    };
+    if (auto started = start_all(); !started) return started;
+    const Prompt prompt{views, static_cast<std::uint32_t>(positions)};
+    if (auto read = engine_->prefill(0, prompt, 0, prompt.length, true); !read) return read.error();
+    for (std::uint32_t n = 1; n <= shape.slots; n *= 2) {
+        if (auto launched = engine_->launch(n); !launched) return launched;
+        if (auto collected = engine_->collect(); !collected) return collected.error();
+    }
+    return start_all();
+}
+
+Result<std::unique_ptr<Device>> take_device(const Manifest& manifest, const Shape& shape, std::uint64_t weights,
+                                            const LoadContext& context) {
+    if (!context.cuda) return make_cpu_device();
+    if (auto granted = context.wait_for_grant(weights + kv_bytes(manifest, shape)); !granted) return granted.error();
+    return load_cuda_device();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> load_generator(const config::ModelSpec& spec, const LoadContext& context) {
+    if (!context.cuda && spec.graphs == config::Graphs::required)
+        return Error{ErrorCode::config_invalid, "`graphs: required` on a CPU",
+                     "graphs need a GPU: give the model one with `device`, or declare `graphs: preferred`"};
+    auto package = Package::open(spec.file, context);
+    if (!package) return package.error();
+    auto shape = settle(package->manifest(), spec.generate);
+    if (!shape) return shape.error();
+    auto device = take_device(package->manifest(), *shape, package->weights().size_bytes(), context);
+    if (!device) return device.error();
+    const auto machine = Machine::here(context.cuda ? "cuda" : "cpu", (*device)->compute_capability());
+    if (auto fits = package->check(machine); !fits) return fits.error();
+
+    auto model = std::make_unique<GeneratingModel>(std::move(*package), std::move(*device), inference_threads(spec));
+    auto loaded = model->guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
+        if (auto ready = model->load(spec, *shape, context); !ready) return ready;
+        if (context.progress) context.progress("warming", 0, 1, "steps", "generate");
+        if (auto tried = model->try_once(); !tried) return Result<>{tried.error().during("trying a step")};
+        if (context.progress) context.progress("warming", 1, 1, "steps", "");
+        return Result<>{};
+    });
+    if (!loaded) return loaded.error();
+    return std::unique_ptr<Model>{std::move(model)};
+}
+
+}  // namespace bulkhead::worker::generation

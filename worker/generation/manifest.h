@@ -1,0 +1,104 @@
+#pragma once
+
+/// `manifest.json` of a generation package, as `python -m bulkhead.export` writes it (docs/generation.md).
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <boost/json.hpp>
+
+#include "config/fleet.h"
+#include "ipc/error.h"
+#include "worker/generation/engine.h"
+#include "worker/generation/slot_state.h"
+
+namespace bulkhead::worker::generation {
+
+/// What every remedy of a broken package ends with.
+inline constexpr std::string_view export_again = "export it again: python -m bulkhead.export";
+
+struct Manifest {
+    enum class RopeDelta : std::uint8_t {
+        none,
+        rope,   ///< prefill takes `rope` [3, T]; decode takes max(rope) + 1 - T
+        prompt  ///< decode takes minus the prompt's length
+    };
+    struct Extra {
+        std::string name;
+        wire::DType dtype{};
+        std::vector<std::int64_t> dims;  ///< `prompt_dim` where the prompt's positions run
+    };
+    static constexpr std::int64_t prompt_dim = -1;
+    struct Prefill {
+        std::string file;
+        bool embeddings = false;  ///< the prompt is [R, T, width] instead of token ids
+        std::int64_t width = 0;
+        wire::DType embeddings_dtype = wire::DType::float32;  ///< that of the weights
+        std::uint32_t chunk_min = 2;  ///< positions that the graph takes in one call, at least ..
+        std::uint32_t chunk_max = 2;  ///< .. and at most
+        bool logits = false;          ///< it returns those of the last position
+        std::vector<Extra> extras;
+    };
+    struct Decode {
+        std::string file;
+        std::uint32_t sequences_min = 1;
+        std::uint32_t sequences_max = 1;
+    };
+    struct Method {
+        std::string file;
+        config::MethodSpec spec;
+    };
+
+    std::string family;
+    std::string name;
+    std::string torch;
+    std::string device;  ///< "cpu" or "cuda"
+    std::string compute_capability;
+    std::vector<std::string> cpu_flags;
+    wire::DType kv_dtype{};
+    std::uint32_t vocabulary = 0;
+    std::uint32_t codebooks = 1;
+    std::uint32_t rows = 1;
+    std::uint32_t length_max = 0;
+    std::uint32_t length = 0;
+    std::uint32_t slots = 1;
+    std::uint32_t slots_max = 1;
+    std::vector<std::uint32_t> buckets;
+    std::uint32_t layers = 0;
+    std::uint32_t heads = 0;
+    std::uint32_t dim = 0;
+    std::optional<Prefill> prefill;
+    std::vector<Decode> decode;
+    RopeDelta rope_delta = RopeDelta::none;
+    std::int64_t prompt_id_min = 0;  ///< ids that a prompt of tokens may hold ..
+    std::int64_t prompt_id_end = 0;  ///< .. below this one
+    std::vector<std::int32_t> first_token;
+    std::vector<std::int32_t> stop;
+    DrawRules draw;
+    boost::json::object sampling;  ///< the defaults of a request
+    std::vector<Method> methods;
+    std::string weights_file;
+    std::uint64_t weights_bytes = 0;
+    std::map<std::string, std::map<std::string, std::string>> constants;  ///< file → name in the code → in the weights
+
+    /// Bytes of the KV of one position of one sequence, all layers.
+    [[nodiscard]] std::uint64_t kv_bytes_per_position() const;
+};
+
+/// Reads and checks the text; `folder` stands in the errors, and file names may not lead out of it.
+/// Errors  package_incompatible: the field, what stands there, and how to export again
+[[nodiscard]] Result<Manifest> parse_manifest(std::string_view text, const std::filesystem::path& folder);
+
+/// Errors  load_failed where there is no manifest, those of `parse_manifest`
+[[nodiscard]] Result<Manifest> read_manifest_of(const std::filesystem::path& folder);
+
+/// The manifest's choices, and the fleet file's where it makes some.
+/// Errors  config_invalid: more slots or positions than were exported
+[[nodiscard]] Result<Shape> settle(const Manifest& manifest, const config::GenerateSpec& chosen);
+
+}  // namespace bulkhead::worker::generation

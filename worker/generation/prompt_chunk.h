@@ -1,0 +1,26 @@
+#pragma once
+
+/// LibTorch's side: the arguments of the exported functions, on the host, KV aside.
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/generation/manifest.h"
+
+namespace bulkhead::worker::generation {
+
+/// Prefill's arguments for the prompt's positions [first, first + count): prompt, positions, span, [rope], extras. All
+/// are contiguous; where no rearranging is needed they lie where the client put them. An input that the request left
+/// out is zeros, and `rope` the plain positions. Where the graph takes no single position, that one stands there twice,
+/// which computes and writes the same twice.
+[[nodiscard]] std::vector<at::Tensor> prompt_chunk(const Manifest& manifest, const Prompt& prompt, std::int64_t first,
+                                                   std::int64_t count);
+
+/// What decode adds to positions after this prompt, as the package's manifest says.
+[[nodiscard]] std::int64_t rope_delta_of(const Manifest& manifest, const Prompt& prompt);
+
+/// The ids of position `index` of a prompt of tokens, [1, C]: for packages without a prefill.
+[[nodiscard]] at::Tensor prompt_tokens(const Manifest& manifest, const Prompt& prompt, std::int64_t index);
+
+}  // namespace bulkhead::worker::generation

@@ -100,11 +100,11 @@ void read_generate(const Value& map, GenerateSpec& generate) {
         return read ? std::optional{static_cast<std::uint32_t>(*read)} : std::nullopt;
     };
     generate.slots = number("slots", 1, limits::slots_max);
-    generate.length = number("length", 2, limits::length_max);
+    generate.length = number("length", 3, limits::length_max);
     assign(number("prefill_chunk", 1, limits::prefill_chunk_max), generate.prefill_chunk);
     if (const auto value = fields.take("buckets")) {
         for (const Value& item : value->items(limits::buckets_max))
-            if (const auto length = item.integer(1, limits::length_max))
+            if (const auto length = item.integer(2, limits::length_max))
                 generate.buckets.push_back(static_cast<std::uint32_t>(*length));
         const auto falls = std::adjacent_find(generate.buckets.begin(), generate.buckets.end(), std::greater_equal<>{});
         if (falls != generate.buckets.end())

@@ -32,11 +32,6 @@ bool is_report_name(std::string_view name) {
            std::all_of(name.begin(), name.begin() + time_digits, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-std::string name_of(const CrashReport& report) {
-    return fmt::format("{:0{}}-{}-{}-{}.json", std::max<std::int64_t>(report.time_ms, 0), time_digits,
-                       file_name(report.worker.model), report.worker.replica, report.worker.generation);
-}
-
 /// Nothing when it is no regular file, too big, or gone.
 std::optional<std::string> read_small_file(const std::string& path) {
     const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
@@ -169,6 +164,11 @@ std::string CrashReport::to_text() const {
     }
     object["log"] = json::array(log.begin() + static_cast<std::ptrdiff_t>(first), log.end());
     return json::serialize(object);
+}
+
+std::string CrashReports::name_of(const CrashReport& report) {
+    return fmt::format("{:0{}}-{}-{}-{}.json", std::max<std::int64_t>(report.time_ms, 0), time_digits,
+                       file_name(report.worker.model), report.worker.replica, report.worker.generation);
 }
 
 bool CrashReports::make_folder() const {

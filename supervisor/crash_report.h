@@ -76,6 +76,8 @@ public:
     /// Logs it too.
     void note_lost(const WorkerName& worker, const std::string& reason);
     [[nodiscard]] Lost lost() const;
+    /// The file's, known before it is written.
+    [[nodiscard]] static std::string name_of(const CrashReport& report);
     /// Of a report of this name; empty when reports are not kept, or it is none's.
     /// Thread  any
     [[nodiscard]] std::string path_of(const std::string& name) const;

@@ -51,6 +51,7 @@ std::string_view cut(std::string_view text, std::size_t bytes) {
 
 constexpr std::size_t crash_cause_bytes_max = 160;
 constexpr std::size_t crash_report_name_bytes_max = 128;
+constexpr std::size_t crash_lost_bytes_max = 96;
 
 json::object to_json(const LastCrash& crash, std::size_t cause_bytes) {
     json::object object{{"gen", crash.generation},
@@ -59,6 +60,8 @@ json::object to_json(const LastCrash& crash, std::size_t cause_bytes) {
                         {"ms", crash.unix_ms},
                         {"cause", cut(crash.cause, cause_bytes)}};
     if (!crash.report.empty() && crash.report.size() <= crash_report_name_bytes_max) object["file"] = crash.report;
+    if (crash.report_due && object.contains("file")) object["due"] = true;
+    if (!crash.lost.empty()) object["lost"] = cut(crash.lost, std::min(cause_bytes, crash_lost_bytes_max));
     return object;
 }
 
@@ -78,6 +81,8 @@ std::optional<LastCrash> last_crash_of(const json::object& all) {
     crash.unix_ms = time_member(object, "ms");
     crash.cause = string_member(object, "cause").value_or("");
     crash.report = string_member(object, "file").value_or("");
+    crash.report_due = flag_member(object, "due");
+    crash.lost = string_member(object, "lost").value_or("");
     return crash;
 }
 

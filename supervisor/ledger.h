@@ -21,8 +21,10 @@ struct LastCrash {
     bool by_signal = false;
     std::int32_t number = 0;  ///< of the signal, or the exit status
     std::int64_t unix_ms = 0;
-    std::string cause;   ///< cut to fit
-    std::string report;  ///< the name of its file; empty: none, or not yet
+    std::string cause;        ///< cut to fit
+    std::string report;       ///< the name of its file; empty: none
+    bool report_due = false;  ///< it is being written
+    std::string lost;         ///< why it could not be written; cut to fit
 
     friend bool operator==(const LastCrash&, const LastCrash&) = default;
 };
@@ -69,8 +71,8 @@ struct Ledger {
 };
 
 /// Equal for two declarations when a process configured with one serves the other: everything the worker was told,
-/// and which file it loaded (device, inode, size, modification time), or of a generating model which files of its folder.
-/// Blocks for a stat() of each.
+/// and which file it loaded (device, inode, size, modification time), or of a generating model which files of its
+/// folder. Blocks for a stat() of each.
 [[nodiscard]] std::string fingerprint(const config::ModelSpec& spec);
 /// Without a look at the file, for when the disk that it lies on does not answer.
 [[nodiscard]] std::string fingerprint_of_text(const config::ModelSpec& spec);

@@ -137,6 +137,7 @@ private:
     struct LastReport {
         std::string path;  ///< empty until it is written
         std::string lost;  ///< why it could not be
+        std::string due;   ///< the name of its file, while it is written
     };
 
     /// A process that ended and was followed by another before its memory was back.

@@ -1,5 +1,7 @@
 /// How a replica takes over what a former supervisor left: a process that runs, or the record of one that has ended.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <random>
 
@@ -108,7 +110,30 @@ void Replica::resume_last_crash(const LastCrash& crash) {
                           {crash.by_signal, crash.number, true},
                           crash.unix_ms,
                           crash.cause};
-    last_report_ = std::make_shared<LastReport>(LastReport{context_.crash_reports->path_of(crash.report), {}});
+    std::string path = context_.crash_reports->path_of(crash.report);
+    last_report_ = std::make_shared<LastReport>();
+    last_report_->lost = crash.lost;
+    if (!crash.report_due) {
+        last_report_->path = std::move(path);
+        return;
+    }
+    last_report_->due = crash.report;
+    context_.off_loop.run(
+        "looking for the crash report of " + last_exit_->worker.text(),
+        [path] { return !path.empty() && ::access(path.c_str(), F_OK) == 0; },
+        [this, path, reports = context_.crash_reports, worker = last_exit_->worker,
+         resumed = std::weak_ptr{last_report_}](const Result<bool>& is_there) {
+            const auto last = resumed.lock();
+            if (!last) return;  // another crash was its last one since, or the replica is gone
+            last->due.clear();
+            if (is_there && *is_there) {
+                last->path = path;
+            } else {
+                last->lost = is_there ? "the supervisor that was to write it was killed" : is_there.error().attempt;
+                reports->note_lost(worker, last->lost);
+            }
+            remember();
+        });
 }
 
 /// Its last process is gone, and what follows had been settled.

@@ -164,11 +164,13 @@ void Replica::report_crash() {
     if (process.has_cgroup) counters.own_cgroup = context_.cgroups->oom_kills(process.name);
     const bool unexplained_kill =
         process.exit->by_signal && process.exit->number == SIGKILL && process.died_without_warning();
+    CrashReport report = crash_report();
     last_report_ = std::make_shared<LastReport>();
+    last_report_->due = CrashReports::name_of(report);
     context_.off_loop.run(
         "writing the crash report of " + name().text(),
-        [report = crash_report(), counters, unexplained_kill, reports = context_.crash_reports, &gpus = context_.gpus,
-         uuid = process.device.uuid, sampled = process.last_signs.host_bytes]() mutable {
+        [report = std::move(report), counters, unexplained_kill, reports = context_.crash_reports,
+         &gpus = context_.gpus, uuid = process.device.uuid, sampled = process.last_signs.host_bytes]() mutable {
             if (const std::uint64_t bytes = *sampled; bytes > 0) report.host_bytes = bytes;
             if (unexplained_kill) counters.machine_after = machine_oom_kills();
             report.evidence = oom_evidence(counters, unexplained_kill);
@@ -183,6 +185,7 @@ void Replica::report_crash() {
          cause = last_exit_->cause, told = std::weak_ptr{last_report_}](const Result<std::filesystem::path>& written) {
             if (!written) reports->note_lost(name, written.error().attempt);
             if (const auto last = told.lock()) {  // this one lives, and it is its last crash still
+                last->due.clear();
                 (written ? last->path : last->lost) = written ? written->string() : written.error().attempt;
                 remember();
             }

@@ -89,7 +89,8 @@ void Replica::kill() {
     remember();
     if (process_->has_cgroup) context_.cgroups->kill(process_->name);
     context_.keeper.signal(process_->name, SIGKILL, true);
-    deadline_.arm(limits::killed_alive_max, [this] { escalate(); });
+    const auto repeat = process_->pidfd ? limits::kill_repeated_grace : limits::kill_repeated_grace.zero();
+    deadline_.arm(limits::killed_alive_max - repeat, [this] { escalate(); });
 }
 
 /// A keeper that is stopped passes no signal on: only who outlives this one too is held to be stuck in the kernel.

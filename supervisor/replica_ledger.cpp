@@ -22,9 +22,10 @@ Ledger Replica::ledger() const {
     ledger.reason = reason_;
     if (last_exit_ && !last_exit_->cause.empty()) {
         const auto& [worker, pid, exit, time_ms, cause] = *last_exit_;
-        const std::string report =
-            last_report_ ? std::filesystem::path{last_report_->path}.filename().string() : std::string{};
-        ledger.last_crash = LastCrash{worker.generation, pid, exit.by_signal, exit.number, time_ms, cause, report};
+        const auto& [path, lost, due] = last_report_ ? *last_report_ : LastReport{};
+        const std::string report = due.empty() ? std::filesystem::path{path}.filename().string() : due;
+        ledger.last_crash =
+            LastCrash{worker.generation, pid, exit.by_signal, exit.number, time_ms, cause, report, !due.empty(), lost};
     }
 
     const bool is_of_present = process_ && record_ == process_->name;

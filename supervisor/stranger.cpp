@@ -33,12 +33,11 @@ void Stranger::end(FleetContext& context, FoundWorker found, std::string gpu_uui
 void Stranger::kill() {
     if (context_.cgroups) context_.cgroups->kill(found_.name);
     context_.keeper.signal(found_.name, SIGKILL, true);
-    deadline_.arm(limits::killed_alive_max, [this] {
+    deadline_.arm(limits::killed_alive_max - limits::kill_repeated_grace, [this] {
         if (found_.pidfd && !has_ended(found_.pidfd)) {  // the keeper may be stopped, and have passed nothing on
             ::syscall(SYS_pidfd_send_signal, found_.pidfd.get(), SIGKILL, nullptr, 0);
-            return deadline_.arm(limits::kill_repeated_grace, [this] { cannot_be_ended(); });
         }
-        cannot_be_ended();
+        deadline_.arm(limits::kill_repeated_grace, [this] { cannot_be_ended(); });
     });
 }
 

@@ -29,10 +29,11 @@ spdlog::level::level_enum level_of(config::LogLevel level) {
     return spdlog::level::info;
 }
 
-/// One channel never fills the queue for the others, but where only one may be open.
-std::uint32_t channel_in_flight_max(const config::ModelSpec& spec) {
+/// One channel never fills the queue for the others, but where only one may be open. `slots`: sequences of a generating
+/// model that run beside the queue.
+std::uint32_t channel_in_flight_max(const config::ModelSpec& spec, std::uint32_t slots) {
     const bool alone = spec.state == config::StateScope::channel || spec.channel.channels_max == 1;
-    return std::min(limits::channel_in_flight_max, alone ? spec.queue_bound : (spec.queue_bound + 1) / 2);
+    return std::min(limits::channel_in_flight_max, slots + (alone ? spec.queue_bound : (spec.queue_bound + 1) / 2));
 }
 
 Error draining_error() {
@@ -216,8 +217,10 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
                   fmt::format("declare fewer methods or shorter names: at most {} bytes", wire::json_bytes_max)});
     model_ = std::move(*model);
     dispatcher_.serve(*model_, spec_);
+    const generation::Engine* const generator = model_->generator();
+    const std::uint32_t in_flight_max = channel_in_flight_max(spec_, generator != nullptr ? generator->shape().slots : 0);
     context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, options_.identity,
-                                    spec_, *model_, methods_, channel_in_flight_max(spec_), options_.hello_deadline, options_.unread_stream,
+                                    spec_, *model_, methods_, in_flight_max, options_.hello_deadline, options_.unread_stream,
                                     std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max)});
     phase_ = Phase::ready;
     load_time_ = duration_cast<milliseconds>(Clock::now() - load_started_);

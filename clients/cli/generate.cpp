@@ -234,7 +234,10 @@ void add_generate(CLI::App& app, Session& session) {
         ->required();
     command->add_option("--tokens,-t", generation->tokens, "The prompt: 1,2,3 or [[1, 2], [3, 4]] or @FILE.npy")
         ->type_name("IDS")
-        ->check([](const std::string& text) { return text.starts_with('@') ? std::string{} : check_ids(text); });
+        ->check([](const std::string& text) {
+            if (text.empty()) return std::string{"it is empty: write token ids, such as 1,2,3"};
+            return text.starts_with('@') ? std::string{} : check_ids(text);
+        });
     for (std::size_t i = 0; i < number_options.size(); ++i)
         command->add_option(names(number_options[i].first), generation->numbers[i], number_options[i].second)
             ->type_name("NUMBER")
@@ -253,7 +256,7 @@ void add_generate(CLI::App& app, Session& session) {
              "NAME=DATA");
     repeated(command->add_option("--param,-p", generation->parameters, "A parameter, JSON or text"), "NAME=VALUE");
     command->add_option("--method,-m", generation->method, "The method to call")->capture_default_str();
-    command->add_option("--deadline", generation->deadline, "Of the whole sequence, such as 5m; none without it")
+    command->add_option("--deadline", generation->deadline, "Of the whole sequence, such as 5m; 1h without it")
         ->type_name("DURATION")
         ->check([](const std::string& text) {
             return config::parse_duration(text) ? "" : "write a whole number and a unit: 500ms, 30s, 2m";

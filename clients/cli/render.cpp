@@ -261,13 +261,14 @@ std::string render_info(const json::value& info, Style style) {
 
 namespace {
 
-/// "  graphs: off; 34 eager runs (a CPU has no graphs)", then a line a bucket.
+/// "  graphs: off; 34 eager runs (a CPU has no graphs)", then a line a bucket. Reasons that held no run back are left out.
 std::string graphs_lines(const json::value& graphs) {
     std::string text = "  graphs: " + one_line(text_member(graphs, "mode"));
     if (const json::value* eager = member(graphs, "eager"); eager != nullptr && eager->is_object())
         for (const auto& [reason, count] : eager->as_object())
-            text +=
-                fmt::format("; {} eager run{} ({})", json::serialize(count), count == 1 ? "" : "s", one_line(reason));
+            if (count != 0)
+                text += fmt::format("; {} eager run{} ({})", json::serialize(count), count == 1 ? "" : "s",
+                                    one_line(reason));
     text += '\n';
     for (const json::value& bucket : array_member(graphs, "buckets"))
         text += fmt::format(

@@ -43,7 +43,9 @@ int Keeper::run() noexcept {
 void Keeper::wait_for_events() noexcept {
     PacketSocket& link = supervisor_.link();
     const short wanted = static_cast<short>((outbox_.takes_requests() ? POLLIN : 0) | (link_is_full_ ? POLLOUT : 0));
-    std::array<pollfd, 2> sources{{{station_.signals.get(), POLLIN, 0}, {link.fd(), wanted, 0}}};
+    PathClaim& claim = station_.directory.claim();
+    const int claim_fd = claim_is_answered_ ? claim.fd() : -1;
+    std::array<pollfd, 3> sources{{{station_.signals.get(), POLLIN, 0}, {link.fd(), wanted, 0}, {claim_fd, POLLIN, 0}}};
 
     const auto deadline = children_left_ ? Clock::time_point{} : next_deadline();
     const timespec timeout = until(deadline);
@@ -54,6 +56,7 @@ void Keeper::wait_for_events() noexcept {
         send_due();
         take_requests();
     }
+    if (sources[2].revents != 0) claim_is_answered_ = claim.answer();
     if (sources[0].revents != 0) take_signals();
     if (children_left_ && course_ != Course::ended) take_children();
 }
@@ -165,6 +168,7 @@ void Keeper::take_children() noexcept {
         const auto ended = next_ended_child();
         if (!ended) {
             children_left_ = false;
+            claim_is_answered_ = true;
             break;
         }
         if (ended->pid == supervisor_.pid()) {

@@ -99,9 +99,10 @@ private:
     Course course_ = Course::serving;
     Parting parting_ = Parting::none;
     int exit_status_ = 0;
-    bool children_left_ = false;  ///< more to reap than one turn allows
-    bool link_is_full_ = false;   ///< the next packet waits for the socket to be writable
-    bool incompatible_ = false;   ///< the supervisor of now speaks no version of ours
+    bool children_left_ = false;     ///< more to reap than one turn allows
+    bool link_is_full_ = false;      ///< the next packet waits for the socket to be writable
+    bool claim_is_answered_ = true;  ///< false: no descriptor was left for it, until a child ends
+    bool incompatible_ = false;      ///< the supervisor of now speaks no version of ours
     std::uint64_t violations_ = 0;
     std::uint64_t generation_last_ = 0;
     std::uint64_t started_unix_ms_ = 0;

@@ -11,9 +11,11 @@ using std::chrono::milliseconds;
 
 /// Connections that wait while a supervisor restarts; the kernel caps it at net.core.somaxconn.
 inline constexpr int listen_backlog = 4096;
-/// Daemons that were refused because of this one, since a refused one's connection is never taken up: later ones are
-/// not told its pid, and start.
+/// Daemons that look who holds the claim, before this one takes notice.
 inline constexpr int claim_backlog = 128;
+/// Whoever holds the claim without the lock may be about to end, as one that lost the race for the lock is; after this
+/// it is a daemon whose directory was removed.
+inline constexpr milliseconds claim_patience{500};
 
 /// Between SIGTERM or SIGINT and the supervisor's `stop`; then everything is killed.
 inline constexpr milliseconds stop_deadline{60'000};

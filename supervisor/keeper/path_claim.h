@@ -21,15 +21,22 @@ public:
     /// Takes the claim, unless somebody has it.
     explicit PathClaim(const std::string& directory);
 
-    /// Whose process holds it instead of this one; empty: nobody of this user.
-    [[nodiscard]] std::optional<pid_t> holder() const;
+    /// Takes the claim now if it is free, or becomes so within `claim_patience`.
+    /// Returns  whose process holds it instead of this one; empty: nobody of this user who sees the same files
+    [[nodiscard]] std::optional<pid_t> insist();
 
-    /// The socket's name, without the leading zero byte. A pid namespace has claims of its own: containers that share
-    /// the network have their own paths.
+    /// Readable when somebody looks who holds the claim; -1: this process does not.
+    [[nodiscard]] int fd() const noexcept { return socket_.get(); }
+    /// Makes room for the next ones. False: not possible now, and not to be waited for. Never waits, allocates nothing.
+    [[nodiscard]] bool answer() noexcept;
+
+    /// The socket's name, without the leading zero byte. A pid namespace has claims of its own; of containers that
+    /// share it, with the network, each has its own paths nevertheless: a holder with another root does not count.
     [[nodiscard]] static std::string name_of(const std::string& directory);
 
 private:
     [[nodiscard]] bool take();
+    [[nodiscard]] std::optional<pid_t> holder() const;
 
     std::string name_;
     UniqueFd socket_;

@@ -153,7 +153,7 @@ Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) 
         return system_error("locking the runtime directory " + path->directory, errno);
     }
     if (auto removed = remove_stale_socket(directory->get(), *path); !removed) return removed.error();
-    if (const auto holder = claim.holder()) {
+    if (const auto holder = claim.insist()) {
         const std::string pid = std::to_string(*holder);
         return Error{ErrorCode::already_running,
                      "starting a daemon on " + path->whole + ": the daemon with pid " + pid +
@@ -175,6 +175,8 @@ Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) 
 
 Result<RuntimeDirectory> RuntimeDirectory::resume(const std::string& socket_path, UniqueFd directory,
                                                   UniqueFd listening) {
+    auto path = split(socket_path);
+    if (!path) return path.error();
     struct stat facts {};
     const bool locked = ::fstat(directory.get(), &facts) == 0 && S_ISDIR(facts.st_mode) &&
                         ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0;
@@ -186,8 +188,7 @@ Result<RuntimeDirectory> RuntimeDirectory::resume(const std::string& socket_path
                      "start the daemon again"};
     ::fcntl(directory.get(), F_SETFD, FD_CLOEXEC);
     ::fcntl(listening.get(), F_SETFD, FD_CLOEXEC);
-    return RuntimeDirectory{PathClaim{socket_path.substr(0, socket_path.rfind('/'))}, std::move(directory), socket_path,
-                            std::move(listening)};
+    return RuntimeDirectory{PathClaim{path->directory}, std::move(directory), socket_path, std::move(listening)};
 }
 
 void RuntimeDirectory::remove_socket() noexcept {

@@ -34,6 +34,8 @@ public:
     [[nodiscard]] const std::string& socket_path() const noexcept { return socket_path_; }
     [[nodiscard]] int listening_fd() const noexcept { return listening_.get(); }
 
+    [[nodiscard]] PathClaim& claim() noexcept { return claim_; }
+
     /// Connections are refused from here on. Safe to repeat; allocates nothing.
     void remove_socket() noexcept;
 

@@ -9,10 +9,13 @@
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <string>
 
@@ -24,9 +27,10 @@ namespace {
 struct Told {
     pid_t pid;
     int listener;  ///< -1: not permitted
+    int error;     ///< then
 };
 
-/// Returns  the listener; -1 where it is not permitted
+/// Returns  the listener; -1 and errno where it is not permitted
 int install_filter() {
     sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                              BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sendmsg, 0, 1),
@@ -43,6 +47,64 @@ std::array<UniqueFd, 2> make_pipe() {
     return {UniqueFd{ends[0]}, UniqueFd{ends[1]}};
 }
 
+/// In the process that is to be watched; goes on once the listener was taken.
+void tell_and_wait(int told, int taken) {
+    const int listener = install_filter();
+    const Told words{::getpid(), listener, errno};
+    (void)!::write(told, &words, sizeof words);
+    char word = 0;
+    (void)!::read(taken, &word, 1);  // an exec closes the listener
+}
+
+/// Returns  none, and errno, where it is not permitted
+UniqueFd listener_of(const Told& told) {
+    const UniqueFd process{static_cast<int>(::syscall(SYS_pidfd_open, told.pid, 0))};
+    if (!process) return {};
+    return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_getfd, process.get(), told.listener, 0))};
+}
+
+/// The call that `asked` is about goes on.
+bool let_through(int listener, const seccomp_notif& asked) {
+    seccomp_notif_resp answer{};
+    answer.id = asked.id;
+    answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+    return ::ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &answer) == 0;
+}
+
+std::string refused(const char* what, int error) { return std::string{what} + ": " + ::strerrordesc_np(error); }
+
+/// Lets one call of a child that waits behind `tell_and_wait` through. Returns why that cannot be; empty: it was done
+std::string watch_one_call(int told, int taken) {
+    Told words{};
+    if (::read(told, &words, sizeof words) != sizeof words) return "the child that tries it died";
+    if (words.listener < 0) return refused("a seccomp filter that asks", words.error);
+    const UniqueFd listener = listener_of(words);
+    if (!listener) return refused("pidfd_getfd()", errno);
+    (void)!::write(taken, "", 1);
+    pollfd source{listener.get(), POLLIN, 0};
+    seccomp_notif asked{};
+    if (::poll(&source, 1, -1) != 1 || ::ioctl(listener.get(), SECCOMP_IOCTL_NOTIF_RECV, &asked) != 0)
+        return refused("receiving what the filter asks", errno);
+    return let_through(listener.get(), asked) ? "" : refused("SECCOMP_USER_NOTIF_FLAG_CONTINUE", errno);
+}
+
+std::string try_on_a_child() {
+    auto told = make_pipe(), taken = make_pipe();
+    const pid_t child = ::fork();
+    if (child < 0) return refused("fork()", errno);
+    if (child == 0) {
+        tell_and_wait(told[1].get(), taken[0].get());
+        ::_exit(::syscall(SYS_sendmsg, -1, nullptr, 0) == -1 && errno == EBADF ? 0 : 1);
+    }
+    told[1].reset();
+    std::string why = watch_one_call(told[0].get(), taken[1].get());
+    if (!why.empty()) ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (why.empty() && status != 0) why = "a call that was let through did not end as it would have";
+    return why;
+}
+
 /// The kernel cuts a name after 15 bytes.
 bool is_supervisor(pid_t pid) { return file_text("/proc/" + std::to_string(pid) + "/comm") == "bulkhead-superv\n"; }
 
@@ -57,11 +119,11 @@ StepKiller::~StepKiller() {
     thread_.join();
 }
 
-void StepKiller::install_in_child() {
-    const Told told{::getpid(), install_filter()};
-    (void)!::write(told_[1].get(), &told, sizeof told);
-    char taken = 0;
-    (void)!::read(taken_[0].get(), &taken, 1);  // an exec closes the listener
+void StepKiller::install_in_child() { tell_and_wait(told_[1].get(), taken_[0].get()); }
+
+const std::string& StepKiller::refusal() {
+    static const std::string why = try_on_a_child();
+    return why;
 }
 
 bool StepKiller::works() {
@@ -86,10 +148,7 @@ bool StepKiller::take_listener() {
     ::poll(sources.data(), sources.size(), -1);
     Told told{};
     if (sources[1].revents != 0 || ::read(told_[0].get(), &told, sizeof told) != sizeof told) return false;
-    if (told.listener >= 0) {
-        const UniqueFd process{static_cast<int>(::syscall(SYS_pidfd_open, told.pid, 0))};
-        listener_ = UniqueFd{static_cast<int>(::syscall(SYS_pidfd_getfd, process.get(), told.listener, 0))};
-    }
+    if (told.listener >= 0) listener_ = listener_of(told);
     const std::lock_guard lock{mutex_};
     works_ = static_cast<bool>(listener_);
     (void)!::write(taken_[1].get(), "", 1);
@@ -115,10 +174,7 @@ void StepKiller::answer_all() {
             ::kill(static_cast<pid_t>(asked.pid), SIGKILL);
             continue;  // it waits for an answer until it is dead
         }
-        seccomp_notif_resp answer{};
-        answer.id = asked.id;
-        answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
-        ::ioctl(listener_.get(), SECCOMP_IOCTL_NOTIF_SEND, &answer);
+        (void)let_through(listener_.get(), asked);
     }
 }
 

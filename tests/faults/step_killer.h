@@ -4,18 +4,21 @@
 
 #include <array>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "ipc/unique_fd.h"
 
 namespace bulkhead::test {
 
-/// Kills a daemon's supervisor at the n-th thing it does that anybody else could see.
+/// Kills a daemon's supervisor at its n-th sendmsg().
 ///
-/// What a supervisor does reaches others by sendmsg(): to the keeper, to workers, to clients. A seccomp filter stops
-/// each of these calls and asks the test (SECCOMP_RET_USER_NOTIF), which lets it through, or ends the supervisor in the
-/// middle of it: the packet has not left, and everything before it has. As each change of state is written to the
-/// keeper's ledger before anything follows from it, no transition is missed. Nothing in the daemon knows of it.
+/// By sendmsg() go its packets to the keeper, the ledger among them, and to workers, and its answers to clients. A
+/// seccomp filter stops each of these calls and asks the test (SECCOMP_RET_USER_NOTIF), which lets it through, or ends
+/// the supervisor in the middle of it: the packet has not left, and everything before it has. Nothing in the daemon
+/// knows of it.
+/// Not seen is what it does between two packets without one: files that it writes or renames, a write to cgroup.kill,
+/// a signal that it sends past the keeper, ::send().
 /// Owns    the filter's listener and a thread that answers; made before the daemon, and gone after it
 class StepKiller {
 public:
@@ -26,8 +29,10 @@ public:
 
     /// In the keeper's process, before its exec: `SpawnOptions::in_child`.
     void install_in_child();
-    /// Where filters of this kind are permitted; known once the daemon runs.
+    /// The listener was taken; known once the daemon runs.
     [[nodiscard]] bool works();
+    /// Why none can work here; empty: it can. Tried once, on a child; where one cannot, no daemon would start with it.
+    [[nodiscard]] static const std::string& refusal();
 
     /// The supervisor that runs, or the next one if that is `but_not`, is killed at its `step`-th packet from now on.
     void kill_at(int step, pid_t but_not = -1);

@@ -22,19 +22,30 @@ std::string fleet(const std::string& graphs) {
            "\n    generate: {slots: 4, buckets: [64, 256]}\n";
 }
 
-void begin(Engine& engine, std::uint32_t slot, const Tokens& prompt, const Sampling& sampling, std::uint32_t keep = 0) {
-    worker::generation::Start start;
-    start.keep = keep;
-    start.sampling = sampling;
-    start.presence = prompt;
-    start.first_input = std::span{prompt}.last(1);
-    ASSERT_TRUE(engine.reset(slot, start));
+/// Positions [first, first + count) of a prompt.
+void prefill(Engine& engine, std::uint32_t slot, const Tokens& prompt, std::uint32_t first, std::uint32_t count) {
     const std::int64_t length = std::ssize(prompt);
     Tokens copy = prompt;
     const worker::TensorView view{"tokens", wire::DType::int64, {&length, 1}, std::as_writable_bytes(std::span{copy})};
-    const auto count = static_cast<std::uint32_t>(length - 1) - keep;
-    const auto done = engine.prefill(slot, {{&view, 1}, static_cast<std::uint32_t>(length)}, keep, count, true);
+    const bool last = first + count + 1 == static_cast<std::uint32_t>(length);
+    const auto done = engine.prefill(slot, {{&view, 1}, static_cast<std::uint32_t>(length)}, first, count, last);
     ASSERT_TRUE(done.has_value()) << done.error().text();
+}
+
+void reset(Engine& engine, std::uint32_t slot, const Tokens& prompt, const Sampling& sampling, std::uint32_t keep = 0,
+           const std::vector<std::int32_t>& stop = {}) {
+    worker::generation::Start start;
+    start.keep = keep;
+    start.sampling = sampling;
+    start.rules.stop = stop;
+    start.presence = prompt;
+    start.first_input = std::span{prompt}.last(1);
+    ASSERT_TRUE(engine.reset(slot, start));
+}
+
+void begin(Engine& engine, std::uint32_t slot, const Tokens& prompt, const Sampling& sampling, std::uint32_t keep = 0) {
+    reset(engine, slot, prompt, sampling, keep);
+    prefill(engine, slot, prompt, keep, static_cast<std::uint32_t>(prompt.size()) - 1 - keep);
 }
 
 /// `steps` steps of slot 0 alone, each launched before the one before it is collected.
@@ -122,6 +133,44 @@ TEST_F(GpuGeneration, KeptAndCopiedPrefixesGiveTheTokensOfAWholePrefill) {
     ASSERT_TRUE(graphs().copy_prefix(3, 0, 40).has_value());
     begin(graphs(), 0, prompt, Sampling{}, 40);
     EXPECT_EQ(run(graphs(), 12), whole);
+}
+
+TEST_F(GpuGeneration, RowsThatRideAlongLeaveAPromptBetweenItsChunksAlone) {
+    for (Engine* engine : {&graphs(), &eager()}) {
+        const Tokens prompt = prompt_of(40, 11);
+        begin(*engine, 0, prompt, sampled(6));
+        const auto alone = run(*engine, 12);
+        for (std::uint32_t slot = 0; slot < 3; ++slot) begin(*engine, slot, prompt_of(12, slot), sampled(slot));
+        reset(*engine, 3, prompt, sampled(6));
+        prefill(*engine, 3, prompt, 0, 20);
+        for (int step = 0; step < 5; ++step) {  // a step of four rows, of which three are sequences'
+            ASSERT_TRUE(engine->launch(3).has_value());
+            ASSERT_TRUE(engine->collect().has_value());
+        }
+        prefill(*engine, 3, prompt, 20, 19);
+        ASSERT_TRUE(engine->exchange(3, 0).has_value());
+        EXPECT_EQ(run(*engine, 12), alone);
+    }
+}
+
+TEST_F(GpuGeneration, StepThatRanAheadOfAStopLeavesTheKvBeforeIt) {
+    Tokens prompt = prompt_of(40, 5);
+    begin(graphs(), 0, prompt, Sampling{});
+    const auto tokens = run(graphs(), 4);
+    Tokens longer = prompt;
+    longer.insert(longer.end(), tokens.begin(), tokens.end());
+    longer.push_back(17);
+    begin(graphs(), 1, longer, Sampling{});
+    ASSERT_TRUE(graphs().exchange(1, 0).has_value());
+    const auto whole = run(graphs(), 8);
+
+    const auto stop_at = std::ranges::find(tokens, tokens.back()) - tokens.begin() + 1;
+    reset(graphs(), 0, prompt, Sampling{}, 0, {tokens.back()});
+    prefill(graphs(), 0, prompt, 0, 39);
+    (void)run(graphs(), static_cast<int>(stop_at) + 2);  // two steps beyond the stop
+    const auto held = static_cast<std::uint32_t>(prompt.size() + static_cast<std::size_t>(stop_at) - 1);
+    begin(graphs(), 0, longer, Sampling{}, held);
+    EXPECT_EQ(run(graphs(), 8), whole);
 }
 
 }  // namespace

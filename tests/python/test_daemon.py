@@ -268,15 +268,50 @@ class Generating(unittest.TestCase):
                 next(generation)
         self.assertEqual(len(list(self.client.generate("tiny", [1], max_new_tokens=3, **self.GREEDY))), 3)
 
+    def test_a_running_generation_is_adjusted(self) -> None:
+        greedy = list(self.client.generate("tiny", range_of(8), max_new_tokens=240, **self.GREEDY))
+
+        async def on_a_loop() -> list[int]:
+            async with bulkhead.aio.connect(self.daemon.socket) as client:
+                generation = client.generate("tiny", range_of(8), max_new_tokens=240, **self.GREEDY)
+                await anext(generation)
+                await generation.adjust(do_sample=True, temperature=5.0)
+                return [token async for token in generation] and generation.tokens
+
+        def here() -> list[int]:
+            generation = self.client.generate("tiny", range_of(8), max_new_tokens=240, **self.GREEDY)
+            next(generation)
+            generation.adjust(do_sample=True, temperature=5.0)
+            return list(generation) and generation.tokens
+
+        for run in (here, lambda: asyncio.run(on_a_loop())):
+            for _ in range(100):  # it may be over before the adjustment arrives
+                try:
+                    tokens = run()
+                except bulkhead.Error as error:
+                    self.assertEqual(error.code, "input_invalid")
+                    continue
+                if tokens != greedy:
+                    break
+            self.assertEqual((len(tokens), tokens[0]), (240, greedy[0]))
+            self.assertNotEqual(tokens, greedy)
+        with self.client.generate("tiny", range_of(8), max_new_tokens=240, **self.GREEDY) as generation:
+            next(generation)
+            with self.assertRaises(bulkhead.Error) as caught:
+                generation.adjust(temprature=1.0)
+            self.assertEqual(caught.exception.code, "input_invalid")
+
     def test_a_worker_that_dies_leaves_the_tokens_that_came(self) -> None:
         lost = None
         for _ in range(100):  # it may be over before the signal arrives
             generation = self.client.generate("tiny", range_of(8), max_new_tokens=240, **self.GREEDY)
-            next(generation)
-            os.kill(self.client.ps()[0]["pid"], signal.SIGKILL)
             try:
+                next(generation)
+                os.kill(self.client.ps()[0]["pid"], signal.SIGKILL)
                 list(generation)
             except bulkhead.Error as error:
+                if not generation.tokens:  # the signal before it came only now
+                    continue
                 lost = error
                 break
         assert lost is not None

@@ -16,7 +16,7 @@ from typing import Any
 import tiny_models
 import torch
 from bulkhead.errors import Error
-from bulkhead.export import check, int8, make, manifest, source
+from bulkhead.export import check, int8, make, manifest, source, target
 
 MODELS = Path(os.environ["BULKHEAD_BUILD"]) / "models"
 TINY = MODELS / "test" / "tiny_generate"
@@ -87,8 +87,59 @@ class Sizes(unittest.TestCase):
             self.assertIn(words, str(raised.exception))
 
 
+class Target(unittest.TestCase):
+    """An export never costs what is no package."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="bh-export-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def refused(self, out: Path, words: str, source: str | None = None) -> None:
+        with self.assertRaises(Error) as raised:
+            target.check(out, source)
+        self.assertEqual(raised.exception.code, "input_invalid")
+        self.assertIn(words, str(raised.exception))
+
+    def test_new_empty_and_packages_are_taken(self) -> None:
+        target.check(self.folder / "new" / "package")
+        target.check(self.folder)
+        target.check(TINY, str(self.folder))
+        target.check(self.folder / "package", str(self.folder))  # beside the weights
+
+    def test_what_is_no_package_is_left_alone(self) -> None:
+        (self.folder / "thesis.tex").write_text("years")
+        self.refused(self.folder, "holds something else than a package")
+        self.refused(self.folder / "thesis.tex", "is a file")
+        for text in ("", "[]", "{}", '{"format": "other/1"}', "\udcff"):
+            (self.folder / manifest.FILE).write_text(text, errors="surrogateescape")
+            self.refused(self.folder, "holds something else than a package")
+        loaded = source.Loaded(source.family_named("causal_lm")(tiny_models.causal("llama")), "tiny", {})
+        with self.assertRaises(Error):
+            make.make(loaded, self.folder, device="cpu", kv_dtype="float32", length=64, slots=2, slots_max=4, buckets=None, chunk=8, tell=self.fail)
+        self.assertEqual((self.folder / "thesis.tex").read_text(), "years")
+
+    def test_the_source_is_left_alone_even_in_a_package(self) -> None:
+        (self.folder / manifest.FILE).write_text(json.dumps({"format": manifest.FORMAT}))
+        target.check(self.folder)
+        for name in ("config.json", "deep/model.gguf", "own.py"):
+            file = self.folder / name
+            file.parent.mkdir(exist_ok=True)
+            file.touch()
+        for said in ("", "deep", "deep/model.gguf", "own.py:model"):
+            self.refused(self.folder, "itself lies", f"{self.folder / said}")
+
+    def test_the_command_refuses_before_it_loads(self) -> None:
+        (self.folder / "config.json").write_text("{")
+        done = Command.run_it(str(self.folder), str(self.folder))
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertRegex(done.stderr.splitlines()[-1], "^error: input_invalid: .*itself lies")
+        self.assertEqual([one.name for one in self.folder.iterdir()], ["config.json"])
+
+
 class Command(unittest.TestCase):
-    def run_it(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    @staticmethod
+    def run_it(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "bulkhead.export", *arguments], capture_output=True, text=True)
 
     def test_an_error_is_one_line(self) -> None:

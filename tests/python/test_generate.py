@@ -138,6 +138,93 @@ class Generating(WithFakeDaemon):
         self.assertEqual(list(client.generate("fake", [1])), [3])
         self.assertEqual(cancelled, [True])
 
+    def test_left_before_its_first_token_it_is_cancelled_too(self) -> None:
+        def close(client: bulkhead.Client) -> None:
+            generation = client.generate("fake", [1])
+            generation.close()
+            self.assertEqual(list(generation), [])
+
+        def drop(client: bulkhead.Client) -> None:
+            client.generate("fake", [1])
+
+        def drop_parts(client: bulkhead.Client) -> None:
+            client.stream("fake", method="generate", tokens=[1])
+
+        def drop_elsewhere(client: bulkhead.Client) -> None:
+            held = [client.generate("fake", [1])]
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join()
+
+        for leave in (close, drop, drop_parts, drop_elsewhere):
+            with self.subTest(leave.__name__):
+                done = threading.Event()
+
+                def script(worker: GeneratingWorker) -> None:
+                    number, _, _ = worker.asked()
+                    assert worker.expect("cancel")[0]["request_id"] == number
+                    worker.error(number, 9)
+                    done.set()
+                    worker.last(worker.asked()[0], [3])  # nor is it cancelled twice
+
+                client = self.connect(self.serving(script))
+                leave(client)
+                self.assertTrue(done.wait(10), "the worker has heard of it without another call")
+                self.assertEqual(list(client.generate("fake", [1])), [3])
+
+    def test_an_adjustment_names_its_generation(self) -> None:
+        asked = []
+
+        def script(worker: GeneratingWorker) -> None:
+            for _ in range(2):
+                number, _, _ = worker.asked()
+                worker.part(number, [1])
+                head, body = worker.expect("infer")
+                said = layout.INFER.unpack(body)
+                asked.append((said["method"], said["tensor_count"], json.loads(body[layout.INFER.size :]) == {"request": number, "top_k": 5}))
+                worker.part(number, [2], 1)
+                worker.values(head["request_id"], {})
+                worker.last(number, [1, 2, 3])
+
+        daemon = self.serving(script)
+        client = self.connect(daemon)
+        generation = client.generate("fake", [1])
+        self.assertEqual(next(generation), 1)
+        generation.adjust(top_k=5)
+        self.assertEqual(list(generation), [2, 3])
+        sent = client.generate("fake", [1])
+        self.assertEqual(next(sent), 1)
+        sent.adjust(top_k=5)
+        self.assertEqual(list(sent), [2, 3])
+        self.assertEqual(asked, [("generate.adjust", 0, True)] * 2)
+
+    def test_on_a_loop_it_is_sent_with_the_first_token_and_adjusted_after(self) -> None:
+        asked = []
+
+        def script(worker: GeneratingWorker) -> None:
+            number, _, _ = worker.asked()
+            worker.part(number, [1])
+            head, body = worker.expect("infer")
+            asked.append((layout.INFER.unpack(body)["method"], json.loads(body[layout.INFER.size :]) == {"request": number, "top_k": 5}))
+            worker.values(head["request_id"], {})
+            worker.last(number, [1, 2])
+
+        daemon = self.serving(script)
+
+        async def run() -> None:
+            async with bulkhead.aio.connect(daemon.path) as client:
+                await client.generate("fake", [9]).aclose()  # nothing was sent
+                generation = client.generate("fake", [1])
+                with self.assertRaises(bulkhead.Error) as caught:
+                    await generation.adjust(top_k=5)
+                self.assertEqual(caught.exception.code, "input_invalid")
+                self.assertEqual(await anext(generation), 1)
+                await generation.adjust(top_k=5)
+                self.assertEqual([token async for token in generation], [2])
+
+        asyncio.run(run())
+        self.assertEqual(asked, [("generate.adjust", True)])
+
     def test_a_worker_that_dies_says_after_how_many_tokens(self) -> None:
         def dies(worker: GeneratingWorker) -> None:
             worker.part(worker.asked()[0], [1, 2, 3])

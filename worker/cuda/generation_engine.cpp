@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
@@ -64,6 +65,12 @@ public:
     void copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t length);
     void launch(std::uint32_t n);
     Result<std::span<const StepToken>> collect();
+    void forget_counts() {
+        const std::lock_guard lock{mutex_};
+        steps_.clear();
+        eager_.clear();
+        moves_ = copies_ = 0;
+    }
     [[nodiscard]] boost::json::object counters() const;
 
 private:
@@ -71,7 +78,7 @@ private:
     struct HostSlot {
         std::uint32_t position_max = 0;  ///< the position is this or, where the sequence stopped meanwhile, less
         std::uint32_t filled = 0;        ///< positions that were ever written since the KV was last known to be numbers
-        bool tainted = false;
+        bool tainted = false;            ///< no step has shown yet that it is all numbers, or one showed it is not
     };
     struct Bucket {
         std::uint32_t sequences;
@@ -81,8 +88,9 @@ private:
     struct Pending {
         std::uint32_t turn;
         std::uint32_t first;
-        std::uint32_t n;
+        std::vector<std::uint32_t> lies;  ///< by i: the slot that holds it now; `nowhere`: it was reset
     };
+    static constexpr std::uint32_t nowhere = 0xffff'ffffU;
 
     [[nodiscard]] generation::SlotStart start_of(const Start& start) const {
         return generation::start_slot(parts_.manifest.draw, start).value();
@@ -91,7 +99,8 @@ private:
     at::Tensor step(std::uint32_t n, std::uint32_t length);
     std::optional<CaptureDiagnosis> capture(const Bucket& bucket);
     void reset_all();
-    void queued(std::uint32_t first, std::uint32_t n);
+    void activate(std::uint32_t n);
+    [[nodiscard]] static Pending pending_of(std::uint32_t turn, std::uint32_t first, std::uint32_t n);
     void read(const Pending& pending);
 
     Parts parts_;
@@ -102,6 +111,7 @@ private:
     std::map<Bucket, CapturePool::Captured> graphs_;
     std::vector<HostSlot> slots_;
     std::array<cudaEvent_t, given_turns> done_{};  ///< of the launch with that turn
+    std::uint32_t active_ = 0;                     ///< what `DeviceSlots::active` is, in stream order
     std::uint32_t turn_ = 0;                       ///< counted in step with `DeviceSlots::turn`
     std::deque<Pending> pending_;
     std::vector<std::int32_t> tokens_;  ///< [slots, C], of the launch collected last
@@ -179,6 +189,7 @@ Result<> GpuSteps::capture_all(config::Graphs graphs, const LoadContext& context
 /// Warms up, captures, and compares a replay with an eager step from the same state.
 std::optional<CaptureDiagnosis> GpuSteps::capture(const Bucket& bucket) {
     const auto [n, length] = bucket;
+    activate(n);
     at::Tensor eager;
     for (int run = 0; run < warm_up_runs; ++run) {
         reset_all();
@@ -206,6 +217,12 @@ std::optional<CaptureDiagnosis> GpuSteps::capture(const Bucket& bucket) {
 void GpuSteps::reset(std::uint32_t slot, const generation::SlotStart& start) {
     HostSlot& here = slots_[slot];
     const auto keep = static_cast<std::uint32_t>(start.state.position);
+    for (Pending& pending : pending_)  // a step whose outcome is not known yet may have tainted it
+        for (std::uint32_t& lies : pending.lies)
+            if (lies == slot) {
+                lies = nowhere;
+                here.tainted = true;
+            }
     if (here.tainted) clear_kv(memory_.kv(), slot, keep, here.filled, stream_.stream());
     here = {keep, here.tainted ? keep : std::max(here.filled, keep), false};
     memory_.write(slot, start, stream_.stream());
@@ -221,9 +238,10 @@ std::optional<StepToken> GpuSteps::prefill(std::uint32_t slot, const Prompt& pro
     for (const at::Tensor& argument : generation::prompt_chunk(parts_.manifest, prompt, first, count))
         inputs.push_back(memory_.upload(argument, stream_.stream()));
     for (const at::Tensor& buffer : memory_.kv_of(slot)) inputs.push_back(buffer);
+    here.tainted = true;
+    here.filled = std::max(here.filled, first + count);
     const at::Tensor result = parts_.prefill->call(inputs).at(0);
     here.position_max = first + count;
-    here.filled = std::max(here.filled, here.position_max);
     set_position(memory_.slots(), slot, here.position_max, generation::rope_delta_of(parts_.manifest, prompt),
                  stream_.stream());
     if (!last || !parts_.shape.prefill_gives) return std::nullopt;
@@ -232,9 +250,10 @@ std::optional<StepToken> GpuSteps::prefill(std::uint32_t slot, const Prompt& pro
                     result.numel() == std::int64_t{parts_.shape.rows} * parts_.shape.codebooks * parts_.shape.vocabulary,
                 "the package returned logits ", result.scalar_type(), " ", result.sizes());
     const at::Tensor logits = result.contiguous();
+    activate(1);
     draw_and_advance(memory_.slots(), logits.const_data_ptr<float>(), slot, 1, false, stream_.stream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
-    const Pending mine{turn_, slot, 1};
+    const Pending mine = pending_of(turn_, slot, 1);
     ++turn_;
     C10_CUDA_CHECK(cudaStreamSynchronize(stream_.stream()));
     read(mine);
@@ -247,6 +266,9 @@ void GpuSteps::exchange(std::uint32_t a, std::uint32_t b) {
                    stream_.stream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     std::swap(slots_[a], slots_[b]);
+    for (Pending& pending : pending_)
+        for (std::uint32_t& lies : pending.lies)
+            if (lies == a || lies == b) lies = lies == a ? b : a;
     const std::lock_guard lock{mutex_};
     ++moves_;
 }
@@ -261,7 +283,7 @@ void GpuSteps::copy_prefix(std::uint32_t from, std::uint32_t to, std::uint32_t l
 
 void GpuSteps::launch(std::uint32_t n) {
     TORCH_CHECK(pending_.size() + 1 < given_turns, "a step was launched before earlier ones were collected");
-    // Rows up to the next captured number ride along: they stand where their slots' next tokens would go.
+    // Rows up to the next captured number ride along: they write KV where their slots' next tokens would go, no more.
     const auto count = *std::ranges::lower_bound(counts_, n);
     std::uint32_t longest = 0;
     for (std::uint32_t slot = 0; slot < count; ++slot) {
@@ -272,26 +294,36 @@ void GpuSteps::launch(std::uint32_t n) {
     }
     const auto length = std::ranges::lower_bound(parts_.shape.buckets, std::min(longest, parts_.shape.length));
     const Bucket bucket{count, *length};
+    activate(n);
     const auto graph = graphs_.find(bucket);
     if (graph != graphs_.end())
         graph->second.graph->replay();
     else
         (void)step(count, bucket.length);
-    queued(0, n);
+    C10_CUDA_CHECK(cudaEventRecord(done_[turn_ % given_turns], stream_.stream()));
+    pending_.push_back(pending_of(turn_, 0, n));
+    ++turn_;
     const std::lock_guard lock{mutex_};
     ++steps_[bucket];
     if (graph == graphs_.end()) ++eager_[std::string{eager_reason_}];
 }
 
-void GpuSteps::queued(std::uint32_t first, std::uint32_t n) {
-    C10_CUDA_CHECK(cudaEventRecord(done_[turn_ % given_turns], stream_.stream()));
-    pending_.push_back({turn_, first, n});
-    ++turn_;
+/// A captured step reads it from the device, so a graph of 4 serves 3.
+void GpuSteps::activate(std::uint32_t n) {
+    if (active_ == n) return;
+    set_active(memory_.slots(), n, stream_.stream());
+    active_ = n;
+}
+
+GpuSteps::Pending GpuSteps::pending_of(std::uint32_t turn, std::uint32_t first, std::uint32_t n) {
+    Pending pending{turn, first, std::vector<std::uint32_t>(n)};
+    std::iota(pending.lies.begin(), pending.lies.end(), first);
+    return pending;
 }
 
 Result<std::span<const StepToken>> GpuSteps::collect() {
     if (pending_.empty()) return Error{ErrorCode::internal, "collecting a step: none was launched", {}};
-    const Pending oldest = pending_.front();
+    const Pending oldest = std::move(pending_.front());
     pending_.pop_front();
     C10_CUDA_CHECK(cudaEventSynchronize(done_[oldest.turn % given_turns]));
     read(oldest);
@@ -301,14 +333,15 @@ Result<std::span<const StepToken>> GpuSteps::collect() {
 void GpuSteps::read(const Pending& pending) {
     const std::size_t codebooks = parts_.shape.codebooks;
     given_.clear();
-    for (std::uint32_t i = 0; i < pending.n; ++i) {
+    for (std::uint32_t i = 0; i < pending.lies.size(); ++i) {
         const std::uint32_t slot = pending.first + i;
         const GivenStep& given =
             memory_.slots().given[(pending.turn % given_turns) * std::size_t{parts_.shape.slots} + slot];
         std::int32_t* tokens = tokens_.data() + slot * codebooks;
         std::copy_n(given.tokens, codebooks, tokens);
         given_.push_back({slot, {tokens, codebooks}, given.stop != 0, given.not_finite != 0});
-        if (given.not_finite != 0) slots_[slot].tainted = true;  // of whoever lies there now: clearing too much is safe
+        // Finite logits: all the KV they were made from is finite.
+        if (pending.lies[i] != nowhere) slots_[pending.lies[i]].tainted = given.not_finite != 0;
     }
 }
 
@@ -368,6 +401,7 @@ public:
         if (!done) return done.error();
         return given;
     }
+    void forget_counts() override { steps_.forget_counts(); }
     [[nodiscard]] boost::json::object counters() const override { return steps_.counters(); }
 
 private:

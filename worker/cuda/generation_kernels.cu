@@ -133,6 +133,7 @@ __global__ void __launch_bounds__(block_threads) draw_kernel(DeviceSlots slots, 
                                                              std::uint32_t first) {
     __shared__ DrawScratch scratch;
     __shared__ Wide reduced[warps + 1];
+    if (blockIdx.y >= *slots.active) return;
     const std::uint32_t codebook = blockIdx.x;
     const std::uint32_t slot = first + blockIdx.y;
     const std::uint32_t codebooks = slots.rules.codebooks;
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(block_threads) draw_kernel(DeviceSlots slots, 
 
 __global__ void advance_kernel(DeviceSlots slots, std::uint32_t first, std::uint32_t n, bool wrote_kv) {
     const std::uint32_t turn = *slots.turn;
-    if (threadIdx.x < n) {
+    if (threadIdx.x < min(n, *slots.active)) {
         const std::uint32_t slot = first + threadIdx.x;
         const std::uint32_t codebooks = slots.rules.codebooks;
         SlotState& state = slots.states[slot];
@@ -178,6 +179,8 @@ __global__ void advance_kernel(DeviceSlots slots, std::uint32_t first, std::uint
     __syncthreads();
     if (threadIdx.x == 0) *slots.turn = turn + 1;
 }
+
+__global__ void active_kernel(std::uint32_t* active, std::uint32_t n) { *active = n; }
 
 __global__ void position_kernel(SlotState* state, std::int64_t position, std::int64_t rope_delta) {
     state->position = position;
@@ -246,6 +249,10 @@ dim3 heads_grid(const DeviceKv& kv) { return {kv.heads, kv.count}; }
 
 void stage_inputs(const DeviceSlots& slots, std::uint32_t n, cudaStream_t stream) {
     stage_kernel<<<1, generation_limits::slots_max, 0, stream>>>(slots, n);
+}
+
+void set_active(const DeviceSlots& slots, std::uint32_t n, cudaStream_t stream) {
+    active_kernel<<<1, 1, 0, stream>>>(slots.active, n);
 }
 
 void draw_and_advance(const DeviceSlots& slots, const float* logits, std::uint32_t first, std::uint32_t n,

@@ -34,6 +34,7 @@ struct DeviceSlots {
     std::int64_t* positions; ///< [S]
     std::int64_t* deltas;    ///< [S]
     std::uint32_t* turn;     ///< steps since the load
+    std::uint32_t* active;   ///< slots that the next draws are for; further rows of a captured step only ride along
     GivenStep* given;        ///< [given_turns, S], on the host
     std::uint32_t slots;
     std::uint32_t length;
@@ -51,8 +52,10 @@ struct DeviceKv {
 
 /// Decode's arguments of slots [0, n), from their states.
 void stage_inputs(const DeviceSlots& slots, std::uint32_t n, cudaStream_t stream);
-/// Draws from `logits` float32 [n * R, C, V] for slots [first, first + n), and takes the draws over into their states.
-/// Their results stand in `given` under the turn that was counted before.
+/// Stays so until it is set again.
+void set_active(const DeviceSlots& slots, std::uint32_t n, cudaStream_t stream);
+/// Draws from `logits` float32 [n * R, C, V] for slots [first, first + min(n, active)), and takes the draws over into their
+/// states; those of other slots stay as they are. Their results stand in `given` under the turn that was counted before.
 void draw_and_advance(const DeviceSlots& slots, const float* logits, std::uint32_t first, std::uint32_t n,
                       bool wrote_kv, cudaStream_t stream);
 /// After positions of a prompt were computed.

@@ -36,6 +36,7 @@ SlotMemory::SlotMemory(const generation::Manifest& manifest, const generation::S
         bytes(slots * codebooks * vocabulary * static_cast<std::int64_t>(sizeof(float))));
     slots_.drawn = static_cast<Drawn*>(bytes(slots * codebooks * static_cast<std::int64_t>(sizeof(Drawn))));
     slots_.turn = static_cast<std::uint32_t*>(bytes(sizeof(std::uint32_t)));
+    slots_.active = static_cast<std::uint32_t*>(bytes(sizeof(std::uint32_t)));
     slots_.tokens = tokens_.data_ptr<std::int64_t>();
     slots_.positions = positions_.data_ptr<std::int64_t>();
     slots_.deltas = deltas_.data_ptr<std::int64_t>();

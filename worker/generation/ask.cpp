@@ -4,12 +4,14 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <set>
 #include <string>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "worker/describe.h"
+#include "worker/generation/limits.h"
 #include "worker/generation/request_limits.h"
 #include "worker/method_description.h"
 
@@ -25,20 +27,18 @@ constexpr std::string_view known_parameters[] = {
 constexpr std::string_view adjustable_parameters[] = {"do_sample", "guidance",    "min_p", "repetition_penalty",
                                                       "request",   "temperature", "top_k", "top_p"};
 
-Error invalid(std::string what, std::string remedy) {
-    return {ErrorCode::input_invalid, fmt::format("calling {}: {}", method_name, std::move(what)), std::move(remedy)};
+Error invalid(std::string_view called, std::string what, std::string remedy) {
+    return {ErrorCode::input_invalid, fmt::format("calling {}: {}", called, std::move(what)), std::move(remedy)};
 }
-
-/// "parameter "top_p" is 1.5"
-Error out_of_range(std::string_view name, const json::value& value, std::string remedy) {
-    return invalid(fmt::format("parameter \"{}\" is {}", name, shortened(json::serialize(value))), std::move(remedy));
+Error invalid(std::string what, std::string remedy) {
+    return invalid(method_name, std::move(what), std::move(remedy));
 }
 
 /// The parameters of one request, and those of `usual` behind them. Remembers the first fault.
 class Reader {
 public:
-    Reader(const Shape& shape, const json::object& given, const json::object& usual)
-        : shape_{shape}, given_{given}, usual_{usual} {}
+    Reader(std::string_view called, const Shape& shape, const json::object& given, const json::object& usual)
+        : called_{called}, shape_{shape}, given_{given}, usual_{usual} {}
 
     [[nodiscard]] bool any_given(std::initializer_list<std::string_view> names) const {
         return std::ranges::any_of(names, [&](std::string_view name) { return given_.contains(name); });
@@ -55,9 +55,9 @@ public:
             to = static_cast<float>(read);
             return;
         }
-        fault(out_of_range(
+        out_of_range(
             name, *value,
-            fmt::format("give a number {} {} and at most {}{}", open ? "above" : "of at least", min, max, hint)));
+            fmt::format("give a number {} {} and at most {}{}", open ? "above" : "of at least", min, max, hint));
     }
 
     template <typename Integer>
@@ -68,7 +68,7 @@ public:
             to = static_cast<Integer>(*read);
             return;
         }
-        fault(out_of_range(name, *value, fmt::format("give an integer from {} to {}", min, max)));
+        out_of_range(name, *value, fmt::format("give an integer from {} to {}", min, max));
     }
 
     void boolean(std::string_view name, bool& to) {
@@ -77,7 +77,7 @@ public:
         if (value->is_bool())
             to = value->get_bool();
         else
-            fault(out_of_range(name, *value, "give true or false"));
+            out_of_range(name, *value, "give true or false");
     }
 
     /// One token id, or an array of them.
@@ -86,8 +86,8 @@ public:
         if (value == nullptr) return;
         if (!value->is_array()) return token(name, *value, false, to);
         if (value->get_array().size() > limits::rule_tokens_max)
-            return fault(invalid(fmt::format("parameter \"{}\" has {} token ids", name, value->get_array().size()),
-                                 fmt::format("give at most {}", limits::rule_tokens_max)));
+            return refuse(fmt::format("parameter \"{}\" has {} token ids", name, value->get_array().size()),
+                          fmt::format("give at most {}", limits::rule_tokens_max));
         for (const json::value& each : value->get_array()) token(name, each, false, to);
     }
 
@@ -96,20 +96,19 @@ public:
         constexpr std::string_view name = "forced";
         const json::value* const value = given_.if_contains(name);
         if (value == nullptr) return;
-        if (!value->is_array()) return fault(out_of_range(name, *value, "give an array, an entry for each step"));
+        if (!value->is_array()) return out_of_range(name, *value, "give an array, an entry for each step");
         if (value->get_array().size() > steps_max)
-            return fault(invalid(fmt::format("parameter \"{}\" has {} steps", name, value->get_array().size()),
-                                 fmt::format("force at most the {} tokens that there is room for", steps_max)));
+            return refuse(fmt::format("parameter \"{}\" has {} steps", name, value->get_array().size()),
+                          fmt::format("force at most the {} tokens that there is room for", steps_max));
         for (const json::value& step : value->get_array()) {
             if (shape_.codebooks == 1) {
                 token(name, step, true, to);
                 continue;
             }
             if (!step.is_array() || step.get_array().size() != shape_.codebooks)
-                return fault(out_of_range(name, step,
-                                          fmt::format("give an array of {} ids or nulls for each step, one for each "
-                                                      "codebook",
-                                                      shape_.codebooks)));
+                return out_of_range(
+                    name, step,
+                    fmt::format("give an array of {} ids or nulls for each step, one for each codebook", shape_.codebooks));
             for (const json::value& each : step.get_array()) token(name, each, true, to);
         }
     }
@@ -117,16 +116,21 @@ public:
     void fault(Error error) {
         if (!fault_) fault_ = std::move(error);
     }
+    void refuse(std::string what, std::string remedy) { fault(invalid(called_, std::move(what), std::move(remedy))); }
     [[nodiscard]] Result<> finish(std::span<const std::string_view> known) {
         for (const auto& member : given_)
             if (std::ranges::find(known, std::string_view{member.key()}) == known.end())
-                return invalid(fmt::format("it takes no parameter \"{}\"", shortened(member.key())),
+                return invalid(called_, fmt::format("it takes no parameter \"{}\"", shortened(member.key())),
                                fmt::format("its parameters: {}", fmt::join(known, ", ")));
         if (fault_) return *fault_;
         return {};
     }
 
 private:
+    /// "parameter "top_p" is 1.5"
+    void out_of_range(std::string_view name, const json::value& value, std::string remedy) {
+        refuse(fmt::format("parameter \"{}\" is {}", name, shortened(json::serialize(value))), std::move(remedy));
+    }
     const json::value* find(std::string_view name) const {
         if (const json::value* const value = given_.if_contains(name)) return value;
         const json::value* const value = usual_.if_contains(name);
@@ -141,12 +145,13 @@ private:
         if (may_be_free && value.is_null()) return to.push_back(-1);
         const auto id = whole(value);
         if (!id || *id >= shape_.vocabulary)
-            return fault(out_of_range(
+            return out_of_range(
                 name, value,
-                fmt::format("give token ids from 0 to {}{}", shape_.vocabulary - 1, may_be_free ? ", or null" : "")));
+                fmt::format("give token ids from 0 to {}{}", shape_.vocabulary - 1, may_be_free ? ", or null" : ""));
         to.push_back(static_cast<std::int32_t>(*id));
     }
 
+    const std::string_view called_;  ///< the method
     const Shape& shape_;
     const json::object& given_;
     const json::object& usual_;
@@ -167,15 +172,18 @@ void read_sampling(const Shape& shape, Reader& reader, Sampling& sampling) {
     reader.number("guidance", 0, limits::guidance_max, false, sampling.guidance);
     if (shape.rows == 1 && sampling.guidance != 0) {
         if (reader.is_given("guidance"))
-            reader.fault(invalid("parameter \"guidance\" of a model that has none", "leave it out"));
+            reader.refuse("parameter \"guidance\" of a model that has none", "leave it out");
         sampling.guidance = 0;
     }
     if (sampling.temperature == 0) {
         if (reader.is_given("do_sample") && sampling.do_sample)
-            reader.fault(invalid("parameters \"do_sample\" true and \"temperature\" 0 contradict each other",
-                                 "leave one of them out: temperature 0 is greedy"));
+            reader.refuse("parameters \"do_sample\" true and \"temperature\" 0 contradict each other",
+                          "leave one of them out: temperature 0 is greedy");
         sampling.do_sample = false;
         sampling.temperature = 1;
+    } else if (!sampling.do_sample && reader.is_given("do_sample") && reader.is_given("temperature")) {
+        reader.refuse("parameters \"do_sample\" false and a \"temperature\" above 0 contradict each other",
+                      "leave one of them out: without sampling there is no temperature");
     }
 }
 
@@ -300,11 +308,12 @@ Result<> read_prompt(const Method& method, std::span<const TensorView> inputs, s
 }
 
 Result<> read_parameters(const Shape& shape, const boost::json::object& given, Ask& ask) {
-    Reader reader{shape, given, shape.sampling};
+    Reader reader{method_name, shape, given, shape.sampling};
     const std::uint32_t room = room_behind(shape, ask.prompt_length);
     Sampling& sampling = ask.sampling;
     read_sampling(shape, reader, sampling);
-    sampling.seed = sampling.do_sample && !reader.is_given("seed") ? seed_by_chance() : 0;
+    // Greedy too: it may be adjusted to draw.
+    sampling.seed = reader.is_given("seed") ? 0 : seed_by_chance();
     reader.integer("seed", 0, std::numeric_limits<std::uint64_t>::max(), sampling.seed);
 
     ask.new_max = room;
@@ -319,8 +328,7 @@ Result<> read_parameters(const Shape& shape, const boost::json::object& given, A
     bool ignore_stop = false;
     reader.boolean("ignore_stop", ignore_stop);
     if (ignore_stop && reader.any_given({"stop", "stop_also"}))
-        reader.fault(
-            invalid("parameter \"ignore_stop\" true beside \"stop\" or \"stop_also\"", "leave one of them out"));
+        reader.refuse("parameter \"ignore_stop\" true beside \"stop\" or \"stop_also\"", "leave one of them out");
     if (!ignore_stop) {
         if (!reader.is_given("stop")) rules.stop = shape.stop;
         reader.tokens("stop", rules.stop);
@@ -330,18 +338,36 @@ Result<> read_parameters(const Shape& shape, const boost::json::object& given, A
     reader.forced(ask.new_max, rules.forced);
     for (const std::int32_t token : rules.banned)
         if (std::ranges::find(rules.forced, token) != rules.forced.end())
-            reader.fault(invalid(fmt::format("token {} is in \"forced\" and in \"banned\"", token),
-                                 "leave it out of one of them"));
+            reader.refuse(fmt::format("token {} is in \"forced\" and in \"banned\"", token),
+                          "leave it out of one of them");
+    if (std::set(rules.banned.begin(), rules.banned.end()).size() == shape.vocabulary)
+        reader.refuse(fmt::format("parameter \"banned\" holds all {} tokens of the vocabulary", shape.vocabulary),
+                      "leave at least one that can be given");
     return reader.finish(known_parameters);
+}
+
+Result<> check_defaults(const Shape& shape) {
+    Shape bare = shape;
+    bare.sampling.clear();
+    bare.length = limits::length_max;  // the fleet file may have lowered it below the default of `max_new_tokens`
+    json::object given;
+    for (const auto& [name, value] : shape.sampling)
+        if (!value.is_null()) given[name] = value;
+    // A generation_config may hold a temperature beside it; then greedy is what it means.
+    if (const json::value* const draws = given.if_contains("do_sample"); draws != nullptr && *draws == false)
+        given.erase("do_sample");
+    Ask ask;
+    ask.prompt_length = 1;
+    return read_parameters(bare, given, ask);
 }
 
 Result<Adjustment> read_adjustment(const Shape& shape, const boost::json::object& given,
                                    const std::function<Result<Sampling>(std::uint64_t request)>& now) {
     const json::object nothing;
-    Reader reader{shape, given, nothing};
+    Reader reader{adjust_name, shape, given, nothing};
     Adjustment adjustment;
     if (!reader.is_given("request"))
-        return invalid("parameter \"request\" is missing", "give the number of the request whose sequence it is about");
+        return invalid(adjust_name, "parameter \"request\" is missing", "give the number of the request whose sequence it is about");
     reader.integer("request", 1, std::numeric_limits<std::uint64_t>::max(), adjustment.request);
     if (const Result<Sampling> of_sequence = now(adjustment.request))
         adjustment.sampling = *of_sequence;

@@ -52,6 +52,10 @@ struct Method {
 /// Errors  input_invalid naming parameter, value and allowed range; an unknown one is answered by the known ones
 [[nodiscard]] Result<> read_parameters(const Shape& shape, const boost::json::object& given, Ask& ask);
 
+/// Whether the manifest's defaults can be a request's parameters: known ones, each in its range. Called once, at the load.
+/// Errors  input_invalid, as `read_parameters`
+[[nodiscard]] Result<> check_defaults(const Shape& shape);
+
 struct Adjustment {
     std::uint64_t request = 0;  ///< whose sequence
     Sampling sampling;

@@ -77,10 +77,13 @@ std::uint32_t Batcher::steps_max(const Sequence& sequence) const {
     return sequence.ask.new_max - (shape_.prefill_gives ? 1 : 0);
 }
 
-/// The tokens whose KV lies in its slot; of a prompt of embeddings or with pictures nothing that could be compared.
+/// The tokens whose KV lies in its slot; of a prompt of embeddings or with pictures nothing that could be compared. Before
+/// its first token nobody knows whether the KV is all numbers, but for what it took over.
 std::span<const std::int64_t> Batcher::held_by(const Sequence& sequence) const {
     if (shape_.embeddings || !sequence.ask.tokens_tell_all || sequence.known.empty()) return {};
-    // A step that ran ahead of a stop has left its position as it was: the last token known counts as not fed.
+    if (sequence.known.size() == sequence.ask.tokens.size())
+        return std::span{sequence.known}.first(std::size_t{sequence.reused} * shape_.codebooks);
+    // The last token known may be a stop: a step that ran ahead has read it, and left the position as it was.
     const std::size_t positions = std::size_t{sequence.computed} + sequence.steps;
     const std::size_t fed = sequence.known.size() / shape_.codebooks - 1;
     return std::span{sequence.known}.first(std::min(positions, fed) * shape_.codebooks);
@@ -187,7 +190,9 @@ void Batcher::collect() {
     launched_.pop_front();
     const auto tokens = engine_.collect();
     const Clock::time_point now = Clock::now();
-    statistics_.stepped(now - std::max(launch.at, std::exchange(collected_, now)));
+    const auto began = std::max(launch.at, std::exchange(collected_, now));
+    if (std::ranges::any_of(launch.sequences, [&](Number number) { return find(number) != nullptr; }))
+        statistics_.stepped(now - began);
     for (std::uint32_t slot = 0; slot < launch.sequences.size(); ++slot) {
         Sequence* const sequence = find(launch.sequences[slot]);
         if (sequence == nullptr) continue;  // it ended by a step before this one, or was removed

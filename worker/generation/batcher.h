@@ -65,6 +65,8 @@ public:
 
     [[nodiscard]] std::uint32_t active() const noexcept { return active_; }
     [[nodiscard]] std::size_t sequences() const noexcept { return sequences_.size(); }
+    /// Whether another turn has something to do, be it to collect a step that ran ahead of a stop.
+    [[nodiscard]] bool busy() const noexcept { return !sequences_.empty() || !launched_.empty(); }
 
 private:
     struct Sequence {

@@ -21,7 +21,7 @@ namespace {
 struct Slot {
     SlotStart start;
     std::uint32_t filled = 0;  ///< positions whose KV was ever written since the slot's KV was last known to be numbers
-    bool tainted = false;      ///< a step of the last sequence gave no numbers: its KV may hold some that are none
+    bool tainted = false;      ///< no step has shown yet that the last sequence's KV is all numbers, or one showed it is not
 };
 
 class CpuEngine final : public Engine {
@@ -62,10 +62,11 @@ public:
                                          first + count, state.position, parts_.shape.length),
                              {}};
             state.rope_delta = rope_delta_of(parts_.manifest, prompt);
+            slots_[slot].tainted = true;
+            slots_[slot].filled = std::max(slots_[slot].filled, first + count);
             const at::Tensor logits = parts_.prefill ? call_prefill(slot, prompt, first, count)
                                                      : decode_prompt(slot, prompt, first, count);
             state.position += count;
-            slots_[slot].filled = std::max(slots_[slot].filled, first + count);
             if (last && parts_.shape.prefill_gives) given = draw(slot, logits.const_data_ptr<float>(), false);
             return {};
         });
@@ -104,6 +105,12 @@ public:
     }
 
     Result<std::span<const StepToken>> collect() override { return std::span<const StepToken>{given_}; }
+
+    void forget_counts() override {
+        const std::lock_guard lock{mutex_};
+        steps_.clear();
+        moves_ = copies_ = 0;
+    }
 
     [[nodiscard]] boost::json::object counters() const override {
         const std::lock_guard lock{mutex_};
@@ -211,7 +218,7 @@ private:
         } else {
             advance(start.state, parts_.manifest.draw, nullptr, nullptr, nullptr, wrote_kv, given);
         }
-        slots_[slot].tainted = slots_[slot].tainted || start.state.not_finite;
+        slots_[slot].tainted = start.state.not_finite;  // finite logits: all the KV they were made from is finite
         return {slot, {given, parts_.shape.codebooks}, start.state.stopped, start.state.not_finite};
     }
 

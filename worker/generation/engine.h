@@ -80,8 +80,9 @@ struct StepToken {
 
 /// Calls take effect in the order they are made, also where a launched step still runs: `exchange` after `launch` moves
 /// what that step leaves behind. A sequence's position is the engine's own: `Start::keep`, plus what `prefill` was given,
-/// plus one for each step that it took part in before the one that stopped it (in that one and later ones its slot
-/// is left as it is). The caller keeps every position below `Shape::length`.
+/// plus one for each step that it took part in, up to the one that stopped it; later ones leave its state as it is.
+/// A step of n sequences may write KV at the positions that the other slots' next tokens would have, and changes nothing
+/// else of them. The caller keeps every position below `Shape::length`.
 ///
 /// Thread  the executor
 /// Errors  inference_failed with the model's own words, out_of_memory. After one, no sequence that took part can go on;
@@ -119,6 +120,9 @@ public:
 
     /// Waits for the oldest launch that was not collected: n tokens, in the order of slots.
     virtual Result<std::span<const StepToken>> collect() = 0;
+
+    /// What was done until now was a trial: `counters` begin at nothing again.
+    virtual void forget_counts() = 0;
 
     /// Members `buckets` ([{"sequences","length","steps"}]), `eager` ({reason: count}), `moves`, `copies`.
     ///

@@ -8,6 +8,7 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/cuda/gpu.h"
+#include "worker/generation/ask.h"
 #include "worker/generation/fit.h"
 #include "worker/generation/package.h"
 #include "worker/inference_threads.h"
@@ -28,6 +29,13 @@ public:
 private:
     std::unique_ptr<Function> function_;
 };
+
+/// Functions that fail at their first step take or give other tensors than the manifest says.
+Error contradicts(Error error) {
+    if (error.code != ErrorCode::inference_failed) return error;
+    return {ErrorCode::package_incompatible, std::move(error.attempt),
+            fmt::format("the functions of the package are not what its manifest says: {}", export_again)};
+}
 
 class GeneratingModel final : public Model {
 public:
@@ -118,9 +126,13 @@ Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape
     }
     if (context.progress) context.progress("loading", functions, functions, "functions", "");
 
-    auto engine = device_->make_engine(std::move(parts), spec.graphs, context);
-    if (!engine) return engine.error();
-    engine_ = std::move(*engine);
+    auto made = guarded("making its steps", ErrorCode::inference_failed, [&]() -> Result<> {
+        auto engine = device_->make_engine(std::move(parts), spec.graphs, context);
+        if (!engine) return engine.error();
+        engine_ = std::move(*engine);
+        return {};
+    });
+    if (!made) return contradicts(made.error());
     if (!context.cuda) return {};
     if (auto gpu = bulkhead::cuda::Gpu::open(0))
         gpu_ = std::move(*gpu);
@@ -158,6 +170,7 @@ Result<> GeneratingModel::try_once() {
         if (auto launched = engine_->launch(n); !launched) return launched;
         if (auto collected = engine_->collect(); !collected) return collected.error();
     }
+    engine_->forget_counts();
     return start_all();
 }
 
@@ -178,6 +191,11 @@ Result<std::unique_ptr<Model>> load_generator(const config::ModelSpec& spec, con
     if (!package) return package.error();
     auto shape = settle(package->manifest(), spec.generate);
     if (!shape) return shape.error();
+    if (auto sound = check_defaults(*shape); !sound)
+        return Error{ErrorCode::package_incompatible,
+                     fmt::format("reading \"sampling\" of {}: {}", (spec.file / "manifest.json").string(),
+                                 sound.error().attempt),
+                     fmt::format("{}; or {}", sound.error().remedy, export_again)};
     auto device = take_device(package->manifest(), *shape, package->weights().size_bytes(), context);
     if (!device) return device.error();
     const auto machine = Machine::here(context.cuda ? "cuda" : "cpu", (*device)->compute_capability());
@@ -187,7 +205,7 @@ Result<std::unique_ptr<Model>> load_generator(const config::ModelSpec& spec, con
     auto loaded = model->guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
         if (auto ready = model->load(spec, *shape, context); !ready) return ready;
         if (context.progress) context.progress("warming", 0, 1, "steps", "generate");
-        if (auto tried = model->try_once(); !tried) return Result<>{tried.error().during("trying a step")};
+        if (auto tried = model->try_once(); !tried) return Result<>{contradicts(tried.error().during("trying a step"))};
         if (context.progress) context.progress("warming", 1, 1, "steps", "");
         return Result<>{};
     });

@@ -37,6 +37,11 @@ public:
                               fmt::format("reading {}: \"{}\" is missing", manifest_path(), joined(key)),
                               std::string{export_again}}};
     }
+    [[noreturn]] void unknown(std::string_view key) const {
+        throw ErrorException{{ErrorCode::package_incompatible,
+                              fmt::format("reading {}: \"{}\" is unknown", manifest_path(), joined(key)),
+                              std::string{export_again}}};
+    }
     /// Empty where it is missing or null.
     [[nodiscard]] std::optional<Field> find(std::string_view key) const {
         if (!value_.is_object()) refuse("an object");
@@ -184,11 +189,43 @@ void read_draw(const Field& root, Manifest& manifest) {
     }
 }
 
+/// Members that every manifest has, as clients/python/bulkhead/export/manifest.py lists them, and those of them that may be
+/// null. What each is, whoever reads it checks.
+constexpr std::string_view members[] = {
+    "format", "family",     "name",       "exporter",   "torch",    "device",        "compute_capability", "cpu_flags",
+    "dtypes", "vocabulary", "codebooks",  "rows",       "length",   "length_max",    "slots",              "slots_max",
+    "kv",     "buckets",    "prefill",    "decode",     "stop",     "delay_pattern", "first_token",        "rope_delta",
+    "bos",    "sampling",   "methods",    "constants",  "weights",  "tokenizer",     "sampling_order",     "source"};
+constexpr std::string_view nullable[] = {"compute_capability", "first_token", "bos", "delay_pattern", "prefill"};
+
+void check_members(const Field& root) {
+    for (const std::string_view name : members)
+        if (!root.find(name) && std::ranges::find(nullable, name) == std::end(nullable)) (void)root[name];
+    const json::object& all = root.value().as_object();
+    for (const std::string_view name : nullable)
+        if (!all.contains(name)) (void)root[name];
+    for (const auto& member : all)
+        if (std::ranges::find(members, std::string_view{member.key()}) == std::end(members)) root.unknown(member.key());
+}
+
+/// Each number of sequences up to `slots_max` has a function.
+void check_decode(const Field& root, const Manifest& manifest) {
+    for (std::uint32_t n = 1; n <= manifest.slots_max; ++n)
+        if (std::ranges::none_of(manifest.decode, [n](const Manifest::Decode& decode) {
+                return n >= decode.sequences_min && n <= decode.sequences_max;
+            }))
+            root["decode"].refuse(fmt::format("a list with a function for {} sequences", n));
+}
+
 Manifest read_document(const json::value& document, const fs::path& folder) {
     const Field root{document, "", folder};
     Manifest manifest;
     if (const Field format = root["format"]; format.text() != "bulkhead-generate/1")
         format.refuse("\"bulkhead-generate/1\", the format that this version reads");
+    check_members(root);
+    (void)root["exporter"].text();
+    if (!root["source"].value().is_object()) root["source"].refuse("an object");
+    for (const Field& file : root["tokenizer"].items()) (void)file.file();
     manifest.family = root["family"].text();
     manifest.name = root["name"].text();
     manifest.torch = root["torch"].text();
@@ -204,12 +241,12 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
     manifest.vocabulary = root["vocabulary"].count(limits::vocabulary_max);
     manifest.codebooks = count_or(root, "codebooks", 1, limits::codebooks_max);
     manifest.rows = count_or(root, "rows", 1, 2);
-    manifest.length_max = root["length_max"].count(limits::length_max, 2);
-    manifest.length = count_or(root, "length", manifest.length_max, manifest.length_max);
+    manifest.length_max = root["length_max"].count(limits::length_max, 3);
+    manifest.length = root["length"].count(manifest.length_max, 3);
     manifest.slots_max = count_or(root, "slots_max", 1, limits::slots_max);
     manifest.slots = count_or(root, "slots", 1, manifest.slots_max);
     if (const auto buckets = root.find("buckets"))
-        for (const Field& bucket : buckets->items()) manifest.buckets.push_back(bucket.count(manifest.length_max));
+        for (const Field& bucket : buckets->items()) manifest.buckets.push_back(bucket.count(manifest.length_max, 2));
     std::ranges::sort(manifest.buckets);
     const Field kv = root["kv"];
     manifest.layers = kv["layers"].count(limits::layers_max);
@@ -227,6 +264,7 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
         manifest.decode.push_back(std::move(decode));
     }
     if (manifest.decode.empty()) root["decode"].refuse("a list of at least one function");
+    check_decode(root, manifest);
     if (const auto delta = root.find("rope_delta")) manifest.rope_delta = read_rope_delta(*delta);
 
     manifest.prompt_id_end = manifest.vocabulary;

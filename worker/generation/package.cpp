@@ -61,7 +61,7 @@ Result<> Package::unpack(const std::string& file, PackageCache& cache, const Loa
 
 Result<> Package::check(const Machine& machine) const {
     const auto told = [&](Error error, const std::string& what) {
-        error.remedy = fmt::format("{}; {}", error.remedy, export_again);
+        error.remedy = fmt::format("{}, by python -m bulkhead.export", error.remedy);
         return std::move(error).during(what);
     };
     if (auto fits = check_compatible(as_compiled(manifest_), machine); !fits)

@@ -93,7 +93,8 @@ BULKHEAD_BOTH inline bool request_forces(const SlotState& state, const DrawRules
 /// Takes a step's draws over into the state: what is read next, what was seen, where the sequence ends. `flags` is the
 /// slot's table. `wrote_kv`: the step read `input` and wrote its KV, which a prefill's draw did not.
 ///
-/// `given` receives the C tokens of the result. In the step that stops, and in later ones, the position stays.
+/// `given` receives the C tokens of the result. The step that stops advances the position too, so that its KV is not
+/// written again; later ones change nothing.
 BULKHEAD_BOTH inline void advance(SlotState& state, const DrawRules& rules, const Drawn* drawn,
                                   const std::int32_t* forced, std::uint8_t* flags, bool wrote_kv,
                                   std::int32_t* given) {
@@ -126,7 +127,7 @@ BULKHEAD_BOTH inline void advance(SlotState& state, const DrawRules& rules, cons
         state.stopped = all_eos;
     }
     if ((flags[static_cast<std::uint32_t>(given[0])] & token_stops) != 0) state.stopped = true;
-    if (wrote_kv && !state.stopped) ++state.position;
+    if (wrote_kv) ++state.position;
 }
 
 }  // namespace bulkhead::worker::generation

@@ -45,7 +45,8 @@ StepLoop::StepLoop(boost::asio::io_context& io, Executor& executor, StatusPage* 
       scheduler_{spec.queue_bound}, batcher_{*model.generator(), spec.generate.prefill_chunk, *this, statistics_} {}
 
 Result<> StepLoop::submit(RequestPtr request) {
-    if (Result<> pushed = scheduler_.push(request, flights_.size()); !pushed) return pushed;
+    // The bound is on those that wait: while a slot is free, none does.
+    if (Result<> pushed = scheduler_.push(request, 0); !pushed) return pushed;
     start_more();
     return {};
 }
@@ -230,7 +231,7 @@ void StepLoop::run() {
         saying_.clear();
         if (!std::exchange(delivers_, true)) boost::asio::post(io_, [this] { deliver(); });
     }
-    turns_ = batcher_.sequences() > 0 || !commands_.empty();
+    turns_ = batcher_.busy() || !commands_.empty();
     if (turns_) executor_.post(*this);
 }
 
@@ -250,7 +251,7 @@ void StepLoop::obey(const Command& command) {
 }
 
 void StepLoop::turn() {
-    if (batcher_.sequences() == 0) return;
+    if (!batcher_.busy()) return;
     const Clock::time_point began = Clock::now();
     turn_began_.store(began.time_since_epoch().count());
     {

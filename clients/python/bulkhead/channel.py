@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from .errors import Error, checked_deadline
 from .layout import LIMITS
@@ -93,6 +94,7 @@ class Channel:
         until = time.monotonic() + checked_deadline(deadline, OPEN_SECONDS)
         sock.setblocking(False)
         self._socket = sock
+        self._sending = threading.Lock()  # a dropped answer is cancelled from wherever it was collected
         self.stateful = stateful
         self.core = ChannelCore(client, events=events)
         _channels.add(self)
@@ -232,23 +234,30 @@ class Channel:
                         "wait once for each request, and keep the reply")  # fmt: skip
         return reply
 
-    def stream(self, request: Request) -> Generator[Reply, None, None]:
+    def stream(self, request: Request) -> Parts:
         """The parts of a streamed answer as they come; the one answer of any other. Cancelled when left before its end."""
+        return Parts(self, request)
+
+    def _await_part(self, request: Request) -> None:
+        if not self._pump(request.until) and not request.done and not request.parts:
+            raise Error("deadline_exceeded", f"request {request.number} ({request.method}) of {self.model}: no answer in time",
+                        "allow more time")  # fmt: skip
+
+    def _abandon(self, request: Request) -> None:
+        """On any thread, and in the middle of anything: never waits. Where packets are just being sent, this one is too."""
+        if request.done or request.abandoned:
+            return
+        self.core.abandon(request)
+        if not self._sending.acquire(blocking=False):
+            return
         try:
-            while True:
-                while request.parts:
-                    yield request.parts.popleft()
-                if request.done:
-                    break
-                if not self._pump(request.until) and not request.done and not request.parts:
-                    raise Error("deadline_exceeded", f"request {request.number} ({request.method}) of {self.model}: no answer in time",
-                                "allow more time")  # fmt: skip
+            while self.core.outgoing:
+                send(self._socket, self.core.outgoing[0])
+                self.core.outgoing.popleft()
+        except (OSError, IndexError):
+            pass  # full, or ended: whoever uses the channel next does what is to be done
         finally:
-            if not request.done:
-                self.core.abandon(request)
-                self._flush(time.monotonic())
-        if request.error is not None:
-            raise request.error.again()
+            self._sending.release()
 
     def cancel(self, request: Request) -> None:
         """The request then ends with ``cancelled``, unless it was already finished."""
@@ -270,6 +279,7 @@ class Channel:
             raise self.core.ended.again()
 
     def _forked(self) -> None:
+        self._sending = threading.Lock()  # the parent's may be held
         self.core.end(Error("worker_lost", "using a channel of the parent process after a fork", "open another one in the child"))
         self._socket.close()
 
@@ -300,6 +310,10 @@ class Channel:
         return left > 0 and bool(poll.poll(left * 1000 + 1))
 
     def _flush(self, until: float) -> None:
+        with self._sending:
+            self._send_what_waits(until)
+
+    def _send_what_waits(self, until: float) -> None:
         """A worker may itself wait until its answers are read, so that is done meanwhile."""
         outgoing = self.core.outgoing
         while outgoing and self.core.ended is None:
@@ -318,3 +332,37 @@ class Channel:
                 self._take_what_came()
                 if self.core.ended is None:
                     self.core.end_of_file()
+
+
+class Parts(Iterator[Reply]):
+    """``Channel.stream`` makes one. Closed or dropped before the end, even before the first part, it cancels the request."""
+
+    def __init__(self, channel: Channel, request: Request) -> None:
+        self.channel = channel
+        self.request = request
+        self._over = False
+
+    def __next__(self) -> Reply:
+        request = self.request
+        try:
+            while not self._over:
+                if request.parts:
+                    return request.parts.popleft()
+                if not request.done:
+                    self.channel._await_part(request)
+                    continue
+                self._over = True
+                if request.error is not None:
+                    raise request.error.again()
+        except BaseException:
+            self.close()
+            raise
+        raise StopIteration
+
+    def close(self) -> None:
+        """The worker stops; parts that came are forgotten."""
+        self._over = True
+        self.channel._abandon(self.request)
+
+    def __del__(self) -> None:
+        self.close()

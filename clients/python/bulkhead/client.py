@@ -90,7 +90,7 @@ class Client:
     def stream(self, model: str, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward",
                parameters: Mapping[str, Any] | None = None, deadline: float | None = None, **named: Any) -> Iterator[Reply]:  # fmt: skip
         """The parts of a streamed answer as they come: ``for part in b.stream("llm", tokens=x): …``. Sent at once; leaving the
-        loop cancels the rest. Never sent again."""
+        loop, or dropping the iterator, cancels the rest. Never sent again."""
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)
         channel = self._channel(model, deadline)
         return channel.stream(channel.submit(inputs, method=method, parameters=parameters, deadline=_left(until), **named))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
+from typing import Any, AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
+from .channel import Parts
 from .errors import Error
-from .protocol import Reply
+from .protocol import Reply, Request
 
 #: One step's: a number, or a list of one for each codebook.
 Token = Any
+
+#: The method that changes how a sequence draws.
+ADJUST = "generate.adjust"
 
 
 def arguments(methods: Mapping[str, Any], method: str, tokens: Any, inputs: Mapping[str, Any] | None,
@@ -20,6 +24,11 @@ def arguments(methods: Mapping[str, Any], method: str, tokens: Any, inputs: Mapp
     if tokens is not None:
         tensors["tokens"] = tokens
     return tensors, {name: value for name, value in named.items() if name not in declared}
+
+
+def adjustment(request: Request, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of ``ADJUST``."""
+    return {**sampling, "request": request.number}
 
 
 class Told:
@@ -54,7 +63,7 @@ class Told:
 class Generation(Told, Iterator[Token]):
     """An iterator of token ids; ``Client.generate`` makes one. Dropping it before its end, or ``close``, cancels the rest."""
 
-    def __init__(self, model: str, parts: Generator[Reply, None, None]) -> None:
+    def __init__(self, model: str, parts: Parts) -> None:
         super().__init__(model)
         self._parts = parts
 
@@ -65,6 +74,15 @@ class Generation(Told, Iterator[Token]):
             except Error as error:
                 raise self._lost(error) from None
         return self._next.popleft()
+
+    def adjust(self, **sampling: Any) -> None:
+        """Draws otherwise from the next step on: ``temperature``, ``top_k``, ``top_p``, …, as docs/channel.md lists them; what is
+        not given stays. Tokens that the worker has drawn already still come. On the thread that iterates.
+
+        Errors: input_invalid where nothing is being generated: it waits for its turn (its first token has not come), or has ended.
+        """
+        channel, request = self._parts.channel, self._parts.request
+        channel.infer(method=ADJUST, parameters=adjustment(request, sampling))
 
     def close(self) -> None:
         """The worker frees its place within a step."""
@@ -80,9 +98,10 @@ class Generation(Told, Iterator[Token]):
 class AsyncGeneration(Told, AsyncIterator[Token]):
     """As ``Generation``, on an event loop; ``bulkhead.aio.Client.generate`` makes one."""
 
-    def __init__(self, model: str, parts: AsyncGenerator[Reply, None]) -> None:
+    def __init__(self, model: str, parts: AsyncGenerator[Reply, None], adjust: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
         super().__init__(model)
         self._parts = parts
+        self._adjust = adjust
 
     async def __anext__(self) -> Token:
         while not self._next:
@@ -91,6 +110,10 @@ class AsyncGeneration(Told, AsyncIterator[Token]):
             except Error as error:
                 raise self._lost(error) from None
         return self._next.popleft()
+
+    async def adjust(self, **sampling: Any) -> None:
+        """As ``Generation.adjust``; any task may call it."""
+        await self._adjust(sampling)
 
     async def aclose(self) -> None:
         """The worker frees its place within a step."""

@@ -45,13 +45,15 @@ struct Both {
           states(count), flags(std::size_t{count} * rules.codebooks * rules.vocabulary),
           forced(std::size_t{count} * forced_steps_max * rules.codebooks), adjusted(flags.size()),
           drawn(std::size_t{count} * rules.codebooks), tokens(drawn.size()), positions(count), deltas(count), turn(1),
-          given(std::size_t{given_turns} * count), logits(rows * rules.codebooks * rules.vocabulary),
-          host(count), sampler{rules} {}
+          active(1), given(std::size_t{given_turns} * count), logits(rows * rules.codebooks * rules.vocabulary),
+          host(count), sampler{rules} {
+        active[0] = count;
+    }
 
     DeviceSlots view() {
         return {states.data(),    flags.data(),     forced.data(), adjusted.data(), drawn.data(), tokens.data(),
-                positions.data(), deltas.data(),    turn.data(),   given.data(),    slots,        1024,
-                rules};
+                positions.data(), deltas.data(),    turn.data(),   active.data(),   given.data(), slots,
+                1024,             rules};
     }
     void begin(std::uint32_t slot, const generation::Start& start) {
         host[slot] = generation::start_slot(rules, start).value();
@@ -102,6 +104,7 @@ struct Both {
     Managed<std::int64_t> positions;
     Managed<std::int64_t> deltas;
     Managed<std::uint32_t> turn;
+    Managed<std::uint32_t> active;
     Managed<GivenStep> given;
     Managed<float> logits;
     std::vector<generation::SlotStart> host;

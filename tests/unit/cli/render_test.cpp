@@ -167,7 +167,7 @@ TEST(Why, SaysOfSeveralReplicasWhatHappenedToEach) {
 TEST(Why, CountsWhatTheGraphsDid) {
     EXPECT_EQ(render_why(boost::json::parse(R"({"model":"m","state":"ready","sentence":"It is ready.","replicas":[],
                   "graphs":{"mode":"captured","buckets":[{"method":"forward","shapes":{"x":[1,32]},"hits":7,"pads":2,
-                  "capture_ms":5}],"eager":{"no_bucket":1}}})"),
+                  "capture_ms":5}],"eager":{"no_bucket":1,"graphs_off":0}}})"),
                          plain),
               "It is ready.\n"
               "  graphs: captured; 1 eager run (no_bucket)\n"

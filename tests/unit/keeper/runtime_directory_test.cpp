@@ -1,14 +1,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <fstream>
 
+#include "supervisor/keeper/limits.h"
 #include "supervisor/keeper/path_claim.h"
 #include "tests/unit/keeper/keeper_process.h"
 #include "tests/unit/keeper/process_facts.h"
@@ -181,18 +186,108 @@ TEST(RuntimeDirectory, IsFoundByItsClaimThroughASymlinkToo) {
     EXPECT_THAT(start_at(first.folder / "link/run/control.sock").errors, HasSubstr("though its directory was removed"));
 }
 
+/// The address of the claim on a folder, and what one does with it.
+struct ClaimAddress {
+    sockaddr_un address{};
+    socklen_t size;
+
+    explicit ClaimAddress(const fs::path& directory) {
+        const std::string name = keeper::PathClaim::name_of(directory);
+        address.sun_family = AF_UNIX;
+        name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
+        size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    }
+    [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
+    [[nodiscard]] bool take(const UniqueFd& socket) const {
+        return ::bind(socket.get(), get(), size) == 0 && ::listen(socket.get(), 1) == 0;
+    }
+};
+
+UniqueFd claim_socket() { return UniqueFd{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)}; }
+
+/// A process that has taken a claim when the constructor returns.
+class ClaimHolder {
+public:
+    /// `prepare`  returns, in the new process, whether to go on; it ends once it was connected to, unless it `stays`
+    ClaimHolder(const ClaimAddress& claim, bool stays, bool (*prepare)(const Folder&), const Folder& folder) {
+        const UniqueFd done{::eventfd(0, EFD_CLOEXEC)};
+        std::uint64_t word = 0;
+        pid_ = ::fork();
+        if (pid_ == 0) {
+            const UniqueFd socket = claim_socket();
+            word = prepare(folder) && claim.take(socket) ? 1 : 2;
+            (void)!::write(done.get(), &word, sizeof word);
+            do UniqueFd{::accept(socket.get(), nullptr, nullptr)};
+            while (stays && word == 1);
+            ::_exit(0);
+        }
+        EXPECT_EQ(::read(done.get(), &word, sizeof word), static_cast<ssize_t>(sizeof word));
+        EXPECT_EQ(word, 1U) << "the claim is not taken";
+    }
+    ~ClaimHolder() {
+        ::kill(pid_, SIGKILL);
+        ::waitpid(pid_, nullptr, 0);
+    }
+    ClaimHolder(const ClaimHolder&) = delete;
+    ClaimHolder& operator=(const ClaimHolder&) = delete;
+
+private:
+    pid_t pid_;
+};
+
+/// As one that finds the directory locked.
+TEST(RuntimeDirectory, AClaimWhoseHolderEndsOnceItWasSeenIsTakenOver) {
+    const Folder folder;
+    const ClaimHolder loser{ClaimAddress{folder / "run"}, false, [](const Folder&) { return true; }, folder};
+
+    EXPECT_THAT(start_at(folder / "run/control.sock").errors, HasSubstr("starting /nonexistent"));
+}
+
+TEST(RuntimeDirectory, AClaimIsTellableHoweverManyHaveAsked) {
+    KeeperProcess first;
+    first.next_seat().take_over();
+    const ClaimAddress claim{first.folder / "run"};
+    for (int i = 0; i < 3 * keeper::limits::claim_backlog; ++i) {
+        const UniqueFd asker = claim_socket();
+        ASSERT_EQ(::connect(asker.get(), claim.get(), claim.size), 0) << i << ": " << errno;
+    }
+    fs::remove_all(first.folder / "run");
+
+    EXPECT_THAT(start_at(first.socket()).errors, HasSubstr("though its directory was removed"));
+}
+
+TEST(RuntimeDirectory, OneFolderHasOneClaimHoweverItIsWritten) {
+    const Folder folder;
+    fs::create_directory(folder / "run");
+
+    EXPECT_EQ(keeper::PathClaim::name_of(folder / "run/."), keeper::PathClaim::name_of(folder / "run"));
+    EXPECT_EQ(keeper::PathClaim::name_of(folder / "run/.."), keeper::PathClaim::name_of(folder / "."));
+    EXPECT_NE(keeper::PathClaim::name_of(folder / "run"), keeper::PathClaim::name_of("/run"));
+}
+
+TEST(RuntimeDirectory, AClaimUnderAnotherRootPreventsNothing) {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can change its root";
+    const Folder folder;
+    const ClaimHolder contained{ClaimAddress{folder / "run"}, true,
+                                [](const Folder& own) { return ::chroot((own / ".").c_str()) == 0; }, folder};
+
+    EXPECT_THAT(start_at(folder / "run/control.sock").errors, HasSubstr("starting /nonexistent"));
+}
+
+TEST(RuntimeDirectory, AClaimUnderTheSameRootIsADaemon) {
+    const Folder folder;
+    const ClaimHolder daemon{ClaimAddress{folder / "run"}, true, [](const Folder&) { return true; }, folder};
+
+    EXPECT_THAT(start_at(folder / "run/control.sock").errors, HasSubstr("though its directory was removed"));
+}
+
 TEST(RuntimeDirectory, AnotherUsersClaimPreventsNothing) {
     if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
     const Folder folder;
-    const std::string name = keeper::PathClaim::name_of(folder / "run");
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
-    const UniqueFd theirs{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+    const ClaimAddress claim{folder / "run"};
+    const UniqueFd theirs = claim_socket();
     ASSERT_EQ(::seteuid(4711), 0);  // as whom it listens is what its peers are told
-    const bool taken = ::bind(theirs.get(), reinterpret_cast<const sockaddr*>(&address),
-                              static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())) == 0 &&
-                       ::listen(theirs.get(), 1) == 0;
+    const bool taken = claim.take(theirs);
     ASSERT_EQ(::seteuid(0), 0);
     ASSERT_TRUE(taken);
 

@@ -35,7 +35,9 @@ Ledger full() {
                                   6,
                                   1'700'000'000'000,
                                   "it does not answer, for 5.0 s now (SIGABRT)",
-                                  "1700000000000-a-model-with-a-long-name-0-41.json"};
+                                  "1700000000000-a-model-with-a-long-name-0-41.json",
+                                  true,
+                                  "writing a crash report: No space left on device"};
     return ledger;
 }
 

@@ -1,7 +1,10 @@
 /// A replica that takes over what its predecessor, under a former supervisor, left with the keeper.
 
+#include <fstream>
+
 #include "supervisor/limits.h"
 #include "tests/unit/supervisor/replica_fixture.h"
+#include "tests/unit/supervisor/temporary_folder.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -363,6 +366,36 @@ TEST_F(AdoptionTest, WhyTheLastProcessDiedOutlivesTheSupervisor) {
 
     EXPECT_THAT(replica().sentence(), HasSubstr(cause));
     EXPECT_EQ(replica().why().at("last_exit").at("pid").as_int64(), first.pid);
+}
+
+/// The former supervisor had begun to write the report of a crash.
+TEST_F(AdoptionTest, AReportThatWasNotWrittenIsLostAndItsSuccessorSaysSo) {
+    const test::TemporaryFolder folder;
+    context_.crash_reports = std::make_shared<CrashReports>(folder.path());
+    FakeWorker& worker = ready();
+    Ledger ledger = kept(worker);
+    ledger.last_crash = LastCrash{1, 4711, true, SIGSEGV, unix_ms(), "SIGSEGV", "1700000000000-m-0-1.json", true, {}};
+    const auto adopted = [&](bool is_written) {
+        if (is_written) std::ofstream{folder.path() / ledger.last_crash->report} << "{}";
+        supervisor_dies();
+        found_.back().ledger = ledger.to_text();
+        adopt();
+        answer(worker, "ready");
+        wait_for(WorkerState::ready);
+    };
+
+    adopted(false);
+    ASSERT_TRUE(wait([&] { return !replica().why().at("report_lost").is_null(); }));
+    EXPECT_EQ(replica().why().at("report_lost").as_string(), "the supervisor that was to write it was killed");
+    EXPECT_EQ(context_.crash_reports->lost().count, 1U);
+    const auto next = kept(worker).last_crash.value();
+    EXPECT_FALSE(next.report_due);
+    EXPECT_EQ(next.lost, "the supervisor that was to write it was killed");
+
+    adopted(true);
+    ASSERT_TRUE(wait([&] { return !replica().why().at("report").is_null(); }));
+    EXPECT_TRUE(replica().why().at("report_lost").is_null());
+    EXPECT_EQ(context_.crash_reports->lost().count, 1U);
 }
 
 TEST_F(AdoptionTest, ItHasBeenReadyForAsLongAsItSaidToTheFormerSupervisor) {

@@ -270,7 +270,7 @@ TEST_F(BatcherTest, RemovesOneWhosePromptIsNotComputed) {
     const auto next = add(counting(0, 40), ask(2));
     run();
     expect_right(next);
-    EXPECT_EQ(ending_of(next).reused_tokens, 8U);  // the chunk that was computed
+    EXPECT_EQ(ending_of(next).reused_tokens, 0U);  // no token has shown that the computed chunk holds numbers
 }
 
 TEST_F(BatcherTest, ReusesThePrefixThatASlotHolds) {
@@ -352,6 +352,34 @@ TEST_F(BatcherTest, ThrowsAwayTheStepThatRanAheadOfAStop) {
     run();
     expect_right(next);
     EXPECT_EQ(ending_of(next).reused_tokens, again.size() - 1);  // the stop token itself was never fed
+}
+
+TEST_F(BatcherTest, CollectsTheStepThatRanAheadAtOnceAndDoesNotTimeIt) {
+    make(FakeEngine::usual(), 8, 2);
+    Ask request = ask(30);
+    request.rules.stop = {expected(shape, ask(30), Ids{1, 2, 3}).front()};
+    const auto number = add({1, 2, 3}, request);
+    while (batcher->sequences() > 0) batcher->turn();
+    expect_right(number);
+    ASSERT_TRUE(batcher->busy());
+    const boost::json::object before = statistics.object();
+    EXPECT_TRUE(batcher->turn());
+    EXPECT_EQ(engine->calls.back(), "collect");
+    EXPECT_FALSE(batcher->busy());
+    EXPECT_EQ(statistics.object(), before);
+}
+
+TEST_F(BatcherTest, RowsThatRideAlongSpoilNoPromptInChunksAndNoPrefixThatWasLeft) {
+    make(FakeEngine::usual(), 8, 2);
+    std::vector<Batcher::Number> active;
+    for (std::int64_t i = 0; i < 3; ++i) active.push_back(add({1 + i, 2, 3}, ask(20)));
+    for (int i = 0; i < 4; ++i) batcher->turn();
+    ASSERT_EQ(batcher->active(), 3U);
+    const auto in_chunks = add(counting(10, 40), ask(4));
+    run();
+    for (const auto number : active) expect_right(number);
+    expect_right(in_chunks);
+    EXPECT_THAT(engine->calls, Contains("launch 3"));
 }
 
 TEST_F(BatcherTest, TakesTheFirstTokenFromAPrefillThatGivesOne) {

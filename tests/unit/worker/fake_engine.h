@@ -4,6 +4,7 @@
 /// any KV in the wrong place shows in the tokens.
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -113,6 +114,7 @@ public:
             tokens.push_back({s, {}, slot.stopped, slot.given.front() == not_finite_after});
             values.push_back(slot.given);
         }
+        for (std::uint32_t s = 0; s < std::min(std::bit_ceil(n), shape_.slots); ++s) ride(slots_[s]);
         launched_.push_back({std::move(tokens), std::move(values)});
         return {};
     }
@@ -127,6 +129,7 @@ public:
         return std::span<const generation::StepToken>{collected_.tokens};
     }
 
+    void forget_counts() override { moves = copies = 0; }
     boost::json::object counters() const override {
         return {
             {"moves", moves}, {"copies", copies}, {"buckets", boost::json::array{}}, {"eager", boost::json::object{}}};
@@ -186,6 +189,12 @@ private:
         ++slot.steps;
         slot.input.assign(slot.given.begin(), slot.given.end());
         slot.stopped = std::ranges::find(slot.rules.stop, slot.given.front()) != slot.rules.stop.end();
+    }
+    /// A row that rides along, or one that stopped: it writes where its next token would go.
+    void ride(Slot& slot) const {
+        if (slot.filled >= shape_.length) return;
+        for (std::uint32_t c = 0; c < shape_.codebooks; ++c)
+            kv(slot, slot.filled, c) = slot.input.empty() ? garbage : slot.input[c];
     }
     void check(bool holds, std::string_view fault) {
         if (!holds) faults.emplace_back(fault);

@@ -298,13 +298,14 @@ TEST_F(GenerationChannel, QueuesBeyondTheSlotsByTurnsOfChannels) {
 }
 
 TEST_F(GenerationChannel, RefusesBeyondTheQueue) {
+    shape.slots = 1;
     spec.queue_bound = 2;
     spec.channel.channels_max = 1;  // so that one channel may fill the queue
     gated = true;
     start_ready();
     TestClient client = open_channel();
-    for (std::uint64_t request = 1; request <= 3; ++request) ask(client, request, {1, 2});
-    EXPECT_EQ(listen(client, 1)[3].error->code, ErrorCode::queue_full);
+    for (std::uint64_t request = 1; request <= 4; ++request) ask(client, request, {1, 2});
+    EXPECT_EQ(listen(client, 1)[4].error->code, ErrorCode::queue_full) << "one runs, two wait";
 }
 
 TEST_F(GenerationChannel, EndsWhatIsOutOfTimeRunningOrWaiting) {
@@ -430,8 +431,8 @@ TEST_F(GenerationChannel, ChangesHowARunningSequenceDraws) {
     EXPECT_TRUE(client.expect_result(2).tensors.empty());
     for (const auto& [parameters, words] : std::vector<std::pair<json::object, std::string>>{
              {{{"request", 9}, {"top_k", 4}}, "request 9 of this channel is generating nothing"},
-             {{{"top_k", 4}}, "\"request\" is missing"},
-             {{{"request", 1}, {"top_p", 0}}, "\"top_p\" is 0"},
+             {{{"top_k", 4}}, "calling generate.adjust: parameter \"request\" is missing"},
+             {{{"request", 1}, {"top_p", 0}}, "calling generate.adjust: parameter \"top_p\" is 0"},
              {{{"request", 1}, {"max_new_tokens", 4}}, "its parameters: do_sample, guidance"}}) {
         client.infer(3, "generate.adjust", {}, parameters);
         EXPECT_THAT(client.expect_error(3, ErrorCode::input_invalid).text(), HasSubstr(words));
@@ -447,12 +448,34 @@ TEST_F(GenerationChannel, ChangesHowARunningSequenceDraws) {
     EXPECT_EQ(given, expected(before, 5));  // greedy from the second step on
 }
 
+TEST_F(GenerationChannel, GreedySequencesThatComeToDrawHaveSeedsOfTheirOwn) {
+    gated = true;
+    start_ready();
+    TestClient client = open_channel();
+    for (std::uint64_t request = 1; request <= 2; ++request)
+        ask(client, request, {1, 2, 3}, {{"max_new_tokens", 4}, {"ignore_stop", true}});
+    log->gate.await_arrivals(1);
+    for (std::uint64_t request = 1; request <= 2; ++request) {
+        client.infer(10 + request, "generate.adjust", {}, {{"request", request}, {"do_sample", true}});
+        EXPECT_TRUE(client.expect_result(10 + request).tensors.empty());
+    }
+    log->gate.open();
+    auto heard = listen(client, 2);
+    EXPECT_NE(test::number(heard[1].last->values, "seed"), test::number(heard[2].last->values, "seed"));
+}
+
 struct Bad {
     Ids tokens;
     std::string parameters;
     ErrorCode code;
     std::string words;  ///< in attempt or remedy
 };
+
+std::string all_banned() {
+    json::array banned;
+    for (int token = 0; token < 64; ++token) banned.push_back(token);
+    return json::serialize(json::object{{"banned", std::move(banned)}});
+}
 
 TEST_F(GenerationChannel, RefusesBadRequestsInWordsThatHelp) {
     start_ready();
@@ -483,6 +506,8 @@ TEST_F(GenerationChannel, RefusesBadRequestsInWordsThatHelp) {
          "\"max_new_tokens\" is 0; give an integer from 1 to 64"},
         {{1}, R"({"guidance": 2})", ErrorCode::input_invalid, "\"guidance\" of a model that has none"},
         {{1}, R"({"do_sample": 1})", ErrorCode::input_invalid, "give true or false"},
+        {{1}, R"({"do_sample": false, "temperature": 0.7})", ErrorCode::input_invalid, "contradict"},
+        {{1}, all_banned(), ErrorCode::input_invalid, "holds all 64 tokens"},
         {{1}, R"({"stop": [64]})", ErrorCode::input_invalid, "\"stop\" is 64; give token ids from 0 to 63"},
         {{1},
          R"({"stop": [3], "ignore_stop": true})",

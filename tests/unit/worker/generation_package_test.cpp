@@ -97,14 +97,63 @@ TEST_F(GenerationPackage, FieldsOutOfRangeAreNamed) {
     refused("format", "bulkhead-generate/2");
     refused("vocabulary", 0);
     refused("vocabulary", "many");
+    refused("unheard_of", 1);
+    refused("exporter", 1);
     refused("slots", 100);
     refused("kv", boost::json::object{{"layers", 1}});
     refused("decode", boost::json::array{});
     refused("stop", boost::json::array{512});
     refused("delay_pattern", boost::json::object{{"bos", 600}, {"eos", 1}});
+    for (const char* member : {"stop", "rope_delta", "first_token", "source"}) {
+        manifest_ = original;
+        manifest_.erase(member);
+        expect_refused(ErrorCode::package_incompatible, std::string{"\""} + member + "\" is missing");
+    }
     manifest_ = original;
     manifest_["decode"].as_array()[0].as_object()["file"] = "../decode.pt2";
     expect_refused(ErrorCode::package_incompatible, "decode[0].file");
+}
+
+TEST_F(GenerationPackage, NumberOfSequencesWithoutAFunctionIsNamed) {
+    boost::json::array& decode = manifest_["decode"].as_array();
+    boost::json::object first = decode[0].as_object();
+    boost::json::object last = first;
+    first["sequences"] = boost::json::array{1, 1};
+    last["sequences"] = boost::json::array{3, 64};
+    decode = {first, last};
+    expect_refused(ErrorCode::package_incompatible, "a function for 2 sequences");
+}
+
+TEST_F(GenerationPackage, DefaultsThatNoRequestMayHaveAreRefused) {
+    const auto original = manifest_["sampling"].as_object();
+    const auto refused = [&](const char* name, boost::json::value value) {
+        manifest_["sampling"] = original;
+        manifest_["sampling"].as_object()[name] = std::move(value);
+        expect_refused(ErrorCode::package_incompatible, std::string{"\""} + name + "\"");
+    };
+    refused("temperature", -3);
+    refused("temprature", 1);
+    refused("max_new_tokens", 0);
+    manifest_["sampling"] = {{"do_sample", false}, {"temperature", 0.6}, {"top_k", nullptr}, {"max_new_tokens", 1000}};
+    const auto loaded = load_it();
+    EXPECT_TRUE(loaded) << loaded.error().text();
+}
+
+TEST_F(GenerationPackage, ManifestThatContradictsItsFunctionsIsRefused) {
+    const auto original = manifest_;
+    manifest_["kv"].as_object()["heads"] = manifest_["kv"].at("heads").to_number<int>() * 2;
+    expect_refused(ErrorCode::package_incompatible, "trying a step");
+    manifest_ = original;
+    manifest_["vocabulary"] = manifest_["vocabulary"].to_number<int>() + 1;
+    expect_refused(ErrorCode::package_incompatible, "logits");
+}
+
+TEST_F(GenerationPackage, ShortestLengthLoadsAndTrialStepsAreNotCounted) {
+    auto spec = generate_spec(package_);
+    spec.generate.length = 3;
+    const auto loaded = load(spec, folder_.path() / "cache");
+    ASSERT_TRUE(loaded) << loaded.error().text();
+    EXPECT_TRUE((*loaded)->generator()->counters().at("buckets").as_array().empty());
 }
 
 TEST_F(GenerationPackage, OfAnotherTorchDeviceOrCpuIsRefusedBeforeItsCodeRuns) {

@@ -150,7 +150,9 @@ class Channel:
         return self._stream(inputs, method, parameters, deadline, False, named)
 
     async def _stream(self, inputs: Mapping[str, Any] | None, method: str, parameters: Mapping[str, Any] | None, deadline: float | None,
-                      retry_safe: bool, named: dict[str, Any]) -> AsyncGenerator[Reply, None]:  # fmt: skip
+                      retry_safe: bool, named: dict[str, Any],
+                      sent: Callable[[Request], None] = lambda request: None) -> AsyncGenerator[Reply, None]:  # fmt: skip
+        """``sent`` is told of the request once it is on its way."""
         until = self._loop.time() + checked_deadline(deadline, PATIENCE_SECONDS)
         changed = Waiters()
         await self._turns.take(until - self._loop.time(), f"waiting until one of the {self.core.in_flight_max} requests in flight is answered")
@@ -165,6 +167,7 @@ class Channel:
         request.on_change = lambda: self._changed(request, changed)
         placed.clear()
         self._flush()
+        sent(request)
         try:
             while True:
                 while request.parts:

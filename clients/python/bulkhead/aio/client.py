@@ -12,8 +12,8 @@ from ..channel import OPEN_SECONDS
 from ..client import REOPEN_TRIES
 from ..control_lines import find_socket
 from ..errors import Error, checked_deadline
-from ..generation import AsyncGeneration, arguments
-from ..protocol import Reply
+from ..generation import ADJUST, AsyncGeneration, adjustment, arguments
+from ..protocol import Reply, Request
 from ..shared_tensors import ARENA_BYTES_MAX, Arena, Input
 from ..tensors import dtype_name
 from .channel import Channel
@@ -88,18 +88,25 @@ class Client:
                  deadline: float | None = None, **named: Any) -> AsyncGeneration:  # fmt: skip
         """``async for token in b.generate("smollm2", prompt, temperature=0.7): …``, as ``bulkhead.Client.generate``. Sent when it is
         first asked for a token. Leave it by ``aclose``, or cancel the task."""
+        running: list[tuple[Channel, Request]] = []  # none before it was sent, then one
 
         async def parts() -> AsyncGenerator[Reply, None]:
             channel = await self._channel(model, deadline)
             tensors, parameters = arguments(channel.methods, method, tokens, inputs, named)
-            stream = channel.stream(tensors, method=method, parameters=parameters, deadline=deadline)
+            stream = channel._stream(tensors, method, parameters, deadline, False, {}, lambda request: running.append((channel, request)))
             try:
                 async for part in stream:
                     yield part
             finally:
                 await stream.aclose()
 
-        return AsyncGeneration(model, parts())
+        async def adjust(sampling: Mapping[str, Any]) -> None:
+            if not running:
+                raise Error("input_invalid", f"adjusting a generation of {model} that was not sent yet", "ask it for its first token before")
+            channel, request = running[0]
+            await channel.infer(method=ADJUST, parameters=adjustment(request, sampling))
+
+        return AsyncGeneration(model, parts(), adjust)
 
     async def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, model: str | None = None) -> Input:
         """As ``bulkhead.Client.allocate``: ``with await b.allocate(shape, dtype) as a:``."""

@@ -39,7 +39,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bulkhead.export", description="Makes a package for bulkhead's `generate` runtime.")
     parser.add_argument("source", nargs="?", help="a Hugging Face folder, a .gguf file, or FILE.py:FUNCTION that returns the module")
-    parser.add_argument("folder", nargs="?", type=Path, help="where the package goes; replaced when the new one is complete")
+    parser.add_argument("folder", nargs="?", type=Path, help="where the package goes: a new or an empty folder, or a package, which is replaced when the new one is complete")
     parser.add_argument("--check", type=Path, metavar="FOLDER", help="only compare a package's files with its manifest")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and computation")
@@ -74,12 +74,14 @@ def _export(arguments: argparse.Namespace) -> int:
     import torch
     import transformers
 
-    from . import int8, make, source
+    from . import int8, make, source, target
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise Error("input_invalid", "exporting for a GPU where PyTorch sees none", "run it on the GPU's machine: kernels are tuned for the GPU at hand")
+    folder = arguments.folder.resolve()
+    target.check(folder, arguments.source)
     start = time.monotonic()
     _tell(f"loading {arguments.source} …")
     loaded = source.load(arguments.source, getattr(torch, arguments.dtype), arguments.family, arguments.name)
@@ -87,7 +89,6 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.weights == "int8":
         loaded.origin["weights"] = "int8"
         _tell(f"  {int8.quantise(loaded.family.model)} linear layers to 8 bits: what follows is compared with the model so rounded")
-    folder = arguments.folder.resolve()
     make.make(loaded, folder, device=arguments.device, kv_dtype=arguments.kv_dtype or arguments.dtype, length=arguments.length,
               slots=arguments.slots, slots_max=arguments.slots_max, buckets=arguments.buckets, chunk=arguments.chunk, tell=_tell)  # fmt: skip
     good = arguments.tokens == 0 or _compare(loaded, folder, arguments.tokens)

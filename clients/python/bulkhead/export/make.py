@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..errors import Error
-from . import functions, inductor, manifest, weights
+from . import functions, inductor, manifest, target, weights
 from .functions import Sizes
 from .source import Loaded
 
@@ -28,9 +28,10 @@ PACKAGED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float1
 
 def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int | None, slots: int, slots_max: int,
          buckets: list[int] | None, chunk: int, tell: Tell) -> None:  # fmt: skip
-    """Writes the package to `out`, whole or not at all; what was there before is replaced.
+    """Writes the package to `out`, whole or not at all; a package that was there before is replaced.
 
-    Errors: input_invalid, for sizes that the model or each other forbid."""
+    Errors: input_invalid, for sizes that the model or each other forbid, and for an `out` that `target` does."""
+    target.check(out)
     family = loaded.family
     numbers = family.numbers()
     length_max = numbers.length_max if length is None else length
@@ -80,6 +81,7 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
             "stop": list(numbers.stop), "bos": numbers.bos, "delay_pattern": numbers.delay_pattern, "sampling": family.sampling(), "sampling_order": numbers.sampling_order,
             "methods": methods, "weights": stored, "constants": renamed, "tokenizer": _tokenizer_files(family.tokenizer, partial), "source": loaded.origin,
         })  # fmt: skip
+        target.check(out)  # again: it took minutes
         _replace(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

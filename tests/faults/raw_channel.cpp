@@ -25,7 +25,12 @@ void RawChannel::greet() {
 }
 
 bool RawChannel::send(std::span<const std::byte> packet, std::span<const int> fds) {
-    return send_packet(socket_.get(), packet, fds, packet_fds_kernel_max).has_value();
+    for (;;) {
+        const Result<> sent = send_packet(socket_.get(), packet, fds, packet_fds_kernel_max);
+        if (sent || sent.error().code != ErrorCode::queue_full) return sent.has_value();
+        pollfd entry{socket_.get(), POLLOUT, 0};
+        if (::poll(&entry, 1, 30'000) <= 0) return false;
+    }
 }
 
 std::optional<channel::WorkerMessage> RawChannel::receive() {

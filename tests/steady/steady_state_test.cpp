@@ -41,7 +41,7 @@ constexpr int round_requests = 100;
 /// System calls for each request, of which every one ends a sleep or begins one: the loop is woken, wakes the executor,
 /// is woken by that, and wakes the client. On the socket each packet is also a call, the release of the last result one
 /// of its own; in rings packets are not, but who is asleep is rung for each of the two.
-constexpr std::uint64_t worker_calls_max_on_socket = 10, worker_calls_max_on_rings = 8, client_calls_max = 6;
+constexpr std::uint64_t worker_calls_max_on_socket = 10, worker_calls_max_on_rings = 9, client_calls_max = 6;
 
 SpawnOptions minimal() {
     SpawnOptions options;

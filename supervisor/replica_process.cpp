@@ -14,6 +14,19 @@
 #include "supervisor/text.h"
 
 namespace bulkhead::supervisor {
+namespace {
+
+/// What the model declares. One step of generation is hundreds of parallel regions, microseconds apart: threads that
+/// slept between them would more than halve its speed, so they look so many times first, and sleep between requests
+/// all the same (docs/decisions.md).
+std::map<std::string, std::string> environment_of(const config::ModelSpec& spec) {
+    auto declared = spec.environment;
+    if (spec.runtime == config::Runtime::generate && !declared.contains("OMP_WAIT_POLICY"))
+        declared.try_emplace("GOMP_SPINCOUNT", "2000");
+    return declared;
+}
+
+}  // namespace
 
 using Clock = Deadline::Clock;
 
@@ -73,7 +86,7 @@ void Replica::on_placed(const Result<Device>& device) {
     SpawnRequest request;
     request.name = name();
     request.argv = {context_.station.program};
-    request.environment = context_.station.environment(name(), device->uuid, spec_.environment);
+    request.environment = context_.station.environment(name(), device->uuid, environment_of(spec_));
     request.core_bytes_max = spec_.core_bytes_max;
     std::size_t bytes = 0;
     for (const auto& text : request.argv) bytes += text.size() + 1;

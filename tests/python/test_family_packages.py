@@ -33,7 +33,8 @@ class Packages(unittest.TestCase):
     def setUpClass(cls) -> None:
         cls.families = {name: family_packages.family(name) for name in family_packages.NAMES}
         cls.folders = {name: family_packages.package(name, made, BUILD) for name, made in cls.families.items()}
-        models = "".join(f"  {name}:\n    runtime: generate\n    package: {folder}\n" for name, folder in cls.folders.items())
+        served = {**cls.folders, "conditioner": cls.folders["chatterbox_t3"]}
+        models = "".join(f"  {name}:\n    runtime: generate\n    package: {folder}\n" for name, folder in served.items())
         cls.daemon = Daemon(f"version: 1\ndefaults: {{device: cpu, threads: 1}}\nmodels:\n{models}")
         cls.addClassCleanup(cls.daemon.stop)
 
@@ -77,6 +78,20 @@ class Packages(unittest.TestCase):
         torch.testing.assert_close(torch.from_numpy(looked["embeddings"].numpy()), seen.extras["vision"][at], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(torch.from_numpy(looked["deepstack"].numpy()), seen.extras["deepstack"][:, at], atol=1e-4, rtol=1e-4)
 
+    def test_one_process_conditions_and_another_speaks_and_nothing_is_copied_between_them(self) -> None:
+        family = self.families["chatterbox_t3"]
+        for prompt in family.prompts():
+            speaker, voice, emotion = prompt.condition
+            made = self.client.infer("conditioner", method="condition", speaker=speaker.numpy(), voice=voice.numpy(), emotion=emotion.numpy(), text=prompt.text.numpy())
+            answer = self.client.generate("chatterbox_t3", None, {"embeddings": made["embeddings"]}, do_sample=False, max_new_tokens=COUNT, **GREEDY["chatterbox_t3"])
+            self.assertEqual([[token] for token in answer], family.reference(prompt, COUNT))
+
+        pids = {row["model"]: row["pid"] for row in self.client.ps()}
+        conditioned, read = (slabs_of(pids[name], "conditioner") for name in ("conditioner", "chatterbox_t3"))
+        self.assertTrue(read, "the worker that speaks maps no memory of the one that conditions")
+        self.assertLessEqual(set(read), set(conditioned), "it is not the very memory that was written")
+        self.assertEqual(set(read.values()), {"r--s"})
+
     def test_words_alone_need_neither_rotary_positions_nor_pictures(self) -> None:
         family = self.families["qwen3_vl"]
         prompt = family.prompts()[0]
@@ -102,6 +117,12 @@ class Packages(unittest.TestCase):
             tokens = (prompt.tokens if prompt.tokens.shape[1] > 1 else prompt.tokens[:, 0].contiguous()).numpy()
         answer = self.client.generate(name, tokens, inputs, do_sample=False, max_new_tokens=COUNT, **GREEDY[name])
         return [token if isinstance(token, list) else [token] for token in answer]
+
+
+def slabs_of(pid: int, writer: str) -> dict[str, str]:
+    """What this process maps of the writer's slabs: access by inode."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if f":{writer}/" in line]
+    return {inode: access for _, access, _, _, inode, *_ in lines}
 
 
 def _listed(given: Any) -> list[torch.Tensor]:

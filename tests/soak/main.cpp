@@ -12,8 +12,8 @@ namespace {
 
 constexpr const char* usage =
     "usage: bulkhead_soak [--worker-kills N] [--supervisor-kills N] [--client-kills N]\n"
-    "                     [--model minimal|silero-vad] [--workers N] [--clients N] [--life-ms N] [--minutes N]\n"
-    "                     [--seed N]\n";
+    "                     [--model minimal|silero-vad] [--workers N] [--clients N] [--life-ms N] [--pause-ms N]\n"
+    "                     [--minutes N] [--seed N]\n";
 
 }  // namespace
 
@@ -39,6 +39,8 @@ int main(int argc, char** argv) {
             options.clients = static_cast<int>(number);
         else if (name == "--life-ms")
             options.life_ms_max = static_cast<int>(number);
+        else if (name == "--pause-ms")
+            options.pause_ms = static_cast<int>(number);
         else if (name == "--minutes")
             options.minutes = number;
         else if (name == "--seed")

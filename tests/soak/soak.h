@@ -12,6 +12,7 @@ struct Options {
     std::int64_t client_kills = 0;
     int workers = 30;          ///< under a supervisor that is killed
     int clients = 4;           ///< that stream all the while, or so many side by side that are killed
+    int pause_ms = 0;          ///< of a client that streams, between an answer and its next request
     int life_ms_max = 400;     ///< a supervisor is killed at a random moment of its first so many milliseconds
     std::int64_t minutes = 0;  ///< ends earlier than the counts say; 0: no bound
     std::uint64_t seed = 1;

@@ -30,11 +30,12 @@ struct Stream {
 };
 
 /// Requests through every one of these channels in turn, each answer compared with what was sent.
-void stream_through(std::vector<Channel> channels, Stream& stream) {
+void stream_through(std::vector<Channel> channels, std::chrono::milliseconds pause, Stream& stream) {
     std::array<float, 16> values{};
     const std::array<std::int64_t, 1> dims{16};
     for (std::uint64_t round = 0; !stream.stop; ++round) {
         for (Channel& channel : channels) {
+            if (pause.count() > 0) std::this_thread::sleep_for(pause);
             values.fill(static_cast<float>(round % 4096));
             const std::uint64_t before = stream.epoch;
             const auto reply = test::infer_float(channel, "x", values, dims);
@@ -76,7 +77,9 @@ int kill_supervisors(const Options& options) {
         for (int w = c; w < options.workers; w += options.clients)
             channels.push_back(daemon.open("m" + std::to_string(w)).value());
         clients.emplace_back(
-            [&stream, mine = std::move(channels)]() mutable { stream_through(std::move(mine), stream); });
+            [&stream, pause = std::chrono::milliseconds{options.pause_ms}, mine = std::move(channels)]() mutable {
+                stream_through(std::move(mine), pause, stream);
+            });
     }
 
     std::int64_t wrong = 0;

@@ -40,7 +40,8 @@ std::string text_of(const std::vector<std::int64_t>& ids) { return fmt::format("
 /// One client of the daemon, and what it saw of its sequences.
 class Client {
 public:
-    explicit Client(const test::Daemon& daemon) : channel_{daemon.open("smollm2", "bench").value()} {}
+    explicit Client(const test::Daemon& daemon, const std::string& model = "smollm2")
+        : channel_{daemon.open(model, "bench").value()} {}
 
     struct Seen {
         double first_us = 0;
@@ -150,7 +151,10 @@ Records generation() {
     }
     Records records;
     const double bandwidth = read_bandwidth();
-    const test::Daemon daemon{test::fleet({test::generating("smollm2", package, "threads: " + std::to_string(std::thread::hardware_concurrency()))})};
+    const std::string threads = fmt::format("threads: {}\n", std::thread::hardware_concurrency());
+    const test::Daemon daemon{test::fleet(
+        {test::generating("smollm2", package, threads),
+         test::generating("one-slot", package, threads + "generate: {slots: 1}")})};
     (void)daemon.load("smollm2").value();
     std::vector<Client> clients;
     clients.emplace_back(daemon);
@@ -175,6 +179,17 @@ Records generation() {
             "the same package in-process");
     against(hugging_face("eager", prompt_short, new_tokens), "Hugging Face generate, eager");
     against(hugging_face("static", prompt_short, new_tokens), "Hugging Face generate, static cache");
+    {
+        (void)daemon.load("one-slot").value();
+        Client lone{daemon, "one-slot"};
+        lone.generate(prompt_short, new_tokens);  // the warm-up
+        const Pair pair = interleaved(rounds, through_daemon, [&] {
+            return per_second(new_tokens, lone.generate(prompt_short, new_tokens).all_us);
+        });
+        records.push_back({"a lone sequence in a model of several slots", pair.value, "1/s",
+                           "the same in a model of one slot", pair.baseline});
+    }
+    (void)daemon.unload("one-slot").value();
     const double alone = median(std::vector<double>{through_daemon(), through_daemon(), through_daemon()});
     records.push_back({"weights read by the steps of one sequence", alone * weight_bytes(package) / 1e9, "GB/s",
                        "what all cores can read", bandwidth / 1e9});

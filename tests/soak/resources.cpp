@@ -97,7 +97,7 @@ Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket) {
     all["zombies of the keeper"] = zombies;
     all["cgroups"] = cgroups(keeper);
     all["entries in /dev/shm"] = entries("/dev/shm");
-    all["entries in /tmp"] = entries("/tmp");
+    all["entries in $TMPDIR"] = entries(fs::temp_directory_path());
     return all;
 }
 

@@ -13,7 +13,7 @@ namespace bulkhead::soak {
 using Resources = std::map<std::string, std::int64_t>;
 
 /// Of the keeper and its present supervisor (0: not looked at), of everything that carries this socket in its
-/// environment, and of the places where programs leave things behind: /dev/shm, /tmp, cgroups.
+/// environment, and of the places where programs leave things behind: /dev/shm, $TMPDIR, cgroups.
 [[nodiscard]] Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket);
 
 /// Adds what a worker has, the slabs that it maps among it.

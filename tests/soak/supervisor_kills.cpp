@@ -146,8 +146,9 @@ int kill_supervisors(const Options& options) {
     std::printf("  of them without a supervisor %12lld\n",
                 static_cast<long long>(stream.completed_without_supervisor.load()));
     if (!control_gap_ms.empty())
-        std::printf("  SIGKILL to the next start    p50 %.1f ms, max %.1f ms (the keeper's delays included)\n",
-                    control_gap_ms[control_gap_ms.size() / 2], control_gap_ms.back());
+        std::printf("  SIGKILL to the next start    p50 %.1f ms, p99 %.1f ms, max %.1f ms (the keeper's delays included)\n",
+                    control_gap_ms[control_gap_ms.size() / 2], control_gap_ms[control_gap_ms.size() * 99 / 100],
+                    control_gap_ms.back());
     std::printf("  %-28s %9s %9s\n", "resource", "baseline", "now");
     return static_cast<int>(wrong + stream.failed) + print_drift(baseline, now);
 }

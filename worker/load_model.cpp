@@ -2,7 +2,6 @@
 #include <limits>
 
 #include <ATen/Functions.h>
-#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <torch/version.h>
@@ -10,6 +9,7 @@
 #include "ipc/cuda/gpu.h"
 #include "worker/describe.h"
 #include "worker/generation/load_generator.h"
+#include "worker/guarded.h"
 #include "worker/inference_threads.h"
 #include "worker/load_limits.h"
 #include "worker/model_file.h"
@@ -128,21 +128,10 @@ private:
                 std::string_view detail) const {
         if (context_.progress) context_.progress(phase, done, total, unit, detail);
     }
-
-    /// Runs with the worker's threads and without autograd; what is thrown becomes one Error.
+    /// As `guarded` in worker/guarded.h, with the model's threads.
     template <typename Work>
-    Result<> guarded(const std::string& attempt, ErrorCode code, Work&& work) {
-        try {
-            use_threads(threads_);
-            const c10::InferenceMode no_autograd;
-            return work();
-        } catch (const ErrorException& told) {
-            return told.error();
-        } catch (const std::exception& exception) {
-            return translate(exception, code, attempt);
-        } catch (...) {  // a compiled model may throw anything
-            return Error{code, attempt + ": it threw something that is no std::exception", {}};
-        }
+    Result<> guarded(std::string_view attempt, ErrorCode code, Work&& work) {
+        return worker::guarded(threads_, attempt, code, std::forward<Work>(work));
     }
 
     config::ModelSpec spec_;

@@ -183,17 +183,10 @@ Result<int> generate(const Session& session, const Generation& generation) {
     Result<json::object> parameters = parameters_of(generation, **method);
     if (!parameters) return parameters.error();
 
-    std::vector<Input> inputs;
-    std::vector<NamedInput> named;
-    inputs.reserve(sources->size());
-    for (const Source& source : *sources) {
-        Result<Input> input = send_input(*channel, **method, source);
-        if (!input) return input.error();
-        inputs.push_back(std::move(*input));
-        named.push_back({source.name, &inputs.back()});
-    }
+    const Result<Inputs> inputs = fill_inputs(*channel, **method, *sources);
+    if (!inputs) return inputs.error();
 
-    Request request{.method = generation.method, .inputs = named, .parameters = std::move(*parameters)};
+    Request request{.method = generation.method, .inputs = inputs->named, .parameters = std::move(*parameters)};
     request.deadline = config::parse_duration(generation.deadline).value_or(std::chrono::milliseconds{0});
     request.in_parts = true;
     const Result<std::uint64_t> sent = channel->submit(request);
@@ -218,12 +211,6 @@ Result<int> generate(const Session& session, const Generation& generation) {
 void add_generate(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("generate", "Let a model continue a prompt of token ids");
     const auto generation = std::make_shared<Generation>();
-    const auto repeated = [](CLI::Option* option, const char* type) {
-        option->type_name(type)->allow_extra_args(false);  // one value each: what follows may be NAME
-        option->check([type](const std::string& text) {
-            return is_assignment(text) ? std::string{} : fmt::format("\"{}\": write {}", text, type);
-        });
-    };
     // Both spellings: that of options, and that of the parameter.
     const auto names = [](std::string_view parameter) {
         std::string option{parameter};
@@ -251,16 +238,14 @@ void add_generate(CLI::App& app, Session& session) {
             ->type_name("IDS")
             ->check(check_ids);
     command->add_flag(names("ignore_stop"), generation->ignore_stop, "Go on behind stop tokens");
-    repeated(command->add_option("--input,-i", generation->inputs,
-                                 "A further input, such as embeddings=@FILE.npy in place of --tokens"),
-             "NAME=DATA");
-    repeated(command->add_option("--param,-p", generation->parameters, "A parameter, JSON or text"), "NAME=VALUE");
+    take_assignments(command->add_option("--input,-i", generation->inputs,
+                                         "A further input, such as embeddings=@FILE.npy in place of --tokens"),
+                     "NAME=DATA");
+    take_assignments(command->add_option("--param,-p", generation->parameters, "A parameter, JSON or text"),
+                     "NAME=VALUE");
     command->add_option("--method,-m", generation->method, "The method to call")->capture_default_str();
-    command->add_option("--deadline", generation->deadline, "Of the whole sequence, such as 5m; 1h without it")
-        ->type_name("DURATION")
-        ->check([](const std::string& text) {
-            return config::parse_duration(text) ? "" : "write a whole number and a unit: 500ms, 30s, 2m";
-        });
+    take_duration(
+        command->add_option("--deadline", generation->deadline, "Of the whole sequence, such as 5m; 1h without it"));
     command->add_option("--client", generation->client, "Who asks, for the daemon's logs and receipts")
         ->type_name("TEXT");
     command->footer(

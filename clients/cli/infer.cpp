@@ -143,17 +143,10 @@ Result<int> infer(const Session& session, const Inference& inference) {
     Result<json::object> parameters = parse_parameters(inference.parameters, **method);
     if (!parameters) return parameters.error();
 
-    std::vector<Input> inputs;
-    std::vector<NamedInput> named;
-    inputs.reserve(sources->size());
-    for (const Source& source : *sources) {
-        Result<Input> input = send_input(*channel, **method, source);
-        if (!input) return input.error();
-        inputs.push_back(std::move(*input));
-        named.push_back({source.name, &inputs.back()});
-    }
+    const Result<Inputs> inputs = fill_inputs(*channel, **method, *sources);
+    if (!inputs) return inputs.error();
 
-    Request request{.method = inference.method, .inputs = named, .parameters = std::move(*parameters)};
+    Request request{.method = inference.method, .inputs = inputs->named, .parameters = std::move(*parameters)};
     request.retry_safe = inference.retry_safe;
     request.deadline = config::parse_duration(inference.deadline).value_or(std::chrono::milliseconds{0});
     std::vector<double> ms;
@@ -177,27 +170,19 @@ Result<int> infer(const Session& session, const Inference& inference) {
 void add_infer(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("infer", "Run a model once, or many times");
     const auto inference = std::make_shared<Inference>();
-    const auto repeated = [](CLI::Option* option, const char* type) {
-        option->type_name(type)->allow_extra_args(false);  // one value each: what follows may be NAME
-        option->check([type](const std::string& text) {
-            return is_assignment(text) ? std::string{} : fmt::format("\"{}\": write {}", text, type);
-        });
-    };
     command->add_option("NAME", inference->model, "A model of the fleet; loaded if need be")->required();
-    repeated(command->add_option("--input,-i", inference->inputs,
-                                 "An input: NAME=@FILE.npy, or NAME=JSON such as 'x=[[1, 2]]'"),
-             "NAME=DATA");
-    repeated(command->add_option("--param,-p", inference->parameters, "An argument that is no tensor, JSON or text"),
-             "NAME=VALUE");
-    repeated(command->add_option("--output,-o", inference->outputs, "Save this output as .npy"), "NAME=FILE");
+    take_assignments(command->add_option("--input,-i", inference->inputs,
+                                         "An input: NAME=@FILE.npy, or NAME=JSON such as 'x=[[1, 2]]'"),
+                     "NAME=DATA");
+    take_assignments(
+        command->add_option("--param,-p", inference->parameters, "An argument that is no tensor, JSON or text"),
+        "NAME=VALUE");
+    take_assignments(command->add_option("--output,-o", inference->outputs, "Save this output as .npy"), "NAME=FILE");
     command->add_option("--method,-m", inference->method, "The method to call")->capture_default_str();
     command->add_option("--repeat,-n", inference->repeat, "Send the same request so many times, one after the other")
         ->check(CLI::Range(std::int64_t{1}, limits::repeats_max));
-    command->add_option("--deadline", inference->deadline, "Of one request, such as 5s; the model's own without it")
-        ->type_name("DURATION")
-        ->check([](const std::string& text) {
-            return config::parse_duration(text) ? "" : "write a whole number and a unit: 500ms, 30s, 2m";
-        });
+    take_duration(command->add_option("--deadline", inference->deadline,
+                                      "Of one request, such as 5s; the model's own without it"));
     command->add_flag(
         "--retry-safe", inference->retry_safe,
         "Running a request twice does no harm: if the worker dies, it is sent once more, to the next one");

@@ -5,10 +5,14 @@
 
 #include "clients/cli/json_access.h"
 #include "clients/cli/json_tensor.h"
+#include "config/scalars.h"
 #include "ipc/dtype.h"
 
 namespace bulkhead::cli {
 namespace {
+
+/// "name=value", with a name.
+bool is_assignment(const std::string& text) { return text.find('=', 1) != std::string::npos; }
 
 Result<Source> open_source(const std::string& text) {
     const Assignment input = split(text);
@@ -39,9 +43,44 @@ std::string names_in(const json::value& method, std::string_view kind) {
     return names.empty() ? "none is described" : fmt::format("there are: {}", fmt::join(names, ", "));
 }
 
+/// Leases room for one input and fills it.
+Result<Input> fill_input(Channel& channel, const json::value& method, const Source& source) {
+    const std::string step = fmt::format("input \"{}\"", source.name);
+    const auto in_step = [&](const Error& error) { return Error{error}.during(step); };
+    if (const auto* file = std::get_if<NpyFile>(&source.data)) {
+        Result<Input> input = channel.allocate(file->dtype(), file->dims());
+        if (!input) return in_step(input.error());
+        if (const Result<> read = file->read(input->bytes()); !read) return in_step(read.error());
+        return input;
+    }
+    const json::value& data = std::get<json::value>(source.data);
+    const json::value* described = find_named(method, "inputs", source.name);
+    const auto dtype = described != nullptr ? dtype_from(text_member(*described, "dtype")) : std::nullopt;
+    if (!dtype)
+        return Error{ErrorCode::input_invalid, fmt::format("{}: the model describes no such input", step),
+                     names_in(method, "inputs") + "; an input that is not described is given as @FILE.npy"};
+    const auto dims = dims_of(data);
+    if (!dims) return in_step(dims.error());
+    Result<Input> input = channel.allocate(*dtype, *dims);
+    if (!input) return in_step(input.error());
+    if (const Result<> filled = fill(data, *dtype, input->bytes()); !filled) return in_step(filled.error());
+    return input;
+}
+
 }  // namespace
 
-bool is_assignment(const std::string& text) { return text.find('=', 1) != std::string::npos; }
+void take_assignments(CLI::Option* option, const char* type) {
+    option->type_name(type)->allow_extra_args(false);  // one value each: what follows may be NAME
+    option->check([type](const std::string& text) {
+        return is_assignment(text) ? std::string{} : fmt::format("\"{}\": write {}", text, type);
+    });
+}
+
+void take_duration(CLI::Option* option) {
+    option->type_name("DURATION")->check([](const std::string& text) {
+        return config::parse_duration(text) ? "" : "write a whole number and a unit: 500ms, 30s, 2m";
+    });
+}
 
 Assignment split(const std::string& text) {
     const std::size_t equals = text.find('=', 1);
@@ -66,27 +105,16 @@ Result<const json::value*> find_method(const Channel& channel, const std::string
                  fmt::format("its methods: {}", fmt::join(names, ", "))};
 }
 
-Result<Input> send_input(Channel& channel, const json::value& method, const Source& source) {
-    const std::string step = fmt::format("input \"{}\"", source.name);
-    const auto in_step = [&](const Error& error) { return Error{error}.during(step); };
-    if (const auto* file = std::get_if<NpyFile>(&source.data)) {
-        Result<Input> input = channel.allocate(file->dtype(), file->dims());
-        if (!input) return in_step(input.error());
-        if (const Result<> read = file->read(input->bytes()); !read) return in_step(read.error());
-        return input;
+Result<Inputs> fill_inputs(Channel& channel, const json::value& method, const std::vector<Source>& sources) {
+    Inputs inputs;
+    inputs.leased.reserve(sources.size());  // `named` points into it
+    for (const Source& source : sources) {
+        Result<Input> input = fill_input(channel, method, source);
+        if (!input) return input.error();
+        inputs.leased.push_back(std::move(*input));
+        inputs.named.emplace_back(source.name, &inputs.leased.back());
     }
-    const json::value& data = std::get<json::value>(source.data);
-    const json::value* described = find_named(method, "inputs", source.name);
-    const auto dtype = described != nullptr ? dtype_from(text_member(*described, "dtype")) : std::nullopt;
-    if (!dtype)
-        return Error{ErrorCode::input_invalid, fmt::format("{}: the model describes no such input", step),
-                     names_in(method, "inputs") + "; an input that is not described is given as @FILE.npy"};
-    const auto dims = dims_of(data);
-    if (!dims) return in_step(dims.error());
-    Result<Input> input = channel.allocate(*dtype, *dims);
-    if (!input) return in_step(input.error());
-    if (const Result<> filled = fill(data, *dtype, input->bytes()); !filled) return in_step(filled.error());
-    return input;
+    return inputs;
 }
 
 Result<json::object> parse_parameters(const std::vector<std::string>& texts, const json::value& method) {

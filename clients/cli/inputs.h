@@ -4,12 +4,13 @@
 #include <variant>
 #include <vector>
 
+#include <CLI/CLI.hpp>
 #include <boost/json.hpp>
 
 #include "clients/cli/npy.h"
 #include "clients/cpp/channel.h"
 
-/// What a command line says of a request, and what the model's description makes of it.
+/// What a command line says of a request: how its options read, and what the model's description makes of it.
 namespace bulkhead::cli {
 
 struct Assignment {
@@ -17,9 +18,12 @@ struct Assignment {
     std::string value;
 };
 
-/// "name=value", with a name.
-[[nodiscard]] bool is_assignment(const std::string& text);
-/// Of a text that is_assignment: the command line was checked when it was parsed.
+/// Lets an option be given many times, a "name=value" each. `type` says so in the help: "NAME=DATA".
+void take_assignments(CLI::Option* option, const char* type);
+/// Lets an option take a duration alone, such as 5s.
+void take_duration(CLI::Option* option);
+
+/// Of one that `take_assignments` let through.
 [[nodiscard]] Assignment split(const std::string& text);
 
 /// Where an input's numbers come from; files are open and checked before a model is loaded for them.
@@ -34,9 +38,17 @@ struct Source {
 /// As `welcome` describes it. Errors  method_unknown naming those there are
 [[nodiscard]] Result<const boost::json::value*> find_method(const Channel& channel, const std::string& name);
 
-/// Leases room for one input and fills it: a file's data are read straight into shared memory.
+/// The inputs of one request.
+struct Inputs {
+    std::vector<Input> leased;
+    std::vector<NamedInput> named;  ///< those of `leased`, under the names of their sources
+};
+
+/// Leases room for each source and fills it: a file's data are read straight into shared memory. The names are those of
+/// `sources`, which therefore outlive them.
 /// Errors  input_invalid for JSON where the method describes no such input; as `dims_of`, `fill`, `Channel::allocate`
-[[nodiscard]] Result<Input> send_input(Channel& channel, const boost::json::value& method, const Source& source);
+[[nodiscard]] Result<Inputs> fill_inputs(Channel& channel, const boost::json::value& method,
+                                         const std::vector<Source>& sources);
 
 /// Of "name=value": JSON where it reads as JSON, else text; a parameter that is declared as a string is always text.
 /// Errors  input_invalid for one that is given twice

@@ -4,6 +4,7 @@
 
 #include "clients/cli/command.h"
 #include "clients/cli/follow.h"
+#include "clients/cli/inputs.h"
 #include "clients/cli/json_access.h"
 #include "clients/cli/limits.h"
 #include "clients/cli/output.h"
@@ -94,12 +95,8 @@ Result<int> restart(const Session& session, const Choice& choice) {
 void add_load(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("load", "Load models; return when they are ready");
     const auto choice = add_choice(command);
-    command
-        ->add_option("--deadline", choice->deadline, "Give up after so long, such as 90s; the model's own without it")
-        ->type_name("DURATION")
-        ->check([](const std::string& text) {
-            return config::parse_duration(text) ? "" : "write a whole number and a unit: 500ms, 30s, 2m";
-        });
+    take_duration(command->add_option("--deadline", choice->deadline,
+                                      "Give up after so long, such as 90s; the model's own without it"));
     command->footer(
         "Ready means: loaded, warmed up, its graphs captured, one inference done. A bar shows how it goes; where\n"
         "standard error is no terminal, a line per phase. A model that is loaded already is simply ready.\n"

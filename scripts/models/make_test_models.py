@@ -153,7 +153,7 @@ def linear_out(linear):
     return LinearOut()
 
 
-def tiny_generate():
+def tiny_generate(length: int = 256):
     """A Llama with random weights, wide apart so that greedy tokens have no near ties: what a generate runtime is tried on."""
     import torch
     import transformers
@@ -161,13 +161,18 @@ def tiny_generate():
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True, initializer_range=0.2,
+        head_dim=16, max_position_embeddings=length, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True, initializer_range=0.2,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
 
 
-def make_tiny_generate(folder: Path) -> None:
-    command = [sys.executable, "-m", "bulkhead.export", f"{Path(__file__).resolve()}:tiny_generate", str(folder)]
+def tiny_long():
+    """The same with sequences so long that a test is over before one of them: a step reads all that came before."""
+    return tiny_generate(length=131072)
+
+
+def make_generating(folder: Path) -> None:
+    command = [sys.executable, "-m", "bulkhead.export", f"{Path(__file__).resolve()}:{folder.name}", str(folder)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(aoti.CLIENT)}, stdout=sys.stderr)
 
 
@@ -200,7 +205,8 @@ def main() -> None:
     versions = f"torch=={version('torch')}\ntransformers=={version('transformers')}\n"
     plain = b"".join((HERE / name).read_bytes() for name in ("make_test_models.py", "minilm.py", "aoti.py"))
     made(folder / ".stamp", versions, plain, lambda: make_all(folder))
-    made(folder / ".tiny_generate.stamp", versions, plain + aoti.export_sources(), lambda: make_tiny_generate(folder / "tiny_generate"))
+    for name in ("tiny_generate", "tiny_long"):
+        made(folder / f".{name}.stamp", versions, plain + aoti.export_sources(), lambda name=name: make_generating(folder / name))
 
 
 def made(record: Path, versions: str, sources: bytes, maker: Callable[[], None]) -> None:

@@ -153,6 +153,22 @@ TEST_F(GpuGeneration, RowsThatRideAlongLeaveAPromptBetweenItsChunksAlone) {
     }
 }
 
+/// A cancelled sequence leaves its slot while a step of it is still under way.
+TEST_F(GpuGeneration, SlotOfACancelledSequenceGivesWhatEagerStepsGive) {
+    for (const Sampling& sampling : {Sampling{}, sampled(5)}) {
+        for (Engine* engine : {&graphs(), &eager()}) {
+            begin(*engine, 0, prompt_of(58, 2), sampled(3));
+            ASSERT_TRUE(engine->launch(1).has_value());
+            ASSERT_TRUE(engine->launch(1).has_value());
+            ASSERT_TRUE(engine->collect().has_value());
+            begin(*engine, 0, prompt_of(30, 1), sampling);
+            ASSERT_TRUE(engine->collect().has_value());  // of the cancelled one: its tokens are nobody's
+        }
+        EXPECT_EQ(run(graphs(), 60), run(eager(), 60));
+    }
+    EXPECT_EQ(eager_steps(graphs()), 0);
+}
+
 TEST_F(GpuGeneration, StepThatRanAheadOfAStopLeavesTheKvBeforeIt) {
     Tokens prompt = prompt_of(40, 5);
     begin(graphs(), 0, prompt, Sampling{});

@@ -1,16 +1,12 @@
-// Models that generate, through the daemon: streams, and what happens to them when something ends.
+// Models that generate, through the daemon: streams of tokens, what shows of them, and what is refused.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 
-#include <fstream>
-#include <numeric>
-#include <optional>
 #include <thread>
 
-#include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/integration/fixture/generation.h"
 
 namespace bulkhead::test {
 namespace {
@@ -21,88 +17,6 @@ using ::testing::Not;
 
 constexpr std::int64_t vocabulary = 512;
 constexpr std::int64_t length = 256;
-constexpr int long_answer = 240;
-/// Far more sequences of that length than are over before a test has done what it does in their midst, and as many as a
-/// channel takes.
-constexpr int many = 64;
-
-std::filesystem::path package() { return model_file("test/tiny_generate"); }
-std::string tiny(const std::string& extra = {}) { return generating("tiny", package(), extra); }
-/// One sequence at a time; the others wait.
-std::string one_by_one() { return tiny("generate: {slots: 1}\nqueue: 256\ndeadlines: {drain: 60s}\n"); }
-
-std::vector<std::int64_t> prompt(std::int64_t first, std::size_t size = 8) {
-    std::vector<std::int64_t> ids(size);
-    std::iota(ids.begin(), ids.end(), first);
-    return ids;
-}
-
-Input tokens_in(Channel& channel, const std::vector<std::int64_t>& ids) {
-    const std::array<std::int64_t, 1> dims{static_cast<std::int64_t>(ids.size())};
-    Input input = channel.allocate(wire::DType::int64, dims).value();
-    std::ranges::copy(ids, input.as<std::int64_t>().begin());
-    return input;
-}
-
-/// Greedy, so many tokens, whatever the model thinks of stopping.
-json::object greedy(int count) { return {{"temperature", 0}, {"max_new_tokens", count}, {"ignore_stop", true}}; }
-
-Result<std::uint64_t> submit(Channel& channel, const std::vector<std::int64_t>& ids, json::object parameters,
-                             bool in_parts = true) {
-    const Input tokens = tokens_in(channel, ids);
-    const std::array<NamedInput, 1> inputs{{{"tokens", &tokens}}};
-    return channel.submit(
-        {.method = "generate", .inputs = inputs, .parameters = std::move(parameters), .in_parts = in_parts});
-}
-
-/// What came of one request.
-struct Answered {
-    std::vector<std::int64_t> streamed;
-    std::size_t parts = 0;
-    std::vector<std::int64_t> all;  ///< as the end says
-    json::object values;
-    std::optional<Error> error;
-};
-
-/// The next part; false when there is none any more.
-bool take(Channel& channel, std::uint64_t id, Answered& answered) {
-    const Result<Reply> part = channel.next(id);
-    if (!part) {
-        answered.error = part.error();
-        return false;
-    }
-    if (part->more) {
-        ++answered.parts;
-        for (const json::value& token : part->values.at("tokens").as_array()) answered.streamed.push_back(token.as_int64());
-        return true;
-    }
-    const auto all = part->outputs.at(0).as<std::int64_t>();
-    answered.all.assign(all.begin(), all.end());
-    answered.values = part->values;
-    return false;
-}
-
-Answered rest_of(Channel& channel, std::uint64_t id, Answered answered = {}) {
-    while (take(channel, id, answered)) {
-    }
-    return answered;
-}
-
-Answered generate(Channel& channel, const std::vector<std::int64_t>& ids, json::object parameters) {
-    const Result<std::uint64_t> id = submit(channel, ids, std::move(parameters));
-    if (id) return rest_of(channel, *id);
-    Answered refused;
-    refused.error = id.error();
-    return refused;
-}
-
-std::vector<std::uint64_t> submit_many(Channel& channel) {
-    std::vector<std::uint64_t> ids;
-    for (int i = 0; i < many; ++i) ids.push_back(submit(channel, prompt(i + 1), greedy(long_answer)).value());
-    return ids;
-}
-
-json::object told(const Daemon& daemon) { return daemon.row("tiny").at("generate").as_object(); }
 
 TEST(Generation, StreamsTokensAndEndsWithAllOfThem) {
     Daemon daemon{fleet({tiny()})};
@@ -110,7 +24,7 @@ TEST(Generation, StreamsTokensAndEndsWithAllOfThem) {
     const json::object& described = channel.methods().at("generate").as_object();
     EXPECT_EQ(described.at("vocabulary").as_int64(), vocabulary);
     EXPECT_EQ(described.at("length").as_int64(), length);
-    EXPECT_EQ(described.at("package").as_string(), package().string());
+    EXPECT_EQ(described.at("package").as_string(), tiny_package().string());
 
     const Answered answered = generate(channel, prompt(3), greedy(40));
 
@@ -260,160 +174,13 @@ TEST(Generation, RefusesWhatMakesNoSenseAndServesOn) {
     EXPECT_FALSE(generate(channel, {1}, greedy(4)).error);
 }
 
-TEST(Generation, CancellingEndsASequenceInItsMidst) {
-    Daemon daemon{fleet({tiny()})};
-    Channel channel = daemon.open("tiny").value();
-    bool was_cancelled = false;
-    for (int tried = 0; !was_cancelled && tried < 100; ++tried) {  // it may be over before the word arrives
-        Answered answered;
-        const std::uint64_t id = submit(channel, prompt(tried + 1), greedy(long_answer)).value();
-        ASSERT_TRUE(take(channel, id, answered));
-        ASSERT_TRUE(channel.cancel(id));
-        answered = rest_of(channel, id, answered);
-        was_cancelled = answered.error.has_value();
-        if (!was_cancelled) continue;
-        EXPECT_EQ(answered.error->code, ErrorCode::cancelled);
-        EXPECT_LT(answered.streamed.size(), static_cast<std::size_t>(long_answer));
-    }
-    EXPECT_TRUE(was_cancelled);
-    EXPECT_FALSE(generate(channel, prompt(1), greedy(4)).error);
+/// Loading a fleet with this package fails. Returns  how
+Error refused(const PackageCopy& package) {
+    Daemon daemon{fleet({generating("broken", package.path())})};
+    const auto loaded = daemon.load("broken");
+    EXPECT_FALSE(loaded);
+    return loaded ? Error{} : loaded.error();
 }
-
-TEST(Generation, AClientThatGoesFreesItsSlotForTheNext) {
-    Daemon daemon{fleet({one_by_one()})};
-    {
-        Channel leaving = daemon.open("tiny").value();
-        const auto ids = submit_many(leaving);
-        Answered first;
-        ASSERT_TRUE(take(leaving, ids.front(), first));
-    }
-    Channel channel = daemon.open("tiny").value();
-
-    EXPECT_FALSE(generate(channel, prompt(1), greedy(4)).error);
-    EXPECT_TRUE(daemon.wait_until("tiny", [](const json::object& row) {
-        return row.at("channels").as_int64() == 1 && row.at("in_flight").as_int64() == 0;
-    }));
-    EXPECT_LT(told(daemon).at("tokens").as_int64(), many * long_answer) << "what nobody waits for is not generated";
-}
-
-TEST(Generation, AWorkerKilledInTheMidstSaysHowMuchHadCome) {
-    Daemon daemon{fleet({one_by_one()})};
-    int lost = 0;
-    for (int tried = 1; lost == 0 && tried <= 4; ++tried) {  // all may be over before the signal arrives
-        Channel channel = daemon.open("tiny").value();
-        const pid_t worker = daemon.pid("tiny");
-        const auto ids = submit_many(channel);
-        std::vector<Answered> answers(ids.size());
-        ASSERT_TRUE(take(channel, ids[0], answers[0]));
-
-        ::kill(worker, SIGKILL);
-        for (std::size_t i = 0; i < ids.size(); ++i) {
-            answers[i] = rest_of(channel, ids[i], answers[i]);
-            if (!answers[i].error) continue;
-            ++lost;
-            EXPECT_EQ(answers[i].error->code, ErrorCode::worker_lost);
-            const std::string count = std::to_string(answers[i].parts) + (answers[i].parts == 1 ? " part" : " parts");
-            EXPECT_THAT(answers[i].error->attempt,
-                        answers[i].parts == 0 ? testing::Matcher<std::string>{Not(HasSubstr("of the answer"))}
-                                              : HasSubstr("after " + count + " of the answer"));
-        }
-        ASSERT_TRUE(daemon.wait_until("tiny", [tried](const json::object& row) {
-            return row.at("generation").as_int64() == tried + 1 && row.at("state").as_string() == "ready";
-        }));
-    }
-    EXPECT_GT(lost, 0);
-    Channel next = daemon.open("tiny").value();
-    EXPECT_FALSE(generate(next, prompt(1), greedy(4)).error);
-}
-
-TEST(Generation, AnUnloadLetsSequencesEnd) {
-    Daemon daemon{fleet({one_by_one()})};
-    std::optional<Result<json::object>> receipt;
-    {
-        Channel channel = daemon.open("tiny").value();
-        const auto ids = submit_many(channel);
-        std::vector<Answered> answers(ids.size());
-        ASSERT_TRUE(take(channel, ids[0], answers[0]));
-
-        std::jthread unloading{[&] { receipt = daemon.unload("tiny"); }};
-        for (std::size_t i = 0; i < ids.size(); ++i) {
-            answers[i] = rest_of(channel, ids[i], answers[i]);
-            EXPECT_FALSE(answers[i].error) << i << ": " << answers[i].error->text();
-            EXPECT_EQ(answers[i].streamed, answers[i].all);
-        }
-        { const Channel closed = std::move(channel); }  // what its client maps is not back
-    }
-
-    EXPECT_EQ(receipt->value().at("ended").as_string(), "drained");
-    EXPECT_TRUE(receipt->value().at("verified").as_bool());
-}
-
-TEST(Generation, StreamsGoOnWithoutASupervisor) {
-    Daemon daemon{fleet({one_by_one()})};
-    Channel channel = daemon.open("tiny").value();
-    const pid_t worker = daemon.pid("tiny");
-    const auto ids = submit_many(channel);
-    std::vector<Answered> answers(ids.size());
-    ASSERT_TRUE(take(channel, ids[0], answers[0]));
-
-    const auto supervisor = static_cast<pid_t>(daemon.call("daemon.info").value().at("supervisor_pid").as_int64());
-    ::kill(supervisor, SIGKILL);
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-        answers[i] = rest_of(channel, ids[i], answers[i]);
-        ASSERT_FALSE(answers[i].error) << i << ": " << answers[i].error->text();
-        EXPECT_EQ(answers[i].streamed, answers[i].all);
-    }
-
-    EXPECT_EQ(daemon.pid("tiny"), worker);
-    EXPECT_TRUE(daemon.wait_until("tiny", [](const json::object& row) {
-        return row.at("generate").is_object() && row.at("generate").at("tokens").as_int64() == many * long_answer;
-    })) << "the next supervisor hears the same counts";
-}
-
-/// What a client does not read gathers within bounds: many tokens in one part. Others are served meanwhile.
-TEST(Generation, AClientThatReadsLateGetsAllAndDelaysNobody) {
-    Daemon daemon{fleet({tiny("queue: 256\n")})};
-    Channel silent = daemon.open("tiny").value();
-    const auto ids = submit_many(silent);
-    Channel other = daemon.open("tiny").value();
-
-    for (int i = 0; i < 5; ++i) EXPECT_FALSE(generate(other, prompt(300 + i), greedy(20)).error);
-    EXPECT_TRUE(daemon.wait_until("tiny", [](const json::object& row) { return row.at("in_flight").as_int64() == 0; }));
-    std::size_t parts = 0;
-    for (const std::uint64_t id : ids) {
-        const Answered answered = rest_of(silent, id);
-        ASSERT_FALSE(answered.error) << answered.error->text();
-        EXPECT_EQ(answered.all.size(), static_cast<std::size_t>(long_answer));
-        EXPECT_EQ(answered.streamed, answered.all);
-        parts += answered.parts;
-    }
-    EXPECT_LT(parts, ids.size() * long_answer / 2) << "a part for each token was kept for a client that does not read";
-}
-
-/// A copy of the package with something wrong in it.
-class BrokenPackage {
-public:
-    BrokenPackage() { std::filesystem::copy(package(), path(), std::filesystem::copy_options::recursive); }
-    [[nodiscard]] std::filesystem::path path() const { return folder_.path() / "package"; }
-    void set(std::string_view key, json::value value) const {
-        json::value manifest = [&] {
-            std::ifstream file{path() / "manifest.json"};
-            return json::parse(file);
-        }();
-        manifest.as_object()[key] = std::move(value);
-        std::ofstream{path() / "manifest.json"} << json::serialize(manifest);
-    }
-    /// Loading it fails. Returns  how
-    [[nodiscard]] Error refused() const {
-        Daemon daemon{fleet({generating("broken", path())})};
-        const auto loaded = daemon.load("broken");
-        EXPECT_FALSE(loaded);
-        return loaded ? Error{} : loaded.error();
-    }
-
-private:
-    TemporaryFolder folder_;
-};
 
 TEST(BadPackage, SaysWhatIsWrongAndWhatToDo) {
     const auto says = [](const Error& error, ErrorCode code, const char* words) {
@@ -422,29 +189,29 @@ TEST(BadPackage, SaysWhatIsWrongAndWhatToDo) {
         EXPECT_FALSE(error.remedy.empty()) << error.text();
     };
     {
-        const BrokenPackage other_torch;
+        const PackageCopy other_torch;
         other_torch.set("torch", "1.13.1");
-        says(other_torch.refused(), ErrorCode::package_incompatible, "1.13.1");
+        says(refused(other_torch), ErrorCode::package_incompatible, "1.13.1");
     }
     {
-        const BrokenPackage of_a_gpu;
+        const PackageCopy of_a_gpu;
         of_a_gpu.set("device", "cuda");
-        says(of_a_gpu.refused(), ErrorCode::package_incompatible, "cuda");
+        says(refused(of_a_gpu), ErrorCode::package_incompatible, "cuda");
     }
     {
-        const BrokenPackage truncated;
+        const PackageCopy truncated;
         std::filesystem::resize_file(truncated.path() / "weights.safetensors", 100'000);
-        says(truncated.refused(), ErrorCode::package_incompatible, "weights.safetensors");
+        says(refused(truncated), ErrorCode::package_incompatible, "weights.safetensors");
     }
     {
-        const BrokenPackage without_method;
+        const PackageCopy without_method;
         std::filesystem::remove(without_method.path() / "decode.pt2");
-        says(without_method.refused(), ErrorCode::load_failed, "decode.pt2");
+        says(refused(without_method), ErrorCode::load_failed, "decode.pt2");
     }
     {
-        const BrokenPackage of_nothing_known;
+        const PackageCopy of_nothing_known;
         of_nothing_known.set("format", "bulkhead-generate/9");
-        says(of_nothing_known.refused(), ErrorCode::package_incompatible, "bulkhead-generate/9");
+        says(refused(of_nothing_known), ErrorCode::package_incompatible, "bulkhead-generate/9");
     }
 }
 

@@ -16,7 +16,7 @@ from typing import Any
 import tiny_models
 import torch
 from bulkhead.errors import Error
-from bulkhead.export import check, int8, make, manifest, source, target
+from bulkhead.export import check, make, manifest, products, source, target
 
 MODELS = Path(os.environ["BULKHEAD_BUILD"]) / "models"
 TINY = MODELS / "test" / "tiny_generate"
@@ -216,6 +216,25 @@ class Manifest(unittest.TestCase):
                 self.assertEqual(raised.exception.code, "input_invalid")
 
 
+class Products(unittest.TestCase):
+    """By what a matrix meets, a linear layer is written one way or another, and is the same layer."""
+
+    def operators(self, device: str, dtype: torch.dtype, meets: products.Meets) -> set[str]:
+        layer, x = torch.nn.Linear(6, 5).to(dtype), torch.randn(7, 6).to(dtype)
+        rows = torch.export.Dim("rows", min=2, max=64)
+        program = torch.export.export(layer, (x,), dynamic_shapes=({0: rows},)).run_decompositions(products.rewritten(device, meets))
+        torch.testing.assert_close(program.module()(x), layer(x))
+        return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+
+    def test_vectors_meet_sums_and_a_prompt_onednn(self) -> None:
+        product, linear = "bulkhead.product.default", "aten.linear.default"
+        self.assertFalse({product, linear} & self.operators("cpu", torch.float32, "vectors"))
+        self.assertEqual(products.by_onednn("cpu", torch.float32), product in self.operators("cpu", torch.float32, "prompt"))
+        for device, dtype, meets in (("cpu", torch.bfloat16, "prompt"), ("cpu", torch.float32, "anything"), ("cuda", torch.float32, "vectors")):
+            seen = self.operators(device, dtype, meets)  # type: ignore[arg-type]
+            self.assertTrue(linear in seen and product not in seen, (device, dtype, meets))
+
+
 class Compiled(unittest.TestCase):
     """The tiny package of make_test_models.py, against the model that it was made from."""
 
@@ -270,31 +289,6 @@ class Compiled(unittest.TestCase):
             tokens = torch.arange(4, 4 + n)[:, None]
             together = self.package.run_decode(tokens, torch.tensor(sizes[:n]), max(sizes[:n]) + 1, buffers)
             torch.testing.assert_close(together, torch.stack(alone), rtol=1e-4, atol=1e-4)
-
-
-class Int8(unittest.TestCase):
-    def test_rounded_weights_are_near_and_packaged_as_they_are(self) -> None:
-        """A package of its own, for one and exactly two sequences, so that it is soon compiled."""
-        family = source.load(f"{MAKER}:tiny_generate", torch.float32).family
-        ids = torch.arange(5, 45)[None]
-        with torch.no_grad():
-            exact = family.model(ids).logits
-            self.assertEqual(int8.quantise(family.model), 2 * 7 + 1)
-            rounded = family.model(ids).logits
-        self.assertLess(float((rounded - exact).norm() / exact.norm()), 0.05)
-        with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:
-            out = Path(folder, "tiny8")
-            make.make(source.Loaded(family, "tiny8", {"weights": "int8"}), out, device="cpu", kv_dtype="float32", length=None, slots=1, slots_max=2,
-                      buckets=None, chunk=64, tell=lambda said: None)  # fmt: skip
-            package = check.Package(out)
-            self.assertLess(package.manifest["weights"]["bytes"], manifest.read(TINY)["weights"]["bytes"])
-            for prompt in family.prompts():
-                verdict = check.compare(package, family, prompt, 24)
-                self.assertTrue(verdict.good(check.NEAR_TIE), f"{verdict}")
-            buffers = package.buffers(2, 64)
-            both = package.run_decode(torch.tensor([[7], [7]]), torch.tensor([0, 0]), 1, buffers)
-            alone = package.run_decode(torch.tensor([[7]]), torch.tensor([0]), 1, package.buffers(1, 64))
-            torch.testing.assert_close(both, alone.repeat(2, 1, 1, 1), rtol=1e-4, atol=1e-4)
 
 
 class SmolLm2(unittest.TestCase):

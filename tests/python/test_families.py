@@ -38,7 +38,8 @@ class Uncompiled(check.Package):
             "rope_delta": step.rope_delta or False, "first_token": numbers.first_token,
             "prefill": {"logits": form.logits, "chunk_max": chunk, "extras": [{"name": one.name, "shape": one.shape} for one in form.extras]},
         }  # fmt: skip
-        self.prefill = Prefill(step, embeddings=form.input == "embeddings", logits=form.logits, extras=tuple(one.name for one in form.extras))
+        along = {one.name: one.shape.index("T") for one in form.extras}
+        self.prefill = Prefill(step, embeddings=form.input == "embeddings", logits=form.logits, extras=along, multiple=4)
         self.decode = [((1, 64), Decode(step))]
 
     def generate(self, family: Family, prompt: Prompt, count: int) -> tuple[list[list[int]], list[torch.Tensor]]:

@@ -173,6 +173,8 @@ Result<> GpuSteps::capture_all(config::Graphs graphs, const LoadContext& context
         if (context.progress) context.progress("capturing", done, buckets.size(), "steps", what);
         const auto failure = capture(bucket);
         if (!failure) continue;
+        if (graphs == config::Graphs::required && failure->cause == "out_of_memory")
+            return Error{ErrorCode::out_of_memory, fmt::format("capturing {}: {}", what, failure->sentence()), {}};
         if (graphs == config::Graphs::required)
             return Error{ErrorCode::capture_failed, fmt::format("capturing {}: {}", what, failure->sentence()),
                          fmt::format("{}; or set graphs: preferred to step such sequences eagerly", failure->remedy)};

@@ -16,7 +16,7 @@ namespace bulkhead::worker::cuda {
 /// Nothing of it is ever freed: unloading is the process' end.
 ///
 /// Thread  that of the requests
-/// Errors  out_of_memory; capture_failed where graphs are `required`
+/// Errors  out_of_memory, of a capture too where graphs are `required`; capture_failed where they are
 [[nodiscard]] Result<std::unique_ptr<generation::Engine>>
 make_generation_engine(generation::Parts parts, config::Graphs graphs, const LoadContext& context,
                        c10::cuda::CUDAStream stream);

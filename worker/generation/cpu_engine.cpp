@@ -5,14 +5,13 @@
 #include <mutex>
 
 #include <ATen/Functions.h>
-#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include "worker/generation/host_sampler.h"
 #include "worker/generation/kv_memory.h"
 #include "worker/generation/prompt_chunk.h"
 #include "worker/generation/slot_start.h"
-#include "worker/inference_threads.h"
+#include "worker/guarded.h"
 
 namespace bulkhead::worker::generation {
 namespace {
@@ -129,15 +128,7 @@ public:
 private:
     template <typename Work>
     Result<> guarded(std::string_view attempt, Work&& work) {
-        try {
-            use_threads(parts_.threads);
-            const c10::InferenceMode no_autograd;
-            return work();
-        } catch (const ErrorException& told) {
-            return told.error();
-        } catch (const std::exception& exception) {
-            return translate(exception, ErrorCode::inference_failed, attempt);
-        }
+        return worker::guarded(parts_.threads, attempt, ErrorCode::inference_failed, std::forward<Work>(work));
     }
 
     at::Tensor call_prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count) {

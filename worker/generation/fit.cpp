@@ -29,6 +29,12 @@ std::uint64_t available() {
     return std::numeric_limits<std::uint64_t>::max();
 }
 
+/// "8192 MiB of weights and 4096 MiB of KV (4 slots of 8192 positions, bfloat16)"
+std::string wanted(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes) {
+    return fmt::format("{} MiB of weights and {} MiB of KV ({} slots of {} positions, {})", weights_bytes >> 20,
+                       kv_bytes(manifest, shape) >> 20, shape.slots, shape.length, to_string(manifest.kv_dtype));
+}
+
 }  // namespace
 
 std::uint64_t kv_bytes(const Manifest& manifest, const Shape& shape) {
@@ -42,10 +48,8 @@ Result<> check_fit(const Manifest& manifest, const Shape& shape, std::uint64_t w
     if (free_bytes >= fixed && free_bytes - fixed >= kv) return {};
 
     Error error{ErrorCode::out_of_memory,
-                fmt::format("making room {}: {} MiB of weights and {} MiB of KV ({} slots of {} positions, {}), {} MiB "
-                            "are free",
-                            where, weights_bytes >> 20, kv >> 20, shape.slots, shape.length,
-                            to_string(manifest.kv_dtype), free_bytes >> 20),
+                fmt::format("making room {}: {}, {} MiB are free", where, wanted(manifest, shape, weights_bytes),
+                            free_bytes >> 20),
                 {}};
     const std::uint64_t left = free_bytes > fixed ? free_bytes - fixed : 0;
     const std::uint64_t position = manifest.kv_bytes_per_position();
@@ -61,6 +65,32 @@ Result<> check_fit(const Manifest& manifest, const Shape& shape, std::uint64_t w
         ways.emplace_back("an export with --kv-dtype bfloat16");
     error.remedy = ways.empty() ? fmt::format("unload another model, or {} with a smaller dtype", export_again)
                                 : fmt::format("what would fit: {}; or unload another model", fmt::join(ways, ", or "));
+    return error;
+}
+
+Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes,
+                           std::uint64_t free_bytes) {
+    if (error.code != ErrorCode::out_of_memory) return error;
+    const std::uint64_t kv = kv_bytes(manifest, shape);
+    const std::uint64_t taken = weights_bytes + kv;
+    error.attempt += fmt::format("; {} left {} MiB of {} for the steps{}", wanted(manifest, shape, weights_bytes),
+                                 (free_bytes > taken ? free_bytes - taken : 0) >> 20, free_bytes >> 20,
+                                 manifest.device == "cuda" ? " and their graphs" : "");
+    const auto more = [](std::uint64_t bytes) { return fmt::format("leaves {} MiB more", bytes >> 20); };
+    std::vector<std::string> ways;
+    if (shape.slots > 1) {
+        const std::uint32_t slots = shape.slots / 2;
+        ways.push_back(fmt::format("generate.slots: {} {}", slots, more(kv / shape.slots * (shape.slots - slots))));
+    }
+    if (const std::uint32_t length = shape.length / 2 / 64 * 64; length > 0)
+        ways.push_back(
+            fmt::format("generate.length: {} {}", length, more(kv / shape.length * (shape.length - length))));
+    if (manifest.kv_dtype == wire::DType::float32)
+        ways.push_back(fmt::format("an export with --kv-dtype bfloat16 {}", more(kv / 2)));
+    if (manifest.device == "cuda" && shape.buckets.size() > 1)
+        ways.emplace_back("fewer generate.buckets need fewer graphs");
+    ways.emplace_back("unload another model");
+    error.remedy = fmt::format("{}", fmt::join(ways, "; or "));
     return error;
 }
 

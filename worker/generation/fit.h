@@ -15,6 +15,12 @@ namespace bulkhead::worker::generation {
 [[nodiscard]] Result<> check_fit(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes,
                                  std::uint64_t free_bytes, const std::string& where);
 
+/// `error`, if it is out_of_memory: of a load that `check_fit` let through, so it is the steps, or the graphs of them,
+/// that found too little left beside weights and KV. Says what was left; the remedy names slots, lengths and dtypes that
+/// would leave more, and how much. Other errors stay as they are.
+[[nodiscard]] Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& shape,
+                                         std::uint64_t weights_bytes, std::uint64_t free_bytes);
+
 /// Host memory that this process may still take: what the system has available, or what its cgroup leaves, if less.
 [[nodiscard]] std::uint64_t free_host_bytes();
 

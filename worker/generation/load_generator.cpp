@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <ATen/Functions.h>
-#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
@@ -11,6 +10,7 @@
 #include "worker/generation/ask.h"
 #include "worker/generation/fit.h"
 #include "worker/generation/package.h"
+#include "worker/guarded.h"
 #include "worker/inference_threads.h"
 
 namespace bulkhead::worker::generation {
@@ -42,11 +42,8 @@ public:
     GeneratingModel(Package package, std::unique_ptr<Device> device, int threads)
         : package_{std::move(package)}, device_{std::move(device)}, threads_{threads} {}
 
-    /// Throws what LibTorch throws.
-    Result<> load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
-    /// One prompt of two positions and two steps of each number of sequences that a function serves; what they leave
-    /// behind is taken back.
-    Result<> try_once();
+    /// Loads, and tries it once. Memory that is not there, or runs out, is told with what would need less.
+    Result<> make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
 
     [[nodiscard]] const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
     Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
@@ -66,22 +63,18 @@ public:
     [[nodiscard]] boost::json::object graphs() const override { return device_->graphs(); }
     [[nodiscard]] std::string device_name() const override { return device_->name(); }
 
+private:
+    /// Throws what LibTorch throws.
+    Result<> load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
+    /// One prompt of two positions and two steps of each number of sequences that a function serves; what they leave
+    /// behind is taken back.
+    Result<> try_once();
+    /// As `guarded` in worker/guarded.h, with the model's threads.
     template <typename Work>
-    Result<> guarded(const std::string& attempt, ErrorCode code, Work&& work) {
-        try {
-            use_threads(threads_);
-            const c10::InferenceMode no_autograd;
-            return work();
-        } catch (const ErrorException& told) {
-            return told.error();
-        } catch (const std::exception& exception) {
-            return translate(exception, code, attempt);
-        } catch (...) {  // compiled code may throw anything
-            return Error{code, attempt + ": it threw something that is no std::exception", {}};
-        }
+    Result<> guarded(std::string_view attempt, ErrorCode code, Work&& work) {
+        return worker::guarded(threads_, attempt, code, std::forward<Work>(work));
     }
 
-private:
     Package package_;
     std::unique_ptr<Device> device_;
     std::shared_ptr<const bulkhead::cuda::Gpu> gpu_;
@@ -91,10 +84,26 @@ private:
     std::unique_ptr<Engine> engine_;                  ///< uses the package's weights
 };
 
+Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
+    return guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&]() -> Result<> {
+        const std::uint64_t weights = context.cuda ? package_.weights().size_bytes() : 0;
+        const std::uint64_t free = device_->free_bytes();
+        if (auto fits = check_fit(package_.manifest(), shape, weights, free, device_->name()); !fits) return fits;
+
+        const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
+            if (auto loaded = load(spec, shape, context); !loaded) return loaded;
+            if (context.progress) context.progress("warming", 0, 1, "steps", "generate");
+            if (auto tried = try_once(); !tried) return Result<>{contradicts(tried.error().during("trying a step"))};
+            if (context.progress) context.progress("warming", 1, 1, "steps", "");
+            return Result<>{};
+        });
+        if (ready) return {};
+        return say_what_leaves_more(ready.error(), package_.manifest(), shape, weights, free);
+    });
+}
+
 Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
     const Manifest& manifest = package_.manifest();
-    const std::uint64_t weights = context.cuda ? package_.weights().size_bytes() : 0;
-    if (auto fits = check_fit(manifest, shape, weights, device_->free_bytes(), device_->name()); !fits) return fits;
     package_.place_weights(*device_, context);
 
     const std::size_t kv = std::size_t{2} * manifest.layers;
@@ -202,14 +211,7 @@ Result<std::unique_ptr<Model>> load_generator(const config::ModelSpec& spec, con
     if (auto fits = package->check(machine); !fits) return fits.error();
 
     auto model = std::make_unique<GeneratingModel>(std::move(*package), std::move(*device), inference_threads(spec));
-    auto loaded = model->guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
-        if (auto ready = model->load(spec, *shape, context); !ready) return ready;
-        if (context.progress) context.progress("warming", 0, 1, "steps", "generate");
-        if (auto tried = model->try_once(); !tried) return Result<>{contradicts(tried.error().during("trying a step"))};
-        if (context.progress) context.progress("warming", 1, 1, "steps", "");
-        return Result<>{};
-    });
-    if (!loaded) return loaded.error();
+    if (auto ready = model->make_ready(spec, *shape, context); !ready) return ready.error();
     return std::unique_ptr<Model>{std::move(model)};
 }
 

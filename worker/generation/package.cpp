@@ -66,6 +66,11 @@ Result<> Package::check(const Machine& machine) const {
     };
     if (auto fits = check_compatible(as_compiled(manifest_), machine); !fits)
         return told(fits.error(), (folder_ / "manifest.json").string());
+    if (machine.device == "cuda" && !manifest_.prefill)
+        return Error{ErrorCode::package_incompatible,
+                     fmt::format("{}: it has no \"prefill\", without which a GPU cannot compute a prompt",
+                                 (folder_ / "manifest.json").string()),
+                     std::string{export_again}};
     for (const auto& [file, unpacked] : functions_)
         if (auto fits = check_compatible(unpacked.compiled, machine); !fits)
             return told(fits.error(), (folder_ / file).string());

@@ -41,7 +41,7 @@ public:
     [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
     [[nodiscard]] const WeightsFile& weights() const noexcept { return weights_; }
 
-    /// Against device, torch, GPU and CPU of this machine: manifest and each function.
+    /// Against device, torch, GPU and CPU of this machine: manifest and each function. On a GPU there must be a prefill.
     /// Errors  package_incompatible
     [[nodiscard]] Result<> check(const Machine& machine) const;
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
+
 #include "tests/unit/clients/channel_calls.h"
 
 namespace bulkhead::test {
@@ -37,12 +39,12 @@ std::uint32_t take_loan(FakeWorker& w) {
 }
 
 TEST(Forwarding, AnOutputIsReadWhereItLiesByAnotherWorker) {
-    wire::LeaseRef lent{};
+    std::promise<wire::LeaseRef> written;
     FakeWorker a{[&](FakeWorker& w) {
         w.welcome.features = both;
         w.greet();
         const channel::Tensor y = w.output("y", given);
-        lent = y.lease;
+        written.set_value(y.lease);
         w.answer(w.expect<channel::Infer>().request_id, {y});
     }};
     FakeWorker b{[&](FakeWorker& w) {
@@ -51,6 +53,7 @@ TEST(Forwarding, AnOutputIsReadWhereItLiesByAnotherWorker) {
         const auto lend = w.expect<channel::SlabLend>();
         const HostSlab slab = HostSlab::adopt(std::move(w.brought.at(0)), lend.size_bytes, output).value();
         w.send(channel::encode(channel::SlabAccepted{lend.request_id, lend.slab_id}));
+        const wire::LeaseRef lent = written.get_future().get();
         for (int i = 0; i < 2; ++i) {  // lent once
             const auto request = w.expect<channel::Infer>();
             const channel::Tensor& x = request.tensors.at(0);

@@ -1,10 +1,15 @@
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <cstring>
+#include <fstream>
 
 #include <boost/json.hpp>
 #include <gmock/gmock.h>
 
 #include "tests/unit/worker/generation_fixture.h"
 #include "worker/generation/fit.h"
+#include "worker/generation/package.h"
 #include "worker/generation/weights_file.h"
 
 namespace bulkhead::worker::generation::test {
@@ -112,6 +117,26 @@ TEST_F(GenerationPackage, FieldsOutOfRangeAreNamed) {
     manifest_ = original;
     manifest_["decode"].as_array()[0].as_object()["file"] = "../decode.pt2";
     expect_refused(ErrorCode::package_incompatible, "decode[0].file");
+}
+
+TEST_F(GenerationPackage, OnAGpuPrefillMustBeThere) {
+    manifest_["device"] = "cuda";
+    manifest_["compute_capability"] = "90";
+    const auto refusal = [&]() -> Error {
+        worker::test::write_file(package_ / "manifest.json", boost::json::serialize(manifest_));
+        LoadContext context;
+        context.cache = folder_.path() / "cache";
+        const auto package = Package::open(package_, context);
+        if (!package) return package.error();
+        const auto checked = package->check(Machine::here("cuda", "90"));
+        return checked ? Error{} : checked.error();
+    };
+    EXPECT_THAT(refusal().text(), testing::Not(HasSubstr("prefill\"")));
+    manifest_["prefill"] = nullptr;
+    const Error refused = refusal();
+    EXPECT_EQ(refused.code, ErrorCode::package_incompatible) << refused.text();
+    EXPECT_THAT(refused.attempt, HasSubstr("it has no \"prefill\""));
+    EXPECT_THAT(refused.remedy, HasSubstr("python -m bulkhead.export"));
 }
 
 TEST_F(GenerationPackage, NumberOfSequencesWithoutAFunctionIsNamed) {
@@ -248,6 +273,66 @@ TEST(GenerationFit, TellsWhatWouldFit) {
     const auto hopeless = check_fit(manifest, shape, 8ULL << 30, 4ULL << 30, "on a GPU");
     ASSERT_FALSE(hopeless);
     EXPECT_THAT(hopeless.error().remedy, HasSubstr("unload another model"));
+}
+
+TEST(GenerationFit, TellsWhatLeavesMoreToStepsThatFoundTooLittle) {
+    Manifest manifest = manifest_of(32, 8, 128);
+    manifest.device = "cuda";
+    Shape shape;
+    shape.slots = 4;
+    shape.length = 8192;
+    shape.buckets = {1024, 8192};
+    const Error ran_out{ErrorCode::out_of_memory, "capturing 4 sequences x 8192 positions: no room", {}};
+    const Error told = say_what_leaves_more(ran_out, manifest, shape, 8ULL << 30, 17ULL << 30);
+    EXPECT_EQ(told.code, ErrorCode::out_of_memory);
+    EXPECT_EQ(told.attempt,
+              "capturing 4 sequences x 8192 positions: no room; 8192 MiB of weights and 8192 MiB of KV (4 slots of 8192 "
+              "positions, float32) left 1024 MiB of 17408 for the steps and their graphs");
+    EXPECT_EQ(told.remedy,
+              "generate.slots: 2 leaves 4096 MiB more; or generate.length: 4096 leaves 4096 MiB more; or an export with "
+              "--kv-dtype bfloat16 leaves 4096 MiB more; or fewer generate.buckets need fewer graphs; or unload another "
+              "model");
+
+    shape.slots = 1;
+    shape.length = 64;
+    shape.buckets = {64};
+    manifest.kv_dtype = wire::DType::bfloat16;
+    EXPECT_EQ(say_what_leaves_more(ran_out, manifest, shape, 8ULL << 30, 8ULL << 30).remedy, "unload another model");
+    const Error other{ErrorCode::load_failed, "reading", "read"};
+    EXPECT_EQ(say_what_leaves_more(other, manifest, shape, 0, 0), other);
+}
+
+/// The address space of this process, to be limited for a while.
+class AddressSpace {
+public:
+    AddressSpace() { ::getrlimit(RLIMIT_AS, &before_); }
+    ~AddressSpace() { ::setrlimit(RLIMIT_AS, &before_); }
+    AddressSpace(const AddressSpace&) = delete;
+    AddressSpace& operator=(const AddressSpace&) = delete;
+    void leave(std::uint64_t bytes) const {
+        std::ifstream statm{"/proc/self/statm"};
+        std::uint64_t pages = 0;
+        statm >> pages;
+        const rlimit limited{pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) + bytes, before_.rlim_max};
+        ASSERT_EQ(::setrlimit(RLIMIT_AS, &limited), 0);
+    }
+
+private:
+    rlimit before_{};
+};
+
+TEST_F(GenerationPackage, MemoryThatRunsOutWhileLoadingIsToldWithWhatLeavesMore) {
+    ASSERT_TRUE(load_it());
+    manifest_["length_max"] = manifest_["length"] = 1 << 18;  // 1 GiB of KV, which a look at the free memory lets pass
+    manifest_["slots"] = 8;
+    manifest_["buckets"] = boost::json::array{1 << 18};
+    const AddressSpace space;
+    space.leave(512ULL << 20);
+    const auto loaded = load_it();
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, ErrorCode::out_of_memory) << loaded.error().text();
+    EXPECT_THAT(loaded.error().attempt, HasSubstr("1024 MiB of KV (8 slots of 262144 positions, float32) left "));
+    EXPECT_THAT(loaded.error().remedy, HasSubstr("generate.slots: 4 leaves 512 MiB more"));
 }
 
 }  // namespace

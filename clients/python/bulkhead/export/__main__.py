@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and computation")
     parser.add_argument("--kv-dtype", choices=DTYPES, help="of keys and values; as --dtype unless given")
-    parser.add_argument("--weights", choices=("int8",), help="linear layers in 8 bits, a scale a row; the rest as --dtype")
+    parser.add_argument("--weights", choices=("int8", "int4"), help="of linear layers: 8 bits, or 4 and the head in 8; the rest as --dtype")
     parser.add_argument("--length", type=int, help="the longest sequence; as the model allows unless given")
     parser.add_argument("--slots", type=int, default=4, help="sequences side by side, unless the fleet file says otherwise")
     parser.add_argument("--slots-max", type=int, default=8, help="the most that a fleet file may say")
@@ -74,7 +74,7 @@ def _export(arguments: argparse.Namespace) -> int:
     import torch
     import transformers
 
-    from . import int8, make, source, target
+    from . import make, quantised, source, target
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -86,9 +86,12 @@ def _export(arguments: argparse.Namespace) -> int:
     _tell(f"loading {arguments.source} …")
     loaded = source.load(arguments.source, getattr(torch, arguments.dtype), arguments.family, arguments.name)
     _tell(f"  {loaded.name}, family {loaded.family.name}")
-    if arguments.weights == "int8":
-        loaded.origin["weights"] = "int8"
-        _tell(f"  {int8.quantise(loaded.family.model)} linear layers to 8 bits: what follows is compared with the model so rounded")
+    if arguments.weights is not None:
+        loaded.origin["weights"] = arguments.weights
+        numbers = loaded.family.numbers()
+        counts = quantised.quantise(loaded.family.model, arguments.weights, numbers.vocabulary * numbers.codebooks)
+        made = " and ".join(f"{count} to {kind}" for kind, count in counts.items())
+        _tell(f"  linear layers: {made}; what follows is compared with the model so rounded")
     make.make(loaded, folder, device=arguments.device, kv_dtype=arguments.kv_dtype or arguments.dtype, length=arguments.length,
               slots=arguments.slots, slots_max=arguments.slots_max, buckets=arguments.buckets, chunk=arguments.chunk, tell=_tell)  # fmt: skip
     good = arguments.tokens == 0 or _compare(loaded, folder, arguments.tokens)

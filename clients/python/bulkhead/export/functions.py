@@ -15,9 +15,9 @@ from torch import Tensor
 from torch._inductor.codegen.cpp import CppScheduling
 from torch.export import Dim, ExportedProgram
 
-from . import inductor
+from . import inductor, products
 from .families import Method, Numbers, PromptForm
-from .materialized import materialized
+from .lengths import any_length
 from .step import Decode, Prefill, Step
 
 
@@ -46,7 +46,7 @@ def compile_decode(step: Step, numbers: Numbers, sizes: Sizes, file: Path, most:
     ]
     rows = n if most <= 2 or numbers.rows == 1 else numbers.rows * n
     shapes: list[Any] = [{0: n}, {0: n}, {0: a}, *([{0: n}] if step.rope_delta else [])]
-    return _compile(Decode(step), step, arguments, shapes, _buffers(numbers, sizes, count), {0: rows, 2: length}, sizes, file, vectors=True)
+    return _compile(Decode(step), step, arguments, shapes, _buffers(numbers, sizes, count), {0: rows, 2: length}, sizes, file, "vectors")
 
 
 def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes, file: Path) -> dict[str, Tensor]:
@@ -67,8 +67,10 @@ def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes
     for extra in form.extras:
         arguments.append(torch.zeros([count if size == "T" else int(size) for size in extra.shape], dtype=getattr(torch, extra.dtype)))
         shapes.append({index: chunk for index, size in enumerate(extra.shape) if size == "T"})
-    module = Prefill(step, embeddings=form.input == "embeddings", logits=form.logits, extras=tuple(extra.name for extra in form.extras))
-    return _compile(module, step, arguments, shapes, _buffers(numbers, sizes, 1), {2: length}, sizes, file, vectors=False)
+    along = {extra.name: extra.shape.index("T") for extra in form.extras}
+    multiple = products.VECTORS if products.by_onednn(sizes.device, _embedding_dtype(step)) else 1
+    module = Prefill(step, embeddings=form.input == "embeddings", logits=form.logits, extras=along, multiple=multiple)
+    return _compile(module, step, arguments, shapes, _buffers(numbers, sizes, 1), {2: length}, sizes, file, "prompt")
 
 
 def compile_method(method: Method, device: str, file: Path) -> dict[str, Tensor]:
@@ -76,7 +78,7 @@ def compile_method(method: Method, device: str, file: Path) -> dict[str, Tensor]
     given = tuple(tensor.to(device) for tensor in method.arguments)
     with torch.no_grad():
         program = torch.export.export(method.module.eval(), given, dynamic_shapes=method.dynamic_shapes, strict=False)
-    return compile_program(program, file, device, vectors=False)
+    return compile_program(program, file, device, "anything")
 
 
 EXAMPLE_SPAN = 24  # unequal sizes: none may be taken for another, nor for 0 or 1
@@ -99,30 +101,30 @@ def _embedding_dtype(step: Step) -> torch.dtype:
 
 
 def _compile(module: torch.nn.Module, step: Step, arguments: list[Tensor], shapes: list[Any], buffers: list[Tensor],
-             buffer_shape: dict[int, Any], sizes: Sizes, file: Path, *, vectors: bool) -> dict[str, Tensor]:  # fmt: skip
+             buffer_shape: dict[int, Any], sizes: Sizes, file: Path, meets: products.Meets) -> dict[str, Tensor]:  # fmt: skip
     heads = [tensor.to(sizes.device) for tensor in arguments]
     given = (*heads, *(buffer.to(sizes.device) for buffer in buffers))
     dynamic = (*shapes[:3], (*shapes[3:], *([buffer_shape] * len(buffers))))
     with torch.no_grad(), step.attention():
         program = torch.export.export(module.eval(), given, dynamic_shapes=dynamic, strict=False)
-    return compile_program(program, file, sizes.device, vectors=vectors, single=vectors and len(arguments[0]) == 1)
+    return compile_program(program, file, sizes.device, meets, single=meets == "vectors" and len(arguments[0]) == 1)
 
 
-def compile_program(program: ExportedProgram, file: Path, device: str, *, vectors: bool, single: bool = False) -> dict[str, Tensor]:
+def compile_program(program: ExportedProgram, file: Path, device: str, meets: products.Meets, *, single: bool = False) -> dict[str, Tensor]:
     """Compiles without the constants. Writes `file` whole or not at all; returns the constants it asks for, by name.
 
-    vectors: the matrices meet few vectors each, which is bound by memory: on a CPU, products become plain sums, which
-    Inductor fuses with what stands around them; for two vectors that is several times faster than a matrix product of MKL."""
-    if vectors and device == "cpu":
-        program = program.run_decompositions({torch.ops.aten.linear.default: _linear_as_sum})
+    single: of one sequence, a graph's most frequent step."""
+    rewritten = products.rewritten(device, meets)
+    if any(node.target in rewritten for node in program.graph.nodes):
+        program = program.run_decompositions(rewritten)
     settings = inductor.settings(program)
     settings["aot_inductor.package_constants_in_so"] = False
-    if vectors and device == "cpu":
+    if meets == "vectors" and device == "cpu":
         settings["realize_reads_threshold"] = 1  # sums that the next layers add to are kept, not added up again
     if device == "cuda":
         settings["coordinate_descent_tuning"] = single  # which also has Inductor write products with a vector as sums
     partial = file.with_suffix(".partial.pt2")
-    with _short_kernels():
+    with _short_kernels(), any_length():
         torch._inductor.aoti_compile_and_package(program, package_path=str(partial), inductor_configs=settings)
     wanted = load(partial).get_constant_fqns()
     known = {**program.state_dict, **program.constants}
@@ -147,11 +149,3 @@ def load(file: Path) -> Any:
     # It is not linked to LibTorch, and Python loaded that for itself alone.
     ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
     return torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
-
-
-def _linear_as_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Row by row of the matrix, which is read once, and in order, however many vectors there are."""
-    vectors = materialized(x.reshape(-1, x.shape[-1]))
-    products = (weight.unsqueeze(1) * vectors.unsqueeze(0)).sum(-1).t()
-    done = materialized(products).reshape(*x.shape[:-1], weight.shape[0])
-    return done if bias is None else done + bias

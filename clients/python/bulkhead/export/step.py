@@ -150,17 +150,27 @@ class Decode(nn.Module):
 
 class Prefill(nn.Module):
     """(tokens int64 [T, C] or embeddings [R, T, E], positions int64 [T], span int64 [a], [rope int64 [3, T]], extras…,
-    k0, v0, …) of one slot: logits float32 [R, C, V] of the last position, or the position after it, int64 [1]."""
+    k0, v0, …) of one slot: logits float32 [R, C, V] of the last position, or the position after it, int64 [1].
 
-    def __init__(self, step: Step, *, embeddings: bool, logits: bool, extras: tuple[str, ...]) -> None:
+    `extras` says along which dimension of each the prompt lies. Inside, the last row stands again and again until the
+    rows are a multiple of `multiple`: each writes what the last one does."""
+
+    def __init__(self, step: Step, *, embeddings: bool, logits: bool, extras: dict[str, int], multiple: int = 1) -> None:
         super().__init__()
         self.step = step
-        self.embeddings, self.logits, self.extras = embeddings, logits, extras
+        self.embeddings, self.logits, self.extras, self.multiple = embeddings, logits, extras, multiple
 
     def forward(self, prompt: Tensor, positions: Tensor, span: Tensor, *rest: Tensor) -> Tensor:
         step = self.step
         rope, rest = (rest[0], rest[1:]) if step.rope_delta == "rope" else (None, rest)
         extras, buffers = dict(zip(self.extras, rest, strict=False)), rest[len(self.extras) :]
+        if self.multiple > 1:
+            count = positions.shape[0]
+            rows = torch.arange((count + self.multiple - 1) // self.multiple * self.multiple, device=positions.device).clamp(max=count - 1)
+            prompt = prompt.index_select(1 if self.embeddings else 0, rows)
+            positions = positions[rows]
+            rope = None if rope is None else rope[:, rows]
+            extras = {name: extra.index_select(self.extras[name], rows) for name, extra in extras.items()}
         if self.embeddings:
             embeddings = prompt
         else:

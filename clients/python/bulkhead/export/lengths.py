@@ -1,0 +1,30 @@
+"""A function for the CPU takes every attention length up to the manifest's.
+
+Inductor writes a sum of float32 for up to 4,096 numbers in one way, for more in another; where their count is dynamic it goes
+by the example's, and has the compiled function refuse the others: step 4,097 of a longer sequence would fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._inductor.codegen.cpp import CppKernel
+
+
+@contextmanager
+def any_length() -> Iterator[None]:
+    """Sums whose length is dynamic are written in the first way, for all lengths."""
+    before = CppKernel.need_use_acc_helper
+
+    def need_use_acc_helper(self: CppKernel, reduction_type: str, dtype: torch.dtype, use_scalar: bool) -> bool:
+        sizes = self.call_ranges[self.reduction_depth :]
+        if reduction_type == "sum" and not all(size.is_number for size in sizes):
+            return False
+        return bool(before(self, reduction_type, dtype, use_scalar))
+
+    CppKernel.need_use_acc_helper = need_use_acc_helper
+    try:
+        yield
+    finally:
+        CppKernel.need_use_acc_helper = before

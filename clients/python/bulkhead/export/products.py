@@ -1,0 +1,103 @@
+"""Products of a matrix with what it meets, as a compiled function shall have them.
+
+With few vectors a product is bound by reading the matrix: it is written as plain sums, row by row, which read the matrix
+once and in order however many vectors there are, and which Inductor fuses with what stands around them. With many it is
+bound by arithmetic: on a CPU, in float32, oneDNN then takes about half the time of the MKL that LibTorch would call, from 64 vectors on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._inductor import ir, lowering, mkldnn_ir
+
+from .materialized import materialized
+
+#: oneDNN compiles itself a kernel for each number of vectors, in milliseconds, and keeps it: prompts are padded to
+#: multiples of this, that the kernels are few.
+VECTORS = 32
+
+#: Few vectors each, a prompt padded to VECTORS, or what nothing is known of.
+Meets = Literal["vectors", "prompt", "anything"]
+
+_library = torch.library.Library("bulkhead", "FRAGMENT")
+_library.define("product(Tensor x, Tensor weight) -> Tensor")
+_library.impl("product", lambda x, weight: torch.nn.functional.linear(x, weight), "CompositeExplicitAutograd")
+_library.impl("product", lambda x, weight: x.new_empty(*x.shape[:-1], weight.shape[0]), "Meta")
+
+
+@lowering.register_lowering(torch.ops.bulkhead.product.default, type_promotion_kind=None)
+def _lower(x: lowering.TensorBox, weight: lowering.TensorBox) -> lowering.TensorBox:
+    return ir.TensorBox.create(mkldnn_ir.LinearUnary.create(x, weight, None, "none", [], ""))
+
+
+def rewritten(device: str, meets: Meets) -> dict[Any, Callable[..., Any]]:
+    """Decompositions for a function, by what its matrices meet."""
+    found: dict[Any, Callable[..., Any]] = {torch.ops.bulkhead.linear_int4.default: _int4_as_sum if meets == "vectors" else _int4_as_linear}
+    if device == "cpu" and meets != "anything":
+        found[torch.ops.aten.linear.default] = _as_sum if meets == "vectors" else _as_product
+    return found
+
+
+def by_onednn(device: str, dtype: torch.dtype) -> bool:
+    """Whether the products with a prompt are oneDNN's, and the prompt must be padded."""
+    return device == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def _as_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    rows = materialized(x.reshape(-1, x.shape[-1]))
+    products = (weight.unsqueeze(1) * rows.unsqueeze(0)).sum(-1).t()
+    done = materialized(products).reshape(*x.shape[:-1], weight.shape[0])
+    return done if bias is None else done + bias
+
+
+def _as_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    if isinstance(rows.shape[0], int) and rows.shape[0] == 1:  # a head, of the last position alone
+        return _as_sum(x, weight, bias)
+    if not by_onednn("cpu", x.dtype):
+        return NotImplemented  # as it is
+    done = torch.ops.bulkhead.product(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
+    return done if bias is None else done + bias
+
+
+# Weights of 4 bits. A row is cut into groups of GROUP elements, each of which has a scale and a least value. Byte h of a
+# group's 16 has element h in its low half and element 16 + h in its high half: vectors of bytes become vectors of elements
+# without any crossing over.
+GROUP = 32
+_HALF = GROUP // 2
+
+_library.define("linear_int4(Tensor x, Tensor weight, Tensor scale, Tensor least, Tensor? bias) -> Tensor")
+
+
+def packed(levels: Tensor) -> Tensor:
+    """uint8 [out, groups, GROUP] of 0 to 15 to uint8 [out, in / 2]."""
+    return (levels[..., :_HALF] | levels[..., _HALF:] << 4).flatten(1).contiguous()
+
+
+def _halves(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The levels in the low and in the high halves of bytes [out, in / 2]: int32 [out, groups, 16]."""
+    wide = weight.unflatten(1, (-1, _HALF)).to(torch.int32)
+    return wide & 15, wide >> 4
+
+
+def _int4_as_linear(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: Tensor | None = None) -> Tensor:
+    levels = torch.cat(_halves(weight), 2).to(x.dtype)
+    return torch.nn.functional.linear(x, (levels * scale.unsqueeze(-1) + least.unsqueeze(-1)).flatten(1), bias)
+
+
+def _int4_as_sum(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `_as_sum`: the bytes are read once, and widened in registers."""
+    parts = materialized(x.reshape(-1, scale.shape[1], 2, _HALF).transpose(1, 2))  # [n, 2, groups, 16]: as the bytes lie
+    both = materialized(parts.sum(1))
+    low, high = (half.to(x.dtype).unsqueeze(1) for half in _halves(weight))
+    terms = (low * parts[:, 0] + high * parts[:, 1]) * scale[:, None, :, None] + both * least[:, None, :, None]
+    done = materialized(terms.sum((-2, -1)).t()).reshape(*x.shape[:-1], weight.shape[0])
+    return done if bias is None else done + bias
+
+
+_library.impl("linear_int4", _int4_as_linear, "CompositeExplicitAutograd")
+_library.impl("linear_int4", lambda x, weight, scale, least, bias=None: x.new_empty(*x.shape[:-1], weight.shape[0]), "Meta")

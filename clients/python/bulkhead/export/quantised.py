@@ -1,0 +1,78 @@
+"""Weights of 8 and of 4 bits in linear layers; computation stays in the model's own type.
+
+8 bits: each row of a matrix has a scale. 4 bits: each 32 elements of a row have a scale and a least value, as in the
+4-bit kinds of GGUF files, whose matrices therefore come through nearly as they were.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Error
+from . import products
+
+KINDS = ("int8", "int4")
+
+
+class Int8Linear(nn.Module):
+    """A linear layer whose matrix is int8 [out, in] times a scale [out], by the row's largest magnitude."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = original.in_features, original.out_features
+        exact = original.weight.detach().float()
+        scale = exact.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        self.register_buffer("weight", (exact / scale[:, None]).round().to(torch.int8))
+        self.register_buffer("scale", scale.to(original.weight.dtype))
+        self.bias = original.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale[:, None], self.bias)
+
+
+class Int4Linear(nn.Module):
+    """A linear layer whose matrix is `products.packed` uint8 [out, in / 2] times a scale [out, in / 32] plus a least value
+    [out, in / 32], by the smallest and the largest of each group."""
+
+    weight: Tensor
+    scale: Tensor
+    least: Tensor
+
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = original.in_features, original.out_features
+        dtype = original.weight.dtype
+        groups = original.weight.detach().float().unflatten(1, (-1, products.GROUP))
+        least = groups.amin(-1).to(dtype)
+        scale = ((groups.amax(-1) - least).clamp(min=torch.finfo(torch.float32).tiny) / 15).to(dtype)
+        levels = ((groups - least.unsqueeze(-1)) / scale.unsqueeze(-1)).nan_to_num(0).round().clamp(0, 15)
+        self.register_buffer("weight", products.packed(levels.to(torch.uint8)))
+        self.register_buffer("scale", scale)
+        self.register_buffer("least", least)
+        self.bias = original.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        done: Tensor = torch.ops.bulkhead.linear_int4(x, self.weight, self.scale, self.least, self.bias)
+        return done
+
+
+def quantise(model: nn.Module, kind: str, logits: int) -> dict[str, int]:
+    """Replaces every linear layer; embeddings stay. Returns how many are of which kind now.
+
+    Not all that shall be int4 are: one with `logits` outputs, a head, is int8, since what it loses is lost in the choice of
+    a token; so is one whose inputs are no multiple of a group.
+
+    Errors: input_invalid, for a model without a linear layer."""
+    found = [(module, name, child) for module in model.modules() for name, child in module.named_children() if type(child) is nn.Linear]
+    counts = dict.fromkeys(KINDS, 0)
+    for module, name, child in found:
+        small = kind == "int4" and child.out_features != logits and child.in_features % products.GROUP == 0
+        setattr(module, name, Int4Linear(child) if small else Int8Linear(child))
+        counts["int4" if small else "int8"] += 1
+    if not found:
+        raise Error("input_invalid", f"exporting with --weights {kind} a model without linear layers", "leave --weights out")
+    return {kind: count for kind, count in counts.items() if count}

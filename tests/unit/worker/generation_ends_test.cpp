@@ -1,0 +1,136 @@
+/// What ends a sequence before its last token: its client, its time, the worker's drain.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/worker/generation_channel_fixture.h"
+
+namespace bulkhead::worker {
+namespace {
+
+namespace json = boost::json;
+using test::Heard;
+using test::streaming;
+using test::TestClient;
+using testing::AllOf;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+using GenerationEnds = test::GenerationChannel;
+
+TEST_F(GenerationEnds, CancelsBeforeTheNextStep) {
+    gated = true;
+    start_ready();
+    TestClient client = open_channel(streaming);
+    ask(client, 1, {1, 2, 3});
+    log->gate.await_arrivals(1);
+    client.send(channel::encode(channel::Cancel{1}));
+    client.expect_error(1, ErrorCode::cancelled);
+    log->gate.let_one_pass();
+    await_active(0);  // though no second step was let through
+}
+
+TEST_F(GenerationEnds, FreesTheSlotOfAClientThatIsGone) {
+    shape.slots = 1;
+    shape.length = 1 << 18;  // which the sequence would take minutes to fill
+    gated = true;
+    start_ready();
+    TestClient gone = open_channel(streaming);
+    ask(gone, 1, {1, 2, 3}, {{"ignore_stop", true}});
+    log->gate.await_arrivals(1);
+    gone.close();
+    log->gate.open();
+    expect_said("channel_closed");
+    await_active(0);
+    TestClient next = open_channel();
+    ask(next, 1, {1, 2, 3}, {{"max_new_tokens", 4}, {"ignore_stop", true}});
+    Heard heard = listen(next, 1)[1];
+    EXPECT_EQ(tokens_of(next, heard), expected({1, 2, 3}, 4));
+}
+
+TEST_F(GenerationEnds, EndsTheStreamOfAClientThatStopsReading) {
+    unread_stream = 30ms;
+    shape.length = 1 << 18;
+    shape.inputs[0].shape[0].max = 1 << 18;
+    start_ready();
+    TestClient client = open_channel(streaming);
+    ask(client, 1, {1, 2}, {{"ignore_stop", true}});
+    await_statistics("requests", 1);
+    await_active(0);
+    const Heard heard = listen(client, 1)[1];
+    ASSERT_TRUE(heard.error);
+    EXPECT_EQ(heard.error->code, ErrorCode::cancelled);
+    EXPECT_THAT(heard.error->attempt, HasSubstr("took no part of the stream"));
+    EXPECT_GT(heard.parts, 0U);
+    ask(client, 2, {1, 2}, {{"max_new_tokens", 3}, {"ignore_stop", true}});
+    EXPECT_EQ(listen(client, 1)[2].streamed, expected({1, 2}, 3));
+}
+
+TEST_F(GenerationEnds, EndsWhatIsOutOfTimeRunningOrWaiting) {
+    shape.slots = 1;
+    gated = true;
+    start_ready();
+    TestClient client = open_channel();
+    ask(client, 1, {1, 2}, {}, 30ms);
+    log->gate.await_arrivals(1);
+    ask(client, 2, {1, 2}, {}, 30ms);
+    auto heard = listen(client, 2);
+    EXPECT_THAT(heard[1].error->text(), AllOf(HasSubstr("deadline_exceeded"), HasSubstr("not complete")));
+    EXPECT_THAT(heard[2].error->text(), AllOf(HasSubstr("deadline_exceeded"), HasSubstr("waiting")));
+    log->gate.let_one_pass();
+    await_active(0);
+}
+
+TEST_F(GenerationEnds, SaysWhenOneStepExceedsTheModelsDeadline) {
+    spec.deadlines.request = 20ms;
+    gated = true;
+    start_ready();
+    TestClient client = open_channel();
+    ask(client, 1, {1, 2});
+    const json::object overrun = expect_said("overrun");
+    EXPECT_EQ(overrun.at("method").as_string(), "generate");
+    EXPECT_GE(test::number(overrun, "running_ms"), 20U);
+}
+
+TEST_F(GenerationEnds, LetsASequenceTakeLongerThanAStepMay) {
+    spec.deadlines.request = 30ms;
+    shape.length = 4096;
+    shape.inputs[0].shape[0].max = 4096;
+    spec.channel.input_bytes = 256 * 1024;
+    start_ready();
+    TestClient client = open_channel();
+    ask(client, 1, {1, 2}, {{"max_new_tokens", 4000}, {"ignore_stop", true}});
+    EXPECT_TRUE(listen(client, 1)[1].last);
+    EXPECT_THAT(said, testing::Not(testing::Contains("overrun")));
+}
+
+TEST_F(GenerationEnds, FinishesSequencesBeforeItIsDrained) {
+    gated = true;
+    start_ready();
+    TestClient client = open_channel(streaming);
+    ask(client, 1, {1, 2}, {{"max_new_tokens", 6}, {"ignore_stop", true}});
+    log->gate.await_arrivals(1);
+    say({{"type", "drain"}, {"deadline_ms", 20000}});
+    EXPECT_TRUE(std::holds_alternative<channel::Closing>(*client.receive_answer()));
+    ask(client, 2, {1, 2});
+    client.expect_error(2, ErrorCode::worker_draining);
+    log->gate.open();
+    EXPECT_EQ(listen(client, 1)[1].streamed, expected({1, 2}, 6));
+    expect_said("drained");
+    EXPECT_EQ(expect_exit(), 0);
+}
+
+TEST_F(GenerationEnds, EndsSequencesWhenTheDrainTakesTooLong) {
+    gated = true;
+    start_ready();
+    TestClient client = open_channel(streaming);
+    ask(client, 1, {1, 2});
+    log->gate.await_arrivals(1);
+    say({{"type", "drain"}, {"deadline_ms", 50}});
+    EXPECT_TRUE(std::holds_alternative<channel::Closing>(*client.receive_answer()));
+    client.expect_error(1, ErrorCode::worker_draining);
+    EXPECT_EQ(expect_exit(), 1);
+}
+
+}  // namespace
+}  // namespace bulkhead::worker

@@ -46,8 +46,8 @@ public:
         : parts_{std::move(parts)}, stream_{stream}, memory_{parts_.manifest, parts_.shape},
           counts_{captured_counts(parts_.shape.slots)}, slots_(parts_.shape.slots),
           tokens_(std::size_t{parts_.shape.slots} * parts_.shape.codebooks) {
-        for (cudaEvent_t& event : done_)
-            C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
+        for (cudaEvent_t& event : begun_) C10_CUDA_CHECK(cudaEventCreate(&event));
+        for (cudaEvent_t& event : done_) C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));
         for (std::uint32_t slot = 0; slot < parts_.shape.slots; ++slot) reset(slot, start_of(Start{}));
     }
 
@@ -70,6 +70,7 @@ public:
         steps_.clear();
         eager_.clear();
         moves_ = copies_ = 0;
+        device_ms_ = 0;
     }
     [[nodiscard]] boost::json::object counters() const;
 
@@ -110,7 +111,8 @@ private:
     std::optional<CapturePool> pool_;
     std::map<Bucket, CapturePool::Captured> graphs_;
     std::vector<HostSlot> slots_;
-    std::array<cudaEvent_t, given_turns> done_{};  ///< of the launch with that turn
+    std::array<cudaEvent_t, given_turns> begun_{};  ///< of the launch with that turn
+    std::array<cudaEvent_t, given_turns> done_{};
     std::uint32_t active_ = 0;                     ///< what `DeviceSlots::active` is, in stream order
     std::uint32_t turn_ = 0;                       ///< counted in step with `DeviceSlots::turn`
     std::deque<Pending> pending_;
@@ -124,6 +126,7 @@ private:
     std::map<Bucket, std::string> failures_;
     std::uint64_t moves_ = 0;
     std::uint64_t copies_ = 0;
+    double device_ms_ = 0;  ///< of the collected steps, each from its first kernel to its last
 };
 
 const Parts::Decode* GpuSteps::function_for(std::uint32_t n) const {
@@ -297,6 +300,7 @@ void GpuSteps::launch(std::uint32_t n) {
     const auto length = std::ranges::lower_bound(parts_.shape.buckets, std::min(longest, parts_.shape.length));
     const Bucket bucket{count, *length};
     activate(n);
+    C10_CUDA_CHECK(cudaEventRecord(begun_[turn_ % given_turns], stream_.stream()));
     const auto graph = graphs_.find(bucket);
     if (graph != graphs_.end())
         graph->second.graph->replay();
@@ -327,8 +331,13 @@ Result<std::span<const StepToken>> GpuSteps::collect() {
     if (pending_.empty()) return Error{ErrorCode::internal, "collecting a step: none was launched", {}};
     const Pending oldest = std::move(pending_.front());
     pending_.pop_front();
-    C10_CUDA_CHECK(cudaEventSynchronize(done_[oldest.turn % given_turns]));
+    const std::size_t turn = oldest.turn % given_turns;
+    C10_CUDA_CHECK(cudaEventSynchronize(done_[turn]));
+    float took_ms = 0;
+    C10_CUDA_CHECK(cudaEventElapsedTime(&took_ms, begun_[turn], done_[turn]));
     read(oldest);
+    const std::lock_guard lock{mutex_};
+    device_ms_ += took_ms;
     return std::span<const StepToken>{given_};
 }
 
@@ -361,7 +370,8 @@ boost::json::object GpuSteps::counters() const {
             {"eager", std::move(eager)},
             {"failures", std::move(failures)},
             {"moves", moves_},
-            {"copies", copies_}};
+            {"copies", copies_},
+            {"device_ms", device_ms_}};
 }
 
 /// The engine's interface around it: stream, errors.

@@ -140,7 +140,6 @@ class Bench:
             client.unload("t3_guided", "t3_single")
         self.cycles(client, self.models[0], pinned)
         self.succession(client, self.models[0], self.models[1] if len(self.models) > 1 else f"{self.models[0]}-eager", pinned)
-        self.results.missing("all", "kernel time / wall of a token", "needs a profiler in the worker's process (nsys profile --trace=cuda), which the daemon does not start")
 
     def steps(self, client: bulkhead.Client, model: str, read: float) -> None:
         add = self.results.add
@@ -152,8 +151,13 @@ class Bench:
         sampled = self.rate(client, model, **({**ALL_SAMPLING, "repetition_penalty": 1} if model == "higgs_v2" else ALL_SAMPLING))
         add(model, "step with the full sampler / greedy step", greedy / sampled, "<= 1.05", sampled=sampled)
         before = self.told(client, model)
-        self.sequence(client, model, length=16, count=BUCKETS[model][-1] - 32)
+        said = self.sequence(client, model, length=16, count=BUCKETS[model][-1] - 32)
         after = self.told(client, model)
+        if self.device == "cuda":
+            on_gpu = (after["device_ms"] - before["device_ms"]) / (stepped(after) - stepped(before))
+            add(model, "time on the GPU / wall of a token", on_gpu / 1e3 * said["tokens_per_second"], ">= 0.97", device_ms=on_gpu)
+        else:
+            self.results.missing(model, "time on the GPU / wall of a token", "no GPU")
         steps = after.get("step_ms", {})
         if steps.get("p50"):
             add(model, "p99 / p50 of a step, across the buckets", steps["p99"] / steps["p50"], "<= 1.2", p50_ms=steps["p50"], p99_ms=steps["p99"])
@@ -231,6 +235,10 @@ def uploads(client: bulkhead.Client, model: str) -> Iterator[Callable[[], float]
 
     yield rate
     events.close()
+
+
+def stepped(told: dict[str, Any]) -> int:
+    return sum(bucket["steps"] for bucket in told["buckets"])
 
 
 def bandwidths() -> tuple[float, float]:

@@ -18,6 +18,25 @@ namespace {
 /// Ends a parse from inside an event: what follows is not worth its cost. Already reported.
 struct Enough {};
 
+/// Length of the UTF-8 sequence that begins at `at`; 0 when it is none (overlong, surrogate, cut off).
+std::size_t utf8_length(std::string_view text, std::size_t at) {
+    const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+    const auto follows = [&](std::size_t i) { return (byte(i) & 0xC0) == 0x80; };
+    const unsigned first = byte(at);
+    const unsigned second = byte(at + 1);
+    if (first < 0x80) return 1;
+    if (first >= 0xC2 && first <= 0xDF) return follows(at + 1) ? 2 : 0;
+    if (first >= 0xE0 && first <= 0xEF) {
+        const bool ok = !(first == 0xE0 && second < 0xA0) && !(first == 0xED && second > 0x9F);
+        return ok && follows(at + 1) && follows(at + 2) ? 3 : 0;
+    }
+    if (first >= 0xF0 && first <= 0xF4) {
+        const bool ok = !(first == 0xF0 && second < 0x90) && !(first == 0xF4 && second > 0x8F);
+        return ok && follows(at + 1) && follows(at + 2) && follows(at + 3) ? 4 : 0;
+    }
+    return 0;
+}
+
 Place place_of(const YAML::Mark& mark) { return {mark.line + 1, mark.column + 1}; }
 
 class Builder final : public YAML::EventHandler {
@@ -44,7 +63,8 @@ public:
         if (!node) return;
         node->text = value;
         node->is_plain = tag == "?";
-        if (!check_tag(mark, tag)) node->kind = Node::Kind::invalid;  // what it means without its tag is unknown
+        if (!check_tag(mark, tag) || !check_escapes(mark, value))
+            node->kind = Node::Kind::invalid;  // what it means without its tag is unknown
         close(std::move(node), anchor);
     }
 
@@ -113,6 +133,20 @@ private:
         if (tag.empty() || tag == "?" || tag == "!") return true;
         report_.add(place_of(mark), "tag " + in_quotes(tag), "remove it: fleet files use no tags");
         return false;
+    }
+
+    /// yaml-cpp makes single bytes of `\N` and `\_`, and code points that there are none of `\ud800`.
+    bool check_escapes(const YAML::Mark& mark, std::string_view value) {
+        for (std::size_t at = 0, length = 0; at < value.size(); at += length) {
+            length = utf8_length(value, at);
+            if (length != 0) continue;
+            report_.add(place_of(mark),
+                        fmt::format("an escape that makes byte 0x{:02x}, which is not UTF-8",
+                                    static_cast<unsigned char>(value[at])),
+                        "write the character itself, or its code point as \\uXXXX");
+            return false;
+        }
+        return true;
     }
 
     /// Bounds what is parsed at all, also where nothing is built.
@@ -215,25 +249,6 @@ private:
     bool too_many_is_reported_ = false;
     int documents_ = 0;
 };
-
-/// Length of the UTF-8 sequence that begins at `at`; 0 when it is none (overlong, surrogate, cut off).
-std::size_t utf8_length(std::string_view text, std::size_t at) {
-    const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-    const auto follows = [&](std::size_t i) { return (byte(i) & 0xC0) == 0x80; };
-    const unsigned first = byte(at);
-    const unsigned second = byte(at + 1);
-    if (first < 0x80) return 1;
-    if (first >= 0xC2 && first <= 0xDF) return follows(at + 1) ? 2 : 0;
-    if (first >= 0xE0 && first <= 0xEF) {
-        const bool ok = !(first == 0xE0 && second < 0xA0) && !(first == 0xED && second > 0x9F);
-        return ok && follows(at + 1) && follows(at + 2) ? 3 : 0;
-    }
-    if (first >= 0xF0 && first <= 0xF4) {
-        const bool ok = !(first == 0xF0 && second < 0x90) && !(first == 0xF4 && second > 0x8F);
-        return ok && follows(at + 1) && follows(at + 2) && follows(at + 3) ? 4 : 0;
-    }
-    return 0;
-}
 
 /// What yaml-cpp would let pass, or report in words that help nobody.
 bool check_characters(std::string_view text, Report& report) {

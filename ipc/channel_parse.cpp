@@ -268,7 +268,8 @@ Parsed<WorkerMessage> parse_welcome(Reader& reader) {
         return broken(
             fmt::format("a welcome announces {} bytes of JSON and brings {}", body.json_bytes, reader.left()));
     const std::optional<std::string_view> model = text_of(body.model);
-    if (!model) return broken("a model name that is not terminated or not printable UTF-8");
+    if (!model || model->empty())
+        return broken("a model name that is empty, not terminated or not printable UTF-8");
     if (body.in_flight_max == 0) return broken("a welcome that allows no request in flight");
     std::optional<boost::json::object> methods = parse_object(reader.take_text(body.json_bytes));
     if (!methods) return broken("a welcome whose description is no JSON object");

@@ -230,6 +230,7 @@ TEST(ChannelCodec, AWorkerIsHeldToEveryField) {
     EXPECT_TRUE(bad_welcome([](auto& w) { w.json_bytes -= 1; }));
     EXPECT_TRUE(bad_welcome([](auto& w) { w.json_bytes = UINT32_MAX; }));
     EXPECT_TRUE(bad_welcome([](auto& w) { w.in_flight_max = 0; }));
+    EXPECT_TRUE(bad_welcome([](auto& w) { w.model = {}; }));
     EXPECT_TRUE(bad_welcome([](auto& w) { w.model.fill('m'); }));
     const auto bad_offer = [](const std::function<void(wire::SlabOffer&)>& change) {
         return violates(altered<wire::SlabOffer>(encode(offer()), body, change));

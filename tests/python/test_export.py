@@ -20,6 +20,7 @@ from bulkhead.export import check, make, manifest, products, source, target
 
 MODELS = Path(os.environ["BULKHEAD_BUILD"]) / "models"
 TINY = MODELS / "test" / "tiny_generate"
+TINY_LONG = MODELS / "test" / "tiny_long"
 SMOLLM2 = MODELS / "smollm2"
 REFERENCES = Path(__file__).resolve().parent / "smollm2_greedy.json"
 MAKER = Path(__file__).resolve().parents[2] / "scripts" / "models" / "make_test_models.py"
@@ -273,6 +274,19 @@ class Compiled(unittest.TestCase):
                 results.append(self.package.run_decode(torch.full((n, 1), 9), torch.full((n,), 20), 50, buffers))
                 self.assertTrue(all((one[:, :, 21:] == fill).all() for one in buffers), "written beyond its position")
             self.assertTrue(torch.equal(*results))
+
+    def test_steps_go_on_beyond_4096_positions(self) -> None:
+        """Where Inductor would write sums in another way: greedy tokens across it, and two sequences as each alone."""
+        package, family = check.Package(TINY_LONG), source.load(f"{MAKER}:tiny_long", torch.float32).family
+        verdict = check.compare(package, family, self.prompt(4090, 7), 16)
+        self.assertTrue(verdict.good(check.NEAR_TIE), str(verdict))
+        buffers = package.buffers(2, 5001)
+        generator = torch.Generator().manual_seed(8)
+        for one in buffers:
+            one[:, :, :5000] = torch.randn(one[:, :, :5000].shape, generator=generator)
+        alone = [package.run_decode(torch.tensor([[9]]), torch.tensor([5000]), 5001, [one[n : n + 1].clone() for one in buffers]) for n in (0, 1)]
+        both = package.run_decode(torch.tensor([[9], [9]]), torch.tensor([5000, 5000]), 5001, buffers)
+        torch.testing.assert_close(both, torch.cat(alone), rtol=1e-4, atol=1e-4)
 
     def test_sequences_together_are_as_alone(self) -> None:
         """Of unlike lengths, at each batch size that is exported; logits, since these may differ in the last bits."""

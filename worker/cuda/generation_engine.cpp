@@ -126,7 +126,7 @@ private:
     std::map<Bucket, std::string> failures_;
     std::uint64_t moves_ = 0;
     std::uint64_t copies_ = 0;
-    double device_ms_ = 0;  ///< of the collected steps, each from its first kernel to its last
+    double device_ms_ = 0;  ///< of the collected steps, each from its place in the stream to its last kernel
 };
 
 const Parts::Decode* GpuSteps::function_for(std::uint32_t n) const {

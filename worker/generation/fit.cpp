@@ -29,9 +29,11 @@ std::uint64_t available() {
     return std::numeric_limits<std::uint64_t>::max();
 }
 
-/// "8192 MiB of weights and 4096 MiB of KV (4 slots of 8192 positions, bfloat16)"
+/// "8192 MiB of weights and 4096 MiB of KV (4 slots of 8192 positions, bfloat16)". Weights that are mapped take no
+/// memory that could be missing: they count 0.
 std::string wanted(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes) {
-    return fmt::format("{} MiB of weights and {} MiB of KV ({} slots of {} positions, {})", weights_bytes >> 20,
+    return fmt::format("{}{} MiB of KV ({} slots of {} positions, {})",
+                       weights_bytes > 0 ? fmt::format("{} MiB of weights and ", weights_bytes >> 20) : "",
                        kv_bytes(manifest, shape) >> 20, shape.slots, shape.length, to_string(manifest.kv_dtype));
 }
 
@@ -72,9 +74,8 @@ Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& s
                            std::uint64_t free_bytes) {
     if (error.code != ErrorCode::out_of_memory) return error;
     const std::uint64_t kv = kv_bytes(manifest, shape);
-    const std::uint64_t taken = weights_bytes + kv;
-    error.attempt += fmt::format("; {} left {} MiB of {} for the steps{}", wanted(manifest, shape, weights_bytes),
-                                 (free_bytes > taken ? free_bytes - taken : 0) >> 20, free_bytes >> 20,
+    error.attempt += fmt::format("; of {} MiB that were free, it asks for {}, and steps{} take more", free_bytes >> 20,
+                                 wanted(manifest, shape, weights_bytes),
                                  manifest.device == "cuda" ? " and their graphs" : "");
     const auto more = [](std::uint64_t bytes) { return fmt::format("leaves {} MiB more", bytes >> 20); };
     std::vector<std::string> ways;

@@ -1,7 +1,7 @@
 """Weights of 8 and of 4 bits in linear layers; computation stays in the model's own type.
 
-8 bits: each row of a matrix has a scale. 4 bits: each 32 elements of a row have a scale and a least value, as in the
-4-bit kinds of GGUF files, whose matrices therefore come through nearly as they were.
+8 bits: each row of a matrix has a scale. 4 bits: each 32 elements of a row have a scale and a least value, as in
+GGUF's kind Q4_1, whose matrices therefore come through nearly as they were.
 """
 
 from __future__ import annotations

@@ -68,14 +68,16 @@ class GivenCache(Cache):
     """A cache of transformers' interface over given buffers: new keys and values go to `positions` of them, and the
     first `length` positions are seen."""
 
-    def __init__(self, buffers: tuple[Tensor, ...], positions: Tensor, length: int) -> None:
+    def __init__(self, buffers: tuple[Tensor, ...], positions: Tensor, length: int, *, padded: bool = False) -> None:
         super().__init__(layers=[])
         self.keys, self.values = buffers[0::2], buffers[1::2]
         self.positions = positions
         self.length = length
+        #: behind the states of `positions` stand further ones, which are not kept
+        self.kept = torch.arange(positions.shape[0], device=positions.device) if padded else None
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *unused: object, **also_unused: object) -> tuple[Tensor, Tensor]:
-        """[B, heads, T, dim] each. T = 1 is decode, and `positions` [B]; else prefill, and `positions` [T]."""
+        """[B, heads, T, dim] each. T = 1 is decode, and `positions` [B]; else prefill, and `positions` [T], or fewer."""
         return self._put(self.keys[layer_idx], key_states), self._put(self.values[layer_idx], value_states)
 
     def _put(self, buffer: Tensor, states: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ class GivenCache(Cache):
             heads = torch.arange(states.shape[1], device=buffer.device)[None, :]
             buffer.index_put_((rows, heads, self.positions[:, None]), new[:, :, 0])
         else:
-            buffer.index_copy_(2, self.positions, new)
+            buffer.index_copy_(2, self.positions, new if self.kept is None else new.index_select(2, self.kept))
         return buffer[:, :, : self.length].to(states.dtype)
 
 
@@ -153,7 +155,7 @@ class Prefill(nn.Module):
     k0, v0, …) of one slot: logits float32 [R, C, V] of the last position, or the position after it, int64 [1].
 
     `extras` says along which dimension of each the prompt lies. Inside, the last row stands again and again until the
-    rows are a multiple of `multiple`: each writes what the last one does."""
+    rows are a multiple of `multiple`; of them only the first is written."""
 
     def __init__(self, step: Step, *, embeddings: bool, logits: bool, extras: dict[str, int], multiple: int = 1) -> None:
         super().__init__()
@@ -164,6 +166,7 @@ class Prefill(nn.Module):
         step = self.step
         rope, rest = (rest[0], rest[1:]) if step.rope_delta == "rope" else (None, rest)
         extras, buffers = dict(zip(self.extras, rest, strict=False)), rest[len(self.extras) :]
+        cache = GivenCache(buffers, positions, span.shape[0], padded=self.multiple > 1)
         if self.multiple > 1:
             count = positions.shape[0]
             rows = torch.arange((count + self.multiple - 1) // self.multiple * self.multiple, device=positions.device).clamp(max=count - 1)
@@ -177,6 +180,5 @@ class Prefill(nn.Module):
             embeddings = step.embed_prompt(prompt, positions, extras)[None]
             embeddings = embeddings.expand(step.rows, -1, -1) if step.rows > 1 else embeddings
         mask = (span[None, :] <= positions[:, None])[None, None]
-        cache = GivenCache(buffers, positions, span.shape[0])
         hidden = step.backbone(embeddings, step.prefill_positions(positions, rope), mask, cache, extras)
         return step.head(hidden[:, -1]).float() if self.logits else positions[-1:] + 1

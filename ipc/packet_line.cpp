@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <utility>
 
 namespace bulkhead {
 namespace {
@@ -46,16 +47,29 @@ Result<UniqueFd> PacketLine::use(std::unique_ptr<RingEnd> rings) {
 }
 
 Result<> PacketLine::send(std::span<const std::byte> packet, std::span<const int> fds) {
-    if (rings_ != nullptr) return send_through_rings(packet, fds);
+    return rings_ != nullptr ? send_through_rings(packet, fds, sleeper_, Wake::now) : send_on_socket(packet, fds);
+}
+
+Result<> PacketLine::post(std::span<const std::byte> packet, Wake wake) {
+    return rings_ != nullptr ? send_through_rings(packet, {}, Sleeper::trusted, wake) : send_on_socket(packet, {});
+}
+
+Result<> PacketLine::send_on_socket(std::span<const std::byte> packet, std::span<const int> fds) {
     const Result<> sent = send_packet(socket_, packet, fds);
     socket_full_ = !sent && sent.error().code == ErrorCode::queue_full;
     return sent;
 }
 
-Result<> PacketLine::send_through_rings(std::span<const std::byte> packet, std::span<const int> fds) {
+/// Also where the packet that was to wake the peer was not sent: what was posted before it is there to be read.
+void PacketLine::announce_posted() {
+    if (std::exchange(unannounced_, false)) rings_->announce();
+}
+
+Result<> PacketLine::send_through_rings(std::span<const std::byte> packet, std::span<const int> fds, Sleeper sleeper,
+                                        Wake wake) {
     // Who sleeps may have died asleep. Who is awake is not looked after: that would cost each post a system call.
     // Not by `sleep`, which would take a ring of the doorbell away from whoever waits for it.
-    if (sleeper_ == Sleeper::asked_after && !hung_up_ && rings_->peer_sleeps()) {
+    if (sleeper == Sleeper::asked_after && !hung_up_ && rings_->peer_sleeps()) {
         pollfd end{socket_, POLLRDHUP, 0};
         hung_up_ = ::poll(&end, 1, 0) > 0 && (end.revents & (POLLRDHUP | POLLHUP)) != 0;
     }
@@ -67,15 +81,35 @@ Result<> PacketLine::send_through_rings(std::span<const std::byte> packet, std::
     if (!room) return room.error();
     if (!*room) {
         refused_bytes_ = in_ring.size();
+        announce_posted();
         return Error{ErrorCode::queue_full, "the peer does not read its ring", "read answers as they come"};
     }
     if (!carried) {
         const Result<> sent = send_packet(socket_, packet, fds);
         socket_full_ = !sent && sent.error().code == ErrorCode::queue_full;
-        if (!sent) return sent;
+        if (!sent) {
+            announce_posted();
+            return sent;
+        }
     }
-    rings_->write(in_ring);
+    rings_->write_unannounced(in_ring);
+    unannounced_ = true;
+    if (wake == Wake::now) announce_posted();
     return {};
+}
+
+bool PacketLine::has_room() {
+    if (rings_ == nullptr) {
+        pollfd entry{socket_, POLLOUT, 0};
+        socket_full_ = ::poll(&entry, 1, 0) <= 0;
+        return !socket_full_;
+    }
+    const std::size_t bytes = rings_->packet_bytes_max();
+    const Result<bool> room = rings_->has_room(bytes);
+    if (!room || *room) return true;  // an error is for the next `send` to tell
+    refused_bytes_ = bytes;
+    socket_full_ = false;
+    return false;
 }
 
 Result<ReceiveOutcome> PacketLine::receive(std::span<std::byte> buffer, Packet& packet) {

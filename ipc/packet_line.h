@@ -44,8 +44,18 @@ public:
     /// Errors  worker_lost when the peer is gone, which rings tell late or never; queue_full; resources_exhausted
     ///         protocol_violation when the peer lies about what it has read
     Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {});
+    enum class Wake : std::uint8_t {
+        now,
+        later,  ///< the `send` or `post` that follows at once wakes the peer, for both
+    };
+    /// `send` to a peer that is trusted this once, for its end is heard of at the descriptor, where the caller waits next.
+    Result<> post(std::span<const std::byte> packet, Wake wake = Wake::now);
     /// After `queue_full`: whether the socket was full, rather than the ring.
     [[nodiscard]] bool socket_was_full() const noexcept { return socket_full_; }
+
+    /// Whether the peer reads: there is room for any packet of the ring's, or most of the socket is free. After false,
+    /// wait as after `queue_full`.
+    [[nodiscard]] bool has_room();
 
     /// Never waits. `closed` comes after all that the peer had sent. See `receive_packet`.
     /// Errors  besides those, protocol_violation of a ring
@@ -66,7 +76,10 @@ public:
     void wake_self() const noexcept { rings_->ring_own_doorbell(); }
 
 private:
-    Result<> send_through_rings(std::span<const std::byte> packet, std::span<const int> fds);
+    Result<> send_on_socket(std::span<const std::byte> packet, std::span<const int> fds);
+    Result<> send_through_rings(std::span<const std::byte> packet, std::span<const int> fds, Sleeper sleeper,
+                                Wake wake);
+    void announce_posted();
 
     int socket_;
     Sleeper sleeper_;
@@ -74,6 +87,7 @@ private:
     int waitable_ = -1;
     std::size_t refused_bytes_ = 0;  ///< room that the ring did not have
     bool socket_full_ = false;
+    bool unannounced_ = false;  ///< something was posted that the next packet is to wake the peer for
     bool hung_up_ = false;
 };
 

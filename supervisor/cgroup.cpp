@@ -81,6 +81,34 @@ bool is_writable_folder(const std::filesystem::path& path) {
     return ::access(path.c_str(), W_OK | X_OK) == 0 && ::access((path / "cgroup.procs").c_str(), W_OK) == 0;
 }
 
+constexpr std::string_view folder_prefix = "bulkhead-";
+
+/// Of keepers that are gone. One may be invisible from this pid namespace: who lives there need not be left behind.
+std::vector<std::filesystem::path> folders_of_gone_keepers(const std::filesystem::path& parent, pid_t keeper) {
+    auto folders = folders_in(parent);
+    std::erase_if(folders, [&](const std::filesystem::path& folder) {
+        const std::string name = folder.filename().string();
+        const int pid = name.starts_with(folder_prefix) ? std::atoi(name.c_str() + folder_prefix.size()) : 0;
+        return pid <= 0 || pid == keeper || ::kill(pid, 0) == 0 || errno != ESRCH;
+    });
+    return folders;
+}
+
+/// There is one daemon at a time on a socket: a keeper that is gone left it to the one of now.
+bool is_of_socket(const std::filesystem::path& folder, std::string_view socket) {
+    return !socket.empty() && attribute_of(folder) == socket;
+}
+
+/// The own cgroup, if folders may be made in it.
+std::optional<std::filesystem::path> own_writable_cgroup() {
+    const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
+    const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
+    if (!mountinfo || !cgroup) return std::nullopt;
+    auto own = own_cgroup(*mountinfo, *cgroup);
+    if (own && !is_writable_folder(*own)) own.reset();
+    return own;
+}
+
 }  // namespace
 
 std::optional<std::filesystem::path> own_cgroup(std::string_view mountinfo, std::string_view cgroup) {
@@ -109,17 +137,13 @@ std::optional<std::filesystem::path> own_cgroup(std::string_view mountinfo, std:
 }
 
 std::unique_ptr<Cgroups> Cgroups::make(const Owner& owner, const std::vector<WorkerName>& keep) {
-    const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
-    const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
-    if (!mountinfo || !cgroup) return nullptr;
-    const auto parent = own_cgroup(*mountinfo, *cgroup);
-    return parent && is_writable_folder(*parent) ? make_in(*parent, owner, keep) : nullptr;
+    const auto parent = own_writable_cgroup();
+    return parent ? make_in(*parent, owner, keep) : nullptr;
 }
 
 std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, const Owner& owner,
                                           const std::vector<WorkerName>& keep) {
-    const std::string prefix = "bulkhead-";
-    const std::filesystem::path path = parent / fmt::format("{}{}", prefix, owner.keeper);
+    const std::filesystem::path path = parent / fmt::format("{}{}", folder_prefix, owner.keeper);
     std::unique_ptr<Cgroups> cgroups{new Cgroups{path, owner.socket}};
     if (!cgroups->make_folder() && errno != EEXIST) return nullptr;
     if (!cgroups->open_kill_all()) return nullptr;  // before Linux 5.14
@@ -130,16 +154,27 @@ std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, c
         if (std::find(kept.begin(), kept.end(), worker) == kept.end()) write_file(worker / "cgroup.kill", "1");
     cgroups->remove_all();
 
-    // A keeper may be invisible from this pid namespace: its folders are removed only where nobody lives.
-    for (const auto& sibling : folders_in(parent)) {
-        const std::string name = sibling.filename().string();
-        const int pid = name.starts_with(prefix) ? std::atoi(name.c_str() + prefix.size()) : 0;
-        if (pid <= 0 || pid == owner.keeper || ::kill(pid, 0) == 0 || errno != ESRCH) continue;
-        // There is one daemon at a time on a socket, and here that is this one.
-        if (!owner.socket.empty() && attribute_of(sibling) == owner.socket) write_file(sibling / "cgroup.kill", "1");
-        Cgroups{sibling, {}}.remove_all();  // and itself
+    for (const auto& former : folders_of_gone_keepers(parent, owner.keeper)) {
+        if (is_of_socket(former, owner.socket)) write_file(former / "cgroup.kill", "1");
+        Cgroups{former, {}}.remove_all();  // and itself
     }
     return cgroups;
+}
+
+std::set<pid_t> Cgroups::left_behind(pid_t keeper, std::string_view socket) {
+    std::set<pid_t> pids;
+    const auto parent = own_writable_cgroup();
+    if (!parent) return pids;
+    for (const auto& former : folders_of_gone_keepers(*parent, keeper)) {
+        if (!is_of_socket(former, socket)) continue;
+        for (const auto& worker : folders_in(former)) {
+            // By its threads: without the first of them, a process that is ending is not in cgroup.procs any more.
+            std::ifstream threads{worker / "cgroup.threads"};
+            for (pid_t thread = 0; threads >> thread;)
+                if (const auto pid = process_of_thread(thread)) pids.insert(*pid);
+        }
+    }
+    return pids;
 }
 
 Cgroups::~Cgroups() {
@@ -183,11 +218,16 @@ std::filesystem::path Cgroups::folder(const WorkerName& worker) const {
     return path_ / fmt::format("{}.{}.{}", worker.model, worker.replica, worker.generation);
 }
 
-UniqueFd Cgroups::add(const WorkerName& worker) {
+Result<UniqueFd> Cgroups::add(const WorkerName& worker) {
     const auto path = folder(worker);
+    remove_unwanted();
     if (make_folder() && open_kill_all()) count_memory();  // there already, unless somebody took it for abandoned
-    if (::mkdir(path.c_str(), 0755) != 0) return {};
-    return UniqueFd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+    if (::mkdir(path.c_str(), 0755) != 0) return system_error("making " + path.string(), errno);
+    UniqueFd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+    if (fd) return fd;
+    Error error = system_error("opening " + path.string(), errno);
+    ::rmdir(path.c_str());
+    return error;
 }
 
 void Cgroups::kill(const WorkerName& worker) const { write_file(folder(worker) / "cgroup.kill", "1"); }
@@ -208,6 +248,15 @@ bool cgroup_is_populated(const std::filesystem::path& folder) {
     return false;
 }
 
-bool Cgroups::remove(const WorkerName& worker) const { return ::rmdir(folder(worker).c_str()) == 0 || errno == ENOENT; }
+bool Cgroups::remove(const WorkerName& worker) {
+    const auto path = folder(worker);
+    unwanted_.insert(path);
+    remove_unwanted();
+    return !unwanted_.contains(path);
+}
+
+void Cgroups::remove_unwanted() {
+    std::erase_if(unwanted_, [](const auto& path) { return ::rmdir(path.c_str()) == 0 || errno == ENOENT; });
+}
 
 }  // namespace bulkhead::supervisor

@@ -6,10 +6,12 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ipc/error.h"
 #include "ipc/unique_fd.h"
 #include "supervisor/worker_name.h"
 
@@ -36,16 +38,19 @@ public:
     static std::unique_ptr<Cgroups> make(const Owner& owner, const std::vector<WorkerName>& keep = {});
     static std::unique_ptr<Cgroups> make_in(const std::filesystem::path& parent, const Owner& owner,
                                             const std::vector<WorkerName>& keep = {});
+    /// Who still lives in what a keeper on this socket left that is gone.
+    /// `keeper`  the one of now
+    [[nodiscard]] static std::set<pid_t> left_behind(pid_t keeper, std::string_view socket);
     ~Cgroups();
     Cgroups(const Cgroups&) = delete;
     Cgroups& operator=(const Cgroups&) = delete;
 
-    /// A folder to spawn into; no descriptor when it could not be made, and the process group must do.
-    [[nodiscard]] UniqueFd add(const WorkerName& worker);
+    /// A folder to spawn into. Where there is none, nothing is left behind, and the process group must do.
+    [[nodiscard]] Result<UniqueFd> add(const WorkerName& worker);
     [[nodiscard]] std::filesystem::path folder(const WorkerName& worker) const;
     void kill(const WorkerName& worker) const;
-    /// False while processes are left in it.
-    bool remove(const WorkerName& worker) const;
+    /// False while processes are left in it: then it goes with a later call of this or of `add`.
+    bool remove(const WorkerName& worker);
 
     /// Processes of it that the kernel's OOM killer ended; empty where the memory controller is not enabled for it.
     [[nodiscard]] std::optional<std::uint64_t> oom_kills(const WorkerName& worker) const;
@@ -61,10 +66,12 @@ private:
     bool open_kill_all();
     void count_memory() const;
     void remove_all() const;
+    void remove_unwanted();
 
     std::filesystem::path path_;
     std::string socket_;
     UniqueFd kill_all_;
+    std::set<std::filesystem::path> unwanted_;  ///< folders with processes that are still ending
 };
 
 }  // namespace bulkhead::supervisor

@@ -3,13 +3,18 @@
 #include <filesystem>
 #include <optional>
 
+#include "supervisor/log_writer.h"
+
 namespace bulkhead::supervisor {
 
 /// `<runtime folder>/logs`, made with mode 0700; empty, with a warning, where it cannot be made.
-[[nodiscard]] std::optional<std::filesystem::path> make_log_folder(const std::filesystem::path& runtime_folder);
+[[nodiscard]] std::optional<LogStore> make_log_store(const std::filesystem::path& runtime_folder);
 
-/// The daemon's own log: bulkheadd.log in the folder, rotating, and standard error where that is a terminal
-/// or there is no folder.
-void open_daemon_log(const std::optional<std::filesystem::path>& folder);
+/// The daemon's own log: bulkheadd.log in the store, rotating, and standard error where that is a terminal or there is
+/// no store. No line waits for either.
+void open_daemon_log(const std::optional<LogStore>& store);
+
+/// Writes what waits, in the store too. False: as `LogWriter::end`.
+[[nodiscard]] bool end_daemon_log(const std::optional<LogStore>& store);
 
 }  // namespace bulkhead::supervisor

@@ -11,16 +11,16 @@
 
 namespace bulkhead::supervisor {
 
-Model::Model(FleetContext& context, config::ModelSpec declared, const std::optional<std::filesystem::path>& log_folder)
-    : spec{std::move(declared)}, log{spec.name, log_folder} {
+Model::Model(FleetContext& context, config::ModelSpec declared, const std::optional<LogStore>& logs)
+    : spec{std::move(declared)}, log{spec.name, logs} {
     for (std::uint32_t i = 0; i < spec.replicas; ++i)
         replicas.push_back(std::make_unique<Replica>(context, spec, i, log));
 }
 
 Fleet::Fleet(FleetContext& context, const config::Fleet& declared,
-             const std::optional<std::filesystem::path>& log_folder)
+             const std::optional<LogStore>& logs)
     : context_{context}, status_deadline_{context.io} {
-    for (const auto& spec : declared.models) models_.push_back(std::make_unique<Model>(context, spec, log_folder));
+    for (const auto& spec : declared.models) models_.push_back(std::make_unique<Model>(context, spec, logs));
     context_.on_gpu_quarantined = [this](const std::string& uuid) {
         for (Replica* replica : replicas_of(all())) replica->gpu_was_quarantined(uuid);
     };
@@ -37,9 +37,8 @@ Replica* Fleet::replica_of(const WorkerName& worker) const {
 }
 
 void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, std::string>& declarations,
-                  std::int64_t since_unix_ms) {
-    if (since_unix_ms != 0)
-        for (const auto& model : models_) model->log.read_back(since_unix_ms);
+                  FormerLines former_lines) {
+    for (const auto& model : models_) model->log.restore(std::move(former_lines[model->spec.name]));
     std::map<Replica*, std::vector<FoundWorker>> by_replica;
     const auto gpu_of = [](const FoundWorker& worker) {
         const auto ledger = Ledger::parse(worker.ledger);

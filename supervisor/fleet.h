@@ -14,7 +14,7 @@ namespace bulkhead::supervisor {
 
 /// One model of the fleet file with its replicas.
 struct Model {
-    Model(FleetContext& context, config::ModelSpec declared, const std::optional<std::filesystem::path>& log_folder);
+    Model(FleetContext& context, config::ModelSpec declared, const std::optional<LogStore>& logs);
 
     const config::ModelSpec spec;
     ModelLog log;
@@ -33,13 +33,13 @@ public:
         std::vector<Receipt> receipts;
     };
 
-    Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<std::filesystem::path>& log_folder);
+    Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs);
 
     /// Takes over what former supervisors of this keeper left: to be called once, first of all.
-    /// `declarations`   `fingerprint` by model
-    /// `since_unix_ms`  logs are read back from then on; 0: not at all
+    /// `declarations`  `fingerprint` by model
+    /// `former_lines`  what those logged
     void adopt(std::vector<FoundWorker> found, const std::map<std::string, std::string>& declarations,
-               std::int64_t since_unix_ms);
+               FormerLines former_lines);
     /// Starts what shall run from the start, and of which nothing was found.
     void preload();
     [[nodiscard]] Models all() const;

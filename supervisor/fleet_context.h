@@ -14,6 +14,7 @@
 #include "supervisor/gpu_quarantine.h"
 #include "supervisor/gpus.h"
 #include "supervisor/keeper.h"
+#include "supervisor/log_writer.h"
 #include "supervisor/off_loop.h"
 #include "supervisor/settle_queue.h"
 #include "supervisor/worker_environment.h"
@@ -46,6 +47,8 @@ struct FleetContext {
     std::shared_ptr<AliveWatch> alive = std::make_shared<AliveWatch>(io);
     /// Used off the loop.
     std::shared_ptr<CrashReports> crash_reports = std::make_shared<CrashReports>(std::filesystem::path{});
+
+    std::shared_ptr<LogWriter> log_writer{};  ///< null: nothing is written to disk
 
     std::size_t placing = 0;  ///< starts that wait for their device
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include <boost/json.hpp>
 #include <fmt/format.h>
@@ -86,7 +87,64 @@ std::optional<LastCrash> last_crash_of(const json::object& all) {
     return crash;
 }
 
+constexpr std::size_t on_gpu_bytes_max = 128;
+
+/// Each name before the times on it, which but for the first are differences: [UUID, ms, +ms, …].
+json::array to_json(std::vector<CrashOnGpu> crashes) {
+    for (;; crashes.erase(crashes.begin())) {
+        json::array list;
+        std::string_view uuid;
+        std::int64_t former = 0;
+        for (const CrashOnGpu& crash : crashes) {
+            if (std::exchange(uuid, crash.uuid) != crash.uuid) list.emplace_back(json::string{crash.uuid});
+            list.emplace_back(crash.unix_ms - std::exchange(former, crash.unix_ms));
+        }
+        if (crashes.empty() || json::serialize(list).size() <= on_gpu_bytes_max) return list;
+    }
+}
+
+std::vector<CrashOnGpu> crashes_on_gpu_of(const json::object& all) {
+    std::vector<CrashOnGpu> crashes;
+    const json::value* list = all.if_contains("on_gpu");
+    if (list == nullptr || !list->is_array()) return crashes;
+    std::string uuid;
+    std::int64_t at = 0;
+    for (const json::value& one : list->get_array()) {
+        if (one.is_string()) {
+            uuid = one.get_string();
+        } else if (boost::system::error_code ec; !uuid.empty() && crashes.size() < limits::restart_unforgiven_max) {
+            constexpr std::int64_t sane = INT64_MAX / 16;
+            const auto since = one.to_number<std::int64_t>(ec);
+            if (ec || since < -sane || since > sane) continue;
+            crashes.push_back({uuid, at += since});
+        }
+    }
+    return crashes;
+}
+
 }  // namespace
+
+void Ledger::note(const RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) {
+    keep_running = policy.keep_running;
+    crashes = policy.crashes;
+    const auto blame = policy.blame(now);
+    gave_up_by_count = blame.gave_up_by_count;
+    ready_before_withdrawn = blame.ready_before_withdrawn;
+    on_gpu.clear();
+    for (const auto& [uuid, at] : blame.on_gpu)
+        on_gpu.push_back({uuid, unix_ms - std::chrono::duration_cast<Millis>(now - at).count()});
+}
+
+void Ledger::restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const {
+    policy.keep_running = keep_running;
+    policy.crashes = crashes;
+    RestartPolicy::Blame blame{gave_up_by_count, ready_before_withdrawn, {}};
+    constexpr auto no_matter = Millis{2 * limits::gpu_failures_window}.count();
+    for (const CrashOnGpu& crash : on_gpu)
+        blame.on_gpu.push_back(
+            {crash.uuid, now - Millis{std::clamp<std::int64_t>(unix_ms - crash.unix_ms, 0, no_matter)}});
+    policy.restore(std::move(blame));
+}
 
 Ledger Ledger::of_replica() const {
     Ledger result;
@@ -96,6 +154,9 @@ Ledger Ledger::of_replica() const {
     result.requests = requests;
     result.errors = errors;
     result.crashes = crashes;
+    result.gave_up_by_count = gave_up_by_count;
+    result.ready_before_withdrawn = ready_before_withdrawn;
+    result.on_gpu = on_gpu;
     result.last_crash = last_crash;
     return result;
 }
@@ -134,7 +195,11 @@ std::string Ledger::to_text() const {
         json::array& list = all["crashes"].emplace_array();
         for (const Millis ready_for : crashes.compacted().ready_before) list.push_back(ready_for.count());
     }
+    add("by_count", gave_up_by_count, false);
+    add("withdrawn_ms", ready_before_withdrawn.count(), 0);
     const auto fits = [&] { return json::serialize(all).size() <= keeper_link::ledger_bytes_max; };
+    if (!on_gpu.empty()) all["on_gpu"] = to_json(on_gpu);
+    if (!fits()) all.erase("on_gpu");
     if (last_crash) {
         constexpr std::size_t reason_bytes_min = 64;
         all["reason"] = cut(reason, reason_bytes_min);
@@ -187,6 +252,9 @@ Result<Ledger> Ledger::parse(std::string_view text) {
     ledger.errors = count_member(all, "errors");
     ledger.reason = string("reason");
     ledger.last_crash = last_crash_of(all);
+    ledger.gave_up_by_count = flag_member(all, "by_count");
+    ledger.ready_before_withdrawn = Millis{time_member(all, "withdrawn_ms")};
+    ledger.on_gpu = crashes_on_gpu_of(all);
     if (const json::value* list = all.if_contains("crashes"); list != nullptr && list->is_array())
         for (const json::value& one : list->get_array()) {
             const auto ready_for = one.to_number<std::int64_t>(ec);

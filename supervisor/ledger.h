@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/fleet.h"
 #include "ipc/error.h"
@@ -27,6 +28,14 @@ struct LastCrash {
     std::string lost;         ///< why it could not be written; cut to fit
 
     friend bool operator==(const LastCrash&, const LastCrash&) = default;
+};
+
+/// One that is the GPU's, should that be quarantined soon after.
+struct CrashOnGpu {
+    std::string uuid;
+    std::int64_t unix_ms = 0;
+
+    friend bool operator==(const CrashOnGpu&, const CrashOnGpu&) = default;
 };
 
 /// What one supervisor leaves to the next about one replica, in the keeper's care and opaque to it: an object of JSON,
@@ -58,8 +67,15 @@ struct Ledger {
     std::uint64_t requests = 0;  ///< of former generations
     std::uint64_t errors = 0;
     CrashHistory crashes;
+    bool gave_up_by_count = false;        ///< crashes have quarantined it
+    Millis ready_before_withdrawn{};      ///< counts for the next crash
+    std::vector<CrashOnGpu> on_gpu;       ///< oldest first; the older are left out where they do not fit
     std::optional<LastCrash> last_crash;  ///< left out where it does not fit beside the reason
     std::string reason;                   ///< of a quarantine, a backoff or an unasked end; cut to fit
+
+    /// What the policy knows; `unix_ms` is the same moment as `now`.
+    void note(const RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms);
+    void restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const;
 
     /// What it says of the replica, and nothing of a process: for a successor that was spawned and never noted.
     [[nodiscard]] Ledger of_replica() const;

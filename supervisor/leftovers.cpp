@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "supervisor/cgroup.h"
 #include "supervisor/proc_files.h"
 #include "supervisor/text.h"
 
@@ -21,18 +22,22 @@ bool is_alive(const Leftover& leftover) {
 
 std::vector<Leftover> kill_leftovers(std::string_view socket, const std::set<std::string>& keep) {
     std::vector<Leftover> killed;
-    const auto is_leftover = [&](pid_t pid) {
+    const auto is_marked = [&](pid_t pid) {
         const auto environment = read_proc_file(pid, "environ", limits::environ_bytes_max);
         if (!environment || environment_value(*environment, "BULKHEAD_SOCKET") != socket) return false;
         const auto marker = environment_value(*environment, "BULKHEAD_WORKER");
         return marker && !keep.contains(std::string{*marker});
     };
-    for (const pid_t pid : own_processes()) {
-        if (pid == ::getppid() || !is_leftover(pid)) continue;
+    const auto kill_if = [&](pid_t pid, const std::function<bool(pid_t)>& is_meant) {
         std::string name = process_name(pid);
-        if (UniqueFd pidfd = kill_process_if(pid, is_leftover))
-            killed.push_back({pid, std::move(name), std::move(pidfd)});
-    }
+        if (UniqueFd pidfd = kill_process_if(pid, is_meant)) killed.push_back({pid, std::move(name), std::move(pidfd)});
+    };
+    // First by its cgroup, which also tells of one that is held in its exit, and has no environment any more.
+    const auto in_cgroups = [&] { return Cgroups::left_behind(::getppid(), socket); };
+    const std::set<pid_t> members = in_cgroups();
+    for (const pid_t pid : members) kill_if(pid, [&](pid_t one) { return in_cgroups().contains(one); });
+    for (const pid_t pid : own_processes())
+        if (pid != ::getppid() && !members.contains(pid) && is_marked(pid)) kill_if(pid, is_marked);
     return killed;
 }
 

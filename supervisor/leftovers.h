@@ -22,8 +22,9 @@ struct Leftover {
     UniqueFd pidfd;
 };
 
-/// Ends what a former daemon or supervisor on this socket left behind: processes that carry BULKHEAD_SOCKET with this
-/// path and a BULKHEAD_WORKER that is not in `keep`, the markers of workers that will be adopted.
+/// Ends what a former daemon or supervisor on this socket left behind: processes in the cgroups of a keeper that is
+/// gone, and those that carry BULKHEAD_SOCKET with this path and a BULKHEAD_WORKER that is not in `keep`, the markers
+/// of workers that will be adopted. The keeper of now is the parent of the calling process.
 /// Thread  the off-loop thread
 [[nodiscard]] std::vector<Leftover> kill_leftovers(std::string_view socket, const std::set<std::string>& keep = {});
 

@@ -116,6 +116,9 @@ inline constexpr std::size_t log_bytes_per_window = 256 * 1024;
 inline constexpr std::size_t log_read_bytes = 64 * 1024;
 inline constexpr std::size_t log_reads_per_turn = 4;
 inline constexpr std::size_t log_tail_default = 100;
+inline constexpr std::size_t log_waiting_bytes_max = 4 << 20;  ///< to be written, of all models
+inline constexpr std::size_t log_batch_bytes_max = 64 << 10;   ///< written at once, where more waits
+inline constexpr auto log_flush_deadline = 1s;                 ///< when the supervisor ends
 
 /// Clients that one worker says map its device memory.
 inline constexpr std::size_t importers_max = 64;

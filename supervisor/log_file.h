@@ -4,17 +4,20 @@
 #include <string_view>
 
 #include "ipc/unique_fd.h"
+#include "supervisor/log_writer.h"
 
 namespace bulkhead::supervisor {
 
 /// A text file of at most `log_file_bytes_max` bytes, with its predecessor beside it as NAME.1.
 /// A full disk or a read-only folder costs the lines of that time and one warning, nothing else.
-class LogFile {
+///
+/// Thread  the writer's
+class LogFile : public LogTarget {
 public:
     /// Opened by the first line.
     explicit LogFile(std::filesystem::path path) : path_{std::move(path)} {}
 
-    void append(std::string_view lines);
+    void append(std::string_view lines) override;
 
 private:
     bool open();

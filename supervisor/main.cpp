@@ -11,6 +11,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -99,15 +100,19 @@ int main(int argc, char** argv) {
     ::umask(077);  // logs and cache are their owner's alone
     raise_descriptor_limit();
 
-    const auto log_folder = supervisor::make_log_folder(std::filesystem::path{arguments->socket}.parent_path());
+    const auto logs = supervisor::make_log_store(std::filesystem::path{arguments->socket}.parent_path());
+    supervisor::open_daemon_log(logs);
     auto read = config::read_fleet(arguments->fleet);
     for (const auto& diagnostic : read.diagnostics) fmt::print(stderr, "error: {}\n", diagnostic.text());
     std::string fleet_error;
     if (read.ok()) {
-        if (log_folder) supervisor::LastGoodFleet{*log_folder}.save(read.fleet);
+        if (logs)
+            logs->writer->save("last good fleet", [file = supervisor::LastGoodFleet{logs->folder}, fleet = read.fleet] {
+                file.save(fleet);
+            });
     } else {
         // Not the first supervisor of this keeper: workers may run, and a typing error must not cost them.
-        auto last_good = log_folder ? supervisor::LastGoodFleet{*log_folder}.load() : std::nullopt;
+        auto last_good = logs ? supervisor::LastGoodFleet{logs->folder}.load() : std::nullopt;
         if (!last_good) return exit_config_invalid;
         fleet_error = read.diagnostics.front().text();
         read.fleet = std::move(*last_good);
@@ -125,10 +130,11 @@ int main(int argc, char** argv) {
     options.fleet = std::move(read.fleet);
     options.cache = *cache;
     options.fleet_error = std::move(fleet_error);
-    options.log_folder = log_folder;
+    options.logs = logs;
     options.inherited = supervisor::inheritable(environ);
     options.keeper_link = UniqueFd{keeper_link::child_link_fd};
     options.listener = UniqueFd{keeper_link::child_listen_fd};
-    supervisor::open_daemon_log(options.log_folder);
-    return supervisor::Supervisor{std::move(options)}.run();
+    const int status = supervisor::Supervisor{std::move(options)}.run();
+    if (!supervisor::end_daemon_log(logs)) std::_Exit(status);
+    return status;
 }

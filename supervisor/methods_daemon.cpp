@@ -34,6 +34,8 @@ void info(Daemon& daemon, rpc::Call call) {
              {"keeper_upgrade_failed",
               facts.keeper_upgrade_failed.empty() ? json::value(nullptr) : json::value(facts.keeper_upgrade_failed)},
              {"adopted", daemon.fleet.context().adopted},
+             {"log_lines_lost",
+              daemon.fleet.context().log_writer ? daemon.fleet.context().log_writer->lost() : std::uint64_t{0}},
              {"fleet_error", facts.fleet_error.empty() ? json::value(nullptr) : json::value(facts.fleet_error)},
              {"models", std::move(models)}},
             {}});

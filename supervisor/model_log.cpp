@@ -42,29 +42,39 @@ std::optional<LogLine> line_of(const std::string& text) {
                    std::string{rest}};
 }
 
-}  // namespace
-
-ModelLog::ModelLog(std::string model, const std::optional<std::filesystem::path>& folder) : model_{std::move(model)} {
-    if (!folder) return;
-    path_ = *folder / (file_name(model_) + ".log");
-    file_.emplace(*path_);
+std::filesystem::path path_of(const std::filesystem::path& folder, const std::string& model) {
+    return folder / (file_name(model) + ".log");
 }
 
-void ModelLog::read_back(std::int64_t since_unix_ms) {
-    if (!path_) return;
-    std::ifstream file{*path_, std::ios::binary | std::ios::ate};
+}  // namespace
+
+ModelLog::ModelLog(std::string model, const std::optional<LogStore>& store) : model_{std::move(model)} {
+    if (!store) return;
+    file_ = std::make_shared<LogFile>(path_of(store->folder, model_));
+    writer_ = store->writer;
+}
+
+std::vector<LogLine> ModelLog::read_back(const std::filesystem::path& folder, const std::string& model,
+                                         std::int64_t since_unix_ms) {
+    std::vector<LogLine> lines;
+    std::ifstream file{path_of(folder, model), std::ios::binary | std::ios::ate};
     const auto size = static_cast<std::int64_t>(file.tellg());
-    if (!file || size <= 0) return;
+    if (!file || size <= 0) return lines;
     const std::int64_t from = std::max<std::int64_t>(size - static_cast<std::int64_t>(limits::log_read_back_bytes), 0);
     file.seekg(from);
     std::string text;
     if (from > 0) std::getline(file, text);  // the end of a line
     while (std::getline(file, text))
-        if (auto line = line_of(text); line && line->time_ms >= since_unix_ms) keep(std::move(*line));
+        if (auto line = line_of(text); line && line->time_ms >= since_unix_ms) lines.push_back(std::move(*line));
+    return lines;
+}
+
+void ModelLog::restore(std::vector<LogLine> lines) {
+    for (LogLine& line : lines) keep(std::move(line));
 }
 
 void ModelLog::append(LogLine line) {
-    if (file_) file_->append(text_of(line));
+    if (file_) writer_->append(file_, text_of(line));
     if (!followers_.empty()) {
         json::object params = to_json(line);
         params["model"] = model_;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,17 +22,22 @@ struct LogLine {
     std::string text;        ///< escaped
 };
 
+using FormerLines = std::map<std::string, std::vector<LogLine>>;  ///< by model, oldest first
+
 /// What the replicas of one model print: the last lines in memory, more of them in a file, and each new one
 /// to whoever follows.
 class ModelLog {
 public:
-    /// Without a folder nothing is written to disk.
-    ModelLog(std::string model, const std::optional<std::filesystem::path>& folder);
+    /// Without a store nothing is written to disk.
+    ModelLog(std::string model, const std::optional<LogStore>& store);
 
     void append(LogLine line);
-    /// Takes what a former supervisor wrote into the file since then, its last `log_read_back_bytes` at most. Before
-    /// the first `append`.
-    void read_back(std::int64_t since_unix_ms);
+    /// What a former supervisor wrote of this model since then: its last `log_read_back_bytes` at most. Blocks for the
+    /// disk.
+    [[nodiscard]] static std::vector<LogLine> read_back(const std::filesystem::path& folder, const std::string& model,
+                                                        std::int64_t since_unix_ms);
+    /// Takes that. Before the first `append`.
+    void restore(std::vector<LogLine> lines);
     [[nodiscard]] json::array tail(std::size_t lines) const;
     void follow(std::weak_ptr<NotificationSink> sink) { followers_.add(std::move(sink)); }
     /// What a worker of this generation printed last, oldest first.
@@ -46,8 +52,8 @@ private:
     void keep(LogLine line);
 
     std::string model_;
-    std::optional<std::filesystem::path> path_;
-    std::optional<LogFile> file_;
+    std::shared_ptr<LogFile> file_;      ///< the writer's thread appends to it; null: none
+    std::shared_ptr<LogWriter> writer_;
     std::deque<LogLine> lines_;
     std::size_t bytes_ = 0;
     Subscribers followers_;

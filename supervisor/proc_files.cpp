@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -59,8 +60,36 @@ std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, std::array<
 }
 
 /// Those that the kernel answers when the process' memory map is at rest.
-bool waits_for_memory_map(std::string_view file) {
-    return file == "environ" || file == "maps" || file == "smaps_rollup";
+bool is_of_memory(std::string_view file) { return file == "environ" || file == "maps" || file == "smaps_rollup"; }
+
+/// Empty when it cannot be read, or exceeds `bytes_max`.
+std::optional<std::string> read_file(const std::string& path, std::size_t bytes_max) {
+    const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    if (!fd) return std::nullopt;
+    std::string text;
+    constexpr std::size_t step = 64 * 1024;
+    while (text.size() <= bytes_max) {
+        const std::size_t had = text.size();
+        text.resize(had + step);
+        const ssize_t count = ::read(fd.get(), text.data() + had, step);
+        text.resize(had + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+        if (count == 0) return text;
+        if (count < 0 && errno != EINTR) return std::nullopt;
+    }
+    return std::nullopt;
+}
+
+/// The entries of a folder of /proc that are numbers.
+std::vector<pid_t> numbers_in(const std::string& folder) {
+    std::vector<pid_t> numbers;
+    const std::unique_ptr<DIR, int (*)(DIR*)> entries{::opendir(folder.c_str()), ::closedir};
+    if (!entries) return numbers;
+    while (const dirent* entry = ::readdir(entries.get())) {
+        const std::string_view name{entry->d_name};
+        if (const auto number = parse_number<pid_t>(name, 10); number && name[0] >= '0' && name[0] <= '9')
+            numbers.push_back(*number);
+    }
+    return numbers;
 }
 
 /// Never destroyed: a thread that the kernel holds may come back while the process ends.
@@ -95,22 +124,18 @@ bool is_being_read(pid_t pid) {
 }
 
 std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max) {
-    std::optional<ProcessBeingRead> mine;
-    if (waits_for_memory_map(file) && !mine.emplace(pid)) return std::nullopt;
-    const std::string path = fmt::format("/proc/{}/{}", pid, file);
-    const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-    if (!fd) return std::nullopt;
-    std::string text;
-    constexpr std::size_t step = 64 * 1024;
-    while (text.size() <= bytes_max) {
-        const std::size_t had = text.size();
-        text.resize(had + step);
-        const ssize_t count = ::read(fd.get(), text.data() + had, step);
-        text.resize(had + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
-        if (count == 0) return text;
-        if (count < 0 && errno != EINTR) return std::nullopt;
+    if (!is_of_memory(file)) return read_file(fmt::format("/proc/{}/{}", pid, file), bytes_max);
+    const ProcessBeingRead mine{pid};
+    if (!mine) return std::nullopt;
+    auto text = read_file(fmt::format("/proc/{}/{}", pid, file), bytes_max);
+    if (text && !text->empty()) return text;
+    // The number is that of the first thread, which gives its memory up when it ends, be it long before the others.
+    for (const pid_t thread : numbers_in(fmt::format("/proc/{}/task", pid))) {
+        if (thread == pid) continue;
+        auto of_thread = read_file(fmt::format("/proc/{}/task/{}/{}", pid, thread, file), bytes_max);
+        if (of_thread && !of_thread->empty()) return of_thread;
     }
-    return std::nullopt;
+    return text;
 }
 
 std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup) {
@@ -158,18 +183,24 @@ std::optional<std::string_view> environment_value(std::string_view environ_bytes
 }
 
 std::vector<pid_t> own_processes() {
-    std::vector<pid_t> pids;
-    const std::unique_ptr<DIR, int (*)(DIR*)> proc{::opendir("/proc"), ::closedir};
-    if (!proc) return pids;
-    while (const dirent* entry = ::readdir(proc.get())) {
-        const std::string_view name{entry->d_name};
-        const auto pid = parse_number<pid_t>(name, 10);
-        if (!pid || name[0] < '0' || name[0] > '9' || *pid == ::getpid()) continue;
+    std::vector<pid_t> pids = numbers_in("/proc");
+    std::erase_if(pids, [](pid_t pid) {
         struct stat status {};
-        if (::fstatat(::dirfd(proc.get()), entry->d_name, &status, 0) == 0 && status.st_uid == ::geteuid())
-            pids.push_back(*pid);
-    }
+        return pid == ::getpid() || ::stat(fmt::format("/proc/{}", pid).c_str(), &status) != 0 ||
+               status.st_uid != ::geteuid();
+    });
     return pids;
+}
+
+std::optional<pid_t> process_of_thread(pid_t thread) {
+    const auto status = read_proc_file(thread, "status", 64 * 1024);
+    std::optional<pid_t> process;
+    if (status)
+        for_each_line(*status, [&](std::string_view line) {
+            constexpr std::string_view name = "Tgid:\t";
+            if (line.starts_with(name)) process = parse_number<pid_t>(line.substr(name.size()), 10);
+        });
+    return process;
 }
 
 std::string process_name(pid_t pid) {

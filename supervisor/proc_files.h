@@ -37,7 +37,8 @@ private:
 };
 [[nodiscard]] bool is_being_read(pid_t pid);
 
-/// Empty when the process is gone, is another user's or being read, or the file exceeds `bytes_max`.
+/// Empty when the process is gone, is another user's or being read, or the file exceeds `bytes_max`. What is told of
+/// its memory is there for as long as any of its threads runs.
 [[nodiscard]] std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size_t bytes_max);
 
 /// `Pss_Anon` + `Pss_Shmem` of an smaps_rollup, in bytes: what is gone when the process is, page cache is not.
@@ -57,6 +58,9 @@ private:
 
 /// Processes of the caller's user, itself left out.
 [[nodiscard]] std::vector<pid_t> own_processes();
+
+/// The process that a thread is of; empty when it is gone.
+[[nodiscard]] std::optional<pid_t> process_of_thread(pid_t thread);
 
 /// The name of a process as the kernel shows it, escaped; empty when it is gone.
 [[nodiscard]] std::string process_name(pid_t pid);

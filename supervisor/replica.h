@@ -237,6 +237,7 @@ private:
     [[nodiscard]] Ending ending();
     [[nodiscard]] bool blames_gpu() const;
     void note_crash_in_capture();
+    [[nodiscard]] bool may_run_eagerly() const;
     [[nodiscard]] bool was_lost_in_capture() const;
     [[nodiscard]] std::string note() const;
 

@@ -57,8 +57,7 @@ void Replica::adopt(FoundWorker found, const std::optional<Ledger>& ledger, cons
     record_ = found.name;
     const bool changed = !ledger || !is_same_declaration(ledger->declaration, declaration);
     if (ledger) {
-        policy_.keep_running = ledger->keep_running;
-        policy_.crashes = ledger->crashes;
+        ledger->restore(policy_, Clock::now(), unix_ms());
         eager_reason_ = ledger->eager;
         restarts_ = ledger->restarts;
         past_requests_ = ledger->requests;

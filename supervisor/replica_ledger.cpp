@@ -14,8 +14,7 @@ Ledger Replica::ledger() const {
     Ledger ledger;
     ledger.declaration = declaration_;
     ledger.eager = eager_reason_;
-    ledger.keep_running = policy_.keep_running;
-    ledger.crashes = policy_.crashes;
+    ledger.note(policy_, Clock::now(), unix_ms());
     ledger.restarts = restarts_;
     ledger.requests = past_requests_;
     ledger.errors = past_errors_;
@@ -80,6 +79,8 @@ void Replica::remember() {
         same_moment(now.end_began_unix_ms, remembered_->end_began_unix_ms);
         compared.ready_unix_ms = now.ready_unix_ms;
         compared.end_began_unix_ms = now.end_began_unix_ms;
+        if (remembered_->on_gpu.size() == now.on_gpu.size() && remembered_->crashes == now.crashes)
+            compared.on_gpu = now.on_gpu = remembered_->on_gpu;
         if (compared == *remembered_) return;
     }
     context_.keeper.keep(*record_, now.to_text());

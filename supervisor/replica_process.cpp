@@ -95,7 +95,13 @@ void Replica::on_placed(const Result<Device>& device) {
         return without_process({ErrorCode::config_invalid,
                                 fmt::format("starting {}: its environment has {}", name().place(), bytes_text(bytes)),
                                 fmt::format("declare less than {}", bytes_text(keeper_link::spawn_bytes_max))});
-    if (context_.cgroups) request.cgroup = context_.cgroups->add(name());
+    if (context_.cgroups) {
+        if (auto folder = context_.cgroups->add(name()))
+            request.cgroup = std::move(*folder);
+        else
+            spdlog::warn("worker={} is contained by its process group and marker alone: {}", name().text(),
+                         folder.error().text());
+    }
     process_->has_cgroup = static_cast<bool>(request.cgroup);
     context_.keeper.spawn(
         std::move(request),

@@ -51,13 +51,17 @@ void Replica::load_deadline_passed() {
     if (HangWatch::slept(load_until_, Clock::now())) return begin_load_budget();
     if (load_until_ > Clock::now()) return arm_load_deadline();
     const bool capturing = state_ == WorkerState::capturing;
+    const std::int64_t budget = (capturing ? spec_.deadlines.capture : spec_.deadlines.load).count();
     const std::string ago = text_of(Clock::now() - process_->progressed_at);
     const std::string last = process_->progress.phase.empty()
                                  ? fmt::format("it has reported nothing since its start {} ago", ago)
                                  : fmt::format("its last progress was \"{}\" {} ago", process_->progress.text(), ago);
+    if (capturing && may_run_eagerly())
+        return hang(
+            fmt::format("its capture made no progress within {}; {}", duration_text(budget), last),
+            fmt::format("raise deadlines.capture of {}, or look at `bulkhead crashes {}`", spec_.name, spec_.name));
     fail({ErrorCode::deadline_exceeded,
-          fmt::format("loading {}: no progress within {}; {}", name().place(),
-                      duration_text((capturing ? spec_.deadlines.capture : spec_.deadlines.load).count()), last),
+          fmt::format("loading {}: no progress within {}; {}", name().place(), duration_text(budget), last),
           fmt::format("raise deadlines.{} of {}, or look at `bulkhead logs {}` and `bulkhead crashes {}`",
                       capturing ? "capture" : "load", spec_.name, spec_.name, spec_.name)});
     abort_process();
@@ -220,6 +224,12 @@ bool Replica::blames_gpu() const {
     }
 }
 
+/// Without graphs the next process may do better.
+bool Replica::may_run_eagerly() const {
+    return spec_.graphs == config::Graphs::preferred && eager_reason_.empty() && !unload_asked_;
+}
+
+/// By its own crash, or because it hung.
 bool Replica::was_lost_in_capture() const {
     return process_->lost_in == WorkerState::capturing && !process_->failure && !killed_by_another(*process_) &&
            spec_.graphs == config::Graphs::preferred && !unload_asked_;
@@ -227,7 +237,10 @@ bool Replica::was_lost_in_capture() const {
 
 /// Graphs that are only preferred are given up for good when capturing them ends the process.
 void Replica::note_crash_in_capture() {
-    if (was_lost_in_capture()) eager_reason_ = "capture crashed with " + process_->exit->text();
+    if (!was_lost_in_capture()) return;
+    eager_reason_ = process_->sigabrt_sent
+                        ? fmt::format("capture hung for {}", duration_text(spec_.deadlines.capture.count()))
+                        : "capture crashed with " + process_->exit->text();
 }
 
 /// What an operator should see beside the state.

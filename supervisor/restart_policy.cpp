@@ -74,14 +74,12 @@ Millis restart_delay(std::uint32_t unforgiven) {
 
 void RestartPolicy::lifted() {
     crashes.clear();
-    on_gpu_.clear();
-    ready_before_withdrawn_ = {};
-    gave_up_by_count_ = false;
+    blame_ = {};
 }
 
 RestartDecision RestartPolicy::ended(const End& end, Time now, double jitter) {
     const RestartDecision stopped{
-        WorkerEvent::reclaimed, now, {}, unforgiven_crashes(crashes, ready_before_withdrawn_)};
+        WorkerEvent::reclaimed, now, {}, unforgiven_crashes(crashes, blame_.ready_before_withdrawn)};
     switch (end.how) {
     case Ending::asked: return stopped;
     case Ending::gpu_refused:
@@ -95,14 +93,15 @@ RestartDecision RestartPolicy::ended(const End& end, Time now, double jitter) {
         break;
     case Ending::crashed: break;
     }
-    crashes.add(end.ready_for + std::exchange(ready_before_withdrawn_, {}));
-    if (on_gpu_.size() == limits::restart_unforgiven_max) on_gpu_.erase(on_gpu_.begin());
-    on_gpu_.push_back({end.gpu_uuid, now});
+    crashes.add(end.ready_for + std::exchange(blame_.ready_before_withdrawn, {}));
+    auto& on_gpu = blame_.on_gpu;
+    if (on_gpu.size() == limits::restart_unforgiven_max) on_gpu.erase(on_gpu.begin());
+    on_gpu.push_back({end.gpu_uuid, now});
 
     RestartDecision decision;
     decision.unforgiven = unforgiven_crashes(crashes);
     if (decision.unforgiven >= limits::restart_unforgiven_max) {
-        gave_up_by_count_ = true;
+        blame_.gave_up_by_count = true;
         decision.event = WorkerEvent::gave_up;
     } else if (is_wanted(end)) {
         const double scale = 1.0 + limits::restart_jitter * std::clamp(jitter, -1.0, 1.0);
@@ -117,16 +116,28 @@ RestartDecision RestartPolicy::ended(const End& end, Time now, double jitter) {
 }
 
 bool RestartPolicy::gpu_quarantined(const std::string& uuid, Time now) {
+    auto& [gave_up_by_count, ready_before_withdrawn, on_gpu] = blame_;
     std::size_t blamed = 0;
-    while (!on_gpu_.empty() && on_gpu_.back().uuid == uuid && now - on_gpu_.back().at <= limits::gpu_failures_window) {
-        on_gpu_.pop_back();
+    while (!on_gpu.empty() && on_gpu.back().uuid == uuid && now - on_gpu.back().at <= limits::gpu_failures_window) {
+        on_gpu.pop_back();
         ++blamed;
     }
-    ready_before_withdrawn_ += crashes.withdraw(blamed);
-    if (!gave_up_by_count_ || unforgiven_crashes(crashes, ready_before_withdrawn_) >= limits::restart_unforgiven_max)
+    ready_before_withdrawn += crashes.withdraw(blamed);
+    if (!gave_up_by_count || unforgiven_crashes(crashes, ready_before_withdrawn) >= limits::restart_unforgiven_max)
         return false;
-    gave_up_by_count_ = false;
+    gave_up_by_count = false;
     return true;
+}
+
+/// They are taken back from the last one on: behind one that is too old, or was on a CPU, there are none.
+RestartPolicy::Blame RestartPolicy::blame(Time now) const {
+    Blame result = blame_;
+    auto& on_gpu = result.on_gpu;
+    const auto last_kept = std::find_if(on_gpu.rbegin(), on_gpu.rend(), [&](const GpuCrash& crash) {
+        return crash.uuid.empty() || now - crash.at > limits::gpu_failures_window;
+    });
+    on_gpu.erase(on_gpu.begin(), last_kept.base());
+    return result;
 }
 
 }  // namespace bulkhead::supervisor

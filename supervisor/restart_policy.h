@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "supervisor/lifecycle.h"
@@ -61,6 +62,17 @@ public:
         std::string gpu_uuid;  ///< it ran on; empty on a CPU
     };
 
+    struct GpuCrash {
+        std::string uuid;  ///< empty on a CPU
+        Time at;
+    };
+    /// What decides, beside the two members below, what follows a GPU's quarantine. For the next supervisor.
+    struct Blame {
+        bool gave_up_by_count = false;    ///< crashes had quarantined it
+        Millis ready_before_withdrawn{};  ///< counts for the next crash
+        std::vector<GpuCrash> on_gpu;     ///< the last crashes, oldest first
+    };
+
     explicit RestartPolicy(bool restarts_on_crash) : restarts_on_crash_{restarts_on_crash} {}
 
     /// Has been ready or is preloaded, and nobody asked to unload it: crashes are answered by a restart.
@@ -78,17 +90,15 @@ public:
     /// quarantined the replica and too few are left for that.
     [[nodiscard]] bool gpu_quarantined(const std::string& uuid, Time now);
 
+    /// Without crashes that no GPU can take back any more.
+    [[nodiscard]] Blame blame(Time now) const;
+    void restore(Blame blame) { blame_ = std::move(blame); }
+
 private:
-    struct GpuCrash {
-        std::string uuid;
-        Time at;
-    };
     [[nodiscard]] bool is_wanted(const End& end) const { return end.awaited || (keep_running && restarts_on_crash_); }
 
     bool restarts_on_crash_;
-    bool gave_up_by_count_ = false;
-    Millis ready_before_withdrawn_{};  ///< counts for the next crash
-    std::vector<GpuCrash> on_gpu_;     ///< of the last crashes, oldest first; a uuid is empty on a CPU
+    Blame blame_;
 };
 
 }  // namespace bulkhead::supervisor

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "supervisor/daemon_log.h"
 #include "supervisor/gpu_quarantine_file.h"
 #include "supervisor/keeper_death.h"
 #include "supervisor/ledger.h"
@@ -70,7 +71,7 @@ int Supervisor::run() {
     kill_with_keeper(-1);  // its descriptor is closed from here on
     const bool checks_end = checks_.end();
     if (!off_loop_.end() || !checks_end) {
-        spdlog::shutdown();
+        (void)end_daemon_log(options_.logs);
         std::_Exit(status_);
     }
     return status_;
@@ -80,8 +81,12 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     context_.emplace(FleetContext{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr});
     context_->station = {options_.worker_program, daemon_token(hello.keeper_pid, hello.started_unix_ms),
                          options_.socket, options_.cache, std::move(options_.inherited)};
-    if (options_.log_folder) context_->crash_reports = std::make_shared<CrashReports>(*options_.log_folder / "crashes");
-    if (options_.log_folder) keep_gpu_quarantine(*options_.log_folder);
+    if (options_.logs) {
+        context_->crash_reports = std::make_shared<CrashReports>(options_.logs->folder / "crashes");
+        context_->log_writer = options_.logs->writer;
+        keep_gpu_quarantine(*options_.logs);
+        if (hello.supervisor_starts > 1) read_logs_back(hello);
+    }
     context_->generation_last = hello.generation_last;
     context_->channel_last = hello.supervisor_starts << 32U;
     facts_.supervisor_starts = hello.supervisor_starts;
@@ -116,13 +121,38 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
 }
 
 /// What a former supervisor knew of GPUs is read before anything may be started on one.
-void Supervisor::keep_gpu_quarantine(const std::filesystem::path& folder) {
-    const GpuQuarantineFile file{folder};
-    GpuQuarantine& quarantine = context_->gpu_quarantine;
-    if (auto known = file.load()) quarantine.restore(std::move(*known));
-    for (const auto& [uuid, reason] : quarantine.all())
-        spdlog::warn("gpu={} is quarantined since a former supervisor: {}", uuid, escaped(reason));
-    quarantine.changed = [file](const GpuQuarantine::State& state) { file.save(state); };
+void Supervisor::keep_gpu_quarantine(const LogStore& logs) {
+    const GpuQuarantineFile file{logs.folder};
+    off_loop_.run(
+        "reading which GPUs a former supervisor had quarantined", [file] { return file.load(); },
+        [this, file, writer = logs.writer](Result<std::optional<GpuQuarantine::State>> known) {
+            GpuQuarantine& quarantine = context_->gpu_quarantine;
+            if (!known)
+                spdlog::error("{}; none is held to be quarantined", known.error().text());
+            else if (*known)
+                quarantine.restore(std::move(**known));
+            for (const auto& [uuid, reason] : quarantine.all())
+                spdlog::warn("gpu={} is quarantined since a former supervisor: {}", uuid, escaped(reason));
+            quarantine.changed = [file, writer](const GpuQuarantine::State& state) {
+                writer->save("GPU quarantine", [file, state] { file.save(state); });
+            };
+        });
+}
+
+void Supervisor::read_logs_back(const keeper_link::KeeperHello& hello) {
+    std::vector<std::string> models;
+    for (const auto& model : options_.fleet.models) models.push_back(model.name);
+    off_loop_.run(
+        "reading what a former supervisor logged",
+        [folder = options_.logs->folder, models = std::move(models),
+         since = static_cast<std::int64_t>(hello.started_unix_ms)] {
+            FormerLines lines;
+            for (const std::string& model : models) lines[model] = ModelLog::read_back(folder, model, since);
+            return lines;
+        },
+        [this](Result<FormerLines> lines) {
+            if (lines) former_lines_ = std::move(*lines);
+        });
 }
 
 void Supervisor::begin() {
@@ -132,7 +162,7 @@ void Supervisor::begin() {
     kill_with_keeper(context_->cgroups ? context_->cgroups->kill_all_fd() : -1);
     facts_.containment =
         context_->cgroups ? "cgroup " + context_->cgroups->path().string() : "process group and marker";
-    fleet_.emplace(*context_, options_.fleet, options_.log_folder);
+    fleet_.emplace(*context_, options_.fleet, options_.logs);
     daemon_.emplace(Daemon{*fleet_, facts_, [this](auto stopped) { stop(std::move(stopped)); },
                            [this](auto reloaded) { reload(std::move(reloaded)); },
                            [this](bool with_keeper, auto checked) { upgrade(with_keeper, std::move(checked)); }});
@@ -144,7 +174,7 @@ void Supervisor::begin() {
         spdlog::error("the fleet file has errors, and the fleet that was last good stays in force: {}",
                       facts_.fleet_error);
     const std::size_t found = found_.size();
-    fleet_->adopt(std::exchange(found_, {}), declarations_, facts_.supervisor_starts > 1 ? facts_.started_unix_ms : 0);
+    fleet_->adopt(std::exchange(found_, {}), declarations_, std::exchange(former_lines_, {}));
     if (facts_.supervisor_starts > 1)
         spdlog::info("supervisor number {} of this keeper found {} records of workers", facts_.supervisor_starts,
                      found);

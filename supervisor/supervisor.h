@@ -25,7 +25,7 @@ public:
         config::Fleet fleet;
         std::string fleet_error;  ///< why `fleet` is not what the file says now; empty: it is
         std::filesystem::path cache;
-        std::optional<std::filesystem::path> log_folder;
+        std::optional<LogStore> logs;
         std::vector<std::string> inherited;  ///< environment for workers
         UniqueFd keeper_link;
         UniqueFd listener;
@@ -44,7 +44,8 @@ private:
     };
 
     void on_keeper_ready(const keeper_link::KeeperHello& hello);
-    void keep_gpu_quarantine(const std::filesystem::path& folder);
+    void keep_gpu_quarantine(const LogStore& logs);
+    void read_logs_back(const keeper_link::KeeperHello& hello);
     void begin();
     void stop(std::function<void(std::vector<Receipt>)> stopped);
     void end();
@@ -74,6 +75,7 @@ private:
     std::uint16_t keeper_version_min_ = 0, keeper_version_max_ = 0;  ///< of the keeper link
     std::vector<FoundWorker> found_;                                 ///< until they are adopted
     Declarations declarations_;                                      ///< when this supervisor started
+    FormerLines former_lines_;                                       ///< of its models, until they are there
     Deadline end_check_{io_};
     Deadline::Clock::time_point end_by_{};
     std::vector<std::function<void(const Reloaded&)>> reload_waiters_;  ///< of the one reload under way

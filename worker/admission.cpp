@@ -35,12 +35,22 @@ bool same(const wire::LeaseRef& a, const wire::LeaseRef& b) {
     return a.offset_bytes == b.offset_bytes && a.size_bytes == b.size_bytes && a.generation == b.generation;
 }
 
-Result<> check_overlap(const channel::Tensor& tensor, std::span<const Request* const> in_flight) {
+bool collide(const wire::LeaseRef& a, const wire::LeaseRef& b) { return overlap(a, b) && !same(a, b); }
+
+/// `before` are the tensors of its own request that were looked at already.
+Result<> check_overlap(const channel::Tensor& tensor, std::span<const channel::Tensor> before,
+                       std::span<const Request* const> in_flight) {
+    for (const channel::Tensor& other : before)
+        if (collide(tensor.lease, other.lease))
+            return Error{ErrorCode::protocol_violation,
+                         fmt::format("tensor \"{}\" overlaps tensor \"{}\" of the same request", tensor.name,
+                                     other.name),
+                         "give each tensor bytes of its own, or let two of them name the very same lease"};
     for (const Request* other : in_flight) {
         // Of one that was answered early the client rightly believes that it is over.
         if (other->answered) continue;
         for (const channel::Tensor& theirs : other->tensors)
-            if (overlap(tensor.lease, theirs.lease) && !same(tensor.lease, theirs.lease))
+            if (collide(tensor.lease, theirs.lease))
                 return Error{ErrorCode::protocol_violation,
                              fmt::format("tensor \"{}\" overlaps tensor \"{}\" of request {}, which is in flight",
                                          tensor.name, theirs.name, other->id),
@@ -72,7 +82,8 @@ Result<> admit(channel::Infer& message, const Model& model, const generation::Me
     for (const channel::Tensor& tensor : request.tensors) {
         Result<ChannelSlabs::Place> place = slabs.input(tensor);
         if (!place) return std::move(place).error().during(fmt::format("tensor \"{}\"", tensor.name));
-        if (Result<> disjoint = check_overlap(tensor, in_flight); !disjoint) return disjoint;
+        if (Result<> disjoint = check_overlap(tensor, {request.tensors.data(), views.size()}, in_flight); !disjoint)
+            return disjoint;
         views.push_back(
             {tensor.name, tensor.dtype, {tensor.dims.data(), tensor.dims.size()}, place->bytes, place->on_device});
     }

@@ -10,7 +10,7 @@
 
 #include <boost/asio/post.hpp>
 
-#include "worker/alarm.h"
+#include "ipc/spin.h"
 #include "worker/limits.h"
 
 namespace bulkhead::worker {
@@ -56,13 +56,17 @@ void PacketStream::look_again() {
     });
 }
 
+void PacketStream::spin_from_now() {
+    if (spin_.count() > 0) spin_until_ = Clock::now() + spin_;
+}
+
+bool PacketStream::spun_into_packet() const {
+    return spins() && spin_for(limits::spin_slice, [this] { return line_.readable(); });
+}
+
 /// Until the peer rings, or its end. Others have their turn before this looks again.
-void PacketStream::sleep_at_rings(bool read_something) {
-    if (spin_.count() > 0) {
-        const auto now = std::chrono::steady_clock::now();
-        if (read_something) spin_until_ = now + spin_;
-        if (now < spin_until_) return look_again();
-    }
+void PacketStream::sleep_at_rings() {
+    if (spins()) return look_again();
     if (!line_.prepare_to_sleep(awaits_room_ && !line_.socket_was_full())) {
         line_.stay_awake();
         return look_again();
@@ -104,8 +108,12 @@ void PacketStream::read_packets() {
             events_.refused(outcome.error());
             continue;
         }
-        drained = *outcome == ReceiveOutcome::would_block;
-        if (drained) break;
+        if (*outcome == ReceiveOutcome::would_block) {
+            if (through_rings && count > 0) spin_from_now();
+            drained = !through_rings || !spun_into_packet();
+            if (drained) break;
+            continue;
+        }
         if (*outcome == ReceiveOutcome::closed) return lose("the peer has closed its end");
         if (packet.bytes.empty())
             ++ignored_frames_;
@@ -120,14 +128,17 @@ void PacketStream::read_packets() {
         if (flush() && events_.flushed) events_.flushed();
         if (!open_ || lost_) return;
     }
-    drained ? sleep_at_rings(count > 0) : look_again();
+    drained ? sleep_at_rings() : look_again();
 }
 
 PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, std::span<const int> fds, std::size_t reserve) {
     if (!open_ || lost_) return Sent::closed;
     if (outbox_.empty()) {
         const Result<> sent = line_.send(bytes, fds);
-        if (sent) return Sent::yes;
+        if (sent) {
+            await_next();
+            return Sent::yes;
+        }
         if (sent.error().code != ErrorCode::queue_full) {
             lose(sent.error().attempt);
             return Sent::closed;
@@ -155,10 +166,17 @@ PacketStream::Sent PacketStream::send_now(std::span<const std::byte> bytes, std:
     return Sent::queued;
 }
 
+/// A peer that was answered may ask again at once.
+void PacketStream::await_next() {
+    if (!waitable_ || spin_.count() == 0) return;
+    spin_from_now();
+    line_.stay_awake();
+    look_again();
+}
+
 bool PacketStream::has_room() {
     if (!open_ || lost_) return false;
-    pollfd entry{socket_.native_handle(), POLLOUT, 0};
-    if (outbox_.empty() && ::poll(&entry, 1, 0) > 0) return true;
+    if (outbox_.empty() && line_.has_room()) return true;
     wait_writable();
     return false;
 }

@@ -17,6 +17,7 @@
 #include "ipc/error.h"
 #include "ipc/packet_line.h"
 #include "ipc/unique_fd.h"
+#include "worker/alarm.h"
 
 namespace bulkhead::worker {
 
@@ -41,8 +42,8 @@ public:
     static std::shared_ptr<PacketStream> make(boost::asio::io_context& io, UniqueFd socket,
                                               std::span<std::byte> receive_buffer, Events events);
 
-    /// From now on packets come and go through the rings. Looks for the peer's next packet for `spin` before it sleeps,
-    /// while other events of the loop have their turns.
+    /// From now on packets come and go through the rings. For `spin` after each packet that came or went it looks for
+    /// the peer's next one before it sleeps; the loop's other events have their turn every `limits::spin_slice`.
     /// Errors  resources_exhausted, after which the stream is of no use
     Result<> use_rings(std::unique_ptr<RingEnd> rings, std::chrono::microseconds spin);
 
@@ -55,7 +56,7 @@ public:
     /// Sends at once or not at all: `queued` means that it was not sent, and that `flushed` comes when it may be tried
     /// again; `refused`, that the kernel does not take it at all, such as for too many descriptors in flight.
     Sent send_now(std::span<const std::byte> bytes, std::span<const int> fds);
-    /// Whether the peer reads: nothing is queued here and most of the socket is free. If not, `flushed` tells when.
+    /// Whether the peer reads: nothing is queued here, and see `PacketLine::has_room`. If not, `flushed` tells when.
     [[nodiscard]] bool has_room();
 
     [[nodiscard]] bool outbox_empty() const noexcept { return outbox_.empty(); }
@@ -78,7 +79,11 @@ private:
     void wait_readable();
     void wait_writable();
     void read_packets();
-    void sleep_at_rings(bool read_something);
+    void await_next();
+    void spin_from_now();
+    [[nodiscard]] bool spins() const { return spin_.count() > 0 && Clock::now() < spin_until_; }
+    [[nodiscard]] bool spun_into_packet() const;
+    void sleep_at_rings();
     void look_again();
     bool flush();  ///< false when the socket is full again or gone
     void lose(std::string_view reason);
@@ -93,7 +98,7 @@ private:
     PacketLine line_;
     std::optional<boost::asio::posix::stream_descriptor> waitable_;  ///< of the rings
     std::chrono::microseconds spin_{0};
-    std::chrono::steady_clock::time_point spin_until_{};
+    Clock::time_point spin_until_{};
     std::span<std::byte> receive_buffer_;
     Events events_;
     std::deque<Outgoing> outbox_;

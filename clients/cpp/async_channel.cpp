@@ -72,7 +72,7 @@ AsyncChannelState::Awaitable<Result<AsyncChannel>> AsyncChannelState::open(std::
     Result<std::shared_ptr<ChannelState>> line = co_await greet(*socket, lines->number(), asked.options);
     if (!line) co_return std::move(line).error();
     lines->renew(std::move(*line));
-    co_return AsyncChannel{std::make_shared<AsyncChannelState>(control->executor(), control, std::move(lines))};
+    co_return handle_of(std::make_shared<AsyncChannelState>(control->executor(), control, std::move(lines)));
 }
 
 AsyncChannelState::Awaitable<Result<AsyncChannel>>
@@ -82,7 +82,18 @@ AsyncChannelState::adopt(asio::any_io_executor executor, std::shared_ptr<UniqueF
     Result<std::shared_ptr<ChannelState>> line = co_await greet(*socket, lines->number(), options);
     if (!line) co_return std::move(line).error();
     lines->renew(std::move(*line));
-    co_return AsyncChannel{std::make_shared<AsyncChannelState>(executor, nullptr, std::move(lines))};
+    co_return handle_of(std::make_shared<AsyncChannelState>(executor, nullptr, std::move(lines)));
+}
+
+Result<AsyncChannel> AsyncChannelState::handle_of(std::shared_ptr<AsyncChannelState> state) {
+    Result<std::shared_ptr<Attendant>> attendant =
+        Attendant::make(state->executor_, [weak = std::weak_ptr{state}] {
+            if (const auto self = weak.lock()) self->attend();
+        });
+    if (!attendant) return std::move(attendant).error();
+    state->attendant_ = std::move(*attendant);
+    state->attend();
+    return AsyncChannel{std::move(state)};
 }
 
 void AsyncChannelState::infer(Request request, Completing<Reply> completing) {
@@ -91,6 +102,7 @@ void AsyncChannelState::infer(Request request, Completing<Reply> completing) {
 }
 
 std::uint64_t AsyncChannelState::begin(Request request, std::optional<Completing<Reply>> completing) {
+    leave_rest();
     const std::uint64_t id = ++last_operation_;
     const Clock::time_point asked = Clock::now();
     const Clock::time_point until =
@@ -230,6 +242,26 @@ void AsyncChannelState::arm() {
     });
 }
 
+/// Nobody waits on a channel at rest, and yet its worker may ask for memory back, and others may need what it does not
+/// use. A stream whose parts nobody takes is no rest: reading ahead of it would gather them here.
+void AsyncChannelState::attend() {
+    if (closed_ || renewing_) return;
+    ChannelState& line = lines_->line();
+    rests_ = std::exchange(attended_operation_, last_operation_) == last_operation_ && in_flight_.empty() &&
+             growing_ == 0;
+    if (rests_) static_cast<void>(line.receive_available());
+    const Clock::time_point next = line.settle();
+    if (line.ended())
+        attendant_->leave();
+    else
+        attendant_->wait(rests_ ? line.fd() : -1, rests_ ? next : Clock::now() + limits::rest);
+}
+
+/// Whoever waits for an answer reads it first: the attendant need not see it.
+void AsyncChannelState::leave_rest() {
+    if (std::exchange(rests_, false)) attendant_->wait(-1, Clock::now() + limits::rest);
+}
+
 void AsyncChannelState::begin_renewal() {
     if (std::exchange(renewing_, true)) return;
     asio::co_spawn(executor_, renew(shared_from_this(), std::nullopt), asio::detached);
@@ -248,6 +280,7 @@ AsyncChannelState::Awaitable<void> AsyncChannelState::renew(std::shared_ptr<Asyn
     self->renewal_.reset();
     if (line) {
         self->lines_->renew(std::move(*line));
+        ++self->renewals_;
         std::vector<std::uint64_t> waited;
         for (const auto& [id, operation] : self->operations_)
             if (!self->in_flight_.contains(id) && !operation.outcome) waited.push_back(id);
@@ -264,6 +297,7 @@ AsyncChannelState::Awaitable<void> AsyncChannelState::renew(std::shared_ptr<Asyn
                 self->finish(operation, self->lines_->give_up(flight->second, line.error()));
         }
     }
+    self->attend();
     self->look();
 }
 
@@ -284,27 +318,59 @@ AsyncChannelState::Awaitable<Result<>> AsyncChannelState::reopen(std::optional<m
     co_return Result<>{};
 }
 
-AsyncChannelState::Awaitable<Result<Input>> AsyncChannelState::allocate(wire::DType dtype,
-                                                                        std::vector<std::int64_t> dims) {
+AsyncChannelState::Awaitable<Result<Input>>
+AsyncChannelState::allocate(wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu) {
+    std::optional<Input> input;
+    Step step = [&](bool& asked) -> Result<bool> {
+        Result<std::optional<Input>> allocated = lines_->allocate_or_ask(dtype, dims, on_gpu, asked);
+        if (!allocated) return std::move(allocated).error();
+        if (*allocated) input.emplace(std::move(**allocated));
+        return input.has_value();
+    };
+    const Result<> grown = co_await grow_until_done(std::move(step));
+    if (!grown) co_return grown.error();
+    co_return std::move(*input);
+}
+
+AsyncChannelState::Awaitable<Result<>> AsyncChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes) {
+    Step step = [this, size_bytes](bool& asked) { return lines_->line().keep_outputs_on_gpu_or_ask(size_bytes, asked); };
+    co_return co_await grow_until_done(std::move(step));
+}
+
+AsyncChannelState::Awaitable<Result<>> AsyncChannelState::grow_until_done(Step step) {
     co_await wait_through_cancellation();
     const asio::cancellation_state caller = co_await asio::this_coro::cancellation_state;
-    const struct Growing {
+    struct Growing {
         AsyncChannelState& state;
-        explicit Growing(AsyncChannelState& of) : state{of} { ++state.growing_; }
+        bool asked = false;
+        std::uint64_t of_line;
+        explicit Growing(AsyncChannelState& of) : state{of}, of_line{of.renewals_} {
+            state.leave_rest();
+            ++state.growing_;
+        }
         ~Growing() {
             --state.growing_;
+            if (state.asker_ == this) {
+                state.asker_ = nullptr;
+                state.changed_.notify();  // it is the next one's turn to ask
+            }
             state.unwatch();
         }
     } growing{*this};
     const Clock::time_point until = deadline_in(limits::slab);
-    for (bool asked = false;;) {
+    for (;;) {
         if (closed_) co_return dropped();
-        Result<std::optional<Input>> input = lines_->allocate_or_ask(dtype, dims, asked);
-        if (!input) co_return std::move(input).error();
-        if (*input) co_return std::move(**input);
-        if (is_cancelled(caller)) co_return cancelled("allocating an input");
+        if (std::exchange(growing.of_line, renewals_) != renewals_) growing.asked = false;  // its worker is gone
+        // One asks at a time. While the answer is under way nobody else can; once it is there, its asker looks first.
+        if (asker_ == nullptr || asker_ == &growing || lines_->line().is_growing()) {
+            const Result<bool> done = step(growing.asked);
+            if (!done) co_return done.error();
+            if (*done) co_return Result<>{};
+            if (growing.asked) asker_ = &growing;
+        }
+        if (is_cancelled(caller)) co_return cancelled("waiting for one more slab");
         if (Clock::now() >= until)
-            co_return Error{ErrorCode::deadline_exceeded, "waiting for one more input slab", "allow more time"};
+            co_return Error{ErrorCode::deadline_exceeded, "waiting for one more slab", "allow more time"};
         watch();
         co_await changed_.wait(until);
     }
@@ -312,7 +378,9 @@ AsyncChannelState::Awaitable<Result<Input>> AsyncChannelState::allocate(wire::DT
 
 void AsyncChannelState::close() {
     closed_ = true;
+    rests_ = false;
     alarm_.cancel();
+    attendant_->leave();
     if (io_) {
         io_->release();
         io_.reset();
@@ -361,15 +429,27 @@ void AsyncChannel::start_adopt(asio::any_io_executor executor, UniqueFd socket, 
 }
 
 void AsyncChannel::start_allocate(const std::shared_ptr<AsyncChannelState>& state, wire::DType dtype,
-                                  std::vector<std::int64_t> dims, Completion<Input> handler) {
+                                  std::vector<std::int64_t> dims, bool on_gpu, Completion<Input> handler) {
     spawn<Input>(
         state->executor(),
-        [](std::shared_ptr<AsyncChannelState> self, wire::DType type,
-           std::vector<std::int64_t> shape) -> asio::awaitable<Result<Input>> {
-            co_return co_await self->allocate(type, std::move(shape));
-        }(state, dtype, std::move(dims)),
+        [](std::shared_ptr<AsyncChannelState> self, wire::DType type, std::vector<std::int64_t> shape,
+           bool gpu) -> asio::awaitable<Result<Input>> {
+            co_return co_await self->allocate(type, std::move(shape), gpu);
+        }(state, dtype, std::move(dims), on_gpu),
         std::move(handler));
 }
+
+void AsyncChannel::start_keep_outputs_on_gpu(const std::shared_ptr<AsyncChannelState>& state, std::uint64_t size_bytes,
+                                             Completion<void> handler) {
+    spawn<void>(
+        state->executor(),
+        [](std::shared_ptr<AsyncChannelState> self, std::uint64_t bytes) -> asio::awaitable<Result<>> {
+            co_return co_await self->keep_outputs_on_gpu(bytes);
+        }(state, size_bytes),
+        std::move(handler));
+}
+
+std::optional<Error> AsyncChannel::why_no_gpu() const { return state_->lines().line().why_no_gpu(); }
 
 void AsyncChannel::start_infer(const std::shared_ptr<AsyncChannelState>& state, Request request,
                                Completion<Reply> handler) {

@@ -61,6 +61,8 @@ private:
 /// Cancelling an inference (by its token's cancellation slot) cancels the request: it ends with `cancelled`, or as it
 /// would have if that came first. Cancelling the others ends the wait alone.
 ///
+/// At rest it hears its worker and gives back what is idle by itself, while the loop runs; it keeps no loop running.
+///
 /// The loop waits, within the bounds of clients/cpp/limits.h, only where a worker does not read what it is sent, and
 /// where a forwarded output's slab is lent to a worker for the first time.
 ///
@@ -100,9 +102,27 @@ public:
     auto async_allocate(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
         return boost::asio::async_initiate<Token, void(Result<Input>)>(
             [state = state_](Completion<Input> handler, wire::DType type, std::vector<std::int64_t> shape) {
-                start_allocate(state, type, std::move(shape), std::move(handler));
+                start_allocate(state, type, std::move(shape), false, std::move(handler));
             },
             token, dtype, std::move(dims));
+    }
+    /// The same on the GPU, as `Channel::allocate_on_gpu`.
+    template <typename Token>
+    auto async_allocate_on_gpu(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Input>)>(
+            [state = state_](Completion<Input> handler, wire::DType type, std::vector<std::int64_t> shape) {
+                start_allocate(state, type, std::move(shape), true, std::move(handler));
+            },
+            token, dtype, std::move(dims));
+    }
+    /// As `Channel::keep_outputs_on_gpu`. Completes with Result<void>.
+    template <typename Token>
+    auto async_keep_outputs_on_gpu(std::uint64_t size_bytes, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<>)>(
+            [state = state_](Completion<void> handler, std::uint64_t bytes) {
+                start_keep_outputs_on_gpu(state, bytes, std::move(handler));
+            },
+            token, size_bytes);
     }
 
     /// Completes with Result<Reply>. What the request points to (names, inputs) is to stay until then.
@@ -136,6 +156,7 @@ public:
     [[nodiscard]] std::uint64_t generation() const noexcept;
     [[nodiscard]] std::uint32_t replica() const noexcept;
     [[nodiscard]] std::uint64_t replays() const noexcept;
+    [[nodiscard]] std::optional<Error> why_no_gpu() const;
     [[nodiscard]] boost::asio::any_io_executor get_executor() const noexcept;
 
 private:
@@ -148,7 +169,9 @@ private:
     static void start_adopt(boost::asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
                             Completion<AsyncChannel> handler);
     static void start_allocate(const std::shared_ptr<AsyncChannelState>& state, wire::DType dtype,
-                               std::vector<std::int64_t> dims, Completion<Input> handler);
+                               std::vector<std::int64_t> dims, bool on_gpu, Completion<Input> handler);
+    static void start_keep_outputs_on_gpu(const std::shared_ptr<AsyncChannelState>& state, std::uint64_t size_bytes,
+                                          Completion<void> handler);
     static void start_infer(const std::shared_ptr<AsyncChannelState>& state, Request request,
                             Completion<Reply> handler);
     static void start_reopen(std::shared_ptr<AsyncChannelState> state,

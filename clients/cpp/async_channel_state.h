@@ -1,6 +1,6 @@
 #pragma once
 
-#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -10,6 +10,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
 
+#include "clients/cpp/async_attendant.h"
 #include "clients/cpp/async_channel.h"
 #include "clients/cpp/async_control_state.h"
 #include "clients/cpp/channel_lines.h"
@@ -32,7 +33,10 @@ public:
                                                 ChannelOptions options);
     static Awaitable<Result<AsyncChannel>> adopt(boost::asio::any_io_executor executor,
                                                  std::shared_ptr<UniqueFd> socket, ChannelOptions options);
-    Awaitable<Result<Input>> allocate(wire::DType dtype, std::vector<std::int64_t> dims);
+    /// The handle of one whose first line is open.
+    static Result<AsyncChannel> handle_of(std::shared_ptr<AsyncChannelState> state);
+    Awaitable<Result<Input>> allocate(wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu);
+    Awaitable<Result<>> keep_outputs_on_gpu(std::uint64_t size_bytes);
     Awaitable<Result<>> reopen(std::optional<std::chrono::milliseconds> deadline);
     void infer(Request request, Completing<Reply> completing);
     void close();
@@ -56,6 +60,9 @@ private:
     };
     using Operations = std::map<std::uint64_t, Operation>;
 
+    /// What may need one more slab, in steps: done, or not yet, with `asked` to be passed once more.
+    using Step = std::function<Result<bool>(bool& asked)>;
+    Awaitable<Result<>> grow_until_done(Step step);
     std::uint64_t begin(Request request, std::optional<Completing<Reply>> completing);
     void cancel_by(Completing<Reply>& completing, std::uint64_t operation);
     void complete(Completing<Reply> completing, Result<Reply> outcome);
@@ -70,6 +77,8 @@ private:
     void watch();
     void unwatch();
     void arm();
+    void attend();
+    void leave_rest();
     void begin_renewal();
     static Awaitable<void> renew(std::shared_ptr<AsyncChannelState> self,
                                  std::optional<std::chrono::milliseconds> deadline);
@@ -82,7 +91,12 @@ private:
     Operations operations_;
     std::map<std::uint64_t, std::uint64_t> in_flight_;  ///< operation → the lines' number of it
     std::uint64_t last_operation_ = 0;
-    int growing_ = 0;  ///< coroutines that wait for a slab
+    std::uint64_t attended_operation_ = 0;  ///< the last one when `attend` ran
+    bool rests_ = false;                    ///< nothing was asked for since, and `attendant_` waits at the line
+    std::shared_ptr<Attendant> attendant_;
+    int growing_ = 0;                 ///< coroutines that wait for a slab
+    const void* asker_ = nullptr;     ///< whose question the slab, or the refusal, answers
+    std::uint64_t renewals_ = 0;
     bool watching_ = false;
     bool renewing_ = false;
     bool closed_ = false;

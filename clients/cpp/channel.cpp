@@ -72,7 +72,11 @@ std::uint64_t Channel::generation() const noexcept { return lines_->line().welco
 std::uint32_t Channel::replica() const noexcept { return lines_->line().welcome().replica; }
 std::uint64_t Channel::replays() const noexcept { return lines_->replays(); }
 int Channel::fd() { return lines_->line().fd(); }
-Result<> Channel::receive() { return lines_->line().receive_available(); }
+Result<> Channel::receive() {
+    Result<> heard = lines_->line().receive_available();
+    lines_->line().settle();
+    return heard;
+}
 
 Result<Input> Channel::allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
     Result<std::shared_ptr<Input::Lease>> lease = lines_->line().allocate(dtype, dims);
@@ -92,10 +96,12 @@ Result<> Channel::keep_outputs_on_gpu(std::uint64_t size_bytes) {
 
 std::optional<Error> Channel::why_no_gpu() const { return lines_->line().why_no_gpu(); }
 
+std::shared_ptr<const cuda::Gpu> Channel::gpu() const noexcept { return lines_->line().gpu(); }
+
 bool Channel::owns(const Input& input) const noexcept { return lines_->owns(*input.lease_); }
 
 Result<Reply> Channel::infer(const Request& request) {
-    const Result<std::uint64_t> request_id = submit(request);
+    const Result<std::uint64_t> request_id = lines_->submit(request, true);
     if (!request_id) return request_id.error();
     return wait(*request_id);
 }

@@ -140,7 +140,8 @@ struct ChannelOptions {
     bool rings = true;
     /// Of rings: look for an answer so long before going to sleep. Costs a CPU meanwhile; not done where there is but one.
     std::chrono::microseconds spin{0};
-    /// An input slab that was added, and has been empty for so long, is given back with the next request.
+    /// An input slab that was added, and has been empty for so long, is given back: by an `AsyncChannel` by itself, by a
+    /// `Channel` with the next request or `receive`.
     std::chrono::milliseconds slab_idle{30'000};
     /// The GPU on which tensors may be shared, where it is the worker's: `cuda::Gpu::open`.
     std::shared_ptr<const cuda::Gpu> gpu{};
@@ -198,6 +199,9 @@ public:
     /// Why no tensor of this channel lies on a GPU; nothing where they may.
     [[nodiscard]] std::optional<Error> why_no_gpu() const;
 
+    /// The one that it was opened with; may be null.
+    [[nodiscard]] std::shared_ptr<const cuda::Gpu> gpu() const noexcept;
+
     /// Whether it was allocated on this channel, under whichever worker.
     [[nodiscard]] bool owns(const Input& input) const noexcept;
 
@@ -225,8 +229,9 @@ public:
     /// Readable when an answer, or the end of the channel, has come; for callers with a loop of their own. Another one
     /// after the channel was opened again. Only to be polled.
     [[nodiscard]] int fd();
-    /// Handles what the worker has sent, without waiting: for when `fd` is readable and no request is waited for, so that a
-    /// worker that asks for memory back is heard. Errors  why the channel has ended
+    /// Handles what the worker has sent, and gives back what is no longer used, without waiting. For a channel that rests: call
+    /// it when `fd` is readable and no request is waited for, so that a worker that asks for memory back is heard, and now and
+    /// then, so that an idle slab (`slab_idle`) does not keep others from theirs. Errors  why the channel has ended
     Result<> receive();
 
 private:

@@ -1,5 +1,7 @@
 // Tensors in the memory of the GPU that client and worker share.
 
+#include <utility>
+
 #include <fmt/format.h>
 
 #include "clients/cpp/channel_state.h"
@@ -36,32 +38,56 @@ std::optional<Error> ChannelState::why_no_gpu() const {
 
 Result<std::shared_ptr<Input::Lease>> ChannelState::allocate_on_gpu(wire::DType dtype,
                                                                     std::span<const std::int64_t> dims) {
+    for (bool asked = false;;) {
+        Result<std::shared_ptr<Input::Lease>> lease = allocate_on_gpu_or_ask(dtype, dims, asked);
+        if (!lease || *lease != nullptr) return lease;
+        if (const Result<> grown = await_slab(); !grown) return grown.error();
+    }
+}
+
+Result<std::shared_ptr<Input::Lease>>
+ChannelState::allocate_on_gpu_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool& asked) {
     const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
     if (!bytes) return bytes.error();
     while (const std::optional<wire::SlabKind> kind = gpu_kind()) {
         if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(*bytes, dtype, dims, true)) return lease;
-        if (Result<> grown = grow_on_gpu(wire::SlabDirection::input, *bytes, *kind); !grown)
-            return std::move(grown).error();
+        const Result<bool> grown = grow_on_gpu_or_ask(wire::SlabDirection::input, *bytes, *kind, asked);
+        if (!grown) return grown.error();
+        if (!*grown) return nullptr;
     }
-    return allocate(dtype, dims);
+    return allocate_or_ask(dtype, dims, asked);
 }
 
 Result<> ChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes) {
-    const std::optional<wire::SlabKind> kind = gpu_kind();
-    return kind ? grow_on_gpu(wire::SlabDirection::output, size_bytes, *kind) : Result<>{};
+    for (bool asked = false;;) {
+        const Result<bool> kept = keep_outputs_on_gpu_or_ask(size_bytes, asked);
+        if (!kept) return kept.error();
+        if (*kept) return {};
+        if (const Result<> grown = await_slab(); !grown) return grown;
+    }
 }
 
-/// One more slab. That it cannot be shared here is no error: `gpu_refused_` says so from then on.
-Result<> ChannelState::grow_on_gpu(wire::SlabDirection direction, std::uint64_t size_bytes, wire::SlabKind kind) {
+Result<bool> ChannelState::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked) {
+    const std::optional<wire::SlabKind> kind = gpu_kind();
+    return kind ? grow_on_gpu_or_ask(wire::SlabDirection::output, size_bytes, *kind, asked) : true;
+}
+
+/// One more slab; false while it is on its way. That it cannot be shared here is no error: `gpu_refused_` says so from
+/// then on.
+Result<bool> ChannelState::grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes,
+                                              wire::SlabKind kind, bool& asked) {
     // A slab that came too late for an earlier call may still be on its way; a refusal that late is nobody's.
-    if (const Result<> late = await_slab(); !late) return late;
-    if (const Result<> sent = ask_for_slab(size_bytes, direction, kind); !sent) return sent;
-    if (const Result<> grown = await_slab(); !grown) return grown;
-    if (!growth_refused_) return {};
+    if (growing_) return false;
+    if (!std::exchange(asked, false)) {
+        if (const Result<> sent = ask_for_slab(size_bytes, direction, kind); !sent) return sent.error();
+        asked = true;
+        return false;
+    }
+    if (!growth_refused_) return ended_ ? Result<bool>{*ended_} : Result<bool>{true};
     Error refused = *std::exchange(growth_refused_, std::nullopt);
     if (refused.code != ErrorCode::not_permitted && refused.code != ErrorCode::internal) return refused;
     if (!gpu_refused_) gpu_refused_ = std::move(refused);
-    return {};
+    return true;
 }
 
 Result<> ChannelState::handle(channel::EventOffer&& offer, std::vector<UniqueFd>&&) {

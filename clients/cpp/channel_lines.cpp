@@ -187,9 +187,11 @@ Result<ChannelState::Sending::Tensor> ChannelLines::here(ChannelState::Sending::
     return ChannelState::Sending::Tensor{tensor.name, std::move(*lease)};
 }
 
-Result<std::uint64_t> ChannelLines::send(const Request& request) {
-    ChannelState::Sending sending{request.method, {}, request.parameters, request.deadline, request.retry_safe,
-                                  request.in_parts, request.stream};
+Result<std::uint64_t> ChannelLines::send(const Request& request, bool awaited) {
+    ChannelState::Sending sending{request.method,     {},
+                                  request.parameters, request.deadline,
+                                  request.retry_safe, request.in_parts,
+                                  request.stream,     awaited};
     for (const NamedInput& named : request.inputs) {
         const bool is_own = named.input != nullptr && named.input->lease_ && owns(*named.input->lease_);
         const bool is_output = named.output != nullptr && named.output->lease_;
@@ -205,20 +207,20 @@ Result<std::uint64_t> ChannelLines::send(const Request& request) {
     return line_->submit(std::move(sending));
 }
 
-Result<std::uint64_t> ChannelLines::submit(const Request& request) {
+Result<std::uint64_t> ChannelLines::submit(const Request& request, bool awaited) {
     const Clock::time_point asked = Clock::now();
-    Result<std::uint64_t> sent = submit_here(request, asked);
+    Result<std::uint64_t> sent = submit_here(request, asked, awaited);
     if (sent || !may_follow(request, sent.error())) return sent;
     std::optional<milliseconds> left;
     if (request.deadline.count() > 0) left = left_until(asked + request.deadline);
     if (const Result<> reopened = reopen(left); !reopened) return not_followed(reopened.error());
-    return submit_here(request, asked);
+    return submit_here(request, asked, awaited);
 }
 
-Result<std::uint64_t> ChannelLines::submit_here(const Request& request, Clock::time_point asked) {
+Result<std::uint64_t> ChannelLines::submit_here(const Request& request, Clock::time_point asked, bool awaited) {
     Flight flight{line_, 0, {}, false, {}, {}};
     if (request.deadline.count() > 0) flight.until = asked + request.deadline;
-    const Result<std::uint64_t> sent = send(request);
+    const Result<std::uint64_t> sent = send(request, awaited);
     if (!sent) return sent.error();
     flight.request_id = *sent;
     flights_.emplace(++last_request_id_, std::move(flight));
@@ -292,8 +294,9 @@ bool ChannelLines::is_lost(const Flight& flight) const {
 }
 
 Result<std::optional<Input>> ChannelLines::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
-                                                           bool& asked) {
-    Result<std::shared_ptr<Input::Lease>> lease = line_->allocate_or_ask(dtype, dims, asked);
+                                                           bool on_gpu, bool& asked) {
+    Result<std::shared_ptr<Input::Lease>> lease =
+        on_gpu ? line_->allocate_on_gpu_or_ask(dtype, dims, asked) : line_->allocate_or_ask(dtype, dims, asked);
     if (!lease) return std::move(lease).error();
     if (*lease == nullptr) return std::optional<Input>{};
     return std::optional<Input>{Input{std::move(*lease)}};

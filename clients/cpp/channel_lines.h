@@ -24,7 +24,8 @@ public:
     [[nodiscard]] std::uint64_t replays() const noexcept { return replays_; }
     [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return lease.slab->channel == channel_; }
 
-    Result<std::uint64_t> submit(const Request& request);
+    /// `awaited`: `wait` follows at once.
+    Result<std::uint64_t> submit(const Request& request, bool awaited = false);
     Result<Reply> wait(std::uint64_t request_id) { return take(request_id, &ChannelState::wait); }
     Result<Reply> next(std::uint64_t request_id) { return take(request_id, &ChannelState::next); }
     Result<> cancel(std::uint64_t request_id);
@@ -53,10 +54,11 @@ public:
     /// The line's descriptor came from elsewhere, as `adopt`'s.
     void forget_origin() noexcept { origin_.reset(); }
     /// Nothing while a slab is on its way; see ChannelState.
-    Result<std::optional<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool& asked);
+    Result<std::optional<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu,
+                                                 bool& asked);
 
     /// `submit` on the line in use, whatever becomes of that. `asked` is when the deadline began.
-    Result<std::uint64_t> submit_here(const Request& request, Clock::time_point asked);
+    Result<std::uint64_t> submit_here(const Request& request, Clock::time_point asked, bool awaited = false);
     /// A request that was refused so may be sent to the next worker.
     [[nodiscard]] bool may_follow(const Request& request, const Error& refusal) const noexcept;
     [[nodiscard]] Error not_followed(const Error& reason) const;
@@ -101,7 +103,7 @@ private:
     static Error not_sent_again(const Error& loss, const Error& reason);
     Result<Reply> landed(Flights::iterator found, Result<Reply> outcome);
     void send_again(Flight& flight, ChannelState::Sending request);
-    Result<std::uint64_t> send(const Request& request);
+    Result<std::uint64_t> send(const Request& request, bool awaited);
     Result<std::shared_ptr<const Input::Lease>> placed(std::shared_ptr<const Input::Lease> lease);
     Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
                                                        std::span<const std::byte> bytes);

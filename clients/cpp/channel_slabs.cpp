@@ -139,6 +139,15 @@ std::vector<std::uint32_t> ClientSlabs::drop_idle_inputs(Clock::time_point now, 
     return dropped;
 }
 
+Clock::time_point ClientSlabs::next_idle_input(Clock::time_point now, std::chrono::milliseconds idle) const {
+    // At least a little later: asked for no time at all, a slab in use would be looked at without end.
+    Clock::time_point first = deadline_in(limits::call);
+    for (const std::shared_ptr<InputSlab>& slab : inputs_)
+        if (!slab->is_first)
+            first = std::min(first, slab->allocator.leases() > 0 ? now + std::max(idle, limits::rest) : slab->idle_since + idle);
+    return first;
+}
+
 std::shared_ptr<OutputSlab> ClientSlabs::output(std::uint32_t id) const {
     const auto found = outputs_.find(id);
     return found == outputs_.end() ? nullptr : found->second;

@@ -137,6 +137,8 @@ public:
     [[nodiscard]] Result<std::uint64_t> growth(std::uint64_t size_bytes) const;
     /// Unmaps the input slabs that were added and have been empty for `idle`; the worker is to be told.
     [[nodiscard]] std::vector<std::uint32_t> drop_idle_inputs(Clock::time_point now, std::chrono::milliseconds idle);
+    /// When the first of them may have been empty for so long: those that are in use might be left now.
+    [[nodiscard]] Clock::time_point next_idle_input(Clock::time_point now, std::chrono::milliseconds idle) const;
 
     /// Nothing where it is no output slab, or was withdrawn.
     [[nodiscard]] std::shared_ptr<OutputSlab> output(std::uint32_t id) const;

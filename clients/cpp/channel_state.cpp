@@ -66,13 +66,9 @@ Result<std::shared_ptr<Input::Lease>> ChannelState::allocate_or_ask(wire::DType 
     if (!bytes) return bytes.error();
     if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(*bytes, dtype, dims, false)) return lease;
     if (growing_) return nullptr;  // one that came too late for an earlier call may be it
-    if (asked) {
-        if (growth_refused_) return *std::exchange(growth_refused_, std::nullopt);
-        if (ended_) return *ended_;
-        return Error{ErrorCode::protocol_violation,
-                     fmt::format("{} bytes do not fit the slab that was asked for them", *bytes),
-                     "report this with the worker's version"};
-    }
+    if (asked && growth_refused_) return *std::exchange(growth_refused_, std::nullopt);
+    if (ended_) return *ended_;
+    // Where the slab has come, others have taken its room already.
     if (const Result<> sent = ask_for_slab(*bytes); !sent) return sent.error();
     asked = true;
     return nullptr;
@@ -149,8 +145,16 @@ void ChannelState::return_loans() {
 }
 
 void ChannelState::return_idle_inputs() {
-    if (closing_ || (welcome_->features & wire::feature_returning) == 0) return;
+    if (!returns_inputs()) return;
     for (const std::uint32_t id : slabs_.drop_idle_inputs(Clock::now(), slab_idle_)) returns_.push_back(id);
+}
+
+Clock::time_point ChannelState::settle() {
+    return_idle_inputs();
+    flush_releases();
+    rests_ = pending_.empty();
+    if (!releases_.empty() || !returns_.empty()) return Clock::now() + limits::rest;  // the socket is full
+    return returns_inputs() ? slabs_.next_idle_input(Clock::now(), slab_idle_) : deadline_in(limits::call);
 }
 
 Result<std::uint64_t> ChannelState::submit(Sending request) {
@@ -180,13 +184,16 @@ Result<std::uint64_t> ChannelState::submit(Sending request) {
     if (Result<> ordered = order_inputs(request, message); !ordered) return std::move(ordered).error();
     if (Result<> encoded = channel::encode(message, infer_packet_); !encoded) return std::move(encoded).error();
     return_idle_inputs();
-    flush_releases();  // first: the worker may need the room for this very request
+    // First: the worker may need the room for this very request, which then wakes it.
+    flush_releases(PacketLine::Wake::later);
     // Known before it is sent: sending may have to read answers to make progress.
     const std::uint64_t request_id = ++last_request_id_;
+    rests_ = false;
     const auto until =
         deadline_in(request.deadline.count() > 0 ? request.deadline : limits::request) + limits::request_grace;
+    const auto worker = request.awaited ? PacketLine::Sleeper::trusted : PacketLine::Sleeper::asked_after;
     pending_.emplace(request_id, Pending{std::move(request), until, {}});
-    if (const Result<> sent = send(infer_packet_); !sent) {
+    if (const Result<> sent = send(infer_packet_, {}, worker); !sent) {
         pending_.erase(request_id);
         lost_.erase(request_id);  // it was never sent
         return sent.error();
@@ -253,29 +260,30 @@ void ChannelState::abandon(std::uint64_t request_id) {
 void ChannelState::give_back(const wire::LeaseRef& lease) {
     if (ended_) return;
     releases_.push_back(lease);
-    if (releases_.size() >= limits::release_batch) flush_releases();
+    if (rests_ || releases_.size() >= limits::release_batch) flush_releases();
 }
 
 /// Never waits: what a full socket does not take now stays queued.
-void ChannelState::flush_releases() {
+void ChannelState::flush_releases(PacketLine::Wake wake) {
     while (!releases_.empty() && !ended_) {
         const std::size_t count = std::min(releases_.size(), channel::release_leases_max);
         channel::encode_release(std::span{releases_}.first(count), release_packet_);
-        if (!transport_.send(release_packet_)) return;
+        if (!transport_.post(release_packet_, wake)) return;
         releases_.erase(releases_.begin(), releases_.begin() + static_cast<std::ptrdiff_t>(count));
     }
     // After the releases: what is returned holds nothing any more.
     while (!returns_.empty() && releases_.empty() && !ended_) {
-        if (!transport_.send(channel::encode(channel::SlabReturn{returns_.front()}))) return;
+        if (!transport_.post(channel::encode(channel::SlabReturn{returns_.front()}), wake)) return;
         returns_.erase(returns_.begin());
     }
 }
 
-Result<> ChannelState::send(std::span<const std::byte> packet, std::span<const int> fds) {
+Result<> ChannelState::send(std::span<const std::byte> packet, std::span<const int> fds, PacketLine::Sleeper worker) {
     const auto until = deadline_in(limits::send);
     for (;;) {
         if (ended_) return *ended_;
-        const Result<> sent = transport_.send(packet, fds);
+        const Result<> sent =
+            worker == PacketLine::Sleeper::trusted ? transport_.post(packet) : transport_.send(packet, fds);
         if (sent) return {};
         if (sent.error().code == ErrorCode::worker_lost) {
             // What it had delivered is read up to the end of file, so that answers are not lost with it.

@@ -36,6 +36,7 @@ public:
         bool retry_safe = false;
         bool in_parts = false;
         void* stream = nullptr;  ///< of inputs on the GPU
+        bool awaited = false;    ///< its sender waits for it next, and hears there of a worker that has died
     };
 
     /// `channel` is a number that this process gives to no two channels.
@@ -55,10 +56,17 @@ public:
     /// bring. To be asked again then, with `asked` as it was left.
     Result<std::shared_ptr<Input::Lease>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
                                                           bool& asked);
+    /// A slab that was asked for is on its way.
+    [[nodiscard]] bool is_growing() const noexcept { return growing_.has_value(); }
     /// See Channel.
     Result<std::shared_ptr<Input::Lease>> allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims);
     Result<> keep_outputs_on_gpu(std::uint64_t size_bytes);
+    /// In steps, as `allocate_or_ask`; the second says whether it is done.
+    Result<std::shared_ptr<Input::Lease>> allocate_on_gpu_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                                 bool& asked);
+    Result<bool> keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked);
     [[nodiscard]] std::optional<Error> why_no_gpu() const;
+    [[nodiscard]] std::shared_ptr<const cuda::Gpu> gpu() const noexcept { return events_ ? events_->gpu() : nullptr; }
     /// The slab as a loan to this line's worker, which is told of it and maps it where it has none yet.
     /// Errors  resources_exhausted: too many slabs; what the worker says of it
     Result<std::shared_ptr<const Loan>> borrow(const std::shared_ptr<OutputSlab>& slab);
@@ -79,6 +87,9 @@ public:
     [[nodiscard]] bool has_lost(std::uint64_t request_id) const { return lost_.contains(request_id); }
     std::optional<Sending> take_lost(std::uint64_t request_id);
 
+    /// Gives back what nothing here uses any more, without waiting; from now until the next request, at once. Returns
+    /// when there may be more of it.
+    Clock::time_point settle();
     /// Queues one output lease for the worker; sent with the next request, or when many have gathered.
     void give_back(const wire::LeaseRef& lease);
     /// A withdrawn slab that is mapped here no more.
@@ -106,7 +117,8 @@ private:
     Result<> ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction = wire::SlabDirection::input,
                           wire::SlabKind kind = wire::SlabKind::host_memfd);
     [[nodiscard]] std::optional<wire::SlabKind> gpu_kind() const;
-    Result<> grow_on_gpu(wire::SlabDirection direction, std::uint64_t size_bytes, wire::SlabKind kind);
+    Result<bool> grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes, wire::SlabKind kind,
+                                    bool& asked);
     Result<> refuse_slab(const channel::SlabOffer& offer, const Error& reason);
     Result<> order_inputs(const Sending& request, channel::Infer& message);
     [[nodiscard]] static bool lies_on_gpu(const Sending& request);
@@ -114,14 +126,18 @@ private:
     /// only if the caller asked.
     Result<> await_slab();
     Result<> await_loan();
+    [[nodiscard]] bool returns_inputs() const noexcept {
+        return !ended_ && !closing_ && (welcome_->features & wire::feature_returning) != 0;
+    }
     void return_idle_inputs();
 
     /// Receives and handles one packet. Errors  deadline_exceeded; else what ended the channel.
     Result<> receive_one(Clock::time_point until);
     Result<> handle(Packet& packet);
     Error closed();
-    Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {});
-    void flush_releases();
+    Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {},
+                  PacketLine::Sleeper worker = PacketLine::Sleeper::asked_after);
+    void flush_releases(PacketLine::Wake wake = PacketLine::Wake::now);
 
     // One for each message; an error means that the worker broke the protocol.
     Result<> handle(channel::Welcome&& message, std::vector<UniqueFd>&& fds);
@@ -157,6 +173,7 @@ private:
     std::vector<std::byte> release_packet_;
     std::vector<wire::LeaseRef> releases_;
     std::vector<std::uint32_t> returns_;  ///< slabs to be named in slab_return
+    bool rests_ = false;                  ///< nothing has been asked for since `settle`
     std::uint64_t last_request_id_ = 0;
     std::optional<channel::SlabRequest> growing_;  ///< asked for, not yet answered
     std::optional<Error> growth_refused_;

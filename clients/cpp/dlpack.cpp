@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "clients/cpp/limits.h"
+#include "ipc/cuda/gpu.h"
 #include "ipc/dtype.h"
 #include "ipc/tensor_layout.h"
 
@@ -140,25 +142,90 @@ struct Wrapped {
     }
 };
 
-/// Gathers a strided tensor into contiguous bytes, in the longest runs that its last dimensions allow.
-void copy_strided(std::byte* target, const std::byte* source, std::span<const std::int64_t> dims,
-                  std::span<const std::int64_t> strides, std::int64_t element) {
-    std::size_t outer = dims.size();
-    std::int64_t run = 1;  // elements that lie behind one another
-    while (outer > 0 && (dims[outer - 1] == 1 || strides[outer - 1] == run)) run *= dims[--outer];
-    std::array<std::int64_t, wire::rank_max> index{};
-    for (;;) {
-        std::memcpy(target, source, static_cast<std::size_t>(run * element));
-        target += run * element;
-        std::size_t d = outer;
-        for (; d > 0; --d) {
-            source += strides[d - 1] * element;
-            if (++index[d - 1] < dims[d - 1]) break;
-            source -= dims[d - 1] * strides[d - 1] * element;
-            index[d - 1] = 0;
-        }
-        if (d == 0) return;
+/// A strided tensor in the longest pieces that its last dimensions allow.
+struct Pieces {
+    std::span<const std::int64_t> dims;
+    std::span<const std::int64_t> strides;
+    std::int64_t element;  ///< bytes
+    std::size_t outer;     ///< dimensions that are walked along
+    std::int64_t run = 1;  ///< elements that lie behind one another, of the others
+
+    Pieces(std::span<const std::int64_t> shape, std::span<const std::int64_t> steps, std::size_t element_bytes)
+        : dims{shape}, strides{steps}, element{static_cast<std::int64_t>(element_bytes)}, outer{shape.size()} {
+        while (outer > 0 && (dims[outer - 1] == 1 || strides[outer - 1] == run)) run *= dims[--outer];
     }
+    /// At most; of a tensor that is not empty.
+    [[nodiscard]] bool are_no_more_than(std::int64_t most) const {
+        for (const std::int64_t dim : dims.first(outer)) most /= dim;
+        return most > 0;
+    }
+    /// `copy(target, source, bytes)` for each, in the order of a contiguous `target`, while it says true; not of an empty tensor.
+    template <typename Copy>
+    void each(std::byte* target, const std::byte* source, Copy copy) const {
+        std::array<std::int64_t, wire::rank_max> index{};
+        for (;;) {
+            if (!copy(target, source, static_cast<std::size_t>(run * element))) return;
+            target += run * element;
+            std::size_t d = outer;
+            for (; d > 0; --d) {
+                source += strides[d - 1] * element;
+                if (++index[d - 1] < dims[d - 1]) break;
+                source -= dims[d - 1] * strides[d - 1] * element;
+                index[d - 1] = 0;
+            }
+            if (d == 0) return;
+        }
+    }
+};
+
+Error refused(ErrorCode code, std::string what, std::string remedy) {
+    return {code, "importing a DLPack tensor: " + std::move(what), std::move(remedy)};
+}
+
+Result<Input> copied_on_host(Channel& channel, wire::DType dtype, const Pieces& pieces, const std::byte* data) {
+    Result<Input> copy = channel.allocate(dtype, pieces.dims);
+    if (!copy) return Error{copy.error()}.during("importing a DLPack tensor");
+    if (!copy->bytes().empty())
+        pieces.each(copy->bytes().data(), data, [](std::byte* to, const std::byte* from, std::size_t bytes) {
+            std::memcpy(to, from, bytes);
+            return true;
+        });
+    return copy;
+}
+
+/// Queued on the stream.
+Result<Input> copied_on_gpu(Channel& channel, wire::DType dtype, const Pieces& pieces, const std::byte* data, int gpu,
+                            void* stream) {
+    const auto elsewhere = [&](const Error& reason) {
+        return refused(ErrorCode::input_invalid, fmt::format("it lies on GPU {}; {}", gpu, reason.attempt),
+                       reason.remedy + "; or copy it to the host first");
+    };
+    if (const std::optional<Error> reason = channel.why_no_gpu()) return elsewhere(*reason);
+    const std::shared_ptr<const cuda::Gpu> shared = channel.gpu();
+    if (shared->device() != gpu)
+        return refused(ErrorCode::input_invalid,
+                       fmt::format("it lies on GPU {}, and the channel shares GPU {}", gpu, shared->device()),
+                       "move it there, or copy it to the host first");
+    const bool is_empty = std::ranges::find(pieces.dims, 0) != pieces.dims.end();
+    if (!is_empty && !pieces.are_no_more_than(limits::gpu_pieces_max))
+        return refused(ErrorCode::input_invalid,
+                       fmt::format("on its GPU it lies in more than {} pieces", limits::gpu_pieces_max),
+                       "make it contiguous first");
+    Result<Input> copy = channel.allocate_on_gpu(dtype, pieces.dims);
+    if (!copy) return Error{copy.error()}.during("importing a DLPack tensor");
+    if (!copy->gpu()) return elsewhere(channel.why_no_gpu().value());
+    cuda::CUresult queued = cuda::CUDA_SUCCESS;
+    const cuda::Gpu::Current current{*shared};
+    if (!is_empty)
+        pieces.each(copy->bytes().data(), data, [&](std::byte* to, const std::byte* from, std::size_t bytes) {
+            queued = shared->driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(to),
+                                                    reinterpret_cast<cuda::CUdeviceptr>(from), bytes,
+                                                    static_cast<cuda::CUstream>(stream));
+            return queued == cuda::CUDA_SUCCESS;
+        });
+    if (queued == cuda::CUDA_SUCCESS) return copy;
+    shared->synchronize();  // what was queued of it writes the input no more, and reads the tensor no more
+    return shared->driver().failed("cuMemcpyAsync", queued).during("importing a DLPack tensor");
 }
 
 }  // namespace
@@ -191,10 +258,7 @@ DLPackTensor from_unversioned(DLManagedTensor* tensor) {
     return made;
 }
 
-Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor) {
-    const auto refused = [](ErrorCode code, std::string what, std::string remedy) {
-        return Error{code, "importing a DLPack tensor: " + std::move(what), std::move(remedy)};
-    };
+Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor, void* stream) {
     if (tensor == nullptr) return refused(ErrorCode::input_invalid, "there is none", "pass one that nobody has taken");
     if (tensor->version.major != DLPACK_MAJOR_VERSION)  // no other member may be looked at
         return refused(ErrorCode::input_invalid, fmt::format("it is of version {}", tensor->version.major),
@@ -223,16 +287,15 @@ Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor) {
         if (ours && channel.owns(*ours) && ours->dtype() == *dtype && std::ranges::equal(ours->dims(), dims))
             return ImportedInput{std::move(*ours), false};
     }
-    if (from.device.device_type != kDLCPU && from.device.device_type != kDLCUDAHost)
-        return refused(
-            ErrorCode::input_invalid,
-            fmt::format("it lies on device {}:{}", static_cast<int>(from.device.device_type), from.device.device_id),
-            "copy it to the host first");
-    Result<Input> copy = channel.allocate(*dtype, dims);
-    if (!copy) return Error{copy.error()}.during("importing a DLPack tensor");
-    if (*bytes > 0)
-        copy_strided(copy->bytes().data(), data, dims, strides, static_cast<std::int64_t>(element_size(*dtype)));
-    return ImportedInput{std::move(*copy), true};
+    const Pieces pieces{dims, strides, element_size(*dtype)};
+    const auto [device, number] = from.device;
+    if (device != kDLCPU && device != kDLCUDAHost && device != kDLCUDA)
+        return refused(ErrorCode::input_invalid, fmt::format("it lies on device {}:{}", static_cast<int>(device), number),
+                       "copy it to the host first");
+    Result<Input> copy = device == kDLCUDA ? copied_on_gpu(channel, *dtype, pieces, data, number, stream)
+                                           : copied_on_host(channel, *dtype, pieces, data);
+    if (!copy) return std::move(copy).error();
+    return ImportedInput{std::move(*copy), true, device == kDLCUDA ? std::move(tensor) : nullptr};
 }
 
 }  // namespace bulkhead

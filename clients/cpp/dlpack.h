@@ -35,14 +35,20 @@ using DLPackTensor = std::unique_ptr<DLManagedTensorVersioned, DLPackDeleter>;
 struct ImportedInput {
     Input input;
     bool copied;  ///< false: the tensor lies in an input of this channel already, and this is that input
+    /// Of a copy within a GPU, which is queued on return: the tensor, to be kept until the stream has come so far. Memory of
+    /// a library that orders its reuse by that very stream, as PyTorch does, may go at once. Else null.
+    DLPackTensor source{};
 };
 
 /// Makes a tensor of any library an input of this channel. It is copied once, into a slab, by its strides, unless it is
 /// what `to_dlpack(const Input&)` gave out, whole and under whatever owner: then nothing is copied. The tensor's
-/// deleter has run on return, or runs with the last use of the input.
+/// deleter has run on return, or runs with the last use of the input; or see `ImportedInput::source`.
 ///
-/// Errors  input_invalid (neither in host memory nor such an input, another major version of DLPack), dtype_unsupported, shape_mismatch, and
-///         those of `Channel::allocate`
-[[nodiscard]] Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor);
+/// One on the GPU that the channel shares is copied within it, into an input as `Channel::allocate_on_gpu` gives: by the
+/// GPU, behind what is queued on `stream` (a CUstream; null: the default one), which is to be the request's, too.
+///
+/// Errors  input_invalid (neither in host memory, nor on that GPU, nor such an input; in too many pieces on the GPU; another
+///         major version of DLPack), dtype_unsupported, shape_mismatch, and those of `Channel::allocate`
+[[nodiscard]] Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor, void* stream = nullptr);
 
 }  // namespace bulkhead

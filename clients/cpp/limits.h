@@ -34,6 +34,8 @@ inline constexpr std::chrono::milliseconds slab = 30s;   ///< the worker prefaul
 inline constexpr std::chrono::milliseconds send = 10s;   ///< while the worker does not read
 /// Channels asked for, for one request that is replayed, when each worker dies before its welcome.
 inline constexpr int reopen_tries = 3;
+/// An AsyncChannel that was not used for so long is at rest: its worker is heard all the same.
+inline constexpr std::chrono::milliseconds rest = 250ms;
 inline constexpr std::chrono::milliseconds drain = 1s;  ///< reading what a dead worker had delivered
 /// What a request's deadline is exceeded by before the client stops waiting for the worker to say so.
 inline constexpr std::chrono::milliseconds request_grace = 2s;
@@ -43,6 +45,8 @@ inline constexpr std::size_t slabs_max = 64;  ///< of one channel
 inline constexpr std::size_t parts_max = 4096;  ///< of one answer, come and not taken: then it is cancelled
 /// Interprocess events that a worker may offer: each is a handle of the driver.
 inline constexpr std::size_t gpu_events_max = 64;
+/// Copies that one strided tensor on a GPU may take, of as much as lies in one piece each.
+inline constexpr std::int64_t gpu_pieces_max = 4096;
 /// Output leases given back in one message at the latest; otherwise before the next request.
 inline constexpr std::size_t release_batch = 32;
 

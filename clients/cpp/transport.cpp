@@ -51,6 +51,13 @@ Result<> Transport::send(std::span<const std::byte> packet, std::span<const int>
     return sent;
 }
 
+Result<> Transport::post(std::span<const std::byte> packet, PacketLine::Wake wake) {
+    if (socket_in_child_.in_child()) return in_child();
+    Result<> sent = line_.post(packet, wake);
+    rest();
+    return sent;
+}
+
 /// The worker may itself wait until its answers are read: each way of waiting to send ends with a packet, too.
 Result<bool> Transport::wait_to_send(Clock::time_point until) {
     if (socket_in_child_.in_child()) return in_child();
@@ -133,7 +140,7 @@ Result<bool> Transport::wait(Clock::time_point until, bool for_ring_room) {
 }
 
 bool Transport::spun_into_packet() const {
-    return spin_.count() > 0 && spin_until(Clock::now() + spin_, [this] { return line_.readable(); });
+    return spin_.count() > 0 && spin_for(spin_, [this] { return line_.readable(); });
 }
 
 /// At the end of each call, where the caller polls: the worker rings, and what has come already is told at once.

@@ -28,6 +28,8 @@ public:
     /// can still be received. Rings tell that late: a worker that was busy when it died is found gone by the next
     /// `receive`
     Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {});
+    /// `send` of what is followed by a `receive`, which hears of the worker's end; see `PacketLine::post`.
+    Result<> post(std::span<const std::byte> packet, PacketLine::Wake wake = PacketLine::Wake::now);
     /// After `queue_full`, until there may be room, or something to receive. False at `until`.
     Result<bool> wait_to_send(Clock::time_point until);
 

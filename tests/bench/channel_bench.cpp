@@ -22,6 +22,7 @@ namespace bulkhead::bench {
 namespace {
 
 constexpr int rounds = 5;
+constexpr int size_rounds = 10;
 constexpr std::uint64_t round_us = 200'000;  ///< at least one request
 
 /// What goes there, and how much of it comes back: all, or its first 4 bytes.
@@ -48,7 +49,8 @@ struct Way {
     std::function<std::vector<std::string>(const Exchange&)> client;  ///< its command line
     std::vector<std::string> environment;
     std::vector<pid_t> servers;
-    double payloads;  ///< that one client and its part of the server hold at once, for an echo
+    double payloads;     ///< that one client and its part of the server hold at once, for an echo
+    bool spins = false;  ///< takes a CPU for each client: only where one client asks what is answered at once
 };
 
 struct Measured {
@@ -75,7 +77,9 @@ public:
     [[nodiscard]] const Way& way() const { return *way_; }
     [[nodiscard]] const std::string& cannot() const { return cannot_; }
     [[nodiscard]] const Measured& so_far() const { return so_far_; }
-    void round() {
+    /// Returns  the median of this round's latencies
+    double round() {
+        const std::size_t earlier = so_far_.latencies_us.size();
         const double servers_before = processor_us_of(way_->servers);
         for (Peer& client : clients_) client.start_round(round_us);
         double begin = std::numeric_limits<double>::max();
@@ -89,6 +93,7 @@ public:
         }
         so_far_.wall_us += end - begin;
         so_far_.processor_us += processor_us_of(way_->servers) - servers_before;
+        return median({so_far_.latencies_us.begin() + static_cast<std::ptrdiff_t>(earlier), so_far_.latencies_us.end()});
     }
 
 private:
@@ -128,15 +133,12 @@ public:
         records_.push_back({prefix + "throughput", per_second, "1/s", "", 0});
         records_.push_back({prefix + "processor time of both sides, a request", processor, "us", "", 0});
     }
-    /// The same with another size of payload, in turns.
-    void size(const std::string& name, const Measured& large, const Measured& small) {
-        const double p50 = percentile(large.latencies_us, 0.5);
-        const double of_small = percentile(small.latencies_us, 0.5);
-        std::printf("  %-38s %10.1f %10.1f %8.2f x, goal %.2f x\n", name.c_str(), p50, of_small, p50 / of_small,
-                    size_goal);
+    /// The same with another size of payload, in turns; `ratio` is the median of the rounds' own.
+    void size(const std::string& name, const Measured& large, const Measured& small, double ratio) {
+        std::printf("  %-38s %10.1f %10.1f %8.2f x, goal %.2f x\n", name.c_str(), percentile(large.latencies_us, 0.5),
+                    percentile(small.latencies_us, 0.5), ratio, size_goal);
         std::fflush(stdout);
-        records_.push_back(
-            {name + ", 1 GB there against 64 B there, same rounds", p50 / of_small, "x", "goal", size_goal});
+        records_.push_back({name + ", 1 GB there against 64 B there, median of rounds", ratio, "x", "goal", size_goal});
     }
     static void left_out(const std::string& name, const std::string& why) {
         std::printf("  %-38s left out: %s\n", name.c_str(), why.c_str());
@@ -159,15 +161,18 @@ private:
     Records records_;
 };
 
-/// Two models of the minimal worker: the plane is measured, and no LibTorch.
+/// Models of the minimal worker: the plane is measured, and no LibTorch. One of them looks for its client's next request
+/// before it sleeps, where the machine has CPUs for that.
 std::string fleet() {
-    const auto model = [](const std::string& name, const std::string& answer) {
+    const auto model = [](const std::string& name, const std::string& answer, const std::string& channel = {}) {
         return test::minimal_model(name, {},
                                    "inputs: {x: {dtype: uint8, shape: [1..1073741824]}}\nwarmup: {x: [64]}\n"
                                    "outputs: {y: {dtype: uint8, shape: [" +
-                                       answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, count: 64}\n");
+                                       answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, count: 64" +
+                                       channel + "}\n");
     };
-    return test::fleet({model("echo", "1..1073741824"), model("head", "4")});
+    const std::string any = "1..1073741824";
+    return test::fleet({model("echo", any), model("head", "4"), model("spinning", any, ", spin_us: 50")});
 }
 
 class Contest {
@@ -175,7 +180,7 @@ public:
     Contest() {
         options_.programs = test::minimal_programs();
         daemon_.emplace(fleet(), options_);
-        for (const char* model : {"echo", "head"}) (void)daemon_->load(model).value();
+        for (const char* model : {"echo", "head", "spinning"}) (void)daemon_->load(model).value();
         const std::vector<pid_t> workers{daemon_->pid("echo"), daemon_->pid("head")};
         const std::string socket = daemon_->socket();
         const auto ours = [socket](std::vector<std::string> program, const std::string& transport) {
@@ -191,6 +196,16 @@ public:
         const std::string python = BULKHEAD_PYTHON;
         const std::string source = BULKHEAD_SOURCE_DIR;
         ways_.push_back({"C++, rings", ours({client}, "rings"), {}, workers, 2});
+        ways_.push_back({.name = "C++, rings, spinning",
+                         .client =
+                             [=](const Exchange& exchange) {
+                                 return std::vector<std::string>{client, socket, "spinning",
+                                                                 std::to_string(exchange.bytes), "spinning"};
+                             },
+                         .environment = {},
+                         .servers = {daemon_->pid("spinning")},
+                         .payloads = 2,
+                         .spins = true});
         ways_.push_back({"C++, seqpacket", ours({client}, "seqpacket"), {}, workers, 2});
         ways_.push_back({"Python, seqpacket",
                          ours({python, source + "/tests/bench/peers/channel_client.py"}, {}),
@@ -205,6 +220,7 @@ public:
         table_.heading(exchange);
         std::vector<Crowd> crowds;
         for (const Way& way : ways_) {
+            if (way.spins && (exchange.clients > 1 || exchange.bytes > 64)) continue;
             if (const double needed = way.payloads * static_cast<double>(exchange.bytes) * exchange.clients;
                 needed > available_bytes() / 2) {
                 Table::left_out(way.name, "it would need more than half of the memory that is available");
@@ -216,6 +232,7 @@ public:
             else
                 Table::left_out(way.name, crowd.cannot());
         }
+        if (crowds.empty()) return;
         const bool copied = exchange.echo && exchange.bytes >= 1 << 20;
         FutexPingPong futex;
         std::optional<Memcpy> memcpy;
@@ -242,7 +259,7 @@ public:
         const Exchange large{std::uint64_t{1} << 30, false, 1};
         std::printf("\n  %-38s %10s %10s\n", "size alone, 4 B back, 1 client", "1 GB us", "64 B us");
         for (const Way& way : ways_) {
-            if (!way.name.starts_with("C++") && !way.name.starts_with("Python")) continue;
+            if (way.spins || (!way.name.starts_with("C++") && !way.name.starts_with("Python"))) continue;
             if (way.payloads * static_cast<double>(large.bytes) > available_bytes() / 2) {
                 Table::left_out(way.name, "it would need more than half of the memory that is available");
                 continue;
@@ -254,11 +271,14 @@ public:
                 Table::left_out(way.name, why);
                 continue;
             }
-            for (int i = 0; i < rounds; ++i) {
-                with_large.round();
-                with_small.round();
+            std::vector<double> ratios;
+            for (int i = 0; i < size_rounds; ++i) {  // each goes first as often as the other
+                const bool large_first = i % 2 == 0;
+                const double first = (large_first ? with_large : with_small).round();
+                const double second = (large_first ? with_small : with_large).round();
+                ratios.push_back(large_first ? first / second : second / first);
             }
-            table_.size(way.name, with_large.so_far(), with_small.so_far());
+            table_.size(way.name, with_large.so_far(), with_small.so_far(), median(ratios));
         }
     }
     [[nodiscard]] const Records& records() const { return table_.records(); }
@@ -326,7 +346,8 @@ Records channel() {
     for (const std::uint64_t bytes : {std::uint64_t{1} << 20, std::uint64_t{64} << 20})
         for (const int clients : {1, 4, 16})
             for (const bool echo : {false, true}) contest.measure({bytes, echo, clients});
-    for (const bool echo : {false, true}) contest.measure({std::uint64_t{1} << 30, echo, 1});
+    for (const int clients : {1, 4, 16})
+        for (const bool echo : {false, true}) contest.measure({std::uint64_t{1} << 30, echo, clients});
     contest.compare_sizes();
     return contest.records();
 }

@@ -152,9 +152,12 @@ Records generation() {
     Records records;
     const double bandwidth = read_bandwidth();
     const std::string threads = fmt::format("threads: {}\n", std::thread::hardware_concurrency());
+    const std::filesystem::path small = test::model_file("smollm2-int4");
+    const bool with_int4 = std::filesystem::exists(small / "manifest.json");
     const test::Daemon daemon{test::fleet(
         {test::generating("smollm2", package, threads),
-         test::generating("one-slot", package, threads + "generate: {slots: 1}")})};
+         test::generating("one-slot", package, threads + "generate: {slots: 1}"),
+         with_int4 ? test::generating("int4", small, threads) : std::string{}})};
     (void)daemon.load("smollm2").value();
     std::vector<Client> clients;
     clients.emplace_back(daemon);
@@ -190,6 +193,19 @@ Records generation() {
                            "the same in a model of one slot", pair.baseline});
     }
     (void)daemon.unload("one-slot").value();
+    if (with_int4) {
+        (void)daemon.load("int4").value();
+        Client client{daemon, "int4"};
+        client.generate(prompt_short, new_tokens);  // the warm-up
+        const Pair pair = interleaved(
+            rounds, [&] { return per_second(new_tokens, client.generate(prompt_short, new_tokens).all_us); },
+            through_daemon);
+        records.push_back(
+            {"weights of 4 bits, the head's of 8", pair.value, "1/s", "the same model in float32", pair.baseline});
+        (void)daemon.unload("int4").value();
+    } else {
+        std::printf("  without weights of 4 bits: scripts/models/prepare_int4.py makes %s\n", small.c_str());
+    }
     const double alone = median(std::vector<double>{through_daemon(), through_daemon(), through_daemon()});
     records.push_back({"weights read by the steps of one sequence", alone * weight_bytes(package) / 1e9, "GB/s",
                        "what all cores can read", bandwidth / 1e9});

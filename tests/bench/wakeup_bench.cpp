@@ -144,7 +144,7 @@ private:
             pollfd entry{socket_.get(), POLLIN, 0};
             ::poll(&entry, 1, -1);
         } else if (how_ == How::spin) {
-            (void)spin_until(Clock::now() + for_ever, [this] { return line_.readable(); });
+            (void)spin_for(for_ever, [this] { return line_.readable(); });
         } else if (line_.prepare_to_sleep(false)) {
             epoll_event event;
             if (how_ == How::loop) ::epoll_wait(loop_.get(), &event, 1, -1);

@@ -46,7 +46,8 @@ protected:
         EXPECT_EQ(answer_of(channel, 3), expected_[0]);
         EXPECT_EQ(answer_of(channel, 90), expected_[1]);
         EXPECT_EQ(answer_of(channel, 3), expected_[0]) << "a slot that was used";
-        for (const auto& [reason, steps] : daemon_->row("graphs").at("generate").at("eager").as_object())
+        const boost::json::object row = daemon_->row("graphs");
+        for (const auto& [reason, steps] : row.at("generate").at("eager").as_object())
             EXPECT_EQ(steps.to_number<std::int64_t>(), 0) << reason;
     }
     std::optional<Daemon> daemon_;

@@ -15,6 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "clients" / "python"))
+
+from bulkhead.export import inductor  # noqa: E402
+
 
 def mlp() -> nn.Module:
     """Rows are independent of each other, so padding them is safe."""
@@ -105,6 +110,7 @@ def save_torchscript(name: str, module: nn.Module, folder: Path) -> None:
 def save_package(name: str, module: nn.Module, folder: Path) -> None:
     import torch._inductor
 
+    inductor.use_toolkit()
     module = module.eval().cuda()
     rows = torch.export.Dim("rows", min=2, max=32)
     with torch.no_grad():
@@ -125,10 +131,9 @@ def make_tiny_generate(folder: Path) -> None:
     if importlib.util.find_spec("transformers") is None:
         print("no transformers: tiny_generate was not made", file=sys.stderr)
         return
-    root = Path(__file__).resolve().parents[2]
-    module = f"{root / 'scripts/models/make_test_models.py'}:tiny_generate"
+    module = f"{ROOT / 'scripts/models/make_test_models.py'}:tiny_generate"
     command = [sys.executable, "-m", "bulkhead.export", module, str(folder), "--device", "cuda", "--slots", "4", "--buckets", "64,256"]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(root / "clients/python")}, stdout=sys.stderr)
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "clients/python")}, stdout=sys.stderr)
 
 
 def main() -> None:

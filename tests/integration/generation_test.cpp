@@ -154,6 +154,7 @@ TEST(Generation, RefusesWhatMakesNoSenseAndServesOn) {
     refused({1}, {{"min_p", 2}}, "min_p");
     refused({1}, {{"top_k", -1}}, "top_k");
     refused({1}, {{"repetition_penalty", 0}}, "repetition_penalty");
+    refused({1}, {{"ras_repeats", 2}}, "ras_repeats");
     refused({1}, {{"max_new_tokens", 0}}, "max_new_tokens");
     refused({1}, {{"seed", 1.5}}, "seed");
     refused({1}, {{"stop", json::array{vocabulary}}}, "stop");

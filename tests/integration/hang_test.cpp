@@ -177,6 +177,16 @@ TEST(Hang, ALoadThatStandsStillSaysWhatItLastSaid) {
     ASSERT_TRUE(daemon.wait_state("m", "stopped"));
 }
 
+TEST(Hang, ACaptureThatStandsStillIsTriedAgainWithoutGraphs) {
+    Daemon daemon{fleet({minimal_model("m", "MINIMAL_CAPTURE: \"3\", MINIMAL_CAPTURE_HANGS: \"1\"",
+                                       "deadlines: {capture: 1s}")}),
+                  minimal()};
+    ASSERT_TRUE(daemon.load("m")) << daemon.why("m");
+    EXPECT_EQ(daemon.row("m").at("note").as_string(), "eager: capture hung for 1.0 s");
+    EXPECT_EQ(daemon.row("m").at("generation").as_int64(), 2);
+    EXPECT_THAT(daemon.why("m"), HasSubstr("its capture made no progress within 1.0 s; its last progress was"));
+}
+
 /// Model code that never returns, in the real worker.
 class EndlessInference : public ::testing::TestWithParam<const char*> {};
 

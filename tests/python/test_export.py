@@ -12,11 +12,17 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import family_packages
 import tiny_models
 import torch
 from bulkhead.errors import Error
-from bulkhead.export import check, make, manifest, products, source, target
+from bulkhead.export import check, functions, inductor, make, manifest, products, source, step, target
+from torch._inductor import config, cpp_builder
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import cpp_extension
 
 MODELS = Path(os.environ["BULKHEAD_BUILD"]) / "models"
 TINY = MODELS / "test" / "tiny_generate"
@@ -67,6 +73,16 @@ class Sources(unittest.TestCase):
         self.refused(f"{file}:linear", "--family")
         self.refused(f"{file}:other", "other")
         self.refused(f"{file}:linear", "families are", family="none")
+
+    def test_rotary_frequencies_keep_their_32_bits(self) -> None:
+        """As where transformers loads a folder in 16 bits."""
+        model = source.load(f"{MAKER}:tiny_generate", torch.bfloat16).family.model
+        exact = source.load(f"{MAKER}:tiny_generate", torch.float32).family.model
+        self.assertEqual({weight.dtype for weight in model.parameters()}, {torch.bfloat16})
+        self.assertTrue(torch.equal(model.model.rotary_emb.inv_freq, exact.model.rotary_emb.inv_freq))
+        model.save_pretrained(self.folder / "own")
+        loaded = source.load(str(self.folder / "own"), torch.bfloat16).family.model
+        self.assertTrue(torch.equal(loaded.model.rotary_emb.inv_freq, exact.model.rotary_emb.inv_freq))
 
     def test_a_folder_that_is_whole(self) -> None:
         model = tiny_models.causal("qwen3")
@@ -234,6 +250,83 @@ class Products(unittest.TestCase):
         for device, dtype, meets in (("cpu", torch.bfloat16, "prompt"), ("cpu", torch.float32, "anything"), ("cuda", torch.float32, "vectors")):
             seen = self.operators(device, dtype, meets)  # type: ignore[arg-type]
             self.assertTrue(linear in seen and product not in seen, (device, dtype, meets))
+
+
+class ForAGpu(unittest.TestCase):
+    """What exporting for a GPU needs, as far as a machine without one can show it."""
+
+    def test_compiled_functions_find_what_they_ask_of_a_gpu(self) -> None:
+        """In a process of its own, where nobody else has let them."""
+        if torch.version.cuda is None:
+            self.skipTest("this PyTorch is for CPUs alone")
+        names = ("aoti_torch_create_cuda_guard", "aoti_torch_get_current_cuda_stream", "aoti_torch_cuda_mm_out", "cudaMemcpyAsync")
+        code = ("import ctypes, sys\nfrom bulkhead.export import functions\n"
+                "found = lambda: [name for name in sys.argv[1:] if hasattr(ctypes.CDLL(None), name)]\n"
+                "print(*found()); functions.share_libtorch(); print(*found())")  # fmt: skip
+        done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        before, after = (line.split() for line in done.stdout.splitlines())
+        self.assertNotIn(names[0], before, "so that this test could fail")
+        self.assertEqual(after, list(names))
+
+    def test_libcuda_is_looked_for_in_the_toolkits_stubs(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="bh-export-") as folder, mock.patch.dict(os.environ):
+            os.environ.pop("CUDA_HOME", None)
+            library = Path(folder, "lib64")
+            (library / "stubs").mkdir(parents=True)
+            (library / "libcudart_static.a").touch()
+            with mock.patch.object(cpp_extension, "CUDA_HOME", folder), config.patch({"aot_inductor.link_libtorch": False}):
+                inductor.use_toolkit()
+                folders = cpp_builder.get_cpp_torch_device_options("cuda", aot_mode=True)[4]
+            self.assertIn(str(library.resolve() / "stubs"), folders)
+
+    def test_without_the_toolkit_it_is_refused(self) -> None:
+        with mock.patch.object(cpp_extension, "CUDA_HOME", None), self.assertRaises(Error) as raised:
+            inductor.use_toolkit()
+        self.assertEqual(raised.exception.code, "input_invalid")
+
+    def test_each_family_is_traced_with_16_bits_on_a_gpu(self) -> None:
+        """Tensors that say they lie on a GPU: all that is made on the way must lie there too, and every size must stay free."""
+        made = {"causal_lm": source.family_named("causal_lm")(tiny_models.causal("llama")), **{name: family_packages.family(name) for name in family_packages.NAMES}}
+        for name, family in made.items():
+            family.model.to(torch.bfloat16)
+            programs: list[torch.export.ExportedProgram] = []
+
+            def traced(program: torch.export.ExportedProgram, *unused: Any, **also_unused: Any) -> dict[str, Any]:
+                programs.append(program)
+                return {}
+
+            with self.subTest(name), FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode, mock.patch.object(functions, "compile_program", traced):
+                for module in family.model.modules():
+                    for held in (module._parameters, module._buffers):
+                        for key, tensor in held.items():
+                            held[key] = None if tensor is None else as_on_a_gpu(mode, tensor)
+                form, numbers, cut = family.prompt_form(), family.numbers(), family.step().eval()
+                sizes = functions.Sizes(128, 4, 40, "cuda", torch.bfloat16)
+                for most in (1, 4):
+                    functions.compile_decode(cut, numbers, sizes, Path(), most)
+                functions.compile_prefill(cut, numbers, form, sizes, Path())
+                for method in family.methods():
+                    functions.compile_method(method, "cuda", Path())
+                values = [node.meta.get("val") for program in programs for node in program.graph.nodes]
+                self.assertEqual({value.device.type for value in values if isinstance(value, torch.Tensor)}, {"cuda"})
+                self.assertEqual(len(programs), 3 + len(family.methods()))
+
+    def test_attention_written_as_products_is_attention(self) -> None:
+        """Heads that share keys, rows of several sequences, and keys and values that are a part of a buffer."""
+        generator = torch.Generator().manual_seed(1)
+        for batch, heads, key_heads, count, start, span in ((1, 4, 2, 7, 0, 7), (2, 4, 4, 5, 6, 11), (1, 6, 1, 2, 20, 40)):
+            query = torch.randn(batch, heads, count, 8, generator=generator)
+            keys, values = (torch.randn(batch, key_heads, 50, 8, generator=generator)[:, :, :span] for _ in range(2))
+            mask = (torch.arange(span)[None, :] <= torch.arange(start, start + count)[:, None])[None, None]
+            ours = step.attended_by_products(query, keys, values, mask, 0.3)
+            theirs = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=0.3, enable_gqa=True)
+            torch.testing.assert_close(ours, theirs)
+
+
+def as_on_a_gpu(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    there = mode.from_tensor(tensor.detach()).to("cuda")
+    return torch.nn.Parameter(there, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else there
 
 
 class Compiled(unittest.TestCase):

@@ -251,14 +251,31 @@ class HiggsAudioV2(Parity):
         torch.testing.assert_close(ours, theirs)
 
     def test_repetition_aware_sampling_is_what_the_generation_config_says(self) -> None:
-        self.assertIsNone(self.family.numbers().delay_pattern["ras"])
+        self.assertIsNone(self.ras(None, None))
+        self.assertIsNone(self.ras(7, None))
+        self.assertEqual(self.ras(16, 16), {"window": 16, "repeats": 16})
+        self.assertIsNone(self.ras(7, 8), "so many can never be")
+        self.assertEqual(self.ras(7, 2), {"window": 7, "repeats": 2})
+        self.generates_as_upstream(self.family)  # both without
+
+    def test_repetition_aware_sampling_beyond_what_a_worker_remembers_is_refused(self) -> None:
+        for window, repeats in ((17, 2), (0, 2), (7, 0)):
+            with self.subTest(window=window, repeats=repeats), self.assertRaises(Error) as refused:
+                self.ras(window, repeats)
+            self.assertEqual(refused.exception.code, "input_invalid")
+
+    def ras(self, window: int | None, repeats: int | None) -> Any:
+        """What the manifest says of a model whose generation_config says this; it says so until the test ends."""
         said = self.family.model.generation_config
-        said.ras_win_len, said.ras_win_max_num_repeat = 7, 2
-        try:
-            self.assertEqual(self.family.numbers().delay_pattern["ras"], {"window": 7, "repeats": 2})
-            self.generates_as_upstream(self.family)  # both without
-        finally:
-            del said.ras_win_len, said.ras_win_max_num_repeat
+        patched = mock.patch.multiple(said, create=True, ras_win_len=window, ras_win_max_num_repeat=repeats)
+        patched.start()
+        self.addCleanup(patched.stop)
+        return self.family.numbers().delay_pattern["ras"]
+
+    def test_codebooks_without_room_for_bos_and_eos_are_refused(self) -> None:
+        with mock.patch.object(self.config, "codebook_size", 25), self.assertRaises(Error) as refused:
+            self.family.numbers()
+        self.assertEqual(refused.exception.code, "input_invalid")
 
     def processor(self) -> Any:
         """What the methods of upstream's processor read; the class itself wants a tokenizer's files."""

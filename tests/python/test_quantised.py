@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 import unittest
+from collections.abc import Container
 from pathlib import Path
 
+import family_packages
 import torch
 from bulkhead.errors import Error
 from bulkhead.export import check, make, manifest, products, quantised, source
+from bulkhead.export.families import Family
 
 TINY = Path(os.environ["BULKHEAD_BUILD"]) / "models" / "test" / "tiny_generate"
 MAKER = Path(__file__).resolve().parents[2] / "scripts" / "models" / "make_test_models.py"
@@ -64,14 +67,35 @@ class Rounding(unittest.TestCase):
         def model() -> torch.nn.Module:
             return torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.Linear(48, 32), torch.nn.Linear(32, 7))
 
-        self.assertEqual(quantised.quantise(model(), "int8", 7), {"int8": 3})
+        whole = model()
+        self.assertEqual(quantised.quantise(whole, whole, "int8", 7), {"int8": 3})
         mixed = model()
-        self.assertEqual(quantised.quantise(mixed, "int4", 7), {"int8": 2, "int4": 1})
+        self.assertEqual(quantised.quantise(mixed, mixed, "int4", 7), {"int8": 2, "int4": 1})
         kinds = [type(layer) for layer in mixed.children()]
         self.assertEqual(kinds, [quantised.Int4Linear, quantised.Int8Linear, quantised.Int8Linear], "48 is no multiple, 7 are logits")
         with self.assertRaises(Error) as raised:
-            quantised.quantise(torch.nn.Embedding(4, 4), "int4", 4)
+            quantised.quantise(model(), torch.nn.Embedding(4, 4), "int4", 4)
         self.assertEqual(raised.exception.code, "input_invalid")
+
+
+class OfFamilies(unittest.TestCase):
+    def test_what_methods_alone_run_stays(self) -> None:
+        """A vision tower, an audio codec, the conditioning of a voice: no step reads them."""
+        for name in family_packages.NAMES:
+            family = family_packages.family(name)
+            before = linear_layers(family, but=set(family.step().modules()))
+            self.assertTrue(any(before), name)
+
+            quantised.quantise(family.model, family.step(), "int4", family.numbers().vocabulary * family.numbers().codebooks)
+
+            self.assertEqual(linear_layers(family), before, name)
+            kinds = {type(module) for module in family.step().modules()}
+            self.assertTrue(quantised.Int8Linear in kinds and torch.nn.Linear not in kinds, name)
+
+
+def linear_layers(family: Family, but: Container[torch.nn.Module] = ()) -> list[list[torch.nn.Module]]:
+    """Of each method."""
+    return [[module for module in method.module.modules() if type(module) is torch.nn.Linear and module not in but] for method in family.methods()]
 
 
 class Packages(unittest.TestCase):

@@ -29,17 +29,24 @@ using Clock = std::chrono::steady_clock;
 
 /// What several threads count and say.
 struct Tally {
-    std::atomic<std::int64_t> left;
-    std::atomic<std::int64_t> killed{0};
-    std::atomic<std::int64_t> killed_holding{0};
+    std::atomic<std::int64_t> left;               ///< of clients that hold leases
+    std::atomic<std::int64_t> killed_holding{0};  ///< what was asked for
+    std::atomic<std::int64_t> killed_early{0};    ///< besides them: before they held any
     std::atomic<std::int64_t> wrong{0};
     std::atomic<std::int64_t> served{0};  ///< requests of the client that nobody kills
     std::mutex mutex;
 
+    /// One of those that are left, to be given back (`++left`) where it came to nothing.
+    bool take_one() {
+        std::int64_t now = left;
+        while (now > 0)
+            if (left.compare_exchange_weak(now, now - 1)) return true;
+        return false;
+    }
     void complain(const std::string& what) {
         if (++wrong > 20) return;
         const std::lock_guard lock{mutex};
-        std::printf("after %lld kills: %s\n", static_cast<long long>(killed.load()), what.c_str());
+        std::printf("after %lld kills: %s\n", static_cast<long long>(killed_holding.load()), what.c_str());
     }
 };
 
@@ -165,6 +172,7 @@ void stream(Channel channel, Tally& tally, const std::atomic<bool>& stop) {
     }
 }
 
+/// Until `count` clients were killed while they held leases; those killed earlier in their lives come on top.
 void kill_side_by_side(std::vector<std::unique_ptr<Nursery>>& nurseries, Tally& tally, std::int64_t count,
                        std::uint64_t seed, Clock::time_point until) {
     tally.left = count;
@@ -172,12 +180,13 @@ void kill_side_by_side(std::vector<std::unique_ptr<Nursery>>& nurseries, Tally& 
     for (const auto& nursery : nurseries)
         threads.emplace_back([&nursery, &tally, until, random = std::mt19937_64{++seed}]() mutable {
             try {
-                while (tally.left-- > 0 && Clock::now() < until) {
-                    const bool held = nursery->raise_and_kill(random, tally);
-                    tally.killed_holding += held ? 1 : 0;
-                    if (++tally.killed % 10'000 == 0) {
+                while (Clock::now() < until && tally.take_one()) {
+                    if (!nursery->raise_and_kill(random, tally)) {
+                        ++tally.killed_early;
+                        ++tally.left;
+                    } else if (const std::int64_t killed = ++tally.killed_holding; killed % 10'000 == 0) {
                         const std::lock_guard lock{tally.mutex};
-                        std::printf("  %lld kills\n", static_cast<long long>(tally.killed.load()));
+                        std::printf("  %lld kills\n", static_cast<long long>(killed));
                         std::fflush(stdout);
                     }
                 }
@@ -229,9 +238,11 @@ int kill_clients(const Options& options) {
     if (daemon.pid("m0") != worker) tally.complain("the worker is another process");
     const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
 
-    std::printf("%lld clients killed in %.1f s (%.1f a second), %lld of them while they held leases, %lld wrong\n",
-                static_cast<long long>(tally.killed.load()), seconds, static_cast<double>(tally.killed) / seconds,
-                static_cast<long long>(tally.killed_holding.load()), static_cast<long long>(tally.wrong.load()));
+    const auto holding = static_cast<long long>(tally.killed_holding.load());
+    const auto early = static_cast<long long>(tally.killed_early.load());
+    std::printf("%lld clients killed while they held leases, and %lld before, in %.1f s (%.1f a second), %lld wrong\n",
+                holding, early, seconds, static_cast<double>(holding + early) / seconds,
+                static_cast<long long>(tally.wrong.load()));
     std::printf("  the neighbour's requests     %12lld\n", static_cast<long long>(tally.served.load()));
     std::printf("  %-28s %9s %9s\n", "resource", "baseline", "now");
     return static_cast<int>(tally.wrong) + print_drift(baseline, now);

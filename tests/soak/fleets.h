@@ -1,16 +1,30 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 
+#include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/process.h"
 
 namespace bulkhead::soak {
 
-/// A fleet of models "m0", "m1" … of one kind (minimal, silero-vad), and the programs that serve it.
+/// A fleet of models "m0", "m1" … of one kind, and the programs that serve it.
+///
+///   minimal      the minimal worker
+///   minimal-gpu  it on GPU 0 of a fake NVML, where each process has `gpu_bytes_each` for as long as it lives
+///   silero-vad   a real model
 struct SoakFleet {
     std::string yaml;
     test::SpawnOptions options;
+    std::unique_ptr<test::TemporaryFolder> gpu;  ///< the fake's machine; null without one
 };
 [[nodiscard]] SoakFleet make_fleet(const std::string& kind, int models);
+
+inline constexpr std::int64_t gpu_bytes_each = 1'000'000;
+
+/// What is in use of all GPUs, as the daemon tells it; empty when it does not.
+[[nodiscard]] std::optional<std::int64_t> gpu_bytes_in_use(const test::Daemon& daemon);
 
 }  // namespace bulkhead::soak

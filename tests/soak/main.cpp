@@ -1,23 +1,68 @@
 // bulkhead_soak: kills in bulk, and what is left of each resource afterwards. scripts/soak is its face.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
 #include <string_view>
+#include <thread>
+#include <vector>
 
 #include "tests/soak/soak.h"
+#include "tests/support/file_text.h"
 
 namespace {
 
 constexpr const char* usage =
     "usage: bulkhead_soak [--worker-kills N] [--supervisor-kills N] [--client-kills N]\n"
-    "                     [--model minimal|silero-vad] [--workers N] [--clients N] [--life-ms N] [--pause-ms N]\n"
-    "                     [--minutes N] [--seed N]\n";
+    "                     [--model minimal|minimal-gpu|silero-vad] [--workers N] [--clients N] [--life-ms N]\n"
+    "                     [--pause-ms N] [--minutes N] [--seed N]\n";
+
+std::vector<pid_t> own_children() {
+    std::vector<pid_t> children;
+    std::error_code gone;
+    for (const auto& task : std::filesystem::directory_iterator{"/proc/self/task", gone}) {
+        std::istringstream text{bulkhead::test::file_text(task.path() / "children")};
+        for (pid_t pid = 0; text >> pid;) children.push_back(pid);
+    }
+    return children;
+}
+
+/// From now on a signal to end, such as Ctrl-C, first stops the daemons and then ends the program: nothing is left.
+void end_with_the_daemons() {
+    static sigset_t ends;
+    ::sigemptyset(&ends);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&ends, number);
+    ::pthread_sigmask(SIG_BLOCK, &ends, nullptr);  // before any thread: each inherits it
+    std::thread{[] {
+        int number = 0;
+        ::sigwait(&ends, &number);
+        std::printf("ended by a signal, %s\n", ::strsignal(number));
+        std::fflush(stdout);
+        // What fails from here on is of no interest.
+        if (const int nowhere = ::open("/dev/null", O_WRONLY); nowhere >= 0) ::dup2(nowhere, 1);
+        const auto children = own_children();
+        for (const pid_t child : children) {  // a keeper unloads everything; others have the signal blocked as we have
+            const auto name = bulkhead::test::file_text("/proc/" + std::to_string(child) + "/comm");
+            ::kill(child, name == "bulkheadd\n" ? SIGTERM : SIGKILL);
+        }
+        for (const pid_t child : children) ::waitpid(child, nullptr, 0);
+        ::_exit(128 + number);
+    }}.detach();
+}
 
 }  // namespace
 
 int main(int argc, char** argv) {
+    end_with_the_daemons();
     ::testing::InitGoogleTest();  // the fixture reports through it
     bulkhead::soak::Options options;
     for (int i = 1; i < argc; ++i) {
@@ -48,6 +93,8 @@ int main(int argc, char** argv) {
         else
             return std::fputs(usage, stderr), 2;
     }
+    if (std::ranges::find(bulkhead::soak::kinds, options.model) == std::end(bulkhead::soak::kinds))
+        return std::fputs(usage, stderr), 2;
     if (options.worker_kills == 0 && options.supervisor_kills == 0 && options.client_kills == 0)
         return std::fputs(usage, stderr), 2;
     int wrong = 0;

@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <sstream>
 
+#include "tests/integration/fixture/process.h"
+#include "tests/integration/fixture/sanitizer.h"
 #include "tests/support/file_text.h"
 
 namespace bulkhead::soak {
@@ -63,13 +65,22 @@ void add_process(Resources& all, const std::string& name, pid_t pid) {
     all[name + " resident KiB"] = status_number(pid, "VmRSS");
 }
 
+std::int64_t slabs_mapped(pid_t worker) {
+    std::istringstream maps{test::file_text("/proc/" + std::to_string(worker) + "/maps")};
+    std::int64_t slabs = 0;
+    for (std::string line; std::getline(maps, line);) slabs += line.find("/memfd:bulkhead:") != std::string::npos;
+    return slabs;
+}
+
 std::int64_t value_of(const Resources& all, const std::string& name) {
     const auto found = all.find(name);
     return found == all.end() ? 0 : found->second;
 }
 
 bool drifts(const std::string& name, std::int64_t before, std::int64_t now) {
-    return name.ends_with("KiB") ? now > before + resident_slack_kib : now != before;
+    if (before < 0 || now < 0) return true;  // not known
+    if (!name.ends_with("KiB")) return now != before;
+    return !test::is_sanitized && now > before + resident_slack_kib;  // sanitizers keep what was freed
 }
 
 }  // namespace
@@ -103,10 +114,19 @@ Resources measure(pid_t keeper, pid_t supervisor, const std::string& socket) {
 
 void add_worker(Resources& all, pid_t worker) {
     add_process(all, "worker", worker);
-    std::istringstream maps{test::file_text("/proc/" + std::to_string(worker) + "/maps")};
-    std::int64_t slabs = 0;
-    for (std::string line; std::getline(maps, line);) slabs += line.find("/memfd:bulkhead:") != std::string::npos;
-    all["worker slabs mapped"] = slabs;
+    all["worker slabs mapped"] = slabs_mapped(worker);
+}
+
+void add_workers(Resources& all, const std::vector<pid_t>& workers) {
+    for (const pid_t pid : workers) {
+        Resources one;
+        add_process(one, "workers'", pid);
+        one["workers' slabs mapped"] = slabs_mapped(pid);
+        for (const auto& [name, value] : one) {
+            std::int64_t& sum = all[name];
+            sum = name.ends_with("KiB") ? std::max(sum, value) : sum + value;
+        }
+    }
 }
 
 Resources measure_settled(const std::function<Resources()>& take) {
@@ -133,6 +153,10 @@ Resources measure_at_rest(const Resources& baseline, const std::function<Resourc
 }
 
 int print_drift(const Resources& baseline, const Resources& now) {
+    if (baseline.empty()) {
+        std::printf("  no baseline: it ended before one could be taken\n");
+        return 1;
+    }
     int drifted = 0;
     for (const auto& [name, before] : baseline) {
         const std::int64_t value = value_of(now, name);
@@ -148,7 +172,9 @@ pid_t supervisor_of(pid_t keeper) {
     const std::string number = std::to_string(keeper);
     std::istringstream children{test::file_text("/proc/" + number + "/task/" + number + "/children")};
     for (pid_t pid = 0; children >> pid;)
-        if (test::file_text("/proc/" + std::to_string(pid) + "/comm").starts_with("bulkhead-superv")) return pid;
+        if (test::file_text("/proc/" + std::to_string(pid) + "/comm").starts_with("bulkhead-superv") &&
+            test::is_alive(pid))
+            return pid;
     return 0;
 }
 

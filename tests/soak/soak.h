@@ -1,15 +1,20 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace bulkhead::soak {
 
+/// See make_fleet.
+inline constexpr std::array<std::string_view, 3> kinds{"minimal", "minimal-gpu", "silero-vad"};
+
 struct Options {
-    std::string model = "minimal";  ///< minimal, silero-vad or minilm
+    std::string model = "minimal";  ///< one of `kinds`
     std::int64_t worker_kills = 0;
     std::int64_t supervisor_kills = 0;
-    std::int64_t client_kills = 0;
+    std::int64_t client_kills = 0;  ///< while they hold leases; others come on top
     int workers = 30;          ///< under a supervisor that is killed
     int clients = 4;           ///< that stream all the while, or so many side by side that are killed
     int pause_ms = 0;          ///< of a client that streams, between an answer and its next request
@@ -25,8 +30,8 @@ int kill_workers(const Options& options);
 /// SIGKILL to supervisors at random moments of their lives, while clients stream through all workers.
 int kill_supervisors(const Options& options);
 
-/// SIGKILL to clients that hold leases of both slabs and have a request in flight, or at any moment before, while one
-/// that nobody kills is served.
+/// SIGKILL to clients that hold leases of both slabs and have a request in flight, so many times as was asked for, and to
+/// others at any moment before that, while one that nobody kills is served.
 int kill_clients(const Options& options);
 
 }  // namespace bulkhead::soak

@@ -49,9 +49,17 @@ int kill_workers(const Options& options) {
     test::Daemon daemon{fleet.yaml, fleet.options};
     ControlClient control = daemon.connect();
     const pid_t keeper = daemon.keeper().pid();
-    const auto take = [&] { return measure(keeper, supervisor_of(keeper), daemon.socket().string()); };
+    const auto take = [&] {
+        // First: who is asked about GPUs may start a thread for it.
+        const auto gpu_bytes = fleet.gpu ? gpu_bytes_in_use(daemon) : std::nullopt;
+        Resources all = measure(keeper, supervisor_of(keeper), daemon.socket().string());
+        if (fleet.gpu) all["GPU bytes"] = gpu_bytes.value_or(-1);
+        return all;
+    };
 
+    // Before the baseline, so that every thread and buffer there will be is there: one is killed at least.
     const auto warm_up = std::min<std::int64_t>(options.worker_kills / 10 + 1, 200);
+    const auto kills = std::max(options.worker_kills, warm_up + 1);
     const auto started = Clock::now();
     const auto until = options.minutes > 0 ? started + std::chrono::minutes{options.minutes} : Clock::time_point::max();
     Resources baseline;
@@ -67,10 +75,10 @@ int kill_workers(const Options& options) {
         (void)control.call("model.unload", {{"model", "m0"}}, std::chrono::seconds{60});
         (void)control.call("daemon.info");  // has every thread started that will be
     };
-    for (; done < options.worker_kills && Clock::now() < until; ++done) {
+    for (; done < kills && Clock::now() < until; ++done) {
         if (done == warm_up) {
             settle();
-            baseline = take();
+            baseline = measure_settled(take);
         }
         const auto asked = Clock::now();
         auto loaded = control.call("model.load", {{"model", "m0"}}, std::chrono::seconds{60});
@@ -91,6 +99,9 @@ int kill_workers(const Options& options) {
             complain("channel.open: " + channel.error().text());
             continue;
         }
+        // Its own alone: its predecessor's are back before it may take any.
+        if (fleet.gpu && gpu_bytes_in_use(daemon) != gpu_bytes_each)
+            complain("another figure of GPU bytes than its own");
         if (!infers(*channel, options.model)) complain("a wrong answer");
         const auto killed = Clock::now();
         ::kill(pid, SIGKILL);

@@ -86,7 +86,7 @@ at::Tensor SlotMemory::upload(const at::Tensor& from, cudaStream_t stream) {
 }
 
 std::vector<at::Tensor> SlotMemory::decode_inputs(std::uint32_t n, std::uint32_t length, bool with_deltas) const {
-    std::vector<at::Tensor> inputs{tokens_.narrow(0, 0, n), positions_.narrow(0, 0, n), span_.narrow(0, 0, length)};
+    std::vector<at::Tensor> inputs{tokens_.narrow(0, 0, n), positions_.narrow(0, 0, n), span(length)};
     if (with_deltas) inputs.push_back(deltas_.narrow(0, 0, n));
     for (const at::Tensor& buffer : kv_buffers_) inputs.push_back(buffer.narrow(0, 0, std::int64_t{n} * rows_));
     return inputs;

@@ -32,6 +32,8 @@ public:
 
     /// Decode's arguments for n sequences and an attention length.
     [[nodiscard]] std::vector<at::Tensor> decode_inputs(std::uint32_t n, std::uint32_t length, bool with_deltas) const;
+    /// 0, 1, … length - 1.
+    [[nodiscard]] at::Tensor span(std::uint32_t length) const { return span_.narrow(0, 0, length); }
     /// k0, v0, k1, v1, … of one slot.
     [[nodiscard]] std::vector<at::Tensor> kv_of(std::uint32_t slot) const;
 

@@ -21,11 +21,13 @@ namespace {
 namespace json = boost::json;
 
 constexpr std::string_view known_parameters[] = {
-    "banned", "do_sample", "forced",    "guidance",    "ignore_stop", "max_new_tokens", "min_p", "repetition_penalty",
-    "seed",   "stop",      "stop_also", "temperature", "top_k",       "top_p"};
+    "banned",      "do_sample",          "forced", "guidance", "ignore_stop", "max_new_tokens", "min_p",
+    "ras_repeats", "repetition_penalty", "seed",   "stop",     "stop_also",   "temperature",    "top_k",
+    "top_p"};
 
-constexpr std::string_view adjustable_parameters[] = {"do_sample", "guidance",    "min_p", "repetition_penalty",
-                                                      "request",   "temperature", "top_k", "top_p"};
+constexpr std::string_view adjustable_parameters[] = {"do_sample",          "guidance", "min_p",       "ras_repeats",
+                                                      "repetition_penalty", "request",  "temperature", "top_k",
+                                                      "top_p"};
 
 Error invalid(std::string_view called, std::string what, std::string remedy) {
     return {ErrorCode::input_invalid, fmt::format("calling {}: {}", called, std::move(what)), std::move(remedy)};
@@ -175,6 +177,11 @@ void read_sampling(const Shape& shape, Reader& reader, Sampling& sampling) {
             reader.refuse("parameter \"guidance\" of a model that has none", "leave it out");
         sampling.guidance = 0;
     }
+    reader.integer("ras_repeats", 0, limits::ras_window_max, sampling.ras_repeats);
+    if (shape.ras_window == 0 && sampling.ras_repeats != 0) {
+        reader.refuse("parameter \"ras_repeats\" of a model without repetition-aware sampling", "leave it out");
+        sampling.ras_repeats = 0;
+    }
     if (sampling.temperature == 0) {
         if (reader.is_given("do_sample") && sampling.do_sample)
             reader.refuse("parameters \"do_sample\" true and \"temperature\" 0 contradict each other",
@@ -201,14 +208,31 @@ std::uint64_t seed_by_chance() {
     return (std::uint64_t{device()} << 21) ^ device();
 }
 
-Result<> check_token_range(const Shape& shape, std::span<const std::int64_t> tokens) {
+/// Of several codebooks: text is an id and a -1 for each further codebook, audio a code of each.
+bool is_row(const Shape& shape, std::span<const std::int64_t> ids) {
+    if (std::ranges::any_of(ids, [](std::int64_t id) { return id < 0; }))
+        return ids.front() >= 0 && std::ranges::all_of(ids.subspan(1), [](std::int64_t id) { return id == -1; });
+    return std::ranges::all_of(ids, [&](std::int64_t id) { return id < std::int64_t{shape.vocabulary}; });
+}
+
+/// `tokens` is [T * C].
+Result<> check_tokens(const Shape& shape, std::span<const std::int64_t> tokens) {
     const std::int64_t end = shape.prompt_id_end != 0 ? shape.prompt_id_end : std::int64_t{shape.vocabulary};
     const auto bad =
         std::ranges::find_if(tokens, [&](std::int64_t token) { return token < shape.prompt_id_min || token >= end; });
-    if (bad == tokens.end()) return {};
-    return invalid(
-        fmt::format("token {} of the prompt is {}", (bad - tokens.begin()) / shape.codebooks, *bad),
-        fmt::format("send ids from {} to {}: is this the model's own tokenizer?", shape.prompt_id_min, end - 1));
+    if (bad != tokens.end())
+        return invalid(
+            fmt::format("token {} of the prompt is {}", (bad - tokens.begin()) / shape.codebooks, *bad),
+            fmt::format("send ids from {} to {}: is this the model's own tokenizer?", shape.prompt_id_min, end - 1));
+    if (shape.codebooks == 1) return {};
+    for (std::size_t at = 0; at < tokens.size(); at += shape.codebooks)
+        if (const auto row = tokens.subspan(at, shape.codebooks); !is_row(shape, row))
+            return invalid(fmt::format("token {} of the prompt is [{}]", at / shape.codebooks, fmt::join(row, ", ")),
+                           shape.prompt_id_min < 0
+                               ? fmt::format("a row of text is its id and {} times -1, a row of audio {} codes from 0 to {}",
+                                             shape.codebooks - 1, shape.codebooks, shape.vocabulary - 1)
+                               : fmt::format("send {} codes from 0 to {}", shape.codebooks, shape.vocabulary - 1));
+    return {};
 }
 
 /// What is generated stands where plain text would: at one place in time, height and width, behind all that was seen.
@@ -304,7 +328,7 @@ Result<> read_prompt(const Method& method, std::span<const TensorView> inputs, s
     const std::span<const std::byte> bytes = ordered.front().bytes;
     ask.tokens.resize(bytes.size() / sizeof(std::int64_t));
     std::memcpy(ask.tokens.data(), bytes.data(), bytes.size());
-    return check_token_range(shape, ask.tokens);
+    return check_tokens(shape, ask.tokens);
 }
 
 Result<> read_parameters(const Shape& shape, const boost::json::object& given, Ask& ask) {

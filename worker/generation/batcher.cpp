@@ -55,9 +55,11 @@ bool Batcher::turn() {
         prompts_.pop_front();
         compute_chunk(number);
     }
+    const auto must_collect = [this] { return launched_.size() >= engine_.launches_ahead(); };
+    if (must_collect()) collect();  // the prompt's end was a launch too
     let_go_of_the_complete();
     const bool launched = active_ > 0 && launch();
-    const bool collects = !launched_.empty() && (!launched || launched_.size() >= engine_.launches_ahead());
+    const bool collects = !launched_.empty() && (!launched || must_collect());
     if (collects) collect();
     return computes || launched || collects || broken_;
 }
@@ -90,21 +92,19 @@ std::span<const std::int64_t> Batcher::held_by(const Sequence& sequence) const {
 }
 
 void Batcher::compute_chunk(Number number) {
-    Sequence* sequence = find(number);
+    Sequence* const sequence = find(number);
     if (!sequence->slot)
         if (const Result<> begun = begin(*sequence); !begun) return fail(*sequence, begun.error());
     const std::uint32_t end = to_compute(*sequence);
     if (sequence->computed < end) {
         const std::uint32_t count = std::min(chunk_, end - sequence->computed);
         const Prompt prompt{sequence->inputs, sequence->ask.prompt_length};
-        const auto token =
-            engine_.prefill(*sequence->slot, prompt, sequence->computed, count, sequence->computed + count == end);
-        if (!token) return fail(*sequence, token.error());
+        const bool last = sequence->computed + count == end;
+        if (const Result<> done = engine_.prefill(*sequence->slot, prompt, sequence->computed, count, last); !done)
+            return fail(*sequence, done.error());
         sequence->computed += count;
         statistics_.prefilled(count);
-        if (*token) take(*sequence, **token);
-        sequence = find(number);  // that token may have been its last
-        if (sequence == nullptr) return;
+        if (last && shape_.prefill_gives) launched_.push_back({{number}, Clock::now(), false});
     }
     if (sequence->computed == end)
         join(*sequence);
@@ -173,7 +173,7 @@ void Batcher::let_go_of_the_complete() {
 }
 
 bool Batcher::launch() {
-    Launch launch;
+    Launch launch{.sequences = {}, .at = {}, .is_step = true};
     for (std::uint32_t slot = 0; slot < active_; ++slot) launch.sequences.push_back(slots_.sequence_in(slot));
     launch.at = Clock::now();
     if (const Result<> launched = engine_.launch(active_); !launched) {
@@ -191,13 +191,14 @@ void Batcher::collect() {
     const auto tokens = engine_.collect();
     const Clock::time_point now = Clock::now();
     const auto began = std::max(launch.at, std::exchange(collected_, now));
-    if (std::ranges::any_of(launch.sequences, [&](Number number) { return find(number) != nullptr; }))
+    if (launch.is_step &&
+        std::ranges::any_of(launch.sequences, [&](Number number) { return find(number) != nullptr; }))
         statistics_.stepped(now - began);
-    for (std::uint32_t slot = 0; slot < launch.sequences.size(); ++slot) {
-        Sequence* const sequence = find(launch.sequences[slot]);
+    for (std::size_t i = 0; i < launch.sequences.size(); ++i) {
+        Sequence* const sequence = find(launch.sequences[i]);
         if (sequence == nullptr) continue;  // it ended by a step before this one, or was removed
         if (tokens)
-            take(*sequence, (*tokens)[slot]);
+            take(*sequence, (*tokens)[i]);
         else
             fail(*sequence, tokens.error());
     }

@@ -83,8 +83,9 @@ private:
         Clock::time_point first;
     };
     struct Launch {
-        std::vector<Number> sequences;  ///< by slot
+        std::vector<Number> sequences;  ///< in the order of slots
         Clock::time_point at;
+        bool is_step;  ///< not the end of a prompt, which draws its first token
     };
 
     [[nodiscard]] Sequence* find(Number number);

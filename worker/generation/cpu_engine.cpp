@@ -50,10 +50,9 @@ public:
         return {};
     }
 
-    Result<std::optional<StepToken>> prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first,
-                                             std::uint32_t count, bool last) override {
-        std::optional<StepToken> given;
-        auto done = guarded("computing a prompt", [&]() -> Result<> {
+    Result<> prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count,
+                     bool last) override {
+        return guarded("computing a prompt", [&]() -> Result<> {
             SlotState& state = slots_[slot].start.state;
             if (state.position != std::int64_t{first} || count == 0 || first + count > parts_.shape.length)
                 return Error{ErrorCode::internal,
@@ -66,11 +65,9 @@ public:
             const at::Tensor logits = parts_.prefill ? call_prefill(slot, prompt, first, count)
                                                      : decode_prompt(slot, prompt, first, count);
             state.position += count;
-            if (last && parts_.shape.prefill_gives) given = draw(slot, logits.const_data_ptr<float>(), false);
+            if (last && parts_.shape.prefill_gives) given_ = {draw(slot, logits.const_data_ptr<float>(), false)};
             return {};
         });
-        if (!done) return done.error();
-        return given;
     }
 
     Result<> exchange(std::uint32_t a, std::uint32_t b) override {
@@ -132,7 +129,8 @@ private:
     }
 
     at::Tensor call_prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count) {
-        std::vector<at::Tensor> inputs = prompt_chunk(parts_.manifest, prompt, first, count);
+        std::vector<at::Tensor> inputs =
+            prompt_chunk(parts_.manifest, prompt, first, count, span_.narrow(0, 0, std::int64_t{first} + count));
         append(inputs, kv_.of(slot));
         const at::Tensor result = parts_.prefill->call(inputs).at(0);
         return parts_.shape.prefill_gives ? checked(result, parts_.shape.rows) : result;
@@ -223,7 +221,7 @@ private:
     at::Tensor span_;  ///< 0 .. L-1
     std::vector<Slot> slots_;
     std::vector<std::int32_t> tokens_;  ///< [slots, C], of the last step
-    std::vector<StepToken> given_;
+    std::vector<StepToken> given_;      ///< of the last launch
 
     mutable std::mutex mutex_;  ///< guards the counters
     std::map<std::uint32_t, std::uint64_t> steps_;  ///< by the number of sequences

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,10 +34,11 @@ struct Shape {
     /// codebooks) or `embeddings` [R, T, E]; where `rope` stands, its dims are [3, T]. The dimension T is named "T".
     std::vector<config::TensorSpec> inputs;
     bool embeddings = false;     ///< the first input is `embeddings`
-    bool prefill_gives = false;  ///< the last part of a prompt yields the first token (manifest `prefill.logits`)
+    bool prefill_gives = false;  ///< the last part of a prompt draws the first token (manifest `prefill.logits`)
     /// What the first step reads after a prompt of embeddings whose prefill gives no token: C of them, or empty.
     std::vector<std::int32_t> first_token;
     bool delay_pattern = false;  ///< codebook k runs k steps behind: the engine fills in and ends by itself
+    std::uint32_t ras_window = 0;  ///< frames that repetition-aware sampling looks back on; 0: the model has none
 
     std::vector<std::int32_t> stop;  ///< the manifest's; a request may replace them
     boost::json::object sampling;    ///< the manifest's defaults, by the names of the request's parameters
@@ -98,9 +98,10 @@ public:
 
     /// Computes the KV of the prompt's positions [first, first + count), count <= `chunk_max`, which follow what the slot
     /// holds. A `count` that the exported function cannot take (1) goes another way, of the engine's choice.
-    /// `last`: it ends the prompt. Returns the first token then, where `Shape::prefill_gives`.
-    virtual Result<std::optional<StepToken>> prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first,
-                                                     std::uint32_t count, bool last) = 0;
+    /// `last`: it ends the prompt. Where `Shape::prefill_gives`, this is a launch then, of that slot alone: it draws the
+    /// first token, for `collect`.
+    virtual Result<> prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count,
+                             bool last) = 0;
 
     /// From the next `launch` on. Nothing is captured anew.
     virtual Result<> set_sampling(std::uint32_t slot, const Sampling& sampling) = 0;
@@ -118,7 +119,7 @@ public:
     /// So many launches may precede their `collect`: 1 where a launch computes, 2 where it queues.
     [[nodiscard]] virtual std::uint32_t launches_ahead() const noexcept = 0;
 
-    /// Waits for the oldest launch that was not collected: n tokens, in the order of slots.
+    /// Waits for the oldest launch that was not collected: a token of each of its slots, in their order.
     virtual Result<std::span<const StepToken>> collect() = 0;
 
     /// What was done until now was a trial: `counters` begin at nothing again.

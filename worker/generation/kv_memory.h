@@ -12,7 +12,7 @@
 namespace bulkhead::worker::generation {
 
 /// The KV of all slots on a CPU: for each layer K and V, [slots * R, H, L, D], all of one mapping. Pages that no
-/// sequence has reached yet are not in memory.
+/// sequence has reached yet are not in memory, and none is in a core file.
 ///
 /// Owns    the mapping; tensors of it must not outlive it
 /// Errors  the constructor throws ErrorException: out_of_memory

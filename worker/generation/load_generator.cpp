@@ -174,7 +174,9 @@ Result<> GeneratingModel::try_once() {
     };
     if (auto started = start_all(); !started) return started;
     const Prompt prompt{views, static_cast<std::uint32_t>(positions)};
-    if (auto read = engine_->prefill(0, prompt, 0, prompt.length, true); !read) return read.error();
+    if (auto read = engine_->prefill(0, prompt, 0, prompt.length, true); !read) return read;
+    if (shape.prefill_gives)
+        if (auto collected = engine_->collect(); !collected) return collected.error();
     for (std::uint32_t n = 1; n <= shape.slots; n *= 2) {
         if (auto launched = engine_->launch(n); !launched) return launched;
         if (auto collected = engine_->collect(); !collected) return collected.error();

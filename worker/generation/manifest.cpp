@@ -185,7 +185,7 @@ void read_draw(const Field& root, Manifest& manifest) {
     draw.delay_eos = static_cast<std::int32_t>((*delay)["eos"].integer(0, manifest.vocabulary - 1));
     if (const auto ras = delay->find("ras")) {
         draw.ras_window = (*ras)["window"].count(limits::ras_window_max);
-        draw.ras_repeats = (*ras)["repeats"].count(limits::ras_window_max);
+        manifest.sampling.emplace("ras_repeats", (*ras)["repeats"].count(limits::ras_window_max));
     }
 }
 
@@ -234,6 +234,7 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
     if (const auto capability = root.find("compute_capability")) manifest.compute_capability = capability->text();
     if (const auto flags = root.find("cpu_flags"))
         for (const Field& flag : flags->items()) manifest.cpu_flags.push_back(flag.text());
+    manifest.weights_dtype = root["dtypes"]["weights"].dtype();
     manifest.kv_dtype = root["dtypes"]["kv"].dtype();
     if (!is_floating(manifest.kv_dtype))
         root["dtypes"]["kv"].refuse("float32, float16 or bfloat16");
@@ -254,8 +255,8 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
     manifest.dim = kv["dim"].count(limits::width_max);
 
     if (const auto prefill = root.find("prefill")) manifest.prefill = read_prefill(*prefill, manifest.length_max);
-    if (const wire::DType weights = root["dtypes"]["weights"].dtype(); manifest.prefill && is_floating(weights))
-        manifest.prefill->embeddings_dtype = weights;
+    if (manifest.prefill && is_floating(manifest.weights_dtype))
+        manifest.prefill->embeddings_dtype = manifest.weights_dtype;
     for (const Field& item : root["decode"].items()) {
         const auto range = item["sequences"].items();
         if (range.size() != 2) item["sequences"].refuse("a range [least, most]");
@@ -392,6 +393,7 @@ Result<Shape> settle(const Manifest& manifest, const config::GenerateSpec& chose
     shape.prefill_gives = manifest.prefill && manifest.prefill->logits;
     shape.first_token = manifest.first_token;
     shape.delay_pattern = manifest.draw.delay_pattern;
+    shape.ras_window = manifest.draw.ras_window;
     shape.stop = manifest.stop;
     shape.sampling = manifest.sampling;
     return shape;

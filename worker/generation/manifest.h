@@ -60,6 +60,7 @@ struct Manifest {
     std::string device;  ///< "cpu" or "cuda"
     std::string compute_capability;
     std::vector<std::string> cpu_flags;
+    wire::DType weights_dtype{};  ///< and of what is computed
     wire::DType kv_dtype{};
     std::uint32_t vocabulary = 0;
     std::uint32_t codebooks = 1;

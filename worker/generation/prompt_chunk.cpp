@@ -29,7 +29,7 @@ at::Tensor tokens_of(const Manifest& manifest, const Prompt& prompt) {
 }  // namespace
 
 std::vector<at::Tensor> prompt_chunk(const Manifest& manifest, const Prompt& prompt, std::int64_t first,
-                                     std::int64_t count) {
+                                     std::int64_t count, const at::Tensor& span) {
     const Manifest::Prefill& prefill = *manifest.prefill;
     const bool twice = count < prefill.chunk_min;
     std::vector<at::Tensor> arguments;
@@ -40,8 +40,7 @@ std::vector<at::Tensor> prompt_chunk(const Manifest& manifest, const Prompt& pro
     } else {
         arguments.push_back(rows(tokens_of(manifest, prompt), 0, first, count, twice));
     }
-    const at::Tensor span = at::arange(first + count, at::kLong);
-    const at::Tensor positions = rows(span, 0, first, count, twice);
+    const at::Tensor positions = rows(at::arange(first, first + count, at::kLong), 0, 0, count, twice);
     arguments.push_back(positions);
     arguments.push_back(span);
     if (manifest.rope_delta == Manifest::RopeDelta::rope) {

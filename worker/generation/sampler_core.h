@@ -11,7 +11,6 @@
 ///
 /// A `Block` has, with barriers after each:
 ///   each(n, f)      f(i) for i in [0, n), spread over the threads
-///   quads(n, f)     f(i) for i in 0, 4, 8 … < n
 ///   max(n, f)       the greatest std::uint64_t f(i), to all threads; 0 when n is 0
 ///   max_quads(n, f) the same over i in 0, 4, 8 …
 ///   sum(n, f)       of std::uint64_t f(i)
@@ -195,26 +194,28 @@ BULKHEAD_BOTH std::uint32_t race(Block& block, const float* z, std::uint32_t n, 
 }
 
 /// Of repetition-aware sampling: whether the codebook's last frames hold `token` so often that it is drawn again.
-BULKHEAD_BOTH inline bool repeats_too_often(const SlotState& state, const DrawRules& rules, std::uint32_t codebook,
-                                            std::uint32_t token) {
+/// `repeats_max` is the sequence's own `Sampling::ras_repeats`.
+BULKHEAD_BOTH inline bool repeats_too_often(const SlotState& state, const DrawRules& rules, std::uint32_t repeats_max,
+                                            std::uint32_t codebook, std::uint32_t token) {
     const auto drawn = static_cast<std::int32_t>(token);
-    if (rules.ras_repeats == 0 || drawn == rules.delay_bos || drawn == rules.delay_eos) return false;
+    if (repeats_max == 0 || drawn == rules.delay_bos || drawn == rules.delay_eos) return false;
     std::uint32_t repeats = 0;
     for (std::uint32_t i = 0; i < state.history; ++i)
         if (state.recent[i][codebook] == drawn) ++repeats;
-    return repeats >= rules.ras_repeats;
+    return repeats >= repeats_max;
 }
 
-/// From the logits as they came, without temperature and filters.
+/// From the logits as they came, without temperature and filters; only what is banned stays so.
 template <typename Block>
 BULKHEAD_BOTH std::uint32_t draw_unfiltered(Block& block, const DrawRow& row, Stream stream) {
     const std::uint64_t top = block.max(row.vocabulary, [&](std::uint32_t i) {
-        row.adjusted[i] = row.logits[i];
-        return ranked(exact::key_of(row.logits[i]), i);
+        const float x = (row.flags[i] & token_banned) != 0 ? -exact::infinity : row.logits[i];
+        row.adjusted[i] = x;
+        return ranked(exact::key_of(x), i);
     });
     const std::uint32_t likeliest = token_of(top);
     stream.turn = 1;
-    return race(block, row.adjusted, row.vocabulary, row.logits[likeliest], likeliest, minus_infinity_key + 1, 0.0F,
+    return race(block, row.adjusted, row.vocabulary, row.adjusted[likeliest], likeliest, minus_infinity_key + 1, 0.0F,
                 stream);
 }
 
@@ -288,7 +289,8 @@ BULKHEAD_BOTH void draw_row(Block& block, DrawScratch& scratch, const DrawRow& r
     const draw::Stream stream{sampling.seed, state.step, row.codebook, 0};
     std::uint32_t token = draw::race(block, row.adjusted, row.vocabulary, left.greatest, left.first, left.floor,
                                      left.weight_min, stream);
-    if (draw::repeats_too_often(state, rules, row.codebook, token)) token = draw::draw_unfiltered(block, row, stream);
+    if (draw::repeats_too_often(state, rules, sampling.ras_repeats, row.codebook, token))
+        token = draw::draw_unfiltered(block, row, stream);
     block.once([&] { scratch.drawn = {static_cast<std::int32_t>(token), 0U}; });
 }
 

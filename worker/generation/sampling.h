@@ -14,6 +14,9 @@ struct Sampling {
     float min_p = 0;               ///< [0, 1], relative to the likeliest
     float repetition_penalty = 1;  ///< > 0; applies to tokens of the prompt and to generated ones
     float guidance = 0;            ///< w in cond + w * (cond - uncond); 0: off. Used where `rows` is 2
+    /// Repetition-aware sampling: drawn again without filters where the token stood so often in the last
+    /// `DrawRules::ras_window` frames of its codebook; 0: off.
+    std::uint32_t ras_repeats = 0;
     bool do_sample = false;
     std::uint64_t seed = 0;  ///< with the step's number and the codebook it defines each draw
     friend bool operator==(const Sampling&, const Sampling&) = default;

@@ -23,17 +23,22 @@ Result<SlotStart> start_slot(const DrawRules& rules, const Start& start) {
         if (token >= 0 && token < std::int64_t{rules.vocabulary})  // a prompt may hold ids that are never generated
             made.flags[codebook * rules.vocabulary + static_cast<std::size_t>(token)] |= flag;
     };
-    for (std::size_t i = 0; i < start.presence.size(); ++i) mark(i % codebooks, start.presence[i], token_seen);
-    for (std::size_t c = 0; c < std::min(codebooks, start.first_input.size()); ++c) {
-        made.state.input[c] = start.first_input[c];
-        mark(c, start.first_input[c], token_seen);
-    }
+    // With several codebooks a row of text is its id and -1s: no code of any of them.
+    const auto see = [&](std::span<const std::int64_t> row) {
+        if (codebooks > 1 && std::ranges::any_of(row, [](std::int64_t id) { return id < 0; })) return;
+        for (std::size_t c = 0; c < row.size(); ++c) mark(c, row[c], token_seen);
+    };
+    for (auto rest = start.presence; rest.size() >= codebooks; rest = rest.subspan(codebooks))
+        see(rest.first(codebooks));
+    const auto first_input = start.first_input.first(std::min(codebooks, start.first_input.size()));
+    std::ranges::copy(first_input, made.state.input);
+    see(first_input);
     for (const std::int32_t token : start.rules.stop) mark(0, token, token_stops);
     for (const std::int32_t token : start.rules.banned)
         for (std::size_t c = 0; c < codebooks; ++c) mark(c, token, token_banned);
 
-    // The prompt's last audio counts for repetition-aware sampling; a row of text has -1 in it.
-    if (rules.ras_repeats == 0) return made;
+    // The prompt's last audio counts for repetition-aware sampling.
+    if (rules.ras_window == 0) return made;
     for (auto rest = start.presence; rest.size() >= codebooks; rest = rest.subspan(codebooks)) {
         const auto ids = rest.first(codebooks);
         if (std::ranges::any_of(ids, [&](std::int64_t id) { return id < 0 || id >= std::int64_t{rules.vocabulary}; }))

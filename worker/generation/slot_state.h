@@ -28,8 +28,7 @@ struct DrawRules {
     bool delay_pattern = false;      ///< codebook c runs c + 1 frames behind the first
     std::int32_t delay_bos = 0;
     std::int32_t delay_eos = 0;
-    std::uint32_t ras_window = 0;  ///< repetition-aware sampling: drawn again without filters if a token stood ..
-    std::uint32_t ras_repeats = 0;  ///< .. so often in so many last frames of its codebook; 0: off
+    std::uint32_t ras_window = 0;  ///< frames that repetition-aware sampling looks back on; 0: the model has none
 };
 
 struct SlotState {
@@ -53,9 +52,9 @@ struct Drawn {
     std::uint32_t not_finite = 0;
 };
 
-/// The last frames, for repetition-aware sampling.
+/// The last frames, for repetition-aware sampling: kept also while it is off, for it may be switched on.
 BULKHEAD_BOTH inline void remember(SlotState& state, const DrawRules& rules, const std::int32_t* frame) {
-    if (rules.ras_repeats == 0) return;
+    if (rules.ras_window == 0) return;
     if (state.history == rules.ras_window) {
         for (std::uint32_t i = 1; i < rules.ras_window; ++i)
             for (std::uint32_t c = 0; c < rules.codebooks; ++c) state.recent[i - 1][c] = state.recent[i][c];

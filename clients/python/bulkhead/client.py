@@ -101,8 +101,8 @@ class Client:
         of one for each codebook.
 
         Keyword arguments are inputs where the model declares them (``embeddings=``), else parameters: ``temperature``, ``top_k``,
-        ``top_p``, ``min_p``, ``repetition_penalty``, ``do_sample``, ``seed``, ``max_new_tokens``, ``stop``, ``banned``, ``forced``, …; what is
-        not given is as the model's package says. Sent at once; leaving the loop cancels the rest. Never sent again: a worker
+        ``top_p``, ``min_p``, ``repetition_penalty``, ``ras_repeats``, ``guidance``, ``do_sample``, ``seed``, ``max_new_tokens``, ``stop``,
+        ``stop_also``, ``ignore_stop``, ``banned``, ``forced``; what is not given is as the model's package says. Sent at once; leaving the loop cancels the rest. Never sent again: a worker
         that dies ends it with ``worker_lost``, and the tokens that came are in ``Generation.tokens``.
         """
         until = None if deadline is None else time.monotonic() + checked_deadline(deadline)

@@ -6,12 +6,13 @@
 ///   MINIMAL_RUN_MS         how long each request runs
 ///   MINIMAL_LOAD_STEPS     how many steps its load reports, a tenth of a second apart
 ///   MINIMAL_LOAD_HANGS     not empty: after those the load never ends
-///   MINIMAL_CAPTURE        how many steps of a capture its load reports after that
+///   MINIMAL_CAPTURE        how many steps of a capture its load reports after that, unless graphs are off
 ///   MINIMAL_CAPTURE_HANGS  not empty: after those the capture never ends
 ///   MINIMAL_STARTED        a file to which it appends a line when it is executed: CLOCK_MONOTONIC in ns, and its pid
-///   MINIMAL_GPU_FILE, MINIMAL_GPU_BYTES, MINIMAL_CHILD   see mischief.h
+///   MINIMAL_GPU_FILE, MINIMAL_GPU_HELD_IN, MINIMAL_GPU_BYTES, MINIMAL_CHILD   see mischief.h
 ///   MINIMAL_GPU_SLABS      not empty: it echoes on the GPU, see gpu_echo.h
 ///   MINIMAL_ENV_NAME       becomes NAME, which a fleet may not set: for what the fake driver reads
+///   EVIL_LOAD, EVIL_RUN    what its load, and a request whose first float is positive, do: see misbehave.h
 ///
 /// `bulkhead-worker --stamp FILE` does only the last and then waits to be killed: a daemon for other supervisors.
 
@@ -38,6 +39,7 @@
 #include "ipc/keeper_link.h"
 #include "tests/fakes/minimal_worker/gpu_echo.h"
 #include "tests/fakes/minimal_worker/mischief.h"
+#include "tests/fakes/models/misbehave.h"
 #include "worker/fatal_signals.h"
 #include "worker/limits.h"
 #include "worker/model.h"
@@ -84,6 +86,19 @@ void take_environment() {
         ::setenv(entry.substr(0, entry.find('=')).c_str(), entry.substr(entry.find('=') + 1).c_str(), 1);
 }
 
+/// What EVIL_LOAD or EVIL_RUN says.
+Result<> misbehave_as(const char* variable) {
+    if (misbehave(environment(variable))) return {};
+    return Error{ErrorCode::load_failed, "the evil model fails", {}};
+}
+
+bool is_provoked(std::span<const TensorView> inputs) {
+    float first = 0;
+    if (inputs.empty() || inputs[0].bytes.size() < sizeof first) return false;
+    std::memcpy(&first, inputs[0].bytes.data(), sizeof first);
+    return first > 0;
+}
+
 class Echo final : public Model {
 public:
     Echo(const config::ModelSpec& spec, std::unique_ptr<GpuEcho> gpu)
@@ -101,6 +116,8 @@ public:
             ::usleep(static_cast<useconds_t>(run_for_) * 1000);
         }
         if (gpu_) return gpu_->run(method, inputs, sink);
+        if (is_evil_ && is_provoked(inputs))
+            if (Result<> done = misbehave_as("EVIL_RUN"); !done) return done;
         for (std::size_t i = 0; i < std::min(inputs.size(), method.outputs.size()); ++i) {
             std::array<std::int64_t, wire::rank_max> declared{};
             const auto room = sink.allocate(method.outputs[i].name, inputs[i].dtype,
@@ -125,6 +142,7 @@ private:
     std::vector<config::MethodSpec> methods_;
     std::unique_ptr<GpuEcho> gpu_;
     long run_for_;
+    bool is_evil_ = *environment("EVIL_RUN") != '\0';
 };
 
 }  // namespace
@@ -163,14 +181,16 @@ int main(int argc, char** argv) {
                  ::usleep(100'000);
              }
              while (*environment("MINIMAL_LOAD_HANGS") != '\0') ::pause();
-             const auto captured = std::strtoull(environment("MINIMAL_CAPTURE"), nullptr, 10);
+             const bool captures = spec.graphs != config::Graphs::off;
+             const auto captured = captures ? std::strtoull(environment("MINIMAL_CAPTURE"), nullptr, 10) : 0;
              for (std::uint64_t step = 1; step <= captured; ++step)
                  context.progress("capturing", step, captured, "steps", "");
-             while (*environment("MINIMAL_CAPTURE_HANGS") != '\0') ::pause();
+             while (captures && *environment("MINIMAL_CAPTURE_HANGS") != '\0') ::pause();
              if (context.cuda)
                  if (auto granted = context.wait_for_grant(0); !granted) return std::move(granted.error());
              if (auto taken = occupy_fake_gpu(); !taken) return std::move(taken.error());
              leave_a_child();
+             if (auto done = misbehave_as("EVIL_LOAD"); !done) return std::move(done.error());
              std::unique_ptr<GpuEcho> gpu;
              if (context.cuda && *environment("MINIMAL_GPU_SLABS") != '\0') {
                  Result<std::unique_ptr<GpuEcho>> opened = GpuEcho::open();

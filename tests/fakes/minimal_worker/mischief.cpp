@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -22,9 +23,18 @@ std::string_view environment(const char* name) {
     return value == nullptr ? "" : value;
 }
 
+/// Complete at once for who reads the folder meanwhile.
+Result<> hold_in(const std::string& folder) {
+    const std::string path = fmt::format("{}/{}", folder, ::getpid());
+    std::ofstream{path + ".new"} << environment("MINIMAL_GPU_BYTES");
+    if (std::rename((path + ".new").c_str(), path.c_str()) != 0) return system_error("writing " + path, errno);
+    return {};
+}
+
 }  // namespace
 
 Result<> occupy_fake_gpu() {
+    if (const std::string folder{environment("MINIMAL_GPU_HELD_IN")}; !folder.empty()) return hold_in(folder);
     const std::string path{environment("MINIMAL_GPU_FILE")};
     if (path.empty()) return {};
     std::ifstream machine{path};
@@ -51,11 +61,12 @@ void leave_a_child() {
     }
     fmt::print("pid {} is the grandchild\n", ::getpid());
     std::fflush(stdout);
+    const bool leaderless = how == "leaderless";
     char name[] = "sleep";
     char time[] = "100000";
     char* argv[] = {name, time, nullptr};
     char* none[] = {nullptr};
-    ::execve("/bin/sleep", argv, how == "bare" ? none : environ);
+    ::execve(leaderless ? MINIMAL_LEADERLESS : "/bin/sleep", argv, how == "bare" ? none : environ);
     ::_exit(127);
 }
 

@@ -5,13 +5,14 @@
 namespace bulkhead::worker {
 
 /// Takes what `MINIMAL_GPU_BYTES` says of the fake NVML's GPU 0: a line in its machine, the file `MINIMAL_GPU_FILE`.
-/// Dead, the worker keeps it: only the test gives it back. Nothing without the variables.
-/// Errors  out_of_memory: another process has some, so the grant came too early
+/// Dead, the worker keeps it: only the test gives it back. Or a file in the folder `MINIMAL_GPU_HELD_IN` of that machine:
+/// then it has it for as long as it lives. Nothing without the variables.
+/// Errors  out_of_memory: another process has some of the former kind, so the grant came too early
 [[nodiscard]] Result<> occupy_fake_gpu();
 
 /// Leaves a child that sleeps for ever and whose number is printed, "pid N is the grandchild": `MINIMAL_CHILD` is
-/// `group` (in the worker's process group), `setsid` (a grandchild in a session of its own) or `bare` (likewise,
-/// without the environment).
+/// `group` (in the worker's process group), `setsid` (a grandchild in a session of its own), `bare` (likewise,
+/// without the environment) or `leaderless` (likewise, with it, and its first thread has ended).
 void leave_a_child();
 
 }  // namespace bulkhead::worker

@@ -3,7 +3,9 @@
 #include <signal.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <optional>
@@ -56,6 +58,21 @@ std::optional<Process> parse_process(std::istringstream& words) {
     return holds ? std::optional{process} : std::nullopt;
 }
 
+void add_holders(const std::filesystem::path& folder, std::vector<Process>& processes) {
+    std::error_code gone;
+    for (std::filesystem::directory_iterator entry{folder, gone}, end; !gone && entry != end; entry.increment(gone)) {
+        Process process;
+        const std::string name = entry->path().filename();
+        if (std::from_chars(name.data(), name.data() + name.size(), process.pid).ptr != name.data() + name.size())
+            continue;  // not complete yet
+        std::error_code removed;
+        if (!is_alive(process.pid))
+            std::filesystem::remove(entry->path(), removed);
+        else if (std::ifstream{entry->path()} >> process.bytes)
+            processes.push_back(process);
+    }
+}
+
 int status_named(const std::string& name) {
     if (name == "lost") return gpu_is_lost;
     if (name == "timeout") return timeout;
@@ -88,12 +105,16 @@ std::optional<Machine> try_to_read() {
                 machine.status = status_named(trouble);
         }
         std::size_t index = 0;
-        if (kind != "process" && kind != "device" && kind != "xid") continue;
+        if (kind != "process" && kind != "device" && kind != "xid" && kind != "held_in") continue;
         words >> index;
         if (index >= machine.gpus.size()) continue;
         Gpu& gpu = machine.gpus[index];
         if (kind == "process") {
             if (const auto process = parse_process(words)) gpu.processes.push_back(*process);
+        } else if (kind == "held_in") {
+            std::string folder;
+            words >> folder;
+            add_holders(folder, gpu.processes);
         } else if (kind == "xid") {
             words >> gpu.xids.emplace_back();
         } else {

@@ -33,6 +33,9 @@ ALL_SAMPLING = {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "r
 REPEATS = 5
 CYCLES = 10
 KILLS = 3  # of one model; five would quarantine it
+REMEMBERED = 1024  # steps of which a worker tells the percentiles
+THEIRS = 64  # tokens of upstream's own generation
+FAMILIES = {"higgs_v2": "higgs_audio_v2", "t3_guided": "chatterbox_t3"}  # causal_lm, the others
 
 
 class Results:
@@ -47,6 +50,10 @@ class Results:
     def missing(self, model: str, row: str, reason: str) -> None:
         self.rows.append({"model": model, "row": row, "value": None, "reason": reason})
         print(f"{model:<10} {row:<52} not measured: {reason}", flush=True)
+
+
+class Faulty(Exception):
+    """A measurement that did not measure what it should."""
 
 
 class Bench:
@@ -109,12 +116,17 @@ class Bench:
     def sequence(self, client: bulkhead.Client, model: str, length: int = 16, count: int = 128, **sampling: Any) -> dict[str, Any]:
         """What the worker says of the steps of one sequence, and when its first token was here."""
         prompt = self.prompt(client, model, length)
+        rules: dict[str, Any] = {"max_new_tokens": count, "ignore_stop": True}
+        if delay := self.manifest(model)["delay_pattern"]:
+            rules["banned"] = delay["eos"]  # it ends by its own pattern, which no stop token is
         start = time.monotonic()
-        with client.generate(model, None, prompt, max_new_tokens=count, ignore_stop=True, **(sampling or {"temperature": 0})) as generation:
+        with client.generate(model, None, prompt, **rules, **(sampling or {"temperature": 0})) as generation:
             next(generation)
             first = time.monotonic() - start
             for _ in generation:
                 pass
+        if len(generation.tokens) != count:
+            raise Faulty(f"a sequence of {model} ended after {len(generation.tokens)} of {count} steps ({generation.finish})")
         return {"first_s": first, **generation.statistics}
 
     def rate(self, client: bulkhead.Client, model: str, **options: Any) -> float:
@@ -124,43 +136,75 @@ class Bench:
         row = next(row for row in client.ps() if row["model"] == model)
         return row["generate"] or {}
 
+    def manifest(self, model: str) -> dict[str, Any]:
+        read: dict[str, Any] = json.loads((self.packages / model.removesuffix("-eager") / "manifest.json").read_text())
+        return read
+
     def weight_bytes(self, model: str) -> float:
-        return float(json.loads((self.packages / model / "manifest.json").read_text())["weights"]["bytes"])
+        return float(self.manifest(model)["weights"]["bytes"])
+
+    def step_bytes(self, model: str) -> float:
+        """Weights that a step of one sequence reads: of what decode asks for, all but tables of embeddings, of which it reads a row
+        or some. A table that is the head's too goes by the head's name, or has no other tensor of the head's shape beside it."""
+        from bulkhead.export import functions
+
+        said = self.manifest(model)
+        stored = weights_of(self.packages / model / said["weights"]["file"])
+        renamed = said["constants"].get("decode.pt2", {})
+        read = {name: stored[renamed.get(name, name)] for name in functions.load(self.packages / model / "decode.pt2").get_constant_fqns()}
+        tables = {name for name in read if "emb" in name and name.endswith(".weight")}
+        head = said["vocabulary"] * said["codebooks"]
+        rows_of_others = {shape[0] for name, (shape, _) in read.items() if name not in tables and shape}
+        counted = {name for name, (shape, _) in read.items() if name not in tables or (shape[0] == head and head not in rows_of_others)}
+        return float(sum(read[name][1] for name in counted))
 
     def run(self, client: bulkhead.Client) -> None:
         read, pinned = (bandwidths() if self.device == "cuda" else (1e10, 1e10))
         self.results.rows.append({"row": "device", "read_bytes_per_second": read, "pinned_copy_bytes_per_second": pinned, "name": device_name()})
         for model in self.models:
-            self.steps(client, model, read)
-            self.hugging_face(client, model)
-            client.unload(model)
+            with self.attempted(model, "what follows of its steps"):
+                self.steps(client, model, read)
+            with self.attempted(model, "graph : upstream eager"):
+                self.upstream(client, model)
+            client.unload(model, f"{model}-eager")
         if {"t3_guided", "t3_single"} <= set(self.models):
-            guided, single = self.rate(client, "t3_guided"), self.rate(client, "t3_single")
-            self.results.add("t3", "guided step / single step", single / guided, "<= 1.15", guided=guided, single=single)
+            with self.attempted("t3", "guided step / single step"):
+                guided, single = self.rate(client, "t3_guided"), self.rate(client, "t3_single")
+                self.results.add("t3", "guided step / single step", single / guided, "<= 1.15", guided=guided, single=single)
             client.unload("t3_guided", "t3_single")
-        self.cycles(client, self.models[0], pinned)
-        self.succession(client, self.models[0], self.models[1] if len(self.models) > 1 else f"{self.models[0]}-eager", pinned)
+        with self.attempted(self.models[0], "what follows of unloads and loads"):
+            self.cycles(client, self.models[0], pinned)
+        with self.attempted(self.models[0], "kill to the next first token"):
+            self.succession(client, self.models[0], self.models[1] if len(self.models) > 1 else f"{self.models[0]}-eager", pinned)
+
+    @contextlib.contextmanager
+    def attempted(self, model: str, row: str) -> Iterator[None]:
+        """What fails is told, and the rest is measured nevertheless."""
+        try:
+            yield
+        except (bulkhead.Error, Faulty, OSError) as wrong:
+            self.results.missing(model, row, str(wrong))
 
     def steps(self, client: bulkhead.Client, model: str, read: float) -> None:
         add = self.results.add
         client.load(model)
         self.sequence(client, model)
         greedy = self.rate(client, model)
-        weights = self.weight_bytes(model)
-        add(model, "bytes of a step / (its time x read bandwidth)", weights * greedy / read, ">= 0.65", tokens_per_second=greedy, weight_bytes=weights)
+        weights = self.step_bytes(model)
+        add(model, "bytes of a step / (its time x read bandwidth)", weights * greedy / read, ">= 0.65", tokens_per_second=greedy, step_bytes=weights)
         sampled = self.rate(client, model, **({**ALL_SAMPLING, "repetition_penalty": 1} if model == "higgs_v2" else ALL_SAMPLING))
         add(model, "step with the full sampler / greedy step", greedy / sampled, "<= 1.05", sampled=sampled)
         before = self.told(client, model)
-        said = self.sequence(client, model, length=16, count=BUCKETS[model][-1] - 32)
+        said = self.sequence(client, model, count=BUCKETS[model][-1] - 32)
         after = self.told(client, model)
         if self.device == "cuda":
             on_gpu = (after["device_ms"] - before["device_ms"]) / (stepped(after) - stepped(before))
             add(model, "time on the GPU / wall of a token", on_gpu / 1e3 * said["tokens_per_second"], ">= 0.97", device_ms=on_gpu)
         else:
             self.results.missing(model, "time on the GPU / wall of a token", "no GPU")
-        steps = after.get("step_ms", {})
-        if steps.get("p50"):
-            add(model, "p99 / p50 of a step, across the buckets", steps["p99"] / steps["p50"], "<= 1.2", p50_ms=steps["p50"], p99_ms=steps["p99"])
+        for bucket in BUCKETS[model][:-1]:
+            self.crossing(client, model, bucket)
+        after = self.told(client, model)
         new_eager = sum(after.get("eager", {}).values()) - sum(before.get("eager", {}).values())
         add(model, "eager steps meanwhile", new_eager, "0" if self.device == "cuda" else "all")
         client.load(f"{model}-eager")
@@ -169,17 +213,26 @@ class Bench:
         add(model, "graph : own eager", greedy / eager, ">= 1.3", eager=eager)
         client.unload(f"{model}-eager")
 
-    def hugging_face(self, client: bulkhead.Client, model: str) -> None:
-        if model not in ("qwen3_4b", "t3_single", "rehearsal"):
-            return self.results.missing(model, "graph : Hugging Face eager", "its `generate` needs prompts of a processor that has no random counterpart")
-        rate = self.rate(client, model, count=64)
+    def crossing(self, client: bulkhead.Client, model: str, bucket: int) -> None:
+        """As many steps as the worker remembers, or as there are positions: about the end of this bucket, as far as they go."""
+        length = max(16, bucket - REMEMBERED // 2)
+        count = min(REMEMBERED, BUCKETS[model][-1] - length)
+        assert length + count > bucket
+        self.sequence(client, model, length=length, count=count)
+        steps = self.told(client, model)["step_ms"]
+        self.results.add(model, f"p99 / p50 of a step, across the end of bucket {bucket}", steps["p99"] / steps["p50"], "<= 1.2", p50_ms=steps["p50"],
+                         p99_ms=steps["p99"])  # fmt: skip
+
+    def upstream(self, client: bulkhead.Client, model: str) -> None:
+        """Beside the upstream class's own way to generate, eagerly: of transformers, but of chatterbox-tts for T3."""
+        rate = self.rate(client, model, count=THEIRS)
         client.unload(model)
-        command = [sys.executable, __file__, "--hugging-face", model]
+        command = [sys.executable, __file__, "--upstream", model]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "clients" / "python")})
         if done.returncode != 0:
-            return self.results.missing(model, "graph : Hugging Face eager", done.stderr.strip().splitlines()[-1])
+            raise Faulty((done.stderr or done.stdout).strip().splitlines()[-1])
         theirs = float(done.stdout)
-        self.results.add(model, "graph : Hugging Face eager", rate / theirs, ">= 4", ours=rate, theirs=theirs)
+        self.results.add(model, "graph : upstream eager", rate / theirs, ">= 4", ours=rate, theirs=theirs)
 
     def cycles(self, client: bulkhead.Client, model: str, pinned: float) -> None:
         rates, shares = [], []
@@ -276,27 +329,40 @@ def _has(program: str) -> bool:
     return any((Path(folder) / program).is_file() for folder in os.environ.get("PATH", "").split(":"))
 
 
-def hugging_face(model: str) -> float:
-    """Tokens a second of its own eager `generate`, in a process of its own: the median of several."""
+def weights_of(file: Path) -> dict[str, tuple[list[int], int]]:
+    """Shape and bytes of each tensor of a safetensors file, of whose form this reads the head."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        head = json.loads(opened.read(size))
+    return {name: (one["shape"], one["data_offsets"][1] - one["data_offsets"][0]) for name, one in head.items() if name != "__metadata__"}
+
+
+def upstream(model: str) -> float:
+    """Tokens a second of the upstream class's own greedy generation, in a process of its own: the median of several."""
     import torch
+    from bulkhead.export.families import Prompt, family_named
 
     sys.path.insert(0, str(Path(__file__).parent))
     import models
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    made = getattr(models, model)().to(device)
-    made.generation_config.eos_token_id = None
-    made.generation_config.pad_token_id = 0
-    prompt = torch.arange(10, 26, device=device)[None]
+    made = getattr(models, model)()
+    if torch.cuda.is_available():
+        made = made.to("cuda", torch.bfloat16)
+    if model == "higgs_v2":
+        made.config.audio_stream_eos_id = -1  # no code: it goes on
+    family = family_named(FAMILIES.get(model, "causal_lm"))(made)
+    prompt = family.prompts()[0]
+    if model not in FAMILIES:
+        made.generation_config.eos_token_id = None
+        prompt = Prompt(tokens=torch.arange(10, 26)[:, None])
     rates = []
     for turn in range(REPEATS + 1):
         start = time.monotonic()
-        with torch.inference_mode():
-            made.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=64, do_sample=False)
-        if device == "cuda":
-            torch.cuda.synchronize()
+        count = len(family.reference(prompt, THEIRS))
         if turn > 0:
-            rates.append(64 / (time.monotonic() - start))
+            rates.append(count / (time.monotonic() - start))
+    if count < THEIRS // 2:
+        raise Faulty(f"upstream stopped after {count} of {THEIRS} tokens")
     return statistics.median(rates)
 
 
@@ -307,10 +373,10 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--packages", help="a folder to keep the packages in; else they are made anew")
     parser.add_argument("--rehearse", action="store_true")
-    parser.add_argument("--hugging-face", metavar="MODEL", help=argparse.SUPPRESS)
+    parser.add_argument("--upstream", metavar="MODEL", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.hugging_face:
-        print(hugging_face(options.hugging_face))
+    if options.upstream:
+        print(upstream(options.upstream))
         return 0
     with tempfile.TemporaryDirectory(prefix="bh-") as folder:
         bench = Bench(options, Path(folder))

@@ -35,8 +35,8 @@ def qwen3_4b() -> Any:
 
 
 def higgs_v2() -> Any:
-    """Higgs Audio v2 in its configuration's own defaults: 28 layers x 3,072, 8 codebooks."""
-    return _drawn(transformers.HiggsAudioV2ForConditionalGeneration, transformers.HiggsAudioV2Config())
+    """Higgs Audio v2 in its configuration's own defaults: 28 layers x 3,072, 8 codebooks, here with room for bos and eos."""
+    return _drawn(transformers.HiggsAudioV2ForConditionalGeneration, transformers.HiggsAudioV2Config(codebook_size=1026))
 
 
 def t3_guided() -> Any:

@@ -157,13 +157,15 @@ TEST_F(SamplerKernel, GuidedAndManyCodebooksWithDelayAndRepetitions) {
     for (int step = 0; step < 20 && !HasFatalFailure(); ++step) guided.step(random_, 2);
 
     Both audio{{.codebooks = 8, .vocabulary = 1'026, .delay_pattern = true, .delay_bos = 1'024, .delay_eos = 1'025,
-                .ras_window = 7, .ras_repeats = 2},
+                .ras_window = 7},
                2};
     for (std::uint32_t slot = 0; slot < 2; ++slot) {
         generation::Start start = start_with(true);
         start.sampling.repetition_penalty = 1;
         start.sampling.top_k = 2;  // repeats are frequent
+        start.sampling.ras_repeats = 2;
         start.rules = {};
+        start.rules.banned = {5};
         audio.begin(slot, start);
     }
     for (int step = 0; step < 60 && !HasFatalFailure(); ++step) audio.step(random_, 0.01F);

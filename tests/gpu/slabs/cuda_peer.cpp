@@ -109,7 +109,11 @@ private:
     std::string stream(const std::string& verb) {
         const cuda::Gpu::Current current{*gpu_};
         if (verb == "block") return check("cuLaunchHostFunc", driver_.cuLaunchHostFunc(stream_, Gate::pass, &gate_));
-        if (verb == "synchronize") return check("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
+        if (verb == "stamp") return check("cuLaunchHostFunc", driver_.cuLaunchHostFunc(stream_, Stamp::take, &stamp_));
+        if (verb == "synchronize" || verb == "stamped") {
+            const std::string done = check("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
+            return verb == "stamped" && done == "ok" ? fmt::format("ok {}", stamp_.ns) : done;
+        }
         gate_.let_pass();
         return "ok";
     }
@@ -160,6 +164,7 @@ private:
     cuda::CUdeviceptr pointer_ = 0;
     std::optional<cuda::InterprocessEvent> event_;
     Gate gate_;
+    Stamp stamp_;
     std::optional<Channel> channel_;
     std::optional<Input> input_;
     std::optional<Reply> reply_;

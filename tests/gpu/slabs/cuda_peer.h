@@ -17,6 +17,7 @@ namespace bulkhead::test {
 ///   vmm create SIZE → "ok", fd         vmm import SIZE ro|rw (fd)     legacy create SIZE → "ok HANDLE"
 ///   legacy import SIZE HANDLE          drop                           event create → "ok HANDLE"
 ///   event import HANDLE                event record, wait, query      stream block, unblock, synchronize
+///   stream stamp: queued       stream stamped → "ok NS": when the stream came to the last of them
 ///   channel hold MODEL: opens one at $BULKHEAD_TEST_SOCKET, with tensors on the GPU, and keeps them
 ///   read OFFSET → "ok BYTE"            write OFFSET BYTE              fill OFFSET BYTE: queued, not waited for
 ///

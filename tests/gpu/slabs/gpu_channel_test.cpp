@@ -20,9 +20,7 @@
 #include "clients/cpp/dlpack.h"
 #include "ipc/cuda/gpu.h"
 #include "tests/gpu/slabs/cuda_peer.h"
-#include "tests/gpu/slabs/on_gpu.h"
-#include "tests/integration/fixture/daemon.h"
-#include "tests/integration/fixture/fleets.h"
+#include "tests/gpu/slabs/gpu_echo_daemon.h"
 
 namespace bulkhead::test {
 namespace {
@@ -32,7 +30,6 @@ using cuda::Gpu;
 using testing::HasSubstr;
 
 constexpr std::int64_t count = 1024;
-constexpr const char* other_gpu = "GPU-0badf00d-0000-4000-8000-000000000002";
 
 /// This process' entry among those that a receipt says hold device memory.
 const json::object* holds_gpu_slab(const json::object& receipt) {
@@ -47,23 +44,11 @@ protected:
     void SetUp() override {
         OnGpu::SetUp();
         if (IsSkipped() || HasFatalFailure()) return;
-        options.programs = minimal_programs();
-        if (is_fake_cuda()) {
-            options.environment["BULKHEAD_NVML"] = BULKHEAD_BINARY_DIR "/lib/libbulkhead_fake_nvml.so";
-            options.environment["BULKHEAD_FAKE_NVML"] =
-                folder.write("machine", fmt::format("gpu {} 80000000000 Fake A\ngpu {} 80000000000 Fake B\n",
-                                                    cuda::to_string(gpu->uuid()), other_gpu));
-            worker_environment += fmt::format(", MINIMAL_ENV_BULKHEAD_LIBCUDA: {}", std::getenv("BULKHEAD_LIBCUDA"));
-            worker_environment += fmt::format(", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_GPUS: \"{},{}\"",
-                                              cuda::to_string(gpu->uuid()), other_gpu);
-        }
+        echo_daemon.emplace(*gpu);
     }
 
     void start(const std::string& extra = {}, const std::string& device = {}) {
-        daemon.emplace(fleet({minimal_model("m", worker_environment,
-                                            "device: " + (device.empty() ? cuda::to_string(gpu->uuid()) : device) +
-                                                "\n" + extra)}),
-                       options);
+        daemon.emplace(echo_daemon->fleet_of("m", extra, device), echo_daemon->options);
         ASSERT_TRUE(daemon->load("m")) << daemon->why("m");
     }
     [[nodiscard]] Channel open(wire::SlabKind kind = wire::SlabKind::cuda_vmm) const {
@@ -111,9 +96,7 @@ protected:
         return channel.allocate_on_gpu(wire::DType::float32, dims).value();
     }
 
-    TemporaryFolder folder;
-    SpawnOptions options;
-    std::string worker_environment = "MINIMAL_GPU_SLABS: \"1\"";
+    std::optional<GpuEchoDaemon> echo_daemon;
     std::optional<Daemon> daemon;
 };
 
@@ -319,7 +302,7 @@ INSTANTIATE_TEST_SUITE_P(Calls, GpuChannelRefusals,
 
 TEST_F(GpuChannel, AWorkerThatCannotMakeTheSlabSaysSoAndServesOn) {
     if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
-    worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_FAIL: cuMemCreate 2";
+    echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_FAIL: cuMemCreate 2";
     start();
     Channel channel = open();
     const std::array<std::int64_t, 1> dims{count};

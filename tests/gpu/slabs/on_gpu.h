@@ -3,7 +3,10 @@
 /// What the tests of GPU slabs have alike: GPU 0, of the machine or of the fake driver ($BULKHEAD_LIBCUDA), and a
 /// stream.
 
+#include <time.h>
+
 #include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -34,6 +37,16 @@ struct Gate {
         const std::scoped_lock lock{mutex};
         open = true;
         changed.notify_all();
+    }
+};
+
+/// When a stream comes to it, on the clock that all processes share.
+struct Stamp {
+    std::int64_t ns = 0;
+    static void take(void* stamp) {
+        timespec now{};
+        ::clock_gettime(CLOCK_MONOTONIC, &now);
+        static_cast<Stamp*>(stamp)->ns = now.tv_sec * 1'000'000'000LL + now.tv_nsec;
     }
 };
 

@@ -82,15 +82,15 @@ TEST(Generate, ShowsIdsAsTheyComeAndThenWhatItTook) {
             EXPECT_EQ(request.method, "generate");
             EXPECT_EQ(prompt_of(worker, request), (std::vector<std::int64_t>{1, 2, 3}));
             EXPECT_EQ(json::serialize(request.parameters),
-                      R"({"temperature":7E-1,"top_k":40,"seed":7,"max_new_tokens":9,"stop":[5,6],"do_sample":true,)"
+                      R"({"temperature":7E-1,"top_k":40,"ras_repeats":2,"seed":7,"max_new_tokens":9,"stop":[5,6],"do_sample":true,)"
                       R"("ignore_stop":true})");
             send_part(worker, request.request_id, {10});
             send_part(worker, request.request_id, {11, 12});
             send_last(worker, request.request_id, {10, 11, 12, 13});
             worker.await_hang_up();
         },
-        {"--tokens", "1,2,3", "--temperature", "0.7", "--top-k", "40", "--seed", "7", "--max_new_tokens", "9", "--stop",
-         "5 6", "--do-sample", "true", "--ignore-stop"});
+        {"--tokens", "1,2,3", "--temperature", "0.7", "--top-k", "40", "--seed", "7", "--ras-repeats", "2",
+         "--max_new_tokens", "9", "--stop", "5 6", "--do-sample", "true", "--ignore-stop"});
     EXPECT_EQ(text.status, exit_done);
     EXPECT_EQ(text.out, "10 11 12 13\n");
     EXPECT_EQ(text.err, "4 tokens (stop), 26.1 tokens/s, the first after 12.5 ms; prompt of 3, 1 of them known already\n");

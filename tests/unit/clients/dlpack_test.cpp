@@ -254,7 +254,10 @@ TEST(DLPack, WhatCannotBeAnInputIsRefusedAndDeleted) {
     EXPECT_EQ(version.code, ErrorCode::input_invalid);
     const Error device = refusal([](Spoilt t) { t.dl_tensor.device = {kDLCUDA, 1}; });
     EXPECT_EQ(device.code, ErrorCode::input_invalid);
-    EXPECT_THAT(device.attempt, HasSubstr("device 2:1"));
+    EXPECT_THAT(device.attempt, HasSubstr("GPU 1; this channel was opened without a GPU"));
+    const Error metal = refusal([](Spoilt t) { t.dl_tensor.device = {kDLMetal, 1}; });
+    EXPECT_EQ(metal.code, ErrorCode::input_invalid);
+    EXPECT_THAT(metal.attempt, HasSubstr("device 8:1"));
     EXPECT_EQ(refusal([](Spoilt t) { t.dl_tensor.dtype.lanes = 4; }).code, ErrorCode::dtype_unsupported);
     EXPECT_EQ(refusal([](Spoilt t) { t.dl_tensor.dtype = {kDLFloat8_e5m2, 8, 1}; }).code, ErrorCode::dtype_unsupported);
     EXPECT_EQ(refusal([](Spoilt t) { t.dl_tensor.ndim = 9; }).code, ErrorCode::shape_mismatch);

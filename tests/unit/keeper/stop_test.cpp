@@ -187,7 +187,9 @@ TEST(Footprint, IsOneThreadAndLittleMemory) {
 
     std::cout << ", " << resident_kib() << " KiB with 32 workers\n";
     EXPECT_EQ(status_of(keeper.pid(), "Threads"), "1");
+#ifndef __SANITIZE_ADDRESS__  // which has memory of its own in it
     EXPECT_LE(resident_kib(), 2048);
+#endif
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "supervisor/cgroup.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -67,7 +68,7 @@ TEST(Cgroups, EndAProcessThatLeftItsGroupAndLeaveNothingBehind) {
     if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
     const auto path = cgroups->path();
     const WorkerName worker{"m", 0, 1};
-    const UniqueFd folder = cgroups->add(worker);
+    const UniqueFd folder = cgroups->add(worker).value();
     ASSERT_TRUE(folder);
     test::MarkedProcess process{{}};
     ASSERT_TRUE(join(folder, process.pid()));
@@ -82,13 +83,50 @@ TEST(Cgroups, EndAProcessThatLeftItsGroupAndLeaveNothingBehind) {
     EXPECT_FALSE(std::filesystem::exists(path));
 }
 
+TEST(Cgroups, RemoveWhatCouldNotBeRemovedAtOnceWithTheNext) {
+    auto cgroups = Cgroups::make(owner());
+    if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+    const UniqueFd folder = cgroups->add({"m", 0, 1}).value();
+    test::MarkedProcess process{{}};
+    ASSERT_TRUE(join(folder, process.pid()));
+    EXPECT_FALSE(cgroups->remove({"m", 0, 1}));
+    process.kill();
+    process.wait();
+
+    ASSERT_TRUE(cgroups->add({"m", 0, 2}));
+
+    EXPECT_FALSE(std::filesystem::exists(cgroups->folder({"m", 0, 1})));
+    EXPECT_TRUE(cgroups->remove({"m", 0, 2}));
+}
+
+TEST(Cgroups, LeaveNothingOfOneThatCannotBeOpened) {
+    auto cgroups = Cgroups::make(owner());
+    if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+    const WorkerName worker{"m", 0, 1};
+    UniqueFd lowest_free{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+    rlimit before{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+    const rlimit full{static_cast<rlim_t>(lowest_free.get()), before.rlim_max};
+    lowest_free.reset();
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &full), 0);
+
+    const auto refused = cgroups->add(worker);
+
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::resources_exhausted) << refused.error().text();
+    EXPECT_FALSE(std::filesystem::exists(cgroups->folder(worker)));
+    EXPECT_TRUE(cgroups->add(worker)) << "as soon as there is room";
+    EXPECT_TRUE(cgroups->remove(worker));
+}
+
 TEST(Cgroups, EndAllAtOnceThroughOneDescriptorAlsoInAFolderThatWasMadeAnew) {
     auto cgroups = Cgroups::make(owner());
     if (!cgroups) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
     const int kill_all = cgroups->kill_all_fd();
     for (const std::uint64_t generation : {1, 2}) {
         ::rmdir(cgroups->path().c_str());  // somebody takes it for abandoned
-        const UniqueFd folder = cgroups->add({"m", 0, generation});
+        const UniqueFd folder = cgroups->add({"m", 0, generation}).value();
         test::MarkedProcess process{{}};
         ASSERT_TRUE(join(folder, process.pid()));
         EXPECT_EQ(::write(kill_all, "1", 1), 1);
@@ -112,7 +150,7 @@ TEST(Cgroups, CountOomKillsWhereTheMemoryControllerIsToBeHad) {
 TEST(Cgroups, EndWhatAFormerSupervisorOfTheSameKeeperLeft) {
     auto former = Cgroups::make(owner());
     if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
-    const UniqueFd folder = former->add({"m", 0, 1});
+    const UniqueFd folder = former->add({"m", 0, 1}).value();
     test::MarkedProcess process{{}};
     ASSERT_TRUE(join(folder, process.pid()));
 
@@ -128,8 +166,8 @@ TEST(Cgroups, EndWhatAFormerSupervisorOfTheSameKeeperLeft) {
 TEST(Cgroups, KeepTheWorkersThatWillBeAdopted) {
     auto former = Cgroups::make(owner());
     if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
-    const UniqueFd adopted_folder = former->add({"m", 0, 1});
-    const UniqueFd unknown_folder = former->add({"m", 0, 2});
+    const UniqueFd adopted_folder = former->add({"m", 0, 1}).value();
+    const UniqueFd unknown_folder = former->add({"m", 0, 2}).value();
     test::MarkedProcess adopted{{}};
     test::MarkedProcess unknown{{}};
     ASSERT_TRUE(join(adopted_folder, adopted.pid()) && join(unknown_folder, unknown.pid()));
@@ -150,7 +188,7 @@ TEST(Cgroups, EndWhatAKeeperThatIsGoneLeftOnThisSocketAndRemoveItsFolder) {
     auto former = Cgroups::make({gone, socket});
     if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
     const auto path = former->path();
-    const UniqueFd folder = former->add({"m", 0, 1});
+    const UniqueFd folder = former->add({"m", 0, 1}).value();
     test::MarkedProcess orphan{{}};  // without any marker
     ASSERT_TRUE(join(folder, orphan.pid()));
 

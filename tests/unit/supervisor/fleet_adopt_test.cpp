@@ -58,7 +58,7 @@ protected:
     void adopt() {
         std::map<std::string, std::string> declarations;
         for (const auto& spec : declared_.models) declarations[spec.name] = fingerprint(spec);
-        fleet_->adopt(keeper_.hand_over(), declarations, 0);
+        fleet_->adopt(keeper_.hand_over(), declarations, {});
         fleet_->preload();
     }
     Replica& replica(const std::string& model) { return *(*fleet_->find(model))->replicas[0]; }

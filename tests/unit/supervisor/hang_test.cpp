@@ -244,6 +244,7 @@ TEST_F(Hang, AReportThatIsRepeatedIsNoProgress) {
 
 TEST_F(Hang, CapturingHasABudgetOfItsOwn) {
     spec_.deadlines.capture = 200ms;
+    spec_.graphs = config::Graphs::required;
     load();
     FakeWorker& worker = loading();
     worker.say({{"type", "progress"}, {"phase", "capturing"}, {"done", 1}, {"total", 4}, {"unit", "steps"}});
@@ -280,6 +281,24 @@ TEST_F(Hang, ACrashInCaptureIsTriedAgainWithoutGraphsAndTheLoadSucceeds) {
     EXPECT_EQ(replica().row().at("note").as_string(), note);
     EXPECT_EQ(replica().graphs().at("degraded").as_string(), note);
     EXPECT_THAT(replica().sentence(), HasSubstr(note));
+}
+
+TEST_F(Hang, ACaptureThatHangsIsTriedAgainWithoutGraphsAndTheLoadSucceeds) {
+    spec_.deadlines.capture = 200ms;
+    load();
+    FakeWorker& first = loading();
+    first.say({{"type", "progress"}, {"phase", "capturing"}, {"done", 1}, {"total", 4}, {"unit", "steps"}});
+
+    FakeWorker& second = loading(2);
+    EXPECT_TRUE(first.got_signal(SIGABRT));
+    EXPECT_EQ(second.received[0].at("model").at("graphs").as_string(), "off");
+    second.ready();
+    wait_for(WorkerState::ready);
+
+    ASSERT_EQ(loads_.size(), 1U);
+    EXPECT_TRUE(loads_[0]) << loads_[0].error().text();
+    EXPECT_EQ(replica().row().at("note").as_string(), "eager: capture hung for 200 ms");
+    EXPECT_THAT(replica().sentence(), HasSubstr("capturing, 1 of 4 steps"));
 }
 
 TEST_F(Hang, GraphsComeBackWithAPersonsRestart) {

@@ -28,6 +28,9 @@ Ledger full() {
     ledger.adoptions_tried = 2;
     ledger.restarts = UINT32_MAX;
     ledger.crashes.ready_before = {0ms, 0ms, 0ms, 299'999ms};
+    ledger.gave_up_by_count = true;
+    ledger.ready_before_withdrawn = 299'999ms;
+    for (int i = 0; i < 5; ++i) ledger.on_gpu.push_back({ledger.gpu_uuid, 1'700'000'000'000 + 10'000 * i});
     ledger.reason = "forward ran 31.0 s, budget 30.0 s";
     ledger.last_crash = LastCrash{41,
                                   5239,
@@ -90,6 +93,17 @@ TEST(Ledger, CutsTheCauseOfTheLastCrashBeforeTheReasonOfAQuarantine) {
     EXPECT_GT(Ledger::parse(text)->reason.size(), 20U);
 }
 
+TEST(Ledger, OfCrashesOnTooManyGpusTheLastAreKept) {
+    Ledger ledger;
+    for (int i = 0; i < 5; ++i)
+        ledger.on_gpu.push_back({"GPU-01234567-89ab-cdef-0123-456789abcde" + std::to_string(i), 1'700'000'000'000 + i});
+    const auto read = Ledger::parse(ledger.to_text()).value();
+    ASSERT_FALSE(read.on_gpu.empty());
+    EXPECT_LT(read.on_gpu.size(), 5U);
+    EXPECT_EQ(read.on_gpu, std::vector(ledger.on_gpu.end() - static_cast<std::ptrdiff_t>(read.on_gpu.size()),
+                                       ledger.on_gpu.end()));
+}
+
 TEST(Ledger, WhyItRunsEagerlyIsCutToo) {
     Ledger ledger = full();
     ledger.eager = std::string(160, '\x01');  // six bytes each
@@ -124,11 +138,14 @@ TEST(Ledger, RefusesWhatItDoesNotUnderstand) {
         EXPECT_FALSE(Ledger::parse(text)) << text;
     // Members of another type are as good as absent; nothing in it can hurt.
     const auto odd =
-        Ledger::parse(R"({"v":1,"crashes":[-1,"x",5],"escalation":77,"keep":1,"ready_ms":-5,"device":{}})");
+        Ledger::parse(R"({"v":1,"crashes":[-1,"x",5],"escalation":77,"keep":1,"ready_ms":-5,"device":{},)"
+                      R"("on_gpu":[7,"a",1e99,9223372036854775807,null,5,"b",1],"withdrawn_ms":-1,"by_count":"x"})");
     ASSERT_TRUE(odd);
     EXPECT_EQ(odd->escalation, Escalation::sigkill);
     EXPECT_EQ(odd->crashes.ready_before, std::vector{Millis{5}});
-    EXPECT_FALSE(odd->keep_running);
+    EXPECT_FALSE(odd->keep_running || odd->gave_up_by_count);
+    EXPECT_EQ(odd->ready_before_withdrawn, 0ms);
+    EXPECT_EQ(odd->on_gpu, (std::vector<CrashOnGpu>{{"a", 5}, {"b", 6}}));
 }
 
 TEST(Fingerprint, ChangesWithWhatTheWorkerIsToldAndWithItsFile) {

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include "supervisor/cgroup.h"
 #include "supervisor/worker_environment.h"
 #include "tests/unit/supervisor/fake_gpus.h"
 #include "tests/unit/supervisor/fake_keeper.h"
@@ -33,6 +34,41 @@ TEST(Leftovers, OnlyWorkersOfThisSocketThatNobodyAdoptsAreEnded) {
     EXPECT_EQ(former.wait(), SIGKILL);
     EXPECT_TRUE(adopted.is_running() && elsewhere.is_running() && user.is_running());
     EXPECT_TRUE(kill_leftovers(socket, {"new:m/0#2"}).empty());
+}
+
+TEST(Leftovers, OneWhoseFirstThreadHasEndedIsFoundByItsOthers) {
+    const std::string socket = fmt::format("/nowhere/{}/control.sock", ::getpid());
+    test::LeaderlessProcess stuck{{"BULKHEAD_WORKER=old:m/0#1", "BULKHEAD_SOCKET=" + socket}};
+
+    const auto killed = kill_leftovers(socket);
+
+    ASSERT_EQ(killed.size(), 1U);
+    EXPECT_EQ(killed[0].pid, stuck.pid());
+    EXPECT_EQ(stuck.wait(), SIGKILL);
+}
+
+/// Without a marker, as one is whose memory the kernel has taken and which it holds in its exit.
+TEST(Leftovers, InTheCgroupOfAKeeperThatIsGoneAreFoundByThatAlone) {
+    constexpr pid_t gone = 5'000'000;  // beyond the greatest pid
+    const std::string socket = fmt::format("/nowhere/{}/control.sock", ::getpid());
+    const auto former = Cgroups::make({gone, socket});
+    if (!former) GTEST_SKIP() << "no cgroup v2 in which this user may make one";
+    const UniqueFd folder = former->add({"m", 0, 1}).value();
+    MarkedProcess bare{{}};
+    test::LeaderlessProcess bare_and_leaderless{{}};
+    for (const pid_t pid : {bare.pid(), bare_and_leaderless.pid()}) {
+        const UniqueFd members{::openat(folder.get(), "cgroup.procs", O_WRONLY | O_CLOEXEC)};
+        const std::string text = std::to_string(pid);
+        ASSERT_EQ(::write(members.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+    }
+    EXPECT_TRUE(kill_leftovers(socket + "2").empty()) << "another socket is another daemon";
+
+    std::set<pid_t> killed;
+    for (const Leftover& leftover : kill_leftovers(socket)) killed.insert(leftover.pid);
+
+    EXPECT_EQ(killed, (std::set{bare.pid(), bare_and_leaderless.pid()}));
+    EXPECT_EQ(bare.wait(), SIGKILL);
+    EXPECT_EQ(bare_and_leaderless.wait(), SIGKILL);
 }
 
 class LeftoverWatchTest : public testing::Test {

@@ -128,9 +128,11 @@ TEST(ModelLog, ItsAnswerFitsIntoOneAnswerWhateverWasPrinted) {
 
 TEST(ModelLog, WritesAFileThatRotatesAndNeverLeavesItsFolder) {
     const test::TemporaryFolder folder;
-    ModelLog log{"../evil", folder.path()};
+    const LogStore store{folder.path(), std::make_shared<LogWriter>()};
+    ModelLog log{"../evil", store};
     for (int i = 0; i < 30'000; ++i)
         log.append({1'700'000'000'123, 2, 7, false, "a line of about a hundred bytes " + std::string(60, 'x')});
+    ASSERT_TRUE(store.writer->flush());
 
     const auto file = folder.path() / "%2e.%2fevil.log";
     EXPECT_LE(std::filesystem::file_size(file), limits::log_file_bytes_max);
@@ -145,8 +147,10 @@ TEST(ModelLog, WritesAFileThatRotatesAndNeverLeavesItsFolder) {
 }
 
 TEST(ModelLog, GoesOnInMemoryWhereNothingCanBeWritten) {
-    ModelLog log{"m", "/proc/no/such/folder"};
+    const LogStore store{"/proc/no/such/folder", std::make_shared<LogWriter>()};
+    ModelLog log{"m", store};
     log.append({1, 0, 1, false, "kept"});
+    ASSERT_TRUE(store.writer->flush());
     EXPECT_EQ(log.tail(10).size(), 1U);
 }
 

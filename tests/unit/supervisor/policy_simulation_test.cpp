@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "supervisor/ledger.h"
 #include "supervisor/lifecycle.h"
 #include "supervisor/restart_policy.h"
 
@@ -78,7 +79,8 @@ public:
     [[nodiscard]] const std::string& wrong() const { return wrong_; }
 
     struct Counts {
-        std::uint64_t spawns = 0, restarts = 0, quarantines = 0, forgiven = 0, by_gpu = 0, refused = 0, waited = 0;
+        std::uint64_t spawns = 0, restarts = 0, quarantines = 0, forgiven = 0, by_gpu = 0, refused = 0, waited = 0,
+                      adopted = 0, lifted_after = 0;
     };
     Counts counts;
 
@@ -102,7 +104,7 @@ private:
 
     void preload() {
         policy_.preloaded();
-        shall_run_ = true;
+        is_preloaded_ = shall_run_ = true;
         load(true);
     }
     void load(bool by_person) {
@@ -190,6 +192,7 @@ private:
         if (state_ == S::quarantined) {
             ++counts.quarantines;
             by_count_ = how != Ending::hopeless;
+            quarantine_was_adopted_ = false;
         } else {
             must((state_ == S::backoff) ==
                      (wanted && how != Ending::asked && (how != Ending::load_failed || counts_as_crash)),
@@ -220,8 +223,45 @@ private:
         const bool lifts = policy_.gpu_quarantined("GPU", now_);
         if (state_ != S::quarantined) return;
         must(lifts == (by_count_ && plain_.unforgiven() < 5), "a GPU lifts what its crashes had quarantined, no more");
+        if (lifts && std::exchange(quarantine_was_adopted_, false)) ++counts.lifted_after;
         if (lifts) go(E::lifted);
         if (lifts && shall_run_ && restarts_) spawn(false);
+    }
+
+    /// What the next supervisor knows of it is what stands in its ledger; what runs is not touched.
+    void change_supervisor() {
+        ++counts.adopted;
+        const std::int64_t unix_ms = std::chrono::duration_cast<Millis>(now_.time_since_epoch()).count();
+        Ledger ledger;
+        ledger.note(policy_, now_, unix_ms);
+        const auto read = Ledger::parse(ledger.to_text());
+        must(read.has_value(), "a ledger that cannot be read");
+        policy_ = RestartPolicy{restarts_};
+        if (state_ == S::stopped && !is_preloaded_) {  // of these there is no record
+            plain_ = {};
+            shall_run_ = false;
+        } else if (read) {
+            read->restore(policy_, now_, unix_ms);
+        }
+        failed_ = crash_in_capture_ = gpu_awaited_ = false;  // the words were the former one's
+        quarantine_was_adopted_ = state_ == S::quarantined;
+        const S was = std::exchange(state_, S::stopped);
+        if (was == S::stopped) return;
+        go(E::found);
+        switch (was) {
+        case S::spawning:
+        case S::loading: return go(E::said_hello);
+        case S::capturing: return go(E::said_hello), go(E::capture_began);
+        case S::ready: return go(E::became_ready);
+        case S::busy: return go(E::became_ready), go(E::became_busy);
+        case S::draining: return go(E::became_ready), go(E::drain_asked);
+        case S::stopping: return go(E::stop_asked);
+        case S::crashed: return go(E::lost);
+        case S::reclaiming: return go(unload_asked_ ? E::stop_asked : E::lost), go(E::exited);
+        case S::backoff: return go(E::restart_planned);
+        case S::quarantined: return go(E::gave_up);
+        default: return must(false, "a state in which nothing is found");
+        }
     }
 
     // --- what the world does
@@ -254,11 +294,17 @@ private:
             gpu_quarantined();
             return;
         }
+        if (chance(1)) change_supervisor();
         if (chance(2)) gpu_is_quarantined_ = true;
         if (gpu_is_quarantined_ && chance(15)) return lift_gpu();
         switch (state_) {
-        case S::stopped:
         case S::quarantined:
+            if (chance(10)) {
+                change_supervisor();
+                return gpu_quarantined();
+            }
+            [[fallthrough]];
+        case S::stopped:
             if (chance(50)) load(chance(70));
             return;
         case S::backoff: return;  // time ends it
@@ -273,7 +319,7 @@ private:
         case S::stopping:
         case S::crashed: return exit();
         case S::reclaiming: return reclaimed();
-        case S::adopting: return must(false, "nothing was adopted");
+        case S::adopting: return must(false, "an adoption without an end");
         }
     }
     void crash() {
@@ -350,7 +396,7 @@ private:
     Millis ready_for_{};
     bool shall_run_ = false, awaited_ = false, unload_asked_ = false;
     bool hopeless_ = false, failed_ = false, gpu_fails_ = false, on_gpu_ = false, crash_in_capture_ = false;
-    bool by_count_ = false;
+    bool by_count_ = false, is_preloaded_ = false, quarantine_was_adopted_ = false;
     bool gpu_is_quarantined_ = false, gpu_awaited_ = false, refused_ = false;
     std::string wrong_;
 };
@@ -368,6 +414,8 @@ TEST(PolicySimulation, AHundredThousandRandomLivesBreakNoRule) {
         all.by_gpu += life.counts.by_gpu;
         all.refused += life.counts.refused;
         all.waited += life.counts.waited;
+        all.adopted += life.counts.adopted;
+        all.lifted_after += life.counts.lifted_after;
     }
     // Lives in which nothing happens prove nothing.
     EXPECT_GT(all.spawns, lives * 5ULL);
@@ -377,6 +425,8 @@ TEST(PolicySimulation, AHundredThousandRandomLivesBreakNoRule) {
     EXPECT_GT(all.by_gpu, lives / 4ULL);
     EXPECT_GT(all.refused, lives / 4ULL);
     EXPECT_GT(all.waited, lives / 20ULL);
+    EXPECT_GT(all.adopted, lives / 4ULL);
+    EXPECT_GT(all.lifted_after, lives / 100ULL);
     RecordProperty("spawns", std::to_string(all.spawns));
     RecordProperty("restarts", std::to_string(all.restarts));
     RecordProperty("quarantines", std::to_string(all.quarantines));

@@ -107,6 +107,21 @@ TEST(Remains, EndAProcessThatLeftItsGroupButCarriesTheMarker) {
     EXPECT_TRUE(look_for_remains(trace, gpus).nothing_held());
 }
 
+TEST(Remains, EndAProcessWhoseFirstThreadHasEndedAndTheOthersNot) {
+    Gpus gpus;
+    const std::string token = fmt::format("leaderless{}", ::getpid());
+    const Trace trace = trace_of(token, 5'000'000);
+    test::LeaderlessProcess escaped{{"BULKHEAD_WORKER=" + trace.marker}};
+
+    const Remains remains = look_for_remains(trace, gpus);
+
+    ASSERT_EQ(remains.held_by.size(), 1U);
+    EXPECT_EQ(remains.held_by[0].pid, escaped.pid());
+    EXPECT_GT(remains.held_by[0].bytes, 0U);
+    EXPECT_EQ(escaped.wait(), SIGKILL);
+    EXPECT_TRUE(look_for_remains(trace, gpus).nothing_held());
+}
+
 TEST(Remains, AGroupThatIsNotEmptyIsSeen) {
     Gpus gpus;
     test::MarkedProcess member{{}};

@@ -491,5 +491,27 @@ TEST_F(GpuAdoptionTest, WhoWaitsForItsGrantGetsIt) {
     EXPECT_TRUE(wait([&] { return worker.got("grant"); }));
 }
 
+/// What had quarantined it was the GPU's doing: that shows only under the next supervisor.
+TEST_F(GpuAdoptionTest, CrashesAreTakenBackThoughTheirGpuIsFoundGuiltyUnderAnotherSupervisor) {
+    for (std::size_t crash = 1; crash <= limits::restart_unforgiven_max; ++crash) {
+        load();
+        FakeWorker& worker = loading(crash);
+        worker.say({{"type", "grant_asked"}});
+        ASSERT_TRUE(wait([&] { return worker.got("grant"); })) << "before that it has not touched the GPU";
+        keeper_.exit(worker, {true, SIGSEGV, true});
+        wait_for(crash == limits::restart_unforgiven_max ? WorkerState::quarantined : WorkerState::stopped);
+    }
+    supervisor_dies();
+    adopt();
+    ASSERT_EQ(replica().state(), WorkerState::quarantined);
+
+    replica().gpu_was_quarantined("GPU-b");
+    ASSERT_EQ(replica().state(), WorkerState::quarantined) << "another's fault";
+    replica().gpu_was_quarantined("GPU-a");
+
+    EXPECT_EQ(replica().state(), WorkerState::stopped) << replica().sentence();
+    EXPECT_THAT(replica().sentence(), HasSubstr("its GPU failed, not the model"));
+}
+
 }  // namespace
 }  // namespace bulkhead::supervisor

@@ -265,6 +265,50 @@ TEST_F(BatcherTest, TakesTheFirstTokenFromAPrefillThatGivesOne) {
     EXPECT_EQ(heard[one].size(), 1U);
 }
 
+TEST_F(BatcherTest, LaunchesTheFirstStepBeforeItReadsTheTokenOfAPrefill) {
+    Shape gives = FakeEngine::usual();
+    gives.prefill_gives = true;
+    make(gives, 8, 2);
+    const auto number = add(counting(0, 20), ask(4));
+    run();
+    EXPECT_THAT(engine->calls,
+                ElementsAre("reset 0 0", "prefill 0 0+8", "prefill 0 8+8", "prefill 0 16+4", "launch 1", "collect",
+                            "launch 1", "collect", "launch 1", "collect", "collect"));
+    expect_right(number);
+}
+
+TEST_F(BatcherTest, CollectsTheStepBeforeAPrefillThatGivesSoThatNoMoreIsAheadThanMayBe) {
+    Shape gives = FakeEngine::usual();
+    gives.prefill_gives = true;
+    make(gives, 8, 2);
+    const auto runs = add({1, 2}, ask(20));
+    batcher->turn();
+    batcher->turn();
+    engine->calls.clear();
+    const auto comes = add({3, 4}, ask(3));
+    batcher->turn();
+    EXPECT_THAT(engine->calls, ElementsAre("reset 1 0", "prefill 1 0+2", "collect", "launch 2", "collect"));
+    run();
+    expect_right(runs);
+    expect_right(comes);
+}
+
+TEST_F(BatcherTest, ThrowsAwayTheStepBehindAPrefillWhoseTokenStops) {
+    Shape gives = FakeEngine::usual();
+    gives.prefill_gives = true;
+    make(gives, 8, 2);
+    Ask request = ask(30);
+    request.rules.stop = {expected(shape, ask(1), counting(0, 20)).front()};
+    const auto number = add(counting(0, 20), request);
+    run();
+    expect_right(number);
+    EXPECT_EQ(ending_of(number).new_tokens, 1U);
+    const auto next = add(counting(0, 30), ask(4));
+    run();
+    expect_right(next);
+    EXPECT_EQ(ending_of(next).reused_tokens, 20U);
+}
+
 TEST_F(BatcherTest, BeginsWithTheManifestsTokenBehindEmbeddings) {
     Shape embeds = FakeEngine::usual();
     embeds.embeddings = true;

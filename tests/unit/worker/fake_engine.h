@@ -8,7 +8,6 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -60,8 +59,8 @@ public:
         return {};
     }
 
-    Result<std::optional<generation::StepToken>> prefill(std::uint32_t slot, const generation::Prompt& prompt,
-                                                         std::uint32_t first, std::uint32_t count, bool last) override {
+    Result<> prefill(std::uint32_t slot, const generation::Prompt& prompt, std::uint32_t first, std::uint32_t count,
+                     bool last) override {
         say(fmt::format("prefill {} {}+{}", slot, first, count));
         if (fails == "prefill") return Error{ErrorCode::inference_failed, "the fake prefill", {}};
         Slot& to = slots_.at(slot);
@@ -70,9 +69,11 @@ public:
         for (std::uint32_t at = first; at < first + count; ++at)
             for (std::uint32_t c = 0; c < shape_.codebooks; ++c) kv(to, at, c) = of_prompt(prompt, at, c);
         to.filled = first + count;
-        if (!last || !shape_.prefill_gives) return std::nullopt;
+        if (!last || !shape_.prefill_gives) return {};
+        check(launched_.size() < ahead_, "too many launches ahead");
         draw(to);
-        return generation::StepToken{slot, to.given, to.stopped, false};
+        launched_.push_back({{{slot, {}, to.stopped, to.given.front() == not_finite_after}}, {to.given}});
+        return {};
     }
 
     Result<> set_sampling(std::uint32_t slot, const generation::Sampling& sampling) override {

@@ -75,6 +75,33 @@ TEST_F(GenerationParameters, ChangesHowARunningSequenceDraws) {
     EXPECT_EQ(given, expected(before, 5));  // greedy from the second step on
 }
 
+TEST_F(GenerationParameters, OfAModelThatLooksBackHoldTheRepeatsThatItAllows) {
+    shape.ras_window = 4;
+    shape.sampling = {{"ras_repeats", 2}};
+    start_ready();
+    const auto repeats = [&](const json::object& parameters) {
+        generation::Ask ask;
+        ask.prompt_length = 1;
+        const Result<> read = generation::read_parameters(shape, parameters, ask);
+        EXPECT_TRUE(read) << read.error().text();
+        return ask.sampling.ras_repeats;
+    };
+    EXPECT_EQ(repeats({}), 2U);
+    EXPECT_EQ(repeats({{"ras_repeats", 0}}), 0U);
+    EXPECT_EQ(repeats({{"ras_repeats", 16}}), 16U);
+    const auto now = [](std::uint64_t) -> Result<generation::Sampling> { return generation::Sampling{.ras_repeats = 2}; };
+    const auto off = generation::read_adjustment(shape, {{"request", 1}, {"ras_repeats", 0}}, now);
+    ASSERT_TRUE(off) << off.error().text();
+    EXPECT_EQ(off->sampling.ras_repeats, 0U);
+    const auto other = generation::read_adjustment(shape, {{"request", 1}, {"top_k", 4}}, now);
+    ASSERT_TRUE(other) << other.error().text();
+    EXPECT_EQ(other->sampling.ras_repeats, 2U);
+
+    TestClient client = open_channel();
+    ask(client, 1, {1}, {{"ras_repeats", 17}});
+    EXPECT_THAT(listen(client, 1)[1].error->text(), HasSubstr("\"ras_repeats\" is 17; give an integer from 0 to 16"));
+}
+
 TEST_F(GenerationParameters, GreedySequencesThatComeToDrawHaveSeedsOfTheirOwn) {
     gated = true;
     start_ready();
@@ -132,6 +159,7 @@ TEST_F(GenerationParameters, RefusesBadRequestsInWordsThatHelp) {
          ErrorCode::input_invalid,
          "\"max_new_tokens\" is 0; give an integer from 1 to 64"},
         {{1}, R"({"guidance": 2})", ErrorCode::input_invalid, "\"guidance\" of a model that has none"},
+        {{1}, R"({"ras_repeats": 2})", ErrorCode::input_invalid, "of a model without repetition-aware sampling"},
         {{1}, R"({"do_sample": 1})", ErrorCode::input_invalid, "give true or false"},
         {{1}, R"({"do_sample": false, "temperature": 0.7})", ErrorCode::input_invalid, "contradict"},
         {{1}, all_banned(), ErrorCode::input_invalid, "holds all 64 tokens"},

@@ -107,6 +107,30 @@ TEST(GenerationPromptIds, AreThoseOfThePromptNotOfWhatIsGenerated) {
         ASSERT_FALSE(read);
         EXPECT_THAT(read.error().text(), HasSubstr("send ids from -1 to 319"));
     }
+    tokens.values = {319, -1, 25, 26};
+    const Result<> read = model.read({tokens.view()});
+    ASSERT_FALSE(read);
+    EXPECT_EQ(read.error().code, ErrorCode::input_invalid);
+    EXPECT_THAT(read.error().text(), HasSubstr("token 1 of the prompt is [25, 26]; a row of text is its id and 1 times -1, "
+                                               "a row of audio 2 codes from 0 to 25"));
+    for (const auto& [id, code] : {std::pair{26, 3}, {-1, 3}, {-1, -1}, {319, 0}}) {
+        tokens.values = {319, -1, id, code};
+        EXPECT_FALSE(model.read({tokens.view()})) << id << ", " << code;
+    }
+}
+
+TEST(GenerationPromptIds, WithoutTextAreCodesOfEachCodebook) {
+    Shape speaking;
+    speaking.length = 32;
+    speaking.vocabulary = 26;
+    speaking.codebooks = 2;
+    speaking.inputs = {{"tokens", wire::DType::int64, {along, fixed(2)}}};
+    Prompting model{std::move(speaking)};
+    Given<std::int64_t> tokens{"tokens", wire::DType::int64, {2, 2}, {0, 25, 25, 0}};
+
+    EXPECT_TRUE(model.read({tokens.view()}));
+    tokens.values[3] = 26;
+    EXPECT_FALSE(model.read({tokens.view()}));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -182,17 +183,18 @@ TEST(Sampler, WidthOfTheBlockChangesNoBit) {
     }
 }
 
-/// Draws 10^6 times and compares with exact probabilities. A right sampler fails one time in about 3 * 10^6.
-void expect_distribution(Row row, const Sampling& sampling) {
-    const Reference reference{row, sampling};
+/// Draws 10^6 times, from the same state but for the step's number, and compares with exact probabilities. A right
+/// sampler fails one time in about 3 * 10^6.
+void expect_distribution(Row row, const DrawRules& rules, SlotState state, const std::vector<double>& probability) {
     constexpr std::uint64_t draws = 1'000'000;
-    const draw::Filtered left = row.filter<1>(sampling);
-    ASSERT_FALSE(left.not_finite || left.certain);
     std::vector<std::uint64_t> count(row.logits.size());
     HostBlock<> block;
-    for (std::uint64_t step = 0; step < draws; ++step)
-        ++count[draw::race(block, row.adjusted.data(), static_cast<std::uint32_t>(row.logits.size()), left.greatest,
-                           left.first, left.floor, left.weight_min, {sampling.seed, step, 0, 0})];
+    const auto scratch = std::make_unique<DrawScratch>();
+    for (state.step = 0; state.step < draws; ++state.step) {
+        draw_row(block, *scratch, row.view(), rules, state);
+        ASSERT_EQ(scratch->drawn.not_finite, 0U);
+        ++count.at(static_cast<std::size_t>(scratch->drawn.token));
+    }
 
     double statistic = 0;
     double rest_expected = 0;  // cells too small for the approximation go together
@@ -203,8 +205,8 @@ void expect_distribution(Row row, const Sampling& sampling) {
         ++cells;
     };
     for (std::size_t i = 0; i < count.size(); ++i) {
-        const double expected = reference.probability[i] * static_cast<double>(draws);
-        if (reference.probability[i] == 0) {
+        const double expected = probability[i] * static_cast<double>(draws);
+        if (probability[i] == 0) {
             ASSERT_EQ(count[i], 0U) << "token " << i << " is not kept";
         } else if (expected < 10) {
             rest_expected += expected;
@@ -220,6 +222,14 @@ void expect_distribution(Row row, const Sampling& sampling) {
     const double deviation = (std::cbrt(statistic / freedom) - (1 - 2 / (9 * freedom))) / std::sqrt(2 / (9 * freedom));
     EXPECT_LT(deviation, 5) << "chi-squared " << statistic << " for " << freedom << " degrees of freedom";
     EXPECT_GT(deviation, -5) << "too even to be random";
+}
+
+void expect_distribution(const Row& row, const Sampling& sampling, bool min_p_first = false) {
+    SlotState state;
+    state.sampling = sampling;
+    const auto vocabulary = static_cast<std::uint32_t>(row.logits.size());
+    expect_distribution(row, {.vocabulary = vocabulary, .min_p_before_top_p = min_p_first}, state,
+                        Reference{row, sampling, min_p_first}.probability);
 }
 
 TEST(SamplerDistribution, OfTwoTokens) { expect_distribution({{0.3F, -1.0F}}, sampled()); }
@@ -246,6 +256,39 @@ TEST(SamplerDistribution, WithPenaltyBansAndGuidance) {
     sampling.repetition_penalty = 1.3F;
     sampling.guidance = 0.5F;
     expect_distribution(row, sampling);
+}
+
+TEST(SamplerDistribution, AfterMinPAndThenTopP) {
+    std::mt19937 random{23};
+    const Row row = random_row(256, random, 2);
+    const Sampling sampling = sampled(1, 0, 0.8F, 0.05F);
+    const auto kept = [&](bool min_p_first) {
+        return std::ranges::count_if(Reference{row, sampling, min_p_first}.probability, [](double p) { return p > 0; });
+    };
+    ASSERT_LT(kept(true), kept(false)) << "the order makes a difference here";
+    expect_distribution(row, sampling, true);
+}
+
+TEST(SamplerDistribution, OfWhatIsDrawnAgainBecauseItCameTooOften) {
+    std::mt19937 random{29};
+    Row row = random_row(256, random, 2);
+    for (std::size_t i = 0; i < 256; i += 5) row.flags[i] |= token_banned;
+    SlotState state;
+    state.sampling = sampled(0.7F, 20);
+    state.sampling.ras_repeats = 2;
+    const Reference filtered{row, state.sampling};
+    const Reference unfiltered{row, sampled()};
+    const auto often = static_cast<std::size_t>(std::ranges::max_element(filtered.probability) - filtered.probability.begin());
+    for (const std::size_t frame : {0U, 2U}) state.recent[frame][0] = static_cast<std::int32_t>(often);
+    state.recent[1][0] = static_cast<std::int32_t>(often == 1 ? 2 : 1);
+    state.history = 3;
+
+    std::vector<double> probability = filtered.probability;
+    const double again = std::exchange(probability[often], 0);
+    ASSERT_GT(again, 0.2);
+    for (std::size_t i = 0; i < 256; ++i) probability[i] += again * unfiltered.probability[i];
+    const DrawRules rules{.vocabulary = 256, .delay_bos = -1, .delay_eos = -1, .ras_window = 4};
+    expect_distribution(row, rules, state, probability);
 }
 
 TEST(Sampler, TokensThatTieAreKeptTogether) {

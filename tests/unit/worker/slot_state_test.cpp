@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <map>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,6 +63,24 @@ TEST(SlotState, StepFeedsItsTokenToTheNextAndCountsPositions) {
     EXPECT_EQ(sequence.slot.state.step, 2U);
 }
 
+TEST(SlotState, TextOfAPromptIsNoCodeThatWasSeen) {
+    DrawRules rules = audio();
+    rules.delay_pattern = false;
+    const std::vector<std::int64_t> prompt{4, -1, -1, 1, 2, 3, 5, -1, -1};  // text, audio, text
+    Start start;
+    start.presence = prompt;
+    start.first_input = std::span{prompt}.last(3);
+    const Sequence sequence{rules, start};
+
+    EXPECT_EQ(sequence.slot.state.input[0], 5);
+    EXPECT_EQ(sequence.slot.state.input[1], -1);
+    EXPECT_EQ(sequence.flag(0, 4), 0);
+    EXPECT_EQ(sequence.flag(0, 5), 0);
+    for (std::int32_t codebook = 0; codebook < 3; ++codebook)
+        EXPECT_EQ(sequence.flag(codebook, codebook + 1), token_seen) << codebook;
+    EXPECT_EQ(std::ranges::count(sequence.slot.flags, std::uint8_t{token_seen}), 3);
+}
+
 TEST(SlotState, StopTokenEndsTheSequenceBehindTheKvItWrote) {
     Start start;
     start.rules.stop = {3};
@@ -119,32 +140,66 @@ TEST(DelayPattern, CodebooksEndOneFrameAfterAnotherAndThenTheSequenceStops) {
     EXPECT_TRUE(sequence.slot.state.stopped);
 }
 
-TEST(RepetitionAwareSampling, DrawsAgainWithoutFiltersWhereATokenCameTooOften) {
-    DrawRules rules = audio();
-    rules.delay_pattern = false;
-    rules.codebooks = 1;
-    rules.ras_window = 4;
-    rules.ras_repeats = 2;
-    const std::vector<std::int64_t> prompt{-1, 5, -1, 5};  // two frames of audio among text
-    Start start;
-    start.presence = prompt;
-    start.sampling.do_sample = true;
-    start.sampling.top_k = 1;
-    Sequence sequence{rules, start};
-    EXPECT_EQ(sequence.slot.state.history, 2U);
-
-    const std::vector<float> logits{3, 3, 3, 3, 3, 3.5F, 3, 3, 3, 3};
-    HostSampler sampler{rules};
-    int others = 0;
-    for (std::uint64_t seed = 0; seed < 100; ++seed) {
-        sequence.slot.state.sampling.seed = seed;
-        const auto drawn = sampler.draw(logits.data(), sequence.slot.flags.data(), nullptr, sequence.slot.state);
-        others += drawn[0].token != 5 ? 1 : 0;
+/// One codebook that looks back on 4 frames; of 10 tokens 5 is the likeliest, which top-k 1 would always give.
+struct RepetitionAwareSampling : testing::Test {
+    static DrawRules rules() {
+        DrawRules rules = audio();
+        rules.delay_pattern = false;
+        rules.codebooks = 1;
+        rules.ras_window = 4;
+        return rules;
     }
-    EXPECT_GT(others, 50) << "top-k 1 would always give 5";
+    Sequence begin(std::uint32_t ras_repeats, const TokenRules& token_rules = {}) {
+        Start start;
+        start.presence = prompt;
+        start.rules = token_rules;
+        start.sampling.do_sample = true;
+        start.sampling.top_k = 1;
+        start.sampling.ras_repeats = ras_repeats;
+        return Sequence{rules(), start};
+    }
+    /// How often each token was drawn by a hundred seeds.
+    std::map<std::int32_t, int> drawn_by(Sequence& sequence) {
+        std::map<std::int32_t, int> counts;
+        for (std::uint64_t seed = 0; seed < 100; ++seed) {
+            sequence.slot.state.sampling.seed = seed;
+            const SlotState& state = sequence.slot.state;
+            ++counts[sampler.draw(logits.data(), sequence.slot.flags.data(), nullptr, state)[0].token];
+        }
+        return counts;
+    }
+    std::vector<std::int64_t> prompt{-1, 5, -1, 5};  // two frames of audio among text
+    std::vector<float> logits{3, 3, 3, 3, 3, 3.5F, 3, 3, 3, 3};
+    HostSampler sampler{rules()};
+};
+
+TEST_F(RepetitionAwareSampling, DrawsAgainWithoutFiltersWhereATokenCameTooOften) {
+    Sequence sequence = begin(2);
+    EXPECT_EQ(sequence.slot.state.history, 2U);
+    EXPECT_LT(drawn_by(sequence)[5], 50);
 
     for (const std::int32_t token : {1, 2, 3}) sequence.step({token});  // one 5 is left in the window
-    EXPECT_EQ(sampler.draw(logits.data(), sequence.slot.flags.data(), nullptr, sequence.slot.state)[0].token, 5);
+    EXPECT_EQ(drawn_by(sequence)[5], 100);
+}
+
+TEST_F(RepetitionAwareSampling, IsTheRequestsToChooseAlsoWhileItRuns) {
+    Sequence sequence = begin(0);
+    EXPECT_EQ(drawn_by(sequence)[5], 100) << "off";
+    sequence.step({5});
+    sequence.slot.state.sampling.ras_repeats = 3;  // the prompt's two frames and this one
+    EXPECT_LT(drawn_by(sequence)[5], 50);
+    sequence.slot.state.sampling.ras_repeats = 4;
+    EXPECT_EQ(drawn_by(sequence)[5], 100);
+}
+
+TEST_F(RepetitionAwareSampling, NeverDrawsWhatIsBanned) {
+    logits[1] = 20;
+    TokenRules token_rules;
+    token_rules.banned = {1};
+    Sequence sequence = begin(2, token_rules);
+    const auto counts = drawn_by(sequence);
+    EXPECT_FALSE(counts.contains(1)) << "the likeliest by far, were it not banned";
+    EXPECT_GT(counts.size(), 4U);
 }
 
 }  // namespace

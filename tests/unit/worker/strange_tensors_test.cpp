@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t huge = std::numeric_limits<std::int64_t>::max();
 
-/// Echoes tensors of rank 0, 1 and 8.
+/// Echoes tensors of rank 0, 1 and 8, and the first of two.
 class AnyRank final : public FakeModel {
 public:
     explicit AnyRank(std::shared_ptr<ModelLog> log) : FakeModel{std::move(log)} {
@@ -24,6 +24,8 @@ public:
         method("scalar", wire::DType::float32, 0);
         method("bytes", wire::DType::uint8, 1);
         method("eight", wire::DType::float32, 8);
+        method("pair", wire::DType::float32, 1);
+        methods_.back().inputs.push_back({"w", wire::DType::float32, {any}});
     }
     const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
 
@@ -67,6 +69,27 @@ TEST_F(StrangeTensors, ScalarsEmptyOnesAndThoseOfEightDimensionsPass) {
         EXPECT_EQ(result.tensors[0].lease.size_bytes, bytes);
         for (const float value : client.values(result.tensors[0])) EXPECT_EQ(value, 3);
     }
+}
+
+TEST_F(StrangeTensors, TwoOfOneRequestShareAllTheirBytesOrNone) {
+    start_ready();
+    TestClient client = open_channel();
+    const std::vector<float> values(32, 3);
+    const auto w = [&](std::size_t count, std::uint64_t offset) {
+        channel::Tensor tensor = client.tensor(std::vector<float>(count, 3), offset);
+        tensor.name = "w";
+        return tensor;
+    };
+
+    client.infer(1, "pair", {client.tensor(values), w(16, 64)});
+    client.infer(2, "pair", {client.tensor(values), w(32, 0)});
+    client.infer(3, "pair", {client.tensor(values), w(16, 128)});
+
+    const Error error = client.expect_error(1, ErrorCode::protocol_violation);
+    EXPECT_NE(error.attempt.find("\"w\" overlaps tensor \"x\" of the same request"), std::string::npos) << error.attempt;
+    EXPECT_EQ(client.values(client.expect_result(2).tensors.at(0)), values);
+    EXPECT_EQ(client.values(client.expect_result(3).tensors.at(0)), values);
+    EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"pair 3", "pair 3"}));
 }
 
 struct Lie {

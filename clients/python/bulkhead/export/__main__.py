@@ -74,12 +74,14 @@ def _export(arguments: argparse.Namespace) -> int:
     import torch
     import transformers
 
-    from . import make, quantised, source, target
+    from . import inductor, make, quantised, source, target
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise Error("input_invalid", "exporting for a GPU where PyTorch sees none", "run it on the GPU's machine: kernels are tuned for the GPU at hand")
+    if arguments.device == "cuda":
+        if not torch.cuda.is_available():
+            raise Error("input_invalid", "exporting for a GPU where PyTorch sees none", "run it on the GPU's machine: kernels are tuned for the GPU at hand")
+        inductor.use_toolkit()
     folder = arguments.folder.resolve()
     target.check(folder, arguments.source)
     start = time.monotonic()
@@ -89,7 +91,7 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.weights is not None:
         loaded.origin["weights"] = arguments.weights
         numbers = loaded.family.numbers()
-        counts = quantised.quantise(loaded.family.model, arguments.weights, numbers.vocabulary * numbers.codebooks)
+        counts = quantised.quantise(loaded.family.model, loaded.family.step(), arguments.weights, numbers.vocabulary * numbers.codebooks)
         made = " and ".join(f"{count} to {kind}" for kind, count in counts.items())
         _tell(f"  linear layers: {made}; what follows is compared with the model so rounded")
     make.make(loaded, folder, device=arguments.device, kv_dtype=arguments.kv_dtype or arguments.dtype, length=arguments.length,

@@ -88,7 +88,10 @@ KERNEL_ARGUMENTS = 24
 
 
 def _lengths(sizes: Sizes) -> tuple[Any, Any]:
-    return Dim("a", min=2, max=sizes.length_max), Dim("length", min=2, max=sizes.length_max)
+    """The attention length, and that of the buffers. Where a narrowed buffer is converted, as 16 bits are to be computed with,
+    tracing takes it for granted that something is left over, so the range of one must be above that of the other; a compiled
+    function does nothing by it."""
+    return Dim("a", min=2, max=sizes.length_max), Dim("length", min=3, max=sizes.length_max + 1)
 
 
 def _buffers(numbers: Numbers, sizes: Sizes, count: int) -> list[Tensor]:
@@ -146,6 +149,14 @@ def _short_kernels() -> Iterator[None]:
 
 def load(file: Path) -> Any:
     """A compiled function, without its constants."""
-    # It is not linked to LibTorch, and Python loaded that for itself alone.
-    ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+    share_libtorch()
     return torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
+
+
+def share_libtorch() -> None:
+    """Lets compiled functions find LibTorch, to which they are not linked: Python loaded it for itself alone. What one for a GPU
+    asks for lies in a library of its own, which a PyTorch for the CPU does not have."""
+    for name in ("libtorch_cpu.so", "libtorch_cuda.so"):
+        library = Path(torch.__file__).parent / "lib" / name
+        if library.is_file():
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)

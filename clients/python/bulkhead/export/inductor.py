@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import Error
+
 if TYPE_CHECKING:  # slow to import, and not needed to see that a package is current
     import torch
 
@@ -52,6 +54,18 @@ def scratch_beside(folder: Path) -> Iterator[None]:
                 os.environ[name] = value
         tempfile.tempdir = None
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def use_toolkit() -> None:
+    """Has Inductor look for libcuda among the stubs of CUDA's toolkit too, as it does where CUDA_HOME is set: the driver's own
+    may have no name that a linker goes by.
+
+    Errors: input_invalid, without the toolkit, against which Inductor compiles what is to run on a GPU."""
+    from torch.utils import cpp_extension
+
+    if cpp_extension.CUDA_HOME is None:
+        raise Error("input_invalid", "exporting for a GPU without CUDA's toolkit", "install the one of PyTorch's version of CUDA, and set CUDA_HOME to its folder")
+    os.environ["CUDA_HOME"] = cpp_extension.CUDA_HOME
 
 
 def settings(program: torch.export.ExportedProgram) -> dict[str, Any]:

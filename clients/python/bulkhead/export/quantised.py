@@ -60,14 +60,16 @@ class Int4Linear(nn.Module):
         return done
 
 
-def quantise(model: nn.Module, kind: str, logits: int) -> dict[str, int]:
-    """Replaces every linear layer; embeddings stay. Returns how many are of which kind now.
+def quantise(model: nn.Module, step: nn.Module, kind: str, logits: int) -> dict[str, int]:
+    """Replaces every linear layer of `model` that the `step` has too; embeddings stay, and what only methods of the package
+    run (a vision tower, an audio codec): their cost is not a step's. Returns how many are of which kind now.
 
     Not all that shall be int4 are: one with `logits` outputs, a head, is int8, since what it loses is lost in the choice of
-    a token; so is one whose inputs are no multiple of a group.
+    a token; so is one whose inputs are no multiple of a group. `step` may keep an old one: the model is to be cut again.
 
-    Errors: input_invalid, for a model without a linear layer."""
-    found = [(module, name, child) for module in model.modules() for name, child in module.named_children() if type(child) is nn.Linear]
+    Errors: input_invalid, for a step without a linear layer."""
+    stepped = set(step.modules())
+    found = [(module, name, child) for module in model.modules() for name, child in module.named_children() if type(child) is nn.Linear and child in stepped]
     counts = dict.fromkeys(KINDS, 0)
     for module, name, child in found:
         small = kind == "int4" and child.out_features != logits and child.in_features % products.GROUP == 0

@@ -106,4 +106,14 @@ def _function(said: str, dtype: torch.dtype, family: str | None, name: str | Non
     if family is None and model_type is None:
         raise Error("input_invalid", f"exporting what {said} returned: it has no config.model_type", "say which --family it is of")
     kind = family_named(family or family_of(str(model_type)))
-    return Loaded(kind(model.to(dtype).eval(), tokenizer), name or function, {"kind": "python", "function": function, "model_type": model_type})
+    return Loaded(kind(in_dtype(model, dtype).eval(), tokenizer), name or function, {"kind": "python", "function": function, "model_type": model_type})
+
+
+def in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """The same model, converted, but for the frequencies of rotary angles: of 16 bits they would be off by whole turns after some
+    hundred positions, so transformers keeps them in float32 when it loads a model."""
+    kept = [(module, name, buffer) for module in model.modules() for name, buffer in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    model.to(dtype)
+    for module, name, buffer in kept:
+        setattr(module, name, buffer)
+    return model

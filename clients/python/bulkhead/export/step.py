@@ -97,10 +97,12 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     [B or 1, 1, T, a] of bool; returns [B, T, heads, dim].
 
     One query is written out, since there is nothing to multiply matrix by matrix: Inductor makes it a few loops over
-    what is seen of the cache, without copies of keys for the heads that share them."""
+    what is seen of the cache, without copies of keys for the heads that share them. Several on a GPU are too, as products."""
     batch, heads, queries, dim = query.shape
     key_heads = key.shape[1]
     scale = scaling if scaling is not None else dim**-0.5
+    if queries != 1 and query.device.type == "cuda":
+        return attended_by_products(query, key, value, attention_mask, scale).transpose(1, 2), None
     if queries != 1:
         mixed = nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=key_heads != heads
@@ -111,6 +113,20 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     weights = torch.where(attention_mask, scores, float("-inf")).softmax(-1)
     mixed = (weights.to(value.dtype).unsqueeze(-1) * value.unsqueeze(2)).sum(-2)
     return mixed.reshape(batch, 1, heads, dim), None
+
+
+def attended_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """`attend` of several queries: [B, heads, T, dim].
+
+    scaled_dot_product_attention chooses among a GPU's kernels while it is traced, by the example's sizes. Of those that
+    take a mask, one wants its rows at multiples of 8 elements, so other lengths would fail; another plans anew for each."""
+    group = query.shape[1] // key.shape[1]
+    if group > 1:  # picked one by one: a copy of whole dimensions would be merged with them, for which sizes must be known
+        shared = torch.arange(query.shape[1], device=query.device) // group
+        key, value = key.index_select(1, shared), value.index_select(1, shared)
+    scores = torch.matmul(query, key.transpose(2, 3)).float() * scale
+    weights = torch.where(mask, scores, float("-inf")).softmax(-1)
+    return torch.matmul(weights.to(value.dtype), value)
 
 
 AttentionInterface.register(ATTENTION, attend)

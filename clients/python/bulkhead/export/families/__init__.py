@@ -110,7 +110,7 @@ class Family(ABC):
 
     @abstractmethod
     def step(self) -> Step:
-        """The model, cut; called once, and `reference` must work on unchanged after it."""
+        """The model, cut: each call cuts it as it is now, and `reference` must work on unchanged after it."""
 
     @abstractmethod
     def numbers(self) -> Numbers: ...

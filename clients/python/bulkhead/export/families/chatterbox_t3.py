@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from ...errors import Error
-from ..source import CHATTERBOX
+from ..source import CHATTERBOX, in_dtype
 from ..step import Step, given_attention
 from . import Family, Method, Numbers, Prompt, PromptForm
 
@@ -100,7 +100,7 @@ class ChatterboxT3(Family):
 
         model = t3_class()()
         model.load_state_dict(load_file(folder / CHATTERBOX))
-        return model.to(dtype)
+        return in_dtype(model, dtype)
 
     def step(self) -> Step:
         return T3Step(self.model)

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from ...errors import Error
 from ..step import Step, given_attention
 from . import Family, Method, Numbers, Prompt, PromptForm
 
 CODEC = "audio_tokenizer"  #: folder of the codec (higgs_audio_v2_tokenizer), beside the model's files, where there is one
 FRAMES_MAX = 2048
+RAS_WINDOW_MAX = 16  #: frames that a worker remembers of a sequence
 
 
 class HiggsStep(Step):
@@ -108,6 +110,9 @@ class HiggsAudioV2(Family):
 
     def numbers(self) -> Numbers:
         config = self.model.config
+        if max(config.audio_stream_bos_id, config.audio_stream_eos_id) >= config.codebook_size:
+            raise Error("input_invalid", f"exporting a model with codebooks of {config.codebook_size}, whose audio begins with {config.audio_stream_bos_id} "
+                        f"and ends with {config.audio_stream_eos_id}", "codebook_size counts these two as well")  # fmt: skip
         return Numbers(
             vocabulary=config.codebook_size,
             layers=config.num_hidden_layers,
@@ -119,10 +124,16 @@ class HiggsAudioV2(Family):
         )
 
     def _ras(self) -> dict[str, int] | None:
-        """Repetition-aware sampling, where the model's generation_config asks for it."""
+        """Repetition-aware sampling, where the model's generation_config asks for it. Upstream's draws in greedy generation
+        too, where it finds repetitions; a worker's leaves that alone."""
         said = self.model.generation_config
         window, repeats = getattr(said, "ras_win_len", None), getattr(said, "ras_win_max_num_repeat", None)
-        return None if window is None or repeats is None else {"window": window, "repeats": repeats}
+        if window is None or repeats is None:
+            return None
+        if not 1 <= window <= RAS_WINDOW_MAX or repeats < 1:
+            raise Error("input_invalid", f"exporting a model with ras_win_len {window} and ras_win_max_num_repeat {repeats}",
+                        f"give its generation_config a window of 1 to {RAS_WINDOW_MAX} frames and 1 repetition or more, or neither")  # fmt: skip
+        return None if repeats > window else {"window": window, "repeats": repeats}
 
     def prompt_form(self) -> PromptForm:
         return PromptForm(logits=True, ids=(-1, self.model.config.vocab_size))

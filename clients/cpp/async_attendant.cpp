@@ -1,0 +1,71 @@
+#include "clients/cpp/async_attendant.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <boost/asio/post.hpp>
+
+#include "clients/cpp/blocking_threads.h"
+#include "clients/cpp/limits.h"
+
+namespace bulkhead {
+
+namespace asio = boost::asio;
+
+Attendant::Attendant(asio::any_io_executor loop, std::function<void()> attend, UniqueFd epoll)
+    : loop_{std::move(loop)}, attend_{std::move(attend)}, epoll_{epoll.get()}, strand_{BlockingThreads::of(loop_)},
+      ready_{strand_, epoll.release()}, alarm_{strand_}, epoll_in_child_{epoll_} {}
+
+Result<std::shared_ptr<Attendant>> Attendant::make(asio::any_io_executor loop, std::function<void()> attend) {
+    UniqueFd epoll{::epoll_create1(EPOLL_CLOEXEC)};
+    if (!epoll) return system_error("waiting for a channel that rests", errno);
+    return std::shared_ptr<Attendant>{new Attendant{std::move(loop), std::move(attend), std::move(epoll)}};
+}
+
+/// A descriptor that was closed meanwhile has left the epoll by itself.
+bool Attendant::watch(int fd) {
+    if (watched_ >= 0) ::epoll_ctl(epoll_, EPOLL_CTL_DEL, watched_, nullptr);
+    watched_ = fd;
+    epoll_event readable{EPOLLIN | EPOLLRDHUP, {.fd = fd}};
+    return fd < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &readable) == 0;
+}
+
+void Attendant::wait(int fd, Clock::time_point until) {
+    if (epoll_in_child_.in_child()) return;  // it has none of the threads
+    // Where the kernel takes no more of them, looking now and then does.
+    if (!watch(fd)) until = std::min(until, Clock::now() + limits::rest);
+    asio::post(strand_, [self = shared_from_this(), until] { self->begin(until); });
+}
+
+void Attendant::leave() {
+    if (epoll_in_child_.in_child()) return;
+    watch(-1);
+    asio::post(strand_, [self = shared_from_this()] {
+        self->waits_ = false;
+        self->alarm_.cancel();
+        self->ready_.cancel();
+    });
+}
+
+void Attendant::begin(Clock::time_point until) {
+    waits_ = true;
+    const auto ended = [self = shared_from_this()](boost::system::error_code failure) {
+        if (!failure) self->end();
+    };
+    alarm_.expires_at(until);
+    alarm_.async_wait(ended);
+    ready_.cancel();
+    ready_.async_wait(asio::posix::descriptor_base::wait_read, ended);
+}
+
+void Attendant::end() {
+    if (!std::exchange(waits_, false)) return;
+    alarm_.cancel();
+    ready_.cancel();
+    asio::post(loop_, attend_);
+}
+
+}  // namespace bulkhead

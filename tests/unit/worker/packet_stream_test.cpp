@@ -1,0 +1,118 @@
+// What a stream of the event loop does at its rings, seen from their other end. The test runs the loop, turn by turn.
+
+#include <poll.h>
+
+#include <memory>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <gtest/gtest.h>
+
+#include "ipc/channel_codec.h"
+#include "tests/unit/ipc/line_end.h"
+#include "worker/packet_stream.h"
+
+namespace bulkhead::worker {
+namespace {
+
+using namespace std::chrono_literals;
+using bulkhead::test::packet;
+using Sent = PacketStream::Sent;
+
+class StreamAtRings : public testing::Test {
+protected:
+    static constexpr int turns_max = 1000;
+
+    void connect(std::chrono::microseconds spin) {
+        auto [worker_end, client_end] = PacketPair::make().value();
+        stream = PacketStream::make(io, std::move(worker_end), receive_buffer,
+                                    {.packet = [this](Packet&) { ++packets; },
+                                     .refused = [](const Error& error) { ADD_FAILURE() << error.text(); },
+                                     .lost = [](std::string_view why) { ADD_FAILURE() << why; },
+                                     .flushed = [this] { found_room += stream->has_room() ? 1 : 0; }});
+        auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "test-rings", spin > 0us).value();
+        const auto fds = rings->offer_fds();
+        ASSERT_EQ(stream->send(channel::encode(rings->offer()), fds), Sent::yes);
+        ASSERT_TRUE(stream->use_rings(std::move(rings), spin));
+        Packet offer;
+        ASSERT_EQ(receive_packet(client_end.get(), buffer, offer).value(), ReceiveOutcome::packet);
+        const auto message = channel::parse_from_worker(offer.bytes);
+        client = RingEnd::adopt(std::get<channel::RingOffer>(*message), std::move(offer.fds), false).value();
+        client_socket = std::move(client_end);
+    }
+    ~StreamAtRings() override { stream->close(); }
+
+    /// Until there is nothing to do; false: it never rests.
+    bool run_to_rest() {
+        for (int turn = 0; turn < turns_max; ++turn)
+            if (io.poll_one() == 0) return true;
+        return false;
+    }
+    template <typename Condition>
+    bool run_until(Condition met) {
+        for (int turn = 0; turn < turns_max && !met(); ++turn) io.poll_one();
+        return met();
+    }
+    [[nodiscard]] bool socket_is_writable() const {
+        pollfd entry{stream->descriptor(), POLLOUT, 0};
+        return ::poll(&entry, 1, 0) > 0;
+    }
+
+    boost::asio::io_context io;
+    std::vector<std::byte> receive_buffer = std::vector<std::byte>(packet_bytes_max);
+    std::vector<std::byte> buffer = std::vector<std::byte>(packet_bytes_max);
+    std::shared_ptr<PacketStream> stream;
+    UniqueFd client_socket;
+    std::unique_ptr<RingEnd> client;
+    int packets = 0;
+    int found_room = 0;  ///< when it was told that it may look
+};
+
+TEST_F(StreamAtRings, RoomIsThatOfTheRingWhateverLiesUnreadOnTheSocket) {
+    connect(0us);
+    const std::vector<std::byte> large = packet(1, 16 * 1024);
+    while (socket_is_writable()) ASSERT_EQ(stream->send(large), Sent::yes);
+
+    EXPECT_TRUE(stream->has_room());
+    int sent = 0;
+    for (; stream->has_room() && sent < turns_max; ++sent) ASSERT_EQ(stream->send(packet(2)), Sent::yes);
+
+    EXPECT_LT(sent, static_cast<int>(ring::lines_min));
+    EXPECT_TRUE(run_to_rest()) << "nobody reads, and the loop goes round and round";
+    EXPECT_EQ(found_room, 0);
+    while (client->read(buffer).value() > 0) {
+    }
+    EXPECT_TRUE(run_until([this] { return found_room > 0; }));
+}
+
+TEST_F(StreamAtRings, OneThatSpinsNeedsNoRingingAndLeavesOthersTheirTurn) {
+    connect(1h);
+    client->write(packet(1));
+    ASSERT_TRUE(run_until([this] { return packets == 1; }));
+    EXPECT_FALSE(client->peer_sleeps());
+
+    bool had_its_turn = false;
+    boost::asio::post(io, [&] { had_its_turn = true; });
+
+    EXPECT_TRUE(run_until([&] { return had_its_turn; }));
+    EXPECT_FALSE(run_to_rest()) << "it sleeps though its time to spin has not passed";
+    EXPECT_FALSE(client->peer_sleeps());
+    client->write(packet(2));
+    EXPECT_TRUE(run_until([this] { return packets == 2; }));
+}
+
+TEST_F(StreamAtRings, AnAnswerIsFollowedByALookForTheNextRequest) {
+    connect(1us);
+    ASSERT_TRUE(run_until([this] { return client->peer_sleeps(); }));
+
+    ASSERT_EQ(stream->send(packet(1)), Sent::yes);
+
+    EXPECT_FALSE(client->peer_sleeps());
+    EXPECT_TRUE(run_until([this] { return client->peer_sleeps(); }));
+    client->write(packet(2));
+    EXPECT_TRUE(run_until([this] { return packets == 1; }));
+}
+
+}  // namespace
+}  // namespace bulkhead::worker

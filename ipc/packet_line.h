@@ -39,6 +39,8 @@ public:
     /// Errors  resources_exhausted, after which the line is of no use
     Result<UniqueFd> use(std::unique_ptr<RingEnd> rings);
     [[nodiscard]] bool has_rings() const noexcept { return rings_ != nullptr; }
+    /// Unmaps them: nothing will be sent or received any more.
+    void drop_rings() noexcept { rings_.reset(); }
 
     /// Whole or not at all; never waits. The descriptors stay the caller's.
     /// Errors  worker_lost when the peer is gone, which rings tell late or never; queue_full; resources_exhausted

@@ -245,6 +245,8 @@ Error ChannelState::end(Error reason) {
     lending_.reset();
     slabs_.forget_loans();
     slabs_.retire_outputs();
+    // After a death the next worker may get what is put into them now; after an unload nobody does.
+    if (closing_) slabs_.let_go();
     return *ended_;
 }
 

@@ -177,4 +177,9 @@ std::vector<std::shared_ptr<Loan>> ClientSlabs::end_loans(bool only_retired) {
     return ended;
 }
 
+void ClientSlabs::let_go() noexcept {
+    inputs_.clear();
+    outputs_.clear();
+}
+
 }  // namespace bulkhead

@@ -155,6 +155,8 @@ public:
     [[nodiscard]] std::vector<std::shared_ptr<Loan>> end_loans(bool only_retired);
     /// The worker is gone.
     void forget_loans() noexcept { loans_.clear(); }
+    /// Nothing will be asked of them any more: unmapped as soon as nothing lies in them.
+    void let_go() noexcept;
 
 private:
     const std::uint64_t channel_;

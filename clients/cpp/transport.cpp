@@ -151,9 +151,12 @@ void Transport::rest() {
 int Transport::fd() {
     // A child has no rings' memory to say so in; its descriptor is readable anyway.
     if (!socket_in_child_.in_child() && !std::exchange(polled_, true)) rest();
-    return line_.has_rings() ? waitable_.get() : socket_.get();
+    return waitable_ ? waitable_.get() : socket_.get();
 }
 
-void Transport::hang_up() { ::shutdown(socket_.get(), SHUT_RDWR); }
+void Transport::hang_up() {
+    ::shutdown(socket_.get(), SHUT_RDWR);
+    if (!socket_in_child_.in_child()) line_.drop_rings();
+}
 
 }  // namespace bulkhead

@@ -42,7 +42,8 @@ public:
     /// something. Once it was asked for, the worker rings at every packet that comes while no call of this runs.
     [[nodiscard]] int fd();
 
-    /// The worker sees the end. What it has sent can still be received.
+    /// The last call but for `fd`, which stays readable: the worker sees the end, and nothing of the rings is mapped any
+    /// more.
     void hang_up();
 
 private:

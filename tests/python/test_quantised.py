@@ -113,7 +113,7 @@ class Packages(unittest.TestCase):
         ids = torch.arange(5, 45)[None]
         with torch.no_grad():
             exact = family.model(ids).logits
-            self.assertEqual(quantised.quantise(family.model, kind, VOCABULARY), counts)
+            self.assertEqual(quantised.quantise(family.model, family.step(), kind, VOCABULARY), counts)
             rounded = family.model(ids).logits
         self.assertLess(float((rounded - exact).norm() / exact.norm()), far)
         with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:

@@ -229,7 +229,7 @@ int kill_clients(const Options& options) {
     const auto warm_up = std::min<std::int64_t>(options.client_kills / 10 + 1, 200);
     kill_side_by_side(nurseries, tally, warm_up, options.seed, until);
     settle();
-    const Resources baseline = take();
+    const Resources baseline = measure_settled(take);
     kill_side_by_side(nurseries, tally, options.client_kills - warm_up, options.seed + 1'000, until);
     settle();
     const Resources now = measure_at_rest(baseline, take);

@@ -2,8 +2,8 @@
 # <bulkhead/ipc/error.h> for ipc/error.h. Made in build/include at configure time: the headers named here, and whatever
 # of this tree they include.
 set(public_headers_root ${PROJECT_BINARY_DIR}/include)
-set(pending clients/cpp/async_channel.h clients/cpp/async_control.h clients/cpp/channel.h clients/cpp/control.h
-    clients/cpp/dlpack.h clients/cpp/events.h ipc/dtype.h)
+set(pending clients/cpp/async_channel.h clients/cpp/async_control.h clients/cpp/async_dlpack.h clients/cpp/channel.h
+    clients/cpp/control.h clients/cpp/dlpack.h clients/cpp/events.h ipc/dtype.h)
 set(seen)
 while(pending)
     list(POP_FRONT pending header)

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <vector>
 
@@ -94,6 +95,12 @@ std::vector<std::filesystem::path> folders_of_gone_keepers(const std::filesystem
     return folders;
 }
 
+/// All of them: without the first of its threads, a process that is ending is not in cgroup.procs any more.
+std::set<pid_t> threads_in(const std::filesystem::path& folder) {
+    std::ifstream file{folder / "cgroup.threads"};
+    return {std::istream_iterator<pid_t>{file}, {}};
+}
+
 /// There is one daemon at a time on a socket: a keeper that is gone left it to the one of now.
 bool is_of_socket(const std::filesystem::path& folder, std::string_view socket) {
     return !socket.empty() && attribute_of(folder) == socket;
@@ -161,18 +168,15 @@ std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, c
     return cgroups;
 }
 
-std::set<pid_t> Cgroups::left_behind(pid_t keeper, std::string_view socket) {
-    std::set<pid_t> pids;
+std::map<pid_t, std::filesystem::path> Cgroups::left_behind(pid_t keeper, std::string_view socket) {
+    std::map<pid_t, std::filesystem::path> pids;
     const auto parent = own_writable_cgroup();
     if (!parent) return pids;
     for (const auto& former : folders_of_gone_keepers(*parent, keeper)) {
         if (!is_of_socket(former, socket)) continue;
-        for (const auto& worker : folders_in(former)) {
-            // By its threads: without the first of them, a process that is ending is not in cgroup.procs any more.
-            std::ifstream threads{worker / "cgroup.threads"};
-            for (pid_t thread = 0; threads >> thread;)
-                if (const auto pid = process_of_thread(thread)) pids.insert(*pid);
-        }
+        for (const auto& worker : folders_in(former))
+            for (const pid_t thread : threads_in(worker))
+                if (const auto pid = process_of_thread(thread)) pids.emplace(*pid, worker);
     }
     return pids;
 }
@@ -246,6 +250,12 @@ bool cgroup_is_populated(const std::filesystem::path& folder) {
     for (std::string line; std::getline(events, line);)
         if (line == "populated 1") return true;
     return false;
+}
+
+bool cgroup_has(const std::filesystem::path& folder, pid_t pid) {
+    const std::set<pid_t> members = threads_in(folder);
+    const auto threads = threads_of(pid);
+    return std::any_of(threads.begin(), threads.end(), [&](pid_t thread) { return members.contains(thread); });
 }
 
 bool Cgroups::remove(const WorkerName& worker) {

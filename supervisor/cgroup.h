@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -24,6 +25,9 @@ namespace bulkhead::supervisor {
 /// Whether a process lives in this folder or below it: one that was killed does until the kernel is done with it.
 [[nodiscard]] bool cgroup_is_populated(const std::filesystem::path& folder);
 
+/// Whether any thread of this process lives in this folder: one that is ending may have lost its first.
+[[nodiscard]] bool cgroup_has(const std::filesystem::path& folder, pid_t pid);
+
 /// One cgroup per worker, where this daemon may make one: then no child of a worker can escape its end.
 /// Operations on cgroupfs are system calls without I/O, so they may be made on the loop.
 class Cgroups {
@@ -38,9 +42,9 @@ public:
     static std::unique_ptr<Cgroups> make(const Owner& owner, const std::vector<WorkerName>& keep = {});
     static std::unique_ptr<Cgroups> make_in(const std::filesystem::path& parent, const Owner& owner,
                                             const std::vector<WorkerName>& keep = {});
-    /// Who still lives in what a keeper on this socket left that is gone.
+    /// Who still lives in what a keeper on this socket left that is gone, and in which folder of it.
     /// `keeper`  the one of now
-    [[nodiscard]] static std::set<pid_t> left_behind(pid_t keeper, std::string_view socket);
+    [[nodiscard]] static std::map<pid_t, std::filesystem::path> left_behind(pid_t keeper, std::string_view socket);
     ~Cgroups();
     Cgroups(const Cgroups&) = delete;
     Cgroups& operator=(const Cgroups&) = delete;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include <spdlog/sinks/base_sink.h>
@@ -53,6 +54,11 @@ const std::shared_ptr<LogWriter>& standard_error_writer() {
     return writer;
 }
 
+const std::shared_ptr<LogTarget>& standard_error() {
+    static const std::shared_ptr<LogTarget> target = std::make_shared<StandardError>();
+    return target;
+}
+
 }  // namespace
 
 std::optional<LogStore> make_log_store(const std::filesystem::path& runtime_folder) {
@@ -76,12 +82,16 @@ void open_daemon_log(const std::optional<LogStore>& store) {
         sinks.push_back(
             std::make_shared<WriterSink>(store->writer, std::make_shared<LogFile>(store->folder / "bulkheadd.log")));
     if (sinks.empty() || ::isatty(STDERR_FILENO) == 1)
-        sinks.push_back(std::make_shared<WriterSink>(standard_error_writer(), std::make_shared<StandardError>()));
+        sinks.push_back(std::make_shared<WriterSink>(standard_error_writer(), standard_error()));
     const auto logger = std::make_shared<spdlog::logger>("bulkhead", sinks.begin(), sinks.end());
     logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
     logger->flush_on(spdlog::level::critical);
     logger->set_error_handler([](const std::string&) {});
     spdlog::set_default_logger(logger);
+}
+
+void say_on_standard_error(std::string line) {
+    standard_error_writer()->append(standard_error(), std::move(line.append("\n")));
 }
 
 bool end_daemon_log(const std::optional<LogStore>& store) {

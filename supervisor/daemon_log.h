@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "supervisor/log_writer.h"
 
@@ -13,6 +14,9 @@ namespace bulkhead::supervisor {
 /// The daemon's own log: bulkheadd.log in the store, rotating, and standard error where that is a terminal or there is
 /// no store. No line waits for either.
 void open_daemon_log(const std::optional<LogStore>& store);
+
+/// A line for whoever has started this program. It does not wait for them either.
+void say_on_standard_error(std::string line);
 
 /// Writes what waits, in the store too. False: as `LogWriter::end`.
 [[nodiscard]] bool end_daemon_log(const std::optional<LogStore>& store);

@@ -21,16 +21,18 @@ std::string joined(const std::vector<GpuQuarantine::Reason>& reasons) {
     return text;
 }
 
+bool add_unless_known(std::vector<GpuQuarantine::Reason>& all, GpuQuarantine::Reason reason) {
+    const bool is_known = std::any_of(all.begin(), all.end(), [&](const GpuQuarantine::Reason& one) {
+        return one.text == reason.text || (!reason.process.empty() && one.process == reason.process);
+    });
+    if (!is_known) all.push_back(std::move(reason));
+    return !is_known;
+}
+
 }  // namespace
 
 void GpuQuarantine::add(const std::string& uuid, Reason reason) {
-    auto& all = state_.reasons[uuid];
-    const bool is_known = std::any_of(all.begin(), all.end(), [&](const Reason& one) {
-        return one.text == reason.text || (!reason.process.empty() && one.process == reason.process);
-    });
-    if (is_known) return;
-    all.push_back(std::move(reason));
-    tell_changed();
+    if (add_unless_known(state_.reasons[uuid], std::move(reason))) tell_changed();
 }
 
 void GpuQuarantine::add(const std::string& uuid, std::string reason) { add(uuid, Reason{std::move(reason), {}}); }
@@ -53,6 +55,18 @@ void GpuQuarantine::process_ended(pid_t holder) {
     const auto freed = std::erase_if(state_.reasons, [](const auto& gpu) { return gpu.second.empty(); });
     tell_changed();
     if (freed != 0 && lifted) lifted();
+}
+
+void GpuQuarantine::restore(State former) {
+    const State since = std::exchange(state_, std::move(former));
+    for (const auto& [uuid, reasons] : since.reasons)
+        for (const Reason& reason : reasons) add_unless_known(state_.reasons[uuid], reason);
+    for (const auto& [uuid, failures] : since.failures)
+        for (const Failure& failure : failures) {
+            auto& all = state_.failures[uuid];
+            std::erase_if(all, [&](const Failure& one) { return one.model == failure.model; });
+            all.push_back(failure);
+        }
 }
 
 void GpuQuarantine::lift(const std::string& uuid) {

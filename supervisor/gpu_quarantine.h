@@ -55,8 +55,9 @@ public:
     /// A crash or a failed load on it. True when this one made the GPU quarantined.
     bool model_failed(const std::string& uuid, const std::string& model, Clock::time_point now);
 
-    /// What a former supervisor knew; told to nobody.
-    void restore(State state) { state_ = std::move(state); }
+    [[nodiscard]] const State& state() const noexcept { return state_; }
+    /// What a former supervisor knew, before all that was added here; told to nobody.
+    void restore(State former);
 
 private:
     void add(const std::string& uuid, Reason reason);

@@ -40,6 +40,13 @@ std::int64_t time_member(const json::object& object, std::string_view name) {
     return static_cast<std::int64_t>(std::min(count_member(object, name), max));
 }
 
+/// Of being ready: more of it than forgives every crash counts for no more, and what is added up stays a number.
+Millis readiness_of(std::uint64_t ms) {
+    constexpr std::chrono::milliseconds max = std::chrono::hours{24};
+    static_assert(max > limits::restart_forgiven_per * limits::restart_unforgiven_max);
+    return Millis{std::min<std::uint64_t>(ms, max.count())};
+}
+
 /// The bytes of it as a string of JSON, without its quotes.
 std::size_t json_bytes(std::string_view text) { return json::serialize(json::string{text}).size() - 2; }
 
@@ -49,6 +56,18 @@ std::string_view cut(std::string_view text, std::size_t bytes) {
     while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
     return text.substr(0, bytes);
 }
+
+/// The longest beginning that has so few bytes as a string of JSON, or half of it: a byte may become six.
+std::string_view cut_for_json(std::string_view text, std::size_t bytes) {
+    for (text = cut(text, bytes); json_bytes(text) > bytes;) text = cut(text, text.size() / 2);
+    return text;
+}
+
+// In JSON, of what must fit beside everything but the crash and the reason. Nobody writes longer ones but of `eager`.
+constexpr std::size_t declaration_bytes_max = 40;
+constexpr std::size_t device_bytes_max = 16;
+constexpr std::size_t gpu_uuid_bytes_max = 96;
+constexpr std::size_t eager_bytes_max = 160;
 
 constexpr std::size_t crash_cause_bytes_max = 160;
 constexpr std::size_t crash_report_name_bytes_max = 128;
@@ -62,7 +81,8 @@ json::object to_json(const LastCrash& crash, std::size_t cause_bytes) {
                         {"cause", cut(crash.cause, cause_bytes)}};
     if (!crash.report.empty() && crash.report.size() <= crash_report_name_bytes_max) object["file"] = crash.report;
     if (crash.report_due && object.contains("file")) object["due"] = true;
-    if (!crash.lost.empty()) object["lost"] = cut(crash.lost, std::min(cause_bytes, crash_lost_bytes_max));
+    if (const auto lost = cut(crash.lost, std::min(cause_bytes, crash_lost_bytes_max)); !lost.empty())
+        object["lost"] = lost;
     return object;
 }
 
@@ -115,7 +135,7 @@ std::vector<CrashOnGpu> crashes_on_gpu_of(const json::object& all) {
         } else if (boost::system::error_code ec; !uuid.empty() && crashes.size() < limits::restart_unforgiven_max) {
             constexpr std::int64_t sane = INT64_MAX / 16;
             const auto since = one.to_number<std::int64_t>(ec);
-            if (ec || since < -sane || since > sane) continue;
+            if (ec || since < -at || since > sane - at) continue;
             crashes.push_back({uuid, at += since});
         }
     }
@@ -166,18 +186,16 @@ std::string Ledger::to_text() const {
     const auto add = [&](std::string_view name, const auto& value, const auto& otherwise) {
         if (value != otherwise) all[name] = value;
     };
-    add("declaration", declaration, "");
-    add("device", device, "");
-    add("gpu", gpu_uuid, "");
+    add("declaration", cut_for_json(declaration, declaration_bytes_max), "");
+    add("device", cut_for_json(device, device_bytes_max), "");
+    add("gpu", cut_for_json(gpu_uuid, gpu_uuid_bytes_max), "");
     add("cgroup", has_cgroup, false);
-    // A byte may become six in JSON, and this one must fit beside everything but the crash and the reason.
-    constexpr std::size_t eager_bytes_max = 160;
-    std::string_view kept_eager = cut(eager, eager_bytes_max);
-    while (json_bytes(kept_eager) > eager_bytes_max) kept_eager = cut(kept_eager, kept_eager.size() / 2);
-    if (!eager.empty()) all["eager"] = kept_eager;
+    add("eager", cut_for_json(eager, eager_bytes_max), "");
     add("granted", granted, false);
+    add("capture", capturing, false);
     add("ready_ms", ready_unix_ms, 0);
     add("end_ms", end_began_unix_ms, 0);
+    add("abort", aborted, false);
     add("escalation", static_cast<std::uint64_t>(escalation), 0U);
     if (host_bytes) all["host"] = *host_bytes;
     if (gpu_free_before) all["gpu_free"] = *gpu_free_before;
@@ -198,7 +216,7 @@ std::string Ledger::to_text() const {
     add("by_count", gave_up_by_count, false);
     add("withdrawn_ms", ready_before_withdrawn.count(), 0);
     const auto fits = [&] { return json::serialize(all).size() <= keeper_link::ledger_bytes_max; };
-    if (!on_gpu.empty()) all["on_gpu"] = to_json(on_gpu);
+    if (json::array list = to_json(on_gpu); !list.empty()) all["on_gpu"] = std::move(list);
     if (!fits()) all.erase("on_gpu");
     if (last_crash) {
         constexpr std::size_t reason_bytes_min = 64;
@@ -209,10 +227,9 @@ std::string Ledger::to_text() const {
         if (!fits()) all.erase("crash");
         all.erase("reason");
     }
-    if (reason.empty()) return json::serialize(all);
-    // What a byte becomes in JSON is not known before, so the reason is halved until all of it fits.
-    for (std::size_t bytes = reason.size(); bytes > 0; bytes /= 2) {
-        all["reason"] = cut(reason, bytes);
+    // What a byte becomes in JSON is not known before, so a quarter of the reason goes until all of it fits.
+    for (std::string_view kept = reason; !kept.empty(); kept = cut(kept, kept.size() * 3 / 4)) {
+        all["reason"] = kept;
         if (std::string text = json::serialize(all); text.size() <= keeper_link::ledger_bytes_max) return text;
     }
     all.erase("reason");
@@ -235,8 +252,10 @@ Result<Ledger> Ledger::parse(std::string_view text) {
     ledger.has_cgroup = flag_member(all, "cgroup");
     ledger.eager = string("eager");
     ledger.granted = flag_member(all, "granted");
+    ledger.capturing = flag_member(all, "capture");
     ledger.ready_unix_ms = time_member(all, "ready_ms");
     ledger.end_began_unix_ms = time_member(all, "end_ms");
+    ledger.aborted = flag_member(all, "abort");
     ledger.escalation = static_cast<Escalation>(std::min<std::uint64_t>(count_member(all, "escalation"), 2));
     ledger.host_bytes = unsigned_member(all, "host");
     ledger.gpu_free_before = unsigned_member(all, "gpu_free");
@@ -253,12 +272,15 @@ Result<Ledger> Ledger::parse(std::string_view text) {
     ledger.reason = string("reason");
     ledger.last_crash = last_crash_of(all);
     ledger.gave_up_by_count = flag_member(all, "by_count");
-    ledger.ready_before_withdrawn = Millis{time_member(all, "withdrawn_ms")};
+    ledger.ready_before_withdrawn = readiness_of(count_member(all, "withdrawn_ms"));
     ledger.on_gpu = crashes_on_gpu_of(all);
+    // The unforgiven ones: with the last of them a replica is quarantined, and a pardon forgets them all.
+    constexpr std::size_t crashes_max = limits::restart_unforgiven_max;
     if (const json::value* list = all.if_contains("crashes"); list != nullptr && list->is_array())
         for (const json::value& one : list->get_array()) {
             const auto ready_for = one.to_number<std::int64_t>(ec);
-            if (!ec && ready_for >= 0) ledger.crashes.ready_before.emplace_back(ready_for);
+            if (ec || ready_for < 0 || ledger.crashes.ready_before.size() == crashes_max) continue;
+            ledger.crashes.ready_before.push_back(readiness_of(static_cast<std::uint64_t>(ready_for)));
         }
     return ledger;
 }

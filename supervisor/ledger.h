@@ -49,8 +49,10 @@ struct Ledger {
     bool has_cgroup = false;
     std::string eager;                   ///< why graphs are turned off although they are preferred; empty: they are not
     bool granted = false;                ///< it may have device memory
+    bool capturing = false;              ///< it captures, or did when it was lost
     std::int64_t ready_unix_ms = 0;      ///< 0: not yet
     std::int64_t end_began_unix_ms = 0;  ///< 0: nobody asked, no sign of death
+    bool aborted = false;                ///< SIGABRT was sent, for it hung
     Escalation escalation = Escalation::none;
     std::optional<std::uint64_t> host_bytes;  ///< last sample before its end was asked for
     std::optional<std::uint64_t> gpu_free_before;

@@ -33,9 +33,8 @@ std::vector<Leftover> kill_leftovers(std::string_view socket, const std::set<std
         if (UniqueFd pidfd = kill_process_if(pid, is_meant)) killed.push_back({pid, std::move(name), std::move(pidfd)});
     };
     // First by its cgroup, which also tells of one that is held in its exit, and has no environment any more.
-    const auto in_cgroups = [&] { return Cgroups::left_behind(::getppid(), socket); };
-    const std::set<pid_t> members = in_cgroups();
-    for (const pid_t pid : members) kill_if(pid, [&](pid_t one) { return in_cgroups().contains(one); });
+    const auto members = Cgroups::left_behind(::getppid(), socket);
+    for (const auto& [pid, folder] : members) kill_if(pid, [&](pid_t one) { return cgroup_has(folder, one); });
     for (const pid_t pid : own_processes())
         if (pid != ::getppid() && !members.contains(pid) && is_marked(pid)) kill_if(pid, is_marked);
     return killed;

@@ -39,6 +39,15 @@ void LogFile::append(std::string_view lines) {
     const ssize_t written = ::write(file_.get(), lines.data(), lines.size());
     if (written < 0) return failed("writing", errno);
     bytes_ += static_cast<std::size_t>(written);
+    if (static_cast<std::size_t>(written) < lines.size()) cut_half_line(lines.substr(0, written));
+}
+
+/// A full disk took the beginning of a batch: what is written next must not go on in the middle of a line.
+void LogFile::cut_half_line(std::string_view written) {
+    const std::size_t half = written.size() - (written.rfind('\n') + 1);
+    const off_t end = ::lseek(file_.get(), 0, SEEK_CUR);
+    if (::ftruncate(file_.get(), end - static_cast<off_t>(half)) == 0) bytes_ -= half;
+    failed("writing", ENOSPC);
 }
 
 void LogFile::failed(const char* what, int error_number) {

@@ -9,7 +9,7 @@
 namespace bulkhead::supervisor {
 
 /// A text file of at most `log_file_bytes_max` bytes, with its predecessor beside it as NAME.1.
-/// A full disk or a read-only folder costs the lines of that time and one warning, nothing else.
+/// A full disk or a read-only folder costs lines of that time, whole ones, and one warning, nothing else.
 ///
 /// Thread  the writer's
 class LogFile : public LogTarget {
@@ -21,6 +21,7 @@ public:
 
 private:
     bool open();
+    void cut_half_line(std::string_view written);
     void failed(const char* what, int error_number);
 
     std::filesystem::path path_;

@@ -38,6 +38,10 @@ struct LogWriter::State {
     bool ending = false;
 
     [[nodiscard]] bool has_work() const { return !waiting.empty() || !saves.empty(); }
+    /// Waits until all is written. False: not within `log_flush_deadline`.
+    bool flush(std::unique_lock<std::mutex>& lock) const {
+        return changed.wait_for(lock, limits::log_flush_deadline, [&] { return !writing && !has_work(); });
+    }
     /// With the lock held.
     void lose(const LogTarget* target, std::uint64_t lines) {
         lost += lines;
@@ -115,25 +119,25 @@ void LogWriter::work(State& state) {
 
 bool LogWriter::flush() const {
     std::unique_lock lock{state_->mutex};
-    return state_->changed.wait_for(lock, limits::log_flush_deadline,
-                                    [&] { return !state_->writing && !state_->has_work(); });
+    return state_->flush(lock);
 }
 
 bool LogWriter::end() {
-    const bool is_written = flush();
-    {
-        const std::lock_guard lock{state_->mutex};
-        state_->ending = true;
-        state_->waiting.clear();
-        state_->saves.clear();
-        state_->changed.notify_all();
-    }
-    if (!thread_.joinable()) return true;
-    if (is_written)
-        thread_.join();
+    std::unique_lock lock{state_->mutex};
+    if (thread_.joinable()) (void)state_->flush(lock);
+    state_->ending = true;  // with the same lock: nobody else's line can make the thread write again
+    state_->waiting.clear();
+    state_->saves.clear();
+    state_->changed.notify_all();
+    const bool hangs = state_->writing;
+    std::thread thread = std::move(thread_);
+    lock.unlock();
+    if (!thread.joinable()) return !hangs;
+    if (hangs)
+        thread.detach();
     else
-        thread_.detach();
-    return is_written;
+        thread.join();
+    return !hangs;
 }
 
 std::uint64_t LogWriter::lost() const {

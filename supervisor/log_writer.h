@@ -40,8 +40,8 @@ public:
 
     /// Waits until all is written. False: not within `log_flush_deadline`.
     [[nodiscard]] bool flush() const;
-    /// The same; what comes later is ignored. False: the thread hangs and may come back at any time, so leave by
-    /// _Exit().
+    /// As `flush`, then what waits is dropped and what comes later ignored. False: the thread hangs and may come back
+    /// at any time, so leave by _Exit().
     [[nodiscard]] bool end();
 
     /// Lines.

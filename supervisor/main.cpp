@@ -71,7 +71,7 @@ void raise_descriptor_limit() {
 }
 
 int fail(const Error& error, int status) {
-    fmt::print(stderr, "error: {}\n", error.text());
+    supervisor::say_on_standard_error("error: " + error.text());
     return status;
 }
 
@@ -83,33 +83,17 @@ int check(const std::string& fleet) {
     return read.ok() ? 0 : exit_config_invalid;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-    const auto arguments = parse_arguments(argc, argv);
-    if (!arguments) {
-        fmt::print(stderr, "usage: bulkhead-supervisor --socket PATH FLEET.yaml\n"
-                           "bulkheadd starts it; `bulkhead up FLEET.yaml` starts bulkheadd\n");
-        return exit_usage;
-    }
-    if (arguments->only_checks) return check(arguments->fleet);
-    if (!is_socket(keeper_link::child_link_fd) || !is_socket(keeper_link::child_listen_fd))
-        return fail({ErrorCode::internal, "starting: descriptors 3 and 4 are no sockets", "start bulkheadd instead"},
-                    exit_usage);
-    std::signal(SIGPIPE, SIG_IGN);
-    ::umask(077);  // logs and cache are their owner's alone
-    raise_descriptor_limit();
-
-    const auto logs = supervisor::make_log_store(std::filesystem::path{arguments->socket}.parent_path());
-    supervisor::open_daemon_log(logs);
-    auto read = config::read_fleet(arguments->fleet);
-    for (const auto& diagnostic : read.diagnostics) fmt::print(stderr, "error: {}\n", diagnostic.text());
+int supervise(const Arguments& arguments, const std::optional<supervisor::LogStore>& logs) {
+    auto read = config::read_fleet(arguments.fleet);
+    for (const auto& diagnostic : read.diagnostics) supervisor::say_on_standard_error("error: " + diagnostic.text());
     std::string fleet_error;
     if (read.ok()) {
-        if (logs)
+        if (logs) {
             logs->writer->save("last good fleet", [file = supervisor::LastGoodFleet{logs->folder}, fleet = read.fleet] {
                 file.save(fleet);
             });
+            (void)logs->writer->flush();  // it is needed by whoever comes next, so before anything else is done
+        }
     } else {
         // Not the first supervisor of this keeper: workers may run, and a typing error must not cost them.
         auto last_good = logs ? supervisor::LastGoodFleet{logs->folder}.load() : std::nullopt;
@@ -125,7 +109,7 @@ int main(int argc, char** argv) {
     if (ec) return fail(system_error("finding this program", ec.value()), exit_failed);
 
     supervisor::Supervisor::Options options;
-    options.socket = arguments->socket;
+    options.socket = arguments.socket;
     options.worker_program = program.parent_path() / "bulkhead-worker";
     options.fleet = std::move(read.fleet);
     options.cache = *cache;
@@ -134,7 +118,30 @@ int main(int argc, char** argv) {
     options.inherited = supervisor::inheritable(environ);
     options.keeper_link = UniqueFd{keeper_link::child_link_fd};
     options.listener = UniqueFd{keeper_link::child_listen_fd};
-    const int status = supervisor::Supervisor{std::move(options)}.run();
+    return supervisor::Supervisor{std::move(options)}.run();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const auto arguments = parse_arguments(argc, argv);
+    if (!arguments) {
+        fmt::print(stderr, "usage: bulkhead-supervisor --socket PATH FLEET.yaml\n"
+                           "bulkheadd starts it; `bulkhead up FLEET.yaml` starts bulkheadd\n");
+        return exit_usage;
+    }
+    if (arguments->only_checks) return check(arguments->fleet);
+    if (!is_socket(keeper_link::child_link_fd) || !is_socket(keeper_link::child_listen_fd)) {
+        fmt::print(stderr, "error: descriptors 3 and 4 are no sockets; start bulkheadd instead\n");
+        return exit_usage;
+    }
+    std::signal(SIGPIPE, SIG_IGN);
+    ::umask(077);  // logs and cache are their owner's alone
+    raise_descriptor_limit();
+
+    const auto logs = supervisor::make_log_store(std::filesystem::path{arguments->socket}.parent_path());
+    supervisor::open_daemon_log(logs);
+    const int status = supervise(*arguments, logs);
     if (!supervisor::end_daemon_log(logs)) std::_Exit(status);
     return status;
 }

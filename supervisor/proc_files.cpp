@@ -130,7 +130,7 @@ std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size
     auto text = read_file(fmt::format("/proc/{}/{}", pid, file), bytes_max);
     if (text && !text->empty()) return text;
     // The number is that of the first thread, which gives its memory up when it ends, be it long before the others.
-    for (const pid_t thread : numbers_in(fmt::format("/proc/{}/task", pid))) {
+    for (const pid_t thread : threads_of(pid)) {
         if (thread == pid) continue;
         auto of_thread = read_file(fmt::format("/proc/{}/task/{}/{}", pid, thread, file), bytes_max);
         if (of_thread && !of_thread->empty()) return of_thread;
@@ -191,6 +191,8 @@ std::vector<pid_t> own_processes() {
     });
     return pids;
 }
+
+std::vector<pid_t> threads_of(pid_t pid) { return numbers_in(fmt::format("/proc/{}/task", pid)); }
 
 std::optional<pid_t> process_of_thread(pid_t thread) {
     const auto status = read_proc_file(thread, "status", 64 * 1024);

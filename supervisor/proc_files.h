@@ -59,6 +59,9 @@ private:
 /// Processes of the caller's user, itself left out.
 [[nodiscard]] std::vector<pid_t> own_processes();
 
+/// By their numbers; none when it is gone.
+[[nodiscard]] std::vector<pid_t> threads_of(pid_t pid);
+
 /// The process that a thread is of; empty when it is gone.
 [[nodiscard]] std::optional<pid_t> process_of_thread(pid_t thread);
 

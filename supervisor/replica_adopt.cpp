@@ -37,8 +37,10 @@ void restore(WorkerProcess& process, const Ledger& ledger) {
     process.device = {ledger.device, ledger.gpu_uuid};
     process.has_cgroup = ledger.has_cgroup;
     process.granted = ledger.granted;
+    process.found_capturing = ledger.capturing;
     process.ready_at = moment_of(ledger.ready_unix_ms);
     process.end_began = moment_of(ledger.end_began_unix_ms);
+    process.sigabrt_sent = ledger.aborted;
     process.sigterm_sent = ledger.escalation != Escalation::none;
     process.sigkill_sent = ledger.escalation == Escalation::sigkill;
     process.host_bytes = ledger.host_bytes;
@@ -78,6 +80,7 @@ void Replica::adopt(FoundWorker found, const std::optional<Ledger>& ledger, cons
     process_->device = {spec_.device, ""};
     process_->progressed_at = Clock::now();
     if (ledger) restore(*process_, *ledger);
+    process_->found_lost = found.exit || process_->end_began;
     if (!context_.cgroups) process_->has_cgroup = false;
     was_found_ = true;
     device_text_ = process_->device.text;

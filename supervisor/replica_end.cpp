@@ -153,7 +153,7 @@ void Replica::lose(std::string cause, const std::string& hint) {
         hold_turn();
     }
     process_->lost_by = cause;
-    process_->lost_in = state_;
+    process_->lost_in = process_->found_lost && process_->found_capturing ? WorkerState::capturing : state_;
     transition(WorkerEvent::lost, std::move(cause), hint);
     statistics_are_known();
     deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });

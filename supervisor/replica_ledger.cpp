@@ -50,8 +50,11 @@ Ledger Replica::ledger() const {
     ledger.gpu_uuid = process_->device.uuid;
     ledger.has_cgroup = process_->has_cgroup;
     ledger.granted = process_->granted;
+    ledger.capturing = state_ == WorkerState::capturing || process_->lost_in == WorkerState::capturing ||
+                       (state_ == WorkerState::adopting && process_->found_capturing);
     ledger.ready_unix_ms = unix_of(process_->ready_at);
     ledger.end_began_unix_ms = unix_of(process_->end_began);
+    ledger.aborted = process_->sigabrt_sent;
     ledger.escalation = process_->sigkill_sent   ? Escalation::sigkill
                         : process_->sigterm_sent ? Escalation::sigterm
                                                  : Escalation::none;

@@ -137,6 +137,7 @@ void Replica::hang(std::string cause, const std::string& hint) {
 void Replica::abort_process() {
     if (process_->pid == 0 || process_->sigabrt_sent || process_->sigkill_sent) return escalate();
     process_->sigabrt_sent = true;
+    remember();
     context_.keeper.signal(process_->name, SIGCONT, false);  // a stopped process would hold the next one back
     context_.keeper.signal(process_->name, SIGABRT, false);
     deadline_.arm(limits::abort_grace, [this] { escalate(); });
@@ -190,7 +191,7 @@ void Replica::look_for_gpu() {
 
 void Replica::gpu_was_quarantined(const std::string& uuid) {
     const bool lifts = policy_.gpu_quarantined(uuid, Clock::now());
-    if (!lifts || state_ != WorkerState::quarantined) return;
+    if (!lifts || state_ != WorkerState::quarantined) return remember();
     transition(WorkerEvent::lifted,
                fmt::format("its GPU failed, not the model: {}", context_.gpu_quarantine.reason(uuid).value_or(uuid)));
     if (policy_.keep_running && spec_.restart == config::RestartPolicy::on_crash) start("its GPU was to blame");

@@ -5,11 +5,11 @@
 #include <cstdlib>
 #include <set>
 
+#include <boost/asio/post.hpp>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "supervisor/daemon_log.h"
-#include "supervisor/gpu_quarantine_file.h"
 #include "supervisor/keeper_death.h"
 #include "supervisor/ledger.h"
 #include "supervisor/leftovers.h"
@@ -84,8 +84,7 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     if (options_.logs) {
         context_->crash_reports = std::make_shared<CrashReports>(options_.logs->folder / "crashes");
         context_->log_writer = options_.logs->writer;
-        keep_gpu_quarantine(*options_.logs);
-        if (hello.supervisor_starts > 1) read_logs_back(hello);
+        read_former(*options_.logs, hello);
     }
     context_->generation_last = hello.generation_last;
     context_->channel_last = hello.supervisor_starts << 32U;
@@ -120,39 +119,40 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
         });
 }
 
-/// What a former supervisor knew of GPUs is read before anything may be started on one.
-void Supervisor::keep_gpu_quarantine(const LogStore& logs) {
-    const GpuQuarantineFile file{logs.folder};
-    off_loop_.run(
-        "reading which GPUs a former supervisor had quarantined", [file] { return file.load(); },
-        [this, file, writer = logs.writer](Result<std::optional<GpuQuarantine::State>> known) {
-            GpuQuarantine& quarantine = context_->gpu_quarantine;
-            if (!known)
-                spdlog::error("{}; none is held to be quarantined", known.error().text());
-            else if (*known)
-                quarantine.restore(std::move(**known));
-            for (const auto& [uuid, reason] : quarantine.all())
-                spdlog::warn("gpu={} is quarantined since a former supervisor: {}", uuid, escaped(reason));
-            quarantine.changed = [file, writer](const GpuQuarantine::State& state) {
-                writer->save("GPU quarantine", [file, state] { file.save(state); });
-            };
-        });
-}
-
-void Supervisor::read_logs_back(const keeper_link::KeeperHello& hello) {
+/// What a former supervisor knew of GPUs is read before anything may be started on one. All of it in one job: a disk
+/// that hangs is waited for once. What it knew of GPUs counts however late it comes, and is not written over before.
+void Supervisor::read_former(const LogStore& logs, const keeper_link::KeeperHello& hello) {
     std::vector<std::string> models;
-    for (const auto& model : options_.fleet.models) models.push_back(model.name);
+    if (hello.supervisor_starts > 1)
+        for (const auto& model : options_.fleet.models) models.push_back(model.name);
     off_loop_.run(
-        "reading what a former supervisor logged",
-        [folder = options_.logs->folder, models = std::move(models),
-         since = static_cast<std::int64_t>(hello.started_unix_ms)] {
+        "reading which GPUs a former supervisor had quarantined, and what it logged",
+        [this, file = GpuQuarantineFile{logs.folder}, writer = logs.writer, folder = logs.folder,
+         models = std::move(models), since = static_cast<std::int64_t>(hello.started_unix_ms)] {
+            boost::asio::post(io_, [this, file, writer, known = file.load()]() mutable {
+                keep_gpu_quarantine(file, writer, std::move(known));
+            });
             FormerLines lines;
             for (const std::string& model : models) lines[model] = ModelLog::read_back(folder, model, since);
             return lines;
         },
         [this](Result<FormerLines> lines) {
             if (lines) former_lines_ = std::move(*lines);
+            if (!lines) spdlog::error("{}; a quarantine counts from the moment that it is read", lines.error().text());
         });
+}
+
+void Supervisor::keep_gpu_quarantine(const GpuQuarantineFile& file, const std::shared_ptr<LogWriter>& writer,
+                                     std::optional<GpuQuarantine::State> known) {
+    GpuQuarantine& quarantine = context_->gpu_quarantine;
+    const bool is_late = quarantine.state() != GpuQuarantine::State{};
+    if (known) quarantine.restore(std::move(*known));
+    for (const auto& [uuid, reason] : quarantine.all())
+        spdlog::warn("gpu={} is quarantined since a former supervisor: {}", uuid, escaped(reason));
+    quarantine.changed = [file, writer](const GpuQuarantine::State& state) {
+        writer->save("GPU quarantine", [file, state] { file.save(state); });
+    };
+    if (is_late) quarantine.changed(quarantine.state());
 }
 
 void Supervisor::begin() {

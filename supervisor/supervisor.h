@@ -11,6 +11,7 @@
 #include <boost/asio/io_context.hpp>
 
 #include "supervisor/control_server.h"
+#include "supervisor/gpu_quarantine_file.h"
 #include "supervisor/keeper_client.h"
 #include "supervisor/methods.h"
 
@@ -44,8 +45,9 @@ private:
     };
 
     void on_keeper_ready(const keeper_link::KeeperHello& hello);
-    void keep_gpu_quarantine(const LogStore& logs);
-    void read_logs_back(const keeper_link::KeeperHello& hello);
+    void read_former(const LogStore& logs, const keeper_link::KeeperHello& hello);
+    void keep_gpu_quarantine(const GpuQuarantineFile& file, const std::shared_ptr<LogWriter>& writer,
+                             std::optional<GpuQuarantine::State> known);
     void begin();
     void stop(std::function<void(std::vector<Receipt>)> stopped);
     void end();

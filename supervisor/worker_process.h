@@ -71,6 +71,8 @@ struct WorkerProcess {
     std::uint64_t nonce = 0;            ///< of the hello_asked that it has yet to answer; 0: none
     std::uint32_t adoptions_tried = 0;  ///< supervisors that ended in the middle of adopting it
     bool replacing = false;             ///< ended so that one of another declaration can take its place
+    bool found_capturing = false;       ///< as a former supervisor knew it last
+    bool found_lost = false;            ///< under a former supervisor, or while there was none
 
     std::shared_ptr<const WorkerPageView> page;  ///< null for a worker without one
     std::shared_ptr<AliveWatch::Watch> alive_watch;

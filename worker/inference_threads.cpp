@@ -8,11 +8,14 @@
 
 namespace bulkhead::worker {
 
-int inference_threads(const config::ModelSpec& spec) {
-    if (spec.threads > 0) return static_cast<int>(spec.threads);
+int allowed_cores() {
     cpu_set_t allowed;
     CPU_ZERO(&allowed);
     return ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? std::max(1, CPU_COUNT(&allowed)) : 1;
+}
+
+int inference_threads(const config::ModelSpec& spec) {
+    return spec.threads > 0 ? static_cast<int>(spec.threads) : allowed_cores();
 }
 
 void use_threads(int count) {

@@ -4,6 +4,9 @@
 
 namespace bulkhead::worker {
 
+/// So many this process may run on, 1 at least.
+[[nodiscard]] int allowed_cores();
+
 /// As many as declared, else as many as this process may run on.
 [[nodiscard]] int inference_threads(const config::ModelSpec& spec);
 

@@ -15,14 +15,19 @@ namespace bulkhead {
 
 namespace asio = boost::asio;
 
-Attendant::Attendant(asio::any_io_executor loop, std::function<void()> attend, UniqueFd epoll)
-    : loop_{std::move(loop)}, attend_{std::move(attend)}, epoll_{epoll.get()}, strand_{BlockingThreads::of(loop_)},
-      ready_{strand_, epoll.release()}, alarm_{strand_}, epoll_in_child_{epoll_} {}
+Attendant::Attendant(asio::any_io_executor loop, std::function<void()> attend, int epoll)
+    : loop_{std::move(loop)}, attend_{std::move(attend)}, epoll_{epoll}, thread_{BlockingThreads::attending(loop_)},
+      ready_{thread_}, alarm_{thread_}, epoll_in_child_{epoll_} {}
 
 Result<std::shared_ptr<Attendant>> Attendant::make(asio::any_io_executor loop, std::function<void()> attend) {
     UniqueFd epoll{::epoll_create1(EPOLL_CLOEXEC)};
     if (!epoll) return system_error("waiting for a channel that rests", errno);
-    return std::shared_ptr<Attendant>{new Attendant{std::move(loop), std::move(attend), std::move(epoll)}};
+    std::shared_ptr<Attendant> attendant{new Attendant{std::move(loop), std::move(attend), epoll.get()}};
+    boost::system::error_code failed;
+    attendant->ready_.assign(epoll.get(), failed);  // the kernel bounds what a user may wait for
+    if (failed) return system_error("waiting for a channel that rests", failed.value());
+    static_cast<void>(epoll.release());
+    return attendant;
 }
 
 /// A descriptor that was closed meanwhile has left the epoll by itself.
@@ -37,13 +42,13 @@ void Attendant::wait(int fd, Clock::time_point until) {
     if (epoll_in_child_.in_child()) return;  // it has none of the threads
     // Where the kernel takes no more of them, looking now and then does.
     if (!watch(fd)) until = std::min(until, Clock::now() + limits::rest);
-    asio::post(strand_, [self = shared_from_this(), until] { self->begin(until); });
+    asio::post(thread_, [self = shared_from_this(), until] { self->begin(until); });
 }
 
 void Attendant::leave() {
     if (epoll_in_child_.in_child()) return;
     watch(-1);
-    asio::post(strand_, [self = shared_from_this()] {
+    asio::post(thread_, [self = shared_from_this()] {
         self->waits_ = false;
         self->alarm_.cancel();
         self->ready_.cancel();

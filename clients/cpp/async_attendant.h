@@ -6,7 +6,6 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/asio/strand.hpp>
 #include <boost/asio/thread_pool.hpp>
 
 #include "clients/cpp/wait_ready.h"
@@ -17,7 +16,7 @@
 namespace bulkhead {
 
 /// Waits for a descriptor, or a time, in a loop's stead, and is no work of that loop: one with nothing else to do runs
-/// dry meanwhile. It waits on the loop's `BlockingThreads`.
+/// dry meanwhile. It waits on a thread of the loop's `BlockingThreads` that nobody blocks.
 ///
 /// Owns    an epoll descriptor; those that are waited for stay the caller's, and may be closed at any time
 /// Thread  the loop's
@@ -33,7 +32,7 @@ public:
     void leave();
 
 private:
-    Attendant(boost::asio::any_io_executor loop, std::function<void()> attend, UniqueFd epoll);
+    Attendant(boost::asio::any_io_executor loop, std::function<void()> attend, int epoll);
     bool watch(int fd);
     void begin(Clock::time_point until);
     void end();
@@ -43,7 +42,7 @@ private:
     const int epoll_;  ///< around the descriptor that is watched; `ready_` owns it
     int watched_ = -1;
 
-    boost::asio::strand<boost::asio::thread_pool::executor_type> strand_;  ///< for all that follows
+    const boost::asio::thread_pool::executor_type thread_;  ///< the one for all that follows
     boost::asio::posix::stream_descriptor ready_;
     boost::asio::steady_timer alarm_;
     bool waits_ = false;

@@ -20,14 +20,27 @@ namespace {
 
 Error dropped() { return {ErrorCode::cancelled, "its AsyncChannel was dropped", {}}; }
 
+/// Memory on the GPU is let go of elsewhere: that waits for the GPU, which may be waiting for the loop.
+ChannelState::Unmapping unmapping_beside(asio::any_io_executor loop) {
+    return [loop = std::move(loop)](SlabMemory memory, std::function<void()> then) {
+        auto unmap = [loop, memory = std::move(memory), then = std::move(then)]() mutable {
+            { const SlabMemory gone{std::move(memory)}; }
+            asio::post(loop, std::move(then));
+        };
+        asio::post(BlockingThreads::unmapping(loop), std::move(unmap));
+    };
+}
+
 /// From hello to the last slab. The worker has 10 s for it and a line that nobody else knows yet: it is waited for
 /// elsewhere.
 asio::awaitable<Result<std::shared_ptr<ChannelState>>> greet(UniqueFd& socket, std::uint64_t channel,
                                                              const ChannelOptions& options) {
-    const auto opening = [&]() -> asio::awaitable<Result<std::shared_ptr<ChannelState>>> {
-        co_return ChannelState::open(std::move(socket), channel, options);
-    };
     const asio::any_io_executor loop = co_await asio::this_coro::executor;
+    const auto opening = [&]() -> asio::awaitable<Result<std::shared_ptr<ChannelState>>> {
+        Result<std::shared_ptr<ChannelState>> line = ChannelState::open(std::move(socket), channel, options);
+        if (line) (*line)->unmap_gpu_by(unmapping_beside(loop));
+        co_return line;
+    };
     co_return co_await asio::co_spawn(BlockingThreads::of(loop), opening, asio::use_awaitable);
 }
 

@@ -64,7 +64,8 @@ private:
 /// At rest it hears its worker and gives back what is idle by itself, while the loop runs; it keeps no loop running.
 ///
 /// The loop waits, within the bounds of clients/cpp/limits.h, only where a worker does not read what it is sent, and
-/// where a forwarded output's slab is lent to a worker for the first time.
+/// where a forwarded output's slab is lent to a worker for the first time. Slabs on a GPU are let go of on another thread, for
+/// that waits for the GPU, without a bound; but where this is dropped, or a tensor after it, here.
 ///
 /// Owns    its lines. Requests in flight when it is dropped end with `cancelled`
 /// Thread  the executor's: one thread, or a strand. All operations are started there, and inputs, outputs and replies
@@ -124,6 +125,9 @@ public:
             },
             token, size_bytes);
     }
+
+    /// For operations that are started elsewhere, such as `async_from_dlpack`.
+    [[nodiscard]] std::shared_ptr<AsyncChannelState> share() const noexcept { return state_; }
 
     /// Completes with Result<Reply>. What the request points to (names, inputs) is to stay until then.
     /// Errors  as `Channel::submit` and `Channel::wait`

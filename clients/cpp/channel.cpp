@@ -13,12 +13,12 @@ Input& Input::operator=(Input&&) noexcept = default;
 Input::~Input() = default;
 
 std::span<std::byte> Input::bytes() noexcept {
-    return lease_->slab->memory.bytes().subspan(lease_->block.offset_bytes, lease_->block.size_bytes);
+    return lease_->slab->bytes().subspan(lease_->block.offset_bytes, lease_->block.size_bytes);
 }
 wire::DType Input::dtype() const noexcept { return lease_->dtype; }
 std::span<const std::int64_t> Input::dims() const noexcept { return {lease_->dims.data(), lease_->dims.size()}; }
 
-std::optional<int> Input::gpu() const noexcept { return lease_->slab->memory.gpu(); }
+std::optional<int> Input::gpu() const noexcept { return lease_->slab->gpu(); }
 
 Output::Output(std::shared_ptr<Lease> lease) : lease_{std::move(lease)} {}
 Output::Output(Output&&) noexcept = default;
@@ -98,7 +98,7 @@ std::optional<Error> Channel::why_no_gpu() const { return lines_->line().why_no_
 
 std::shared_ptr<const cuda::Gpu> Channel::gpu() const noexcept { return lines_->line().gpu(); }
 
-bool Channel::owns(const Input& input) const noexcept { return lines_->owns(*input.lease_); }
+bool Channel::owns(const Input& input) const noexcept { return lines_->owns(input); }
 
 Result<Reply> Channel::infer(const Request& request) {
     const Result<std::uint64_t> request_id = lines_->submit(request, true);

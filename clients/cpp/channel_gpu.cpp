@@ -104,8 +104,8 @@ Result<> ChannelState::handle(channel::EventOffer&& offer, std::vector<UniqueFd>
 Result<> ChannelState::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
     if (offer.request_id == 0) return reason;  // a result is about to lie in it
     gpu_refused_ = reason;
-    growth_refused_ = reason;
     growing_.reset();
+    slabs_.returning(offer.slab_id);
     returns_.push_back(offer.slab_id);
     flush_releases();
     return {};
@@ -116,7 +116,7 @@ Result<> ChannelState::order_inputs(const Sending& request, channel::Infer& mess
     std::uint32_t event = 0;
     for (std::size_t i = 0; i < request.inputs.size(); ++i) {
         const auto& lease = request.inputs[i].lease;
-        if (!lease || !lease->slab->memory.gpu()) continue;
+        if (!lease || !lease->slab->gpu()) continue;
         if (event == 0) {
             const Result<std::uint32_t> recorded = events_->record(request.stream);
             if (!recorded) return recorded.error();
@@ -129,7 +129,7 @@ Result<> ChannelState::order_inputs(const Sending& request, channel::Infer& mess
 
 bool ChannelState::lies_on_gpu(const Sending& request) {
     for (const Sending::Tensor& input : request.inputs)
-        if (input.lease && input.lease->slab->memory.gpu()) return true;
+        if (input.lease && input.lease->slab->gpu()) return true;
     return false;
 }
 

@@ -92,6 +92,7 @@ void ChannelLines::renew(std::shared_ptr<ChannelState> line) {
     for (auto& [id, flight] : flights_)
         if (flight.line == dead && !flight.lost_with && !flight.cancelled && !origin_->stateful)
             if (auto request = dead->take_lost(flight.request_id)) send_again(flight, std::move(*request));
+    if (dead && dead->ended()) dead->let_go();
 }
 
 Result<> ChannelLines::reopen(std::optional<milliseconds> deadline) {
@@ -142,11 +143,11 @@ void ChannelLines::send_again(Flight& flight, ChannelState::Sending request) {
 /// whoever holds the input may be writing to the old place still.
 Result<std::shared_ptr<const Input::Lease>> ChannelLines::placed(std::shared_ptr<const Input::Lease> lease) {
     if (line_->owns(*lease)) return lease;
-    if (lease->slab->memory.gpu())
+    if (lease->slab->gpu())
         return Error{ErrorCode::input_invalid, "an input that lies in the GPU memory of a worker that has ended",
                      "allocate it anew: only the GPU could copy it"};
     return copied(lease->dtype, lease->dims,
-                  lease->slab->memory.bytes().subspan(lease->block.offset_bytes, lease->block.size_bytes));
+                  lease->slab->bytes().subspan(lease->block.offset_bytes, lease->block.size_bytes));
 }
 
 Result<std::shared_ptr<const Input::Lease>> ChannelLines::copied(wire::DType dtype, std::span<const std::int64_t> dims,
@@ -154,7 +155,7 @@ Result<std::shared_ptr<const Input::Lease>> ChannelLines::copied(wire::DType dty
     Result<std::shared_ptr<Input::Lease>> copy = line_->allocate(dtype, dims);
     if (!copy) return std::move(copy).error();
     const SlabAllocator::Block& block = (*copy)->block;
-    std::ranges::copy(bytes, (*copy)->slab->memory.bytes().subspan(block.offset_bytes, block.size_bytes).begin());
+    std::ranges::copy(bytes, (*copy)->slab->bytes().subspan(block.offset_bytes, block.size_bytes).begin());
     return std::move(*copy);
 }
 

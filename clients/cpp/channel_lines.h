@@ -22,7 +22,7 @@ public:
 
     [[nodiscard]] ChannelState& line() const noexcept { return *line_; }
     [[nodiscard]] std::uint64_t replays() const noexcept { return replays_; }
-    [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return lease.slab->channel == channel_; }
+    [[nodiscard]] bool owns(const Input& input) const noexcept { return owns(*input.lease_); }
 
     /// `awaited`: `wait` follows at once.
     Result<std::uint64_t> submit(const Request& request, bool awaited = false);
@@ -73,6 +73,7 @@ public:
     Result<Reply> give_up(std::uint64_t request_id, const Error& reason);
 
 private:
+    [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return lease.slab->channel == channel_; }
     /// Whom to ask for a new line; nobody where a socket was adopted.
     struct Origin {
         std::filesystem::path socket;

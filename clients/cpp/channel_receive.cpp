@@ -112,7 +112,7 @@ Result<> ChannelState::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&
 
 Result<> ChannelState::handle(channel::SlabWithdraw&& message, std::vector<UniqueFd>&&) {
     if ((welcome_->features & wire::feature_returning) == 0) return broken("a slab_withdraw that was not agreed");
-    return slabs_.withdraw(message.slab_id, shared_from_this());
+    return slabs_.withdraw(message.slab_id);
 }
 
 Result<> ChannelState::handle(channel::SlabAccepted&& message, std::vector<UniqueFd>&&) {

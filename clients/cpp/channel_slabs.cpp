@@ -20,14 +20,7 @@ Error broken(std::string attempt) {
 Input::Lease::~Lease() {
     // It was allocated here and is released once: nothing can refuse it.
     static_cast<void>(slab->allocator.release(block));
-    if (slab->allocator.leases() > 0) return;
-    if (!slab->is_first) slab->idle_since = Clock::now();
-    if (const std::shared_ptr<ChannelState> line = slab->withdrawn_from.lock()) {
-        const std::uint32_t id = slab->id;
-        const std::uint64_t size = slab->memory.size_bytes();
-        slab.reset();  // first: the worker is told that nothing of it is mapped here
-        line->return_slab(id, size);
-    }
+    if (slab->allocator.leases() == 0 && !slab->is_first) slab->idle_since = Clock::now();
 }
 
 Output::Lease::~Lease() {
@@ -43,11 +36,9 @@ Output::Lease::~Lease() {
     line->give_back(tensor.lease);
 }
 
-OutputSlab::~OutputSlab() {
-    const std::uint64_t size = memory_->size_bytes();
-    memory_.reset();  // first: the worker is told that nothing of it is mapped here
-    if (!withdrawn_) return;
-    if (const std::shared_ptr<ChannelState> line = line_.lock()) line->return_slab(id_, size);
+ClientSlab::~ClientSlab() {
+    if (const std::shared_ptr<ChannelState> line = line_.lock())
+        line->unmap(std::move(memory_), returned_at_end_ ? std::optional{id_} : std::nullopt);
 }
 
 void OutputSlab::retire() {
@@ -63,7 +54,7 @@ Result<> ClientSlabs::check(const channel::SlabOffer& offer) const {
     if (count_ >= limits::slabs_max) return broken(what + " is one slab too many");
     if (offer.slab_id >= wire::lent_slab_id_min) return broken(what + " has an id of the client's own");
     if (outputs_.contains(offer.slab_id) ||
-        std::ranges::any_of(inputs_, [&](const auto& slab) { return slab->id == offer.slab_id; }))
+        std::ranges::any_of(inputs_, [&](const auto& slab) { return slab->id() == offer.slab_id; }))
         return broken(what + " has an id that is in use");
     return {};
 }
@@ -75,29 +66,26 @@ void ClientSlabs::take(const channel::SlabOffer& offer, SlabMemory memory, std::
         outputs_.emplace(offer.slab_id,
                          std::make_shared<OutputSlab>(offer.slab_id, std::move(memory), std::move(line)));
     else
-        inputs_.push_back(
-            std::make_shared<InputSlab>(InputSlab{channel_, offer.slab_id, std::move(memory),
-                                                  SlabAllocator{offer.size_bytes}, inputs_.empty(), Clock::now()}));
+        inputs_.push_back(std::make_shared<InputSlab>(offer.slab_id, std::move(memory), std::move(line), channel_,
+                                                      inputs_.empty()));
 }
 
-Result<> ClientSlabs::withdraw(std::uint32_t id, const std::shared_ptr<ChannelState>& line) {
+Result<> ClientSlabs::withdraw(std::uint32_t id) {
+    if (returned_unasked_.erase(id) > 0) return {};  // it was on its way
     if (const auto input = std::ranges::find(inputs_, id, &InputSlab::id); input != inputs_.end()) {
-        std::shared_ptr<InputSlab> slab = std::move(*input);
+        const std::shared_ptr<InputSlab> slab = std::move(*input);
         inputs_.erase(input);
-        slab->withdrawn_from = line;
-        if (slab->allocator.leases() > 0) return {};  // the last of them returns it
-        const std::uint64_t size = slab->memory.size_bytes();
-        slab.reset();
-        line->return_slab(id, size);
-        return {};
+        slab->return_at_end();
+        return {};  // here, or with the last lease in it
     }
     const auto found = outputs_.find(id);
     if (found == outputs_.end())
         return broken(fmt::format("withdrawing slab {}, which this channel does not have", id));
     const std::shared_ptr<OutputSlab> slab = std::move(found->second);
     outputs_.erase(found);
-    slab->withdraw();
-    return {};  // returned here, where nothing else looks at it
+    slab->return_at_end();
+    slab->retire();
+    return {};  // here, where nothing else looks at it
 }
 
 bool ClientSlabs::owns(const InputSlab& slab) const noexcept {
@@ -107,7 +95,7 @@ bool ClientSlabs::owns(const InputSlab& slab) const noexcept {
 std::shared_ptr<Input::Lease> ClientSlabs::allocate(std::uint64_t size_bytes, wire::DType dtype,
                                                     std::span<const std::int64_t> dims, bool on_gpu) {
     for (const std::shared_ptr<InputSlab>& slab : inputs_) {
-        if (slab->memory.gpu().has_value() != on_gpu) continue;
+        if (slab->gpu().has_value() != on_gpu) continue;
         if (const auto block = slab->allocator.allocate(size_bytes))
             return std::allocate_shared<Input::Lease>(input_leases_, slab, *block, dtype, dims);
     }
@@ -122,21 +110,20 @@ Result<std::uint64_t> ClientSlabs::growth(std::uint64_t size_bytes) const {
                                  count_, bytes_, bytes_max_),
                      "drop inputs and outputs that are no longer needed, or raise the model's `channel.max`"};
     std::uint64_t have = 0;
-    for (const std::shared_ptr<InputSlab>& slab : inputs_) have += slab->memory.size_bytes();
+    for (const std::shared_ptr<InputSlab>& slab : inputs_) have += slab->size_bytes();
     // One unit more than asked for: the allocator rounds up.
     return std::max(size_bytes + wire::tensor_alignment, std::min(have, left / 2));
 }
 
-std::vector<std::uint32_t> ClientSlabs::drop_idle_inputs(Clock::time_point now, std::chrono::milliseconds idle) {
-    std::vector<std::uint32_t> dropped;
-    if (inputs_.size() < 2) return dropped;
+void ClientSlabs::drop_idle_inputs(Clock::time_point now, std::chrono::milliseconds idle) {
+    std::vector<std::shared_ptr<InputSlab>> dropped;  // once the list is whole again
     std::erase_if(inputs_, [&](const std::shared_ptr<InputSlab>& slab) {
         if (slab->is_first || slab->allocator.leases() > 0 || now < slab->idle_since + idle) return false;
-        dropped.push_back(slab->id);
-        returned(slab->memory.size_bytes());
+        slab->return_at_end();
+        returning(slab->id());
+        dropped.push_back(slab);
         return true;
     });
-    return dropped;
 }
 
 Clock::time_point ClientSlabs::next_idle_input(Clock::time_point now, std::chrono::milliseconds idle) const {

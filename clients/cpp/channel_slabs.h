@@ -10,6 +10,8 @@
 #include <span>
 #include <vector>
 
+#include <boost/container/flat_set.hpp>
+
 #include "clients/cpp/channel.h"
 #include "clients/cpp/gpu_events.h"
 #include "clients/cpp/slab_memory.h"
@@ -20,51 +22,59 @@
 
 namespace bulkhead {
 
-/// Shared by the channel and the leases in it: unmapped when the last of them is gone.
-struct InputSlab {
-    std::uint64_t channel;  ///< whose it is, under whichever worker
-    std::uint32_t id;
-    SlabMemory memory;
-    SlabAllocator allocator;
-    bool is_first;                                 ///< kept as long as the channel
-    Clock::time_point idle_since;                  ///< of another one, without leases
-    std::weak_ptr<ChannelState> withdrawn_from{};  ///< set once its worker has asked for it: told when it is unmapped
+/// A slab of the worker's, mapped here.
+///
+/// Owns    the memory. At its end that is unmapped, as its channel does that, and only then returned, where it is to be
+/// Thread  that of its channel
+class ClientSlab {
+public:
+    ClientSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<ChannelState> line)
+        : id_{id}, memory_{std::move(memory)}, line_{std::move(line)} {}
+    ~ClientSlab();
+    ClientSlab(const ClientSlab&) = delete;
+    ClientSlab& operator=(const ClientSlab&) = delete;
+
+    [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return memory_.bytes(); }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return memory_.size_bytes(); }
+    [[nodiscard]] int fd() const noexcept { return memory_.fd(); }
+    [[nodiscard]] std::optional<int> gpu() const noexcept { return memory_.gpu(); }
+
+    void return_at_end() noexcept { returned_at_end_ = true; }
+
+private:
+    const std::uint32_t id_;
+    SlabMemory memory_;
+    const std::weak_ptr<ChannelState> line_;
+    bool returned_at_end_ = false;
 };
 
-/// Shared by the channel, the outputs in it, and the loans of it to other channels.
-///
-/// Owns    the memory. When the last of them is gone it is unmapped, and a slab that was withdrawn is then returned
-/// Thread  that of its channel, and of the channels it was lent to: the same
-class OutputSlab {
-public:
-    OutputSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<ChannelState> line)
-        : id_{id}, memory_{std::move(memory)}, line_{std::move(line)} {}
-    ~OutputSlab();
-    OutputSlab(const OutputSlab&) = delete;
-    OutputSlab& operator=(const OutputSlab&) = delete;
+/// Shared by the channel and the leases in it.
+struct InputSlab : ClientSlab {
+    std::uint64_t channel;  ///< whose it is, under whichever worker
+    SlabAllocator allocator{size_bytes()};
+    bool is_first;                                ///< kept as long as the channel
+    Clock::time_point idle_since = Clock::now();  ///< of another one, without leases
 
-    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return memory_->bytes(); }
-    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return memory_->size_bytes(); }
-    [[nodiscard]] int fd() const noexcept { return memory_->fd(); }
-    [[nodiscard]] std::optional<int> gpu() const noexcept { return memory_->gpu(); }
+    InputSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<ChannelState> line, std::uint64_t number, bool first)
+        : ClientSlab{id, std::move(memory), std::move(line)}, channel{number}, is_first{first} {}
+};
+
+/// Shared by the channel, the outputs in it, and the loans of it to other channels, which are of the same thread.
+class OutputSlab : public ClientSlab {
+public:
+    using ClientSlab::ClientSlab;
+
     /// Nothing new will lie in it: it was withdrawn, or its worker takes no requests any more.
     [[nodiscard]] bool is_retired() const noexcept { return retired_; }
 
     void lent_to(std::weak_ptr<ChannelState> borrower) { borrowers_.push_back(std::move(borrower)); }
     /// Whoever borrows it gives it back as soon as nothing of theirs uses it.
     void retire();
-    void withdraw() {
-        withdrawn_ = true;
-        retire();
-    }
 
 private:
-    const std::uint32_t id_;
-    std::optional<SlabMemory> memory_;
-    std::weak_ptr<ChannelState> line_;
     std::vector<std::weak_ptr<ChannelState>> borrowers_;
     bool retired_ = false;
-    bool withdrawn_ = false;
 };
 
 /// An output slab of another channel that this line's worker may read; in use while a request shares it.
@@ -121,7 +131,9 @@ public:
     Result<> check(const channel::SlabOffer& offer) const;
     void take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<ChannelState> line);
     /// Returned at once, or when nothing looks at it any more. Errors  protocol_violation: no slab of this line
-    Result<> withdraw(std::uint32_t id, const std::shared_ptr<ChannelState>& line);
+    Result<> withdraw(std::uint32_t id);
+    /// It is returned unasked: its worker may be asking for it just now.
+    void returning(std::uint32_t id) { returned_unasked_.insert(id); }
     /// The worker is told: what is returned counts no more.
     void returned(std::uint64_t size_bytes) noexcept {
         --count_;
@@ -135,8 +147,8 @@ public:
     /// Bytes to ask the worker for: as much again as there is, but at least what is needed, and at most half of what
     /// the bound leaves, for outputs need room too. Errors  resources_exhausted naming the bound
     [[nodiscard]] Result<std::uint64_t> growth(std::uint64_t size_bytes) const;
-    /// Unmaps the input slabs that were added and have been empty for `idle`; the worker is to be told.
-    [[nodiscard]] std::vector<std::uint32_t> drop_idle_inputs(Clock::time_point now, std::chrono::milliseconds idle);
+    /// Returns the input slabs that were added and have been empty for `idle`.
+    void drop_idle_inputs(Clock::time_point now, std::chrono::milliseconds idle);
     /// When the first of them may have been empty for so long: those that are in use might be left now.
     [[nodiscard]] Clock::time_point next_idle_input(Clock::time_point now, std::chrono::milliseconds idle) const;
 
@@ -166,6 +178,7 @@ private:
     PoolAllocator<Input::Lease> input_leases_;
     std::vector<std::shared_ptr<InputSlab>> inputs_;
     std::map<std::uint32_t, std::shared_ptr<OutputSlab>> outputs_;
+    boost::container::flat_set<std::uint32_t> returned_unasked_;  ///< and not asked for since; no id comes twice
     std::vector<std::shared_ptr<Loan>> loans_;
     std::uint32_t last_loan_id_ = wire::lent_slab_id_min - 1;
 };

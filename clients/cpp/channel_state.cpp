@@ -129,6 +129,15 @@ Result<> ChannelState::await_loan() {
     return {};
 }
 
+void ChannelState::unmap(SlabMemory memory, std::optional<std::uint32_t> returned) {
+    auto then = [line = weak_from_this(), returned, size_bytes = memory.size_bytes()] {
+        if (const auto self = line.lock(); self && returned) self->return_slab(*returned, size_bytes);
+    };
+    if (unmapping_ && memory.gpu()) return unmapping_(std::move(memory), std::move(then));
+    { const SlabMemory gone{std::move(memory)}; }
+    then();
+}
+
 void ChannelState::return_slab(std::uint32_t id, std::uint64_t size_bytes) {
     if (ended_) return;
     slabs_.returned(size_bytes);
@@ -145,8 +154,7 @@ void ChannelState::return_loans() {
 }
 
 void ChannelState::return_idle_inputs() {
-    if (!returns_inputs()) return;
-    for (const std::uint32_t id : slabs_.drop_idle_inputs(Clock::now(), slab_idle_)) returns_.push_back(id);
+    if (returns_inputs()) slabs_.drop_idle_inputs(Clock::now(), slab_idle_);
 }
 
 Clock::time_point ChannelState::settle() {
@@ -174,7 +182,7 @@ Result<std::uint64_t> ChannelState::submit(Sending request) {
                 {name,
                  lease->dtype,
                  lease->dims,
-                 {lease->slab->id, 0, lease->block.offset_bytes, lease->block.size_bytes, lease->block.generation}});
+                 {lease->slab->id(), 0, lease->block.offset_bytes, lease->block.size_bytes, lease->block.generation}});
         } else {
             message.tensors.push_back(forwarded->tensor);
             message.tensors.back().name = name;

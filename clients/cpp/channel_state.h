@@ -3,6 +3,7 @@
 /// The client's half of the protocol with one worker: who may speak when, what a worker's message must hold to be
 /// believed, and what becomes of requests when it dies. `clients/cpp/channel_lines.h` knows what comes after that.
 
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -92,8 +93,15 @@ public:
     Clock::time_point settle();
     /// Queues one output lease for the worker; sent with the next request, or when many have gathered.
     void give_back(const wire::LeaseRef& lease);
-    /// A withdrawn slab that is mapped here no more.
-    void return_slab(std::uint32_t id, std::uint64_t size_bytes);
+    /// Unmaps memory on a GPU, which waits for all that this process has queued there, and then calls `then` on the
+    /// channel's thread.
+    using Unmapping = std::function<void(SlabMemory memory, std::function<void()> then)>;
+    /// Without it that is done at once.
+    void unmap_gpu_by(Unmapping unmapping) { unmapping_ = std::move(unmapping); }
+    /// Of a slab that nothing looks at any more; `returned` is its number, where its worker is then to be told.
+    void unmap(SlabMemory memory, std::optional<std::uint32_t> returned);
+    /// Once it has ended and another line goes on in its place.
+    void let_go() noexcept { slabs_.let_go(); }
     /// Those of retired slabs, as far as no request uses them.
     void return_loans();
 
@@ -122,6 +130,7 @@ private:
     Result<> refuse_slab(const channel::SlabOffer& offer, const Error& reason);
     Result<> order_inputs(const Sending& request, channel::Infer& message);
     [[nodiscard]] static bool lies_on_gpu(const Sending& request);
+    void return_slab(std::uint32_t id, std::uint64_t size_bytes);
     /// Until none that was asked for, or lent, is unanswered. A refusal stays where `handle` put it: it is the caller's
     /// only if the caller asked.
     Result<> await_slab();
@@ -165,6 +174,7 @@ private:
     std::chrono::microseconds spin_{0};
     bool rings_owed_ = false;  ///< welcome agreed to them, and nothing has followed it
     std::optional<channel::Welcome> welcome_;
+    Unmapping unmapping_;
     ClientSlabs slabs_;
     std::chrono::milliseconds slab_idle_{0};
     Requests pending_;

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "clients/cpp/dlpack_import.h"
 #include "clients/cpp/limits.h"
 #include "ipc/cuda/gpu.h"
 #include "ipc/dtype.h"
@@ -182,50 +183,21 @@ Error refused(ErrorCode code, std::string what, std::string remedy) {
     return {code, "importing a DLPack tensor: " + std::move(what), std::move(remedy)};
 }
 
-Result<Input> copied_on_host(Channel& channel, wire::DType dtype, const Pieces& pieces, const std::byte* data) {
-    Result<Input> copy = channel.allocate(dtype, pieces.dims);
-    if (!copy) return Error{copy.error()}.during("importing a DLPack tensor");
-    if (!copy->bytes().empty())
-        pieces.each(copy->bytes().data(), data, [](std::byte* to, const std::byte* from, std::size_t bytes) {
-            std::memcpy(to, from, bytes);
-            return true;
-        });
-    return copy;
-}
+bool is_empty(std::span<const std::int64_t> dims) { return std::ranges::find(dims, 0) != dims.end(); }
 
-/// Queued on the stream.
-Result<Input> copied_on_gpu(Channel& channel, wire::DType dtype, const Pieces& pieces, const std::byte* data, int gpu,
-                            void* stream) {
-    const auto elsewhere = [&](const Error& reason) {
-        return refused(ErrorCode::input_invalid, fmt::format("it lies on GPU {}; {}", gpu, reason.attempt),
-                       reason.remedy + "; or copy it to the host first");
-    };
-    if (const std::optional<Error> reason = channel.why_no_gpu()) return elsewhere(*reason);
-    const std::shared_ptr<const cuda::Gpu> shared = channel.gpu();
-    if (shared->device() != gpu)
-        return refused(ErrorCode::input_invalid,
-                       fmt::format("it lies on GPU {}, and the channel shares GPU {}", gpu, shared->device()),
-                       "move it there, or copy it to the host first");
-    const bool is_empty = std::ranges::find(pieces.dims, 0) != pieces.dims.end();
-    if (!is_empty && !pieces.are_no_more_than(limits::gpu_pieces_max))
-        return refused(ErrorCode::input_invalid,
-                       fmt::format("on its GPU it lies in more than {} pieces", limits::gpu_pieces_max),
-                       "make it contiguous first");
-    Result<Input> copy = channel.allocate_on_gpu(dtype, pieces.dims);
-    if (!copy) return Error{copy.error()}.during("importing a DLPack tensor");
-    if (!copy->gpu()) return elsewhere(channel.why_no_gpu().value());
+Result<> copy_on_gpu(const cuda::Gpu& gpu, const Pieces& pieces, std::byte* target, const std::byte* data,
+                     void* stream) {
     cuda::CUresult queued = cuda::CUDA_SUCCESS;
-    const cuda::Gpu::Current current{*shared};
-    if (!is_empty)
-        pieces.each(copy->bytes().data(), data, [&](std::byte* to, const std::byte* from, std::size_t bytes) {
-            queued = shared->driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(to),
-                                                    reinterpret_cast<cuda::CUdeviceptr>(from), bytes,
-                                                    static_cast<cuda::CUstream>(stream));
-            return queued == cuda::CUDA_SUCCESS;
-        });
-    if (queued == cuda::CUDA_SUCCESS) return copy;
-    shared->synchronize();  // what was queued of it writes the input no more, and reads the tensor no more
-    return shared->driver().failed("cuMemcpyAsync", queued).during("importing a DLPack tensor");
+    const cuda::Gpu::Current current{gpu};
+    pieces.each(target, data, [&](std::byte* to, const std::byte* from, std::size_t bytes) {
+        queued = gpu.driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(to),
+                                            reinterpret_cast<cuda::CUdeviceptr>(from), bytes,
+                                            static_cast<cuda::CUstream>(stream));
+        return queued == cuda::CUDA_SUCCESS;
+    });
+    if (queued == cuda::CUDA_SUCCESS) return {};
+    gpu.synchronize();  // what was queued of it writes the input no more, and reads the tensor no more
+    return gpu.driver().failed("cuMemcpyAsync", queued).during("importing a DLPack tensor");
 }
 
 }  // namespace
@@ -258,7 +230,7 @@ DLPackTensor from_unversioned(DLManagedTensor* tensor) {
     return made;
 }
 
-Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor, void* stream) {
+Result<DLPackImport> DLPackImport::of(DLPackTensor tensor, void* stream) {
     if (tensor == nullptr) return refused(ErrorCode::input_invalid, "there is none", "pass one that nobody has taken");
     if (tensor->version.major != DLPACK_MAJOR_VERSION)  // no other member may be looked at
         return refused(ErrorCode::input_invalid, fmt::format("it is of version {}", tensor->version.major),
@@ -277,25 +249,74 @@ Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor, void* s
     const Result<std::uint64_t> bytes = tensor_bytes(*dtype, dims);
     if (!bytes) return Error{bytes.error()}.during("importing a DLPack tensor");
     // Before DLPack 1.2, none meant contiguous.
-    const Dims contiguous = contiguous_strides(dims);
-    const std::span<const std::int64_t> strides =
-        from.strides == nullptr ? std::span{contiguous} : std::span<const std::int64_t>{from.strides, dims.size()};
-    const std::byte* data = static_cast<const std::byte*>(from.data) + from.byte_offset;
+    Dims strides = from.strides == nullptr ? contiguous_strides(dims) : Dims(from.strides, from.strides + from.ndim);
+    return DLPackImport{std::move(tensor), *dtype, std::move(strides), stream};
+}
 
-    if (is_contiguous(dims, strides)) {
-        std::optional<Input> ours = exported_inputs().find(data);
-        if (ours && channel.owns(*ours) && ours->dtype() == *dtype && std::ranges::equal(ours->dims(), dims))
-            return ImportedInput{std::move(*ours), false};
-    }
-    const Pieces pieces{dims, strides, element_size(*dtype)};
-    const auto [device, number] = from.device;
-    if (device != kDLCPU && device != kDLCUDAHost && device != kDLCUDA)
-        return refused(ErrorCode::input_invalid, fmt::format("it lies on device {}:{}", static_cast<int>(device), number),
+std::optional<Input> DLPackImport::exported() const {
+    if (!is_contiguous(dims(), strides_)) return std::nullopt;
+    std::optional<Input> input = exported_inputs().find(data());
+    if (input && (input->dtype() != dtype_ || !std::ranges::equal(input->dims(), dims()))) input.reset();
+    return input;
+}
+
+Error DLPackImport::not_on_gpu(const Error& reason) const {
+    return refused(ErrorCode::input_invalid,
+                   fmt::format("it lies on GPU {}; {}", from().device.device_id, reason.attempt),
+                   reason.remedy + "; or copy it to the host first");
+}
+
+Result<> DLPackImport::can_be_copied(const cuda::Gpu* gpu, const std::optional<Error>& why_no_gpu) const {
+    const auto [device, number] = from().device;
+    if (device == kDLCPU || device == kDLCUDAHost) return {};
+    if (device != kDLCUDA)
+        return refused(ErrorCode::input_invalid,
+                       fmt::format("it lies on device {}:{}", static_cast<int>(device), number),
                        "copy it to the host first");
-    Result<Input> copy = device == kDLCUDA ? copied_on_gpu(channel, *dtype, pieces, data, number, stream)
-                                           : copied_on_host(channel, *dtype, pieces, data);
-    if (!copy) return std::move(copy).error();
-    return ImportedInput{std::move(*copy), true, device == kDLCUDA ? std::move(tensor) : nullptr};
+    if (why_no_gpu) return not_on_gpu(*why_no_gpu);
+    if (gpu->device() != number)
+        return refused(ErrorCode::input_invalid,
+                       fmt::format("it lies on GPU {}, and the channel shares GPU {}", number, gpu->device()),
+                       "move it there, or copy it to the host first");
+    const Pieces pieces{dims(), strides_, element_size(dtype_)};
+    if (!is_empty(dims()) && !pieces.are_no_more_than(limits::gpu_pieces_max))
+        return refused(ErrorCode::input_invalid,
+                       fmt::format("on its GPU it lies in more than {} pieces", limits::gpu_pieces_max),
+                       "make it contiguous first");
+    return {};
+}
+
+Result<ImportedInput> DLPackImport::copied_into(Result<Input> room, const cuda::Gpu* gpu,
+                                                const std::optional<Error>& why_no_gpu) && {
+    if (!room) return Error{room.error()}.during("importing a DLPack tensor");
+    if (is_on_gpu() && !room->gpu()) return not_on_gpu(why_no_gpu.value());
+    if (!is_empty(dims())) {
+        const Pieces pieces{dims(), strides_, element_size(dtype_)};
+        std::byte* target = room->bytes().data();
+        if (is_on_gpu()) {
+            if (const Result<> queued = copy_on_gpu(*gpu, pieces, target, data(), stream_); !queued)
+                return queued.error();
+        } else {
+            pieces.each(target, data(), [](std::byte* to, const std::byte* from, std::size_t bytes) {
+                std::memcpy(to, from, bytes);
+                return true;
+            });
+        }
+    }
+    return ImportedInput{std::move(*room), true, is_on_gpu() ? std::move(tensor_) : nullptr};
+}
+
+Result<ImportedInput> from_dlpack(Channel& channel, DLPackTensor tensor, void* stream) {
+    Result<DLPackImport> import = DLPackImport::of(std::move(tensor), stream);
+    if (!import) return std::move(import).error();
+    if (std::optional<Input> ours = import->exported(); ours && channel.owns(*ours))
+        return ImportedInput{std::move(*ours), false};
+    const std::shared_ptr<const cuda::Gpu> gpu = channel.gpu();
+    if (Result<> possible = import->can_be_copied(gpu.get(), channel.why_no_gpu()); !possible)
+        return std::move(possible).error();
+    Result<Input> room = import->is_on_gpu() ? channel.allocate_on_gpu(import->dtype(), import->dims())
+                                             : channel.allocate(import->dtype(), import->dims());
+    return std::move(*import).copied_into(std::move(room), gpu.get(), channel.why_no_gpu());
 }
 
 }  // namespace bulkhead

@@ -25,7 +25,8 @@ inline constexpr std::size_t request_bytes_max = 64 * 1024;  ///< newline includ
 inline constexpr std::size_t answer_bytes_max = 1024 * 1024;
 /// Events kept for a reader of an event stream that is slower than they come; then it has a gap.
 inline constexpr std::size_t events_max = 4096;
-/// Of one loop: handshakes of channels and probes of a hung daemon that run side by side; more of them queue.
+/// Of one loop: handshakes of channels, probes of a hung daemon and one that lets go of GPU memory, side by side; more of
+/// them queue.
 inline constexpr std::size_t blocking_threads = 4;
 
 // Channel

@@ -25,6 +25,24 @@ void read_ledger(Input& input) {
     BULKHEAD_PROMISE(text.size() <= keeper_link::ledger_bytes_max);
     const auto again = supervisor::Ledger::parse(text);
     BULKHEAD_PROMISE(again.has_value() && again->to_text() == text);
+
+    // What follows from it, too, can be left to the next supervisor.
+    using namespace std::chrono_literals;
+    const supervisor::RestartPolicy::Time now{24h};
+    constexpr std::int64_t unix_ms = 1'700'000'000'000;
+    const auto& uuid = ledger->gpu_uuid;
+    supervisor::RestartPolicy policy{true};
+    ledger->restore(policy, now, unix_ms);
+    (void)policy.ended({supervisor::Ending::crashed, 1s, false, uuid}, now, 0);
+    const auto before = supervisor::unforgiven_crashes(policy.crashes);
+    (void)policy.gpu_quarantined(uuid, now);
+    const auto ready_since = policy.blame(now).ready_before_withdrawn;
+    BULKHEAD_PROMISE(supervisor::unforgiven_crashes(policy.crashes, ready_since) <= before);
+    supervisor::Ledger next = *ledger;
+    next.note(policy, now, unix_ms);
+    const std::string noted = next.to_text();
+    BULKHEAD_PROMISE(noted.size() <= keeper_link::ledger_bytes_max);
+    BULKHEAD_PROMISE(supervisor::Ledger::parse(noted).has_value());
 }
 
 void read_worker_link(Input& input) {

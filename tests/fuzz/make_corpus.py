@@ -191,7 +191,20 @@ def keeper_packet(kind, body=b"", request=0):
 
 key = struct.pack("<64sIIQ", b"a", 0, 0, 7)
 keeper_hello = keeper_packet(1, struct.pack("<HHIQQQii", 1, 1, 1, 7, 2, 1, 1234, 0))
-ledger = json.dumps({"declaration": "x", "device": "cpu"}).encode()
+ledger = json.dumps({"v": 1, "declaration": "0123456789abcdef:0123456789abcdef", "device": "cpu"}).encode()
+uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+now_ms = 1_700_000_000_000
+most = (1 << 64) - 1
+ledger_full = {  # each member that supervisor/ledger.cpp reads
+    "v": 1, "declaration": "0123456789abcdef:unknown", "device": "cuda:15", "gpu": uuid, "cgroup": True, "eager": "capture hung for 5.0 s",
+    "granted": True, "capture": True, "ready_ms": now_ms, "end_ms": now_ms, "abort": True, "escalation": 2, "host": most, "gpu_free": most,
+    "tried": 2, "keep": True, "unload": True, "replacing": True, "quarantined": True, "over": True, "due_ms": now_ms, "restarts": 7,
+    "requests": most, "errors": most, "crashes": [0, 0, 0, 299_999], "by_count": True, "withdrawn_ms": 299_999,
+    "on_gpu": [uuid, now_ms - 9_000, 4_000, "GPU-b", 5_000, -1],
+    "crash": {"gen": 41, "pid": 5239, "sig": 6, "ms": now_ms, "cause": "it does not answer", "file": "1700000000000-m-0-41.json", "due": True,
+              "lost": "No space left"},
+    "reason": "forward ran 31 s, budget 30 s"}
+ledger_quick = {**{name: ledger_full[name] for name in ("v", "gpu", "on_gpu", "crashes", "by_count", "withdrawn_ms")}, "crash": {"code": 3}}
 record = lambda fate=0: keeper_packet(2, key + struct.pack("<iIiIQII", 99999, fate, 9, len(ledger), 1, 1, 0) + ledger)
 
 
@@ -209,6 +222,13 @@ def state(workers, version=1, count=None):
 for name, content in {
     "ledger_empty": b"\0{}",
     "ledger_text": b"\0" + ledger,
+    "ledger_full": b"\0" + json.dumps(ledger_full).encode(),
+    "ledger_of_a_gpu": b"\0" + json.dumps(ledger_quick).encode(),
+    "ledger_long": b"\0" + json.dumps({**ledger_full, **{name: 200 * "\x01" for name in ("declaration", "device", "gpu", "eager", "reason")},
+                                       "crashes": 200 * [0], "crash": {"cause": 200 * '"', "lost": 200 * "\u00e4", "file": 200 * "f"}}).encode(),
+    "ledger_long_uuid": b"\0" + json.dumps({"v": 1, "on_gpu": [130 * "u", 5]}).encode(),
+    "ledger_times_that_add_up": b"\0" + json.dumps({"v": 1, "on_gpu": [50 * "a", (1 << 59) - 1, 50 * "b", (1 << 59) - 1],
+                                                    "withdrawn_ms": (1 << 63) - 1, "crashes": 5 * [(1 << 63) - 1]}).encode(),
     "hello": b"\1" + say(hello),
     "hello_then_ready": b"\1" + say(hello) + say({"type": "ready", "load_ms": 1, "torch": "2", "device": "cpu", "graphs": {}}),
     "hello_wrong_types": b"\1" + say({**hello, "channels": ["x", -1, 1e400], "protocol": [1]}),

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <numeric>
 
 #include <gmock/gmock.h>
@@ -15,11 +16,10 @@ using worker::generation::Engine;
 using worker::generation::Sampling;
 using Tokens = std::vector<std::int64_t>;
 
-/// The tiny Llama that make_models.py exports for this GPU: 4 slots, attention lengths 64 and 256.
-std::string fleet(const std::string& graphs) {
+/// A package that make_models.py exports for this GPU, with 4 slots.
+std::string fleet(const std::string& package, const std::string& graphs) {
     return "version: 1\nmodels:\n  m:\n    runtime: generate\n    device: \"cuda:0\"\n    package: " +
-           gpu_model_folder() + "/tiny_generate\n    graphs: " + graphs +
-           "\n    generate: {slots: 4, buckets: [64, 256]}\n";
+           gpu_model_folder() + "/" + package + "\n    graphs: " + graphs + "\n    generate: {slots: 4}\n";
 }
 
 /// Positions [first, first + count) of a prompt.
@@ -48,10 +48,13 @@ void begin(Engine& engine, std::uint32_t slot, const Tokens& prompt, const Sampl
     prefill(engine, slot, prompt, keep, static_cast<std::uint32_t>(prompt.size()) - 1 - keep);
 }
 
-/// `steps` steps of slot 0 alone, each launched before the one before it is collected.
-std::vector<std::int32_t> run(Engine& engine, int steps) {
+/// The tokens of `steps` steps of slot 0 alone, each launched before the one before it is collected. `launched`: the
+/// first of them is the end of the prompt.
+std::vector<std::int32_t> run(Engine& engine, int steps, bool launched = false) {
     std::vector<std::int32_t> tokens;
-    EXPECT_TRUE(engine.launch(1).has_value());
+    if (!launched) {
+        EXPECT_TRUE(engine.launch(1).has_value());
+    }
     for (int i = 0; i < steps; ++i) {
         if (i + 1 < steps) {
             EXPECT_TRUE(engine.launch(1).has_value());
@@ -60,7 +63,7 @@ std::vector<std::int32_t> run(Engine& engine, int steps) {
         EXPECT_TRUE(given.has_value());
         if (!given) break;
         EXPECT_FALSE(given->front().not_finite);
-        tokens.push_back(given->front().tokens[0]);
+        tokens.insert(tokens.end(), given->front().tokens.begin(), given->front().tokens.end());
     }
     return tokens;
 }
@@ -77,24 +80,32 @@ Sampling sampled(std::uint64_t seed) {
 }
 
 std::int64_t eager_steps(const Engine& engine) {
+    const boost::json::object counters = engine.counters();
     std::int64_t all = 0;
-    for (const auto& [reason, count] : engine.counters().at("eager").as_object()) all += count.to_number<std::int64_t>();
+    for (const auto& [reason, count] : counters.at("eager").as_object()) all += count.to_number<std::int64_t>();
     return all;
 }
 
-class GpuGeneration : public testing::Test {
+/// One package twice: with graphs, and without.
+class Twice : public testing::Test {
 protected:
-    void SetUp() override {
+    void load(const std::string& package) {
         SKIP_WITHOUT_GPU();
-        if (!std::filesystem::exists(gpu_model_folder() + "/tiny_generate"))
-            GTEST_SKIP() << "no tiny_generate: make_models.py makes it where transformers is installed";
-        graphs_.emplace(LoadedModel::load(fleet("required")).value());
-        eager_.emplace(LoadedModel::load(fleet("off")).value());
+        if (!std::filesystem::exists(gpu_model_folder() + "/" + package))
+            GTEST_SKIP() << "no " << package << ": see what make_models.py said";
+        graphs_.emplace(LoadedModel::load(fleet(package, "required")).value());
+        eager_.emplace(LoadedModel::load(fleet(package, "off")).value());
     }
     Engine& graphs() { return *graphs_->model().generator(); }
     Engine& eager() { return *eager_->model().generator(); }
     std::optional<LoadedModel> graphs_;
     std::optional<LoadedModel> eager_;
+};
+
+/// The tiny Llama: attention lengths 64 and 256.
+class GpuGeneration : public Twice {
+protected:
+    void SetUp() override { load("tiny_generate"); }
 };
 
 TEST_F(GpuGeneration, GraphTokensEqualEagerOnesAcrossBucketsAndParameters) {
@@ -188,6 +199,67 @@ TEST_F(GpuGeneration, StepThatRanAheadOfAStopLeavesTheKvBeforeIt) {
     begin(graphs(), 0, longer, Sampling{}, held);
     EXPECT_EQ(run(graphs(), 8), whole);
 }
+
+/// Other families, with attention lengths 64 and 128. tiny_higgs: 4 codebooks, and the prompt's end draws the first token.
+/// tiny_t3: embeddings, and a second row for guidance.
+class GpuFamilies : public Twice, public testing::WithParamInterface<const char*> {
+protected:
+    void SetUp() override { load(GetParam()); }
+};
+
+/// A prompt of `length` positions, as the engine's first input is: ids of text, or waves.
+HostTensor prompt_for(const Engine& engine, std::int64_t length) {
+    const config::TensorSpec& input = engine.shape().inputs.front();
+    std::vector<std::int64_t> dims;
+    std::size_t count = 1;
+    for (const auto& dim : input.shape) {
+        dims.push_back(dim.name == "T" ? length : dim.min);
+        count *= static_cast<std::size_t>(dims.back());
+    }
+    if (engine.shape().embeddings) {
+        std::vector<float> waves(count);
+        for (std::size_t i = 0; i < count; ++i) waves[i] = std::sin(0.37F * static_cast<float>(i));
+        return HostTensor::of(input.name, input.dtype, dims, waves);
+    }
+    Tokens ids(count, -1);  // beside an id of text stands no code
+    const Tokens text = prompt_of(length, 7);
+    for (std::size_t i = 0; i < text.size(); ++i) ids[i * engine.shape().codebooks] = text[i] % 290;
+    return HostTensor::of(input.name, input.dtype, dims, ids);
+}
+
+/// Slot 0, by the whole prompt in two chunks.
+void begin(Engine& engine, HostTensor& prompt, std::uint32_t length, const Sampling& sampling) {
+    const Tokens first_input{engine.shape().first_token.begin(), engine.shape().first_token.end()};
+    worker::generation::Start start;
+    start.sampling = sampling;
+    start.rules.banned = {25};  // which would end tiny_higgs
+    start.first_input = first_input;
+    ASSERT_TRUE(engine.reset(0, start).has_value());
+    const worker::TensorView view = prompt.view();
+    for (const auto& [first, count] : {std::pair{0U, 20U}, std::pair{20U, length - 20}}) {
+        const auto done = engine.prefill(0, {{&view, 1}, length}, first, count, first + count == length);
+        ASSERT_TRUE(done.has_value()) << done.error().text();
+    }
+}
+
+TEST_P(GpuFamilies, GraphTokensEqualEagerOnesAcrossBucketsAndParameters) {
+    HostTensor prompt = prompt_for(graphs(), 50);
+    const bool gives = graphs().shape().prefill_gives;
+    for (Sampling sampling : {Sampling{}, sampled(1), sampled(2)}) {
+        sampling.guidance = 0.5F;
+        for (Engine* engine : {&graphs(), &eager()}) begin(*engine, prompt, 50, sampling);
+        const auto tokens = run(graphs(), 40, gives);
+        EXPECT_EQ(tokens.size(), 40 * graphs().shape().codebooks);
+        EXPECT_EQ(tokens, run(eager(), 40, gives)) << "the attention length grows from 64 to 128";
+        for (Engine* engine : {&graphs(), &eager()}) ASSERT_TRUE(engine->set_sampling(0, sampled(9)).has_value());
+        EXPECT_EQ(run(graphs(), 20), run(eager(), 20));
+    }
+    EXPECT_EQ(eager_steps(graphs()), 0);
+    EXPECT_GT(eager_steps(eager()), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Packages, GpuFamilies, testing::Values("tiny_higgs", "tiny_t3"),
+                         [](const auto& tested) { return std::string{tested.param}; });
 
 }  // namespace
 }  // namespace bulkhead::test

@@ -1,7 +1,7 @@
 """Makes the models of the GPU tests on a machine that has one: make_models.py FOLDER (build/gpu-models).
 
 Weights are random; what matters is what each model does when it is captured. Made again when this file or torch
-has changed.
+has changed. Exits with 3 where all was made but a package, or one gave other tokens than its model.
 """
 
 import argparse
@@ -10,6 +10,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "clients" / "python"))
 
 from bulkhead.export import inductor  # noqa: E402
+
+NOT_ALL = 3
 
 
 def mlp() -> nn.Module:
@@ -126,17 +130,37 @@ def save_package(name: str, module: nn.Module, folder: Path) -> None:
         )
 
 
-def make_tiny_generate(folder: Path) -> None:
-    """The Llama of scripts/models/make_test_models.py, exported for this GPU. Without transformers its tests are skipped."""
-    if importlib.util.find_spec("transformers") is None:
-        print("no transformers: tiny_generate was not made", file=sys.stderr)
+#: Packages that the exporter makes for this GPU: where the model comes from, its options, and the modules without which its tests
+#: are skipped.
+GENERATING = {
+    "tiny_generate": ("scripts/models/make_test_models.py:tiny_generate", ["--buckets", "64,256"], ["transformers"]),
+    "tiny_higgs": ("tests/python/tiny_models.py:higgs_audio_v2", ["--family", "higgs_audio_v2", "--length", "128", "--buckets", "64,128"], ["transformers"]),
+    "tiny_t3": ("tests/python/tiny_models.py:chatterbox_t3", ["--family", "chatterbox_t3", "--length", "128", "--buckets", "64,128"],
+                ["transformers", "chatterbox"]),
+}  # fmt: skip
+
+
+def make_generating(name: str, folder: Path) -> None:
+    source, options, needed = GENERATING[name]
+    if missing := [module for module in needed if importlib.util.find_spec(module) is None]:
+        print(f"{name}: not made, for want of {', '.join(missing)}", file=sys.stderr)
         return
-    module = f"{ROOT / 'scripts/models/make_test_models.py'}:tiny_generate"
-    command = [sys.executable, "-m", "bulkhead.export", module, str(folder), "--device", "cuda", "--slots", "4", "--buckets", "64,256"]
+    command = [sys.executable, "-m", "bulkhead.export", str(ROOT / source), str(folder / name), "--device", "cuda", "--slots", "4", *options]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "clients/python")}, stdout=sys.stderr)
 
 
-def main() -> None:
+def made(name: str, make: Callable[[], object]) -> bool:
+    """What is not made, or gives other tokens than its model, is told: the tests of all others run nevertheless."""
+    try:
+        make()
+    except Exception:
+        traceback.print_exc()
+        print(f"{name}: its export failed", file=sys.stderr)
+        return False
+    return True
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
@@ -144,7 +168,7 @@ def main() -> None:
     stamp = folder / "made-by"
     maker = hashlib.sha256(Path(__file__).read_bytes()).hexdigest() + " " + torch.__version__
     if stamp.exists() and stamp.read_text() == maker:
-        return
+        return 0
     torch.manual_seed(0)
     modules = {
         "mlp": mlp(),
@@ -162,10 +186,13 @@ def main() -> None:
         save_torchscript(name, module, folder)
     if not torch.cuda.is_available():
         sys.exit("no GPU: mlp.pt2 was not made")
-    save_package("mlp", modules["mlp"], folder)
-    make_tiny_generate(folder / "tiny_generate")
+    exported = [made("mlp.pt2", lambda: save_package("mlp", modules["mlp"], folder))]
+    exported += [made(name, lambda name=name: make_generating(name, folder)) for name in GENERATING]
+    if not all(exported):
+        return NOT_ALL
     stamp.write_text(maker)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,14 +1,19 @@
 /// Memory of a GPU from grant to receipt: the fake NVML, real processes, and a worker whose device memory is a line in
 /// the fake's machine that only the test takes out again.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 
 #include <fmt/format.h>
 
+#include "ipc/unique_fd.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 #include "tests/support/file_text.h"
@@ -211,6 +216,32 @@ TEST_F(GpuMemory, QuarantineKeepsInnocentModelsWaitingAndItsEndStartsThem) {
     ASSERT_TRUE(daemon.call("gpu.lift", {{"uuid", "GPU-a"}}));
     for (const char* model : {"innocent", "three"}) EXPECT_TRUE(daemon.wait_state(model, "ready")) << daemon.why(model);
     EXPECT_EQ(daemon.state("unwanted"), "stopped");
+    set(card);
+}
+
+/// The disk that tells of it answers when the next supervisor has long been at work: a pipe in the place of the file.
+TEST_F(GpuMemory, QuarantineCountsHoweverLateItIsRead) {
+    Daemon daemon{fleet({gpu_model("one"), gpu_model("two"), gpu_model("three")}), options_};
+    for (const char* model : {"one", "two", "three"}) crash(daemon, model);
+    ASSERT_TRUE(quarantined(daemon).is_string()) << daemon.output();
+    const auto file = daemon.runtime_directory() / "logs/gpu-quarantine.json";
+    const std::string known = file_text(file);
+    ASSERT_THAT(known, HasSubstr("3 different models"));
+    std::filesystem::remove(file);
+    ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+
+    kill_supervisor(daemon);
+    EXPECT_TRUE(quarantined(daemon).is_null()) << "nobody can know";
+    EXPECT_TRUE(std::filesystem::is_fifo(file)) << "and what is there is not written over";
+    {
+        const UniqueFd writer{::open(file.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC)};
+        ASSERT_TRUE(writer) << "nobody reads it";
+        ASSERT_EQ(::write(writer.get(), known.data(), known.size()), static_cast<ssize_t>(known.size()));
+    }
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{20};
+    while (!quarantined(daemon).is_string() && std::chrono::steady_clock::now() < until) {
+    }
+    EXPECT_TRUE(quarantined(daemon).is_string()) << daemon.output();
     set(card);
 }
 

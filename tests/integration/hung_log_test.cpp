@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <linux/fs.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <termios.h>
@@ -79,6 +80,28 @@ TEST(HungLog, ATerminalThatWasStoppedStopsNobodyElse) {
     terminal.stop();
     daemon.keeper().signal(SIGTERM);
     EXPECT_EQ(daemon.keeper().wait(20s), 0) << "its last words are not waited for";
+}
+
+TEST(HungLog, ATerminalThatWasStoppedHoldsUpNoSupervisorThatHasErrorsToTell) {
+    Terminal terminal;
+    SpawnOptions options;
+    options.programs = minimal_programs();
+    options.in_child = [&] { terminal.take_over(); };
+    Daemon daemon{fleet({minimal_model("m")}), options};
+    ASSERT_TRUE(terminal.shows("containment=")) << "it logs there";
+    const auto supervisor = static_cast<pid_t>(daemon.call("daemon.info").value().at("supervisor_pid").as_int64());
+    daemon.folder().write("fleet.yaml", "version: 1\nmodels: {m: [}\n");
+
+    terminal.stop();
+    ::kill(supervisor, SIGKILL);
+    ASSERT_TRUE(wait_gone(supervisor));
+    auto client = daemon.connect();
+    const auto info = client.call("daemon.info", {}, 20s);
+
+    ASSERT_TRUE(info) << info.error().text();
+    EXPECT_THAT(std::string{info->result.at("fleet_error").as_string()}, HasSubstr("fleet.yaml"));
+    terminal.go_on();
+    EXPECT_TRUE(terminal.shows("error: ")) << "it is told when it can be";
 }
 
 /// A file system of its own that can be frozen: whoever writes to it then waits, in the kernel.

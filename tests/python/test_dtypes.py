@@ -1,4 +1,5 @@
-"""Packages in 16 bits, compiled for a CPU: as near to exact arithmetic as the upstream class itself is in that type.
+"""Packages in 16 bits, or with keys and values of another type than the weights, compiled for a CPU: as near to exact arithmetic
+as the upstream class itself is in those types.
 
 Each is a package of its own, of one layer, and but one of them for single sequences, so that it is soon compiled."""
 
@@ -8,8 +9,10 @@ import copy
 import tempfile
 import unittest
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from bulkhead.export import check, make, quantised, source
 from bulkhead.export.families import Prompt
 
@@ -25,9 +28,16 @@ class SixteenBits(unittest.TestCase):
         self.packaged("float16")
 
     def test_4_bits_in_bfloat16(self) -> None:
-        self.packaged("bfloat16", "int4", slots=2)
+        self.packaged("bfloat16", weights="int4", slots=2)
 
-    def packaged(self, dtype: str, weights: str | None = None, slots: int = 1) -> None:
+    def test_float32_with_keys_and_values_in_bfloat16(self) -> None:
+        self.packaged("float32", "bfloat16")
+
+    def test_bfloat16_with_keys_and_values_in_float32(self) -> None:
+        self.packaged("bfloat16", "float32")
+
+    def packaged(self, dtype: str, kv_dtype: str | None = None, weights: str | None = None, slots: int = 1) -> None:
+        kv_dtype = kv_dtype or dtype
         family = source.load(f"{MAKER}:tiny_generate", getattr(torch, dtype)).family
         family.model.config.num_hidden_layers = 1
         if weights is not None:
@@ -35,13 +45,13 @@ class SixteenBits(unittest.TestCase):
         ids = torch.randint(3, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
             exact = copy.deepcopy(family.model).float()(ids[None]).logits[0]  # of the weights as they are, rounded
-            theirs = family.model(ids[None]).logits[0]
+            theirs = family.model(ids[None], past_key_values=Rounding(getattr(torch, kv_dtype)), use_cache=True).logits[0]
         with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:
             out = Path(folder, "tiny")
-            make.make(source.Loaded(family, "tiny", {}), out, device="cpu", kv_dtype=dtype, length=None, slots=1, slots_max=slots, buckets=None, chunk=64,
+            make.make(source.Loaded(family, "tiny", {}), out, device="cpu", kv_dtype=kv_dtype, length=None, slots=1, slots_max=slots, buckets=None, chunk=64,
                       tell=lambda said: None)  # fmt: skip
             package = check.Package(out)
-            self.assertEqual(package.manifest["dtypes"], {"weights": dtype, "kv": dtype})
+            self.assertEqual(package.manifest["dtypes"], {"weights": dtype, "kv": kv_dtype})
             for prompt in family.prompts():
                 verdict = check.compare(package, family, prompt, 24)
                 self.assertTrue(verdict.good(check.NEAR_TIE_16), f"{verdict}")
@@ -54,6 +64,18 @@ class SixteenBits(unittest.TestCase):
         self.assertGreater(allowed, 0, "nothing was rounded")
         self.assertLess(error(alone, exact[PROMPT:]), allowed)
         self.assertLess(error(both, exact[PROMPT:]), allowed)
+
+
+class Rounding(transformers.DynamicCache):
+    """Upstream's cache, of keys and values as this type keeps them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        key, value = (states.to(self.dtype).to(states.dtype) for states in (key_states, value_states))
+        return super().update(key, value, *rest, **named)
 
 
 def along(package: check.Package, ids: torch.Tensor, beside: bool = False) -> torch.Tensor:

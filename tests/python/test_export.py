@@ -19,6 +19,7 @@ import tiny_models
 import torch
 from bulkhead.errors import Error
 from bulkhead.export import check, functions, inductor, make, manifest, products, source, step, target
+from bulkhead.export.families import Family, family_named
 from torch._inductor import config, cpp_builder
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -287,30 +288,52 @@ class ForAGpu(unittest.TestCase):
 
     def test_each_family_is_traced_with_16_bits_on_a_gpu(self) -> None:
         """Tensors that say they lie on a GPU: all that is made on the way must lie there too, and every size must stay free."""
-        made = {"causal_lm": source.family_named("causal_lm")(tiny_models.causal("llama")), **{name: family_packages.family(name) for name in family_packages.NAMES}}
-        for name, family in made.items():
-            family.model.to(torch.bfloat16)
-            programs: list[torch.export.ExportedProgram] = []
+        for name in ("causal_lm", *family_packages.NAMES):
+            with self.subTest(name):
+                self.traced(a_family(name), torch.bfloat16, torch.bfloat16)
 
-            def traced(program: torch.export.ExportedProgram, *unused: Any, **also_unused: Any) -> dict[str, Any]:
-                programs.append(program)
-                return {}
+    def test_keys_and_values_of_another_type_than_the_weights_are_traced_on_a_gpu(self) -> None:
+        for weights, kv in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
+            with self.subTest(weights=weights, kv=kv):
+                values = self.traced(a_family("causal_lm"), weights, kv)
+                self.assertTrue({weights, kv} <= {value.dtype for value in values})
 
-            with self.subTest(name), FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode, mock.patch.object(functions, "compile_program", traced):
-                for module in family.model.modules():
-                    for held in (module._parameters, module._buffers):
-                        for key, tensor in held.items():
-                            held[key] = None if tensor is None else as_on_a_gpu(mode, tensor)
-                form, numbers, cut = family.prompt_form(), family.numbers(), family.step().eval()
-                sizes = functions.Sizes(128, 4, 40, "cuda", torch.bfloat16)
-                for most in (1, 4):
-                    functions.compile_decode(cut, numbers, sizes, Path(), most)
-                functions.compile_prefill(cut, numbers, form, sizes, Path())
-                for method in family.methods():
-                    functions.compile_method(method, "cuda", Path())
-                values = [node.meta.get("val") for program in programs for node in program.graph.nodes]
-                self.assertEqual({value.device.type for value in values if isinstance(value, torch.Tensor)}, {"cuda"})
-                self.assertEqual(len(programs), 3 + len(family.methods()))
+    def traced(self, family: Family, dtype: torch.dtype, kv_dtype: torch.dtype) -> list[torch.Tensor]:
+        """What its functions compute with, each tensor of it."""
+        family.model.to(dtype)
+        programs: list[torch.export.ExportedProgram] = []
+
+        def compiled(program: torch.export.ExportedProgram, *unused: Any, **also_unused: Any) -> dict[str, Any]:
+            programs.append(program)
+            return {}
+
+        with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode, mock.patch.object(functions, "compile_program", compiled):
+            for module in family.model.modules():
+                for held in (module._parameters, module._buffers):
+                    for key, tensor in held.items():
+                        held[key] = None if tensor is None else as_on_a_gpu(mode, tensor)
+            form, numbers, cut = family.prompt_form(), family.numbers(), family.step().eval()
+            sizes = functions.Sizes(128, 4, 40, "cuda", kv_dtype)
+            for most in (1, 4):
+                functions.compile_decode(cut, numbers, sizes, Path(), most)
+            functions.compile_prefill(cut, numbers, form, sizes, Path())
+            for method in family.methods():
+                functions.compile_method(method, "cuda", Path())
+            self.assertEqual(len(programs), 3 + len(family.methods()))
+        values = [value for program in programs for node in program.graph.nodes if isinstance(value := node.meta.get("val"), torch.Tensor)]
+        self.assertEqual({value.device.type for value in values}, {"cuda"})
+        return values
+
+    def test_kernels_are_tuned_for_sizes_as_in_use(self) -> None:
+        """Which are unequal and below every bound, however short the buffers are."""
+        for length_max in (make.LENGTH_MIN, 120, 121, 122, 1000, 1001, 1002, 2000, 2048, 40960):
+            for chunk_max in (make.CHUNK_MIN, 120, 121, 512):
+                if chunk_max <= length_max:
+                    example = functions.example_of(functions.Sizes(length_max, 4, chunk_max, "cuda", torch.bfloat16))
+                    self.assertTrue(1 < example.chunk < example.span < example.length < length_max, f"{length_max}: {example}")
+                    self.assertLess(example.chunk, chunk_max)
+                    self.assertGreaterEqual(example.span, min(1000, length_max - 2))
+                    self.assertGreaterEqual(example.chunk, min(120, chunk_max - 1, length_max - 3))
 
     def test_attention_written_as_products_is_attention(self) -> None:
         """Heads that share keys, rows of several sequences, and keys and values that are a part of a buffer."""
@@ -322,6 +345,10 @@ class ForAGpu(unittest.TestCase):
             ours = step.attended_by_products(query, keys, values, mask, 0.3)
             theirs = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=0.3, enable_gqa=True)
             torch.testing.assert_close(ours, theirs)
+
+
+def a_family(name: str) -> Family:
+    return family_named(name)(tiny_models.causal("llama")) if name == "causal_lm" else family_packages.family(name)
 
 
 def as_on_a_gpu(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:

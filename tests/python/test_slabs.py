@@ -289,6 +289,16 @@ class Returning(Opened):
         self.assertEqual(self.worker.returned(), 3)
         self.assertEqual(len(channel.core.slabs._inputs), 1)
 
+        def serve() -> None:
+            head, _ = self.worker.expect("infer")
+            self.worker.answer(head["request_id"], [1.0])
+
+        self.worker.name_slab("slab_withdraw", 3)  # as from a worker that had not read that yet
+        self.serve(serve).join(0)
+        self.assertEqual(channel.infer(x=[1.0])["y"].tolist(), [1.0])
+        self.worker.name_slab("slab_withdraw", 3)  # but no slab is withdrawn twice
+        self.refused("protocol_violation", lambda: channel.infer(x=[1.0]))
+
     def test_a_slab_that_comes_late_is_heard_of_before_the_next_is_asked_for(self) -> None:
         channel = self.open(features=BOTH)
         channel.core.slabs.gpu_kind = KIND["cuda_ipc"]  # as with a GPU

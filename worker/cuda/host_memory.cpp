@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAException.h>
 #include <spdlog/spdlog.h>
 
+#include "worker/inference_threads.h"
+
 namespace bulkhead::worker::cuda {
 
 void PinnedRing::pin() {
@@ -28,11 +30,15 @@ PinnedRing::Slot& PinnedRing::next() {
 
 void PinnedRing::upload(void* device, std::span<const std::byte> from, cudaStream_t stream) {
     pin();
+    if (!copy_ && from.size() > ring_slot_bytes) copy_.emplace(std::min(ring_threads_max, allowed_cores()));
     auto* to = static_cast<std::byte*>(device);
     while (!from.empty()) {
         const auto chunk = from.first(std::min(from.size(), ring_slot_bytes));
         Slot& slot = next();
-        std::memcpy(slot.bytes, chunk.data(), chunk.size());
+        if (copy_)
+            (*copy_)(slot.bytes, chunk);
+        else
+            std::memcpy(slot.bytes, chunk.data(), chunk.size());
         C10_CUDA_CHECK(cudaMemcpyAsync(to, slot.bytes, chunk.size(), cudaMemcpyHostToDevice, stream));
         C10_CUDA_CHECK(cudaEventRecord(slot.done, stream));
         to += chunk.size();

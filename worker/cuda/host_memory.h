@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,7 @@
 
 #include "worker/cuda/limits.h"
 #include "worker/model.h"
+#include "worker/parallel_copy.h"
 
 namespace bulkhead::worker::cuda {
 
@@ -39,6 +41,7 @@ private:
     };
     void pin();
     Slot& next();
+    std::optional<ParallelCopy> copy_;  ///< since the first upload of more than a slot
     std::vector<Slot> slots_;
     std::size_t turn_ = 0;
 };

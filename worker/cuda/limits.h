@@ -8,6 +8,7 @@ namespace bulkhead::worker::cuda {
 /// (10 ms once), a 4 MiB copy takes some 0.1 ms, long enough to hide its launch.
 inline constexpr std::size_t ring_slots = 4;
 inline constexpr std::size_t ring_slot_bytes = 4u << 20;
+inline constexpr int ring_threads_max = 8;  ///< that fill a slot: one core copies slower than the bus
 
 /// Runs before a capture. The first initialises cuBLAS and cuDNN and lets TorchScript profile, the second
 /// compiles what was profiled, the third is the first that does nothing but its work.

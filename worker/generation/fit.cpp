@@ -74,9 +74,9 @@ Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& s
                            std::uint64_t free_bytes) {
     if (error.code != ErrorCode::out_of_memory) return error;
     const std::uint64_t kv = kv_bytes(manifest, shape);
-    error.attempt += fmt::format("; of {} MiB that were free, it asks for {}, and steps{} take more", free_bytes >> 20,
+    error.attempt += fmt::format("; of {} MiB that were free, it asks for {}, and {} take more", free_bytes >> 20,
                                  wanted(manifest, shape, weights_bytes),
-                                 manifest.device == "cuda" ? " and their graphs" : "");
+                                 manifest.device == "cuda" ? "steps, their graphs and a long prompt" : "steps");
     const auto more = [](std::uint64_t bytes) { return fmt::format("leaves {} MiB more", bytes >> 20); };
     std::vector<std::string> ways;
     if (shape.slots > 1) {
@@ -90,6 +90,8 @@ Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& s
         ways.push_back(fmt::format("an export with --kv-dtype bfloat16 {}", more(kv / 2)));
     if (manifest.device == "cuda" && shape.buckets.size() > 1)
         ways.emplace_back("fewer generate.buckets need fewer graphs");
+    if (manifest.device == "cuda")
+        ways.emplace_back("a smaller generate.prefill_chunk needs less for a long prompt");
     ways.emplace_back("unload another model");
     error.remedy = fmt::format("{}", fmt::join(ways, "; or "));
     return error;

@@ -10,6 +10,7 @@
 #include "worker/generation/ask.h"
 #include "worker/generation/fit.h"
 #include "worker/generation/package.h"
+#include "worker/generation/trial.h"
 #include "worker/guarded.h"
 #include "worker/inference_threads.h"
 
@@ -66,9 +67,6 @@ public:
 private:
     /// Throws what LibTorch throws.
     Result<> load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
-    /// One prompt of two positions and two steps of each number of sequences that a function serves; what they leave
-    /// behind is taken back.
-    Result<> try_once();
     /// As `guarded` in worker/guarded.h, with the model's threads.
     template <typename Work>
     Result<> guarded(std::string_view attempt, ErrorCode code, Work&& work) {
@@ -93,7 +91,9 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
         const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
             if (auto loaded = load(spec, shape, context); !loaded) return loaded;
             if (context.progress) context.progress("warming", 0, 1, "steps", "generate");
-            if (auto tried = try_once(); !tried) return Result<>{contradicts(tried.error().during("trying a step"))};
+            const std::uint32_t longest_chunk = context.cuda ? spec.generate.prefill_chunk : 0;
+            if (auto tried = try_once(*engine_, longest_chunk); !tried)
+                return Result<>{contradicts(tried.error().during("trying a step"))};
             if (context.progress) context.progress("warming", 1, 1, "steps", "");
             return Result<>{};
         });
@@ -148,41 +148,6 @@ Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape
     else
         spdlog::warn("clients cannot share device memory: {}", gpu.error().text());
     return {};
-}
-
-Result<> GeneratingModel::try_once() {
-    const Shape& shape = engine_->shape();
-    const std::int64_t positions = std::min<std::int64_t>(2, shape.length - 2);
-    std::vector<at::Tensor> tensors;
-    std::vector<std::vector<std::int64_t>> dims;
-    std::vector<TensorView> views;
-    for (const config::TensorSpec& input : shape.inputs) {
-        auto& sizes = dims.emplace_back();
-        for (const auto& dim : input.shape) sizes.push_back(dim.name == "T" ? positions : dim.min);
-        tensors.push_back(at::zeros(sizes, at::TensorOptions{}.dtype(scalar_type(input.dtype))));
-    }
-    for (std::size_t i = 0; i < tensors.size(); ++i)
-        views.push_back({shape.inputs[i].name, shape.inputs[i].dtype, dims[i],
-                         {static_cast<std::byte*>(tensors[i].data_ptr()), tensors[i].nbytes()}});
-    const std::vector<std::int64_t> first_input(shape.codebooks, 0);
-    Start start;
-    start.first_input = first_input;
-    const auto start_all = [&]() -> Result<> {
-        for (std::uint32_t slot = 0; slot < shape.slots; ++slot)
-            if (auto reset = engine_->reset(slot, start); !reset) return reset;
-        return {};
-    };
-    if (auto started = start_all(); !started) return started;
-    const Prompt prompt{views, static_cast<std::uint32_t>(positions)};
-    if (auto read = engine_->prefill(0, prompt, 0, prompt.length, true); !read) return read;
-    if (shape.prefill_gives)
-        if (auto collected = engine_->collect(); !collected) return collected.error();
-    for (std::uint32_t n = 1; n <= shape.slots; n *= 2) {
-        if (auto launched = engine_->launch(n); !launched) return launched;
-        if (auto collected = engine_->collect(); !collected) return collected.error();
-    }
-    engine_->forget_counts();
-    return start_all();
 }
 
 Result<std::unique_ptr<Device>> take_device(const Manifest& manifest, const Shape& shape, std::uint64_t weights,

@@ -111,6 +111,7 @@ class Slabs:
         self._last_loan = LIMITS["lent_slab_id_min"] - 1
         self._releases: deque[tuple[dict[str, int], set[int] | None]] = deque()  # finalizers add to these, on any thread
         self._unmapped: deque[tuple[int, int]] = deque()
+        self._returned_unasked: set[int] = set()  #: the worker may be asking for one just now
 
     def agree(self, features: int, bytes_max: int) -> None:
         self._features, self._bytes_max = features, bytes_max
@@ -260,7 +261,7 @@ class Slabs:
             self.gpu_kind = None
             if asked is not None and writable:
                 self._growth_refused = Error("not_permitted", f"mapping {what} of the worker's on the GPU", "host slabs are used instead")
-            self._send("slab_return", layout.SLAB_NAME.pack(slab_id=number))
+            self._return_unasked(number)
             return
         self._bytes += size
         if writable:
@@ -268,8 +269,15 @@ class Slabs:
         else:
             self._outputs[number] = region
 
+    def _return_unasked(self, number: int) -> None:
+        self._returned_unasked.add(number)
+        self._send("slab_return", layout.SLAB_NAME.pack(slab_id=number))
+
     def on_withdraw(self, body: memoryview) -> None:
         number = layout.SLAB_NAME.unpack(body)["slab_id"]
+        if number in self._returned_unasked:  # that was on its way
+            self._returned_unasked.remove(number)
+            return
         region = self._outputs.pop(number, None)
         for slab in self._inputs:
             if slab.number == number:
@@ -368,7 +376,7 @@ class Slabs:
             elif now - slab.empty_since >= IDLE_SECONDS:
                 self._inputs.remove(slab)
                 self._bytes -= slab.region.size_bytes
-                self._send("slab_return", layout.SLAB_NAME.pack(slab_id=slab.number))
+                self._return_unasked(slab.number)
 
     def retire(self) -> None:
         """The worker ends soon: whoever else was lent its memory is to let go of it."""

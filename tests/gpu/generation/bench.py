@@ -34,21 +34,31 @@ REPEATS = 5
 CYCLES = 10
 KILLS = 3  # of one model; five would quarantine it
 REMEMBERED = 1024  # steps of which a worker tells the percentiles
-THEIRS = 64  # tokens of upstream's own generation
+THEIRS, THEIRS_SHORT = 64, 8  # tokens of upstream's own generations
 FAMILIES = {"higgs_v2": "higgs_audio_v2", "t3_guided": "chatterbox_t3"}  # causal_lm, the others
 
 
 class Results:
-    def __init__(self) -> None:
+    """Kept in `file` row by row: whatever ends the script, what was measured is there."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
         self.rows: list[dict[str, Any]] = []
 
+    def keep(self, **row: Any) -> None:
+        self.rows.append(row)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(json.dumps(self.rows, indent=1) + "\n")
+        partial.replace(self.file)
+
     def add(self, model: str, row: str, value: float, goal: str, **parts: float) -> None:
-        self.rows.append({"model": model, "row": row, "value": value, "goal": goal, **parts})
+        self.keep(model=model, row=row, value=value, goal=goal, **parts)
         told = ", ".join(f"{name} {part:.6g}" for name, part in parts.items())
         print(f"{model:<10} {row:<52} {value:8.3f}  goal {goal:<8} {told}", flush=True)
 
     def missing(self, model: str, row: str, reason: str) -> None:
-        self.rows.append({"model": model, "row": row, "value": None, "reason": reason})
+        self.keep(model=model, row=row, value=None, reason=reason)
         print(f"{model:<10} {row:<52} not measured: {reason}", flush=True)
 
 
@@ -61,7 +71,7 @@ class Bench:
         self.options, self.folder = options, folder
         self.device = "cpu" if options.rehearse else "cuda"
         self.models: list[str] = ["rehearsal"] if options.rehearse else options.models.split(",")
-        self.results = Results()
+        self.results = Results(Path(options.out) / f"generation-{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%SZ}.json")
         self.socket = str(folder / "run" / "control.sock")
         self.packages = Path(options.packages) if options.packages else folder / "packages"
 
@@ -71,7 +81,8 @@ class Bench:
             return True
         command = [sys.executable, "-m", "bulkhead.export", f"{ROOT}/tests/gpu/generation/models.py:{model}", str(folder), "--device", self.device,
                    "--dtype", "bfloat16" if self.device == "cuda" else "float32", "--length", str(BUCKETS[model][-1]),
-                   "--buckets", ",".join(map(str, BUCKETS[model])), "--tokens", "0"]  # fmt: skip
+                   "--buckets", ",".join(map(str, BUCKETS[model])), "--slots", "1", "--slots-max", "1",
+                   "--tokens", "0"]  # fmt: skip
         if model == "t3_guided":
             command += ["--family", "chatterbox_t3"]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "clients" / "python")})
@@ -113,21 +124,22 @@ class Bench:
         codebooks = described.get("codebooks", 1)
         return {"tokens": ids if codebooks == 1 else [[one, *[-1] * (codebooks - 1)] for one in ids]}
 
-    def sequence(self, client: bulkhead.Client, model: str, length: int = 16, count: int = 128, **sampling: Any) -> dict[str, Any]:
-        """What the worker says of the steps of one sequence, and when its first token was here."""
-        prompt = self.prompt(client, model, length)
+    def sequence(self, client: bulkhead.Client, model: str, length: int = 16, count: int = 128, prompt: dict[str, Any] | None = None,
+                 **sampling: Any) -> dict[str, Any]:  # fmt: skip
+        """What the worker says of the steps of one sequence, and when its first token was here. With a `prompt` nothing asks for the
+        model before the sequence does."""
+        prompt = prompt or self.prompt(client, model, length)
         rules: dict[str, Any] = {"max_new_tokens": count, "ignore_stop": True}
         if delay := self.manifest(model)["delay_pattern"]:
             rules["banned"] = delay["eos"]  # it ends by its own pattern, which no stop token is
-        start = time.monotonic()
         with client.generate(model, None, prompt, **rules, **(sampling or {"temperature": 0})) as generation:
             next(generation)
-            first = time.monotonic() - start
+            first = time.monotonic()
             for _ in generation:
                 pass
         if len(generation.tokens) != count:
             raise Faulty(f"a sequence of {model} ended after {len(generation.tokens)} of {count} steps ({generation.finish})")
-        return {"first_s": first, **generation.statistics}
+        return {"first_at": first, **generation.statistics}
 
     def rate(self, client: bulkhead.Client, model: str, **options: Any) -> float:
         return statistics.median(self.sequence(client, model, **options)["tokens_per_second"] for _ in range(REPEATS))
@@ -159,19 +171,23 @@ class Bench:
         return float(sum(read[name][1] for name in counted))
 
     def run(self, client: bulkhead.Client) -> None:
-        read, pinned = (bandwidths() if self.device == "cuda" else (1e10, 1e10))
-        self.results.rows.append({"row": "device", "read_bytes_per_second": read, "pinned_copy_bytes_per_second": pinned, "name": device_name()})
+        reads, pinned = (bandwidths() if self.device == "cuda" else ({"none": 1e10}, 1e10))
+        read = max(reads.values())
+        self.results.keep(row="device", read_bytes_per_second=read, reads=reads, pinned_copy_bytes_per_second=pinned, name=device_name())
+        print(f"{device_name()}: {', '.join(f'{how} {rate / 1e9:.0f} GB/s' for how, rate in reads.items())}, pinned copy {pinned / 1e9:.1f} GB/s", flush=True)
         for model in self.models:
             with self.attempted(model, "what follows of its steps"):
                 self.steps(client, model, read)
             with self.attempted(model, "graph : upstream eager"):
                 self.upstream(client, model)
-            client.unload(model, f"{model}-eager")
+            with self.attempted(model, "its unload"):
+                client.unload(model, f"{model}-eager")
         if {"t3_guided", "t3_single"} <= set(self.models):
             with self.attempted("t3", "guided step / single step"):
                 guided, single = self.rate(client, "t3_guided"), self.rate(client, "t3_single")
                 self.results.add("t3", "guided step / single step", single / guided, "<= 1.15", guided=guided, single=single)
-            client.unload("t3_guided", "t3_single")
+            with self.attempted("t3", "its unload"):
+                client.unload("t3_guided", "t3_single")
         with self.attempted(self.models[0], "what follows of unloads and loads"):
             self.cycles(client, self.models[0], pinned)
         with self.attempted(self.models[0], "kill to the next first token"):
@@ -182,8 +198,8 @@ class Bench:
         """What fails is told, and the rest is measured nevertheless."""
         try:
             yield
-        except (bulkhead.Error, Faulty, OSError) as wrong:
-            self.results.missing(model, row, str(wrong))
+        except Exception as wrong:
+            self.results.missing(model, row, f"{type(wrong).__name__}: {wrong}")
 
     def steps(self, client: bulkhead.Client, model: str, read: float) -> None:
         add = self.results.add
@@ -214,7 +230,9 @@ class Bench:
         client.unload(f"{model}-eager")
 
     def crossing(self, client: bulkhead.Client, model: str, bucket: int) -> None:
-        """As many steps as the worker remembers, or as there are positions: about the end of this bucket, as far as they go."""
+        """As many steps as the worker remembers, or as there are positions: about the end of this bucket, as far as they go. Where
+        fewer fit than it remembers (T3: 1,008), the few left of the sequence before are in the percentiles too; where as many fit, those
+        about the end of bucket 512 go on over that of 1,024."""
         length = max(16, bucket - REMEMBERED // 2)
         count = min(REMEMBERED, BUCKETS[model][-1] - length)
         assert length + count > bucket
@@ -231,7 +249,7 @@ class Bench:
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "clients" / "python")})
         if done.returncode != 0:
             raise Faulty((done.stderr or done.stdout).strip().splitlines()[-1])
-        theirs = float(done.stdout)
+        theirs = float(done.stdout.splitlines()[-1])
         self.results.add(model, "graph : upstream eager", rate / theirs, ">= 4", ours=rate, theirs=theirs)
 
     def cycles(self, client: bulkhead.Client, model: str, pinned: float) -> None:
@@ -257,13 +275,15 @@ class Bench:
         for _ in range(KILLS):
             self.sequence(client, model, count=2)
             pid = next(row["pid"] for row in client.ps() if row["model"] == model)
+            prompt = self.prompt(client, following, 16)  # which loads it
+            client.unload(following)
             start = time.monotonic()
             os.kill(pid, signal.SIGKILL)
-            began = time.monotonic()
-            times.append(began - start + self.sequence(client, following, count=2)["first_s"])
+            times.append(self.sequence(client, following, count=2, prompt=prompt)["first_at"] - start)
             client.unload(following)
         copy = self.weight_bytes(following.removesuffix("-eager")) / pinned
-        self.results.add(model, "kill to the next first token, less the copy, s", statistics.median(times) - copy, "<= 1.5", copy_s=copy)
+        self.results.add(model, "kill to the next first token, less the copy, s", statistics.median(times) - copy, "<= 1.5", whole_s=statistics.median(times),
+                         copy_s=copy)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -294,12 +314,14 @@ def stepped(told: dict[str, Any]) -> int:
     return sum(bucket["steps"] for bucket in told["buckets"])
 
 
-def bandwidths() -> tuple[float, float]:
-    """Bytes a second: read by the GPU from its memory, and copied to it from pinned memory."""
+def bandwidths() -> tuple[dict[str, float], float]:
+    """Bytes a second: moved by the GPU within its memory, by what moved them, of which the best counts; and copied to it from pinned
+    memory."""
     import torch
 
-    size = 4 << 30
-    data = torch.ones(size // 2, dtype=torch.bfloat16, device="cuda")
+    size = 2 << 30
+    data = torch.ones(size // 4, device="cuda")  # few enough to be counted in 32 bits
+    other = torch.empty_like(data)
     host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
     target = torch.empty_like(host, device="cuda")
 
@@ -314,10 +336,15 @@ def bandwidths() -> tuple[float, float]:
             times.append(begin.elapsed_time(end) / 1e3)
         return of / min(times)
 
-    rates = best(lambda: data.max(), size), best(lambda: target.copy_(host, non_blocking=True), host.numel())
-    del data, target, host
+    reads = {
+        "sum": best(lambda: data.sum(), size),
+        "max": best(lambda: data.view(torch.int32).max(), size),
+        "copy (read and written)": best(lambda: other.copy_(data), 2 * size),
+    }
+    pinned = best(lambda: target.copy_(host, non_blocking=True), host.numel())
+    del data, other, target, host
     torch.cuda.empty_cache()
-    return rates
+    return reads, pinned
 
 
 def device_name() -> str:
@@ -338,7 +365,8 @@ def weights_of(file: Path) -> dict[str, tuple[list[int], int]]:
 
 
 def upstream(model: str) -> float:
-    """Tokens a second of the upstream class's own greedy generation, in a process of its own: the median of several."""
+    """Tokens a second of the upstream class's own greedy generation, in a process of its own: the median of several. As ours, of steps
+    alone: what a prompt and the beginning take is in a short generation too, which is taken off."""
     import torch
     from bulkhead.export.families import Prompt, family_named
 
@@ -355,14 +383,19 @@ def upstream(model: str) -> float:
     if model not in FAMILIES:
         made.generation_config.eos_token_id = None
         prompt = Prompt(tokens=torch.arange(10, 26)[:, None])
+
+    def timed(asked: int) -> tuple[int, float]:
+        start = time.monotonic()
+        count = len(family.reference(prompt, asked))
+        return count, time.monotonic() - start
+
     rates = []
     for turn in range(REPEATS + 1):
-        start = time.monotonic()
-        count = len(family.reference(prompt, THEIRS))
+        (few, short), (count, long) = timed(THEIRS_SHORT), timed(THEIRS)
+        if count < THEIRS // 2:
+            raise Faulty(f"upstream stopped after {count} of {THEIRS} tokens")
         if turn > 0:
-            rates.append(count / (time.monotonic() - start))
-    if count < THEIRS // 2:
-        raise Faulty(f"upstream stopped after {count} of {THEIRS} tokens")
+            rates.append((count - few) / (long - short))
     return statistics.median(rates)
 
 
@@ -389,10 +422,7 @@ def main() -> int:
                 bench.run(client)
         finally:
             bench.program("down")
-    Path(options.out).mkdir(parents=True, exist_ok=True)
-    file = Path(options.out) / f"generation-{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%SZ}.json"
-    file.write_text(json.dumps(bench.results.rows, indent=1) + "\n")
-    print(f"written: {file}")
+    print(f"written: {bench.results.file}")
     return 0
 
 

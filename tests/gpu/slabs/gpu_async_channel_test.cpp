@@ -10,6 +10,7 @@
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -173,6 +174,22 @@ TEST_F(GpuAsyncChannel, AnImportThatFailsFallsBackToHostSlabsForAllThatAsk) {
     EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(2)));
 }
 
+TEST_F(GpuAsyncChannel, AnImportThatFailsFallsBackToAHostSlabThatIsYetToBeMade) {
+    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
+    start();
+    AsyncChannel channel = open();
+    ::setenv("BULKHEAD_FAKE_CUDA_FAIL", "cuMemMap 304", 1);
+    int allocated = 0;
+    for (int i = 0; i < 2; ++i)
+        channel.async_allocate_on_gpu(wire::DType::uint8, {16 << 20}, [&](Result<Input> input) {
+            ASSERT_TRUE(input) << input.error().text();
+            EXPECT_FALSE(input->gpu());
+            ++allocated;
+        });
+    while (allocated < 2) ASSERT_GT(loop.run_one_for(20s), 0U);
+    EXPECT_TRUE(channel.why_no_gpu());
+}
+
 TEST_F(GpuAsyncChannel, AWorkerThatCannotMakeTheSlabTellsItsAskerAlone) {
     if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
     echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_FAIL: cuMemCreate 2";
@@ -207,6 +224,38 @@ TEST_F(GpuAsyncChannel, AtRestItLetsGoWhenItsWorkerIsToEnd) {
 
     const Result<boost::json::object> receipt = asked.get();
     ASSERT_TRUE(receipt) << receipt.error().text();
+    for (const boost::json::value& holder : receipt->at("held_by").as_array())
+        EXPECT_NE(holder.at("what").as_string(), "gpu_slab") << boost::json::serialize(*receipt);
+}
+
+TEST_F(GpuAsyncChannel, WhatItLetsGoOfWaitsForTheGpuBesideTheLoop) {
+    start();
+    AsyncChannel channel = open();
+    ASSERT_EQ(allocate(channel).value().gpu(), gpu->device());  // and is dropped: an empty slab
+    Gate gate;
+    {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, Gate::pass, &gate), cuda::CUDA_SUCCESS);
+    }
+    // The GPU waits for the loop; the loop must not wait for the GPU.
+    bool opened_by_loop = false;
+    std::promise<void> opened;
+    auto rescue = std::async(std::launch::async, [&, by_loop = opened.get_future()] {
+        if (by_loop.wait_for(20s) != std::future_status::ready) gate.let_pass();
+    });
+    auto asked = std::async(std::launch::async, [&] { return daemon->unload("m"); });
+    asio::steady_timer later{loop, 500ms};  // well after the worker has asked for the slab
+    later.async_wait([&](boost::system::error_code) {
+        opened_by_loop = true;
+        gate.let_pass();
+        opened.set_value();
+    });
+
+    while (asked.wait_for(0s) != std::future_status::ready) loop.run_one_for(10ms);
+
+    const Result<boost::json::object> receipt = asked.get();
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    while (!opened_by_loop) loop.run_one_for(10ms);
     for (const boost::json::value& holder : receipt->at("held_by").as_array())
         EXPECT_NE(holder.at("what").as_string(), "gpu_slab") << boost::json::serialize(*receipt);
 }

@@ -296,6 +296,22 @@ TEST_P(GpuChannelRefusals, AnImportThatFailsFallsBackToHostSlabsAndTheChannelLiv
     }
 }
 
+TEST_P(GpuChannelRefusals, WhatFitsNoHostSlabYetGetsOneInItsPlace) {
+    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
+    start();
+    Channel channel = open(std::string_view{GetParam()} == "cuIpcOpenMemHandle" ? wire::SlabKind::cuda_ipc
+                                                                                : wire::SlabKind::cuda_vmm);
+    ::setenv("BULKHEAD_FAKE_CUDA_FAIL", (std::string{GetParam()} + " 304").c_str(), 1);
+    const std::array<std::int64_t, 1> dims{16 << 20};
+
+    const Result<Input> input = channel.allocate_on_gpu(wire::DType::uint8, dims);
+
+    ASSERT_TRUE(input) << input.error().text();
+    EXPECT_FALSE(input->gpu());
+    ASSERT_TRUE(channel.why_no_gpu());
+    EXPECT_THAT(channel.why_no_gpu()->attempt, HasSubstr(GetParam()));
+}
+
 INSTANTIATE_TEST_SUITE_P(Calls, GpuChannelRefusals,
                          testing::Values("cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess",
                                          "cuIpcOpenMemHandle", "cuIpcOpenEventHandle"));

@@ -4,9 +4,12 @@
 #include <numeric>
 #include <optional>
 
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "clients/cpp/async_dlpack.h"
 #include "clients/cpp/channel.h"
 #include "clients/cpp/dlpack.h"
 #include "clients/cpp/limits.h"
@@ -47,7 +50,8 @@ public:
     ForeignOnGpu(const ForeignOnGpu&) = delete;
     ForeignOnGpu& operator=(const ForeignOnGpu&) = delete;
 
-    /// Queued.
+    /// Queued: the values are to stay.
+    void fill(std::vector<float>&& values, cuda::CUstream stream) const = delete;
     void fill(const std::vector<float>& values, cuda::CUstream stream) const {
         const Gpu::Current current{gpu_};
         ASSERT_EQ(gpu_.driver().cuMemcpyAsync(memory_, reinterpret_cast<cuda::CUdeviceptr>(values.data()),
@@ -122,10 +126,51 @@ TEST_F(GpuDLPack, AForeignTensorIsCopiedWithinTheGpuBehindWhatWritesIt) {
     EXPECT_EQ(foreign.deleted, 1);
 }
 
+TEST_F(GpuDLPack, AnAsyncChannelCopiesItTheSameWay) {
+    boost::asio::io_context loop;
+    const auto work = boost::asio::make_work_guard(loop);
+    const auto ended = [&](auto& outcome) -> auto& {
+        while (!outcome) loop.run_one();
+        return *outcome;
+    };
+    const AsyncControl control{loop.get_executor(), daemon->socket()};
+    ChannelOptions options;
+    options.gpu = gpu;
+    std::optional<Result<AsyncChannel>> opened;
+    AsyncChannel::async_open(control, "m", options, [&](Result<AsyncChannel> channel) { opened = std::move(channel); });
+    AsyncChannel channel = std::move(ended(opened)).value();
+    ForeignOnGpu foreign{*gpu, 6, {3}, {2}};  // each second
+    Gate gate;
+    {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, Gate::pass, &gate), cuda::CUDA_SUCCESS);
+    }
+    const std::vector<float> data{0, 1, 2, 3, 4, 5};
+    foreign.fill(data, stream);  // held: nothing of it has happened yet
+
+    std::optional<Result<ImportedInput>> outcome;
+    async_from_dlpack(channel, foreign.take(), stream,
+                      [&](Result<ImportedInput> input) { outcome = std::move(input); });
+    Result<ImportedInput>& imported = ended(outcome);
+
+    gate.let_pass();
+    ASSERT_TRUE(imported) << imported.error().text();
+    EXPECT_TRUE(imported->copied);
+    EXPECT_EQ(imported->input.gpu(), gpu->device());
+    EXPECT_TRUE(imported->source) << "it may still be read";
+    const std::array<NamedInput, 1> inputs{NamedInput{"x", &imported->input}};
+    std::optional<Result<Reply>> answered;
+    channel.async_infer({.inputs = inputs, .stream = stream}, [&](Result<Reply> reply) { answered = std::move(reply); });
+    Result<Reply>& reply = ended(answered);
+    ASSERT_TRUE(reply) << reply.error().text();
+    EXPECT_THAT(reply->outputs.at(0).as<float>(), ElementsAre(0, 2, 4));
+}
+
 TEST_F(GpuDLPack, StridesAreFollowedOnTheGpuToo) {
     Channel channel = open();
     ForeignOnGpu foreign{*gpu, 6, {6, 2}, {1, 0}};  // each element twice
-    foreign.fill({0, 1, 2, 3, 4, 5}, stream);
+    const std::vector<float> data{0, 1, 2, 3, 4, 5};
+    foreign.fill(data, stream);
     auto imported = from_dlpack(channel, foreign.take(), stream);
     ASSERT_TRUE(imported) << imported.error().text();
     EXPECT_THAT(imported->input.dims(), ElementsAre(6, 2));

@@ -2,9 +2,11 @@
 
 #include <numeric>
 
+#include <boost/asio/io_context.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "clients/cpp/async_dlpack.h"
 #include "clients/cpp/dlpack.h"
 #include "ipc/dtype.h"
 #include "tests/unit/clients/channel_calls.h"
@@ -265,6 +267,84 @@ TEST(DLPack, WhatCannotBeAnInputIsRefusedAndDeleted) {
     EXPECT_EQ(refusal([](Spoilt t) { t.dl_tensor.shape[0] = -2; }).code, ErrorCode::shape_mismatch);
     EXPECT_EQ(refusal([](Spoilt t) { t.dl_tensor.shape[0] = 1 << 30; }).code, ErrorCode::resources_exhausted);
     EXPECT_EQ(from_dlpack(channel, nullptr).error().code, ErrorCode::input_invalid);
+}
+
+/// Of an `AsyncChannel`.
+class AsyncDLPack : public testing::Test {
+protected:
+    template <typename T>
+    Result<T> until(std::optional<Result<T>>& outcome) {
+        loop.restart();
+        while (!outcome && loop.run_one() > 0) {
+        }
+        return outcome ? std::move(*outcome) : Result<T>{Error{}};
+    }
+    Result<ImportedInput> imported(DLPackTensor tensor) {
+        std::optional<Result<ImportedInput>> outcome;
+        async_from_dlpack(channel, std::move(tensor), nullptr,
+                          [&](Result<ImportedInput> input) { outcome = std::move(input); });
+        return until(outcome);
+    }
+    void adopt(FakeWorker& worker) {
+        std::optional<Result<AsyncChannel>> outcome;
+        AsyncChannel::async_adopt(loop.get_executor(), worker.client_end(), {.client = "test", .deadline = {}},
+                                  [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
+        channel = until(outcome).value();
+    }
+    /// So that the worker hears of it.
+    void drop() {
+        channel = {};
+        loop.restart();
+        loop.poll();
+    }
+    boost::asio::io_context loop;
+    AsyncChannel channel;
+};
+
+TEST_F(AsyncDLPack, AForeignTensorIsCopiedByItsStridesAndDeleted) {
+    FakeWorker worker{greet_only};
+    adopt(worker);
+    Foreign foreign{{0, 1, 2, 3, 4, 5}, {3, 2}, {1, 3}};
+    Result<ImportedInput> result = imported(foreign.take());
+    ASSERT_TRUE(result) << result.error().text();
+    EXPECT_TRUE(result->copied);
+    EXPECT_EQ(foreign.deleted, 1);
+    EXPECT_THAT(values_of(result->input), ElementsAre(0, 3, 1, 4, 2, 5));
+
+    const std::byte* place = result->input.bytes().data();
+    Result<ImportedInput> back = imported(to_dlpack(result->input));
+    ASSERT_TRUE(back) << back.error().text();
+    EXPECT_FALSE(back->copied);
+    EXPECT_EQ(back->input.bytes().data(), place);
+    drop();
+}
+
+TEST_F(AsyncDLPack, RoomThatIsYetToBeMadeIsWaitedFor) {
+    FakeWorker worker{[](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::SlabRequest>();
+        w.offer(2, wire::SlabDirection::input, request.size_bytes, request.request_id);
+        w.await_hang_up();
+    }};
+    adopt(worker);
+    Foreign foreign{{5}, {FakeWorker::slab_bytes, 1}, {0, 1}};
+    Result<ImportedInput> result = imported(foreign.take());
+    ASSERT_TRUE(result) << result.error().text();
+    EXPECT_EQ(foreign.deleted, 1);
+    EXPECT_THAT(values_of(result->input), testing::Each(5));
+    drop();
+}
+
+TEST_F(AsyncDLPack, WhatCannotBeAnInputIsRefusedAndDeleted) {
+    FakeWorker worker{greet_only};
+    adopt(worker);
+    Foreign metal{{1, 2, 3, 4}, {2, 2}, {2, 1}}, large{{1}, {1 << 30, 1}, {0, 1}};
+    metal.tensor.dl_tensor.device = {kDLMetal, 1};
+    EXPECT_EQ(imported(metal.take()).error().code, ErrorCode::input_invalid);
+    EXPECT_EQ(imported(large.take()).error().code, ErrorCode::resources_exhausted);
+    EXPECT_EQ(imported(nullptr).error().code, ErrorCode::input_invalid);
+    EXPECT_EQ(metal.deleted + large.deleted, 2);
+    drop();
 }
 
 }  // namespace

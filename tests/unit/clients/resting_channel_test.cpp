@@ -1,6 +1,9 @@
 /// A channel that nobody uses for a while still gives back what its worker, and others, may want.
 
 #include <atomic>
+#include <fstream>
+#include <list>
+#include <string>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -58,8 +61,14 @@ protected:
         return until(outcome);
     }
     /// The loop has other things to do until the worker has had what it waits for, or has given up.
-    void run_until_the_script_ends() {
-        while (!ended) loop.run_one_for(20ms);
+    void run_until_the_script_ends(AsyncChannel& channel) { run_until(ended, channel); }
+    void run_until(const std::atomic<bool>& done, AsyncChannel& channel) {
+        const auto until = Clock::now() + patience;
+        while (!done && Clock::now() < until) loop.run_one_for(20ms);
+        if (done) return;
+        ADD_FAILURE() << "the worker waits in vain";
+        channel = {};  // which it hears of
+        loop.run_for(20ms);
     }
 
     asio::io_context loop;
@@ -78,7 +87,7 @@ TEST_F(AsyncChannelAtRest, GivesBackAnInputSlabThatABurstHasLeftEmpty) {
     const Input first = allocate(channel, half[0]);
     static_cast<void>(allocate(channel, more_than_is_left[0]));  // dropped, and nothing is asked of the channel any more
 
-    run_until_the_script_ends();
+    run_until_the_script_ends(channel);
 }
 
 TEST_F(AsyncChannelAtRest, GivesItBackAlsoWhereItWasDroppedLongAfterTheLastRequest) {
@@ -96,7 +105,7 @@ TEST_F(AsyncChannelAtRest, GivesItBackAlsoWhereItWasDroppedLongAfterTheLastReque
     loop.run_for(3 * limits::rest);  // it has come to rest
     added.reset();
 
-    run_until_the_script_ends();
+    run_until_the_script_ends(channel);
 }
 
 TEST_F(AsyncChannelAtRest, HearsAWithdrawal) {
@@ -114,7 +123,117 @@ TEST_F(AsyncChannelAtRest, HearsAWithdrawal) {
     loop.run_for(3 * limits::rest);
     rests.open();
 
-    run_until_the_script_ends();
+    run_until_the_script_ends(channel);
+}
+
+TEST_F(AsyncChannelAtRest, HearsItThoughHandshakesBlockAllThreadsThatMayBeBlocked) {
+    Gate rests, heard;
+    std::atomic<std::size_t> greeted = 0;
+    FakeWorker worker{[&](FakeWorker& w) {
+        greet(w);
+        rests.wait();
+        w.send(channel::encode(channel::SlabWithdraw{1}));
+        EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, 1U);
+        ended = true;
+    }};
+    const auto says_nothing = [&](FakeWorker& w) {
+        w.expect<channel::Hello>();
+        ++greeted;
+        heard.wait();
+    };
+    AsyncChannel channel = adopt(worker);
+    loop.run_for(3 * limits::rest);
+    std::list<FakeWorker> silent;
+    std::size_t refused = 0;
+    for (std::size_t i = 0; i < limits::blocking_threads; ++i)
+        AsyncChannel::async_adopt(loop.get_executor(), silent.emplace_back(says_nothing).client_end(),
+                                  {.client = "test", .deadline = 20s},
+                                  [&](const Result<AsyncChannel>& opened) { refused += !opened; });
+    while (greeted < limits::blocking_threads) loop.run_one_for(20ms);
+    rests.open();
+
+    run_until_the_script_ends(channel);
+    EXPECT_EQ(refused, 0U) << "or nothing was blocked";
+    heard.open();
+    while (refused < limits::blocking_threads) loop.run_one();
+}
+
+TEST_F(AsyncChannelAtRest, AWithdrawalThatCrossesAReturnIsAnsweredByItOnce) {
+    Gate again;
+    FakeWorker worker{[&](FakeWorker& w) {
+        greet(w);
+        grow(w, 2);
+        EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, 2U);
+        w.send(channel::encode(channel::SlabWithdraw{2}));  // as from a worker that has not read that yet
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        ended = true;
+        again.wait();
+        w.send(channel::encode(channel::SlabWithdraw{2}));
+        w.await_hang_up();
+    }};
+    AsyncChannel channel = adopt(worker);
+    std::optional<Input> first{allocate(channel, half[0])};
+    static_cast<void>(allocate(channel, more_than_is_left[0]));
+    loop.run_for(3 * limits::rest);
+
+    const Result<Reply> reply = infer(channel);
+    EXPECT_TRUE(reply) << reply.error().text();
+    run_until_the_script_ends(channel);
+    again.open();
+    const Result<Reply> second = infer(channel);
+    ASSERT_FALSE(second);
+    EXPECT_EQ(second.error().code, ErrorCode::protocol_violation) << "no slab is withdrawn twice";
+}
+
+TEST_F(AsyncChannelAtRest, GivesBackAnAddedSlabAlsoWhereTheFirstWasWithdrawn) {
+    Gate rests;
+    std::atomic<bool> first_returned = false;
+    FakeWorker worker{[&](FakeWorker& w) {
+        greet(w);
+        grow(w, 2);
+        rests.wait();
+        w.send(channel::encode(channel::SlabWithdraw{0}));
+        EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, 0U);
+        first_returned = true;
+        EXPECT_EQ(w.expect<channel::SlabReturn>().slab_id, 2U);
+        ended = true;
+    }};
+    AsyncChannel channel = adopt(worker);
+    std::optional<Input> first{allocate(channel, half[0])};
+    std::optional<Input> added{allocate(channel, more_than_is_left[0])};
+    first.reset();
+    rests.open();
+    run_until(first_returned, channel);
+    added.reset();
+
+    run_until_the_script_ends(channel);
+}
+
+/// Of the fake worker's slabs and rings, in this process.
+int mappings() {
+    std::ifstream maps{"/proc/self/maps"};
+    int count = 0;
+    for (std::string line; std::getline(maps, line);)
+        count += line.find("/memfd:fake") != std::string::npos || line.find("/memfd:test-rings") != std::string::npos;
+    return count;
+}
+
+TEST_F(AsyncChannelAtRest, KeepsNothingOfAWorkerThatWasUnloaded) {
+    Gate opened;
+    FakeWorker worker{[&](FakeWorker& w) {
+        greet(w);
+        opened.wait();
+        w.send(channel::encode(channel::Closing{ErrorCode::worker_draining, {}}));
+        w.slabs.clear();  // what is mapped then is the client's
+    }};
+    AsyncChannel channel = adopt(worker);
+    opened.open();
+    worker.finish();
+    EXPECT_EQ(mappings(), over_rings() ? 3 : 2);
+    const auto until = Clock::now() + patience;
+    while (mappings() > 0 && Clock::now() < until) loop.run_one_for(20ms);
+
+    EXPECT_EQ(mappings(), 0);
 }
 
 TEST_F(AsyncChannelAtRest, ReleasesAResultWhenItIsDropped) {
@@ -129,7 +248,7 @@ TEST_F(AsyncChannelAtRest, ReleasesAResultWhenItIsDropped) {
     loop.run_for(3 * limits::rest);
     reply.reset();
 
-    run_until_the_script_ends();
+    run_until_the_script_ends(channel);
 }
 
 TEST_F(AsyncChannelAtRest, IsNoWorkOfItsLoop) {

@@ -203,6 +203,59 @@ TEST_P(PacketLineTest, SendingTakesNoWakeUpAwayFromALoopThatWaits) {
     EXPECT_EQ(client.receive_number(), 1U);
 }
 
+/// One that sleeps, while packets are gathered for it.
+class PacketLineCorking : public PacketLineTest {
+protected:
+    void SetUp() override { connect(); }
+    /// Or is about to, where there is something to be read.
+    void fall_asleep() {
+        ASSERT_TRUE(client.line.sleep(std::chrono::milliseconds{0}).value()) << "the doorbell's first edge";
+        static_cast<void>(client.line.prepare_to_sleep(false));
+    }
+    /// The packet that is to be told of with the next one.
+    void cork(std::uint64_t number) {
+        const Result<> posted = worker.line.post(packet(number), PacketLine::Wake::later);
+        ASSERT_TRUE(posted) << posted.error().text();
+        EXPECT_FALSE(is_woken()) << "that was to come later";
+    }
+    [[nodiscard]] bool is_woken() { return client.line.sleep(std::chrono::milliseconds{0}).value(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Over, PacketLineCorking, testing::Values(Over::rings, Over::small_rings, Over::spinning_rings),
+                         name_of);
+
+TEST_P(PacketLineCorking, ThePacketThatFollowsWakesForBoth) {
+    fall_asleep();
+    cork(0);
+    ASSERT_TRUE(worker.line.post(packet(1)));
+    EXPECT_TRUE(is_woken());
+    EXPECT_EQ(client.receive_number(), 0U);
+    EXPECT_EQ(client.receive_number(), 1U);
+}
+
+TEST_P(PacketLineCorking, SoDoesOneThatFindsTheRingFull) {
+    std::uint64_t sent = 0;
+    while (worker.line.send(packet(sent))) ++sent;  // of one line each, while the client is awake
+    ASSERT_EQ(client.receive_number(), 0U);         // room for one
+    fall_asleep();
+    cork(sent);
+    EXPECT_EQ(worker.line.send(packet(sent + 1)).error().code, ErrorCode::queue_full);
+    EXPECT_FALSE(worker.line.socket_was_full());
+    EXPECT_TRUE(is_woken());
+    for (std::uint64_t number = 1; number <= sent; ++number) ASSERT_EQ(client.receive_number(), number);
+}
+
+TEST_P(PacketLineCorking, SoDoesOneThatFindsTheSocketFull) {
+    fall_asleep();
+    while (send_packet(worker.socket(), packet(7, packet_bytes_max), {})) {
+    }
+    cork(0);
+    EXPECT_EQ(worker.line.send(packet(1), std::array{STDERR_FILENO}).error().code, ErrorCode::queue_full);
+    EXPECT_TRUE(worker.line.socket_was_full());
+    EXPECT_TRUE(is_woken());
+    EXPECT_EQ(client.receive_number(), 0U);
+}
+
 TEST_P(PacketLineTest, WhatWasSentBeforeTheEndIsReceivedBeforeIt) {
     connect();
     worker.send(packet(0));

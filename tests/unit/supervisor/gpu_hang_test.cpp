@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <future>
+
 #include "supervisor/limits.h"
 #include "tests/unit/supervisor/replica_fixture.h"
 
@@ -156,8 +158,12 @@ TEST_F(GpuHang, WhoHasBeenReadyWaitsForItsQuarantinedGpuAndStartsWhenThatIsLifte
     EXPECT_EQ(keeper_.workers.size(), 1U);
 
     ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
+    std::promise<void> seen;
+    off_loop_.run(
+        "waiting", [seen = seen.get_future().share()] { return seen.wait(), true; }, [](const Result<bool>&) {});
     context_.gpu_quarantine.lift("GPU-a");
-    EXPECT_EQ(off_loop_.waiting(), 1U) << "it looks at once, not when its time has come";
+    EXPECT_EQ(off_loop_.waiting(), 2U) << "it looks at once, not when its time has come";
+    seen.set_value();
     loading(2).ready();
     wait_for(WorkerState::ready);
     EXPECT_EQ(replica().row().at("restarts").to_number<int>(), 1);

@@ -109,6 +109,22 @@ TEST(GpuQuarantine, TellsEachChangeOnce) {
     EXPECT_EQ(told.size(), 4U) << "nothing changed";
 }
 
+TEST(GpuQuarantine, WhatAFormerSupervisorKnewIsAddedToWhatIsKnownSince) {
+    GpuQuarantine former;
+    former.add("GPU-a", "it fell off the bus");
+    (void)former.model_failed("GPU-b", "one", start);
+    (void)former.model_failed("GPU-b", "two", start);
+    GpuQuarantine quarantine;
+    quarantine.add("GPU-a", "process 7 is alive");
+    EXPECT_FALSE(quarantine.model_failed("GPU-b", "two", start + 1s));
+
+    quarantine.restore(former.state());
+
+    EXPECT_EQ(quarantine.reason("GPU-a"), "it fell off the bus; process 7 is alive");
+    EXPECT_EQ(quarantine.state().failures.at("GPU-b").size(), 2U);
+    EXPECT_TRUE(quarantine.model_failed("GPU-b", "three", start + 2s));
+}
+
 /// What one supervisor saves and the next one, of the same keeper, reads.
 class GpuQuarantineFileTest : public testing::Test {
 protected:

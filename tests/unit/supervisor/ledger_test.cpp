@@ -23,6 +23,7 @@ Ledger full() {
     ledger.has_cgroup = ledger.granted = ledger.keep_running = ledger.unload_asked = ledger.replacing = true;
     ledger.eager = "capture crashed with SIGSEGV";
     ledger.ready_unix_ms = ledger.end_began_unix_ms = ledger.restart_due_unix_ms = 1'700'000'000'000;
+    ledger.capturing = ledger.aborted = true;
     ledger.escalation = Escalation::sigkill;
     ledger.host_bytes = ledger.gpu_free_before = ledger.requests = ledger.errors = UINT64_MAX;
     ledger.adoptions_tried = 2;
@@ -146,6 +147,37 @@ TEST(Ledger, RefusesWhatItDoesNotUnderstand) {
     EXPECT_FALSE(odd->keep_running || odd->gave_up_by_count);
     EXPECT_EQ(odd->ready_before_withdrawn, 0ms);
     EXPECT_EQ(odd->on_gpu, (std::vector<CrashOnGpu>{{"a", 5}, {"b", 6}}));
+}
+
+/// Of bytes that no supervisor has written, too, the next one has a ledger that the keeper takes and that reads back.
+TEST(Ledger, IsBoundedAndMeansTheSameWhateverItWasReadFrom) {
+    const std::string far = std::to_string((std::int64_t{1} << 59) - 1);
+    const std::string max = std::to_string(INT64_MAX);
+    std::string crashes = "0";
+    for (int i = 0; i < 500; ++i) crashes += ",0";
+    for (const std::string& text :
+         {R"({"v":1,"device":")" + std::string(1'100, 'd') + R"(","declaration":")" + std::string(1'100, 'c') +
+              R"(","gpu":")" + std::string(1'100, 'g') + "\"}",
+          R"({"v":1,"on_gpu":[")" + std::string(130, 'u') + R"(",5]})",
+          R"({"v":1,"on_gpu":[")" + std::string(50, 'a') + "\"," + far + ",\"" + std::string(50, 'b') + "\"," + far +
+              "]}",
+          R"({"v":1,"crashes":[)" + crashes + "]}",
+          R"({"v":1,"crash":{"lost":")" + std::string(96, 'x') + R"("},"gpu":")" + std::string(96, 'g') +
+              R"(","eager":")" + std::string(160, 'e') + R"(","reason":")" + std::string(400, 'r') + "\"}"}) {
+        const auto ledger = Ledger::parse(text);
+        ASSERT_TRUE(ledger) << text;
+        const std::string written = ledger->to_text();
+        EXPECT_LE(written.size(), keeper_link::ledger_bytes_max);
+        const auto read = Ledger::parse(written);
+        ASSERT_TRUE(read) << written;
+        EXPECT_EQ(read->to_text(), written);
+    }
+    const auto ledger =
+        Ledger::parse(R"({"v":1,"withdrawn_ms":)" + max + R"(,"crashes":[)" + max + "," + max + "]}").value();
+    RestartPolicy policy{true};
+    ledger.restore(policy, RestartPolicy::Time{1h}, 0);
+    EXPECT_EQ(policy.ended({Ending::crashed, 1s, true, {}}, RestartPolicy::Time{1h}, 0).unforgiven, 1U)
+        << "all that was before is forgiven, and nothing overflows";
 }
 
 TEST(Fingerprint, ChangesWithWhatTheWorkerIsToldAndWithItsFile) {

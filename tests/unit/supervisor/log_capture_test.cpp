@@ -1,7 +1,9 @@
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <array>
+#include <csignal>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -11,6 +13,7 @@
 #include "supervisor/limits.h"
 #include "supervisor/log_pipe.h"
 #include "supervisor/text.h"
+#include "tests/support/file_text.h"
 #include "tests/unit/supervisor/loop.h"
 #include "tests/unit/supervisor/temporary_folder.h"
 
@@ -144,6 +147,24 @@ TEST(ModelLog, WritesAFileThatRotatesAndNeverLeavesItsFolder) {
     std::string first;
     std::getline(std::ifstream{file} >> std::ws, first);
     EXPECT_THAT(first, testing::StartsWith("2023-11-14T22:13:20.123 2#7 a line"));
+}
+
+TEST(LogFile, OnAFullDiskWholeLinesAreLost) {
+    const test::TemporaryFolder folder;
+    const auto path = folder.path() / "m.log";
+    LogFile file{path};
+    file.append("first\n");
+    rlimit former{};
+    ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &former), 0);
+    rlimit full = former;
+    full.rlim_cur = 16;
+    const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);  // no file may grow beyond that, as on a disk that is full there
+    file.append("second\nthird\n");
+    ::setrlimit(RLIMIT_FSIZE, &former);
+    std::signal(SIGXFSZ, ignored);
+    file.append("fourth\n");
+    EXPECT_EQ(bulkhead::test::file_text(path), "first\nsecond\nfourth\n");
 }
 
 TEST(ModelLog, GoesOnInMemoryWhereNothingCanBeWritten) {

@@ -103,6 +103,7 @@ TEST(LogWriter, OneOfATargetThatHangsIsLeftBehind) {
         writer.append(gate, "held\n");
         gate->wait_until_asked();
         EXPECT_FALSE(writer.end()) << "whoever ends knows that a thread is left";
+        EXPECT_FALSE(writer.end()) << "it still is";
     }
     gate->open();  // it comes back, and finds nothing to do
 }

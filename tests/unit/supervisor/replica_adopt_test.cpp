@@ -302,6 +302,42 @@ TEST_F(AdoptionTest, OneThatBecameReadyAndDiedMeanwhileIsStartedAgain) {
     loading(2);
 }
 
+TEST_F(AdoptionTest, ACrashInCaptureWhileNoSupervisorRanIsFollowedByOneWithoutGraphs) {
+    spec_.preload = true;
+    replica().preload();
+    FakeWorker& worker = loading();
+    worker.say({{"type", "progress"}, {"phase", "capturing"}});
+    wait_for(WorkerState::capturing);
+    replica_.reset();
+    (void)keeper_.hand_over();
+    keeper_.exit(worker, {true, SIGSEGV, true});
+    found_ = keeper_.hand_over();
+    adopt();
+    FakeWorker& next = loading(2);
+    EXPECT_EQ(next.received[0].at("model").at("graphs").as_string(), "off");
+    next.ready();
+    wait_for(WorkerState::ready);
+    EXPECT_EQ(replica().row().at("note").as_string(), "eager: capture crashed with SIGSEGV");
+}
+
+TEST_F(AdoptionTest, ACaptureThatHungUnderAFormerSupervisorIsNotTriedAgain) {
+    keeper_.obeys = [](int number) { return number == SIGKILL; };
+    spec_.deadlines.capture = 200ms;
+    spec_.preload = true;
+    replica().preload();
+    FakeWorker& worker = loading();
+    worker.say({{"type", "progress"}, {"phase", "capturing"}});
+    ASSERT_TRUE(wait([&] { return worker.got_signal(SIGABRT); }));
+    supervisor_dies();
+    adopt();
+    FakeWorker& next = loading(2);
+    EXPECT_TRUE(worker.got_signal(SIGKILL));
+    EXPECT_EQ(next.received[0].at("model").at("graphs").as_string(), "off");
+    next.ready();
+    wait_for(WorkerState::ready);
+    EXPECT_EQ(replica().row().at("note").as_string(), "eager: capture hung for 200 ms");
+}
+
 TEST_F(AdoptionTest, AQuarantineStaysWithItsReasonUntilALoad) {
     load();
     FakeWorker& worker = loading();
@@ -489,6 +525,22 @@ TEST_F(GpuAdoptionTest, WhoWaitsForItsGrantGetsIt) {
     answer(worker, "loading",
            {{"state", {{"configured", true}, {"phase", "loading"}, {"in_flight", 0}, {"grant", "asked"}}}});
     EXPECT_TRUE(wait([&] { return worker.got("grant"); }));
+}
+
+/// One that is ready and idle: no change of its state tells the next supervisor later.
+TEST_F(GpuAdoptionTest, CrashesThatWereTakenBackAreNotedAsSuch) {
+    keeper_.exit(ready(), {true, SIGSEGV, true});
+    keeper_.exit(loading(2), {true, SIGSEGV, true});
+    load();
+    FakeWorker& worker = loading(3);
+    worker.ready();
+    wait_for(WorkerState::ready);
+    ASSERT_EQ(kept(worker).crashes.ready_before.size(), 2U);
+
+    replica().gpu_was_quarantined("GPU-a");
+
+    EXPECT_TRUE(kept(worker).crashes.ready_before.empty());
+    EXPECT_TRUE(kept(worker).on_gpu.empty());
 }
 
 /// What had quarantined it was the GPU's doing: that shows only under the next supervisor.

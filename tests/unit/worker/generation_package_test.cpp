@@ -287,16 +287,18 @@ TEST(GenerationFit, TellsWhatLeavesMoreToStepsThatFoundTooLittle) {
     EXPECT_EQ(told.code, ErrorCode::out_of_memory);
     EXPECT_EQ(told.attempt,
               "capturing 4 sequences x 8192 positions: no room; of 17408 MiB that were free, it asks for 8192 MiB of "
-              "weights and 8192 MiB of KV (4 slots of 8192 positions, float32), and steps and their graphs take more");
+              "weights and 8192 MiB of KV (4 slots of 8192 positions, float32), and steps, their graphs and a long "
+              "prompt take more");
     EXPECT_EQ(told.remedy,
               "generate.slots: 2 leaves 4096 MiB more; or generate.length: 4096 leaves 4096 MiB more; or an export with "
-              "--kv-dtype bfloat16 leaves 4096 MiB more; or fewer generate.buckets need fewer graphs; or unload another "
-              "model");
+              "--kv-dtype bfloat16 leaves 4096 MiB more; or fewer generate.buckets need fewer graphs; or a smaller "
+              "generate.prefill_chunk needs less for a long prompt; or unload another model");
 
     shape.slots = 1;
     shape.length = 64;
     shape.buckets = {64};
     manifest.kv_dtype = wire::DType::bfloat16;
+    manifest.device = "cpu";
     EXPECT_EQ(say_what_leaves_more(ran_out, manifest, shape, 8ULL << 30, 8ULL << 30).remedy, "unload another model");
     const Error other{ErrorCode::load_failed, "reading", "read"};
     EXPECT_EQ(say_what_leaves_more(other, manifest, shape, 0, 0), other);

@@ -41,7 +41,7 @@ def compile_decode(step: Step, numbers: Numbers, sizes: Sizes, file: Path, most:
     arguments = [
         torch.zeros(count, numbers.codebooks, dtype=torch.int64),
         torch.arange(count),
-        torch.arange(EXAMPLE_SPAN),
+        torch.arange(example_of(sizes).span),
         *([torch.zeros(count, dtype=torch.int64)] if step.rope_delta else []),
     ]
     rows = n if most <= 2 or numbers.rows == 1 else numbers.rows * n
@@ -53,13 +53,14 @@ def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes
     """For 2 to `chunk_max` positions of one sequence. Writes `file`; returns the constants it asks for, by name."""
     chunk = Dim("T", min=2, max=sizes.chunk_max)
     a, length = _lengths(sizes)
-    count = min(EXAMPLE_CHUNK, sizes.chunk_max)
+    example = example_of(sizes)
+    count = example.chunk
     if form.input == "embeddings":
         assert form.width is not None
         prompt, prompt_shape = torch.zeros(numbers.rows, count, form.width, dtype=_embedding_dtype(step)), {1: chunk}
     else:
         prompt, prompt_shape = torch.zeros(count, numbers.codebooks, dtype=torch.int64), {0: chunk}
-    arguments = [prompt, torch.arange(count), torch.arange(EXAMPLE_SPAN)]
+    arguments = [prompt, torch.arange(count), torch.arange(example.span)]
     shapes: list[Any] = [prompt_shape, {0: chunk}, {0: a}]
     if step.rope_delta == "rope":
         arguments.append(torch.zeros(3, count, dtype=torch.int64))
@@ -81,10 +82,24 @@ def compile_method(method: Method, device: str, file: Path) -> dict[str, Tensor]
     return compile_program(program, file, device, "anything")
 
 
-EXAMPLE_SPAN = 24  # unequal sizes: none may be taken for another, nor for 0 or 1
-EXAMPLE_CHUNK = 7
-EXAMPLE_LENGTH = 40
 KERNEL_ARGUMENTS = 24
+
+
+@dataclass(frozen=True)
+class Example:
+    """Sizes that a function is traced with: 1 < chunk < span < length, and none is a bound."""
+
+    chunk: int
+    span: int
+    length: int
+
+
+def example_of(sizes: Sizes) -> Example:
+    """For a GPU as long as in use: Inductor chooses by them among how many blocks a sum is divided, and measures kernels with them."""
+    chunk, span, length = (120, 1000, 1999) if sizes.device == "cuda" else (7, 24, 40)
+    length = min(length, sizes.length_max - 1)
+    span = min(span, length - 1)
+    return Example(min(chunk, sizes.chunk_max - 1, span - 1), span, length)
 
 
 def _lengths(sizes: Sizes) -> tuple[Any, Any]:
@@ -95,7 +110,7 @@ def _lengths(sizes: Sizes) -> tuple[Any, Any]:
 
 
 def _buffers(numbers: Numbers, sizes: Sizes, count: int) -> list[Tensor]:
-    shape = (count * numbers.rows, numbers.heads, EXAMPLE_LENGTH, numbers.dim)
+    shape = (count * numbers.rows, numbers.heads, example_of(sizes).length, numbers.dim)
     return [torch.zeros(shape, dtype=sizes.kv_dtype) for _ in range(2 * numbers.layers)]
 
 

@@ -20,7 +20,7 @@ from .source import Loaded
 
 Tell = Callable[[str], None]
 
-LENGTH_MIN = 64  #: above the sizes of `functions`' examples, none of which may be a bound
+LENGTH_MIN = 64  #: this and the next: above the sizes of `functions.example_of` for a CPU
 CHUNK_MIN = 8
 BUCKETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 PACKAGED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "worker/generation/engine.h"
+
+namespace bulkhead::worker::generation {
+
+/// Tries a new engine before anyone relies on it: a prompt of two positions, and a step of 1, 2, 4 … sequences. Where
+/// `longest_chunk` > 0, first the last so many positions of the longest prompt: their attention asks for more memory
+/// than anything else, and no graph holds it. What all this leaves behind is taken back.
+///
+/// Thread  the executor
+/// Errors  as Engine
+[[nodiscard]] Result<> try_once(Engine& engine, std::uint32_t longest_chunk);
+
+}  // namespace bulkhead::worker::generation

@@ -157,12 +157,7 @@ TEST(Fault18, GrandchildrenInSessionsOfTheirOwnAreGoneWhenTheUnloadReturns) {
     Daemon daemon{fleet({evil_model("parent", "setsid_child", "ok")})};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
     EXPECT_FALSE(daemon.call("daemon.info")->at("containment").as_string().empty()) << "which means is in force";
-    pid_t grandchild = 0;
-    const auto lines = daemon.call("logs.tail", {{"model", "parent"}, {"lines", 100}}).value();
-    std::smatch found;
-    const std::string text = json::serialize(lines);
-    ASSERT_TRUE(std::regex_search(text, found, std::regex{"pid ([0-9]+) is the grandchild"})) << text;
-    grandchild = std::stoi(found[1].str());
+    const pid_t grandchild = daemon.grandchild("parent");
     ASSERT_TRUE(is_alive(grandchild));
 
     const auto receipt = daemon.unload("parent");

@@ -8,7 +8,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <regex>
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -23,23 +22,6 @@ using testing::HasSubstr;
 using testing::StartsWith;
 
 std::string parent_of(const std::string& child) { return minimal_model("parent", "MINIMAL_CHILD: " + child); }
-
-/// The number that the child has printed.
-pid_t child_of(const Daemon& daemon) {
-    auto control = daemon.connect();
-    std::string text;
-    control.on_notification([&](std::string_view, const json::object& line) { text += json::serialize(line); });
-    const auto tail = control.call("logs.tail", {{"model", "parent"}, {"follow", true}});
-    EXPECT_TRUE(tail);
-    if (tail) text = json::serialize(tail->result) + text;
-    std::smatch found;
-    while (!std::regex_search(text, found, std::regex{"pid ([0-9]+) is the grandchild"}))
-        if (!control.wait_notification(std::chrono::seconds{20})) {
-            ADD_FAILURE() << "it has no child: " << text;
-            return -1;
-        }
-    return std::stoi(found[1].str());
-}
 
 std::string containment(const Daemon& daemon) {
     return std::string{daemon.call("daemon.info")->at("containment").as_string()};
@@ -121,7 +103,7 @@ TEST_P(Escaped, AreGoneWhenAnUnloadReturns) {
     Daemon daemon{fleet({parent_of("setsid")}), options_};
     expect_containment(daemon);
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = child_of(daemon);
+    const pid_t child = daemon.grandchild("parent");
     ASSERT_TRUE(is_alive(child));
 
     const auto receipt = daemon.unload("parent");
@@ -134,7 +116,7 @@ TEST_P(Escaped, AreGoneWhenAnUnloadReturns) {
 TEST_P(Escaped, WithoutTheirFirstThreadAreGoneWhenAnUnloadReturns) {
     Daemon daemon{fleet({parent_of("leaderless")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = child_of(daemon);
+    const pid_t child = daemon.grandchild("parent");
     ASSERT_TRUE(wait_leaderless(child));
 
     const auto receipt = daemon.unload("parent");
@@ -147,7 +129,7 @@ TEST_P(Escaped, WithoutTheirFirstThreadAreGoneWhenAnUnloadReturns) {
 TEST_P(Escaped, WithoutTheirFirstThreadEndAtTheLatestWithTheNextStart) {
     Daemon daemon{fleet({parent_of("leaderless")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = child_of(daemon);
+    const pid_t child = daemon.grandchild("parent");
     ASSERT_TRUE(wait_leaderless(child));
 
     daemon.keeper().signal(SIGKILL);
@@ -162,7 +144,7 @@ TEST_P(Escaped, WithoutTheirFirstThreadEndAtTheLatestWithTheNextStart) {
 TEST_P(Escaped, OrStayedInTheGroupAreGoneWhenAnUnloadReturns) {
     Daemon daemon{fleet({parent_of("group")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = child_of(daemon);
+    const pid_t child = daemon.grandchild("parent");
     ASSERT_TRUE(is_alive(child));
 
     const auto receipt = daemon.unload("parent");
@@ -175,7 +157,7 @@ TEST_P(Escaped, OrStayedInTheGroupAreGoneWhenAnUnloadReturns) {
 TEST_P(Escaped, AreGoneAfterACrashOfTheirWorker) {
     Daemon daemon{fleet({parent_of("setsid")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t first = child_of(daemon);
+    const pid_t first = daemon.grandchild("parent");
 
     ::kill(daemon.pid("parent"), SIGKILL);
     ASSERT_TRUE(wait_gone(first));
@@ -189,7 +171,7 @@ TEST_P(Escaped, AreGoneAfterACrashOfTheirWorker) {
 TEST_P(Escaped, OfAKilledKeeperEndWithItOrBeforeTheNextOneAnswers) {
     Daemon daemon{fleet({parent_of("setsid")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = child_of(daemon);
+    const pid_t child = daemon.grandchild("parent");
     const std::string folder = containment(daemon);
     const bool contained = folder.starts_with("cgroup ");
     EXPECT_THAT(cgroups_of(child), contained ? testing::Matcher<std::string>(HasSubstr("/bulkhead-")) : testing::_);
@@ -222,7 +204,7 @@ TEST_P(Escaped, OfAKilledKeeperEndWithItOrBeforeTheNextOneAnswers) {
 TEST_P(Escaped, OfAKilledKeeperEndThoughItsSupervisorWasStopped) {
     Daemon daemon{fleet({parent_of("setsid")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = child_of(daemon);
+    const pid_t child = daemon.grandchild("parent");
     const bool contained = containment(daemon).starts_with("cgroup ");
     const pid_t supervisor = supervisor_of(daemon);
 
@@ -239,7 +221,7 @@ TEST_P(Escaped, OfAKilledKeeperEndThoughItsSupervisorWasStopped) {
 TEST_P(Escaped, OfAKilledSupervisorLiveOnWithTheirWorker) {
     Daemon daemon{fleet({parent_of("setsid")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = child_of(daemon);
+    const pid_t child = daemon.grandchild("parent");
     const pid_t worker = daemon.pid("parent");
     const bool contained = containment(daemon).starts_with("cgroup ");
 
@@ -257,7 +239,7 @@ TEST_P(Escaped, OfAKilledSupervisorLiveOnWithTheirWorker) {
 TEST_P(Escaped, WithoutTheirMarkerAreFoundByTheirCgroupAlone) {
     Daemon daemon{fleet({parent_of("bare")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = child_of(daemon);
+    const pid_t child = daemon.grandchild("parent");
     if (!containment(daemon).starts_with("cgroup ")) {
         ::kill(child, SIGKILL);
         GTEST_SKIP() << "what hides from the marker is nobody's here, and `info` says which holds";
@@ -269,7 +251,7 @@ TEST_P(Escaped, WithoutTheirMarkerAreFoundByTheirCgroupAlone) {
     const auto next = start_again(daemon);
 
     ASSERT_TRUE(daemon.load("parent"));
-    const pid_t second = child_of(daemon);
+    const pid_t second = daemon.grandchild("parent");
     EXPECT_TRUE(daemon.unload("parent")->at("verified").as_bool());
     EXPECT_FALSE(is_alive(second));
     next->signal(SIGTERM);

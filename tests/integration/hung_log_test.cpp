@@ -58,12 +58,16 @@ private:
     std::string shown_;
 };
 
-TEST(HungLog, ATerminalThatWasStoppedStopsNobodyElse) {
-    Terminal terminal;
+SpawnOptions logging_to(const Terminal& terminal) {
     SpawnOptions options;
     options.programs = minimal_programs();
-    options.in_child = [&] { terminal.take_over(); };
-    Daemon daemon{fleet({minimal_model("m")}), options};
+    options.in_child = [&terminal] { terminal.take_over(); };
+    return options;
+}
+
+TEST(HungLog, ATerminalThatWasStoppedStopsNobodyElse) {
+    Terminal terminal;
+    Daemon daemon{fleet({minimal_model("m")}), logging_to(terminal)};
     ASSERT_TRUE(terminal.shows("containment=")) << "it logs there";
 
     terminal.stop();
@@ -84,10 +88,7 @@ TEST(HungLog, ATerminalThatWasStoppedStopsNobodyElse) {
 
 TEST(HungLog, ATerminalThatWasStoppedHoldsUpNoSupervisorThatHasErrorsToTell) {
     Terminal terminal;
-    SpawnOptions options;
-    options.programs = minimal_programs();
-    options.in_child = [&] { terminal.take_over(); };
-    Daemon daemon{fleet({minimal_model("m")}), options};
+    Daemon daemon{fleet({minimal_model("m")}), logging_to(terminal)};
     ASSERT_TRUE(terminal.shows("containment=")) << "it logs there";
     const auto supervisor = static_cast<pid_t>(daemon.call("daemon.info").value().at("supervisor_pid").as_int64());
     daemon.folder().write("fleet.yaml", "version: 1\nmodels: {m: [}\n");

@@ -46,6 +46,15 @@ protected:
         for (auto& [name, value] : more) hello[name] = value;
         worker.say(hello);
     }
+    /// At once, for a package that this machine cannot run.
+    FakeWorker& quarantined() {
+        load();
+        FakeWorker& worker = loading();
+        worker.say({{"type", "failed"}, {"code", "package_incompatible"}, {"attempt", "wrong CPU"}, {"remedy", ""}});
+        keeper_.exit(worker, {false, 78, true});
+        wait_for(WorkerState::quarantined);
+        return worker;
+    }
     Ledger kept(const FakeWorker& worker) { return Ledger::parse(keeper_.ledgers.at(worker.name.generation)).value(); }
 
     std::vector<FoundWorker> found_;

@@ -80,11 +80,7 @@ TEST_F(AdoptionTest, ACaptureThatHungUnderAFormerSupervisorIsNotTriedAgain) {
 }
 
 TEST_F(AdoptionTest, AQuarantineStaysWithItsReasonUntilALoad) {
-    load();
-    FakeWorker& worker = loading();
-    worker.say({{"type", "failed"}, {"code", "package_incompatible"}, {"attempt", "wrong CPU"}, {"remedy", ""}});
-    keeper_.exit(worker, {false, 78, true});
-    wait_for(WorkerState::quarantined);
+    const FakeWorker& worker = quarantined();
     supervisor_dies();
     adopt();
     EXPECT_EQ(replica().state(), WorkerState::quarantined);
@@ -96,11 +92,7 @@ TEST_F(AdoptionTest, AQuarantineStaysWithItsReasonUntilALoad) {
 }
 
 TEST_F(AdoptionTest, AChangedDeclarationLiftsAQuarantine) {
-    load();
-    FakeWorker& worker = loading();
-    worker.say({{"type", "failed"}, {"code", "package_incompatible"}, {"attempt", "wrong CPU"}, {"remedy", ""}});
-    keeper_.exit(worker, {false, 78, true});
-    wait_for(WorkerState::quarantined);
+    quarantined();
     supervisor_dies();
     spec_.threads = 2;
     adopt();

@@ -38,6 +38,11 @@ public:
     /// socket, the caller's: readable when the doorbell was rung or the peer has hung up; an epoll descriptor.
     /// Errors  resources_exhausted, after which the line is of no use
     Result<UniqueFd> use(std::unique_ptr<RingEnd> rings);
+    /// The same for who waits in a loop of its own: for edges at the doorbell (EPOLLET), whose descriptor is returned and
+    /// stays the line's, and for the peer's end, which it then tells by `note_end`. It never calls `sleep`.
+    [[nodiscard]] int use_in_loop(std::unique_ptr<RingEnd> rings) noexcept;
+    /// The peer has hung up: what it had sent is still received.
+    void note_end() noexcept { hung_up_ = true; }
     [[nodiscard]] bool has_rings() const noexcept { return rings_ != nullptr; }
     /// Unmaps them: nothing will be sent or received any more.
     void drop_rings() noexcept { rings_.reset(); }

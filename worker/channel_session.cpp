@@ -171,7 +171,7 @@ void ChannelSession::use_rings(std::unique_ptr<RingEnd> rings) {
     // What follows an offer that still waits would overtake it: but before welcome nothing was sent that could fill a socket.
     if (stream_->send(channel::encode(rings->offer()), fds) != PacketStream::Sent::yes)
         return close("its socket is full before the first message");
-    if (const Result<> used = stream_->use_rings(std::move(rings), spin()); !used) break_off(used.error());
+    stream_->use_rings(std::move(rings), spin());
 }
 
 void ChannelSession::refuse(const Error& error) {

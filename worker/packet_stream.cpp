@@ -15,37 +15,46 @@
 
 namespace bulkhead::worker {
 
-using boost::asio::posix::descriptor_base;
-
 std::shared_ptr<PacketStream> PacketStream::make(boost::asio::io_context& io, UniqueFd socket,
                                                  std::span<std::byte> receive_buffer, Events events) {
     // The flag belongs to this end alone: the peer's is another open file.
     ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
     std::shared_ptr<PacketStream> stream{new PacketStream{io, std::move(socket), receive_buffer, std::move(events)}};
-    stream->wait_readable();
+    stream->at_socket_.await_readable(stream);
     return stream;
 }
 
 PacketStream::PacketStream(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer,
                            Events events)
-    : io_{io}, socket_{io, socket.release()}, line_{socket_.native_handle(), PacketLine::Sleeper::trusted},
+    : io_{io}, socket_{std::move(socket)}, line_{socket_.get(), PacketLine::Sleeper::trusted},
+      at_socket_{io, socket_.get(), [this] { socket_has_news(); }, [this] { socket_has_room(); }},
       receive_buffer_{receive_buffer}, events_{std::move(events)} {}
 
-Result<> PacketStream::use_rings(std::unique_ptr<RingEnd> rings, std::chrono::microseconds spin) {
-    Result<UniqueFd> waitable = line_.use(std::move(rings));
-    if (!waitable) return std::move(waitable).error();
-    waitable_.emplace(io_, waitable->release());
+void PacketStream::use_rings(std::unique_ptr<RingEnd> rings, std::chrono::microseconds spin) {
+    const int doorbell = line_.use_in_loop(std::move(rings));
+    at_bell_.emplace(io_, doorbell, [this] {
+        if (!open_ || lost_) return;
+        line_.stay_awake();
+        read_packets();
+    });
     spin_ = spin;
-    // A read of the socket that waits, or runs right now, finds the rings in its place.
-    socket_.cancel();
-    look_again();
-    return {};
+    look_again();  // a read of the socket that runs right now finds the rings in its place
 }
 
-void PacketStream::wait_readable() {
-    socket_.async_wait(descriptor_base::wait_read, [self = shared_from_this()](boost::system::error_code failed) {
-        if (!failed && self->open_ && !self->waitable_) self->read_packets();
-    });
+/// With rings its packets are announced there, so this is only about its end.
+void PacketStream::socket_has_news() {
+    if (!open_ || lost_) return;
+    if (at_bell_) {
+        if (!peer_is_gone()) return at_socket_.await_readable(shared_from_this());
+        line_.note_end();
+    }
+    read_packets();
+}
+
+void PacketStream::socket_has_room() {
+    awaits_room_ = false;
+    if (!open_ || !flush()) return;
+    if (events_.flushed) events_.flushed();
 }
 
 void PacketStream::look_again() {
@@ -71,33 +80,17 @@ void PacketStream::sleep_at_rings() {
         line_.stay_awake();
         return look_again();
     }
-    if (std::exchange(awaits_packets_, true)) return;
-    waitable_->async_wait(descriptor_base::wait_read, [self = shared_from_this()](boost::system::error_code failed) {
-        self->awaits_packets_ = false;
-        if (failed || !self->open_ || self->lost_) return;
-        if (const Result<bool> woken = self->line_.sleep(std::chrono::milliseconds{0}); !woken)
-            return self->lose(woken.error().attempt);
-        self->line_.stay_awake();
-        self->read_packets();
-    });
+    at_bell_->await_readable(shared_from_this());
 }
 
 void PacketStream::wait_writable() {
-    if (waitable_ && !line_.socket_was_full()) {
-        awaits_room_ = true;
-        if (!line_.prepare_to_sleep(true)) look_again();
-        return;
-    }
-    if (std::exchange(awaits_room_, true)) return;
-    socket_.async_wait(descriptor_base::wait_write, [self = shared_from_this()](boost::system::error_code failed) {
-        self->awaits_room_ = false;
-        if (failed || !self->open_ || !self->flush()) return;
-        if (self->events_.flushed) self->events_.flushed();
-    });
+    awaits_room_ = true;
+    if (!at_bell_ || line_.socket_was_full()) return at_socket_.await_writable(shared_from_this());
+    if (!line_.prepare_to_sleep(true)) look_again();
 }
 
 void PacketStream::read_packets() {
-    const bool through_rings = waitable_.has_value();
+    const bool through_rings = at_bell_.has_value();
     std::size_t count = 0;
     bool drained = false;
     for (; count < limits::packets_per_turn && open_ && !lost_; ++count) {
@@ -121,8 +114,11 @@ void PacketStream::read_packets() {
             events_.packet(packet);
     }
     if (!open_ || lost_) return;
-    if (!waitable_) return wait_readable();
-    if (!through_rings) return;  // they came into use meanwhile, and have been looked at
+    if (!through_rings) {
+        // Where rings came into use meanwhile, they are looked at as well.
+        drained ? at_socket_.await_readable(shared_from_this()) : look_again();
+        return;
+    }
     if (awaits_room_ && !line_.socket_was_full()) {
         awaits_room_ = false;
         if (flush() && events_.flushed) events_.flushed();
@@ -154,7 +150,7 @@ PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, std::spa
 PacketStream::Sent PacketStream::send_now(std::span<const std::byte> bytes, std::span<const int> fds) {
     if (!open_ || lost_) return Sent::closed;
     if (outbox_.empty()) {
-        const Result<> sent = send_packet(socket_.native_handle(), bytes, fds, packet_fds_kernel_max);
+        const Result<> sent = send_packet(socket_.get(), bytes, fds, packet_fds_kernel_max);
         if (sent) return Sent::yes;
         if (sent.error().code == ErrorCode::worker_lost) {
             lose(sent.error().attempt);
@@ -168,7 +164,7 @@ PacketStream::Sent PacketStream::send_now(std::span<const std::byte> bytes, std:
 
 /// A peer that was answered may ask again at once.
 void PacketStream::await_next() {
-    if (!waitable_ || spin_.count() == 0) return;
+    if (!at_bell_ || spin_.count() == 0) return;
     spin_from_now();
     line_.stay_awake();
     look_again();
@@ -202,7 +198,7 @@ void PacketStream::flush_blocking(std::chrono::milliseconds deadline) {
     const auto until = Clock::now() + deadline;
     while (open_ && !lost_ && !outbox_.empty()) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
-        pollfd entry{socket_.native_handle(), POLLOUT, 0};
+        pollfd entry{socket_.get(), POLLOUT, 0};
         if (left.count() <= 0 || ::poll(&entry, 1, static_cast<int>(left.count())) == 0) return;
         flush();
     }
@@ -210,7 +206,7 @@ void PacketStream::flush_blocking(std::chrono::milliseconds deadline) {
 
 bool PacketStream::peer_is_gone() const {
     if (!open_ || lost_) return true;
-    pollfd entry{const_cast<PacketStream*>(this)->socket_.native_handle(), POLLRDHUP, 0};
+    pollfd entry{socket_.get(), POLLRDHUP, 0};
     return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
@@ -226,14 +222,14 @@ void PacketStream::lose(std::string_view reason) {
 void PacketStream::close() {
     if (!open_) return;
     open_ = false;
-    const int fd = socket_.native_handle();
+    const int fd = socket_.get();
     ::shutdown(fd, SHUT_RD);
     std::array<std::byte, 64> rest;
     while (::recv(fd, rest.data(), rest.size(), MSG_DONTWAIT) > 0) {
     }
-    boost::system::error_code ignored;
-    if (waitable_) waitable_->close(ignored);
-    socket_.close(ignored);
+    if (at_bell_) at_bell_->stop();
+    at_socket_.stop();
+    socket_.reset();
     outbox_.clear();
 }
 

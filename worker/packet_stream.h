@@ -12,12 +12,12 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/posix/stream_descriptor.hpp>
 
 #include "ipc/error.h"
 #include "ipc/packet_line.h"
 #include "ipc/unique_fd.h"
 #include "worker/alarm.h"
+#include "worker/edge_wait.h"
 
 namespace bulkhead::worker {
 
@@ -44,8 +44,7 @@ public:
 
     /// From now on packets come and go through the rings. For `spin` after each packet that came or went it looks for
     /// the peer's next one before it sleeps; the loop's other events have their turn every `limits::spin_slice`.
-    /// Errors  resources_exhausted, after which the stream is of no use
-    Result<> use_rings(std::unique_ptr<RingEnd> rings, std::chrono::microseconds spin);
+    void use_rings(std::unique_ptr<RingEnd> rings, std::chrono::microseconds spin);
 
     /// Sends at once or queues; descriptors must stay open until the outbox is empty. `reserve` more may be queued than
     /// the bound says.
@@ -60,7 +59,7 @@ public:
     [[nodiscard]] bool has_room();
 
     [[nodiscard]] bool outbox_empty() const noexcept { return outbox_.empty(); }
-    [[nodiscard]] int descriptor() noexcept { return socket_.native_handle(); }
+    [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
     [[nodiscard]] bool is_open() const noexcept { return open_; }
     /// Empty packets that came.
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return ignored_frames_; }
@@ -76,7 +75,8 @@ public:
 
 private:
     PacketStream(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer, Events events);
-    void wait_readable();
+    void socket_has_news();
+    void socket_has_room();
     void wait_writable();
     void read_packets();
     void await_next();
@@ -94,9 +94,10 @@ private:
     };
 
     boost::asio::io_context& io_;
-    boost::asio::posix::stream_descriptor socket_;
+    UniqueFd socket_;
     PacketLine line_;
-    std::optional<boost::asio::posix::stream_descriptor> waitable_;  ///< of the rings
+    EdgeWait at_socket_;              ///< with rings: for its end
+    std::optional<EdgeWait> at_bell_;  ///< of the rings
     std::chrono::microseconds spin_{0};
     Clock::time_point spin_until_{};
     std::span<std::byte> receive_buffer_;
@@ -106,8 +107,7 @@ private:
     bool open_ = true;
     bool lost_ = false;
     bool awaits_room_ = false;
-    bool awaits_packets_ = false;  ///< at the rings' descriptor
-    bool looks_again_ = false;     ///< posted
+    bool looks_again_ = false;  ///< posted
 };
 
 }  // namespace bulkhead::worker

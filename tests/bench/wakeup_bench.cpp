@@ -17,7 +17,6 @@ namespace bulkhead::bench {
 namespace {
 
 constexpr int rounds = 15;
-constexpr auto no_wait = std::chrono::milliseconds{0};
 constexpr auto for_ever = std::chrono::hours{1};
 
 /// The parent on the first CPU of the mask, the child on the second: two hyperthreads, or one CPU, are another
@@ -123,12 +122,20 @@ enum class How { socket, loop, thread, spin };
 /// One end: 64 B packets through what a channel's ends use.
 class LineUser {
 public:
-    LineUser(UniqueFd socket, How how) : socket_{std::move(socket)}, line_{socket_.get()}, how_{how} {}
+    LineUser(UniqueFd socket, How how)
+        : socket_{std::move(socket)},
+          line_{socket_.get(), how == How::loop ? PacketLine::Sleeper::trusted : PacketLine::Sleeper::asked_after},
+          how_{how} {}
     void use(std::unique_ptr<RingEnd> rings) {
-        waitable_ = line_.use(std::move(rings)).value();
-        loop_ = UniqueFd{::epoll_create1(EPOLL_CLOEXEC)};
-        epoll_event event{EPOLLIN, {}};
-        ::epoll_ctl(loop_.get(), EPOLL_CTL_ADD, waitable_.get(), &event);
+        if (how_ != How::loop) {
+            waitable_ = line_.use(std::move(rings)).value();
+            return;
+        }
+        // As the worker's loop does.
+        waitable_ = UniqueFd{::epoll_create1(EPOLL_CLOEXEC)};
+        epoll_event bell{EPOLLIN | EPOLLET, {}}, end{EPOLLRDHUP | EPOLLET, {}};
+        ::epoll_ctl(waitable_.get(), EPOLL_CTL_ADD, line_.use_in_loop(std::move(rings)), &bell);
+        ::epoll_ctl(waitable_.get(), EPOLL_CTL_ADD, socket_.get(), &end);
     }
     PacketLine& line() { return line_; }
     void send() { (void)line_.send(packet_).value(); }
@@ -147,8 +154,10 @@ private:
             (void)spin_for(for_ever, [this] { return line_.readable(); });
         } else if (line_.prepare_to_sleep(false)) {
             epoll_event event;
-            if (how_ == How::loop) ::epoll_wait(loop_.get(), &event, 1, -1);
-            (void)line_.sleep(how_ == How::loop ? no_wait : std::chrono::milliseconds{for_ever}).value();
+            if (how_ == How::loop)
+                ::epoll_wait(waitable_.get(), &event, 1, -1);
+            else
+                (void)line_.sleep(for_ever).value();
             line_.stay_awake();
         }
     }
@@ -162,7 +171,6 @@ private:
     }();
     UniqueFd socket_;
     UniqueFd waitable_;
-    UniqueFd loop_;
     PacketLine line_;
     How how_;
     std::vector<std::byte> buffer_ = std::vector<std::byte>(packet_bytes_max);

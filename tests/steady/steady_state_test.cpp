@@ -42,10 +42,11 @@ constexpr int rounds = 20;
 constexpr int round_requests = 1000;
 enum class Over { socket, rings, spinning_rings };
 
-/// System calls for each request, of which every one ends a sleep or begins one: the loop is woken, wakes the executor,
-/// is woken by that, and wakes the client. On the socket each packet is also a call, the release of the last result one
-/// of its own; in rings packets are none.
-constexpr std::uint64_t worker_calls_max_on_socket = 10, worker_calls_max_on_rings = 8;
+/// System calls for each request, every one of which ends a sleep or begins one: the loop sleeps, wakes the executor,
+/// which sleeps, is woken by that (not where it never fell asleep), and wakes the client. On the socket each packet is
+/// also a call, the release of the last result one of its own, and so is the look that finds no more of them; in rings
+/// packets are none.
+constexpr std::uint64_t worker_calls_max_on_socket = 9, worker_calls_max_on_rings = 6;
 constexpr std::uint64_t client_calls_max_on_socket = 4, client_calls_max_on_rings = 2, client_calls_max_spinning = 1;
 /// No answer takes the client longer; the worker looks so long after a request, and after its answer.
 constexpr std::chrono::microseconds client_spin{20'000}, worker_spin{50};

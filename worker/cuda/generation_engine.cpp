@@ -251,9 +251,10 @@ void GpuSteps::prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t f
     TORCH_CHECK(here.position_max == first && count > 0 && first + count <= parts_.shape.length, "positions ", first,
                 " to ", first + count, " of a prompt do not follow what the slot holds, ", here.position_max);
     std::vector<at::Tensor> inputs;
-    // The attention is as long as a bucket, so that the chunks of a prompt have few shapes.
+    // The attention is as long as a bucket, and the chunk padded, so that the chunks of all prompts have few shapes.
     const at::Tensor span = memory_.span(bucket_length(first + count));
-    for (const at::Tensor& argument : generation::prompt_chunk(parts_.manifest, prompt, first, count, span))
+    const std::int64_t rows = generation::static_rows(*parts_.manifest.prefill, count);
+    for (const at::Tensor& argument : generation::prompt_chunk(parts_.manifest, prompt, first, count, rows, span))
         inputs.push_back(argument.is_cuda() ? argument : memory_.upload(argument, stream_.stream()));
     for (const at::Tensor& buffer : memory_.kv_of(slot)) inputs.push_back(buffer);
     here.tainted = true;

@@ -130,7 +130,7 @@ private:
 
     at::Tensor call_prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count) {
         std::vector<at::Tensor> inputs =
-            prompt_chunk(parts_.manifest, prompt, first, count, span_.narrow(0, 0, std::int64_t{first} + count));
+            prompt_chunk(parts_.manifest, prompt, first, count, count, span_.narrow(0, 0, std::int64_t{first} + count));
         append(inputs, kv_.of(slot));
         const at::Tensor result = parts_.prefill->call(inputs).at(0);
         return parts_.shape.prefill_gives ? checked(result, parts_.shape.rows) : result;

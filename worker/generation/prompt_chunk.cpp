@@ -1,6 +1,7 @@
 #include "worker/generation/prompt_chunk.h"
 
 #include <algorithm>
+#include <bit>
 
 #include <ATen/Functions.h>
 
@@ -14,11 +15,19 @@ const TensorView* find(const Prompt& prompt, std::string_view name) {
     return found == prompt.inputs.end() || found->bytes.empty() ? nullptr : &*found;
 }
 
-/// Rows of dimension `dim`, one of them twice where the graph wants two.
-at::Tensor rows(const at::Tensor& whole, std::int64_t dim, std::int64_t first, std::int64_t count, bool twice) {
-    const at::Tensor part = whole.narrow(dim, first, count);
-    return (twice ? at::cat({part, part}, dim) : part).contiguous();
-}
+/// Which positions of a prompt the rows of a chunk are.
+struct Rows {
+    std::int64_t first;
+    std::int64_t count;
+    std::int64_t all;  ///< those from `count` on are the last one again
+
+    [[nodiscard]] at::Tensor positions() const {
+        return at::arange(first, first + all, at::kLong).clamp_max(first + count - 1);
+    }
+    [[nodiscard]] at::Tensor of(const at::Tensor& whole, std::int64_t dim) const {
+        return all == count ? whole.narrow(dim, first, count).contiguous() : whole.index_select(dim, positions());
+    }
+};
 
 at::Tensor tokens_of(const Manifest& manifest, const Prompt& prompt) {
     const TensorView* tokens = find(prompt, "tokens");
@@ -28,34 +37,39 @@ at::Tensor tokens_of(const Manifest& manifest, const Prompt& prompt) {
 
 }  // namespace
 
+std::int64_t static_rows(const Manifest::Prefill& prefill, std::int64_t count) {
+    const auto power = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
+    return std::clamp<std::int64_t>(power, prefill.chunk_min, prefill.chunk_max);
+}
+
 std::vector<at::Tensor> prompt_chunk(const Manifest& manifest, const Prompt& prompt, std::int64_t first,
-                                     std::int64_t count, const at::Tensor& span) {
+                                     std::int64_t count, std::int64_t rows, const at::Tensor& span) {
     const Manifest::Prefill& prefill = *manifest.prefill;
-    const bool twice = count < prefill.chunk_min;
+    const Rows part{first, count, std::max<std::int64_t>({rows, count, prefill.chunk_min})};
     std::vector<at::Tensor> arguments;
     if (prefill.embeddings) {
         const TensorView* embeddings = find(prompt, "embeddings");
         TORCH_CHECK(embeddings != nullptr, "the prompt has no embeddings");
-        arguments.push_back(rows(as_tensor(*embeddings), 1, first, count, twice));
+        arguments.push_back(part.of(as_tensor(*embeddings), 1));
     } else {
-        arguments.push_back(rows(tokens_of(manifest, prompt), 0, first, count, twice));
+        arguments.push_back(part.of(tokens_of(manifest, prompt), 0));
     }
-    const at::Tensor positions = rows(at::arange(first, first + count, at::kLong), 0, 0, count, twice);
+    const at::Tensor positions = part.positions();
     arguments.push_back(positions);
     arguments.push_back(span);
     if (manifest.rope_delta == Manifest::RopeDelta::rope) {
         const TensorView* rope = find(prompt, "rope");
-        arguments.push_back(rope != nullptr ? rows(as_tensor(*rope), 1, first, count, twice)
-                                            : positions.expand({3, positions.size(0)}).contiguous());
+        arguments.push_back(rope != nullptr ? part.of(as_tensor(*rope), 1)
+                                            : positions.expand({3, part.all}).contiguous());
     }
     for (const Manifest::Extra& extra : prefill.extras) {
         const auto along = std::ranges::find(extra.dims, Manifest::prompt_dim) - extra.dims.begin();
         if (const TensorView* given = find(prompt, extra.name)) {
-            arguments.push_back(rows(as_tensor(*given), along, first, count, twice));
+            arguments.push_back(part.of(as_tensor(*given), along));
             continue;
         }
         std::vector<std::int64_t> dims = extra.dims;
-        dims[static_cast<std::size_t>(along)] = twice ? 2 : count;
+        dims[static_cast<std::size_t>(along)] = part.all;
         arguments.push_back(at::zeros(dims, at::TensorOptions{}.dtype(scalar_type(extra.dtype))));
     }
     return arguments;

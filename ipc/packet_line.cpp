@@ -140,7 +140,8 @@ bool PacketLine::prepare_to_sleep(bool for_room) {
 
 Result<bool> PacketLine::sleep(std::chrono::milliseconds patience) {
     std::array<epoll_event, 2> events;
-    const int wait = static_cast<int>(std::clamp<std::int64_t>(patience.count(), 0, INT_MAX));
+    const std::int64_t ms = std::max<std::int64_t>(patience.count(), 0);
+    const int wait = ms > INT_MAX ? -1 : static_cast<int>(ms);
     int count = 0;
     do count = ::epoll_wait(waitable_, events.data(), static_cast<int>(events.size()), wait);
     while (count < 0 && errno == EINTR);

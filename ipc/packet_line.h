@@ -75,7 +75,8 @@ public:
     /// Before waiting at the descriptor. False: do not, `receive`, or the `send` that found the ring full, has
     /// something to do. While `for_room`, that is the ring's room for the packet that was refused last.
     [[nodiscard]] bool prepare_to_sleep(bool for_room);
-    /// Takes notice of what made the descriptor readable, waiting for it first. False: nothing until `patience`.
+    /// Takes notice of what made the descriptor readable, waiting for it first. False: nothing until `patience`; one of
+    /// weeks has no end, and costs no timer.
     Result<bool> sleep(std::chrono::milliseconds patience);
     /// After `sleep`: until `prepare_to_sleep` the peer need not ring.
     void stay_awake() noexcept { rings_->stay_awake(); }

@@ -1,10 +1,12 @@
-// What it takes to wake the other process: 64 B there and back over rings and over the socket, beside a bare futex, the
-// two ends on CPUs of their own. Every way is measured once in each round, and held against its baseline of that round.
+// What it takes to wake the other process: 64 B there and back over rings and over the socket, beside a bare futex. The
+// two ends are on CPUs of their own, where most of the time goes into waking a CPU, and then on one, where it does not.
+// Every way is measured once in each round, and held against its baseline of that round.
 
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #include <cstdio>
 #include <memory>
@@ -17,15 +19,18 @@ namespace bulkhead::bench {
 namespace {
 
 constexpr int rounds = 15;
-constexpr auto for_ever = std::chrono::hours{1};
+constexpr auto for_ever = std::chrono::milliseconds::max();
 
-/// The parent on the first CPU of the mask, the child on the second: two hyperthreads, or one CPU, are another
-/// question.
+/// The parent on the first CPU of the mask, the child on the second, or there too.
 class Placement {
 public:
-    Placement() { ::sched_getaffinity(0, sizeof before_, &before_); }
+    explicit Placement(int of_child) : of_child_{of_child} { ::sched_getaffinity(0, sizeof before_, &before_); }
     [[nodiscard]] int cpus() const { return CPU_COUNT(&before_); }
     ~Placement() { ::sched_setaffinity(0, sizeof before_, &before_); }
+    void take_parents() const { take(0); }
+    void take_childs() const { take(of_child_); }
+
+private:
     void take(int nth) const {
         for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
             if (!CPU_ISSET(cpu, &before_) || nth-- > 0) continue;
@@ -37,7 +42,7 @@ public:
         }
     }
 
-private:
+    int of_child_;
     cpu_set_t before_{};
 };
 
@@ -47,7 +52,7 @@ public:
     template <typename Body>
     Child(const Placement& placement, Body body) : pid_{::fork()} {
         if (pid_ != 0) return;
-        placement.take(1);
+        placement.take_childs();
         body();
         ::_exit(0);
     }
@@ -117,6 +122,40 @@ struct FutexPost {
     }
 };
 
+/// What a ring's doorbell is made of, alone.
+class EventfdWay : public Way {
+public:
+    explicit EventfdWay(const Placement& placement)
+        : child_{placement, [this] {
+                     for (;;) {
+                         there_.wait();
+                         back_.ring();
+                     }
+                 }} {}
+    void round_trip() override {
+        there_.ring();
+        back_.wait();
+    }
+
+private:
+    struct Bell {
+        UniqueFd event{::eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK)};
+        UniqueFd loop{::epoll_create1(EPOLL_CLOEXEC)};
+        Bell() {
+            epoll_event edge{EPOLLIN | EPOLLET, {}};
+            ::epoll_ctl(loop.get(), EPOLL_CTL_ADD, event.get(), &edge);
+            wait();  // the count is 1 from the beginning
+        }
+        void ring() const { ::eventfd_write(event.get(), 0); }
+        void wait() const {
+            epoll_event edge;
+            ::epoll_wait(loop.get(), &edge, 1, -1);
+        }
+    };
+    Bell there_, back_;
+    Child child_;
+};
+
 enum class How { socket, loop, thread, spin };
 
 /// One end: 64 B packets through what a channel's ends use.
@@ -138,7 +177,8 @@ public:
         ::epoll_ctl(waitable_.get(), EPOLL_CTL_ADD, socket_.get(), &end);
     }
     PacketLine& line() { return line_; }
-    void send() { (void)line_.send(packet_).value(); }
+    /// As both ends of a channel do: the peer's end is heard of where this one waits next.
+    void send() { (void)line_.post(packet_).value(); }
     Packet receive() {
         Packet packet;
         while (line_.receive(buffer_, packet).value() == ReceiveOutcome::would_block) wait();
@@ -151,7 +191,7 @@ private:
             pollfd entry{socket_.get(), POLLIN, 0};
             ::poll(&entry, 1, -1);
         } else if (how_ == How::spin) {
-            (void)spin_for(for_ever, [this] { return line_.readable(); });
+            (void)spin_for(std::chrono::hours{1}, [this] { return line_.readable(); });
         } else if (line_.prepare_to_sleep(false)) {
             epoll_event event;
             if (how_ == How::loop)
@@ -235,11 +275,7 @@ double post_ns(bool barriers) {
 }
 
 Records wakeup() {
-    const Placement placement;
-    if (placement.cpus() < 2) {
-        std::printf("  left out: there is one CPU, and both ends want their own\n");
-        return {};
-    }
+    const Placement apart{1}, together{0};
     struct Row {
         std::string name;
         std::function<std::unique_ptr<Way>()> make;
@@ -249,23 +285,36 @@ Records wakeup() {
         std::vector<double> times{};
         std::vector<double> ratios{};
     };
-    const auto make = [&]<typename Kind>(std::type_identity<Kind>) {
-        return [&placement] { return std::make_unique<Kind>(placement); };
+    std::vector<Row> rows;
+    const auto futex = [](const Placement& placement) {
+        return [&placement] { return std::make_unique<WordsWay<FutexWait, FutexPost>>(placement); };
     };
-    const auto line = [&](How how, bool barriers = false) {
+    const auto eventfd = [](const Placement& placement) {
+        return [&placement] { return std::make_unique<EventfdWay>(placement); };
+    };
+    const auto line = [](const Placement& placement, How how, bool barriers = false) {
         return [&placement, how, barriers] { return std::make_unique<LineWay>(placement, how, barriers); };
     };
-    std::vector<Row> rows;
-    constexpr std::size_t futex = 0, one_line = 1;
-    rows.push_back({"futex", make(std::type_identity<WordsWay<FutexWait, FutexPost>>{}), futex, 0, 1000});
-    rows.push_back(
-        {"one word each way, spinning", make(std::type_identity<WordsWay<SpinWait, PlainPost>>{}), one_line, 0, 5000});
-    rows.push_back({"ring, eventfd in an epoll loop", line(How::loop), futex, 1.2, 1000});
-    rows.push_back({"ring, eventfd on a dedicated thread", line(How::thread), futex, 1.1, 1000});
-    rows.push_back({"the same with membarrier at each sleep", line(How::thread, true), futex, 0, 1000});
-    rows.push_back({"seqpacket", line(How::socket), futex, 0, 1000});
-    rows.push_back({"ring, spinning (2 lines)", line(How::spin, true), one_line, 2, 5000});
-    placement.take(0);
+    if (apart.cpus() >= 2) {
+        rows.push_back({"futex", futex(apart), 0, 0, 1000});
+        rows.push_back({"one word each way, spinning",
+                        [&] { return std::make_unique<WordsWay<SpinWait, PlainPost>>(apart); }, 1, 0, 5000});
+        rows.push_back({"eventfd and epoll alone", eventfd(apart), 0, 0, 1000});
+        rows.push_back({"ring, eventfd in an epoll loop", line(apart, How::loop), 0, 1.2, 1000});
+        rows.push_back({"ring, eventfd on a dedicated thread", line(apart, How::thread), 0, 1.1, 1000});
+        rows.push_back({"the same with membarrier at each sleep", line(apart, How::thread, true), 0, 0, 1000});
+        rows.push_back({"seqpacket", line(apart, How::socket), 0, 0, 1000});
+        rows.push_back({"ring, spinning (2 lines)", line(apart, How::spin, true), 1, 2, 5000});
+    } else {
+        std::printf("  with one CPU, without the rows of two\n");
+    }
+    const std::size_t shared = rows.size();
+    rows.push_back({"futex, on one CPU", futex(together), shared, 0, 5000});
+    rows.push_back({"eventfd and epoll alone, on one CPU", eventfd(together), shared, 0, 5000});
+    rows.push_back({"ring, eventfd in an epoll loop, on one CPU", line(together, How::loop), shared, 1.2, 5000});
+    rows.push_back({"ring, eventfd on a thread, on one CPU", line(together, How::thread), shared, 1.1, 5000});
+    rows.push_back({"seqpacket, on one CPU", line(together, How::socket), shared, 0, 5000});
+    apart.take_parents();
     // A child lives only while it is measured: one that spins takes a whole CPU.
     const auto run = [](Row& row) {
         const std::unique_ptr<Way> way = row.make();

@@ -229,6 +229,7 @@ void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
     number("threads", 0, limits::threads_max, model.threads);
     const auto graphs = fields.take("graphs");
     if (graphs) graphs->word(graphs_words, model.graphs);
+    number("graph_slabs", 0, limits::graph_slabs_max, model.graph_slabs);
     if (const auto value = fields.take("deadlines")) read_deadlines(*value, model.deadlines);
     if (const auto value = fields.take("watchdog")) assign(value->duration(), model.watchdog);
     number("queue", 1, limits::queue_max, model.queue_bound);

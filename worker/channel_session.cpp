@@ -99,7 +99,7 @@ void ChannelSession::on_message(const channel::Hello& message) {
     // Memory that an importer pins is lent to none who could not be asked to let go.
     if (const auto gpu = context_.model.gpu(); gpu && gpu->uuid() == message.gpu && agreed(wire::feature_returning)) {
         features_ |= message.features & gpu->features();
-        slabs_->use_gpu(gpu);
+        slabs_->use_gpu(gpu, context_.model.graph_places());
     }
     state_ = State::hello_said;
     host_.hello_came(*this);

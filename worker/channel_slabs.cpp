@@ -29,6 +29,25 @@ ChannelSlabs::~ChannelSlabs() = default;
 
 Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id,
                            wire::SlabKind kind) {
+    if (const auto place = place_for(direction, kind)) {
+        const Result<> placed =
+            add(direction, std::max(size_bytes, place->needed_bytes(direction)), request_id, kind, place);
+        if (placed) return placed;
+        spdlog::debug("a slab lies at no graph place: {}", placed.error().text());  // one elsewhere may be shorter
+    }
+    return add(direction, size_bytes, request_id, kind, nullptr);
+}
+
+/// The channel's place, or a free one, if it has no slab of that direction yet.
+std::shared_ptr<GraphPlaces::Hold> ChannelSlabs::place_for(wire::SlabDirection direction, wire::SlabKind kind) {
+    if (kind != wire::SlabKind::cuda_vmm || !places_) return nullptr;
+    std::shared_ptr<GraphPlaces::Hold> place = place_.lock();
+    if (!place) place_ = place = places_->take();
+    return place && !place->has_slab(direction) ? place : nullptr;
+}
+
+Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id,
+                           wire::SlabKind kind, const std::shared_ptr<GraphPlaces::Hold>& place) {
     if (is_gpu(kind))
         if (Result<> made = make_events(); !made) return made;
     std::uint32_t id = 0;
@@ -50,7 +69,7 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
         ++reserved_slabs_;
         id = ++last_id_;
     }
-    Result<std::unique_ptr<SlabMemory>> memory = make_memory(kind, direction, size_bytes, id);
+    Result<std::unique_ptr<SlabMemory>> memory = make_memory(kind, direction, size_bytes, id, place);
     const std::lock_guard lock{mutex_};
     if (!memory) {
         reserved_bytes_ -= size_bytes;
@@ -94,7 +113,9 @@ Error ChannelSlabs::over_the_channels_bound(std::uint64_t slab_bytes) const {
 
 /// The one place that chooses a kind of memory.
 Result<std::unique_ptr<SlabMemory>> ChannelSlabs::make_memory(wire::SlabKind kind, wire::SlabDirection direction,
-                                                              std::uint64_t size_bytes, std::uint32_t id) const {
+                                                              std::uint64_t size_bytes, std::uint32_t id,
+                                                              const std::shared_ptr<GraphPlaces::Hold>& place) const {
+    if (place) return place->make_slab(direction, size_bytes);
     if (is_gpu(kind)) return make_gpu_memory(kind, gpu_, size_bytes);
     Result<HostSlab> slab = HostSlab::create(size_bytes, direction, fmt::format("{}{}", label_prefix_, id),
                                              limits_.huge_pages ? SlabPages::huge : SlabPages::plain);
@@ -170,14 +191,29 @@ Result<ChannelSlabs::Room> ChannelSlabs::allocate_output(std::uint64_t size_byte
     if (is_gpu(kind) && kind != output_kind())
         return Error{ErrorCode::resources_exhausted, "its client has given back the slab on the GPU meanwhile",
                      "send the request again: its results lie on the host now"};
-    // An output as large as the whole channel may be has no larger slab to hope for; else grow in decent steps.
+    // Half as much, and half again, where there is no room for more than is needed.
     const std::uint64_t at_least = std::max<std::uint64_t>(size_bytes, wire::tensor_alignment);
-    Result<> grown = add(wire::SlabDirection::output, std::max(at_least, limits::output_growth_bytes), 0, kind);
-    if (!grown && grown.error().code == ErrorCode::resources_exhausted && at_least < limits::output_growth_bytes)
-        grown = add(wire::SlabDirection::output, at_least, 0, kind);
+    std::uint64_t step = std::max(at_least, output_growth(kind));
+    Result<> grown = add(wire::SlabDirection::output, step, 0, kind);
+    while (!grown && step > at_least &&
+           (grown.error().code == ErrorCode::resources_exhausted || grown.error().code == ErrorCode::out_of_memory)) {
+        step = std::max(at_least, step / 2);
+        grown = add(wire::SlabDirection::output, step, 0, kind);
+    }
     if (!grown) return std::move(grown).error();
     if (auto room = allocate_in_existing(size_bytes, kind)) return *room;
     return Error{ErrorCode::internal, fmt::format("a fresh output slab has no room for {} bytes", size_bytes), {}};
+}
+
+std::uint64_t ChannelSlabs::output_growth(wire::SlabKind kind) const {
+    const std::lock_guard lock{mutex_};
+    std::uint64_t have = 0;
+    for (const auto& slab : slabs_)
+        if (slab->direction == wire::SlabDirection::output && slab->state == State::in_use &&
+            slab->memory->kind() == kind)
+            have += slab->memory->bytes().size();
+    const std::uint64_t left = limits_.bytes_max - std::min(limits_.bytes_max, reserved_bytes_);
+    return std::max(limits::output_growth_bytes, std::min(have, left / 2));
 }
 
 std::optional<ChannelSlabs::Room> ChannelSlabs::allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind) {

@@ -41,17 +41,28 @@ private:
 
 }  // namespace
 
+Result<> clear(const cuda::Gpu& gpu, cuda::CUdeviceptr pointer, std::uint64_t size_bytes) {
+    const cuda::Driver& driver = gpu.driver();
+    const cuda::Gpu::Current current{gpu};
+    const Result<> queued = driver.check("cuMemsetD8Async", driver.cuMemsetD8Async(pointer, 0, size_bytes, nullptr));
+    return queued ? driver.check("cuStreamSynchronize", driver.cuStreamSynchronize(nullptr)) : queued;
+}
+
 Result<std::unique_ptr<SlabMemory>> make_gpu_memory(wire::SlabKind kind, const std::shared_ptr<const cuda::Gpu>& gpu,
                                                     std::uint64_t size_bytes) {
     if (kind == wire::SlabKind::cuda_vmm) {
         Result<cuda::VmmSlab> slab = cuda::VmmSlab::create(gpu, size_bytes);
         if (!slab) return std::move(slab).error();
+        if (Result<> cleared = clear(*gpu, slab->pointer(), slab->size_bytes()); !cleared)
+            return std::move(cleared).error();
         Result<UniqueFd> exported = slab->export_fd();
         if (!exported) return std::move(exported).error();
         return std::make_unique<VmmMemory>(std::move(*slab), std::move(*exported));
     }
     Result<cuda::LegacySlab> slab = cuda::LegacySlab::create(gpu, size_bytes);
     if (!slab) return std::move(slab).error();
+    if (Result<> cleared = clear(*gpu, slab->pointer(), slab->size_bytes()); !cleared)
+        return std::move(cleared).error();
     const Result<wire::CudaIpcHandle> handle = slab->handle();
     if (!handle) return handle.error();
     return std::make_unique<LegacyMemory>(std::move(*slab), *handle);

@@ -9,6 +9,7 @@
 #include "ipc/cuda/gpu.h"
 #include "worker/describe.h"
 #include "worker/generation/load_generator.h"
+#include "worker/graph_places.h"
 #include "worker/guarded.h"
 #include "worker/inference_threads.h"
 #include "worker/load_limits.h"
@@ -107,6 +108,7 @@ public:
         device_->unregister_host_memory(bytes);
     }
     [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override { return gpu_; }
+    [[nodiscard]] std::shared_ptr<GraphPlaces> graph_places() const override { return places_; }
     [[nodiscard]] bool writes_inputs() const noexcept override {
         return device_->device().is_cpu() && (package_writes_inputs_ || runtime_->writes_inputs());  // a GPU has copies
     }
@@ -118,6 +120,7 @@ private:
         : spec_{spec}, context_{context}, methods_{spec.methods}, threads_{inference_threads(spec)} {}
 
     void open_gpu();
+    Result<> reserve_places();
     Result<> load_runtime();
     Result<> load_torchscript_file(const ModelFile& file);
     Result<> load_package(const ModelFile& file);
@@ -141,6 +144,7 @@ private:
     UnpackedPackage package_;  // outlives what was loaded from it
     std::unique_ptr<Device> device_;
     std::shared_ptr<const bulkhead::cuda::Gpu> gpu_;
+    std::shared_ptr<GraphPlaces> places_;
     std::unique_ptr<Runtime> runtime_;
     bool package_writes_inputs_ = false;
 };
@@ -149,7 +153,7 @@ Result<> check_declaration(const config::ModelSpec& spec, bool cuda) {
     if (spec.methods.empty())
         return Error{ErrorCode::config_invalid, fmt::format("loading {}: no method is declared", spec.name),
                      "declare the method with its inputs' names, dtypes and shapes, which model files do not tell: "
-                     "methods: [{name: forward, inputs: [{name: x, dtype: float32, shape: [1, 1..256]}]}]"};
+                     "inputs: {x: {dtype: float32, shape: [1, 1..256]}}"};
     if (!cuda && spec.graphs == config::Graphs::required)
         return Error{ErrorCode::config_invalid, fmt::format("loading {}: `graphs: required` on a CPU", spec.name),
                      "graphs need a GPU: give the model one with `device`, or declare `graphs: preferred`"};
@@ -166,15 +170,16 @@ Result<std::unique_ptr<Model>> LoadedModel::load(const config::ModelSpec& spec, 
         if (auto warmed = model->warm_up(method); !warmed) return warmed.error();
     }
     model->report("warming", warm, warm, "steps", "");
+    if (context.cuda) model->open_gpu();
+    if (auto reserved = model->reserve_places(); !reserved) return reserved.error();
     const auto prepare = [&] {
-        return model->device_->prepare(model->spec_, model->methods_, *model->runtime_, context);
+        return model->device_->prepare(model->spec_, model->methods_, *model->runtime_, model->places_, context);
     };
     if (auto ready = model->guarded("preparing the device", ErrorCode::load_failed, prepare); !ready)
         return ready.error();
     for (const auto& method : model->methods_)
         if (auto answered = model->infer_once(method); !answered) return answered.error();
     if (auto clean = model->reset(); !clean) return clean.error();
-    if (context.cuda) model->open_gpu();
     return std::unique_ptr<Model>{std::move(model)};
 }
 
@@ -185,6 +190,19 @@ void LoadedModel::open_gpu() {
         gpu_ = std::move(*gpu);
     else
         spdlog::warn("clients cannot share device memory: {}", gpu.error().text());
+}
+
+/// Without them every tensor on the GPU is copied once: no reason not to serve, unless graphs are `required`.
+Result<> LoadedModel::reserve_places() {
+    if (spec_.graph_slabs == 0 || !gpu_) return {};
+    auto places = GraphPlaces::reserve(gpu_, spec_.graph_slabs, spec_.channel.bytes_max);
+    if (places) {
+        places_ = std::move(*places);
+        return {};
+    }
+    if (spec_.graphs == config::Graphs::required) return std::move(places).error();
+    spdlog::warn("graphs read and write no slab in place: {}", places.error().text());
+    return {};
 }
 
 Result<> LoadedModel::load_runtime() {

@@ -272,11 +272,16 @@ std::string graphs_lines(const json::value& graphs) {
                 text += fmt::format("; {} eager run{} ({})", json::serialize(count), count == 1 ? "" : "s",
                                     one_line(reason));
     text += '\n';
+    if (const json::value* places = member(graphs, "places"))
+        text += fmt::format("  slabs that graphs use in place: for {} channels, {} free\n", text_or_dash(*places, "count"),
+                            text_or_dash(*places, "free"));
     for (const json::value& bucket : array_member(graphs, "buckets"))
         text += fmt::format(
-            "  bucket {} {}: {} hits, {} pads, captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
+            "  bucket {} {}: {} hits, {} pads, {}captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
             member(bucket, "shapes") != nullptr ? one_line(json::serialize(*member(bucket, "shapes"))) : "",
-            text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"), text_or_dash(bucket, "capture_ms"));
+            text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"),
+            member(bucket, "in_place") != nullptr ? text_or_dash(bucket, "in_place") + " in place, " : "",
+            text_or_dash(bucket, "capture_ms"));
     return text;
 }
 

@@ -55,6 +55,8 @@ namespace bulkhead::cuda {
     F(cuStreamSynchronize, "cuStreamSynchronize", CUstream stream)                                                \
     F(cuStreamWaitEvent, "cuStreamWaitEvent", CUstream stream, CUevent event, unsigned flags)                     \
     F(cuMemcpyAsync, "cuMemcpyAsync", CUdeviceptr target, CUdeviceptr source, std::size_t bytes, CUstream stream) \
+    F(cuMemsetD8Async, "cuMemsetD8Async", CUdeviceptr target, unsigned char value, std::size_t bytes,             \
+      CUstream stream)                                                                                            \
     F(cuLaunchHostFunc, "cuLaunchHostFunc", CUstream stream, CUhostFn function, void* user_data)
 // clang-format on
 

@@ -5,48 +5,41 @@
 #include <fmt/format.h>
 
 namespace bulkhead::cuda {
-namespace {
-
-CUmemAllocationProp shareable_on(const Gpu& gpu) {
-    CUmemAllocationProp properties{};
-    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, gpu.device()};
-    return properties;
-}
-
-}  // namespace
 
 VmmSlab::Mapping::~Mapping() {
-    const Driver& driver = gpu->driver();
-    if (mapped) gpu->synchronize();
+    (void)unmap();
     const Gpu::Current current{*gpu};
-    if (mapped) (void)driver.cuMemUnmap(pointer, size_bytes);
-    if (pointer != 0) (void)driver.cuMemAddressFree(pointer, size_bytes);
-    (void)driver.cuMemRelease(handle);
+    (void)gpu->driver().cuMemRelease(handle);
 }
 
-Result<VmmSlab> VmmSlab::create(std::shared_ptr<const Gpu> gpu, std::uint64_t size_bytes) {
+Result<> VmmSlab::Mapping::unmap() {
+    if (!std::exchange(mapped, false)) return {};
+    gpu->synchronize();
+    const Gpu::Current current{*gpu};
+    return gpu->driver().check("cuMemUnmap", gpu->driver().cuMemUnmap(addresses->pointer(), size_bytes));
+}
+
+Result<> VmmSlab::unmap() { return mapping_->unmap(); }
+
+Result<VmmSlab> VmmSlab::create(std::shared_ptr<const Gpu> gpu, std::uint64_t size_bytes,
+                                std::shared_ptr<const AddressRange> at) {
     const Driver& driver = gpu->driver();
     const Gpu::Current current{*gpu};
     const std::string attempt =
         fmt::format("creating a shareable slab of {} bytes on {}", size_bytes, to_string(gpu->uuid()));
-    const CUmemAllocationProp properties = shareable_on(*gpu);
-    std::size_t granularity = 0;
-    const CUresult asked =
-        driver.cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
-    if (auto known = driver.check("cuMemGetAllocationGranularity", asked); !known)
-        return Error{known.error()}.during(attempt);
-    std::uint64_t rounded = 0;
-    if (granularity == 0 || size_bytes == 0 || __builtin_add_overflow(size_bytes, granularity - 1, &rounded))
-        return Error{ErrorCode::input_invalid, attempt, "ask for at least one byte and at most the device has"};
-    rounded = rounded / granularity * granularity;
+    const Result<std::uint64_t> whole = whole_allocation(*gpu, size_bytes);
+    if (!whole) return Error{whole.error()}.during(attempt);
+    if (at && *whole > at->size_bytes())
+        return Error{ErrorCode::input_invalid, attempt,
+                     fmt::format("ask for at most the {} bytes of addresses that were reserved", at->size_bytes())};
 
+    const CUmemAllocationProp properties = shareable_on(*gpu);
     CUmemGenericAllocationHandle handle = 0;
-    if (auto made = driver.check("cuMemCreate", driver.cuMemCreate(&handle, rounded, &properties, 0)); !made)
+    if (auto made = driver.check("cuMemCreate", driver.cuMemCreate(&handle, *whole, &properties, 0)); !made)
         return Error{made.error()}.during(attempt);
-    auto mapping = std::make_unique<Mapping>(std::move(gpu), rounded);
+    auto mapping = std::make_unique<Mapping>(std::move(gpu), *whole);
     mapping->handle = handle;
+    mapping->addresses = std::move(at);
     Result<VmmSlab> slab = map(std::move(mapping), Access::read_write);
     return slab ? std::move(slab) : Result<VmmSlab>{std::move(slab).error().during(attempt)};
 }
@@ -70,11 +63,12 @@ Result<VmmSlab> VmmSlab::import(std::shared_ptr<const Gpu> gpu, int fd, std::uin
 Result<VmmSlab> VmmSlab::map(std::unique_ptr<Mapping> mapping, Access access) {
     const Driver& driver = mapping->gpu->driver();
     const std::uint64_t bytes = mapping->size_bytes;
-    CUdeviceptr pointer = 0;
-    if (auto reserved = driver.check("cuMemAddressReserve", driver.cuMemAddressReserve(&pointer, bytes, 0, 0, 0));
-        !reserved)
-        return reserved.error();
-    mapping->pointer = pointer;
+    if (!mapping->addresses) {
+        Result<std::shared_ptr<const AddressRange>> reserved = AddressRange::reserve(mapping->gpu, bytes);
+        if (!reserved) return std::move(reserved).error();
+        mapping->addresses = std::move(*reserved);
+    }
+    const CUdeviceptr pointer = mapping->addresses->pointer();
     if (auto mapped = driver.check("cuMemMap", driver.cuMemMap(pointer, bytes, 0, mapping->handle, 0)); !mapped)
         return mapped.error();
     mapping->mapped = true;

@@ -67,6 +67,8 @@ public:
     void fetch(void* device, const TensorView& input, cudaStream_t stream);
     /// A result, to room on the host or, where `on_device`, on the device. `from` is on either side.
     void deliver(std::span<std::byte> room, bool on_device, const void* from, bool from_device, cudaStream_t stream);
+    /// What a graph's own nodes have copied.
+    void count_within_device(std::uint64_t tensors) noexcept { device_to_device_ += tensors; }
     [[nodiscard]] Copies copies() const noexcept { return {host_to_device_, device_to_host_, device_to_device_}; }
 
 private:

@@ -108,7 +108,7 @@ private:
     }
     std::string stream(const std::string& verb) {
         const cuda::Gpu::Current current{*gpu_};
-        if (verb == "block") return check("cuLaunchHostFunc", driver_.cuLaunchHostFunc(stream_, Gate::pass, &gate_));
+        if (verb == "block") return check("cuLaunchHostFunc", driver_.cuLaunchHostFunc(stream_, StreamGate::pass, &gate_));
         if (verb == "stamp") return check("cuLaunchHostFunc", driver_.cuLaunchHostFunc(stream_, Stamp::take, &stamp_));
         if (verb == "synchronize" || verb == "stamped") {
             const std::string done = check("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
@@ -163,7 +163,7 @@ private:
     std::variant<std::monostate, cuda::VmmSlab, cuda::LegacySlab> slab_;
     cuda::CUdeviceptr pointer_ = 0;
     std::optional<cuda::InterprocessEvent> event_;
-    Gate gate_;
+    StreamGate gate_;
     Stamp stamp_;
     std::optional<Channel> channel_;
     std::optional<Input> input_;

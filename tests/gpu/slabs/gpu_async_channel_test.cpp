@@ -69,10 +69,6 @@ protected:
                                               reinterpret_cast<cuda::CUdeviceptr>(from), count * sizeof(float), stream),
                   cuda::CUDA_SUCCESS);
     }
-    void synchronize() const {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuStreamSynchronize(stream), cuda::CUDA_SUCCESS);
-    }
     static std::vector<float> values(float first) {
         std::vector<float> list(count);
         std::iota(list.begin(), list.end(), first);
@@ -85,6 +81,29 @@ protected:
     asio::executor_work_guard<asio::io_context::executor_type> work{loop.get_executor()};
     std::optional<AsyncControl> control;
 };
+
+TEST_F(GpuAsyncChannel, AnOutputOnTheGpuIsForwardedToAnotherChannel) {
+    start();
+    AsyncChannel first = open();
+    AsyncChannel second = open();
+    for (AsyncChannel* channel : {&first, &second}) ASSERT_TRUE(keep_outputs(*channel));
+    Input input = allocate(first).value();
+    const std::vector<float> data = values(8);
+    copy(input.bytes().data(), data.data());
+    auto given = infer(first, input);
+    ASSERT_TRUE(given) << given.error().text();
+
+    const std::array<NamedInput, 1> inputs{NamedInput{"x", &given->outputs.at(0)}};
+    auto reply = ended<Reply>([&](auto done) { second.async_infer({.inputs = inputs, .stream = stream}, done); });
+
+    ASSERT_TRUE(reply) << reply.error().text();
+    given->outputs.clear();
+    std::vector<float> seen(count);
+    ASSERT_TRUE(reply->outputs.at(0).read_on(stream));
+    copy(seen.data(), reply->outputs.at(0).bytes().data());
+    synchronize();
+    EXPECT_EQ(seen, data);
+}
 
 class GpuAsyncChannelKinds : public GpuAsyncChannel, public testing::WithParamInterface<wire::SlabKind> {};
 
@@ -232,10 +251,10 @@ TEST_F(GpuAsyncChannel, WhatItLetsGoOfWaitsForTheGpuBesideTheLoop) {
     start();
     AsyncChannel channel = open();
     ASSERT_EQ(allocate(channel).value().gpu(), gpu->device());  // and is dropped: an empty slab
-    Gate gate;
+    StreamGate gate;
     {
         const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, Gate::pass, &gate), cuda::CUDA_SUCCESS);
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
     }
     // The GPU waits for the loop; the loop must not wait for the GPU.
     bool opened_by_loop = false;

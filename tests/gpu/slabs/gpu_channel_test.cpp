@@ -7,8 +7,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <fstream>
 #include <future>
+#include <iterator>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -19,6 +25,7 @@
 #include "clients/cpp/channel.h"
 #include "clients/cpp/dlpack.h"
 #include "ipc/cuda/gpu.h"
+#include "ipc/cuda/vmm_slab.h"
 #include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/gpu/slabs/gpu_echo_daemon.h"
 
@@ -46,6 +53,10 @@ protected:
         if (IsSkipped() || HasFatalFailure()) return;
         echo_daemon.emplace(*gpu);
     }
+    void TearDown() override {
+        if (stream != nullptr) synchronize();  // before `sent` goes
+        OnGpu::TearDown();
+    }
 
     void start(const std::string& extra = {}, const std::string& device = {}) {
         daemon.emplace(echo_daemon->fleet_of("m", extra, device), echo_daemon->options);
@@ -66,18 +77,15 @@ protected:
                                               reinterpret_cast<cuda::CUdeviceptr>(from), bytes, stream),
                   cuda::CUDA_SUCCESS);
     }
-    void synchronize() const {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuStreamSynchronize(stream), cuda::CUDA_SUCCESS);
-    }
     [[nodiscard]] static std::vector<float> values(float first) {
         std::vector<float> list(count);
         std::iota(list.begin(), list.end(), first);
         return list;
     }
     /// Queues the write of an input, and sends it: nobody waits for anything.
-    [[nodiscard]] Result<Reply> echo(Channel& channel, Input& input, const std::vector<float>& data) const {
-        copy(input.bytes().data(), data.data(), data.size() * sizeof(float));
+    [[nodiscard]] Result<Reply> echo(Channel& channel, Input& input, const std::vector<float>& data) {
+        const std::vector<float>& kept = sent.emplace_back(data);
+        copy(input.bytes().data(), kept.data(), kept.size() * sizeof(float));
         const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
         Request request;
         request.inputs = inputs;
@@ -98,6 +106,7 @@ protected:
 
     std::optional<GpuEchoDaemon> echo_daemon;
     std::optional<Daemon> daemon;
+    std::deque<std::vector<float>> sent;  ///< the stream may still read it
 };
 
 class GpuChannelKinds : public GpuChannel, public testing::WithParamInterface<wire::SlabKind> {};
@@ -148,10 +157,10 @@ TEST_F(GpuChannel, AResultComesBeforeItsInputIsWrittenAndIsRightOnceItIs) {
     ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
     Input input = input_on_gpu(channel);
     const std::vector<float> data = values(3);
-    Gate gate;
+    StreamGate gate;
     {
         const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, Gate::pass, &gate), cuda::CUDA_SUCCESS);
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
     }
 
     auto reply = echo(channel, input, data);  // the stream is held: nothing of it has happened yet
@@ -168,7 +177,9 @@ TEST_F(GpuChannel, ARoomThatIsStillReadIsWrittenAgainOnlyBehindThatRead) {
     Input input = input_on_gpu(channel);
     const std::vector<float> first = values(1);
     const std::vector<float> second = values(1000);
-    std::vector<float> seen(count);
+    // On the GPU: a copy to pageable memory would hold up this thread.
+    auto seen = cuda::VmmSlab::create(gpu, count * sizeof(float));
+    ASSERT_TRUE(seen) << seen.error().text();
     auto reply = echo(channel, input, first);
     ASSERT_TRUE(reply) << reply.error().text();
     ASSERT_TRUE(reply->outputs.at(0).read_on(stream));  // the input is written again below: behind its first use
@@ -176,14 +187,14 @@ TEST_F(GpuChannel, ARoomThatIsStillReadIsWrittenAgainOnlyBehindThatRead) {
     std::optional<Output> output{std::move(reply->outputs.at(0))};
     const std::byte* const room = output->bytes().data();
     cuda::CUstream reader = nullptr;
-    Gate gate;
+    StreamGate gate;
     {
         const Gpu::Current current{*gpu};
         ASSERT_EQ(gpu->driver().cuStreamCreate(&reader, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
         ASSERT_TRUE(output->read_on(reader));
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(reader, Gate::pass, &gate), cuda::CUDA_SUCCESS);
-        ASSERT_EQ(gpu->driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(seen.data()),
-                                              reinterpret_cast<cuda::CUdeviceptr>(room), count * sizeof(float), reader),
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(reader, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
+        ASSERT_EQ(gpu->driver().cuMemcpyAsync(seen->pointer(), reinterpret_cast<cuda::CUdeviceptr>(room),
+                                              count * sizeof(float), reader),
                   cuda::CUDA_SUCCESS);
     }
 
@@ -194,9 +205,14 @@ TEST_F(GpuChannel, ARoomThatIsStillReadIsWrittenAgainOnlyBehindThatRead) {
     ASSERT_EQ(next->outputs.at(0).bytes().data(), room) << "the same room, or this shows nothing";
     gate.let_pass();
     EXPECT_EQ(fetch(next->outputs.at(0)), second);
-    const Gpu::Current current{*gpu};
-    ASSERT_EQ(gpu->driver().cuStreamSynchronize(reader), cuda::CUDA_SUCCESS);
-    EXPECT_EQ(seen, first);
+    {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuStreamSynchronize(reader), cuda::CUDA_SUCCESS);
+    }
+    std::vector<float> was_read(count);
+    copy(was_read.data(), reinterpret_cast<const void*>(seen->pointer()), count * sizeof(float));
+    synchronize();
+    EXPECT_EQ(was_read, first);
 }
 
 TEST_F(GpuChannel, AnInputOnTheHostIsReadBeforeItsResultOnTheGpuComes) {
@@ -207,10 +223,10 @@ TEST_F(GpuChannel, AnInputOnTheHostIsReadBeforeItsResultOnTheGpuComes) {
     const std::array<std::int64_t, 1> dims{count};
     Input on_host = channel.allocate(wire::DType::float32, dims).value();
     std::ranges::copy(values(7), on_host.as<float>().begin());
-    Gate gate;
+    StreamGate gate;
     {
         const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, Gate::pass, &gate), cuda::CUDA_SUCCESS);
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
     }
 
     const std::vector<float> first = values(1);
@@ -418,20 +434,208 @@ TEST_F(GpuChannel, AClientKilledBeforeItsOwnWorkWasDoneHoldsNobodyUp) {
     EXPECT_EQ(daemon->row("m").at("restarts").as_int64(), 0);
 }
 
+/// Slabs in host memory, and those of the fake driver.
+std::ptrdiff_t memfds_mapped(pid_t pid) {
+    std::ifstream maps{fmt::format("/proc/{}/maps", pid)};
+    std::ptrdiff_t mapped = 0;
+    for (std::string line; std::getline(maps, line);) mapped += line.find("/memfd:") != std::string::npos ? 1 : 0;
+    return mapped;
+}
+std::ptrdiff_t descriptors(pid_t pid) {
+    return std::distance(std::filesystem::directory_iterator{fmt::format("/proc/{}/fd", pid)}, {});
+}
+
 TEST_F(GpuChannel, AClientThatDiesLetsGoByDying) {
     start();
+    const pid_t worker = daemon->pid("m");
+    const std::ptrdiff_t mapped = memfds_mapped(worker);
     const auto hold = [&] {
         CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
         EXPECT_EQ(client.ask("channel hold m"), "ok");
+        EXPECT_GT(memfds_mapped(worker), mapped);
         client.kill();
     };
+    /// A moment after the channel's end has been told.
+    const auto await_given_up = [&](std::ptrdiff_t descriptors_most) {
+        const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{20};
+        while (memfds_mapped(worker) != mapped || descriptors(worker) > descriptors_most) {
+            ASSERT_LT(std::chrono::steady_clock::now(), until)
+                << memfds_mapped(worker) << " memfds are mapped, not " << mapped << "; " << descriptors(worker)
+                << " descriptors, not " << descriptors_most;
+            (void)daemon->row("m");
+        }
+    };
+    hold();
+    await_given_up(std::numeric_limits<std::ptrdiff_t>::max());
+    const std::ptrdiff_t after_one = descriptors(worker);  // with what the driver keeps from its first use
+
     for (int i = 0; i < 3; ++i) hold();
 
-    Channel channel = open();
-    Input input = input_on_gpu(channel);
-    ASSERT_TRUE(echo(channel, input, values(4)));
+    await_given_up(after_one);
+    {
+        Channel channel = open();
+        Input input = input_on_gpu(channel);
+        const std::vector<float> data = values(4);
+        ASSERT_TRUE(echo(channel, input, data));
+        synchronize();
+    }
     const auto row = daemon->row("m");
     EXPECT_EQ(row.at("restarts").as_int64(), 0) << json::serialize(row);
+    const Result<json::object> receipt = daemon->unload("m");
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    EXPECT_TRUE(receipt->at("verified").as_bool()) << json::serialize(*receipt);
+    EXPECT_TRUE(receipt->at("held_by").as_array().empty()) << json::serialize(*receipt);
+}
+
+class GpuForwarding : public GpuChannel {
+protected:
+    /// A second model beside "m".
+    void start_both() {
+        const auto model = [this](const char* name) {
+            return minimal_model(name, echo_daemon->worker_environment, "device: " + echo_daemon->uuid + "\n");
+        };
+        daemon.emplace(fleet({model("m"), model("n")}), echo_daemon->options);
+        for (const char* name : {"m", "n"}) ASSERT_TRUE(daemon->load(name)) << daemon->why(name);
+    }
+    [[nodiscard]] Channel open_second(const std::shared_ptr<const Gpu>& on) const {
+        ControlClient control = daemon->connect();
+        ChannelOptions options;
+        options.gpu = on;
+        return Channel::open(control, "n", options).value();
+    }
+    [[nodiscard]] static Result<Reply> forward(Channel& channel, const Output& output, cuda::CUstream on) {
+        const std::array<NamedInput, 1> inputs{NamedInput{"x", &output}};
+        Request request;
+        request.inputs = inputs;
+        request.stream = on;
+        return channel.infer(request);
+    }
+};
+
+TEST_F(GpuForwarding, AnOutputOnTheGpuIsTheNextModelsInputAndNobodyWaitsForTheGpu) {
+    start_both();
+    Channel first = open();
+    Channel second = open_second(gpu);
+    for (Channel* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(count * sizeof(float)));
+    Input input = input_on_gpu(first);
+    const std::vector<float> data = values(3);
+    StreamGate gate;
+    {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
+    }
+    auto given = echo(first, input, data);
+    ASSERT_TRUE(given) << given.error().text();
+
+    auto reply = forward(second, given->outputs.at(0), stream);
+
+    ASSERT_TRUE(reply) << "all of it is queued behind the gate: " << reply.error().text();
+    given->outputs.clear();
+    gate.let_pass();
+    EXPECT_EQ(fetch(reply->outputs.at(0)), data);
+}
+
+TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
+    start_both();
+    Channel first = open();
+    Channel second = open_second(gpu);
+    for (Channel* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(count * sizeof(float)));
+    Input input = input_on_gpu(first);
+    const std::array<std::vector<float>, 2> data{values(100), values(2000)};
+    std::vector<Reply> given;
+    for (const std::vector<float>& each : data) {
+        auto reply = echo(first, input, each);
+        ASSERT_TRUE(reply) << reply.error().text();
+        EXPECT_EQ(fetch(reply->outputs.at(0)), each);
+        given.push_back(std::move(*reply));
+    }
+    cuda::CUstream other = nullptr;
+    StreamGate gate;
+    {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuStreamCreate(&other, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
+    }
+
+    auto held_up = forward(second, given[0].outputs.at(0), stream);
+    ASSERT_TRUE(held_up) << held_up.error().text();  // so its room is free, though nothing has been copied there yet
+    auto next = forward(second, given[1].outputs.at(0), other);
+    ASSERT_TRUE(next) << next.error().text();
+    std::promise<void> copied;
+    {
+        const Gpu::Current current{*gpu};
+        const auto tell = [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); };
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(other, tell, &copied), cuda::CUDA_SUCCESS);
+    }
+    // However long this is, a copy that waits for its turn is not made; one that does not has the time to.
+    EXPECT_EQ(copied.get_future().wait_for(std::chrono::milliseconds{300}), std::future_status::timeout);
+    gate.let_pass();
+
+    EXPECT_EQ(fetch(held_up->outputs.at(0)), data[0]);
+    EXPECT_EQ(fetch(next->outputs.at(0)), data[1]);
+    const Gpu::Current current{*gpu};
+    EXPECT_EQ(gpu->driver().cuStreamSynchronize(other), cuda::CUDA_SUCCESS);
+    EXPECT_EQ(gpu->driver().cuStreamDestroy(other), cuda::CUDA_SUCCESS);
+}
+
+TEST_F(GpuForwarding, ToAChannelWithoutThatGpuItIsRefusedWithTheRemedy) {
+    start_both();
+    Channel first = open();
+    Channel second = open_second(nullptr);
+    ASSERT_TRUE(first.keep_outputs_on_gpu(count * sizeof(float)));
+    Input input = input_on_gpu(first);
+    const std::vector<float> data = values(3);
+    auto given = echo(first, input, data);
+    ASSERT_TRUE(given) << given.error().text();
+
+    const auto reply = forward(second, given->outputs.at(0), stream);
+
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::input_invalid);
+    EXPECT_THAT(reply.error().attempt, HasSubstr("without a GPU"));
+    EXPECT_THAT(reply.error().remedy, HasSubstr("ChannelOptions::gpu"));
+    EXPECT_EQ(fetch(given->outputs.at(0)), data);
+}
+
+TEST_F(GpuChannel, AResultInASlabThatCannotBeImportedFailsItsRequestAlone) {
+    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
+    start("channel: {input: 1MiB, output: 1MiB, max: 16MiB}");
+    Channel channel = open();
+    constexpr std::int64_t slab_bytes = std::int64_t{2} << 20;
+    ASSERT_TRUE(channel.keep_outputs_on_gpu(slab_bytes));
+    const std::array<std::int64_t, 1> dims{3 * (slab_bytes / 4) / static_cast<std::int64_t>(sizeof(float))};
+    Input input = channel.allocate_on_gpu(wire::DType::float32, dims).value();
+    ASSERT_TRUE(input.gpu());
+    const std::vector<float> data(static_cast<std::size_t>(dims[0]), 6.0F);
+    std::vector<Reply> held;
+    ::setenv("BULKHEAD_FAKE_CUDA_FAIL", "cuMemMap 2", 1);
+    // Until the worker has to add a slab.
+    Result<Reply> reply = echo(channel, input, data);
+    for (; reply && held.size() < 8; reply = echo(channel, input, data)) held.push_back(std::move(*reply));
+
+    for (int i = 0; i < 10; ++i, reply = echo(channel, input, data)) {  // it takes their leases back
+        ASSERT_FALSE(reply);
+        EXPECT_EQ(reply.error().code, ErrorCode::out_of_memory) << reply.error().text();
+        EXPECT_THAT(reply.error().attempt, HasSubstr("cuMemMap"));
+    }
+    EXPECT_FALSE(channel.why_no_gpu());
+    for (Reply& each : held) EXPECT_EQ(fetch(each.outputs.at(0)), data);
+
+    held.clear();  // so there is room in the slab that is shared
+    reply = echo(channel, input, data);
+    ASSERT_TRUE(reply) << reply.error().text();
+    EXPECT_EQ(fetch(reply->outputs.at(0)), data);
+
+    // An unload asks for the other one too.
+    reply = Error{ErrorCode::internal, "dropped", {}};
+    { const Input gone = std::move(input); }
+    auto asked = std::async(std::launch::async, [&] { return daemon->unload("m"); });
+    pollfd readable{channel.fd(), POLLIN, 0};
+    while (::poll(&readable, 1, 30'000) > 0 && channel.receive()) {
+    }
+    const Result<json::object> receipt = asked.get();
+    ASSERT_TRUE(receipt) << receipt.error().text();
+    EXPECT_FALSE(holds_gpu_slab(*receipt)) << json::serialize(*receipt);
 }
 
 }  // namespace

@@ -106,10 +106,10 @@ TEST_F(GpuDLPack, AForeignTensorIsCopiedWithinTheGpuBehindWhatWritesIt) {
     std::vector<float> data(1024);
     std::iota(data.begin(), data.end(), 1.0F);
     ForeignOnGpu foreign{*gpu, data.size(), {1024}, {1}};
-    Gate gate;
+    StreamGate gate;
     {
         const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, Gate::pass, &gate), cuda::CUDA_SUCCESS);
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
     }
     foreign.fill(data, stream);  // held: nothing of it has happened yet
 
@@ -122,6 +122,7 @@ TEST_F(GpuDLPack, AForeignTensorIsCopiedWithinTheGpuBehindWhatWritesIt) {
     EXPECT_EQ(foreign.deleted, 0);
     gate.let_pass();
     EXPECT_EQ(echo(channel, imported->input), data);
+    synchronize();
     imported->source.reset();
     EXPECT_EQ(foreign.deleted, 1);
 }
@@ -140,10 +141,10 @@ TEST_F(GpuDLPack, AnAsyncChannelCopiesItTheSameWay) {
     AsyncChannel::async_open(control, "m", options, [&](Result<AsyncChannel> channel) { opened = std::move(channel); });
     AsyncChannel channel = std::move(ended(opened)).value();
     ForeignOnGpu foreign{*gpu, 6, {3}, {2}};  // each second
-    Gate gate;
+    StreamGate gate;
     {
         const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, Gate::pass, &gate), cuda::CUDA_SUCCESS);
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
     }
     const std::vector<float> data{0, 1, 2, 3, 4, 5};
     foreign.fill(data, stream);  // held: nothing of it has happened yet
@@ -164,6 +165,7 @@ TEST_F(GpuDLPack, AnAsyncChannelCopiesItTheSameWay) {
     Result<Reply>& reply = ended(answered);
     ASSERT_TRUE(reply) << reply.error().text();
     EXPECT_THAT(reply->outputs.at(0).as<float>(), ElementsAre(0, 2, 4));
+    synchronize();
 }
 
 TEST_F(GpuDLPack, StridesAreFollowedOnTheGpuToo) {

@@ -24,12 +24,12 @@ inline bool is_fake_cuda() {
 }
 
 /// Holds a stream until it is told to go on.
-struct Gate {
+struct StreamGate {
     std::mutex mutex;
     std::condition_variable changed;
     bool open = false;
     static void pass(void* gate) {
-        auto& self = *static_cast<Gate*>(gate);
+        auto& self = *static_cast<StreamGate*>(gate);
         std::unique_lock lock{self.mutex};
         self.changed.wait(lock, [&] { return self.open; });
     }
@@ -66,6 +66,12 @@ protected:
         if (stream == nullptr) return;
         const cuda::Gpu::Current current{*gpu};
         (void)gpu->driver().cuStreamDestroy(stream);
+    }
+
+    /// Until all that was queued on the stream is done: nothing reads the test's memory any more.
+    void synchronize() const {
+        const cuda::Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuStreamSynchronize(stream), cuda::CUDA_SUCCESS);
     }
 
     std::shared_ptr<const cuda::Gpu> gpu;

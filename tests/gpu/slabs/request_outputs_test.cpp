@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/gpu/slabs/no_model.h"
 #include "tests/gpu/slabs/on_gpu.h"
 #include "worker/request_outputs.h"
 
@@ -16,23 +17,6 @@ namespace {
 using testing::HasSubstr;
 using wire::SlabDirection;
 using wire::SlabKind;
-
-class NoModel final : public Model {
-public:
-    [[nodiscard]] const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
-    Result<> run(const config::MethodSpec&, std::span<const TensorView>, const std::vector<config::ParameterValue>&,
-                 OutputSink&) override {
-        return {};
-    }
-    Result<> reset() override { return {}; }
-    void register_host_memory(std::span<std::byte>) override {}
-    void unregister_host_memory(std::span<std::byte>) noexcept override {}
-    [[nodiscard]] boost::json::object graphs() const override { return {}; }
-    [[nodiscard]] std::string device_name() const override { return "none"; }
-
-private:
-    std::vector<config::MethodSpec> methods_;
-};
 
 class GpuOutputs : public test::OnGpu {
 protected:

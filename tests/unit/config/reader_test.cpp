@@ -191,6 +191,7 @@ TEST(Reader, ReadsEveryKey) {
     EXPECT_TRUE(model.preload);
     EXPECT_EQ(model.threads, 0u);
     EXPECT_EQ(model.graphs, Graphs::required);
+    EXPECT_EQ(model.graph_slabs, 8u);
     EXPECT_EQ(model.deadlines, (Deadlines{120s, 90s, 250ms, 1h, 5s}));
     EXPECT_EQ(model.watchdog, 2s);
     EXPECT_EQ(model.queue_bound, 4096u);

@@ -161,6 +161,23 @@ TEST_F(SlabReturn, AClientThatNeverFreesMeetsItsBoundAndNobodyElseDoes) {
     fill(hoarder, 100, 1 * mib);
 }
 
+TEST_F(SlabReturn, AClientMayHoldNearlyItsWholeBoundInSmallResults) {
+    spec.channel.bytes_max = limits::channel_slabs_max * limits::output_growth_bytes;
+    spec.channel.idle = 1h;
+    start_ready();
+    TestClient hoarder = open_channel(both);
+    const std::uint64_t each = limits::output_growth_bytes / 2 + 128 * kib;  // one to a slab, did all grow by the least
+    std::uint64_t held = 0;
+    for (std::uint64_t id = 1;; ++id) {
+        hoarder.infer(id, "fill", {}, {{"bytes", each}});
+        const auto answer = hoarder.receive_answer();
+        ASSERT_TRUE(answer);
+        if (!std::holds_alternative<channel::InferResult>(*answer)) break;
+        held += each;
+    }
+    EXPECT_GE(held, spec.channel.bytes_max / 10 * 9);
+}
+
 TEST_F(SlabReturn, TheBoundOfAllChannelsIsNamedAndIsFreedByOneThatCloses) {
     spec.channel.worker_bytes_max = 2 * at_first + 4 * mib;
     start_ready();

@@ -122,26 +122,6 @@ TEST(GpuDaemon, WorkerKilledInTheMiddleOfAReplayReturnsItsMemoryAndFailsOnlyItsC
     EXPECT_EQ(daemon.state("slow"), "ready");
 }
 
-TEST(GpuDaemon, FiftyCyclesOfLoadInferAndSigkillLeaveFreeMemoryWhereItWas) {
-    SKIP_WITHOUT_GPU();
-    const std::int64_t before = free_now();
-    Daemon daemon{gpu_fleet("noise")};
-    for (int cycle = 0; cycle < 50; ++cycle) {
-        SCOPED_TRACE(cycle);
-        // Restart and not load: it also lifts the quarantine that five unforgiven crashes bring.
-        const auto started = daemon.call("model.restart", {{"model", "noise"}});
-        ASSERT_TRUE(started.has_value()) << started.error().text();
-        auto channel = daemon.open("noise");
-        ASSERT_TRUE(channel.has_value()) << channel.error().text();
-        const auto reply = ask(*channel);
-        ASSERT_TRUE(reply.has_value()) << reply.error().text();
-
-        ASSERT_EQ(::kill(daemon.pid("noise"), SIGKILL), 0);
-        ASSERT_TRUE(daemon.wait_until("noise", settled_without_process));
-        ASSERT_NEAR(static_cast<double>(free_now()), static_cast<double>(before), noise_bytes);
-    }
-}
-
 TEST(GpuDaemon, LoadOnAFullGpuSaysHowMuchWasFreeAndSucceedsOnceThereIsRoom) {
     SKIP_WITHOUT_GPU();
     TemporaryFolder folder;
@@ -166,6 +146,26 @@ TEST(GpuDaemon, LoadOnAFullGpuSaysHowMuchWasFreeAndSucceedsOnceThereIsRoom) {
     ASSERT_TRUE(occupant.wait(std::chrono::seconds{30}).has_value());
     const auto loaded = daemon.call("model.restart", {{"model", "heavy"}});
     EXPECT_TRUE(loaded.has_value()) << loaded.error().text();
+}
+
+TEST(GpuDaemon, FiftyCyclesOfLoadInferAndSigkillLeaveFreeMemoryWhereItWas) {
+    SKIP_WITHOUT_GPU();
+    const std::int64_t before = free_now();
+    Daemon daemon{gpu_fleet("noise")};
+    for (int cycle = 0; cycle < 50; ++cycle) {
+        SCOPED_TRACE(cycle);
+        // Restart and not load: it also lifts the quarantine that five unforgiven crashes bring.
+        const auto started = daemon.call("model.restart", {{"model", "noise"}});
+        ASSERT_TRUE(started.has_value()) << started.error().text();
+        auto channel = daemon.open("noise");
+        ASSERT_TRUE(channel.has_value()) << channel.error().text();
+        const auto reply = ask(*channel);
+        ASSERT_TRUE(reply.has_value()) << reply.error().text();
+
+        ASSERT_EQ(::kill(daemon.pid("noise"), SIGKILL), 0);
+        ASSERT_TRUE(daemon.wait_until("noise", settled_without_process));
+        ASSERT_NEAR(static_cast<double>(free_now()), static_cast<double>(before), noise_bytes);
+    }
 }
 
 }  // namespace

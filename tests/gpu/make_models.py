@@ -12,6 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -47,6 +48,21 @@ class Tokens(nn.Module):
 class Echo(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 1.0
+
+
+class EchoOut(nn.Module):
+    """The same, written where it is told to."""
+
+    def forward(self, x: Tensor, y: Tensor) -> None:
+        torch.mul(x, 1.0, out=y)
+
+
+class ScaleOut(nn.Module):
+    """Writes its results where it is told to, in the method's order of arguments."""
+
+    def forward(self, x: Tensor, factor: Tensor, y: Tensor, z: Tensor) -> None:
+        torch.mul(x, factor, out=y)
+        torch.add(x, factor, out=z)
 
 
 class Noise(nn.Module):
@@ -136,7 +152,7 @@ GENERATING = {
     "tiny_generate": ("scripts/models/make_test_models.py:tiny_generate", ["--buckets", "64,256"], ["transformers"]),
     "tiny_higgs": ("tests/python/tiny_models.py:higgs_audio_v2", ["--family", "higgs_audio_v2", "--length", "128", "--buckets", "64,128"], ["transformers"]),
     "tiny_t3": ("tests/python/tiny_models.py:chatterbox_t3", ["--family", "chatterbox_t3", "--length", "128", "--buckets", "64,128"],
-                ["transformers", "chatterbox"]),
+                ["transformers", "chatterbox", "einops"]),
 }  # fmt: skip
 
 
@@ -146,7 +162,13 @@ def make_generating(name: str, folder: Path) -> None:
         print(f"{name}: not made, for want of {', '.join(missing)}", file=sys.stderr)
         return
     command = [sys.executable, "-m", "bulkhead.export", str(ROOT / source), str(folder / name), "--device", "cuda", "--slots", "4", *options]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "clients/python")}, stdout=sys.stderr)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/clients/python:{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as export:
+        assert export.stdout is not None
+        for line in export.stdout:  # as it comes: exports run side by side
+            print(f"{name}: {line}", end="", file=sys.stderr, flush=True)
+    if export.returncode != 0:
+        raise subprocess.CalledProcessError(export.returncode, command)
 
 
 def made(name: str, make: Callable[[], object]) -> bool:
@@ -174,6 +196,8 @@ def main() -> int:
         "mlp": mlp(),
         "tokens": Tokens(),
         "echo": Echo(),
+        "echo_out": EchoOut(),
+        "scale_out": ScaleOut(),
         "noise": Noise(),
         "host_read": HostRead(),
         "host_read_noise": HostReadNoise(),
@@ -186,8 +210,10 @@ def main() -> int:
         save_torchscript(name, module, folder)
     if not torch.cuda.is_available():
         sys.exit("no GPU: mlp.pt2 was not made")
-    exported = [made("mlp.pt2", lambda: save_package("mlp", modules["mlp"], folder))]
-    exported += [made(name, lambda name=name: make_generating(name, folder)) for name in GENERATING]
+    with ThreadPoolExecutor(len(GENERATING)) as side_by_side:
+        generating = [side_by_side.submit(made, name, lambda name=name: make_generating(name, folder)) for name in GENERATING]
+        exported = [made("mlp.pt2", lambda: save_package("mlp", modules["mlp"], folder))]
+        exported += [each.result() for each in generating]
     if not all(exported):
         return NOT_ALL
     stamp.write_text(maker)

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -32,6 +33,8 @@ BUCKETS = {"qwen3_4b": [512, 1024, 2048], "higgs_v2": [512, 1024, 2048], "t3_gui
 ALL_SAMPLING = {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.1, "do_sample": True, "seed": 1}
 REPEATS = 5
 CYCLES = 10
+TOGETHER = (2, 4, 8)  # sequences, in the first model; the last is the number of its slots
+ROUNDS = 3  # of each number of them
 KILLS = 3  # of one model; five would quarantine it
 REMEMBERED = 1024  # steps of which a worker tells the percentiles
 THEIRS, THEIRS_SHORT = 64, 8  # tokens of upstream's own generations
@@ -71,6 +74,7 @@ class Bench:
         self.options, self.folder = options, folder
         self.device = "cpu" if options.rehearse else "cuda"
         self.models: list[str] = ["rehearsal"] if options.rehearse else options.models.split(",")
+        self.of_several = self.models[0]  # it is served with several slots too
         self.results = Results(Path(options.out) / f"generation-{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%SZ}.json")
         self.socket = str(folder / "run" / "control.sock")
         self.packages = Path(options.packages) if options.packages else folder / "packages"
@@ -81,22 +85,27 @@ class Bench:
             return True
         command = [sys.executable, "-m", "bulkhead.export", f"{ROOT}/tests/gpu/generation/models.py:{model}", str(folder), "--device", self.device,
                    "--dtype", "bfloat16" if self.device == "cuda" else "float32", "--length", str(BUCKETS[model][-1]),
-                   "--buckets", ",".join(map(str, BUCKETS[model])), "--slots", "1", "--slots-max", "1",
+                   "--buckets", ",".join(map(str, BUCKETS[model])), "--slots", "1",
+                   "--slots-max", str(TOGETHER[-1] if model == self.of_several else 1),
                    "--tokens", "0"]  # fmt: skip
         if model == "t3_guided":
             command += ["--family", "chatterbox_t3"]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "clients" / "python")})
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}/clients/python:{os.environ.get('PYTHONPATH', '')}"})
         if done.returncode != 0:
             self.results.missing(model, "all", f"its export failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
         return done.returncode == 0
 
     def fleet(self) -> Path:
-        """Each model with graphs, and eagerly."""
+        """Each model with graphs, and eagerly; one also with several slots."""
         lines = ["version: 1", f"defaults: {{device: {'cuda:0' if self.device == 'cuda' else 'cpu'}}}", "models:"]
+        captured = "required" if self.device == "cuda" else "off"
         for model in self.models:
-            for name, graphs in ((model, "required" if self.device == "cuda" else "off"), (f"{model}-eager", "off")):
+            served = [(model, captured, 1), (f"{model}-eager", "off", 1)]
+            if model == self.of_several:
+                served.append((f"{model}-slots", captured, TOGETHER[-1]))
+            for name, graphs, slots in served:
                 lines += [f"  {name}:", "    runtime: generate", f"    package: {self.packages / model}", f"    graphs: {graphs}",
-                          f"    generate: {{slots: 1, length: {BUCKETS[model][-1]}}}"]  # fmt: skip
+                          f"    generate: {{slots: {slots}, length: {BUCKETS[model][-1]}}}"]  # fmt: skip
         path = self.folder / "fleet.yaml"
         path.write_text("\n".join(lines) + "\n")
         return path
@@ -149,7 +158,7 @@ class Bench:
         return row["generate"] or {}
 
     def manifest(self, model: str) -> dict[str, Any]:
-        read: dict[str, Any] = json.loads((self.packages / model.removesuffix("-eager") / "manifest.json").read_text())
+        read: dict[str, Any] = json.loads((self.packages / model.removesuffix("-eager").removesuffix("-slots") / "manifest.json").read_text())
         return read
 
     def weight_bytes(self, model: str) -> float:
@@ -178,10 +187,13 @@ class Bench:
         for model in self.models:
             with self.attempted(model, "what follows of its steps"):
                 self.steps(client, model, read)
+            if model == self.of_several:
+                with self.attempted(model, "sequences side by side"):
+                    self.side_by_side(client, model)
             with self.attempted(model, "graph : upstream eager"):
                 self.upstream(client, model)
             with self.attempted(model, "its unload"):
-                client.unload(model, f"{model}-eager")
+                client.unload(model, f"{model}-eager", *([f"{model}-slots"] if model == self.of_several else []))
         if {"t3_guided", "t3_single"} <= set(self.models):
             with self.attempted("t3", "guided step / single step"):
                 guided, single = self.rate(client, "t3_guided"), self.rate(client, "t3_single")
@@ -241,12 +253,40 @@ class Bench:
         self.results.add(model, f"p99 / p50 of a step, across the end of bucket {bucket}", steps["p99"] / steps["p50"], "<= 1.2", p50_ms=steps["p50"],
                          p99_ms=steps["p99"])  # fmt: skip
 
+    def side_by_side(self, client: bulkhead.Client, model: str) -> None:
+        """A sequence alone where there is room for several, by turns with one in a model of one slot; then several, by the sum of the rates
+        that the worker tells of them."""
+        several, slots = f"{model}-slots", TOGETHER[-1]
+        client.load(model)
+        client.load(several)
+        self.sequence(client, several)
+        pairs = [(self.sequence(client, several), self.sequence(client, model)) for _ in range(REPEATS)]
+        lone, of_one = (statistics.median(said["tokens_per_second"] for said in side) for side in zip(*pairs, strict=True))
+        self.results.add(model, f"a lone sequence in {slots} slots / in a model of one", lone / of_one, "1", lone=lone, of_one=of_one)
+        for count in TOGETHER:
+            with ThreadPoolExecutor(count) as pool:
+                all_of_them = [self.at_once(pool, client, several, count) for _ in range(ROUNDS)]
+            rate = statistics.median(all_of_them)
+            self.results.add(model, f"{count} sequences together / one", rate / lone, "-", all_of_them=rate, one=lone)
+        client.unload(several)
+
+    def at_once(self, pool: ThreadPoolExecutor, client: bulkhead.Client, model: str, count: int) -> float:
+        """So long that they are together for nearly all of their steps."""
+        tokens = min(512, BUCKETS[self.of_several][-1] - 32)
+        prompts = [self.prompt(client, model, 16) for _ in range(count)]
+
+        def one(prompt: dict[str, Any]) -> float:
+            with bulkhead.connect(self.socket, name="bench") as own:
+                return float(self.sequence(own, model, count=tokens, prompt=prompt)["tokens_per_second"])
+
+        return sum(pool.map(one, prompts))
+
     def upstream(self, client: bulkhead.Client, model: str) -> None:
         """Beside the upstream class's own way to generate, eagerly: of transformers, but of chatterbox-tts for T3."""
         rate = self.rate(client, model, count=THEIRS)
         client.unload(model)
         command = [sys.executable, __file__, "--upstream", model]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "clients" / "python")})
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}/clients/python:{os.environ.get('PYTHONPATH', '')}"})
         if done.returncode != 0:
             raise Faulty((done.stderr or done.stdout).strip().splitlines()[-1])
         theirs = float(done.stdout.splitlines()[-1])

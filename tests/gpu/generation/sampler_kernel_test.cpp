@@ -16,19 +16,20 @@ using generation::limits::forced_steps_max;
 
 #define CHECK_CUDA(call) ASSERT_EQ(call, cudaSuccess)
 
-/// Memory that both sides read and write; freed with the object.
+/// Memory of the host that both sides read and write; freed with the object.
 template <typename T>
-class Managed {
+class Shared {
 public:
-    explicit Managed(std::size_t count) : count_{count} {
+    explicit Shared(std::size_t count) : count_{count} {
         void* bytes = nullptr;
-        if (cudaMallocManaged(&bytes, count * sizeof(T)) != cudaSuccess) throw std::runtime_error{"cudaMallocManaged"};
+        if (cudaHostAlloc(&bytes, count * sizeof(T), cudaHostAllocMapped) != cudaSuccess)
+            throw std::runtime_error{"cudaHostAlloc"};
         values_ = static_cast<T*>(bytes);
         std::memset(bytes, 0, count * sizeof(T));
     }
-    Managed(const Managed&) = delete;
-    Managed& operator=(const Managed&) = delete;
-    ~Managed() { cudaFree(values_); }
+    Shared(const Shared&) = delete;
+    Shared& operator=(const Shared&) = delete;
+    ~Shared() { cudaFreeHost(values_); }
     T* data() { return values_; }
     T& operator[](std::size_t i) { return values_[i]; }
     std::size_t size() const { return count_; }
@@ -95,18 +96,18 @@ struct Both {
     DrawRules rules;
     std::uint32_t slots;
     std::size_t rows;
-    Managed<SlotState> states;
-    Managed<std::uint8_t> flags;
-    Managed<std::int32_t> forced;
-    Managed<float> adjusted;
-    Managed<Drawn> drawn;
-    Managed<std::int64_t> tokens;
-    Managed<std::int64_t> positions;
-    Managed<std::int64_t> deltas;
-    Managed<std::uint32_t> turn;
-    Managed<std::uint32_t> active;
-    Managed<GivenStep> given;
-    Managed<float> logits;
+    Shared<SlotState> states;
+    Shared<std::uint8_t> flags;
+    Shared<std::int32_t> forced;
+    Shared<float> adjusted;
+    Shared<Drawn> drawn;
+    Shared<std::int64_t> tokens;
+    Shared<std::int64_t> positions;
+    Shared<std::int64_t> deltas;
+    Shared<std::uint32_t> turn;
+    Shared<std::uint32_t> active;
+    Shared<GivenStep> given;
+    Shared<float> logits;
     std::vector<generation::SlotStart> host;
     generation::HostSampler sampler;
 };
@@ -189,9 +190,9 @@ TEST_F(SamplerKernel, ExchangeSwapsStateTablesAndKv) {
     both.begin(0, start_with(true));
     both.begin(1, start_with(false));
     const SlotState first = both.states[0];
-    Managed<std::uint16_t> kv(std::size_t{2} * 3 * 16 * 24);  // slots, heads, positions, elements
+    Shared<std::uint16_t> kv(std::size_t{2} * 3 * 16 * 24);  // slots, heads, positions, elements
     for (std::size_t i = 0; i < kv.size(); ++i) kv[i] = static_cast<std::uint16_t>(i);
-    Managed<void*> buffers(1);
+    Shared<void*> buffers(1);
     buffers[0] = kv.data();
     const DeviceKv view{buffers.data(), 1, 3, 16, 48};
     exchange_slots(both.view(), view, 0, 1, 10, nullptr);

@@ -17,44 +17,11 @@
 
 #include <fmt/format.h>
 
+#include "ipc/own_cgroup.h"
 #include "supervisor/proc_files.h"
 
 namespace bulkhead::supervisor {
 namespace {
-
-std::vector<std::string> words_of(std::string_view line) {
-    std::vector<std::string> words;
-    while (!line.empty()) {
-        const std::size_t end = line.find(' ');
-        words.emplace_back(line.substr(0, end));
-        line.remove_prefix(end == std::string_view::npos ? line.size() : end + 1);
-    }
-    return words;
-}
-
-/// mountinfo writes a space in a path as \040, and so on.
-std::string unescape_octal(std::string_view text) {
-    std::string out;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const auto digit = [&](std::size_t at) { return at < text.size() && text[at] >= '0' && text[at] <= '7'; };
-        if (text[i] == '\\' && digit(i + 1) && digit(i + 2) && digit(i + 3)) {
-            out += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 + (text[i + 3] - '0'));
-            i += 3;
-        } else {
-            out += text[i];
-        }
-    }
-    return out;
-}
-
-template <typename Visit>
-void for_each_line(std::string_view text, Visit visit) {
-    while (!text.empty()) {
-        const std::size_t end = text.find('\n');
-        visit(text.substr(0, end));
-        text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-    }
-}
 
 bool write_file(const std::filesystem::path& path, std::string_view text) {
     const UniqueFd fd{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
@@ -117,31 +84,6 @@ std::optional<std::filesystem::path> own_writable_cgroup() {
 }
 
 }  // namespace
-
-std::optional<std::filesystem::path> own_cgroup(std::string_view mountinfo, std::string_view cgroup) {
-    std::string own;
-    for_each_line(cgroup, [&](std::string_view line) {
-        if (line.starts_with("0::/")) own = line.substr(3);
-    });
-    if (own.empty()) return std::nullopt;
-
-    std::optional<std::filesystem::path> result;
-    for_each_line(mountinfo, [&](std::string_view line) {
-        const std::size_t dash = line.find(" - cgroup2 ");
-        if (dash == std::string_view::npos || result) return;
-        const auto words = words_of(line.substr(0, dash));  // id parent device root mount-point options…
-        if (words.size() < 6) return;
-        const std::string root = unescape_octal(words[3]);
-        const std::string mount_point = unescape_octal(words[4]);
-        // A container may mount a part of the hierarchy: only what lies below that root is visible.
-        const std::string prefix = root == "/" ? "" : root;
-        const bool below = own.starts_with(prefix) && (own.size() == prefix.size() || own[prefix.size()] == '/');
-        if (!below) return;
-        const std::string rest = own.substr(prefix.size());
-        result = rest.size() <= 1 ? std::filesystem::path{mount_point} : std::filesystem::path{mount_point + rest};
-    });
-    return result;
-}
 
 std::unique_ptr<Cgroups> Cgroups::make(const Owner& owner, const std::vector<WorkerName>& keep) {
     const auto parent = own_writable_cgroup();

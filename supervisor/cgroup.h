@@ -18,10 +18,6 @@
 
 namespace bulkhead::supervisor {
 
-/// This process' folder in the cgroup v2 hierarchy, wherever it is mounted (hybrid systems too); from the
-/// texts of /proc/self/mountinfo and /proc/self/cgroup. Empty when there is none, or it is not visible here.
-[[nodiscard]] std::optional<std::filesystem::path> own_cgroup(std::string_view mountinfo, std::string_view cgroup);
-
 /// Whether a process lives in this folder or below it: one that was killed does until the kernel is done with it.
 [[nodiscard]] bool cgroup_is_populated(const std::filesystem::path& folder);
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -48,7 +49,8 @@ public:
         double all_us = 0;
         std::vector<double> gaps_us;  ///< between a token and the next
     };
-    Seen generate(std::size_t length, int count) {
+    /// `at_first`: called when the first token has come.
+    Seen generate(std::size_t length, int count, const std::function<void()>& at_first = {}) {
         static std::atomic<std::int64_t> last_first{2000};
         const std::vector<std::int64_t> ids = prompt(length, ++last_first);
         const std::array<std::int64_t, 1> dims{static_cast<std::int64_t>(length)};
@@ -70,6 +72,7 @@ public:
             const double now = since_start();
             const auto tokens_now = static_cast<double>(part.values.at("tokens").as_array().size());
             if (before == 0) seen.first_us = now;
+            if (before == 0 && at_first) at_first();
             for (double i = 0; before > 0 && i < tokens_now; ++i) seen.gaps_us.push_back((now - before) / tokens_now);
             before = now;
         }
@@ -90,6 +93,16 @@ double together(std::vector<Client>& clients) {
                           for (Client& client : clients)
                               threads.emplace_back([&client] { client.generate(prompt_short, new_tokens); });
                       }));
+}
+
+double p99_gap_ms(Client::Seen seen) { return percentile(seen.gaps_us, 0.99) / 1e3; }
+
+/// Between tokens of one client's sequence, in whose midst another one's long prompt is computed.
+double p99_gap_beside_ms(Client& running, Client& newcomer) {
+    std::jthread other;
+    return p99_gap_ms(running.generate(prompt_short, new_tokens, [&] {
+        other = std::jthread{[&newcomer] { newcomer.generate(prompt_long, 1); }};
+    }));
 }
 
 double request_us(Peer& peer) {
@@ -157,6 +170,7 @@ Records generation() {
     const test::Daemon daemon{test::fleet(
         {test::generating("smollm2", package, threads),
          test::generating("one-slot", package, threads + "generate: {slots: 1}"),
+         test::generating("one-chunk", package, threads + fmt::format("generate: {{prefill_chunk: {}}}", prompt_long)),
          with_int4 ? test::generating("int4", small, threads) : std::string{}})};
     (void)daemon.load("smollm2").value();
     std::vector<Client> clients;
@@ -220,6 +234,21 @@ Records generation() {
         records.push_back({fmt::format("first token of a prompt of {}", length), pair.value, "ms",
                            "Hugging Face generate, eager", pair.baseline});
     }
+    {
+        Client newcomer{daemon};
+        const auto beside = [&] { return p99_gap_beside_ms(clients.front(), newcomer); };
+        const std::string name = fmt::format("p99 of the gap between tokens, beside a prompt of {}", prompt_long);
+        Pair pair = interleaved(rounds, beside,
+                                [&] { return p99_gap_ms(clients.front().generate(prompt_short, new_tokens)); });
+        records.push_back({name, pair.value, "ms", "alone", pair.baseline});
+        (void)daemon.load("one-chunk").value();
+        Client running{daemon, "one-chunk"};
+        Client other{daemon, "one-chunk"};
+        running.generate(prompt_short, new_tokens);  // the warm-up
+        pair = interleaved(rounds, beside, [&] { return p99_gap_beside_ms(running, other); });
+        records.push_back({name, pair.value, "ms", "the prompt in one chunk", pair.baseline});
+    }
+    (void)daemon.unload("one-chunk").value();
     for (const std::size_t count : {2, 4}) {
         while (clients.size() < count) clients.emplace_back(daemon);
         std::vector<double> rates;

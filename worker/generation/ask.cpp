@@ -168,7 +168,8 @@ void read_sampling(const Shape& shape, Reader& reader, Sampling& sampling) {
     reader.number("temperature", 0, limits::temperature_max, false, sampling.temperature);
     reader.number("top_p", 0, 1, true, sampling.top_p, "; for greedy generation give temperature 0");
     reader.number("min_p", 0, 1, false, sampling.min_p);
-    reader.number("repetition_penalty", 0, limits::repetition_penalty_max, true, sampling.repetition_penalty);
+    reader.number("repetition_penalty", limits::repetition_penalty_min, limits::repetition_penalty_max, false,
+                  sampling.repetition_penalty);
     reader.integer("top_k", 0, std::numeric_limits<std::int32_t>::max(), sampling.top_k);
     sampling.top_k = std::min(sampling.top_k, static_cast<std::int32_t>(shape.vocabulary));
     reader.number("guidance", 0, limits::guidance_max, false, sampling.guidance);

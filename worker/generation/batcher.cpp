@@ -8,11 +8,10 @@
 namespace bulkhead::worker::generation {
 namespace {
 
-Error not_finite(std::size_t after) {
-    return {
-        ErrorCode::inference_failed, fmt::format("the model's logits are not finite, after {} tokens", after),
-        "check the prompt's embeddings; if they are finite, export the package with a wider dtype, such as bfloat16 "
-        "instead of float16"};
+Error not_finite(const Shape& shape, std::size_t after) {
+    return {ErrorCode::inference_failed, fmt::format("the model's logits are not finite, after {} tokens", after),
+            fmt::format("{}{}", shape.embeddings ? "check the prompt's embeddings; if they are finite, " : "",
+                        mend_not_finite)};
 }
 
 }  // namespace
@@ -205,7 +204,7 @@ void Batcher::collect() {
 }
 
 void Batcher::take(Sequence& sequence, const StepToken& token) {
-    if (token.not_finite) return fail(sequence, not_finite(sequence.given.size() / shape_.codebooks));
+    if (token.not_finite) return fail(sequence, not_finite(shape_, sequence.given.size() / shape_.codebooks));
     if (sequence.given.empty()) sequence.first = Clock::now();
     sequence.given.insert(sequence.given.end(), token.tokens.begin(), token.tokens.end());
     sequence.known.insert(sequence.known.end(), token.tokens.begin(), token.tokens.end());

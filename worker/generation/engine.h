@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <boost/json.hpp>
@@ -77,6 +78,11 @@ struct StepToken {
     bool stop = false;                     ///< a stop token, or the delay pattern's end
     bool not_finite = false;               ///< the logits held a NaN or +inf: `tokens` mean nothing
 };
+
+/// The remedy where a prompt cannot be at fault.
+inline constexpr std::string_view mend_not_finite =
+    "see whether the package is whole: python -m bulkhead.export --check FOLDER; if it is, export it again with a wider "
+    "--dtype, such as bfloat16 instead of float16";
 
 /// Calls take effect in the order they are made, also where a launched step still runs: `exchange` after `launch` moves
 /// what that step leaves behind. A sequence's position is the engine's own: `Start::keep`, plus what `prefill` was given,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "ipc/dtype.h"
+#include "worker/generation/cgroup_room.h"
 
 namespace bulkhead::worker::generation {
 namespace {
@@ -16,10 +18,9 @@ namespace {
 /// Logits, intermediate results and what LibTorch keeps: a share of the KV, and this at least.
 constexpr std::uint64_t step_bytes = 64ULL << 20;
 
-std::uint64_t read_number(const char* path) {
+std::string contents(const char* path) {
     std::ifstream file{path};
-    std::uint64_t value = 0;
-    return file >> value ? value : std::numeric_limits<std::uint64_t>::max();
+    return {std::istreambuf_iterator<char>{file}, {}};
 }
 
 std::uint64_t available() {
@@ -98,12 +99,7 @@ Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& s
 }
 
 std::uint64_t free_host_bytes() {
-    std::uint64_t free = available();
-    const std::uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
-    const std::uint64_t used = read_number("/sys/fs/cgroup/memory.current");
-    if (limit != std::numeric_limits<std::uint64_t>::max() && used != std::numeric_limits<std::uint64_t>::max())
-        free = std::min(free, limit > used ? limit - used : 0);
-    return free;
+    return std::min(available(), cgroup_room(contents("/proc/self/mountinfo"), contents("/proc/self/cgroup")));
 }
 
 }  // namespace bulkhead::worker::generation

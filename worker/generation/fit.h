@@ -21,7 +21,7 @@ namespace bulkhead::worker::generation {
 [[nodiscard]] Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& shape,
                                          std::uint64_t weights_bytes, std::uint64_t free_bytes);
 
-/// Host memory that this process may still take: what the system has available, or what its cgroup leaves, if less.
+/// Host memory that this process may still take: what the system has available, or what its cgroups leave, if less.
 [[nodiscard]] std::uint64_t free_host_bytes();
 
 }  // namespace bulkhead::worker::generation

@@ -16,6 +16,8 @@ inline constexpr std::size_t part_tokens_max = 2048;
 /// Token ids in each of `stop`, `stop_also` and `banned`.
 inline constexpr std::size_t rule_tokens_max = 1024;
 inline constexpr double temperature_max = 100;
+/// So that a logit divided by it, or times it, is a number still.
+inline constexpr double repetition_penalty_min = 0.01;
 inline constexpr double repetition_penalty_max = 100;
 inline constexpr double guidance_max = 100;
 

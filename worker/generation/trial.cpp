@@ -59,6 +59,14 @@ Result<> try_end_of_longest_prompt(Engine& engine, std::uint32_t chunk) {
     return engine.prefill(0, prompt.get(), start.keep, count, false);
 }
 
+/// Zeros are tokens like any others, so a model that is whole gives numbers; as embeddings nobody ever met them.
+Result<> collect(Engine& engine) {
+    const auto collected = engine.collect();
+    if (!collected) return collected.error();
+    if (engine.shape().embeddings || std::ranges::none_of(*collected, &StepToken::not_finite)) return {};
+    return Error{ErrorCode::package_incompatible, "the model's logits are not finite", std::string{mend_not_finite}};
+}
+
 }  // namespace
 
 Result<> try_once(Engine& engine, std::uint32_t longest_chunk) {
@@ -70,10 +78,10 @@ Result<> try_once(Engine& engine, std::uint32_t longest_chunk) {
     const std::uint32_t length = prompt.get().length;
     if (auto read = engine.prefill(0, prompt.get(), 0, length, true); !read) return read;
     if (shape.prefill_gives)
-        if (auto collected = engine.collect(); !collected) return collected.error();
+        if (auto collected = collect(engine); !collected) return collected;
     for (std::uint32_t n = 1; n <= shape.slots; n *= 2) {
         if (auto launched = engine.launch(n); !launched) return launched;
-        if (auto collected = engine.collect(); !collected) return collected.error();
+        if (auto collected = collect(engine); !collected) return collected;
     }
     engine.forget_counts();
     return start_all(engine);

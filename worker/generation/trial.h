@@ -9,7 +9,7 @@ namespace bulkhead::worker::generation {
 /// than anything else, and no graph holds it. What all this leaves behind is taken back.
 ///
 /// Thread  the executor
-/// Errors  as Engine
+/// Errors  as Engine; package_incompatible where a prompt of tokens gives logits that are not finite
 [[nodiscard]] Result<> try_once(Engine& engine, std::uint32_t longest_chunk);
 
 }  // namespace bulkhead::worker::generation

@@ -14,40 +14,6 @@
 namespace bulkhead::supervisor {
 namespace {
 
-using Path = std::filesystem::path;
-
-TEST(OwnCgroup, OfAUnifiedSystemLiesBelowItsMount) {
-    EXPECT_EQ(own_cgroup("25 1 0:22 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n", "0::/user.slice/a.scope\n"),
-              Path{"/sys/fs/cgroup/user.slice/a.scope"});
-    EXPECT_EQ(own_cgroup("25 1 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", "0::/\n"), Path{"/sys/fs/cgroup"});
-}
-
-TEST(OwnCgroup, OfAHybridSystemIsTheUnifiedPart) {
-    EXPECT_EQ(own_cgroup("30 25 0:26 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu\n"
-                         "31 25 0:27 / /sys/fs/cgroup/unified rw shared:10 - cgroup2 cgroup2 rw\n",
-                         "5:cpu:/elsewhere\n0::/box\n"),
-              Path{"/sys/fs/cgroup/unified/box"});
-}
-
-TEST(OwnCgroup, OfAContainerIsTakenRelativeToWhatIsMounted) {
-    constexpr auto mount = "25 1 0:22 /docker/c1 /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
-    EXPECT_EQ(own_cgroup(mount, "0::/docker/c1/app\n"), Path{"/sys/fs/cgroup/app"});
-    EXPECT_EQ(own_cgroup(mount, "0::/docker/c1\n"), Path{"/sys/fs/cgroup"});
-    EXPECT_EQ(own_cgroup(mount, "0::/docker/c10\n"), std::nullopt);
-}
-
-TEST(OwnCgroup, IsAbsentWhereThereIsNone) {
-    EXPECT_EQ(own_cgroup("", "0::/\n"), std::nullopt);
-    EXPECT_EQ(own_cgroup("30 25 0:26 / /sys/fs/cgroup rw - cgroup cgroup rw,cpu\n", "5:cpu:/x\n"), std::nullopt);
-    EXPECT_EQ(own_cgroup("25 1 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", ""), std::nullopt);
-    EXPECT_EQ(own_cgroup("cut off - cgroup2 x", "0::/\n"), std::nullopt);
-}
-
-TEST(OwnCgroup, UnescapesTheMountPoint) {
-    EXPECT_EQ(own_cgroup("25 1 0:22 / /mnt/my\\040groups rw - cgroup2 cgroup2 rw\n", "0::/a\n"),
-              Path{"/mnt/my groups/a"});
-}
-
 Cgroups::Owner owner() { return {::getpid(), "/nowhere/" + std::to_string(::getpid()) + "/control.sock"}; }
 
 bool join(const UniqueFd& folder, pid_t pid) {

@@ -370,6 +370,8 @@ TEST_F(BatcherTest, FailsOnlyTheOneWhoseLogitsAreNoNumbers) {
     run();
     expect_right(good);
     EXPECT_EQ(ending_of(bad).result.error().code, ErrorCode::inference_failed);
+    EXPECT_THAT(ending_of(bad).result.error().remedy, testing::Not(testing::HasSubstr("embeddings")))
+        << "the prompt was one of tokens";
 }
 
 TEST_F(BatcherTest, GoesOnAfterAFailedPrefill) {

@@ -8,56 +8,149 @@
 namespace bulkhead::worker::generation::test {
 namespace {
 
-/// What transformers itself generated, as scripts/models/greedy_references.py writes it: another file than the committed
-/// one, of more prompts or longer answers, by this variable.
+/// What transformers itself generated for one prompt.
+struct Reference {
+    std::string text;
+    Tokens prompt;
+    std::vector<std::int32_t> tokens;
+
+    [[nodiscard]] Wish wish() const { return {prompt, static_cast<std::uint32_t>(tokens.size())}; }
+    /// The prompt, and what was said behind it.
+    [[nodiscard]] Tokens with_first(std::size_t count) const {
+        Tokens all = prompt;
+        all.insert(all.end(), tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count));
+        return all;
+    }
+};
+
+/// As scripts/models/greedy_references.py writes it: another file than the committed one, of more prompts or longer
+/// answers, by this variable.
 std::filesystem::path references() {
     const char* const other = std::getenv("BULKHEAD_GREEDY_REFERENCES");
     return other != nullptr ? other : std::filesystem::path{BULKHEAD_SOURCE_DIR} / "tests/python/smollm2_greedy.json";
 }
 
+std::filesystem::path smollm2() { return std::filesystem::path{BULKHEAD_BINARY_DIR} / "models/smollm2"; }
+
+class SmolLm2 : public testing::Test {
+protected:
+    void SetUp() override {
+        if (!std::filesystem::exists(smollm2()))
+            GTEST_SKIP() << smollm2().string() << " is missing: run scripts/models/prepare.py";
+        ASSERT_TRUE(std::filesystem::exists(references())) << references();
+        const boost::json::value said = boost::json::parse(worker::test::contents(references()));
+        for (const boost::json::value& one : said.at("prompts").as_array())
+            said_.push_back({boost::json::value_to<std::string>(one.at("text")),
+                             boost::json::value_to<Tokens>(one.at("prompt")),
+                             boost::json::value_to<std::vector<std::int32_t>>(one.at("tokens"))});
+        ASSERT_GE(said_.size(), 20U);
+    }
+    void TearDown() override {
+        RecordProperty("equal", std::to_string(equal_));
+        RecordProperty("near_ties", std::to_string(near_ties_));
+    }
+
+    void load_with(std::uint32_t slots) {
+        auto spec = generate_spec(smollm2());
+        spec.threads = 0;
+        spec.generate.slots = slots;
+        auto loaded = load(spec, cache_.path());
+        ASSERT_TRUE(loaded) << loaded.error().text();
+        model_ = std::move(*loaded);
+    }
+    Engine& engine() const { return *model_->generator(); }
+
+    /// Where they part, it is in a near tie. What the slots hold is lost with it.
+    void expect_said(const Reference& said, const std::vector<std::int32_t>& given) {
+        ASSERT_EQ(given.size(), said.tokens.size());
+        const auto [ours, theirs] = std::mismatch(given.begin(), given.end(), said.tokens.begin());
+        if (ours == given.end()) {
+            ++equal_;
+            return;
+        }
+        const auto after = static_cast<std::size_t>(theirs - said.tokens.begin());
+        EXPECT_TRUE(near_tie(engine(), said.with_first(after), *ours, *theirs, 1e-3F))
+            << said.text << ": " << *ours << " instead of " << *theirs << " after " << after;
+        ++near_ties_;
+    }
+
+    std::vector<Reference> said_;
+    std::size_t equal_ = 0;
+    std::size_t near_ties_ = 0;
+
+private:
+    worker::test::TemporaryFolder cache_;
+    std::unique_ptr<Model> model_;
+};
+
 /// Every fourth prompt from the one given.
-class GreedyTokens : public testing::TestWithParam<std::size_t> {};
+class GreedyTokens : public SmolLm2, public testing::WithParamInterface<std::size_t> {};
 
 TEST_P(GreedyTokens, OfSmolLm2AreThoseOfTransformers) {
-    const auto package = std::filesystem::path{BULKHEAD_BINARY_DIR} / "models/smollm2";
-    if (!std::filesystem::exists(package))
-        GTEST_SKIP() << package.string() << " is missing: run scripts/models/prepare.py";
-    ASSERT_TRUE(std::filesystem::exists(references())) << references();
-    worker::test::TemporaryFolder cache;
-    auto spec = generate_spec(package);
-    spec.threads = 0;
-    spec.generate.slots = 1;
-    const auto model = load(spec, cache.path());
-    ASSERT_TRUE(model) << model.error().text();
-    Engine& engine = *(*model)->generator();
-
-    const boost::json::value said = boost::json::parse(worker::test::contents(references()));
-    const auto& prompts = said.at("prompts").as_array();
-    ASSERT_GE(prompts.size(), 20U);
-    std::size_t equal = 0;
-    std::size_t near_ties = 0;
-    for (std::size_t i = GetParam(); i < prompts.size(); i += 4) {
-        const auto tokens = boost::json::value_to<std::vector<std::int32_t>>(prompts[i].at("tokens"));
-        Wish wish{boost::json::value_to<Tokens>(prompts[i].at("prompt")), static_cast<std::uint32_t>(tokens.size())};
-        const auto given = run_alone(engine, wish);
-        const auto [ours, theirs] = std::mismatch(given.begin(), given.end(), tokens.begin());
-        if (ours == given.end()) {
-            ++equal;
-            continue;
-        }
-        Tokens so_far = wish.prompt;
-        so_far.insert(so_far.end(), given.begin(), ours);
-        EXPECT_TRUE(near_tie(engine, so_far, *ours, *theirs, 1e-3F))
-            << prompts[i].at("text") << ": " << *ours << " instead of " << *theirs << " after "
-            << ours - given.begin();
-        ++near_ties;
-    }
-    RecordProperty("equal", std::to_string(equal));
-    RecordProperty("near_ties", std::to_string(near_ties));
-    EXPECT_LE(near_ties, 1 + prompts.size() / 80) << "of a quarter of " << prompts.size() << " prompts";
+    load_with(1);
+    for (std::size_t i = GetParam(); i < said_.size(); i += 4) expect_said(said_[i], run_alone(engine(), said_[i].wish()));
+    EXPECT_LE(near_ties_, 1 + said_.size() / 80) << "of a quarter of " << said_.size() << " prompts";
 }
 
 INSTANTIATE_TEST_SUITE_P(Prompts, GreedyTokens, testing::Range<std::size_t>(0, 4));
+
+/// Each joins and leaves while others are in the midst of theirs.
+TEST_F(SmolLm2, SequencesInFourSlotsAreThoseOfTransformers) {
+    load_with(4);
+    struct Running {
+        const Reference* said;
+        std::vector<std::int32_t> given;
+    };
+    constexpr std::size_t tried = 8;
+    std::vector<Running> active;  // in the order of slots
+    std::vector<Running> finished;
+    std::size_t most = 0;
+    auto next = said_.begin();
+    for (int turn = 0; finished.size() < tried; ++turn) {
+        if (next != said_.begin() + tried && active.size() < 4 && (active.empty() || turn % 6 == 0)) {
+            begin(engine(), static_cast<std::uint32_t>(active.size()), next->wish());
+            active.push_back({&*next++, {}});
+            most = std::max(most, active.size());
+        }
+        const auto given = step(engine(), static_cast<std::uint32_t>(active.size()));
+        for (std::size_t i = 0; i < active.size(); ++i) active[i].given.push_back(given[i]);
+        for (std::size_t i = active.size(); i-- > 0;) {
+            if (active[i].given.size() < active[i].said->tokens.size()) continue;
+            finished.push_back(active[i]);
+            ASSERT_TRUE(engine().exchange(static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(active.size() - 1)));
+            std::swap(active[i], active.back());
+            active.pop_back();
+        }
+    }
+    EXPECT_EQ(most, 4U);
+    for (const Running& running : finished) expect_said(*running.said, running.given);
+    EXPECT_LE(near_ties_, 1U);
+}
+
+/// A new prompt is computed behind what it shares with the last one, the words of the template; and as the next part of
+/// a conversation, behind the answer that the slot itself gave.
+TEST_F(SmolLm2, TokensBehindAPrefixThatIsKeptAreThoseOfTransformers) {
+    load_with(1);
+    Tokens held;
+    std::vector<std::pair<Reference, std::vector<std::int32_t>>> all;
+    for (const Reference& said : std::span{said_}.first(5)) {
+        const auto half = said.tokens.begin() + std::ssize(said.tokens) / 2;
+        const Reference first{said.text, said.prompt, {said.tokens.begin(), half}};
+        const Reference second{said.text, first.with_first(first.tokens.size()), {half, said.tokens.end()}};
+        for (const Reference& part : {first, second}) {
+            Wish wish = part.wish();
+            const auto shared = std::ranges::mismatch(held, part.prompt).in2 - part.prompt.begin();
+            wish.keep = static_cast<std::uint32_t>(std::min(shared, std::ssize(part.prompt) - 1));
+            EXPECT_TRUE(all.empty() || wish.keep >= 10) << wish.keep << " positions are the same";
+            const auto given = run_alone(engine(), wish);
+            held = part.prompt;
+            held.insert(held.end(), given.begin(), given.end() - 1);  // the last one was never fed
+            all.emplace_back(part, given);
+        }
+    }
+    for (const auto& [said, given] : all) expect_said(said, given);
+    EXPECT_LE(near_ties_, 1U);
+}
 
 }  // namespace
 }  // namespace bulkhead::worker::generation::test

@@ -42,5 +42,23 @@ TEST(Trial, ComputesTheEndOfTheLongestPromptFirst) {
     EXPECT_EQ(engine.calls.size(), 2U);
 }
 
+/// Weights that are no numbers, say. It would answer nothing, so it is not called ready.
+TEST(Trial, RefusesAModelWhoseLogitsAreNotFinite) {
+    Shape shape = FakeEngine::usual();
+    const auto tried = [&shape] {
+        FakeEngine engine{shape};
+        const std::vector<std::int64_t> trial(3, 0);  // a prompt of two, and what the first step reads
+        engine.not_finite_after = FakeEngine::next(trial, shape, {}, 0);
+        return try_once(engine, 0);
+    };
+    const auto refused = tried();
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::package_incompatible);
+    EXPECT_THAT(refused.error().attempt, testing::HasSubstr("logits are not finite"));
+    EXPECT_THAT(refused.error().remedy, testing::HasSubstr("bulkhead.export --check"));
+    shape.embeddings = true;
+    EXPECT_TRUE(tried()) << "embeddings of zeros are no prompt";
+}
+
 }  // namespace
 }  // namespace bulkhead::worker::generation

@@ -12,6 +12,7 @@ inline constexpr std::size_t package_files_max = 4096;
 inline constexpr std::size_t package_path_bytes_max = 512;
 inline constexpr std::uint64_t package_text_bytes_max = 1ULL << 20;  ///< of a manifest or metadata file
 inline constexpr std::size_t io_chunk_bytes = 1ULL << 20;
+inline constexpr std::size_t known_hashes_max = 1024;     ///< of files that are hashed and not unpacked
 inline constexpr int cache_entry_tries = 8;               ///< an entry evicted between finding and holding it
 inline constexpr std::size_t model_words_max = 2000;      ///< of an exception's text in an error
 inline constexpr std::size_t heard_bytes_max = 16 << 10;  ///< of what a compiled model said on std::cerr

@@ -59,12 +59,16 @@ private:
     mutable std::uint64_t done_ = 0;
 };
 
+Error not_opened(const std::filesystem::path& path, std::string_view what, std::string remedy) {
+    return {ErrorCode::load_failed, fmt::format("opening the model file {}: {}", path.string(), what),
+            std::move(remedy)};
+}
+
 }  // namespace
 
-Result<ModelFile> ModelFile::open(const std::filesystem::path& path) {
+Result<ModelFile> ModelFile::open_any(const std::filesystem::path& path) {
     const auto failed = [&](std::string_view what, std::string remedy) {
-        return Error{ErrorCode::load_failed, fmt::format("opening the model file {}: {}", path.string(), what),
-                     std::move(remedy)};
+        return not_opened(path, what, std::move(remedy));
     };
     // Non-blocking, so that a FIFO in a file's place is refused instead of waited for.
     ModelFile file{path, UniqueFd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)}};
@@ -80,15 +84,22 @@ Result<ModelFile> ModelFile::open(const std::filesystem::path& path) {
     if (status.st_size == 0) return failed("it is empty (0 bytes)", "copy or export it again");
     file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
     file.identity_ = identity_of(status);
+    return file;
+}
 
+Result<ModelFile> ModelFile::open(const std::filesystem::path& path) {
+    auto file = open_any(path);
+    if (!file) return file;
     std::array<std::byte, 4> start{};
-    const auto got = read_at(file.fd_.get(), start, 0);
-    if (got < 0) return failed(std::strerror(errno), "check the disk it lies on");
+    const auto got = read_at(file->fd_.get(), start, 0);
+    if (got < 0) return not_opened(path, std::strerror(errno), "check the disk it lies on");
     constexpr std::array zip_magic{std::byte{'P'}, std::byte{'K'}, std::byte{3}, std::byte{4}};
     if (start != zip_magic)
-        return failed(fmt::format("its {} bytes start with {:02x}, a zip archive with 50 4b 03 04", file.size_bytes_,
-                                  fmt::join(std::span{start}.first(static_cast<std::size_t>(got)), " ")),
-                      "give a file that torch.jit.save or torch._inductor.aoti_compile_and_package has written");
+        return not_opened(path,
+                          fmt::format("its {} bytes start with {:02x}, a zip archive with 50 4b 03 04",
+                                      file->size_bytes_,
+                                      fmt::join(std::span{start}.first(static_cast<std::size_t>(got)), " ")),
+                          "give a file that torch.jit.save or torch._inductor.aoti_compile_and_package has written");
     return file;
 }
 

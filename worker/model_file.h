@@ -24,6 +24,8 @@ public:
     /// Errors  load_failed when it is missing, unreadable, no regular file, empty, or no zip archive, which
     ///         TorchScript files and packages both are
     static Result<ModelFile> open(const std::filesystem::path& path);
+    /// The same of a file that may be no archive, such as weights.
+    static Result<ModelFile> open_any(const std::filesystem::path& path);
 
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return size_bytes_; }

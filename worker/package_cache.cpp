@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto links_name = "by-file";
+constexpr auto hashes_name = "hashes";
 constexpr std::string_view partial_prefix = ".partial-";
 constexpr std::size_t sha256_length = 64;
 
@@ -137,11 +139,28 @@ Result<UnpackedPackage> PackageCache::open(const ModelFile& package,
                  "let nothing but Bulkhead write into the cache"};
 }
 
+Result<std::string> PackageCache::sha256(const ModelFile& file,
+                                         const std::function<void(std::uint64_t)>& progress) const {
+    if (auto made = make_folder(); !made) return made.error();
+    const auto hashes = folder_ / hashes_name;
+    const auto link = hashes / file.identity();
+    std::error_code error;
+    if (const auto known = fs::read_symlink(link, error); !error && known.native().size() == sha256_length)
+        return known.native();
+
+    auto hash = file.sha256(progress);
+    if (!hash) return hash.error();
+    const fs::directory_iterator known{hashes, error};
+    if (std::distance(begin(known), end(known)) >= static_cast<std::ptrdiff_t>(limits::known_hashes_max))
+        for (const auto& old : fs::directory_iterator{hashes, error}) fs::remove(old, error);
+    fs::create_symlink(hash.value(), link, error);  // without it the next load hashes again
+    return hash;
+}
+
 Result<> PackageCache::make_folder() const {
-    const auto links = folder_ / links_name;
     std::error_code error;
     fs::create_directories(folder_.parent_path(), error);
-    for (const auto& path : {folder_, links})
+    for (const auto& path : {folder_, folder_ / links_name, folder_ / hashes_name})
         if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
             return system_error(fmt::format("creating the package cache {}", path.string()), errno);
     struct stat status {};

@@ -15,7 +15,7 @@ namespace bulkhead::worker {
 
 /// A package in the cache, held: while this lives, no process removes it.
 struct UnpackedPackage {
-    std::filesystem::path folder;
+    std::filesystem::path folder;  ///< its name is the SHA-256 of the package's file
     UniqueFd lock;
 };
 
@@ -24,6 +24,7 @@ struct UnpackedPackage {
 ///
 ///   <sha256>/           one package: data/aotinductor/…, and manifest.json, which lists each file's hash
 ///   by-file/<identity>  a link to the entry of a file that was hashed before, so that it is not read again
+///   hashes/<identity>   a link whose target is the SHA-256 of a file that is not unpacked
 ///   .partial-<pid>-…    being unpacked, or left by a process that died: swept by the next one that unpacks
 ///
 /// Locks   flock(2) on the folders, held by descriptor, so that a dead process holds none: shared while a
@@ -40,6 +41,12 @@ public:
     /// Errors  load_failed, resources_exhausted (disk full), not_permitted
     [[nodiscard]] Result<UnpackedPackage> open(const ModelFile& package,
                                                const std::function<void(std::uint64_t)>& progress = {});
+
+    /// SHA-256 of a file that is not unpacked, such as weights: read once, and remembered while its identity stays.
+    /// `progress` is told bytes read, and nothing where the hash is known.
+    /// Errors  load_failed, not_permitted
+    [[nodiscard]] Result<std::string> sha256(const ModelFile& file,
+                                             const std::function<void(std::uint64_t)>& progress = {}) const;
 
 private:
     [[nodiscard]] Result<> make_folder() const;

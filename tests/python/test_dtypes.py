@@ -11,6 +11,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+import served
 import torch
 import transformers
 from bulkhead.export import check, make, quantised, source
@@ -55,6 +56,8 @@ class SixteenBits(unittest.TestCase):
             for prompt in family.prompts():
                 verdict = check.compare(package, family, prompt, 24)
                 self.assertTrue(verdict.good(check.NEAR_TIE_16), f"{verdict}")
+            for verdict in served.verdicts(out, family, 24):
+                self.assertTrue(verdict.good(check.NEAR_TIE_16), f"by the worker: {verdict}")
             alone = along(package, ids)
             both = along(package, ids, beside=True) if slots > 1 else alone
 

@@ -16,6 +16,7 @@ from unittest import mock
 
 import family_packages
 import tiny_models
+import tokenizers
 import torch
 from bulkhead.errors import Error
 from bulkhead.export import check, functions, inductor, make, manifest, products, source, step, target
@@ -70,10 +71,17 @@ class Sources(unittest.TestCase):
 
     def test_a_function_that_returns_no_model(self) -> None:
         file = self.folder / "own.py"
-        file.write_text("import torch\ndef linear(): return torch.nn.Linear(2, 2)\n")
+        file.write_text("import torch\ndef linear(): return torch.nn.Linear(2, 2)\ndef seven(): return 7\ndef three(): return 1, 2, 3\n"
+                        "def raises(): raise ValueError('none today')\n")  # fmt: skip
         self.refused(f"{file}:linear", "--family")
         self.refused(f"{file}:other", "other")
         self.refused(f"{file}:linear", "families are", family="none")
+        self.refused(f"{file}:linear", "as causal_lm: 'Linear' object has no attribute", family="causal_lm")
+        self.refused(f"{file}:seven", "of type int", family="causal_lm")
+        self.refused(f"{file}:three", "of type tuple", family="causal_lm")
+        self.refused(f"{file}:raises", "ValueError: none today")
+        file.write_text("def (")
+        self.refused(f"{file}:linear", "SyntaxError")
 
     def test_rotary_frequencies_keep_their_32_bits(self) -> None:
         """As where transformers loads a folder in 16 bits."""
@@ -92,6 +100,18 @@ class Sources(unittest.TestCase):
         self.assertEqual((loaded.name, loaded.family.name, loaded.origin["model_type"]), ("own", "causal_lm", "qwen3"))
         for name, weight in model.state_dict().items():
             self.assertTrue(torch.equal(weight, loaded.family.model.state_dict()[name]), name)
+
+    def test_a_folder_without_a_tokenizer_has_none(self) -> None:
+        """Transformers makes an empty one up for these, and not for others."""
+        for model_type in ("qwen3", "gemma"):
+            model = tiny_models.causal(model_type)
+            model.save_pretrained(self.folder / model_type)
+            loaded = source.load(str(self.folder / model_type), torch.float32)
+            self.assertIsNone(loaded.family.tokenizer, model_type)
+            words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<unk>": 1}, "<unk>"))
+            words.save(str(self.folder / model_type / "tokenizer.json"))
+            loaded = source.load(str(self.folder / model_type), torch.float32)
+            self.assertEqual(loaded.family.tokenizer("a")["input_ids"], [0])
 
 
 class Sizes(unittest.TestCase):
@@ -172,21 +192,44 @@ class Command(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("PyTorch sees none", done.stderr)
 
-    def test_a_package_whose_weights_were_changed(self) -> None:
+    def test_numbers_that_make_no_sense_are_refused_before_the_model_is_loaded(self) -> None:
+        """Nothing lies where the source should: whoever looked would say so."""
+        for option, value in (("--tokens", "-3"), ("--slots", "0"), ("--slots-max", "65"), ("--chunk", "2"), ("--length", "63"), ("--buckets", "64,1")):
+            with self.subTest(option):
+                done = self.run_it("/none/at/all", "/none/out", option, value)
+                self.assertEqual((done.returncode, done.stdout), (1, ""))
+                self.assertRegex(done.stderr, f"^error: input_invalid: exporting with ({option}|a bucket of) ")
+
+    def test_a_package_of_which_a_file_was_changed(self) -> None:
         with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:
             copied = Path(folder, "tiny")
             shutil.copytree(TINY, copied)
             done = self.run_it("--check", str(copied))
             self.assertEqual((done.returncode, done.stderr), (0, ""))
-            self.assertIn("whole", done.stdout)
-            with open(copied / "weights.safetensors", "r+b") as file:
-                file.seek(-1, os.SEEK_END)
-                last = file.read(1)
-                file.seek(-1, os.SEEK_END)
-                file.write(bytes([last[0] ^ 1]))
+            self.assertTrue(done.stdout.endswith(" whole\n"), done.stdout)
+            for name in ("decode_batch.pt2", "weights.safetensors"):
+                with open(copied / name, "r+b") as file:
+                    last = file.seek(-1, os.SEEK_END)
+                    byte = file.read(1)[0]
+                    file.seek(last)
+                    file.write(bytes([byte ^ 1]))
+                    file.flush()
+                    done = self.run_it("--check", str(copied))
+                    file.seek(last)
+                    file.write(bytes([byte]))
+                self.assertEqual(done.returncode, 1, name)
+                self.assertIn(f"the SHA-256 of {name} is", done.stderr)
+
+    def test_a_package_of_an_earlier_exporter_is_compared_as_far_as_it_says(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="bh-export-") as folder:
+            copied = Path(folder, "tiny")
+            shutil.copytree(TINY, copied)
+            said = json.loads((copied / manifest.FILE).read_text())
+            said.pop("functions", None)
+            (copied / manifest.FILE).write_text(json.dumps(said))
             done = self.run_it("--check", str(copied))
-            self.assertEqual(done.returncode, 1)
-            self.assertIn("SHA-256", done.stderr)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("whole; of its functions", done.stdout)
 
 
 class Manifest(unittest.TestCase):
@@ -204,7 +247,10 @@ class Manifest(unittest.TestCase):
     def test_each_member_is_needed_and_of_a_type(self) -> None:
         for name in self.said:
             without = {key: value for key, value in self.said.items() if key != name}
-            self.assertIn("format" if name == "format" else name, self.problem(without))
+            if name in manifest.OPTIONAL:
+                self.assertEqual(manifest.problems(without, TINY), [])
+            else:
+                self.assertIn("format" if name == "format" else name, self.problem(without))
             if name != "rope_delta":
                 self.assertIn(name, self.problem({**self.said, name: 0.5}))
 
@@ -220,6 +266,8 @@ class Manifest(unittest.TestCase):
         self.assertIn("not there", lie(lambda said: said["prefill"].update(file="other.pt2")))
         self.assertIn("folder itself", lie(lambda said: said["prefill"].update(file="../tiny_generate/prefill.pt2")))
         self.assertIn("bytes", lie(lambda said: said["weights"].update(bytes=1)))
+        self.assertIn("'functions' names", lie(lambda said: said["functions"].pop("prefill.pt2")))
+        self.assertIn("'functions' names", lie(lambda said: said["functions"].update({"other.pt2": ""})))
         self.assertIn("unknown", lie(lambda said: said.update(other=1)))
         self.assertIn("format", self.problem({**self.said, "format": "bulkhead-generate/2"}))
         self.assertIn("object", self.problem([]))

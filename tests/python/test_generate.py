@@ -22,7 +22,7 @@ from fake_daemon import FakeDaemon, WithFakeDaemon
 from fake_worker import FakeWorker
 
 GENERATE = {"generate": {"inputs": [{"name": "tokens", "dtype": "int64", "shape": ["1..64"]}, {"name": "embeddings", "dtype": "float32", "shape": [1, "1..64", 4]}],
-                         "parameters": [{"name": "temperature"}], "codebooks": 1}}  # fmt: skip
+                         "parameters": [{"name": "temperature"}], "codebooks": 1, "length": 1000}}  # fmt: skip
 
 
 class GeneratingWorker(FakeWorker):
@@ -317,9 +317,10 @@ class Words(Generating):
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def ran(self, daemon: Any, *arguments: str, typed: str = "") -> tuple[int, str, str]:
+    def ran(self, daemon: Any, *arguments: str, typed: str | bytes = "") -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("sys.stdin", io.StringIO(typed)):
+        stdin = io.TextIOWrapper(io.BytesIO(typed if isinstance(typed, bytes) else typed.encode()), "utf-8")
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("sys.stdin", stdin):
             status = program.main([arguments[0], "--socket", str(daemon.path), *arguments[1:]])
         return status, out.getvalue(), err.getvalue()
 
@@ -371,6 +372,45 @@ class Words(Generating):
         self.assertEqual((status, out), (0, "Mer\nEarth\nVenus\n"), err)
         self.assertIn("after", err)
         self.assertIn("(worker_lost)", err)
+
+    def test_a_conversation_longer_than_a_sequence_goes_on_without_its_oldest_turns(self) -> None:
+        second = "<system>short<end><user>Sun<end><assistant>Earth<end><user>and<end><model>"
+        third = "<system>short<end><user>and<end><assistant>Venus<end><user>Sun<end><model>"
+        room = {"max_new_tokens": 2}
+        scripts = [self.answering("<system>short<end><user>Sun<end><model>", "Earth", **room), self.answering(second, "Venus", **room),
+                   self.answering(third, "Mercury", **room)]  # fmt: skip
+        self.methods["generate"]["length"] = max(len(self.ids(second)), len(self.ids(third))) + 2
+
+        def all_three(worker: GeneratingWorker) -> None:
+            for script in scripts:
+                script(worker)
+
+        daemon = self.serving(self.introduced, all_three, methods=self.methods)
+        status, out, err = self.ran(daemon, "chat", "fake", "--system", "short", "--max-new-tokens", "2", typed="Sun\nand\nSun\n")
+        self.assertEqual((status, out), (0, "Earth\nVenus\nMercury\n"), err)
+        self.assertEqual(err.count("the oldest 1 of 2 questions are left out"), 1, err)
+
+    def test_a_quarter_of_a_sequence_is_kept_for_the_answer(self) -> None:
+        question = "<user>Sun<end><model>"
+        self.methods["generate"]["length"] = len(self.ids("<user>and<end><assistant>Venus<end>" + question)) + 4
+
+        def both(worker: GeneratingWorker) -> None:
+            self.answering("<user>and<end><model>", "Venus")(worker)
+            self.answering(question, "Earth")(worker)
+
+        status, out, err = self.ran(self.serving(self.introduced, both, methods=self.methods), "chat", "fake", typed="and\nSun\n")
+        self.assertEqual((status, out), (0, "Venus\nEarth\n"), err)
+        self.assertIn("the oldest 1 of 1 questions are left out", err)
+
+    def test_text_that_is_none_is_told_and_a_conversation_goes_on(self) -> None:
+        status, out, err = self.ran(self.serving(self.introduced, methods=self.methods), "generate", "fake", "Sun \udcff")
+        self.assertEqual((status, out), (1, ""))
+        self.assertIn("error: text to tokens: '\\udcff' is no character (input_invalid)", err)
+
+        daemon = self.serving(self.introduced, self.answering("<user>Sun<end><model>", "Earth"), methods=self.methods)
+        status, out, err = self.ran(daemon, "chat", "fake", typed=b"\xff\nSun\n")
+        self.assertEqual((status, out), (0, "Earth\n"), err)
+        self.assertIn("'\\udcff' is no character", err)
 
     def test_what_cannot_be_said_in_words_is_refused(self) -> None:
         cases = {

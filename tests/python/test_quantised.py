@@ -9,6 +9,7 @@ from collections.abc import Container
 from pathlib import Path
 
 import family_packages
+import served
 import torch
 from bulkhead.errors import Error
 from bulkhead.export import check, make, manifest, products, quantised, source
@@ -130,6 +131,8 @@ class Packages(unittest.TestCase):
             for prompt in family.prompts():
                 verdict = check.compare(package, family, prompt, 24)
                 self.assertTrue(verdict.good(check.NEAR_TIE), f"{verdict}")
+            for verdict in served.verdicts(out, family, 24):
+                self.assertTrue(verdict.good(check.NEAR_TIE), f"by the worker: {verdict}")
             both = package.run_decode(torch.tensor([[7], [7]]), torch.tensor([0, 0]), 1, package.buffers(2, 64))
             alone = package.run_decode(torch.tensor([[7]]), torch.tensor([0]), 1, package.buffers(1, 64))
             torch.testing.assert_close(both, alone.repeat(2, 1, 1, 1), rtol=1e-4, atol=1e-4)

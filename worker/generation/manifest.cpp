@@ -85,6 +85,12 @@ public:
             refuse("the name of a file in the package's folder");
         return name;
     }
+    [[nodiscard]] std::string sha256() const {
+        std::string hash = text();
+        if (hash.size() != 64 || hash.find_first_not_of("0123456789abcdef") != std::string::npos)
+            refuse("a SHA-256, 64 hexadecimal digits");
+        return hash;
+    }
     [[nodiscard]] std::vector<std::int32_t> tokens(std::uint32_t vocabulary) const {
         std::vector<std::int32_t> ids;
         for (const Field& id : items()) ids.push_back(static_cast<std::int32_t>(id.integer(0, vocabulary - 1)));
@@ -189,18 +195,22 @@ void read_draw(const Field& root, Manifest& manifest) {
     }
 }
 
-/// Members that every manifest has, as clients/python/bulkhead/export/manifest.py lists them, and those of them that may be
-/// null. What each is, whoever reads it checks.
+/// Members of a manifest, as clients/python/bulkhead/export/manifest.py lists them; those of them that may be null, and
+/// those that packages of earlier exporters lack. What each is, whoever reads it checks.
 constexpr std::string_view members[] = {
     "format", "family",     "name",       "exporter",   "torch",    "device",        "compute_capability", "cpu_flags",
     "dtypes", "vocabulary", "codebooks",  "rows",       "length",   "length_max",    "slots",              "slots_max",
     "kv",     "buckets",    "prefill",    "decode",     "stop",     "delay_pattern", "first_token",        "rope_delta",
-    "bos",    "sampling",   "methods",    "constants",  "weights",  "tokenizer",     "sampling_order",     "source"};
+    "bos",    "sampling",   "methods",    "constants",  "weights",  "tokenizer",     "sampling_order",     "source",
+    "functions"};
 constexpr std::string_view nullable[] = {"compute_capability", "first_token", "bos", "delay_pattern", "prefill"};
+constexpr std::string_view optional[] = {"functions"};
 
 void check_members(const Field& root) {
     for (const std::string_view name : members)
-        if (!root.find(name) && std::ranges::find(nullable, name) == std::end(nullable)) (void)root[name];
+        if (!root.find(name) && std::ranges::find(nullable, name) == std::end(nullable) &&
+            std::ranges::find(optional, name) == std::end(optional))
+            (void)root[name];
     const json::object& all = root.value().as_object();
     for (const std::string_view name : nullable)
         if (!all.contains(name)) (void)root[name];
@@ -290,6 +300,12 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
     manifest.weights_file = weights["file"].file();
     manifest.weights_bytes =
         static_cast<std::uint64_t>(weights["bytes"].integer(8, std::numeric_limits<std::int64_t>::max()));
+    if (const auto hash = weights.find("sha256")) manifest.sha256[manifest.weights_file] = hash->sha256();
+    if (const auto functions = root.find("functions")) {
+        if (!functions->value().is_object()) functions->refuse("an object");
+        for (const auto& function : functions->value().as_object())
+            manifest.sha256[function.key()] = (*functions)[function.key()].sha256();
+    }
     if (const auto constants = root.find("constants")) {
         if (!constants->value().is_object()) constants->refuse("an object");
         for (const auto& [file, names] : constants->value().as_object()) {

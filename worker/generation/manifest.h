@@ -85,6 +85,7 @@ struct Manifest {
     std::vector<Method> methods;
     std::string weights_file;
     std::uint64_t weights_bytes = 0;
+    std::map<std::string, std::string> sha256;  ///< of weights and functions by file, as far as the manifest says it
     std::map<std::string, std::map<std::string, std::string>> constants;  ///< file → name in the code → in the weights
 
     /// Bytes of the KV of one position of one sequence, all layers.

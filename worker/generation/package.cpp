@@ -42,6 +42,9 @@ Result<Package> Package::open(const std::filesystem::path& folder, const LoadCon
     for (const std::string& file : files_of(package.manifest_))
         if (auto unpacked = package.unpack(file, cache, context); !unpacked)
             return unpacked.error().during(folder.string());
+    if (!context.cuda)
+        if (auto checked = package.check_weights(cache, context); !checked)
+            return checked.error().during(folder.string());
     return package;
 }
 
@@ -53,10 +56,30 @@ Result<> Package::unpack(const std::string& file, PackageCache& cache, const Loa
         if (context.progress) context.progress("reading", std::min(done, total), total, "bytes", file);
     });
     if (!held) return held.error();
+    if (auto same = check_hash(file, held->folder.filename().string()); !same) return same;
     auto compiled = find_compiled_model(held->folder);
     if (!compiled) return compiled.error().during(file);
     functions_.emplace(file, Unpacked{std::move(*held), std::move(*compiled)});
     return {};
+}
+
+Result<> Package::check_weights(const PackageCache& cache, const LoadContext& context) const {
+    if (!manifest_.sha256.contains(manifest_.weights_file)) return {};
+    const auto file = ModelFile::open_any(folder_ / manifest_.weights_file);
+    if (!file) return file.error();
+    auto hash = cache.sha256(*file, [&](std::uint64_t done) {
+        if (context.progress) context.progress("reading", done, file->size_bytes(), "bytes", manifest_.weights_file);
+    });
+    if (!hash) return hash.error();
+    return check_hash(manifest_.weights_file, *hash);
+}
+
+Result<> Package::check_hash(const std::string& file, const std::string& sha256) const {
+    const auto said = manifest_.sha256.find(file);
+    if (said == manifest_.sha256.end() || said->second == sha256) return {};
+    return Error{ErrorCode::package_incompatible,
+                 fmt::format("reading {}: its SHA-256 is {}, its manifest says {}", file, sha256, said->second),
+                 fmt::format("copy the package again, or {}", export_again)};
 }
 
 Result<> Package::check(const Machine& machine) const {

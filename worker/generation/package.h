@@ -34,7 +34,8 @@ struct Parts {
 
 class Package {
 public:
-    /// Reads the manifest, maps the weights and unpacks the functions into the cache.
+    /// Reads the manifest, maps the weights and unpacks the functions into the cache. Contents are compared with the
+    /// manifest's hashes: of functions always, of weights on a CPU alone (docs/decisions.md).
     /// Errors  load_failed, package_incompatible, resources_exhausted
     static Result<Package> open(const std::filesystem::path& folder, const LoadContext& context);
 
@@ -58,6 +59,9 @@ private:
     Package(Manifest manifest, WeightsFile weights, std::filesystem::path folder)
         : manifest_{std::move(manifest)}, weights_{std::move(weights)}, folder_{std::move(folder)} {}
     Result<> unpack(const std::string& file, PackageCache& cache, const LoadContext& context);
+    Result<> check_weights(const PackageCache& cache, const LoadContext& context) const;
+    /// Errors  package_incompatible, where the manifest says another hash
+    [[nodiscard]] Result<> check_hash(const std::string& file, const std::string& sha256) const;
 
     Manifest manifest_;
     WeightsFile weights_;

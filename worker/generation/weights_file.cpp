@@ -97,7 +97,7 @@ WeightsFile::~WeightsFile() {
 }
 
 Result<WeightsFile> WeightsFile::open(const fs::path& path, std::uint64_t expected_bytes) {
-    const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a FIFO would wait for its writer
     struct stat status {};
     if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode))
         return Error{ErrorCode::load_failed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
@@ -26,6 +27,7 @@ NUMBERS = {
     "guidance": "weight of classifier-free guidance, for models that have it",
 }
 METHOD = "generate"
+ANSWER_SHARE = 4  # of a sequence: a chat keeps one such part of it free for the answer
 
 
 def number(text: str) -> float | int:
@@ -87,11 +89,12 @@ class Conversation:
     def __init__(self, client: Client, options: argparse.Namespace) -> None:
         self._client, self._options = client, options
         self._progress = ProgressLine()
-        self._messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
-        self.text = self._opened()
+        self._system: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+        self._turns: list[Message] = []  # questions and answers, by turns
+        self.text, self._length = self._opened()
 
-    def _opened(self) -> Text:
-        """Loads the model, and reads what its package says of text."""
+    def _opened(self) -> tuple[Text, int]:
+        """Loads the model, and reads what its package says of text; the positions of a sequence."""
         model = self._options.model
         self._progress.show(f"loading {model} …")
         try:
@@ -104,12 +107,25 @@ class Conversation:
         if described.get("codebooks", 1) != 1:
             raise Error("input_invalid", f"answering in words with {model}: it gives codes of {described['codebooks']} codebooks",
                         "take its tokens: Client.generate, or `bulkhead generate`")  # fmt: skip
-        return Text(self._options.package or described["package"])
+        return Text(self._options.package or described["package"]), described["length"]
+
+    def _fitting(self, question: Message) -> tuple[list[Message], list[int]]:
+        """As many of the latest turns as leave room for an answer, and the prompt that they make with the question. What is left out is told."""
+        turns = self._turns
+        prompt = self.text.prompt([*self._system, *turns, question])
+        room = min(self._options.max_new_tokens or self._length, self._length // ANSWER_SHARE)
+        while turns and len(prompt) + room > self._length:
+            turns = turns[2:]
+            prompt = self.text.prompt([*self._system, *turns, question])
+        if left_out := (len(self._turns) - len(turns)) // 2:
+            print(f"the oldest {left_out} of {len(self._turns) // 2} questions are left out, with their answers: "
+                  f"a sequence has {self._length} positions", file=sys.stderr)  # fmt: skip
+        return turns, prompt
 
     def answer(self, text: str, *, raw: bool = False, as_json: bool = False) -> None:
         """Prints the answer as it comes, and on standard error what it took. It becomes part of the conversation."""
-        messages = [*self._messages, {"role": "user", "content": text}]
-        prompt = self.text.encode(text) if raw or not self.text.chats else self.text.prompt(messages)
+        question = {"role": "user", "content": text}
+        turns, prompt = ([], self.text.encode(text)) if raw or not self.text.chats else self._fitting(question)
         self._progress.show(f"reading {len(prompt)} tokens …")
         said: list[str] = []
         with self._client.generate(self._options.model, prompt, **parameters_of(self._options)) as generation:
@@ -123,7 +139,7 @@ class Conversation:
             print(json.dumps({"text": "".join(said), "tokens": generation.tokens, **generation.statistics}, ensure_ascii=False), flush=True)
         else:
             print(summary(generation), file=sys.stderr, flush=True)
-        self._messages = [*messages, {"role": "assistant", "content": "".join(said)}]
+        self._turns = [*turns, question, {"role": "assistant", "content": "".join(said)}]
 
     def _print(self, generation: Generation, said: list[str], as_json: bool) -> None:
         pieces = self.text.stream()
@@ -184,6 +200,8 @@ def questions() -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     as_json = options.command == "generate" and options.json
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # as arguments are: what is no text is refused by name
     try:
         with connect(options.socket, name=f"python -m bulkhead {options.command}") as client:
             conversation = Conversation(client, options)

@@ -48,12 +48,18 @@ class Text:
 
     def encode(self, text: str) -> list[int]:
         """With the special tokens that the tokenizer itself puts around a text."""
-        ids: list[int] = self._tokenizer.encode(text).ids
-        return ids
+        return self._ids(text, True)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """A conversation, up to where the model is to answer."""
-        ids: list[int] = self._tokenizer.encode(self.render(messages), add_special_tokens=False).ids
+        return self._ids(self.render(messages), False)
+
+    def _ids(self, text: str, special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # a byte of an argument or of a file, which Python carries so
+            raise Error("input_invalid", f"text to tokens: {text[error.start]!a} is no character", "give text in UTF-8") from None
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
         return ids
 
     def render(self, messages: Sequence[Message]) -> str:

@@ -11,6 +11,7 @@
 #include "worker/generation/fit.h"
 #include "worker/generation/package.h"
 #include "worker/generation/weights_file.h"
+#include "worker/sha256.h"
 
 namespace bulkhead::worker::generation::test {
 namespace {
@@ -54,6 +55,12 @@ protected:
         out += text + bytes.substr(data_begins);
         worker::test::write_file(file, out);
         manifest_["weights"].as_object()["bytes"] = out.size();
+        manifest_["weights"].as_object()["sha256"] = sha256_of(out);
+    }
+    static std::string sha256_of(std::string_view bytes) {
+        Sha256 hash;
+        hash.update(std::as_bytes(std::span{bytes}));
+        return hash.hex();
     }
     worker::test::TemporaryFolder folder_;
     std::filesystem::path package_ = folder_.path() / "package";
@@ -205,6 +212,32 @@ TEST_F(GenerationPackage, MissingFunctionIsNamed) {
 TEST_F(GenerationPackage, FunctionThatTakesOtherTensorsIsRefused) {
     manifest_["kv"].as_object()["layers"] = 3;
     expect_refused(ErrorCode::package_incompatible, "tensors");
+}
+
+TEST_F(GenerationPackage, FilesThatAreNotTheManifestsAreRefused) {
+    const auto changed = [&](const char* name, const std::function<std::size_t(const std::string&)>& place) {
+        const auto file = package_ / name;
+        const std::string whole = worker::test::contents(file);
+        std::string bytes = whole;
+        bytes.at(place(whole)) ^= 1;
+        worker::test::write_file(file, bytes);
+        expect_refused(ErrorCode::package_incompatible, std::string{name} + ": its SHA-256 is " + sha256_of(bytes));
+        worker::test::write_file(file, whole);
+        const auto loaded = load_it();
+        EXPECT_TRUE(loaded) << loaded.error().text();
+    };
+    boost::json::object& functions = manifest_["functions"].emplace_object();
+    for (const char* name : {"decode.pt2", "decode_batch.pt2", "prefill.pt2"})
+        functions[name] = sha256_of(worker::test::contents(package_ / name));
+    changed("decode_batch.pt2", [](const std::string& bytes) { return bytes.find("\177ELF") + 1000; });
+    changed("weights.safetensors", [](const std::string& bytes) { return bytes.size() - 1; });
+    functions["prefill.pt2"] = "5eed";
+    expect_refused(ErrorCode::package_incompatible, "functions.prefill.pt2\" is \"5eed\", which is not a SHA-256");
+
+    manifest_.erase("functions");  // a package of an earlier exporter
+    manifest_["weights"].as_object().erase("sha256");
+    const auto loaded = load_it();
+    EXPECT_TRUE(loaded) << loaded.error().text();
 }
 
 TEST_F(GenerationPackage, TruncatedWeightsAreRefused) {

@@ -58,7 +58,7 @@ protected:
     std::vector<fs::path> in_cache(std::string_view prefix) const {
         std::vector<fs::path> found;
         for (const auto& item : fs::directory_iterator{cache_})
-            if (const auto name = item.path().filename().string(); name.starts_with(prefix) && name != "by-file")
+            if (const auto name = item.path().filename().string(); name.starts_with(prefix) && name != "by-file" && name != "hashes")
                 found.push_back(item.path());
         return found;
     }
@@ -85,6 +85,32 @@ TEST_F(PackageCacheTest, ReadsAKnownFileNotAgain) {
     EXPECT_GT(first.bytes_read, fs::file_size(file));
     EXPECT_EQ(second.bytes_read, 0U);
     EXPECT_EQ(second.package.value().folder, first.package.value().folder);
+}
+
+TEST_F(PackageCacheTest, HashesAFileThatItDoesNotUnpackOnce) {
+    const auto file = folder_.path() / "weights";
+    const auto hashed = [&] {
+        std::uint64_t read = 0;
+        auto hash = PackageCache{cache_}.sha256(ModelFile::open_any(file).value(), [&](auto done) { read = done; });
+        return std::pair{hash.value(), read};
+    };
+    constexpr auto of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";  // FIPS 180-2, B.1
+    test::write_file(file, "abc");
+    EXPECT_EQ(hashed(), std::pair(std::string{of_abc}, std::uint64_t{3}));
+    (void)open(package("a.pt2", "code"), 0);  // which evicts
+    EXPECT_EQ(hashed(), std::pair(std::string{of_abc}, std::uint64_t{0}));
+    test::write_file(file, "abcd");
+    EXPECT_NE(hashed().first, of_abc);
+}
+
+TEST_F(PackageCacheTest, RemembersABoundedNumberOfHashes) {
+    const auto hashes = cache_ / "hashes";
+    fs::create_directories(hashes);
+    fs::permissions(cache_, fs::perms::owner_all);
+    for (std::size_t i = 0; i < limits::known_hashes_max; ++i) fs::create_symlink("hash", hashes / std::to_string(i));
+    const auto file = package("a.pt2", "code");
+    ASSERT_TRUE(PackageCache{cache_}.sha256(ModelFile::open_any(file).value()));
+    EXPECT_EQ(std::distance(fs::directory_iterator{hashes}, {}), 1);
 }
 
 TEST_F(PackageCacheTest, KeepsOneEntryForOneContent) {

@@ -76,6 +76,9 @@ def _export(arguments: argparse.Namespace) -> int:
 
     from . import inductor, make, quantised, source, target
 
+    if arguments.tokens < 0:
+        raise Error("input_invalid", f"exporting with --tokens {arguments.tokens}", "give how many are generated and compared; 0: none")
+    make.check_sizes(arguments.length, arguments.slots, arguments.slots_max, arguments.buckets, arguments.chunk)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if arguments.device == "cuda":
@@ -123,10 +126,11 @@ def _check_whole(folder: Path) -> int:
     from . import digest
 
     said = manifest.read(folder)
-    found = digest.sha256(folder / said["weights"]["file"])
-    if found != said["weights"]["sha256"]:
-        raise Error("input_invalid", f"checking {folder}: the weights' SHA-256 is {found}, not {said['weights']['sha256']}", "export the model again")
-    print(f"{folder}: {said['name']}, {said['weights']['bytes']} bytes of weights, whole")
+    for file, wanted in {**said.get("functions", {}), said["weights"]["file"]: said["weights"]["sha256"]}.items():
+        if (found := digest.sha256(folder / file)) != wanted:
+            raise Error("input_invalid", f"checking {folder}: the SHA-256 of {file} is {found}, not {wanted}", "copy the package again, or export the model again")
+    whole = "whole" if "functions" in said else "whole; of its functions the manifest of an earlier exporter says no hash"
+    print(f"{folder}: {said['name']}, {said['weights']['bytes']} bytes of weights, {whole}")
     return 0
 
 

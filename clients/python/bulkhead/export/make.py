@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import __version__
 from ..errors import Error
 from . import functions, inductor, manifest, target, weights
+from .digest import sha256
 from .functions import Sizes
 from .source import Loaded
 
@@ -35,7 +36,7 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
     family = loaded.family
     numbers = family.numbers()
     length_max = numbers.length_max if length is None else length
-    _check_sizes(length_max, numbers.length_max, slots, slots_max, buckets or [], chunk)
+    check_sizes(length_max, slots, slots_max, buckets, chunk, numbers.length_max)
     sizes = Sizes(length_max, slots_max, min(chunk, length_max), device, PACKAGED_DTYPES[kv_dtype])
     form = family.prompt_form()
     partial = out.with_name(f".{out.name}.partial")
@@ -79,7 +80,7 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
             "decode": [{"file": "decode.pt2", "sequences": [1, 1]}, *([{"file": "decode_batch.pt2", "sequences": [2, slots_max]}] if slots_max > 1 else [])],
             "rope_delta": step.rope_delta or False, "first_token": None if numbers.first_token is None else list(numbers.first_token),
             "stop": list(numbers.stop), "bos": numbers.bos, "delay_pattern": numbers.delay_pattern, "sampling": family.sampling(), "sampling_order": numbers.sampling_order,
-            "methods": methods, "weights": stored, "constants": renamed, "tokenizer": _tokenizer_files(family.tokenizer, partial), "source": loaded.origin,
+            "methods": methods, "functions": {name: sha256(partial / name) for name in constants}, "weights": stored, "constants": renamed, "tokenizer": _tokenizer_files(family.tokenizer, partial), "source": loaded.origin,
         })  # fmt: skip
         target.check(out)  # again: it took minutes
         _replace(partial, out)
@@ -87,17 +88,23 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _check_sizes(length: int, model_max: int, slots: int, slots_max: int, buckets: list[int], chunk: int) -> None:
+def check_sizes(length: int | None, slots: int, slots_max: int, buckets: list[int] | None, chunk: int, model_max: int | None = None) -> None:
+    """Before the model is loaded, as far as sizes are known then: `model_max` None, and `length`, where the model is to say it.
+
+    Errors: input_invalid."""
+
     def need(good: bool, attempt: str, remedy: str) -> None:
         if not good:
             raise Error("input_invalid", f"exporting with {attempt}", remedy)
 
-    need(LENGTH_MIN <= length <= model_max, f"--length {length}", f"this model takes {LENGTH_MIN} to {model_max} positions")
+    if length is not None:
+        need(LENGTH_MIN <= length, f"--length {length}", f"give {LENGTH_MIN} positions, or more")
+        need(model_max is None or length <= model_max, f"--length {length}", f"this model takes {LENGTH_MIN} to {model_max} positions")
     need(1 <= slots_max <= 64, f"--slots-max {slots_max}", "1 to 64 sequences can share a buffer")
     need(1 <= slots <= slots_max, f"--slots {slots}", f"give 1 to --slots-max, {slots_max}")
     need(chunk >= CHUNK_MIN, f"--chunk {chunk}", f"it is compiled for up to {CHUNK_MIN} positions at a time, or more")
-    for one in buckets:
-        need(2 <= one <= length, f"a bucket of {one}", f"buckets are attention lengths of 2 to {length}")
+    for one in buckets or []:
+        need(2 <= one and (length is None or one <= length), f"a bucket of {one}", f"buckets are attention lengths of 2 to {length or '--length'}")
 
 
 def _tokenizer_files(tokenizer: Any, folder: Path) -> list[str]:

@@ -11,15 +11,16 @@ from ..errors import Error
 FORMAT = "bulkhead-generate/1"
 FILE = "manifest.json"
 
-#: Members that every manifest has, and of what type; None among them: may be null.
+#: Members that every manifest has but for the OPTIONAL, and of what type; None among them: may be null.
 MEMBERS: dict[str, tuple[type | None, ...]] = {
     "format": (str,), "family": (str,), "name": (str,), "exporter": (str,), "torch": (str,), "device": (str,),
     "compute_capability": (str, None), "cpu_flags": (list,), "dtypes": (dict,), "vocabulary": (int,), "codebooks": (int,),
     "rows": (int,), "length_max": (int,), "length": (int,), "slots": (int,), "slots_max": (int,), "buckets": (list,),
     "kv": (dict,), "prefill": (dict,), "decode": (list,), "rope_delta": (bool, str), "first_token": (list, None), "stop": (list,),
     "bos": (int, None), "delay_pattern": (dict, None), "sampling": (dict,), "sampling_order": (str,), "methods": (list,), "weights": (dict,),
-    "constants": (dict,), "tokenizer": (list,), "source": (dict,),
+    "constants": (dict,), "tokenizer": (list,), "source": (dict,), "functions": (dict,),
 }  # fmt: skip
+OPTIONAL = ("functions",)  #: packages of earlier exporters lack them
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def problems(manifest: Any, folder: Path) -> list[str]:
     found = []
     for name, types in MEMBERS.items():
         if name not in manifest:
-            found.append(f"{name!r} is missing")
+            found += [] if name in OPTIONAL else [f"{name!r} is missing"]
         elif not any(manifest[name] is None if one is None else type(manifest[name]) is one for one in types):
             found.append(f"{name!r} is {manifest[name]!r}")
     found += [f"{name!r} is unknown" for name in manifest if name not in MEMBERS]
@@ -58,14 +59,16 @@ def problems(manifest: Any, folder: Path) -> list[str]:
     if missing := set(range(1, manifest["slots_max"] + 1)) - covered:
         found.append(f"no decode function takes {min(missing)} sequences")
     weights = manifest["weights"]
-    files = [one["file"] for one in (*manifest["decode"], manifest["prefill"], *manifest["methods"], weights)] + manifest["tokenizer"]
-    for name in files:
+    functions = [one["file"] for one in (*manifest["decode"], manifest["prefill"], *manifest["methods"])]
+    for name in (*functions, weights["file"], *manifest["tokenizer"]):
         if Path(name).name != name:
             found.append(f"the file {name!r} is not in the package's folder itself")
         elif not (folder / name).is_file():
             found.append(f"the file {name!r} is not there")
         elif name == weights["file"] and (size := (folder / name).stat().st_size) != weights["bytes"]:
             found.append(f"{name!r} has {size} bytes, not {weights['bytes']}")
+    if set(hashed := manifest.get("functions", functions)) != set(functions):
+        found.append(f"'functions' names {sorted(hashed)}, not {sorted(set(functions))}")
     return found
 
 

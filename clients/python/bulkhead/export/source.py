@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 CHATTERBOX = "t3_cfg.safetensors"  #: weights of T3 in a folder of ChatterBox, which has no config.json
+WORDS = ("tokenizer.json", "tokenizer.model", "tekken.json")  #: what transformers makes any tokenizer of, beside the files of its class
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,17 @@ def _with_words(kind: type[Family], folder: Path, dtype: torch.dtype, gguf: str 
     except (OSError, ValueError, KeyError):
         if words.is_file():  # all that ChatterBox has
             tokenizer = cast(Any, transformers.PreTrainedTokenizerFast)(tokenizer_file=str(words))
+    if gguf is None and tokenizer is not None and not any((folder / name).is_file() for name in (*WORDS, *tokenizer.vocab_files_names.values())):
+        tokenizer = None  # for some model_types transformers makes an empty one up
     return kind(model.eval(), tokenizer)
 
 
+RETURNS = "the function takes no argument, and returns a torch.nn.Module, or one and its tokenizer"
+
+
 def _function(said: str, dtype: torch.dtype, family: str | None, name: str | None) -> Loaded:
+    import torch
+
     where, _, function = said.rpartition(":")
     try:
         if where.endswith(".py"):
@@ -99,14 +107,21 @@ def _function(said: str, dtype: torch.dtype, family: str | None, name: str | Non
         else:
             module = importlib.import_module(where)
         given = getattr(module, function)()
-    except (ImportError, OSError, AttributeError) as wrong:
-        raise Error("input_invalid", f"calling {said}: {wrong}", "give FILE.py:FUNCTION or MODULE:FUNCTION; it takes no argument, and returns a module") from wrong
-    model, tokenizer = given if isinstance(given, tuple) else (given, None)
+    except Exception as wrong:  # it is the user's code
+        raise Error("input_invalid", f"calling {said}: {type(wrong).__name__}: {wrong}", f"give FILE.py:FUNCTION or MODULE:FUNCTION; {RETURNS}") from wrong
+    model, tokenizer = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if not isinstance(model, torch.nn.Module):
+        raise Error("input_invalid", f"exporting what {said} returned: it is of type {type(model).__name__}", RETURNS)
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     if family is None and model_type is None:
         raise Error("input_invalid", f"exporting what {said} returned: it has no config.model_type", "say which --family it is of")
     kind = family_named(family or family_of(str(model_type)))
-    return Loaded(kind(in_dtype(model, dtype).eval(), tokenizer), name or function, {"kind": "python", "function": function, "model_type": model_type})
+    try:
+        loaded = kind(in_dtype(model, dtype).eval(), tokenizer)
+        loaded.numbers()
+    except AttributeError as wrong:
+        raise Error("input_invalid", f"exporting what {said} returned as {kind.name}: {wrong}", "it must be built as the models of this family are") from wrong
+    return Loaded(loaded, name or function, {"kind": "python", "function": function, "model_type": model_type})
 
 
 def in_dtype(model: Any, dtype: torch.dtype) -> Any:

@@ -35,11 +35,7 @@ std::span<const std::byte> Output::bytes() const noexcept {
 
 std::optional<int> Output::gpu() const noexcept { return lease_->slab->gpu(); }
 Result<> Output::read_on(void* stream) {
-    if (!gpu()) return {};
-    if (lease_->tensor.event_id != 0)
-        if (const Result<> waits = lease_->events->make_wait(lease_->tensor.event_id, stream); !waits) return waits;
-    lease_->read_on = stream;
-    return {};
+    return gpu() ? lease_->read_on(stream) : Result<>{};
 }
 
 const Output* Reply::find(std::string_view name) const noexcept {

@@ -85,7 +85,7 @@ public:
     [[nodiscard]] std::optional<int> gpu() const noexcept;
     /// An output on the GPU may arrive before it is computed. What is queued on `stream` (a CUstream; null: the default one)
     /// after this call runs when it is there; when this output is dropped, the worker takes the bytes back behind all that is
-    /// queued on that stream by then. Does nothing for one in host memory.
+    /// queued on that stream by then, and on others that this was called with. Does nothing for one in host memory.
     [[nodiscard]] Result<> read_on(void* stream);
 
 private:
@@ -106,7 +106,8 @@ struct Reply {
 };
 
 /// A tensor that was allocated on the channel, or what a model gave on any channel: such an output is read where it lies
-/// (the channel's worker borrows its slab, once), and is copied only where that worker cannot.
+/// (the channel's worker borrows its slab, once), and is copied only where that worker cannot. One on the GPU is copied there,
+/// in the order of `Request::stream`, and only to a channel that shares this GPU: else `input_invalid`.
 /// Thread  channels whose outputs are forwarded to one another are used by one thread at a time, all together
 struct NamedInput {
     NamedInput(std::string_view named, const Input* tensor) : name{named}, input{tensor} {}
@@ -219,7 +220,8 @@ public:
     [[nodiscard]] Result<Reply> wait(std::uint64_t request_id);
     /// The next part of a request that was sent `in_parts`; one without `more` is the last, and ends the request as `wait`
     /// does. Waits as long as `wait`. Parts that had arrived are handed out before an error.
-    /// Errors  as `wait`; worker_lost says how many parts had come; resources_exhausted where thousands came untaken
+    /// Errors  as `wait`; worker_lost says how many tokens had come, or parts where they hold none; resources_exhausted
+    ///         where thousands came untaken
     [[nodiscard]] Result<Reply> next(std::uint64_t request_id);
     /// The request then ends with `cancelled`, unless it was already finished.
     [[nodiscard]] Result<> cancel(std::uint64_t request_id);

@@ -58,6 +58,34 @@ ChannelState::allocate_on_gpu_or_ask(wire::DType dtype, std::span<const std::int
     return allocate_or_ask(dtype, dims, asked);
 }
 
+Result<std::shared_ptr<const Input::Lease>> ChannelState::copy_on_gpu(Output::Lease& output, void* stream) {
+    const int device = output.slab->gpu().value();
+    const auto not_shared = [&](const std::string& why, std::string remedy) {
+        return Error{ErrorCode::input_invalid,
+                     fmt::format("forwarding \"{}\", which lies on GPU {}; {}", output.tensor.name, device, why),
+                     std::move(remedy) + "; or keep that model's outputs in host memory"};
+    };
+    if (const auto why = why_no_gpu()) return not_shared(why->attempt, why->remedy);
+    if (gpu()->device() != device)
+        return not_shared(fmt::format("the channel shares GPU {}", gpu()->device()), "place both models on one GPU");
+    Result<std::shared_ptr<Input::Lease>> copy = allocate_on_gpu(output.tensor.dtype, output.tensor.dims);
+    if (!copy) return std::move(copy).error();
+    if (!(*copy)->slab->gpu()) return not_shared(gpu_refused_->attempt, gpu_refused_->remedy);
+    // The room may have been the input of a request whose result came before the GPU had read it.
+    if (const Result<> free = events_->make_wait_for_answers(stream); !free) return free.error();
+    if (const Result<> there = output.read_on(stream); !there) return there.error();
+    const wire::LeaseRef& from = output.tensor.lease;
+    if (from.size_bytes == 0) return std::move(*copy);
+    const cuda::Driver& driver = gpu()->driver();
+    const cuda::Gpu::Current current{*gpu()};
+    const cuda::CUresult queued = driver.cuMemcpyAsync(
+        reinterpret_cast<cuda::CUdeviceptr>((*copy)->slab->bytes().data() + (*copy)->block.offset_bytes),
+        reinterpret_cast<cuda::CUdeviceptr>(output.slab->bytes().data() + from.offset_bytes), from.size_bytes,
+        static_cast<cuda::CUstream>(stream));
+    if (const Result<> done = driver.check("cuMemcpyAsync", queued); !done) return done.error();
+    return std::move(*copy);
+}
+
 Result<> ChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes) {
     for (bool asked = false;;) {
         const Result<bool> kept = keep_outputs_on_gpu_or_ask(size_bytes, asked);
@@ -100,15 +128,28 @@ Result<> ChannelState::handle(channel::EventOffer&& offer, std::vector<UniqueFd>
     return {};
 }
 
-/// A slab that cannot be imported here is given back, and host memory does its work.
+/// A slab that cannot be imported here is given back, and host memory does its work. One that the worker has added
+/// stays until it is withdrawn, for a result is about to lie in it.
 Result<> ChannelState::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
-    if (offer.request_id == 0) return reason;  // a result is about to lie in it
+    if (offer.request_id == 0) {
+        slabs_.take(offer, SlabMemory::unusable(offer, reason), weak_from_this());
+        return {};
+    }
     gpu_refused_ = reason;
     growing_.reset();
     slabs_.returning(offer.slab_id);
     returns_.push_back(offer.slab_id);
     flush_releases();
     return {};
+}
+
+/// A result of which an output lies where this process cannot look: its room goes back at once. A part of an answer of
+/// which nobody wanted the parts is no loss.
+void ChannelState::lose_result(Requests::iterator request, const channel::InferResult& result, Error reason) {
+    for (const channel::Tensor& tensor : result.tensors) give_back(tensor.lease);
+    flush_releases();
+    if (!result.more) return answer(request, std::move(reason));
+    if (request->second.request.in_parts) spoil(request, std::move(reason));
 }
 
 /// Names one event behind what the caller has queued, in each tensor that lies on the GPU.

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "clients/cpp/limits.h"
+#include "ipc/cuda/gpu.h"
 
 namespace bulkhead {
 namespace {
@@ -127,7 +128,7 @@ void ChannelLines::send_again(Flight& flight, ChannelState::Sending request) {
             return Error{ErrorCode::deadline_exceeded, "its deadline passed meanwhile", "allow more time"};
         if (flight.until) request.deadline = left_until(*flight.until);
         for (auto& input : request.inputs) {
-            Result<ChannelState::Sending::Tensor> moved = here(input);
+            Result<ChannelState::Sending::Tensor> moved = here(input, request.stream);
             if (!moved) return Error{moved.error()}.during(fmt::format("input \"{}\"", input.name));
             input = std::move(*moved);
         }
@@ -159,13 +160,15 @@ Result<std::shared_ptr<const Input::Lease>> ChannelLines::copied(wire::DType dty
     return std::move(*copy);
 }
 
-/// An output where it lies, lent; a copy of it where the worker takes no loans, or has no room for one more.
+/// An output where it lies, lent; a copy of it where the worker takes no loans, or has no room for one more, and of one on
+/// the GPU always.
 Result<ChannelState::Sending::Tensor> ChannelLines::forwarded(const FixedText<wire::name_bytes>& name,
-                                                              std::shared_ptr<const Output::Lease> lease) {
-    if (lease->slab->gpu())
-        return Error{ErrorCode::input_invalid,
-                     fmt::format("forwarding \"{}\", which lies on the GPU", lease->tensor.name),
-                     "copy it into an input of the channel, or keep this model's outputs in host memory"};
+                                                              std::shared_ptr<Output::Lease> lease, void* stream) {
+    if (lease->slab->gpu()) {
+        Result<std::shared_ptr<const Input::Lease>> copy = line_->copy_on_gpu(*lease, stream);
+        if (!copy) return std::move(copy).error();
+        return ChannelState::Sending::Tensor{name, std::move(*copy)};
+    }
     if (line_->lends()) {
         Result<std::shared_ptr<const Loan>> loan = line_->borrow(lease->slab);
         if (loan) return ChannelState::Sending::Tensor{name, nullptr, std::move(lease), std::move(*loan)};
@@ -181,8 +184,8 @@ Result<ChannelState::Sending::Tensor> ChannelLines::forwarded(const FixedText<wi
 }
 
 /// The same tensor for the line in use.
-Result<ChannelState::Sending::Tensor> ChannelLines::here(ChannelState::Sending::Tensor tensor) {
-    if (tensor.forwarded) return forwarded(tensor.name, std::move(tensor.forwarded));
+Result<ChannelState::Sending::Tensor> ChannelLines::here(ChannelState::Sending::Tensor tensor, void* stream) {
+    if (tensor.forwarded) return forwarded(tensor.name, std::move(tensor.forwarded), stream);
     Result<std::shared_ptr<const Input::Lease>> lease = placed(std::move(tensor.lease));
     if (!lease) return std::move(lease).error();
     return ChannelState::Sending::Tensor{tensor.name, std::move(*lease)};
@@ -197,15 +200,28 @@ Result<std::uint64_t> ChannelLines::send(const Request& request, bool awaited) {
         const bool is_own = named.input != nullptr && named.input->lease_ && owns(*named.input->lease_);
         const bool is_output = named.output != nullptr && named.output->lease_;
         if (!is_own && !is_output)
-            return Error{ErrorCode::input_invalid,
-                         fmt::format("input \"{}\" was not allocated on this channel", named.name),
-                         "allocate inputs on the channel they are sent on, or forward an output"};
-        Result<ChannelState::Sending::Tensor> tensor = here(
-            {named.name, is_own ? named.input->lease_ : nullptr, is_own ? nullptr : named.output->lease_, nullptr});
-        if (!tensor) return Error{tensor.error()}.during(fmt::format("input \"{}\"", named.name));
+            return not_sent(request,
+                            {ErrorCode::input_invalid,
+                             fmt::format("input \"{}\" was not allocated on this channel", named.name),
+                             "allocate inputs on the channel they are sent on, or forward an output"});
+        Result<ChannelState::Sending::Tensor> tensor =
+            here({named.name, is_own ? named.input->lease_ : nullptr, is_own ? nullptr : named.output->lease_, nullptr},
+                 request.stream);
+        if (!tensor) return not_sent(request, Error{tensor.error()}.during(fmt::format("input \"{}\"", named.name)));
         sending.inputs.push_back(std::move(*tensor));
     }
-    return line_->submit(std::move(sending));
+    Result<std::uint64_t> sent = line_->submit(std::move(sending));
+    if (!sent) return not_sent(request, std::move(sent).error());
+    return sent;
+}
+
+/// What was copied on the GPU for it may still be queued, into room that others may have from now on.
+Error ChannelLines::not_sent(const Request& request, Error reason) const {
+    const auto on_gpu = [](const NamedInput& named) {
+        return named.output != nullptr && named.output->lease_ && named.output->gpu();
+    };
+    if (line_->gpu() && std::ranges::any_of(request.inputs, on_gpu)) line_->gpu()->synchronize();
+    return reason;
 }
 
 Result<std::uint64_t> ChannelLines::submit(const Request& request, bool awaited) {

@@ -105,12 +105,13 @@ private:
     Result<Reply> landed(Flights::iterator found, Result<Reply> outcome);
     void send_again(Flight& flight, ChannelState::Sending request);
     Result<std::uint64_t> send(const Request& request, bool awaited);
+    Error not_sent(const Request& request, Error reason) const;
     Result<std::shared_ptr<const Input::Lease>> placed(std::shared_ptr<const Input::Lease> lease);
     Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
                                                        std::span<const std::byte> bytes);
     Result<ChannelState::Sending::Tensor> forwarded(const FixedText<wire::name_bytes>& name,
-                                                    std::shared_ptr<const Output::Lease> lease);
-    Result<ChannelState::Sending::Tensor> here(ChannelState::Sending::Tensor tensor);
+                                                    std::shared_ptr<Output::Lease> lease, void* stream);
+    Result<ChannelState::Sending::Tensor> here(ChannelState::Sending::Tensor tensor, void* stream);
 
     std::uint64_t channel_;  ///< of the slabs that are ours
     std::optional<Origin> origin_;

@@ -16,6 +16,12 @@ Error broken(std::string attempt) {
     return {ErrorCode::protocol_violation, std::move(attempt), "use a client and a daemon of matching releases"};
 }
 
+/// "17 tokens"; "3 parts" where they held none.
+std::string came(std::uint64_t parts, std::uint64_t tokens) {
+    const std::uint64_t count = tokens > 0 ? tokens : parts;
+    return fmt::format("{} {}{}", count, tokens > 0 ? "token" : "part", count == 1 ? "" : "s");
+}
+
 }  // namespace
 
 Result<> ChannelState::receive_one(Clock::time_point until) {
@@ -98,7 +104,9 @@ Result<> ChannelState::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&
         return broken(fmt::format("{} is not what was asked for, {} bytes of input", what, growing_->size_bytes));
     if (Result<> checked = slabs_.check(offer); !checked) return checked;
     const bool on_gpu = offer.kind != wire::SlabKind::host_memfd;
-    const bool agreed = !on_gpu || (offer.request_id != 0 ? offer.kind == growing_->kind : events_ != nullptr);
+    const bool agreed = !on_gpu || (offer.request_id != 0
+                                        ? offer.kind == growing_->kind
+                                        : events_ != nullptr && offer.direction == wire::SlabDirection::output);
     if (!agreed) return broken(what + " is of a kind that was not agreed");
     if (on_gpu && gpu_refused_) return refuse_slab(offer, *gpu_refused_);
     Result<SlabMemory> memory = SlabMemory::import(offer, fds.empty() ? UniqueFd{} : std::move(fds.front()),
@@ -129,6 +137,7 @@ Result<> ChannelState::handle(channel::InferResult&& result, std::vector<UniqueF
     if (result.more && (welcome_->features & wire::feature_streaming) == 0)
         return broken(fmt::format("request {} streams, which was not agreed", result.request_id));
     // All are looked at before the first becomes an Output, whose destructor would speak to the worker.
+    std::optional<Error> lost;
     for (const channel::Tensor& tensor : result.tensors) {
         const std::shared_ptr<OutputSlab> slab = slabs_.output(tensor.lease.slab_id);
         if (!slab)
@@ -136,9 +145,17 @@ Result<> ChannelState::handle(channel::InferResult&& result, std::vector<UniqueF
                                       tensor.lease.slab_id));
         if (const Result<> placed = check_placement(tensor.lease, slab->size_bytes()); !placed)
             return Error{placed.error()}.during(fmt::format("output \"{}\"", tensor.name));
+        if (const Error* unusable = slab->why_unusable()) {
+            lost = Error{*unusable}.during(fmt::format("reading output \"{}\"", tensor.name));
+            continue;
+        }
         if (tensor.event_id != 0 && !(slab->gpu() && events_->is_workers(tensor.event_id)))
             return broken(fmt::format("output \"{}\" names event {}, which is none of the worker's", tensor.name,
                                       tensor.event_id));
+    }
+    if (lost) {
+        lose_result(request, result, std::move(*lost));
+        return {};
     }
     Reply reply;
     reply.queued = result.queued;
@@ -193,10 +210,21 @@ Result<> ChannelState::handle(channel::RingOffer&& offer, std::vector<UniqueFd>&
 void ChannelState::take_part(Requests::iterator request, Reply part) {
     Pending& pending = request->second;
     ++pending.parts_came;
-    if (!pending.request.in_parts || pending.abandoned || pending.overrun) return;
+    if (const auto* const tokens = part.values.if_contains("tokens"); tokens != nullptr && tokens->is_array())
+        pending.tokens_came += tokens->get_array().size();
+    if (!pending.request.in_parts || pending.abandoned || pending.spoilt) return;
     pending.parts.push_back(std::move(part));
     if (pending.parts.size() < limits::parts_max) return;
-    pending.overrun = true;
+    spoil(request, {ErrorCode::resources_exhausted,
+                    fmt::format("{} parts of request {} came, and its caller took none of the last {}",
+                                pending.parts_came, request->first, limits::parts_max),
+                    "take the parts as they come"});
+}
+
+/// It is of no use any more: parts that are taken late are still handed out, then the reason.
+void ChannelState::spoil(Requests::iterator request, Error reason) {
+    if (request->second.spoilt || request->second.abandoned) return;
+    request->second.spoilt = std::move(reason);
     static_cast<void>(cancel(request->first));
 }
 
@@ -206,11 +234,7 @@ void ChannelState::answer(Requests::iterator request, Result<Reply> outcome) {
         pending_.erase(request);
     } else {
         request->second.request.inputs.clear();
-        if (request->second.overrun)
-            outcome = Error{ErrorCode::resources_exhausted,
-                            fmt::format("{} parts of request {} came, and its caller took none of the last {}",
-                                        request->second.parts_came, request->first, limits::parts_max),
-                            "take the parts as they come"};
+        if (request->second.spoilt) outcome = std::move(*request->second.spoilt);
         request->second.outcome = std::move(outcome);
     }
     return_loans();
@@ -233,7 +257,8 @@ Error ChannelState::end(Error reason) {
         Error error =
             Error{*ended_}.during(fmt::format("request {} ({})", current->first, current->second.request.method));
         const std::uint64_t parts = current->second.parts_came;
-        if (parts > 0) error.attempt += fmt::format(", after {} part{} of the answer", parts, parts == 1 ? "" : "s");
+        if (parts > 0)
+            error.attempt += fmt::format(", after {} of the answer", came(parts, current->second.tokens_came));
         if (died_ && current->second.request.retry_safe && !current->second.abandoned && parts == 0 &&
             !lies_on_gpu(current->second.request))
             lost_.emplace(current->first, current->second.request);

@@ -26,14 +26,21 @@ Input::Lease::~Lease() {
 Output::Lease::~Lease() {
     const std::shared_ptr<ChannelState> line = channel.lock();
     if (!line) return;
-    if (events && read_on) {
-        const Result<std::uint32_t> event = events->record(*read_on);
+    if (events && !readers.empty()) {
+        const Result<std::uint32_t> event = events->record({readers.data(), readers.size()});
         if (event)
             tensor.lease.event_id = *event;
         else
             events->gpu()->synchronize();  // no order can be told any more, so it is made
     }
     line->give_back(tensor.lease);
+}
+
+Result<> Output::Lease::read_on(void* stream) {
+    if (tensor.event_id != 0)
+        if (Result<> waits = events->make_wait(tensor.event_id, stream); !waits) return waits;
+    if (std::ranges::find(readers, stream) == readers.end()) readers.push_back(stream);
+    return {};
 }
 
 ClientSlab::~ClientSlab() {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <boost/container/flat_set.hpp>
+#include <boost/container/small_vector.hpp>
 
 #include "clients/cpp/channel.h"
 #include "clients/cpp/gpu_events.h"
@@ -39,6 +40,8 @@ public:
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return memory_.size_bytes(); }
     [[nodiscard]] int fd() const noexcept { return memory_.fd(); }
     [[nodiscard]] std::optional<int> gpu() const noexcept { return memory_.gpu(); }
+    /// Null where its bytes can be used.
+    [[nodiscard]] const Error* why_unusable() const noexcept { return memory_.why_unusable(); }
 
     void return_at_end() noexcept { returned_at_end_ = true; }
 
@@ -102,7 +105,7 @@ struct Output::Lease {
     std::shared_ptr<OutputSlab> slab;
     std::weak_ptr<ChannelState> channel;  ///< gone: the worker has taken everything back already
     std::shared_ptr<GpuEvents> events;    ///< of one on the GPU
-    std::optional<void*> read_on{};       ///< the stream that may still read it when this goes
+    boost::container::small_vector<void*, 1> readers{};  ///< the streams that may still read it when this goes
 
     Lease(const channel::Tensor& described, std::shared_ptr<OutputSlab> owner, std::weak_ptr<ChannelState> line,
           std::shared_ptr<GpuEvents> gpu_events)
@@ -110,6 +113,9 @@ struct Output::Lease {
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
     ~Lease();
+
+    /// See Output::read_on; of one on the GPU.
+    Result<> read_on(void* stream);
 };
 
 /// What the worker offered, and what was lent to it. Says what is to be sent, and sends nothing.

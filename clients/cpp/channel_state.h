@@ -27,7 +27,7 @@ public:
         struct Tensor {
             FixedText<wire::name_bytes> name;
             std::shared_ptr<const Input::Lease> lease;  ///< nothing for a forwarded one
-            std::shared_ptr<const Output::Lease> forwarded{};
+            std::shared_ptr<Output::Lease> forwarded{};
             std::shared_ptr<const Loan> loan{};  ///< of the slab that `forwarded` lies in
         };
         FixedText<wire::method_bytes> method;
@@ -62,6 +62,9 @@ public:
     /// See Channel.
     Result<std::shared_ptr<Input::Lease>> allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims);
     Result<> keep_outputs_on_gpu(std::uint64_t size_bytes);
+    /// An output on the GPU, of whichever channel, as an input there: a copy that is queued on the stream.
+    /// Errors  input_invalid: this line shares no memory on that GPU; those of `allocate_on_gpu`
+    Result<std::shared_ptr<const Input::Lease>> copy_on_gpu(Output::Lease& output, void* stream);
     /// In steps, as `allocate_or_ask`; the second says whether it is done.
     Result<std::shared_ptr<Input::Lease>> allocate_on_gpu_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
                                                                  bool& asked);
@@ -112,8 +115,9 @@ private:
         std::optional<Result<Reply>> outcome;
         std::list<Reply> parts{};  ///< before the outcome, not yet taken
         std::uint64_t parts_came = 0;
-        bool overrun = false;    ///< more of them than are kept
-        bool abandoned = false;  ///< nobody waits any more; kept because the worker still borrows
+        std::uint64_t tokens_came = 0;  ///< in those parts, of a model that generates
+        std::optional<Error> spoilt{};  ///< why no further part is kept, and how it will end
+        bool abandoned = false;         ///< nobody waits any more; kept because the worker still borrows
     };
     /// Nodes are used again: in the steady state a request allocates nothing.
     using Requests =
@@ -128,6 +132,7 @@ private:
     Result<bool> grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes, wire::SlabKind kind,
                                     bool& asked);
     Result<> refuse_slab(const channel::SlabOffer& offer, const Error& reason);
+    void lose_result(Requests::iterator request, const channel::InferResult& result, Error reason);
     Result<> order_inputs(const Sending& request, channel::Infer& message);
     [[nodiscard]] static bool lies_on_gpu(const Sending& request);
     void return_slab(std::uint32_t id, std::uint64_t size_bytes);
@@ -165,6 +170,7 @@ private:
 
     Result<Reply> await(std::uint64_t request_id, bool in_parts);
     void take_part(Requests::iterator request, Reply part);
+    void spoil(Requests::iterator request, Error reason);
     void answer(Requests::iterator request, Result<Reply> outcome);
     [[nodiscard]] Error lost(std::string_view what) const;
     Error end(Error reason);

@@ -28,12 +28,24 @@ Result<> GpuEvents::make_wait(std::uint32_t id, void* stream) const {
     return workers_.at(id).make_wait(static_cast<cuda::CUstream>(stream));
 }
 
-Result<std::uint32_t> GpuEvents::record(void* stream) {
+Result<> GpuEvents::make_wait_for_answers(void* stream) const {
+    for (const auto& [id, event] : workers_)
+        if (Result<> waits = event.make_wait(static_cast<cuda::CUstream>(stream)); !waits) return waits;
+    return {};
+}
+
+Result<std::uint32_t> GpuEvents::record(std::span<void* const> streams) {
     if (own_.empty())
         return Error{ErrorCode::internal, "recording an event, and the worker has offered none for it",
                      "use a client and a daemon of matching releases"};
     const auto& [id, event] = own_[turn_++ % own_.size()];
-    if (const Result<> recorded = event.record(static_cast<cuda::CUstream>(stream)); !recorded) return recorded.error();
+    auto* const last = static_cast<cuda::CUstream>(streams.back());
+    for (void* const stream : streams) {
+        const Result<> recorded = event.record(static_cast<cuda::CUstream>(stream));
+        if (!recorded) return recorded.error();
+        if (stream == last) break;
+        if (const Result<> waits = event.make_wait(last); !waits) return waits.error();
+    }
     return id;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -27,9 +28,12 @@ public:
 
     /// What is queued on the stream from now on runs behind the worker's event.
     [[nodiscard]] Result<> make_wait(std::uint32_t id, void* stream) const;
-    /// The number of an event behind all that is queued on the stream. Errors  of the driver; internal: none was
-    /// offered
-    [[nodiscard]] Result<std::uint32_t> record(void* stream);
+    /// The same for each event of the worker's: behind all requests that it has answered.
+    [[nodiscard]] Result<> make_wait_for_answers(void* stream) const;
+    /// The number of an event behind all that is queued on the streams, of which there is one at least.
+    /// Errors  of the driver; internal: none was offered
+    [[nodiscard]] Result<std::uint32_t> record(std::span<void* const> streams);
+    [[nodiscard]] Result<std::uint32_t> record(void* stream) { return record({&stream, 1}); }
 
 private:
     std::shared_ptr<const cuda::Gpu> gpu_;

@@ -25,7 +25,18 @@ std::span<std::byte> SlabMemory::bytes() const noexcept {
         return {reinterpret_cast<std::byte*>(slab.pointer()), slab.size_bytes()};
     };
     if (const auto* vmm = std::get_if<cuda::VmmSlab>(&memory_)) return device(*vmm);
-    return device(std::get<cuda::LegacySlab>(memory_));
+    if (const auto* legacy = std::get_if<cuda::LegacySlab>(&memory_)) return device(*legacy);
+    return {};
+}
+
+std::uint64_t SlabMemory::size_bytes() const noexcept {
+    const auto* unusable = std::get_if<Unusable>(&memory_);
+    return unusable == nullptr ? bytes().size() : unusable->size_bytes;
+}
+
+const Error* SlabMemory::why_unusable() const noexcept {
+    const auto* unusable = std::get_if<Unusable>(&memory_);
+    return unusable == nullptr ? nullptr : &unusable->why;
 }
 
 std::optional<int> SlabMemory::gpu() const noexcept {

@@ -49,8 +49,13 @@ struct Way {
     std::function<std::vector<std::string>(const Exchange&)> client;  ///< its command line
     std::vector<std::string> environment;
     std::vector<pid_t> servers;
-    double payloads;     ///< that one client and its part of the server hold at once, for an echo
-    bool spins = false;  ///< takes a CPU for each client: only where one client asks what is answered at once
+    double payloads;        ///< that one client and its part of the server hold at once, for an echo
+    double payloads_there;  ///< the same where it only goes there
+    bool spins = false;     ///< takes a CPU for each client: only where one client asks what is answered at once
+
+    [[nodiscard]] double bytes_held(const Exchange& exchange) const {
+        return (exchange.echo ? payloads : payloads_there) * static_cast<double>(exchange.bytes) * exchange.clients;
+    }
 };
 
 struct Measured {
@@ -195,7 +200,7 @@ public:
         const std::string client = test::program("channel_client");
         const std::string python = BULKHEAD_PYTHON;
         const std::string source = BULKHEAD_SOURCE_DIR;
-        ways_.push_back({"C++, rings", ours({client}, "rings"), {}, workers, 2});
+        ways_.push_back({"C++, rings", ours({client}, "rings"), {}, workers, 2, 1});
         ways_.push_back({.name = "C++, rings, spinning",
                          .client =
                              [=](const Exchange& exchange) {
@@ -205,13 +210,15 @@ public:
                          .environment = {},
                          .servers = {daemon_->pid("spinning")},
                          .payloads = 2,
+                         .payloads_there = 1,
                          .spins = true});
-        ways_.push_back({"C++, seqpacket", ours({client}, "seqpacket"), {}, workers, 2});
+        ways_.push_back({"C++, seqpacket", ours({client}, "seqpacket"), {}, workers, 2, 1});
         ways_.push_back({"Python, seqpacket",
                          ours({python, source + "/tests/bench/peers/channel_client.py"}, {}),
                          {"PYTHONPATH=" + source + "/clients/python", "PYTHONDONTWRITEBYTECODE=1"},
                          workers,
-                         2});
+                         2,
+                         1});
         add_grpc();
         add_triton(source);
     }
@@ -221,8 +228,7 @@ public:
         std::vector<Crowd> crowds;
         for (const Way& way : ways_) {
             if (way.spins && (exchange.clients > 1 || exchange.bytes > 64)) continue;
-            if (const double needed = way.payloads * static_cast<double>(exchange.bytes) * exchange.clients;
-                needed > available_bytes() / 2) {
+            if (way.bytes_held(exchange) > available_bytes() / 2) {
                 Table::left_out(way.name, "it would need more than half of the memory that is available");
                 continue;
             }
@@ -260,7 +266,7 @@ public:
         std::printf("\n  %-38s %10s %10s\n", "size alone, 4 B back, 1 client", "1 GB us", "64 B us");
         for (const Way& way : ways_) {
             if (way.spins || (!way.name.starts_with("C++") && !way.name.starts_with("Python"))) continue;
-            if (way.payloads * static_cast<double>(large.bytes) > available_bytes() / 2) {
+            if (way.bytes_held(large) > available_bytes() / 2) {
                 Table::left_out(way.name, "it would need more than half of the memory that is available");
                 continue;
             }
@@ -306,6 +312,7 @@ private:
                          },
                          {},
                          {servers_.back().pid()},
+                         8,
                          8});
     }
 
@@ -329,6 +336,7 @@ private:
                          },
                          {},
                          server.family(),
+                         6,
                          6});
         servers_.push_back(std::move(server));
     }

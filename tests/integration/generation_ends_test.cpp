@@ -82,8 +82,9 @@ TEST(GenerationEnds, AWorkerKilledInTheMidstSaysHowMuchHadCome) {
             if (!answers[i].error) continue;
             ++lost;
             EXPECT_EQ(answers[i].error->code, ErrorCode::worker_lost);
-            const std::string count = std::to_string(answers[i].parts) + (answers[i].parts == 1 ? " part" : " parts");
-            EXPECT_THAT(answers[i].error->attempt, answers[i].parts == 0
+            const std::size_t tokens = answers[i].streamed.size();
+            const std::string count = std::to_string(tokens) + (tokens == 1 ? " token" : " tokens");
+            EXPECT_THAT(answers[i].error->attempt, tokens == 0
                                                        ? testing::Matcher<std::string>{Not(HasSubstr("of the answer"))}
                                                        : HasSubstr("after " + count + " of the answer"));
         }

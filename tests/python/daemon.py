@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
+import uuid
 from pathlib import Path
+
+import bulkhead
 
 BUILD = Path(os.environ["BULKHEAD_BUILD"])
 
@@ -38,6 +42,20 @@ models:
 """
 
 
+ECHO = """
+version: 1
+defaults: {{device: cpu, threads: 1}}
+models:
+  echo:
+    runtime: torchscript
+    file: {file}
+    device: {device}
+    environment: {environment}
+    inputs: {{x: {{dtype: float32, shape: [0..16777216]}}}}
+    outputs: {{y: {{dtype: float32, shape: [0..16777216]}}}}
+"""
+
+
 class Daemon:
     """Answers when this has been made: `bulkhead up` returns only then."""
 
@@ -58,3 +76,39 @@ class Daemon:
                               capture_output=True, text=True, env=environment, timeout=120)  # fmt: skip
         if done.returncode != 0:
             raise RuntimeError(f"bulkhead {arguments[0]}: {done.stderr}")
+
+
+class EchoDaemon:
+    """Of the programs with the minimal worker (tests/fakes/minimal_worker), and its one model `echo`, which gives its input back;
+    on the GPU of this UUID where there is one. With $BULKHEAD_LIBCUDA that is the fake driver's, which the fake NVML knows."""
+
+    def __init__(self, gpu: uuid.UUID | None = None) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="bh-")
+        here, programs = Path(self.folder.name), BUILD / "minimal" / "bin"
+        environment, for_worker = {**os.environ, "XDG_CACHE_HOME": str(BUILD / "test-cache")}, {}
+        if gpu is not None:
+            for_worker["MINIMAL_GPU_SLABS"] = "1"
+        if gpu is not None and (library := os.environ.get("BULKHEAD_LIBCUDA")):
+            for_worker["MINIMAL_ENV_BULKHEAD_LIBCUDA"] = library
+            machine = here / "machine"
+            machine.write_text(f"gpu GPU-{gpu} 80000000000 Fake\n")
+            environment |= {"BULKHEAD_NVML": str(BUILD / "lib/libbulkhead_fake_nvml.so"), "BULKHEAD_FAKE_NVML": str(machine)}
+        fleet = here / "fleet.yaml"
+        fleet.write_text(ECHO.format(file=programs / "bulkhead-worker", device="cpu" if gpu is None else f"GPU-{gpu}",
+                                     environment=json.dumps(for_worker)))  # fmt: skip
+        self.socket = str(here / "control.sock")
+        with open(here / "daemon.out", "w") as out:
+            self.keeper = subprocess.Popen([str(programs / "bulkheadd"), "--socket", self.socket, str(fleet)], env=environment,
+                                           stdout=out, stderr=subprocess.STDOUT)  # fmt: skip
+        while not os.path.exists(self.socket):
+            try:
+                self.keeper.wait(0.01)
+            except subprocess.TimeoutExpired:
+                continue
+            raise RuntimeError((here / "daemon.out").read_text())
+
+    def stop(self) -> None:
+        with bulkhead.connect(self.socket) as client:
+            client.stop()
+        self.keeper.wait(60)
+        self.folder.cleanup()

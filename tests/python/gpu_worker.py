@@ -1,7 +1,8 @@
 """A worker's end of a channel with GPU slabs, in a process of its own, as CUDA's handles need it: `gpu_worker.py FD KIND`.
 
 Answers each request by its first input plus nothing: copied on its own stream from slab to slab, behind the client's event, and
-told before it is done. Says on standard output what it saw. A line on standard input: `unload` withdraws, `die` ends at once.
+told before it is done. Says on standard output what it saw. A line on standard input: `unload` withdraws; `grow` adds an output
+slab, which results lie in from then on; `shrink` withdraws that; `die` ends at once.
 """
 
 from __future__ import annotations
@@ -97,10 +98,16 @@ class GpuWorker(FakeWorker):
                     self.send("closing", layout.CLOSING.pack(code=14, deadline_ms=5000))
                     for number in self.regions:
                         self.name_slab("slab_withdraw", number)
+                if word == "grow":
+                    self.offer_gpu(next_slab, "output", 0, GRANULARITY)
+                    next_slab += 1
+                if word == "shrink":
+                    self.name_slab("slab_withdraw", max(self.regions))
+                    del self.regions[max(self.regions)]
                 continue
             try:
                 head, body = self.receive()
-            except AssertionError:
+            except (AssertionError, ConnectionResetError):
                 return  # the client has gone
             kind, number = head["type"], head["request_id"]
             if kind == MESSAGE["slab_request"]:

@@ -7,16 +7,18 @@ import asyncio
 import gc
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import tracemalloc
 import unittest
 from pathlib import Path
 
 import bulkhead
-from daemon import BUILD, GENERATING, Daemon
+from daemon import BUILD, GENERATING, Daemon, EchoDaemon
 
 SOURCE = Path(__file__).resolve().parents[2]
 
@@ -226,6 +228,52 @@ class WithDaemon(unittest.TestCase):
         done = subprocess.run([*command, "--socket", self.daemon.socket, *voices], capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.splitlines()[:-1]  # the last line tells times
+
+
+class Steady(unittest.TestCase):
+    REQUESTS, BYTES = 200, 1 << 20
+
+    def test_a_request_copies_nothing_keeps_nothing_and_faults_nothing_in(self) -> None:
+        daemon = EchoDaemon()
+        self.addCleanup(daemon.stop)
+        client = bulkhead.connect(daemon.socket)
+        self.addCleanup(client.close)
+        channel = client.open("echo")
+        room = channel.allocate((self.BYTES // 4,))
+        room.data[:] = bytes(range(256)) * (self.BYTES // 256)
+
+        def requests() -> None:
+            for _ in range(self.REQUESTS):
+                self.assertEqual(channel.infer(x=room)["y"].data[-1], 255)
+
+        def faults() -> int:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            requests()
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+        def allocated() -> tuple[int, int]:
+            """Bytes that are left afterwards, and the most beside them."""
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            requests()
+            peak = tracemalloc.get_traced_memory()[1]
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0] - before, peak - before
+
+        def leased() -> list[int]:
+            return [slab.allocator._generation for slab in channel.core.slabs._inputs]
+
+        requests()
+        before = leased()
+        self.assertEqual(min(faults() for _ in range(5)), 0)
+        self.assertEqual(leased(), before, "an input was copied into the slab that it lies in")
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        requests()
+        left, most = zip(*(allocated() for _ in range(5)))
+        self.assertLess(min(left), self.REQUESTS)
+        self.assertLess(min(most), self.BYTES // 4, "an output was copied")
 
 
 class Generating(unittest.TestCase):

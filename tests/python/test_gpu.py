@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import asyncio
+import contextlib
 import ctypes
 import gc
 import os
@@ -10,27 +12,57 @@ import socket
 import subprocess
 import sys
 import unittest
+import uuid
 from pathlib import Path
+from typing import Iterator
 
 import bulkhead
-from bulkhead import cuda, dlpack
+from bulkhead import cuda, dlpack, layout
 from bulkhead.channel import Channel
+from bulkhead.layout import FEATURE
+from bulkhead.protocol import ChannelCore, packet
+from daemon import EchoDaemon
 
 try:
     GPU: cuda.Gpu | None = cuda.gpu(0)
 except bulkhead.Error as error:
-    GPU, reason = None, str(error)
+    GPU, reason = None, error.attempt
 IS_FAKE = bool(os.environ.get("BULKHEAD_LIBCUDA"))
 
 
-@unittest.skipIf(GPU is None, "no GPU and no fake driver")
-class WithWorker(unittest.TestCase):
+def new_stream() -> int:
+    assert GPU is not None
+    stream = ctypes.c_void_p()
+    GPU.call("cuStreamCreate", ctypes.byref(stream), 1)
+    return stream.value or 0
+
+
+class OnGpu(unittest.TestCase):
+    def setUp(self) -> None:
+        if GPU is None:
+            self.skipTest(f"no GPU here: {reason}")
+        self.stream = new_stream()
+        self.sources: list[array.array[float]] = []  # alive until their copies were made
+        self.addCleanup(GPU.call, "cuStreamSynchronize", self.stream)
+
+    def write(self, room: bulkhead.Input, values: list[float]) -> bulkhead.Input:
+        """In the order of the stream."""
+        assert GPU is not None
+        self.sources.append(array.array("f", values))
+        GPU.copy(room.address, self.sources[-1].buffer_info()[0], 4 * len(values), self.stream)
+        return room
+
+
+class WithWorker(OnGpu):
     kind = "cuda_vmm"
 
     def setUp(self) -> None:
+        super().setUp()
+        self.start()
+
+    def start(self) -> None:
+        """A new worker, and a channel to it."""
         assert GPU is not None
-        self.stream = ctypes.c_void_p()
-        GPU.call("cuStreamCreate", ctypes.byref(self.stream), 1)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.worker = subprocess.Popen([sys.executable, str(Path(__file__).with_name("gpu_worker.py")), str(theirs.fileno()), self.kind],
                                        pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
@@ -38,7 +70,7 @@ class WithWorker(unittest.TestCase):
         self.addCleanup(self.worker.stdout.close)
         self.addCleanup(self.worker.wait)
         self.addCleanup(self.worker.stdin.close)
-        self.channel = Channel(ours, client="test", deadline=60, events=cuda.Events(GPU, self.stream.value or 0))
+        self.channel = Channel(ours, client="test", deadline=60, events=cuda.Events(GPU, self.stream))
         self.addCleanup(self.channel.close)
 
     def says(self) -> list[str]:
@@ -50,14 +82,12 @@ class WithWorker(unittest.TestCase):
 
     def filled(self, values: list[float]) -> bulkhead.Input:
         """An input on the GPU, written there in the order of the channel's stream."""
-        room = self.channel.allocate((len(values),), "float32", on_gpu=True)
-        self.source = array.array("f", values)  # alive until the copy was made
-        assert GPU is not None
-        GPU.copy(room.address, self.source.buffer_info()[0], 4 * len(values), self.stream.value or 0)
-        return room
+        return self.write(self.channel.allocate((len(values),), "float32", on_gpu=True), values)
 
 
 class Vmm(WithWorker):
+    imports = ("cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuIpcOpenEventHandle")
+
     def test_inputs_and_results_stay_on_the_gpu(self) -> None:
         said = self.says()
         self.assertEqual(said[2], "True", "the GPU's UUID was not told")
@@ -77,10 +107,9 @@ class Vmm(WithWorker):
         self.channel.results_on_gpu(1 << 20)
         reply = self.channel.infer(x=self.filled([1.0]))
         self.says()
-        other = ctypes.c_void_p()
-        GPU.call("cuStreamCreate", ctypes.byref(other), 1)
-        capsule = reply["y"].__dlpack__(stream=other.value, max_version=(1, 0))
-        self.assertEqual(reply["y"].lease.streams, {other.value})
+        other = new_stream()
+        capsule = reply["y"].__dlpack__(stream=other, max_version=(1, 0))
+        self.assertEqual(reply["y"].lease.streams, {other})
         del reply
         gc.collect()
         self.channel.settle()
@@ -95,7 +124,7 @@ class Vmm(WithWorker):
         self.says()
         self.channel.results_on_gpu(1 << 20)
         first = self.channel.infer(x=self.filled([4.0, 5.0]))["y"]
-        seen = dlpack.read(Foreign(first), self.stream.value)
+        seen = dlpack.read(Foreign(first), self.stream)
         self.assertEqual((seen.address, seen.shape, seen.dtype, seen.device), (first.address, (2,), "float32", (cuda.DLPACK_CUDA, 0)))
         again = self.channel.infer(x=Foreign(first))["y"]  # somebody else's: copied on the GPU
         self.assertEqual(again.cpu().tolist(), [4.0, 5.0])
@@ -149,21 +178,150 @@ class Vmm(WithWorker):
 
     @unittest.skipUnless(IS_FAKE, "needs a driver that fails when told to")
     def test_who_cannot_import_goes_on_with_host_slabs(self) -> None:
+        for function in self.imports:
+            for asks_first in (lambda: self.channel.results_on_gpu(1 << 20), lambda: self.channel.allocate((1,), on_gpu=True)):
+                self.start()
+                self.says()
+                with self.subTest(function), fails(f"{function} 304"):
+                    with self.assertLogs("bulkhead", "WARNING"):
+                        try:
+                            self.assertFalse(asks_first())
+                        except bulkhead.Error as error:
+                            self.assertIn(function, error.attempt)
+                    self.assertEqual(self.says()[0], "returned")
+                    with self.assertRaises(bulkhead.Error) as caught:
+                        self.channel.allocate((1,), on_gpu=True)
+                    self.assertEqual(caught.exception.code, "not_permitted")
+                    self.assertIn(function, caught.exception.attempt)
+                    self.assertFalse(self.channel.results_on_gpu(1 << 20))
+                    self.assertEqual(self.channel.infer(x=[8.0])["y"].tolist(), [8.0])
+
+    @unittest.skipUnless(IS_FAKE, "needs a driver that fails when told to")
+    def test_a_slab_of_the_workers_own_that_cannot_be_imported_fails_what_lies_in_it(self) -> None:
         self.says()
-        function = "cuMemImportFromShareableHandle" if self.kind == "cuda_vmm" else "cuIpcOpenMemHandle"
-        os.environ["BULKHEAD_FAKE_CUDA_FAIL"] = f"{function} 304"
-        self.addCleanup(os.environ.pop, "BULKHEAD_FAKE_CUDA_FAIL")
-        with self.assertLogs("bulkhead", "WARNING"):
-            self.assertFalse(self.channel.results_on_gpu(1 << 20))
-        self.assertEqual(self.says()[0], "returned")
+        self.assertTrue(self.channel.results_on_gpu(1 << 20))
+        room = self.filled([1.0])
+        held = self.channel.infer(x=room)
+        self.assertEqual(self.says()[0], "infer")
+        self.tell("grow")
+        function = "cuMemMap" if self.kind == "cuda_vmm" else "cuIpcOpenMemHandle"
+        with fails(f"{function} 2"), self.assertLogs("bulkhead", "WARNING"):
+            with self.assertRaises(bulkhead.Error) as caught:
+                self.channel.infer(x=room)
+        self.assertEqual(caught.exception.code, "out_of_memory")
+        self.assertIn(function, caught.exception.attempt)
         with self.assertRaises(bulkhead.Error) as caught:
-            self.channel.allocate((1,), on_gpu=True)
-        self.assertEqual(caught.exception.code, "not_permitted")
+            self.channel.infer(x=room)  # as long as the slab is there, though the driver would map it now
+        self.assertEqual(caught.exception.code, "out_of_memory")
         self.assertEqual(self.channel.infer(x=[8.0])["y"].tolist(), [8.0])
+        said = [self.says() for _ in range(5)]
+        self.assertEqual([words[0] for words in said], ["infer", "release", "infer", "release", "infer"])
+        lost = said[1][1]
+        self.assertEqual(said[3][1], lost)  # both went back, though nobody had read them
+
+        self.tell("shrink")
+        self.assertEqual(self.channel.infer(x=room)["y"].cpu().tolist(), [1.0])  # in the first slab again
+        self.channel.settle()
+        said = [self.says() for _ in range(4)]
+        self.assertIn(["returned", lost], said)
+        self.assertEqual(held["y"].cpu().tolist(), [1.0])
 
 
 class Legacy(Vmm):
     kind = "cuda_ipc"
+    imports = ("cuIpcOpenMemHandle", "cuIpcOpenEventHandle")
+
+
+class EventOffers(OnGpu):
+    def setUp(self) -> None:
+        super().setUp()
+        assert GPU is not None
+        self.core = ChannelCore("test", events=cuda.Events(GPU, self.stream))
+        self.core.receive(packet("welcome", layout.WELCOME.pack(version=1, in_flight_max=1, features=FEATURE["cuda_ipc"] | FEATURE["returning"],
+                                                                slab_bytes_max=1 << 20, model="m")), [])  # fmt: skip
+
+    def offer(self, number: int, from_worker: int = 1) -> None:
+        """With a handle of no event."""
+        body = layout.EVENT_OFFER.pack(event_id=number, from_worker=from_worker, handle=[255] * 64)
+        self.core.receive(packet("event_offer", body), [])
+
+    def test_one_that_cannot_be_opened_here_is_the_end_of_the_gpu_and_not_of_the_channel(self) -> None:
+        with self.assertLogs("bulkhead", "WARNING"):
+            self.offer(1)
+        self.assertIsNone(self.core.ended)
+        self.assertIsNone(self.core.slabs.gpu_kind)
+
+    def test_what_the_protocol_does_not_allow_ends_the_channel(self) -> None:
+        for wrong in ((0, 1), (9, 2), (1, 1), (1, 0), (65, 1)):
+            with self.subTest(wrong), self.assertLogs("bulkhead", "WARNING"):
+                self.setUp()
+                for number in range(1, 65 if wrong[0] == 65 else 9):
+                    self.offer(number, number % 2)
+                self.assertIsNone(self.core.ended)
+                self.offer(*wrong)
+                self.assertEqual(self.core.ended.code, "protocol_violation")
+
+
+class ThroughTheDaemon(OnGpu):
+    """A worker of C++ that echoes on the GPU."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        if GPU is not None:
+            cls.daemon = EchoDaemon(uuid.UUID(bytes=GPU.uuid))
+            cls.addClassCleanup(cls.daemon.stop)
+
+    def test_blocking(self) -> None:
+        with bulkhead.connect(self.daemon.socket) as client:
+            channel = client.open("echo", gpu=0, stream=self.stream)
+            self.assertTrue(channel.results_on_gpu(1 << 20))
+            room = self.write(channel.allocate((3,), on_gpu=True), [1.0, 2.0, 3.0])
+            first = channel.infer(x=room)["y"]
+            self.assertEqual(first.device, (cuda.DLPACK_CUDA, 0))
+            with client.open("echo", gpu=0, stream=self.stream) as other:  # a result of one channel is an input of the next
+                self.assertEqual(other.infer(x=first)["y"].tolist(), [1.0, 2.0, 3.0])
+            self.assertEqual(first.cpu().tolist(), [1.0, 2.0, 3.0])
+            channel.close()
+            del first, room
+            (receipt,) = client.unload("echo")
+            self.assertEqual((receipt["ended"], receipt["verified"], receipt["held_by"]), ("drained", True, []), receipt)
+
+    def test_asyncio(self) -> None:
+        async def work() -> None:
+            async with bulkhead.aio.connect(self.daemon.socket) as client:
+                channel = await client.open("echo", gpu=0, stream=self.stream)
+                self.assertTrue(await channel.results_on_gpu(1 << 20))
+                rooms = [self.write(await channel.allocate((2,), on_gpu=True), [float(i), 0.5]) for i in range(8)]
+
+                async def one(room: bulkhead.Input) -> list[float]:
+                    output = (await channel.infer(x=room))["y"]
+                    self.assertEqual(output.device, (cuda.DLPACK_CUDA, 0))
+                    return output.cpu().tolist()
+
+                for _ in range(20):
+                    tasks = [asyncio.ensure_future(one(room)) for room in rooms]
+                    await asyncio.sleep(0)  # they are sent
+                    for task in tasks[1::2]:
+                        task.cancel()
+                    answers = await asyncio.gather(*tasks, return_exceptions=True)
+                    self.assertEqual(answers[::2], [[float(i), 0.5] for i in range(0, 8, 2)])
+                    self.assertTrue(all(isinstance(answer, asyncio.CancelledError) for answer in answers[1::2]), answers)
+                del rooms, tasks, task, answers  # whose exceptions keep frames, and those their inputs
+                gc.collect()
+                (receipt,) = await client.unload("echo")  # the loop gives the memory back meanwhile
+                self.assertEqual((receipt["ended"], receipt["verified"], receipt["held_by"]), ("drained", True, []), receipt)
+
+        asyncio.run(work())
+
+
+@contextlib.contextmanager
+def fails(how: str) -> Iterator[None]:
+    """The fake driver does, in this process."""
+    os.environ["BULKHEAD_FAKE_CUDA_FAIL"] = how
+    try:
+        yield
+    finally:
+        del os.environ["BULKHEAD_FAKE_CUDA_FAIL"]
 
 
 class Foreign:

@@ -6,8 +6,11 @@ import asyncio
 import importlib.util
 import math
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import bulkhead
+from bulkhead import layout
+from bulkhead.channel import Channel
 from bulkhead.errors import DEADLINE_SECONDS_MAX
 from bulkhead.shared_tensors import Arena
 from bulkhead.verbs import with_deadline
@@ -74,6 +77,24 @@ class Misuse(Opened):
         request = self.channel.submit(x=[0.0])
         self.channel.wait(request)
         self.mended("input_invalid", lambda: self.channel.wait(request))
+
+    def test_names_that_are_no_text(self) -> None:
+        for name in ("forward\0junk", "x\ny", "\x7f", "\x9b", "\u202eback", "\ud800", "ö" * 32):
+            with self.subTest(name=name):
+                for call in (lambda: self.channel.submit(x=[0.0], method=name), lambda: self.channel.submit({name: [0.0]})):
+                    refused = self.refused("input_invalid", call)
+                    self.assertIn("printable UTF-8", refused.remedy)
+                    self.assertNotIn("\0", refused.attempt)
+        self.answered()
+
+    def test_a_clients_name_that_is_no_text_is_mended(self) -> None:
+        worker = self.another()
+        with ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(Channel, worker.client_end, client="a\0b\ud800\n")
+            _, body = worker.expect("hello")
+            self.assertEqual(layout.HELLO.unpack(body)["client"], "a?b??")
+            worker.welcome(0)
+            opening.result(10).close()
 
     def test_parameters_that_are_no_json(self) -> None:
         knot: list = []

@@ -301,7 +301,7 @@ class Returning(Opened):
 
     def test_a_slab_that_comes_late_is_heard_of_before_the_next_is_asked_for(self) -> None:
         channel = self.open(features=BOTH)
-        channel.core.slabs.gpu_kind = KIND["cuda_ipc"]  # as with a GPU
+        channel.core.slabs._gpu_agreed = KIND["cuda_ipc"]  # as with a GPU
         with mock.patch.object(blocking, "SLAB_SECONDS", 0.01):
             self.refused("deadline_exceeded", lambda: channel.allocate((100_000,), "uint8"))
         late, _ = self.worker.expect("slab_request")
@@ -357,6 +357,15 @@ class Books(unittest.TestCase):
         for offset, size in held.items():
             allocator.release(offset, size)
         self.assertTrue(allocator.is_empty)
+
+    def test_tensors_lie_in_an_empty_slab_in_the_order_in_which_they_were_allocated(self) -> None:
+        """Where the graphs of a worker look for them: tests/gpu/slabs/graph_places_test.cpp expects the same of its layout."""
+        allocator = Allocator(1 << 16)
+        for _ in range(2):
+            offsets = [allocator.allocate(size)[0] for size in (5, 0, 64, 65)]
+            self.assertEqual(offsets, [0, 64, 128, 192])
+            for offset, size in zip(offsets, (5, 0, 64, 65)):
+                allocator.release(offset, size)
 
     def test_what_a_finalizer_gives_back_in_the_midst_of_an_allocation_harms_nobody(self) -> None:
         allocator = Allocator(1 << 16)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import unittest
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 from bulkhead import layout
 from bulkhead.layout import DIRECTION, FEATURE, FLAG, KIND, LIMITS, MESSAGE
@@ -16,6 +17,7 @@ from bulkhead.protocol import ChannelCore, packet
 from bulkhead.shared_tensors import Arena
 from fake_worker import METHODS, FakeWorker
 
+SOURCE = Path(__file__).resolve().parents[2]
 HANDLE = list(range(100, 164))
 LEASE = {"slab_id": 2, "offset_bytes": 192, "size_bytes": 24, "generation": 1 << 40}
 TENSOR = {"name": "y", "dtype": 9, "dims": [2, 3], "lease": LEASE, "event_id": 0}
@@ -193,6 +195,99 @@ class Both(Codec):
             core._slab_count = 0
             core.receive(cut, [])
             self.assertEqual(core.ended.code, "protocol_violation")
+
+
+class Page(unittest.TestCase):
+    """docs/channel.md says what wire.json says: offsets, types, names, numbers."""
+
+    TITLES = {"Tensor descriptor": "TensorDescriptor", "Lease": "LeaseRef", "result": "InferResult", "error": "ErrorBody",
+              "slab_return": "SlabName", "slab_accepted": "SlabName", "slab_withdraw": "SlabName"}  # fmt: skip
+    page = (SOURCE / "docs/channel.md").read_text("utf-8")
+    spec = json.loads((SOURCE / "ipc/wire.json").read_text("utf-8"))
+
+    def sections(self) -> Iterator[tuple[str, list[tuple[int, str, str]]]]:
+        """Each title, and the rows of offset, type and field below it."""
+        title, rows = "", []
+        for line in self.page.splitlines():
+            if found := re.fullmatch(r"(?:#+ (.+)|\*\*(.+, \d+ bytes)\*\*|\*\*(Memory)\.\*\*.*)", line):
+                yield title, rows
+                title, rows = found[1] or found[2] or found[3], []
+            elif found := re.match(r"\| (\d+) \| ([^|]+) \| ([^|]+) \|", line):
+                rows.append((int(found[1]), found[2], found[3]))
+        yield title, rows
+
+    def test_each_message_and_struct_is_described_as_it_is(self) -> None:
+        numbers, described = {"on_socket": int(re.search(r"\*\*on_socket\*\* \(type (\d+)\)", self.page)[1])}, set()
+        for title, rows in self.sections():
+            if not (found := re.match(r"(?:(\d+) )?([\w ]+), (?:(\d+) bytes|no body)", title)):
+                continue
+            number, name, size = found.groups()
+            if number:
+                numbers[name] = int(number)
+            if size is None:
+                continue
+            struct = self.TITLES.get(name) or "".join(word.capitalize() for word in name.split("_"))
+            with self.subTest(title):
+                self.assertEqual(int(size), self.spec["structs"][struct]["size"])
+                if rows or struct != "SlabName":  # one table serves three messages
+                    described.add(struct)
+                    self.assertEqual(rows, self.expected(struct))
+        self.assertEqual(numbers, MESSAGE)
+        self.assertEqual(described, set(self.spec["structs"]))
+
+    def expected(self, struct: str) -> list[tuple[int, str, str]]:
+        rows, at = [], 0
+        for name, kind in self.spec["structs"][struct]["fields"]:
+            rows.append((at, "lease" if kind == "LeaseRef" else kind, re.sub(r"^reserved\d$", "reserved", name)))
+            base, _, count = kind.rstrip("]").partition("[")
+            at += ({"char": 1, "LeaseRef": layout.LEASE.size}.get(base) or int(base[1:]) // 8) * int(count or 1)
+        if struct == "SlabOffer":
+            rows.append((at, f"u8[{LIMITS['ipc_handle_bytes']}]", "handle"))
+        return rows
+
+    def test_the_rings_memory(self) -> None:
+        rings, said = self.spec["rings"], []
+        (rows,) = [rows for title, rows in self.sections() if title == "Memory"]
+        for at, kinds, names in rows[:-1]:
+            for kind, name in zip(kinds.split(", "), names.split(", "), strict=True):
+                said.append([name, kind, at])
+                at += int(kind[1:]) // 8
+        self.assertEqual(said, rings["fields"])
+        self.assertEqual(rows[-1], (rings["header_bytes"], f"{rings['line_bytes']} × lines_to_worker", "ring to the worker"))
+        self.assertIn(f"is {rings['line_bytes']} bytes: a u64 sequence, then {rings['payload_bytes']} bytes of payload", self.page)
+        self.assertIn("for {packets} packets, {room} room; {left} it has left".format(**rings["asleep"]), self.page)
+
+    def listed(self, before: str, after: str = "") -> dict[str, int]:
+        """What `1 this, 2 that` says between the two."""
+        found = re.search(rf"{before}((?:\d+ \w+,\s)*\d+ \w+){after}", self.page)
+        assert found is not None, before
+        return {name: int(number) for number, name in re.findall(r"(\d+) (\w+)", found[1])}
+
+    def test_the_numbers_of_names(self) -> None:
+        self.assertEqual(self.listed("Codes: "), self.spec["enums"]["ErrorCode"])
+        self.assertEqual(self.listed(r"dtype \| "), {"bool" if name == "boolean" else name: n for name, n in self.spec["enums"]["DType"].items()})
+        self.assertEqual(self.listed(r"features \| "), FEATURE)
+        self.assertEqual(self.listed(r"kind \| ", r" \|\n\| 4 "), KIND)
+        self.assertEqual(self.listed(r"direction \| "), DIRECTION)
+        self.assertIn("flags | {more} `more` (result), {retry_safe} `retry_safe` (infer) |".format(**FLAG), self.page)
+        self.assertIn(f"magic | `0x{layout.MAGIC:08X}`", self.page)
+
+    def test_the_limits(self) -> None:
+        said = {"packet_bytes_max": r"one body, at most (\S+) bytes", "tensors_max": r"tensor_count \| 0 to (\S+) \|",
+                "json_bytes_max": r"json_bytes \| 0 to (\S+) \|", "rank_max": r"rank \| 0 \(a scalar\) to (\S+) \|",
+                "tensor_alignment": r"offset_bytes \| a multiple of (\S+) \|", "slabs_max": r"At most (\S+) slabs in one channel",
+                "release_leases_max": r" count \| 0 to (\S+) \|", "ring_lines_min": r"a power of two, (\S+) to",
+                "ring_lines_max": r"a power of two, \S+ to (\S+) \|", "ipc_handle_bytes": r"of kind cuda_ipc (\S+) more"}  # fmt: skip
+        for limit, text in said.items():
+            with self.subTest(limit):
+                found = re.search(text, self.page)
+                assert found is not None, text
+                self.assertEqual(int(found[1].replace(",", "")), LIMITS[limit])
+        in_words = {"lent_slab_id_min": ("at least 2³¹", 1 << 31), "ring_offer_fds": ("24 bytes, three file descriptors", 3)}
+        for limit, (text, number) in in_words.items():
+            self.assertIn(text, self.page)
+            self.assertEqual(number, LIMITS[limit])
+        self.assertEqual(set(said) | set(in_words), set(LIMITS))
 
 
 if __name__ == "__main__":

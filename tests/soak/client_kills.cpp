@@ -15,8 +15,11 @@
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/soak/fleets.h"
 #include "tests/soak/resources.h"
 #include "tests/soak/soak.h"
 
@@ -53,7 +56,7 @@ struct Tally {
 /// A process of lease_holder.cpp, which forks one client after the other.
 class Nursery {
 public:
-    explicit Nursery(const std::string& socket) {
+    explicit Nursery(const std::string& socket, bool on_gpu) {
         std::array<int, 2> in{};
         std::array<int, 2> out{};
         if (::pipe2(in.data(), O_CLOEXEC) != 0 || ::pipe2(out.data(), O_CLOEXEC) != 0)
@@ -69,7 +72,9 @@ public:
         std::string program = test::program("lease_holder");
         std::string where = socket;
         std::string model = "m0";
-        const std::array<char*, 4> argv{program.data(), where.data(), model.data(), nullptr};
+        std::string gpu = "gpu";
+        const std::array<char*, 5> argv{program.data(), where.data(), model.data(), on_gpu ? gpu.data() : nullptr,
+                                        nullptr};
         const int failed = ::posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv.data(), environ);
         ::posix_spawn_file_actions_destroy(&actions);
         if (failed != 0) throw std::runtime_error{program + " cannot be started"};
@@ -199,16 +204,17 @@ void kill_side_by_side(std::vector<std::unique_ptr<Nursery>>& nurseries, Tally& 
 }  // namespace
 
 int kill_clients(const Options& options) {
-    test::SpawnOptions spawn;
-    spawn.programs = test::minimal_programs();
-    test::Daemon daemon{
-        test::fleet({test::minimal_model("m0", {}, "channel: {input: 64KiB, output: 64KiB, max: 1MiB, count: 64}\n")}),
-        spawn};
+    const bool on_gpu = options.model == "gpu-slabs";
+    if (on_gpu) ::setenv("BULKHEAD_LIBCUDA", fake_cuda, 1);  // for the clients
+    const SoakFleet fleet =
+        make_fleet(on_gpu ? options.model : "minimal", 1,
+                   fmt::format("input: 64KiB, output: 64KiB, max: {}MiB, count: 64", on_gpu ? 32 : 1));
+    test::Daemon daemon{fleet.yaml, fleet.options};
     (void)daemon.load("m0").value();
     const pid_t keeper = daemon.keeper().pid();
     const pid_t worker = daemon.pid("m0");
     std::vector<std::unique_ptr<Nursery>> nurseries;
-    for (int i = 0; i < options.clients; ++i) nurseries.push_back(std::make_unique<Nursery>(daemon.socket().string()));
+    for (int i = 0; i < options.clients; ++i) nurseries.push_back(std::make_unique<Nursery>(daemon.socket().string(), on_gpu));
 
     Tally tally;
     std::atomic<bool> stop{false};

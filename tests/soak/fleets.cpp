@@ -10,35 +10,38 @@ namespace bulkhead::soak {
 namespace {
 
 constexpr const char* nvml = BULKHEAD_BINARY_DIR "/lib/libbulkhead_fake_nvml.so";
+constexpr const char* fake_cuda_gpu = "GPU-fa4e0000-0000-4000-8000-000000000001";  // tests/fakes/fake_cuda/README.md
 
-std::string gpu_model(const std::string& name, const test::TemporaryFolder& machine) {
-    return test::minimal_model(name,
-                               fmt::format("MINIMAL_GPU_HELD_IN: {}, MINIMAL_GPU_BYTES: \"{}\"",
-                                           (machine.path() / "held").string(), gpu_bytes_each),
-                               "device: cuda:0\n");
+std::string environment(const std::string& kind, const test::TemporaryFolder& machine) {
+    return kind == "gpu-slabs"
+               ? fmt::format("MINIMAL_GPU_SLABS: \"1\", MINIMAL_ENV_BULKHEAD_LIBCUDA: {}", fake_cuda)
+               : fmt::format("MINIMAL_GPU_HELD_IN: {}, MINIMAL_GPU_BYTES: \"{}\"",
+                             (machine.path() / "held").string(), gpu_bytes_each);
 }
 
 }  // namespace
 
-SoakFleet make_fleet(const std::string& kind, int models) {
+SoakFleet make_fleet(const std::string& kind, int models, const std::string& channel) {
     SoakFleet fleet;
-    if (kind == "minimal-gpu") {
+    const std::string limits = channel.empty() ? "" : "channel: {" + channel + "}\n";
+    if (kind == "minimal-gpu" || kind == "gpu-slabs") {
         fleet.gpu = std::make_unique<test::TemporaryFolder>();
         const auto held = fleet.gpu->path() / "held";
         std::filesystem::create_directory(held);
         fleet.options.environment["BULKHEAD_NVML"] = nvml;
         fleet.options.environment["BULKHEAD_FAKE_NVML"] =
-            fleet.gpu->write("machine", fmt::format("gpu GPU-a 80000000000 Fake A\nheld_in 0 {}\n", held.string()));
+            fleet.gpu->write("machine", fmt::format("gpu {} 80000000000 Fake A\nheld_in 0 {}\n", fake_cuda_gpu,
+                                                    held.string()));
     }
     fleet.yaml = test::fleet({});
     for (int i = 0; i < models; ++i) {
         const std::string name = "m" + std::to_string(i);
         if (fleet.gpu) {
-            fleet.yaml += gpu_model(name, *fleet.gpu);
+            fleet.yaml += test::minimal_model(name, environment(kind, *fleet.gpu), "device: cuda:0\n" + limits);
         } else if (kind == "minimal") {
-            fleet.yaml += test::minimal_model(name);
+            fleet.yaml += test::minimal_model(name, {}, limits);
         } else {
-            std::string model = test::silero_vad();
+            std::string model = test::silero_vad(limits);
             fleet.yaml += model.replace(model.find("silero-vad"), 10, name);
         }
     }

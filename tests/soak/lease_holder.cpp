@@ -1,7 +1,7 @@
-// lease_holder SOCKET MODEL: clients that are there to be killed. For each byte on stdin it forks one, which opens a
-// channel and holds input and output leases with a request in flight, for ever. On stdout come records: 'b' and the
-// client's pid, 'h' once it holds leases, 'x' and a text's size and the text where something was wrong, 'e' when it has
-// ended.
+// lease_holder SOCKET MODEL [gpu]: clients that are there to be killed. For each byte on stdin it forks one, which opens
+// a channel and holds input and output leases with a request in flight, for ever; with a third word they lie on GPU 0.
+// On stdout come records: 'b' and the client's pid, 'h' once it holds leases, 'x' and a text's size and the text where
+// something was wrong, 'e' when it has ended.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,9 +11,11 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <string>
 
 #include "clients/cpp/channel.h"
+#include "ipc/cuda/gpu.h"
 
 using namespace bulkhead;
 
@@ -37,27 +39,91 @@ T must(Result<T> result) {
     return std::move(*result);
 }
 
+void must(const Result<>& result) {
+    if (!result) wrong(result.error().text());
+}
+
+using Values = std::array<float, 512>;
+
+/// Where the tensors lie, and how values come there and back.
+class Place {
+public:
+    virtual ~Place() = default;
+    virtual void prepare(ChannelOptions&) {}
+    virtual void settle_in(Channel&) {}  ///< before anything is allocated
+    virtual Input allocate(Channel& channel) { return must(channel.allocate(wire::DType::float32, dims)); }
+    virtual void write(Input& input, const Values& values) { std::ranges::copy(values, input.as<float>().begin()); }
+    virtual void read(Output& output, Values& values) { std::ranges::copy(output.as<float>(), values.begin()); }
+    [[nodiscard]] virtual void* stream() const { return nullptr; }
+
+protected:
+    static constexpr std::array<std::int64_t, 1> dims{std::tuple_size_v<Values>};
+};
+
+class OnGpu final : public Place {
+public:
+    void prepare(ChannelOptions& options) override { options.gpu = gpu_ = must(cuda::Gpu::open(0)); }
+    /// After the channel: the fake's stream is a thread, and the first channel over rings of a process with threads waits
+    /// for the kernel to register it (membarrier).
+    void settle_in(Channel& channel) override {
+        const cuda::Gpu::Current current{*gpu_};
+        must(gpu_->driver().check("cuStreamCreate",
+                                  gpu_->driver().cuStreamCreate(&stream_, cuda::CU_STREAM_NON_BLOCKING)));
+        must(channel.keep_outputs_on_gpu(sizeof(Values)));
+    }
+    Input allocate(Channel& channel) override {
+        Input input = must(channel.allocate_on_gpu(wire::DType::float32, dims));
+        if (!input.gpu()) wrong(channel.why_no_gpu()->text());
+        return input;
+    }
+    void write(Input& input, const Values& values) override { copy(input.bytes().data(), values.data()); }
+    void read(Output& output, Values& values) override {
+        if (!output.gpu()) wrong("an output that is not on the GPU");
+        must(output.read_on(stream_));
+        copy(values.data(), output.bytes().data());
+        const cuda::Gpu::Current current{*gpu_};
+        must(gpu_->driver().check("cuStreamSynchronize", gpu_->driver().cuStreamSynchronize(stream_)));
+    }
+    [[nodiscard]] void* stream() const override { return stream_; }
+
+private:
+    void copy(void* to, const void* from) {
+        const cuda::Gpu::Current current{*gpu_};
+        must(gpu_->driver().check("cuMemcpyAsync",
+                                  gpu_->driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(to),
+                                                               reinterpret_cast<cuda::CUdeviceptr>(from),
+                                                               sizeof(Values), stream_)));
+    }
+    std::shared_ptr<const cuda::Gpu> gpu_;
+    cuda::CUstream stream_ = nullptr;
+};
+
 /// Never returns: it is killed.
-[[noreturn]] void hold_leases(const char* socket, const char* model) {
+[[noreturn]] void hold_leases(const char* socket, const char* model, Place& place) {
     ControlClient control = must(ControlClient::connect(socket));
     ChannelOptions options;
     options.client = "lease_holder";
+    place.prepare(options);
     Channel channel = must(Channel::open(control, model, options));
-    const std::array<std::int64_t, 1> dims{512};
-    Input held = must(channel.allocate(wire::DType::float32, dims));
-    Input input = must(channel.allocate(wire::DType::float32, dims));
+    place.settle_in(channel);
+    Input held = place.allocate(channel);
+    Input input = place.allocate(channel);
     const NamedInput named{"x", &input};
     Request request;
     request.inputs = {&named, 1};
+    request.stream = place.stream();
     std::deque<Output> outputs;
+    Values values{};
     for (std::int64_t round = 0;; ++round) {
         const auto mark = static_cast<float>(round % 4096);
-        std::ranges::fill(input.as<float>(), mark);
+        values.fill(mark);
+        place.write(input, values);
         const std::uint64_t sent = must(channel.submit(request));
         if (round == 2) tell('h');
         Reply reply = must(channel.wait(sent));
         for (Output& output : reply.outputs) {
-            if (output.as<float>().back() != mark) wrong("a wrong answer");
+            place.read(output, values);
+            if (values.back() != mark) wrong("a wrong answer");
             outputs.push_back(std::move(output));
         }
         if (outputs.size() > 8) outputs.pop_front();
@@ -67,10 +133,13 @@ T must(Result<T> result) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 3) return 2;
+    if (argc != 3 && argc != 4) return 2;
+    Place on_host;
+    OnGpu on_gpu;  // opened by each client: CUDA bears no fork
+    Place& place = argc == 4 ? on_gpu : on_host;
     for (char next = 0; ::read(0, &next, 1) == 1;) {
         const pid_t client = ::fork();
-        if (client == 0) hold_leases(argv[1], argv[2]);
+        if (client == 0) hold_leases(argv[1], argv[2], place);
         tell('b', client);
         ::waitpid(client, nullptr, 0);
         tell('e');

@@ -8,7 +8,7 @@
 namespace bulkhead::soak {
 
 /// See make_fleet.
-inline constexpr std::array<std::string_view, 3> kinds{"minimal", "minimal-gpu", "silero-vad"};
+inline constexpr std::array<std::string_view, 4> kinds{"minimal", "minimal-gpu", "gpu-slabs", "silero-vad"};
 
 struct Options {
     std::string model = "minimal";  ///< one of `kinds`
@@ -30,8 +30,9 @@ int kill_workers(const Options& options);
 /// SIGKILL to supervisors at random moments of their lives, while clients stream through all workers.
 int kill_supervisors(const Options& options);
 
-/// SIGKILL to clients that hold leases of both slabs and have a request in flight, so many times as was asked for, and to
-/// others at any moment before that, while one that nobody kills is served.
+/// SIGKILL to clients that hold leases of both slabs and have a request in flight, so many times as was asked for, and
+/// to others at any moment before that, while one that nobody kills is served. Of a model "gpu-slabs" the leases lie on
+/// the GPU, else on the host.
 int kill_clients(const Options& options);
 
 }  // namespace bulkhead::soak

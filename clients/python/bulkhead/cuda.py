@@ -13,12 +13,13 @@ import weakref
 from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
 from typing import Any, Callable, Iterable
 
-from .errors import Error
+from .errors import Error, broken
 from .layout import FEATURE, KIND
 from .memory import Region
 
 DLPACK_CUDA = 2  #: kDLCUDA
 LEGACY_STREAM = 1  #: what DLPack and __cuda_array_interface__ call the driver's stream 0
+EVENTS_MAX = 64  #: of one channel
 
 _log = logging.getLogger("bulkhead")
 
@@ -107,6 +108,7 @@ class Driver:
             self._functions["cuGetErrorName"](status, ctypes.byref(name))
             code = {2: "out_of_memory", 100: "load_failed", 101: "not_permitted", 304: "not_permitted", 801: "not_permitted"}.get(status, "internal")
             raise Error(code, f"{function}: {(name.value or b'an unknown error').decode()} ({status})",
+                        "free memory of this GPU" if code == "out_of_memory" else
                         "device memory is shared within one machine, one driver, and containers that may see each other")  # fmt: skip
 
     def knows(self, attribute: int, device: int, otherwise: bool = False) -> bool:
@@ -127,6 +129,7 @@ class Gpu:
         self.driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)  # for the life of the process
         self.device, self._context = device.value, context
         self.uuid = bytes(uuid)
+        self.dlpack_device = (DLPACK_CUDA, ordinal)
         self.process = os.getpid()
 
     @property
@@ -169,7 +172,7 @@ class DeviceMapping(Region):
     """A slab of the worker's in device memory, mapped here. Unmapped when the last view of it is gone, behind all queued work."""
 
     def __init__(self, on: Gpu, address: int, size_bytes: int, writable: bool, unmap: Callable[[], None]) -> None:
-        super().__init__(address, size_bytes, writable, (DLPACK_CUDA, on.ordinal))
+        super().__init__(address, size_bytes, writable, on.dlpack_device)
         self.gpu = on
         weakref.finalize(self, _unmap_device, on, unmap, self._gone).atexit = False
 
@@ -229,14 +232,26 @@ class Events:
 
     def __init__(self, on: Gpu, stream: int) -> None:
         self.gpu, self.stream = on, 0 if stream == LEGACY_STREAM else stream
+        self.refused: Error | None = None  #: why they cannot be used here: nothing can be handed over in order
+        self._offered: set[int] = set()
         self._theirs: dict[int, c_void_p] = {}
         self._ours: list[tuple[int, c_void_p]] = []
         self._turn = 0
         self._join: c_void_p | None = None  # a stream of our own, behind those that read a result
 
-    def on_offer(self, number: int, from_worker: bool, handle: bytes) -> None:
+    def on_offer(self, number: int, from_worker: int, handle: bytes) -> None:
+        if number == 0 or number in self._offered or len(self._offered) >= EVENTS_MAX or from_worker > 1:
+            raise broken(f"event {number} is none, is offered twice, or is one too many")
+        self._offered.add(number)
+        if self.refused is not None:
+            return
         event = c_void_p()
-        self.gpu.call("cuIpcOpenEventHandle", ctypes.byref(event), _Handle.from_buffer_copy(handle))
+        try:
+            self.gpu.call("cuIpcOpenEventHandle", ctypes.byref(event), _Handle.from_buffer_copy(handle))
+        except Error as error:
+            _log.warning("opening an event of a worker's, host slabs are used instead: %s", error)
+            self.refused = error.again()
+            return
         if from_worker:
             self._theirs[number] = event
         else:
@@ -301,12 +316,14 @@ class Events:
         self._join = None
 
 
-def import_slab(on: Gpu, kind: int, size_bytes: int, writable: bool, fds: list[int], handle: bytes) -> DeviceMapping | None:
-    """What the worker offered; None, with a line in the log, where this process may not have it."""
+def import_slab(events: Events, kind: int, size_bytes: int, writable: bool, fds: list[int], handle: bytes) -> DeviceMapping:
+    """What the worker offered. Raises why this process may not have it, after a line in the log."""
+    if events.refused is not None:
+        raise events.refused.again()
     try:
         if kind == KIND["cuda_vmm"]:
-            return DeviceMapping.of_vmm(on, fds[0], size_bytes, writable=writable)
-        return DeviceMapping.of_handle(on, handle, size_bytes, writable=writable)
+            return DeviceMapping.of_vmm(events.gpu, fds[0], size_bytes, writable=writable)
+        return DeviceMapping.of_handle(events.gpu, handle, size_bytes, writable=writable)
     except Error as error:
-        _log.warning("importing a GPU slab of %d bytes, host slabs are used instead: %s", size_bytes, error)
-        return None
+        _log.warning("importing a GPU slab of %d bytes: %s", size_bytes, error)
+        raise

@@ -32,6 +32,11 @@ class Error(Exception):
         return Error(self.code, self.attempt, self.remedy)
 
 
+def broken(attempt: str) -> Error:
+    """The other side does not keep to the protocol."""
+    return Error("protocol_violation", attempt, "use a client and a daemon of matching releases")
+
+
 def checked_deadline(deadline: float | None, default: float = 0.0) -> float:
     """Seconds, of what a caller gave; ``default`` where that is None."""
     if deadline is None:

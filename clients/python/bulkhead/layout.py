@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
+
+from .errors import Error
 
 _SPEC: dict[str, Any] = json.loads((Path(__file__).parent / "wire.json").read_text("utf-8"))
 
@@ -20,6 +23,8 @@ FLAG: dict[str, int] = _SPEC["enums"]["Flag"]
 FEATURE: dict[str, int] = _SPEC["enums"]["Feature"]
 ERROR_NAMES: dict[int, str] = {value: name for name, value in _SPEC["enums"]["ErrorCode"].items()}
 
+#: Controls, separators of lines, what turns the direction of text (as ipc/text.cpp has them), and halves of surrogates.
+_UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 
 
@@ -47,16 +52,14 @@ class Layout:
         assert self._struct.size == self.size, name
 
     def pack(self, **values: Any) -> bytes:
+        """Raises ``input_invalid`` for text that is not printable, or too long."""
         flat: list[Any] = []
         for member, kind, count, nested in self._members:
             if nested is not None:
                 value = values.pop(member, None)
                 flat.append(value if value is not None else bytes(nested.size))
             elif kind == "char":
-                text = values.pop(member, "").encode("utf-8")
-                if len(text) >= count:
-                    raise ValueError(f"{self.name}.{member} has {len(text)} bytes, at most {count - 1} fit")
-                flat.append(text)
+                flat.append(_field(f"{self.name}.{member}", values.pop(member, ""), count - 1))
             elif kind == "many":
                 items = list(values.pop(member, ()))
                 flat.extend(items + [0] * (count - len(items)))
@@ -85,6 +88,21 @@ class Layout:
                 result[member] = flat[at]
                 at += 1
         return result
+
+
+def printable(text: str) -> str:
+    """With question marks for what no text field takes."""
+    return _UNPRINTABLE.sub("?", text)
+
+
+def _field(what: str, text: str, bytes_max: int) -> bytes:
+    remedy = f"name it in printable UTF-8, at most {bytes_max} bytes"
+    if _UNPRINTABLE.search(text):
+        raise Error("input_invalid", f"{what} is {text!a}, which cannot be printed", remedy)
+    encoded = text.encode("utf-8")
+    if len(encoded) > bytes_max:
+        raise Error("input_invalid", f"{what} has {len(encoded)} bytes, at most {bytes_max} fit", remedy)
+    return encoded
 
 
 HEADER = Layout("Header")

@@ -9,11 +9,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping as MappingType, Sequence
 
 from . import layout
-from .errors import Error
+from .errors import Error, broken
 from .layout import ERROR_NAMES, FEATURE, FLAG, LIMITS, MESSAGE
 from .memory import Mapping
 from .shared_tensors import Output
-from .slabs import Placed, Slabs, broken
+from .slabs import Placed, Slabs
 
 if TYPE_CHECKING:
     from .cuda import Events
@@ -79,7 +79,7 @@ class Request:
         self.error: Error | None = None
         self.done = False
         self.abandoned = False
-        self.overrun = False  #: more parts came than are kept
+        self.spoiled: Error | None = None  #: how it ends, whatever still comes: its parts cannot be kept, or not be read
         self.until = 0.0  # the caller's own patience, on its clock
         self.on_change: Callable[[], None] = lambda: None
         # The worker borrows these until it answers, whatever the caller does with them.
@@ -87,16 +87,13 @@ class Request:
 
     def answer(self, part: Reply) -> None:
         """The channel's: a part has come."""
-        if not self.abandoned and not self.overrun:
+        if not self.abandoned and self.spoiled is None:
             self.parts.append(part)
             self.on_change()
 
     def finish(self, error: Error | None = None) -> None:
         """The channel's: nothing more comes."""
-        if self.overrun:
-            error = Error("resources_exhausted", f"request {self.number} ({self.method}): {len(self.parts)} parts came, and nobody took them",
-                          "take the parts as they come")  # fmt: skip
-        self.error = error
+        self.error = self.spoiled or error
         self.done = True
         self._borrowed.clear()
         self.on_change()
@@ -128,7 +125,7 @@ class ChannelCore:
         self._spoken = FEATURES | (0 if events is None else events.gpu.features)
         body = layout.HELLO.pack(version_min=layout.VERSION, version_max=layout.VERSION, features=self._spoken,
                                  gpu=bytes(16) if events is None else events.gpu.uuid,
-                                 client=client.encode("utf-8")[:47].decode("utf-8", "ignore"))  # fmt: skip
+                                 client=layout.printable(client).encode("utf-8")[:47].decode("utf-8", "ignore"))  # fmt: skip
         self._send("hello", body)
 
     def _send(self, kind: str, body: bytes = b"", *, number: int = 0, flags: int = 0, ask: bool = False, fd_of: Mapping | None = None) -> int:
@@ -178,11 +175,8 @@ class ChannelCore:
             raise Error("input_invalid", f"{len(inputs)} tensors and {len(text)} bytes of parameters",
                         f"at most {LIMITS['tensors_max']} and {LIMITS['json_bytes_max']}")  # fmt: skip
         milliseconds = 0 if deadline is None else min(max(int(deadline * 1000), 1), 0xFFFFFFFF)
-        try:
-            body = layout.INFER.pack(method=method, deadline_ms=milliseconds, tensor_count=len(inputs), json_bytes=len(text))
-            body += b"".join(placed.describe(name) for name, placed in inputs)
-        except ValueError as error:
-            raise Error("input_invalid", str(error), "use a shorter name") from None
+        body = layout.INFER.pack(method=method, deadline_ms=milliseconds, tensor_count=len(inputs), json_bytes=len(text))
+        body += b"".join(placed.describe(name) for name, placed in inputs)
         self.settle()  # first: the worker may need the room for this very request
         number = self._send("infer", body + text, ask=True, flags=FLAG["retry_safe"] if retry_safe else 0)
         request = self._requests[number] = Request(number, method, [placed for _, placed in inputs])
@@ -270,13 +264,24 @@ class ChannelCore:
             raise broken(f"a result for request {request_id}, which is not in flight")
         at = layout.RESULT.size
         outputs = []
+        why: Error | None = None
         for _ in range(result["tensor_count"]):
-            outputs.append(self.slabs.output(layout.TENSOR.unpack(body, at)))
+            output = self.slabs.output(layout.TENSOR.unpack(body, at))
+            if isinstance(output, Error):
+                why = output.during(f"request {request_id} ({request.method}): its result cannot be mapped")
+            else:
+                outputs.append(output)
             at += layout.TENSOR.size
-        request.answer(Reply(outputs, _object(body, at, result["json_bytes"]), result["queued_us"], result["run_us"], more))
-        if more and len(request.parts) >= PARTS_MAX and not request.overrun:
-            request.overrun = True
-            self.cancel(request)
+        reply = Reply(outputs, _object(body, at, result["json_bytes"]), result["queued_us"], result["run_us"], more)
+        if why is None:
+            request.answer(reply)
+            if more and len(request.parts) >= PARTS_MAX:
+                why = Error("resources_exhausted", f"request {request_id} ({request.method}): {len(request.parts)} parts came, and nobody took them",
+                            "take the parts as they come")  # fmt: skip
+        if why is not None and request.spoiled is None:
+            request.spoiled = why
+            if more:
+                self.cancel(request)
         if not more:
             del self._requests[request_id]
             request.finish()

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Callable, Protocol, Sequence
 
 from . import layout
-from .errors import Error
+from .errors import Error, broken
 from .layout import DIRECTION, FEATURE, KIND, LIMITS
 from .memory import ALIGNMENT, CPU, Allocator, Mapping, Region
 from .shared_tensors import Input, Lease, Output, SlabTensor, leased_room
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from .cuda import Events
 
 IDLE_SECONDS = 30.0  #: an input slab other than the first that was empty for so long is returned
-
-
-def broken(attempt: str) -> Error:
-    return Error("protocol_violation", attempt, "use a client and a daemon of matching releases")
 
 
 class Send(Protocol):
@@ -82,6 +78,14 @@ class _InputSlab:
         self.empty_since: float | None = None
 
 
+class _Unmapped(Region):
+    """An output slab of the worker's own making that could not be mapped here: what lies in it fails its request."""
+
+    def __init__(self, size_bytes: int, device: tuple[int, int], why: Error) -> None:
+        super().__init__(0, size_bytes, False, device)
+        self.why = why
+
+
 class _Growing:
     """A slab that was asked for."""
 
@@ -97,7 +101,8 @@ class Slabs:
         self._send = send
         self._wake = wake
         self.events = events
-        self.gpu_kind: int | None = None  #: of slabs on the GPU, once agreed, until one could not be imported
+        self._gpu_agreed: int | None = None
+        self._gpu_refused: Error | None = None
         self._features = 0
         self._bytes_max = 0
         self._bytes = 0
@@ -117,7 +122,17 @@ class Slabs:
         self._features, self._bytes_max = features, bytes_max
         if self.events is not None and features & FEATURE["returning"]:
             kinds = [kind for kind in ("cuda_vmm", "cuda_ipc") if features & FEATURE[kind]]
-            self.gpu_kind = KIND[kinds[0]] if kinds else None
+            self._gpu_agreed = KIND[kinds[0]] if kinds else None
+
+    @property
+    def gpu_refused(self) -> Error | None:
+        """Why no GPU memory is asked for any more: one of these slabs could not be imported, or the worker's events."""
+        return self._gpu_refused or (None if self.events is None else self.events.refused)
+
+    @property
+    def gpu_kind(self) -> int | None:
+        """Of slabs on the GPU, where that is agreed and possible."""
+        return None if self.gpu_refused is not None else self._gpu_agreed
 
     def __len__(self) -> int:
         return len(self._inputs) + len(self._outputs) + len(self._open_loans)
@@ -129,7 +144,8 @@ class Slabs:
         dims = check_shape(shape)
         self._raise_refusal()
         if on_gpu and self.gpu_kind is None:
-            raise Error("not_permitted", "an input on the GPU: no GPU memory is shared with this worker",
+            why = "" if self.gpu_refused is None else f" ({self.gpu_refused.attempt})"
+            raise Error("not_permitted", f"an input on the GPU: no GPU memory is shared with this worker{why}",
                         "open the channel with the GPU that the model is on; else allocate it in CPU memory")  # fmt: skip
         for slab in self._inputs:
             if (slab.region.device != CPU) == on_gpu:
@@ -231,7 +247,7 @@ class Slabs:
         offer = layout.SLAB_OFFER.unpack(body)
         number, size, direction, kind = offer["slab_id"], offer["size_bytes"], offer["direction"], offer["kind"]
         what = f"slab {number} of {size} bytes"
-        if kind not in (KIND["host_memfd"], self.gpu_kind) or direction not in DIRECTION.values():
+        if kind not in (KIND["host_memfd"], self._gpu_agreed) or direction not in DIRECTION.values():
             raise broken(f"{what} is of a kind that was not agreed")
         handle = bytes(body[layout.SLAB_OFFER.size :])
         if len(fds) != (kind != KIND["cuda_ipc"]) or len(handle) != (64 if kind == KIND["cuda_ipc"] else 0):
@@ -249,25 +265,31 @@ class Slabs:
         if asked is not None:
             self._growing = None
         writable = direction == DIRECTION["input"]
-        region: Region | None
+        region: Region
         if kind == KIND["host_memfd"]:
             region = Mapping.of_slab(fds.pop(), size, writable=writable)
         else:
             from .cuda import import_slab
 
             assert self.events is not None
-            region = import_slab(self.events.gpu, kind, size, writable, fds, handle)
-        if region is None:
-            self.gpu_kind = None
-            if asked is not None and writable:
-                self._growth_refused = Error("not_permitted", f"mapping {what} of the worker's on the GPU", "host slabs are used instead")
-            self._return_unasked(number)
-            return
+            try:
+                region = import_slab(self.events, kind, size, writable, fds, handle)
+            except Error as error:
+                if writable or asked is not None:
+                    return self._do_without(number, error.again(), tell=writable and asked is not None)
+                region = _Unmapped(size, self.events.gpu.dlpack_device, error.again())  # a result is about to lie in it
         self._bytes += size
         if writable:
             self._inputs.append(_InputSlab(number, region))
         else:
             self._outputs[number] = region
+
+    def _do_without(self, number: int, why: Error, tell: bool) -> None:
+        self._gpu_refused = why
+        if tell:
+            self._growth_refused = Error("not_permitted", f"mapping slab {number} of the worker's on the GPU: {why.attempt}",
+                                         "host slabs are used instead")  # fmt: skip
+        self._return_unasked(number)
 
     def _return_unasked(self, number: int) -> None:
         self._returned_unasked.add(number)
@@ -294,12 +316,14 @@ class Slabs:
 
         region.on_unmap(give_back)
         region.retire()
+        if isinstance(region, _Unmapped):
+            give_back()
 
     def on_event(self, body: memoryview) -> None:
         offer = layout.EVENT_OFFER.unpack(body)
-        if self.events is None or self.gpu_kind is None:
+        if self.events is None or self._gpu_agreed is None:
             raise broken("an event that nobody agreed to")
-        self.events.on_offer(offer["event_id"], bool(offer["from_worker"]), bytes(offer["handle"]))
+        self.events.on_offer(offer["event_id"], offer["from_worker"], bytes(offer["handle"]))
 
     def on_accepted(self, body: memoryview, request_id: int) -> None:
         loan = self._asked.pop(request_id, None)
@@ -320,8 +344,8 @@ class Slabs:
             return False
         return True
 
-    def output(self, described: dict[str, Any]) -> Output:
-        """The tensor that a result names."""
+    def output(self, described: dict[str, Any]) -> Output | Error:
+        """The tensor that a result names; why there is none, where it lies in a slab that could not be mapped here."""
         lease, name, rank = described["lease"], described["name"], described["rank"]
         dtype = DTYPE_NAMES.get(described["dtype"])
         region = self._outputs.get(lease["slab_id"])
@@ -339,6 +363,8 @@ class Slabs:
             events.wait(ready)
         lent = Lease(region, offset, size, lease["generation"], events, ready)
         weakref.finalize(lent, self._releases.append, (lease, None if events is None else lent.streams)).atexit = False
+        if isinstance(region, _Unmapped):
+            return region.why
         return Output(name, dtype, shape, lent)
 
     # --- giving back

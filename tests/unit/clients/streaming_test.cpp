@@ -125,6 +125,31 @@ TEST(ChannelStreaming, AWorkerThatDiesLeavesWhatCameAndSaysHowMuchThatWas) {
     EXPECT_THAT(error.attempt, HasSubstr("after 3 parts of the answer"));
 }
 
+/// A part may hold several tokens, and one of them be an array.
+TEST(ChannelStreaming, AWorkerThatDiesInTheMidstOfTokensIsToldWithTheirNumber) {
+    FakeWorker worker{[](FakeWorker& w) {
+        greet_streaming(w);
+        const auto request = w.expect<channel::Infer>();
+        const auto send = [&](boost::json::array tokens) {
+            channel::InferResult part{.request_id = request.request_id, .more = true};
+            part.values = {{"tokens", std::move(tokens)}};
+            w.send(channel::encode(part).value());
+        };
+        send({5});
+        send({6, 7, 8});
+        send({boost::json::array{1, 2}, boost::json::array{3, 4}});
+    }};
+    Channel channel = adopt(worker).value();
+    const std::uint64_t id = channel.submit({.method = "generate", .in_parts = true}).value();
+    worker.finish();
+    for (int part = 0; part < 3; ++part) EXPECT_TRUE(channel.next(id).value().more);
+
+    const Error error = channel.next(id).error();
+
+    EXPECT_EQ(error.code, ErrorCode::worker_lost);
+    EXPECT_THAT(error.attempt, HasSubstr("after 6 tokens of the answer"));
+}
+
 /// The next worker would begin anew, and its first parts would come twice.
 TEST(ChannelStreaming, AnAnswerThatHasBegunIsNotSentOnceMore) {
     FakeWorker first{[](FakeWorker& w) {

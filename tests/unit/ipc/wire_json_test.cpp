@@ -13,6 +13,7 @@
 
 #include "ipc/error.h"
 #include "ipc/packet.h"
+#include "ipc/ring.h"
 
 namespace bulkhead::wire {
 namespace {
@@ -145,6 +146,37 @@ TEST_F(WireJson, HasTheNumbersOfTheHeader) {
     EXPECT_EQ(limits.at("packet_bytes_max").as_int64(), packet_bytes_max);
     EXPECT_EQ(limits.at("lent_slab_id_min").as_int64(), lent_slab_id_min);
     EXPECT_EQ(limits.at("ring_offer_fds").as_int64(), ring_offer_fds);
+    EXPECT_EQ(limits.at("ring_lines_min").as_int64(), ring::lines_min);
+    EXPECT_EQ(limits.at("ring_lines_max").as_int64(), ring::lines_max);
+    EXPECT_EQ(limits.at("ipc_handle_bytes").as_int64(), sizeof(CudaIpcHandle));
+}
+
+TEST_F(WireJson, HasTheRingsMemory) {
+    const json::object& rings = spec.at("rings").as_object();
+    EXPECT_EQ(rings.at("header_bytes").as_int64(), ring::header_bytes);
+    EXPECT_EQ(rings.at("line_bytes").as_int64(), sizeof(ring::Line));
+    EXPECT_EQ(rings.at("payload_bytes").as_int64(), ring::payload_bytes);
+    EXPECT_EQ(rings.at("asleep").at("packets").as_int64(), ring::wants_packets);
+    EXPECT_EQ(rings.at("asleep").at("room").as_int64(), ring::wants_room);
+    EXPECT_EQ(rings.at("asleep").at("left").as_int64(), ring::has_left);
+    using ring::Header;
+    using ring::Side;
+    const Members real{
+        {"worker asleep", {offsetof(Header, worker) + offsetof(Side, asleep), sizeof(Side::asleep)}},
+        {"worker barriers", {offsetof(Header, worker) + offsetof(Side, barriers), sizeof(Side::barriers)}},
+        {"client asleep", {offsetof(Header, client) + offsetof(Side, asleep), sizeof(Side::asleep)}},
+        {"client barriers", {offsetof(Header, client) + offsetof(Side, barriers), sizeof(Side::barriers)}},
+        {"lines read by the worker", {offsetof(Header, of_worker), sizeof(ring::Progress::lines)}},
+        {"lines read by the client", {offsetof(Header, of_client), sizeof(ring::Progress::lines)}}};
+    const json::array& fields = rings.at("fields").as_array();
+    EXPECT_EQ(fields.size(), real.size());
+    for (const json::value& field : fields) {
+        const std::string name{field.at(0).as_string()};
+        SCOPED_TRACE(name);
+        ASSERT_TRUE(real.contains(name));
+        EXPECT_EQ(real.at(name).size, size_of(std::string{field.at(1).as_string()}));
+        EXPECT_EQ(static_cast<std::int64_t>(real.at(name).offset), field.at(2).as_int64());
+    }
 }
 
 TEST_F(WireJson, HasTheEnumerators) {

@@ -1,51 +1,41 @@
 // A client may die between any two of its steps: what it had is given up, and nobody else notices.
 
-#include <filesystem>
-#include <fstream>
-
-#include "tests/unit/worker/loop_harness.h"
+#include "tests/unit/worker/death_harness.h"
 
 namespace bulkhead::worker::test {
 namespace {
 
-class ChannelDeath : public LoopTest {
+class ChannelDeath : public DeathTest {
 protected:
-    struct Step {
-        const char* name;
-        std::function<void(TestClient&)> take;
-    };
+    static Step ask_for_slab(const char* name, std::uint64_t id, std::uint64_t bytes) {
+        return {name, [=](TestClient& client) {
+                    client.send(channel::encode(channel::SlabRequest{id, wire::SlabDirection::input,
+                                                                     wire::SlabKind::host_memfd, bytes}));
+                }};
+    }
 
     /// A whole life, in the order in which clients live it.
     std::vector<Step> life() {
-        const auto ask_for_slab = [](std::uint64_t id, wire::SlabDirection direction, std::uint64_t bytes) {
-            return [=](TestClient& client) {
-                client.send(channel::encode(channel::SlabRequest{id, direction, wire::SlabKind::host_memfd, bytes}));
-            };
-        };
-        const auto read_one = [](TestClient& client) { ASSERT_TRUE(client.receive()); };
-        return {
-            {"hello",
-             [](TestClient& client) {
-                 client.send(channel::encode(channel::Hello{0, "mortal"}));
-             }},
-            {"welcome", read_one},
-            {"its input slab", read_one},
-            {"its output slab", read_one},
+        std::vector<Step> steps = opening(both);
+        const std::vector<Step> after{
             {"a request that runs",
              [this](TestClient& client) {
                  client.infer(1, "wait", {client.tensor({1, 2})});
                  log->gate.await_arrivals(++arrivals_);
-             }},
-            {"a request that waits", [](TestClient& client) { client.infer(2, "echo", {client.tensor({3}, 64, 2)}); }},
-            {"a cancel of it", [](TestClient& client) { client.send(channel::encode(channel::Cancel{2})); }},
-            {"the answer to the cancel", [](TestClient& client) { client.expect_error(2, ErrorCode::cancelled); }},
+             },
+             true},
+            {"a request that waits", [](TestClient& client) { client.infer(2, "echo", {client.tensor({3}, 64, 2)}); },
+             true},
+            {"a cancel of it", [](TestClient& client) { client.send(channel::encode(channel::Cancel{2})); }, true},
+            {"the answer to the cancel", [](TestClient& client) { client.expect_error(2, ErrorCode::cancelled); },
+             true},
             {"the end of the first one", [this](TestClient&) { log->gate.let_one_pass(); }},
             {"its result, which is a lease",
              [this](TestClient& client) { held_ = client.expect_result(1).tensors.at(0).lease; }},
-            {"a request for a slab", ask_for_slab(3, wire::SlabDirection::input, 4096)},
-            {"that slab", read_one},
-            {"a request for one that the executor makes", ask_for_slab(4, wire::SlabDirection::input, 20u << 20)},
-            {"that one", read_one},
+            ask_for_slab("a request for a slab", 3, 4096),
+            receive_one("that slab"),
+            ask_for_slab("a request for one that the executor makes", 4, 20u << 20),
+            receive_one("that one"),
             {"a result in a slab of its own",
              [](TestClient& client) {
                  client.infer(5, "fill", {}, {{"bytes", 1 << 20}});
@@ -55,20 +45,34 @@ protected:
              [this](TestClient& client) { client.send(channel::encode(channel::Release{{held_}})); }},
             {"a wrong one", [this](TestClient& client) { client.send(channel::encode(channel::Release{{held_}})); }},
             {"which is told", [](TestClient& client) { client.expect_error(0, ErrorCode::protocol_violation); }},
+            {"a loan",
+             [this](TestClient& client) {
+                 client.send(channel::encode(channel::SlabLend{6, loan, wire::SlabKind::host_memfd,
+                                                               ForeignSlab::size_bytes}),
+                             foreign_.memfd.get());
+             }},
+            receive_one("which is accepted"),
+            {"a request that runs on it",
+             [this](TestClient& client) {
+                 client.infer(7, "wait", {ForeignSlab::tensor(loan, 32, 3)});
+                 log->gate.await_arrivals(++arrivals_);
+             },
+             true},
+            {"the loan's return, meanwhile", [this](TestClient& client) { return_slab(client, loan); }, true},
+            {"the end of that request", [this](TestClient&) { log->gate.let_one_pass(); }},
+            {"its result", [](TestClient& client) { client.expect_result(7); }},
+            {"the return of an input slab",
+             [this](TestClient& client) {
+                 return_slab(client, client.find_slab(wire::SlabDirection::input)->offer.slab_id);
+             }},
         };
+        steps.insert(steps.end(), after.begin(), after.end());
+        return steps;
     }
 
-    static std::size_t slabs_mapped() {
-        std::ifstream maps{"/proc/self/maps"};
-        std::size_t count = 0;
-        for (std::string line; std::getline(maps, line);) count += line.find("/memfd:bulkhead:") != std::string::npos;
-        return count;
-    }
-    static auto descriptors() {
-        return std::distance(std::filesystem::directory_iterator{"/proc/self/fd"},
-                             std::filesystem::directory_iterator{});
-    }
-
+private:
+    static constexpr std::uint32_t loan = wire::lent_slab_id_min;
+    const ForeignSlab foreign_;
     int arrivals_ = 0;
     wire::LeaseRef held_{};
 };
@@ -76,31 +80,7 @@ protected:
 TEST_F(ChannelDeath, BetweenAnyTwoStepsLeavesNothingAndHurtsNobody) {
     spec.channel.bytes_max = 64u << 20;
     start_ready();
-    TestClient neighbour = open_channel();
-    const std::size_t slabs_before = slabs_mapped();
-    const auto descriptors_before = descriptors();
-    const std::vector<Step> steps = life();
-
-    for (std::size_t taken = 0; taken <= steps.size(); ++taken) {
-        SCOPED_TRACE(taken == 0 ? "before its first step" : steps[taken - 1].name);
-        {
-            TestClient client = introduce();
-            for (std::size_t i = 0; i < taken; ++i) steps[i].take(client);
-
-            client.close();
-
-            const bool runs = taken >= 5 && taken < 9;  // the worker ends what it has begun
-            if (runs) log->gate.let_one_pass();
-            EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
-        }
-        neighbour.infer(taken + 1, "echo", {neighbour.tensor({7})});
-        EXPECT_EQ(neighbour.values(neighbour.expect_result(taken + 1).tensors.at(0)), (std::vector<float>{7}));
-        neighbour.infer(1000 + taken, "echo", {neighbour.tensor({8})});
-        neighbour.expect_result(1000 + taken);
-        EXPECT_EQ(slabs_mapped(), slabs_before);
-        EXPECT_EQ(descriptors(), descriptors_before);
-        if (HasFatalFailure()) return;
-    }
+    die_after_each(life());
 }
 
 }  // namespace

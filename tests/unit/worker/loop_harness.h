@@ -186,16 +186,16 @@ public:
         : id{channel_id}, end_{std::make_unique<bulkhead::test::LineEnd>(std::move(socket))} {}
 
     /// Hello, welcome, rings where the tests run over them, and the two slabs.
-    void open(std::uint64_t features = 0) {
+    void open(std::uint64_t features = 0, const wire::GpuUuid& gpu = {}) {
         if (bulkhead::test::over_rings()) features |= wire::feature_rings;
-        send(channel::encode(channel::Hello{features, "test"}));
+        send(channel::encode(channel::Hello{features, "test", gpu}));
         auto answer = receive();
         ASSERT_TRUE(answer) << "the worker closed the channel";
         ASSERT_TRUE(std::holds_alternative<channel::Welcome>(*answer)) << error_of(*answer).text();
         welcome = std::get<channel::Welcome>(*answer);
         if (bulkhead::test::over_rings()) {
             ASSERT_EQ(welcome.features & wire::feature_rings, wire::feature_rings);
-            end_->accept_rings();
+            accept_rings();
         }
         for (int i = 0; i < welcome.slab_count; ++i) {
             answer = receive();
@@ -205,12 +205,15 @@ public:
         ASSERT_TRUE(find_slab(wire::SlabDirection::output) != nullptr);
     }
 
+    /// Right after a welcome that agreed to them.
+    void accept_rings() { end_->accept_rings(); }
+
     /// Waits while the socket is full.
     void send(std::span<const std::byte> bytes) { ASSERT_TRUE(end_->send_patiently(bytes)); }
     void send(std::span<const std::byte> bytes, int fd) { ASSERT_TRUE(end_->send_patiently(bytes, {&fd, 1})); }
     [[nodiscard]] Result<> try_send(std::span<const std::byte> bytes) { return end_->send_patiently(bytes); }
 
-    /// The next message; empty at the end of file. Slabs that it offers are mapped.
+    /// The next message; empty at the end of file. Slabs that it offers are mapped, but for those on a GPU.
     std::optional<channel::WorkerMessage> receive() {
         Packet packet;
         if (end_->receive(packet) != ReceiveOutcome::packet) return std::nullopt;
@@ -219,7 +222,8 @@ public:
             ADD_FAILURE() << message.error().text();
             return std::nullopt;
         }
-        if (const auto* offer = std::get_if<channel::SlabOffer>(&*message)) {
+        const auto* offer = std::get_if<channel::SlabOffer>(&*message);
+        if (offer != nullptr && offer->kind == wire::SlabKind::host_memfd) {
             EXPECT_EQ(packet.fds.size(), 1U);
             auto memory = HostSlab::adopt(std::move(packet.fds.at(0)), offer->size_bytes, offer->direction);
             EXPECT_TRUE(memory) << memory.error().text();

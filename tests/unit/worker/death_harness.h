@@ -1,0 +1,77 @@
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/unit/worker/slab_harness.h"
+
+namespace bulkhead::worker::test {
+
+/// Clients of one worker that die after each of their steps. This process is both: what it has is what the worker has.
+class DeathTest : public SlabTest {
+protected:
+    struct Step {
+        const char* name;
+        std::function<void(TestClient&)> take;
+        bool runs = false;  ///< after it, a request of the method "wait" is at its gate
+    };
+    static Step receive_one(const char* name, bool runs = false) {
+        return {name, [](TestClient& client) { ASSERT_TRUE(client.receive()); }, runs};
+    }
+    /// Hello, and what follows it: rings where the tests run over them, and the two slabs.
+    static std::vector<Step> opening(std::uint64_t features, const wire::GpuUuid& gpu = {}) {
+        const bool rings = bulkhead::test::over_rings();
+        if (rings) features |= wire::feature_rings;
+        std::vector<Step> steps{{"hello",
+                                 [=](TestClient& client) {
+                                     client.send(channel::encode(channel::Hello{features, "mortal", gpu}));
+                                 }},
+                                receive_one("welcome")};
+        if (rings) steps.push_back({"its rings", [](TestClient& client) { client.accept_rings(); }});
+        steps.push_back(receive_one("its input slab"));
+        steps.push_back(receive_one("its output slab"));
+        return steps;
+    }
+
+    /// One client for each number of steps. The neighbour is served after each, and nothing of the dead one is left.
+    void die_after_each(const std::vector<Step>& steps) {
+        TestClient neighbour = open_channel();
+        const std::size_t slabs_before = slabs_mapped();
+        const auto descriptors_before = descriptors();
+        for (std::size_t taken = 0; taken <= steps.size(); ++taken) {
+            SCOPED_TRACE(taken == 0 ? "before its first step" : steps[taken - 1].name);
+            {
+                TestClient client = introduce();
+                for (std::size_t i = 0; i < taken; ++i) steps[i].take(client);
+
+                client.close();
+
+                if (taken > 0 && steps[taken - 1].runs) log->gate.let_one_pass();  // the worker ends what it has begun
+                EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
+            }
+            neighbour.infer(taken + 1, "echo", {neighbour.tensor({7})});
+            EXPECT_EQ(neighbour.values(neighbour.expect_result(taken + 1).tensors.at(0)), (std::vector<float>{7}));
+            neighbour.infer(1000 + taken, "echo", {neighbour.tensor({8})});
+            neighbour.expect_result(1000 + taken);
+            EXPECT_EQ(slabs_mapped(), slabs_before);
+            EXPECT_EQ(descriptors(), descriptors_before);
+            if (HasFatalFailure()) return;
+        }
+    }
+
+private:
+    static std::size_t slabs_mapped() {
+        std::ifstream maps{"/proc/self/maps"};
+        std::size_t count = 0;
+        for (std::string line; std::getline(maps, line);)
+            for (const char* kind : {"/memfd:bulkhead:", "/memfd:fake-cuda "})
+                count += line.find(kind) != std::string::npos;
+        return count;
+    }
+    static std::ptrdiff_t descriptors() {
+        return std::distance(std::filesystem::directory_iterator{"/proc/self/fd"},
+                             std::filesystem::directory_iterator{});
+    }
+};
+
+}  // namespace bulkhead::worker::test

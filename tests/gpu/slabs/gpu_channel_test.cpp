@@ -28,6 +28,7 @@
 #include "ipc/cuda/vmm_slab.h"
 #include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/gpu/slabs/gpu_echo_daemon.h"
+#include "tests/integration/fixture/sanitizer.h"
 
 namespace bulkhead::test {
 namespace {
@@ -536,6 +537,7 @@ TEST_F(GpuForwarding, AnOutputOnTheGpuIsTheNextModelsInputAndNobodyWaitsForTheGp
 }
 
 TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
+    if (finds_races) GTEST_SKIP() << "the order goes through the worker, where ThreadSanitizer sees nothing of it";
     start_both();
     Channel first = open();
     Channel second = open_second(gpu);

@@ -1,4 +1,5 @@
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -66,6 +67,19 @@ protected:
     std::filesystem::path package_ = folder_.path() / "package";
     boost::json::object manifest_;
 };
+
+TEST_F(GenerationPackage, WeightsThatAreNoFileAreRefusedAndNotWaitedFor) {
+    const auto weights = package_ / "weights.safetensors";
+    std::filesystem::remove(weights);
+    ASSERT_EQ(::mkfifo(weights.c_str(), 0600), 0);
+    const auto loaded = load_it();
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, ErrorCode::load_failed);
+    EXPECT_THAT(loaded.error().text(), HasSubstr("no regular file"));
+    const auto mapped = WeightsFile::open(weights, 100);
+    ASSERT_FALSE(mapped);
+    EXPECT_THAT(mapped.error().text(), HasSubstr("no regular file"));
+}
 
 TEST_F(GenerationPackage, LoadsWhole) {
     const auto loaded = load_it();

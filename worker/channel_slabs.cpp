@@ -29,7 +29,7 @@ ChannelSlabs::~ChannelSlabs() = default;
 
 Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id,
                            wire::SlabKind kind) {
-    if (const auto place = place_for(direction, kind)) {
+    if (const auto place = place_for(direction, size_bytes, kind)) {
         const Result<> placed =
             add(direction, std::max(size_bytes, place->needed_bytes(direction)), request_id, kind, place);
         if (placed) return placed;
@@ -38,12 +38,22 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
     return add(direction, size_bytes, request_id, kind, nullptr);
 }
 
-/// The channel's place, or a free one, if it has no slab of that direction yet.
-std::shared_ptr<GraphPlaces::Hold> ChannelSlabs::place_for(wire::SlabDirection direction, wire::SlabKind kind) {
+/// The channel's place if it has no slab of that direction yet; or a free one, where there is room for both directions:
+/// with one alone no request is computed there, and its slab would take the room of others.
+std::shared_ptr<GraphPlaces::Hold> ChannelSlabs::place_for(wire::SlabDirection direction, std::uint64_t size_bytes,
+                                                           wire::SlabKind kind) {
     if (kind != wire::SlabKind::cuda_vmm || !places_) return nullptr;
-    std::shared_ptr<GraphPlaces::Hold> place = place_.lock();
-    if (!place) place_ = place = places_->take();
-    return place && !place->has_slab(direction) ? place : nullptr;
+    if (std::shared_ptr<GraphPlaces::Hold> place = place_.lock()) return place->has_slab(direction) ? nullptr : place;
+    std::shared_ptr<GraphPlaces::Hold> place = places_->take();
+    if (!place) return nullptr;
+    const bool reads = direction == wire::SlabDirection::input;
+    const auto other = reads ? wire::SlabDirection::output : wire::SlabDirection::input;
+    const std::uint64_t here = std::max(size_bytes, place->needed_bytes(direction));
+    const std::lock_guard lock{mutex_};
+    const std::uint64_t left = limits_.bytes_max - std::min(limits_.bytes_max, reserved_bytes_);
+    if (here > left || place->needed_bytes(other) > left - here) return nullptr;
+    place_ = place;
+    return place;
 }
 
 Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id,

@@ -127,7 +127,7 @@ private:
         std::uint32_t id;
         wire::SlabDirection direction;
         std::uint64_t request_id;
-        bool is_first;  ///< of its direction
+        bool is_first;  ///< of its direction and kind
         SlabBudget::Share share;
         std::unique_ptr<SlabMemory> memory;
         SlabAllocator allocator;       ///< of an output slab
@@ -144,7 +144,8 @@ private:
     [[nodiscard]] std::uint64_t output_growth(wire::SlabKind kind) const;
     Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id, wire::SlabKind kind,
                  const std::shared_ptr<GraphPlaces::Hold>& place);
-    [[nodiscard]] std::shared_ptr<GraphPlaces::Hold> place_for(wire::SlabDirection direction, wire::SlabKind kind);
+    [[nodiscard]] std::shared_ptr<GraphPlaces::Hold> place_for(wire::SlabDirection direction, std::uint64_t size_bytes,
+                                                               wire::SlabKind kind);
     [[nodiscard]] Error over_the_channels_bound(std::uint64_t slab_bytes) const;  ///< with the lock held
     [[nodiscard]] Result<std::unique_ptr<SlabMemory>>
     make_memory(wire::SlabKind kind, wire::SlabDirection direction, std::uint64_t size_bytes, std::uint32_t id,

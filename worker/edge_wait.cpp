@@ -3,14 +3,16 @@
 #include <utility>
 
 #include <boost/asio/detail/throw_error.hpp>
+#include <boost/asio/error.hpp>
 
 namespace bulkhead::worker {
 
 namespace detail = boost::asio::detail;
 
-/// An edge ends it, and what it found is used up then: the reactor begins the next wait without a look at the descriptor,
-/// unless an edge came between the two. Before the first it has no edge to go by, and asks. Who waits to write for the
-/// first time was just refused; should there be room by then, the kernel tells when it is asked to watch for it.
+/// An edge ends it, and what it found is used up then: the reactor begins the next wait without a look at the
+/// descriptor, unless an edge came between the two. Before the first it has no edge to go by, and asks. Who waits to
+/// write for the first time was just refused; should there be room by then, the kernel tells when it is asked to watch
+/// for it.
 EdgeWait::Wait::Wait(int kind_, std::function<void()> edge_)
     : reactor_op{{},
                  [](reactor_op* self) {
@@ -42,6 +44,8 @@ void EdgeWait::stop() {
     reactor_.deregister_descriptor(descriptor_, registration_, /*closing=*/false);
     reactor_.cleanup_descriptor_data(registration_);
     registration_ = nullptr;
+    // Also of one that has ended and waits for its turn on the loop.
+    readable_.ec_ = writable_.ec_ = boost::asio::error::operation_aborted;
 }
 
 /// `loop` is null where the loop is destroyed with the wait in it.

@@ -63,6 +63,13 @@ Result<GraphPlaces::CaptureMemory> GraphPlaces::map_for_capture(std::size_t plac
             return Error{ErrorCode::internal, fmt::format("capturing at place {}, which a channel has", place), {}};
         captures = hold(place);
     }
+    const std::uint64_t slabs_bytes_max = places_[place].sides[0].addresses->size_bytes();
+    if (needs.input_bytes > slabs_bytes_max || needs.output_bytes > slabs_bytes_max - needs.input_bytes)
+        return Error{
+            ErrorCode::input_invalid,
+            fmt::format("the largest bucket's inputs, {} bytes, and outputs, {}, in slabs of one channel, {} in all",
+                        needs.input_bytes, needs.output_bytes, slabs_bytes_max),
+            "raise `channel.max` of the model, or leave out `graph_slabs`"};
     CaptureMemory memory;
     for (const auto direction : {wire::SlabDirection::input, wire::SlabDirection::output}) {
         const bool reads = direction == wire::SlabDirection::input;

@@ -29,7 +29,7 @@ namespace bulkhead::worker {
 /// next. A request whose tensors lie in its slabs just where a graph of that place has its own is replayed without a
 /// copy.
 ///
-/// Thread  any; memory is mapped and unmapped on the executor, so never under a replay
+/// Thread  any; memory is mapped and unmapped on the executor, and unmapping waits for the GPU: never under a replay
 class GraphPlaces : public std::enable_shared_from_this<GraphPlaces> {
 public:
     /// Offsets of the tensors of one graph in a slab: those that a client gets who allocates them there in the method's

@@ -38,7 +38,9 @@ void PacketStream::use_rings(std::unique_ptr<RingEnd> rings, std::chrono::micros
         read_packets();
     });
     spin_ = spin;
-    look_again();  // a read of the socket that runs right now finds the rings in its place
+    // For its end, and for its packets: a read of the socket that runs right now finds the rings in its place.
+    at_socket_.await_readable(shared_from_this());
+    look_again();
 }
 
 /// With rings its packets are announced there, so this is only about its end.

@@ -130,7 +130,8 @@ struct Request {
     bool in_parts = false;
     /// The stream (a CUstream; null: the default one) on which inputs on the GPU were written: the worker reads them behind
     /// what is queued on it now. What writes such an input again must be queued behind `Output::read_on` of the result, where
-    /// that lies on the GPU. Such a request is never sent once more: its inputs end with the worker.
+    /// that lies on the GPU; so must what writes an input that was allocated since, whose room may have been the same, or
+    /// that of a forwarded output's copy. Such a request is never sent once more: its inputs end with the worker.
     void* stream = nullptr;
 };
 

@@ -160,8 +160,8 @@ Result<std::shared_ptr<const Input::Lease>> ChannelLines::copied(wire::DType dty
     return std::move(*copy);
 }
 
-/// An output where it lies, lent; a copy of it where the worker takes no loans, or has no room for one more, and of one on
-/// the GPU always.
+/// An output where it lies, lent; a copy of it where the worker takes no loans, or has no room for one more, and of one
+/// on the GPU always.
 Result<ChannelState::Sending::Tensor> ChannelLines::forwarded(const FixedText<wire::name_bytes>& name,
                                                               std::shared_ptr<Output::Lease> lease, void* stream) {
     if (lease->slab->gpu()) {
@@ -192,36 +192,33 @@ Result<ChannelState::Sending::Tensor> ChannelLines::here(ChannelState::Sending::
 }
 
 Result<std::uint64_t> ChannelLines::send(const Request& request, bool awaited) {
-    ChannelState::Sending sending{request.method,     {},
-                                  request.parameters, request.deadline,
-                                  request.retry_safe, request.in_parts,
-                                  request.stream,     awaited};
+    if (std::optional<Error> why = line_->why_not_now()) return *std::move(why);  // before anything is copied for it
+    ChannelState::Sending sending{
+        request.method, {},     request.parameters, request.deadline, request.retry_safe, request.in_parts,
+        request.stream, awaited};
+    bool copied = false;
+    // What was copied on the GPU for it may still be queued, into room that others may have from now on.
+    const auto not_sent = [&](Error reason) {
+        if (copied) line_->gpu()->synchronize();
+        return reason;
+    };
     for (const NamedInput& named : request.inputs) {
         const bool is_own = named.input != nullptr && named.input->lease_ && owns(*named.input->lease_);
         const bool is_output = named.output != nullptr && named.output->lease_;
         if (!is_own && !is_output)
-            return not_sent(request,
-                            {ErrorCode::input_invalid,
+            return not_sent({ErrorCode::input_invalid,
                              fmt::format("input \"{}\" was not allocated on this channel", named.name),
                              "allocate inputs on the channel they are sent on, or forward an output"});
         Result<ChannelState::Sending::Tensor> tensor =
             here({named.name, is_own ? named.input->lease_ : nullptr, is_own ? nullptr : named.output->lease_, nullptr},
                  request.stream);
-        if (!tensor) return not_sent(request, Error{tensor.error()}.during(fmt::format("input \"{}\"", named.name)));
+        if (!tensor) return not_sent(Error{tensor.error()}.during(fmt::format("input \"{}\"", named.name)));
+        copied = copied || (is_output && tensor->lease && tensor->lease->slab->gpu());
         sending.inputs.push_back(std::move(*tensor));
     }
     Result<std::uint64_t> sent = line_->submit(std::move(sending));
-    if (!sent) return not_sent(request, std::move(sent).error());
+    if (!sent) return not_sent(std::move(sent).error());
     return sent;
-}
-
-/// What was copied on the GPU for it may still be queued, into room that others may have from now on.
-Error ChannelLines::not_sent(const Request& request, Error reason) const {
-    const auto on_gpu = [](const NamedInput& named) {
-        return named.output != nullptr && named.output->lease_ && named.output->gpu();
-    };
-    if (line_->gpu() && std::ranges::any_of(request.inputs, on_gpu)) line_->gpu()->synchronize();
-    return reason;
 }
 
 Result<std::uint64_t> ChannelLines::submit(const Request& request, bool awaited) {

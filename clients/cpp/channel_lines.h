@@ -105,7 +105,6 @@ private:
     Result<Reply> landed(Flights::iterator found, Result<Reply> outcome);
     void send_again(Flight& flight, ChannelState::Sending request);
     Result<std::uint64_t> send(const Request& request, bool awaited);
-    Error not_sent(const Request& request, Error reason) const;
     Result<std::shared_ptr<const Input::Lease>> placed(std::shared_ptr<const Input::Lease> lease);
     Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
                                                        std::span<const std::byte> bytes);

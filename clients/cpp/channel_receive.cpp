@@ -192,6 +192,11 @@ Result<> ChannelState::handle(channel::Failure&& failure, std::vector<UniqueFd>&
     const auto request = pending_.find(failure.request_id);
     if (request == pending_.end() || request->second.outcome)
         return broken(fmt::format("an error for request {}, which is not in flight", failure.request_id));
+    // What writes its inputs on the GPU may still be queued, into room that others have from now on.
+    const auto ends_here = [](const Sending::Tensor& input) {
+        return input.lease && input.lease.use_count() == 1 && input.lease->slab->gpu();
+    };
+    if (std::ranges::any_of(request->second.request.inputs, ends_here)) gpu()->synchronize();
     answer(request, std::move(failure.error));
     return {};
 }

@@ -165,8 +165,8 @@ Clock::time_point ChannelState::settle() {
     return returns_inputs() ? slabs_.next_idle_input(Clock::now(), slab_idle_) : deadline_in(limits::call);
 }
 
-Result<std::uint64_t> ChannelState::submit(Sending request) {
-    if (ended_) return *ended_;
+std::optional<Error> ChannelState::why_not_now() const {
+    if (ended_) return ended_;
     if (closing_)
         return Error{closing_->code, fmt::format("sending a request to {}: it accepts no more", welcome_->model),
                      "open a new channel once the model is ready again"};
@@ -174,6 +174,11 @@ Result<std::uint64_t> ChannelState::submit(Sending request) {
         return Error{ErrorCode::queue_full,
                      fmt::format("{} requests of this channel are in flight, its bound", pending_.size()),
                      "wait for an earlier request first"};
+    return std::nullopt;
+}
+
+Result<std::uint64_t> ChannelState::submit(Sending request) {
+    if (std::optional<Error> why = why_not_now()) return *std::move(why);
     channel::Infer message{last_request_id_ + 1, request.method, request.deadline, request.retry_safe, {},
                            request.parameters};
     for (const auto& [name, lease, forwarded, loan] : request.inputs) {

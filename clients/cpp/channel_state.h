@@ -70,6 +70,8 @@ public:
                                                                  bool& asked);
     Result<bool> keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked);
     [[nodiscard]] std::optional<Error> why_no_gpu() const;
+    /// Why `submit` would refuse any request now.
+    [[nodiscard]] std::optional<Error> why_not_now() const;
     [[nodiscard]] std::shared_ptr<const cuda::Gpu> gpu() const noexcept { return events_ ? events_->gpu() : nullptr; }
     /// The slab as a loan to this line's worker, which is told of it and maps it where it has none yet.
     /// Errors  resources_exhausted: too many slabs; what the worker says of it

@@ -235,7 +235,9 @@ Result<> GraphEngine::prepare_places(const config::ModelSpec& spec, const std::v
                          graph.method, to_string(graph.bucket), failure->cause, failure->sentence(), failure->remedy);
         }
         capturable = std::move(captured);
-        if (!capturable.empty()) places_->open(place, needs);
+        GraphPlaces::Needs served;  // by what is captured here: slabs need not be longer
+        for (const Graph* graph : capturable) served.include(graph->inputs_at, graph->outputs_at);
+        if (!capturable.empty()) places_->open(place, served);
     }
     if (context.progress) context.progress("capturing", capturable.size(), capturable.size(), "steps", "");
     return {};

@@ -580,6 +580,70 @@ TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
     EXPECT_EQ(gpu->driver().cuStreamDestroy(other), cuda::CUDA_SUCCESS);
 }
 
+/// As many requests as may be in flight wait behind a stream that stands still.
+TEST_F(GpuForwarding, WhatIsRefusedHereAnywayIsNotCopiedForNorWaitedFor) {
+    start_both();
+    Channel first = open();
+    Channel second = open_second(gpu);
+    for (Channel* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(count * sizeof(float)));
+    Input from = input_on_gpu(first), own = input_on_gpu(second);
+    auto given = echo(first, from, values(1));
+    ASSERT_TRUE(given) << given.error().text();
+    StreamGate gate;
+    {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
+    }
+    const auto submit = [&](const NamedInput& input) {
+        Request request;
+        request.inputs = {&input, 1};
+        request.stream = stream;
+        return second.submit(request);
+    };
+    std::vector<std::uint64_t> requests;
+    Result<std::uint64_t> submitted = submit({"x", &own});
+    for (; submitted && requests.size() < 1000; submitted = submit({"x", &own})) requests.push_back(*submitted);
+    ASSERT_FALSE(submitted);
+    ASSERT_EQ(submitted.error().code, ErrorCode::queue_full) << submitted.error().text();
+
+    const auto refused = submit({"x", &given->outputs.at(0)});  // returns, though nothing has passed the gate
+
+    EXPECT_EQ(refused.error().code, ErrorCode::queue_full);
+    gate.let_pass();
+    for (const std::uint64_t request : requests) EXPECT_TRUE(second.wait(request));
+}
+
+/// Its room is free again, and must not be written by what was queued for it.
+TEST_F(GpuForwarding, ACopyForARequestThatTheWorkerRefusesIsWaitedFor) {
+    start_both();
+    Channel first = open();
+    Channel second = open_second(gpu);
+    ASSERT_TRUE(first.keep_outputs_on_gpu(count * sizeof(float)));
+    Input from = input_on_gpu(first);
+    auto given = echo(first, from, values(1));
+    ASSERT_TRUE(given) << given.error().text();
+    StreamGate gate;
+    {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
+    }
+    auto refused = std::async(std::launch::async, [&] {
+        const std::array<NamedInput, 1> inputs{NamedInput{"x", &given->outputs.at(0)}};
+        Request request;
+        request.method = "no_such_method";
+        request.inputs = inputs;
+        request.stream = stream;
+        return second.infer(request);
+    });
+    // However long this is, one that waits for the copy is not done; one that does not has the time to be.
+    EXPECT_EQ(refused.wait_for(std::chrono::milliseconds{300}), std::future_status::timeout);
+    gate.let_pass();
+
+    const Result<Reply> reply = refused.get();
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::method_unknown) << reply.error().text();
+}
+
 TEST_F(GpuForwarding, ToAChannelWithoutThatGpuItIsRefusedWithTheRemedy) {
     start_both();
     Channel first = open();

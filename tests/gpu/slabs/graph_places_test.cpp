@@ -126,7 +126,9 @@ TEST_F(Places, GraphsThatNeedMoreThanAnySlabMayHaveAreRefused) {
     const auto memory = all->map_for_capture(0, {MiB, slab_bytes_max + 1});
     ASSERT_FALSE(memory);
     EXPECT_EQ(memory.error().code, ErrorCode::input_invalid);
-    EXPECT_THAT(memory.error().attempt, HasSubstr("the outputs of all graphs at place 0"));
+    EXPECT_THAT(memory.error().remedy, HasSubstr("channel.max"));
+    const std::uint64_t more_than_half = slab_bytes_max / 2 + MiB;  // one channel has both
+    EXPECT_EQ(all->map_for_capture(0, {more_than_half, more_than_half}).error().code, ErrorCode::input_invalid);
 }
 
 TEST_F(Places, ARequestIsAtOneOnlyWhereEveryTensorIsWhereTheGraphHasIt) {
@@ -259,6 +261,17 @@ TEST_F(PlacedSlabs, WhatTheGraphsNeedBeyondTheChannelsBoundIsNotForcedUponIt) {
     const Offered input = add(*one, SlabDirection::input, 2 * MiB);
     EXPECT_NE(input.address, all->address(0, SlabDirection::input));
     EXPECT_LT(input.size_bytes, 8 * MiB);
+}
+
+/// With a slab of one direction there nothing would be computed in place, and the other direction has less room.
+TEST_F(PlacedSlabs, APlaceIsTakenOnlyWhereBothDirectionsFit) {
+    const auto all = places(1, {10 * MiB, 10 * MiB});
+    limits.bytes_max = 16 * MiB;
+    const auto one = channel(all);
+
+    EXPECT_NE(add(*one, SlabDirection::input, 1).address, all->address(0, SlabDirection::input));
+    EXPECT_EQ(report(*all, "free"), 1);
+    add(*one, SlabDirection::output, 6 * MiB);
 }
 
 TEST_F(PlacedSlabs, MemoryThatCannotBeClearedIsNobodys) {

@@ -95,6 +95,14 @@ TEST_F(EdgeWaitTest, AfterStopNothingIsCalledAndNothingHeld) {
     EXPECT_EQ(held.use_count(), 1);
 }
 
+TEST_F(EdgeWaitTest, NorIsOneThatHadEndedAndWaitsForItsTurn) {
+    at_bell->await_readable(held);  // the first one ends at once
+    at_bell->stop();
+    run();
+    EXPECT_EQ(edges, 0);
+    EXPECT_EQ(held.use_count(), 1);
+}
+
 /// As a stream is: held by its own wait alone.
 TEST_F(EdgeWaitTest, ALoopThatIsDestroyedEndsWhatWaitsInIt) {
     struct Owner {

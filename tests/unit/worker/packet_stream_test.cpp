@@ -1,6 +1,7 @@
 // What a stream of the event loop does at its rings, seen from their other end. The test runs the loop, turn by turn.
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <memory>
 #include <vector>
@@ -112,6 +113,37 @@ TEST_F(StreamAtRings, AnAnswerIsFollowedByALookForTheNextRequest) {
     EXPECT_TRUE(run_until([this] { return client->peer_sleeps(); }));
     client->write(packet(2));
     EXPECT_TRUE(run_until([this] { return packets == 1; }));
+}
+
+/// Empty packets count to a turn of reading, which then goes on in another.
+TEST(StreamWithRings, HearsOfItsPeersEndWhateverCameBeforeItsFirstPacket) {
+    for (const int empties : {0, 5, 31, 40}) {
+        boost::asio::io_context io;
+        std::vector<std::byte> receive_buffer(packet_bytes_max);
+        auto [worker_end, client_end] = PacketPair::make().value();
+        std::shared_ptr<PacketStream> stream;
+        bool lost = false;
+        stream = PacketStream::make(
+            io, std::move(worker_end), receive_buffer,
+            {.packet =
+                 [&](Packet&) {
+                     auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "test-rings", false).value();
+                     ASSERT_EQ(stream->send(channel::encode(rings->offer()), rings->offer_fds()), Sent::yes);
+                     stream->use_rings(std::move(rings), 0us);
+                 },
+             .refused = [](const Error& error) { ADD_FAILURE() << error.text(); },
+             .lost = [&](std::string_view) { lost = true; },
+             .flushed = {}});
+        io.poll();
+        for (int i = 0; i < empties; ++i) ASSERT_EQ(::send(client_end.get(), nullptr, 0, MSG_NOSIGNAL), 0);
+        ASSERT_TRUE(send_packet(client_end.get(), packet(1), {}));
+        io.poll();
+        client_end.reset();
+        io.poll();
+        EXPECT_TRUE(lost) << "behind " << empties << " empty packets";
+        stream->close();
+        io.poll();
+    }
 }
 
 }  // namespace

@@ -173,7 +173,7 @@ std::string fleet() {
         return test::minimal_model(name, {},
                                    "inputs: {x: {dtype: uint8, shape: [1..1073741824]}}\nwarmup: {x: [64]}\n"
                                    "outputs: {y: {dtype: uint8, shape: [" +
-                                       answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, count: 64" +
+                                       answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, worker_max: 16GiB, count: 64" +
                                        channel + "}\n");
     };
     const std::string any = "1..1073741824";

@@ -27,8 +27,7 @@
 #include "ipc/cuda/gpu.h"
 #include "ipc/cuda/vmm_slab.h"
 #include "tests/gpu/slabs/cuda_peer.h"
-#include "tests/gpu/slabs/gpu_echo_daemon.h"
-#include "tests/integration/fixture/sanitizer.h"
+#include "tests/gpu/slabs/gpu_channel.h"
 
 namespace bulkhead::test {
 namespace {
@@ -37,8 +36,6 @@ namespace json = boost::json;
 using cuda::Gpu;
 using testing::HasSubstr;
 
-constexpr std::int64_t count = 1024;
-
 /// This process' entry among those that a receipt says hold device memory.
 const json::object* holds_gpu_slab(const json::object& receipt) {
     for (const json::value& holder : receipt.at("held_by").as_array())
@@ -46,69 +43,6 @@ const json::object* holds_gpu_slab(const json::object& receipt) {
             return &holder.get_object();
     return nullptr;
 }
-
-class GpuChannel : public OnGpu {
-protected:
-    void SetUp() override {
-        OnGpu::SetUp();
-        if (IsSkipped() || HasFatalFailure()) return;
-        echo_daemon.emplace(*gpu);
-    }
-    void TearDown() override {
-        if (stream != nullptr) synchronize();  // before `sent` goes
-        OnGpu::TearDown();
-    }
-
-    void start(const std::string& extra = {}, const std::string& device = {}) {
-        daemon.emplace(echo_daemon->fleet_of("m", extra, device), echo_daemon->options);
-        ASSERT_TRUE(daemon->load("m")) << daemon->why("m");
-    }
-    [[nodiscard]] Channel open(wire::SlabKind kind = wire::SlabKind::cuda_vmm) const {
-        ControlClient control = daemon->connect();
-        ChannelOptions channel;
-        channel.client = "gpu-test";
-        channel.gpu = gpu;
-        channel.gpu_kind = kind;
-        return Channel::open(control, "m", channel).value();
-    }
-
-    void copy(void* to, const void* from, std::size_t bytes) const {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(to),
-                                              reinterpret_cast<cuda::CUdeviceptr>(from), bytes, stream),
-                  cuda::CUDA_SUCCESS);
-    }
-    [[nodiscard]] static std::vector<float> values(float first) {
-        std::vector<float> list(count);
-        std::iota(list.begin(), list.end(), first);
-        return list;
-    }
-    /// Queues the write of an input, and sends it: nobody waits for anything.
-    [[nodiscard]] Result<Reply> echo(Channel& channel, Input& input, const std::vector<float>& data) {
-        const std::vector<float>& kept = sent.emplace_back(data);
-        copy(input.bytes().data(), kept.data(), kept.size() * sizeof(float));
-        const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
-        Request request;
-        request.inputs = inputs;
-        request.stream = stream;
-        return channel.infer(request);
-    }
-    [[nodiscard]] std::vector<float> fetch(Output& output) const {
-        std::vector<float> result(output.bytes().size() / sizeof(float));
-        EXPECT_TRUE(output.read_on(stream));
-        copy(result.data(), output.bytes().data(), output.bytes().size());
-        synchronize();
-        return result;
-    }
-    [[nodiscard]] Input input_on_gpu(Channel& channel) const {
-        const std::array<std::int64_t, 1> dims{count};
-        return channel.allocate_on_gpu(wire::DType::float32, dims).value();
-    }
-
-    std::optional<GpuEchoDaemon> echo_daemon;
-    std::optional<Daemon> daemon;
-    std::deque<std::vector<float>> sent;  ///< the stream may still read it
-};
 
 class GpuChannelKinds : public GpuChannel, public testing::WithParamInterface<wire::SlabKind> {};
 
@@ -486,181 +420,6 @@ TEST_F(GpuChannel, AClientThatDiesLetsGoByDying) {
     ASSERT_TRUE(receipt) << receipt.error().text();
     EXPECT_TRUE(receipt->at("verified").as_bool()) << json::serialize(*receipt);
     EXPECT_TRUE(receipt->at("held_by").as_array().empty()) << json::serialize(*receipt);
-}
-
-class GpuForwarding : public GpuChannel {
-protected:
-    /// A second model beside "m".
-    void start_both() {
-        const auto model = [this](const char* name) {
-            return minimal_model(name, echo_daemon->worker_environment, "device: " + echo_daemon->uuid + "\n");
-        };
-        daemon.emplace(fleet({model("m"), model("n")}), echo_daemon->options);
-        for (const char* name : {"m", "n"}) ASSERT_TRUE(daemon->load(name)) << daemon->why(name);
-    }
-    [[nodiscard]] Channel open_second(const std::shared_ptr<const Gpu>& on) const {
-        ControlClient control = daemon->connect();
-        ChannelOptions options;
-        options.gpu = on;
-        return Channel::open(control, "n", options).value();
-    }
-    [[nodiscard]] static Result<Reply> forward(Channel& channel, const Output& output, cuda::CUstream on) {
-        const std::array<NamedInput, 1> inputs{NamedInput{"x", &output}};
-        Request request;
-        request.inputs = inputs;
-        request.stream = on;
-        return channel.infer(request);
-    }
-};
-
-TEST_F(GpuForwarding, AnOutputOnTheGpuIsTheNextModelsInputAndNobodyWaitsForTheGpu) {
-    start_both();
-    Channel first = open();
-    Channel second = open_second(gpu);
-    for (Channel* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(count * sizeof(float)));
-    Input input = input_on_gpu(first);
-    const std::vector<float> data = values(3);
-    StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
-    auto given = echo(first, input, data);
-    ASSERT_TRUE(given) << given.error().text();
-
-    auto reply = forward(second, given->outputs.at(0), stream);
-
-    ASSERT_TRUE(reply) << "all of it is queued behind the gate: " << reply.error().text();
-    given->outputs.clear();
-    gate.let_pass();
-    EXPECT_EQ(fetch(reply->outputs.at(0)), data);
-}
-
-TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
-    if (finds_races) GTEST_SKIP() << "the order goes through the worker, where ThreadSanitizer sees nothing of it";
-    start_both();
-    Channel first = open();
-    Channel second = open_second(gpu);
-    for (Channel* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(count * sizeof(float)));
-    Input input = input_on_gpu(first);
-    const std::array<std::vector<float>, 2> data{values(100), values(2000)};
-    std::vector<Reply> given;
-    for (const std::vector<float>& each : data) {
-        auto reply = echo(first, input, each);
-        ASSERT_TRUE(reply) << reply.error().text();
-        EXPECT_EQ(fetch(reply->outputs.at(0)), each);
-        given.push_back(std::move(*reply));
-    }
-    cuda::CUstream other = nullptr;
-    StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuStreamCreate(&other, cuda::CU_STREAM_NON_BLOCKING), cuda::CUDA_SUCCESS);
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
-
-    auto held_up = forward(second, given[0].outputs.at(0), stream);
-    ASSERT_TRUE(held_up) << held_up.error().text();  // so its room is free, though nothing has been copied there yet
-    auto next = forward(second, given[1].outputs.at(0), other);
-    ASSERT_TRUE(next) << next.error().text();
-    std::promise<void> copied;
-    {
-        const Gpu::Current current{*gpu};
-        const auto tell = [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); };
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(other, tell, &copied), cuda::CUDA_SUCCESS);
-    }
-    // However long this is, a copy that waits for its turn is not made; one that does not has the time to.
-    EXPECT_EQ(copied.get_future().wait_for(std::chrono::milliseconds{300}), std::future_status::timeout);
-    gate.let_pass();
-
-    EXPECT_EQ(fetch(held_up->outputs.at(0)), data[0]);
-    EXPECT_EQ(fetch(next->outputs.at(0)), data[1]);
-    const Gpu::Current current{*gpu};
-    EXPECT_EQ(gpu->driver().cuStreamSynchronize(other), cuda::CUDA_SUCCESS);
-    EXPECT_EQ(gpu->driver().cuStreamDestroy(other), cuda::CUDA_SUCCESS);
-}
-
-/// As many requests as may be in flight wait behind a stream that stands still.
-TEST_F(GpuForwarding, WhatIsRefusedHereAnywayIsNotCopiedForNorWaitedFor) {
-    start_both();
-    Channel first = open();
-    Channel second = open_second(gpu);
-    for (Channel* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(count * sizeof(float)));
-    Input from = input_on_gpu(first), own = input_on_gpu(second);
-    auto given = echo(first, from, values(1));
-    ASSERT_TRUE(given) << given.error().text();
-    StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
-    const auto submit = [&](const NamedInput& input) {
-        Request request;
-        request.inputs = {&input, 1};
-        request.stream = stream;
-        return second.submit(request);
-    };
-    std::vector<std::uint64_t> requests;
-    Result<std::uint64_t> submitted = submit({"x", &own});
-    for (; submitted && requests.size() < 1000; submitted = submit({"x", &own})) requests.push_back(*submitted);
-    ASSERT_FALSE(submitted);
-    ASSERT_EQ(submitted.error().code, ErrorCode::queue_full) << submitted.error().text();
-
-    const auto refused = submit({"x", &given->outputs.at(0)});  // returns, though nothing has passed the gate
-
-    EXPECT_EQ(refused.error().code, ErrorCode::queue_full);
-    gate.let_pass();
-    for (const std::uint64_t request : requests) EXPECT_TRUE(second.wait(request));
-}
-
-/// Its room is free again, and must not be written by what was queued for it.
-TEST_F(GpuForwarding, ACopyForARequestThatTheWorkerRefusesIsWaitedFor) {
-    start_both();
-    Channel first = open();
-    Channel second = open_second(gpu);
-    ASSERT_TRUE(first.keep_outputs_on_gpu(count * sizeof(float)));
-    Input from = input_on_gpu(first);
-    auto given = echo(first, from, values(1));
-    ASSERT_TRUE(given) << given.error().text();
-    StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
-    auto refused = std::async(std::launch::async, [&] {
-        const std::array<NamedInput, 1> inputs{NamedInput{"x", &given->outputs.at(0)}};
-        Request request;
-        request.method = "no_such_method";
-        request.inputs = inputs;
-        request.stream = stream;
-        return second.infer(request);
-    });
-    // However long this is, one that waits for the copy is not done; one that does not has the time to be.
-    EXPECT_EQ(refused.wait_for(std::chrono::milliseconds{300}), std::future_status::timeout);
-    gate.let_pass();
-
-    const Result<Reply> reply = refused.get();
-    ASSERT_FALSE(reply);
-    EXPECT_EQ(reply.error().code, ErrorCode::method_unknown) << reply.error().text();
-}
-
-TEST_F(GpuForwarding, ToAChannelWithoutThatGpuItIsRefusedWithTheRemedy) {
-    start_both();
-    Channel first = open();
-    Channel second = open_second(nullptr);
-    ASSERT_TRUE(first.keep_outputs_on_gpu(count * sizeof(float)));
-    Input input = input_on_gpu(first);
-    const std::vector<float> data = values(3);
-    auto given = echo(first, input, data);
-    ASSERT_TRUE(given) << given.error().text();
-
-    const auto reply = forward(second, given->outputs.at(0), stream);
-
-    ASSERT_FALSE(reply);
-    EXPECT_EQ(reply.error().code, ErrorCode::input_invalid);
-    EXPECT_THAT(reply.error().attempt, HasSubstr("without a GPU"));
-    EXPECT_THAT(reply.error().remedy, HasSubstr("ChannelOptions::gpu"));
-    EXPECT_EQ(fetch(given->outputs.at(0)), data);
 }
 
 TEST_F(GpuChannel, AResultInASlabThatCannotBeImportedFailsItsRequestAlone) {

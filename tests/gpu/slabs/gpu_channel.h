@@ -1,0 +1,86 @@
+#pragma once
+
+#include <array>
+#include <deque>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "clients/cpp/channel.h"
+#include "ipc/cuda/gpu.h"
+#include "tests/gpu/slabs/gpu_echo_daemon.h"
+
+namespace bulkhead::test {
+
+using cuda::Gpu;
+
+/// A daemon with the model "m", a worker that echoes tensors on the GPU, and this process as its client.
+class GpuChannel : public OnGpu {
+protected:
+    static constexpr std::int64_t count = 1024;  ///< floats of a tensor
+
+    void SetUp() override {
+        OnGpu::SetUp();
+        if (IsSkipped() || HasFatalFailure()) return;
+        echo_daemon.emplace(*gpu);
+    }
+    void TearDown() override {
+        if (stream != nullptr) synchronize();  // before `sent` goes
+        OnGpu::TearDown();
+    }
+
+    void start(const std::string& extra = {}, const std::string& device = {}) {
+        daemon.emplace(echo_daemon->fleet_of("m", extra, device), echo_daemon->options);
+        ASSERT_TRUE(daemon->load("m")) << daemon->why("m");
+    }
+    [[nodiscard]] Channel open(wire::SlabKind kind = wire::SlabKind::cuda_vmm) const {
+        ControlClient control = daemon->connect();
+        ChannelOptions channel;
+        channel.client = "gpu-test";
+        channel.gpu = gpu;
+        channel.gpu_kind = kind;
+        return Channel::open(control, "m", channel).value();
+    }
+
+    void copy(void* to, const void* from, std::size_t bytes) const {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(to),
+                                              reinterpret_cast<cuda::CUdeviceptr>(from), bytes, stream),
+                  cuda::CUDA_SUCCESS);
+    }
+    [[nodiscard]] static std::vector<float> values(float first) {
+        std::vector<float> list(count);
+        std::iota(list.begin(), list.end(), first);
+        return list;
+    }
+    /// Queues the write of an input, and sends it: nobody waits for anything.
+    [[nodiscard]] Result<Reply> echo(Channel& channel, Input& input, const std::vector<float>& data) {
+        const std::vector<float>& kept = sent.emplace_back(data);
+        copy(input.bytes().data(), kept.data(), kept.size() * sizeof(float));
+        const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
+        Request request;
+        request.inputs = inputs;
+        request.stream = stream;
+        return channel.infer(request);
+    }
+    [[nodiscard]] std::vector<float> fetch(Output& output) const {
+        std::vector<float> result(output.bytes().size() / sizeof(float));
+        EXPECT_TRUE(output.read_on(stream));
+        copy(result.data(), output.bytes().data(), output.bytes().size());
+        synchronize();
+        return result;
+    }
+    [[nodiscard]] Input input_on_gpu(Channel& channel) const {
+        const std::array<std::int64_t, 1> dims{count};
+        return channel.allocate_on_gpu(wire::DType::float32, dims).value();
+    }
+
+    std::optional<GpuEchoDaemon> echo_daemon;
+    std::optional<Daemon> daemon;
+    std::deque<std::vector<float>> sent;  ///< the stream may still read it
+};
+
+}  // namespace bulkhead::test

@@ -5,6 +5,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$root/build
 python=$build/venv/bin/python
 jobs=$(nproc)
+# Paths below the tree count relative to it, so a clone elsewhere finds what another has compiled.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'; else bold='' dim='' plain=''; fi
 

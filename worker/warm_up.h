@@ -11,11 +11,11 @@ namespace bulkhead::worker {
 
 /// Copies of the last two results of a method that is called again and again: alike, unless it keeps state.
 struct WarmedUp {
-    std::vector<at::Tensor> before;
+    std::vector<at::Tensor> before;  ///< empty after one call
     std::vector<at::Tensor> last;
 };
 
-/// Calls `runs` times, at least twice, each time with `inputs` as they were given: `call` may write into them. So they
+/// Calls `runs` times, each time with `inputs` as they were given: `call` may write into them. So they
 /// are when this returns.
 /// Throws what `call` throws
 [[nodiscard]] WarmedUp warm_up(const std::vector<at::Tensor>& inputs, int runs,

@@ -35,12 +35,6 @@ at::Tensor static_input(const config::TensorSpec& spec, Shape dims) {
     return at::linspace(-1, 1, count, options.dtype(at::kFloat)).to(options).reshape(dims).contiguous();
 }
 
-std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
-    std::vector<at::Tensor> result;
-    for (const at::Tensor& tensor : tensors) result.push_back(tensor.detach().clone());
-    return result;
-}
-
 std::string output_name(const config::MethodSpec& method, std::size_t index) {
     return index < method.outputs.size() ? method.outputs[index].name : std::to_string(index);
 }
@@ -142,11 +136,12 @@ std::optional<CaptureDiagnosis> GraphEngine::capture(const config::MethodSpec& s
         inputs.push_back(static_input(spec.inputs[i], bucket.shapes[i]));
     const auto call = [&] { return runtime.call(spec, inputs, method.parameters); };
 
-    auto [before, eager] = warm_up(inputs, warm_up_runs, [&] {
+    const auto call_seeded = [&] {
         std::vector<at::Tensor> outputs;
         pool_->with_fixed_seed([&] { outputs = call(); });
         return outputs;
-    });
+    };
+    auto [before, eager] = warm_up(inputs, warm_up_runs, call_seeded);
     C10_CUDA_CHECK(cudaStreamSynchronize(current_stream()));
     for (std::size_t i = 0; i < eager.size(); ++i)
         if (!eager[i].is_cuda()) return output_on_cpu(output_name(spec, i));
@@ -248,8 +243,12 @@ std::optional<CaptureDiagnosis> GraphEngine::capture_at(std::size_t place, const
     for (std::size_t i = 0; i < arguments.size(); ++i) arguments[i].copy_(graph.inputs[i]);
     if (spec.takes_outputs()) arguments.insert(arguments.end(), outputs.begin(), outputs.end());
 
-    std::vector<at::Tensor> eager;
-    pool_->with_fixed_seed([&] { eager = copies(runtime.call(spec, graph.inputs, parameters)); });
+    const auto call_seeded = [&] {
+        std::vector<at::Tensor> results;
+        pool_->with_fixed_seed([&] { results = runtime.call(spec, graph.inputs, parameters); });
+        return results;
+    };
+    const std::vector<at::Tensor> eager = warm_up(graph.inputs, 1, call_seeded).last;
     for (const at::Tensor& output : outputs)  // so that a graph which leaves them out shows
         if (output.numel() > 0)
             C10_CUDA_CHECK(cudaMemsetAsync(output.data_ptr(), 0xA5, output.nbytes(), current_stream()));

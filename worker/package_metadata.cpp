@@ -156,7 +156,7 @@ Result<> check_compatible(const CompiledModel& model, const Machine& machine) {
 }
 
 bool may_write_inputs(const CompiledModel& model, std::size_t inputs) {
-    const auto written = model.metadata.find("BULKHEAD_WRITTEN_ARGUMENTS");
+    const auto written = model.metadata.find("BULKHEAD_MUTATED_ARGUMENTS");
     if (written == model.metadata.end()) return true;
     if (written->second == "none") return false;
     return std::ranges::any_of(words(written->second), [&](const std::string& position) {

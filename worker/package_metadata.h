@@ -36,8 +36,9 @@ struct Machine {
 /// Errors  package_incompatible naming both sides, and how to export again
 [[nodiscard]] Result<> check_compatible(const CompiledModel& model, const Machine& machine);
 
-/// Whether it may write into one of its first `inputs` arguments. Only the exporter knows
-/// (BULKHEAD_WRITTEN_ARGUMENTS, their positions); a package that does not tell may.
+/// Whether it may write into one of its first `inputs` arguments. Only the exporter knows (BULKHEAD_MUTATED_ARGUMENTS, their
+/// positions, or `none`); a package that does not tell may. Older exporters wrote BULKHEAD_WRITTEN_ARGUMENTS, which said
+/// `none` of all packages: it is not read.
 [[nodiscard]] bool may_write_inputs(const CompiledModel& model, std::size_t inputs);
 
 }  // namespace bulkhead::worker

@@ -16,7 +16,10 @@ from bulkhead.export.inductor import scratch_beside  # noqa: E402
 if TYPE_CHECKING:  # slow to import, and not needed to see that a package is current
     import torch
 
-__all__ = ["cpu_flags", "export_package", "export_sources", "scratch_beside"]
+__all__ = ["SETTINGS", "cpu_flags", "export_package", "export_sources", "scratch_beside"]
+
+#: What every package is compiled under and says of itself, for a stamp.
+SETTINGS = CLIENT / "bulkhead" / "export" / "inductor.py"
 
 
 def cpu_flags() -> str:

@@ -1,6 +1,6 @@
 """Makes the small models of the tests: make_test_models.py FOLDER (usually build/models/test).
 
-Each shows one behaviour of a model. Idempotent: made again when this file, aoti.py or torch has changed.
+Each shows one behaviour of a model. Idempotent: made again when this file, the exporter or torch has changed.
 """
 
 import argparse
@@ -36,6 +36,34 @@ def torchscript_models() -> dict:
 
         def forward(self, a: Tensor, b: Tensor, y: Tensor) -> None:
             torch.add(a, b, out=y)
+
+    class Accumulate(nn.Module):
+        """Writes into its second input where it lies."""
+
+        def forward(self, x: Tensor, total: Tensor) -> Tensor:
+            total.add_(x)
+            return total * 2
+
+    class InPlace(nn.Module):
+        """Writes into what it is given, by each method in another way; by `forward` into a copy."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clone().add_(1)
+
+        @torch.jit.export
+        def view(self, x: Tensor) -> Tensor:
+            x[0].mul_(2)
+            return x + 1
+
+        @torch.jit.export
+        def out(self, x: Tensor) -> Tensor:
+            return torch.add(x, 1, out=x)
+
+        @torch.jit.export
+        def sometimes(self, x: Tensor) -> Tensor:
+            if bool(x.sum() > 0):
+                x.zero_()
+            return x + 1
 
     class Raises(nn.Module):
         """Refuses negative input, so that the warm-up's zeros pass."""
@@ -92,8 +120,8 @@ def torchscript_models() -> dict:
         def reset(self) -> None:
             self.total = torch.zeros(1)
 
-    modules = (Echo, Add, AddOut, Raises, InfiniteLoop, Nan, MultiOutput, Slow, Counter)
-    names = ("echo", "add", "add_out", "raises", "infinite_loop", "nan", "multi_output", "slow", "counter")
+    modules = (Echo, Add, AddOut, Accumulate, InPlace, Raises, InfiniteLoop, Nan, MultiOutput, Slow, Counter)
+    names = ("echo", "add", "add_out", "accumulate", "in_place", "raises", "infinite_loop", "nan", "multi_output", "slow", "counter")
     return dict(zip(names, modules, strict=True))
 
 
@@ -188,7 +216,8 @@ def make_generating(folder: Path) -> None:
 def make_all(folder: Path) -> None:
     import torch
 
-    for name, module in torchscript_models().items():
+    scripted = torchscript_models()
+    for name, module in scripted.items():
         torch.jit.script(module().eval()).save(str(folder / f"{name}.pt"))
 
     for name, traced in minilm_halves().items():
@@ -198,6 +227,9 @@ def make_all(folder: Path) -> None:
     linear = torch.nn.Linear(4, 3)
     rows = torch.export.Dim("rows", min=1, max=64)
     with aoti.scratch_beside(folder):
+        four = (torch.zeros(4), torch.zeros(4))
+        for name in ("add", "accumulate"):
+            aoti.export_package(scripted[name](), four, folder / f"{name}.pt2")
         aoti.export_package(linear, (torch.zeros(5, 4),), folder / "linear.pt2", dynamic_shapes=({0: rows},))
         into = (torch.zeros(5, 4), torch.zeros(5, 3))
         aoti.export_package(linear_out(linear), into, folder / "linear_out.pt2", dynamic_shapes=({0: rows}, {0: rows}))
@@ -212,7 +244,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
     versions = f"torch=={version('torch')}\ntransformers=={version('transformers')}\n"
-    plain = b"".join((HERE / name).read_bytes() for name in ("make_test_models.py", "minilm.py", "aoti.py"))
+    plain = b"".join((HERE / name).read_bytes() for name in ("make_test_models.py", "minilm.py", "aoti.py")) + aoti.SETTINGS.read_bytes()
     made(folder / ".stamp", versions, plain, lambda: make_all(folder))
     for name in GENERATING:
         made(folder / f".{name}.stamp", versions, plain + aoti.export_sources(), lambda name=name: make_generating(folder / name))

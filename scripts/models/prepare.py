@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 
 def stamp(*packages: str, also: str = "") -> str:
     """What a model's file depends on, as text: unequal text means: make it again."""
-    sources = b"".join((HERE / name).read_bytes() for name in ("prepare.py", "aoti.py", "minilm.py"))
+    sources = b"".join((HERE / name).read_bytes() for name in ("prepare.py", "aoti.py", "minilm.py")) + aoti.SETTINGS.read_bytes()
     versions = [f"{package}=={version(package)}" for package in packages]
     return "\n".join([*versions, hashlib.sha256(sources).hexdigest(), also]) + "\n"
 

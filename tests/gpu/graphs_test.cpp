@@ -199,6 +199,15 @@ TEST(Graphs, SinkThatRefusesLeavesTheModelUsable) {
     EXPECT_TRUE(mlp.run({x}).has_value());
 }
 
+TEST(Graphs, ModelThatWritesItsInputIsCapturedAndEqualsEagerEveryTime) {
+    SKIP_WITHOUT_GPU();
+    Random random;
+    LoadedModel graphs = loaded("writes_input", "graphs: required\n");
+    LoadedModel eager = loaded("writes_input", "graphs: off\n");
+
+    for (int request = 0; request < 3; ++request) expect_replay_equals_eager(graphs, eager, {sixteen(random)});
+}
+
 TEST(Graphs, RandomNumbersAreNewInEveryReplay) {
     SKIP_WITHOUT_GPU();
     Random random;

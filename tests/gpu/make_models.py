@@ -95,6 +95,14 @@ class Rebinds(nn.Module):
         return self.total * 1.0
 
 
+class WritesInput(nn.Module):
+    """Keeps nothing between calls, but leaves its input changed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return x * 2
+
+
 class Slow(nn.Module):
     """4000 products of two 2048 × 2048 matrices: 70 TFLOP, a second in float32 on an H100."""
 
@@ -195,6 +203,7 @@ def main() -> int:
         "host_read_noise": HostReadNoise(),
         "cpu_born": CpuBorn(),
         "rebinds": Rebinds(),
+        "writes_input": WritesInput(),
         "slow": Slow(),
         "heavy": Heavy(),
     }

@@ -64,6 +64,11 @@ file: rebinds.pt
 inputs: {x: {dtype: float32, shape: [16]}}
 outputs: {y: {dtype: float32, shape: [16]}}
 )"},
+    {"writes_input", R"(runtime: torchscript
+file: writes_input.pt
+inputs: {x: {dtype: float32, shape: [16]}}
+outputs: {y: {dtype: float32, shape: [16]}}
+)"},
     {"host_read_noise", R"(runtime: torchscript
 file: host_read_noise.pt
 inputs: {x: {dtype: float32, shape: [16]}}

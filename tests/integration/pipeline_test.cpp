@@ -111,6 +111,45 @@ TEST(Pipeline, TwoHalvesOfARealModelEqualTheWholeAndNothingIsCopiedBetweenThem) 
     EXPECT_TRUE(same) << "the very memory that the first half wrote";
 }
 
+/// A method of two inputs; `runtime` and its file as the fleet file says them.
+std::string of_two_inputs(const std::string& name, const std::string& runtime, const std::string& first,
+                          const std::string& second) {
+    const std::string tensor = ": {dtype: float32, shape: [4]}";
+    return "  " + name + ":\n    runtime: " + runtime + "\n    inputs: {" + first + tensor + ", " + second + tensor +
+           "}\n    outputs: {y" + tensor + "}\n";
+}
+std::string scripted(const std::string& file) { return "torchscript\n    file: " + model_file("test/" + file).string(); }
+std::string compiled(const std::string& file) { return "aoti\n    package: " + model_file("test/" + file).string(); }
+
+TEST(Pipeline, AModelThatWritesAnInputAnswersRightlyAndLeavesTheLendersMemoryAlone) {
+    Daemon daemon{fleet({test_model("a", "echo.pt"),
+                         of_two_inputs("scripted", scripted("accumulate.pt"), "x", "total"),
+                         of_two_inputs("compiled", compiled("accumulate.pt2"), "x", "total"),
+                         of_two_inputs("reads", compiled("add.pt2"), "a", "b")})};
+    Channel a = daemon.open("a").value();
+    const Reply x = infer_float(a, "x", four, dims_four).value();
+    const Reply total = infer_float(a, "x", four, dims_four).value();
+
+    for (const std::string model : {"scripted", "compiled"}) {
+        SCOPED_TRACE(model);
+        Channel channel = daemon.open(model).value();
+        const std::array<NamedInput, 2> inputs{{{"x", &x.outputs[0]}, {"total", &total.outputs[0]}}};
+        for (int i = 0; i < 2; ++i) {
+            const Result<Reply> reply = channel.infer({.inputs = inputs});
+            ASSERT_TRUE(reply) << reply.error().text();
+            EXPECT_THAT(reply->outputs[0].as<float>(), ::testing::ElementsAre(4, 8, 12, 16));
+            EXPECT_THAT(total.outputs[0].as<float>(), ::testing::ElementsAreArray(four));
+        }
+    }
+
+    Channel reads = daemon.open("reads").value();
+    const std::array<NamedInput, 2> inputs{{{"a", &x.outputs[0]}, {"b", &total.outputs[0]}}};
+    const Result<Reply> reply = reads.infer({.inputs = inputs});
+    ASSERT_TRUE(reply) << reply.error().text();
+    EXPECT_THAT(reply->outputs[0].as<float>(), ::testing::ElementsAre(2, 4, 6, 8));
+    EXPECT_EQ(slabs_of(daemon.pid("reads"), ":a/").size(), 1U) << "lent, not copied: it writes none of its inputs";
+}
+
 class PipelineOfEchoes : public testing::Test {
 protected:
     Daemon daemon{fleet({test_model("a", "echo.pt"), test_model("b", "echo.pt"), test_model("other", "echo.pt")})};

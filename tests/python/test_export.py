@@ -282,6 +282,33 @@ class Manifest(unittest.TestCase):
                 self.assertEqual(raised.exception.code, "input_invalid")
 
 
+class Written(unittest.TestCase):
+    """What a package says of the arguments that it writes."""
+
+    def test_each_way_of_writing_is_seen(self) -> None:
+        class Writes(torch.nn.Module):
+            def __init__(self, method: Any) -> None:
+                super().__init__()
+                self.method = method
+
+            def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                return self.method(x, y)
+
+        for method, said in (
+            (lambda x, y: x + y, "none"),
+            (lambda x, y: x.clone().add_(y), "none"),
+            (lambda x, y: x.add_(1) * 2 + y, "0"),
+            (lambda x, y: torch.add(x, 1, out=y) * 2, "1"),
+            (lambda x, y: x[0].mul_(2) + y.zero_(), "0 1"),
+        ):
+            for strict in (False, True):
+                program = torch.export.export(Writes(method), (torch.zeros(4), torch.zeros(4)), strict=strict)
+                for one in (program, program.run_decompositions({})):
+                    metadata = inductor.settings(one)["aot_inductor.metadata"]
+                    self.assertEqual(metadata["BULKHEAD_MUTATED_ARGUMENTS"], said)
+                    self.assertNotIn("BULKHEAD_WRITTEN_ARGUMENTS", metadata, "what older packages say, and not truly")
+
+
 class Products(unittest.TestCase):
     """By what a matrix meets, a linear layer is written one way or another, and is the same layer."""
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/zeros.h>
@@ -14,6 +13,7 @@
 #include <spdlog/spdlog.h>
 
 #include "worker/cuda/limits.h"
+#include "worker/warm_up.h"
 #include "worker/write_outputs.h"
 
 namespace bulkhead::worker::cuda {
@@ -32,29 +32,6 @@ at::Tensor static_input(const config::TensorSpec& spec, Shape dims) {
     std::int64_t count = 1;
     for (const std::int64_t size : dims) count *= size;
     return at::linspace(-1, 1, count, options.dtype(at::kFloat)).to(options).reshape(dims).contiguous();
-}
-
-/// Equal up to what kernels of the same kind may differ in, such as the order of atomic additions.
-bool same(const at::Tensor& left, const at::Tensor& right) {
-    if (left.sizes() != right.sizes() || left.scalar_type() != right.scalar_type()) return false;
-    if (!left.is_floating_point() && !left.is_complex()) return left.equal(right);
-    const bool half = left.scalar_type() == at::kHalf || left.scalar_type() == at::kBFloat16;
-    const double tolerance = half ? 2e-2 : 1e-3;
-    return at::allclose(left, right, tolerance, tolerance, /*equal_nan=*/true);
-}
-
-/// The index of the first output that differs; the sizes' own difference counts as output 0.
-std::optional<std::size_t> first_difference(const std::vector<at::Tensor>& left, const std::vector<at::Tensor>& right) {
-    if (left.size() != right.size()) return 0;
-    for (std::size_t i = 0; i < left.size(); ++i)
-        if (!same(left[i], right[i])) return i;
-    return std::nullopt;
-}
-
-std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
-    std::vector<at::Tensor> result;
-    for (const at::Tensor& tensor : tensors) result.push_back(tensor.detach().clone());
-    return result;
 }
 
 std::string output_name(const config::MethodSpec& method, std::size_t index) {
@@ -139,12 +116,12 @@ std::optional<CaptureDiagnosis> GraphEngine::capture(const config::MethodSpec& s
         inputs.push_back(static_input(spec.inputs[i], bucket.shapes[i]));
     const auto call = [&] { return runtime.call(spec, inputs, method.parameters); };
 
-    std::vector<at::Tensor> before;
-    std::vector<at::Tensor> eager;
-    for (int run = 0; run < warm_up_runs; ++run) {
-        before = std::exchange(eager, {});
-        pool_->with_fixed_seed([&] { eager = copies(call()); });
-    }
+    const auto call_seeded = [&] {
+        std::vector<at::Tensor> outputs;
+        pool_->with_fixed_seed([&] { outputs = call(); });
+        return outputs;
+    };
+    auto [before, eager] = warm_up(inputs, warm_up_runs, call_seeded);
     C10_CUDA_CHECK(cudaStreamSynchronize(current_stream()));
     for (std::size_t i = 0; i < eager.size(); ++i)
         if (!eager[i].is_cuda()) return output_on_cpu(output_name(spec, i));

@@ -56,6 +56,7 @@ public:
     }
     Result<> reset() override { return {}; }
     [[nodiscard]] Engine* generator() noexcept override { return engine_.get(); }
+    [[nodiscard]] bool writes_inputs() const noexcept override { return writes_inputs_; }
     void register_host_memory(std::span<std::byte> bytes) override { device_->register_host_memory(bytes); }
     void unregister_host_memory(std::span<std::byte> bytes) noexcept override {
         device_->unregister_host_memory(bytes);
@@ -80,6 +81,7 @@ private:
     std::vector<config::MethodSpec> methods_;
     std::vector<std::unique_ptr<Runtime>> runtimes_;  ///< of `methods_`
     std::unique_ptr<Engine> engine_;                  ///< uses the package's weights
+    bool writes_inputs_ = false;                      ///< one of its functions may, KV aside
 };
 
 Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
@@ -87,6 +89,8 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
         const std::uint64_t weights = context.cuda ? package_.weights().size_bytes() : 0;
         const std::uint64_t free = device_->free_bytes();
         if (auto fits = check_fit(package_.manifest(), shape, weights, free, device_->name()); !fits) return fits;
+        if (context.cuda)
+            if (auto aligned = check_slots_aligned(package_.manifest(), shape); !aligned) return aligned;
 
         const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
             if (auto loaded = load(spec, shape, context); !loaded) return loaded;
@@ -110,25 +114,26 @@ Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape
     Parts parts{manifest, shape, spec.name, threads_, nullptr, {}};
     const std::size_t functions = manifest.decode.size() + (manifest.prefill ? 1 : 0) + manifest.methods.size();
     std::size_t loaded = 0;
-    const auto load = [&](const std::string& file, std::size_t inputs) {
+    const auto load = [&](const std::string& file, std::size_t inputs, std::size_t buffers) {
         if (context.progress) context.progress("loading", loaded, functions, "functions", file);
         ++loaded;
-        return package_.load(*device_, file, inputs);
+        if (!context.cuda && package_.may_write(file, inputs)) writes_inputs_ = true;  // a GPU has copies
+        return package_.load(*device_, file, inputs + buffers);
     };
     for (const Manifest::Decode& decode : manifest.decode) {
-        auto function =
-            load(decode.file, 3 + (manifest.rope_delta == Manifest::RopeDelta::none ? 0 : 1) + kv);
+        auto function = load(decode.file, 3 + (manifest.rope_delta == Manifest::RopeDelta::none ? 0 : 1), kv);
         if (!function) return function.error();
         parts.decode.push_back({decode.sequences_min, decode.sequences_max, std::move(*function)});
     }
     if (manifest.prefill) {
-        auto function = load(manifest.prefill->file, 3 + (manifest.rope_delta == Manifest::RopeDelta::rope ? 1 : 0) +
-                                                         manifest.prefill->extras.size() + kv);
+        auto function = load(
+            manifest.prefill->file,
+            3 + (manifest.rope_delta == Manifest::RopeDelta::rope ? 1 : 0) + manifest.prefill->extras.size(), kv);
         if (!function) return function.error();
         parts.prefill = std::move(*function);
     }
     for (const Manifest::Method& method : manifest.methods) {
-        auto function = load(method.file, method.spec.inputs.size());
+        auto function = load(method.file, method.spec.inputs.size(), 0);
         if (!function) return function.error();
         methods_.push_back(method.spec);
         runtimes_.push_back(std::make_unique<FunctionRuntime>(std::move(*function)));

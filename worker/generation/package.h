@@ -55,6 +55,11 @@ public:
     [[nodiscard]] Result<std::unique_ptr<Function>> load(Device& device, const std::string& file,
                                                          std::size_t inputs) const;
 
+    /// As `may_write_inputs`, of one of the manifest's files.
+    [[nodiscard]] bool may_write(const std::string& file, std::size_t inputs) const {
+        return may_write_inputs(functions_.at(file).compiled, inputs);
+    }
+
 private:
     Package(Manifest manifest, WeightsFile weights, std::filesystem::path folder)
         : manifest_{std::move(manifest)}, weights_{std::move(weights)}, folder_{std::move(folder)} {}

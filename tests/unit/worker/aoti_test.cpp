@@ -116,6 +116,22 @@ TEST_F(AotiTest, WritesAnOutArgumentWhereTheClientReadsItAndCopiesNothing) {
     EXPECT_GT(copying->graphs().at("copied_bytes").to_number<std::uint64_t>(), 0U);
 }
 
+TEST_F(AotiTest, KnowsWhichPackagesWriteTheirInputs) {
+    const auto writes = [&](const std::string& file, const std::string& first, const std::string& second) {
+        config::MethodSpec method;
+        method.inputs = {tensor_spec(first, {{4, 4}}), tensor_spec(second, {{4, 4}})};
+        method.outputs = {tensor_spec("y", {{4, 4}})};
+        return load(spec(file, std::move(method)))->writes_inputs();
+    };
+    EXPECT_TRUE(writes("accumulate", "x", "total"));
+    EXPECT_FALSE(writes("add", "a", "b"));
+    auto out = linear();
+    out.inputs[0].shape[0].name = out.outputs[0].shape[0].name = "rows";
+    out.outputs[0].out = true;
+    EXPECT_FALSE(load(spec("linear_out", out))->writes_inputs()) << "its output, as an argument";
+    EXPECT_TRUE(load(spec("evil", identity()))->writes_inputs()) << "one that does not tell";
+}
+
 TEST_F(AotiTest, LeavesNothingInTmpAndLoadsNoCuda) {
     const auto before = names_in_tmp();
     auto model = load(spec("linear", linear()));

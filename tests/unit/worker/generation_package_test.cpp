@@ -86,6 +86,7 @@ TEST_F(GenerationPackage, LoadsWhole) {
     ASSERT_TRUE(loaded) << loaded.error().text();
     EXPECT_NE((*loaded)->generator(), nullptr);
     EXPECT_TRUE((*loaded)->methods().empty());
+    EXPECT_FALSE((*loaded)->writes_inputs()) << "its functions write keys and values, and no prompt";
 }
 
 TEST_F(GenerationPackage, WithoutPrefillReadsPromptsStepByStep) {

@@ -39,11 +39,12 @@ TEST(PackageMetadata, TellsWhetherInputsAreWrittenAndIsNotTrustedWhereItIsSilent
         return may_write_inputs({{}, {}, std::move(metadata)}, 2);
     };
     EXPECT_TRUE(may_write({}));
-    EXPECT_FALSE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "none"}}));
-    EXPECT_FALSE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "2 3"}})) << "its outputs, as arguments";
-    EXPECT_TRUE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "3 1"}}));
-    EXPECT_TRUE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "1x"}}));
-    EXPECT_TRUE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "-1"}}));
+    EXPECT_TRUE(may_write({{"BULKHEAD_WRITTEN_ARGUMENTS", "none"}})) << "an older exporter's record, which is not true";
+    EXPECT_FALSE(may_write({{"BULKHEAD_MUTATED_ARGUMENTS", "none"}}));
+    EXPECT_FALSE(may_write({{"BULKHEAD_MUTATED_ARGUMENTS", "2 3"}})) << "its outputs, as arguments";
+    EXPECT_TRUE(may_write({{"BULKHEAD_MUTATED_ARGUMENTS", "3 1"}}));
+    EXPECT_TRUE(may_write({{"BULKHEAD_MUTATED_ARGUMENTS", "1x"}}));
+    EXPECT_TRUE(may_write({{"BULKHEAD_MUTATED_ARGUMENTS", "-1"}}));
 }
 
 TEST(PackageMetadata, NamesBothDevices) {

@@ -95,6 +95,20 @@ TEST_F(TorchScriptTest, WritesAnOutArgumentWhereTheClientReadsItAndCopiesNothing
     EXPECT_EQ(copied_by(*copying) - copied_before, 3 * sizeof(float));
 }
 
+TEST_F(TorchScriptTest, KnowsWhichMethodsWriteTheirInputs) {
+    const auto writes = [](const std::string& file, config::MethodSpec method, const std::string& name) {
+        method.name = name;
+        return load(spec(file, {std::move(method)}))->writes_inputs();
+    };
+    EXPECT_FALSE(writes("in_place", unary({{2, 2}}), "forward"));
+    EXPECT_TRUE(writes("in_place", unary({{2, 2}}), "view"));
+    EXPECT_TRUE(writes("in_place", unary({{2, 2}}), "out"));
+    EXPECT_TRUE(writes("in_place", unary({{2, 2}}), "sometimes"));
+    const auto y = tensor_spec("y", {{4, 4}});
+    EXPECT_TRUE(writes("accumulate", forward({tensor_spec("x", {{4, 4}}), tensor_spec("total", {{4, 4}})}, {y}), "forward"));
+    EXPECT_FALSE(writes("add", forward({tensor_spec("a", {{4, 4}}), tensor_spec("b", {{4, 4}})}, {y}), "forward"));
+}
+
 TEST_F(TorchScriptTest, RefusesAnOutOutputThatTheFileDoesNotTake) {
     auto method = forward({tensor_spec("a", {{2, 2}}), tensor_spec("b", {{2, 2}})}, {tensor_spec("sum", {{2, 2}})});
     method.outputs[0].out = true;

@@ -68,6 +68,15 @@ def use_toolkit() -> None:
     os.environ["CUDA_HOME"] = cpp_extension.CUDA_HOME
 
 
+def _written(program: torch.export.ExportedProgram) -> list[str]:
+    """Positions of the arguments that `program` writes into. As exported, a program still holds operators that work in place,
+    and its signature names none of what they write; without them it does."""
+    functional = program.run_decompositions({}) if program.dialect == "TRAINING" else program
+    signature = functional.graph_signature
+    written = set(signature.user_inputs_to_mutate.values())
+    return [str(i) for i, name in enumerate(signature.user_inputs) if name in written]
+
+
 def settings(program: torch.export.ExportedProgram) -> dict[str, Any]:
     """`inductor_configs` for `aoti_compile_and_package`."""
     import torch
@@ -76,9 +85,6 @@ def settings(program: torch.export.ExportedProgram) -> dict[str, Any]:
     # Asked now, because Inductor remembers the answer: under link_libtorch=False its own trial compilation
     # fails, and the kernels would come out scalar.
     torch._inductor.cpu_vec_isa.pick_vec_isa()
-    signature = program.graph_signature
-    written = set(signature.user_inputs_to_mutate.values())
-    positions = [str(i) for i, name in enumerate(signature.user_inputs) if name in written]
     return {
         # Else the package itself links LibTorch, all CUDA libraries included, into a CPU worker.
         "aot_inductor.link_libtorch": False,
@@ -90,7 +96,8 @@ def settings(program: torch.export.ExportedProgram) -> dict[str, Any]:
         "aot_inductor.metadata": {
             "BULKHEAD_TORCH": torch.__version__,
             "BULKHEAD_CPU_FLAGS": " ".join(cpu_flags()),
-            # Tensors of another model are lent read-only, and only to who writes into none of them.
-            "BULKHEAD_WRITTEN_ARGUMENTS": " ".join(positions) or "none",
+            # Tensors of another model are lent read-only, and only to who writes into none of them. Not under the name
+            # BULKHEAD_WRITTEN_ARGUMENTS: packages that have that say `none` whatever they write.
+            "BULKHEAD_MUTATED_ARGUMENTS": " ".join(_written(program)) or "none",
         },
     }

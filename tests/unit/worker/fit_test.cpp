@@ -1,0 +1,59 @@
+#include <gtest/gtest.h>
+
+#include "worker/generation/fit.h"
+
+namespace bulkhead::worker::generation {
+namespace {
+
+/// 3 heads of 5 numbers of 16 bits: a position takes 30 bytes, so 8 positions are the first to end at a multiple of 16.
+Manifest crooked() {
+    Manifest manifest;
+    manifest.kv_dtype = wire::DType::float16;
+    manifest.heads = 3;
+    manifest.dim = 5;
+    manifest.length_max = 100;
+    return manifest;
+}
+
+Error refusal(const Manifest& manifest, std::uint32_t slots, std::uint32_t length) {
+    Shape shape;
+    shape.slots = slots;
+    shape.length = length;
+    const auto aligned = check_slots_aligned(manifest, shape);
+    return aligned ? Error{} : aligned.error();
+}
+
+TEST(SlotAlignment, SlotsThatEndAtAMultipleOf16BytesPass) {
+    EXPECT_EQ(refusal(crooked(), 4, 96), Error{});
+    EXPECT_EQ(refusal(crooked(), 1, 99), Error{}) << "none follows the only one";
+    Manifest usual = crooked();
+    usual.heads = 2;
+    usual.dim = 64;
+    EXPECT_EQ(refusal(usual, 4, 99), Error{});
+}
+
+TEST(SlotAlignment, OthersAreRefusedWithWhatWouldFit) {
+    const Error error = refusal(crooked(), 4, 90);
+
+    EXPECT_EQ(error.code, ErrorCode::config_invalid);
+    EXPECT_EQ(error.text(),
+              "config_invalid: laying out KV: a layer's keys of a slot take 2700 bytes (90 positions of 30), and the next slot's must "
+              "begin at a multiple of 16; what would fit: generate.length: 88, or generate.length: 96, or "
+              "generate.slots: 1");
+}
+
+TEST(SlotAlignment, NamesNoLengthThatThePackageDoesNotHave) {
+    EXPECT_EQ(refusal(crooked(), 4, 99).remedy, "what would fit: generate.length: 96, or generate.slots: 1");
+    EXPECT_EQ(refusal(crooked(), 4, 7).remedy, "what would fit: generate.length: 8, or generate.slots: 1");
+}
+
+TEST(SlotAlignment, CountsTheRowsOfASequence) {
+    Manifest guided = crooked();
+    guided.rows = 2;
+    EXPECT_EQ(refusal(guided, 4, 92), Error{});
+    EXPECT_EQ(refusal(guided, 4, 90).remedy,
+              "what would fit: generate.length: 88, or generate.length: 92, or generate.slots: 1");
+}
+
+}  // namespace
+}  // namespace bulkhead::worker::generation

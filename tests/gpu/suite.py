@@ -319,13 +319,9 @@ class Suite:
 
     def kill_leftovers(self) -> None:
         """Processes that a test left behind; not those in the background, nor their own."""
-        for _ in range(100):
-            keep = {process.process.pid for process, _ in self.background.values()}
-            try:
-                mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            except OSError:  # a kernel that does not list them
-                return
-            left = [int(pid) for pid in mine if int(pid) not in keep]
+        keep = {process.process.pid for process, _ in self.background.values()}
+        for _ in range(100):  # the children of those that were killed become ours
+            left = children() - keep
             for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -334,6 +330,18 @@ class Suite:
                     pass
             if not left:
                 return
+
+
+def children() -> set[int]:
+    """By their status files: not every kernel lists a process's children."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            if f"\nPPid:\t{os.getpid()}\n" in status.read_text():
+                found.add(int(status.parent.name))
+        except OSError:  # it has ended meanwhile
+            pass
+    return found
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -45,6 +45,9 @@ class Machine:
     def __init__(self, build: Path, rehearse: bool) -> None:
         self.lines: list[str] = []
         self.build = build
+        for program in [*build.glob("bin/*"), *build.glob("minimal/bin/*")]:  # what was carried may have lost its mode
+            if not os.access(program, os.X_OK):
+                program.chmod(0o755)
         self.no_programs = self.no_libtorch = self.no_gpu = self.no_export = ""
         self.environment = dict(os.environ)
         self.environment.update(BULKHEAD_BUILD=str(build), PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1", HF_HUB_OFFLINE="1")
@@ -107,8 +110,9 @@ class Machine:
         else:
             self.no_libtorch = f"no torch under {sys.executable}: {last_line(said)}"
             self.tell("torch", self.no_libtorch)
-        self.torch_gpu = str(torch.get("gpu", ""))
-        self.toolkit = torch.get("toolkit")
+            if torch["gpu"]:
+                self.tell("torch sees", torch["gpu"])
+        self.toolkit = self.find_toolkit(torch) if torch else None
         built_with = self.carried.get("torch", torch.get("version", ""))
         if torch and release_of(torch["version"]) != release_of(built_with):
             self.no_libtorch = f"torch {torch['version']} here, {built_with} where this was built: LibTorch's ABI is another"
@@ -116,11 +120,23 @@ class Machine:
         if torch:
             torch_folder = Path(torch["folder"])
             nvidia = sorted(torch_folder.parent.glob("nvidia/*/lib"))
-            cuda = [folder for folder in (Path(torch["toolkit"] or "/usr/local/cuda") / "lib64",) if folder.is_dir()]
+            cuda = [folder for folder in ((self.toolkit or Path("/usr/local/cuda")) / "lib64",) if folder.is_dir()]
             self.libraries += [torch_folder / "lib", *nvidia, *cuda]
         self.path("LD_LIBRARY_PATH", *self.libraries)
 
+    def find_toolkit(self, torch: dict[str, Any]) -> Path | None:
+        """The one that torch finds, else one that pip installed, which it does not find."""
+        from_pip = [*sorted(Path(torch["folder"]).parent.glob("nvidia/cu[0-9]*")), *sorted(Path("/usr/local").glob("cuda*"))]
+        for folder in [*([Path(torch["toolkit"])] if torch["toolkit"] else []), *from_pip]:
+            if (folder / "include" / "cuda.h").is_file():
+                self.tell("toolkit", str(folder))
+                return folder
+        self.tell("toolkit", "none with its headers")
+        return None
+
     def look_at_driver(self) -> None:
+        if containers := [folder for folder in ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib") if Path(folder, "libcuda.so.1").exists()]:
+            self.environment["LD_LIBRARY_PATH"] += os.pathsep + containers[0]  # where containers have it, unknown to ldconfig
         said = asked(["nvidia-smi", "--query-gpu=name,memory.total,driver_version,mig.mode.current", "--format=csv,noheader"], 30)[1]
         self.tell("nvidia-smi", last_line(said))
         opened = asked([sys.executable, "-c", "import ctypes; c = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(); "
@@ -150,7 +166,7 @@ class Machine:
         elif not self.toolkit:
             self.no_export = "no CUDA toolkit: set CUDA_HOME"
         else:
-            self.find_stub(Path(self.toolkit))
+            self.find_stub(self.toolkit)
         if self.toolkit:
             self.environment["CUDA_HOME"] = str(self.toolkit)
             self.path("PATH", Path(self.toolkit) / "bin")
@@ -166,12 +182,12 @@ class Machine:
                             "print([line.split()[-1] for line in open('/proc/self/maps') if 'libcuda.so' in line][0])"], 60, self.environment)[1]  # fmt: skip
             (folder / "libcuda.so").symlink_to(last_line(driver))
             self.tell("libcuda stub", f"none in {toolkit}: packages are linked with the driver, {last_line(driver)}")
-        # A toolkit from pip has its libraries in lib, under names with a version alone, which a linker does not go by.
+        # One from pip has its libraries in lib, under names with a version alone, which a linker does not go by.
         unversioned = Path(tempfile.mkdtemp(prefix="bh-cudart-"))
         for library in toolkit.glob("lib/libcudart.so.*"):
             if not (toolkit / "lib64").is_dir() and not (toolkit / "lib" / "libcudart.so").exists():
                 (unversioned / "libcudart.so").symlink_to(library)
-                self.tell("toolkit", f"{toolkit}, from pip: libcudart.so is named for the linker")
+                self.tell("libcudart", f"{library}: named libcudart.so for the linker")
                 break
         self.path("LIBRARY_PATH", folder, unversioned)
 

@@ -143,7 +143,7 @@ class Machine:
                         "print('cuInit', c.cuInit(0), 'GPUs', c.cuDeviceGetCount(ctypes.byref(n)) or n.value)"], 60, self.environment)[1]  # fmt: skip
         self.tell("driver", last_line(opened))
         if not re.search(r"cuInit 0 GPUs [1-9]", opened):
-            self.no_gpu = f"libcuda.so.1 says: {last_line(opened)}"
+            self.no_gpu = last_line(opened).removeprefix("OSError: ")
 
     def look_at_tools(self) -> None:
         """What exports need."""

@@ -128,6 +128,10 @@ class Rehearsal(unittest.TestCase):
         left = [pid for pid in os.listdir("/proc") if pid.isdigit() and command_line(pid) == ["sleep", "4242"]]
         self.assertEqual(left, [], "what a hanging test left behind goes with it")
 
+    def test_what_has_not_begun_in_time_is_skipped_and_the_exit_status_says_so(self) -> None:
+        said = self.command("second", "--rehearse", "--limit", "0", status=1)
+        self.assertEqual({(what, reason) for what, _, reason in said}, {("skipped", "the command's 0 s are over")})
+
     @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU here")
     def test_without_a_gpu_the_exit_status_says_so(self) -> None:
         said = self.command("first", status=77)

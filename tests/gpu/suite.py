@@ -3,7 +3,7 @@
 The report, FOLDER/NAME.txt, has a line a test: what became of it (passed, failed, skipped, timed out), its seconds, its name and
 the reason. FOLDER is $OUT, or tests/gpu/results. FOLDER/NAME-failures.txt has the end of what a failed test printed;
 FOLDER/NAME.log what all printed, up to a limit. A test that fails, hangs or crashes stops no other. Exit status: 0; 1 where a
-test failed or timed out; 77 where there is no GPU.
+test failed, timed out or was not begun in time; 77 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class Suite:
         self.failures = self.folder / f"{name}-failures.txt"
         self.failures.unlink(missing_ok=True)
         self.counts: Counter[str] = Counter()
+        self.out_of_time = False
         self.background: dict[str, tuple[Process, float]] = {}
         # What a killed test leaves behind becomes our child, and is killed too: it would go on using the GPU.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -136,7 +137,7 @@ class Suite:
         self.tell("")
         self.tell(", ".join(f"{self.counts[what]} {what}" for what in ("passed", "failed", "timed out", "skipped"))
                   + f", {self.options.limit - self.left():.0f} s")  # fmt: skip
-        if any(self.counts[what] for what in FAILED):
+        if self.out_of_time or any(self.counts[what] for what in FAILED):
             return 1
         return NOTHING_RAN if self.machine.no_gpu and not self.options.rehearse else 0
 
@@ -150,6 +151,7 @@ class Suite:
 
     def why_not(self, libtorch: bool) -> str:
         if self.left() <= 1:
+            self.out_of_time = True
             return f"the command's {self.options.limit:.0f} s are over"
         return self.machine.no_programs or (self.machine.no_libtorch if libtorch else "")
 

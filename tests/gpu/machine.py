@@ -44,6 +44,7 @@ class Machine:
 
     def __init__(self, build: Path, rehearse: bool) -> None:
         self.lines: list[str] = []
+        self.scratch = tempfile.TemporaryDirectory(prefix="bh-machine-")
         self.build = build
         for program in [*build.glob("bin/*"), *build.glob("minimal/bin/*")]:  # what was carried may have lost its mode
             if not os.access(program, os.X_OK):
@@ -177,13 +178,15 @@ class Machine:
         if stubs:
             folder = stubs[0].parent
         else:
-            folder = Path(tempfile.mkdtemp(prefix="bh-stub-"))
+            folder = Path(self.scratch.name, "stub")
+            folder.mkdir()
             driver = asked([sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1'); "
                             "print([line.split()[-1] for line in open('/proc/self/maps') if 'libcuda.so' in line][0])"], 60, self.environment)[1]  # fmt: skip
             (folder / "libcuda.so").symlink_to(last_line(driver))
             self.tell("libcuda stub", f"none in {toolkit}: packages are linked with the driver, {last_line(driver)}")
         # One from pip has its libraries in lib, under names with a version alone, which a linker does not go by.
-        unversioned = Path(tempfile.mkdtemp(prefix="bh-cudart-"))
+        unversioned = Path(self.scratch.name, "cudart")
+        unversioned.mkdir()
         for library in toolkit.glob("lib/libcudart.so.*"):
             if not (toolkit / "lib64").is_dir() and not (toolkit / "lib" / "libcudart.so").exists():
                 (unversioned / "libcudart.so").symlink_to(library)

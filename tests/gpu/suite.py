@@ -87,7 +87,7 @@ class Suite:
         parser.add_argument("--limit", type=float, default=540, metavar="S", help="what has not begun by then is skipped (default %(default)s)")
         parser.add_argument("models", nargs="*", help="of `third`: those to be measured")
         self.options = parser.parse_args(arguments)
-        self.until = time.monotonic() + self.options.limit
+        self.until: float = time.monotonic() + self.options.limit
         self.folder = Path(os.environ.get("OUT") or ROOT / "tests" / "gpu" / "results").resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.name = name
@@ -147,7 +147,8 @@ class Suite:
         return self.until - time.monotonic()
 
     def bound(self, seconds: float) -> float:
-        return min(seconds, self.options.bound, self.left())
+        most: float = self.options.bound
+        return min(seconds, most, self.left())
 
     def why_not(self, libtorch: bool) -> str:
         if self.left() <= 1:

@@ -107,12 +107,10 @@ class Machine:
         torch: dict[str, Any] = {}
         if found == 0:
             torch = json.loads(said.splitlines()[-1])
-            self.tell("torch", f"{torch['version']}, CUDA {torch['cuda']}, {sys.executable} {sys.version.split()[0]}")
+            self.tell("torch", f"{torch['version']}, CUDA {torch['cuda']}, {sys.executable} {sys.version.split()[0]}{', ' if torch['gpu'] else ''}{torch['gpu']}")
         else:
             self.no_libtorch = f"no torch under {sys.executable}: {last_line(said)}"
             self.tell("torch", self.no_libtorch)
-            if torch["gpu"]:
-                self.tell("torch sees", torch["gpu"])
         self.toolkit = self.find_toolkit(torch) if torch else None
         built_with = self.carried.get("torch", torch.get("version", ""))
         if torch and release_of(torch["version"]) != release_of(built_with):
@@ -148,7 +146,10 @@ class Machine:
 
     def look_at_tools(self) -> None:
         """What exports need."""
-        missing = [name for name in ("nvcc", "cmake", "ninja", "ctest", "g++", "openssl") if shutil.which(name) is None]
+        if self.toolkit:
+            self.environment["CUDA_HOME"] = str(self.toolkit)
+            self.path("PATH", self.toolkit / "bin")
+        missing = [name for name in ("nvcc", "ctest", "g++", "openssl") if shutil.which(name, path=self.environment["PATH"]) is None]
         meaning = {
             "nvcc": "our kernels were compiled beforehand",
             "ctest": "tests are started without it",
@@ -156,7 +157,7 @@ class Machine:
             "g++": "no package is compiled here",
         }
         for name in missing:
-            self.tell(name, f"none: {meaning.get(name, 'nothing here needs it')}")
+            self.tell(name, f"none: {meaning[name]}")
         for name in ("transformers", "einops", "chatterbox"):
             if not has_module(name, self.environment):
                 self.tell(name, "none: models that need it are not exported here")
@@ -168,9 +169,6 @@ class Machine:
             self.no_export = "no CUDA toolkit: set CUDA_HOME"
         else:
             self.find_stub(self.toolkit)
-        if self.toolkit:
-            self.environment["CUDA_HOME"] = str(self.toolkit)
-            self.path("PATH", Path(self.toolkit) / "bin")
 
     def find_stub(self, toolkit: Path) -> None:
         """Packages are linked with -lcuda: by the toolkit's stub, or by the driver itself under that name."""

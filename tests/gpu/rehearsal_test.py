@@ -46,6 +46,7 @@ sys.exit(1 if "Fake.Fails" in chosen else 0)
 class Rehearsal(unittest.TestCase):
     folder: tempfile.TemporaryDirectory[str]
     pack: Path
+    elsewhere: Path
 
     @classmethod
     def setUpClass(cls) -> None:

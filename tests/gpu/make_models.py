@@ -1,7 +1,8 @@
-"""Makes the models of the GPU tests on a machine that has one: make_models.py FOLDER (build/gpu-models).
+"""Makes the models of the GPU tests: make_models.py FOLDER [NAME...] (build/gpu-models).
 
-Weights are random; what matters is what each model does when it is captured. Made again when this file or torch
-has changed. Exits with 3 where all was made but a package, or one gave other tokens than its model.
+Without names: the TorchScript models (NAME.pt), and on a machine with a GPU also heavy.pt, which has 2 GiB, and the packages.
+Weights are random; what matters is what each model does when it is captured. A model that is there is made again when this file
+or torch has changed. Exits with 3 where all was made but a package, or one gave other tokens than its model.
 """
 
 import argparse
@@ -183,42 +184,56 @@ def made(name: str, make: Callable[[], object]) -> bool:
     return True
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    stamp = folder / "made-by"
-    maker = hashlib.sha256(Path(__file__).read_bytes()).hexdigest() + " " + torch.__version__
-    if stamp.exists() and stamp.read_text() == maker:
-        return 0
+TORCHSCRIPT: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "tokens": Tokens,
+    "echo": Echo,
+    "scale_out": ScaleOut,
+    "noise": Noise,
+    "host_read": HostRead,
+    "host_read_noise": HostReadNoise,
+    "cpu_born": CpuBorn,
+    "rebinds": Rebinds,
+    "writes_input": WritesInput,
+    "slow": Slow,
+}
+PACKAGES = ["mlp.pt2", *GENERATING]
+
+
+def drawn(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
-    modules = {
-        "mlp": mlp(),
-        "tokens": Tokens(),
-        "echo": Echo(),
-        "scale_out": ScaleOut(),
-        "noise": Noise(),
-        "host_read": HostRead(),
-        "host_read_noise": HostReadNoise(),
-        "cpu_born": CpuBorn(),
-        "rebinds": Rebinds(),
-        "writes_input": WritesInput(),
-        "slow": Slow(),
-        "heavy": Heavy(),
-    }
-    for name, module in modules.items():
-        save_torchscript(name, module, folder)
-    if not torch.cuda.is_available():
-        sys.exit("no GPU: mlp.pt2 was not made")
+    return make()
+
+
+def main() -> int:
+    every = [*(f"{name}.pt" for name in TORCHSCRIPT), "heavy.pt", *PACKAGES]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(every):
+        parser.error(f"no model is called {', '.join(sorted(unknown))}")
+    folder: Path = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    has_gpu = torch.cuda.is_available()
+    names = options.names or [name for name in every if has_gpu or (name.endswith(".pt") and name != "heavy.pt")]
+    maker = hashlib.sha256(Path(__file__).read_bytes()).hexdigest() + " " + torch.__version__
+    stamps = {name: folder / f".{name}.made-by" for name in names}
+    wanted = [name for name in names if not (folder / name).exists() or not stamps[name].exists() or stamps[name].read_text() != maker]
+    if (packages := [name for name in wanted if name in PACKAGES]) and not has_gpu:
+        sys.exit(f"no GPU here, which {', '.join(packages)} would be compiled for")
+    for name in wanted:
+        if name not in PACKAGES:
+            save_torchscript(name.removesuffix(".pt"), drawn(TORCHSCRIPT.get(name.removesuffix(".pt"), Heavy)), folder)
+            stamps[name].write_text(maker)
     with ThreadPoolExecutor(len(GENERATING)) as side_by_side:
-        generating = [side_by_side.submit(made, name, lambda name=name: make_generating(name, folder)) for name in GENERATING]
-        exported = [made("mlp.pt2", lambda: save_package("mlp", modules["mlp"], folder))]
-        exported += [each.result() for each in generating]
-    if not all(exported):
-        return NOT_ALL
-    stamp.write_text(maker)
-    return 0
+        generating = {name: side_by_side.submit(made, name, lambda name=name: make_generating(name, folder)) for name in packages if name in GENERATING}
+        exported = {"mlp.pt2": made("mlp.pt2", lambda: save_package("mlp", drawn(mlp), folder))} if "mlp.pt2" in packages else {}
+        exported |= {name: each.result() for name, each in generating.items()}
+    for name, whole in exported.items():
+        if whole and (folder / name).exists():
+            stamps[name].write_text(maker)
+    return 0 if all(exported.values()) else NOT_ALL
 
 
 if __name__ == "__main__":

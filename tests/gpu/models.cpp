@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/build_folder.h"
+
 namespace bulkhead::test {
 namespace {
 
@@ -89,7 +91,7 @@ outputs: {y: {dtype: float32, shape: [16]}}
 
 }  // namespace
 
-std::string gpu_model_folder() { return std::string{BULKHEAD_BINARY_DIR} + "/gpu-models"; }
+std::string gpu_model_folder() { return (build_folder() / "gpu-models").string(); }
 
 std::string gpu_fleet(const std::string& model, const std::string& extra) {
     std::string yaml = "version: 1\ndefaults: {device: \"cuda:0\", restart: never}\nmodels:\n  " + model + ":\n";

@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "clients" / "python"))
 import bulkhead  # noqa: E402
 
 MODELS = ["qwen3_4b", "higgs_v2", "t3_guided", "t3_single"]
+QUANTISED = ("int8", "int4")  # NAME_int8 is the model NAME, exported with --weights int8
 BUCKETS = {"qwen3_4b": [512, 1024, 2048], "higgs_v2": [512, 1024, 2048], "t3_guided": [512, 1024], "t3_single": [512, 1024], "rehearsal": [64, 256]}
 ALL_SAMPLING = {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.1, "do_sample": True, "seed": 1}
 REPEATS = 5
@@ -83,12 +84,13 @@ class Bench:
         folder = self.packages / model
         if (folder / "manifest.json").is_file():
             return True
-        command = [sys.executable, "-m", "bulkhead.export", f"{ROOT}/tests/gpu/generation/models.py:{model}", str(folder), "--device", self.device,
-                   "--dtype", "bfloat16" if self.device == "cuda" else "float32", "--length", str(BUCKETS[model][-1]),
-                   "--buckets", ",".join(map(str, BUCKETS[model])), "--slots", "1",
+        name, weights = quantised(model)
+        command = [sys.executable, "-m", "bulkhead.export", f"{ROOT}/tests/gpu/generation/models.py:{name}", str(folder), "--device", self.device,
+                   *(["--weights", weights] if weights else []), "--dtype", "bfloat16" if self.device == "cuda" else "float32", "--length", str(buckets(model)[-1]),
+                   "--buckets", ",".join(map(str, buckets(model))), "--slots", "1",
                    "--slots-max", str(TOGETHER[-1] if model == self.of_several else 1),
                    "--tokens", "0"]  # fmt: skip
-        if model == "t3_guided":
+        if name == "t3_guided":
             command += ["--family", "chatterbox_t3"]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}/clients/python:{os.environ.get('PYTHONPATH', '')}"})
         if done.returncode != 0:
@@ -105,7 +107,7 @@ class Bench:
                 served.append((f"{model}-slots", captured, TOGETHER[-1]))
             for name, graphs, slots in served:
                 lines += [f"  {name}:", "    runtime: generate", f"    package: {self.packages / model}", f"    graphs: {graphs}",
-                          f"    generate: {{slots: {slots}, length: {BUCKETS[model][-1]}}}"]  # fmt: skip
+                          f"    generate: {{slots: {slots}, length: {buckets(model)[-1]}}}"]  # fmt: skip
         path = self.folder / "fleet.yaml"
         path.write_text("\n".join(lines) + "\n")
         return path
@@ -223,14 +225,14 @@ class Bench:
         sampled = self.rate(client, model, **({**ALL_SAMPLING, "repetition_penalty": 1} if model == "higgs_v2" else ALL_SAMPLING))
         add(model, "step with the full sampler / greedy step", greedy / sampled, "<= 1.05", sampled=sampled)
         before = self.told(client, model)
-        said = self.sequence(client, model, count=BUCKETS[model][-1] - 32)
+        said = self.sequence(client, model, count=buckets(model)[-1] - 32)
         after = self.told(client, model)
         if self.device == "cuda":
             on_gpu = (after["device_ms"] - before["device_ms"]) / (stepped(after) - stepped(before))
             add(model, "time on the GPU / wall of a token", on_gpu / 1e3 * said["tokens_per_second"], ">= 0.97", device_ms=on_gpu)
         else:
             self.results.missing(model, "time on the GPU / wall of a token", "no GPU")
-        for bucket in BUCKETS[model][:-1]:
+        for bucket in buckets(model)[:-1]:
             self.crossing(client, model, bucket)
         after = self.told(client, model)
         new_eager = sum(after.get("eager", {}).values()) - sum(before.get("eager", {}).values())
@@ -246,7 +248,7 @@ class Bench:
         fewer fit than it remembers (T3: 1,008), the few left of the sequence before are in the percentiles too; where as many fit, those
         about the end of bucket 512 go on over that of 1,024."""
         length = max(16, bucket - REMEMBERED // 2)
-        count = min(REMEMBERED, BUCKETS[model][-1] - length)
+        count = min(REMEMBERED, buckets(model)[-1] - length)
         assert length + count > bucket
         self.sequence(client, model, length=length, count=count)
         steps = self.told(client, model)["step_ms"]
@@ -272,7 +274,7 @@ class Bench:
 
     def at_once(self, pool: ThreadPoolExecutor, client: bulkhead.Client, model: str, count: int) -> float:
         """So long that they are together for nearly all of their steps."""
-        tokens = min(512, BUCKETS[self.of_several][-1] - 32)
+        tokens = min(512, buckets(self.of_several)[-1] - 32)
         prompts = [self.prompt(client, model, 16) for _ in range(count)]
 
         def one(prompt: dict[str, Any]) -> float:
@@ -285,7 +287,7 @@ class Bench:
         """Beside the upstream class's own way to generate, eagerly: of transformers, but of chatterbox-tts for T3."""
         rate = self.rate(client, model, count=THEIRS)
         client.unload(model)
-        command = [sys.executable, __file__, "--upstream", model]
+        command = [sys.executable, __file__, "--upstream", quantised(model)[0]]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}/clients/python:{os.environ.get('PYTHONPATH', '')}"})
         if done.returncode != 0:
             raise Faulty((done.stderr or done.stdout).strip().splitlines()[-1])
@@ -348,6 +350,16 @@ def uploads(client: bulkhead.Client, model: str) -> Iterator[Callable[[], float]
 
     yield rate
     events.close()
+
+
+def quantised(model: str) -> tuple[str, str]:
+    """The model's name in models.py, and its weights' form; the latter is empty where they are of --dtype."""
+    name, _, weights = model.rpartition("_")
+    return (name, weights) if weights in QUANTISED else (model, "")
+
+
+def buckets(model: str) -> list[int]:
+    return BUCKETS[quantised(model)[0]]
 
 
 def stepped(told: dict[str, Any]) -> int:

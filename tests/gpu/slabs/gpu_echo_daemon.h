@@ -9,6 +9,7 @@
 #include "tests/gpu/slabs/on_gpu.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/support/build_folder.h"
 
 namespace bulkhead::test {
 
@@ -21,7 +22,7 @@ struct GpuEchoDaemon {
     explicit GpuEchoDaemon(const cuda::Gpu& gpu) : uuid{cuda::to_string(gpu.uuid())} {
         options.programs = minimal_programs();
         if (!is_fake_cuda()) return;
-        options.environment["BULKHEAD_NVML"] = BULKHEAD_BINARY_DIR "/lib/libbulkhead_fake_nvml.so";
+        options.environment["BULKHEAD_NVML"] = (build_folder() / "lib/libbulkhead_fake_nvml.so").string();
         options.environment["BULKHEAD_FAKE_NVML"] = folder.write(
             "machine", fmt::format("gpu {} 80000000000 Fake A\ngpu {} 80000000000 Fake B\n", uuid, other_gpu));
         worker_environment += fmt::format(", MINIMAL_ENV_BULKHEAD_LIBCUDA: {}", std::getenv("BULKHEAD_LIBCUDA"));

@@ -93,6 +93,8 @@ def settings(program: torch.export.ExportedProgram) -> dict[str, Any]:
         # A dimension of 1 is as good as any: the loader has the package check its inputs' shapes, and it
         # would refuse those below 2, where tracing had to draw a line.
         "aot_inductor.check_lowerbound": False,
+        # Inductor has the program `openssl` tell whether a precompiled header is current.
+        "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
         "aot_inductor.metadata": {
             "BULKHEAD_TORCH": torch.__version__,
             "BULKHEAD_CPU_FLAGS": " ".join(cpu_flags()),

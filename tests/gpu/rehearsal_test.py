@@ -1,0 +1,150 @@
+"""The three commands for a borrowed machine, rehearsed to the end on the fake driver, with what `pack` packs and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ["BULKHEAD_BUILD"])
+LINE = re.compile(r"^(passed|failed|skipped|timed out) +[\d.]+ s  (.*?)(?:: (.*))?$", re.M)
+#: In namespaces of its own: Python lies elsewhere, the build is an empty folder.
+HIDE = 'mount --bind "$1" "$2" && mount -t tmpfs none "$3" && shift 3 && exec "$@"'
+
+#: A test program, as GoogleTest makes them, of which one test fails, one hangs and leaves a process behind, and one crashes.
+FAULTY = """#!/usr/bin/env python3
+import os, signal, subprocess, sys, time
+tests = ["Fake.Passes", "Fake.Fails", "Fake.Hangs", "Fake.Crashes", "Fake.ComesLast"]
+if "--gtest_list_tests" in sys.argv:
+    print("Fake.", *("  " + test[5:] for test in tests), sep="\\n")
+    sys.exit()
+chosen = sys.argv[1].removeprefix("--gtest_filter=").split(":")
+for test in tests:
+    if test not in chosen:
+        continue
+    print("[ RUN      ]", test, flush=True)
+    if test == "Fake.Hangs":
+        subprocess.Popen(["sleep", "4242"], start_new_session=True)
+        signal.pause()
+    if test == "Fake.Crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if test == "Fake.Fails":
+        print("here.cpp:7: Failure\\nExpected equality\\n[  FAILED  ]", test, "(0 ms)", flush=True)
+    else:
+        print("[       OK ]", test, "(0 ms)", flush=True)
+sys.exit(1 if "Fake.Fails" in chosen else 0)
+"""
+
+
+class Rehearsal(unittest.TestCase):
+    folder: tempfile.TemporaryDirectory[str]
+    pack: Path
+    elsewhere: Path
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.folder = tempfile.TemporaryDirectory(prefix="bh-rehearsal-")
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.pack = Path(cls.folder.name, "pack")
+        cls.elsewhere = Path(cls.folder.name, "elsewhere")
+        (cls.elsewhere / "python").mkdir(parents=True)
+        start = time.monotonic()
+        subprocess.run([sys.executable, str(ROOT / "tests/gpu/pack"), "--no-packages", "--build", str(BUILD), str(cls.pack)], check=True, stdout=sys.stderr)
+        print(f"packing: {time.monotonic() - start:.1f} s", file=sys.stderr)
+
+    def command(self, name: str, *options: str, pack: Path | None = None, status: int = 0) -> list[tuple[str, str, str]]:
+        """What it says of each test: what became of it, its name, the reason."""
+        out = self.elsewhere / f"{name}-{len(os.listdir(self.elsewhere))}"
+        python = Path(sys.prefix)
+        command = [str((pack or self.pack) / "tests/gpu" / name), *options]
+        hidden = subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0 and python.is_relative_to(BUILD)
+        if hidden:
+            command = ["unshare", "-rm", "sh", "-c", HIDE, "sh", str(python.resolve()), str(self.elsewhere / "python"), str(BUILD), *command]
+            python = self.elsewhere / "python"
+        start = time.monotonic()
+        done = subprocess.run(command, cwd=self.elsewhere, capture_output=True, text=True,
+                              env={"PATH": f"{python / 'bin'}:/usr/local/bin:/usr/bin:/bin", "HOME": str(self.elsewhere), "OUT": str(out)})  # fmt: skip
+        print(f"{name} {' '.join(options)}: {time.monotonic() - start:.1f} s{'' if hidden else ', the build in sight'}", file=sys.stderr)
+        said = (out / f"{name}.txt").read_text() if out.exists() else ""
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        self.assertEqual(said, done.stdout, "the report is what was printed")
+        failures = out / f"{name}-failures.txt"
+        self.failures = failures.read_text() if failures.exists() else ""
+        return [(what, of, reason) for what, of, reason in LINE.findall(said)]
+
+    def tests_of(self, program: str) -> set[str]:
+        listed = subprocess.run([str(BUILD / "bin" / program), "--gtest_list_tests"], check=True, capture_output=True, text=True).stdout
+        names, of = set(), ""
+        for line in listed.splitlines():
+            if line.startswith("  "):
+                names.add(of + line.split("#")[0].strip())
+            elif "." in line:
+                of = line.split("#")[0].strip()
+        return names
+
+    def test_every_test_is_run_once_and_says_what_became_of_it(self) -> None:
+        first, second, third = (self.command(name, "--rehearse") for name in ("first", "second", "third"))
+        told = [name for _, name, _ in first + second]
+        self.assertEqual(len(told), len(set(told)))
+        ours = {name for program in ("gpu_sampler_tests", "gpu_tests", "gpu_slab_tests") for name in self.tests_of(program)}
+        self.assertEqual(set(told) - ours, {"export of mlp.pt2 and tiny_generate on this GPU", "Python.gpu"})
+        self.assertEqual(ours - set(told), set())
+
+        on_the_fake = self.tests_of("gpu_slab_tests") | {"Python.gpu", "CudaModule.LoadsWithoutAGpuAndSaysWhatIsMissing"}
+        for what, name, reason in first + second:
+            with self.subTest(name):
+                if name not in on_the_fake:
+                    self.assertEqual(what, "skipped")
+                    self.assertRegex(reason, "GPU|NVIDIA|rehearsal")
+                elif what == "skipped":
+                    self.assertNotEqual(reason, "")
+                else:
+                    self.assertEqual(what, "passed", reason)
+        self.assertEqual([(what, reason) for what, _, reason in third], [("passed", "")] * 2)
+
+    def test_what_fails_hangs_or_does_not_start_is_told_and_stops_nothing(self) -> None:
+        faulty = Path(self.folder.name, "faulty")
+        shutil.copytree(self.pack, faulty, symlinks=True)
+        for program, text in [("gpu_sampler_tests", FAULTY), ("gpu_tests", "#!/bin/sh\necho no such library >&2\nexit 127\n")]:
+            (faulty / "build/bin" / program).write_text(text)
+
+        said = self.command("first", "--rehearse", "--bound", "5", pack=faulty, status=1)
+
+        by_name = {name: (what, reason) for what, name, reason in said}
+        self.assertEqual(by_name["Fake.Passes"], ("passed", ""))
+        self.assertEqual(by_name["Fake.Fails"], ("failed", "Expected equality"))
+        self.assertEqual(by_name["Fake.Hangs"], ("timed out", "no end within 5 s"))
+        self.assertEqual(by_name["Fake.Crashes"][0], "failed")
+        self.assertIn("SIGSEGV", by_name["Fake.Crashes"][1])
+        self.assertEqual(by_name["Fake.ComesLast"], ("passed", ""))
+        self.assertEqual([what for what, _, reason in said if "no such library" in reason], ["failed"] * 2, "graphs and generation, both tried")
+        self.assertIn("Expected equality", self.failures)
+        left = [pid for pid in os.listdir("/proc") if pid.isdigit() and command_line(pid) == ["sleep", "4242"]]
+        self.assertEqual(left, [], "what a hanging test left behind goes with it")
+
+    def test_what_has_not_begun_in_time_is_skipped_and_the_exit_status_says_so(self) -> None:
+        said = self.command("second", "--rehearse", "--limit", "0", status=1)
+        self.assertEqual({(what, reason) for what, _, reason in said}, {("skipped", "the command's 0 s are over")})
+
+    @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU here")
+    def test_without_a_gpu_the_exit_status_says_so(self) -> None:
+        said = self.command("first", status=77)
+        self.assertEqual({what for what, name, _ in said if not name.startswith("CudaModule.")}, {"skipped"})
+
+
+def command_line(pid: str) -> list[str]:
+    try:
+        return Path("/proc", pid, "cmdline").read_text().split("\0")[:-1]
+    except OSError:
+        return []
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -21,6 +21,12 @@ fail() {
     exit 1
 }
 
+# The comment at the head of the script, and the end: `case "${1:-}" in --help | -h) show_help ;; esac`
+show_help() {
+    awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "$0"
+    exit
+}
+
 # quietly NAME COMMAND...: one line and the time; the whole output only when it fails.
 quietly() {
     local name=$1 log start

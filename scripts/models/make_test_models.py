@@ -27,6 +27,12 @@ def torchscript_models() -> dict:
         def forward(self, x: Tensor) -> Tensor:
             return x
 
+    class Clone(nn.Module):
+        """Allocates a result as large as its input."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clone()
+
     class Add(nn.Module):
         def forward(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
             return a + scale * b
@@ -120,8 +126,8 @@ def torchscript_models() -> dict:
         def reset(self) -> None:
             self.total = torch.zeros(1)
 
-    modules = (Echo, Add, AddOut, Accumulate, InPlace, Raises, InfiniteLoop, Nan, MultiOutput, Slow, Counter)
-    names = ("echo", "add", "add_out", "accumulate", "in_place", "raises", "infinite_loop", "nan", "multi_output", "slow", "counter")
+    modules = (Echo, Clone, Add, AddOut, Accumulate, InPlace, Raises, InfiniteLoop, Nan, MultiOutput, Slow, Counter)
+    names = ("echo", "clone", "add", "add_out", "accumulate", "in_place", "raises", "infinite_loop", "nan", "multi_output", "slow", "counter")
     return dict(zip(names, modules, strict=True))
 
 

@@ -1,7 +1,9 @@
-// A request's round trip, small and large, through a real worker with an identity model.
+// A request's round trip, small and large, through a real worker whose model computes nothing.
 
 #include <array>
 #include <cstring>
+
+#include <fmt/format.h>
 
 #include "tests/bench/baselines.h"
 #include "tests/bench/record.h"
@@ -12,10 +14,10 @@ namespace bulkhead::bench {
 namespace {
 
 /// One tensor of `bytes`, filled once, sent again and again; microseconds of one request.
-class EchoClient {
+class PayloadClient {
 public:
-    EchoClient(test::Daemon& daemon, std::int64_t bytes)
-        : channel_{daemon.open("echo", "bench").value()},
+    PayloadClient(test::Daemon& daemon, std::string_view model, std::int64_t bytes)
+        : channel_{daemon.open(model, "bench").value()},
           input_{channel_.allocate(wire::DType::float32, std::array<std::int64_t, 1>{bytes / 4}).value()} {
         std::memset(input_.bytes().data(), 1, input_.bytes().size());
     }
@@ -36,13 +38,14 @@ private:
     Input input_;
 };
 
-std::string echo_fleet() {
-    return test::fleet({test::test_model("echo", "echo.pt", "channel: {input: 128MiB, output: 128MiB}")});
+std::string payload_fleet() {
+    const std::string channel = "channel: {input: 128MiB, output: 128MiB}";
+    return test::fleet({test::test_model("echo", "echo.pt", channel), test::test_model("clone", "clone.pt", channel)});
 }
 
 Records round_trip() {
-    test::Daemon daemon{echo_fleet()};
-    EchoClient client{daemon, 64};
+    test::Daemon daemon{payload_fleet()};
+    PayloadClient client{daemon, "echo", 64};
     FutexPingPong futex;
     client.requests(200);
     const Pair pair = interleaved(
@@ -56,32 +59,38 @@ Records round_trip() {
     return {{"request of 64 B, round trip", pair.value, "us", "blocking futex ping-pong", pair.baseline}};
 }
 
+/// Requests of one size beside a memcpy of that size, in turns.
+Record payload_of(test::Daemon& daemon, const char* model, const char* what, const char* size, std::int64_t bytes) {
+    PayloadClient client{daemon, model, bytes};
+    std::vector<char> source(static_cast<std::size_t>(bytes), 1);
+    std::vector<char> target(static_cast<std::size_t>(bytes), 2);
+    client.requests(3);
+    const Pair pair = interleaved(
+        15, [&] { return client.requests(4); },
+        [&] {
+            return microseconds([&] {
+                       for (int i = 0; i < 4; ++i) std::memcpy(target.data(), source.data(), source.size());
+                   }) /
+                   4;
+        });
+    return {fmt::format("request of {}, {}", size, what), pair.value, "us", fmt::format("one memcpy of {}", size),
+            pair.baseline};
+}
+
 Records payload() {
-    test::Daemon daemon{echo_fleet()};
+    test::Daemon daemon{payload_fleet()};
     Records records;
-    for (const auto& [name, bytes] :
-         {std::pair{"1 MB", std::int64_t{1} << 20}, std::pair{"64 MB", std::int64_t{64} << 20}}) {
-        EchoClient client{daemon, bytes};
-        std::vector<char> source(static_cast<std::size_t>(bytes), 1);
-        std::vector<char> target(static_cast<std::size_t>(bytes), 2);
-        client.requests(3);
-        const Pair pair = interleaved(
-            15, [&] { return client.requests(4); },
-            [&] {
-                return microseconds([&] {
-                           for (int i = 0; i < 4; ++i) std::memcpy(target.data(), source.data(), source.size());
-                       }) /
-                       4;
-            });
-        records.push_back({std::string{"request of "} + name + ", identity model", pair.value, "us",
-                           std::string{"one memcpy of "} + name, pair.baseline});
-    }
+    for (const auto& [model, what] : {std::pair{"echo", "identity model"}, std::pair{"clone", "clone"}})
+        for (const auto& [size, bytes] :
+             {std::pair{"1 MB", std::int64_t{1} << 20}, std::pair{"64 MB", std::int64_t{64} << 20}})
+            records.push_back(payload_of(daemon, model, what, size, bytes));
     return records;
 }
 
 const Bench round_trip_bench{"round_trip", "a small request through a worker, beside two processes waking each other",
                              round_trip};
-const Bench payload_bench{"payload", "large requests; the worker writes the result once, which is one copy", payload};
+const Bench payload_bench{
+    "payload", "large requests; the worker writes the result once, which is one copy; `clone` makes another", payload};
 
 }  // namespace
 }  // namespace bulkhead::bench

@@ -82,8 +82,18 @@ public:
     [[nodiscard]] const Way& way() const { return *way_; }
     [[nodiscard]] const std::string& cannot() const { return cannot_; }
     [[nodiscard]] const Measured& so_far() const { return so_far_; }
-    /// Returns  the median of this round's latencies
+    /// Returns  the median of this round's latencies; NaN where one of them is lost, and `cannot` says so
     double round() {
+        try {
+            return measured_round();
+        } catch (const PeerLost& lost) {
+            cannot_ = lost.what();
+            return std::numeric_limits<double>::quiet_NaN();
+        }
+    }
+
+private:
+    double measured_round() {
         const std::size_t earlier = so_far_.latencies_us.size();
         const double servers_before = processor_us_of(way_->servers);
         for (Peer& client : clients_) client.start_round(round_us);
@@ -101,7 +111,6 @@ public:
         return median({so_far_.latencies_us.begin() + static_cast<std::ptrdiff_t>(earlier), so_far_.latencies_us.end()});
     }
 
-private:
     const Way* way_;
     std::vector<Peer> clients_;
     std::string cannot_;
@@ -246,7 +255,8 @@ public:
         std::vector<double> futexes;
         std::vector<double> copies;
         for (int i = 0; i < rounds; ++i) {
-            for (Crowd& crowd : crowds) crowd.round();
+            for (Crowd& crowd : crowds)
+                if (crowd.cannot().empty()) crowd.round();
             const std::vector<double> wakes = futex.round_trips(500);
             futexes.insert(futexes.end(), wakes.begin(), wakes.end());
             if (!memcpy) continue;
@@ -256,7 +266,11 @@ public:
         table_.baseline(futex_name, futexes);
         const std::string copy_name = "one memcpy of " + exchange.size();
         if (memcpy) table_.baseline(copy_name, copies);
-        for (const Crowd& crowd : crowds) table_.way(crowd.way().name, crowd.so_far(), copied ? copy_name : futex_name);
+        for (const Crowd& crowd : crowds)
+            if (crowd.cannot().empty())
+                table_.way(crowd.way().name, crowd.so_far(), copied ? copy_name : futex_name);
+            else
+                Table::left_out(crowd.way().name, crowd.cannot());
     }
     /// What its size adds to a request whose payload lies in the slab already: nothing is copied, so it should be
     /// nothing.
@@ -272,18 +286,20 @@ public:
             }
             Crowd with_large{way, large};
             Crowd with_small{way, small};
-            if (const auto& why = with_large.cannot().empty() ? with_small.cannot() : with_large.cannot();
-                !why.empty()) {
-                Table::left_out(way.name, why);
-                continue;
-            }
+            const auto both_can = [&] {
+                const std::string& why = with_large.cannot().empty() ? with_small.cannot() : with_large.cannot();
+                if (!why.empty()) Table::left_out(way.name, why);
+                return why.empty();
+            };
+            if (!both_can()) continue;
             std::vector<double> ratios;
-            for (int i = 0; i < size_rounds; ++i) {  // each goes first as often as the other
+            for (int i = 0; i < size_rounds && with_large.cannot().empty() && with_small.cannot().empty(); ++i) {  // each goes first as often as the other
                 const bool large_first = i % 2 == 0;
                 const double first = (large_first ? with_large : with_small).round();
                 const double second = (large_first ? with_small : with_large).round();
                 ratios.push_back(large_first ? first / second : second / first);
             }
+            if (!both_can()) continue;
             table_.size(way.name, with_large.so_far(), with_small.so_far(), median(ratios));
         }
     }

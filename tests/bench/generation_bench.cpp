@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tests/bench/generating_client.h"
 #include "tests/bench/peers/peer.h"
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/daemon.h"
@@ -29,63 +30,9 @@ constexpr int rounds = 5;
 constexpr std::size_t prompt_short = 24;
 constexpr std::size_t prompt_long = 512;
 
-/// So many ids; `first` differs from request to request, so that no prefix is known already.
-std::vector<std::int64_t> prompt(std::size_t length, std::int64_t first = 1) {
-    std::vector<std::int64_t> ids(length);
-    std::iota(ids.begin(), ids.end(), 1000);
-    ids.front() = first;
-    return ids;
-}
+using Client = GeneratingClient;
 
 std::string text_of(const std::vector<std::int64_t>& ids) { return fmt::format("{}", fmt::join(ids, ",")); }
-
-/// One client of the daemon, and what it saw of its sequences.
-class Client {
-public:
-    explicit Client(const test::Daemon& daemon, const std::string& model = "smollm2")
-        : channel_{daemon.open(model, "bench").value()} {}
-
-    struct Seen {
-        double first_us = 0;
-        double all_us = 0;
-        std::vector<double> gaps_us;  ///< between a token and the next
-    };
-    /// `at_first`: called when the first token has come.
-    Seen generate(std::size_t length, int count, const std::function<void()>& at_first = {}) {
-        static std::atomic<std::int64_t> last_first{2000};
-        const std::vector<std::int64_t> ids = prompt(length, ++last_first);
-        const std::array<std::int64_t, 1> dims{static_cast<std::int64_t>(length)};
-        Input tokens = channel_.allocate(wire::DType::int64, dims).value();
-        std::ranges::copy(ids, tokens.as<std::int64_t>().begin());
-        const std::array<NamedInput, 1> inputs{{{"tokens", &tokens}}};
-        Seen seen;
-        const auto start = Clock::now();
-        const auto since_start = [&] { return std::chrono::duration<double, std::micro>(Clock::now() - start).count(); };
-        const std::uint64_t request =
-            channel_
-                .submit({.method = "generate",
-                         .inputs = inputs,
-                         .parameters = {{"temperature", 0}, {"max_new_tokens", count}, {"ignore_stop", true}},
-                         .in_parts = true})
-                .value();
-        double before = 0;
-        for (Reply part = channel_.next(request).value(); part.more; part = channel_.next(request).value()) {
-            const double now = since_start();
-            const auto tokens_now = static_cast<double>(part.values.at("tokens").as_array().size());
-            if (before == 0) seen.first_us = now;
-            if (before == 0 && at_first) at_first();
-            for (double i = 0; before > 0 && i < tokens_now; ++i) seen.gaps_us.push_back((now - before) / tokens_now);
-            before = now;
-        }
-        seen.all_us = since_start();
-        return seen;
-    }
-
-private:
-    Channel channel_;
-};
-
-double per_second(double count, double us) { return count / (us / 1e6); }
 
 /// So many clients at once; tokens a second of all together.
 double together(std::vector<Client>& clients) {
@@ -111,13 +58,17 @@ double request_us(Peer& peer) {
     return peer.collect().latencies_us.front();
 }
 
+void leave_out(const std::string& name, const std::string& why) {
+    std::printf("  without %s: %s\n", name.c_str(), why.c_str());
+    std::fflush(stdout);
+}
+
 /// A peer that takes part, or nothing where it said why not.
 std::optional<Peer> joined(std::vector<std::string> argv, const std::string& name,
                            const std::vector<std::string>& environment = {}) {
     std::optional<Peer> peer{std::in_place, std::move(argv), environment};
     if (const std::string why = peer->await_ready(); !why.empty()) {
-        std::printf("  without %s: %s\n", name.c_str(), why.c_str());
-        std::fflush(stdout);
+        leave_out(name, why);
         return std::nullopt;
     }
     return peer;
@@ -186,10 +137,14 @@ Records generation() {
     };
     const auto against = [&](std::optional<Peer> peer, const std::string& baseline) {
         if (!peer) return;
-        const Pair pair =
-            interleaved(rounds, through_daemon, [&] { return per_second(new_tokens, request_us(*peer)); });
-        records.push_back({fmt::format("{} tokens behind {}, one sequence", new_tokens, prompt_short), pair.value, "1/s",
-                           baseline, pair.baseline});
+        try {
+            const Pair pair =
+                interleaved(rounds, through_daemon, [&] { return per_second(new_tokens, request_us(*peer)); });
+            records.push_back({fmt::format("{} tokens behind {}, one sequence", new_tokens, prompt_short), pair.value,
+                               "1/s", baseline, pair.baseline});
+        } catch (const PeerLost& lost) {
+            leave_out(baseline, lost.what());
+        }
     };
     against(joined({test::program("generate_in_process"), package, daemon.folder().path() / "cache",
                     std::to_string(new_tokens), text_of(prompt(prompt_short))},
@@ -229,11 +184,15 @@ Records generation() {
     for (const std::size_t length : {prompt_short, prompt_long}) {
         std::optional<Peer> peer = hugging_face("eager", length, 1);
         if (!peer) break;
-        const Pair pair = interleaved(
-            rounds, [&] { return clients.front().generate(length, 1).all_us / 1e3; },
-            [&] { return request_us(*peer) / 1e3; });
-        records.push_back({fmt::format("first token of a prompt of {}", length), pair.value, "ms",
-                           "Hugging Face generate, eager", pair.baseline});
+        try {
+            const Pair pair = interleaved(
+                rounds, [&] { return clients.front().generate(length, 1).all_us / 1e3; },
+                [&] { return request_us(*peer) / 1e3; });
+            records.push_back({fmt::format("first token of a prompt of {}", length), pair.value, "ms",
+                               "Hugging Face generate, eager", pair.baseline});
+        } catch (const PeerLost& lost) {
+            leave_out("Hugging Face, eager", lost.what());
+        }
     }
     {
         Client newcomer{daemon};

@@ -1,7 +1,9 @@
 // bulkhead_bench [--json FILE] [NAME...]: runs the named benches, or all, and prints ratios.
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -31,13 +33,22 @@ int main(int argc, char** argv) {
             return 2;
         }
     }
+    std::signal(SIGPIPE, SIG_IGN);  // a peer that died is left out by name
     Records all;
+    int status = 0;
     for (const Bench* bench : benches()) {
         if (!names.empty() && std::find(names.begin(), names.end(), bench->name) == names.end()) continue;
         std::printf("%s: %s\n", bench->name.c_str(), bench->description.c_str());
-        const Records records = bench->run();
-        if (bench->prints == Bench::Prints::records) print(records);
-        all.insert(all.end(), records.begin(), records.end());
+        try {
+            const Records records = bench->run();
+            if (bench->prints == Bench::Prints::records) print(records);
+            all.insert(all.end(), records.begin(), records.end());
+        } catch (const std::exception& failed) {  // the others have nothing to do with it
+            std::printf("  ended: %s\n", failed.what());
+            status = 1;
+        }
+        std::fflush(stdout);
     }
     if (!json_file.empty()) write_json(all, json_file);
+    return status;
 }

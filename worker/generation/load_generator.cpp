@@ -92,11 +92,16 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
         if (context.cuda)
             if (auto aligned = check_slots_aligned(package_.manifest(), shape); !aligned) return aligned;
 
+        if (!context.cuda) bind_team(threads_);
         const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
             if (auto loaded = load(spec, shape, context); !loaded) return loaded;
             if (context.progress) context.progress("warming", 0, 1, "steps", "generate");
-            const std::uint32_t longest_chunk = context.cuda ? spec.generate.prefill_chunk : 0;
-            if (auto tried = try_once(*engine_, longest_chunk); !tried)
+            Trial trial;
+            if (context.cuda)
+                trial.longest_chunk = spec.generate.prefill_chunk;
+            else if (package_.manifest().prefill)
+                trial.prompts = padded_prompts(std::min(spec.generate.prefill_chunk, shape.chunk_max));
+            if (auto tried = try_once(*engine_, trial); !tried)
                 return Result<>{contradicts(tried.error().during("trying a step"))};
             if (context.progress) context.progress("warming", 1, 1, "steps", "");
             return Result<>{};

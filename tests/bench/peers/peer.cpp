@@ -40,7 +40,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 }  // namespace
 
-Peer::Peer(std::vector<std::string> argv, const std::vector<std::string>& environment) {
+Peer::Peer(std::vector<std::string> argv, const std::vector<std::string>& environment)
+    : name_{std::filesystem::path{argv[argv.size() > 1 && argv[1].ends_with(".py") ? 1 : 0]}.filename()} {
     auto [rounds, to] = pipe_ends();
     auto [from, answers] = pipe_ends();
     std::vector<std::string> variables = environment;  // of two of a name the first one counts
@@ -52,14 +53,17 @@ Peer::Peer(std::vector<std::string> argv, const std::vector<std::string>& enviro
     const int failed =
         ::posix_spawnp(&pid_, argv[0].c_str(), &actions, nullptr, pointers(argv).data(), pointers(variables).data());
     ::posix_spawn_file_actions_destroy(&actions);
-    if (failed != 0) throw std::runtime_error{argv[0] + " cannot be started"};
-    pidfd_ = UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0))};
     to_ = std::move(to);
     from_ = std::move(from);
+    if (failed != 0) {  // await_ready finds the end of file
+        pid_ = -1;
+        return;
+    }
+    pidfd_ = UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0))};
 }
 
 Peer::Peer(Peer&& other) noexcept
-    : pid_{std::exchange(other.pid_, -1)}, pidfd_{std::move(other.pidfd_)}, to_{std::move(other.to_)},
+    : name_{std::move(other.name_)}, pid_{std::exchange(other.pid_, -1)}, pidfd_{std::move(other.pidfd_)}, to_{std::move(other.to_)},
       from_{std::move(other.from_)} {}
 
 Peer::~Peer() {
@@ -77,12 +81,14 @@ Peer::~Peer() {
 }
 
 void Peer::kill() {
+    if (pid_ < 0) return;
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
     pid_ = -1;
 }
 
 std::vector<pid_t> Peer::family() const {
+    if (pid_ < 0) return {};
     std::vector<pid_t> all{pid_};
     for (std::size_t i = 0; i < all.size(); ++i) {
         std::error_code ended;
@@ -96,16 +102,21 @@ std::vector<pid_t> Peer::family() const {
 }
 
 std::string Peer::await_ready() {
-    std::uint64_t size = 0;
-    read(&size, sizeof size);
-    std::string why(size, '\0');
-    read(why.data(), size);
-    return why;
+    if (pid_ < 0) return name_ + " cannot be started";
+    try {
+        std::uint64_t size = 0;
+        read(&size, sizeof size);
+        std::string why(size, '\0');
+        read(why.data(), size);
+        return why;
+    } catch (const PeerLost& lost) {
+        return lost.what();
+    }
 }
 
 void Peer::start_round(std::uint64_t budget_us) {
     if (::write(to_.get(), &budget_us, sizeof budget_us) != sizeof budget_us)
-        throw std::runtime_error{"a client is gone"};
+        throw PeerLost{name_ + " is gone"};
 }
 
 Peer::Round Peer::collect() {
@@ -124,9 +135,9 @@ void Peer::read(void* to, std::size_t size) const {
     auto* at = static_cast<char*>(to);
     while (size > 0) {
         pollfd entry{from_.get(), POLLIN, 0};
-        if (::poll(&entry, 1, patience_ms) <= 0) throw std::runtime_error{"a client says nothing"};
+        if (::poll(&entry, 1, patience_ms) <= 0) throw PeerLost{name_ + " says nothing"};
         const ssize_t got = ::read(from_.get(), at, size);
-        if (got <= 0) throw std::runtime_error{"a client ended early"};
+        if (got <= 0) throw PeerLost{name_ + " ended early"};
         at += got;
         size -= static_cast<std::size_t>(got);
     }

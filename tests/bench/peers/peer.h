@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,16 @@
 
 namespace bulkhead::bench {
 
-/// A program of the channel bench: a client that speaks `rounds.h`, or a server.
+/// What a peer should have said did not come: it is to be left out, with this reason.
+class PeerLost : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+/// A program of a bench: a client that speaks `rounds.h`, or a server.
 ///
 /// Owns    the process: the destructor ends it by the end of file on its stdin, then by SIGTERM, then by SIGKILL
-/// Errors  std::runtime_error: what it should have said did not come
+/// Errors  PeerLost, once it was ready
 class Peer {
 public:
     /// `environment` holds "NAME=value", on top of this process' own.
@@ -26,7 +33,7 @@ public:
     /// It, its children, theirs.
     [[nodiscard]] std::vector<pid_t> family() const;
 
-    /// Waits for the end of its warm-up. Returns  why it cannot take part; empty: it can
+    /// Waits for the end of its warm-up. Returns  why it cannot take part, did not start or ended early; empty: it can
     [[nodiscard]] std::string await_ready();
     void start_round(std::uint64_t budget_us);
     struct Round {
@@ -41,6 +48,7 @@ public:
 
 private:
     void read(void* to, std::size_t size) const;
+    std::string name_;
     pid_t pid_ = -1;
     UniqueFd pidfd_;
     UniqueFd to_;

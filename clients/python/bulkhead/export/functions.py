@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from . import inductor, products
 from .families import Method, Numbers, PromptForm
 from .lengths import any_length
+from .rewriting import Rewriting
 from .step import Decode, Prefill, Step
 
 
@@ -77,7 +78,7 @@ def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes
 def compile_method(method: Method, device: str, file: Path) -> dict[str, Tensor]:
     """A further function of the package. Writes `file`; returns the constants it asks for, by name."""
     given = tuple(tensor.to(device) for tensor in method.arguments)
-    with torch.no_grad():
+    with torch.no_grad(), Rewriting(device, "anything"):
         program = torch.export.export(method.module.eval(), given, dynamic_shapes=method.dynamic_shapes, strict=False)
     return compile_program(program, file, device, "anything")
 
@@ -123,7 +124,7 @@ def _compile(module: torch.nn.Module, step: Step, arguments: list[Tensor], shape
     heads = [tensor.to(sizes.device) for tensor in arguments]
     given = (*heads, *(buffer.to(sizes.device) for buffer in buffers))
     dynamic = (*shapes[:3], (*shapes[3:], *([buffer_shape] * len(buffers))))
-    with torch.no_grad(), step.attention():
+    with torch.no_grad(), step.attention(), Rewriting(sizes.device, meets):
         program = torch.export.export(module.eval(), given, dynamic_shapes=dynamic, strict=False)
     return compile_program(program, file, sizes.device, meets, single=meets == "vectors" and len(arguments[0]) == 1)
 
@@ -132,9 +133,6 @@ def compile_program(program: ExportedProgram, file: Path, device: str, meets: pr
     """Compiles without the constants. Writes `file` whole or not at all; returns the constants it asks for, by name.
 
     single: of one sequence, a graph's most frequent step."""
-    rewritten = products.rewritten(device, meets)
-    if any(node.target in rewritten for node in program.graph.nodes):
-        program = program.run_decompositions(rewritten)
     settings = inductor.settings(program)
     settings["aot_inductor.package_constants_in_so"] = False
     if meets == "vectors" and device == "cpu":

@@ -77,14 +77,19 @@ def _written(program: torch.export.ExportedProgram) -> list[str]:
     return [str(i) for i, name in enumerate(signature.user_inputs) if name in written]
 
 
+def pick_vectors() -> None:
+    """Has Inductor try which vectors this CPU and compiler can do, by compiling and loading for each kind: seconds, mostly of other
+    processes. It remembers the answer; under link_libtorch=False its trials fail, and kernels would come out scalar."""
+    from torch._inductor import cpu_vec_isa
+
+    cpu_vec_isa.pick_vec_isa()
+
+
 def settings(program: torch.export.ExportedProgram) -> dict[str, Any]:
     """`inductor_configs` for `aoti_compile_and_package`."""
     import torch
-    import torch._inductor.cpu_vec_isa
 
-    # Asked now, because Inductor remembers the answer: under link_libtorch=False its own trial compilation
-    # fails, and the kernels would come out scalar.
-    torch._inductor.cpu_vec_isa.pick_vec_isa()
+    pick_vectors()
     return {
         # Else the package itself links LibTorch, all CUDA libraries included, into a CPU worker.
         "aot_inductor.link_libtorch": False,

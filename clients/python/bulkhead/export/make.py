@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .. import __version__
 from ..errors import Error
-from . import functions, inductor, manifest, target, weights
+from . import functions, inductor, manifest, side_by_side, target, weights
 from .digest import sha256
+from .families import Method, Numbers, PromptForm
 from .functions import Sizes
+from .side_by_side import Constants, Task
 from .source import Loaded
+from .step import Step
 
 Tell = Callable[[str], None]
 
@@ -45,21 +47,13 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
     try:
         family.model.to(device)
         step = family.step().eval()
-        constants: dict[str, dict[str, Tensor]] = {}
-        with inductor.scratch_beside(partial):
-            decode = [1, *([slots_max] if slots_max > 1 else [])]
-            for most in decode:
-                name = "decode.pt2" if most == 1 else "decode_batch.pt2"
-                with _timed(tell, f"compiling {name}, for {'one sequence' if most == 1 else f'2 to {most} sequences'}"):
-                    constants[name] = functions.compile_decode(step, numbers, sizes, partial / name, most)
-            with _timed(tell, f"compiling prefill.pt2, for 2 to {sizes.chunk_max} positions"):
-                constants["prefill.pt2"] = functions.compile_prefill(step, numbers, form, sizes, partial / "prefill.pt2")
-            methods = []
-            for method in family.methods():
-                name = f"{method.name}.pt2"
-                with _timed(tell, f"compiling {name}"):
-                    constants[name] = functions.compile_method(method, device, partial / name)
-                methods.append({"name": method.name, "file": name, "inputs": method.inputs, "outputs": method.outputs})
+        methods = family.methods()
+        tasks = _tasks(step, numbers, form, sizes, methods, partial)
+        modules = [step, *(method.module for method in methods)]
+        names = ", ".join(task.name for task in tasks)
+        inductor.pick_vectors()  # before the processes: each would try for itself
+        with inductor.scratch_beside(partial), _timed(tell, f"compiling {names}, for 1 to {slots_max} sequences and 2 to {sizes.chunk_max} positions"):
+            constants = _compiled(tasks, modules, device, lambda name, seconds: tell(f"  {name}: {seconds:.1f} s"))
         with _timed(tell, "writing the weights"):
             stored, renamed = weights.save(constants, partial / "weights.safetensors")
         dtype = str(next(step.parameters()).dtype).removeprefix("torch.")
@@ -80,12 +74,38 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
             "decode": [{"file": "decode.pt2", "sequences": [1, 1]}, *([{"file": "decode_batch.pt2", "sequences": [2, slots_max]}] if slots_max > 1 else [])],
             "rope_delta": step.rope_delta or False, "first_token": None if numbers.first_token is None else list(numbers.first_token),
             "stop": list(numbers.stop), "bos": numbers.bos, "delay_pattern": numbers.delay_pattern, "sampling": family.sampling(), "sampling_order": numbers.sampling_order,
-            "methods": methods, "functions": {name: sha256(partial / name) for name in constants}, "weights": stored, "constants": renamed, "tokenizer": _tokenizer_files(family.tokenizer, partial), "source": loaded.origin,
+            "methods": [{"name": one.name, "file": f"{one.name}.pt2", "inputs": one.inputs, "outputs": one.outputs} for one in methods], "functions": {name: sha256(partial / name) for name in constants}, "weights": stored, "constants": renamed, "tokenizer": _tokenizer_files(family.tokenizer, partial), "source": loaded.origin,
         })  # fmt: skip
         target.check(out)  # again: it took minutes
         _replace(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _tasks(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes, methods: Sequence[Method], folder: Path) -> list[Task]:
+    """The functions, the one that takes longest first."""
+
+    def task(name: str, compile: Callable[..., Constants], *arguments: Any) -> Task:
+        return Task(name, lambda: compile(*arguments))
+
+    return [
+        *([task("decode_batch.pt2", functions.compile_decode, step, numbers, sizes, folder / "decode_batch.pt2", sizes.slots_max)] if sizes.slots_max > 1 else []),
+        task("prefill.pt2", functions.compile_prefill, step, numbers, form, sizes, folder / "prefill.pt2"),
+        task("decode.pt2", functions.compile_decode, step, numbers, sizes, folder / "decode.pt2", 1),
+        *(task(f"{one.name}.pt2", functions.compile_method, one, sizes.device, folder / f"{one.name}.pt2") for one in methods),
+    ]
+
+
+def _compiled(tasks: list[Task], modules: list[torch.nn.Module], device: str, finished: Callable[[str, float], None]) -> dict[str, Constants]:
+    """What each function asks for, by file."""
+    if device == "cpu":
+        return side_by_side.compiled(tasks, modules, finished)
+    constants: dict[str, Constants] = {}
+    for task in tasks:  # here: CUDA cannot be used in a fork, and kernels are measured, each alone
+        start = time.monotonic()
+        constants[task.name] = task.compile()
+        finished(task.name, time.monotonic() - start)
+    return constants
 
 
 def check_sizes(length: int | None, slots: int, slots_max: int, buckets: list[int] | None, chunk: int, model_max: int | None = None) -> None:

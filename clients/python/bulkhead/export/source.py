@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import Error
 from .families import Family, family_named, family_of
+from .gguf_once import parsed_once
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,8 @@ def load(said: str, dtype: torch.dtype, family: str | None = None, name: str | N
     if path.is_dir():
         return _folder(path, dtype, family, name)
     if path.is_file() and path.suffix.lower() == ".gguf":
-        return _gguf(path, dtype, family, name)
+        with parsed_once():
+            return _gguf(path, dtype, family, name)
     if ":" in said and not path.exists():
         return _function(said, dtype, family, name)
     if path.exists():

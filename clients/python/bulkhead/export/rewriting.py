@@ -1,0 +1,33 @@
+"""Linear layers are written as `products` says while a function is traced.
+
+`ExportedProgram.run_decompositions` would do the same afterwards, by tracing the whole function once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from . import products
+
+
+class Rewriting(TorchFunctionMode):
+    """While it lasts, a linear layer that is called on this thread is one of `products.rewritten`."""
+
+    def __init__(self, device: str, meets: products.Meets) -> None:
+        super().__init__()
+        self.found = {_called_as(operator): instead for operator, instead in products.rewritten(device, meets).items()}
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, arguments: Any = (), named: Any = None) -> Any:
+        named = named or {}
+        instead = self.found.get(function)
+        done = NotImplemented if instead is None else instead(*arguments, **named)
+        return function(*arguments, **named) if done is NotImplemented else done
+
+
+def _called_as(operator: Any) -> Callable[..., Any]:
+    """What a mode is told of when a module calls `operator`."""
+    called: Callable[..., Any] = torch.nn.functional.linear if operator is torch.ops.aten.linear.default else operator.overloadpacket
+    return called

@@ -1,0 +1,96 @@
+"""The functions of a package are compiled side by side, each in a process of its own.
+
+One costs minutes, most of them in Python, which is on one CPU at a time. The processes are forked: they have the model without a
+copy, at the same addresses. What comes back is which tensors a function asks for."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Error
+
+Constants = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """`compile` writes the file `name`, and returns the constants that it asks for."""
+
+    name: str
+    compile: Callable[[], Constants]
+
+
+def compiled(tasks: list[Task], modules: Iterable[nn.Module], finished: Callable[[str, float], None]) -> dict[str, Constants]:
+    """Runs each task; `finished` is told its name and how many seconds it took. A tensor of `modules` comes back as it is, one
+    that a task made as a copy.
+
+    Errors: what the first task to fail raised. No process is left then."""
+    held = {_identity(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    most = len(os.sched_getaffinity(0)) + 1  # three functions on two CPUs: none waits for the last one alone
+    context = multiprocessing.get_context("fork")
+    waiting, running, done = list(tasks), {}, {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < most:
+                task = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_run, args=(task, set(held), theirs))
+                process.start()
+                theirs.close()
+                running[ours] = (task, process, time.monotonic())
+            for ready in wait(list(running)):
+                task, process, start = running[ready]
+                answer = _answer(task, ready)
+                del running[ready]
+                process.join()
+                done[task.name] = {name: held[one] if isinstance(one, tuple) else one for name, one in answer.items()}
+                finished(task.name, time.monotonic() - start)
+    finally:
+        for _, process, _ in running.values():
+            process.kill()
+            process.join()
+    return {task.name: done[task.name] for task in tasks}
+
+
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _run(task: Task, held: set[tuple[Any, ...]], pipe: Connection) -> None:
+    """In the process of the task. Answers with the tensors by name, each as its identity or as itself; or with an error."""
+    import torch._inductor.config
+
+    torch._inductor.config.cpp.threads = torch.get_num_threads()  # those that kernels are written for
+    torch.set_num_threads(1)  # OpenMP's threads were not forked: a parallel region would wait for them
+    gc.disable()  # it would go through all that is traced again and again, and find next to nothing
+    answer: dict[str, Any] | Exception
+    try:
+        answer = {name: one if (one := _identity(tensor)) in held else tensor.detach() for name, tensor in task.compile().items()}
+    except Error as wrong:
+        answer = wrong
+    except Exception:
+        answer = RuntimeError(f"compiling {task.name}:\n{traceback.format_exc()}")
+    pipe.send_bytes(pickle.dumps(answer))  # Connection.send would pass tensors in shared memory, which ends with this process
+
+
+def _answer(task: Task, pipe: Connection) -> dict[str, Any]:
+    try:
+        answer = pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        raise Error("internal", f"compiling {task.name}: its process was ended", "look whether memory ran out") from None
+    if isinstance(answer, Exception):
+        raise answer
+    said: dict[str, Any] = answer
+    return said

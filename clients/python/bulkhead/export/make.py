@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..errors import Error
-from . import functions, inductor, manifest, target, weights
+from . import functions, inductor, manifest, target, twins, weights
 from .digest import sha256
 from .functions import Sizes
 from .source import Loaded
@@ -43,10 +43,9 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        family.model.to(device)
-        step = family.step().eval()
-        constants: dict[str, dict[str, Tensor]] = {}
-        with inductor.scratch_beside(partial):
+        with twins.placed(family.model, device), inductor.scratch_beside(partial):
+            step = family.step().eval()
+            constants: dict[str, dict[str, Tensor]] = {}
             decode = [1, *([slots_max] if slots_max > 1 else [])]
             for most in decode:
                 name = "decode.pt2" if most == 1 else "decode_batch.pt2"

@@ -52,7 +52,7 @@ def installed() -> bool:
 
 
 def install(kind: str) -> None:
-    """For the rest of this process. Before anything has asked PyTorch for a GPU. What runs on the CPU beside the kernels is
+    """For the rest of this process. Before anything has asked PyTorch what GPU there is. What runs on the CPU beside the kernels is
     compiled for another machine too.
 
     Errors: input_invalid, for a kind that is not known, and without Triton, which compiles the kernels."""
@@ -84,6 +84,13 @@ def _tell_torch(kind: Kind) -> None:
         setattr(cuda, name, _always(answer))
     for name in ("get_rng_state", "set_rng_state"):
         setattr(cuda.random, name, getattr(cuda, name))
+    # Which may have been read before, and keeps what it found there.
+    from torch._dynamo.device_interface import CudaInterface
+
+    for name, answer in answers.items():
+        if name.removeprefix("_") in vars(CudaInterface):
+            setattr(CudaInterface, name.removeprefix("_"), staticmethod(_always(answer)))
+    CudaInterface.get_raw_stream = staticmethod(_always(0))
     torch._C._cuda_getCurrentRawStream = _always(0)
     torch._C._ensureCUDADeviceGuardSet()
     fake_tensor.init_gpu_context = _always(None)  # would make a tensor there

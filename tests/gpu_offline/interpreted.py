@@ -72,7 +72,9 @@ class Interpreted:
         self.scope["extern_kernels"] = _Recorded(self.scope["extern_kernels"], self.extern)
 
     def __call__(self, arguments: list[Any]) -> list[Tensor]:
-        with mock.patch.object(torch.cuda, "_DeviceGuard", _NoGuard), mock.patch.object(triton_helpers, "libdevice", _Libdevice()):
+        with mock.patch.object(torch.cuda, "_DeviceGuard", _NoGuard), mock.patch.object(triton_helpers, "libdevice", _Libdevice()), mock.patch.object(
+            interpreter, "_patch_lang_tensor", _with_index(interpreter._patch_lang_tensor)
+        ):
             call = self.scope["call"]
             return list(call(list(arguments)))
 
@@ -128,6 +130,16 @@ class _Launched:
         sizes = tuple(int(eval(str(one), scope)) for one in (grid.x_grid, grid.y_grid, grid.z_grid))
         constants = {name: value for name, value in self.tuner.triton_meta.get("constants", {}).items() if isinstance(name, str) and name not in named}
         fn[sizes](**named, **{**constants, **blocks})
+
+
+def _with_index(before: Any) -> Any:
+    """Triton's own way from a tensor of one element to an index is one that numpy 2.4 no longer goes."""
+
+    def patched(tensor: Any, scope: Any) -> None:
+        before(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda one: int(one.handle.data.item()))
+
+    return patched
 
 
 class _Libdevice:

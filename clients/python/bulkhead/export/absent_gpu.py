@@ -7,7 +7,6 @@ PyTorch remembers of a GPU it remembers for good, so a process that calls `insta
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +62,6 @@ def install(kind: str) -> None:
         import triton  # noqa: F401
     except ImportError:
         raise Error("input_invalid", f"compiling for {kind} without Triton", "install the PyTorch for CUDA, which brings Triton along") from None
-    # Inductor's processes that compile side by side would know nothing of what follows.
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     inductor.for_another_machine()
     _installed = KINDS[kind]
     _tell_torch(_installed)
@@ -128,6 +125,7 @@ def _tell_inductor() -> None:
     from torch._inductor.fx_passes import joint_graph
     from torch._inductor.runtime import triton_helpers, triton_heuristics
 
+    config.compile_threads = 1  # more would be processes, which know nothing of all this
     config.shape_padding = False  # it measures
     triton_helpers.set_driver_to_gpu = _always(None)  # ours is set
     tuner = triton_heuristics.CachingAutotuner

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable
 from unittest import mock
 
@@ -53,15 +54,34 @@ def code_of(compile_it: Callable[[], object]) -> tuple[str, dict[str, Tensor]]:
     raise AssertionError("nothing was compiled")
 
 
+#: All that generated code may do between kernels at no cost to the device: make a buffer, see it in another shape, let it go,
+#: compute a size.
+PLAIN = [
+    r"\w+(, \w+)* = args", r"args\.clear\(\)", r"arg\d+_1_size = arg\d+_1\.size\(\)", r"s\d+ = arg\d+_1_size\[\d\]", r"assert_size_stride\(arg.*\)",
+    r"with torch\.cuda\._DeviceGuard\(0\):", r"torch\.cuda\.set_device\(0\)", r"stream0 = get_raw_stream\(0\)",
+    r"buf\d+ = empty_strided_cuda\(.*\)", r"buf\d+ = buf\d+", r"(buf\d+ = )?reinterpret_tensor\(buf\d+, [^a-z]*\)", r"del \w+",
+    r"(?!.*\w\()\w+ = [-\w\s*+/()]+", r"triton_\w+\.run\(.*\)", r"return \(buf\d+, \)", r"return \(reinterpret_tensor\(buf\d+, [^a-z]*\), \)",
+]  # fmt: skip
+
+
+def others(code: str) -> list[str]:
+    """What generated code does beside launching kernels and PLAIN statements, by name: calls of LibTorch, and anything that reads a
+    tensor on the host, waits, or copies between host and device."""
+    body = code[code.index("def call(args):") :].splitlines()[1:]
+    end = next((index for index, line in enumerate(body) if line and not line.startswith(" ")), len(body))
+    statements = [part.strip() for line in body[:end] if not line.strip().startswith("#") for part in line.split(";") if part.strip()]
+    statements = [one.split("  # ")[0].rstrip() for one in statements]
+    found = [one for one in statements if not any(re.fullmatch(plain, one) for plain in PLAIN)]
+    return [one.split("(")[0] for one in found]
+
+
 class Interpreted:
     """What generated code defines, to be called with tensors on the CPU."""
 
     def __init__(self, code: str, constants: dict[str, Tensor]) -> None:
         self.launched: list[str] = []
-        self.extern: list[str] = []
         self.scope: dict[str, Any] = {"__name__": "interpreted"}
         # The guards of a device and the streams of an absent GPU; buffers lie on the CPU.
-        open("/tmp/exp/code.py","w").write(code)
         with mock.patch.object(torch._inductor.async_compile.AsyncCompile, "triton", self._kernel):
             exec(code, self.scope)
         self.scope["empty_strided_cuda"] = _filled
@@ -69,7 +89,6 @@ class Interpreted:
         self.scope["get_raw_stream"] = lambda index: 0
         self.scope["assert_size_stride"] = lambda *unused: None
         self.scope["assert_alignment"] = lambda *unused: None
-        self.scope["extern_kernels"] = _Recorded(self.scope["extern_kernels"], self.extern)
 
     def __call__(self, arguments: list[Any]) -> list[Tensor]:
         with mock.patch.object(torch.cuda, "_DeviceGuard", _NoGuard), mock.patch.object(triton_helpers, "libdevice", _Libdevice()), mock.patch.object(
@@ -98,17 +117,6 @@ class _NoGuard:
     def __enter__(self) -> None: ...
 
     def __exit__(self, *unused: object) -> None: ...
-
-
-class _Recorded:
-    """Calls of LibTorch between kernels, which are remembered."""
-
-    def __init__(self, of: Any, names: list[str]) -> None:
-        self.of, self.names = of, names
-
-    def __getattr__(self, name: str) -> Any:
-        self.names.append(name)
-        return getattr(self.of, name)
 
 
 class _Launched:

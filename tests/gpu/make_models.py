@@ -22,7 +22,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "clients" / "python"))
 
-from bulkhead.export import inductor  # noqa: E402
+from bulkhead.export import inductor, twins  # noqa: E402
 
 NOT_ALL = 3
 
@@ -133,19 +133,12 @@ def save_package(name: str, module: nn.Module, folder: Path) -> None:
     import torch._inductor
 
     inductor.use_toolkit()
-    module = module.eval().cuda()
     rows = torch.export.Dim("rows", min=2, max=32)
-    with torch.no_grad():
+    with torch.no_grad(), twins.placed(module.eval(), "cuda"):
         program = torch.export.export(module, (torch.randn(8, 64, device="cuda"),), dynamic_shapes=({0: rows},))
-        torch._inductor.aoti_compile_and_package(
-            program,
-            package_path=str(folder / f"{name}.pt2"),
-            inductor_configs={
-                "aot_inductor.link_libtorch": False,  # the worker's module brings LibTorch's CUDA part
-                "aot_inductor.check_lowerbound": False,
-                "aot_inductor.metadata": {"BULKHEAD_TORCH": torch.__version__},
-            },
-        )
+        with twins.compiling(program):
+            # Its settings bring LibTorch's CUDA part by the worker's module.
+            torch._inductor.aoti_compile_and_package(program, package_path=str(folder / f"{name}.pt2"), inductor_configs=inductor.settings(program))
 
 
 #: Packages that the exporter makes for this GPU: where the model comes from, its options, and the modules without which its tests

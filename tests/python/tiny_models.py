@@ -78,6 +78,10 @@ def higgs_audio_v2(codec: bool = False) -> Any:
     return model
 
 
+def higgs_audio_v2_with_codec() -> Any:
+    return higgs_audio_v2(codec=True)
+
+
 def chatterbox_t3() -> Any:
     """T3 of chatterbox-tts with its own vocabulary, positions and voice conditioning, and layers that are few and small.
 

@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", nargs="?", type=Path, help="where the package goes: a new or an empty folder, or a package, which is replaced when the new one is complete")
     parser.add_argument("--check", type=Path, metavar="FOLDER", help="only compare a package's files with its manifest")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--target", metavar="sm_90", help="compile for a GPU of this kind on a machine without one: --device cuda, with kernels that nothing was timed for, and no comparison")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and computation")
     parser.add_argument("--kv-dtype", choices=DTYPES, help="of keys and values; as --dtype unless given")
     parser.add_argument("--weights", choices=("int8", "int4"), help="of linear layers: 8 bits, or 4 and the head in 8; the rest as --dtype")
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--chunk", type=int, default=512, help="prompt positions of one prefill call, at most")
     parser.add_argument("--family", choices=sorted(FAMILIES), help="unless the source's model_type says it")
     parser.add_argument("--name", help="unless the source says it")
-    parser.add_argument("--tokens", type=int, default=16, help="tokens a prompt, generated at the end and compared with the original; 0: none")
+    parser.add_argument("--tokens", type=int, help="tokens a prompt, generated at the end and compared with the original; 0: none; 16 unless given, or none with --target")
     return parser
 
 
@@ -75,16 +76,22 @@ def _export(arguments: argparse.Namespace) -> int:
     import torch
     import transformers
 
-    from . import inductor, make, quantised, source, target
+    from . import absent_gpu, inductor, make, quantised, source, target
 
-    if arguments.tokens < 0:
-        raise Error("input_invalid", f"exporting with --tokens {arguments.tokens}", "give how many are generated and compared; 0: none")
+    tokens = (0 if arguments.target else 16) if arguments.tokens is None else arguments.tokens
+    if tokens < 0:
+        raise Error("input_invalid", f"exporting with --tokens {tokens}", "give how many are generated and compared; 0: none")
+    if tokens > 0 and arguments.target:
+        raise Error("input_invalid", f"exporting with --target {arguments.target} and --tokens {tokens}", "leave --tokens out: what is compiled for another machine does not run here")
     make.check_sizes(arguments.length, arguments.slots, arguments.slots_max, arguments.buckets, arguments.chunk)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if arguments.device == "cuda":
+    device = "cuda" if arguments.target else arguments.device
+    if arguments.target:
+        absent_gpu.install(arguments.target)
+    if device == "cuda":
         if not torch.cuda.is_available():
-            raise Error("input_invalid", "exporting for a GPU where PyTorch sees none", "run it on the GPU's machine: kernels are tuned for the GPU at hand")
+            raise Error("input_invalid", "exporting for a GPU where PyTorch sees none", "run it on the GPU's machine, where kernels are tuned for the GPU at hand, or say --target sm_90")
         inductor.use_toolkit()
     folder = arguments.folder.resolve()
     target.check(folder, arguments.source)
@@ -99,9 +106,9 @@ def _export(arguments: argparse.Namespace) -> int:
         counts = quantised.quantise(loaded.family.model, loaded.family.step(), arguments.weights, numbers.vocabulary * numbers.codebooks)
         made = " and ".join(f"{count} to {kind}" for kind, count in counts.items())
         _tell(f"  linear layers: {made}; what follows is compared with the model so rounded")
-    make.make(loaded, folder, device=arguments.device, kv_dtype=arguments.kv_dtype or arguments.dtype, length=arguments.length,
+    make.make(loaded, folder, device=device, kv_dtype=arguments.kv_dtype or arguments.dtype, length=arguments.length,
               slots=arguments.slots, slots_max=arguments.slots_max, buckets=arguments.buckets, chunk=arguments.chunk, tell=_tell)  # fmt: skip
-    good = arguments.tokens == 0 or _compare(loaded, folder, arguments.tokens)
+    good = tokens == 0 or _compare(loaded, folder, tokens)
     size = sum(path.stat().st_size for path in folder.iterdir())
     _tell(f"{folder.name}: {size / 1e6:.1f} MB in {time.monotonic() - start:.1f} s")
     return 0 if good else 1

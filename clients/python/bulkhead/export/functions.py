@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._inductor.codegen.cpp import CppScheduling
 from torch.export import Dim, ExportedProgram
 
-from . import inductor, products
+from . import absent_gpu, inductor, products, twins
 from .families import Method, Numbers, PromptForm
 from .lengths import any_length
 from .rewriting import Rewriting
@@ -140,12 +140,12 @@ def compile_program(program: ExportedProgram, file: Path, device: str, meets: pr
     if device == "cuda":
         settings["coordinate_descent_tuning"] = single  # which also has Inductor write products with a vector as sums
     partial = file.with_suffix(".partial.pt2")
-    with _short_kernels(), any_length():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(partial), inductor_configs=settings)
-    wanted = load(partial).get_constant_fqns()
     known = {**program.state_dict, **program.constants}
+    with _short_kernels(), any_length(), twins.compiling(program):
+        torch._inductor.aoti_compile_and_package(program, package_path=str(partial), inductor_configs=settings)
+    wanted = twins.constants_of(partial) if absent_gpu.installed() else load(partial).get_constant_fqns()
     os.replace(partial, file)
-    return {name: known[name] for name in wanted}
+    return {name: twins.original(known[name], name) for name in wanted}
 
 
 @contextmanager

@@ -25,8 +25,33 @@ CPU_FLAGS = (
 ).split()
 
 
+#: x86-64-v3, what is taken for granted of another machine, as a compiler names it and by those of CPU_FLAGS in it.
+BASELINE = "x86-64-v3"
+BASELINE_FLAGS = "avx avx2 bmi1 bmi2 f16c fma movbe popcnt sse4_1 sse4_2 ssse3".split()
+BASELINE_VECTOR = 256  #: bits
+
+_for_another_machine = False
+
+
+def for_another_machine() -> None:
+    """From now on this process compiles what any machine of the baseline can run."""
+    from torch._inductor import cpp_builder
+
+    global _for_another_machine
+    _for_another_machine = True
+    before = cpp_builder._get_optimization_cflags
+
+    def of_the_baseline(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
+        compiler, linker = before(*args, **kwargs)
+        return [f"march={BASELINE}" if flag == "march=native" else flag for flag in compiler], linker
+
+    cpp_builder._get_optimization_cflags = of_the_baseline
+
+
 def cpu_flags() -> list[str]:
-    """Those of CPU_FLAGS that this CPU has."""
+    """Those of CPU_FLAGS that what is compiled here asks for: all that this CPU has, or the baseline's."""
+    if _for_another_machine:
+        return BASELINE_FLAGS
     with open("/proc/cpuinfo") as cpuinfo:
         for line in cpuinfo:
             if line.startswith("flags"):
@@ -100,6 +125,7 @@ def settings(program: torch.export.ExportedProgram) -> dict[str, Any]:
         "aot_inductor.check_lowerbound": False,
         # Inductor has the program `openssl` tell whether a precompiled header is current.
         "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
+        **({"cpp.simdlen": BASELINE_VECTOR} if _for_another_machine else {}),
         "aot_inductor.metadata": {
             "BULKHEAD_TORCH": torch.__version__,
             "BULKHEAD_CPU_FLAGS": " ".join(cpu_flags()),

@@ -13,7 +13,7 @@ import torch
 
 from .. import __version__
 from ..errors import Error
-from . import functions, inductor, manifest, side_by_side, target, weights
+from . import functions, inductor, manifest, side_by_side, target, twins, weights
 from .digest import sha256
 from .families import Method, Numbers, PromptForm
 from .functions import Sizes
@@ -45,15 +45,15 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        family.model.to(device)
-        step = family.step().eval()
-        methods = family.methods()
-        tasks = _tasks(step, numbers, form, sizes, methods, partial)
-        modules = [step, *(method.module for method in methods)]
-        names = ", ".join(task.name for task in tasks)
-        inductor.pick_vectors()  # before the processes: each would try for itself
-        with inductor.scratch_beside(partial), _timed(tell, f"compiling {names}, for 1 to {slots_max} sequences and 2 to {sizes.chunk_max} positions"):
-            constants = _compiled(tasks, modules, device, lambda name, seconds: tell(f"  {name}: {seconds:.1f} s"))
+        with twins.placed(family.model, device), inductor.scratch_beside(partial):
+            step = family.step().eval()
+            methods = family.methods()
+            tasks = _tasks(step, numbers, form, sizes, methods, partial)
+            modules = [step, *(method.module for method in methods)]
+            names = ", ".join(task.name for task in tasks)
+            inductor.pick_vectors()  # before the processes: each would try for itself
+            with _timed(tell, f"compiling {names}, for 1 to {slots_max} sequences and 2 to {sizes.chunk_max} positions"):
+                constants = _compiled(tasks, modules, device, lambda name, seconds: tell(f"  {name}: {seconds:.1f} s"))
         with _timed(tell, "writing the weights"):
             stored, renamed = weights.save(constants, partial / "weights.safetensors")
         dtype = str(next(step.parameters()).dtype).removeprefix("torch.")

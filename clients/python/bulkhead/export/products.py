@@ -20,6 +20,10 @@ from .materialized import materialized
 #: multiples of this, that the kernels are few.
 VECTORS = 32
 
+#: Rows that a GPU's sums are written for: both of a sequence with guidance, or of two such. cuBLAS would pad them to a tile, and
+#: nothing could be fused with what it writes.
+FEW = 4
+
 #: Few vectors each, a prompt padded to VECTORS, or what nothing is known of.
 Meets = Literal["vectors", "prompt", "anything"]
 
@@ -36,9 +40,15 @@ def _lower(x: lowering.TensorBox, weight: lowering.TensorBox) -> lowering.Tensor
 
 def rewritten(device: str, meets: Meets) -> dict[Any, Callable[..., Any]]:
     """Decompositions for a function, by what its matrices meet."""
-    found: dict[Any, Callable[..., Any]] = {torch.ops.bulkhead.linear_int4.default: _int4_as_sum if meets == "vectors" else _int4_as_linear}
+    vectors = meets == "vectors"
+    found: dict[Any, Callable[..., Any]] = {
+        torch.ops.bulkhead.linear_int4.default: _int4_as_sum if vectors else _int4_as_linear,
+        torch.ops.bulkhead.linear_int8.default: _int8_as_sum if vectors else _int8_as_linear,
+    }
     if device == "cpu" and meets != "anything":
-        found[torch.ops.aten.linear.default] = _as_sum if meets == "vectors" else _as_product
+        found[torch.ops.aten.linear.default] = _as_sum if vectors else _as_product
+    elif device == "cuda" and vectors:
+        found[torch.ops.aten.linear.default] = _as_sum_of_few
     return found
 
 
@@ -54,6 +64,12 @@ def _as_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return done if bias is None else done + bias
 
 
+def _as_sum_of_few(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """On a GPU: for one row Inductor writes sums itself; for many, or for a number that changes, cuBLAS is faster."""
+    rows = x.numel() // x.shape[-1]
+    return _as_sum(x, weight, bias) if isinstance(rows, int) and 1 < rows <= FEW else NotImplemented
+
+
 def _as_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     if isinstance(rows.shape[0], int) and rows.shape[0] == 1:  # a head, of the last position alone
@@ -63,6 +79,25 @@ def _as_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     done = torch.ops.bulkhead.product(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
     return done if bias is None else done + bias
 
+
+# Weights of 8 bits: int8 [out, in], each row with a scale [out].
+_library.define("linear_int8(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor")
+
+
+def _int8_as_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.nn.functional.linear(x, weight.to(x.dtype) * scale[:, None], bias)
+
+
+def _int8_as_sum(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `_as_sum`: the bytes are read once, and widened in registers. In float32: unscaled, a sum is beyond what float16 holds."""
+    rows = materialized(x.reshape(-1, x.shape[-1]))
+    sums = (weight.to(x.dtype).unsqueeze(1) * rows.unsqueeze(0)).sum(-1, dtype=torch.float32) * scale[:, None]
+    done = materialized(sums.to(x.dtype).t()).reshape(*x.shape[:-1], weight.shape[0])
+    return done if bias is None else done + bias
+
+
+_library.impl("linear_int8", _int8_as_linear, "CompositeExplicitAutograd")
+_library.impl("linear_int8", lambda x, weight, scale, bias=None: x.new_empty(*x.shape[:-1], weight.shape[0]), "Meta")
 
 # Weights of 4 bits. A row is cut into groups of GROUP elements, each of which has a scale and a least value. Byte h of a
 # group's 16 has element h in its low half and element 16 + h in its high half: vectors of bytes become vectors of elements

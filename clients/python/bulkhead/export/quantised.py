@@ -31,7 +31,8 @@ class Int8Linear(nn.Module):
         self.bias = original.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale[:, None], self.bias)
+        done: Tensor = torch.ops.bulkhead.linear_int8(x, self.weight, self.scale, self.bias)
+        return done
 
 
 class Int4Linear(nn.Module):

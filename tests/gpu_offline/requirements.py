@@ -1,0 +1,30 @@
+"""What compiling for a GPU needs, and a GPU is not among it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+SKIPPED = 77  #: the exit status by which CTest knows a test as skipped
+
+
+def missing() -> str:
+    """What this machine lacks, in words; empty where it lacks nothing."""
+    import torch
+    from torch.utils import cpp_extension
+
+    if torch.version.cuda is None:
+        return "this PyTorch is for CPUs alone"
+    if cpp_extension.CUDA_HOME is None:
+        return "CUDA's toolkit is missing: install the one of PyTorch's version of CUDA, and set CUDA_HOME"
+    if not (Path(cpp_extension.CUDA_HOME) / "include" / "cuda.h").is_file():
+        return f"CUDA's toolkit in {cpp_extension.CUDA_HOME} has no headers"
+    try:
+        from triton import knobs
+
+        knobs.nvidia.ptxas  # noqa: B018  looks for it
+    except (ImportError, RuntimeError) as wrong:
+        return f"Triton's ptxas is missing: {wrong}"
+    if shutil.which("c++") is None and shutil.which("g++") is None:
+        return "a C++ compiler is missing"
+    return ""

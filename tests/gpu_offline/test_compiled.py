@@ -1,0 +1,86 @@
+"""Compiled decodes for a GPU (decodes.py), as far as a machine without one can tell: their libraries load, and what they call.
+
+What stands between kernels is in test_generated.py, by the same code in Python; here it is the C++ that runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "clients" / "python")]
+
+import decodes  # noqa: E402
+import requirements  # noqa: E402
+
+if reason := requirements.missing():
+    print(f"Skipped\n{reason}")
+    sys.exit(requirements.SKIPPED)
+
+BUILD = Path(os.environ["BULKHEAD_BUILD"])
+
+#: All of LibTorch that a decode may call: buffers from the caching allocator, which a capture's pool serves, and what a tensor says of
+#: itself. None computes, copies, waits or reads on the host.
+ALLOWED = {"aoti_torch_empty_strided", "aoti_torch_get_device_type", "aoti_torch_get_dtype", "aoti_torch_dtype_float32", "aoti_torch_dtype_int64",
+           "aoti_torch_grad_mode_is_enabled", "aoti_torch_grad_mode_set_enabled"}  # fmt: skip
+#: Of an input that is not aligned a copy is made, in which what is written is lost: the worker aligns its slots.
+UNALIGNED = "aoti_torch_clone_preserve_strides"
+
+OPEN = """
+import ctypes, os, sys
+from torch.utils import cpp_extension
+from bulkhead.export import functions
+functions.share_libtorch()
+ctypes.CDLL(os.path.join(cpp_extension.CUDA_HOME, "lib64", "stubs", "libcuda.so"), mode=ctypes.RTLD_GLOBAL)
+for file in sys.argv[1:]:
+    ctypes.CDLL(file, mode=os.RTLD_NOW)
+"""
+
+
+class CompiledDecodes(unittest.TestCase):
+    def test_each_finds_all_that_it_asks_of_libtorch_and_the_driver(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="bh-gpu-") as folder:
+            libraries = []
+            for family in decodes.FAMILIES:
+                library = Path(folder, f"{family}.so")
+                library.write_bytes(self.member(family, ".wrapper.so"))
+                libraries.append(str(library))
+            environment = {**os.environ, "PYTHONPATH": f"{ROOT}/clients/python"}
+            done = subprocess.run([sys.executable, "-W", "ignore", "-c", OPEN, *libraries], env=environment, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_each_calls_nothing_but_kernels(self) -> None:
+        for family in decodes.FAMILIES:
+            with self.subTest(family):
+                code = self.member(family, ".wrapper.cpp").decode()
+                called = set(re.findall(r"\baoti_torch_\w+|\bcuda(?:Memcpy|Memset|StreamSynchronize|DeviceSynchronize|EventSynchronize)\w*", code))
+                self.assertEqual(called - {UNALIGNED} - ALLOWED, set())
+                inputs = len(re.findall(r"= std::move\(inputs\[\d+\]\);", code))
+                self.assertEqual(len(re.findall(rf"\b{UNALIGNED}\(", code)), inputs, "one for each input, and none between kernels")
+
+    def test_each_carries_the_kernels_that_it_loads(self) -> None:
+        for family in decodes.FAMILIES:
+            with self.subTest(family):
+                with zipfile.ZipFile(decodes.file(BUILD, family)) as package:
+                    carried = {Path(name).name: package.read(name) for name in package.namelist() if name.endswith(".cubin")}
+                code = self.member(family, ".wrapper.cpp").decode()
+                loaded = {Path(name).name for name in re.findall(r'"([^"]+\.cubin)"', code)}
+                self.assertTrue(loaded)
+                self.assertEqual(set(carried), loaded)
+                for name, cubin in carried.items():
+                    self.assertEqual((cubin[:4], cubin[18:20]), (b"\x7fELF", (190).to_bytes(2, "little")), f"{name} is of a GPU (EM_CUDA)")
+
+    def member(self, family: str, end: str) -> bytes:
+        with zipfile.ZipFile(decodes.file(BUILD, family)) as package:
+            (name,) = [name for name in package.namelist() if name.endswith(end)]
+            return package.read(name)
+
+
+if __name__ == "__main__":
+    unittest.main()

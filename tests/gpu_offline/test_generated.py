@@ -1,0 +1,103 @@
+"""What Inductor generates for a GPU: kernels that compute what the model computes, and nothing between them that costs.
+
+The kernels run under Triton's interpreter, on the CPU. What ptxas makes of them is not run, nor is any GPU's arithmetic, whose
+order of sums and whose approximations are others.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import unittest
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "python"), str(Path(__file__).resolve().parents[2] / "clients" / "python")]
+
+import requirements  # noqa: E402
+
+if reason := requirements.missing():
+    print(f"Skipped\n{reason}")
+    sys.exit(requirements.SKIPPED)
+
+from bulkhead.export import absent_gpu  # noqa: E402
+
+absent_gpu.install("sm_90")
+
+import interpreted  # noqa: E402
+import tiny_models  # noqa: E402
+import torch  # noqa: E402
+from bulkhead.export import functions, quantised, twins  # noqa: E402
+from bulkhead.export.families import Family, family_named  # noqa: E402
+from bulkhead.export.step import Decode as UncompiledDecode  # noqa: E402
+
+LENGTH = 48  # of a key/value buffer
+
+
+class Decode(unittest.TestCase):
+    """A step behind 20 random positions, in float32, against the same step uncompiled: logits, and keys and values in place.
+    Each test names all calls of LibTorch in it; whatever else stands between kernels would be named among them."""
+
+    def test_a_language_model(self) -> None:
+        self.assertEqual(self.step_of(family_named("causal_lm")(tiny_models.causal("llama"))), {})
+
+    def test_a_language_model_with_several_sequences(self) -> None:
+        """Of a number that changes: seven products a layer, and the head's."""
+        self.assertEqual(self.step_of(family_named("causal_lm")(tiny_models.causal("llama")), 3), {"extern_kernels.mm": 3 * 7 + 1})
+
+    def test_speech_with_guidance(self) -> None:
+        """Two rows meet each matrix: cuBLAS would be called for two."""
+        self.assertEqual(self.step_of(family_named("chatterbox_t3")(tiny_models.chatterbox_t3())), {})
+
+    def test_codebooks(self) -> None:
+        self.assertEqual(self.step_of(family_named("higgs_audio_v2")(tiny_models.higgs_audio_v2())), {})
+
+    def test_pictures(self) -> None:
+        self.assertEqual(self.step_of(family_named("qwen3_vl")(tiny_models.qwen3_vl())), {})
+
+    def test_8_bits_and_several_sequences(self) -> None:
+        """A product by cuBLAS would have the matrix widened into a buffer first, at each step."""
+        self.assertEqual(self.step_of(rounded("int8"), 3), {})
+
+    def test_4_bits(self) -> None:
+        self.assertEqual(self.step_of(rounded("int4")), {})
+
+    def step_of(self, family: Family, sequences: int = 1) -> dict[str, int]:
+        """How often it calls what, beside kernels."""
+        numbers, step = family.numbers(), family.step().eval()
+        sizes = functions.Sizes(128, 1 if sequences == 1 else 4, 40, "cuda", torch.float32)
+        with twins.placed(family.model, "cuda"):
+            code, constants = interpreted.code_of(lambda: functions.compile_decode(step, numbers, sizes, Path("decode.pt2"), sizes.slots_max))
+        generator = torch.Generator().manual_seed(1)
+        span = 21
+        tokens = torch.randint(0, numbers.vocabulary, (sequences, numbers.codebooks), generator=generator)
+        positions = torch.full((sequences,), span - 1) - torch.arange(sequences)
+        shape = (sequences * numbers.rows, numbers.heads, LENGTH, numbers.dim)
+        before = [torch.randn(shape, generator=generator) for _ in range(2 * numbers.layers)]
+        rest = [] if not step.rope_delta else [torch.full((sequences,), -15 if step.rope_delta == "prompt" else 2)]
+        arguments = [tokens, positions, torch.arange(span), *rest]
+        wanted = [one.clone() for one in before]
+        with torch.no_grad(), step.attention():
+            logits = UncompiledDecode(step)(*arguments, *wanted)
+
+        found = [one.clone() for one in before]
+        run = interpreted.Interpreted(code, constants)
+        (computed,) = run([*arguments, *found])
+
+        self.assertGreater(len(run.launched), 5)
+        torch.testing.assert_close(computed, logits, rtol=1e-4, atol=1e-4)
+        for index, (one, other, old) in enumerate(zip(found, wanted, before, strict=True)):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, msg=lambda said, index=index: f"buffer {index}: {said}")
+            self.assertEqual(int((one != old).any(-1).sum()), sequences * numbers.rows * numbers.heads, "one position of each row is written, in place")
+        return dict(collections.Counter(interpreted.others(code)))
+
+
+def rounded(kind: str) -> Family:
+    family = family_named("causal_lm")(tiny_models.causal("qwen3"))
+    quantised.quantise(family.model, family.step(), kind, family.numbers().vocabulary)
+    return family
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,122 +1,30 @@
 // Compiled by nvcc, with each operation rounded by itself (--fmad=false): worker/generation/exact_math.h says why.
 
 #include "worker/cuda/generation_kernels.h"
-#include "worker/generation/sampler_core.h"
+
+namespace bulkhead::worker::cuda {
+namespace {
+
+__device__ inline void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+    __cluster_barrier_arrive();  // releases and acquires
+    __cluster_barrier_wait();
+#else
+    __trap();  // never launched there
+#endif
+}
+
+}  // namespace
+}  // namespace bulkhead::worker::cuda
+
+#include "worker/cuda/draw_block.h"
 
 namespace bulkhead::worker::cuda {
 namespace {
 
 namespace generation_limits = generation::limits;
-using generation::DrawRow;
-using generation::DrawScratch;
 
 constexpr unsigned block_threads = 1024;
-constexpr unsigned warps = block_threads / 32;
-constexpr unsigned all_lanes = 0xffff'ffffU;
-using Wide = unsigned long long;  // what CUDA's 64-bit intrinsics take
-
-/// The threads of one CUDA block, as the sampler sees them; `reduced` is shared, of `warps + 1`.
-class CudaBlock {
-public:
-    __device__ explicit CudaBlock(Wide* reduced) : reduced_{reduced} {}
-
-    template <typename F>
-    __device__ void each(std::uint32_t n, const F& f) {
-        for (std::uint32_t i = threadIdx.x; i < n; i += block_threads) f(i);
-        __syncthreads();
-    }
-    template <typename F>
-    __device__ std::uint64_t max(std::uint32_t n, const F& f) {
-        Wide greatest = 0;
-        for (std::uint32_t i = threadIdx.x; i < n; i += block_threads) greatest = larger(greatest, f(i));
-        return reduce(greatest, [](Wide a, Wide b) { return larger(a, b); });
-    }
-    template <typename F>
-    __device__ std::uint64_t max_quads(std::uint32_t n, const F& f) {
-        Wide greatest = 0;
-        for (std::uint32_t i = 4 * threadIdx.x; i < n; i += 4 * block_threads) greatest = larger(greatest, f(i));
-        return reduce(greatest, [](Wide a, Wide b) { return larger(a, b); });
-    }
-    template <typename F>
-    __device__ std::uint64_t sum(std::uint32_t n, const F& f) {
-        Wide total = 0;
-        for (std::uint32_t i = threadIdx.x; i < n; i += block_threads) total += f(i);
-        return reduce(total, [](Wide a, Wide b) { return a + b; });
-    }
-    template <typename F>
-    __device__ void once(const F& f) {
-        if (threadIdx.x == 0) f();
-        __syncthreads();
-    }
-    __device__ std::uint32_t add(std::uint32_t& to, std::uint32_t value) { return atomicAdd(&to, value); }
-    __device__ std::uint64_t add(std::uint64_t& to, std::uint64_t value) {
-        return atomicAdd(reinterpret_cast<Wide*>(&to), static_cast<Wide>(value));
-    }
-    __device__ void find(const std::uint64_t* weight, std::uint32_t n, std::uint64_t target, std::uint32_t& chosen,
-                         std::uint64_t& above) {
-        const std::uint32_t each_thread = (n + block_threads - 1) / block_threads;
-        const std::uint32_t begin = min(threadIdx.x * each_thread, n);
-        const std::uint32_t end = min(begin + each_thread, n);
-        Wide own = 0;
-        for (std::uint32_t i = begin; i < end; ++i) own += weight[i];
-        Wide sum = before(own);
-        if (sum < target && sum + own >= target)  // in exactly one thread, where any
-            for (std::uint32_t i = begin; i < end; ++i) {
-                if (sum + weight[i] >= target) {
-                    chosen = i;
-                    above = sum;
-                    break;
-                }
-                sum += weight[i];
-            }
-        const std::uint64_t total = reduced_[warps];
-        if (threadIdx.x == 0 && total < target) above = total;
-        __syncthreads();
-    }
-
-private:
-    __device__ static Wide larger(Wide a, Wide b) { return a > b ? a : b; }
-
-    template <typename Combine>
-    __device__ Wide reduce(Wide value, const Combine& combine) {
-        for (unsigned distance = 16; distance > 0; distance /= 2)
-            value = combine(value, __shfl_xor_sync(all_lanes, value, distance));
-        if (threadIdx.x % 32 == 0) reduced_[threadIdx.x / 32] = value;
-        __syncthreads();
-        value = reduced_[threadIdx.x % 32];
-        for (unsigned distance = 16; distance > 0; distance /= 2)
-            value = combine(value, __shfl_xor_sync(all_lanes, value, distance));
-        __syncthreads();  // before anybody writes to `reduced_` again
-        return value;
-    }
-
-    /// The sum of `value` over all threads before this one; that of all is left in reduced_[warps].
-    __device__ Wide before(Wide value) {
-        const unsigned lane = threadIdx.x % 32;
-        const unsigned warp = threadIdx.x / 32;
-        Wide until = value;  // this thread's included
-        for (unsigned distance = 1; distance < 32; distance *= 2) {
-            const Wide other = __shfl_up_sync(all_lanes, until, distance);
-            if (lane >= distance) until += other;
-        }
-        if (lane == 31) reduced_[warp] = until;
-        __syncthreads();
-        if (warp == 0) {
-            Wide of_warps = reduced_[lane];
-            for (unsigned distance = 1; distance < 32; distance *= 2) {
-                const Wide other = __shfl_up_sync(all_lanes, of_warps, distance);
-                if (lane >= distance) of_warps += other;
-            }
-            __syncwarp();
-            reduced_[lane] = of_warps;
-            if (lane == 31) reduced_[warps] = of_warps;
-        }
-        __syncthreads();
-        return until - value + (warp == 0 ? 0 : reduced_[warp - 1]);
-    }
-
-    Wide* reduced_;
-};
 
 __global__ void stage_kernel(DeviceSlots slots, std::uint32_t n) {
     const std::uint32_t slot = threadIdx.x;
@@ -128,38 +36,30 @@ __global__ void stage_kernel(DeviceSlots slots, std::uint32_t n) {
     slots.deltas[slot] = state.rope_delta;
 }
 
-/// Block (c, i): codebook c of slot first + i.
+template <bool several>
 __global__ void __launch_bounds__(block_threads) draw_kernel(DeviceSlots slots, const float* logits,
                                                              std::uint32_t first) {
-    __shared__ DrawScratch scratch;
-    __shared__ Wide reduced[warps + 1];
-    if (blockIdx.y >= *slots.active) return;
-    const std::uint32_t codebook = blockIdx.x;
-    const std::uint32_t slot = first + blockIdx.y;
-    const std::uint32_t codebooks = slots.rules.codebooks;
-    const SlotState& state = slots.states[slot];
-    Drawn& drawn = slots.drawn[slot * codebooks + codebook];
-    const std::int32_t* forced = slots.forced + std::uint64_t{slot} * generation_limits::forced_steps_max * codebooks;
-    std::int32_t chosen = 0;
-    if (state.stopped || generation::request_forces(state, slots.rules, forced, codebook, chosen) ||
-        generation::delay_forces(state, slots.rules, codebook, chosen)) {  // the same for all threads
-        if (threadIdx.x == 0) drawn = {chosen, 0U};
-        return;
-    }
-    const std::uint64_t vocabulary = slots.rules.vocabulary;
-    const std::uint64_t table = (std::uint64_t{slot} * codebooks + codebook) * vocabulary;
-    const std::uint32_t rows = slots.rules.guided ? 2 : 1;
-    const float* own = logits + (std::uint64_t{blockIdx.y} * rows * codebooks + codebook) * vocabulary;
-    const DrawRow row{own,
-                      slots.rules.guided ? own + codebooks * vocabulary : nullptr,
-                      slots.flags + table,
-                      slots.adjusted + table,
-                      codebook,
-                      slots.rules.vocabulary};
-    CudaBlock block{reduced};
-    generation::draw_row(block, scratch, row, slots.rules, state);
-    if (threadIdx.x == 0) drawn = scratch.drawn;
+    __shared__ BlockScratch<block_threads> scratch;
+    draw_block<block_threads, several>(scratch, slots, logits, first);
 }
+
+/// How `draw_kernel<true>` is launched for n slots; used where it is, for the configuration points into it.
+struct ClusterLaunch {
+    ClusterLaunch(std::uint32_t codebooks, std::uint32_t row_blocks, std::uint32_t n, cudaStream_t stream) {
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim = {row_blocks, 1, 1};
+        config.gridDim = {codebooks * row_blocks, n, 1};
+        config.blockDim = {block_threads, 1, 1};
+        config.stream = stream;
+        config.attrs = &attribute;
+        config.numAttrs = 1;
+    }
+    ClusterLaunch(const ClusterLaunch&) = delete;
+    ClusterLaunch& operator=(const ClusterLaunch&) = delete;
+
+    cudaLaunchAttribute attribute{};
+    cudaLaunchConfig_t config{};
+};
 
 __global__ void advance_kernel(DeviceSlots slots, std::uint32_t first, std::uint32_t n, bool wrote_kv) {
     const std::uint32_t turn = *slots.turn;
@@ -247,6 +147,18 @@ dim3 heads_grid(const DeviceKv& kv) { return {kv.heads, kv.count}; }
 
 }  // namespace
 
+std::uint32_t row_blocks_here(std::uint32_t vocabulary) {
+    std::uint32_t blocks = row_blocks(vocabulary);
+    for (; blocks > 1; blocks /= 2) {
+        const ClusterLaunch launch{1, blocks, 1, nullptr};
+        int clusters = 0;
+        if (cudaOccupancyMaxActiveClusters(&clusters, draw_kernel<true>, &launch.config) == cudaSuccess && clusters > 0)
+            break;
+        (void)cudaGetLastError();  // a GPU before sm_90 has none
+    }
+    return blocks;
+}
+
 void stage_inputs(const DeviceSlots& slots, std::uint32_t n, cudaStream_t stream) {
     stage_kernel<<<1, generation_limits::slots_max, 0, stream>>>(slots, n);
 }
@@ -257,7 +169,12 @@ void set_active(const DeviceSlots& slots, std::uint32_t n, cudaStream_t stream) 
 
 void draw_and_advance(const DeviceSlots& slots, const float* logits, std::uint32_t first, std::uint32_t n,
                       bool wrote_kv, cudaStream_t stream) {
-    draw_kernel<<<dim3{slots.rules.codebooks, n}, block_threads, 0, stream>>>(slots, logits, first);
+    if (slots.row_blocks == 1) {
+        draw_kernel<false><<<dim3{slots.rules.codebooks, n}, block_threads, 0, stream>>>(slots, logits, first);
+    } else {
+        const ClusterLaunch launch{slots.rules.codebooks, slots.row_blocks, n, stream};
+        (void)cudaLaunchKernelEx(&launch.config, draw_kernel<true>, slots, logits, first);  // told of as by <<<>>>
+    }
     advance_kernel<<<1, generation_limits::slots_max, 0, stream>>>(slots, first, n, wrote_kv);
 }
 

@@ -5,50 +5,12 @@
 
 #include <cuda_runtime_api.h>
 
-#include "worker/generation/slot_state.h"
+#include "worker/cuda/device_slots.h"
 
 namespace bulkhead::worker::cuda {
 
-using generation::Drawn;
-using generation::DrawRules;
-using generation::SlotState;
-
-/// What one slot gave in one step, in pinned host memory that the GPU writes to.
-struct GivenStep {
-    std::int32_t tokens[generation::limits::codebooks_max];
-    std::uint32_t stop;
-    std::uint32_t not_finite;
-};
-
-/// Launches whose results may wait to be collected, and one that is being written.
-inline constexpr std::uint32_t given_turns = 4;
-
-/// Device memory of all sequences, at addresses that never change. Sizes: S slots, C codebooks, V vocabulary.
-struct DeviceSlots {
-    SlotState* states;       ///< [S]
-    std::uint8_t* flags;     ///< [S, C, V]
-    std::int32_t* forced;    ///< [S, forced_steps_max, C]
-    float* adjusted;         ///< [S, C, V], scratch of the sampler
-    Drawn* drawn;            ///< [S, C]
-    std::int64_t* tokens;    ///< [S, C], decode's first argument
-    std::int64_t* positions; ///< [S]
-    std::int64_t* deltas;    ///< [S]
-    std::uint32_t* turn;     ///< steps since the load
-    std::uint32_t* active;   ///< slots that the next draws are for; further rows of a captured step only ride along
-    GivenStep* given;        ///< [given_turns, S], on the host
-    std::uint32_t slots;
-    std::uint32_t length;
-    DrawRules rules;
-};
-
-/// Where the KV lies: `buffers` device pointers in device memory, each [S, rows * heads, length, position_bytes].
-struct DeviceKv {
-    void* const* buffers;
-    std::uint32_t count;           ///< K and V of each layer
-    std::uint32_t heads;           ///< rows * heads
-    std::uint32_t length;          ///< positions
-    std::uint32_t position_bytes;  ///< of one head; a multiple of 2
-};
+/// `DeviceSlots::row_blocks` for the current device: fewer where it cannot hold a cluster of so many.
+std::uint32_t row_blocks_here(std::uint32_t vocabulary);
 
 /// Decode's arguments of slots [0, n), from their states.
 void stage_inputs(const DeviceSlots& slots, std::uint32_t n, cudaStream_t stream);

@@ -34,6 +34,9 @@ SlotMemory::SlotMemory(const generation::Manifest& manifest, const generation::S
         bytes(slots * codebooks * generation::limits::forced_steps_max * static_cast<std::int64_t>(sizeof(std::int32_t))));
     slots_.adjusted = static_cast<float*>(
         bytes(slots * codebooks * vocabulary * static_cast<std::int64_t>(sizeof(float))));
+    slots_.row_blocks = row_blocks_here(shape.vocabulary);
+    if (slots_.row_blocks > 1)
+        slots_.rows = static_cast<RowScratch*>(bytes(slots * codebooks * static_cast<std::int64_t>(sizeof(RowScratch))));
     slots_.drawn = static_cast<Drawn*>(bytes(slots * codebooks * static_cast<std::int64_t>(sizeof(Drawn))));
     slots_.turn = static_cast<std::uint32_t*>(bytes(sizeof(std::uint32_t)));
     slots_.active = static_cast<std::uint32_t*>(bytes(sizeof(std::uint32_t)));

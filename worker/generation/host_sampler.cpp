@@ -5,7 +5,6 @@ namespace bulkhead::worker::generation {
 std::span<const Drawn> HostSampler::draw(const float* logits, const std::uint8_t* flags, const std::int32_t* forced,
                                          const SlotState& state) {
     drawn_.assign(rules_.codebooks, Drawn{});
-    HostBlock<> block;
     const std::size_t row_size = std::size_t{rules_.codebooks} * rules_.vocabulary;
     for (std::uint32_t c = 0; c < rules_.codebooks; ++c) {
         std::int32_t chosen = 0;
@@ -20,8 +19,7 @@ std::span<const Drawn> HostSampler::draw(const float* logits, const std::uint8_t
                           adjusted_.data(),
                           c,
                           rules_.vocabulary};
-        draw_row(block, scratch_, row, rules_, state);
-        drawn_[c] = scratch_.drawn;
+        drawn_[c] = draw_row(block_, row, rules_, state);
     }
     return drawn_;
 }

@@ -3,6 +3,7 @@
 /// The sampler on a CPU: a block of host "threads" that take their turns. Width 1 serves models; greater widths stand
 /// in for a CUDA block in tests, where each thread's share of the work is done in the same order as on a GPU.
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -14,11 +15,6 @@ namespace bulkhead::worker::generation {
 template <std::uint32_t width = 1>
 class HostBlock {
 public:
-    template <typename F>
-    void each(std::uint32_t n, const F& f) {
-        for (std::uint32_t thread = 0; thread < width; ++thread)
-            for (std::uint32_t i = thread; i < n; i += width) f(i);
-    }
     template <typename F>
     std::uint64_t max(std::uint32_t n, const F& f) {
         std::uint64_t greatest = 0;
@@ -33,35 +29,51 @@ public:
         return max((n + 3) / 4, [&](std::uint32_t quad) { return f(4 * quad); });
     }
     template <typename F>
-    std::uint64_t sum(std::uint32_t n, const F& f) {
-        std::uint64_t total = 0;
-        each(n, [&](std::uint32_t i) { total += f(i); });
-        return total;
+    void histogram(std::uint32_t n, const F& f) {
+        weight_.fill(0);
+        total_ = 0;
+        each(n, [&](std::uint32_t i) {
+            const draw::Share share = f(i);
+            weight_[share.bin] += share.weight;
+            total_ += share.weight;
+        });
+    }
+    template <typename Target>
+    [[nodiscard]] draw::Found find(const Target& target_of) const {
+        const std::uint64_t target = target_of(total_);
+        std::uint64_t sum = 0;
+        for (std::uint32_t bin = 0; bin < draw::bins; ++bin) {
+            if (sum + weight_[bin] >= target) return {bin, sum, target};
+            sum += weight_[bin];
+        }
+        return {draw::bins, sum, target};
     }
     template <typename F>
-    void once(const F& f) {
-        f();
+    std::uint32_t gather(std::uint32_t n, const float* z, const F& keeps) {
+        std::uint32_t listed = 0;
+        each(n, [&](std::uint32_t i) {
+            if (!keeps(z[i])) return;
+            if (listed < draw::list_max) list_[listed] = {z[i], i};
+            ++listed;
+        });
+        return listed;
     }
-    template <typename T>
-    T add(T& to, T value) {
-        const T before = to;
-        to += value;
-        return before;
+    template <typename F>
+    std::uint32_t in_one_block(const F& f) {
+        return f(*this);
     }
-    /// Sets `chosen` to where the sum of `weight` from its front reaches `target`, and `above` to the sum before it.
-    void find(const std::uint64_t* weight, std::uint32_t n, std::uint64_t target, std::uint32_t& chosen,
-              std::uint64_t& above) {
-        std::uint64_t sum = 0;
-        for (std::uint32_t i = 0; i < n; ++i) {
-            if (sum + weight[i] >= target) {
-                chosen = i;
-                above = sum;
-                return;
-            }
-            sum += weight[i];
-        }
-        above = sum;
+    [[nodiscard]] const draw::Candidate* list() const { return list_.data(); }
+
+private:
+    template <typename F>
+    static void each(std::uint32_t n, const F& f) {
+        for (std::uint32_t thread = 0; thread < width; ++thread)
+            for (std::uint32_t i = thread; i < n; i += width) f(i);
     }
+
+    std::array<std::uint64_t, draw::bins> weight_;
+    std::uint64_t total_;
+    std::array<draw::Candidate, draw::list_max> list_;
 };
 
 /// Draws for models on a CPU. Holds the scratch memory of one vocabulary.
@@ -79,7 +91,7 @@ public:
 private:
     DrawRules rules_;
     std::vector<float> adjusted_;
-    DrawScratch scratch_{};
+    HostBlock<> block_;
     std::vector<Drawn> drawn_;
 };
 

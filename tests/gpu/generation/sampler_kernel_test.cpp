@@ -39,12 +39,31 @@ private:
     T* values_ = nullptr;
 };
 
+/// Device memory that the blocks of a row share, with what lay there before; freed with the object.
+class DeviceRows {
+public:
+    explicit DeviceRows(std::size_t count) {
+        void* bytes = nullptr;
+        if (cudaMalloc(&bytes, count * sizeof(RowScratch)) != cudaSuccess) throw std::runtime_error{"cudaMalloc"};
+        rows_ = static_cast<RowScratch*>(bytes);
+        if (cudaMemset(bytes, 0xa5, count * sizeof(RowScratch)) != cudaSuccess) throw std::runtime_error{"cudaMemset"};
+    }
+    DeviceRows(const DeviceRows&) = delete;
+    DeviceRows& operator=(const DeviceRows&) = delete;
+    ~DeviceRows() { cudaFree(rows_); }
+    RowScratch* data() { return rows_; }
+
+private:
+    RowScratch* rows_ = nullptr;
+};
+
 /// The same sequences on the GPU and on the host.
 struct Both {
     Both(const DrawRules& its_rules, std::uint32_t count)
         : rules{its_rules}, slots{count}, rows{std::size_t{count} * (rules.guided ? 2 : 1)},
           states(count), flags(std::size_t{count} * rules.codebooks * rules.vocabulary),
           forced(std::size_t{count} * forced_steps_max * rules.codebooks), adjusted(flags.size()),
+          row_scratch(std::size_t{count} * rules.codebooks), row_blocks(row_blocks_here(rules.vocabulary)),
           drawn(std::size_t{count} * rules.codebooks), tokens(drawn.size()), positions(count), deltas(count), turn(1),
           active(1), given(std::size_t{given_turns} * count), logits(rows * rules.codebooks * rules.vocabulary),
           host(count), sampler{rules} {
@@ -52,9 +71,9 @@ struct Both {
     }
 
     DeviceSlots view() {
-        return {states.data(),    flags.data(),     forced.data(), adjusted.data(), drawn.data(), tokens.data(),
-                positions.data(), deltas.data(),    turn.data(),   active.data(),   given.data(), slots,
-                1024,             rules};
+        return {states.data(),    flags.data(),  forced.data(), adjusted.data(), row_scratch.data(), drawn.data(),
+                tokens.data(),    positions.data(), deltas.data(), turn.data(),  active.data(),      given.data(),
+                slots,            1024,          row_blocks,    rules};
     }
     void begin(std::uint32_t slot, const generation::Start& start) {
         host[slot] = generation::start_slot(rules, start).value();
@@ -100,6 +119,8 @@ struct Both {
     Shared<std::uint8_t> flags;
     Shared<std::int32_t> forced;
     Shared<float> adjusted;
+    DeviceRows row_scratch;
+    std::uint32_t row_blocks;
     Shared<Drawn> drawn;
     Shared<std::int64_t> tokens;
     Shared<std::int64_t> positions;
@@ -137,6 +158,13 @@ protected:
     }
     std::mt19937 random_{20'261'122};
 };
+
+TEST_F(SamplerKernel, AGpuWithClustersHoldsThoseOfTheLongestRow) {
+    int major = 0;
+    CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    EXPECT_EQ(row_blocks_here(generation::limits::vocabulary_max), major >= 9 ? row_blocks_max : 1);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "what was tried left no error behind";
+}
 
 TEST_F(SamplerKernel, DrawsBitForBitWhatTheHostDraws) {
     for (const std::uint32_t vocabulary : {7U, 1'026U, 8'194U, 49'152U, 151'936U, 262'144U}) {

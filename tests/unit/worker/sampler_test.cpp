@@ -41,15 +41,22 @@ struct Row {
         state.sampling = sampling;
         state.step = step;
         HostBlock<> block;
-        auto scratch = std::make_unique<DrawScratch>();
-        draw_row(block, *scratch, view(), {.vocabulary = view().vocabulary}, state);
-        return scratch->drawn;
+        return draw_row(block, view(), {.vocabulary = view().vocabulary}, state);
     }
     template <std::uint32_t width>
     draw::Filtered filter(const Sampling& sampling, bool min_p_first = false) {
         HostBlock<width> block;
-        auto scratch = std::make_unique<DrawScratch>();
-        return draw::filter(block, *scratch, view(), sampling, min_p_first);
+        draw::Filtered left = draw::find_greatest(block, view(), sampling);
+        if (left.not_finite || left.certain) return left;
+        const draw::All all{adjusted.data(), view().vocabulary};
+        const draw::Filters filters{sampling, all.count, min_p_first, left.greatest};
+        std::uint64_t mass = 0;
+        const std::uint32_t listed = filters.any() ? draw::shortlist(block, all, filters, left.floor, mass) : 0;
+        if (filters.any() && listed <= draw::list_max)
+            draw::filter(block, draw::Listed{block.list(), listed}, filters, mass, left);
+        else
+            draw::filter(block, all, filters, mass, left);
+        return left;
     }
 };
 
@@ -175,9 +182,8 @@ TEST(Sampler, WidthOfTheBlockChangesNoBit) {
                 const draw::Stream stream{sampling.seed, step, 0, 0};
                 HostBlock<> narrow;
                 HostBlock<1024> wide;
-                const auto n = static_cast<std::uint32_t>(vocabulary);
-                EXPECT_EQ(draw::race(narrow, row.adjusted.data(), n, one.greatest, one.first, one.floor, 0.0F, stream),
-                          draw::race(wide, row.adjusted.data(), n, one.greatest, one.first, one.floor, 0.0F, stream));
+                const draw::All all{row.adjusted.data(), static_cast<std::uint32_t>(vocabulary)};
+                EXPECT_EQ(draw::race(narrow, all, one, stream), draw::race(wide, all, many, stream));
             }
         }
     }
@@ -189,11 +195,10 @@ void expect_distribution(Row row, const DrawRules& rules, SlotState state, const
     constexpr std::uint64_t draws = 1'000'000;
     std::vector<std::uint64_t> count(row.logits.size());
     HostBlock<> block;
-    const auto scratch = std::make_unique<DrawScratch>();
     for (state.step = 0; state.step < draws; ++state.step) {
-        draw_row(block, *scratch, row.view(), rules, state);
-        ASSERT_EQ(scratch->drawn.not_finite, 0U);
-        ++count.at(static_cast<std::size_t>(scratch->drawn.token));
+        const Drawn drawn = draw_row(block, row.view(), rules, state);
+        ASSERT_EQ(drawn.not_finite, 0U);
+        ++count.at(static_cast<std::size_t>(drawn.token));
     }
 
     double statistic = 0;

@@ -1,0 +1,263 @@
+#pragma once
+
+/// The sampler's kernel but for its launch. nvcc compiles it (generation_kernels.cu), and so do the unit tests, where host
+/// threads stand in for those of the blocks. A row is drawn by one block, or by a cluster of them: these run at the same
+/// time, so they can wait for each other, and what they share lies in device memory.
+///
+/// Shared memory has no native atomic sum of 64 bits: a loop of compare-and-swap takes its place, in which the lanes of a
+/// warp that add to one bin wait for each other in turn. So a bin has two halves of 32 bits. The thread whose sum of the
+/// lower half overflows carries it over, hence both together are the exact sum in any order. Device memory has it natively.
+
+#include "worker/cuda/device_slots.h"
+
+/// The loads of four turns of a loop go out before the first is waited for.
+#if defined(__CUDACC__)
+#define BULKHEAD_FOUR_AT_ONCE _Pragma("unroll 4")
+#else
+#define BULKHEAD_FOUR_AT_ONCE
+#endif
+
+namespace bulkhead::worker::cuda {
+
+/// Shared memory of a block of `threads`.
+template <unsigned threads>
+struct BlockScratch {
+    std::uint32_t low[generation::draw::bins];
+    std::uint32_t high[generation::draw::bins];
+    generation::draw::Candidate list[generation::draw::list_max];
+    Wide reduced[threads / 32 + 1];
+    std::uint32_t listed;
+    std::uint32_t place;  ///< of this block's part in the list of all
+    generation::draw::Found found;
+};
+
+/// The threads of `blocks` blocks, or of one, as the sampler sees them: the `Team` of worker/generation/sampler_core.h.
+template <unsigned threads, bool several>
+class CudaTeam {
+public:
+    using Scratch = BlockScratch<threads>;
+
+    __device__ explicit CudaTeam(Scratch& own) : own_{own} { static_assert(!several); }
+    __device__ CudaTeam(Scratch& own, RowScratch& row, unsigned rank, unsigned blocks)
+        : own_{own}, row_{&row}, rank_{rank}, blocks_{blocks} {
+        // Seen by the other blocks after the first maximum.
+        for (unsigned bin = thread(); bin < bins; bin += all_threads()) row.weight[0][bin] = 0;
+        if (thread() == 0) row.listed = 0;
+    }
+
+    template <typename F>
+    __device__ Wide max(std::uint32_t n, const F& f) {
+        Wide greatest = 0;
+        BULKHEAD_FOUR_AT_ONCE
+        for (std::uint32_t i = thread(); i < n; i += all_threads()) greatest = larger(greatest, f(i));
+        return greatest_of_all(greatest);
+    }
+    template <typename F>
+    __device__ Wide max_quads(std::uint32_t n, const F& f) {
+        Wide greatest = 0;
+        for (std::uint32_t i = 4 * thread(); i < n; i += 4 * all_threads()) greatest = larger(greatest, f(i));
+        return greatest_of_all(greatest);
+    }
+    template <typename F>
+    __device__ void histogram(std::uint32_t n, const F& f) {
+        for (unsigned bin = threadIdx.x; bin < bins; bin += threads) own_.low[bin] = own_.high[bin] = 0;
+        __syncthreads();
+        BULKHEAD_FOUR_AT_ONCE
+        for (std::uint32_t i = thread(); i < n; i += all_threads()) {
+            const generation::draw::Share share = f(i);
+            if (share.weight != 0) add(share);
+        }
+        __syncthreads();
+        if constexpr (several) {
+            filled_ = (filled_ + 1) % 3;
+            Wide* const sums = row_->weight[filled_];
+            Wide* const next = row_->weight[(filled_ + 1) % 3];  // everybody has read it before the last barrier
+            for (unsigned bin = thread(); bin < bins; bin += all_threads()) next[bin] = 0;
+            for (unsigned bin = threadIdx.x; bin < bins; bin += threads)
+                if (const Wide weight = own_weight(bin); weight != 0) atomicAdd(&sums[bin], weight);
+            wait_for_all();
+        }
+    }
+    template <typename Target>
+    __device__ generation::draw::Found find(const Target& target_of) {
+        constexpr unsigned each_thread = bins / threads;
+        const unsigned begin = threadIdx.x * each_thread;
+        Wide weight[each_thread];
+        Wide sum = 0;
+        for (unsigned i = 0; i < each_thread; ++i) {
+            if constexpr (several)
+                weight[i] = row_->weight[filled_][begin + i];
+            else
+                weight[i] = own_weight(begin + i);
+            sum += weight[i];
+        }
+        const Wide until = before(sum) + sum;
+        const Wide target = target_of(own_.reduced[warps]);
+        if (threadIdx.x == 0 && own_.reduced[warps] < target) own_.found = {bins, own_.reduced[warps], target};
+        if (until - sum < target && until >= target) {  // in exactly one thread, where any
+            Wide above = until - sum;
+            unsigned bin = begin;
+            for (unsigned i = 0; i + 1 < each_thread && above + weight[i] < target; ++i) {
+                above += weight[i];
+                ++bin;
+            }
+            own_.found = {bin, above, target};
+        }
+        __syncthreads();
+        return own_.found;
+    }
+    template <typename F>
+    __device__ std::uint32_t gather(std::uint32_t n, const float* z, const F& keeps) {
+        if (threadIdx.x == 0) own_.listed = 0;
+        __syncthreads();
+        BULKHEAD_FOUR_AT_ONCE
+        for (std::uint32_t i = thread(); i < n; i += all_threads()) {
+            const float own = z[i];
+            if (!keeps(own)) continue;
+            const std::uint32_t place = atomicAdd(&own_.listed, 1U);
+            if (place < list_max) own_.list[place] = {own, i};
+        }
+        __syncthreads();
+        const std::uint32_t listed = own_.listed;
+        if constexpr (!several) return listed;
+        if (threadIdx.x == 0) own_.place = atomicAdd(&row_->listed, listed);
+        __syncthreads();
+        const std::uint32_t place = own_.place;
+        if (place + listed <= list_max)
+            for (unsigned i = threadIdx.x; i < listed; i += threads) row_->list[place + i] = own_.list[i];
+        wait_for_all();
+        return row_->listed;
+    }
+    template <typename F>
+    __device__ std::uint32_t in_one_block(const F& f) {
+        if constexpr (!several) return f(*this);
+        if (rank_ == 0) {
+            const std::uint32_t listed = row_->listed;
+            for (unsigned i = threadIdx.x; i < listed; i += threads) own_.list[i] = row_->list[i];
+            __syncthreads();
+            CudaTeam<threads, false> block{own_};
+            const std::uint32_t drawn = f(block);
+            if (threadIdx.x == 0) row_->drawn = drawn;
+        }
+        wait_for_all();
+        return row_->drawn;
+    }
+    __device__ const generation::draw::Candidate* list() const { return own_.list; }
+
+private:
+    static constexpr unsigned warps = threads / 32;
+    static constexpr unsigned all_lanes = 0xffff'ffffU;
+    static constexpr unsigned bins = generation::draw::bins;
+    static constexpr unsigned list_max = generation::draw::list_max;
+    static_assert(threads % 32 == 0 && warps <= 32 && bins % threads == 0);
+
+    __device__ static Wide larger(Wide a, Wide b) { return a > b ? a : b; }
+    __device__ unsigned thread() const { return several ? rank_ * threads + threadIdx.x : threadIdx.x; }
+    __device__ unsigned all_threads() const { return several ? blocks_ * threads : threads; }
+
+    /// What the blocks wrote before it, to device memory too, all of them see after it.
+    __device__ static void wait_for_all() {
+        if constexpr (several) cluster_barrier();
+    }
+
+    __device__ void add(const generation::draw::Share& share) {
+        const auto low = static_cast<std::uint32_t>(share.weight);
+        auto high = static_cast<std::uint32_t>(share.weight >> 32);
+        const std::uint32_t before = atomicAdd(&own_.low[share.bin], low);
+        high += before + low < before ? 1U : 0U;
+        if (high != 0) atomicAdd(&own_.high[share.bin], high);
+    }
+    __device__ Wide own_weight(unsigned bin) const { return Wide{own_.high[bin]} << 32 | own_.low[bin]; }
+
+    __device__ Wide greatest_of_all(Wide value) {
+        for (unsigned distance = 16; distance > 0; distance /= 2)
+            value = larger(value, __shfl_xor_sync(all_lanes, value, distance));
+        if (threadIdx.x % 32 == 0) own_.reduced[threadIdx.x / 32] = value;
+        __syncthreads();
+        value = threadIdx.x % 32 < warps ? own_.reduced[threadIdx.x % 32] : 0;
+        for (unsigned distance = 16; distance > 0; distance /= 2)
+            value = larger(value, __shfl_xor_sync(all_lanes, value, distance));
+        __syncthreads();  // before anybody writes to `reduced` again
+        if constexpr (several) {
+            Wide* const part = row_->part[parted_];
+            parted_ = 1 - parted_;
+            if (threadIdx.x == 0) part[rank_] = value;
+            wait_for_all();
+            const unsigned from = threadIdx.x % row_blocks_max;  // each lane its own, and then the greatest of them
+            value = from < blocks_ ? part[from] : 0;
+            for (unsigned distance = row_blocks_max / 2; distance > 0; distance /= 2)
+                value = larger(value, __shfl_xor_sync(all_lanes, value, distance));
+        }
+        return value;
+    }
+
+    /// The sum of `value` over all threads of the block before this one; that of all is left in reduced[warps].
+    __device__ Wide before(Wide value) {
+        const unsigned lane = threadIdx.x % 32;
+        const unsigned warp = threadIdx.x / 32;
+        Wide until = value;  // this thread's included
+        for (unsigned distance = 1; distance < 32; distance *= 2) {
+            const Wide other = __shfl_up_sync(all_lanes, until, distance);
+            if (lane >= distance) until += other;
+        }
+        if (lane == 31) own_.reduced[warp] = until;
+        __syncthreads();
+        if (warp == 0) {
+            Wide of_warps = lane < warps ? own_.reduced[lane] : 0;
+            for (unsigned distance = 1; distance < 32; distance *= 2) {
+                const Wide other = __shfl_up_sync(all_lanes, of_warps, distance);
+                if (lane >= distance) of_warps += other;
+            }
+            if (lane < warps) own_.reduced[lane] = of_warps;
+            if (lane == 31) own_.reduced[warps] = of_warps;
+        }
+        __syncthreads();
+        return until - value + (warp == 0 ? 0 : own_.reduced[warp - 1]);
+    }
+
+    Scratch& own_;
+    RowScratch* row_ = nullptr;
+    unsigned rank_ = 0;
+    unsigned blocks_ = 1;
+    unsigned filled_ = 2;  ///< the histogram that `find` reads; the first one is the one after it
+    unsigned parted_ = 0;
+};
+
+/// Blocks (c * row_blocks …, i): codebook c of slot first + i.
+template <unsigned threads, bool several>
+__device__ void draw_block(BlockScratch<threads>& scratch, const DeviceSlots& slots, const float* logits,
+                           std::uint32_t first) {
+    if (blockIdx.y >= *slots.active) return;
+    const std::uint32_t blocks = several ? slots.row_blocks : 1;
+    const std::uint32_t codebook = blockIdx.x / blocks;
+    const std::uint32_t rank = blockIdx.x % blocks;
+    const std::uint32_t slot = first + blockIdx.y;
+    const std::uint32_t codebooks = slots.rules.codebooks;
+    const SlotState& state = slots.states[slot];
+    const std::uint64_t place = std::uint64_t{slot} * codebooks + codebook;
+    const std::int32_t* forced =
+        slots.forced + std::uint64_t{slot} * generation::limits::forced_steps_max * codebooks;
+    Drawn drawn{};
+    if (!state.stopped && !generation::request_forces(state, slots.rules, forced, codebook, drawn.token) &&
+        !generation::delay_forces(state, slots.rules, codebook, drawn.token)) {  // the same for all threads
+        const std::uint64_t vocabulary = slots.rules.vocabulary;
+        const std::uint32_t rows = slots.rules.guided ? 2 : 1;
+        const float* own = logits + (std::uint64_t{blockIdx.y} * rows * codebooks + codebook) * vocabulary;
+        const generation::DrawRow row{own,
+                                      slots.rules.guided ? own + codebooks * vocabulary : nullptr,
+                                      slots.flags + place * vocabulary,
+                                      slots.adjusted + place * vocabulary,
+                                      codebook,
+                                      slots.rules.vocabulary};
+        if constexpr (several) {
+            CudaTeam<threads, true> team{scratch, slots.rows[place], rank, blocks};
+            drawn = generation::draw_row(team, row, slots.rules, state);
+        } else {
+            CudaTeam<threads, false> team{scratch};
+            drawn = generation::draw_row(team, row, slots.rules, state);
+        }
+    }
+    if (rank == 0 && threadIdx.x == 0) slots.drawn[place] = drawn;
+}
+
+}  // namespace bulkhead::worker::cuda

@@ -54,13 +54,15 @@ def code_of(compile_it: Callable[[], object]) -> tuple[str, dict[str, Tensor]]:
     raise AssertionError("nothing was compiled")
 
 
+SEEN = r"reinterpret_tensor\((?!.*\w\()[-\w\s,()*+/]*\)"  #: a buffer in another shape, of sizes that may be symbols
+
 #: All that generated code may do between kernels at no cost to the device: make a buffer, see it in another shape, let it go,
 #: compute a size.
 PLAIN = [
     r"\w+(, \w+)* = args", r"args\.clear\(\)", r"arg\d+_1_size = arg\d+_1\.size\(\)", r"s\d+ = arg\d+_1_size\[\d\]", r"assert_size_stride\(arg.*\)",
     r"with torch\.cuda\._DeviceGuard\(0\):", r"torch\.cuda\.set_device\(0\)", r"stream0 = get_raw_stream\(0\)",
-    r"buf\d+ = empty_strided_cuda\(.*\)", r"buf\d+ = buf\d+", r"(buf\d+ = )?reinterpret_tensor\(buf\d+, [^a-z]*\)", r"del \w+",
-    r"(?!.*\w\()\w+ = [-\w\s*+/()]+", r"triton_\w+\.run\(.*\)", r"return \(buf\d+, \)", r"return \(reinterpret_tensor\(buf\d+, [^a-z]*\), \)",
+    r"buf\d+ = empty_strided_cuda\(.*\)", r"buf\d+ = buf\d+", rf"(buf\d+ = )?{SEEN}", r"del \w+",
+    r"(?!.*\w\()\w+ = [-\w\s*+/()]+", r"triton_\w+\.run\(.*\)", rf"return \((buf\d+|{SEEN}), \)",
 ]  # fmt: skip
 
 

@@ -43,8 +43,8 @@ class Decode(unittest.TestCase):
         self.assertEqual(self.step_of(family_named("causal_lm")(tiny_models.causal("llama"))), {})
 
     def test_a_language_model_with_several_sequences(self) -> None:
-        """Of a number that changes: seven products a layer, and the head's."""
-        self.assertEqual(self.step_of(family_named("causal_lm")(tiny_models.causal("llama")), 3), {"extern_kernels.mm": 3 * 7 + 1})
+        """Of a number that changes: seven products a layer, and the head's; and one for the rotary angles."""
+        self.assertEqual(self.step_of(family_named("causal_lm")(tiny_models.causal("llama")), 3), {"extern_kernels.mm": 3 * 7 + 1, "extern_kernels.bmm": 1})
 
     def test_speech_with_guidance(self) -> None:
         """Two rows meet each matrix: cuBLAS would be called for two."""
@@ -57,8 +57,8 @@ class Decode(unittest.TestCase):
         self.assertEqual(self.step_of(family_named("qwen3_vl")(tiny_models.qwen3_vl())), {})
 
     def test_8_bits_and_several_sequences(self) -> None:
-        """A product by cuBLAS would have the matrix widened into a buffer first, at each step."""
-        self.assertEqual(self.step_of(rounded("int8"), 3), {})
+        """A product by cuBLAS would have the matrix widened into a buffer first, at each step. The one left is for the rotary angles."""
+        self.assertEqual(self.step_of(rounded("int8"), 3), {"extern_kernels.bmm": 1})
 
     def test_4_bits(self) -> None:
         self.assertEqual(self.step_of(rounded("int4")), {})

@@ -63,6 +63,16 @@ class Rounding(unittest.TestCase):
         as_sum = products.rewritten("cpu", "vectors")[torch.ops.bulkhead.linear_int4.default]
         for x in (torch.randn(96), torch.randn(1, 96), torch.randn(3, 2, 96)):
             torch.testing.assert_close(as_sum(x, small.weight, small.scale, small.least, small.bias), small(x), rtol=1e-4, atol=1e-5)
+        wide = quantised.Int8Linear(layer)
+        as_sum = products.rewritten("cpu", "vectors")[torch.ops.bulkhead.linear_int8.default]
+        for x in (torch.randn(96), torch.randn(1, 96), torch.randn(3, 2, 96)):
+            torch.testing.assert_close(as_sum(x, wide.weight, wide.scale, wide.bias), wide(x), rtol=1e-4, atol=1e-5)
+
+    def test_sums_of_8_bits_before_they_are_scaled_fit_into_16(self) -> None:
+        wide = quantised.Int8Linear(linear(torch.ones(2, 4096, dtype=torch.float16)))
+        as_sum = products.rewritten("cuda", "vectors")[torch.ops.bulkhead.linear_int8.default]
+        x = torch.ones(2, 4096, dtype=torch.float16)  # 127 * 4096 is beyond what float16 holds
+        torch.testing.assert_close(as_sum(x, wide.weight, wide.scale, None), torch.full((2, 2), 4096.0, dtype=torch.float16), rtol=2e-3, atol=0)
 
     def test_which_layers_become_which(self) -> None:
         def model() -> torch.nn.Module:

@@ -28,7 +28,7 @@ TEST(Trial, ComputesTheEndOfTheLongestPromptFirst) {
     shape.prefill_gives = true;
     for (const std::uint32_t chunk : {1U, 10U, 16U, 500U}) {
         FakeEngine engine{shape};
-        ASSERT_TRUE(try_once(engine, {.longest_chunk = chunk}));
+        ASSERT_TRUE(try_once(engine, {.longest_chunk = chunk, .prompts = {}}));
         const std::uint32_t count = std::min(chunk, shape.chunk_max);
         ASSERT_GT(engine.calls.size(), 8U);
         EXPECT_EQ(engine.calls[0], fmt::format("reset 0 {}", shape.length - count));
@@ -38,7 +38,7 @@ TEST(Trial, ComputesTheEndOfTheLongestPromptFirst) {
     }
     FakeEngine engine{shape};
     engine.fails = "prefill";
-    EXPECT_FALSE(try_once(engine, {.longest_chunk = 16}));
+    EXPECT_FALSE(try_once(engine, {.longest_chunk = 16, .prompts = {}}));
     EXPECT_EQ(engine.calls.size(), 2U);
 }
 

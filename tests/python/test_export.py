@@ -19,7 +19,7 @@ import tiny_models
 import tokenizers
 import torch
 from bulkhead.errors import Error
-from bulkhead.export import check, functions, inductor, make, manifest, products, source, step, target
+from bulkhead.export import check, functions, inductor, make, manifest, products, quantised, source, step, target
 from bulkhead.export.families import Family, family_named
 from bulkhead.export.gguf_once import parsed_once
 from bulkhead.export.rewriting import Rewriting
@@ -325,8 +325,8 @@ class Written(unittest.TestCase):
 class Products(unittest.TestCase):
     """By what a matrix meets, a linear layer is written one way or another, and is the same layer."""
 
-    def operators(self, device: str, dtype: torch.dtype, meets: products.Meets) -> set[str]:
-        layer, x = torch.nn.Linear(6, 5).to(dtype), torch.randn(7, 6).to(dtype)
+    def operators(self, device: str, dtype: torch.dtype, meets: products.Meets, layer: torch.nn.Module | None = None) -> set[str]:
+        layer, x = layer or torch.nn.Linear(32, 5).to(dtype), torch.randn(7, 32).to(dtype)
         rows = torch.export.Dim("rows", min=2, max=64)
         with Rewriting(device, meets):
             program = torch.export.export(layer, (x,), dynamic_shapes=({0: rows},), strict=False)
@@ -340,6 +340,15 @@ class Products(unittest.TestCase):
         for device, dtype, meets in (("cpu", torch.bfloat16, "prompt"), ("cpu", torch.float32, "anything"), ("cuda", torch.float32, "vectors")):
             seen = self.operators(device, dtype, meets)  # type: ignore[arg-type]
             self.assertTrue(linear in seen and product not in seen, (device, dtype, meets))
+
+    def test_4_bits_are_written_out_and_their_product_is_onednns(self) -> None:
+        """No worker knows the operator itself."""
+        layer = quantised.Int4Linear(torch.nn.Linear(32, 5))
+        for meets in ("vectors", "prompt", "anything"):
+            seen = self.operators("cpu", torch.float32, meets, layer)  # type: ignore[arg-type]
+            self.assertNotIn("bulkhead.linear_int4.default", seen)
+            self.assertEqual("aten.linear.default" in seen, meets == "anything")
+            self.assertEqual("bulkhead.product.default" in seen, meets == "prompt" and products.by_onednn("cpu", torch.float32))
 
 
 class ForAGpu(unittest.TestCase):

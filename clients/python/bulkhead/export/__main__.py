@@ -97,8 +97,10 @@ def _export(arguments: argparse.Namespace) -> int:
     target.check(folder, arguments.source)
     start = time.monotonic()
     _tell(f"loading {arguments.source} …")
-    threading.Thread(target=inductor.pick_vectors, daemon=True).start()  # meanwhile
+    vectors = threading.Thread(target=inductor.pick_vectors, daemon=True)  # meanwhile: other processes do most of it
+    vectors.start()
     loaded = source.load(arguments.source, getattr(torch, arguments.dtype), arguments.family, arguments.name)
+    vectors.join()
     _tell(f"  {loaded.name}, family {loaded.family.name}")
     if arguments.weights is not None:
         loaded.origin["weights"] = arguments.weights

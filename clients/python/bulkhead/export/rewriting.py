@@ -22,9 +22,12 @@ class Rewriting(TorchFunctionMode):
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, arguments: Any = (), named: Any = None) -> Any:
         named = named or {}
-        instead = self.found.get(function)
-        done = NotImplemented if instead is None else instead(*arguments, **named)
-        return function(*arguments, **named) if done is NotImplemented else done
+        if (instead := self.found.get(function)) is not None:
+            with self:  # what one is written as may be another
+                done = instead(*arguments, **named)
+            if done is not NotImplemented:
+                return done
+        return function(*arguments, **named)
 
 
 def _called_as(operator: Any) -> Callable[..., Any]:

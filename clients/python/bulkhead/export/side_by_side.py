@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -40,7 +41,9 @@ def compiled(tasks: list[Task], modules: Iterable[nn.Module], finished: Callable
     held = {_identity(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
     most = len(os.sched_getaffinity(0)) + 1  # three functions on two CPUs: none waits for the last one alone
     context = multiprocessing.get_context("fork")
-    waiting, running, done = list(tasks), {}, {}
+    waiting = list(tasks)
+    running: dict[Any, tuple[Task, BaseProcess, float]] = {}  #: by the pipe that answers
+    done: dict[str, Constants] = {}
     try:
         while waiting or running:
             while waiting and len(running) < most:

@@ -106,7 +106,6 @@ struct ModelSpec {
     bool preload = false;
     std::uint32_t threads = 0;  ///< of one inference on a CPU; 0: all cores of the affinity mask
     Graphs graphs = Graphs::preferred;
-    std::uint32_t graph_slabs = 0;  ///< channels whose GPU slabs the graphs read and write in place
     Deadlines deadlines;
     std::chrono::milliseconds watchdog{0};  ///< an idle worker is asked whether it lives this often; 0: never
     std::uint32_t queue_bound = 64;         ///< requests waiting or running, all channels together

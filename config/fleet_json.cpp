@@ -83,7 +83,6 @@ json::object to_json(const ModelSpec& model) {
                      {"preload", model.preload},
                      {"threads", model.threads},
                      {"graphs", word_of(graphs_words, model.graphs)},
-                     {"graph_slabs", model.graph_slabs},
                      {"deadlines",
                       {{"load", duration_text(model.deadlines.load)},
                        {"capture", duration_text(model.deadlines.capture)},

@@ -24,7 +24,6 @@ inline constexpr std::int64_t spin_us_max = 1000;  ///< a sleep and a wake-up ta
 inline constexpr std::size_t methods_max = 32;
 inline constexpr std::size_t parameters_max = 32;
 inline constexpr std::size_t buckets_max = 64;
-inline constexpr std::int64_t graph_slabs_max = 8;  ///< each is one more capture of every bucket
 inline constexpr std::int64_t slots_max = 64;            ///< sequences of a generating model at once
 inline constexpr std::int64_t length_max = 1 << 20;      ///< positions of one
 inline constexpr std::int64_t prefill_chunk_max = 8192;  ///< positions of a prompt computed at once

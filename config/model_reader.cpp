@@ -229,7 +229,9 @@ void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
     number("threads", 0, limits::threads_max, model.threads);
     const auto graphs = fields.take("graphs");
     if (graphs) graphs->word(graphs_words, model.graphs);
-    number("graph_slabs", 0, limits::graph_slabs_max, model.graph_slabs);
+    if (fields.take("graph_slabs"))  // of former releases
+        fields.report().warn(*fields.place_of("graph_slabs"), where + "\"graph_slabs\" has no effect any more",
+                             "remove it: a request under a CUDA Graph has one copy in and one out, within the GPU");
     if (const auto value = fields.take("deadlines")) read_deadlines(*value, model.deadlines);
     if (const auto value = fields.take("watchdog")) assign(value->duration(), model.watchdog);
     number("queue", 1, limits::queue_max, model.queue_bound);

@@ -97,6 +97,7 @@ ReadFleet read_fleet_text(std::string_view yaml, const std::filesystem::path& na
     Report report{name, yaml};
     if (const NodeRef root = parse_yaml(yaml, report)) read_root(root, report, read.fleet);
     read.diagnostics = std::move(report).take();
+    read.warnings = std::move(report).take_warnings();
     return read;
 }
 

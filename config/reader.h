@@ -23,6 +23,7 @@ struct Diagnostic {
 struct ReadFleet {
     Fleet fleet;                          ///< meaningful only without errors
     std::vector<Diagnostic> diagnostics;  ///< all of the file's errors at once, in its order
+    std::vector<Diagnostic> warnings;     ///< what is read but has no effect, in the same order
     [[nodiscard]] bool ok() const noexcept { return diagnostics.empty(); }
 };
 

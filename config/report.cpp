@@ -37,26 +37,36 @@ std::string shown(std::string text) {
     return text;
 }
 
+std::vector<Diagnostic> in_order_of_file(std::vector<Diagnostic> all) {
+    const auto key = [](const Diagnostic& d) { return std::tie(d.line, d.column); };
+    std::stable_sort(all.begin(), all.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+    const auto same = [&](const auto& a, const auto& b) { return key(a) == key(b) && a.error == b.error; };
+    all.erase(std::unique(all.begin(), all.end(), same), all.end());
+    return all;
+}
+
 }  // namespace
 
 void Report::add(Place place, std::string attempt, std::string remedy) {
     if (diagnostics_.size() == limits::diagnostics_max)
-        diagnostics_.push_back(
-            {file_, place.line, column_in_characters(place),
-             Error{ErrorCode::config_invalid, fmt::format("more than {} errors", limits::diagnostics_max),
-                   "mend those above first; what follows was not listed"}});
+        diagnostics_.push_back(diagnostic(place, fmt::format("more than {} errors", limits::diagnostics_max),
+                                          "mend those above first; what follows was not listed"));
     if (diagnostics_.size() > limits::diagnostics_max) return;
-    diagnostics_.push_back({file_, place.line, column_in_characters(place),
-                            Error{ErrorCode::config_invalid, shown(std::move(attempt)), shown(std::move(remedy))}});
+    diagnostics_.push_back(diagnostic(place, std::move(attempt), std::move(remedy)));
 }
 
-std::vector<Diagnostic> Report::take() && {
-    const auto key = [](const Diagnostic& d) { return std::tie(d.line, d.column); };
-    std::stable_sort(diagnostics_.begin(), diagnostics_.end(),
-                     [&](const auto& a, const auto& b) { return key(a) < key(b); });
-    const auto same = [&](const auto& a, const auto& b) { return key(a) == key(b) && a.error == b.error; };
-    diagnostics_.erase(std::unique(diagnostics_.begin(), diagnostics_.end(), same), diagnostics_.end());
-    return std::move(diagnostics_);
+void Report::warn(Place place, std::string attempt, std::string remedy) {
+    if (warnings_.size() < limits::diagnostics_max)
+        warnings_.push_back(diagnostic(place, std::move(attempt), std::move(remedy)));
+}
+
+std::vector<Diagnostic> Report::take() && { return in_order_of_file(std::move(diagnostics_)); }
+
+std::vector<Diagnostic> Report::take_warnings() && { return in_order_of_file(std::move(warnings_)); }
+
+Diagnostic Report::diagnostic(Place place, std::string attempt, std::string remedy) const {
+    return {file_, place.line, column_in_characters(place),
+            Error{ErrorCode::config_invalid, shown(std::move(attempt)), shown(std::move(remedy))}};
 }
 
 int Report::column_in_characters(Place place) const {

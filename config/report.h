@@ -24,15 +24,21 @@ public:
     Report(std::filesystem::path file, std::string_view text) : file_{std::move(file)}, text_{text} {}
 
     void add(Place place, std::string attempt, std::string remedy);
+    /// Of what is read but has no effect: the file is as good without it. Those beyond the bound are not told.
+    void warn(Place place, std::string attempt, std::string remedy);
     /// In the order of the file; an aliased node that was read twice is reported once.
     [[nodiscard]] std::vector<Diagnostic> take() &&;
+    /// The same for warnings.
+    [[nodiscard]] std::vector<Diagnostic> take_warnings() &&;
 
 private:
+    [[nodiscard]] Diagnostic diagnostic(Place place, std::string attempt, std::string remedy) const;
     [[nodiscard]] int column_in_characters(Place place) const;
 
     std::filesystem::path file_;
     std::string_view text_;
     std::vector<Diagnostic> diagnostics_;
+    std::vector<Diagnostic> warnings_;
 };
 
 /// What was read, for a message: control characters escaped, cut at 60 bytes.

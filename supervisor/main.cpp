@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include "config/reader.h"
 #include "supervisor/daemon_log.h"
@@ -86,6 +87,7 @@ int check(const std::string& fleet) {
 int supervise(const Arguments& arguments, const std::optional<supervisor::LogStore>& logs) {
     auto read = config::read_fleet(arguments.fleet);
     for (const auto& diagnostic : read.diagnostics) supervisor::say_on_standard_error("error: " + diagnostic.text());
+    for (const auto& warning : read.warnings) spdlog::warn("fleet file: {}", warning.text());
     std::string fleet_error;
     if (read.ok()) {
         if (logs) {

@@ -223,6 +223,7 @@ void Supervisor::on_reread(Reread reread) {
     if (fleet_->is_stopping()) return stay({});
     for (const auto& diagnostic : reread.read.diagnostics) spdlog::error("reload refused: {}", diagnostic.text());
     if (!reread.read.ok()) return stay({{}, std::move(reread.read.diagnostics)});
+    for (const auto& warning : reread.read.warnings) spdlog::warn("reload: {}", warning.text());
     Reloaded reloaded;
     reloaded.change = compare(options_.fleet, reread.read.fleet, fleet_->differing_from(reread.declarations));
     const FleetChange& change = reloaded.change;

@@ -99,7 +99,7 @@ void ChannelSession::on_message(const channel::Hello& message) {
     // Memory that an importer pins is lent to none who could not be asked to let go.
     if (const auto gpu = context_.model.gpu(); gpu && gpu->uuid() == message.gpu && agreed(wire::feature_returning)) {
         features_ |= message.features & gpu->features();
-        slabs_->use_gpu(gpu, context_.model.graph_places());
+        slabs_->use_gpu(gpu);
     }
     state_ = State::hello_said;
     host_.hello_came(*this);
@@ -463,7 +463,8 @@ void ChannelSession::close(std::string_view reason) {
     unread_streams_.cancel();
     stream_->close();
     context_.dispatcher.drop(id_);
-    if (slabs_) slabs_->let_events_pass();
+    if (slabs_)
+        if (auto events = slabs_->let_events_pass()) context_.held_streams.add(std::move(events), client_);
     end_if_unused();
 }
 

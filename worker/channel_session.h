@@ -17,6 +17,7 @@
 #include "worker/identity.h"
 #include "worker/link_messages.h"
 #include "worker/packet_stream.h"
+#include "worker/held_stream_watch.h"
 #include "worker/request.h"
 
 namespace bulkhead::worker {
@@ -38,6 +39,7 @@ struct SessionContext {
     std::chrono::milliseconds hello_deadline;
     std::chrono::milliseconds unread_stream;  ///< a client that takes no part of its stream for so long loses it
     std::shared_ptr<SlabBudget> slab_budget;  ///< of all channels
+    HeldStreamWatch& held_streams;
 };
 
 /// The worker's side of what a session cannot decide alone. Called on the event loop.

@@ -29,35 +29,6 @@ ChannelSlabs::~ChannelSlabs() = default;
 
 Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id,
                            wire::SlabKind kind) {
-    if (const auto place = place_for(direction, size_bytes, kind)) {
-        const Result<> placed =
-            add(direction, std::max(size_bytes, place->needed_bytes(direction)), request_id, kind, place);
-        if (placed) return placed;
-        spdlog::debug("a slab lies at no graph place: {}", placed.error().text());  // one elsewhere may be shorter
-    }
-    return add(direction, size_bytes, request_id, kind, nullptr);
-}
-
-/// The channel's place if it has no slab of that direction yet; or a free one, where there is room for both directions:
-/// with one alone no request is computed there, and its slab would take the room of others.
-std::shared_ptr<GraphPlaces::Hold> ChannelSlabs::place_for(wire::SlabDirection direction, std::uint64_t size_bytes,
-                                                           wire::SlabKind kind) {
-    if (kind != wire::SlabKind::cuda_vmm || !places_) return nullptr;
-    if (std::shared_ptr<GraphPlaces::Hold> place = place_.lock()) return place->has_slab(direction) ? nullptr : place;
-    std::shared_ptr<GraphPlaces::Hold> place = places_->take();
-    if (!place) return nullptr;
-    const bool reads = direction == wire::SlabDirection::input;
-    const auto other = reads ? wire::SlabDirection::output : wire::SlabDirection::input;
-    const std::uint64_t here = std::max(size_bytes, place->needed_bytes(direction));
-    const std::lock_guard lock{mutex_};
-    const std::uint64_t left = limits_.bytes_max - std::min(limits_.bytes_max, reserved_bytes_);
-    if (here > left || place->needed_bytes(other) > left - here) return nullptr;
-    place_ = place;
-    return place;
-}
-
-Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id,
-                           wire::SlabKind kind, const std::shared_ptr<GraphPlaces::Hold>& place) {
     if (is_gpu(kind))
         if (Result<> made = make_events(); !made) return made;
     std::uint32_t id = 0;
@@ -79,7 +50,7 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
         ++reserved_slabs_;
         id = ++last_id_;
     }
-    Result<std::unique_ptr<SlabMemory>> memory = make_memory(kind, direction, size_bytes, id, place);
+    Result<std::unique_ptr<SlabMemory>> memory = make_memory(kind, direction, size_bytes, id);
     const std::lock_guard lock{mutex_};
     if (!memory) {
         reserved_bytes_ -= size_bytes;
@@ -123,9 +94,7 @@ Error ChannelSlabs::over_the_channels_bound(std::uint64_t slab_bytes) const {
 
 /// The one place that chooses a kind of memory.
 Result<std::unique_ptr<SlabMemory>> ChannelSlabs::make_memory(wire::SlabKind kind, wire::SlabDirection direction,
-                                                              std::uint64_t size_bytes, std::uint32_t id,
-                                                              const std::shared_ptr<GraphPlaces::Hold>& place) const {
-    if (place) return place->make_slab(direction, size_bytes);
+                                                              std::uint64_t size_bytes, std::uint32_t id) const {
     if (is_gpu(kind)) return make_gpu_memory(kind, gpu_, size_bytes);
     Result<HostSlab> slab = HostSlab::create(size_bytes, direction, fmt::format("{}{}", label_prefix_, id),
                                              limits_.huge_pages ? SlabPages::huge : SlabPages::plain);
@@ -291,16 +260,15 @@ Result<> ChannelSlabs::wait_for_client(cuda::CUstream stream, std::span<const ch
     }
     for (const channel::Tensor& input : inputs)
         if (input.event_id != 0 && std::ranges::find(ids, input.event_id) == ids.end()) ids.push_back(input.event_id);
-    for (const std::uint32_t id : ids)
-        if (Result<> waits = events_->make_wait(stream, id); !waits) return waits;
-    return {};
+    return ids.empty() ? Result<>{} : events_->make_wait(stream, ids);
 }
 
 Result<std::uint32_t> ChannelSlabs::record_done(cuda::CUstream stream) { return events_->record(stream); }
 
-void ChannelSlabs::let_events_pass() const noexcept {
+std::shared_ptr<const ChannelEvents> ChannelSlabs::let_events_pass() const noexcept {
     const std::lock_guard lock{mutex_};
     if (events_) events_->let_all_pass();
+    return events_;
 }
 
 std::vector<std::uint32_t> ChannelSlabs::withdraw_gpu() {

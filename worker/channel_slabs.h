@@ -17,7 +17,6 @@
 #include "ipc/unique_fd.h"
 #include "worker/alarm.h"
 #include "worker/channel_events.h"
-#include "worker/graph_places.h"
 #include "worker/model.h"
 #include "worker/slab_budget.h"
 #include "worker/slab_memory.h"
@@ -39,12 +38,8 @@ public:
     ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits, std::shared_ptr<SlabBudget> worker);
     ~ChannelSlabs();
 
-    /// GPU kinds were agreed; before the first slab of such a kind is added. Where there are `places`, the first slab
-    /// of kind cuda_vmm of each direction lies at one of them, if any is free.
-    void use_gpu(std::shared_ptr<const cuda::Gpu> gpu, std::shared_ptr<GraphPlaces> places = nullptr) {
-        gpu_ = std::move(gpu);
-        places_ = std::move(places);
-    }
+    /// GPU kinds were agreed; before the first slab of such a kind is added.
+    void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { gpu_ = std::move(gpu); }
 
     /// Makes one more slab, of at least `size_bytes`; its offer waits in `take_offers`. One on the GPU is made on the
     /// executor; once the client has asked for one for outputs (`request_id`), all outputs lie in such.
@@ -96,8 +91,9 @@ public:
     [[nodiscard]] std::optional<Clock::time_point> idle_due() const;
     /// Those that have been by now: no result lies in them from here on.
     [[nodiscard]] std::vector<std::uint32_t> withdraw_idle(Clock::time_point now);
-    /// The client is gone: nothing of this worker waits any more for what it had queued on the GPU. Never waits.
-    void let_events_pass() const noexcept;
+    /// The client is gone: nothing of this worker waits any more for what it had queued on the GPU. Never waits. Returns
+    /// the events, which tell whether that is so; none where none were made.
+    std::shared_ptr<const ChannelEvents> let_events_pass() const noexcept;
 
     /// All that lie on the GPU, of both directions: this worker is to end.
     [[nodiscard]] std::vector<std::uint32_t> withdraw_gpu();
@@ -142,14 +138,9 @@ private:
     /// As much again as there is, so that few slabs reach the bound; at most half of what that leaves, for inputs need
     /// room too.
     [[nodiscard]] std::uint64_t output_growth(wire::SlabKind kind) const;
-    Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id, wire::SlabKind kind,
-                 const std::shared_ptr<GraphPlaces::Hold>& place);
-    [[nodiscard]] std::shared_ptr<GraphPlaces::Hold> place_for(wire::SlabDirection direction, std::uint64_t size_bytes,
-                                                               wire::SlabKind kind);
     [[nodiscard]] Error over_the_channels_bound(std::uint64_t slab_bytes) const;  ///< with the lock held
     [[nodiscard]] Result<std::unique_ptr<SlabMemory>>
-    make_memory(wire::SlabKind kind, wire::SlabDirection direction, std::uint64_t size_bytes, std::uint32_t id,
-                const std::shared_ptr<GraphPlaces::Hold>& place) const;
+    make_memory(wire::SlabKind kind, wire::SlabDirection direction, std::uint64_t size_bytes, std::uint32_t id) const;
     Result<> make_events();
     [[nodiscard]] Result<> check_event(std::uint32_t event_id) const;  ///< with the lock held
 
@@ -157,10 +148,8 @@ private:
     const config::ChannelLimits limits_;
     const std::shared_ptr<SlabBudget> worker_;
     std::shared_ptr<const cuda::Gpu> gpu_;
-    std::shared_ptr<GraphPlaces> places_;
-    std::weak_ptr<GraphPlaces::Hold> place_;  ///< kept by the slabs there; on the executor
     mutable std::mutex mutex_;
-    std::unique_ptr<ChannelEvents> events_;  ///< made with the first slab on the GPU
+    std::shared_ptr<ChannelEvents> events_;  ///< made with the first slab on the GPU
     bool events_offered_ = false;
     std::vector<std::uint32_t> released_behind_;  ///< events that room which is free again waits for
     wire::SlabKind output_kind_ = wire::SlabKind::host_memfd;

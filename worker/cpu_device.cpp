@@ -37,8 +37,7 @@ public:
     }
 
     Result<> prepare(const config::ModelSpec& /*spec*/, const std::vector<config::MethodSpec>& /*methods*/,
-                     Runtime& /*runtime*/, const std::shared_ptr<GraphPlaces>& /*places*/,
-                     const LoadContext& /*context*/) override {
+                     Runtime& /*runtime*/, const LoadContext& /*context*/) override {
         return {};  // nothing to capture
     }
 

@@ -39,14 +39,16 @@ private:
     wire::CudaIpcHandle handle_;
 };
 
-}  // namespace
-
+/// Has memory of the device forget what was there before: it may have been another client's, and nobody promises that
+/// what one slab of a process left is gone from the next. Done when this returns.
 Result<> clear(const cuda::Gpu& gpu, cuda::CUdeviceptr pointer, std::uint64_t size_bytes) {
     const cuda::Driver& driver = gpu.driver();
     const cuda::Gpu::Current current{gpu};
     const Result<> queued = driver.check("cuMemsetD8Async", driver.cuMemsetD8Async(pointer, 0, size_bytes, nullptr));
     return queued ? driver.check("cuStreamSynchronize", driver.cuStreamSynchronize(nullptr)) : queued;
 }
+
+}  // namespace
 
 Result<std::unique_ptr<SlabMemory>> make_gpu_memory(wire::SlabKind kind, const std::shared_ptr<const cuda::Gpu>& gpu,
                                                     std::uint64_t size_bytes) {

@@ -40,6 +40,10 @@ inline constexpr std::uint32_t channel_in_flight_max = 64;
 inline constexpr std::size_t channel_slabs_max = 64;
 /// Interprocess events of one channel, in each direction: so many results can be waited for each by its own.
 inline constexpr std::uint32_t gpu_events = 4;
+/// Waits of a worker's stream for one client that are followed at once: as many as requests can be unfinished, and more.
+inline constexpr std::size_t gpu_waits = 8;
+/// How often, within a request deadline, a stream is looked at that a client which is gone may hold up.
+inline constexpr int held_stream_looks = 8;
 /// Stale leases and misplaced tensors that a channel survives.
 inline constexpr std::uint32_t violations_max = 16;
 /// Channels beyond the model's `channels_max` that may wait for the error that answers their hello.

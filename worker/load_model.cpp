@@ -9,7 +9,6 @@
 #include "ipc/cuda/gpu.h"
 #include "worker/describe.h"
 #include "worker/generation/load_generator.h"
-#include "worker/graph_places.h"
 #include "worker/guarded.h"
 #include "worker/inference_threads.h"
 #include "worker/load_limits.h"
@@ -108,7 +107,6 @@ public:
         device_->unregister_host_memory(bytes);
     }
     [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override { return gpu_; }
-    [[nodiscard]] std::shared_ptr<GraphPlaces> graph_places() const override { return places_; }
     [[nodiscard]] bool writes_inputs() const noexcept override {
         return device_->device().is_cpu() && (package_writes_inputs_ || runtime_->writes_inputs());  // a GPU has copies
     }
@@ -120,7 +118,6 @@ private:
         : spec_{spec}, context_{context}, methods_{spec.methods}, threads_{inference_threads(spec)} {}
 
     void open_gpu();
-    Result<> reserve_places();
     Result<> load_runtime();
     Result<> load_torchscript_file(const ModelFile& file);
     Result<> load_package(const ModelFile& file);
@@ -144,7 +141,6 @@ private:
     UnpackedPackage package_;  // outlives what was loaded from it
     std::unique_ptr<Device> device_;
     std::shared_ptr<const bulkhead::cuda::Gpu> gpu_;
-    std::shared_ptr<GraphPlaces> places_;
     std::unique_ptr<Runtime> runtime_;
     bool package_writes_inputs_ = false;
 };
@@ -171,9 +167,8 @@ Result<std::unique_ptr<Model>> LoadedModel::load(const config::ModelSpec& spec, 
     }
     model->report("warming", warm, warm, "steps", "");
     if (context.cuda) model->open_gpu();
-    if (auto reserved = model->reserve_places(); !reserved) return reserved.error();
     const auto prepare = [&] {
-        return model->device_->prepare(model->spec_, model->methods_, *model->runtime_, model->places_, context);
+        return model->device_->prepare(model->spec_, model->methods_, *model->runtime_, context);
     };
     if (auto ready = model->guarded("preparing the device", ErrorCode::load_failed, prepare); !ready)
         return ready.error();
@@ -190,19 +185,6 @@ void LoadedModel::open_gpu() {
         gpu_ = std::move(*gpu);
     else
         spdlog::warn("clients cannot share device memory: {}", gpu.error().text());
-}
-
-/// Without them every tensor on the GPU is copied once: no reason not to serve, unless graphs are `required`.
-Result<> LoadedModel::reserve_places() {
-    if (spec_.graph_slabs == 0 || !gpu_) return {};
-    auto places = GraphPlaces::reserve(gpu_, spec_.graph_slabs, spec_.channel.bytes_max);
-    if (places) {
-        places_ = std::move(*places);
-        return {};
-    }
-    if (spec_.graphs == config::Graphs::required) return std::move(places).error();
-    spdlog::warn("graphs read and write no slab in place: {}", places.error().text());
-    return {};
 }
 
 Result<> LoadedModel::load_runtime() {

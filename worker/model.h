@@ -27,7 +27,6 @@ namespace bulkhead::worker {
 namespace generation {
 class Engine;
 }
-class GraphPlaces;
 
 /// A contiguous tensor that lies in a slab, or wherever its owner keeps it.
 struct TensorView {
@@ -100,9 +99,6 @@ public:
 
     /// The GPU in whose memory inputs and outputs may lie; none on a CPU.
     [[nodiscard]] virtual std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const { return nullptr; }
-
-    /// Where on that GPU a channel's slabs spare the model's graphs a copy; none unless `graph_slabs` asks for it.
-    [[nodiscard]] virtual std::shared_ptr<GraphPlaces> graph_places() const { return nullptr; }
 
     /// Whether a run may write into its inputs where they lie: such a model is lent nothing, for loans are read-only.
     [[nodiscard]] virtual bool writes_inputs() const noexcept { return false; }

@@ -60,12 +60,10 @@ public:
     virtual Result<std::unique_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs graphs,
                                                                     const LoadContext& context) = 0;
 
-    /// Warms up and captures the declared buckets of every method, largest first, and once more for each of `places`,
-    /// if there are any.
+    /// Warms up and captures the declared buckets of every method, largest first.
     /// Errors  capture_failed with cause and remedy where graphs are `required`
     virtual Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods,
-                             Runtime& runtime, const std::shared_ptr<GraphPlaces>& places,
-                             const LoadContext& context) = 0;
+                             Runtime& runtime, const LoadContext& context) = 0;
 
     /// One request: views in, results in the sink. On a CPU the runtime's inputs are the views themselves.
     virtual Result<> run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,

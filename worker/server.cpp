@@ -219,9 +219,13 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
     dispatcher_.serve(*model_, spec_);
     const generation::Engine* const generator = model_->generator();
     const std::uint32_t in_flight_max = channel_in_flight_max(spec_, generator != nullptr ? generator->shape().slots : 0);
+    held_streams_.emplace(io_, spec_.deadlines.request, [this](const Error& error) {
+        spdlog::critical("{}", error.text());
+        leave(1);
+    });
     context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, options_.identity,
                                     spec_, *model_, methods_, in_flight_max, options_.hello_deadline, options_.unread_stream,
-                                    std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max)});
+                                    std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max), *held_streams_});
     phase_ = Phase::ready;
     load_time_ = duration_cast<milliseconds>(Clock::now() - load_started_);
     spdlog::info("ready after {} ms on {}", load_time_.count(), model_->device_name());

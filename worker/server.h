@@ -18,6 +18,7 @@
 #include "worker/grant.h"
 #include "worker/identity.h"
 #include "worker/limits.h"
+#include "worker/held_stream_watch.h"
 #include "worker/link.h"
 #include "worker/load_progress.h"
 #include "worker/status_page.h"
@@ -106,7 +107,8 @@ private:
 
     Executor executor_;
     Dispatcher dispatcher_;
-    std::optional<SessionContext> context_;  ///< once ready
+    std::optional<HeldStreamWatch> held_streams_;  ///< once ready, as the next
+    std::optional<SessionContext> context_;
     std::map<std::uint64_t, std::shared_ptr<ChannelSession>> sessions_;
     std::uint64_t ignored_frames_past_ = 0;  ///< empty packets on channels that are gone
     std::optional<std::uint64_t> holder_;    ///< of a stateful model: the channel that has it

@@ -25,9 +25,12 @@ Result<int> validate(const Session& session, const std::filesystem::path& file) 
     const config::ReadFleet read = config::read_fleet(file);
     const int status = read.ok() ? exit_done : exit_config_invalid;
     if (session.json) {
-        if (const auto printed = print_json(diagnostics_json(read.diagnostics)); !printed) return printed.error();
+        const json::object all{{"errors", diagnostics_json(read.diagnostics)},
+                               {"warnings", diagnostics_json(read.warnings)}};
+        if (const auto printed = print_json(all); !printed) return printed.error();
         return status;
     }
+    std::fputs(render_warnings(read.warnings, Style::of(stderr)).c_str(), stderr);
     if (!read.ok()) {
         std::fputs(render_diagnostics(read.diagnostics, Style::of(stderr)).c_str(), stderr);
         return status;
@@ -54,6 +57,7 @@ Result<int> up(const Session& session, const std::filesystem::path& fleet) {
         std::fputs(render_diagnostics(read.diagnostics, Style::of(stderr)).c_str(), stderr);
         return exit_config_invalid;
     }
+    std::fputs(render_warnings(read.warnings, Style::of(stderr)).c_str(), stderr);
     const std::filesystem::path socket = std::filesystem::absolute(find_socket(session.socket)).lexically_normal();
     if (Result<ControlClient> running = ControlClient::connect(socket); running) {
         const auto info = running->call("daemon.info", {}, limits::answer);
@@ -133,9 +137,10 @@ void add_validate(CLI::App& app, Session& session) {
                     "is in them is\n"
                     "checked when they are loaded. The keys are described in docs/configuration.md; editors use\n"
                     "config/fleet.schema.json.\n"
-                    "With --json: {\"errors\":[{\"file\",\"line\",\"column\",\"code\",\"attempt\",\"remedy\"}]}, empty "
-                    "when valid; line is 0\n"
-                    "when the file cannot be read at all.\n"
+                    "With --json: {\"errors\":[{\"file\",\"line\",\"column\",\"code\",\"attempt\",\"remedy\"}],"
+                    "\"warnings\":[…]}; errors\n"
+                    "is empty when the file is valid, warnings tells what has no effect; line is 0 when the file cannot be "
+                    "read at\nall.\n"
                     "\nExample:\n  bulkhead validate config/fleets/gpu.yaml\n"
                     "\nExit status: 0 valid, 78 invalid.");
     command->callback([&session, file] { session.command = [&session, file] { return validate(session, *file); }; });

@@ -140,28 +140,39 @@ std::string render_error(const Error& error, bool as_json, Style style) {
     return text;
 }
 
-std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style) {
+namespace {
+
+std::string render_all(const std::vector<config::Diagnostic>& diagnostics, const std::string& word, Style style) {
     std::string text;
     for (const config::Diagnostic& diagnostic : diagnostics) {
         std::string place = one_line(diagnostic.file.string());
         if (diagnostic.line > 0) place += fmt::format(":{}:{}", diagnostic.line, diagnostic.column);
-        text += fmt::format("{}: {} {}\n", style.paint(place, Colour::bold), style.paint("error:", Colour::red),
-                            one_line(diagnostic.error.attempt));
+        text += fmt::format("{}: {} {}\n", style.paint(place, Colour::bold), word, one_line(diagnostic.error.attempt));
         if (!diagnostic.error.remedy.empty()) text += "  " + one_line(diagnostic.error.remedy) + "\n";
     }
     return text;
 }
 
-json::object diagnostics_json(const std::vector<config::Diagnostic>& diagnostics) {
-    json::array errors;
+}  // namespace
+
+std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style) {
+    return render_all(diagnostics, style.paint("error:", Colour::red), style);
+}
+
+std::string render_warnings(const std::vector<config::Diagnostic>& warnings, Style style) {
+    return render_all(warnings, style.paint("warning:", Colour::yellow), style);
+}
+
+json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics) {
+    json::array all;
     for (const config::Diagnostic& diagnostic : diagnostics)
-        errors.push_back({{"file", diagnostic.file.string()},
+        all.push_back({{"file", diagnostic.file.string()},
                           {"line", diagnostic.line},
                           {"column", diagnostic.column},
                           {"code", to_string(diagnostic.error.code)},
                           {"attempt", diagnostic.error.attempt},
                           {"remedy", diagnostic.error.remedy}});
-    return {{"errors", std::move(errors)}};
+    return all;
 }
 
 std::string render_workers(const json::array& rows, Style style) {
@@ -272,16 +283,11 @@ std::string graphs_lines(const json::value& graphs) {
                 text += fmt::format("; {} eager run{} ({})", json::serialize(count), count == 1 ? "" : "s",
                                     one_line(reason));
     text += '\n';
-    if (const json::value* places = member(graphs, "places"))
-        text += fmt::format("  slabs that graphs use in place: for {} channels, {} free\n", text_or_dash(*places, "count"),
-                            text_or_dash(*places, "free"));
     for (const json::value& bucket : array_member(graphs, "buckets"))
         text += fmt::format(
-            "  bucket {} {}: {} hits, {} pads, {}captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
+            "  bucket {} {}: {} hits, {} pads, captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
             member(bucket, "shapes") != nullptr ? one_line(json::serialize(*member(bucket, "shapes"))) : "",
-            text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"),
-            member(bucket, "in_place") != nullptr ? text_or_dash(bucket, "in_place") + " in place, " : "",
-            text_or_dash(bucket, "capture_ms"));
+            text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"), text_or_dash(bucket, "capture_ms"));
     return text;
 }
 

@@ -31,10 +31,11 @@ namespace bulkhead::cli {
 [[nodiscard]] std::string render_error(const Error& error, bool as_json, Style style);
 [[nodiscard]] boost::json::object error_json(const Error& error);
 
-/// "file:line:column: attempt" and the remedy on a line of its own, for each.
+/// "file:line:column: error: attempt" and the remedy on a line of its own, for each.
 [[nodiscard]] std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style);
-/// What `validate --json` prints.
-[[nodiscard]] boost::json::object diagnostics_json(const std::vector<config::Diagnostic>& diagnostics);
+[[nodiscard]] std::string render_warnings(const std::vector<config::Diagnostic>& warnings, Style style);
+/// `errors`, or `warnings`, of what `validate --json` prints.
+[[nodiscard]] boost::json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics);
 
 [[nodiscard]] std::string render_workers(const boost::json::array& rows, Style style);
 [[nodiscard]] std::string render_loaded(const boost::json::array& models, Style style);

@@ -187,7 +187,7 @@ Result<int> reload(const Session& session) {
         const auto diagnostics = diagnostics_from(control->error_data());
         if (answer.error().code != ErrorCode::config_invalid || diagnostics.empty()) return answer.error();
         if (session.json) {
-            if (const auto printed = print_json(diagnostics_json(diagnostics)); !printed) return printed;
+            if (const auto printed = print_json({{"errors", diagnostics_json(diagnostics)}}); !printed) return printed;
         } else {
             std::fputs(render_diagnostics(diagnostics, Style::of(stderr)).c_str(), stderr);
             std::fputs("The fleet runs on as it was.\n", stderr);

@@ -27,7 +27,7 @@ Result<std::uint64_t> whole_allocation(const Gpu& gpu, std::uint64_t size_bytes)
     return rounded / granularity * granularity;
 }
 
-Result<std::shared_ptr<const AddressRange>> AddressRange::reserve(std::shared_ptr<const Gpu> gpu,
+Result<std::unique_ptr<const AddressRange>> AddressRange::reserve(std::shared_ptr<const Gpu> gpu,
                                                                   std::uint64_t size_bytes) {
     const Result<std::uint64_t> whole = whole_allocation(*gpu, size_bytes);
     if (!whole) return whole.error();
@@ -37,7 +37,7 @@ Result<std::shared_ptr<const AddressRange>> AddressRange::reserve(std::shared_pt
     if (auto reserved = driver.check("cuMemAddressReserve", driver.cuMemAddressReserve(&pointer, *whole, 0, 0, 0));
         !reserved)
         return reserved.error();
-    return std::shared_ptr<const AddressRange>{new AddressRange{std::move(gpu), pointer, *whole}};
+    return std::unique_ptr<const AddressRange>{new AddressRange{std::move(gpu), pointer, *whole}};
 }
 
 AddressRange::~AddressRange() {

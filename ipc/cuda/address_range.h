@@ -7,15 +7,14 @@
 
 namespace bulkhead::cuda {
 
-/// Device addresses of this process, kept as long as this lives; a VmmSlab puts memory there, another one after it has
-/// gone. Work that was given an address runs on whatever memory is there when it runs.
+/// Device addresses of this process, kept as long as this lives; a VmmSlab puts memory there.
 ///
 /// Units   size_bytes() is a multiple of the device's granularity, usually 2 MiB; addresses alone cost no memory
 /// Thread  any
 class AddressRange {
 public:
     /// Errors  input_invalid (no byte, or more than there are addresses), out_of_memory
-    static Result<std::shared_ptr<const AddressRange>> reserve(std::shared_ptr<const Gpu> gpu,
+    static Result<std::unique_ptr<const AddressRange>> reserve(std::shared_ptr<const Gpu> gpu,
                                                                std::uint64_t size_bytes);
     AddressRange(const AddressRange&) = delete;
     AddressRange& operator=(const AddressRange&) = delete;

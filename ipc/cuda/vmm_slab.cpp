@@ -7,31 +7,20 @@
 namespace bulkhead::cuda {
 
 VmmSlab::Mapping::~Mapping() {
-    (void)unmap();
+    const Driver& driver = gpu->driver();
+    if (mapped) gpu->synchronize();
     const Gpu::Current current{*gpu};
-    (void)gpu->driver().cuMemRelease(handle);
+    if (mapped) (void)driver.cuMemUnmap(addresses->pointer(), size_bytes);
+    (void)driver.cuMemRelease(handle);
 }
 
-Result<> VmmSlab::Mapping::unmap() {
-    if (!std::exchange(mapped, false)) return {};
-    gpu->synchronize();
-    const Gpu::Current current{*gpu};
-    return gpu->driver().check("cuMemUnmap", gpu->driver().cuMemUnmap(addresses->pointer(), size_bytes));
-}
-
-Result<> VmmSlab::unmap() { return mapping_->unmap(); }
-
-Result<VmmSlab> VmmSlab::create(std::shared_ptr<const Gpu> gpu, std::uint64_t size_bytes,
-                                std::shared_ptr<const AddressRange> at) {
+Result<VmmSlab> VmmSlab::create(std::shared_ptr<const Gpu> gpu, std::uint64_t size_bytes) {
     const Driver& driver = gpu->driver();
     const Gpu::Current current{*gpu};
     const std::string attempt =
         fmt::format("creating a shareable slab of {} bytes on {}", size_bytes, to_string(gpu->uuid()));
     const Result<std::uint64_t> whole = whole_allocation(*gpu, size_bytes);
     if (!whole) return Error{whole.error()}.during(attempt);
-    if (at && *whole > at->size_bytes())
-        return Error{ErrorCode::input_invalid, attempt,
-                     fmt::format("ask for at most the {} bytes of addresses that were reserved", at->size_bytes())};
 
     const CUmemAllocationProp properties = shareable_on(*gpu);
     CUmemGenericAllocationHandle handle = 0;
@@ -39,7 +28,6 @@ Result<VmmSlab> VmmSlab::create(std::shared_ptr<const Gpu> gpu, std::uint64_t si
         return Error{made.error()}.during(attempt);
     auto mapping = std::make_unique<Mapping>(std::move(gpu), *whole);
     mapping->handle = handle;
-    mapping->addresses = std::move(at);
     Result<VmmSlab> slab = map(std::move(mapping), Access::read_write);
     return slab ? std::move(slab) : Result<VmmSlab>{std::move(slab).error().during(attempt)};
 }
@@ -63,11 +51,9 @@ Result<VmmSlab> VmmSlab::import(std::shared_ptr<const Gpu> gpu, int fd, std::uin
 Result<VmmSlab> VmmSlab::map(std::unique_ptr<Mapping> mapping, Access access) {
     const Driver& driver = mapping->gpu->driver();
     const std::uint64_t bytes = mapping->size_bytes;
-    if (!mapping->addresses) {
-        Result<std::shared_ptr<const AddressRange>> reserved = AddressRange::reserve(mapping->gpu, bytes);
-        if (!reserved) return std::move(reserved).error();
-        mapping->addresses = std::move(*reserved);
-    }
+    Result<std::unique_ptr<const AddressRange>> reserved = AddressRange::reserve(mapping->gpu, bytes);
+    if (!reserved) return std::move(reserved).error();
+    mapping->addresses = std::move(*reserved);
     const CUdeviceptr pointer = mapping->addresses->pointer();
     if (auto mapped = driver.check("cuMemMap", driver.cuMemMap(pointer, bytes, 0, mapping->handle, 0)); !mapped)
         return mapped.error();

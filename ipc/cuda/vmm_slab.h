@@ -18,15 +18,12 @@ enum class Access : std::uint8_t { read_only, read_write };
 /// importer keeps the memory from the device after the exporter's end. No PID namespace is involved.
 ///
 /// Units   size_bytes() is a multiple of the device's granularity, usually 2 MiB
-/// Owns    the mapping, and its addresses where nobody else has reserved them. The destructor waits for the GPU first:
-///         unmapping under running work faults it
+/// Owns    addresses and mapping. The destructor waits for the GPU first: unmapping under running work faults it
 /// Thread  any; not synchronised
 class VmmSlab {
 public:
-    /// At the begin of `at`, where no other slab may lie; else at addresses of its own.
-    /// Errors  out_of_memory, not_permitted (this system shares no such memory), input_invalid (longer than `at`)
-    static Result<VmmSlab> create(std::shared_ptr<const Gpu> gpu, std::uint64_t size_bytes,
-                                  std::shared_ptr<const AddressRange> at = nullptr);
+    /// Errors  out_of_memory, not_permitted (this system shares no such memory), input_invalid (no byte)
+    static Result<VmmSlab> create(std::shared_ptr<const Gpu> gpu, std::uint64_t size_bytes);
 
     /// The descriptor is only read, and stays the caller's. A wrong `size_bytes` fails.
     /// Errors  not_permitted (another driver or container), internal (no such memory behind the descriptor)
@@ -38,9 +35,6 @@ public:
     /// A new descriptor of the memory, to be sent as SCM_RIGHTS. For whoever created it.
     [[nodiscard]] Result<UniqueFd> export_fd() const;
 
-    /// Ends the mapping as the destructor does, and says whether its addresses are free again.
-    [[nodiscard]] Result<> unmap();
-
     [[nodiscard]] CUdeviceptr pointer() const noexcept { return mapping_->addresses->pointer(); }
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return mapping_->size_bytes; }
     [[nodiscard]] const std::shared_ptr<const Gpu>& gpu() const noexcept { return mapping_->gpu; }
@@ -50,13 +44,12 @@ private:
         std::shared_ptr<const Gpu> gpu;
         std::uint64_t size_bytes = 0;
         CUmemGenericAllocationHandle handle = 0;
-        std::shared_ptr<const AddressRange> addresses;
+        std::unique_ptr<const AddressRange> addresses;
         bool mapped = false;
         Mapping(std::shared_ptr<const Gpu> owner, std::uint64_t bytes) : gpu{std::move(owner)}, size_bytes{bytes} {}
         Mapping(const Mapping&) = delete;
         Mapping& operator=(const Mapping&) = delete;
         ~Mapping();
-        Result<> unmap();
     };
     explicit VmmSlab(std::unique_ptr<Mapping> mapping) : mapping_{std::move(mapping)} {}
     static Result<VmmSlab> map(std::unique_ptr<Mapping> mapping, Access access);

@@ -50,13 +50,6 @@ class Echo(nn.Module):
         return x * 1.0
 
 
-class EchoOut(nn.Module):
-    """The same, written where it is told to."""
-
-    def forward(self, x: Tensor, y: Tensor) -> None:
-        torch.mul(x, 1.0, out=y)
-
-
 class ScaleOut(nn.Module):
     """Writes its results where it is told to, in the method's order of arguments."""
 
@@ -196,7 +189,6 @@ def main() -> int:
         "mlp": mlp(),
         "tokens": Tokens(),
         "echo": Echo(),
-        "echo_out": EchoOut(),
         "scale_out": ScaleOut(),
         "noise": Noise(),
         "host_read": HostRead(),

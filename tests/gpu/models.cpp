@@ -38,12 +38,6 @@ inputs: {x: {dtype: float32, shape: [1..67108864]}}
 outputs: {y: {dtype: float32, shape: [1..67108864]}}
 buckets: [{x: [1024]}, {x: [33554432]}]
 )"},
-    {"echo_out", R"(runtime: torchscript
-file: echo_out.pt
-inputs: {x: {dtype: float32, shape: [n=1..67108864]}}
-outputs: {y: {dtype: float32, shape: [n=1..67108864], out: true}}
-buckets: [{x: [1024]}, {x: [33554432]}]
-)"},
     {"scale_out", R"(runtime: torchscript
 file: scale_out.pt
 inputs: {x: {dtype: float32, shape: [n=1..4096]}, factor: {dtype: float32, shape: [1]}}

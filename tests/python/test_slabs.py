@@ -358,15 +358,6 @@ class Books(unittest.TestCase):
             allocator.release(offset, size)
         self.assertTrue(allocator.is_empty)
 
-    def test_tensors_lie_in_an_empty_slab_in_the_order_in_which_they_were_allocated(self) -> None:
-        """Where the graphs of a worker look for them: tests/gpu/slabs/graph_places_test.cpp expects the same of its layout."""
-        allocator = Allocator(1 << 16)
-        for _ in range(2):
-            offsets = [allocator.allocate(size)[0] for size in (5, 0, 64, 65)]
-            self.assertEqual(offsets, [0, 64, 128, 192])
-            for offset, size in zip(offsets, (5, 0, 64, 65)):
-                allocator.release(offset, size)
-
     def test_what_a_finalizer_gives_back_in_the_midst_of_an_allocation_harms_nobody(self) -> None:
         allocator = Allocator(1 << 16)
         held = [allocator.allocate(64) for _ in range(10)]

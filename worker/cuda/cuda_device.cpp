@@ -123,7 +123,7 @@ at::Tensor CudaDevice::place_weight(const TensorView& weight) {
     const c10::cuda::CUDAStreamGuard guard{stream()};
     const at::Tensor placed = at::empty(at::IntArrayRef{weight.dims.data(), weight.dims.size()},
                                         at::TensorOptions{}.dtype(scalar_type(weight.dtype)).device(device()));
-    memory_.fetch(placed.data_ptr(), weight, stream().stream());
+    memory_.load(placed.data_ptr(), weight.bytes, stream().stream());
     return placed;
 }
 
@@ -139,6 +139,7 @@ Result<std::unique_ptr<generation::Engine>> CudaDevice::make_engine(generation::
     try {
         const c10::InferenceMode inference;
         const c10::cuda::CUDAStreamGuard guard{stream()};
+        memory_.end_loading();
         return make_generation_engine(std::move(parts), graphs, context, stream());
     } catch (const std::exception& exception) {
         return explain(exception, ErrorCode::load_failed, fmt::format("preparing generation on {}", name_));
@@ -146,12 +147,12 @@ Result<std::unique_ptr<generation::Engine>> CudaDevice::make_engine(generation::
 }
 
 Result<> CudaDevice::prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods,
-                             Runtime& runtime, const std::shared_ptr<GraphPlaces>& places, const LoadContext& context) {
+                             Runtime& runtime, const LoadContext& context) {
     try {
         const c10::InferenceMode inference;
         const c10::cuda::CUDAStreamGuard guard{stream()};
         C10_CUDA_CHECK(cudaDeviceSynchronize());  // weights were copied on the default stream
-        return engine_.prepare(spec, methods, runtime, places, context);
+        return engine_.prepare(spec, methods, runtime, context);
     } catch (const std::exception& exception) {
         return explain(exception, ErrorCode::load_failed, fmt::format("preparing {} on {}", spec.name, name_));
     }
@@ -164,7 +165,9 @@ Result<> CudaDevice::run(Runtime& runtime, const config::MethodSpec& method, std
         const c10::cuda::CUDAStreamGuard guard{stream()};
         wait_for_room_in_the_queue();
         if (Result<> ordered = sink.begin_on(stream().stream()); !ordered) return ordered;
-        Result<> delivered = answer(runtime, method, inputs, parameters, sink);
+        auto outputs = engine_.replay(method, inputs, parameters);
+        if (!outputs) outputs = run_eagerly(runtime, method, inputs, parameters);
+        Result<> delivered = deliver(method, *outputs, sink);
         if (delivered && sink.on_device()) delivered = sink.end_on(stream().stream());
         if (delivered && sink.on_device() && !reads_host(inputs)) {
             C10_CUDA_CHECK(cudaEventRecord(finished_[turn_++ % finished_.size()], stream().stream()));
@@ -177,15 +180,6 @@ Result<> CudaDevice::run(Runtime& runtime, const config::MethodSpec& method, std
         end_if_context_is_lost();  // else everything is finished now, and the slab is no longer read
         return error;
     }
-}
-
-Result<> CudaDevice::answer(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
-                            const std::vector<config::ParameterValue>& parameters, OutputSink& sink) {
-    Result<GraphEngine::Replayed> replayed = engine_.replay(method, inputs, parameters, sink);
-    if (!replayed) return std::move(replayed).error();
-    if (replayed->in_place) return {};
-    if (!replayed->outputs) replayed->outputs = run_eagerly(runtime, method, inputs, parameters);
-    return deliver(method, *replayed->outputs, replayed->rooms, sink);
 }
 
 std::vector<at::Tensor> CudaDevice::run_eagerly(Runtime& runtime, const config::MethodSpec& method,
@@ -210,16 +204,14 @@ std::vector<at::Tensor> CudaDevice::run_eagerly(Runtime& runtime, const config::
     return runtime.call(method, tensors, parameters);
 }
 
-/// Into `rooms`, or, where there are none yet, into what the sink gives.
 Result<> CudaDevice::deliver(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
-                             std::span<const std::span<std::byte>> rooms, OutputSink& sink) {
+                             OutputSink& sink) {
     if (auto checked = check_outputs(method, outputs, ErrorCode::inference_failed); !checked) return checked.error();
     std::vector<at::Tensor> sources;  // kept until the copies are queued: the allocator reuses in stream order
     for (std::size_t i = 0; i < outputs.size(); ++i) {
         const at::Tensor& source = sources.emplace_back(outputs[i].resolve_conj().resolve_neg().contiguous());
         const std::span<const std::int64_t> dims{source.sizes().data(), source.sizes().size()};
-        const Result<std::span<std::byte>> room =
-            rooms.empty() ? sink.allocate(method.outputs[i].name, method.outputs[i].dtype, dims) : rooms[i];
+        auto room = sink.allocate(method.outputs[i].name, method.outputs[i].dtype, dims);
         if (!room) return room.error();
         memory_.deliver(*room, sink.on_device(), source.const_data_ptr(), source.is_cuda(), stream().stream());
     }

@@ -36,7 +36,7 @@ public:
     Result<std::unique_ptr<generation::Engine>> make_engine(generation::Parts parts, config::Graphs graphs,
                                                             const LoadContext& context) override;
     Result<> prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods, Runtime& runtime,
-                     const std::shared_ptr<GraphPlaces>& places, const LoadContext& context) override;
+                     const LoadContext& context) override;
     Result<> run(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
                  const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override;
     void register_host_memory(std::span<std::byte> bytes) override { memory_.add(bytes); }
@@ -51,10 +51,7 @@ private:
     std::vector<at::Tensor> run_eagerly(Runtime& runtime, const config::MethodSpec& method,
                                         std::span<const TensorView> inputs,
                                         const std::vector<config::ParameterValue>& parameters);
-    Result<> answer(Runtime& runtime, const config::MethodSpec& method, std::span<const TensorView> inputs,
-                    const std::vector<config::ParameterValue>& parameters, OutputSink& sink);
-    Result<> deliver(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
-                     std::span<const std::span<std::byte>> rooms, OutputSink& sink);
+    Result<> deliver(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs, OutputSink& sink);
 
     std::string name_;
     std::string compute_capability_;

@@ -5,7 +5,6 @@
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -62,24 +61,6 @@ std::string output_name(const config::MethodSpec& method, std::size_t index) {
     return index < method.outputs.size() ? method.outputs[index].name : std::to_string(index);
 }
 
-GraphPlaces::Layout lay_out(const std::vector<at::Tensor>& tensors) {
-    std::vector<std::uint64_t> bytes;
-    for (const at::Tensor& tensor : tensors) bytes.push_back(tensor.nbytes());
-    return GraphPlaces::lay_out(bytes);
-}
-
-/// Tensors like these, contiguous, where a layout puts them; they own nothing.
-std::vector<at::Tensor> tensors_at(std::byte* base, const GraphPlaces::Layout& layout,
-                                   const std::vector<at::Tensor>& like) {
-    std::vector<at::Tensor> tensors;
-    for (std::size_t i = 0; i < like.size(); ++i)
-        tensors.push_back(at::for_blob(base + layout.offsets[i], like[i].sizes())
-                              .options(like[i].options())
-                              .target_device(like[i].device())
-                              .make_tensor());
-    return tensors;
-}
-
 std::vector<Shape> shapes_of(const std::vector<at::Tensor>& tensors) {
     std::vector<Shape> shapes;
     for (const at::Tensor& tensor : tensors) shapes.emplace_back(tensor.sizes().data(), tensor.sizes().size());
@@ -98,7 +79,7 @@ std::string_view GraphEngine::why_never(const config::ModelSpec& spec, const con
 }
 
 Result<> GraphEngine::prepare(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods,
-                              Runtime& runtime, std::shared_ptr<GraphPlaces> places, const LoadContext& context) {
+                              Runtime& runtime, const LoadContext& context) {
     struct Task {
         const config::MethodSpec* method;
         config::Bucket bucket;
@@ -146,8 +127,7 @@ Result<> GraphEngine::prepare(const config::ModelSpec& spec, const std::vector<c
         failures_.push_back({method->name, bucket, std::move(*failure)});
     }
     if (context.progress) context.progress("capturing", tasks.size(), tasks.size(), "steps", "");
-    places_ = std::move(places);
-    return places_ ? prepare_places(spec, methods, runtime, context) : Result<>{};
+    return {};
 }
 
 std::optional<CaptureDiagnosis> GraphEngine::capture(const config::MethodSpec& spec, const config::Bucket& bucket,
@@ -198,106 +178,9 @@ std::optional<CaptureDiagnosis> GraphEngine::capture(const config::MethodSpec& s
     return std::nullopt;
 }
 
-/// What was captured, once more at each place; a bucket that fails at one is not tried at the next.
-Result<> GraphEngine::prepare_places(const config::ModelSpec& spec, const std::vector<config::MethodSpec>& methods,
-                                     Runtime& runtime, const LoadContext& context) {
-    GraphPlaces::Needs needs;
-    for (Graph* graph : graphs_) {
-        graph->inputs_at = lay_out(graph->inputs);
-        graph->outputs_at = lay_out(graph->outputs);
-        graph->placed.resize(places_->count());
-        needs.include(graph->inputs_at, graph->outputs_at);
-    }
-    const bool required = spec.graphs == config::Graphs::required;
-    std::vector<Graph*> capturable = graphs_;
-    for (std::size_t place = 0; place < places_->count() && !capturable.empty(); ++place) {
-        const Result<GraphPlaces::CaptureMemory> memory = places_->map_for_capture(place, needs);
-        if (!memory) {
-            if (required) return memory.error();
-            spdlog::warn("{} of {} graph places serve: {}", place, places_->count(), memory.error().text());
-            return {};
-        }
-        std::vector<Graph*> captured;
-        for (std::size_t done = 0; done < capturable.size(); ++done) {
-            Graph& graph = *capturable[done];
-            const std::string what = fmt::format("{} {} at place {}", graph.method, to_string(graph.bucket), place);
-            if (context.progress) context.progress("capturing", done, capturable.size(), "steps", what);
-            const auto method = std::ranges::find(methods, graph.method, &config::MethodSpec::name);
-            const auto failure = try_capture_at(place, *method, graph, runtime);
-            if (!failure) {
-                captured.push_back(&graph);
-                continue;
-            }
-            if (required)
-                return Error{ErrorCode::capture_failed, fmt::format("capturing {}: {}", what, failure->sentence()),
-                             fmt::format("{}; or leave out `graph_slabs`", failure->remedy)};
-            spdlog::warn("such requests are copied: method={} shapes=\"{}\" cause={} reason=\"{}\" hint=\"{}\"",
-                         graph.method, to_string(graph.bucket), failure->cause, failure->sentence(), failure->remedy);
-        }
-        capturable = std::move(captured);
-        GraphPlaces::Needs served;  // by what is captured here: slabs need not be longer
-        for (const Graph* graph : capturable) served.include(graph->inputs_at, graph->outputs_at);
-        if (!capturable.empty()) places_->open(place, served);
-    }
-    if (context.progress) context.progress("capturing", capturable.size(), capturable.size(), "steps", "");
-    return {};
-}
-
-/// Of what an eager run throws, too, a model that is served already only loses this.
-std::optional<CaptureDiagnosis> GraphEngine::try_capture_at(std::size_t place, const config::MethodSpec& spec,
-                                                            Graph& graph, Runtime& runtime) {
-    try {
-        return capture_at(place, spec, graph, runtime);
-    } catch (const std::exception& exception) {
-        (void)cudaGetLastError();
-        C10_CUDA_CHECK(cudaDeviceSynchronize());  // but for a context that is lost
-        return diagnose_capture(exception.what());
-    }
-}
-
-/// With its inputs and outputs in the memory that is mapped there now.
-std::optional<CaptureDiagnosis> GraphEngine::capture_at(std::size_t place, const config::MethodSpec& spec, Graph& graph,
-                                                        Runtime& runtime) {
-    const std::vector<config::ParameterValue>& parameters = methods_[spec.name].parameters;
-    std::vector<at::Tensor> arguments =
-        tensors_at(places_->address(place, wire::SlabDirection::input), graph.inputs_at, graph.inputs);
-    const std::vector<at::Tensor> outputs =
-        tensors_at(places_->address(place, wire::SlabDirection::output), graph.outputs_at, graph.outputs);
-    for (std::size_t i = 0; i < arguments.size(); ++i) arguments[i].copy_(graph.inputs[i]);
-    if (spec.takes_outputs()) arguments.insert(arguments.end(), outputs.begin(), outputs.end());
-
-    std::vector<at::Tensor> eager;
-    pool_->with_fixed_seed([&] { eager = copies(runtime.call(spec, graph.inputs, parameters)); });
-    for (const at::Tensor& output : outputs)  // so that a graph which leaves them out shows
-        if (output.numel() > 0)
-            C10_CUDA_CHECK(cudaMemsetAsync(output.data_ptr(), 0xA5, output.nbytes(), current_stream()));
-    C10_CUDA_CHECK(cudaStreamSynchronize(current_stream()));
-    c10::cuda::CUDACachingAllocator::emptyCache();
-
-    const CapturePool::Captured captured = pool_->capture([&] {
-        const std::vector<at::Tensor> results = runtime.call(spec, arguments, parameters);
-        for (std::size_t i = 0; !spec.takes_outputs() && i < outputs.size(); ++i) outputs.at(i).copy_(results.at(i));
-        return outputs;
-    });
-    {
-        const std::scoped_lock lock{mutex_};
-        pool_bytes_ = pool_->bytes();
-    }
-    if (captured.failure) {
-        C10_CUDA_CHECK(cudaDeviceSynchronize());
-        return captured.failure;
-    }
-    pool_->with_fixed_seed([&] { captured.graph->replay(); });
-    C10_CUDA_CHECK(cudaStreamSynchronize(current_stream()));
-    if (const auto differs = first_difference(eager, outputs)) return replay_differs(output_name(spec, *differs));
-    const std::scoped_lock lock{mutex_};
-    graph.placed[place] = captured.graph;
-    return std::nullopt;
-}
-
-Result<GraphEngine::Replayed> GraphEngine::replay(const config::MethodSpec& method, std::span<const TensorView> inputs,
-                                                  const std::vector<config::ParameterValue>& parameters,
-                                                  OutputSink& sink) {
+std::optional<std::vector<at::Tensor>> GraphEngine::replay(const config::MethodSpec& method,
+                                                           std::span<const TensorView> inputs,
+                                                           const std::vector<config::ParameterValue>& parameters) {
     const auto found = methods_.find(method.name);
     if (found == methods_.end()) return eagerly(eager_reason::no_buckets);
     const Method& known = found->second;
@@ -314,51 +197,19 @@ Result<GraphEngine::Replayed> GraphEngine::replay(const config::MethodSpec& meth
     Graph& graph = *known.graphs[*choice.bucket];
     if (choice.padded && !graph.may_pad) return eagerly(eager_reason::padding_ambiguous);
 
-    Replayed replayed;
-    if (!choice.padded && places_) {
-        const Result<bool> in_place = replay_in_place(graph, method, inputs, replayed.rooms, sink);
-        if (!in_place) return in_place.error();
-        replayed.in_place = *in_place;
-    }
-    if (!replayed.in_place) {
-        fill(graph, method, inputs);
-        graph.graph->replay();
-    }
+    fill(graph, method, inputs);
+    graph.graph->replay();
     {
         const std::scoped_lock lock{mutex_};
         ++graph.hits;
         if (choice.padded) ++graph.pads;
-        if (replayed.in_place) ++graph.in_place;
     }
-    if (replayed.in_place) return replayed;
-    std::vector<at::Tensor>& outputs = replayed.outputs.emplace(graph.outputs);
+    std::vector<at::Tensor> outputs = graph.outputs;
     for (std::size_t i = 0; choice.padded && i < outputs.size(); ++i)
         for (std::size_t d = 0; d < choice.output_dims[i].size(); ++d)
             if (const std::int64_t size = choice.output_dims[i][d]; size != keep_dim)
                 outputs[i] = outputs[i].narrow(static_cast<std::int64_t>(d), 0, size);
-    return replayed;
-}
-
-/// Where the inputs lie at a place that this graph is captured for, room is leased first, and `rooms` says which: only
-/// if that is where the graph writes is there nothing to copy. What another result lies in, a client still reads.
-Result<bool> GraphEngine::replay_in_place(Graph& graph, const config::MethodSpec& method,
-                                          std::span<const TensorView> inputs, std::vector<std::span<std::byte>>& rooms,
-                                          OutputSink& sink) {
-    if (!sink.on_device()) return false;
-    const auto place = places_->find(graph.inputs_at, inputs);
-    if (!place || graph.placed[*place] == nullptr) return false;
-    if (auto checked = check_outputs(method, graph.outputs, ErrorCode::inference_failed); !checked)
-        return checked.error();
-    for (std::size_t i = 0; i < graph.outputs.size(); ++i) {
-        const at::IntArrayRef dims = graph.outputs[i].sizes();
-        const auto room = sink.allocate(method.outputs[i].name, method.outputs[i].dtype, {dims.data(), dims.size()});
-        if (!room) return room.error();
-        rooms.push_back(*room);
-    }
-    if (!places_->matches(*place, graph.outputs_at, rooms)) return false;
-    graph.placed[*place]->replay();
-    if (!method.takes_outputs()) memory_.count_within_device(rooms.size());
-    return true;
+    return outputs;
 }
 
 void GraphEngine::fill(Graph& graph, const config::MethodSpec& method, std::span<const TensorView> inputs) {
@@ -379,28 +230,21 @@ void GraphEngine::fill(Graph& graph, const config::MethodSpec& method, std::span
     }
 }
 
-GraphEngine::Replayed GraphEngine::eagerly(std::string_view reason) {
+std::nullopt_t GraphEngine::eagerly(std::string_view reason) {
     const std::scoped_lock lock{mutex_};
     ++eager_[reason];
-    return {};
+    return std::nullopt;
 }
 
 boost::json::object GraphEngine::report() const {
     const std::scoped_lock lock{mutex_};
     boost::json::array buckets;
-    for (const Graph* graph : graphs_) {
-        boost::json::object bucket{{"method", graph->method},
-                                   {"shapes", boost::json::value_from(graph->bucket.shapes)},
-                                   {"hits", graph->hits},
-                                   {"pads", graph->pads},
-                                   {"capture_ms", graph->capture_ms}};
-        if (places_) {
-            bucket["in_place"] = graph->in_place;
-            bucket["places"] =
-                std::ranges::count_if(graph->placed, [](const auto* placed) { return placed != nullptr; });
-        }
-        buckets.push_back(std::move(bucket));
-    }
+    for (const Graph* graph : graphs_)
+        buckets.push_back({{"method", graph->method},
+                           {"shapes", boost::json::value_from(graph->bucket.shapes)},
+                           {"hits", graph->hits},
+                           {"pads", graph->pads},
+                           {"capture_ms", graph->capture_ms}});
     boost::json::object eager;
     for (const auto& [reason, count] : eager_) eager[reason] = count;
     boost::json::array failures;
@@ -410,13 +254,11 @@ boost::json::object GraphEngine::report() const {
                             {"cause", failure.diagnosis.cause},
                             {"reason", failure.diagnosis.sentence()},
                             {"remedy", failure.diagnosis.remedy}});
-    boost::json::object report{{"mode", mode_},
-                               {"pool_bytes", pool_bytes_},
-                               {"buckets", std::move(buckets)},
-                               {"eager", std::move(eager)},
-                               {"failures", std::move(failures)}};
-    if (places_) report["places"] = places_->report();
-    return report;
+    return {{"mode", mode_},
+            {"pool_bytes", pool_bytes_},
+            {"buckets", std::move(buckets)},
+            {"eager", std::move(eager)},
+            {"failures", std::move(failures)}};
 }
 
 }  // namespace bulkhead::worker::cuda

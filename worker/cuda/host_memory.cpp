@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <c10/cuda/CUDAException.h>
 #include <spdlog/spdlog.h>
@@ -10,30 +11,33 @@
 
 namespace bulkhead::worker::cuda {
 
-void PinnedRing::pin() {
-    if (!slots_.empty()) return;
-    std::vector<Slot> slots(ring_slots);
-    for (Slot& slot : slots) {
-        void* bytes = nullptr;
-        C10_CUDA_CHECK(cudaHostAlloc(&bytes, ring_slot_bytes, cudaHostAllocDefault));
-        slot.bytes = static_cast<std::byte*>(bytes);
-        C10_CUDA_CHECK(cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming | cudaEventBlockingSync));
-    }
-    slots_ = std::move(slots);
-}
-
 PinnedRing::Slot& PinnedRing::next() {
     Slot& slot = slots_[turn_++ % ring_slots];
+    if (slot.bytes == nullptr) {
+        if (slot.done == nullptr)
+            C10_CUDA_CHECK(cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming | cudaEventBlockingSync));
+        void* bytes = nullptr;
+        C10_CUDA_CHECK(cudaHostAlloc(&bytes, slot_bytes_, cudaHostAllocDefault));
+        slot.bytes = static_cast<std::byte*>(bytes);
+    }
     C10_CUDA_CHECK(cudaEventSynchronize(slot.done));  // done at once for one that was never recorded
     return slot;
 }
 
+void PinnedRing::release() {
+    for (Slot& slot : slots_) {
+        if (slot.bytes == nullptr) continue;
+        C10_CUDA_CHECK(cudaEventSynchronize(slot.done));
+        C10_CUDA_CHECK(cudaFreeHost(std::exchange(slot.bytes, nullptr)));
+    }
+    copy_.reset();
+}
+
 void PinnedRing::upload(void* device, std::span<const std::byte> from, cudaStream_t stream) {
-    pin();
-    if (!copy_ && from.size() > ring_slot_bytes) copy_.emplace(std::min(ring_threads_max, allowed_cores()));
+    if (!copy_ && from.size() > slot_bytes_) copy_.emplace(std::min(ring_threads_max, allowed_cores()));
     auto* to = static_cast<std::byte*>(device);
     while (!from.empty()) {
-        const auto chunk = from.first(std::min(from.size(), ring_slot_bytes));
+        const auto chunk = from.first(std::min(from.size(), slot_bytes_));
         Slot& slot = next();
         if (copy_)
             (*copy_)(slot.bytes, chunk);
@@ -47,7 +51,6 @@ void PinnedRing::upload(void* device, std::span<const std::byte> from, cudaStrea
 }
 
 void PinnedRing::download(std::span<std::byte> to, const void* device, cudaStream_t stream) {
-    pin();
     const auto* from = static_cast<const std::byte*>(device);
     struct Pending {
         Slot* slot;
@@ -62,7 +65,7 @@ void PinnedRing::download(std::span<std::byte> to, const void* device, cudaStrea
     };
     while (!to.empty()) {
         if (pending.size() == ring_slots) finish_oldest();
-        const auto chunk = to.first(std::min(to.size(), ring_slot_bytes));
+        const auto chunk = to.first(std::min(to.size(), slot_bytes_));
         Slot& slot = next();
         C10_CUDA_CHECK(cudaMemcpyAsync(slot.bytes, from, chunk.size(), cudaMemcpyDeviceToHost, stream));
         C10_CUDA_CHECK(cudaEventRecord(slot.done, stream));
@@ -85,7 +88,7 @@ void HostMemory::add(std::span<std::byte> bytes) {
         (void)cudaGetLastError();  // handled here: the next call must not report it
         spdlog::warn(
             "slab of {} bytes is not registered with CUDA ({}): its copies go through {} MiB of pinned buffers",
-            bytes.size(), cudaGetErrorString(error), ring_slots * ring_slot_bytes >> 20);
+            bytes.size(), cudaGetErrorString(error), ring_slots * request_slot_bytes >> 20);
         return;
     }
     const std::scoped_lock lock{mutex_};
@@ -107,6 +110,13 @@ bool HostMemory::registered(std::span<const std::byte> bytes) const {
     const auto& [begin, size] = *std::prev(after);
     return bytes.data() + bytes.size() <= begin + size;
 }
+
+void HostMemory::load(void* device, std::span<const std::byte> weight, cudaStream_t stream) {
+    ++host_to_device_;
+    loading_.upload(device, weight, stream);
+}
+
+void HostMemory::end_loading() { loading_.release(); }
 
 void HostMemory::fetch(void* device, const TensorView& input, cudaStream_t stream) {
     if (input.bytes.empty()) return;

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <climits>
+#include <cstdlib>
 #include <memory>
 
 #include "tests/fakes/fake_cuda/fake.h"
@@ -75,7 +76,11 @@ FAKE_CUDA_EXPORT CUresult cuEventDestroy_v2(CUevent event) {
 FAKE_CUDA_EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
     FAKE_CUDA_NEED_CONTEXT();
     const std::uint32_t recording = ++event->counters->recorded;
-    return enqueue(stream, [counters = event->counters, recording] { counters->reach(recording); });
+    const bool in_order = std::getenv("BULKHEAD_FAKE_CUDA_EVENTS_IN_ORDER") != nullptr;
+    return enqueue(stream, [counters = event->counters, recording, in_order] {
+        if (in_order) counters->wait_for(recording - 1);
+        counters->reach(recording);
+    });
 }
 
 FAKE_CUDA_EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {

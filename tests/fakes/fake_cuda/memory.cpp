@@ -22,9 +22,9 @@ struct Handle {
     int device;
 };
 
-/// Addresses of this process with memory behind them.
+/// Addresses of this process.
 struct Range {
-    enum class Kind { mapped, allocated, imported } kind;
+    enum class Kind { reserved, mapped, allocated, imported } kind;
     std::size_t bytes;
     int access;  ///< PROT_… flags
     int fd;      ///< of allocated ones, for handles
@@ -38,11 +38,6 @@ std::map<CUmemGenericAllocationHandle, Handle>& handles() {
 }
 std::map<CUdeviceptr, Range>& ranges() {
     static auto& all = *new std::map<CUdeviceptr, Range>;
-    return all;
-}
-/// Addresses and how many; what is mapped there is among the ranges.
-std::map<CUdeviceptr, std::size_t>& reservations() {
-    static auto& all = *new std::map<CUdeviceptr, std::size_t>;
     return all;
 }
 CUmemGenericAllocationHandle last_handle = 0;
@@ -75,31 +70,13 @@ bool is_fake_memory(int fd) {
     return length > 0 && std::string_view{name.data()}.starts_with("/memfd:fake-cuda GPU-");
 }
 
-/// The entry in whose addresses this one is; the end if in none.
-auto entry_of(auto& by_address, CUdeviceptr pointer, auto size_of) {
-    const auto after = by_address.upper_bound(pointer);
-    if (after == by_address.begin()) return by_address.end();
-    const auto before = std::prev(after);
-    return pointer < before->first + size_of(before->second) ? before : by_address.end();
-}
-auto range_of(CUdeviceptr pointer) {
-    return entry_of(ranges(), pointer, [](const Range& range) { return range.bytes; });
-}
-auto reservation_of(CUdeviceptr pointer) {
-    return entry_of(reservations(), pointer, [](std::size_t bytes) { return bytes; });
-}
-
-bool is_free(CUdeviceptr pointer, std::size_t bytes) {
-    const auto behind = ranges().lower_bound(pointer);
-    return range_of(pointer) == ranges().end() && (behind == ranges().end() || behind->first >= pointer + bytes);
-}
-
 /// Whether the bytes may be accessed so: they are the host's, or of one range that allows it.
 bool allowed(CUdeviceptr pointer, std::size_t bytes, int access) {
     const std::scoped_lock lock{mutex};
-    const auto found = range_of(pointer);
-    if (found == ranges().end()) return reservation_of(pointer) == reservations().end();
-    const auto& [start, range] = *found;
+    auto after = ranges().upper_bound(pointer);
+    if (after == ranges().begin()) return true;
+    const auto& [start, range] = *std::prev(after);
+    if (pointer >= start + range.bytes) return true;
     return pointer + bytes <= start + range.bytes && (range.access & access) == access;
 }
 
@@ -159,6 +136,18 @@ FAKE_CUDA_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes)
     *pointer = reinterpret_cast<CUdeviceptr>(memory);
     const std::scoped_lock lock{mutex};
     ranges()[*pointer] = {Range::Kind::allocated, bytes, PROT_READ | PROT_WRITE, fd, current()->device};
+    return CUDA_SUCCESS;
+}
+
+FAKE_CUDA_EXPORT CUresult cuMemAllocHost_v2(void** memory, std::size_t bytes) {
+    FAKE_CUDA_NEED_CONTEXT();
+    *memory = ::operator new(bytes);
+    return CUDA_SUCCESS;
+}
+
+FAKE_CUDA_EXPORT CUresult cuMemFreeHost(void* memory) {
+    FAKE_CUDA_NEED_CONTEXT();
+    ::operator delete(memory);
     return CUDA_SUCCESS;
 }
 
@@ -240,18 +229,18 @@ FAKE_CUDA_EXPORT CUresult cuMemAddressReserve(CUdeviceptr* pointer, std::size_t 
     if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
     *pointer = reinterpret_cast<CUdeviceptr>(memory);
     const std::scoped_lock lock{mutex};
-    reservations()[*pointer] = bytes;
+    ranges()[*pointer] = {Range::Kind::reserved, bytes, PROT_NONE, -1, current()->device};
     return CUDA_SUCCESS;
 }
 
 FAKE_CUDA_EXPORT CUresult cuMemAddressFree(CUdeviceptr pointer, std::size_t bytes) {
     FAKE_CUDA_NEED_CONTEXT();
     const std::scoped_lock lock{mutex};
-    const auto reserved = reservations().find(pointer);
-    if (reserved == reservations().end() || reserved->second != bytes || !is_free(pointer, bytes))
+    const auto range = ranges().find(pointer);
+    if (range == ranges().end() || range->second.kind != Range::Kind::reserved || range->second.bytes != bytes)
         return CUDA_ERROR_INVALID_VALUE;
     ::munmap(address(pointer), bytes);
-    reservations().erase(reserved);
+    ranges().erase(range);
     return CUDA_SUCCESS;
 }
 
@@ -260,15 +249,14 @@ FAKE_CUDA_EXPORT CUresult cuMemMap(CUdeviceptr pointer, std::size_t bytes, std::
     FAKE_CUDA_NEED_CONTEXT();
     const std::scoped_lock lock{mutex};
     const auto found = handles().find(handle);
-    const auto reserved = reservation_of(pointer);
-    if (found == handles().end() || reserved == reservations().end() || bytes == 0 || bytes % granularity != 0 ||
-        pointer % granularity != reserved->first % granularity ||
-        pointer + bytes > reserved->first + reserved->second || !is_free(pointer, bytes) || offset != 0 ||
-        bytes > found->second.bytes)
+    const auto range = ranges().find(pointer);
+    if (found == handles().end() || range == ranges().end() || range->second.kind != Range::Kind::reserved ||
+        range->second.bytes != bytes || offset != 0 || bytes > found->second.bytes)
         return CUDA_ERROR_INVALID_VALUE;
     if (::mmap(address(pointer), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, found->second.fd, 0) == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    ranges()[pointer] = {Range::Kind::mapped, bytes, PROT_NONE, -1, found->second.device};
+    range->second.kind = Range::Kind::mapped;
+    range->second.device = found->second.device;
     return CUDA_SUCCESS;
 }
 
@@ -279,7 +267,8 @@ FAKE_CUDA_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, std::size_t bytes) {
     if (range == ranges().end() || range->second.kind != Range::Kind::mapped || range->second.bytes != bytes)
         return CUDA_ERROR_INVALID_VALUE;
     ::mmap(address(pointer), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    ranges().erase(range);
+    range->second.kind = Range::Kind::reserved;
+    range->second.access = PROT_NONE;
     return CUDA_SUCCESS;
 }
 

@@ -133,9 +133,6 @@ public:
     [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override {
         return gpu_ ? gpu_->gpu() : nullptr;
     }
-    [[nodiscard]] std::shared_ptr<GraphPlaces> graph_places() const override {
-        return gpu_ ? gpu_->places() : nullptr;
-    }
     [[nodiscard]] boost::json::object graphs() const override {
         return gpu_ ? gpu_->graphs() : boost::json::object{{"mode", "off"}};
     }
@@ -196,7 +193,7 @@ int main(int argc, char** argv) {
              if (auto done = misbehave_as("EVIL_LOAD"); !done) return std::move(done.error());
              std::unique_ptr<GpuEcho> gpu;
              if (context.cuda && *environment("MINIMAL_GPU_SLABS") != '\0') {
-                 Result<std::unique_ptr<GpuEcho>> opened = GpuEcho::open(spec);
+                 Result<std::unique_ptr<GpuEcho>> opened = GpuEcho::open();
                  if (!opened) return std::move(opened).error();
                  gpu = std::move(*opened);
              }

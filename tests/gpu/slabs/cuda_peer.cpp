@@ -146,8 +146,9 @@ private:
         const auto host = reinterpret_cast<cuda::CUdeviceptr>(&queued_);
         const auto place = pointer_ + offset;
         const bool reads = verb == "read";
-        const std::string copied =
-            check("cuMemcpyAsync", driver_.cuMemcpyAsync(reads ? host : place, reads ? place : host, 1, stream_));
+        // Not by a copy of this byte: one from pageable memory may wait for the stream.
+        const std::string copied = reads ? check("cuMemcpyAsync", driver_.cuMemcpyAsync(host, place, 1, stream_))
+                                         : check("cuMemsetD8Async", driver_.cuMemsetD8Async(place, byte, 1, stream_));
         if (copied != "ok" || verb == "fill") return copied;
         const std::string done = check("cuStreamSynchronize", driver_.cuStreamSynchronize(stream_));
         return reads && done == "ok" ? fmt::format("ok {}", queued_) : done;

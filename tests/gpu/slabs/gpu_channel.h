@@ -58,8 +58,8 @@ protected:
     }
     /// Queues the write of an input, and sends it: nobody waits for anything.
     [[nodiscard]] Result<Reply> echo(Channel& channel, Input& input, const std::vector<float>& data) {
-        const std::vector<float>& kept = sent.emplace_back(data);
-        copy(input.bytes().data(), kept.data(), kept.size() * sizeof(float));
+        const PinnedFloats& kept = sent.emplace_back(gpu, data);
+        copy(input.bytes().data(), kept.data(), kept.size_bytes());
         const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
         Request request;
         request.inputs = inputs;
@@ -80,7 +80,7 @@ protected:
 
     std::optional<GpuEchoDaemon> echo_daemon;
     std::optional<Daemon> daemon;
-    std::deque<std::vector<float>> sent;  ///< the stream may still read it
+    std::deque<PinnedFloats> sent;  ///< the stream may still read it
 };
 
 }  // namespace bulkhead::test

@@ -369,6 +369,29 @@ TEST_F(GpuChannel, AClientKilledBeforeItsOwnWorkWasDoneHoldsNobodyUp) {
     EXPECT_EQ(daemon->row("m").at("restarts").as_int64(), 0);
 }
 
+TEST_F(GpuChannel, AStreamThatADeadClientHoldsForEverEndsItsWorkerWithThatReason) {
+    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver keeps such a wait on demand";
+    echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_EVENTS_IN_ORDER: \"1\"";
+    start("deadlines: {request: 200ms}");
+    {
+        CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
+        ASSERT_EQ(client.ask("stream block"), "ok");
+        ASSERT_EQ(client.ask("channel hold m"), "ok");
+        client.kill();
+    }
+    // Nobody sends anything more: the worker finds out by itself.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+    while (daemon->row("m").at("restarts").as_int64() == 0) ASSERT_LT(std::chrono::steady_clock::now(), until);
+
+    EXPECT_THAT(daemon->why("m"), HasSubstr("waits for an event of client"));
+    ASSERT_TRUE(daemon->load("m")) << daemon->why("m");
+    Channel channel = open();
+    Input input = input_on_gpu(channel);
+    auto reply = echo(channel, input, values(4));
+    ASSERT_TRUE(reply) << reply.error().text();
+    EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(4)));
+}
+
 /// Slabs in host memory, and those of the fake driver.
 std::ptrdiff_t memfds_mapped(pid_t pid) {
     std::ifstream maps{fmt::format("/proc/{}/maps", pid)};

@@ -51,11 +51,10 @@ public:
     ForeignOnGpu& operator=(const ForeignOnGpu&) = delete;
 
     /// Queued: the values are to stay.
-    void fill(std::vector<float>&& values, cuda::CUstream stream) const = delete;
-    void fill(const std::vector<float>& values, cuda::CUstream stream) const {
+    void fill(const PinnedFloats& values, cuda::CUstream stream) const {
         const Gpu::Current current{gpu_};
         ASSERT_EQ(gpu_.driver().cuMemcpyAsync(memory_, reinterpret_cast<cuda::CUdeviceptr>(values.data()),
-                                              values.size() * sizeof(float), stream),
+                                              values.size_bytes(), stream),
                   cuda::CUDA_SUCCESS);
     }
     DLPackTensor take() { return DLPackTensor{&tensor}; }
@@ -105,13 +104,14 @@ TEST_F(GpuDLPack, AForeignTensorIsCopiedWithinTheGpuBehindWhatWritesIt) {
     Channel channel = open();
     std::vector<float> data(1024);
     std::iota(data.begin(), data.end(), 1.0F);
+    const PinnedFloats pinned{gpu, data};
     ForeignOnGpu foreign{*gpu, data.size(), {1024}, {1}};
     StreamGate gate;
     {
         const Gpu::Current current{*gpu};
         ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
     }
-    foreign.fill(data, stream);  // held: nothing of it has happened yet
+    foreign.fill(pinned, stream);  // held: nothing of it has happened yet
 
     auto imported = from_dlpack(channel, foreign.take(), stream);
 
@@ -147,7 +147,8 @@ TEST_F(GpuDLPack, AnAsyncChannelCopiesItTheSameWay) {
         ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
     }
     const std::vector<float> data{0, 1, 2, 3, 4, 5};
-    foreign.fill(data, stream);  // held: nothing of it has happened yet
+    const PinnedFloats pinned{gpu, data};
+    foreign.fill(pinned, stream);  // held: nothing of it has happened yet
 
     std::optional<Result<ImportedInput>> outcome;
     async_from_dlpack(channel, foreign.take(), stream,
@@ -172,7 +173,8 @@ TEST_F(GpuDLPack, StridesAreFollowedOnTheGpuToo) {
     Channel channel = open();
     ForeignOnGpu foreign{*gpu, 6, {6, 2}, {1, 0}};  // each element twice
     const std::vector<float> data{0, 1, 2, 3, 4, 5};
-    foreign.fill(data, stream);
+    const PinnedFloats pinned{gpu, data};
+    foreign.fill(pinned, stream);
     auto imported = from_dlpack(channel, foreign.take(), stream);
     ASSERT_TRUE(imported) << imported.error().text();
     EXPECT_THAT(imported->input.dims(), ElementsAre(6, 2));

@@ -3,13 +3,20 @@
 /// What the tests of GPU slabs have alike: GPU 0, of the machine or of the fake driver ($BULKHEAD_LIBCUDA), and a
 /// stream.
 
+#include <dlfcn.h>
 #include <time.h>
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <span>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include <gtest/gtest.h>
@@ -23,21 +30,62 @@ inline bool is_fake_cuda() {
     return library != nullptr && std::string_view{library}.find("fake") != std::string_view::npos;
 }
 
-/// Holds a stream until it is told to go on.
+/// Holds a stream until it is told to go on. One that nobody opens opens itself and fails the test: a call that waits for
+/// the stream it holds then ends as a failure of that test.
 struct StreamGate {
+    static constexpr std::chrono::seconds bound{60};  ///< half of what ctest gives a test
     std::mutex mutex;
     std::condition_variable changed;
     bool open = false;
     static void pass(void* gate) {
         auto& self = *static_cast<StreamGate*>(gate);
         std::unique_lock lock{self.mutex};
-        self.changed.wait(lock, [&] { return self.open; });
+        if (!self.changed.wait_for(lock, bound, [&] { return self.open; }))
+            ADD_FAILURE() << "the stream was held for " << bound.count()
+                          << " s: a call that was to be queued waits for the GPU";
     }
     void let_pass() {
         const std::scoped_lock lock{mutex};
         open = true;
         changed.notify_all();
     }
+};
+
+/// Floats in pinned host memory, which the GPU reads by itself: a copy queued from pageable memory may wait for the stream.
+class PinnedFloats {
+public:
+    PinnedFloats(std::shared_ptr<const cuda::Gpu> gpu, std::span<const float> values)
+        : gpu_{std::move(gpu)}, count_{values.size()} {
+        const cuda::Gpu::Current current{*gpu_};
+        void* memory = nullptr;
+        if (function<int (*)(void**, std::size_t)>("cuMemAllocHost_v2")(&memory, values.size_bytes()) != 0)
+            throw std::bad_alloc{};
+        data_ = static_cast<float*>(memory);
+        std::ranges::copy(values, data_);
+    }
+    ~PinnedFloats() {
+        const cuda::Gpu::Current current{*gpu_};
+        (void)function<int (*)(void*)>("cuMemFreeHost")(data_);
+    }
+    PinnedFloats(const PinnedFloats&) = delete;
+    PinnedFloats& operator=(const PinnedFloats&) = delete;
+    [[nodiscard]] const float* data() const noexcept { return data_; }
+    [[nodiscard]] std::size_t size_bytes() const noexcept { return count_ * sizeof(float); }
+
+private:
+    /// Of the library that cuda::Driver has opened: what only tests call is no member of it.
+    template <typename Function>
+    static Function function(const char* symbol) {
+        const char* library = std::getenv("BULKHEAD_LIBCUDA");
+        void* const opened = ::dlopen(library != nullptr ? library : "libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+        void* const found = opened == nullptr ? nullptr : ::dlsym(opened, symbol);
+        if (found == nullptr) throw std::runtime_error{std::string{"no "} + symbol + " in the driver's library"};
+        ::dlclose(opened);  // as often as it was opened; the driver stays
+        return reinterpret_cast<Function>(found);
+    }
+    std::shared_ptr<const cuda::Gpu> gpu_;
+    float* data_ = nullptr;
+    std::size_t count_;
 };
 
 /// When a stream comes to it, on the clock that all processes share.

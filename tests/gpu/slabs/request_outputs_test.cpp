@@ -43,9 +43,21 @@ protected:
 
     NoModel model;
     config::ChannelLimits limits;
-    std::shared_ptr<ChannelSlabs> slabs =
-        std::make_shared<ChannelSlabs>("test:", limits, std::make_shared<SlabBudget>(1 << 30));
+    std::shared_ptr<SlabBudget> budget = std::make_shared<SlabBudget>(1 << 30);
+    std::shared_ptr<ChannelSlabs> slabs = std::make_shared<ChannelSlabs>("test:", limits, budget);
 };
+
+TEST_F(GpuOutputs, ASlabThatCannotBeClearedIsNobodys) {
+    if (!test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
+    const std::uint64_t used = budget->used_bytes();
+    ::setenv("BULKHEAD_FAKE_CUDA_FAIL", "cuMemsetD8Async 999", 1);
+    for (const SlabKind kind : {SlabKind::cuda_vmm, SlabKind::cuda_ipc}) {
+        const Result<> refused = slabs->add(SlabDirection::input, 1, 1, kind);
+        ASSERT_FALSE(refused) << "it may show what another client left there";
+        EXPECT_THAT(refused.error().attempt, HasSubstr("cuMemsetD8Async"));
+    }
+    EXPECT_EQ(budget->used_bytes(), used);
+}
 
 TEST_F(GpuOutputs, ARequestKeepsItsKindWhenTheClientGivesTheLastSlabBack) {
     const std::uint32_t only = add_on_gpu(1);

@@ -305,30 +305,16 @@ Records run(const Device& device, const Plan& plan) {
     }
     const test::GpuEchoDaemon echo{*device.gpu};
     const std::string room = "channel: {max: 2GiB}\n";
-    // One channel for each size: none waits for the place of the one before.
-    const std::string in_place = fmt::format("graph_slabs: {}\n", plan.sizes.size());
-    std::string buckets = "buckets: [";
-    for (const std::uint64_t bytes : plan.sizes) buckets += fmt::format("{{x: [{}]}}, ", bytes / sizeof(float));
-    buckets += "]\n";
     std::vector<Worker> workers{
         {"copying worker", "m",
          echo.fleet_of("m", "inputs: {x: {dtype: float32, shape: [1..33554432]}}\nwarmup: {x: [4]}\n"
                             "outputs: {y: {dtype: float32, shape: [1..33554432]}}\n" +
                                 room),
-         echo.options},
-        {"worker of recorded work, graph_slabs", "m",
-         echo.fleet_of("m", "inputs: {x: {dtype: float32, shape: [1..33554432]}}\nwarmup: {x: [4]}\n"
-                            "outputs: {y: {dtype: float32, shape: [1..33554432]}}\n" +
-                                buckets + in_place + room),
          echo.options}};
     const bool has_models = std::filesystem::exists(test::gpu_model_folder() + "/echo.pt");
-    if (!test::is_fake_cuda() && has_models) {
+    if (!test::is_fake_cuda() && has_models)
         workers.push_back({"graph of a model", "echo", test::gpu_fleet("echo", "graphs: required\n" + room), {}});
-        workers.push_back({"graph of a model, graph_slabs", "echo",
-                           test::gpu_fleet("echo", "graphs: required\n" + in_place + room), {}});
-        workers.push_back({"graph of a model with out, graph_slabs", "echo_out",
-                           test::gpu_fleet("echo_out", "graphs: required\n" + in_place + room), {}});
-    } else
+    else
         std::printf("  left out: a model under a CUDA Graph, for there is %s\n",
                     has_models ? "no GPU" : "no tests/gpu/make_models.py's echo.pt in the build");
     for (const Worker& worker : workers) {

@@ -241,8 +241,8 @@ TEST_F(Commands, ReloadNamesWhatChanged) {
 TEST_F(Commands, ReloadOfAnInvalidFileShowsItsErrorsAsValidateDoes) {
     const TemporaryFolder folder;
     const std::string file = folder.write("f.yaml", "version: 2\ntypo: 1\n");
-    std::string errors = ran({"validate", "--json", file.c_str()}).out;
-    errors.pop_back();
+    const json::value validated = json::parse(ran({"validate", "--json", file.c_str()}).out);
+    const std::string errors = json::serialize(json::object{{"errors", validated.at("errors")}});
     daemon.answer("fleet.reload", R"("error":{"code":-32000,"message":"m","data":{"code":"config_invalid",)"
                                   R"("attempt":"reading","remedy":"mend it",)" +
                                       errors.substr(1) + "}");
@@ -328,8 +328,21 @@ TEST(Validate, PrintsEveryErrorWithItsPlaceAndEndsWith78) {
 
 TEST(Validate, SaysAValidFileIsValid) {
     const std::string fleet = BULKHEAD_SOURCE_DIR "/tests/unit/config/fleets/good/smallest.yaml";
-    EXPECT_EQ(ran({"validate", "--json", fleet.c_str()}).out, "{\"errors\":[]}\n");
-    EXPECT_THAT(ran({"validate", fleet.c_str()}).out, HasSubstr("is valid: a"));
+    EXPECT_EQ(ran({"validate", "--json", fleet.c_str()}).out, "{\"errors\":[],\"warnings\":[]}\n");
+    const Ran text = ran({"validate", fleet.c_str()});
+    EXPECT_THAT(text.out, HasSubstr("is valid: a"));
+    EXPECT_THAT(text.err, IsEmpty());
+}
+
+TEST(Validate, TellsOfWhatHasNoEffectInAValidFile) {
+    const std::string fleet = BULKHEAD_SOURCE_DIR "/tests/unit/config/fleets/good/no_effect_any_more.yaml";
+    const Ran text = ran({"validate", fleet.c_str()});
+    EXPECT_EQ(text.status, exit_done);
+    EXPECT_THAT(text.out, HasSubstr("is valid: a"));
+    EXPECT_THAT(text.err, HasSubstr(fleet + ":8:5: warning: model \"a\": \"graph_slabs\" has no effect any more\n  "));
+    const json::value as_json = json::parse(ran({"validate", "--json", fleet.c_str()}).out);
+    EXPECT_EQ(as_json.at("errors").as_array().size(), 0U);
+    EXPECT_EQ(as_json.at("warnings").at(1).at("line"), 8);
 }
 
 }  // namespace

@@ -174,15 +174,6 @@ TEST(Why, CountsWhatTheGraphsDid) {
               "  bucket forward {\"x\":[1,32]}: 7 hits, 2 pads, captured in 5 ms\n");
 }
 
-TEST(Why, CountsWhatGraphsDidInAClientsSlabs) {
-    EXPECT_THAT(render_why(boost::json::parse(R"({"model":"m","state":"ready","sentence":"It is ready.","replicas":[],
-                  "graphs":{"mode":"captured","places":{"count":2,"free":1},"buckets":[{"method":"forward",
-                  "shapes":[[1,32]],"hits":7,"pads":0,"in_place":6,"places":2,"capture_ms":5}]}})"),
-                           plain),
-                HasSubstr("  slabs that graphs use in place: for 2 channels, 1 free\n"
-                          "  bucket forward [[1,32]]: 7 hits, 0 pads, 6 in place, captured in 5 ms\n"));
-}
-
 TEST(LogLines, CannotCorruptTheTerminal) {
     const std::string line = render_log_line(
         boost::json::parse(

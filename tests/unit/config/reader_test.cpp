@@ -191,7 +191,6 @@ TEST(Reader, ReadsEveryKey) {
     EXPECT_TRUE(model.preload);
     EXPECT_EQ(model.threads, 0u);
     EXPECT_EQ(model.graphs, Graphs::required);
-    EXPECT_EQ(model.graph_slabs, 8u);
     EXPECT_EQ(model.deadlines, (Deadlines{120s, 90s, 250ms, 1h, 5s}));
     EXPECT_EQ(model.watchdog, 2s);
     EXPECT_EQ(model.queue_bound, 4096u);
@@ -216,6 +215,18 @@ TEST(Reader, ReadsEveryKey) {
     EXPECT_EQ(forward.buckets, (std::vector<Bucket>{{{{1, 512}, {}}}}));
     EXPECT_EQ(forward.padding.at("x"), -0.5);
     EXPECT_EQ(forward.warmup.at("x"), (std::vector<std::int64_t>{1, 512}));
+}
+
+TEST(Reader, WarnsOfAKeyThatHasNoEffectAnyMoreAndReadsTheFile) {
+    const ReadFleet read = read_fleet(examples / "good/no_effect_any_more.yaml");
+    ASSERT_THAT(texts(read), IsEmpty());
+    ASSERT_THAT(read.fleet.models, SizeIs(1));
+    std::vector<std::string> warnings;
+    for (const Diagnostic& warning : read.warnings) warnings.push_back(warning.text());
+    EXPECT_THAT(warnings,
+                ElementsAre(HasSubstr("no_effect_any_more.yaml:3:3: defaults: \"graph_slabs\" has no effect"),
+                            HasSubstr("no_effect_any_more.yaml:8:5: model \"a\": \"graph_slabs\" has no effect")));
+    EXPECT_THAT(read_fleet(examples / "good/everything.yaml").warnings, IsEmpty());
 }
 
 TEST(Reader, CountsColumnsInCharactersNotBytes) {

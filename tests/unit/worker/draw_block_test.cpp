@@ -127,6 +127,43 @@ TEST_P(DrawBlock, DrawsWhatTheHostDraws) {
         }
 }
 
+TEST_P(DrawBlock, SumsOfAHistogramAreExact) {
+    std::vector<generation::draw::Share> shares(3'000);  // each of three bins overflows 32 bits many times
+    generation::HostBlock<> host;
+    for (std::uint32_t i = 0; i < shares.size(); ++i) shares[i] = {700 * (i % 3), random_() * std::uint64_t{255}};
+    host.histogram(static_cast<std::uint32_t>(shares.size()), [&](std::uint32_t i) { return shares[i]; });
+    std::uint64_t total = 0;
+    const auto half = [&](std::uint64_t sum) { return (total = sum) / 2; };
+    const generation::draw::Found expected = host.find(half);
+
+    const unsigned blocks = GetParam();
+    RowScratch row;
+    std::vector<BlockScratch<threads>> shared(blocks);
+    std::vector<generation::draw::Found> found(std::size_t{blocks} * threads);
+    const auto run = [&](auto& team, unsigned rank) {
+        (void)team.max(1, [](std::uint32_t) { return Wide{0}; });
+        for (int turn = 0; turn < 4; ++turn) {  // all buffers, and one of them again
+            team.histogram(static_cast<std::uint32_t>(shares.size()), [&](std::uint32_t i) { return shares[i]; });
+            found[rank * threads + threadIdx.x] = team.find([](Wide sum) { return sum / 2; });
+        }
+    };
+    cuda_threads::run_grid({blocks, 1}, blocks, threads, [&](unsigned rank) {
+        if (blocks == 1) {
+            CudaTeam<threads, false> team{shared[0]};
+            run(team, 0);
+        } else {
+            CudaTeam<threads, true> team{shared[rank], row, rank, blocks};
+            run(team, rank);
+        }
+    });
+    ASSERT_GT(total, std::uint64_t{1} << 48);
+    for (const generation::draw::Found& own : found) {
+        ASSERT_EQ(own.bin, expected.bin);
+        ASSERT_EQ(own.above, expected.above);
+        ASSERT_EQ(own.target, expected.target);
+    }
+}
+
 TEST_P(DrawBlock, DrawsWhatTheHostDrawsOfManyCodebooksWithGuidanceDelayAndRepetitions) {
     Rows rows{{.codebooks = 3, .vocabulary = 1'026, .guided = true, .delay_pattern = true, .delay_bos = 1'024,
                .delay_eos = 1'025, .ras_window = 4},

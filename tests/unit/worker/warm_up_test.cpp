@@ -1,4 +1,4 @@
-#include <ATen/Functions.h>
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "worker/warm_up.h"

@@ -1,4 +1,5 @@
-#include <ATen/ATen.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include "worker/warm_up.h"

@@ -463,6 +463,8 @@ def main() -> int:
     if options.upstream:
         print(upstream(options.upstream))
         return 0
+    if options.rehearse:
+        globals().update(REPEATS=2, CYCLES=2, ROUNDS=1, KILLS=1)  # the whole way, but each part of it briefly
     with tempfile.TemporaryDirectory(prefix="bh-") as folder:
         bench = Bench(options, Path(folder))
         bench.models = [model for model in bench.models if bench.export(model)]

@@ -1,5 +1,6 @@
 #include "worker/inference_threads.h"
 
+#include <omp.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -47,15 +48,15 @@ void use_threads(int count) {
 void bind_team(int count) {
     use_threads(count);
     if (count < 2 || static_cast<std::size_t>(count) != cores().size()) return;
-    const std::int64_t first = ::getpid();
-    at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) {
-            cpu_set_t own;
-            CPU_ZERO(&own);
-            CPU_SET(cores()[static_cast<std::size_t>((first + i) % count)], &own);
-            (void)::sched_setaffinity(0, sizeof own, &own);  // refused, the kernel places it
-        }
-    });
+    const std::vector<int>& all = cores();
+    const int first = ::getpid() % count;
+#pragma omp parallel num_threads(count)
+    if (omp_get_num_threads() == count) {
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        CPU_SET(all[static_cast<std::size_t>((first + omp_get_thread_num()) % count)], &own);
+        (void)::sched_setaffinity(0, sizeof own, &own);  // refused, the kernel places it
+    }
 }
 
 }  // namespace bulkhead::worker

@@ -88,7 +88,6 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
         const std::uint64_t free = device_->free_bytes();
         if (auto fits = check_fit(package_.manifest(), shape, weights, free, device_->name()); !fits) return fits;
 
-        if (!context.cuda) bind_team(threads_);
         const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
             if (auto loaded = load(spec, shape, context); !loaded) return loaded;
             if (context.progress) context.progress("warming", 0, 1, "steps", "generate");

@@ -14,7 +14,7 @@ struct Trial {
     std::uint32_t longest_chunk = 0;
     /// Prompts of so many positions, so that no request is the first one of its size: a library compiles itself a
     /// kernel for each size that it meets.
-    std::vector<std::uint32_t> prompts;
+    std::vector<std::uint32_t> prompts{};
 };
 
 /// The sizes of prompt that a CPU's functions meet: they pad to multiples of 32 (clients/python/bulkhead/export,

@@ -20,17 +20,15 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests" / "python"), str(
 import requirements  # noqa: E402
 
 FAMILIES = ("causal_lm", "chatterbox_t3", "higgs_audio_v2", "qwen3_vl")
-MAKERS = ("__init__", "absent_gpu", "functions", "inductor", "lengths", "materialized", "products", "step", "twins")  #: what decides how a function comes out
 
 
 def file(build: Path, family: str) -> Path:
     return build / "gpu_offline" / family / "decode.pt2"
 
 
-def stamp(family: str) -> str:
+def stamp() -> str:
     digest = hashlib.sha256(" ".join(version(one) for one in ("torch", "triton", "transformers", "chatterbox-tts")).encode())
-    export = ROOT / "clients" / "python" / "bulkhead" / "export"
-    sources = [export / f"{name}.py" for name in (*MAKERS, "families/__init__", f"families/{family}")]
+    sources = sorted((ROOT / "clients" / "python" / "bulkhead" / "export").rglob("*.py"))
     for source in (Path(__file__), ROOT / "tests" / "python" / "tiny_models.py", *sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()
@@ -54,7 +52,7 @@ def main() -> int:
         print(f"Skipped\n{reason}")
         return requirements.SKIPPED
     build = Path(sys.argv[1]).resolve()
-    stale = [family for family in FAMILIES if not file(build, family).is_file() or _stamped(build, family) != stamp(family)]
+    stale = [family for family in FAMILIES if not file(build, family).is_file() or _stamped(build, family) != stamp()]
     if not stale:
         return 0
     from bulkhead.export import absent_gpu, inductor
@@ -69,7 +67,7 @@ def main() -> int:
             shutil.rmtree(out.parent, ignore_errors=True)
             out.parent.mkdir(parents=True)
             compile_decode(family, out)
-            (out.parent / "made-by").write_text(stamp(family))
+            (out.parent / "made-by").write_text(stamp())
             print(f"{family}: {time.monotonic() - start:.1f} s, {out.stat().st_size / 1e6:.2f} MB", flush=True)
     return 0
 

@@ -313,6 +313,11 @@ class Written(unittest.TestCase):
             self.assertNotIn("BULKHEAD_WRITTEN_ARGUMENTS", metadata, "what older packages say, and not truly")
             return str(metadata["BULKHEAD_MUTATED_ARGUMENTS"])
 
+        def parts(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            first, second = y.view(2, 2).unbind()
+            torch._foreach_add_([first, second], 1)
+            return x.reshape(2, 2) * second
+
         def views(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return x[0].mul_(2) + y.zero_()
 
@@ -320,6 +325,7 @@ class Written(unittest.TestCase):
         self.assertEqual(said_of(lambda x, y: x.add_(1) * 2 + y, strict=True), "0")
         self.assertEqual(said_of(lambda x, y: torch.add(x, 1, out=y) * 2, strict=False), "1")
         self.assertEqual(said_of(views), "0 1")
+        self.assertEqual(said_of(parts), "1")
 
 
 class Products(unittest.TestCase):

@@ -94,12 +94,40 @@ def use_toolkit() -> None:
 
 
 def _written(program: torch.export.ExportedProgram) -> list[str]:
-    """Positions of the arguments that `program` writes into. As exported, a program still holds operators that work in place,
-    and its signature names none of what they write; without them it does."""
-    functional = program.run_decompositions({}) if program.dialect == "TRAINING" else program
-    signature = functional.graph_signature
-    written = set(signature.user_inputs_to_mutate.values())
-    return [str(i) for i, name in enumerate(signature.user_inputs) if name in written]
+    """Positions of the arguments that `program` writes into. As exported, a program still holds operators that work in place, and
+    its signature names none of what they write: so each is followed through views to where its memory came from."""
+    import operator
+
+    import torch
+
+    written: set[torch.fx.Node] = set()
+    sources: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # whose memory a node's result may be
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if isinstance(node.target, torch._ops.HigherOrderOperator):  # what it calls may write: exact, but traced once more
+            signature = program.run_decompositions({}).graph_signature
+            mutated = set(signature.user_inputs_to_mutate.values())
+            return [str(i) for i, name in enumerate(signature.user_inputs) if name in mutated]
+        if node.target is operator.getitem:
+            sources[node] = [node.args[0]]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        schema = node.target._schema
+        named = {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+        aliased = [(argument.alias_info.is_write, one) for argument in schema.arguments if argument.alias_info and argument.name in named
+                   for one in (named[argument.name] if isinstance(named[argument.name], (list, tuple)) else [named[argument.name]])]  # fmt: skip
+        written.update(one for is_write, one in aliased if is_write)
+        if any(result.alias_info for result in schema.returns):
+            sources[node] = [one for _, one in aliased]
+    pending = list(written)
+    while pending:
+        found = [one for one in sources.get(pending.pop(), []) if one not in written]
+        written.update(found)
+        pending.extend(found)
+    names = {node.name for node in written if isinstance(node, torch.fx.Node)}
+    names |= set(program.graph_signature.user_inputs_to_mutate.values())
+    return [str(i) for i, name in enumerate(program.graph_signature.user_inputs) if name in names]
 
 
 def pick_vectors() -> None:

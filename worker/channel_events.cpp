@@ -68,8 +68,8 @@ Result<> ChannelEvents::make_wait(cuda::CUstream stream, std::span<const std::ui
 
 ChannelEvents::Held ChannelEvents::held_at() const noexcept {
     const cuda::Gpu::Current current{*gpu_};
-    const std::scoped_lock lock{mutex_};
-    return held_first();
+    const std::unique_lock lock{mutex_, std::try_to_lock};
+    return lock ? held_first() : Held{true, Held::in_driver};
 }
 
 ChannelEvents::Held ChannelEvents::held_first() const noexcept {

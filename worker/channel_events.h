@@ -38,10 +38,12 @@ public:
     [[nodiscard]] Result<std::uint32_t> record(cuda::CUstream stream);
 
     /// The client is gone, and what it had queued before its events may never run: records them in its place, so that
-    /// this worker's stream goes on. Never waits.
+    /// this worker's stream goes on. Waits for a `make_wait` that is in the driver; should that never return, the loop
+    /// hangs, and the supervisor ends this process as any that hangs.
     void let_all_pass() const noexcept;
 
     struct Held {
+        static constexpr std::uint64_t in_driver = UINT64_MAX;  ///< `wait` while a call of `make_wait` has not returned
         bool any = false;         ///< the stream has not passed all waits
         std::uint64_t wait = 0;   ///< the wait that it stands at, numbered from 1; 0: it is busy before it
     };

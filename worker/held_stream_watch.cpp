@@ -43,7 +43,10 @@ std::optional<Clock::time_point> HeldStreamWatch::look() {
             return std::nullopt;
         }
     if (gone_.empty()) return std::nullopt;
-    return now + std::max<Clock::duration>(deadline_ / limits::held_stream_looks, milliseconds{1});
+    Clock::time_point next = now + std::max<Clock::duration>(deadline_ / limits::held_stream_looks, milliseconds{1});
+    for (const Gone& gone : gone_)
+        if (gone.wait != 0) next = std::min(next, gone.since + deadline_);
+    return next;
 }
 
 }  // namespace bulkhead::worker

@@ -43,18 +43,16 @@ Records embeddings() {
             }));
         };
         const auto in_process = [] {
-            // As the daemon sets it for its workers: what is compared is the way to the model, not two OpenMP settings.
             const auto finished =
                 test::run({test::program("bare_libtorch"), "throughput", "aoti", test::model_file("minilm.pt2"),
-                           std::to_string(tokens), std::to_string(per_round)},
-                          {{"OMP_WAIT_POLICY", "passive"}});
+                           std::to_string(tokens), std::to_string(per_round)});
             return std::stod(finished.out);
         };
         (void)through_daemon();
         const Pair pair = interleaved(7, through_daemon, in_process);
         records.push_back(
             {"embeddings of 16 tokens, " + std::to_string(clients) + (clients == 1 ? " client" : " clients"),
-             pair.value, "1/s", "in-process LibTorch, OpenMP passive as in workers", pair.baseline});
+             pair.value, "1/s", "in-process LibTorch, its own defaults", pair.baseline});
     }
     return records;
 }

@@ -148,7 +148,7 @@ Records generation() {
     };
     against(joined({test::program("generate_in_process"), package, daemon.folder().path() / "cache",
                     std::to_string(new_tokens), text_of(prompt(prompt_short))},
-                   "the same package in-process", {"OMP_WAIT_POLICY=passive", "GOMP_SPINCOUNT=2000"}),  // as the daemon sets it for its workers
+                   "the same package in-process"),
             "the same package in-process");
     against(hugging_face("eager", prompt_short, new_tokens), "Hugging Face generate, eager");
     against(hugging_face("static", prompt_short, new_tokens), "Hugging Face generate, static cache");

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shutil
 from pathlib import Path
 
 SKIPPED = 77  #: the exit status by which CTest knows a test as skipped
+
+
+def stub_of_libcuda() -> str:
+    """The file that a program links where no driver is; empty where the toolkit has none."""
+    from torch.utils import cpp_extension
+
+    home = Path(cpp_extension.CUDA_HOME or "/")
+    folders = (home / "lib64", home / "lib", *home.glob("targets/*/lib"))
+    return next((str(folder / "stubs" / "libcuda.so") for folder in folders if (folder / "stubs" / "libcuda.so").is_file()), "")
 
 
 def missing() -> str:
@@ -25,6 +35,13 @@ def missing() -> str:
         knobs.nvidia.ptxas  # noqa: B018  looks for it
     except (ImportError, RuntimeError) as wrong:
         return f"Triton's ptxas is missing: {wrong}"
+    if not stub_of_libcuda():
+        return f"CUDA's toolkit in {cpp_extension.CUDA_HOME} has no stub of libcuda"
+    for package in ("transformers", "chatterbox-tts"):
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{package} is missing"
     if shutil.which("c++") is None and shutil.which("g++") is None:
         return "a C++ compiler is missing"
     return ""

@@ -34,10 +34,10 @@ UNALIGNED = "aoti_torch_clone_preserve_strides"
 
 OPEN = """
 import ctypes, os, sys
-from torch.utils import cpp_extension
+import requirements
 from bulkhead.export import functions
 functions.share_libtorch()
-ctypes.CDLL(os.path.join(cpp_extension.CUDA_HOME, "lib64", "stubs", "libcuda.so"), mode=ctypes.RTLD_GLOBAL)
+ctypes.CDLL(requirements.stub_of_libcuda(), mode=ctypes.RTLD_GLOBAL)
 for file in sys.argv[1:]:
     ctypes.CDLL(file, mode=os.RTLD_NOW)
 """
@@ -51,7 +51,7 @@ class CompiledDecodes(unittest.TestCase):
                 library = Path(folder, f"{family}.so")
                 library.write_bytes(self.member(family, ".wrapper.so"))
                 libraries.append(str(library))
-            environment = {**os.environ, "PYTHONPATH": f"{ROOT}/clients/python"}
+            environment = {**os.environ, "PYTHONPATH": f"{ROOT}/clients/python:{Path(__file__).parent}"}
             done = subprocess.run([sys.executable, "-W", "ignore", "-c", OPEN, *libraries], env=environment, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
 

@@ -33,7 +33,7 @@ inline bool is_fake_cuda() {
 /// Holds a stream until it is told to go on. One that nobody opens opens itself and fails the test: a call that waits for
 /// the stream it holds then ends as a failure of that test.
 struct StreamGate {
-    static constexpr std::chrono::seconds bound{60};  ///< half of what ctest gives a test
+    static constexpr std::chrono::seconds bound{10};  ///< half of what tests/gpu/second gives a test
     std::mutex mutex;
     std::condition_variable changed;
     bool open = false;

@@ -47,7 +47,7 @@ protected:
         gpu = *opened;
         if ((gpu->features() & wire::feature_cuda_vmm) == 0) GTEST_SKIP() << "this GPU shares no memory by descriptor";
         spec.channel.bytes_max = 64u << 20;
-        load = [this](const config::ModelSpec& model, const LoadContext&) -> Result<std::unique_ptr<Model>> {
+        load = [this](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
             auto echo = GpuEcho::open();
             if (!echo) return std::move(echo).error();
             return std::unique_ptr<Model>{std::make_unique<EchoOnGpu>(log, std::move(*echo))};

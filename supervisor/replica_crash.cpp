@@ -155,7 +155,10 @@ CrashReport Replica::crash_report() const {
 void Replica::report_crash() {
     const WorkerProcess& process = *process_;
     if (process.ended() != Ended::crashed) return;
-    last_exit_->cause = process.failure ? process.failure->attempt : cause_of_death();
+    // One that ended by its own status has said why.
+    last_exit_->cause = process.failure           ? process.failure->attempt
+                        : process.exit->by_signal ? cause_of_death()
+                                                  : end_reason();
     const bool ended_itself = !process.exit->by_signal || process.sigkill_sent || process.sigterm_sent;
     if (process.failure && ended_itself && !process.sigabrt_sent) return;
 

@@ -30,6 +30,10 @@ public:
 
     /// The events of a channel that has ended. Looked at now, and again while the stream has not passed its waits.
     void add(std::shared_ptr<const ChannelEvents> events, std::string client);
+    /// Where the stream may have passed: events that nobody waits for any more go now.
+    void look_now() {
+        if (!gone_.empty()) (void)look();
+    }
 
 private:
     struct Gone {

@@ -364,6 +364,7 @@ void Server::ended(ChannelSession& session) {
 }
 
 void Server::reclaimed(std::uint64_t channel, bool was_refused) {
+    if (held_streams_) held_streams_->look_now();  // slabs on a GPU end when its work has
     if (const auto found = sessions_.find(channel); found != sessions_.end()) {
         ignored_frames_past_ += found->second->ignored_frames();
         sessions_.erase(found);

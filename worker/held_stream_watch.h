@@ -17,7 +17,7 @@ namespace bulkhead::worker {
 /// Whether a client that is gone still holds up this worker's stream.
 ///
 /// `ChannelEvents::let_all_pass` frees the stream where the driver lets a second recording reach who waits for the
-/// first. Nothing promises that (pytorch/pytorch#15974 tells of waiters that block for ever), and no other call takes a
+/// first. Nothing promises that (pytorch/pytorch#15974 reports waiters that block for ever), and no other call takes a
 /// wait back. A stream that stands at the same wait of such a client for a request deadline is `stuck`: this process
 /// then can only end.
 ///

@@ -22,7 +22,7 @@ constexpr std::size_t weights_bytes = std::size_t{512} << 20;
 constexpr std::size_t slots = 4;
 constexpr int rounds = 7;
 
-/// Mapped anew for each copy, as a model's file is for each load: its pages are in the cache, and in no page table.
+/// Mapped again for each copy, as a model's file is for each load: its pages are in the cache, and in no page table.
 class File {
 public:
     File() : fd_{::memfd_create("bench-weights", MFD_CLOEXEC)} {

@@ -2,7 +2,7 @@
 
 Writes FOLDER/NAME, a package as `python -m bulkhead.export` makes it with weights and manifest (mlp: the one file
 FOLDER/mlp.pt2), for each NAME, or for all (--list prints their names); checks it by `python -m bulkhead.export --check`; and prints
-a line each: name, functions, kernels, seconds, MB. A package that is there is made anew. Those of tests/gpu/make_models.py
+a line each: name, functions, kernels, seconds, MB. A package that is there is made again. Those of tests/gpu/make_models.py
 have its names and its options: a GPU machine to which FOLDER is carried need not compile them.
 
 Exits with 1 where one could not be made, and makes the others nevertheless; what its export said is then on standard error.

@@ -49,11 +49,12 @@ def compiled(tasks: list[Task], modules: Iterable[nn.Module], finished: Callable
             while waiting and len(running) < most:
                 task = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_run, args=(task, set(held), theirs))
+                process: BaseProcess = context.Process(target=_run, args=(task, set(held), theirs))
                 process.start()
                 theirs.close()
                 running[ours] = (task, process, time.monotonic())
             for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
                 task, process, start = running[ready]
                 answer = _answer(task, ready)
                 del running[ready]

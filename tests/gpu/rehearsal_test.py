@@ -79,7 +79,7 @@ class Rehearsal(unittest.TestCase):
         self.failures = failures.read_text() if failures.exists() else ""
         return [(what, of, reason) for what, of, reason in LINE.findall(said)]
 
-    def tests_of(self, program: str) -> set[str]:
+    def names_in(self, program: str) -> set[str]:
         listed = subprocess.run([str(BUILD / "bin" / program), "--gtest_list_tests"], check=True, capture_output=True, text=True).stdout
         names, of = set(), ""
         for line in listed.splitlines():
@@ -93,11 +93,11 @@ class Rehearsal(unittest.TestCase):
         first, second, third = (self.command(name, "--rehearse") for name in ("first", "second", "third"))
         told = [name for _, name, _ in first + second]
         self.assertEqual(len(told), len(set(told)))
-        ours = {name for program in ("gpu_sampler_tests", "gpu_tests", "gpu_slab_tests") for name in self.tests_of(program)}
+        ours = {name for program in ("gpu_sampler_tests", "gpu_tests", "gpu_slab_tests") for name in self.names_in(program)}
         self.assertEqual(set(told) - ours, {"export of mlp.pt2 and tiny_generate on this GPU", "Python.gpu"})
         self.assertEqual(ours - set(told), set())
 
-        on_the_fake = self.tests_of("gpu_slab_tests") | {"Python.gpu", "CudaModule.LoadsWithoutAGpuAndSaysWhatIsMissing"}
+        on_the_fake = self.names_in("gpu_slab_tests") | {"Python.gpu", "CudaModule.LoadsWithoutAGpuAndSaysWhatIsMissing"}
         for what, name, reason in first + second:
             with self.subTest(name):
                 if name not in on_the_fake:

@@ -16,13 +16,15 @@
 namespace bulkhead::supervisor {
 namespace {
 
-/// What the model declares. One step of generation is hundreds of parallel regions, microseconds apart: threads that
-/// slept between them would more than halve its speed, so they look so many times first, and sleep between requests
-/// all the same (docs/decisions.md).
+/// How often a thread of a model that generates looks for the next parallel region before it sleeps: some 0.6 ms, which
+/// bridges what lies between two steps and not what lies between two requests (docs/decisions.md).
+constexpr const char* generating_spins = "20000";
+
+/// What the model declares, and how its threads wait where it does not say.
 std::map<std::string, std::string> environment_of(const config::ModelSpec& spec) {
     auto declared = spec.environment;
     if (spec.runtime == config::Runtime::generate && !declared.contains("OMP_WAIT_POLICY"))
-        declared.try_emplace("GOMP_SPINCOUNT", "2000");
+        declared.try_emplace("GOMP_SPINCOUNT", generating_spins);
     return declared;
 }
 

@@ -92,6 +92,7 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
         if (context.cuda)
             if (auto aligned = check_slots_aligned(package_.manifest(), shape); !aligned) return aligned;
 
+        if (!context.cuda) bind_team(threads_);
         const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
             if (auto loaded = load(spec, shape, context); !loaded) return loaded;
             if (context.progress) context.progress("warming", 0, 1, "steps", "generate");

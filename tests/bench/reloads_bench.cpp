@@ -214,7 +214,8 @@ Records reloads() {
                                      with_int4 ? test::generating("int4", small, threads) : std::string{}})};
     Records records = contest(daemon, "smollm2", python, python.empty() ? "" : float32_weights(python, quantised), "float32");
     if (!with_int4) {
-        std::printf("  without weights of 4 bits: scripts/models/prepare_int4.py makes %s\n", small.c_str());
+        std::printf("  without weights of 4 bits: scripts/models/prepare_int4.py makes build/models/%s\n",
+                    small.filename().c_str());
         return records;
     }
     const Records of_int4 = contest(daemon, "int4", python, quantised, "4 bits, theirs Q4_1");

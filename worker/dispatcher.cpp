@@ -136,8 +136,7 @@ void Dispatcher::finished() {
             request->requester->failed(*request, request->result.error());
         }
     }
-    request->outputs.reset();  // what the client was not told of, before its slabs may go
-    request->requester->let_go(*request);
+    request->let_go();
     settle();
 }
 
@@ -150,7 +149,7 @@ void Dispatcher::answer_early(const Error& error) {
 void Dispatcher::end_queued(RequestPtr request, const Error& error) {
     ++errors_;
     request->requester->failed(*request, error);
-    request->requester->let_go(*request);
+    request->let_go();
 }
 
 void Dispatcher::cancel(std::uint64_t channel, std::uint64_t id) {
@@ -178,7 +177,7 @@ void Dispatcher::end_stream(std::uint64_t channel, std::uint64_t id, const Error
 void Dispatcher::drop(std::uint64_t channel) {
     if (running_ && running_->channel == channel) running_->answered = true;
     const auto dropped = scheduler_.remove_channel(channel);
-    for (const RequestPtr& request : dropped) request->requester->let_go(*request);
+    for (const RequestPtr& request : dropped) request->let_go();
     if (!dropped.empty()) settle();
     if (steps_) steps_->drop(channel);
 }

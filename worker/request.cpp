@@ -11,6 +11,12 @@ void ReturnRequest::operator()(Request* request) const noexcept {
         pool->give_back(*request);
 }
 
+void Request::let_go() {
+    outputs.reset();  // what the client was not told of
+    slabs.reset();
+    requester->let_go(*this);
+}
+
 RequestPtr RequestPool::take() {
     if (free_.empty()) {
         free_.reserve(made_ + 1);  // giving back must not fail

@@ -38,7 +38,8 @@ public:
     /// Exactly one of the two, unless the requester dropped its requests.
     virtual void completed(const Request& request, Completion completion) = 0;
     virtual void failed(const Request& request, const Error& error) = 0;
-    /// Last of all: the model no longer reads the inputs, and `request` is about to go.
+    /// Last of all: the model no longer reads the inputs, and `request` holds nothing of the channel. See
+    /// `Request::let_go`.
     virtual void let_go(const Request& request) = 0;
 };
 
@@ -63,6 +64,10 @@ struct Request {
     Result<> result;
     Clock::time_point started;
     Clock::time_point ended;
+
+    /// Ends it for its requester, which may hand the slabs on to be unmapped at once. So they are let go of first: the
+    /// event loop must never be the one that unmaps, because it may have to free the GPU stream that this waits for.
+    void let_go();
 };
 
 class RequestPool;

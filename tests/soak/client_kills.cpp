@@ -241,7 +241,7 @@ int kill_clients(const Options& options) {
     const Resources now = measure_at_rest(baseline, take);
     stop = true;
     neighbour.join();
-    if (daemon.pid("m0") != worker) tally.complain("the worker is another process");
+    if (daemon.pid("m0") != worker) tally.complain("the worker is another process: " + daemon.why("m0"));
     const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
 
     const auto holding = static_cast<long long>(tally.killed_holding.load());

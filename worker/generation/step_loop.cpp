@@ -107,7 +107,7 @@ void StepLoop::drop(std::uint64_t channel) {
     for (auto& [number, flight] : flights_)
         if (flight.request->channel == channel && !std::exchange(flight.request->answered, true)) tell({number});
     const auto dropped = scheduler_.remove_channel(channel);
-    for (const RequestPtr& request : dropped) request->requester->let_go(*request);
+    for (const RequestPtr& request : dropped) request->let_go();
     if (!dropped.empty()) events_.settled();
 }
 
@@ -127,7 +127,7 @@ void StepLoop::answer_early(Number number, Request& request, const Error& error)
 void StepLoop::end_queued(RequestPtr request, const Error& error) {
     ++errors_;
     request->requester->failed(*request, error);
-    request->requester->let_go(*request);
+    request->let_go();
 }
 
 std::optional<Clock::time_point> StepLoop::enforce_deadlines(Clock::time_point now) {
@@ -206,8 +206,7 @@ void StepLoop::ended(Said::End& end) {
             request->requester->failed(*request, request->result.error());
         }
     }
-    request->outputs.reset();  // what the client was not told of, before its slabs may go
-    request->requester->let_go(*request);
+    request->let_go();
 }
 
 void StepLoop::run() {

@@ -1,13 +1,14 @@
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <vector>
 #include <thread>
 
 #include "tests/fakes/fake_cuda/fake.h"
 
-/// Owned by its own thread: whoever destroys a stream does not wait for what is queued on it.
+/// Lives until it is destroyed, its thread has done what was queued, and nobody waits for it any more.
 struct bulkhead::cuda::CUstream_st {
     std::mutex mutex;
     std::condition_variable changed;
@@ -20,18 +21,20 @@ struct bulkhead::cuda::CUstream_st {
 namespace fake_cuda {
 namespace {
 
+using Stream = std::shared_ptr<CUstream_st>;
+
 std::mutex mutex;
-std::set<CUstream>& streams() {
-    static auto& all = *new std::set<CUstream>;
+std::map<CUstream, Stream>& streams() {
+    static auto& all = *new std::map<CUstream, Stream>;
     return all;
 }
 CUstream default_stream = nullptr;
 
-void run(CUstream stream) {
+void run(const Stream& stream) {
     std::unique_lock lock{stream->mutex};
     for (;;) {
         stream->changed.wait(lock, [&] { return !stream->work.empty() || stream->destroyed; });
-        if (stream->work.empty()) break;
+        if (stream->work.empty()) return;
         const auto next = std::move(stream->work.front());
         stream->work.pop_front();
         lock.unlock();
@@ -40,35 +43,34 @@ void run(CUstream stream) {
         ++stream->done;
         stream->changed.notify_all();
     }
-    lock.unlock();
-    delete stream;
 }
 
 CUstream make() {
-    auto* stream = new CUstream_st;
-    streams().insert(stream);
+    const auto stream = std::make_shared<CUstream_st>();
+    streams().emplace(stream.get(), stream);
     std::thread{run, stream}.detach();
-    return stream;
+    return stream.get();
 }
 
-CUstream find(CUstream stream) {
+Stream find(CUstream name) {
     const std::scoped_lock lock{mutex};
-    if (stream == nullptr) {
+    if (name == nullptr) {
         if (default_stream == nullptr) default_stream = make();
-        return default_stream;
+        name = default_stream;
     }
-    return streams().contains(stream) ? stream : nullptr;
+    const auto found = streams().find(name);
+    return found == streams().end() ? nullptr : found->second;
 }
 
-void wait_for(CUstream stream) {
+void wait_for(const Stream& stream) {
     std::unique_lock lock{stream->mutex};
     stream->changed.wait(lock, [&, all = stream->queued] { return stream->done >= all; });
 }
 
 }  // namespace
 
-CUresult enqueue(CUstream stream, std::function<void()> work) {
-    stream = find(stream);
+CUresult enqueue(CUstream name, std::function<void()> work) {
+    const Stream stream = find(name);
     if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     const std::scoped_lock lock{stream->mutex};
     stream->work.push_back(std::move(work));
@@ -88,11 +90,15 @@ FAKE_CUDA_EXPORT CUresult cuStreamCreate(CUstream* stream, unsigned) {
     return CUDA_SUCCESS;
 }
 
-FAKE_CUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
+FAKE_CUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream name) {
     FAKE_CUDA_ENTER();
+    Stream stream;
     {
         const std::scoped_lock lock{mutex};
-        if (streams().erase(stream) == 0) return CUDA_ERROR_INVALID_HANDLE;
+        const auto found = streams().find(name);
+        if (found == streams().end()) return CUDA_ERROR_INVALID_HANDLE;
+        stream = std::move(found->second);
+        streams().erase(found);
     }
     const std::scoped_lock lock{stream->mutex};
     stream->destroyed = true;
@@ -100,9 +106,9 @@ FAKE_CUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
     return CUDA_SUCCESS;
 }
 
-FAKE_CUDA_EXPORT CUresult cuStreamSynchronize(CUstream stream) {
+FAKE_CUDA_EXPORT CUresult cuStreamSynchronize(CUstream name) {
     FAKE_CUDA_NEED_CONTEXT();
-    stream = find(stream);
+    const Stream stream = find(name);
     if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     wait_for(stream);
     return context_is_lost() ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
@@ -110,12 +116,12 @@ FAKE_CUDA_EXPORT CUresult cuStreamSynchronize(CUstream stream) {
 
 FAKE_CUDA_EXPORT CUresult cuCtxSynchronize() {
     FAKE_CUDA_NEED_CONTEXT();
-    std::set<CUstream> all;
+    std::vector<Stream> all;
     {
         const std::scoped_lock lock{mutex};
-        all = streams();
+        for (const auto& [name, stream] : streams()) all.push_back(stream);
     }
-    for (CUstream stream : all) wait_for(stream);
+    for (const Stream& stream : all) wait_for(stream);
     return context_is_lost() ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 

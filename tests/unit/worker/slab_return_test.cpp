@@ -199,5 +199,28 @@ TEST_F(SlabReturn, TheBoundOfAllChannelsIsNamedAndIsFreedByOneThatCloses) {
     fill(second, 3, 1 * mib);
 }
 
+/// Whoever hears that a request goes may be the last to hold its slabs, and has them unmapped on the executor.
+class LastHolder final : public Requester {
+public:
+    explicit LastHolder(std::weak_ptr<ChannelSlabs> slabs) : slabs_{std::move(slabs)} {}
+    void completed(const Request& /*request*/, Completion /*completion*/) override {}
+    void failed(const Request& /*request*/, const Error& /*error*/) override {}
+    void let_go(const Request& /*request*/) override { held_when_let_go = slabs_.lock() != nullptr; }
+    std::optional<bool> held_when_let_go;
+
+private:
+    std::weak_ptr<ChannelSlabs> slabs_;
+};
+
+TEST(Request, HoldsNoSlabsWhenItsRequesterHearsThatItGoes) {
+    Request request;
+    request.slabs =
+        std::make_shared<ChannelSlabs>("test", config::ChannelLimits{}, std::make_shared<SlabBudget>(std::uint64_t{1} << 20));
+    const auto holder = std::make_shared<LastHolder>(request.slabs);
+    request.requester = holder;
+    request.let_go();
+    EXPECT_EQ(holder->held_when_let_go, false);
+}
+
 }  // namespace
 }  // namespace bulkhead::worker::test

@@ -5,7 +5,7 @@
 namespace bulkhead::supervisor {
 namespace {
 
-void status(Fleet& fleet, rpc::Call call) {
+void fleet_status(Fleet& fleet, rpc::Call call) {
     if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
     fleet.status([answer = std::move(call.answer)](json::array rows) {
         answer(rpc::Answer{{{"models", std::move(rows)}}, {}});
@@ -52,7 +52,7 @@ void reload(const Daemon& daemon, rpc::Call call) {
 }  // namespace
 
 void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon) {
-    methods["fleet.status"] = [&daemon](rpc::Call call) { status(daemon.fleet, std::move(call)); };
+    methods["fleet.status"] = [&daemon](rpc::Call call) { fleet_status(daemon.fleet, std::move(call)); };
     methods["fleet.reload"] = [&daemon](rpc::Call call) { reload(daemon, std::move(call)); };
 }
 

@@ -22,7 +22,7 @@ json::object to_json(const Gpu& gpu, const std::optional<std::string>& quarantin
             {"processes", gpu.processes_known ? json::value(std::move(processes)) : json::value(nullptr)}};
 }
 
-void status(Fleet& fleet, rpc::Call call) {
+void gpu_status(Fleet& fleet, rpc::Call call) {
     if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
     read_gpus(fleet.context(), [&fleet, answer = std::move(call.answer)](Result<std::vector<Gpu>> gpus) {
         if (!gpus && gpus.error().code == ErrorCode::queue_full) return answer(gpus.error());
@@ -65,7 +65,7 @@ void lift(Fleet& fleet, rpc::Call call) {
 }  // namespace
 
 void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet) {
-    methods["gpu.status"] = [&fleet](rpc::Call call) { status(fleet, std::move(call)); };
+    methods["gpu.status"] = [&fleet](rpc::Call call) { gpu_status(fleet, std::move(call)); };
     methods["gpu.lift"] = [&fleet](rpc::Call call) { lift(fleet, std::move(call)); };
 }
 

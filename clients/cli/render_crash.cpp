@@ -9,14 +9,14 @@
 namespace bulkhead::cli {
 namespace {
 
-std::string text_or_dash(const json::value& report, std::string_view key) {
+std::string line_or_dash(const json::value& report, std::string_view key) {
     std::string text = one_line(text_member(report, key));
     return text.empty() ? "-" : text;
 }
 
 std::string worker_of(const json::value& report) {
-    return fmt::format("{}/{}#{}", text_or_dash(report, "model"), text_or_dash(report, "replica"),
-                       text_or_dash(report, "generation"));
+    return fmt::format("{}/{}#{}", line_or_dash(report, "model"), line_or_dash(report, "replica"),
+                       line_or_dash(report, "generation"));
 }
 
 std::string memory_text(const json::value& report, std::string_view key) {
@@ -28,7 +28,7 @@ std::string exit_of(const json::value& report) {
     const json::value* how = member(report, "exit");
     if (how == nullptr || !how->is_object()) return "-";
     if (const std::string signal = text_member(*how, "signal"); !signal.empty()) return one_line(signal);
-    return "exit " + text_or_dash(*how, "code");
+    return "exit " + line_or_dash(*how, "code");
 }
 
 }  // namespace
@@ -39,9 +39,9 @@ std::string render_crashes(const json::array& reports, Style style) {
     for (const json::value& report : reports)
         table.row({date_text(integer_member(report, "time").value_or(0)),
                    worker_of(report),
-                   text_or_dash(report, "pid"),
+                   line_or_dash(report, "pid"),
                    {exit_of(report), Colour::red},
-                   text_or_dash(report, "cause")});
+                   line_or_dash(report, "cause")});
     return table.text(style);
 }
 
@@ -52,8 +52,8 @@ std::string render_lost_crashes(const json::value& lost) {
 }
 
 std::string render_crash_report(const json::value& report, Style style) {
-    std::string text = style.paint(fmt::format("{}, pid {}: {}", worker_of(report), text_or_dash(report, "pid"),
-                                               text_or_dash(report, "cause")),
+    std::string text = style.paint(fmt::format("{}, pid {}: {}", worker_of(report), line_or_dash(report, "pid"),
+                                               line_or_dash(report, "cause")),
                                    Colour::red) +
                        "\n";
     const auto line = [&](std::string_view name, const std::string& value) {
@@ -66,7 +66,7 @@ std::string render_crash_report(const json::value& report, Style style) {
             text += "    " + one_line(one.is_string() ? shown(one.get_string()) : json::serialize(one)) + "\n";
     };
     line("time", date_text(integer_member(report, "time").value_or(0)));
-    std::string state = text_or_dash(report, "state");
+    std::string state = line_or_dash(report, "state");
     if (const auto ready = integer_member(report, "ready_ms").value_or(0); ready > 0)
         state += ", ready for " + (ready < 1000 ? ms_text(static_cast<double>(ready))
                                                 : uptime_text(static_cast<std::uint64_t>(ready / 1000)));
@@ -83,7 +83,7 @@ std::string render_crash_report(const json::value& report, Style style) {
     const std::string unknown = one_line(text_member(report, "request_unknown"));
     line("request", !request.empty() ? request : unknown.empty() ? "none in flight" : "not known: " + unknown);
     line("memory", fmt::format("{} host, {} GPU on {}", memory_text(report, "host_bytes"),
-                               memory_text(report, "gpu_bytes"), text_or_dash(report, "device")));
+                               memory_text(report, "gpu_bytes"), line_or_dash(report, "device")));
     for (const json::value& one : array_member(report, "evidence"))
         line("evidence", one_line(one.is_string() ? std::string_view{one.get_string()} : ""));
     lines("backtrace, innermost first", array_member(report, "backtrace"), demangled_frame);
@@ -104,16 +104,16 @@ std::string render_gpus(const json::value& status, Style style) {
         const std::string state = text_member(gpu, "state");
         std::string processes;
         for (const json::value& process : array_member(gpu, "processes"))
-            processes += fmt::format("{}{} ({})", processes.empty() ? "" : ", ", text_or_dash(process, "pid"),
+            processes += fmt::format("{}{} ({})", processes.empty() ? "" : ", ", line_or_dash(process, "pid"),
                                      memory_text(process, "bytes"));
-        table.row({text_or_dash(gpu, "index"), text_or_dash(gpu, "uuid"), text_or_dash(gpu, "name"),
+        table.row({line_or_dash(gpu, "index"), line_or_dash(gpu, "uuid"), line_or_dash(gpu, "name"),
                    quarantined.empty() ? Table::Cell{state.empty() ? "ok" : state,
                                                      state.empty() || state == "ok" ? Colour::green : Colour::red}
                                        : Table::Cell{"quarantined", Colour::red},
                    memory_text(gpu, "free_bytes"), memory_text(gpu, "total_bytes"),
                    processes.empty() ? "-" : processes});
         if (!quarantined.empty())
-            reasons += fmt::format("{} is quarantined: {}\n", text_or_dash(gpu, "uuid"), quarantined);
+            reasons += fmt::format("{} is quarantined: {}\n", line_or_dash(gpu, "uuid"), quarantined);
     }
     return table.text(style) + reasons;
 }

@@ -6,15 +6,12 @@
 #include <fmt/format.h>
 
 #include "clients/cpp/channel_state.h"
+#include "clients/cpp/control_rules.h"
 #include "clients/cpp/limits.h"
 #include "ipc/tensor_layout.h"
 
 namespace bulkhead {
 namespace {
-
-Error broken(std::string attempt) {
-    return {ErrorCode::protocol_violation, std::move(attempt), "use a client and a daemon of matching releases"};
-}
 
 /// "17 tokens"; "3 parts" where they held none.
 std::string came(std::uint64_t parts, std::uint64_t tokens) {
@@ -72,12 +69,12 @@ Result<> ChannelState::handle(Packet& packet) {
                                                                                     : 0;
     if (packet.fds.size() != brings)
         return end(
-            broken(fmt::format("{} descriptors came with a message that has {}", packet.fds.size(), brings)));
+            control::broken(fmt::format("{} descriptors came with a message that has {}", packet.fds.size(), brings)));
     if (std::exchange(rings_owed_, false) != offers_rings)
-        return end(broken("rings are offered right after the welcome that agrees to them, and only there"));
+        return end(control::broken("rings are offered right after the welcome that agrees to them, and only there"));
     if (!welcome_ && !std::holds_alternative<channel::Welcome>(*message) &&
         !std::holds_alternative<channel::Failure>(*message))
-        return end(broken("the worker spoke before its welcome"));
+        return end(control::broken("the worker spoke before its welcome"));
     const Result<> handled =
         std::visit([&](auto& body) { return handle(std::move(body), std::move(packet.fds)); }, *message);
     if (!handled) return end(handled.error());
@@ -85,11 +82,11 @@ Result<> ChannelState::handle(Packet& packet) {
 }
 
 Result<> ChannelState::handle(channel::Welcome&& message, std::vector<UniqueFd>&&) {
-    if (welcome_) return broken("a second welcome");
+    if (welcome_) return control::broken("a second welcome");
     if (message.slab_count > limits::slabs_max)
-        return broken(fmt::format("a welcome with {} slabs", message.slab_count));
+        return control::broken(fmt::format("a welcome with {} slabs", message.slab_count));
     if ((message.features & ~features_) != 0)
-        return broken(fmt::format("a welcome with features {}, of which hello named {}", message.features, features_));
+        return control::broken(fmt::format("a welcome with features {}, of which hello named {}", message.features, features_));
     rings_owed_ = (message.features & wire::feature_rings) != 0;
     slabs_.bound(message.slab_bytes_max);
     welcome_ = std::move(message);
@@ -99,15 +96,15 @@ Result<> ChannelState::handle(channel::Welcome&& message, std::vector<UniqueFd>&
 Result<> ChannelState::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&& fds) {
     const std::string what = fmt::format("slab {} of {} bytes", offer.slab_id, offer.size_bytes);
     if (offer.request_id != 0 && (!growing_ || growing_->request_id != offer.request_id))
-        return broken(fmt::format("{} answers request {}, which asked for none", what, offer.request_id));
+        return control::broken(fmt::format("{} answers request {}, which asked for none", what, offer.request_id));
     if (offer.request_id != 0 && (offer.direction != growing_->direction || offer.size_bytes < growing_->size_bytes))
-        return broken(fmt::format("{} is not what was asked for, {} bytes of input", what, growing_->size_bytes));
+        return control::broken(fmt::format("{} is not what was asked for, {} bytes of input", what, growing_->size_bytes));
     if (Result<> checked = slabs_.check(offer); !checked) return checked;
     const bool on_gpu = offer.kind != wire::SlabKind::host_memfd;
     const bool agreed = !on_gpu || (offer.request_id != 0
                                         ? offer.kind == growing_->kind
                                         : events_ != nullptr && offer.direction == wire::SlabDirection::output);
-    if (!agreed) return broken(what + " is of a kind that was not agreed");
+    if (!agreed) return control::broken(what + " is of a kind that was not agreed");
     if (on_gpu && gpu_refused_) return refuse_slab(offer, *gpu_refused_);
     Result<SlabMemory> memory = SlabMemory::import(offer, fds.empty() ? UniqueFd{} : std::move(fds.front()),
                                                    events_ ? events_->gpu() : nullptr);
@@ -119,13 +116,13 @@ Result<> ChannelState::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&
 }
 
 Result<> ChannelState::handle(channel::SlabWithdraw&& message, std::vector<UniqueFd>&&) {
-    if ((welcome_->features & wire::feature_returning) == 0) return broken("a slab_withdraw that was not agreed");
+    if ((welcome_->features & wire::feature_returning) == 0) return control::broken("a slab_withdraw that was not agreed");
     return slabs_.withdraw(message.slab_id);
 }
 
 Result<> ChannelState::handle(channel::SlabAccepted&& message, std::vector<UniqueFd>&&) {
     if (!lending_ || lending_->request_id != message.request_id || lending_->loan->id != message.slab_id)
-        return broken(fmt::format("slab {} is accepted, which was not lent", message.slab_id));
+        return control::broken(fmt::format("slab {} is accepted, which was not lent", message.slab_id));
     slabs_.accepted(std::exchange(lending_, std::nullopt)->loan);
     return {};
 }
@@ -133,15 +130,15 @@ Result<> ChannelState::handle(channel::SlabAccepted&& message, std::vector<Uniqu
 Result<> ChannelState::handle(channel::InferResult&& result, std::vector<UniqueFd>&&) {
     const auto request = pending_.find(result.request_id);
     if (request == pending_.end() || request->second.outcome)
-        return broken(fmt::format("a result for request {}, which is not in flight", result.request_id));
+        return control::broken(fmt::format("a result for request {}, which is not in flight", result.request_id));
     if (result.more && (welcome_->features & wire::feature_streaming) == 0)
-        return broken(fmt::format("request {} streams, which was not agreed", result.request_id));
+        return control::broken(fmt::format("request {} streams, which was not agreed", result.request_id));
     // All are looked at before the first becomes an Output, whose destructor would speak to the worker.
     std::optional<Error> lost;
     for (const channel::Tensor& tensor : result.tensors) {
         const std::shared_ptr<OutputSlab> slab = slabs_.output(tensor.lease.slab_id);
         if (!slab)
-            return broken(fmt::format("output \"{}\" lies in slab {}, which is no output slab", tensor.name,
+            return control::broken(fmt::format("output \"{}\" lies in slab {}, which is no output slab", tensor.name,
                                       tensor.lease.slab_id));
         if (const Result<> placed = check_placement(tensor.lease, slab->size_bytes()); !placed)
             return Error{placed.error()}.during(fmt::format("output \"{}\"", tensor.name));
@@ -150,7 +147,7 @@ Result<> ChannelState::handle(channel::InferResult&& result, std::vector<UniqueF
             continue;
         }
         if (tensor.event_id != 0 && !(slab->gpu() && events_->is_workers(tensor.event_id)))
-            return broken(fmt::format("output \"{}\" names event {}, which is none of the worker's", tensor.name,
+            return control::broken(fmt::format("output \"{}\" names event {}, which is none of the worker's", tensor.name,
                                       tensor.event_id));
     }
     if (lost) {
@@ -191,7 +188,7 @@ Result<> ChannelState::handle(channel::Failure&& failure, std::vector<UniqueFd>&
     }
     const auto request = pending_.find(failure.request_id);
     if (request == pending_.end() || request->second.outcome)
-        return broken(fmt::format("an error for request {}, which is not in flight", failure.request_id));
+        return control::broken(fmt::format("an error for request {}, which is not in flight", failure.request_id));
     // What writes its inputs on the GPU may still be queued, into room that others have from now on.
     const auto ends_here = [](const Sending::Tensor& input) {
         return input.lease && input.lease.use_count() == 1 && input.lease->slab->gpu();

@@ -6,17 +6,10 @@
 #include <fmt/format.h>
 
 #include "clients/cpp/channel_state.h"
+#include "clients/cpp/control_rules.h"
 #include "clients/cpp/limits.h"
 
 namespace bulkhead {
-namespace {
-
-Error broken(std::string attempt) {
-    return {ErrorCode::protocol_violation, std::move(attempt), "use a client and a daemon of matching releases"};
-}
-
-}  // namespace
-
 Input::Lease::~Lease() {
     // It was allocated here and is released once: nothing can refuse it.
     static_cast<void>(slab->allocator.release(block));
@@ -57,12 +50,12 @@ void OutputSlab::retire() {
 Result<> ClientSlabs::check(const channel::SlabOffer& offer) const {
     const std::string what = fmt::format("slab {} of {} bytes", offer.slab_id, offer.size_bytes);
     if (offer.size_bytes > bytes_max_ - bytes_)
-        return broken(fmt::format("{} exceeds the channel's bound of {} bytes", what, bytes_max_));
-    if (count_ >= limits::slabs_max) return broken(what + " is one slab too many");
-    if (offer.slab_id >= wire::lent_slab_id_min) return broken(what + " has an id of the client's own");
+        return control::broken(fmt::format("{} exceeds the channel's bound of {} bytes", what, bytes_max_));
+    if (count_ >= limits::slabs_max) return control::broken(what + " is one slab too many");
+    if (offer.slab_id >= wire::lent_slab_id_min) return control::broken(what + " has an id of the client's own");
     if (outputs_.contains(offer.slab_id) ||
         std::ranges::any_of(inputs_, [&](const auto& slab) { return slab->id() == offer.slab_id; }))
-        return broken(what + " has an id that is in use");
+        return control::broken(what + " has an id that is in use");
     return {};
 }
 
@@ -87,7 +80,7 @@ Result<> ClientSlabs::withdraw(std::uint32_t id) {
     }
     const auto found = outputs_.find(id);
     if (found == outputs_.end())
-        return broken(fmt::format("withdrawing slab {}, which this channel does not have", id));
+        return control::broken(fmt::format("withdrawing slab {}, which this channel does not have", id));
     const std::shared_ptr<OutputSlab> slab = std::move(found->second);
     outputs_.erase(found);
     slab->return_at_end();

@@ -27,6 +27,17 @@ show_help() {
     exit
 }
 
+# Keeps what comes in the file $1, and shows how far it is on a terminal: "[120/260]", as ninja says it.
+keep_and_show() {
+    if [ ! -t 1 ]; then
+        cat >"$1"
+        return
+    fi
+    tee "$1" | awk 'match($0, /^\[[0-9]+\/[0-9]+\]/) {
+        said = substr($0, 1, RLENGTH); printf "%s\033[%dD", said, length(said); fflush() }
+        END { printf "\033[K" }'
+}
+
 # quietly NAME COMMAND...: one line and the time; the whole output only when it fails.
 quietly() {
     local name=$1 log start
@@ -35,7 +46,7 @@ quietly() {
     log=$build/log/$(printf '%s' "$name" | tr -c 'a-zA-Z0-9\n' '-').log
     start=$(now)
     printf '  %-44s ' "$name"
-    if "$@" >"$log" 2>&1; then
+    if "$@" 2>&1 | keep_and_show "$log"; then
         printf '%s\n' "$(since "$start")"
     else
         printf 'failed after %s\n\n' "$(since "$start")"
@@ -44,10 +55,11 @@ quietly() {
     fi
 }
 
+# install_and_build [TARGET...]: all targets where none is named.
 install_and_build() {
     "$root/scripts/install"
     say "Building into build/"
     if [ ! -f "$build/build.ninja" ]; then quietly "configuring" cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release; fi
-    quietly "compiling (${jobs} jobs)" cmake --build "$build" -j "$jobs"
+    quietly "compiling (${jobs} jobs)" cmake --build "$build" -j "$jobs" ${1:+--target "$@"}
     quietly "preparing the models" "$python" "$root/scripts/models/prepare.py" "$build/models"
 }

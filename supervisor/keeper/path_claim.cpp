@@ -39,7 +39,7 @@ AbstractAddress address_of(const std::string& name) {
     return result;
 }
 
-UniqueFd make_socket() { return UniqueFd{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)}; }
+UniqueFd packet_socket() { return UniqueFd{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)}; }
 
 /// One folder has one text, though symlinks may lead to it; it need not be there.
 std::string resolved(const std::string& directory) {
@@ -114,7 +114,7 @@ bool PathClaim::answer() noexcept {
 }
 
 bool PathClaim::take() {
-    UniqueFd socket = make_socket();
+    UniqueFd socket = packet_socket();
     const AbstractAddress own = address_of(name_);
     if (!socket || ::bind(socket.get(), own.get(), own.size) != 0) return false;
     if (::listen(socket.get(), limits::claim_backlog) != 0) return false;

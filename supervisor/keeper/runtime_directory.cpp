@@ -79,13 +79,13 @@ Result<UniqueFd> open_directory(const std::string& directory) {
     return fd;
 }
 
-UniqueFd make_socket() { return UniqueFd{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)}; }
+UniqueFd stream_socket() { return UniqueFd{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)}; }
 
 const sockaddr* as_sockaddr(const sockaddr_un& address) { return reinterpret_cast<const sockaddr*>(&address); }
 
 /// Who listens on the socket: empty when nobody does, 0 when somebody of unknown pid does.
 std::optional<pid_t> listener_of(const SocketPath& path) {
-    const UniqueFd probe = make_socket();
+    const UniqueFd probe = stream_socket();
     if (!probe) return 0;
     if (::connect(probe.get(), as_sockaddr(path.address), sizeof path.address) != 0) {
         if (errno == ECONNREFUSED || errno == ENOENT) return std::nullopt;
@@ -161,7 +161,7 @@ Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) 
                      "end that one first: after `kill " + pid + "` it unloads everything"};
     }
 
-    UniqueFd listening = make_socket();
+    UniqueFd listening = stream_socket();
     if (!listening) return system_error("creating the control socket", errno);
     if (::bind(listening.get(), as_sockaddr(path->address), sizeof path->address) != 0)
         return system_error("binding the control socket " + path->whole, errno);

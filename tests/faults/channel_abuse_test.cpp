@@ -8,16 +8,12 @@
 #include "tests/integration/fixture/fleets.h"
 #include "tests/integration/fixture/sanitizer.h"
 #include "tests/support/file_text.h"
+#include "tests/support/resident_kib.h"
 
 namespace bulkhead::test {
 namespace {
 
 constexpr std::int64_t resident_slack_kib = 8 * 1024;
-
-std::int64_t resident_kib(pid_t pid) {
-    const std::string status = file_text("/proc/" + std::to_string(pid) + "/status");
-    return std::stoll(status.substr(status.find("VmRSS:") + 6));
-}
 
 /// Sanitizers keep what was freed.
 void expect_no_growth(pid_t worker, std::int64_t resident) {
@@ -31,12 +27,6 @@ std::vector<std::byte> request_packet(RawChannel& channel) {
     request.method = "forward";
     request.tensors.push_back(channel.tensor(4));
     return channel::encode(request).value();
-}
-
-SpawnOptions minimal() {
-    SpawnOptions options;
-    options.programs = minimal_programs();
-    return options;
 }
 
 TEST(ChannelAbuse, AMillionRequestsWhoseAnswersNobodyReadsCostTheirSenderItsChannelsAndNobodyElseAnything) {

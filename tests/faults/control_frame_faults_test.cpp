@@ -14,6 +14,7 @@
 #include "tests/faults/raw_channel.h"
 #include "tests/integration/fixture/fleets.h"
 #include "tests/integration/fixture/raw_socket.h"
+#include "tests/support/resident_kib.h"
 
 namespace bulkhead::test {
 namespace {
@@ -24,17 +25,6 @@ using ::testing::Not;
 
 const std::string info_request = R"({"jsonrpc":"2.0","id":1,"method":"daemon.info"})"
                                  "\n";
-
-pid_t supervisor_of(const Daemon& daemon) {
-    return static_cast<pid_t>(daemon.call("daemon.info")->at("supervisor_pid").as_int64());
-}
-
-std::int64_t resident_kib(pid_t pid) {
-    std::ifstream status{"/proc/" + std::to_string(pid) + "/status"};
-    for (std::string line; std::getline(status, line);)
-        if (line.starts_with("VmRSS:")) return std::stoll(line.substr(6));
-    return 0;
-}
 
 TEST(Fault01, AZeroLengthFrameIsIgnoredAndCounted) {
     Daemon daemon{fleet({test_model("echo", "echo.pt")})};

@@ -24,8 +24,6 @@ namespace json = boost::json;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
 
 TEST(Fault14, AWorkerKilledWithSlotsLeasedIsLostToItsClientsWhoKeepWhatWasDelivered) {
     Daemon daemon{

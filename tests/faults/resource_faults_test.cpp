@@ -23,8 +23,6 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
 
 TEST(Fault21, ASymlinkedForeignOrOpenRuntimeDirectoryIsRefused) {
     TemporaryFolder folder;

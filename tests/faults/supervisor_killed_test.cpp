@@ -14,11 +14,6 @@ namespace {
 
 namespace json = boost::json;
 
-pid_t supervisor_of(const Daemon& daemon) {
-    const auto answer = daemon.call("daemon.ping");
-    return answer ? static_cast<pid_t>(answer->at("supervisor_pid").as_int64()) : 0;
-}
-
 /// Kills the present supervisor when it tells of a change to `state`; false when it never does.
 class KillAt {
 public:

@@ -21,8 +21,6 @@ namespace json = boost::json;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
 /// Far more packets than any of the three takes: then something sends for ever.
 constexpr int steps_max = 200;
 
@@ -127,11 +125,6 @@ struct Capturing {
     Daemon daemon;
     UniqueFd loading;
 
-    static SpawnOptions minimal() {
-        SpawnOptions options;
-        options.programs = minimal_programs();
-        return options;
-    }
     Capturing()
         : daemon{fleet({minimal_model("m", "MINIMAL_CAPTURE: \"1\", MINIMAL_CAPTURE_HANGS: \"1\"")}), minimal()},
           loading{raw_connection(daemon.socket())} {

@@ -14,19 +14,15 @@
 #include "ipc/packet.h"
 #include "supervisor/keeper/packet_socket.h"
 #include "tests/fuzz/fuzz_input.h"
+#include "tests/support/open_descriptors.h"
 
 namespace {
 
 using namespace bulkhead;
 using fuzz::Input;
+using test::open_descriptors;
 
 constexpr std::size_t sent_max = 253;  ///< SCM_MAX_FD
-
-std::size_t open_descriptors() {
-    std::size_t count = 0;
-    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator{"/proc/self/fd"}) ++count;
-    return count;
-}
 
 /// One of each kind that a peer could send, open for the life of the process.
 int descriptor_of_kind(std::uint8_t kind) {

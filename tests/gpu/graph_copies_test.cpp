@@ -112,10 +112,6 @@ private:
     std::vector<wire::LeaseRef> leases_;
 };
 
-LoadedModel loaded(const std::string& model, const std::string& extra) {
-    return LoadedModel::load(gpu_fleet(model, extra)).value();
-}
-
 std::int64_t copies(LoadedModel& loaded) {
     return loaded.model().graphs().at("copies").at("device_to_device").to_number<std::int64_t>();
 }

@@ -47,10 +47,6 @@ std::vector<HostTensor> sentence(Random& random, std::int64_t length) {
 
 HostTensor sixteen(Random& random) { return HostTensor::of("x", wire::DType::float32, {16}, random.floats(16)); }
 
-LoadedModel loaded(const std::string& model, const std::string& extra) {
-    return LoadedModel::load(gpu_fleet(model, extra)).value();
-}
-
 /// The same request to a model with graphs and to one without.
 void expect_replay_equals_eager(LoadedModel& graphs, LoadedModel& eager, const std::vector<HostTensor>& inputs) {
     const auto replayed = graphs.run(inputs);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "config/reader.h"
+#include "tests/gpu/models.h"
 
 namespace bulkhead::test {
 namespace {
@@ -43,6 +44,10 @@ Result<LoadedModel> LoadedModel::load(const std::string& fleet_yaml) {
     if (!model) return model.error();
     loaded.model_ = std::move(*model);
     return loaded;
+}
+
+LoadedModel loaded(const std::string& model, const std::string& extra) {
+    return LoadedModel::load(gpu_fleet(model, extra)).value();
 }
 
 Result<std::map<std::string, HostTensor>> LoadedModel::run(std::vector<HostTensor> inputs) {

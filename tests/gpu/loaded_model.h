@@ -47,6 +47,9 @@ private:
     std::unique_ptr<worker::Model> model_;
 };
 
+/// One of `gpu_fleet`.
+[[nodiscard]] LoadedModel loaded(const std::string& model, const std::string& extra);
+
 /// Equal within what kernels of the same kind may differ in.
 void expect_near(const HostTensor& is, const HostTensor& wanted, float tolerance = 1e-4F);
 

@@ -17,12 +17,8 @@ namespace json = boost::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
 
 json::value info(const Daemon& daemon) { return daemon.call("daemon.info").value(); }
-pid_t supervisor_of(const Daemon& daemon) { return static_cast<pid_t>(info(daemon).at("supervisor_pid").as_int64()); }
-
 /// SIGKILL, and it is gone; the keeper starts the next one.
 void kill_supervisor(const Daemon& daemon) {
     const pid_t supervisor = supervisor_of(daemon);

@@ -17,8 +17,6 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
 
 std::string aoti_model(const std::string& name, const std::filesystem::path& package, const std::string& extra = {}) {
     return "  " + name + ":\n    runtime: aoti\n    package: " + package.string() +

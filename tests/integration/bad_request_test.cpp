@@ -17,8 +17,6 @@ namespace json = boost::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
 constexpr std::array<std::int64_t, 2> dims_one_four{1, 4};
 
 class BadRequest : public ::testing::Test {

@@ -20,14 +20,6 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
-
-SpawnOptions minimal() {
-    SpawnOptions options;
-    options.programs = minimal_programs();
-    return options;
-}
 
 UniqueFd open_pidfd(pid_t pid) { return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))}; }
 
@@ -36,27 +28,11 @@ bool is_readable(const UniqueFd& fd) {
     return ::poll(&entry, 1, 0) == 1;
 }
 
-Result<std::uint64_t> submit(Channel& channel, const Input& input) {
-    const std::array<NamedInput, 1> inputs{{{"x", &input}}};
-    Request request;
-    request.inputs = inputs;
-    return channel.submit(request);
-}
-
 json::array crashes(const Daemon& daemon, json::object params = {}) {
     return daemon.call("crashes.list", std::move(params)).value().at("crashes").as_array();
 }
 
 /// The first report of a model, when it is there.
-json::object crash_of(const Daemon& daemon, std::string_view model) {
-    json::array found;
-    daemon.wait_until(model, [&](const json::object&) {
-        found = crashes(daemon, {{"model", model}});
-        return !found.empty();
-    });
-    return found.empty() ? json::object{} : found.front().as_object();
-}
-
 std::string text(const json::object& object, std::string_view member) {
     return object.contains(member) && object.at(member).is_string() ? std::string{object.at(member).as_string()} : "";
 }
@@ -119,7 +95,7 @@ TEST(Crash, ARequestInFlightIsLostAndItsShapeReported) {
 
     ASSERT_FALSE(reply);
     EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
-    const json::object report = crash_of(daemon, "slow");
+    const json::object report = daemon.crash_of("slow");
     EXPECT_THAT(text(report, "request"), AllOf(HasSubstr("forward("), HasSubstr("x float32[4]")));
     EXPECT_THAT(text(report, "cause"), AllOf(HasSubstr("SIGKILL"), HasSubstr("while running forward(")));
     EXPECT_EQ(text(report, "state"), "busy");
@@ -147,7 +123,7 @@ TEST_P(CrashInRun, IsReportedWithItsCulprit) {
 
     ASSERT_FALSE(reply);
     EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
-    const json::object report = crash_of(daemon, "evil");
+    const json::object report = daemon.crash_of("evil");
     EXPECT_EQ(text(report, "signal"), fault.signal);
     EXPECT_THAT(text(report, "cause"), AllOf(HasSubstr(fault.signal), HasSubstr(fault.culprit),
                                              HasSubstr("while running forward(x float32[4])")))
@@ -168,7 +144,7 @@ TEST(Crash, ALoadThatCrashesIsReportedAndOneThatFailsInWordsIsNot) {
     EXPECT_FALSE(daemon.load("fails"));
     EXPECT_FALSE(daemon.load("crashes"));
 
-    EXPECT_THAT(text(crash_of(daemon, "crashes"), "cause"), HasSubstr("SIGSEGV"));
+    EXPECT_THAT(text(daemon.crash_of("crashes"), "cause"), HasSubstr("SIGSEGV"));
     ASSERT_TRUE(daemon.wait_state("crashes", "stopped"));
     EXPECT_EQ(crashes(daemon).size(), 1U);
 }
@@ -226,7 +202,7 @@ TEST(Crash, WithCoreFilesAllowedADeathIsNoticedAsSoon) {
     const bool was_reapable = is_readable(pidfd);
 
     EXPECT_FALSE(was_reapable);
-    EXPECT_EQ(text(crash_of(daemon, "dumps"), "signal"), "SIGSEGV");
+    EXPECT_EQ(text(daemon.crash_of("dumps"), "signal"), "SIGSEGV");
 }
 
 TEST(Crash, AStormOfCrashesLeavesABoundedHeapOfReports) {

@@ -27,10 +27,6 @@ std::string containment(const Daemon& daemon) {
     return std::string{daemon.call("daemon.info")->at("containment").as_string()};
 }
 
-pid_t supervisor_of(const Daemon& daemon) {
-    return daemon.call("daemon.info")->at("supervisor_pid").to_number<pid_t>();
-}
-
 /// All its threads are.
 bool wait_stopped(pid_t pid) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{20};

@@ -59,9 +59,6 @@ protected:
     static json::value quarantined(const Daemon& daemon) {
         return daemon.call("gpu.status")->at("gpus").as_array().at(0).at("quarantined");
     }
-    static pid_t supervisor_of(const Daemon& daemon) {
-        return static_cast<pid_t>(daemon.call("daemon.info")->at("supervisor_pid").as_int64());
-    }
     /// SIGKILL; the next call waits for its successor.
     static void kill_supervisor(const Daemon& daemon) {
         const pid_t supervisor = supervisor_of(daemon);

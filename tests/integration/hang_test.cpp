@@ -15,14 +15,6 @@ using namespace std::chrono_literals;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
-
-SpawnOptions minimal() {
-    SpawnOptions options;
-    options.programs = minimal_programs();
-    return options;
-}
 
 /// Waits for the next change of a model into a state, by events alone: nobody asks the worker anything. The reason.
 class StateEvents {
@@ -59,24 +51,6 @@ private:
     std::uint64_t progress_ = 0;
 };
 
-json::object crash_of(const Daemon& daemon, std::string_view model) {
-    json::object found;
-    daemon.wait_until(model, [&](const json::object&) {
-        const auto answer = daemon.call("crashes.list", {{"model", model}});
-        if (!answer || answer->at("crashes").as_array().empty()) return false;
-        found = answer->at("crashes").as_array().front().as_object();
-        return true;
-    });
-    return found;
-}
-
-std::uint64_t submit(Channel& channel, const Input& input) {
-    const std::array<NamedInput, 1> inputs{{{"x", &input}}};
-    Request request;
-    request.inputs = inputs;
-    return channel.submit(request).value();
-}
-
 /// Ready again, in another process than this one, after a hang.
 void expect_replaced(const Daemon& daemon, std::string_view model, pid_t former) {
     EXPECT_TRUE(wait_gone(former, 30s));
@@ -101,7 +75,7 @@ TEST(Hang, AStoppedIdleWorkerIsFoundByPs) {
     EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
     expect_replaced(daemon, "m", former);
     EXPECT_TRUE(infer_float(neighbour, "x", four, dims_four)) << "the neighbour noticed";
-    EXPECT_EQ(crash_of(daemon, "m").at("exit").at("signal").as_string(), "SIGABRT") << "for a backtrace";
+    EXPECT_EQ(daemon.crash_of("m").at("exit").at("signal").as_string(), "SIGABRT") << "for a backtrace";
 }
 
 TEST(Hang, OpeningAChannelToAStoppedWorkerFailsAndFindsIt) {
@@ -133,7 +107,7 @@ TEST(Hang, AStoppedBusyWorkerIsFoundThoughNobodyAsks) {
     const pid_t former = daemon.pid("m");
     StateEvents events{daemon};
     const auto input = channel.allocate(wire::DType::float32, dims_four).value();
-    const auto request = submit(channel, input);
+    const auto request = submit(channel, input).value();
     EXPECT_FALSE(events.reason_of("busy").empty());
 
     ASSERT_EQ(::kill(former, SIGSTOP), 0);
@@ -203,7 +177,7 @@ TEST_P(EndlessInference, CostsItsProcessAndLeavesABacktrace) {
     EXPECT_THAT(events.reason_of("crashed"), HasSubstr("budget 1.0 s"));
     EXPECT_TRUE(infer_float(neighbour, "x", four, dims_four)) << "the neighbour noticed";
     expect_replaced(daemon, "bad", former);
-    const json::object report = crash_of(daemon, "bad");
+    const json::object report = daemon.crash_of("bad");
     EXPECT_EQ(report.at("exit").at("signal").as_string(), "SIGABRT") << json::serialize(report);
     EXPECT_FALSE(report.at("backtrace").as_array().empty()) << json::serialize(report);
 }

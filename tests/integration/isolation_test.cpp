@@ -16,8 +16,6 @@ namespace json = boost::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
 
 TEST(Isolation, AKilledWorkerIsLostToItsClientsAndToNobodyElse) {
     Daemon daemon{fleet({test_model("victim", "echo.pt"), test_model("neighbour", "echo.pt")})};

@@ -19,8 +19,7 @@ namespace json = boost::json;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr std::array<float, 4> four{1.5f, -2.0f, 0.0f, 4.25f};
-constexpr std::array<std::int64_t, 1> dims_four{4};
+constexpr std::array<float, 4> values{1.5f, -2.0f, 0.0f, 4.25f};
 
 /// `rounds` products of two 256 x 256 matrices: as long as a test needs.
 const std::string slow_model = "inputs: {x: {dtype: float32, shape: [256, 256]}}\n"
@@ -37,10 +36,10 @@ TEST(Lifecycle, LoadsInfersAndUnloadsWithAVerifiedReceipt) {
     EXPECT_GT(daemon.row("echo").at("host_bytes").as_int64(), 1 << 20);
     {
         auto channel = daemon.open("echo").value();
-        const auto reply = infer_float(channel, "x", four, dims_four).value();
+        const auto reply = infer_float(channel, "x", values, dims_four).value();
         ASSERT_EQ(reply.outputs.size(), 1u);
         EXPECT_EQ(reply.outputs[0].name(), "y");
-        EXPECT_THAT(reply.outputs[0].as<float>(), ::testing::ElementsAreArray(four));
+        EXPECT_THAT(reply.outputs[0].as<float>(), ::testing::ElementsAreArray(values));
     }
     const auto receipt = daemon.unload("echo").value();
 
@@ -135,7 +134,7 @@ TEST(Lifecycle, UnloadKillsARequestThatOutlivesTheDrainDeadline) {
     Daemon daemon{fleet({evil_model("evil", "ok", "loop", "deadlines: {request: 100s, drain: 300ms, kill: 300ms}")})};
     auto channel = daemon.open("evil").value();
     auto tensor = channel.allocate(wire::DType::float32, dims_four).value();
-    std::ranges::copy(four, tensor.as<float>().begin());
+    std::ranges::copy(values, tensor.as<float>().begin());
     const std::array<NamedInput, 1> inputs{{{"x", &tensor}}};
     Request request;
     request.inputs = inputs;

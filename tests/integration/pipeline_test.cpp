@@ -19,8 +19,6 @@ namespace {
 namespace json = boost::json;
 using namespace std::chrono_literals;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
 constexpr std::array<std::int64_t, 2> sentence{1, 16};
 
 /// Lines of a process' maps that show a slab with this in its label.

@@ -17,8 +17,6 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
 
 TEST(Receipt, NamesTheClientThatKeepsASlabMapped) {
     Daemon daemon{fleet({test_model("echo", "echo.pt")})};

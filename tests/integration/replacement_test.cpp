@@ -16,10 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-pid_t supervisor_of(const Daemon& daemon) {
-    return static_cast<pid_t>(daemon.call("daemon.info").value().at("supervisor_pid").as_int64());
-}
-
 /// An installation of its own, to be broken.
 struct Replacement : ::testing::Test {
     TemporaryFolder installed;

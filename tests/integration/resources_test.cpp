@@ -17,8 +17,6 @@ namespace json = boost::json;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr std::array<float, 4> four{1, 2, 3, 4};
-constexpr std::array<std::int64_t, 1> dims_four{4};
 
 /// A small tmpfs on `folder`, or nothing where this user may not mount.
 class SmallDisk {

@@ -25,12 +25,6 @@ namespace asio = boost::asio;
 using asio::use_awaitable;
 using namespace std::chrono_literals;
 
-SpawnOptions minimal() {
-    SpawnOptions options;
-    options.programs = minimal_programs();
-    return options;
-}
-
 /// A program with an Asio loop that runs all the while.
 class AsioClient {
 public:

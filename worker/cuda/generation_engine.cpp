@@ -28,7 +28,6 @@ using generation::Engine;
 using generation::Manifest;
 using generation::Parts;
 using generation::Prompt;
-using generation::Shape;
 using generation::Start;
 using generation::StepToken;
 
@@ -388,7 +387,7 @@ class CudaEngine final : public Engine {
 public:
     explicit CudaEngine(GpuSteps& steps) : steps_{steps} {}
 
-    [[nodiscard]] const Shape& shape() const noexcept override { return steps_.parts().shape; }
+    [[nodiscard]] const generation::Shape& shape() const noexcept override { return steps_.parts().shape; }
     [[nodiscard]] std::uint32_t launches_ahead() const noexcept override { return 2; }
 
     Result<> reset(std::uint32_t slot, const Start& start) override {

@@ -39,7 +39,7 @@ std::uint64_t available() {
 std::string wanted(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes) {
     return fmt::format("{}{} MiB of KV ({} slots of {} positions, {})",
                        weights_bytes > 0 ? fmt::format("{} MiB of weights and ", weights_bytes >> 20) : "",
-                       kv_bytes(manifest, shape) >> 20, shape.slots, shape.length, to_string(manifest.kv_dtype));
+                       kv_bytes(manifest, shape) >> 20, shape.slots, shape.length, bulkhead::to_string(manifest.kv_dtype));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ namespace {
 
 using Stream = std::shared_ptr<CUstream_st>;
 
-std::mutex mutex;
+std::mutex streams_mutex;
 std::map<CUstream, Stream>& streams() {
     static auto& all = *new std::map<CUstream, Stream>;
     return all;
@@ -53,7 +53,7 @@ CUstream make() {
 }
 
 Stream find(CUstream name) {
-    const std::scoped_lock lock{mutex};
+    const std::scoped_lock lock{streams_mutex};
     if (name == nullptr) {
         if (default_stream == nullptr) default_stream = make();
         name = default_stream;
@@ -85,7 +85,7 @@ using namespace fake_cuda;
 
 FAKE_CUDA_EXPORT CUresult cuStreamCreate(CUstream* stream, unsigned) {
     FAKE_CUDA_NEED_CONTEXT();
-    const std::scoped_lock lock{mutex};
+    const std::scoped_lock lock{streams_mutex};
     *stream = make();
     return CUDA_SUCCESS;
 }
@@ -94,7 +94,7 @@ FAKE_CUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream name) {
     FAKE_CUDA_ENTER();
     Stream stream;
     {
-        const std::scoped_lock lock{mutex};
+        const std::scoped_lock lock{streams_mutex};
         const auto found = streams().find(name);
         if (found == streams().end()) return CUDA_ERROR_INVALID_HANDLE;
         stream = std::move(found->second);
@@ -118,7 +118,7 @@ FAKE_CUDA_EXPORT CUresult cuCtxSynchronize() {
     FAKE_CUDA_NEED_CONTEXT();
     std::vector<Stream> all;
     {
-        const std::scoped_lock lock{mutex};
+        const std::scoped_lock lock{streams_mutex};
         for (const auto& [name, stream] : streams()) all.push_back(stream);
     }
     for (const Stream& stream : all) wait_for(stream);

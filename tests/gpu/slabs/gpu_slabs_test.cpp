@@ -16,6 +16,7 @@
 #include "ipc/cuda/vmm_slab.h"
 #include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/gpu/slabs/on_gpu.h"
+#include "tests/support/open_descriptors.h"
 
 namespace bulkhead {
 namespace {
@@ -26,6 +27,7 @@ using cuda::InterprocessEvent;
 using cuda::LegacySlab;
 using cuda::VmmSlab;
 using test::CudaPeer;
+using test::open_descriptors;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -61,12 +63,6 @@ protected:
     }
     static void fail(const std::string& rule) { ::setenv("BULKHEAD_FAKE_CUDA_FAIL", rule.c_str(), 1); }
 };
-
-std::size_t open_descriptors() {
-    std::size_t count = 0;
-    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator{"/proc/self/fd"}) ++count;
-    return count;
-}
 
 TEST_F(GpuSlabs, BytesWrittenByTheImporterOfAVmmSlabAreReadByItsCreatorAndBack) {
     auto slab = VmmSlab::create(gpu, slab_bytes);

@@ -18,7 +18,7 @@ using testing::HasSubstr;
 using wire::SlabDirection;
 using wire::SlabKind;
 
-class GpuOutputs : public test::OnGpu {
+class GpuOutputs : public bulkhead::test::OnGpu {
 protected:
     static constexpr std::uint64_t slab_bytes = 2 << 20;
     static constexpr std::int64_t floats = slab_bytes / sizeof(float);
@@ -48,7 +48,7 @@ protected:
 };
 
 TEST_F(GpuOutputs, ASlabThatCannotBeClearedIsNobodys) {
-    if (!test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
+    if (!bulkhead::test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
     const std::uint64_t used = budget->used_bytes();
     ::setenv("BULKHEAD_FAKE_CUDA_FAIL", "cuMemsetD8Async 999", 1);
     for (const SlabKind kind : {SlabKind::cuda_vmm, SlabKind::cuda_ipc}) {
@@ -95,7 +95,7 @@ TEST_F(GpuOutputs, ASlabTheWorkerAddsByItselfDoesNotUndoTheFallbackToTheHost) {
 }
 
 TEST_F(GpuOutputs, RoomReleasedBehindAnEventDuringARequestIsWrittenBehindIt) {
-    if (!test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver shows whether a stream was told to wait";
+    if (!bulkhead::test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver shows whether a stream was told to wait";
     add_on_gpu(1);
     RequestOutputs before{slabs, model};
     ASSERT_TRUE(before.begin_on(stream));

@@ -30,7 +30,7 @@ std::string floats(std::initializer_list<float> values) {
     return bytes;
 }
 
-const std::string row = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 3), }\n";
+const std::string row_header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 3), }\n";
 
 struct Npy : testing::Test {
     TemporaryFolder folder;
@@ -44,7 +44,7 @@ struct Npy : testing::Test {
 
 TEST_F(Npy, IsReadStraightIntoTheGivenBytes) {
     for (const char version : {1, 2}) {
-        const auto file = NpyFile::open(folder.write("a.npy", npy(row, floats({1, -2, 3.5F}), version)));
+        const auto file = NpyFile::open(folder.write("a.npy", npy(row_header, floats({1, -2, 3.5F}), version)));
         ASSERT_TRUE(file) << file.error().text();
         EXPECT_EQ(file->dtype(), DType::float32);
         EXPECT_THAT(file->dims(), ElementsAre(1, 3));
@@ -102,15 +102,15 @@ TEST_F(Npy, RefusesDtypesThatAreNoPlainLittleEndianNumbers) {
 }
 
 TEST_F(Npy, RefusesAHeaderThatLiesAboutTheData) {
-    EXPECT_THAT(error_of(npy(row, floats({1, 2}))).attempt, HasSubstr("has 12 bytes, the file 8"));
-    EXPECT_THAT(error_of(npy(row, floats({1, 2, 3, 4}))).attempt, HasSubstr("has 12 bytes, the file 16"));
+    EXPECT_THAT(error_of(npy(row_header, floats({1, 2}))).attempt, HasSubstr("has 12 bytes, the file 8"));
+    EXPECT_THAT(error_of(npy(row_header, floats({1, 2, 3, 4}))).attempt, HasSubstr("has 12 bytes, the file 16"));
     EXPECT_EQ(
         error_of(npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4), }", "")).code,
         ErrorCode::shape_mismatch);
 }
 
 TEST_F(Npy, RefusesEveryTruncation) {
-    const std::string whole = npy(row, floats({1, 2, 3}));
+    const std::string whole = npy(row_header, floats({1, 2, 3}));
     for (std::size_t size = 0; size < whole.size(); ++size) {
         const Error error = error_of(whole.substr(0, size));
         EXPECT_EQ(error.code, ErrorCode::input_invalid) << size;

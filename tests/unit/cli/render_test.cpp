@@ -14,7 +14,7 @@ using testing::Not;
 constexpr Style plain{false};
 constexpr Style coloured{true};
 
-boost::json::array parsed(const char* text) { return boost::json::parse(text).as_array(); }
+boost::json::array table_of(const char* text) { return boost::json::parse(text).as_array(); }
 
 TEST(Sizes, HaveOneDigitAfterThePointAndABinaryUnit) {
     EXPECT_EQ(bytes_text(0), "0 B");
@@ -49,7 +49,7 @@ TEST(Errors, CannotMoveTheCursor) {
 
 TEST(Workers, StandInAlignedColumns) {
     const std::string text = render_workers(
-        parsed(
+        table_of(
             R"([{"model":"a","replica":0,"state":"ready","pid":12,"device":"cpu","host_bytes":1048576,"gpu_bytes":null,
                     "requests":7,"errors":0,"restarts":0,"generation":3},
                    {"model":"long-name","replica":1,"state":"stopped","pid":null,"device":"auto","host_bytes":null,
@@ -62,7 +62,7 @@ TEST(Workers, StandInAlignedColumns) {
 
 TEST(Workers, HaveANoteWhereAnyHas) {
     const std::string text = render_workers(
-        parsed(
+        table_of(
             R"([{"model":"a","state":"ready","note":"graphs off: capture crashed"},{"model":"b","state":"adopting","note":null}])"),
         plain);
     EXPECT_THAT(text, HasSubstr("GENERATION  NOTE\n"));
@@ -78,7 +78,7 @@ constexpr const char* generate =
 TEST(Workers, ThatGenerateShowSlotsAndTokensASecond) {
     const std::string rows = std::string{R"([{"model":"a","state":"busy","generation":3,"generate":)"} + generate +
                              R"(},{"model":"b","state":"ready","generation":4,"generate":null}])";
-    const std::string text = render_workers(parsed(rows.c_str()), plain);
+    const std::string text = render_workers(table_of(rows.c_str()), plain);
     EXPECT_THAT(text, HasSubstr("GENERATION   SLOTS  TOKENS/S\n"));
     EXPECT_THAT(text, HasSubstr("         3  2/4 +3      26.1\n"));
     EXPECT_THAT(text, HasSubstr("         4       -         -\n"));
@@ -97,20 +97,20 @@ TEST(Why, TellsWhatAModelGenerates) {
 
 TEST(Workers, KeepTheirColumnsWhenColoured) {
     const char* rows = R"([{"model":"é","state":"crashed","replica":0}])";
-    std::string text = render_workers(parsed(rows), coloured);
+    std::string text = render_workers(table_of(rows), coloured);
     for (std::size_t at = 0; (at = text.find('\x1b', at)) != std::string::npos;)
         text.erase(at, text.find('m', at) - at + 1);
-    EXPECT_EQ(text, render_workers(parsed(rows), plain));
+    EXPECT_EQ(text, render_workers(table_of(rows), plain));
 }
 
 TEST(Workers, OfALyingDaemonShowNoMoreThanDashes) {
-    EXPECT_THAT(render_workers(parsed(R"([3, null, {"model":{"x":1},"pid":"\u001b[31m","host_bytes":"many"}])"), plain),
+    EXPECT_THAT(render_workers(table_of(R"([3, null, {"model":{"x":1},"pid":"\u001b[31m","host_bytes":"many"}])"), plain),
                 Not(HasSubstr("\x1b")));
 }
 
 TEST(Receipts, NameWhoHoldsWhat) {
     const std::string text = render_receipts(
-        parsed(
+        table_of(
             R"([{"model":"m","replica":0,"generation":2,"pid":5,"ended":"killed","exit":{"signal":"SIGKILL"},"ms":5012.5,
                     "host_bytes":1073741824,"gpu_bytes":-2048,"verified":false,
                     "held_by":[{"pid":9,"name":"client","bytes":4194304,"what":"slab"}]}])"),

@@ -14,8 +14,7 @@
 
 #include "clients/cpp/async_channel.h"
 #include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/fake_daemon.h"
-#include "tests/unit/clients/fake_worker.h"
+#include "tests/unit/clients/introducing.h"
 
 namespace bulkhead {
 namespace {
@@ -69,21 +68,13 @@ struct Loop {
     }
 };
 
-void introduce(FakeDaemon& daemon, FakeWorker& worker, bool stateful = false) {
-    const UniqueFd end = worker.client_end();
-    const std::array<int, 1> fds{end.get()};
-    daemon.answer(daemon.request("channel.open"), {{"fds", 1}, {"stateful", stateful}}, fds);
-}
-
 /// A daemon that introduces these workers one after the other, on one connection.
-FakeDaemon::Script introducing(std::vector<FakeWorker*> workers, bool stateful = false) {
+FakeDaemon::Script introducing_on_one_connection(std::vector<FakeWorker*> workers, bool stateful = false) {
     return [workers = std::move(workers), stateful](FakeDaemon& d) {
         for (FakeWorker* worker : workers) introduce(d, *worker, stateful);
         d.await_hang_up();
     };
 }
-
-std::array<NamedInput, 1> only(const Input& input) { return {{{"x", &input}}}; }
 
 TEST(AsyncChannel, EveryKindOfTokenGetsItsReply) {
     FakeWorker worker{[](FakeWorker& w) {
@@ -293,7 +284,7 @@ TEST(AsyncChannel, RetrySafeRequestsGoToTheNextWorkerAndTheOthersAreLost) {
         }
         w.await_hang_up();
     }};
-    FakeDaemon daemon{introducing({&first, &second})};
+    FakeDaemon daemon{introducing_on_one_connection({&first, &second})};
     Loop loop;
     AsyncControl control{loop.context.get_executor(), daemon.path()};
     AsyncChannel channel = loop.open(control);
@@ -384,7 +375,7 @@ TEST(AsyncChannel, AModelWithStateGetsNothingTwiceAndCanBeReopened) {
         w.answer(w.expect<channel::Infer>().request_id, {});
         w.await_hang_up();
     }};
-    FakeDaemon daemon{introducing({&first, &second}, true)};
+    FakeDaemon daemon{introducing_on_one_connection({&first, &second}, true)};
     Loop loop;
     AsyncControl control{loop.context.get_executor(), daemon.path()};
     AsyncChannel channel = loop.open(control);
@@ -411,7 +402,7 @@ TEST(AsyncChannel, AWorkerThatRefusesIsTheErrorOfOpening) {
         w.expect<channel::Hello>();
         w.send(channel::encode(channel::Failure{0, {ErrorCode::busy, "it has its client", "wait"}}));
     }};
-    FakeDaemon daemon{introducing({&worker})};
+    FakeDaemon daemon{introducing_on_one_connection({&worker})};
     Loop loop;
     AsyncControl control{loop.context.get_executor(), daemon.path()};
     std::optional<Result<AsyncChannel>> outcome;

@@ -304,12 +304,6 @@ TEST(AsyncControl, ALineThatTheSocketTakesInPiecesArrivesWhole) {
     EXPECT_EQ(too_long->code, ErrorCode::input_invalid);
 }
 
-std::string event_line(int number) {
-    return json::serialize(json::object{
-               {"jsonrpc", "2.0"}, {"method", "event"}, {"params", {{"event", "state"}, {"number", number}}}}) +
-           "\n";
-}
-
 TEST(AsyncControl, EventsGoOnWithTheNextSupervisorBehindAGap) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         const auto asked = d.request("events.subscribe");

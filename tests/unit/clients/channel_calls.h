@@ -21,13 +21,15 @@ inline Input filled(Channel& channel, std::array<float, 3> values) {
     return input;
 }
 
+inline std::array<NamedInput, 1> only(const Input& input) { return {{{"x", &input}}}; }
+
 inline std::uint64_t submit(Channel& channel, const Input& input) {
-    const std::array<NamedInput, 1> inputs{{{"x", &input}}};
+    const auto inputs = only(input);
     return channel.submit({.inputs = inputs}).value();
 }
 
 inline Result<Reply> infer(Channel& channel, const Input& input) {
-    const std::array<NamedInput, 1> inputs{{{"x", &input}}};
+    const auto inputs = only(input);
     return channel.infer({.inputs = inputs});
 }
 

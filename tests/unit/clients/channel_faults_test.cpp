@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "clients/cpp/channel_state.h"
+#include "tests/support/open_descriptors.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"
 #include "tests/unit/clients/no_free_descriptor.h"
@@ -40,11 +41,6 @@ Error violation_of(const std::function<void(FakeWorker&, const channel::Infer&)>
     }};
     Channel channel = adopt(worker).value();
     return infer(channel, filled(channel, {1, 2, 3})).error();
-}
-
-std::size_t open_descriptors() {
-    const std::filesystem::directory_iterator listing{"/proc/self/fd"};
-    return static_cast<std::size_t>(std::distance(begin(listing), end(listing)));
 }
 
 std::size_t slab_mappings() {

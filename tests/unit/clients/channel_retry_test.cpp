@@ -6,8 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/fake_daemon.h"
-#include "tests/unit/clients/fake_worker.h"
+#include "tests/unit/clients/introducing.h"
 
 namespace bulkhead {
 namespace {
@@ -15,24 +14,6 @@ namespace {
 using namespace std::chrono_literals;
 using namespace test;
 using testing::HasSubstr;
-
-/// Answers one channel.open with a worker's line; on the client's first connection, or the next.
-void introduce(FakeDaemon& daemon, FakeWorker& worker, bool stateful = false) {
-    const UniqueFd end = worker.client_end();
-    const std::array<int, 1> fds{end.get()};
-    daemon.answer(daemon.request("channel.open"), {{"fds", 1}, {"stateful", stateful}}, fds);
-}
-
-/// A daemon that introduces these workers one after the other, a connection each.
-FakeDaemon::Script introducing(std::vector<FakeWorker*> workers, bool stateful = false) {
-    return [workers = std::move(workers), stateful](FakeDaemon& d) {
-        for (std::size_t i = 0; i < workers.size(); ++i) {
-            if (i > 0) d.next_connection();
-            introduce(d, *workers[i], stateful);
-        }
-        d.await_hang_up();
-    };
-}
 
 /// Takes one request, and dies of it.
 void die_of_it(FakeWorker& worker) {
@@ -44,8 +25,6 @@ Channel opened(FakeDaemon& daemon) {
     ControlClient control = daemon.connect();  // dropped: the channel asks for the next worker by itself
     return Channel::open(control, "fake").value();
 }
-
-std::array<NamedInput, 1> only(const Input& input) { return {{{"x", &input}}}; }
 
 Request retry_safe(std::span<const NamedInput> inputs, std::chrono::milliseconds deadline = 0ms) {
     return {.inputs = inputs, .deadline = deadline, .retry_safe = true};

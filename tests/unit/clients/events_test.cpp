@@ -14,12 +14,6 @@ namespace json = boost::json;
 using namespace std::chrono_literals;
 using namespace test;
 
-std::string event_line(int number) {
-    return json::serialize(json::object{
-               {"jsonrpc", "2.0"}, {"method", "event"}, {"params", {{"event", "state"}, {"number", number}}}}) +
-           "\n";
-}
-
 void subscribe(FakeDaemon& daemon) { daemon.answer(daemon.request("events.subscribe"), {{"subscribed", true}}); }
 
 void report(FakeDaemon& daemon, std::string_view before = {}) {

@@ -17,6 +17,7 @@
 
 #include "clients/cpp/control.h"
 #include "ipc/packet.h"
+#include "tests/support/open_descriptors.h"
 
 namespace bulkhead::test {
 
@@ -112,9 +113,11 @@ private:
     std::thread thread_;
 };
 
-inline std::size_t open_descriptors() {
-    const std::filesystem::directory_iterator listing{"/proc/self/fd"};
-    return static_cast<std::size_t>(std::distance(begin(listing), end(listing)));
+/// An event as the daemon tells it.
+inline std::string event_line(int number) {
+    return boost::json::serialize(boost::json::object{
+               {"jsonrpc", "2.0"}, {"method", "event"}, {"params", {{"event", "state"}, {"number", number}}}}) +
+           "\n";
 }
 
 }  // namespace bulkhead::test

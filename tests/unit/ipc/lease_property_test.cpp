@@ -14,7 +14,6 @@
 namespace bulkhead {
 namespace {
 
-constexpr std::uint64_t unit = wire::tensor_alignment;
 constexpr std::uint64_t units = 127;
 constexpr std::size_t holders = 5;
 
@@ -39,7 +38,7 @@ public:
         for (std::size_t holder = 0; holder < holders; ++holder) die(holder);
         ASSERT_EQ(allocator_.leases(), 0U);
         ASSERT_EQ(allocator_.leased_bytes(), 0U);
-        const auto all = allocator_.allocate(units * unit);
+        const auto all = allocator_.allocate(units * wire::tensor_alignment);
         ASSERT_TRUE(all) << "the slab is not one range again";
         ASSERT_TRUE(allocator_.release(*all));
     }
@@ -52,7 +51,7 @@ private:
         std::size_t holder;
     };
     static std::uint64_t units_of(const SlabAllocator::Block& block) {
-        return std::max<std::uint64_t>(1, (block.size_bytes + unit - 1) / unit);
+        return std::max<std::uint64_t>(1, (block.size_bytes + wire::tensor_alignment - 1) / wire::tensor_alignment);
     }
     std::uint64_t longest_gap() const {
         std::uint64_t longest = 0, run = 0;
@@ -61,18 +60,18 @@ private:
     }
     void mark(const SlabAllocator::Block& block, std::uint64_t before, std::uint64_t after) {
         for (std::uint64_t i = 0; i < units_of(block); ++i) {
-            ASSERT_EQ(owner_.at(block.offset_bytes / unit + i), before) << "a unit of two leases, or of none";
-            owner_[block.offset_bytes / unit + i] = after;
+            ASSERT_EQ(owner_.at(block.offset_bytes / wire::tensor_alignment + i), before) << "a unit of two leases, or of none";
+            owner_[block.offset_bytes / wire::tensor_alignment + i] = after;
         }
     }
 
     void lease(std::size_t holder) {
-        const std::uint64_t size = walk.below(16 * unit);
+        const std::uint64_t size = walk.below(16 * wire::tensor_alignment);
         const auto block = allocator_.allocate(size);
-        const std::uint64_t needed = std::max<std::uint64_t>(1, (size + unit - 1) / unit);
+        const std::uint64_t needed = std::max<std::uint64_t>(1, (size + wire::tensor_alignment - 1) / wire::tensor_alignment);
         ASSERT_EQ(block.has_value(), longest_gap() >= needed);
         if (!block) return;
-        ASSERT_EQ(block->offset_bytes % unit, 0U);
+        ASSERT_EQ(block->offset_bytes % wire::tensor_alignment, 0U);
         ASSERT_EQ(block->size_bytes, size);
         ASSERT_GT(block->generation, last_generation_) << "a generation is used once";
         last_generation_ = block->generation;
@@ -109,7 +108,7 @@ private:
         if (held_.empty()) return;
         SlabAllocator::Block block = held_[walk.below(held_.size())].block;
         std::uint64_t& field = std::array{&block.offset_bytes, &block.size_bytes, &block.generation}[walk.below(3)][0];
-        field = walk.one_in(2) ? walk.random() : field + (walk.one_in(2) ? unit : -unit);
+        field = walk.one_in(2) ? walk.random() : field + (walk.one_in(2) ? wire::tensor_alignment : -wire::tensor_alignment);
         if (std::ranges::none_of(held_, [&](const Held& one) { return one.block == block; })) expect_refused(block);
     }
     void expect_refused(const SlabAllocator::Block& block) {
@@ -122,11 +121,11 @@ private:
     void expect_as_counted() {
         ASSERT_EQ(allocator_.leases(), held_.size());
         const auto taken = std::ranges::count_if(owner_, [](std::uint64_t owner) { return owner != 0; });
-        ASSERT_EQ(allocator_.leased_bytes(), unit * static_cast<std::uint64_t>(taken));
+        ASSERT_EQ(allocator_.leased_bytes(), wire::tensor_alignment * static_cast<std::uint64_t>(taken));
     }
 
-    SlabAllocator allocator_{units * unit};
-    std::array<std::uint64_t, units> owner_{};  ///< generation of the lease that each unit belongs to; 0: none
+    SlabAllocator allocator_{units * wire::tensor_alignment};
+    std::array<std::uint64_t, units> owner_{};  ///< generation of the lease that each wire::tensor_alignment belongs to; 0: none
     std::vector<Held> held_;
     std::array<SlabAllocator::Block, 64> gone_{};  ///< some of those given back
     std::uint64_t last_generation_ = 0;

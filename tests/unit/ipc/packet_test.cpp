@@ -9,13 +9,12 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/open_descriptors.h"
+
 namespace bulkhead {
 namespace {
 
-std::size_t open_descriptors() {
-    const std::filesystem::directory_iterator listing{"/proc/self/fd"};
-    return static_cast<std::size_t>(std::distance(begin(listing), end(listing)));
-}
+using test::open_descriptors;
 
 class PacketTest : public ::testing::Test {
 protected:

@@ -81,11 +81,11 @@ TEST(SlabAllocator, SurvivesSizesThatOverflow) {
 
 /// A model that marks each unit of the slab.
 TEST(SlabAllocator, RandomInterleavingsNeverOverlapLoseOrInventBytes) {
-    constexpr std::size_t units = 97;
+    constexpr std::size_t unit_count = 97;
     for (unsigned seed = 0; seed < 50; ++seed) {
         std::mt19937 random{seed};
-        SlabAllocator allocator{units * unit};
-        std::vector<bool> taken(units);
+        SlabAllocator allocator{unit_count * unit};
+        std::vector<bool> taken(unit_count);
         std::vector<SlabAllocator::Block> held;
         const auto mark = [&](const SlabAllocator::Block& block, bool value) {
             const std::size_t count = std::max<std::size_t>(1, (block.size_bytes + unit - 1) / unit);
@@ -119,7 +119,7 @@ TEST(SlabAllocator, RandomInterleavingsNeverOverlapLoseOrInventBytes) {
             ASSERT_EQ(allocator.leased_bytes(), unit * static_cast<std::uint64_t>(std::ranges::count(taken, true)));
         }
         for (const auto& block : held) ASSERT_TRUE(allocator.release(block));
-        EXPECT_EQ(allocator.allocate(units * unit)->offset_bytes, 0u) << "all of it is one range again";
+        EXPECT_EQ(allocator.allocate(unit_count * unit)->offset_bytes, 0u) << "all of it is one range again";
     }
 }
 

@@ -7,17 +7,15 @@
 #include <gmock/gmock.h>
 
 #include "supervisor/limits.h"
+#include "tests/support/open_descriptors.h"
 #include "tests/unit/supervisor/control_client.h"
 
 namespace bulkhead::supervisor {
 namespace {
 
 using test::ControlClient;
+using bulkhead::test::open_descriptors;
 using testing::HasSubstr;
-
-std::size_t open_descriptors() {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator{"/proc/self/fd"}, {}));
-}
 
 class ControlServerTest : public testing::Test {
 protected:

@@ -26,9 +26,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 /// Jobs that wait in it do so until it opens.
-class Gate {
+class JobGate {
 public:
-    ~Gate() { open(); }
+    ~JobGate() { open(); }
     void open() {
         if (!std::exchange(opened_, true)) go_.set_value();
     }
@@ -74,7 +74,7 @@ TEST_F(OffLoopTest, JobsRunInOrderAndAnswerLater) {
 }
 
 TEST_F(OffLoopTest, AStuckJobIsANamedErrorAndThoseBehindItRun) {
-    Gate gate;
+    JobGate gate;
     OffLoop off_loop{io_, deadline};
     std::optional<Error> error;
     off_loop.run("reading the disk", gate.job(), [&](const Result<int>& result) {
@@ -94,7 +94,7 @@ TEST_F(OffLoopTest, AStuckJobIsANamedErrorAndThoseBehindItRun) {
 }
 
 TEST_F(OffLoopTest, WhatComesBackTooLateAnswersNobodyAgain) {
-    Gate gate;
+    JobGate gate;
     OffLoop off_loop{io_, deadline};
     int answered = 0;
     const auto captured = std::make_shared<int>(0);
@@ -113,7 +113,7 @@ TEST_F(OffLoopTest, WhatComesBackTooLateAnswersNobodyAgain) {
 }
 
 TEST_F(OffLoopTest, StuckThreadsAreBoundedAndOneThatComesBackMakesRoom) {
-    Gate gate;
+    JobGate gate;
     constexpr int max = 3;
     OffLoop off_loop{io_, deadline, max};
     for (int number = 1; number <= max; ++number) off_loop.run("reading the disk", gate.job(), note(number));
@@ -146,7 +146,7 @@ TEST_F(OffLoopTest, StuckThreadsAreBoundedAndOneThatComesBackMakesRoom) {
 }
 
 TEST_F(OffLoopTest, ItsEndDropsWhatWaitsAndDoesNotWaitForEver) {
-    Gate gate;
+    JobGate gate;
     const auto captured = std::make_shared<int>(0);
     {
         OffLoop off_loop{io_, deadline};
@@ -174,7 +174,7 @@ protected:
         gate_.open();
         EXPECT_TRUE(wait([&] { return off_loop_.end(); })) << "what the job was given lives until it is back";
     }
-    Gate gate_;
+    JobGate gate_;
 };
 
 TEST_F(StuckReplicaTest, AFileThatDoesNotAnswerFailsTheLoadByName) {

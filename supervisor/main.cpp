@@ -21,9 +21,9 @@
 #include <spdlog/spdlog.h>
 
 #include "config/reader.h"
-#include "supervisor/daemon_log.h"
-#include "supervisor/last_good_fleet.h"
-#include "supervisor/next_supervisor.h"
+#include "supervisor/fleet/last_good_fleet.h"
+#include "supervisor/keeper_link/next_supervisor.h"
+#include "supervisor/log/daemon_log.h"
 #include "supervisor/supervisor.h"
 
 namespace {

@@ -9,13 +9,13 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "supervisor/daemon_log.h"
-#include "supervisor/keeper_death.h"
-#include "supervisor/ledger.h"
-#include "supervisor/leftovers.h"
-#include "supervisor/limits.h"
-#include "supervisor/next_supervisor.h"
-#include "supervisor/text.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/base/text.h"
+#include "supervisor/fleet/leftovers.h"
+#include "supervisor/keeper_link/keeper_death.h"
+#include "supervisor/keeper_link/next_supervisor.h"
+#include "supervisor/log/daemon_log.h"
+#include "supervisor/replica/ledger.h"
 
 namespace bulkhead::supervisor {
 

@@ -10,10 +10,10 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include "supervisor/control_server.h"
-#include "supervisor/gpu_quarantine_file.h"
-#include "supervisor/keeper_client.h"
-#include "supervisor/methods.h"
+#include "supervisor/control/control_server.h"
+#include "supervisor/control/methods.h"
+#include "supervisor/gpu/gpu_quarantine_file.h"
+#include "supervisor/keeper_link/keeper_client.h"
 
 namespace bulkhead::supervisor {
 

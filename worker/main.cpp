@@ -15,11 +15,11 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/keeper_link.h"
-#include "worker/exit_status.h"
-#include "worker/fatal_signals.h"
-#include "worker/limits.h"
-#include "worker/model.h"
-#include "worker/server.h"
+#include "worker/death/exit_status.h"
+#include "worker/death/fatal_signals.h"
+#include "worker/loop/limits.h"
+#include "worker/model/model.h"
+#include "worker/server/server.h"
 
 using namespace bulkhead;
 using namespace bulkhead::worker;

@@ -13,7 +13,7 @@
 #include <fmt/format.h>
 
 #include "tests/bench/record.h"
-#include "worker/parallel_copy.h"
+#include "worker/model/parallel_copy.h"
 
 namespace bulkhead::bench {
 namespace {

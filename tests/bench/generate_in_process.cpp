@@ -9,7 +9,7 @@
 
 #include "tests/bench/peers/rounds.h"
 #include "worker/generation/engine.h"
-#include "worker/model.h"
+#include "worker/model/model.h"
 
 namespace {
 

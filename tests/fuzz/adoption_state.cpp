@@ -8,9 +8,9 @@
 
 #include "ipc/packet.h"
 #include "supervisor/keeper/saved_state.h"
-#include "supervisor/keeper_client.h"
-#include "supervisor/ledger.h"
-#include "supervisor/worker_link.h"
+#include "supervisor/keeper_link/keeper_client.h"
+#include "supervisor/replica/ledger.h"
+#include "supervisor/replica/worker_link.h"
 #include "tests/fuzz/fuzz_input.h"
 
 namespace {

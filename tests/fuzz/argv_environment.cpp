@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <iostream>
 
-#include "clients/cli/command.h"
+#include "clients/cli/commands/command.h"
+#include "supervisor/base/proc_files.h"
 #include "supervisor/keeper/spawn_strings.h"
-#include "supervisor/proc_files.h"
 #include "tests/fuzz/fuzz_input.h"
-#include "worker/identity.h"
+#include "worker/link/identity.h"
 
 namespace {
 

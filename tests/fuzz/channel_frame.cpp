@@ -13,7 +13,7 @@
 #include "config/fleet_json.h"
 #include "ipc/channel_codec.h"
 #include "tests/fuzz/fuzz_input.h"
-#include "worker/server.h"
+#include "worker/server/server.h"
 
 namespace {
 

@@ -15,7 +15,7 @@
 #include "ipc/ring.h"
 #include "ipc/slab_allocator.h"
 #include "ipc/tensor_layout.h"
-#include "supervisor/alive_watch.h"
+#include "supervisor/base/alive_watch.h"
 #include "tests/fuzz/fuzz_input.h"
 
 namespace {

@@ -12,7 +12,7 @@
 #include "tests/gpu/loaded_model.h"
 #include "tests/gpu/models.h"
 #include "tests/gpu/nvml.h"
-#include "worker/request_outputs.h"
+#include "worker/slabs/request_outputs.h"
 
 namespace bulkhead::test {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "ipc/dtype.h"
 #include "tests/integration/fixture/daemon.h"
-#include "worker/model.h"
+#include "worker/model/model.h"
 
 namespace bulkhead::test {
 

@@ -32,7 +32,7 @@
 #include "tests/fakes/allocation_count/allocation_count.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
-#include "worker/limits.h"
+#include "worker/loop/limits.h"
 
 namespace bulkhead::test {
 namespace {

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cuda.h>
 
-#include "worker/aoti_runtime.h"
 #include "worker/cuda/cuda_device.h"
+#include "worker/torch/aoti_runtime.h"
 
 namespace bulkhead::worker::cuda {
 namespace {

@@ -9,7 +9,7 @@
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 
-#include "worker/capture_diagnosis.h"
+#include "worker/model/capture_diagnosis.h"
 
 namespace bulkhead::worker::cuda {
 

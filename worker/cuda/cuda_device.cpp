@@ -13,7 +13,7 @@
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cuda.h>
 
 #include "worker/cuda/generation_engine.h"
-#include "worker/write_outputs.h"
+#include "worker/torch/write_outputs.h"
 
 namespace bulkhead::worker::cuda {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "worker/cuda/graph_engine.h"
 #include "worker/cuda/host_memory.h"
-#include "worker/runtime.h"
+#include "worker/torch/runtime.h"
 
 namespace bulkhead::worker::cuda {
 

@@ -19,7 +19,7 @@
 #include "worker/cuda/capture.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/slot_memory.h"
-#include "worker/generation/prompt_chunk.h"
+#include "worker/generation/models/prompt_chunk.h"
 
 namespace bulkhead::worker::cuda {
 namespace {

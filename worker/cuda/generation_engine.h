@@ -4,7 +4,7 @@
 
 #include <c10/cuda/CUDAStream.h>
 
-#include "worker/generation/package.h"
+#include "worker/generation/models/package.h"
 
 namespace bulkhead::worker::cuda {
 

@@ -13,8 +13,8 @@
 #include <spdlog/spdlog.h>
 
 #include "worker/cuda/limits.h"
-#include "worker/warm_up.h"
-#include "worker/write_outputs.h"
+#include "worker/torch/warm_up.h"
+#include "worker/torch/write_outputs.h"
 
 namespace bulkhead::worker::cuda {
 namespace {
@@ -89,7 +89,7 @@ Result<> GraphEngine::prepare(const config::ModelSpec& spec, const std::vector<c
     pool_.emplace();
     for (std::size_t done = 0; done < tasks.size(); ++done) {
         const auto& [method, bucket] = tasks[done];
-        const std::string what = fmt::format("{} {}", method->name, to_string(bucket));
+        const std::string what = fmt::format("{} {}", method->name, shapes_text(bucket));
         if (context.progress) context.progress("capturing", done, tasks.size(), "steps", what);
 
         auto failure = capture(*method, bucket, runtime);
@@ -98,7 +98,7 @@ Result<> GraphEngine::prepare(const config::ModelSpec& spec, const std::vector<c
             return Error{ErrorCode::capture_failed, fmt::format("capturing {}: {}", what, failure->sentence()),
                          fmt::format("{}; or set graphs: preferred to run such requests eagerly", failure->remedy)};
         spdlog::warn("not captured: method={} shapes=\"{}\" cause={} reason=\"{}\" hint=\"{}\"", method->name,
-                     to_string(bucket), failure->cause, failure->sentence(), failure->remedy);
+                     shapes_text(bucket), failure->cause, failure->sentence(), failure->remedy);
         methods_[method->name].failed.push_back(bucket);
         const std::scoped_lock lock{mutex_};
         failures_.push_back({method->name, bucket, std::move(*failure)});

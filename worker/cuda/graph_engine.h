@@ -13,10 +13,10 @@
 #include <ATen/core/Tensor.h>
 #include <boost/json.hpp>
 
-#include "worker/bucket_choice.h"
 #include "worker/cuda/capture.h"
 #include "worker/cuda/host_memory.h"
-#include "worker/runtime.h"
+#include "worker/model/bucket_choice.h"
+#include "worker/torch/runtime.h"
 
 namespace bulkhead::worker::cuda {
 

@@ -7,7 +7,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <spdlog/spdlog.h>
 
-#include "worker/inference_threads.h"
+#include "worker/torch/inference_threads.h"
 
 namespace bulkhead::worker::cuda {
 

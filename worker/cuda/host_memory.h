@@ -13,8 +13,8 @@
 #include <cuda_runtime_api.h>
 
 #include "worker/cuda/limits.h"
-#include "worker/model.h"
-#include "worker/parallel_copy.h"
+#include "worker/model/model.h"
+#include "worker/model/parallel_copy.h"
 
 namespace bulkhead::worker::cuda {
 

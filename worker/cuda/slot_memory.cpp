@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAException.h>
 
 #include "ipc/dtype.h"
-#include "worker/runtime.h"
+#include "worker/torch/runtime.h"
 
 namespace bulkhead::worker::cuda {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "worker/cuda/generation_kernels.h"
 #include "worker/cuda/host_memory.h"
-#include "worker/generation/manifest.h"
+#include "worker/generation/models/manifest.h"
 #include "worker/generation/slot_start.h"
 
 namespace bulkhead::worker::cuda {

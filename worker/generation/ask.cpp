@@ -10,10 +10,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "worker/describe.h"
 #include "worker/generation/limits.h"
 #include "worker/generation/request_limits.h"
-#include "worker/method_description.h"
+#include "worker/model/describe.h"
+#include "worker/model/method_description.h"
 
 namespace bulkhead::worker::generation {
 namespace {

@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "worker/alarm.h"
 #include "worker/generation/ask.h"
 #include "worker/generation/engine.h"
 #include "worker/generation/slots.h"
 #include "worker/generation/statistics.h"
+#include "worker/loop/alarm.h"
 
 namespace bulkhead::worker::generation {
 

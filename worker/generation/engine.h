@@ -15,7 +15,7 @@
 #include "config/fleet.h"
 #include "ipc/error.h"
 #include "worker/generation/sampling.h"
-#include "worker/model.h"
+#include "worker/model/model.h"
 
 namespace bulkhead::worker::generation {
 

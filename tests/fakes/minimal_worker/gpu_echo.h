@@ -6,7 +6,7 @@
 #include <span>
 
 #include "ipc/cuda/gpu.h"
-#include "worker/model.h"
+#include "worker/model/model.h"
 
 namespace bulkhead::worker {
 

@@ -40,11 +40,11 @@
 #include "tests/fakes/minimal_worker/gpu_echo.h"
 #include "tests/fakes/minimal_worker/mischief.h"
 #include "tests/fakes/models/misbehave.h"
-#include "worker/fatal_signals.h"
-#include "worker/limits.h"
-#include "worker/model.h"
-#include "worker/server.h"
-#include "worker/status_page.h"
+#include "worker/death/fatal_signals.h"
+#include "worker/loop/limits.h"
+#include "worker/loop/status_page.h"
+#include "worker/model/model.h"
+#include "worker/server/server.h"
 
 using namespace bulkhead;
 using namespace bulkhead::worker;

@@ -5,7 +5,7 @@
 
 #include "tests/gpu/order/on_fake_runtime.h"
 #include "worker/cuda/limits.h"
-#include "worker/generation/package.h"
+#include "worker/generation/models/package.h"
 
 namespace bulkhead::test {
 namespace {

@@ -14,7 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/fakes/fake_cudart/fake_cudart.h"
-#include "worker/runtime.h"
+#include "worker/torch/runtime.h"
 
 namespace bulkhead::test {
 

@@ -8,7 +8,7 @@
 
 #include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/gpu/slabs/on_gpu.h"
-#include "worker/channel_events.h"
+#include "worker/slabs/channel_events.h"
 
 namespace bulkhead::worker {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "worker/model.h"
+#include "worker/model/model.h"
 
 namespace bulkhead::worker {
 

@@ -9,7 +9,7 @@
 
 #include "tests/gpu/slabs/no_model.h"
 #include "tests/gpu/slabs/on_gpu.h"
-#include "worker/request_outputs.h"
+#include "worker/slabs/request_outputs.h"
 
 namespace bulkhead::worker {
 namespace {

@@ -13,7 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cli/command.h"
+#include "clients/cli/commands/command.h"
 #include "ipc/unique_fd.h"
 #include "tests/unit/cli/ran.h"
 #include "tests/unit/cli/temporary_folder.h"

@@ -1,9 +1,9 @@
-#include "clients/cli/demangle.h"
+#include "clients/cli/text/demangle.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cli/limits.h"
+#include "clients/cli/text/limits.h"
 
 namespace bulkhead::cli {
 namespace {

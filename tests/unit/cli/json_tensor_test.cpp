@@ -1,4 +1,4 @@
-#include "clients/cli/json_tensor.h"
+#include "clients/cli/tensors/json_tensor.h"
 
 #include <array>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cli/half.h"
+#include "clients/cli/tensors/half.h"
 #include "ipc/dtype.h"
 
 namespace bulkhead::cli {

@@ -1,4 +1,4 @@
-#include "clients/cli/npy.h"
+#include "clients/cli/tensors/npy.h"
 
 #include <cstring>
 #include <sstream>

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "clients/cli/command.h"
+#include "clients/cli/commands/command.h"
 
 namespace bulkhead::cli {
 

@@ -1,9 +1,9 @@
-#include "clients/cli/render.h"
+#include "clients/cli/text/render.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cli/progress.h"
+#include "clients/cli/text/progress.h"
 
 namespace bulkhead::cli {
 namespace {

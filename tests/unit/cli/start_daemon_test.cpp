@@ -1,4 +1,4 @@
-#include "clients/cli/start_daemon.h"
+#include "clients/cli/commands/start_daemon.h"
 
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cli/command.h"
+#include "clients/cli/commands/command.h"
 #include "tests/unit/cli/temporary_folder.h"
 
 namespace bulkhead::cli {

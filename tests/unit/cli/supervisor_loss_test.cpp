@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cli/follow.h"
+#include "clients/cli/commands/follow.h"
 #include "tests/unit/cli/ran.h"
 #include "tests/unit/clients/fake_daemon.h"
 

@@ -1,4 +1,4 @@
-#include "supervisor/alive_watch.h"
+#include "supervisor/base/alive_watch.h"
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -15,7 +15,7 @@
 
 #include <gmock/gmock.h>
 
-#include "supervisor/proc_files.h"
+#include "supervisor/base/proc_files.h"
 #include "tests/unit/supervisor/loop.h"
 #include "tests/unit/supervisor/page_owner.h"
 

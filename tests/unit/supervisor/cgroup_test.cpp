@@ -1,4 +1,4 @@
-#include "supervisor/cgroup.h"
+#include "supervisor/reclaim/cgroup.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "supervisor/control_server.h"
+#include "supervisor/control/control_server.h"
 
 #include <sys/resource.h>
 
@@ -6,7 +6,7 @@
 
 #include <gmock/gmock.h>
 
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
 #include "tests/support/open_descriptors.h"
 #include "tests/unit/supervisor/control_client.h"
 

@@ -2,7 +2,7 @@
 
 #include <fstream>
 
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
 #include "tests/unit/supervisor/adoption_fixture.h"
 #include "tests/unit/supervisor/temporary_folder.h"
 

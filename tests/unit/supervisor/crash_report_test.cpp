@@ -1,4 +1,4 @@
-#include "supervisor/crash_report.h"
+#include "supervisor/crash/crash_report.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -7,9 +7,9 @@
 
 #include <gmock/gmock.h>
 
-#include "supervisor/json_members.h"
-#include "supervisor/limits.h"
-#include "supervisor/text.h"
+#include "supervisor/base/json_members.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/base/text.h"
 #include "tests/unit/supervisor/temporary_folder.h"
 
 namespace bulkhead::supervisor {

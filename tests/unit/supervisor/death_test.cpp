@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/crash_report.h"
-#include "supervisor/json_members.h"
+#include "supervisor/base/json_members.h"
+#include "supervisor/crash/crash_report.h"
 #include "tests/unit/supervisor/page_owner.h"
 #include "tests/unit/supervisor/replica_fixture.h"
 #include "tests/unit/supervisor/temporary_folder.h"

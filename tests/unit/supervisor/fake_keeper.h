@@ -18,7 +18,7 @@
 #include <boost/json.hpp>
 
 #include "ipc/packet.h"
-#include "supervisor/keeper.h"
+#include "supervisor/keeper_link/keeper.h"
 
 namespace bulkhead::supervisor::test {
 

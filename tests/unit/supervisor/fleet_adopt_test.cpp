@@ -6,9 +6,9 @@
 
 #include <gmock/gmock.h>
 
-#include "supervisor/fleet.h"
-#include "supervisor/fleet_change.h"
-#include "supervisor/last_good_fleet.h"
+#include "supervisor/fleet/fleet.h"
+#include "supervisor/fleet/fleet_change.h"
+#include "supervisor/fleet/last_good_fleet.h"
 #include "tests/unit/supervisor/fake_keeper.h"
 #include "tests/unit/supervisor/loop.h"
 #include "tests/unit/supervisor/temporary_folder.h"

@@ -7,7 +7,7 @@
 
 #include <future>
 
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
 #include "tests/unit/supervisor/replica_fixture.h"
 
 namespace bulkhead::supervisor {

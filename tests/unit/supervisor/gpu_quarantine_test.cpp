@@ -1,4 +1,4 @@
-#include "supervisor/gpu_quarantine.h"
+#include "supervisor/gpu/gpu_quarantine.h"
 
 #include <unistd.h>
 
@@ -7,10 +7,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/gpu_quarantine_file.h"
+#include "supervisor/gpu/gpu_quarantine_file.h"
+#include "tests/support/file_text.h"
 #include "tests/unit/supervisor/marked_process.h"
 #include "tests/unit/supervisor/temporary_folder.h"
-#include "tests/support/file_text.h"
 
 namespace bulkhead::supervisor {
 namespace {

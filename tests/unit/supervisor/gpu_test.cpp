@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/gpus.h"
+#include "supervisor/gpu/gpus.h"
 #include "tests/unit/supervisor/fake_gpus.h"
 #include "tests/unit/supervisor/marked_process.h"
 

@@ -1,6 +1,6 @@
 /// Hangs: judged on a virtual clock, and what a replica does about them; budgets of loads; GPUs that are to blame.
 
-#include "supervisor/hang_watch.h"
+#include "supervisor/replica/hang_watch.h"
 
 #include <linux/futex.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "ipc/worker_page.h"
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
 #include "tests/unit/supervisor/replica_fixture.h"
 
 namespace bulkhead::supervisor {

@@ -1,6 +1,6 @@
 /// The supervisor's side of ipc/keeper_link.h against a keeper that the test plays.
 
-#include "supervisor/keeper_client.h"
+#include "supervisor/keeper_link/keeper_client.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "supervisor/ledger.h"
+#include "supervisor/replica/ledger.h"
 
 #include <fstream>
 

@@ -1,4 +1,4 @@
-#include "supervisor/leftovers.h"
+#include "supervisor/fleet/leftovers.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/cgroup.h"
-#include "supervisor/worker_environment.h"
+#include "supervisor/reclaim/cgroup.h"
+#include "supervisor/replica/worker_environment.h"
 #include "tests/unit/supervisor/fake_gpus.h"
 #include "tests/unit/supervisor/fake_keeper.h"
 #include "tests/unit/supervisor/loop.h"

@@ -1,4 +1,4 @@
-#include "supervisor/lifecycle.h"
+#include "supervisor/replica/lifecycle.h"
 
 #include <map>
 #include <set>

@@ -10,9 +10,9 @@
 
 #include <gmock/gmock.h>
 
-#include "supervisor/limits.h"
-#include "supervisor/log_pipe.h"
-#include "supervisor/text.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/base/text.h"
+#include "supervisor/log/log_pipe.h"
 #include "tests/support/file_text.h"
 #include "tests/unit/supervisor/loop.h"
 #include "tests/unit/supervisor/temporary_folder.h"

@@ -1,6 +1,6 @@
 /// A writer whose target takes its time, or never comes back.
 
-#include "supervisor/log_writer.h"
+#include "supervisor/log/log_writer.h"
 
 #include <condition_variable>
 #include <mutex>
@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
 
 namespace bulkhead::supervisor {
 namespace {

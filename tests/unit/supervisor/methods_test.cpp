@@ -1,11 +1,11 @@
 /// The methods of docs/control.md over a real socket, with a fleet whose workers the test plays.
 
-#include "supervisor/methods.h"
+#include "supervisor/control/methods.h"
 
 #include <gmock/gmock.h>
 
-#include "supervisor/control_server.h"
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/control/control_server.h"
 #include "tests/unit/supervisor/control_client.h"
 #include "tests/unit/supervisor/fake_keeper.h"
 

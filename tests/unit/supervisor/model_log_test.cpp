@@ -1,12 +1,12 @@
 /// What a new supervisor knows of lines that a former one wrote.
 
-#include "supervisor/model_log.h"
+#include "supervisor/log/model_log.h"
 
 #include <fstream>
 
 #include <gtest/gtest.h>
 
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
 #include "tests/unit/supervisor/temporary_folder.h"
 
 namespace bulkhead::supervisor {

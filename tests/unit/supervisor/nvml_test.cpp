@@ -1,16 +1,16 @@
 /// A driver on its bad days. What it does on good ones: gpu_test.cpp.
 
-#include "supervisor/nvml.h"
+#include "supervisor/gpu/nvml.h"
 
 #include <thread>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/gpus.h"
-#include "supervisor/limits.h"
-#include "supervisor/reclamation.h"
-#include "supervisor/text.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/base/text.h"
+#include "supervisor/gpu/gpus.h"
+#include "supervisor/reclaim/reclamation.h"
 #include "tests/unit/supervisor/fake_gpus.h"
 #include "tests/unit/supervisor/marked_process.h"
 

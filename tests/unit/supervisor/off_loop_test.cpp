@@ -1,6 +1,6 @@
 /// What the kernel does not answer holds up nobody but who asked, and that one not for ever.
 
-#include "supervisor/off_loop.h"
+#include "supervisor/base/off_loop.h"
 
 #include <signal.h>
 
@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/proc_files.h"
-#include "supervisor/reclamation.h"
+#include "supervisor/base/proc_files.h"
+#include "supervisor/reclaim/reclamation.h"
 #include "tests/unit/supervisor/replica_fixture.h"
 
 namespace bulkhead::supervisor {

@@ -1,8 +1,8 @@
-#include "supervisor/packet_link.h"
+#include "supervisor/base/packet_link.h"
 
 #include <gtest/gtest.h>
 
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
 #include "tests/unit/supervisor/loop.h"
 
 namespace bulkhead::supervisor {

@@ -9,9 +9,9 @@
 
 #include <gtest/gtest.h>
 
-#include "supervisor/ledger.h"
-#include "supervisor/lifecycle.h"
-#include "supervisor/restart_policy.h"
+#include "supervisor/replica/ledger.h"
+#include "supervisor/replica/lifecycle.h"
+#include "supervisor/replica/restart_policy.h"
 
 namespace bulkhead::supervisor {
 namespace {

@@ -1,4 +1,4 @@
-#include "supervisor/proc_files.h"
+#include "supervisor/base/proc_files.h"
 
 #include <poll.h>
 #include <sys/prctl.h>
@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/reclamation.h"
-#include "supervisor/worker_environment.h"
+#include "supervisor/reclaim/reclamation.h"
+#include "supervisor/replica/worker_environment.h"
 #include "tests/unit/supervisor/marked_process.h"
 
 #include "ipc/host_slab.h"

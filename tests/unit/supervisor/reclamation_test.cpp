@@ -1,13 +1,13 @@
 /// What a GPU's driver says of the memory of a worker that is gone. Processes and slabs: proc_files_test.cpp.
 
-#include "supervisor/reclamation.h"
+#include "supervisor/reclaim/reclamation.h"
 
 #include <unistd.h>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
 #include "tests/unit/supervisor/fake_gpus.h"
 #include "tests/unit/supervisor/loop.h"
 #include "tests/unit/supervisor/marked_process.h"

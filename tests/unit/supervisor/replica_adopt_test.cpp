@@ -1,6 +1,6 @@
 /// A replica that takes over what its predecessor, under a former supervisor, left with the keeper.
 
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
 #include "tests/unit/supervisor/adoption_fixture.h"
 
 namespace bulkhead::supervisor {

@@ -4,8 +4,8 @@
 
 #include <gmock/gmock.h>
 
-#include "supervisor/limits.h"
-#include "supervisor/replica.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/replica/replica.h"
 #include "tests/unit/supervisor/fake_gpus.h"
 #include "tests/unit/supervisor/fake_keeper.h"
 #include "tests/unit/supervisor/loop.h"

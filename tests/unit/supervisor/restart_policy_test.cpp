@@ -1,8 +1,8 @@
-#include "supervisor/restart_policy.h"
+#include "supervisor/replica/restart_policy.h"
 
 #include <gtest/gtest.h>
 
-#include "supervisor/limits.h"
+#include "supervisor/base/limits.h"
 
 namespace bulkhead::supervisor {
 namespace {

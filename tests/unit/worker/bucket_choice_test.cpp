@@ -1,4 +1,4 @@
-#include "worker/bucket_choice.h"
+#include "worker/model/bucket_choice.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -146,7 +146,7 @@ TEST(GraphBuckets, OfAMethodWithoutInputsAreNone) { EXPECT_TRUE(graph_buckets(Me
 
 TEST(ElementCount, AddsUpAllInputsAndCountsAScalarAsOne) {
     EXPECT_EQ(element_count({{{2, 3}, {}, {4}}}), 6 + 1 + 4);
-    EXPECT_EQ(to_string(Bucket{{{2, 3}, {}, {4}}}), "[2,3] [] [4]");
+    EXPECT_EQ(shapes_text(Bucket{{{2, 3}, {}, {4}}}), "[2,3] [] [4]");
 }
 
 TEST(OutputsFollowInputs, WhenVaryingDimsAreAsLongAsTheirInputs) {

@@ -1,4 +1,4 @@
-#include "worker/capture_diagnosis.h"
+#include "worker/model/capture_diagnosis.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/unit/worker/model_fixture.h"
-#include "worker/model.h"
+#include "worker/model/model.h"
 
 namespace bulkhead::worker {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/edge_wait.h"
+#include "worker/loop/edge_wait.h"
 
 #include <fcntl.h>
 #include <sys/eventfd.h>

@@ -1,4 +1,4 @@
-#include "worker/executor.h"
+#include "worker/loop/executor.h"
 
 #include <future>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "worker/fatal_signals.h"
+#include "worker/death/fatal_signals.h"
 
 #include <pthread.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "worker/generation/fit.h"
+#include "worker/generation/models/fit.h"
 
 namespace bulkhead::worker::generation {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "tests/unit/worker/model_fixture.h"
 #include "worker/generation/engine.h"
-#include "worker/generation/load_generator.h"
+#include "worker/generation/models/load_generator.h"
 
 namespace bulkhead::worker::generation::test {
 

@@ -9,10 +9,10 @@
 #include <gmock/gmock.h>
 
 #include "tests/unit/worker/generation_fixture.h"
-#include "worker/generation/fit.h"
-#include "worker/generation/package.h"
-#include "worker/generation/weights_file.h"
-#include "worker/sha256.h"
+#include "worker/generation/models/fit.h"
+#include "worker/generation/models/package.h"
+#include "worker/generation/models/weights_file.h"
+#include "worker/model/sha256.h"
 
 namespace bulkhead::worker::generation::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/identity.h"
+#include "worker/link/identity.h"
 
 #include <gtest/gtest.h>
 

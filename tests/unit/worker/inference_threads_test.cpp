@@ -1,4 +1,4 @@
-#include "worker/inference_threads.h"
+#include "worker/torch/inference_threads.h"
 
 #include <omp.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-#include "worker/generation/kv_memory.h"
+#include "worker/generation/models/kv_memory.h"
 
 #include <fstream>
 #include <string>

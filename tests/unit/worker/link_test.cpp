@@ -1,4 +1,4 @@
-#include "worker/link.h"
+#include "worker/link/link.h"
 
 #include <thread>
 

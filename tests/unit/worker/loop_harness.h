@@ -25,7 +25,7 @@
 #include "ipc/host_slab.h"
 #include "ipc/packet.h"
 #include "tests/unit/ipc/line_end.h"
-#include "worker/server.h"
+#include "worker/server/server.h"
 
 namespace bulkhead::worker::test {
 

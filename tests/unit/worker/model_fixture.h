@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "ipc/dtype.h"
-#include "worker/model.h"
+#include "worker/model/model.h"
 
 namespace bulkhead::worker::test {
 

@@ -14,7 +14,7 @@
 #include <spdlog/spdlog.h>
 
 #include "tests/unit/worker/model_fixture.h"
-#include "worker/package_cache.h"
+#include "worker/package/package_cache.h"
 
 namespace bulkhead::worker {
 namespace {

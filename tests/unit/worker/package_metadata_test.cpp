@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "worker/package_metadata.h"
+#include "worker/package/package_metadata.h"
 
 namespace bulkhead::worker {
 namespace {

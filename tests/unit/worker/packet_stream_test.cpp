@@ -12,7 +12,7 @@
 
 #include "ipc/channel_codec.h"
 #include "tests/unit/ipc/line_end.h"
-#include "worker/packet_stream.h"
+#include "worker/loop/packet_stream.h"
 
 namespace bulkhead::worker {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/parallel_copy.h"
+#include "worker/model/parallel_copy.h"
 
 #include <random>
 

@@ -6,9 +6,9 @@
 #include <gmock/gmock.h>
 
 #include "tests/unit/worker/generation_fixture.h"
-#include "worker/generation/kv_memory.h"
-#include "worker/generation/package.h"
-#include "worker/generation/prompt_chunk.h"
+#include "worker/generation/models/kv_memory.h"
+#include "worker/generation/models/package.h"
+#include "worker/generation/models/prompt_chunk.h"
 
 namespace bulkhead::worker::generation::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/read_ahead.h"
+#include "worker/model/read_ahead.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "worker/status_page.h"
+#include "worker/loop/status_page.h"
 
 #include <fcntl.h>
 #include <linux/futex.h>

@@ -8,7 +8,7 @@
 #include "ipc/host_slab.h"
 #include "ipc/slab_allocator.h"
 #include "tests/unit/worker/model_fixture.h"
-#include "worker/runtime.h"
+#include "worker/torch/runtime.h"
 
 namespace bulkhead::worker {
 namespace {

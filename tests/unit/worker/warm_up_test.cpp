@@ -2,7 +2,7 @@
 #include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
-#include "worker/warm_up.h"
+#include "worker/torch/warm_up.h"
 
 namespace bulkhead::worker {
 namespace {

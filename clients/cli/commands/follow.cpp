@@ -1,0 +1,265 @@
+/// The commands that stay, through the deaths of supervisors: events, logs, ps --watch.
+#include "clients/cli/commands/follow.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "clients/cli/text/json_access.h"
+#include "clients/cli/text/limits.h"
+#include "clients/cli/text/output.h"
+#include "clients/cli/text/render.h"
+
+namespace bulkhead::cli {
+
+void tell_note(const Session& session, std::string_view text) {
+    const std::string line =
+        session.json ? json::serialize(json::object{{"note", text}}) + "\n"
+                     : fmt::format("{} {}\n", Style::of(stderr).paint("note:", Colour::yellow), one_line(text));
+    std::fputs(line.c_str(), stderr);
+}
+
+void tell_of_new_supervisors(const Session& session, ControlClient& control, std::function<void()> then) {
+    control.on_reconnect([&session, then = std::move(then)] {
+        tell_note(session, "the supervisor was lost; the next one goes on with this call");
+        if (then) then();
+    });
+}
+
+void Interruption::ask() {
+    const Result<Answer> answer = control_.call("daemon.ping", {}, limits::renewal);
+    before_ = std::exchange(now_, answer ? integer_member(answer->result, "supervisor_pid").value_or(0) : 0);
+}
+
+void Interruption::tell(const Session& session, std::string_view what) const {
+    const bool same = now_ == before_ && now_ != 0;
+    tell_note(session, same ? fmt::format("the supervisor had closed the connection, as it does when {} are not read "
+                                          "in time; some are missing",
+                                          what)
+                            : fmt::format("the supervisor was restarted; {} in between may be missing", what));
+}
+
+std::size_t first_new_line(const json::array& lines, const json::value& last) {
+    constexpr std::array members{"time", "replica", "generation", "stream", "text"};
+    for (std::size_t i = lines.size(); i > 0; --i)
+        if (std::ranges::all_of(members, [&](std::string_view key) {
+                return text_member(lines[i - 1], key) == text_member(last, key);
+            }))
+            return i;
+    return 0;
+}
+
+namespace {
+
+/// True when a subscription ended and is worth renewing: a call will find out whether the daemon has gone.
+bool has_ended(const Result<>& waited) { return !waited && waited.error().code == ErrorCode::not_running; }
+
+/// A new picture at every event, and once a second for the counters, until the daemon or the reader goes away.
+Result<int> watch_workers(const Session& session) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    Interruption interruption{*control};
+    interruption.ask();
+    if (const auto subscribed = control->call("events.subscribe", {}, limits::answer); !subscribed)
+        return subscribed.error();
+    bool interrupted = false;
+    control->on_reconnect([&] {
+        static_cast<void>(control->call("events.subscribe"));  // without it there is still one picture a second
+        interrupted = true;
+    });
+    const bool redraw = is_terminal(stdout);
+    const Style style = Style::of(stdout);
+    for (;;) {
+        const Result<Answer> status = control->call("fleet.status", {}, limits::renewal);
+        if (!status) return status.error();
+        const std::string picture = render_workers(array_member(status->result, "models"), style);
+        if (const auto printed = print((redraw ? "\x1b[H\x1b[2J" : "") + picture + (redraw ? "" : "\n")); !printed)
+            return printed.error();
+        if (std::exchange(interrupted, false)) {
+            interruption.ask();
+            interruption.tell(session, "changes");
+        }
+        pollfd ready{control->fd(), POLLIN, 0};
+        ::poll(&ready, 1, static_cast<int>(limits::watch.count()));  // what has come is read by the next call
+    }
+}
+
+struct Logs {
+    std::string model;
+    int lines = 100;
+    bool follow = false;
+};
+
+Result<int> show_logs(const Session& session, const Logs& logs) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    const Style style = Style::of(stdout);
+    const auto print_line = [&](const json::value& line) {
+        return session.json ? print_json(line) : print(render_log_line(line, style));
+    };
+    const Result<Answer> tail =
+        control->call("logs.tail", {{"model", logs.model}, {"lines", logs.lines}, {"follow", false}}, limits::answer);
+    if (!tail) return tail.error();
+    if (session.json) return print_json(tail->result);
+    for (const json::value& line : array_member(tail->result, "lines"))
+        if (const auto printed = print_line(line); !printed) return printed.error();
+    return exit_done;
+}
+
+Result<int> follow_logs(const Session& session, const Logs& logs) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    const Style style = Style::of(stdout);
+    std::optional<json::value> last;
+    const auto print_line = [&](const json::value& line) {
+        last = line;
+        return session.json ? print_json(line) : print(render_log_line(line, style));
+    };
+    std::vector<json::value> arrived;  // lines may overtake the answer that holds the earlier ones
+    control->on_notification([&](std::string_view method, const json::object& params) {
+        if (method == "log") arrived.emplace_back(params);
+    });
+    Interruption interruption{*control};
+    const std::int64_t began =
+        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+            .count();
+    for (bool renewed = false;; renewed = true) {
+        interruption.ask();
+        const int wanted = renewed ? limits::log_lines_max : logs.lines;
+        const Result<Answer> tail =
+            control->call("logs.tail", {{"model", logs.model}, {"lines", wanted}, {"follow", true}}, limits::renewal);
+        if (!tail) return tail.error();
+        if (renewed) interruption.tell(session, "lines");
+        const json::array& lines = array_member(tail->result, "lines");
+        const bool shown_none = renewed && !last;  // then only what is newer than this command is new
+        for (std::size_t i = last ? first_new_line(lines, *last) : 0; i < lines.size(); ++i) {
+            if (shown_none && integer_member(lines[i], "time").value_or(0) < began) continue;
+            if (const auto printed = print_line(lines[i]); !printed) return printed.error();
+        }
+        for (;;) {
+            for (const json::value& line : std::exchange(arrived, {}))
+                if (const auto printed = print_line(line); !printed) return printed.error();
+            const Result<> more = control->wait_notification();
+            if (has_ended(more)) break;
+            if (!more) return more.error();
+        }
+    }
+}
+
+struct Events {
+    std::vector<std::string> models;
+    std::int64_t count = 0;  ///< 0: until the daemon ends
+    bool follow = true;      ///< understood, as of `logs`; without a count there is nothing else it could do
+};
+
+Result<int> show_events(const Session& session, const Events& events) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    std::vector<json::object> arrived;
+    control->on_notification([&](std::string_view method, const json::object& params) {
+        if (method == "event") arrived.push_back(params);
+    });
+    json::object params;
+    if (!events.models.empty()) params["models"] = json::value_from(events.models);
+    const Style style = Style::of(stdout);
+    std::int64_t shown = 0;
+    Interruption interruption{*control};
+    for (bool renewed = false;; renewed = true) {
+        interruption.ask();
+        if (const auto subscribed = control->call("events.subscribe", params, limits::renewal); !subscribed)
+            return subscribed.error();
+        if (renewed) interruption.tell(session, "events");
+        for (;;) {
+            for (const json::object& event : std::exchange(arrived, {})) {
+                const auto printed = session.json ? print_json(event) : print(render_event(event, style));
+                if (!printed) return printed.error();
+                if (++shown == events.count) return exit_done;
+            }
+            const Result<> more = control->wait_notification();
+            if (has_ended(more)) break;
+            if (!more) return more.error();
+        }
+    }
+}
+
+Result<int> show_workers(const Session& session) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    const Result<Answer> status = control->call("fleet.status", {}, limits::answer);
+    if (!status) return status.error();
+    const json::array& rows = array_member(status->result, "models");
+    return session.json ? print_json(rows) : print(render_workers(rows, Style::of(stdout)));
+}
+
+}  // namespace
+
+void add_ps(CLI::App& app, Session& session) {
+    CLI::App* ps = app.add_subcommand("ps", "Show every worker: state, device, memory, requests");
+    const auto watch = std::make_shared<bool>(false);
+    ps->add_flag("--watch,-w", *watch, "Stay, and show the table again whenever something changes");
+    ps->footer(
+        "One row a replica. HOST is anonymous and shared memory, GPU the device memory of the process; \"-\" where\n"
+        "there is none. A state of `adopting` means that a new supervisor has found the process and not yet heard "
+        "from\n"
+        "it: it serves meanwhile. SLOTS and TOKENS/S, where a model generates: sequences now and at most, with those\n"
+        "that wait, and the speed of the last one. NOTE, where there is one: what is not as declared, such as graphs\n"
+        "that run eagerly.\n"
+        "With --json: "
+        "[{\"model\",\"replica\",\"state\",\"pid\",\"device\",\"host_bytes\",\"gpu_bytes\",\n"
+        "\"requests\",\"errors\",\"restarts\",\"generation\",…}].\n"
+        "\nExamples:\n  bulkhead ps\n  bulkhead ps --watch\n  bulkhead ps --json | python3 -m json.tool\n"
+        "\nExit status: 0 done, 1 failed, 3 no daemon answers.");
+    ps->callback([&session, watch] {
+        if (*watch && session.json)
+            throw CLI::ValidationError("--watch", "prints many tables, --json one document: choose one");
+        session.command = [&session, watch] { return *watch ? watch_workers(session) : show_workers(session); };
+    });
+}
+
+void add_logs(CLI::App& app, Session& session) {
+    CLI::App* logs = app.add_subcommand("logs", "Show what a model's processes printed");
+    const auto options = std::make_shared<Logs>();
+    logs->add_option("NAME", options->model, "A model of the fleet")->required();
+    logs->add_option("--lines,-n", options->lines, "How many of the latest lines")
+        ->check(CLI::Range(0, limits::log_lines_max))
+        ->capture_default_str();
+    logs->add_flag("--follow,-f", options->follow, "Stay, and show further lines as they come");
+    logs->footer(
+        "Each line: time, replica#generation, out (what it printed) or daemon (what is said of it), text,\n"
+        "with control characters escaped. Lines of processes that have died are kept, within bounds. A supervisor "
+        "that\n"
+        "is restarted while lines are followed is named on standard error; no line is shown twice.\n"
+        "With --json: {\"lines\":[{\"time\",\"replica\",\"generation\",\"stream\",\"text\"}]}; with -f one such line "
+        "object a line.\n"
+        "\nExamples:\n  bulkhead logs minilm\n  bulkhead logs minilm -f -n 0\n"
+        "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers, or it ended while followed.");
+    logs->callback([&session, options] {
+        session.command = [&session, options] {
+            return options->follow ? follow_logs(session, *options) : show_logs(session, *options);
+        };
+    });
+}
+
+void add_events(CLI::App& app, Session& session) {
+    CLI::App* events = app.add_subcommand("events", "Show what happens, as it happens");
+    const auto options = std::make_shared<Events>();
+    events->add_option("NAME", options->models, "Only these models")->expected(0, -1);
+    events->add_option("--count,-n", options->count, "End after so many events")->check(CLI::PositiveNumber);
+    events->add_flag("--follow,-f", options->follow, "Stay until the daemon ends; it does so anyway without --count");
+    events->footer(
+        "Changes of state with their reason, progress of loads, receipts of unloads; one a line, with --json one\n"
+        "object a line. Without -n it ends when the daemon ends, with status 3. A supervisor that is restarted ends\n"
+        "nothing: standard error then says that events may be missing.\n"
+        "\nExamples:\n  bulkhead events\n  bulkhead events minilm -n 10 --json\n"
+        "\nExit status: 0 done, 1 failed, 3 no daemon answers, or it ended meanwhile.");
+    events->callback(
+        [&session, options] { session.command = [&session, options] { return show_events(session, *options); }; });
+}
+
+}  // namespace bulkhead::cli

@@ -1,0 +1,155 @@
+/// The commands that look once: why, info, crashes, gpus.
+
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "clients/cli/commands/command.h"
+#include "clients/cli/text/json_access.h"
+#include "clients/cli/text/limits.h"
+#include "clients/cli/text/output.h"
+#include "clients/cli/text/render.h"
+
+namespace bulkhead::cli {
+namespace {
+
+/// A question that the daemon answers from memory.
+Result<json::value> ask(ControlClient& control, std::string_view method, json::object params = {}) {
+    Result<Answer> answer = control.call(method, std::move(params), limits::answer);
+    if (!answer) return std::move(answer).error();
+    return std::move(answer->result);
+}
+
+Result<int> show_why(const Session& session, const std::string& model) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    const Result<json::value> why = ask(*control, "model.why", {{"model", model}});
+    if (!why) return why.error();
+    return session.json ? print_json(*why) : print(render_why(*why, Style::of(stdout)));
+}
+
+Result<int> show_info(const Session& session) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    const Result<json::value> info = ask(*control, "daemon.info");
+    if (!info) return info.error();
+    return session.json ? print_json(*info) : print(render_info(*info, Style::of(stdout)));
+}
+
+struct Crashes {
+    std::string model;  ///< empty: all
+    int limit = 0;      ///< 0: not said
+    bool full = false;
+};
+
+Result<int> show_crashes(const Session& session, const Crashes& crashes) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    json::object params{{"limit", crashes.limit > 0 ? crashes.limit : limits::crashes_shown}};
+    if (!crashes.model.empty()) params["model"] = crashes.model;
+    const Result<json::value> answer = ask(*control, "crashes.list", std::move(params));
+    if (!answer) return answer.error();
+    const json::array& reports = array_member(*answer, "crashes");
+    if (reports.empty() && !crashes.model.empty())  // of neither the fleet nor the reports: a typing error
+        if (const auto known = ask(*control, "model.why", {{"model", crashes.model}});
+            !known && known.error().code == ErrorCode::model_unknown)
+            return known.error();
+    if (session.json) return print_json(*answer);
+    const Style style = Style::of(stdout);
+    // Of one model the newest in full, or as many as were asked for; those before it in a line each.
+    const std::size_t in_full = crashes.full || (!crashes.model.empty() && crashes.limit > 0) ? reports.size()
+                                : crashes.model.empty()                                       ? 0
+                                                                                              : 1;
+    std::string text;
+    for (std::size_t i = 0; i < std::min(in_full, reports.size()); ++i)
+        text += (i > 0 ? "\n" : "") + render_crash_report(reports[i], style);
+    if (reports.size() > in_full || reports.empty()) {
+        const json::array rest(reports.begin() + static_cast<std::ptrdiff_t>(std::min(in_full, reports.size())),
+                               reports.end());
+        text += (text.empty() ? "" : "\nBefore it:\n") + render_crashes(rest, style);
+    }
+    if (const json::value* lost = member(*answer, "lost"); lost != nullptr && lost->is_object())
+        text += render_lost_crashes(*lost);
+    return print(text);
+}
+
+Result<int> show_gpus(const Session& session, const std::string& lifted) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    if (!lifted.empty()) {
+        const Result<json::value> was = ask(*control, "gpu.lift", {{"uuid", lifted}});
+        if (!was) return was.error();
+        if (session.json) return print_json(*was);
+        return print(fmt::format("{} is used again; it was quarantined: {}\n", one_line(lifted),
+                                 one_line(text_member(*was, "was"))));
+    }
+    const Result<json::value> status = ask(*control, "gpu.status");
+    if (!status) return status.error();
+    return session.json ? print_json(*status) : print(render_gpus(*status, Style::of(stdout)));
+}
+
+}  // namespace
+
+void add_why(CLI::App& app, Session& session) {
+    CLI::App* why = app.add_subcommand("why", "Say in a sentence why a model is in its state");
+    const auto model = std::make_shared<std::string>();
+    why->add_option("NAME", *model, "A model of the fleet")->required();
+    why->footer(
+        "Also how long each replica has been there, how its last process ended, where its crash report lies, and\n"
+        "what its CUDA Graphs did; of a model that generates its slots, its speed, and the steps of each bucket.\n"
+        "With --json: {\"model\",\"state\",\"sentence\",\"replicas\",\"graphs\",\"generate\"}.\n"
+        "\nExample:\n  bulkhead why minilm\n"
+        "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
+    why->callback([&session, model] { session.command = [&session, model] { return show_why(session, *model); }; });
+}
+
+void add_info(CLI::App& app, Session& session) {
+    CLI::App* info = app.add_subcommand("info", "Show the daemon: version, processes, fleet, GPUs");
+    info->footer(
+        "CONTAINMENT says what ends a worker's own children: a cgroup, or their process group and a marker. The start "
+        "of\n"
+        "a supervisor is counted under its keeper: the second means that one died, or was upgraded.\n"
+        "With --json: "
+        "{\"version\",\"keeper_pid\",\"supervisor_pid\",\"socket\",\"fleet\",\"uptime_s\",\"torch\",\"gpus\",…}.\n"
+        "\nExit status: 0 done, 1 failed, 3 no daemon answers.");
+    info->callback([&session] { session.command = [&session] { return show_info(session); }; });
+}
+
+void add_crashes(CLI::App& app, Session& session) {
+    CLI::App* command = app.add_subcommand("crashes", "Show the processes that died unasked, and why");
+    const auto crashes = std::make_shared<Crashes>();
+    command->add_option("NAME", crashes->model, "Only this model's, and the newest in full");
+    command->add_option("--limit,-n", crashes->limit, "At most so many, the newest; of NAME, all in full")
+        ->check(CLI::Range(1, 1000));
+    command->add_flag("--full", crashes->full, "Whole reports instead of a line each");
+    command->footer(
+        "A line each: when, who, how it ended, the cause in a sentence. A report has the backtrace, the last lines "
+        "that\n"
+        "the process printed, the request it was running (names and shapes, never contents), its memory, and what the\n"
+        "kernel or the driver said. Reports are files in logs/crashes/ beside the control socket; the oldest go "
+        "first.\n"
+        "With --json: {\"crashes\":[report…],\"lost\":null}, newest first; `lost` tells of reports that could not be "
+        "written.\n"
+        "\nExamples:\n  bulkhead crashes\n  bulkhead crashes minilm\n  bulkhead crashes minilm --limit 3\n"
+        "\nExit status: 0 done, also when there are none; 1 failed, 3 no daemon answers.");
+    command->callback(
+        [&session, crashes] { session.command = [&session, crashes] { return show_crashes(session, *crashes); }; });
+}
+
+void add_gpus(CLI::App& app, Session& session) {
+    CLI::App* command = app.add_subcommand("gpus", "Show the GPUs, or lift the quarantine of one");
+    const auto lifted = std::make_shared<std::string>();
+    command->add_option("--lift", *lifted, "Use this GPU again")->type_name("UUID");
+    command->footer(
+        "A GPU is quarantined, which means that nothing new is started on it, when a process on it outlives SIGKILL, "
+        "or\n"
+        "when three different models failed on it within a minute: then it is the GPU, and none of the models.\n"
+        "With --json: {\"nvml\",\"reason\",\"gpus\":[{\"index\",\"uuid\",\"name\",\"quarantined\",\"total_bytes\",\n"
+        "\"free_bytes\",\"processes\",…}]}; with --lift {\"uuid\",\"was\"}.\n"
+        "\nExamples:\n  bulkhead gpus\n  bulkhead gpus --lift GPU-8f6c…\n"
+        "\nExit status: 0 done, 1 failed (such as to lift what is not quarantined), 3 no daemon answers.");
+    command->callback(
+        [&session, lifted] { session.command = [&session, lifted] { return show_gpus(session, *lifted); }; });
+}
+
+}  // namespace bulkhead::cli

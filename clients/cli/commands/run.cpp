@@ -1,0 +1,102 @@
+#include <csignal>
+#include <cstdio>
+
+#include "clients/cli/commands/command.h"
+#include "clients/cli/text/render.h"
+#include "clients/cli/text/terminal.h"
+
+namespace bulkhead::cli {
+namespace {
+
+constexpr const char* purpose =
+    "Bulkhead keeps every model in a process of its own and unloads it by ending that process.\n"
+    "\n"
+    "  bulkhead up fleet.yaml        start the daemon with a fleet of models\n"
+    "  bulkhead load minilm          load a model; `infer` loads one by itself, too\n"
+    "  bulkhead ps                   see what runs, where, and what it uses\n"
+    "  bulkhead unload --all         end the processes; receipts tell what came back\n"
+    "  bulkhead down                 unload all and stop the daemon\n";
+
+constexpr const char* exits =
+    "The daemon is found by --socket, $BULKHEAD_SOCKET, $XDG_RUNTIME_DIR/bulkhead/control.sock, then\n"
+    "/run/bulkhead/control.sock. --socket and --json may stand before or after the command.\n"
+    "\n"
+    "With --json standard output is exactly one JSON document (`generate`, `logs -f` and `events`: one a line), and an\n"
+    "error is one {\"error\":{\"code\",\"attempt\",\"remedy\"}} on standard error. Colours: only on a terminal, never\n"
+    "with NO_COLOR set.\n"
+    "\n"
+    "A supervisor that dies is restarted, and its workers run on. Commands that wait go on with the next one; those\n"
+    "that follow say on standard error that something may be missing.\n"
+    "\n"
+    "Exit status: 0 done, 1 the operation failed, 2 wrong usage, 3 no daemon answers, 78 the configuration\n"
+    "is invalid.\n"
+    "`bulkhead COMMAND --help` tells more.\n";
+
+int tell(const Error& error, bool json) {
+    std::fputs(render_error(error, json, Style::of(stderr)).c_str(), stderr);
+    return exit_status(error.code);
+}
+
+/// --json may be what was not understood: then it still means what it says.
+bool asks_for_json(int argc, const char* const* argv) {
+    for (int i = 1; i < argc; ++i)
+        if (std::string_view{argv[i]} == "--json") return true;
+    return false;
+}
+
+}  // namespace
+
+int exit_status(ErrorCode code) noexcept {
+    if (code == ErrorCode::not_running) return exit_no_daemon;
+    if (code == ErrorCode::config_invalid) return exit_config_invalid;
+    return exit_failed;
+}
+
+std::optional<int> parse(int argc, const char* const* argv, Session& session) {
+    CLI::App app{purpose, "bulkhead"};
+    app.footer(exits);
+    app.set_version_flag("--version", "bulkhead " BULKHEAD_VERSION);
+    app.add_option("--socket", session.socket, "The daemon's control socket")->type_name("PATH");
+    app.add_flag("--json", session.json, "One JSON document instead of text");
+    app.require_subcommand(1);
+    app.fallthrough();  // inherited by the commands: global options are found after them, too
+
+    add_up(app, session);
+    add_down(app, session);
+    add_ps(app, session);
+    add_load(app, session);
+    add_unload(app, session);
+    add_restart(app, session);
+    add_infer(app, session);
+    add_generate(app, session);
+    add_logs(app, session);
+    add_events(app, session);
+    add_why(app, session);
+    add_crashes(app, session);
+    add_gpus(app, session);
+    add_info(app, session);
+    add_reload(app, session);
+    add_upgrade(app, session);
+    add_validate(app, session);
+
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& wrong) {
+        if (wrong.get_exit_code() == 0) return app.exit(wrong);  // --help and --version
+        tell({ErrorCode::input_invalid, std::string{"reading the command line: "} + wrong.what(),
+              "see `bulkhead --help`, or `bulkhead COMMAND --help`"},
+             asks_for_json(argc, argv));
+        return exit_usage;
+    }
+    return std::nullopt;
+}
+
+int run(int argc, const char* const* argv) {
+    std::signal(SIGPIPE, SIG_DFL);  // `bulkhead logs -f x | head` ends like any other filter
+    Session session;
+    if (const auto ended = parse(argc, argv, session)) return *ended;
+    const Result<int> status = session.command();
+    return status ? *status : tell(status.error(), session.json);
+}
+
+}  // namespace bulkhead::cli

@@ -1,0 +1,242 @@
+/// The commands that put something new in place of what runs, and leave the workers alone: upgrade, reload.
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "clients/cli/commands/command.h"
+#include "clients/cli/commands/follow.h"
+#include "clients/cli/text/json_access.h"
+#include "clients/cli/text/limits.h"
+#include "clients/cli/text/output.h"
+#include "clients/cli/text/render.h"
+
+namespace bulkhead::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Result<json::value> ask_within_renewal(ControlClient& control, std::string_view method, json::object params = {}) {
+    Result<Answer> answer = control.call(method, std::move(params), limits::renewal);
+    if (!answer) return std::move(answer).error();
+    return std::move(answer->result);
+}
+
+Result<json::array> workers(ControlClient& control) {
+    const Result<json::value> status = ask_within_renewal(control, "fleet.status");
+    if (!status) return status.error();
+    return array_member(*status, "models");
+}
+
+bool is_worker(const json::value& row, const json::value& other) {
+    return text_member(row, "model") == text_member(other, "model") &&
+           text_member(row, "replica") == text_member(other, "replica");
+}
+
+/// Waits until a supervisor of another pid answers; its `daemon.info`.
+Result<json::value> successor(ControlClient& control, std::int64_t before) {
+    const Clock::time_point until = Clock::now() + limits::renewal;
+    for (;;) {
+        Result<json::value> info = ask_within_renewal(control, "daemon.info");
+        if (!info) return info;
+        if (integer_member(*info, "supervisor_pid") != before) return info;
+        // The old one, for a moment yet. Its end closes this connection.
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+        const Result<> ended = control.wait_notification(std::max(left, std::chrono::milliseconds{1}));
+        if (ended || ended.error().code == ErrorCode::not_running) continue;
+        if (ended.error().code != ErrorCode::deadline_exceeded) return ended.error();
+        return Error{ErrorCode::deadline_exceeded,
+                     fmt::format("waiting for the new supervisor: the old one, pid {}, still runs", before),
+                     "see logs/ beside the control socket"};
+    }
+}
+
+/// The fleet's rows once no worker is being adopted any more.
+Result<json::array> adopted(ControlClient& control) {
+    const Clock::time_point until = Clock::now() + limits::adoption;
+    control.on_reconnect([&control] { static_cast<void>(control.call("events.subscribe", {}, limits::answer)); });
+    if (const auto subscribed = ask_within_renewal(control, "events.subscribe"); !subscribed) return subscribed.error();
+    for (;;) {
+        Result<json::array> rows = workers(control);
+        if (!rows) return rows;
+        const auto waits =
+            std::ranges::find(*rows, "adopting", [](const auto& row) { return text_member(row, "state"); });
+        if (waits == rows->end()) return rows;
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+        const Result<> event = control.wait_notification(std::max(left, std::chrono::milliseconds{1}));
+        if (event || event.error().code == ErrorCode::not_running) continue;
+        if (event.error().code != ErrorCode::deadline_exceeded) return event.error();
+        return Error{ErrorCode::deadline_exceeded,
+                     fmt::format("waiting for {}/{} to be adopted", text_member(*waits, "model"),
+                                 text_member(*waits, "replica")),
+                     "see `bulkhead ps` and `bulkhead why`"};
+    }
+}
+
+/// How a worker that ran before the upgrade stands after it.
+enum class Outcome { kept, lost, ended };
+
+/// One without a process now was unloaded meanwhile, by somebody's word, unless its state says that it crashed.
+Outcome outcome_of(const json::value& worker, const json::array& now) {
+    const auto row = std::ranges::find_if(now, [&](const auto& other) { return is_worker(other, worker); });
+    if (row == now.end()) return Outcome::ended;
+    const auto pid = integer_member(*row, "pid");
+    if (pid && pid == integer_member(worker, "pid")) return Outcome::kept;
+    const std::string state = text_member(*row, "state");
+    return pid || state == "backoff" || state == "quarantined" ? Outcome::lost : Outcome::ended;
+}
+
+/// Why the keeper is the old program still, though it was to be executed anew; nothing when it is not, or cannot say.
+std::optional<Error> keeper_left_behind(const json::value& before, const json::value& now) {
+    const auto executions = integer_member(now, "keeper_executions");
+    if (!executions || *executions != integer_member(before, "keeper_executions").value_or(0)) return std::nullopt;
+    const std::string why = one_line(text_member(now, "keeper_upgrade_failed"));
+    return Error{
+        ErrorCode::load_failed,
+        fmt::format("upgrading the keeper, pid {}: it was not executed anew, and the old program goes on{}{}",
+                    text_member(now, "keeper_pid"), why.empty() ? "" : ": ", why),
+        "what bulkheadd printed says more (logs/bulkheadd.out beside the control socket, or the journal); mend "
+        "the installed bulkheadd and upgrade again. The supervisor is the new one, and every worker runs on"};
+}
+
+Result<int> upgrade(const Session& session, bool supervisor_only) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    const Result<json::value> before = ask_within_renewal(*control, "daemon.info");
+    if (!before) return before.error();
+    const Result<json::array> ran = workers(*control);
+    if (!ran) return ran.error();
+    const std::int64_t supervisor = integer_member(*before, "supervisor_pid").value_or(0);
+
+    // Whether it was done although its answer was lost, the next supervisor's pid tells.
+    const Result<Answer> asked = control->call("daemon.upgrade", {{"keeper", !supervisor_only}}, limits::renewal);
+    if (!asked && asked.error().code != ErrorCode::not_running) return asked.error();
+    const Result<json::value> info = successor(*control, supervisor);
+    if (!info) return info.error();
+    const Result<json::array> run = adopted(*control);
+    if (!run) return run.error();
+
+    json::array kept;
+    std::map<Outcome, std::string> names;
+    for (const json::value& worker : *ran) {
+        const auto pid = integer_member(worker, "pid");
+        if (!pid) continue;
+        const std::string name = fmt::format("{}/{}, pid {}", one_line(text_member(worker, "model")),
+                                             one_line(text_member(worker, "replica")), *pid);
+        const Outcome outcome = outcome_of(worker, *run);
+        std::string& list = names[outcome];
+        list += (list.empty() ? "" : "; ") + name;
+        kept.push_back({{"model", text_member(worker, "model")},
+                        {"replica", integer_member(worker, "replica").value_or(0)},
+                        {"pid", *pid},
+                        {"kept", outcome == Outcome::kept}});
+    }
+    const auto keeper_failed = supervisor_only ? std::nullopt : keeper_left_behind(*before, *info);
+    const std::string& lost = names[Outcome::lost];
+    const std::string& ended = names[Outcome::ended];
+    const std::string& runs_on = names[Outcome::kept];
+    if (session.json) {
+        const auto printed = print_json({{"old_supervisor_pid", supervisor},
+                                         {"supervisor_pid", integer_member(*info, "supervisor_pid").value_or(0)},
+                                         {"keeper_pid", integer_member(*info, "keeper_pid").value_or(0)},
+                                         {"old_version", text_member(*before, "version")},
+                                         {"version", text_member(*info, "version")},
+                                         {"workers", kept}});
+        if (!printed) return printed;
+    } else {
+        std::string text = fmt::format("supervisor  pid {} -> {}, version {} -> {}\n", supervisor,
+                                       text_member(*info, "supervisor_pid"), one_line(text_member(*before, "version")),
+                                       one_line(text_member(*info, "version")));
+        text += fmt::format("keeper      pid {}, {}\n", text_member(*info, "keeper_pid"),
+                            supervisor_only ? "left as it is"
+                            : keeper_failed ? "not executed anew: the old program goes on"
+                                            : "the same process, executed anew");
+        text += kept.empty() ? std::string{"workers     none ran\n"}
+                             : fmt::format("workers     {}\n", runs_on.empty() ? "none runs on" : runs_on + ": run on");
+        if (!ended.empty()) text += fmt::format("            {}: ended meanwhile, as somebody asked\n", ended);
+        if (const auto printed = print(text); !printed) return printed;
+    }
+    if (keeper_failed) return *keeper_failed;
+    if (lost.empty()) return exit_done;
+    return Error{ErrorCode::worker_lost, fmt::format("upgrading: a process was not taken over: {}", lost),
+                 "`bulkhead why` and `bulkhead logs` of that model tell the reason"};
+}
+
+/// What an invalid file was refused with, back from what the daemon spelled as `validate --json` does.
+std::vector<config::Diagnostic> diagnostics_from(const json::object& data) {
+    std::vector<config::Diagnostic> all;
+    const json::value whole(data);
+    for (const json::value& error : array_member(whole, "errors"))
+        all.push_back({text_member(error, "file"),
+                       static_cast<int>(integer_member(error, "line").value_or(0)),
+                       static_cast<int>(integer_member(error, "column").value_or(0)),
+                       {error_code_from(text_member(error, "code")).value_or(ErrorCode::config_invalid),
+                        text_member(error, "attempt"), text_member(error, "remedy")}});
+    return all;
+}
+
+Result<int> reload(const Session& session) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    tell_of_new_supervisors(session, *control);
+    const Result<Answer> answer = control->call("fleet.reload");
+    if (!answer) {
+        const auto diagnostics = diagnostics_from(control->error_data());
+        if (answer.error().code != ErrorCode::config_invalid || diagnostics.empty()) return answer.error();
+        if (session.json) {
+            if (const auto printed = print_json({{"errors", diagnostics_json(diagnostics)}}); !printed) return printed;
+        } else {
+            std::fputs(render_diagnostics(diagnostics, Style::of(stderr)).c_str(), stderr);
+            std::fputs("The fleet runs on as it was.\n", stderr);
+        }
+        return exit_config_invalid;
+    }
+    if (session.json) return print_json(answer->result);
+    std::string text;
+    for (const char* kind : {"added", "removed", "changed", "unchanged"}) {
+        std::string names;
+        for (const json::value& name : array_member(answer->result, kind))
+            names += (names.empty() ? "" : ", ") + one_line(name.is_string() ? name.get_string().c_str() : "");
+        text += fmt::format("{:<10} {}\n", kind, names.empty() ? "none" : names);
+    }
+    return print(text);
+}
+
+}  // namespace
+
+void add_upgrade(CLI::App& app, Session& session) {
+    CLI::App* command = app.add_subcommand("upgrade", "Run the installed programs in place of those that run");
+    const auto supervisor_only = std::make_shared<bool>(false);
+    command->add_flag("--supervisor-only", *supervisor_only, "Leave the keeper as it is");
+    command->footer(
+        "The keeper executes its program anew, as the same process, and starts a new supervisor, which takes over all\n"
+        "workers: they run on, with their graphs, and clients stream on meanwhile. A worker itself keeps the program "
+        "it\n"
+        "was started with until `restart`. Returns when the new supervisor answers and has heard from every worker.\n"
+        "With --json: {\"old_supervisor_pid\",\"supervisor_pid\",\"keeper_pid\",\"old_version\",\"version\",\n"
+        "\"workers\":[{\"model\",\"replica\",\"pid\",\"kept\"}]}.\n"
+        "\nExamples:\n  bulkhead upgrade\n  bulkhead upgrade --supervisor-only\n"
+        "The installed supervisor must first show that it starts and reads the fleet; else nothing is replaced.\n"
+        "\nExit status: 0 done, and every worker that nobody unloaded runs, with the same pid; 1 one does not, or the\n"
+        "keeper could not be executed anew, or it failed; 3 no daemon answers.");
+    command->callback([&session, supervisor_only] {
+        session.command = [&session, supervisor_only] { return upgrade(session, *supervisor_only); };
+    });
+}
+
+void add_reload(CLI::App& app, Session& session) {
+    CLI::App* command = app.add_subcommand("reload", "Read the fleet file again and apply what changed");
+    command->footer(
+        "Removed models are unloaded, changed ones that are loaded are drained and started anew, unchanged ones are\n"
+        "left alone. An invalid file changes nothing, and is refused as `validate` does, with all its errors at once.\n"
+        "With --json: {\"added\",\"removed\",\"changed\",\"unchanged\"}, names in each; of an invalid file\n"
+        "{\"errors\":[{\"file\",\"line\",\"column\",\"code\",\"attempt\",\"remedy\"}]}.\n"
+        "\nExample:\n  bulkhead reload\n"
+        "\nExit status: 0 applied, 1 failed, 3 no daemon answers, 78 the fleet file is invalid.");
+    command->callback([&session] { session.command = [&session] { return reload(session); }; });
+}
+
+}  // namespace bulkhead::cli

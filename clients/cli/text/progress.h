@@ -1,0 +1,34 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include <boost/json.hpp>
+
+#include "clients/cli/text/terminal.h"
+
+namespace bulkhead::cli {
+
+/// Shows how loads go, on standard error: a bar for each worker on a terminal, else a line per phase.
+/// The cursor always rests below what was drawn.
+class Progress {
+public:
+    enum class Mode { none, lines, bars };
+    explicit Progress(Mode mode) : mode_{mode} {}
+    Progress(const Progress&) = delete;
+    Progress& operator=(const Progress&) = delete;
+
+    void on_event(const boost::json::object& event);
+
+    /// "minilm/0  reading   [########--------]  50%  43.5 MiB of 87.0 MiB"
+    [[nodiscard]] static std::string bar(const boost::json::value& event, std::size_t width);
+
+private:
+    void redraw();
+
+    Mode mode_;
+    std::map<std::string, std::string> lines_;  ///< by worker
+    std::size_t drawn_ = 0;                     ///< lines of the last picture
+};
+
+}  // namespace bulkhead::cli

@@ -1,0 +1,382 @@
+#include "clients/cli/text/render.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <ctime>
+
+#include <fmt/format.h>
+
+#include "clients/cli/text/json_access.h"
+
+namespace bulkhead::cli {
+namespace {
+
+Colour state_colour(std::string_view state) {
+    if (state == "ready" || state == "busy") return Colour::green;
+    if (state == "stopped") return Colour::dim;
+    if (state == "crashed" || state == "backoff" || state == "quarantined") return Colour::red;
+    return Colour::yellow;  // on the way somewhere
+}
+
+Table::Cell state_cell(const json::value& row, std::string_view key = "state") {
+    const std::string state = text_member(row, key);
+    return {state, state_colour(state)};
+}
+
+std::string bytes_or_dash(const json::value& row, std::string_view key) {
+    const auto bytes = integer_member(row, key);
+    if (!bytes) return "-";
+    const std::string size = bytes_text(static_cast<std::uint64_t>(std::abs(*bytes)));
+    return fmt::format("{}{}", *bytes < 0 ? "-" : "", size);  // device memory that others took is a negative gain
+}
+
+std::string text_or_dash(const json::value& row, std::string_view key) {
+    std::string text = text_member(row, key);
+    return text.empty() ? "-" : text;
+}
+
+/// {"code": 0} or {"signal": "SIGKILL"}
+std::string exit_text(const json::value& row, std::string_view key) {
+    const json::value* how = member(row, key);
+    if (how == nullptr || !how->is_object()) return text_or_dash(row, key);
+    if (const std::string signal = text_member(*how, "signal"); !signal.empty()) return signal;
+    return "exit " + text_or_dash(*how, "code");
+}
+
+std::string worker_name(const json::value& row) {
+    return one_line(text_member(row, "model")) + "/" + one_line(text_or_dash(row, "replica"));
+}
+
+std::string holders_text(const json::value& receipt) {
+    std::string all;
+    for (const json::value& holder : array_member(receipt, "held_by")) {
+        all += all.empty() ? "" : ", ";
+        all += fmt::format("{} (pid {}: {}, {})", text_or_dash(holder, "name"), text_or_dash(holder, "pid"),
+                           text_or_dash(holder, "what"), bytes_or_dash(holder, "bytes"));
+    }
+    return all.empty() ? "-" : all;
+}
+
+std::string gpus_text(const json::value& info) {
+    const json::array& gpus = array_member(info, "gpus");
+    std::string all;
+    for (const json::value& gpu : gpus) {
+        all += all.empty() ? "" : ", ";
+        all += gpu.is_object() ? fmt::format("{} ({} of {} free)", text_or_dash(gpu, "name"),
+                                             bytes_or_dash(gpu, "free_bytes"), bytes_or_dash(gpu, "total_bytes"))
+                               : json::serialize(gpu);
+    }
+    return all.empty() ? "none" : all;
+}
+
+/// Of a row, or of `why`: what its model generates; null where it does not.
+const json::value* generate_of(const json::value& row) {
+    const json::value* found = member(row, "generate");
+    return found != nullptr && found->is_object() ? found : nullptr;
+}
+
+/// "2/4", "4/4 +3" where requests wait.
+std::string slots_text(const json::value& generate) {
+    std::string text = text_or_dash(generate, "active") + "/" + text_or_dash(generate, "slots");
+    if (const auto queued = integer_member(generate, "queued").value_or(0); queued > 0) text += fmt::format(" +{}", queued);
+    return text;
+}
+
+/// Of the last sequence; "-" before it.
+std::string rate_text(const json::value& generate) {
+    const double rate = number_member(generate, "tokens_per_second").value_or(0);
+    return rate > 0 ? fmt::format("{:.1f}", rate) : "-";
+}
+
+}  // namespace
+
+std::string bytes_text(std::uint64_t bytes) {
+    constexpr std::array units{"KiB", "MiB", "GiB", "TiB"};
+    if (bytes < 1024) return fmt::format("{} B", bytes);
+    double value = static_cast<double>(bytes) / 1024;
+    std::size_t unit = 0;
+    for (; value >= 1023.95 && unit + 1 < units.size(); ++unit) value /= 1024;  // what would print as 1024.0
+    return fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string ms_text(double ms) {
+    if (ms < 9.995) return fmt::format("{:.2f} ms", ms);
+    if (ms < 999.95) return fmt::format("{:.1f} ms", ms);
+    return fmt::format("{:.2f} s", ms / 1000);
+}
+
+std::string uptime_text(std::uint64_t seconds) {
+    if (seconds >= 86'400) return fmt::format("{}d {}h", seconds / 86'400, seconds % 86'400 / 3600);
+    if (seconds >= 3600) return fmt::format("{}h {}m", seconds / 3600, seconds % 3600 / 60);
+    if (seconds >= 60) return fmt::format("{}m {}s", seconds / 60, seconds % 60);
+    return fmt::format("{}s", seconds);
+}
+
+std::string clock_text(std::int64_t unix_ms) {
+    const std::time_t seconds = unix_ms / 1000;
+    std::tm local{};
+    ::localtime_r(&seconds, &local);
+    return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec, unix_ms % 1000);
+}
+
+std::string date_text(std::int64_t unix_ms) {
+    const std::time_t seconds = unix_ms / 1000;
+    std::tm local{};
+    ::localtime_r(&seconds, &local);
+    return fmt::format("{:04}-{:02}-{:02} {}", local.tm_year + 1900, local.tm_mon + 1, local.tm_mday,
+                       clock_text(unix_ms));
+}
+
+json::object error_json(const Error& error) {
+    return {{"code", to_string(error.code)}, {"attempt", error.attempt}, {"remedy", error.remedy}};
+}
+
+std::string render_error(const Error& error, bool as_json, Style style) {
+    if (as_json) return json::serialize(json::object{{"error", error_json(error)}}) + "\n";
+    std::string text =
+        fmt::format("{} {} ({})\n", style.paint("error:", Colour::red), one_line(error.attempt), to_string(error.code));
+    if (!error.remedy.empty()) text += "  " + one_line(error.remedy) + "\n";
+    return text;
+}
+
+namespace {
+
+std::string render_all(const std::vector<config::Diagnostic>& diagnostics, const std::string& word, Style style) {
+    std::string text;
+    for (const config::Diagnostic& diagnostic : diagnostics) {
+        std::string place = one_line(diagnostic.file.string());
+        if (diagnostic.line > 0) place += fmt::format(":{}:{}", diagnostic.line, diagnostic.column);
+        text += fmt::format("{}: {} {}\n", style.paint(place, Colour::bold), word, one_line(diagnostic.error.attempt));
+        if (!diagnostic.error.remedy.empty()) text += "  " + one_line(diagnostic.error.remedy) + "\n";
+    }
+    return text;
+}
+
+}  // namespace
+
+std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style) {
+    return render_all(diagnostics, style.paint("error:", Colour::red), style);
+}
+
+std::string render_warnings(const std::vector<config::Diagnostic>& warnings, Style style) {
+    return render_all(warnings, style.paint("warning:", Colour::yellow), style);
+}
+
+json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics) {
+    json::array all;
+    for (const config::Diagnostic& diagnostic : diagnostics)
+        all.push_back({{"file", diagnostic.file.string()},
+                          {"line", diagnostic.line},
+                          {"column", diagnostic.column},
+                          {"code", to_string(diagnostic.error.code)},
+                          {"attempt", diagnostic.error.attempt},
+                          {"remedy", diagnostic.error.remedy}});
+    return all;
+}
+
+std::string render_workers(const json::array& rows, Style style) {
+    const bool noted = std::ranges::any_of(rows, [](const auto& row) { return !text_member(row, "note").empty(); });
+    const bool generating = std::ranges::any_of(rows, [](const auto& row) { return generate_of(row) != nullptr; });
+    std::vector<Table::Column> columns{{"MODEL"},        {"REPLICA", true},  {"STATE"},           {"PID", true},
+                                       {"DEVICE"},       {"HOST", true},     {"GPU", true},       {"REQUESTS", true},
+                                       {"ERRORS", true}, {"RESTARTS", true}, {"GENERATION", true}};
+    if (generating) columns.insert(columns.end(), {{"SLOTS", true}, {"TOKENS/S", true}});
+    if (noted) columns.push_back({"NOTE"});
+    Table table{std::move(columns)};
+    for (const json::value& row : rows) {
+        const bool erred = integer_member(row, "errors").value_or(0) > 0;
+        std::vector<Table::Cell> cells{text_member(row, "model"),
+                                       text_or_dash(row, "replica"),
+                                       state_cell(row),
+                                       text_or_dash(row, "pid"),
+                                       text_or_dash(row, "device"),
+                                       bytes_or_dash(row, "host_bytes"),
+                                       bytes_or_dash(row, "gpu_bytes"),
+                                       text_or_dash(row, "requests"),
+                                       {text_or_dash(row, "errors"), erred ? Colour::red : Colour::plain},
+                                       text_or_dash(row, "restarts"),
+                                       text_or_dash(row, "generation")};
+        if (generating) {
+            const json::value* generate = generate_of(row);
+            cells.push_back({generate != nullptr ? slots_text(*generate) : "-"});
+            cells.push_back({generate != nullptr ? rate_text(*generate) : "-"});
+        }
+        if (noted) cells.push_back({text_member(row, "note"), Colour::yellow});
+        table.row(std::move(cells));
+    }
+    return table.text(style);
+}
+
+std::string render_loaded(const json::array& models, Style style) {
+    Table table{{{"MODEL"}, {"REPLICA", true}, {"STATE"}, {"PID", true}, {"TOOK", true}}};
+    for (const json::value& row : models)
+        table.row({text_member(row, "model"), text_or_dash(row, "replica"), state_cell(row), text_or_dash(row, "pid"),
+                   ms_text(number_member(row, "ms").value_or(0))});
+    return table.text(style);
+}
+
+std::string render_receipts(const json::array& receipts, Style style) {
+    if (receipts.empty()) return "nothing was loaded\n";
+    Table table{{{"MODEL"},
+                 {"REPLICA", true},
+                 {"PID", true},
+                 {"ENDED"},
+                 {"EXIT"},
+                 {"TOOK", true},
+                 {"HOST", true},
+                 {"GPU", true},
+                 {"VERIFIED"},
+                 {"HELD BY"}}};
+    for (const json::value& receipt : receipts) {
+        const std::string ended = text_or_dash(receipt, "ended");
+        const bool verified = bool_member(receipt, "verified");
+        table.row({text_member(receipt, "model"),
+                   text_or_dash(receipt, "replica"),
+                   text_or_dash(receipt, "pid"),
+                   {ended, ended == "drained" ? Colour::green : Colour::yellow},
+                   exit_text(receipt, "exit"),
+                   ms_text(number_member(receipt, "ms").value_or(0)),
+                   bytes_or_dash(receipt, "host_bytes"),
+                   bytes_or_dash(receipt, "gpu_bytes"),
+                   {verified ? "yes" : "no", verified ? Colour::green : Colour::red},
+                   holders_text(receipt)});
+    }
+    return table.text(style);
+}
+
+std::string render_info(const json::value& info, Style style) {
+    std::string text;
+    const auto line = [&](std::string_view name, std::string_view value) {
+        text += fmt::format("{} {}\n", style.paint(fmt::format("{:<12}", name), Colour::dim), one_line(value));
+    };
+    line("version", text_or_dash(info, "version"));
+    line("fleet", text_or_dash(info, "fleet"));
+    line("socket", text_or_dash(info, "socket"));
+    line("keeper", "pid " + text_or_dash(info, "keeper_pid"));
+    const auto starts = integer_member(info, "supervisor_starts").value_or(1);
+    line("supervisor", "pid " + text_or_dash(info, "supervisor_pid") +
+                           (starts > 1 ? fmt::format(", start {} under this keeper", starts) : ""));
+    if (const auto adopted = integer_member(info, "adopted").value_or(0); adopted > 0)
+        line("adopted", fmt::format("{} worker{} of the supervisor before", adopted, adopted == 1 ? "" : "s"));
+    line("uptime", uptime_text(static_cast<std::uint64_t>(number_member(info, "uptime_s").value_or(0))));
+    line("torch", text_or_dash(info, "torch"));
+    line("gpus", gpus_text(info));
+    if (const auto lost = integer_member(info, "log_lines_lost").value_or(0); lost > 0)
+        line("log files", fmt::format("without {} line{}, for the disk was too slow", lost, lost == 1 ? "" : "s"));
+    if (const std::string error = text_member(info, "fleet_error"); !error.empty())
+        line("fleet file", "invalid since it was read last; the fleet runs on as it was: " + error);
+    if (const std::string failure = text_member(info, "keeper_upgrade_failed"); !failure.empty())
+        line("keeper", "runs the program from before the last upgrade: " + failure);
+    if (member(info, "containment") != nullptr) line("containment", text_or_dash(info, "containment"));
+    return text;
+}
+
+namespace {
+
+/// "  graphs: off; 34 eager runs (a CPU has no graphs)", then a line a bucket. Reasons that held no run back are left out.
+std::string graphs_lines(const json::value& graphs) {
+    std::string text = "  graphs: " + one_line(text_member(graphs, "mode"));
+    if (const json::value* eager = member(graphs, "eager"); eager != nullptr && eager->is_object())
+        for (const auto& [reason, count] : eager->as_object())
+            if (count != 0)
+                text += fmt::format("; {} eager run{} ({})", json::serialize(count), count == 1 ? "" : "s",
+                                    one_line(reason));
+    text += '\n';
+    for (const json::value& bucket : array_member(graphs, "buckets"))
+        text += fmt::format(
+            "  bucket {} {}: {} hits, {} pads, captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
+            member(bucket, "shapes") != nullptr ? one_line(json::serialize(*member(bucket, "shapes"))) : "",
+            text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"), text_or_dash(bucket, "capture_ms"));
+    return text;
+}
+
+/// "  generating: 1/4 slots; 320 tokens, 26.1 tokens/s; steps: p50 37.9 ms, p99 39.2 ms, last 38.0 ms", and what else is known.
+std::string generate_lines(const json::value& generate) {
+    const auto count = [&](std::string_view name) { return integer_member(generate, name).value_or(0); };
+    std::string text = fmt::format("  generating: {} slots; {} tokens, {} tokens/s", slots_text(generate), count("tokens"),
+                                   rate_text(generate));
+    if (const json::value* steps = member(generate, "step_ms"); steps != nullptr)
+        text += fmt::format("; steps: p50 {}, p99 {}, last {}", ms_text(number_member(*steps, "p50").value_or(0)),
+                            ms_text(number_member(*steps, "p99").value_or(0)),
+                            ms_text(number_member(*steps, "last").value_or(0)));
+    text += fmt::format("\n  prompts: {} tokens computed, {} known already; {} moves and {} copies between slots\n",
+                        count("prefill_tokens"), count("reused_tokens"), count("moves"), count("copies"));
+    for (const json::value& bucket : array_member(generate, "buckets"))
+        text += one_line(fmt::format("  bucket of {} x {}: {} steps", text_or_dash(bucket, "sequences"),
+                                     text_or_dash(bucket, "length"), text_or_dash(bucket, "steps"))) +
+                "\n";
+    if (const json::value* eager = member(generate, "eager"); eager != nullptr && eager->is_object())
+        for (const auto& [reason, steps] : eager->as_object())
+            text += one_line(fmt::format("  {} eager steps ({})", json::serialize(steps), std::string_view{reason})) + "\n";
+    return text;
+}
+
+}  // namespace
+
+std::string render_why(const json::value& why, Style style) {
+    std::string text =
+        style.paint(one_line(text_member(why, "sentence")), state_colour(text_member(why, "state"))) + "\n";
+    const auto& replicas = array_member(why, "replicas");
+    if (replicas.size() > 1) {
+        for (const json::value& replica : replicas) {
+            text += fmt::format("  replica {}: {}", one_line(text_or_dash(replica, "replica")),
+                                one_line(text_member(replica, "state")));
+            if (const auto since = number_member(replica, "since_ms")) text += fmt::format(" for {}", ms_text(*since));
+            if (const std::string reason = text_member(replica, "reason"); !reason.empty())
+                text += ": " + one_line(reason);
+            if (const json::value* last = member(replica, "last_exit"); last != nullptr && !last->is_null())
+                text += fmt::format("; its last process ended with {}", one_line(exit_text(replica, "last_exit")));
+            text += '\n';
+        }
+    }
+    for (const json::value& replica : replicas)
+        if (const std::string report = text_member(replica, "report"); !report.empty())
+            text += fmt::format("  crash report: {}\n", one_line(report));
+    if (const json::value* graphs = member(why, "graphs");
+        graphs != nullptr && graphs->is_object() && member(*graphs, "mode") != nullptr)
+        text += graphs_lines(*graphs);
+    if (const json::value* generate = generate_of(why)) text += generate_lines(*generate);
+    return text;
+}
+
+std::string render_log_line(const json::value& line, Style style) {
+    const bool by_daemon = text_member(line, "stream") == "daemon";
+    return fmt::format(
+        "{} {} {}\n", style.paint(clock_text(integer_member(line, "time").value_or(0)), Colour::dim),
+        style.paint(fmt::format("{}#{} {}", one_line(text_or_dash(line, "replica")),
+                                one_line(text_or_dash(line, "generation")), by_daemon ? "daemon" : "out"),
+                    by_daemon ? Colour::yellow : Colour::dim),
+        one_line(text_member(line, "text")));
+}
+
+std::string render_event(const json::value& event, Style style) {
+    const std::string kind = text_member(event, "event");
+    std::string text =
+        fmt::format("{} {}#{} ", style.paint(clock_text(integer_member(event, "time").value_or(0)), Colour::dim),
+                    worker_name(event), one_line(text_or_dash(event, "generation")));
+    if (kind == "state") {
+        const std::string to = one_line(text_member(event, "to"));
+        text += fmt::format("{} -> {}", one_line(text_member(event, "from")), style.paint(to, state_colour(to)));
+        if (const std::string reason = text_member(event, "reason"); !reason.empty()) text += ": " + one_line(reason);
+    } else if (kind == "progress") {
+        text += one_line(text_member(event, "phase"));
+        const auto done = integer_member(event, "done");
+        const auto total = integer_member(event, "total");
+        if (done && total && *total > 0)
+            text += text_member(event, "unit") == "bytes"
+                        ? fmt::format(" {} of {}", bytes_or_dash(event, "done"), bytes_or_dash(event, "total"))
+                        : fmt::format(" {} of {}", *done, *total);
+        if (const std::string detail = text_member(event, "detail"); !detail.empty()) text += " " + one_line(detail);
+    } else if (kind == "receipt") {
+        text += fmt::format("{} ({}) in {}: {} host, {} GPU back, {}", one_line(text_member(event, "ended")),
+                            one_line(exit_text(event, "exit")), ms_text(number_member(event, "ms").value_or(0)),
+                            bytes_or_dash(event, "host_bytes"), bytes_or_dash(event, "gpu_bytes"),
+                            bool_member(event, "verified") ? "verified" : "not verified");
+    } else {
+        text += one_line(json::serialize(event));  // of a later release
+    }
+    return text + "\n";
+}
+
+}  // namespace bulkhead::cli

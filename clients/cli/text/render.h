@@ -1,0 +1,53 @@
+#pragma once
+
+/// Answers of the daemon as text for people. Pure functions; every text of a peer is made printable here.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <boost/json.hpp>
+
+#include "clients/cli/text/terminal.h"
+#include "config/reader.h"
+#include "ipc/error.h"
+
+namespace bulkhead::cli {
+
+/// "1.2 GiB", "87.0 MiB", "512 B".
+[[nodiscard]] std::string bytes_text(std::uint64_t bytes);
+/// "0.42 ms", "12.3 ms", "1.53 s".
+[[nodiscard]] std::string ms_text(double ms);
+/// "3d 4h", "2h 5m", "1m 3s", "12s".
+[[nodiscard]] std::string uptime_text(std::uint64_t seconds);
+/// "14:05:09.123", local time.
+[[nodiscard]] std::string clock_text(std::int64_t unix_ms);
+
+/// "2026-11-21 14:05:09.123", local time.
+[[nodiscard]] std::string date_text(std::int64_t unix_ms);
+
+/// "error: attempt (code)" and the remedy on a line of its own; with `as_json` the one object of --json.
+[[nodiscard]] std::string render_error(const Error& error, bool as_json, Style style);
+[[nodiscard]] boost::json::object error_json(const Error& error);
+
+/// "file:line:column: error: attempt" and the remedy on a line of its own, for each.
+[[nodiscard]] std::string render_diagnostics(const std::vector<config::Diagnostic>& diagnostics, Style style);
+[[nodiscard]] std::string render_warnings(const std::vector<config::Diagnostic>& warnings, Style style);
+/// `errors`, or `warnings`, of what `validate --json` prints.
+[[nodiscard]] boost::json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics);
+
+[[nodiscard]] std::string render_workers(const boost::json::array& rows, Style style);
+[[nodiscard]] std::string render_loaded(const boost::json::array& models, Style style);
+[[nodiscard]] std::string render_receipts(const boost::json::array& receipts, Style style);
+[[nodiscard]] std::string render_info(const boost::json::value& info, Style style);
+[[nodiscard]] std::string render_why(const boost::json::value& why, Style style);
+[[nodiscard]] std::string render_crashes(const boost::json::array& reports, Style style);
+/// Reports that could not be written.
+[[nodiscard]] std::string render_lost_crashes(const boost::json::value& lost);
+[[nodiscard]] std::string render_crash_report(const boost::json::value& report, Style style);
+[[nodiscard]] std::string render_gpus(const boost::json::value& status, Style style);
+[[nodiscard]] std::string render_log_line(const boost::json::value& line, Style style);
+[[nodiscard]] std::string render_event(const boost::json::value& event, Style style);
+
+}  // namespace bulkhead::cli

@@ -1,0 +1,99 @@
+#include "clients/cli/text/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "clients/cli/text/limits.h"
+#include "ipc/text.h"
+
+namespace bulkhead::cli {
+namespace {
+
+bool continues_a_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+}  // namespace
+
+Style Style::of(std::FILE* stream) {
+    const char* no_color = std::getenv("NO_COLOR");
+    const char* terminal = std::getenv("TERM");
+    const bool refused =
+        (no_color != nullptr && *no_color != '\0') || std::string_view{terminal ? terminal : ""} == "dumb";
+    return {!refused && is_terminal(stream)};
+}
+
+std::string Style::paint(std::string_view text, Colour colour) const {
+    if (!colours || colour == Colour::plain) return std::string{text};
+    const char* code = "";
+    switch (colour) {
+    case Colour::plain: break;
+    case Colour::bold: code = "\x1b[1m"; break;
+    case Colour::dim: code = "\x1b[2m"; break;
+    case Colour::red: code = "\x1b[31m"; break;
+    case Colour::green: code = "\x1b[32m"; break;
+    case Colour::yellow: code = "\x1b[33m"; break;
+    }
+    return code + std::string{text} + "\x1b[0m";
+}
+
+bool is_terminal(std::FILE* stream) { return ::isatty(::fileno(stream)) == 1; }
+
+std::size_t terminal_width(std::FILE* stream) {
+    winsize size{};
+    if (::ioctl(::fileno(stream), TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+    return size.ws_col;
+}
+
+std::string one_line(std::string_view text) {
+    std::string safe = made_printable(text, limits::shown_text_bytes_max);
+    std::replace_if(
+        safe.begin(), safe.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
+    return safe;
+}
+
+std::size_t width_of(std::string_view utf8) {
+    return utf8.size() - static_cast<std::size_t>(std::count_if(utf8.begin(), utf8.end(), continues_a_character));
+}
+
+std::string_view first_of(std::string_view utf8, std::size_t width) {
+    std::size_t at = 0;
+    for (; at < utf8.size() && width > 0; --width) do
+            ++at;
+        while (at < utf8.size() && continues_a_character(utf8[at]));
+    return utf8.substr(0, at);
+}
+
+void Table::row(std::vector<Cell> cells) {
+    cells.resize(columns_.size(), "");
+    for (Cell& cell : cells) cell.text = one_line(cell.text);
+    rows_.push_back(std::move(cells));
+}
+
+std::string Table::text(Style style) const {
+    std::vector<std::size_t> widths;
+    for (std::size_t column = 0; column < columns_.size(); ++column) {
+        std::size_t width = width_of(columns_[column].heading);
+        for (const auto& cells : rows_) width = std::max(width, width_of(cells[column].text));
+        widths.push_back(width);
+    }
+    std::string out;
+    const auto add = [&](std::size_t column, std::string_view text, Colour colour) {
+        const std::string padding(widths[column] - width_of(text), ' ');
+        if (column > 0) out += "  ";
+        if (columns_[column].right) out += padding;
+        out += style.paint(text, colour);
+        if (!columns_[column].right && column + 1 < columns_.size()) out += padding;
+    };
+    for (std::size_t column = 0; column < columns_.size(); ++column) add(column, columns_[column].heading, Colour::dim);
+    out += '\n';
+    for (const auto& cells : rows_) {
+        for (std::size_t column = 0; column < columns_.size(); ++column)
+            add(column, cells[column].text, cells[column].colour);
+        out += '\n';
+    }
+    return out;
+}
+
+}  // namespace bulkhead::cli

@@ -1,0 +1,27 @@
+# A room is a folder that is a target: what stands in it may include its own headers and those of the rooms that its link
+# line names, or that they name in turn. The linker checks calls, tests/rooms.py checks includes.
+#
+#   bulkhead_room(TARGET FOLDER [LINK room or library...] [PRIVATE library...])
+#
+# Sources: all of FOLDER's own .cpp; a folder of headers alone is an interface. LINK is public.
+function(bulkhead_room target folder)
+    cmake_parse_arguments(room "" "" "LINK;PRIVATE" ${ARGN})
+    file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
+    add_library(${target} STATIC ${sources})
+    target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+    target_link_libraries(${target} PUBLIC ${room_LINK} PRIVATE ${room_PRIVATE} project_warnings)
+    bulkhead_may_include(${CMAKE_CURRENT_SOURCE_DIR}/${folder} ${target} ${room_LINK} ${room_PRIVATE})
+endfunction()
+
+# Says for tests/rooms.py what a folder that is no room of its own may include.
+function(bulkhead_may_include folder target)
+    file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${folder})
+    list(JOIN ARGN " " allowed)
+    set_property(GLOBAL APPEND PROPERTY BULKHEAD_ROOMS "${folder} ${target} ${allowed}")
+endfunction()
+
+function(bulkhead_write_rooms)
+    get_property(rooms GLOBAL PROPERTY BULKHEAD_ROOMS)
+    list(JOIN rooms "\n" text)
+    file(WRITE ${PROJECT_BINARY_DIR}/rooms.txt "${text}\n")
+endfunction()

@@ -1,0 +1,266 @@
+#include "supervisor/base/alive_watch.h"
+
+#include <chrono>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "supervisor/base/text.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+constexpr std::size_t words_max = 127;  ///< of one thread; the kernel takes 128, one of them is the thread's own
+static_assert(words_max + 1 == FUTEX_WAITV_MAX);
+/// Of one word that did not change. The kernel wakes a word once, when its owner ends: who wakes it more often is its
+/// worker, and would keep the thread from its sleep.
+constexpr std::uint32_t empty_wakes_max = 8;
+
+Error violation(std::string attempt) {
+    return {ErrorCode::protocol_violation, "mapping a worker's page: " + std::move(attempt), "see docs/worker-link.md"};
+}
+
+long wake(std::atomic<std::uint32_t>& word) noexcept {
+    return ::syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
+futex_waitv waiter(const void* word, std::uint32_t value, std::uint32_t flags) noexcept {
+    futex_waitv result{};
+    result.uaddr = reinterpret_cast<std::uintptr_t>(word);
+    result.val = value;
+    result.flags = FUTEX_32 | flags;
+    return result;
+}
+
+}  // namespace
+
+// --- the page
+
+Result<std::shared_ptr<const WorkerPageView>> WorkerPageView::map(const UniqueFd& memfd) {
+    struct stat status {};
+    if (!memfd || ::fstat(memfd.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
+        status.st_size != static_cast<off_t>(worker_page::page_bytes))
+        return violation("its descriptor is no memfd of one page");
+    // Unsealed, its owner could cut it short, and reading it would be a SIGBUS.
+    const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return violation("it is not sealed against shrinking");
+    void* bytes = ::mmap(nullptr, worker_page::page_bytes, PROT_READ, MAP_SHARED, memfd.get(), 0);
+    if (bytes == MAP_FAILED) return system_error("mapping a worker's page", errno);
+    std::shared_ptr<const WorkerPageView> view{new WorkerPageView{static_cast<const worker_page::Page*>(bytes)}};
+    if (view->page_->magic_number != worker_page::magic) return violation("it has no magic number");
+    if (!view->owner_died() && (view->word() & FUTEX_WAITERS) == 0)
+        return violation("its word would wake nobody: FUTEX_WAITERS is not set");
+    return view;
+}
+
+WorkerPageView::~WorkerPageView() { ::munmap(const_cast<worker_page::Page*>(page_), worker_page::page_bytes); }
+
+std::uint64_t WorkerPageView::steps() const noexcept { return page_->steps.load(std::memory_order_relaxed); }
+
+std::uint64_t WorkerPageView::running_since_ns() const noexcept {
+    const std::uint64_t since = page_->running_since_ns.load(std::memory_order_acquire);
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return since <= static_cast<std::uint64_t>(std::chrono::nanoseconds{now}.count()) ? since : 0;
+}
+
+std::string WorkerPageView::request() const {
+    std::array<char, worker_page::request_text_bytes> copy;
+    const std::uint32_t before = page_->request_sequence.load(std::memory_order_acquire);
+    std::memcpy(copy.data(), page_->request.data(), copy.size());
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const std::uint32_t after = page_->request_sequence.load(std::memory_order_relaxed);
+    if (before != after || before % 2 != 0) return {};
+    return escaped({copy.data(), ::strnlen(copy.data(), copy.size())});
+}
+
+std::uint32_t WorkerPageView::word() const noexcept {
+    return __atomic_load_n(reinterpret_cast<const std::uint32_t*>(page_->alive.data()), __ATOMIC_ACQUIRE);
+}
+
+bool WorkerPageView::owner_died() const noexcept { return (word() & FUTEX_OWNER_DIED) != 0; }
+
+// --- the watch
+
+/// One thread and the words it sleeps on.
+struct WatchThread {
+    struct Entry {
+        std::shared_ptr<const WorkerPageView> page;  ///< mapped for as long as the thread may sleep on it
+        std::uint32_t alive_value = 0;
+        std::uint32_t empty_wakes = 0;
+        std::weak_ptr<AliveWatch::Watch> watch;
+    };
+    WatchThread(boost::asio::io_context& loop, std::mutex& shared) : io{loop}, mutex{shared} {}
+
+    bool start();
+    static void* run(void* self);
+    void work();
+    /// Lets the thread look at its list again.
+    void nudge() noexcept {
+        ++changes;
+        wake(changes);
+    }
+
+    boost::asio::io_context& io;
+    std::mutex& mutex;  ///< guards `entries` and `ending`
+    std::vector<Entry> entries;
+    bool ending = false;
+    std::atomic<std::uint32_t> changes{0};  ///< its own word
+    pthread_t id{};
+};
+
+struct AliveWatch::State {
+    explicit State(boost::asio::io_context& loop) : io{loop} {}
+    /// One with room; null when no further thread can be started.
+    WatchThread* thread_with_room();
+
+    boost::asio::io_context& io;
+    std::mutex mutex;
+    std::vector<std::unique_ptr<WatchThread>> threads;
+};
+
+class AliveWatch::Watch {
+public:
+    Watch(std::weak_ptr<State> state, std::function<void()> died) : state_{std::move(state)}, died_{std::move(died)} {}
+    ~Watch() {
+        const auto state = state_.lock();
+        if (!state || thread_ == nullptr || !died_) return;
+        thread_->nudge();  // it finds this watch expired, and lets the page go
+    }
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+    void tell() {
+        if (const auto died = std::exchange(died_, nullptr)) died();
+    }
+    void set_thread(WatchThread* thread) { thread_ = thread; }
+
+private:
+    std::weak_ptr<State> state_;  ///< gone: so are its threads
+    std::function<void()> died_;  ///< empty once called
+    WatchThread* thread_ = nullptr;
+};
+
+bool WatchThread::start() {
+    constexpr std::size_t stack_bytes = 256 * 1024;
+    pthread_attr_t attributes;
+    ::pthread_attr_init(&attributes);
+    ::pthread_attr_setstacksize(&attributes, stack_bytes);
+    sigset_t all;
+    sigset_t before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the loop
+    const int failed = ::pthread_create(&id, &attributes, &WatchThread::run, this);
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    ::pthread_attr_destroy(&attributes);
+    if (failed != 0) spdlog::warn("starting a thread that watches for deaths: {}", std::strerror(failed));
+    return failed == 0;
+}
+
+void* WatchThread::run(void* self) {
+    ::pthread_setname_np(::pthread_self(), "alive-watch");
+    static_cast<WatchThread*>(self)->work();
+    return nullptr;
+}
+
+void WatchThread::work() {
+    std::array<futex_waitv, words_max + 1> waiters;
+    long woken = 0;  // whose waiter it was; 0: our own, negative: nobody's
+    while (true) {
+        std::size_t count = 0;
+        std::vector<Entry> left;  // unmapped without the lock
+        {
+            const std::lock_guard lock{mutex};
+            if (ending) return;
+            waiters[count++] = waiter(&changes, changes.load(), FUTEX_PRIVATE_FLAG);
+            if (woken > 0) ++entries[static_cast<std::size_t>(woken) - 1].empty_wakes;  // others only follow at the end
+            for (std::size_t i = 0; i < entries.size();) {
+                const std::uint32_t value = entries[i].page->word();
+                if ((value & FUTEX_OWNER_DIED) != 0)
+                    boost::asio::post(io, [watch = entries[i].watch] {
+                        if (const auto one = watch.lock()) one->tell();
+                    });
+                if (value == entries[i].alive_value && entries[i].empty_wakes <= empty_wakes_max &&
+                    !entries[i].watch.expired()) {
+                    waiters[count++] = waiter(entries[i].page->word_address(), value, 0);
+                    ++i;
+                    continue;
+                }
+                left.push_back(std::move(entries[i]));
+                std::swap(entries[i], entries.back());
+                entries.pop_back();
+            }
+        }
+        left.clear();
+        // Whatever it returns is answered by looking again; a word that changed meanwhile makes it return at once.
+        woken = ::syscall(SYS_futex_waitv, waiters.data(), count, 0, nullptr, CLOCK_MONOTONIC);
+    }
+}
+
+WatchThread* AliveWatch::State::thread_with_room() {
+    const std::lock_guard lock{mutex};
+    for (const auto& thread : threads)
+        if (thread->entries.size() < words_max) return thread.get();
+    auto thread = std::make_unique<WatchThread>(io, mutex);
+    if (!thread->start()) return nullptr;
+    return threads.emplace_back(std::move(thread)).get();
+}
+
+AliveWatch::AliveWatch(boost::asio::io_context& io) : state_{std::make_shared<State>(io)} {}
+
+AliveWatch::~AliveWatch() {
+    {
+        const std::lock_guard lock{state_->mutex};
+        for (const auto& thread : state_->threads) thread->ending = true;
+    }
+    for (const auto& thread : state_->threads) {
+        thread->nudge();
+        ::pthread_join(thread->id, nullptr);
+    }
+}
+
+std::shared_ptr<AliveWatch::Watch> AliveWatch::watch(std::shared_ptr<const WorkerPageView> page,
+                                                     std::function<void()> died) {
+    auto watch = std::make_shared<Watch>(state_, std::move(died));
+    const std::uint32_t value = page->word();
+    if ((value & FUTEX_OWNER_DIED) != 0) {
+        boost::asio::post(state_->io, [weak = std::weak_ptr{watch}] {
+            if (const auto one = weak.lock()) one->tell();
+        });
+        return watch;
+    }
+    WatchThread* thread = is_supported() ? state_->thread_with_room() : nullptr;
+    if (thread == nullptr) return watch;
+    {
+        const std::lock_guard lock{state_->mutex};
+        thread->entries.push_back({std::move(page), value, 0, watch});
+    }
+    watch->set_thread(thread);
+    thread->nudge();
+    return watch;
+}
+
+bool AliveWatch::is_supported() {
+    // No words at all is refused with EINVAL by a kernel that knows the call.
+    static const bool supported =
+        ::syscall(SYS_futex_waitv, nullptr, 0, 0, nullptr, CLOCK_MONOTONIC) == -1 && errno == EINVAL;
+    return supported;
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <boost/asio/posix/stream_descriptor.hpp>
+
+#include "supervisor/base/deadline.h"
+#include "supervisor/control/rpc.h"
+
+namespace bulkhead::supervisor {
+
+/// One client of the control socket: lines in, lines and descriptors out.
+///
+/// Bound   a line, the requests under way and what waits for a slow reader, all in limits.h. No timer runs
+///         but while a line is partly received.
+/// Life    kept by the server until it is closed. A client that has shut down its writing side, as `socat`
+///         does, is kept until it has its answers; one with a subscription until it goes.
+class ControlConnection : public NotificationSink, public std::enable_shared_from_this<ControlConnection> {
+public:
+    using OnClosed = std::function<void(const std::shared_ptr<ControlConnection>&)>;
+
+    ControlConnection(boost::asio::io_context& io, UniqueFd socket, rpc::Peer peer, const rpc::MethodTable& methods,
+                      OnClosed on_closed);
+    void start() { wait_readable(); }
+    void notify(const std::string& line) override;
+    void subscribed() override { subscribed_ = true; }
+    void close();
+    [[nodiscard]] bool is_flushed() const noexcept { return outbox_.empty(); }
+    [[nodiscard]] const rpc::Peer& peer() const noexcept { return peer_; }
+
+private:
+    struct Outgoing {
+        std::string line;
+        std::size_t sent = 0;
+        std::vector<UniqueFd> fds;  ///< go with the first byte
+    };
+
+    void wait_readable();
+    void read_some();
+    void take_lines();
+    void take_line(std::string_view line);
+    void dispatch(rpc::Request request);
+    void answer(const json::value& id, Result<rpc::Answer> answer);
+    void refuse_and_close(const Error& error);
+    void on_end_of_file();
+    void close_if_done();
+    void enqueue(std::string line, std::vector<UniqueFd> fds = {});
+    void flush();
+
+    boost::asio::posix::stream_descriptor socket_;
+    rpc::Peer peer_;
+    const rpc::MethodTable& methods_;
+    OnClosed on_closed_;
+    std::string buffer_;  ///< received, not yet a line
+    Deadline line_deadline_;
+    bool line_is_partial_ = false;
+    std::deque<Outgoing> outbox_;
+    std::size_t outbox_bytes_ = 0;
+    bool waits_writable_ = false;
+    std::size_t in_flight_ = 0;
+    bool subscribed_ = false;
+    bool ended_ = false;    ///< the client sends nothing more
+    bool closing_ = false;  ///< when the outbox is empty
+};
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,81 @@
+#include "supervisor/control/methods.h"
+
+#include <fmt/format.h>
+
+#include "supervisor/base/limits.h"
+
+namespace bulkhead::supervisor {
+
+rpc::MethodTable make_methods(Daemon& daemon) {
+    rpc::MethodTable methods;
+    add_fleet_methods(methods, daemon);
+    add_model_methods(methods, daemon.fleet);
+    add_channel_methods(methods, daemon.fleet);
+    add_event_methods(methods, daemon.fleet);
+    add_log_methods(methods, daemon.fleet);
+    add_crash_methods(methods, daemon.fleet);
+    add_gpu_methods(methods, daemon.fleet);
+    add_daemon_methods(methods, daemon);
+    return methods;
+}
+
+Result<Fleet::Models> selected_models(const json::object& params, const Fleet& fleet) {
+    const auto all = rpc::optional_flag(params, "all");
+    if (!all) return all.error();
+    const auto named = rpc::optional_strings(params, "models");
+    if (!named) return named.error();
+    const int ways = (*all ? 1 : 0) + (*named ? 1 : 0) + (params.contains("model") ? 1 : 0);
+    if (ways != 1)
+        return Error{ErrorCode::input_invalid, fmt::format("naming models in {} ways", ways),
+                     R"(give one of {"model": "A"}, {"models": ["A", "B"]}, {"all": true})"};
+    if (*all) return fleet.all();
+    std::vector<std::string> names;
+    if (*named) {
+        names = **named;
+    } else {
+        const auto one = rpc::required_string(params, "model");
+        if (!one) return one.error();
+        names = {*one};
+    }
+    Fleet::Models models;
+    for (const auto& name : names) {
+        const auto model = fleet.find(name);
+        if (!model) return model.error();
+        models.push_back(*model);
+    }
+    return models;
+}
+
+Result<std::optional<std::chrono::milliseconds>> selected_deadline(const json::object& params) {
+    constexpr std::uint64_t day_ms = 86'400'000;
+    const auto ms = rpc::optional_count(params, "deadline_ms", day_ms);
+    if (!ms) return ms.error();
+    if (!*ms) return std::optional<std::chrono::milliseconds>{};
+    return std::optional{std::chrono::milliseconds{**ms}};
+}
+
+json::array to_json(const std::vector<Receipt>& receipts) {
+    json::array array;
+    for (const Receipt& receipt : receipts) array.push_back(to_json(receipt));
+    return array;
+}
+
+json::array to_json(const std::vector<LoadedReplica>& loaded) {
+    json::array array;
+    for (const LoadedReplica& one : loaded)
+        array.push_back(json::object{{"model", one.worker.model},
+                                     {"replica", one.worker.replica},
+                                     {"state", to_string(one.state)},
+                                     {"pid", one.pid},
+                                     {"ms", one.ms}});
+    return array;
+}
+
+void read_gpus(FleetContext& context, std::function<void(Result<std::vector<Gpu>>)> done) {
+    if (context.off_loop.waiting() >= limits::off_loop_requests_max)
+        return done(Error{ErrorCode::queue_full, "reading the GPUs: too many wait for that", "ask again later"});
+    context.off_loop.run(
+        "reading the GPUs", [&gpus = context.gpus] { return gpus.read(); }, std::move(done));
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "config/reader.h"
+#include "supervisor/control/rpc.h"
+#include "supervisor/fleet/fleet.h"
+#include "supervisor/fleet/fleet_change.h"
+
+/// The methods of the control socket, one file a family; docs/control.md is their contract.
+namespace bulkhead::supervisor {
+
+/// What does not change while a supervisor lives.
+struct DaemonFacts {
+    std::string version;
+    std::int64_t keeper_pid = 0;
+    std::int64_t supervisor_pid = 0;
+    std::string socket;
+    std::string fleet_file;
+    std::int64_t started_unix_ms = 0;  ///< of the keeper: a restarted supervisor is the same daemon
+    std::string containment;
+    std::uint16_t keeper_executions = 0;  ///< how often it has executed its program anew
+    std::string keeper_upgrade_failed{};  ///< why its last try to do so failed; empty: it did not
+    std::uint64_t supervisor_starts = 0;  ///< 1: the first one of this keeper
+    std::string fleet_error{};            ///< the fleet file has errors, and what was last good is in force; or empty
+};
+
+/// What a reload came to.
+struct Reloaded {
+    FleetChange change;
+    std::vector<config::Diagnostic> errors;  ///< not empty: nothing was changed
+    std::optional<Error> refused{};          ///< nothing was changed, for another reason than the file's errors
+};
+
+struct Daemon {
+    Fleet& fleet;
+    DaemonFacts facts;
+    /// Unloads everything, calls back with the receipts, then ends the daemon.
+    std::function<void(std::function<void(std::vector<Receipt>)>)> stop;
+    /// Reads the fleet file; if it is good, unloads what it no longer has, calls back, and hands over to a new
+    /// supervisor, which takes the rest over.
+    std::function<void(std::function<void(const Reloaded&)>)> reload{};
+    /// Makes sure that the supervisor that is installed now can take over, calls back, and then, unless that was an
+    /// error, hands over to it; with `with_keeper` under a keeper of the program that is installed now.
+    std::function<void(bool with_keeper, std::function<void(const Result<>&)>)> upgrade{};
+};
+
+[[nodiscard]] rpc::MethodTable make_methods(Daemon& daemon);
+
+void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon);   // fleet.status reload
+void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);     // model.load unload restart why
+void add_channel_methods(rpc::MethodTable& methods, Fleet& fleet);   // channel.open
+void add_event_methods(rpc::MethodTable& methods, Fleet& fleet);     // events.subscribe
+void add_log_methods(rpc::MethodTable& methods, Fleet& fleet);       // logs.tail
+void add_crash_methods(rpc::MethodTable& methods, Fleet& fleet);     // crashes.list
+void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet);       // gpu.status lift
+void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);  // daemon.info ping stop upgrade
+
+/// {"model": …}, {"models": […]} or {"all": true}, exactly one of them.
+/// Errors  input_invalid, model_unknown
+[[nodiscard]] Result<Fleet::Models> selected_models(const json::object& params, const Fleet& fleet);
+
+/// `deadline_ms`, how long the caller wants to wait.
+[[nodiscard]] Result<std::optional<std::chrono::milliseconds>> selected_deadline(const json::object& params);
+
+[[nodiscard]] json::array to_json(const std::vector<Receipt>& receipts);
+[[nodiscard]] json::array to_json(const std::vector<LoadedReplica>& loaded);
+
+/// Gives `state` of all GPUs, or why there are none, on the loop.
+void read_gpus(FleetContext& context, std::function<void(Result<std::vector<Gpu>>)> done);
+
+}  // namespace bulkhead::supervisor

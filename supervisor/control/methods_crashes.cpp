@@ -1,0 +1,44 @@
+#include "supervisor/base/limits.h"
+#include "supervisor/control/methods.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+json::value to_json(const CrashReports::Lost& lost) {
+    if (lost.count == 0) return nullptr;
+    return json::object{{"count", lost.count}, {"time", lost.time_ms}, {"reason", lost.reason}};
+}
+
+/// A model that the fleet file names no longer may have reports still: any name will do.
+void list(Fleet& fleet, const rpc::Call& call) {
+    if (const auto known = rpc::only(call.params, {"model", "limit"}); !known) return call.answer(known.error());
+    std::string model;
+    if (call.params.contains("model")) {
+        auto name = rpc::required_string(call.params, "model");
+        if (!name) return call.answer(name.error());
+        model = std::move(*name);
+    }
+    const auto max = rpc::optional_count(call.params, "limit", limits::crash_reports_max);
+    if (!max) return call.answer(max.error());
+    FleetContext& context = fleet.context();
+    if (context.off_loop.waiting() >= limits::off_loop_requests_max)
+        return call.answer(
+            Error{ErrorCode::queue_full, "reading the crash reports: too many wait for that", "ask again later"});
+    context.off_loop.run(
+        "reading the crash reports",
+        [reports = context.crash_reports, model, max = max->value_or(limits::crash_list_default)] {
+            return reports->list(model, max);
+        },
+        [answer = call.answer, reports = context.crash_reports](Result<json::array> crashes) {
+            if (!crashes) return answer(crashes.error());
+            answer(rpc::Answer{{{"crashes", std::move(*crashes)}, {"lost", to_json(reports->lost())}}, {}});
+        });
+}
+
+}  // namespace
+
+void add_crash_methods(rpc::MethodTable& methods, Fleet& fleet) {
+    methods["crashes.list"] = [&fleet](const rpc::Call& call) { list(fleet, call); };
+}
+
+}  // namespace bulkhead::supervisor

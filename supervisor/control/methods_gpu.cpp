@@ -1,0 +1,72 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "supervisor/base/json_members.h"
+#include "supervisor/base/text.h"
+#include "supervisor/control/methods.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+json::object to_json(const Gpu& gpu, const std::optional<std::string>& quarantined) {
+    json::array processes;
+    for (const GpuProcess& process : gpu.processes)
+        processes.push_back(json::object{{"pid", process.pid}, {"bytes", or_null(process.bytes)}});
+    return {{"index", gpu.index},
+            {"uuid", gpu.uuid},
+            {"name", gpu.name},
+            {"state", gpu.trouble.empty() ? "ok" : gpu.trouble},
+            {"quarantined", or_null(quarantined)},
+            {"total_bytes", or_null(gpu.total_bytes)},
+            {"free_bytes", or_null(gpu.free_bytes)},
+            {"processes", gpu.processes_known ? json::value(std::move(processes)) : json::value(nullptr)}};
+}
+
+void gpu_status(Fleet& fleet, rpc::Call call) {
+    if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
+    read_gpus(fleet.context(), [&fleet, answer = std::move(call.answer)](Result<std::vector<Gpu>> gpus) {
+        if (!gpus && gpus.error().code == ErrorCode::queue_full) return answer(gpus.error());
+        json::object result{{"nvml", gpus.has_value()}};
+        if (!gpus) result["reason"] = gpus.error().attempt;
+        json::array list;
+        if (gpus)
+            for (const Gpu& gpu : *gpus) list.push_back(to_json(gpu, fleet.context().gpu_quarantine.reason(gpu.uuid)));
+        result["gpus"] = std::move(list);
+        answer(rpc::Answer{std::move(result), {}});
+    });
+}
+
+/// What is quarantined need not be seen by NVML any more, and NVML need not answer, for it to be lifted.
+void lift(Fleet& fleet, rpc::Call call) {
+    if (const auto known = rpc::only(call.params, {"uuid"}); !known) return call.answer(known.error());
+    const auto uuid = rpc::required_string(call.params, "uuid");
+    if (!uuid) return call.answer(uuid.error());
+    FleetContext& context = fleet.context();
+    if (const auto reason = context.gpu_quarantine.reason(*uuid)) {
+        context.gpu_quarantine.lift(*uuid);
+        spdlog::info("gpu={} quarantine lifted by a person; it was: {}", *uuid, escaped(*reason));
+        return call.answer(rpc::Answer{{{"uuid", *uuid}, {"was", *reason}}, {}});
+    }
+    read_gpus(context, [uuid = *uuid, answer = std::move(call.answer)](const Result<std::vector<Gpu>>& gpus) {
+        const std::string attempt = fmt::format("lifting the quarantine of GPU {}", in_quotes(uuid));
+        std::string known;
+        if (gpus) {
+            for (const Gpu& gpu : *gpus) {
+                if (gpu.uuid == uuid)
+                    return answer(Error{ErrorCode::input_invalid, attempt + ": it is not quarantined", {}});
+                known += (known.empty() ? "" : ", ") + gpu.uuid;
+            }
+        }
+        answer(Error{ErrorCode::input_invalid, attempt + ": there is no such GPU",
+                     known.empty() ? "`bulkhead gpus` names those there are" : "there is " + known});
+    });
+}
+
+}  // namespace
+
+void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet) {
+    methods["gpu.status"] = [&fleet](rpc::Call call) { gpu_status(fleet, std::move(call)); };
+    methods["gpu.lift"] = [&fleet](rpc::Call call) { lift(fleet, std::move(call)); };
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include <boost/json.hpp>
+
+#include "ipc/error.h"
+#include "ipc/unique_fd.h"
+#include "supervisor/base/notifications.h"
+
+/// JSON-RPC 2.0 as docs/control.md restricts it: one object a line, no batches, parameters by name.
+namespace bulkhead::supervisor::rpc {
+
+struct Request {
+    std::optional<json::value> id;  ///< a notification has none, and gets no answer
+    std::string method;
+    json::object params;
+};
+
+/// A line that is no request, answered at once.
+struct Refusal {
+    json::value id;  ///< null where it could not be read
+    int number = 0;  ///< JSON-RPC's own
+    Error error;
+};
+
+inline constexpr int not_json = -32700;
+inline constexpr int no_request = -32600;
+inline constexpr int no_such_method = -32601;
+inline constexpr int wrong_parameters = -32602;
+inline constexpr int failed = -32000;
+
+[[nodiscard]] std::variant<Request, Refusal> parse(std::string_view line);
+
+/// Newline included.
+[[nodiscard]] std::string result_line(const json::value& id, json::object result);
+[[nodiscard]] std::string error_line(const json::value& id, int number, const Error& error, json::object more = {});
+/// The number that belongs to an error of a method: `input_invalid` concerns its parameters.
+[[nodiscard]] int number_of(const Error& error);
+
+// --- methods
+
+struct Answer {
+    json::object result;
+    std::vector<UniqueFd> fds;  ///< `result` then has a member `fds` that counts them
+    /// A failure that has more to tell: `result` then stands in `error.data`, beside code, attempt and remedy.
+    std::optional<Error> error{};
+};
+
+struct Peer {
+    std::int64_t pid = 0;
+    std::int64_t uid = 0;
+};
+
+struct Call {
+    json::object params;
+    Peer peer;
+    std::weak_ptr<NotificationSink> sink;
+    std::function<void(Result<Answer>)> answer;  ///< to be called once, now or later, on the loop
+};
+
+using Method = std::function<void(Call)>;
+using MethodTable = std::map<std::string, Method, std::less<>>;
+
+// --- parameters; errors are input_invalid and name the parameter
+
+[[nodiscard]] Result<> only(const json::object& params, std::initializer_list<std::string_view> known);
+[[nodiscard]] Result<std::string> required_string(const json::object& params, std::string_view name);
+[[nodiscard]] Result<std::optional<std::uint64_t>> optional_count(const json::object& params, std::string_view name,
+                                                                  std::uint64_t max);
+[[nodiscard]] Result<bool> optional_flag(const json::object& params, std::string_view name);
+/// A list of strings, without repetitions; empty when absent.
+[[nodiscard]] Result<std::optional<std::vector<std::string>>> optional_strings(const json::object& params,
+                                                                               std::string_view name);
+
+}  // namespace bulkhead::supervisor::rpc

@@ -1,0 +1,255 @@
+#include "supervisor/crash/crash_report.h"
+
+#include <cxxabi.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "supervisor/base/json_members.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/base/text.h"
+#include "supervisor/reclaim/receipt.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+constexpr std::size_t time_digits = 13;  ///< of Unix ms until the year 2286: names sort by age
+
+bool is_report_name(std::string_view name) {
+    return name.size() > time_digits && name.ends_with(".json") &&
+           std::all_of(name.begin(), name.begin() + time_digits, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+/// Nothing when it is no regular file, too big, or gone.
+std::optional<std::string> read_small_file(const std::string& path) {
+    const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
+    struct stat status {};
+    if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
+        status.st_size > static_cast<off_t>(limits::crash_report_bytes_max))
+        return std::nullopt;
+    std::string text(static_cast<std::size_t>(status.st_size), '\0');
+    const ssize_t size = ::read(file.get(), text.data(), text.size());
+    if (size != status.st_size) return std::nullopt;
+    return text;
+}
+
+/// 0, or the errno.
+int write_whole(const std::string& path, std::string_view text) {
+    const UniqueFd file{::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600)};
+    if (!file) return errno;
+    while (!text.empty()) {
+        const ssize_t written = ::write(file.get(), text.data(), text.size());
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return written < 0 ? errno : ENOSPC;
+        text.remove_prefix(static_cast<std::size_t>(written));
+    }
+    return 0;
+}
+
+/// A symbol is a worker's word, and each 10 bytes more of a hostile one double what it stands for: 100 make 14 KB at
+/// most. Longer ones are left for the reader's own program to demangle.
+std::string demangled(const std::string& symbol) {
+    if (symbol.size() > limits::crash_demangled_bytes_max) return symbol;
+    int status = 0;
+    const std::unique_ptr<char, void (*)(void*)> text{abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status),
+                                                      std::free};
+    return status == 0 && text ? std::string{text.get()} : symbol;
+}
+
+/// Of the runtime that every fault passes through on its way: abort(), the unwinder, the return from a handler.
+bool is_runtime(std::string_view frame) {
+    const auto library = frame.rfind(" (");
+    if (library == std::string_view::npos) return false;
+    const std::string_view name = frame.substr(library + 2);
+    for (const std::string_view runtime :
+         {"libc.so", "libc-", "libpthread", "libstdc++", "libgcc_s", "ld-linux", "linux-vdso", "libasan", "libtsan"})
+        if (name.starts_with(runtime)) return true;
+    return frame.find("on_fatal_signal") != std::string_view::npos;
+}
+
+}  // namespace
+
+std::string readable_frame(std::string_view raw) {
+    const std::size_t open = raw.find('(');
+    const std::size_t close = raw.find(')', open == std::string_view::npos ? 0 : open);
+    if (open == std::string_view::npos || close == std::string_view::npos) return std::string{raw};
+    const std::string_view path = raw.substr(0, open);
+    const std::string_view library = path.substr(path.rfind('/') == std::string_view::npos ? 0 : path.rfind('/') + 1);
+    const std::string_view inside = raw.substr(open + 1, close - open - 1);
+    const std::size_t plus = std::min(inside.rfind('+'), inside.size());
+    std::string function = demangled(std::string{inside.substr(0, plus)});
+    if (function.size() > limits::crash_frame_bytes_max) function.resize(limits::crash_frame_bytes_max);
+    // Without a symbol the offset is the library's own, and the address says nothing more.
+    return fmt::format("{}{} ({})", escaped(function), inside.substr(plus), library);
+}
+
+std::string culprit(const std::vector<std::string>& readable_frames) {
+    for (const std::string& frame : readable_frames) {
+        if (is_runtime(frame)) continue;
+        const std::size_t library = frame.rfind(" (");
+        const std::size_t offset = frame.rfind("+0x", library);
+        if (library == std::string::npos || offset == std::string::npos || offset == 0) return frame;
+        return frame.substr(0, offset) + frame.substr(library);
+    }
+    return {};
+}
+
+std::vector<std::string> oom_evidence(const OomCounters& counters, bool unexplained_kill) {
+    std::vector<std::string> evidence;
+    if (counters.own_cgroup.value_or(0) > 0)
+        evidence.push_back(fmt::format("the kernel's OOM killer ended {} process{} in this worker's cgroup",
+                                       *counters.own_cgroup, *counters.own_cgroup == 1 ? "" : "es"));
+    const auto before = counters.machine_before;
+    const auto after = counters.machine_after;
+    if (evidence.empty() && unexplained_kill && before && after && *after > *before)
+        evidence.push_back(
+            fmt::format("the kernel's OOM killer ran during its life ({} on this machine); whom it ended "
+                        "is in the kernel's log",
+                        *after - *before == 1 ? "once" : fmt::format("{} times", *after - *before)));
+    return evidence;
+}
+
+std::optional<std::uint64_t> machine_oom_kills() {
+    const UniqueFd file{::open("/proc/vmstat", O_RDONLY | O_CLOEXEC)};
+    std::string text(32 * 1024, '\0');
+    const ssize_t size = file ? ::read(file.get(), text.data(), text.size()) : -1;
+    text.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+    constexpr std::string_view name = "\noom_kill ";
+    const std::size_t at = text.find(name);
+    if (at == std::string::npos) return std::nullopt;
+    std::uint64_t count = 0;
+    std::from_chars(text.data() + at + name.size(), text.data() + text.size(), count);
+    return count;
+}
+
+std::string CrashReport::to_text() const {
+    const json::value unknown = request_unknown.empty() ? json::value(nullptr) : json::value(request_unknown);
+    json::object object{{"model", worker.model},
+                        {"replica", worker.replica},
+                        {"generation", worker.generation},
+                        {"pid", pid},
+                        {"time", time_ms},
+                        {"cause", cause},
+                        {"state", state},
+                        {"exit", supervisor::to_json(exit)},
+                        {"signal", signal ? json::value(signal_name(*signal)) : json::value(nullptr)},
+                        {"thread", thread.empty() ? json::value(nullptr) : json::value(thread)},
+                        {"backtrace", json::array(backtrace.begin(), backtrace.end())},
+                        {"request", request.empty() ? json::value(nullptr) : json::value(request)},
+                        {"request_ms", request.empty() ? json::value(nullptr) : json::value(request_ms)},
+                        {"request_unknown", unknown},
+                        {"host_bytes", or_null(host_bytes)},
+                        {"gpu_bytes", or_null(gpu_bytes)},
+                        {"device", device},
+                        {"evidence", json::array(evidence.begin(), evidence.end())},
+                        {"ready_ms", ready_for_ms}};
+    constexpr std::size_t log_member_bytes = 16;
+    std::size_t bytes = json::serialize(object).size() + log_member_bytes;
+    std::size_t first = log.size();
+    while (first > 0 && bytes <= limits::crash_report_bytes_max) {
+        bytes += json::serialize(json::string{log[first - 1]}).size() + 1;
+        if (bytes <= limits::crash_report_bytes_max) --first;
+    }
+    object["log"] = json::array(log.begin() + static_cast<std::ptrdiff_t>(first), log.end());
+    return json::serialize(object);
+}
+
+std::string CrashReports::name_of(const CrashReport& report) {
+    return fmt::format("{:0{}}-{}-{}-{}.json", std::max<std::int64_t>(report.time_ms, 0), time_digits,
+                       file_name(report.worker.model), report.worker.replica, report.worker.generation);
+}
+
+bool CrashReports::make_folder() const {
+    struct stat status {};
+    if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) return false;
+    if (::lstat(folder_.c_str(), &status) != 0) return false;
+    errno = ENOTDIR;
+    return S_ISDIR(status.st_mode) && status.st_uid == ::geteuid();
+}
+
+Result<std::filesystem::path> CrashReports::write(const CrashReport& report) {
+    if (folder_.empty())
+        return Error{ErrorCode::resources_exhausted, "writing a crash report: the daemon has no folder for logs", {}};
+    const std::unique_lock mine{writing_, std::try_to_lock};
+    if (!mine)  // a disk that holds another's thread does not take this one either
+        return Error{
+            ErrorCode::resources_exhausted, "writing a crash report: the disk does not take the one before", {}};
+    const auto path = folder_ / name_of(report);
+    const auto unfinished = folder_ / ".unfinished";  // one name: what a killed supervisor left is written over
+    int failed = make_folder() ? write_whole(unfinished, report.to_text()) : errno;
+    if (failed == 0 && ::rename(unfinished.c_str(), path.c_str()) != 0) failed = errno;
+    if (failed != 0) {
+        ::unlink(unfinished.c_str());
+        return system_error("writing " + path.string(), failed);
+    }
+    remove_surplus();
+    return path;
+}
+
+void CrashReports::note_lost(const WorkerName& worker, const std::string& reason) {
+    spdlog::warn("worker={} its crash report is lost: {}", worker.text(), reason);
+    const std::scoped_lock lock{counting_};
+    lost_ = {lost_.count + 1, unix_ms(), reason};
+}
+
+CrashReports::Lost CrashReports::lost() const {
+    const std::scoped_lock lock{counting_};
+    return lost_;
+}
+
+/// Oldest first.
+std::vector<std::string> CrashReports::names() const {
+    std::vector<std::string> names;
+    std::error_code ec;
+    for (std::filesystem::directory_iterator entry{folder_, ec}, end; !ec && entry != end; entry.increment(ec))
+        if (const std::string name = entry->path().filename().string(); is_report_name(name)) names.push_back(name);
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+void CrashReports::remove_surplus() const {
+    const auto all = names();
+    const std::size_t surplus = all.size() - std::min(all.size(), limits::crash_reports_max);
+    for (std::size_t i = 0; i < surplus; ++i) ::unlink((folder_ / all[i]).c_str());
+}
+
+std::string CrashReports::path_of(const std::string& name) const {
+    const bool is_one = is_report_name(name) && name.find('/') == std::string::npos;
+    return folder_.empty() || !is_one ? std::string{} : (folder_ / name).string();
+}
+
+json::array CrashReports::list(const std::string& model, std::size_t max) const {
+    constexpr std::size_t bytes_max = limits::control_answer_bytes_max * 3 / 4;
+    json::array reports;
+    std::size_t bytes = 0;
+    const auto all = names();
+    for (auto name = all.rbegin(); name != all.rend() && reports.size() < max; ++name) {
+        const auto path = folder_ / *name;
+        const auto text = read_small_file(path.string());
+        if (!text) continue;
+        boost::system::error_code ec;
+        json::value document = json::parse(*text, ec);
+        if (ec || !document.is_object()) continue;
+        json::object& report = document.get_object();
+        const auto of = string_member(report, "model");
+        if (!of || !string_member(report, "cause") || (!model.empty() && *of != model)) continue;
+        if ((bytes += text->size()) > bytes_max) break;
+        report["report"] = path.string();
+        reports.push_back(std::move(document));
+    }
+    return reports;
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,269 @@
+#include "supervisor/fleet/fleet.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "supervisor/base/gather.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/fleet/stranger.h"
+#include "supervisor/replica/ledger.h"
+
+namespace bulkhead::supervisor {
+
+Model::Model(FleetContext& context, config::ModelSpec declared, const std::optional<LogStore>& logs)
+    : spec{std::move(declared)}, log{spec.name, logs} {
+    for (std::uint32_t i = 0; i < spec.replicas; ++i)
+        replicas.push_back(std::make_unique<Replica>(context, spec, i, log));
+}
+
+Fleet::Fleet(FleetContext& context, const config::Fleet& declared,
+             const std::optional<LogStore>& logs)
+    : context_{context}, status_deadline_{context.io} {
+    for (const auto& spec : declared.models) models_.push_back(std::make_unique<Model>(context, spec, logs));
+    context_.on_gpu_quarantined = [this](const std::string& uuid) {
+        for (Replica* replica : replicas_of(all())) replica->gpu_was_quarantined(uuid);
+    };
+    context_.gpu_quarantine.lifted = [this] {
+        for (Replica* replica : replicas_of(all())) replica->gpu_was_lifted();
+    };
+}
+
+Replica* Fleet::replica_of(const WorkerName& worker) const {
+    for (const auto& model : models_)
+        if (model->spec.name == worker.model)
+            return worker.replica < model->replicas.size() ? model->replicas[worker.replica].get() : nullptr;
+    return nullptr;
+}
+
+void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, std::string>& declarations,
+                  FormerLines former_lines) {
+    for (const auto& model : models_) model->log.restore(std::move(former_lines[model->spec.name]));
+    std::map<Replica*, std::vector<FoundWorker>> by_replica;
+    const auto gpu_of = [](const FoundWorker& worker) {
+        const auto ledger = Ledger::parse(worker.ledger);
+        return ledger ? ledger->gpu_uuid : std::string{};
+    };
+    for (FoundWorker& worker : found) {
+        if (Replica* replica = replica_of(worker.name)) {
+            by_replica[replica].push_back(std::move(worker));
+        } else {
+            std::string gpu = gpu_of(worker);
+            Stranger::end(context_, std::move(worker), std::move(gpu), "the fleet has no such replica");
+        }
+    }
+    for (auto& [replica, workers] : by_replica) {
+        std::sort(workers.begin(), workers.end(),
+                  [](const FoundWorker& a, const FoundWorker& b) { return a.name.generation < b.name.generation; });
+        FoundWorker newest = std::move(workers.back());
+        workers.pop_back();
+        auto ledger = Ledger::parse(newest.ledger);
+        for (FoundWorker& older : workers) {
+            // The newest was spawned, and its supervisor ended before it could note that: what the replica went through
+            // before stands in the record of its last process.
+            if (auto former = Ledger::parse(older.ledger); former && newest.ledger.empty())
+                ledger = former->of_replica();
+            std::string gpu = gpu_of(older);
+            Stranger::end(context_, std::move(older), std::move(gpu), "a later process has taken its place");
+        }
+        const auto declaration = declarations.find(newest.name.model);
+        replica->adopt(std::move(newest), ledger ? std::optional{*ledger} : std::nullopt,
+                       declaration == declarations.end() ? "" : declaration->second);
+    }
+}
+
+void Fleet::preload() {
+    for (const auto& model : models_)
+        if (model->spec.preload)
+            for (const auto& replica : model->replicas)
+                if (!replica->was_found()) replica->preload();
+}
+
+void Fleet::retire(const config::Fleet& next, std::function<void()> retired) {
+    std::vector<Replica*> surplus;
+    for (const auto& model : models_) {
+        const auto kept = std::find_if(next.models.begin(), next.models.end(),
+                                       [&](const auto& spec) { return spec.name == model->spec.name; });
+        model->retired = kept == next.models.end();
+        for (const auto& replica : model->replicas)
+            if (model->retired || replica->index() >= kept->replicas) surplus.push_back(replica.get());
+    }
+    unload_replicas(
+        surplus, [retired = std::move(retired)](const auto&) { retired(); }, false);
+}
+
+std::vector<std::string> Fleet::differing_from(const std::map<std::string, std::string>& declarations) const {
+    std::vector<std::string> differing;
+    for (const auto& model : models_) {
+        const auto declaration = declarations.find(model->spec.name);
+        if (declaration == declarations.end()) continue;
+        const bool differs = std::any_of(model->replicas.begin(), model->replicas.end(), [&](const auto& replica) {
+            // One that is stopped looks at the file when it is loaded.
+            return replica->state() != WorkerState::stopped && !replica->declaration().empty() &&
+                   replica->declaration() != declaration->second;
+        });
+        if (differs) differing.push_back(model->spec.name);
+    }
+    return differing;
+}
+
+bool Fleet::is_spawning() const {
+    const auto replicas = replicas_of(all());
+    return std::any_of(replicas.begin(), replicas.end(), [](const Replica* replica) {
+        return replica->process() && (replica->process()->pid == 0 || replica->declaration().empty());
+    });
+}
+
+Fleet::Models Fleet::all() const {
+    Models models;
+    for (const auto& model : models_) models.push_back(model.get());
+    return models;
+}
+
+Result<Model*> Fleet::find(const std::string& name) const {
+    std::string known;
+    for (const auto& model : models_) {
+        if (model->retired) continue;
+        if (model->spec.name == name) return model.get();
+        known += (known.empty() ? "" : ", ") + model->spec.name;
+    }
+    return Error{ErrorCode::model_unknown, fmt::format("looking up model \"{}\"", escaped(name.substr(0, 128))),
+                 known.empty() ? "the fleet has no models" : "the fleet has " + known};
+}
+
+std::vector<Replica*> Fleet::replicas_of(const Models& models) const {
+    std::vector<Replica*> replicas;
+    for (const Model* model : models)
+        for (const auto& replica : model->replicas) replicas.push_back(replica.get());
+    return replicas;
+}
+
+Result<> Fleet::refuse_when_stopping() const {
+    if (!stopping_) return {};
+    return Error{ErrorCode::worker_draining, "loading: the daemon is stopping", "start it again"};
+}
+
+void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded) {
+    if (const auto may = refuse_when_stopping(); !may) return loaded(may.error());
+    const auto replicas = replicas_of(models);
+    if (replicas.empty()) return loaded(std::vector<LoadedReplica>{});
+    const auto gather =
+        Gather<LoadedReplica>::make(replicas.size(), Gather<LoadedReplica>::OnError::answer_at_once, std::move(loaded));
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+        replicas[i]->load(gather->slot(i), Replica::Urgency::now, deadline);
+}
+
+void Fleet::unload(const Models& models, OnUnloaded unloaded, bool again) {
+    unload_replicas(replicas_of(models), std::move(unloaded), again);
+}
+
+void Fleet::unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded unloaded, bool again) {
+    using Maybe = std::optional<Receipt>;
+    if (replicas.empty()) return unloaded(std::vector<Receipt>{});
+    const auto answer = [replicas, unloaded = std::move(unloaded)](Result<std::vector<Maybe>> results) {
+        if (!results) return unloaded(results.error());
+        std::vector<Receipt> receipts;
+        std::vector<Replica*> told;
+        for (std::size_t i = 0; i < replicas.size(); ++i) {
+            if (!(*results)[i]) continue;
+            receipts.push_back(std::move(*(*results)[i]));
+            told.push_back(replicas[i]);
+        }
+        unloaded(std::move(receipts));
+        // The answer first: a supervisor that ends in between leaves the receipts to its successor.
+        for (Replica* replica : told) replica->receipt_told();
+    };
+    const auto gather = Gather<Maybe>::make(replicas.size(), Gather<Maybe>::OnError::wait_for_all, answer);
+    for (std::size_t i = 0; i < replicas.size(); ++i) {
+        if (again && replicas[i]->state() == WorkerState::stopped && replicas[i]->kept_receipt())
+            gather->slot(i)(Maybe{replicas[i]->kept_receipt()});
+        else
+            replicas[i]->unload(gather->slot(i));
+    }
+}
+
+void Fleet::restart(const Models& models, std::function<void(Result<Restarted>)> restarted) {
+    if (const auto may = refuse_when_stopping(); !may) return restarted(may.error());
+    unload(models, [this, models, restarted = std::move(restarted)](Result<std::vector<Receipt>> receipts) {
+        if (!receipts) return restarted(receipts.error());
+        for (Replica* replica : replicas_of(models)) replica->pardon();
+        load(models, {}, [receipts = std::move(*receipts), restarted](Result<std::vector<LoadedReplica>> loaded) {
+            if (!loaded) return restarted(loaded.error());
+            restarted(Restarted{std::move(*loaded), receipts});
+        });
+    });
+}
+
+void Fleet::open_channel(Model& model, const Client& client, std::optional<std::chrono::milliseconds> deadline,
+                         std::function<void(Result<OpenedChannel>)> opened) {
+    if (const auto may = refuse_when_stopping(); !may) return opened(may.error());
+    // Ready ones first, the least used of them; else one that is on its way, else any.
+    const auto rank = [](const Replica& replica) {
+        if (is_serving(replica.state())) return 0;
+        if (is_loading(replica.state()) || replica.state() == WorkerState::adopting) return 1;
+        return replica.state() == WorkerState::quarantined ? 3 : 2;
+    };
+    const auto best = std::min_element(model.replicas.begin(), model.replicas.end(), [&](const auto& a, const auto& b) {
+        return std::pair{rank(*a), a->channels()} < std::pair{rank(*b), b->channels()};
+    });
+    Replica& replica = **best;
+    if ((replica.state() == WorkerState::draining || replica.state() == WorkerState::stopping) &&
+        !replica.is_being_replaced())
+        return opened(replica.open_channel(client));  // refuses: an unload is not undone by whoever reconnects
+    replica.load(
+        [&replica, client, opened = std::move(opened)](const Result<LoadedReplica>& loaded) {
+            if (!loaded) return opened(loaded.error());
+            opened(replica.open_channel(client));
+        },
+        Replica::Urgency::when_due, deadline);
+}
+
+void Fleet::status(std::function<void(json::array)> answered) {
+    status_waiters_.push_back(std::move(answered));
+    if (status_waiters_.size() > 1) return;  // shares the inquiry under way
+    const auto replicas = replicas_of(all());
+    const auto left = std::make_shared<std::size_t>(2 * replicas.size() + 1);
+    const auto one_less = [this, left] {
+        if (--*left == 0) tell_status();
+    };
+    status_deadline_.arm(limits::statistics_deadline, [this, left] {
+        *left = 0;  // those that come later count from here, and reach nothing
+        tell_status();
+    });
+    const bool may_sample = context_.off_loop.waiting() < limits::off_loop_requests_max;
+    for (Replica* replica : replicas) {
+        replica->ask_statistics(one_less);
+        if (may_sample)
+            replica->sample_memory(one_less);
+        else
+            one_less();
+    }
+    one_less();
+}
+
+void Fleet::tell_status() {
+    status_deadline_.cancel();
+    json::array rows;
+    for (const Replica* replica : replicas_of(all())) rows.push_back(replica->row());
+    for (const auto& answered : std::exchange(status_waiters_, {})) answered(rows);
+}
+
+void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
+    stopping_ = true;
+    using Maybe = std::optional<Receipt>;
+    const auto replicas = replicas_of(all());
+    const auto gather = Gather<Maybe>::make(replicas.size() + 1, Gather<Maybe>::OnError::wait_for_all,
+                                            [stopped = std::move(stopped)](Result<std::vector<Maybe>> results) {
+                                                std::vector<Receipt> receipts;
+                                                for (auto& receipt : *results)
+                                                    if (receipt) receipts.push_back(std::move(*receipt));
+                                                stopped(std::move(receipts));
+                                            });
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+        replicas[i]->unload([slot = gather->slot(i)](Result<Maybe> receipt) {
+            slot(receipt ? std::move(*receipt) : Maybe{});  // what cannot be ended was logged
+        });
+    gather->slot(replicas.size())(Maybe{});
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "supervisor/replica/replica.h"
+
+namespace bulkhead::supervisor {
+
+/// One model of the fleet file with its replicas.
+struct Model {
+    Model(FleetContext& context, config::ModelSpec declared, const std::optional<LogStore>& logs);
+
+    const config::ModelSpec spec;
+    ModelLog log;
+    std::vector<std::unique_ptr<Replica>> replicas;  ///< die before their log
+    bool retired = false;                            ///< the next supervisor does not know it any more
+};
+
+/// Every model, and what can be asked of several at once.
+class Fleet {
+public:
+    using Models = std::vector<Model*>;
+    using OnLoaded = std::function<void(Result<std::vector<LoadedReplica>>)>;
+    using OnUnloaded = std::function<void(Result<std::vector<Receipt>>)>;
+    struct Restarted {
+        std::vector<LoadedReplica> loaded;
+        std::vector<Receipt> receipts;
+    };
+
+    Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs);
+
+    /// Takes over what former supervisors of this keeper left: to be called once, first of all.
+    /// `declarations`  `fingerprint` by model
+    /// `former_lines`  what those logged
+    void adopt(std::vector<FoundWorker> found, const std::map<std::string, std::string>& declarations,
+               FormerLines former_lines);
+    /// Starts what shall run from the start, and of which nothing was found.
+    void preload();
+    [[nodiscard]] Models all() const;
+    /// Errors  model_unknown, with the names there are
+    [[nodiscard]] Result<Model*> find(const std::string& name) const;
+
+    /// Answers when all replicas are ready, or at the first failure.
+    void load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded);
+    /// `again`: the caller's former call was lost with a supervisor. A model that has been unloaded since then answers
+    /// with the receipt of that.
+    void unload(const Models& models, OnUnloaded unloaded, bool again = false);
+    void restart(const Models& models, std::function<void(Result<Restarted>)> restarted);
+    /// To the ready replica with the fewest channels; loads the model if none is.
+    void open_channel(Model& model, const Client& client, std::optional<std::chrono::milliseconds> deadline,
+                      std::function<void(Result<OpenedChannel>)> opened);
+
+    /// One row a replica, after every worker was asked for its statistics; who does not answer within
+    /// `statistics_deadline` is shown as last known.
+    void status(std::function<void(json::array)> answered);
+
+    /// Unloads what `next` no longer has: models, and replicas of models. Nobody can load those models from now on.
+    void retire(const config::Fleet& next, std::function<void()> retired);
+    /// Models with a process, a backoff or a quarantine, of something else than `declarations`.
+    [[nodiscard]] std::vector<std::string> differing_from(const std::map<std::string, std::string>& declarations) const;
+    /// A process was asked of the keeper, and is not yet there.
+    [[nodiscard]] bool is_spawning() const;
+
+    /// Unloads everything; from now on nothing is loaded. Receipts of those that could be ended.
+    void stop(std::function<void(std::vector<Receipt>)> stopped);
+    [[nodiscard]] bool is_stopping() const noexcept { return stopping_; }
+
+    [[nodiscard]] FleetContext& context() noexcept { return context_; }
+
+private:
+    [[nodiscard]] std::vector<Replica*> replicas_of(const Models& models) const;
+    [[nodiscard]] Replica* replica_of(const WorkerName& worker) const;
+    void unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded unloaded, bool again);
+    [[nodiscard]] Result<> refuse_when_stopping() const;
+    void tell_status();
+
+    FleetContext& context_;
+    std::vector<std::unique_ptr<Model>> models_;
+    bool stopping_ = false;
+    std::vector<std::function<void(json::array)>> status_waiters_;  ///< of the one inquiry under way
+    Deadline status_deadline_;
+};
+
+}  // namespace bulkhead::supervisor

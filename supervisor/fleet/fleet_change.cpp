@@ -1,0 +1,35 @@
+#include "supervisor/fleet/fleet_change.h"
+
+#include <algorithm>
+
+namespace bulkhead::supervisor {
+namespace {
+
+const config::ModelSpec* find(const config::Fleet& fleet, const std::string& name) {
+    const auto found = std::find_if(fleet.models.begin(), fleet.models.end(),
+                                    [&](const config::ModelSpec& model) { return model.name == name; });
+    return found == fleet.models.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+FleetChange compare(const config::Fleet& from, const config::Fleet& to,
+                    const std::vector<std::string>& replaced_files) {
+    FleetChange change;
+    for (const config::ModelSpec& model : from.models)
+        if (find(to, model.name) == nullptr) change.removed.push_back(model.name);
+    for (const config::ModelSpec& model : to.models) {
+        const config::ModelSpec* former = find(from, model.name);
+        const bool replaced =
+            std::find(replaced_files.begin(), replaced_files.end(), model.name) != replaced_files.end();
+        if (former == nullptr)
+            change.added.push_back(model.name);
+        else if (*former != model || replaced)
+            change.changed.push_back(model.name);
+        else
+            change.unchanged.push_back(model.name);
+    }
+    return change;
+}
+
+}  // namespace bulkhead::supervisor

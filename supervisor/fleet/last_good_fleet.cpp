@@ -1,0 +1,34 @@
+#include "supervisor/fleet/last_good_fleet.h"
+
+#include <spdlog/spdlog.h>
+
+#include "config/fleet_json.h"
+
+namespace bulkhead::supervisor {
+
+LastGoodFleet::LastGoodFleet(const std::filesystem::path& folder) : file_{folder / "last-good-fleet.json"} {}
+
+void LastGoodFleet::save(const config::Fleet& fleet) const {
+    json::array models;
+    for (const auto& model : fleet.models) models.push_back(config::to_json(model));
+    if (const auto saved = file_.save({{"source", fleet.source.string()}, {"models", std::move(models)}}); !saved)
+        spdlog::warn("{}; should the fleet file get errors, a new supervisor cannot go on without it",
+                     saved.error().attempt);
+}
+
+std::optional<config::Fleet> LastGoodFleet::load() const {
+    const auto content = file_.load();
+    const json::value* models = content ? content->if_contains("models") : nullptr;
+    if (models == nullptr || !models->is_array()) return std::nullopt;
+    config::Fleet fleet;
+    fleet.source = string_member(*content, "source").value_or("");
+    for (const json::value& one : models->get_array()) {
+        auto model = one.is_object() ? config::model_from_json(one.get_object())
+                                     : Result<config::ModelSpec>{Error{ErrorCode::config_invalid, "no object", {}}};
+        if (!model) return std::nullopt;
+        fleet.models.push_back(std::move(*model));
+    }
+    return fleet;
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,126 @@
+#include "supervisor/fleet/leftovers.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "supervisor/base/proc_files.h"
+#include "supervisor/base/text.h"
+#include "supervisor/reclaim/cgroup.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+bool is_alive(const Leftover& leftover) {
+    pollfd entry{leftover.pidfd.get(), POLLIN, 0};
+    return ::poll(&entry, 1, 0) == 0;
+}
+
+}  // namespace
+
+std::vector<Leftover> kill_leftovers(std::string_view socket, const std::set<std::string>& keep) {
+    std::vector<Leftover> killed;
+    const auto is_marked = [&](pid_t pid) {
+        const auto environment = read_proc_file(pid, "environ", limits::environ_bytes_max);
+        if (!environment || environment_value(*environment, "BULKHEAD_SOCKET") != socket) return false;
+        const auto marker = environment_value(*environment, "BULKHEAD_WORKER");
+        return marker && !keep.contains(std::string{*marker});
+    };
+    const auto kill_if = [&](pid_t pid, const std::function<bool(pid_t)>& is_meant) {
+        std::string name = process_name(pid);
+        if (UniqueFd pidfd = kill_process_if(pid, is_meant)) killed.push_back({pid, std::move(name), std::move(pidfd)});
+    };
+    // First by its cgroup, which also tells of one that is held in its exit, and has no environment any more.
+    const auto members = Cgroups::left_behind(::getppid(), socket);
+    for (const auto& [pid, folder] : members) kill_if(pid, [&](pid_t one) { return cgroup_has(folder, one); });
+    for (const pid_t pid : own_processes())
+        if (pid != ::getppid() && !members.contains(pid) && is_marked(pid)) kill_if(pid, is_marked);
+    return killed;
+}
+
+LeftoverWatch::LeftoverWatch(FleetContext& context, std::vector<Leftover> leftovers,
+                             std::chrono::milliseconds alive_max)
+    : context_{context}, leftovers_{std::make_shared<const std::vector<Leftover>>(std::move(leftovers))},
+      until_{Deadline::Clock::now() + alive_max}, pause_{context.io} {}
+
+void LeftoverWatch::start(FleetContext& context, std::vector<Leftover> leftovers, std::function<void()> looked,
+                          std::chrono::milliseconds alive_max) {
+    if (leftovers.empty()) return looked();
+    for (const Leftover& leftover : leftovers)
+        spdlog::warn("killed {} ({}), left behind on this socket", leftover.name, leftover.pid);
+    const std::shared_ptr<LeftoverWatch> self{new LeftoverWatch{context, std::move(leftovers), alive_max}};
+    self->look(std::move(looked));
+}
+
+LeftoverWatch::Sight LeftoverWatch::look_at(const std::vector<Leftover>& leftovers, Gpus& gpus) {
+    Sight sight;
+    for (const Leftover& leftover : leftovers)
+        if (is_alive(leftover)) sight.alive.insert(leftover.pid);
+    if (const auto all = gpus.read())
+        for (const Gpu& gpu : *all)
+            for (const Leftover& leftover : leftovers)
+                if (gpu.find(leftover.pid) != nullptr) sight.users[gpu.uuid].insert(leftover.pid);
+    return sight;
+}
+
+void LeftoverWatch::look(std::function<void()> looked) {
+    context_.off_loop.run(
+        "looking whether what a former daemon left behind has ended",
+        [leftovers = leftovers_, &gpus = context_.gpus] { return look_at(*leftovers, gpus); },
+        [self = shared_from_this(), looked = std::move(looked)](const Result<Sight>& sight) {
+            if (sight)
+                self->judge(*sight);
+            else
+                self->pause_.arm(limits::gpu_retry, [self] { self->look({}); });
+            if (looked) looked();
+        });
+}
+
+void LeftoverWatch::judge(const Sight& sight) {
+    for (const Leftover& leftover : *leftovers_)
+        if (!sight.alive.contains(leftover.pid)) context_.gpu_quarantine.process_ended(leftover.pid);
+    if (gave_up_) {
+        if (!sight.alive.empty()) return pause_.arm(limits::gpu_retry, [self = shared_from_this()] { self->look({}); });
+        return;
+    }
+    for (const auto& [uuid, users] : sight.users) hold(uuid);
+    std::erase_if(turns_, [&](const auto& turn) { return !sight.users.contains(turn.first); });
+    if (sight.alive.empty() && sight.users.empty()) return;
+    if (Deadline::Clock::now() < until_)
+        return pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look({}); });
+    give_up(sight);
+    if (!sight.alive.empty()) pause_.arm(limits::gpu_retry, [self = shared_from_this()] { self->look({}); });
+}
+
+/// Nobody else may begin to load there.
+void LeftoverWatch::hold(const std::string& uuid) {
+    if (!turns_.try_emplace(uuid).second) return;
+    context_.settle_queue(uuid).wait([weak = weak_from_this(), uuid](SettleQueue::Turn turn) {
+        const auto self = weak.lock();
+        if (!self) return;
+        if (const auto wanted = self->turns_.find(uuid); wanted != self->turns_.end()) wanted->second = std::move(turn);
+    });
+}
+
+void LeftoverWatch::give_up(const Sight& sight) {
+    gave_up_ = true;
+    turns_.clear();
+    for (const Leftover& leftover : *leftovers_) {
+        const bool lives = sight.alive.contains(leftover.pid);
+        const std::string what =
+            fmt::format("process {} ({}), left behind by a former daemon, {}", leftover.pid, leftover.name,
+                        lives ? "is alive after SIGKILL" : "is gone, but its memory is not back");
+        bool is_on_gpu = false;
+        for (const auto& [uuid, users] : sight.users) {
+            if (!users.contains(leftover.pid)) continue;
+            is_on_gpu = true;
+            spdlog::error("gpu={}{} cause={}", uuid, lives ? " quarantined" : "", in_quotes(what));
+            if (lives) context_.gpu_quarantine.add(uuid, what, leftover.pid);
+        }
+        if (lives && !is_on_gpu) spdlog::error("{}: see /proc/{}/stack", what, leftover.pid);
+    }
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "supervisor/base/deadline.h"
+#include "supervisor/reclaim/receipt.h"
+#include "supervisor/replica/fleet_context.h"
+
+namespace bulkhead::supervisor {
+
+/// A former supervisor's worker that is no replica's present one: its model is not in the fleet any more, or a later
+/// generation took its place. It is killed, what it left behind is ended, and its record is forgotten.
+/// Lives  until nothing of it is left; kept by the callbacks it waits for
+class Stranger : public std::enable_shared_from_this<Stranger> {
+public:
+    /// `gpu_uuid`  that it ran on, empty on a CPU or if nobody knows: who loads there waits for its memory
+    static void end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why);
+
+private:
+    Stranger(FleetContext& context, FoundWorker found, std::string gpu_uuid);
+    void kill();
+    void cannot_be_ended();
+    void on_exited(const ProcessExit& exit);
+
+    FleetContext& context_;
+    FoundWorker found_;
+    std::string gpu_uuid_;
+    SettleQueue::Turn turn_;
+    bool gone_ = false;
+    Deadline deadline_;
+};
+
+}  // namespace bulkhead::supervisor

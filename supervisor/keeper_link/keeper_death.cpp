@@ -1,0 +1,46 @@
+#include "supervisor/keeper_link/keeper_death.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "supervisor/base/limits.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+std::atomic<int> cgroup_kill{-1};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+/// Async-signal-safe. This process is not in that cgroup, but above it.
+extern "C" void on_keeper_death(int) {
+    [[maybe_unused]] const ssize_t written = ::write(cgroup_kill.load(), "1", 1);
+    ::_exit(1);
+}
+
+}  // namespace
+
+void end_with_keeper() noexcept {
+    const int number = SIGRTMIN + 1;
+    ::signal(SIGHUP, SIG_IGN);
+    struct sigaction action {};
+    action.sa_handler = on_keeper_death;
+    ::sigfillset(&action.sa_mask);
+    if (::sigaction(number, &action, nullptr) != 0) return;  // SIGKILL it stays
+    sigset_t it;
+    ::sigemptyset(&it);
+    ::sigaddset(&it, number);
+    ::pthread_sigmask(SIG_UNBLOCK, &it, nullptr);
+    ::prctl(PR_SET_PDEATHSIG, number);
+}
+
+void kill_with_keeper(int cgroup_kill_fd) noexcept { cgroup_kill = cgroup_kill_fd; }
+
+void wait_for_end_of_keeper() noexcept {
+    ::poll(nullptr, 0, static_cast<int>(std::chrono::milliseconds{limits::keeper_death_wait}.count()));
+}
+
+}  // namespace bulkhead::supervisor

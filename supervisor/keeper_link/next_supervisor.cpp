@@ -1,0 +1,202 @@
+#include "supervisor/keeper_link/next_supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "ipc/unique_fd.h"
+#include "supervisor/base/limits.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::string_view name = "bulkhead-supervisor ";
+constexpr std::string_view before_versions = " keeper-link ";
+
+struct Said {
+    int status = 0;  ///< as waitid tells it
+    bool by_signal = false;
+    bool in_time = true;
+    std::string out, errors;
+};
+
+struct Pipe {
+    UniqueFd ours, theirs;
+};
+
+std::optional<Pipe> make_pipe() {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return std::nullopt;
+    return Pipe{UniqueFd{ends[0]}, UniqueFd{ends[1]}};
+}
+
+/// False at the end of file. What is beyond the bound is read and dropped.
+bool read_some(int fd, std::string& text) {
+    std::array<char, 4096> bytes;
+    const ssize_t size = ::read(fd, bytes.data(), bytes.size());
+    if (size < 0) return errno == EINTR || errno == EAGAIN;
+    text.append(bytes.data(),
+                std::min(static_cast<std::size_t>(size), limits::next_supervisor_words_max - text.size()));
+    return size > 0;
+}
+
+/// Until both ends are closed, or the deadline.
+bool read_all(UniqueFd out, UniqueFd errors, Said& said) {
+    const auto until = Clock::now() + limits::next_supervisor_deadline;
+    std::array<pollfd, 2> sources{{{out.get(), POLLIN, 0}, {errors.get(), POLLIN, 0}}};
+    const std::array texts{&said.out, &said.errors};
+    while (sources[0].fd >= 0 || sources[1].fd >= 0) {
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+        if (left <= 0) return false;
+        if (::poll(sources.data(), sources.size(), static_cast<int>(left)) < 0) continue;
+        for (std::size_t i = 0; i < sources.size(); ++i)
+            if (sources[i].revents != 0 && !read_some(sources[i].fd, *texts[i])) sources[i].fd = -1;
+    }
+    return true;
+}
+
+/// A process that has closed its output may still be ending.
+bool has_ended(pid_t pid, Clock::time_point until) {
+    const UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
+    pollfd source{pidfd.get(), POLLIN, 0};
+    for (;;) {
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+        const int ready = ::poll(&source, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
+        if (ready > 0 || left <= 0) return ready > 0;
+    }
+}
+
+Result<Said> ask(const std::string& program, const std::string& fleet) {
+    const std::string attempt = fmt::format("starting {}", program);
+    auto out = make_pipe();
+    auto errors = make_pipe();
+    if (!out || !errors) return system_error(attempt + ": a pipe for its words", errno);
+
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawnattr_init(&attributes);
+    ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    ::posix_spawn_file_actions_adddup2(&actions, out->theirs.get(), STDOUT_FILENO);
+    ::posix_spawn_file_actions_adddup2(&actions, errors->theirs.get(), STDERR_FILENO);
+    ::posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);  // the link and the socket are not its own
+    sigset_t defaults;
+    ::sigfillset(&defaults);
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::posix_spawnattr_setsigdefault(&attributes, &defaults);
+    ::posix_spawnattr_setsigmask(&attributes, &none);
+    ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+    const std::array<const char*, 4> argv{"bulkhead-supervisor", check_option, fleet.c_str(), nullptr};
+    pid_t pid = -1;
+    const int failed =
+        ::posix_spawn(&pid, program.c_str(), &actions, &attributes, const_cast<char* const*>(argv.data()), environ);
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::posix_spawnattr_destroy(&attributes);
+    if (failed != 0) {
+        Error error = system_error(attempt, failed);
+        if (error.code == ErrorCode::internal) error.code = ErrorCode::load_failed;
+        return error;
+    }
+
+    const auto until = Clock::now() + limits::next_supervisor_deadline;
+    out->theirs.reset();
+    errors->theirs.reset();
+    Said said;
+    said.in_time = read_all(std::move(out->ours), std::move(errors->ours), said) && has_ended(pid, until);
+    if (!said.in_time) ::kill(pid, SIGKILL);
+    siginfo_t ended{};
+    while (::waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED) != 0 && errno == EINTR) {
+    }
+    said.by_signal = ended.si_code != CLD_EXITED;
+    said.status = ended.si_status;
+    return said;
+}
+
+/// "MIN-MAX" after `before_versions`; whether they meet those of the keeper.
+bool speaks_one_of(std::string_view line, std::uint16_t min, std::uint16_t max) {
+    const auto at = line.find(before_versions);
+    if (at == std::string_view::npos) return false;
+    const char* end = line.data() + line.size();
+    int low = 0;
+    int high = 0;
+    const auto first = std::from_chars(line.data() + at + before_versions.size(), end, low);
+    if (first.ec != std::errc{} || first.ptr == end || *first.ptr != '-') return false;
+    return std::from_chars(first.ptr + 1, end, high).ec == std::errc{} && low <= max && high >= min;
+}
+
+/// "error: CODE: ATTEMPT; REMEDY", as the programs of Bulkhead spell it.
+std::optional<Error> told_in(std::string_view words) {
+    constexpr std::string_view mark = "error: ";
+    const auto start = words.find(mark);
+    if (start == std::string_view::npos) return std::nullopt;
+    words.remove_prefix(start + mark.size());
+    words = words.substr(0, words.find('\n'));
+    const auto code_end = words.find(": ");
+    if (code_end == std::string_view::npos) return std::nullopt;
+    const auto code = error_code_from(words.substr(0, code_end));
+    if (!code) return std::nullopt;
+    words.remove_prefix(code_end + 2);
+    const auto remedy = words.rfind("; ");
+    return Error{*code, std::string{words.substr(0, remedy)},
+                 std::string{remedy == std::string_view::npos ? "" : words.substr(remedy + 2)}};
+}
+
+}  // namespace
+
+std::string introduction() {
+    return fmt::format("{}{}{}{}-{}", name, BULKHEAD_VERSION, before_versions, keeper_link::version_min,
+                       keeper_link::version_max);
+}
+
+std::string next_program(bool with_keeper) {
+    if (const char* keeper = std::getenv("BULKHEAD_KEEPER"); with_keeper && keeper != nullptr) {
+        std::error_code ec;
+        const auto real = std::filesystem::canonical(keeper, ec);
+        if (!ec) return real.parent_path() / "bulkhead-supervisor";
+    }
+    return reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
+}
+
+Result<> check_next(const std::string& program, const std::string& fleet, std::uint16_t min, std::uint16_t max) {
+    constexpr const char* remedy =
+        "the supervisor of now goes on; install bulkheadd and bulkhead-supervisor of one release, and try again";
+    const auto refused = [&](const std::string& why) {
+        return Error{ErrorCode::load_failed, fmt::format("asking {} to take over: {}", program, why), remedy};
+    };
+    auto said = ask(program, fleet);
+    if (!said) return Error{said.error().code, said.error().attempt, remedy};
+    if (!said->in_time)
+        return refused(
+            fmt::format("no answer within {} s",
+                        std::chrono::duration_cast<std::chrono::seconds>(limits::next_supervisor_deadline).count()));
+    if (said->by_signal || said->status != 0) {
+        if (auto told = told_in(said->errors)) return std::move(*told).during(fmt::format("asking {}", program));
+        return refused(fmt::format("it ended with {} {}", said->by_signal ? "signal" : "status", said->status));
+    }
+    const std::string_view line = std::string_view{said->out}.substr(0, said->out.find('\n'));
+    if (!line.starts_with(name)) return refused("it does not say that it is a supervisor");
+    if (!speaks_one_of(line, min, max))
+        return refused(fmt::format("it says \"{}\", and the keeper speaks versions {} to {}", line, min, max));
+    return {};
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,102 @@
+#include "supervisor/log/daemon_log.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
+
+#include "supervisor/log/log_file.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+class StandardError : public LogTarget {
+public:
+    void append(std::string_view lines) override {
+        while (!lines.empty()) {
+            const ssize_t written = ::write(STDERR_FILENO, lines.data(), lines.size());
+            if (written < 0 && errno == EINTR) continue;
+            if (written <= 0) return;  // nowhere left to say so
+            lines.remove_prefix(static_cast<std::size_t>(written));
+        }
+    }
+};
+
+/// Hands each line over. A flush, which a line about this program's own end asks for, waits.
+class WriterSink : public spdlog::sinks::base_sink<std::mutex> {
+public:
+    WriterSink(std::shared_ptr<LogWriter> writer, std::shared_ptr<LogTarget> target)
+        : writer_{std::move(writer)}, target_{std::move(target)} {}
+
+private:
+    void sink_it_(const spdlog::details::log_msg& message) override {
+        spdlog::memory_buf_t line;
+        formatter_->format(message, line);
+        writer_->append(target_, std::string{line.data(), line.size()});
+    }
+    void flush_() override { (void)writer_->flush(); }
+
+    std::shared_ptr<LogWriter> writer_;
+    std::shared_ptr<LogTarget> target_;
+};
+
+/// Of its own: who presses Ctrl-S keeps no line from the disk.
+const std::shared_ptr<LogWriter>& standard_error_writer() {
+    static const auto writer = std::make_shared<LogWriter>();
+    return writer;
+}
+
+const std::shared_ptr<LogTarget>& standard_error() {
+    static const std::shared_ptr<LogTarget> target = std::make_shared<StandardError>();
+    return target;
+}
+
+}  // namespace
+
+std::optional<LogStore> make_log_store(const std::filesystem::path& runtime_folder) {
+    const auto folder = runtime_folder / "logs";
+    struct stat status {};
+    // Looked at first: it is there for every supervisor but the first, and mkdir() waits for a disk that hangs.
+    if (::lstat(folder.c_str(), &status) != 0 && ::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+        spdlog::warn("making {}: {}; logs are kept in memory alone", folder.string(), std::strerror(errno));
+        return std::nullopt;
+    }
+    if (::lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) {
+        spdlog::warn("{} is not a folder of this user; logs are kept in memory alone", folder.string());
+        return std::nullopt;
+    }
+    return LogStore{folder, std::make_shared<LogWriter>()};
+}
+
+void open_daemon_log(const std::optional<LogStore>& store) {
+    std::vector<spdlog::sink_ptr> sinks;
+    if (store)
+        sinks.push_back(
+            std::make_shared<WriterSink>(store->writer, std::make_shared<LogFile>(store->folder / "bulkheadd.log")));
+    if (sinks.empty() || ::isatty(STDERR_FILENO) == 1)
+        sinks.push_back(std::make_shared<WriterSink>(standard_error_writer(), standard_error()));
+    const auto logger = std::make_shared<spdlog::logger>("bulkhead", sinks.begin(), sinks.end());
+    logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
+    logger->flush_on(spdlog::level::critical);
+    logger->set_error_handler([](const std::string&) {});
+    spdlog::set_default_logger(logger);
+}
+
+void say_on_standard_error(std::string line) {
+    standard_error_writer()->append(standard_error(), std::move(line.append("\n")));
+}
+
+bool end_daemon_log(const std::optional<LogStore>& store) {
+    const bool is_written = !store || store->writer->end();
+    return standard_error_writer()->end() && is_written;
+}
+
+}  // namespace bulkhead::supervisor

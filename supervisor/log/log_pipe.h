@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+
+#include <boost/asio/posix/stream_descriptor.hpp>
+
+#include "supervisor/base/deadline.h"
+#include "supervisor/base/line_splitter.h"
+#include "supervisor/base/worker_name.h"
+#include "supervisor/log/model_log.h"
+
+namespace bulkhead::supervisor {
+
+/// Reads what one worker prints, as fast as it prints, and hands the lines to its model's log.
+class LogPipe : public std::enable_shared_from_this<LogPipe> {
+public:
+    /// `log` must outlive the loop.
+    static std::shared_ptr<LogPipe> open(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& worker,
+                                         ModelLog& log);
+
+    /// The worker is dead: takes what is left in the pipe and closes it, even if a grandchild holds it open.
+    void finish();
+
+private:
+    LogPipe(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& worker, ModelLog& log);
+    void wait_readable();
+    /// False at the end of file.
+    bool read_some();
+
+    void arm_mark();
+
+    boost::asio::posix::stream_descriptor pipe_;
+    Deadline mark_;  ///< of dropped lines, when a burst is followed by nothing
+    ModelLog& log_;
+    LineSplitter splitter_;
+    LineSplitter::Emit emit_;
+};
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "supervisor/base/notifications.h"
+#include "supervisor/log/log_file.h"
+
+namespace bulkhead::supervisor {
+
+struct LogLine {
+    std::int64_t time_ms = 0;
+    std::uint32_t replica = 0;
+    std::uint64_t generation = 0;
+    bool by_daemon = false;  ///< says what happened to the worker or its lines, was not printed by it
+    std::string text;        ///< escaped
+};
+
+using FormerLines = std::map<std::string, std::vector<LogLine>>;  ///< by model, oldest first
+
+/// What the replicas of one model print: the last lines in memory, more of them in a file, and each new one
+/// to whoever follows.
+class ModelLog {
+public:
+    /// Without a store nothing is written to disk.
+    ModelLog(std::string model, const std::optional<LogStore>& store);
+
+    void append(LogLine line);
+    /// What a former supervisor wrote of this model since then: its last `log_read_back_bytes` at most. Blocks for the
+    /// disk.
+    [[nodiscard]] static std::vector<LogLine> read_back(const std::filesystem::path& folder, const std::string& model,
+                                                        std::int64_t since_unix_ms);
+    /// Takes that. Before the first `append`.
+    void restore(std::vector<LogLine> lines);
+    [[nodiscard]] json::array tail(std::size_t lines) const;
+    void follow(std::weak_ptr<NotificationSink> sink) { followers_.add(std::move(sink)); }
+    /// What a worker of this generation printed last, oldest first.
+    [[nodiscard]] std::vector<std::string> last_lines(std::uint32_t replica, std::uint64_t generation,
+                                                      std::size_t max) const;
+    /// The last line that a worker of this generation printed; empty when there is none.
+    [[nodiscard]] std::string last_line(std::uint32_t replica, std::uint64_t generation) const;
+
+private:
+    [[nodiscard]] static json::object to_json(const LogLine& line);
+
+    void keep(LogLine line);
+
+    std::string model_;
+    std::shared_ptr<LogFile> file_;      ///< the writer's thread appends to it; null: none
+    std::shared_ptr<LogWriter> writer_;
+    std::deque<LogLine> lines_;
+    std::size_t bytes_ = 0;
+    Subscribers followers_;
+};
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,214 @@
+#include "supervisor/reclaim/cgroup.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ipc/own_cgroup.h"
+#include "supervisor/base/proc_files.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+bool write_file(const std::filesystem::path& path, std::string_view text) {
+    const UniqueFd fd{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
+    return fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
+std::vector<std::filesystem::path> folders_in(const std::filesystem::path& path) {
+    std::vector<std::filesystem::path> folders;
+    std::error_code ec;
+    for (auto entry = std::filesystem::directory_iterator{path, ec};
+         !ec && entry != std::filesystem::directory_iterator{}; entry.increment(ec))
+        if (std::error_code ignored; entry->is_directory(ignored)) folders.push_back(entry->path());
+    return folders;
+}
+
+constexpr auto socket_attribute = "user.bulkhead.socket";
+
+std::string attribute_of(const std::filesystem::path& folder) {
+    std::array<char, 4096> value{};
+    const ssize_t size = ::getxattr(folder.c_str(), socket_attribute, value.data(), value.size());
+    return size > 0 ? std::string{value.data(), static_cast<std::size_t>(size)} : std::string{};
+}
+
+bool is_writable_folder(const std::filesystem::path& path) {
+    return ::access(path.c_str(), W_OK | X_OK) == 0 && ::access((path / "cgroup.procs").c_str(), W_OK) == 0;
+}
+
+constexpr std::string_view folder_prefix = "bulkhead-";
+
+/// Of keepers that are gone. One may be invisible from this pid namespace: who lives there need not be left behind.
+std::vector<std::filesystem::path> folders_of_gone_keepers(const std::filesystem::path& parent, pid_t keeper) {
+    auto folders = folders_in(parent);
+    std::erase_if(folders, [&](const std::filesystem::path& folder) {
+        const std::string name = folder.filename().string();
+        const int pid = name.starts_with(folder_prefix) ? std::atoi(name.c_str() + folder_prefix.size()) : 0;
+        return pid <= 0 || pid == keeper || ::kill(pid, 0) == 0 || errno != ESRCH;
+    });
+    return folders;
+}
+
+/// All of them: without the first of its threads, a process that is ending is not in cgroup.procs any more.
+std::set<pid_t> threads_in(const std::filesystem::path& folder) {
+    std::ifstream file{folder / "cgroup.threads"};
+    return {std::istream_iterator<pid_t>{file}, {}};
+}
+
+/// There is one daemon at a time on a socket: a keeper that is gone left it to the one of now.
+bool is_of_socket(const std::filesystem::path& folder, std::string_view socket) {
+    return !socket.empty() && attribute_of(folder) == socket;
+}
+
+/// The own cgroup, if folders may be made in it.
+std::optional<std::filesystem::path> own_writable_cgroup() {
+    const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
+    const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
+    if (!mountinfo || !cgroup) return std::nullopt;
+    auto own = own_cgroup(*mountinfo, *cgroup);
+    if (own && !is_writable_folder(*own)) own.reset();
+    return own;
+}
+
+}  // namespace
+
+std::unique_ptr<Cgroups> Cgroups::make(const Owner& owner, const std::vector<WorkerName>& keep) {
+    const auto parent = own_writable_cgroup();
+    return parent ? make_in(*parent, owner, keep) : nullptr;
+}
+
+std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, const Owner& owner,
+                                          const std::vector<WorkerName>& keep) {
+    const std::filesystem::path path = parent / fmt::format("{}{}", folder_prefix, owner.keeper);
+    std::unique_ptr<Cgroups> cgroups{new Cgroups{path, owner.socket}};
+    if (!cgroups->make_folder() && errno != EEXIST) return nullptr;
+    if (!cgroups->open_kill_all()) return nullptr;  // before Linux 5.14
+    cgroups->count_memory();
+    std::vector<std::filesystem::path> kept;
+    for (const WorkerName& worker : keep) kept.push_back(cgroups->folder(worker));
+    for (const auto& worker : folders_in(path))
+        if (std::find(kept.begin(), kept.end(), worker) == kept.end()) write_file(worker / "cgroup.kill", "1");
+    cgroups->remove_all();
+
+    for (const auto& former : folders_of_gone_keepers(parent, owner.keeper)) {
+        if (is_of_socket(former, owner.socket)) write_file(former / "cgroup.kill", "1");
+        Cgroups{former, {}}.remove_all();  // and itself
+    }
+    return cgroups;
+}
+
+std::map<pid_t, std::filesystem::path> Cgroups::left_behind(pid_t keeper, std::string_view socket) {
+    std::map<pid_t, std::filesystem::path> pids;
+    const auto parent = own_writable_cgroup();
+    if (!parent) return pids;
+    for (const auto& former : folders_of_gone_keepers(*parent, keeper)) {
+        if (!is_of_socket(former, socket)) continue;
+        for (const auto& worker : folders_in(former))
+            for (const pid_t thread : threads_in(worker))
+                if (const auto pid = process_of_thread(thread)) pids.emplace(*pid, worker);
+    }
+    return pids;
+}
+
+Cgroups::~Cgroups() {
+    remove_all();
+    ::rmdir(path_.c_str());
+}
+
+/// False, with errno, when it is there already or cannot be made.
+bool Cgroups::make_folder() const {
+    if (::mkdir(path_.c_str(), 0755) != 0) return false;
+    // Linux 5.7 has such attributes for cgroups; without one the marker in the environment must do.
+    ::setxattr(path_.c_str(), socket_attribute, socket_.data(), socket_.size(), 0);
+    return true;
+}
+
+/// In the place of the former one, should it be open: a folder that was made anew has another.
+bool Cgroups::open_kill_all() {
+    UniqueFd fd{::open((path_ / "cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC)};
+    if (!fd) return false;
+    if (!kill_all_)
+        kill_all_ = std::move(fd);
+    else
+        ::dup3(fd.get(), kill_all_.get(), O_CLOEXEC);
+    return true;
+}
+
+/// So that each worker's folder has a memory.events. The kernel refuses it where the folder above has no memory
+/// controller to pass on, and there while processes are in it, as this one is, unless it is the hierarchy's root.
+void Cgroups::count_memory() const {
+    if (write_file(path_ / "cgroup.subtree_control", "+memory")) return;
+    if (write_file(path_.parent_path() / "cgroup.subtree_control", "+memory"))
+        write_file(path_ / "cgroup.subtree_control", "+memory");
+}
+
+/// The kernel refuses where a process is left.
+void Cgroups::remove_all() const {
+    for (const auto& worker : folders_in(path_)) ::rmdir(worker.c_str());
+}
+
+std::filesystem::path Cgroups::folder(const WorkerName& worker) const {
+    return path_ / fmt::format("{}.{}.{}", worker.model, worker.replica, worker.generation);
+}
+
+Result<UniqueFd> Cgroups::add(const WorkerName& worker) {
+    const auto path = folder(worker);
+    remove_unwanted();
+    if (make_folder() && open_kill_all()) count_memory();  // there already, unless somebody took it for abandoned
+    if (::mkdir(path.c_str(), 0755) != 0) return system_error("making " + path.string(), errno);
+    UniqueFd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+    if (fd) return fd;
+    Error error = system_error("opening " + path.string(), errno);
+    ::rmdir(path.c_str());
+    return error;
+}
+
+void Cgroups::kill(const WorkerName& worker) const { write_file(folder(worker) / "cgroup.kill", "1"); }
+
+std::optional<std::uint64_t> Cgroups::oom_kills(const WorkerName& worker) const {
+    std::ifstream events{folder(worker) / "memory.events"};
+    std::string name;
+    std::uint64_t count = 0;
+    while (events >> name >> count)
+        if (name == "oom_kill") return count;
+    return std::nullopt;
+}
+
+bool cgroup_is_populated(const std::filesystem::path& folder) {
+    std::ifstream events{folder / "cgroup.events"};
+    for (std::string line; std::getline(events, line);)
+        if (line == "populated 1") return true;
+    return false;
+}
+
+bool cgroup_has(const std::filesystem::path& folder, pid_t pid) {
+    const std::set<pid_t> members = threads_in(folder);
+    const auto threads = threads_of(pid);
+    return std::any_of(threads.begin(), threads.end(), [&](pid_t thread) { return members.contains(thread); });
+}
+
+bool Cgroups::remove(const WorkerName& worker) {
+    const auto path = folder(worker);
+    unwanted_.insert(path);
+    remove_unwanted();
+    return !unwanted_.contains(path);
+}
+
+void Cgroups::remove_unwanted() {
+    std::erase_if(unwanted_, [](const auto& path) { return ::rmdir(path.c_str()) == 0 || errno == ENOENT; });
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,202 @@
+#include "supervisor/reclaim/reclamation.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "supervisor/base/limits.h"
+#include "supervisor/base/proc_files.h"
+#include "supervisor/base/text.h"
+#include "supervisor/reclaim/cgroup.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+bool carries_marker(pid_t pid, const std::string& marker) {
+    const auto environment = read_proc_file(pid, "environ", limits::environ_bytes_max);
+    return environment && environment_value(*environment, "BULKHEAD_WORKER") == marker;
+}
+
+std::uint64_t distance(std::uint64_t a, std::uint64_t b) { return a > b ? a - b : b - a; }
+
+template <typename T>
+bool contains(const std::vector<T>& values, T value) {
+    return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+/// The number of a dead process may name somebody else by now.
+bool is_alive(pid_t pid) { return ::kill(pid, 0) == 0 || errno != ESRCH; }
+
+void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains) {
+    // Signal 0 does no harm should the number name a group of somebody else by now.
+    remains.group_empty = trace.group_empty || (::kill(-trace.pid, 0) != 0 && errno == ESRCH);
+    if (!trace.cgroup.empty() && cgroup_is_populated(trace.cgroup)) remains.group_empty = false;
+    const auto is_escaped = [&](pid_t candidate) { return carries_marker(candidate, trace.marker); };
+    const auto look_at = [&](pid_t pid) {
+        if (pid != ::getpid() && is_escaped(pid)) {
+            remains.held_by.push_back({pid, process_name(pid), read_host_bytes(pid).value_or(0), "process"});
+            kill_process_if(pid, is_escaped);
+            return;
+        }
+        if (is_being_read(pid)) remains.saw_all = false;
+        const auto maps = read_proc_file(pid, "maps", limits::proc_file_bytes_max);
+        if (!maps) return;
+        if (const std::uint64_t bytes = mapped_memfd_bytes(*maps, trace.slab_prefix); bytes > 0)
+            remains.held_by.push_back({pid, process_name(pid), bytes, "slab"});
+    };
+    if (!scope.only.empty()) {
+        for (const pid_t pid : scope.only) look_at(pid);
+        return;
+    }
+    look_at(::getpid());  // nobody is exempt from mapping a slab
+    // What forked while the others were looked at is new in the next list; who always forks anew is found next time.
+    std::set<pid_t> seen;
+    for (int round = 0; round < 4; ++round) {
+        bool found_new = false;
+        for (const pid_t pid : own_processes()) {
+            if (!seen.insert(pid).second) continue;
+            found_new = true;
+            look_at(pid);
+        }
+        if (!found_new) return;
+    }
+}
+
+void look_at_gpu(const Trace& trace, const Gpu& gpu, const Scope& scope, Remains& remains) {
+    remains.gpu_answered = true;
+    remains.gpu_free_bytes = gpu.free_bytes;
+    std::vector<pid_t> pids = trace.gpu ? trace.gpu->pids : std::vector<pid_t>{};
+    for (const pid_t pid : scope.gpu_pids)
+        if (!contains(pids, pid)) pids.push_back(pid);
+    if (!contains(pids, trace.pid)) pids.push_back(trace.pid);
+    for (const pid_t pid : pids)
+        if (const GpuProcess* listed = gpu.find(pid); listed != nullptr && !is_alive(pid))
+            remains.held_by.push_back({pid, trace.worker.place(), listed->bytes.value_or(0), "gpu"});
+    if (remains.holds("gpu") || !trace.gpu) return;
+    const auto before = trace.gpu->unattributed_bytes;
+    const auto now = gpu.unattributed_bytes();
+    if (before && now && *now > *before + limits::gpu_overhead_noise_bytes)
+        remains.held_by.push_back({0, "no process", *now - *before, "gpu"});
+}
+
+}  // namespace
+
+GpuShare share_of(const Gpu& gpu, pid_t worker, const std::string& marker) {
+    GpuShare share{gpu.free_bytes, std::nullopt, gpu.unattributed_bytes(), {}};
+    std::uint64_t sum = 0;
+    bool all_known = true;
+    for (const GpuProcess& process : gpu.processes) {
+        const auto pid = static_cast<pid_t>(process.pid);
+        if (pid != worker && !carries_marker(pid, marker)) continue;
+        share.pids.push_back(pid);
+        sum += process.bytes.value_or(0);
+        all_known = all_known && process.bytes;
+    }
+    if (all_known && !share.pids.empty()) share.own_bytes = sum;
+    return share;
+}
+
+bool Remains::holds(std::string_view what) const {
+    return std::any_of(held_by.begin(), held_by.end(), [&](const Holder& holder) { return holder.what == what; });
+}
+
+std::uint64_t Remains::bytes_held(std::string_view what) const {
+    std::uint64_t bytes = 0;
+    for (const Holder& holder : held_by)
+        if (holder.what == what) bytes += holder.bytes;
+    return bytes;
+}
+
+Remains look_for_remains(const Trace& trace, Gpus& gpus, const Scope& scope) {
+    Remains remains;
+    if (scope.processes) look_at_processes(trace, scope, remains);
+    if (trace.gpu_uuid.empty()) return remains;
+    if (const auto gpu = gpus.read(trace.gpu_uuid)) look_at_gpu(trace, *gpu, scope, remains);
+    return remains;
+}
+
+GpuReturn gpu_return(const std::optional<GpuShare>& share, std::optional<std::uint64_t> free_before,
+                     const Remains& remains) {
+    if (share && share->own_bytes)
+        return {*share->own_bytes - std::min(*share->own_bytes, remains.bytes_held("gpu")), "process"};
+    if (!free_before || !remains.gpu_free_bytes) return {};
+    return {*remains.gpu_free_bytes - std::min(*remains.gpu_free_bytes, *free_before), "device"};
+}
+
+Reclamation::Reclamation(boost::asio::io_context& io, OffLoop& off_loop, Gpus& gpus, Trace trace, bool wait_for_slabs,
+                         Done done)
+    : off_loop_{off_loop}, gpus_{gpus}, trace_{std::make_shared<const Trace>(std::move(trace))},
+      wait_for_slabs_{wait_for_slabs}, done_{std::move(done)}, pause_{io} {}
+
+void Reclamation::start(boost::asio::io_context& io, OffLoop& off_loop, Gpus& gpus, Trace trace, bool wait_for_slabs,
+                        Done done) {
+    const std::shared_ptr<Reclamation> self{
+        new Reclamation{io, off_loop, gpus, std::move(trace), wait_for_slabs, std::move(done)}};
+    self->look();
+}
+
+void Reclamation::look() {
+    off_loop_.run(
+        fmt::format("looking what is left of {}", trace_->worker.text()),
+        [trace = trace_, scope = scope_, &gpus = gpus_] { return look_for_remains(*trace, gpus, scope); },
+        [self = shared_from_this()](Result<Remains> remains) {
+            remains ? self->judge(std::move(*remains)) : self->give_up();
+        });
+}
+
+/// Nothing more can be seen of it, so nothing is claimed: others must not wait for what may never come.
+void Reclamation::give_up() { done_({std::move(last_), false}); }
+
+void Reclamation::judge(Remains remains) {
+    saw_all_ = saw_all_ && remains.saw_all;
+    if (scope_.processes) {
+        const bool saw_all = scope_.only.empty();
+        scope_.only.clear();
+        for (const Holder& holder : remains.held_by) {
+            if (holder.what == "gpu") continue;
+            scope_.only.push_back(holder.pid);
+            if (holder.what != "process" || contains(scope_.gpu_pids, holder.pid)) continue;
+            scope_.gpu_pids.push_back(holder.pid);
+            spdlog::warn("worker={} pid={} name={} had left its process group and was killed", trace_->worker.text(),
+                         holder.pid, in_quotes(holder.name));
+        }
+        // Nothing of a reaped worker comes into being later: what one look at everybody has not found is not there.
+        scope_.processes = !(saw_all && remains.group_empty && scope_.only.empty());
+        if (!saw_all && scope_.only.empty()) return look();
+    } else {
+        remains.group_empty = true;
+    }
+
+    const bool settled = gpu_has_settled(remains);
+    const bool only_slabs =
+        remains.group_empty && std::all_of(remains.held_by.begin(), remains.held_by.end(),
+                                           [](const Holder& holder) { return holder.what == "slab"; });
+    const bool enough = settled && (wait_for_slabs_ ? remains.nothing_held() : only_slabs);
+    const Deadline::Clock::duration patience =
+        remains.holds("gpu") ? limits::settle_gpu_deadline : limits::settle_deadline;
+    if (enough || Deadline::Clock::now() - began_ >= patience) return done_({std::move(remains), settled && saw_all_});
+    last_ = std::move(remains);
+    pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look(); });
+}
+
+/// Two equal readings, and nothing known to be missing between what the worker had and what came back.
+bool Reclamation::gpu_has_settled(const Remains& remains) {
+    if (trace_->gpu_uuid.empty()) return true;
+    if (!remains.gpu_answered) return false;
+    const auto before = std::exchange(free_at_last_look_, remains.gpu_free_bytes);
+    if (remains.holds("gpu")) return false;
+    if (!remains.gpu_free_bytes) return trace_->gpu && !trace_->gpu->pids.empty();  // it is listed no more
+    // Without a figure of its own, all that is known of it is that it had some memory.
+    if (trace_->gpu_is_recent && trace_->gpu && !trace_->gpu->own_bytes && trace_->gpu->free_bytes &&
+        *remains.gpu_free_bytes <= *trace_->gpu->free_bytes + limits::settle_gpu_noise_bytes)
+        return false;
+    return before && distance(*before, *remains.gpu_free_bytes) <= limits::settle_gpu_noise_bytes;
+}
+
+}  // namespace bulkhead::supervisor

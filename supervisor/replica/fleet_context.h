@@ -1,0 +1,60 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include <boost/asio/io_context.hpp>
+
+#include "supervisor/base/alive_watch.h"
+#include "supervisor/base/event_bus.h"
+#include "supervisor/base/off_loop.h"
+#include "supervisor/base/settle_queue.h"
+#include "supervisor/crash/crash_report.h"
+#include "supervisor/gpu/gpu_quarantine.h"
+#include "supervisor/gpu/gpus.h"
+#include "supervisor/keeper_link/keeper.h"
+#include "supervisor/log/log_writer.h"
+#include "supervisor/reclaim/cgroup.h"
+#include "supervisor/replica/worker_environment.h"
+
+namespace bulkhead::supervisor {
+
+/// What all replicas of a daemon share. Outlives them.
+struct FleetContext {
+    boost::asio::io_context& io;
+    Keeper& keeper;
+    OffLoop& off_loop;
+    Gpus& gpus;
+    EventBus& events;
+    WorkerStation station;
+    std::unique_ptr<Cgroups> cgroups;  ///< null where none can be made
+
+    /// Continues the keeper's count, so that no generation is used twice.
+    std::uint64_t generation_last = 0;
+    /// Unique for the life of the keeper: its upper half is the number of this supervisor.
+    std::uint64_t channel_last = 0;
+    std::optional<std::string> torch{};                  ///< LibTorch's version, as a worker told it
+    std::map<std::string, SettleQueue> settle_queues{};  ///< by GPU UUID
+    GpuQuarantine gpu_quarantine{};
+    SettleQueue replacements{io};  ///< of adopted processes that no longer fit their declaration: one at a time
+    std::uint32_t adopted = 0;     ///< processes of former supervisors that this one took over
+    /// Every replica hears of a GPU that has just been quarantined for failing: its crashes there were no fault of its
+    /// own.
+    std::function<void(const std::string& uuid)> on_gpu_quarantined{};
+
+    std::shared_ptr<AliveWatch> alive = std::make_shared<AliveWatch>(io);
+    /// Used off the loop.
+    std::shared_ptr<CrashReports> crash_reports = std::make_shared<CrashReports>(std::filesystem::path{});
+
+    std::shared_ptr<LogWriter> log_writer{};  ///< null: nothing is written to disk
+
+    std::size_t placing = 0;  ///< starts that wait for their device
+
+    [[nodiscard]] SettleQueue& settle_queue(const std::string& uuid) {
+        return settle_queues.try_emplace(uuid, io).first->second;
+    }
+};
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+namespace bulkhead::supervisor {
+
+/// Judges whether one serving worker hangs: by questions that it leaves unanswered, and, while it is busy, by the
+/// steps that its page counts. Pure: the caller brings the time and the page, and looks when a look is due; nothing
+/// is due while the worker is idle and was asked nothing, unless the model has a `watchdog`.
+class HangWatch {
+public:
+    using Time = std::chrono::steady_clock::time_point;
+    using Duration = std::chrono::steady_clock::duration;
+
+    struct Budgets {
+        Duration step{};      ///< of one inference, or one step of a long one; with the grace for its own words
+        Duration watchdog{};  ///< how often an idle worker is asked; 0: never
+    };
+    /// What stands on the worker's page. Its clock is CLOCK_MONOTONIC, as ours.
+    struct Reading {
+        std::uint64_t steps = 0;
+        std::optional<Time> running_since;  ///< empty: nothing runs
+        friend bool operator==(const Reading&, const Reading&) = default;
+    };
+    enum class Verdict : std::uint8_t {
+        nothing,
+        ask,         ///< whether it lives: what it does cannot be seen
+        unanswered,  ///< a question, for `limits::answer_deadline`
+        no_step,     ///< something runs and made no step for its budget
+    };
+
+    HangWatch() = default;
+    explicit HangWatch(Budgets budgets) : budgets_{budgets} {}
+
+    /// It serves from now on, or became busy, or idle. `page`: empty for a worker that has none.
+    void serves(Time now, bool busy, const std::optional<Reading>& page);
+    /// A question was sent. While one is open, another changes nothing.
+    void asked(Time now);
+    void answered() { asked_at_.reset(); }
+
+    [[nodiscard]] std::optional<Time> due() const;
+    /// A look that comes late says that we slept ourselves, and perhaps everybody with us: all time is given anew.
+    [[nodiscard]] Verdict look(Time now, const std::optional<Reading>& page);
+
+    /// How long a question is open, or nothing was seen to move.
+    [[nodiscard]] Duration unanswered_for(Time now) const { return asked_at_ ? now - *asked_at_ : Duration{}; }
+    [[nodiscard]] Duration still_for(Time now) const { return now - still_since(); }
+
+private:
+    [[nodiscard]] Duration look_interval() const;
+    [[nodiscard]] Time still_since() const;
+    void begin_anew(Time now);
+
+    Budgets budgets_;
+    bool busy_ = false;
+    std::optional<Reading> page_;  ///< as last seen
+    Time moved_at_{};              ///< when it was last seen to differ
+    Time look_at_{};
+    std::optional<Time> asked_at_;
+    std::optional<Time> watchdog_at_;
+};
+
+}  // namespace bulkhead::supervisor

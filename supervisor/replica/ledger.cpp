@@ -1,0 +1,343 @@
+#include "supervisor/replica/ledger.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include <boost/json.hpp>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "config/fleet_json.h"
+#include "ipc/keeper_link.h"
+#include "supervisor/base/json_members.h"
+#include "supervisor/base/limits.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+/// Raised when a member changes its meaning; members that are not known are ignored.
+constexpr std::uint64_t ledger_version = 1;
+
+std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325) {
+    for (const unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
+    return hash;
+}
+
+bool flag_member(const json::object& object, std::string_view name) {
+    const json::value* value = object.if_contains(name);
+    return value != nullptr && value->is_bool() && value->get_bool();
+}
+
+std::uint64_t count_member(const json::object& object, std::string_view name) {
+    return unsigned_member(object, name).value_or(0);
+}
+
+std::int64_t time_member(const json::object& object, std::string_view name) {
+    constexpr std::uint64_t max = INT64_MAX;
+    return static_cast<std::int64_t>(std::min(count_member(object, name), max));
+}
+
+/// Of being ready: more of it than forgives every crash counts for no more, and what is added up stays a number.
+Millis readiness_of(std::uint64_t ms) {
+    constexpr std::chrono::milliseconds max = std::chrono::hours{24};
+    static_assert(max > limits::restart_forgiven_per * limits::restart_unforgiven_max);
+    return Millis{std::min<std::uint64_t>(ms, max.count())};
+}
+
+/// The bytes of it as a string of JSON, without its quotes.
+std::size_t json_bytes(std::string_view text) { return json::serialize(json::string{text}).size() - 2; }
+
+/// Cut where no character of UTF-8 is cut.
+std::string_view cut(std::string_view text, std::size_t bytes) {
+    if (text.size() <= bytes) return text;
+    while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
+    return text.substr(0, bytes);
+}
+
+/// The longest beginning that has so few bytes as a string of JSON, or half of it: a byte may become six.
+std::string_view cut_for_json(std::string_view text, std::size_t bytes) {
+    for (text = cut(text, bytes); json_bytes(text) > bytes;) text = cut(text, text.size() / 2);
+    return text;
+}
+
+// In JSON, of what must fit beside everything but the crash and the reason. Nobody writes longer ones but of `eager`.
+constexpr std::size_t declaration_bytes_max = 40;
+constexpr std::size_t device_bytes_max = 16;
+constexpr std::size_t gpu_uuid_bytes_max = 96;
+constexpr std::size_t eager_bytes_max = 160;
+
+constexpr std::size_t crash_cause_bytes_max = 160;
+constexpr std::size_t crash_report_name_bytes_max = 128;
+constexpr std::size_t crash_lost_bytes_max = 96;
+
+json::object to_json(const LastCrash& crash, std::size_t cause_bytes) {
+    json::object object{{"gen", crash.generation},
+                        {"pid", crash.pid},
+                        {crash.by_signal ? "sig" : "code", crash.number},
+                        {"ms", crash.unix_ms},
+                        {"cause", cut(crash.cause, cause_bytes)}};
+    if (!crash.report.empty() && crash.report.size() <= crash_report_name_bytes_max) object["file"] = crash.report;
+    if (crash.report_due && object.contains("file")) object["due"] = true;
+    if (const auto lost = cut(crash.lost, std::min(cause_bytes, crash_lost_bytes_max)); !lost.empty())
+        object["lost"] = lost;
+    return object;
+}
+
+std::optional<LastCrash> last_crash_of(const json::object& all) {
+    const json::value* value = all.if_contains("crash");
+    if (value == nullptr || !value->is_object()) return std::nullopt;
+    const json::object& object = value->get_object();
+    const auto number = [&](std::string_view name) {
+        constexpr std::uint64_t max = INT32_MAX;
+        return static_cast<std::int32_t>(std::min(count_member(object, name), max));
+    };
+    LastCrash crash;
+    crash.generation = count_member(object, "gen");
+    crash.pid = number("pid");
+    crash.by_signal = object.contains("sig");
+    crash.number = number(crash.by_signal ? "sig" : "code");
+    crash.unix_ms = time_member(object, "ms");
+    crash.cause = string_member(object, "cause").value_or("");
+    crash.report = string_member(object, "file").value_or("");
+    crash.report_due = flag_member(object, "due");
+    crash.lost = string_member(object, "lost").value_or("");
+    return crash;
+}
+
+constexpr std::size_t on_gpu_bytes_max = 128;
+
+/// Each name before the times on it, which but for the first are differences: [UUID, ms, +ms, …].
+json::array to_json(std::vector<CrashOnGpu> crashes) {
+    for (;; crashes.erase(crashes.begin())) {
+        json::array list;
+        std::string_view uuid;
+        std::int64_t former = 0;
+        for (const CrashOnGpu& crash : crashes) {
+            if (std::exchange(uuid, crash.uuid) != crash.uuid) list.emplace_back(json::string{crash.uuid});
+            list.emplace_back(crash.unix_ms - std::exchange(former, crash.unix_ms));
+        }
+        if (crashes.empty() || json::serialize(list).size() <= on_gpu_bytes_max) return list;
+    }
+}
+
+std::vector<CrashOnGpu> crashes_on_gpu_of(const json::object& all) {
+    std::vector<CrashOnGpu> crashes;
+    const json::value* list = all.if_contains("on_gpu");
+    if (list == nullptr || !list->is_array()) return crashes;
+    std::string uuid;
+    std::int64_t at = 0;
+    for (const json::value& one : list->get_array()) {
+        if (one.is_string()) {
+            uuid = one.get_string();
+        } else if (boost::system::error_code ec; !uuid.empty() && crashes.size() < limits::restart_unforgiven_max) {
+            constexpr std::int64_t sane = INT64_MAX / 16;
+            const auto since = one.to_number<std::int64_t>(ec);
+            if (ec || since < -at || since > sane - at) continue;
+            crashes.push_back({uuid, at += since});
+        }
+    }
+    return crashes;
+}
+
+}  // namespace
+
+void Ledger::note(const RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) {
+    keep_running = policy.keep_running;
+    crashes = policy.crashes;
+    const auto blame = policy.blame(now);
+    gave_up_by_count = blame.gave_up_by_count;
+    ready_before_withdrawn = blame.ready_before_withdrawn;
+    on_gpu.clear();
+    for (const auto& [uuid, at] : blame.on_gpu)
+        on_gpu.push_back({uuid, unix_ms - std::chrono::duration_cast<Millis>(now - at).count()});
+}
+
+void Ledger::restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const {
+    policy.keep_running = keep_running;
+    policy.crashes = crashes;
+    RestartPolicy::Blame blame{gave_up_by_count, ready_before_withdrawn, {}};
+    constexpr auto no_matter = Millis{2 * limits::gpu_failures_window}.count();
+    for (const CrashOnGpu& crash : on_gpu)
+        blame.on_gpu.push_back(
+            {crash.uuid, now - Millis{std::clamp<std::int64_t>(unix_ms - crash.unix_ms, 0, no_matter)}});
+    policy.restore(std::move(blame));
+}
+
+Ledger Ledger::of_replica() const {
+    Ledger result;
+    result.eager = eager;
+    result.keep_running = keep_running;
+    result.restarts = restarts;
+    result.requests = requests;
+    result.errors = errors;
+    result.crashes = crashes;
+    result.gave_up_by_count = gave_up_by_count;
+    result.ready_before_withdrawn = ready_before_withdrawn;
+    result.on_gpu = on_gpu;
+    result.last_crash = last_crash;
+    return result;
+}
+
+std::string Ledger::to_text() const {
+    json::object all{{"v", ledger_version}};
+    const auto add = [&](std::string_view name, const auto& value, const auto& otherwise) {
+        if (value != otherwise) all[name] = value;
+    };
+    add("declaration", cut_for_json(declaration, declaration_bytes_max), "");
+    add("device", cut_for_json(device, device_bytes_max), "");
+    add("gpu", cut_for_json(gpu_uuid, gpu_uuid_bytes_max), "");
+    add("cgroup", has_cgroup, false);
+    add("eager", cut_for_json(eager, eager_bytes_max), "");
+    add("granted", granted, false);
+    add("capture", capturing, false);
+    add("ready_ms", ready_unix_ms, 0);
+    add("end_ms", end_began_unix_ms, 0);
+    add("abort", aborted, false);
+    add("escalation", static_cast<std::uint64_t>(escalation), 0U);
+    if (host_bytes) all["host"] = *host_bytes;
+    if (gpu_free_before) all["gpu_free"] = *gpu_free_before;
+    add("tried", adoptions_tried, 0U);
+    add("keep", keep_running, false);
+    add("unload", unload_asked, false);
+    add("replacing", replacing, false);
+    add("quarantined", quarantined, false);
+    add("over", over, false);
+    add("due_ms", restart_due_unix_ms, 0);
+    add("restarts", restarts, 0U);
+    add("requests", requests, 0U);
+    add("errors", errors, 0U);
+    if (!crashes.ready_before.empty()) {
+        json::array& list = all["crashes"].emplace_array();
+        for (const Millis ready_for : crashes.compacted().ready_before) list.push_back(ready_for.count());
+    }
+    add("by_count", gave_up_by_count, false);
+    add("withdrawn_ms", ready_before_withdrawn.count(), 0);
+    const auto fits = [&] { return json::serialize(all).size() <= keeper_link::ledger_bytes_max; };
+    if (json::array list = to_json(on_gpu); !list.empty()) all["on_gpu"] = std::move(list);
+    if (!fits()) all.erase("on_gpu");
+    if (last_crash) {
+        constexpr std::size_t reason_bytes_min = 64;
+        all["reason"] = cut(reason, reason_bytes_min);
+        std::size_t bytes = crash_cause_bytes_max;
+        for (all["crash"] = to_json(*last_crash, bytes); !fits() && bytes > 0;)
+            all["crash"] = to_json(*last_crash, bytes /= 2);
+        if (!fits()) all.erase("crash");
+        all.erase("reason");
+    }
+    // What a byte becomes in JSON is not known before, so a quarter of the reason goes until all of it fits.
+    for (std::string_view kept = reason; !kept.empty(); kept = cut(kept, kept.size() * 3 / 4)) {
+        all["reason"] = kept;
+        if (std::string text = json::serialize(all); text.size() <= keeper_link::ledger_bytes_max) return text;
+    }
+    all.erase("reason");
+    return json::serialize(all);
+}
+
+Result<Ledger> Ledger::parse(std::string_view text) {
+    boost::system::error_code ec;
+    const json::value document = json::parse(text, ec);
+    if (ec || !document.is_object() || unsigned_member(document.get_object(), "v") != ledger_version)
+        return Error{ErrorCode::protocol_violation,
+                     fmt::format("reading a former supervisor's ledger of {} bytes", text.size()),
+                     {}};
+    const json::object& all = document.get_object();
+    const auto string = [&](std::string_view name) { return string_member(all, name).value_or(""); };
+    Ledger ledger;
+    ledger.declaration = string("declaration");
+    ledger.device = string("device");
+    ledger.gpu_uuid = string("gpu");
+    ledger.has_cgroup = flag_member(all, "cgroup");
+    ledger.eager = string("eager");
+    ledger.granted = flag_member(all, "granted");
+    ledger.capturing = flag_member(all, "capture");
+    ledger.ready_unix_ms = time_member(all, "ready_ms");
+    ledger.end_began_unix_ms = time_member(all, "end_ms");
+    ledger.aborted = flag_member(all, "abort");
+    ledger.escalation = static_cast<Escalation>(std::min<std::uint64_t>(count_member(all, "escalation"), 2));
+    ledger.host_bytes = unsigned_member(all, "host");
+    ledger.gpu_free_before = unsigned_member(all, "gpu_free");
+    ledger.adoptions_tried = static_cast<std::uint32_t>(count_member(all, "tried"));
+    ledger.keep_running = flag_member(all, "keep");
+    ledger.unload_asked = flag_member(all, "unload");
+    ledger.replacing = flag_member(all, "replacing");
+    ledger.quarantined = flag_member(all, "quarantined");
+    ledger.over = flag_member(all, "over");
+    ledger.restart_due_unix_ms = time_member(all, "due_ms");
+    ledger.restarts = static_cast<std::uint32_t>(count_member(all, "restarts"));
+    ledger.requests = count_member(all, "requests");
+    ledger.errors = count_member(all, "errors");
+    ledger.reason = string("reason");
+    ledger.last_crash = last_crash_of(all);
+    ledger.gave_up_by_count = flag_member(all, "by_count");
+    ledger.ready_before_withdrawn = readiness_of(count_member(all, "withdrawn_ms"));
+    ledger.on_gpu = crashes_on_gpu_of(all);
+    // The unforgiven ones: with the last of them a replica is quarantined, and a pardon forgets them all.
+    constexpr std::size_t crashes_max = limits::restart_unforgiven_max;
+    if (const json::value* list = all.if_contains("crashes"); list != nullptr && list->is_array())
+        for (const json::value& one : list->get_array()) {
+            const auto ready_for = one.to_number<std::int64_t>(ec);
+            if (ec || ready_for < 0 || ledger.crashes.ready_before.size() == crashes_max) continue;
+            ledger.crashes.ready_before.push_back(readiness_of(static_cast<std::uint64_t>(ready_for)));
+        }
+    return ledger;
+}
+
+namespace {
+
+constexpr std::string_view unknown_file = ":unknown";
+
+/// Of everything but the file, in 16 digits.
+std::string text_part(const config::ModelSpec& spec) {
+    // What the supervisor alone acts upon needs no new process.
+    config::ModelSpec told = spec;
+    const config::ModelSpec other;
+    told.replicas = other.replicas;
+    told.preload = other.preload;
+    told.restart = other.restart;
+    told.watchdog = other.watchdog;
+    told.deadlines.capture = other.deadlines.capture;
+    told.deadlines.drain = other.deadlines.drain;
+    told.deadlines.kill = other.deadlines.kill;
+    return fmt::format("{:016x}", fnv1a(json::serialize(config::to_json(told))));
+}
+
+std::optional<std::string> file_identity(const std::filesystem::path& path) {
+    struct stat file {};
+    if (::stat(path.c_str(), &file) != 0) return std::nullopt;
+    return fmt::format("{}:{}:{}:{}.{}", file.st_dev, file.st_ino, file.st_size, file.st_mtim.tv_sec,
+                       file.st_mtim.tv_nsec);
+}
+
+/// Of a package's folder: its manifest and, without reading what that names, all other files beside it.
+std::optional<std::string> folder_identity(const std::filesystem::path& folder) {
+    if (!file_identity(folder / "manifest.json")) return std::nullopt;
+    std::vector<std::string> files;
+    std::error_code failed;
+    for (std::filesystem::directory_iterator entry{folder, failed}, end;
+         !failed && entry != end && files.size() < limits::package_files_max; entry.increment(failed))
+        if (const auto identity = file_identity(entry->path()); identity && entry->is_regular_file(failed))
+            files.push_back(fmt::format("{} {}", entry->path().filename().string(), *identity));
+    std::ranges::sort(files);
+    return fmt::format("{}", fmt::join(files, ", "));
+}
+
+}  // namespace
+
+std::string fingerprint_of_text(const config::ModelSpec& spec) { return text_part(spec).append(unknown_file); }
+
+bool is_same_declaration(std::string_view a, std::string_view b) {
+    if (!a.ends_with(unknown_file) && !b.ends_with(unknown_file)) return a == b;
+    return a.substr(0, a.find(':')) == b.substr(0, b.find(':'));
+}
+
+std::string fingerprint(const config::ModelSpec& spec) {
+    const std::string text = text_part(spec);
+    const auto identity =
+        spec.runtime == config::Runtime::generate ? folder_identity(spec.file) : file_identity(spec.file);
+    return identity ? fmt::format("{}:{:016x}", text, fnv1a(*identity)) : text + ":missing";
+}
+
+}  // namespace bulkhead::supervisor

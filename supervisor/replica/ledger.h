@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/fleet.h"
+#include "ipc/error.h"
+#include "supervisor/replica/restart_policy.h"
+
+namespace bulkhead::supervisor {
+
+/// How hard a process was asked to end.
+enum class Escalation : std::uint8_t { none, sigterm, sigkill };
+
+/// An end that nobody asked for, as `why` tells it when the next process runs.
+struct LastCrash {
+    std::uint64_t generation = 0;
+    std::int32_t pid = 0;
+    bool by_signal = false;
+    std::int32_t number = 0;  ///< of the signal, or the exit status
+    std::int64_t unix_ms = 0;
+    std::string cause;        ///< cut to fit
+    std::string report;       ///< the name of its file; empty: none
+    bool report_due = false;  ///< it is being written
+    std::string lost;         ///< why it could not be written; cut to fit
+
+    friend bool operator==(const LastCrash&, const LastCrash&) = default;
+};
+
+/// One that is the GPU's, should that be quarantined soon after.
+struct CrashOnGpu {
+    std::string uuid;
+    std::int64_t unix_ms = 0;
+
+    friend bool operator==(const CrashOnGpu&, const CrashOnGpu&) = default;
+};
+
+/// What one supervisor leaves to the next about one replica, in the keeper's care and opaque to it: an object of JSON,
+/// at most `keeper_link::ledger_bytes_max`. It is written when it changes, before what it announces is done, and
+/// lies with the present generation's record, or with the last one's while the replica has none.
+struct Ledger {
+    // The process.
+    std::string declaration;  ///< `fingerprint` of what it was configured with
+    std::string device;       ///< "cpu" or "cuda:0"
+    std::string gpu_uuid;     ///< empty on a CPU
+    bool has_cgroup = false;
+    std::string eager;                   ///< why graphs are turned off although they are preferred; empty: they are not
+    bool granted = false;                ///< it may have device memory
+    bool capturing = false;              ///< it captures, or did when it was lost
+    std::int64_t ready_unix_ms = 0;      ///< 0: not yet
+    std::int64_t end_began_unix_ms = 0;  ///< 0: nobody asked, no sign of death
+    bool aborted = false;                ///< SIGABRT was sent, for it hung
+    Escalation escalation = Escalation::none;
+    std::optional<std::uint64_t> host_bytes;  ///< last sample before its end was asked for
+    std::optional<std::uint64_t> gpu_free_before;
+    std::uint32_t adoptions_tried = 0;  ///< supervisors that ended in the middle of adopting it
+
+    // The replica.
+    bool keep_running = false;             ///< a crash is answered by a restart
+    bool unload_asked = false;             ///< somebody wants it gone: go on with that
+    bool replacing = false;                ///< it is drained so that one of another declaration can take its place
+    bool quarantined = false;              ///< with `reason`
+    bool over = false;                     ///< stopped, and to stay so until somebody asks; its end is told
+    std::int64_t restart_due_unix_ms = 0;  ///< of a backoff; 0: none
+    std::uint32_t restarts = 0;
+    std::uint64_t requests = 0;  ///< of former generations
+    std::uint64_t errors = 0;
+    CrashHistory crashes;
+    bool gave_up_by_count = false;        ///< crashes have quarantined it
+    Millis ready_before_withdrawn{};      ///< counts for the next crash
+    std::vector<CrashOnGpu> on_gpu;       ///< oldest first; the older are left out where they do not fit
+    std::optional<LastCrash> last_crash;  ///< left out where it does not fit beside the reason
+    std::string reason;                   ///< of a quarantine, a backoff or an unasked end; cut to fit
+
+    /// What the policy knows; `unix_ms` is the same moment as `now`.
+    void note(const RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms);
+    void restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const;
+
+    /// What it says of the replica, and nothing of a process: for a successor that was spawned and never noted.
+    [[nodiscard]] Ledger of_replica() const;
+    [[nodiscard]] std::string to_text() const;
+    /// Errors  protocol_violation: of another release, cut off, or not an object; the process is then replaced
+    [[nodiscard]] static Result<Ledger> parse(std::string_view text);
+
+    friend bool operator==(const Ledger&, const Ledger&) = default;
+};
+
+/// Equal for two declarations when a process configured with one serves the other: everything the worker was told,
+/// and which file it loaded (device, inode, size, modification time), or of a generating model which files of its
+/// folder. Blocks for a stat() of each.
+[[nodiscard]] std::string fingerprint(const config::ModelSpec& spec);
+/// Without a look at the file, for when the disk that it lies on does not answer.
+[[nodiscard]] std::string fingerprint_of_text(const config::ModelSpec& spec);
+/// Whether a process configured with one serves the other; a file that could not be looked at is held to be the same.
+[[nodiscard]] bool is_same_declaration(std::string_view a, std::string_view b);
+
+}  // namespace bulkhead::supervisor

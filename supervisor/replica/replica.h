@@ -1,0 +1,328 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "config/fleet.h"
+#include "supervisor/base/deadline.h"
+#include "supervisor/log/model_log.h"
+#include "supervisor/reclaim/reclamation.h"
+#include "supervisor/replica/fleet_context.h"
+#include "supervisor/replica/hang_watch.h"
+#include "supervisor/replica/ledger.h"
+#include "supervisor/replica/lifecycle.h"
+#include "supervisor/replica/restart_policy.h"
+#include "supervisor/replica/worker_process.h"
+
+namespace bulkhead::supervisor {
+
+struct LoadedReplica {
+    WorkerName worker;
+    WorkerState state{};
+    pid_t pid = 0;
+    std::int64_t ms = 0;  ///< from the request
+};
+
+struct Client {
+    std::string name;  ///< for logs
+    std::int64_t pid = 0;
+    std::int64_t uid = 0;
+};
+
+/// A client's end of a channel whose other end the worker has.
+struct OpenedChannel {
+    std::uint64_t id = 0;
+    WorkerName worker;
+    pid_t pid = 0;
+    UniqueFd client_end;
+};
+
+/// One replica of one model: its state, its process, who waits for it, and what follows its end.
+///
+/// Thread  the loop; nothing blocks. A callback is called within the call that took it when the answer is
+///         known at once.
+/// Files   replica_adopt.cpp: taking over from a former supervisor; replica_ledger.cpp: what is left to the next;
+///         replica.cpp: what is asked of it; replica_process.cpp: its process and what that says;
+///         replica_end.cpp: how a process ends and what follows; replica_watch.cpp: budgets, hangs, failing GPUs;
+///         replica_crash.cpp: what is seen and kept of an unasked death
+class Replica {
+public:
+    using OnLoaded = std::function<void(Result<LoadedReplica>)>;
+    /// Without a process there is no receipt.
+    using OnUnloaded = std::function<void(Result<std::optional<Receipt>>)>;
+    enum class Urgency : std::uint8_t { now, when_due };  ///< when_due: a backoff is waited for
+
+    Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log);
+    Replica(const Replica&) = delete;
+    Replica& operator=(const Replica&) = delete;
+
+    /// Loads that are asked for while one is under way share it. `deadline` bounds this caller's wait; the
+    /// load goes on.
+    /// Errors  model_quarantined, deadline_exceeded, cancelled (by an unload), load_failed and what the worker says
+    void load(OnLoaded loaded, Urgency urgency = Urgency::now, std::optional<std::chrono::milliseconds> deadline = {});
+    /// The model was meant to be running from the start: failed loads are tried again by the restart policy.
+    void preload();
+    /// Errors  deadline_exceeded: the process does not end even by SIGKILL
+    void unload(OnUnloaded unloaded);
+    /// A person's restart: lifts a quarantine and forgives all crashes.
+    void pardon();
+    /// Errors  worker_draining, model_loading, resources_exhausted
+    [[nodiscard]] Result<OpenedChannel> open_channel(const Client& client);
+
+    /// Takes over what a former supervisor left, before anything else is asked of it.
+    /// `ledger`       empty: there is none that can be read
+    /// `declaration`  the `fingerprint` of today
+    void adopt(FoundWorker found, const std::optional<Ledger>& ledger, const std::string& declaration);
+    /// A former supervisor had a process of it, or the record of one.
+    [[nodiscard]] bool was_found() const noexcept { return was_found_; }
+    /// It is drained so that one of another declaration takes its place.
+    [[nodiscard]] bool is_being_replaced() const noexcept { return process_ && process_->replacing; }
+    /// What the present or the last process was configured with; empty without one.
+    [[nodiscard]] const std::string& declaration() const noexcept { return declaration_; }
+
+    /// Of the last unload, until `receipt_told`: the keeper's record of it is kept as long, so that a caller whose
+    /// supervisor died under it gets its answer from the next one.
+    [[nodiscard]] const std::optional<Receipt>& kept_receipt() const noexcept { return kept_receipt_; }
+    void receipt_told();
+
+    /// A GPU was quarantined: crashes on it are forgiven, and what they had quarantined may start elsewhere.
+    void gpu_was_quarantined(const std::string& uuid);
+
+    /// Some GPU is used again: if this waits for it, it starts.
+    void gpu_was_lifted();
+
+    /// Asks the worker for its statistics; `answered` is called when they came or its process is lost, unless
+    /// somebody asks again before. The caller sets the deadline.
+    void ask_statistics(std::function<void()> answered);
+
+    [[nodiscard]] WorkerState state() const noexcept { return state_; }
+    [[nodiscard]] const config::ModelSpec& spec() const noexcept { return spec_; }
+    [[nodiscard]] std::uint32_t index() const noexcept { return index_; }
+    [[nodiscard]] std::size_t channels() const noexcept { return process_ ? process_->channels.size() : 0; }
+    /// The present process; null without one.
+    [[nodiscard]] const std::shared_ptr<WorkerProcess>& process() const noexcept { return process_; }
+    [[nodiscard]] json::object row() const;
+    /// Reads the present process' memory; `sampled` is called when it is known, or the process is gone.
+    void sample_memory(std::function<void()> sampled);
+    /// Why it is in its state, in a sentence.
+    [[nodiscard]] std::string sentence() const;
+    [[nodiscard]] json::object why() const;
+    [[nodiscard]] json::object graphs() const;
+    /// What its process said of the tokens it generates; null where it does not.
+    [[nodiscard]] json::value generate() const;
+
+private:
+    struct LoadWaiter {
+        LoadWaiter(boost::asio::io_context& io, OnLoaded on_loaded, Urgency how)
+            : loaded{std::move(on_loaded)}, urgency{how}, deadline{io} {}
+        OnLoaded loaded;
+        Urgency urgency;
+        Deadline::Clock::time_point since = Deadline::Clock::now();
+        Deadline deadline;
+    };
+    struct LastExit {
+        WorkerName worker;
+        pid_t pid = 0;
+        ProcessExit exit;
+        std::int64_t time_ms = 0;
+        std::string cause;  ///< of a death that nobody asked for: what was known of it
+    };
+
+    struct LastReport {
+        std::string path;  ///< empty until it is written
+        std::string lost;  ///< why it could not be
+        std::string due;   ///< the name of its file, while it is written
+    };
+
+    /// A process that ended and was followed by another before its memory was back.
+    struct Departed {
+        std::shared_ptr<WorkerProcess> process;
+        std::vector<OnUnloaded> unload_waiters;
+    };
+    /// What follows an end, and why.
+    struct Sequel {
+        RestartDecision decision;
+        RestartPolicy::End end;
+        std::string reason;
+    };
+
+    /// Whether it is the one whose end is this replica's end; a departed one is not.
+    [[nodiscard]] bool is_present(const std::weak_ptr<WorkerProcess>& process) const {
+        const auto one = process.lock();  // first: without it this replica may be gone as well
+        return one && one == process_;
+    }
+
+    // replica.cpp
+    void transition(WorkerEvent event, std::string cause, std::string hint = {});
+    [[nodiscard]] bool can(WorkerEvent event) const { return next(state_, event).has_value(); }
+    [[nodiscard]] bool is_asked_for_now() const;
+    void answer_loads();
+    void fail_loads(const Error& error);
+    [[nodiscard]] Error quarantine_error() const;
+    [[nodiscard]] std::string past() const;
+    [[nodiscard]] WorkerName name() const;
+
+    // replica_process.cpp
+    void start(std::string cause);
+    void on_declaration_known(std::string declaration);
+    void on_file_unanswered(const Error& error);
+    void on_placed(const Result<Device>& device);
+    void on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned);
+    void on_packet(Packet& packet);
+    void complain(const std::string& what);
+    void on_message(worker_link::Hello& message);
+    [[nodiscard]] Result<std::string> configuration_for(const worker_link::Hello& hello) const;
+    void on_message(worker_link::Progress& message);
+    void tell_progress();
+    void on_message(const worker_link::GrantAsked& message);
+    void on_message(worker_link::Ready& message);
+    void on_message(const worker_link::Failed& message);
+    void on_message(const worker_link::ChannelOpened& message);
+    void on_message(const worker_link::ChannelClosed& message);
+    void on_message(const worker_link::ChannelRefused& message);
+    void on_message(const worker_link::Busy& message);
+    void on_message(const worker_link::Idle& message);
+    void on_message(worker_link::Statistics& message);
+    void on_message(const worker_link::Overrun& message);
+    void on_message(const worker_link::Drained& message);
+    void on_message(const worker_link::Dying& message);
+    void on_message(worker_link::Backtrace& message);
+    void on_message(const worker_link::Unknown& message);
+    void statistics_are_known();
+
+    // replica_adopt.cpp
+    void resume(const Ledger& ledger, bool changed);
+    void resume_last_crash(const LastCrash& crash);
+    void adopt_running(const std::optional<Ledger>& ledger);
+    void adoption_deadline_passed();
+    [[nodiscard]] bool is_asked_to_end() const;
+    [[nodiscard]] bool is_outdated(const worker_link::Message& message);
+    [[nodiscard]] bool ended_as_asked(const ProcessExit& exit) const;
+    void on_adoption_hello(worker_link::Hello& hello);
+    void take_adoption_hello(worker_link::Hello& hello);
+    void take_channels(worker_link::Hello& hello);
+    void adopt_loading(const worker_link::Hello& hello);
+    void adopt_serving(worker_link::Hello& hello);
+    void replace();
+
+    // replica_ledger.cpp
+    [[nodiscard]] Ledger ledger() const;
+    void remember();
+    void begin_record();
+    void end_record();
+    void forget_unless_departed(const WorkerName& name);
+
+    // replica_watch.cpp
+    void begin_load_budget();
+    void arm_load_deadline();
+    void load_deadline_passed();
+    void keep_watch();
+    void arm_watch();
+    void look_at_it();
+    void ask_whether_it_lives();
+    [[nodiscard]] std::optional<HangWatch::Reading> page_reading() const;
+    void hang(std::string cause, const std::string& hint);
+    void abort_process();
+    [[nodiscard]] Result<> refuse_quarantined_gpu() const;
+    [[nodiscard]] std::string gpu_refusal() const;
+    void wait_for_gpu();
+    void look_for_gpu();
+    [[nodiscard]] bool waits_for_gpu() const { return gpu_awaited_ && state_ == WorkerState::backoff; }
+    [[nodiscard]] Ending ending();
+    [[nodiscard]] bool blames_gpu() const;
+    void note_crash_in_capture();
+    [[nodiscard]] bool may_run_eagerly() const;
+    [[nodiscard]] bool was_lost_in_capture() const;
+    [[nodiscard]] std::string note() const;
+
+    // replica_crash.cpp
+    void take_page(worker_link::Hello& hello);
+    void note_oom_kills();
+    void on_main_thread_ended();
+    void note_last_signs();
+    void report_crash();
+    [[nodiscard]] CrashReport crash_report() const;
+    [[nodiscard]] std::string cause_of_death() const;
+    [[nodiscard]] std::string end_reason() const;
+
+    // replica_end.cpp
+    void prepare_drain();
+    void sample_then(void (Replica::*next)());
+    void begin_drain();
+    void arm_drain_deadline();
+    void end_undrained();
+    void escalate();
+    void terminate();
+    void kill();
+    void kill_past_keeper();
+    void cannot_be_ended();
+    [[nodiscard]] Error unending_error() const;
+    void hold_turn();
+    void lose(std::string cause, const std::string& hint = {});
+    void fail(Error error);
+    void on_link_closed(const Error* why);
+    void on_exited(const ProcessExit& exit);
+    void without_process(Error error);
+    void reclaim(const std::shared_ptr<WorkerProcess>& process);
+    void on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Reclaimed& reclaimed);
+    void let_go();
+    void forget(const WorkerProcess& process);
+    void unload_departed(OnUnloaded unloaded);
+    void after(std::optional<Receipt> receipt);
+    [[nodiscard]] Sequel sequel();
+    void follow(const Sequel& next);
+    [[nodiscard]] bool is_hopeless() const;
+    [[nodiscard]] std::string end_hint() const;
+    [[nodiscard]] Error load_error() const;
+
+    FleetContext& context_;
+    const config::ModelSpec& spec_;
+    const std::uint32_t index_;
+    ModelLog& log_;
+
+    WorkerState state_ = WorkerState::stopped;
+    std::int64_t since_ms_;
+    std::string reason_ = "nobody has asked for it";
+    Deadline deadline_;  ///< the state's own
+    Deadline::Clock::time_point load_until_{};
+    std::shared_ptr<WorkerProcess> process_;
+    std::uint64_t generation_ = 0;  ///< of the present process or the last one
+    std::string device_text_;       ///< as declared, until it was placed
+
+    std::list<LoadWaiter> load_waiters_;
+    std::vector<OnUnloaded> unload_waiters_;
+    std::function<void()> statistics_waiter_;
+    std::list<Departed> departed_;
+    std::optional<Sequel> sequel_;             ///< of the present process, reaped, while it is reclaimed
+    std::optional<Device> same_device_;        ///< for the next start
+    std::shared_ptr<bool> gpu_awaited_;        ///< this backoff ends when its GPU may be used; null: by its delay
+    std::shared_ptr<LastReport> last_report_;  ///< of the last crash
+    bool unload_asked_ = false;                ///< the present process shall not be followed by another
+    RestartPolicy policy_{spec_.restart == config::RestartPolicy::on_crash};
+    std::string eager_reason_;  ///< why graphs are off although they are preferred; empty: they are not
+    HangWatch watch_;           ///< of the present process
+    Deadline watch_deadline_;
+
+    std::string declaration_;           ///< `fingerprint` of the present process, or the last one
+    std::optional<WorkerName> record_;  ///< the keeper's that carries the ledger
+    std::optional<Ledger> remembered_;  ///< as it stands there
+    std::optional<Receipt> kept_receipt_;
+    std::int64_t restart_due_unix_ms_ = 0;
+    bool was_found_ = false;
+    std::string misfit_;                  ///< why the adopted process shall be replaced; empty: it shall not
+    SettleQueue::Turn replacement_turn_;  ///< held until its successor serves, or nothing comes of it
+
+    std::minstd_rand jitter_{std::random_device{}()};
+    std::uint32_t restarts_ = 0;
+    std::uint64_t past_requests_ = 0;  ///< of former generations
+    std::uint64_t past_errors_ = 0;
+    std::optional<LastExit> last_exit_;
+};
+
+}  // namespace bulkhead::supervisor

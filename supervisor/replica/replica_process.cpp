@@ -1,0 +1,335 @@
+/// A replica's process, and what it says on its link.
+
+#include <signal.h>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "ipc/channel_codec.h"
+#include "ipc/packet.h"
+#include "supervisor/base/json_members.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/base/proc_files.h"
+#include "supervisor/base/text.h"
+#include "supervisor/replica/replica.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+/// How often a thread of a model that generates looks for the next parallel region before it sleeps: some 0.6 ms, which
+/// bridges what lies between two steps and not what lies between two requests (docs/decisions.md).
+constexpr const char* generating_spins = "20000";
+
+/// What the model declares, and how its threads wait where it does not say.
+std::map<std::string, std::string> environment_of(const config::ModelSpec& spec) {
+    auto declared = spec.environment;
+    if (spec.runtime == config::Runtime::generate && !declared.contains("OMP_WAIT_POLICY"))
+        declared.try_emplace("GOMP_SPINCOUNT", generating_spins);
+    return declared;
+}
+
+}  // namespace
+
+using Clock = Deadline::Clock;
+
+void Replica::start(std::string cause) {
+    const bool is_restart = state_ == WorkerState::backoff;
+    if (is_restart) ++restarts_;
+    process_ = std::make_shared<WorkerProcess>();
+    process_->is_restart = is_restart;
+    // Spawned in the order of their generations, as the keeper demands: the off-loop thread keeps the order, and
+    // nobody overtakes who waits there.
+    process_->name = {spec_.name, index_, generation_ = ++context_.generation_last};
+    transition(WorkerEvent::spawn_asked, std::move(cause));
+    process_->progressed_at = Clock::now();
+    begin_load_budget();
+    declaration_.clear();
+    context_.off_loop.run(
+        fmt::format("loading {}: looking at {}", name().place(), spec_.file.string()),
+        [spec = spec_] { return fingerprint(spec); },
+        [this, process = std::weak_ptr{process_}](Result<std::string> declaration) {
+            if (!is_present(process)) return;
+            declaration ? on_declaration_known(std::move(*declaration)) : on_file_unanswered(declaration.error());
+        });
+    auto known = std::exchange(same_device_, std::nullopt);
+    if (spec_.device == "cpu") known = Device{};
+    if (known && context_.placing == 0) return on_placed(*known);
+    ++context_.placing;
+    context_.off_loop.run(
+        fmt::format("placing it on device \"{}\"", spec_.device),
+        // One that is declared by name is found in any case, and refused by name then.
+        [&gpus = context_.gpus, declared = spec_.device, known,
+         quarantined = spec_.device == "auto" ? context_.gpu_quarantine.all()
+                                              : std::map<std::string, std::string>{}]() -> Result<Device> {
+            if (known) return *known;
+            return place(gpus, declared, quarantined);
+        },
+        [this, &context = context_, process = std::weak_ptr{process_}](const Result<Device>& device) {
+            --context.placing;
+            if (!process.expired()) on_placed(device);
+        });
+}
+
+void Replica::on_placed(const Result<Device>& device) {
+    if (state_ != WorkerState::spawning)
+        return without_process(
+            process_->failure.value_or(Error{ErrorCode::cancelled, "it was not started: an unload came first", {}}));
+    if (!device) {
+        process_->gpu_refused = device.error().code == ErrorCode::resources_exhausted;
+        return without_process(Error{device.error()}.during("loading " + name().place()));
+    }
+    process_->device = *device;
+    device_text_ = device->text;
+    if (auto may = refuse_quarantined_gpu(); !may) {
+        process_->gpu_refused = true;
+        return without_process(std::move(may.error()));
+    }
+
+    SpawnRequest request;
+    request.name = name();
+    request.argv = {context_.station.program};
+    request.environment = context_.station.environment(name(), device->uuid, environment_of(spec_));
+    request.core_bytes_max = spec_.core_bytes_max;
+    std::size_t bytes = 0;
+    for (const auto& text : request.argv) bytes += text.size() + 1;
+    for (const auto& text : request.environment) bytes += text.size() + 1;
+    if (bytes > keeper_link::spawn_bytes_max)
+        return without_process({ErrorCode::config_invalid,
+                                fmt::format("starting {}: its environment has {}", name().place(), bytes_text(bytes)),
+                                fmt::format("declare less than {}", bytes_text(keeper_link::spawn_bytes_max))});
+    if (context_.cgroups) {
+        if (auto folder = context_.cgroups->add(name()))
+            request.cgroup = std::move(*folder);
+        else
+            spdlog::warn("worker={} is contained by its process group and marker alone: {}", name().text(),
+                         folder.error().text());
+    }
+    process_->has_cgroup = static_cast<bool>(request.cgroup);
+    context_.keeper.spawn(
+        std::move(request),
+        [this, process = process_](Result<SpawnedProcess> spawned) { on_spawned(process, std::move(spawned)); },
+        [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
+            if (is_present(process)) on_exited(exit);
+        });
+}
+
+void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned) {
+    if (!spawned) return without_process(std::move(spawned.error()));
+    process->pid = spawned->pid;
+    process->pidfd = std::move(spawned->pidfd);
+    process->log = LogPipe::open(context_.io, std::move(spawned->log), process->name, log_);
+    note_oom_kills();
+    process->link = PacketLink::make(context_.io, std::move(spawned->link));
+    process->link->start([this](Packet& packet) { on_packet(packet); },
+                         [this](const Error* why) { on_link_closed(why); });
+    begin_record();
+    if (!is_live(state_)) escalate();  // it was given up on the way
+}
+
+void Replica::on_packet(Packet& packet) {
+    const std::string_view text{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()};
+    auto message = worker_link::parse(text);
+    if (!message) return complain(message.error().attempt);
+    if (auto* hello = std::get_if<worker_link::Hello>(&*message)) hello->fds = std::move(packet.fds);
+    if (is_outdated(*message)) return;
+    std::visit([this](auto& value) { on_message(value); }, *message);
+}
+
+void Replica::complain(const std::string& what) {
+    if (++process_->complaints <= limits::link_complaints_max)
+        spdlog::warn("worker={} pid={} said what is ignored: {}", name().text(), process_->pid, escaped(what));
+}
+
+void Replica::on_message(worker_link::Hello& message) {
+    if (state_ == WorkerState::adopting) return on_adoption_hello(message);
+    if (state_ != WorkerState::spawning) return complain("hello, a second time");
+    auto configuration = configuration_for(message);
+    if (!configuration) {
+        fail(configuration.error());
+        return kill();
+    }
+    take_page(message);
+    transition(WorkerEvent::said_hello, "its process said hello");
+    arm_load_deadline();
+    // Its file was looked at before it may read it: should it be replaced meanwhile, the process does not pass for one
+    // that has the new one.
+    if (declaration_.empty())
+        process_->configuration = std::move(*configuration);
+    else
+        process_->send(std::move(*configuration));
+}
+
+void Replica::on_declaration_known(std::string declaration) {
+    declaration_ = std::move(declaration);
+    remember();
+    if (!process_->configuration.empty()) process_->send(std::exchange(process_->configuration, {}));
+}
+
+/// The worker would hang on it as well.
+void Replica::on_file_unanswered(const Error& error) {
+    if (!is_live(state_)) return;
+    fail(error);
+    if (process_->pid != 0) kill();
+}
+
+Result<std::string> Replica::configuration_for(const worker_link::Hello& hello) const {
+    if (hello.name != process_->name)
+        return Error{ErrorCode::protocol_violation,
+                     fmt::format("{} calls itself {}", name().text(), escaped(hello.name.text())),
+                     "let only bulkheadd start workers"};
+    if (hello.protocol_min > worker_link::version_max || hello.protocol_max < worker_link::version_min)
+        return Error{ErrorCode::protocol_violation,
+                     fmt::format("{} speaks versions {} to {} of the worker link, this daemon {} to {}", name().place(),
+                                 hello.protocol_min, hello.protocol_max, worker_link::version_min,
+                                 worker_link::version_max),
+                     "install one release of all programs"};
+    config::ModelSpec spec = spec_;
+    if (!eager_reason_.empty()) spec.graphs = config::Graphs::off;
+    std::string configure = worker_link::configure(spec, process_->device.is_gpu());
+    if (configure.size() > packet_bytes_max)
+        return Error{ErrorCode::config_invalid,
+                     fmt::format("the declaration of {} has {} as JSON", spec_.name, bytes_text(configure.size())),
+                     fmt::format("declare fewer methods or buckets: {} is the most", bytes_text(packet_bytes_max))};
+    return configure;
+}
+
+void Replica::on_message(worker_link::Progress& message) {
+    if (!is_loading(state_) || state_ == WorkerState::spawning) return;
+    const bool captures = message.phase == "capturing" && can(WorkerEvent::capture_began);
+    if (captures) transition(WorkerEvent::capture_began, "warmed up");
+    if (captures || message.phase != process_->progress.phase || message.done > process_->progress.done) {
+        process_->progressed_at = Clock::now();
+        begin_load_budget();
+    }
+    const bool is_new_phase = message.phase != process_->progress.phase;
+    const bool is_end_of_phase = message.done == message.total && message.done > process_->progress.done;
+    const bool is_news =
+        is_new_phase || is_end_of_phase || Clock::now() - process_->progress_told_at >= limits::progress_interval;
+    if (is_new_phase) tell_progress();  // how far the former phase came
+    process_->progress = std::move(message);
+    process_->progress_is_told = false;
+    if (is_news) tell_progress();
+}
+
+void Replica::tell_progress() {
+    const auto& now = process_->progress;
+    if (now.phase.empty() || std::exchange(process_->progress_is_told, true)) return;
+    process_->progress_told_at = Clock::now();
+    context_.events.publish(
+        "progress", name(),
+        {{"phase", now.phase}, {"done", now.done}, {"total", now.total}, {"unit", now.unit}, {"detail", now.detail}});
+}
+
+void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
+    if (!is_loading(state_) || process_->turn || process_->load_left)
+        return complain("grant_asked, when no grant is due");
+    if (!process_->device.is_gpu()) return process_->send(worker_link::grant());
+    // The wait for others is not this load's fault: its budget stands still. It ends, for theirs does not.
+    process_->load_left = load_until_ - Clock::now();
+    deadline_.cancel();
+    context_.settle_queue(process_->device.uuid)
+        .wait([this, process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
+            if (!is_present(process) || !is_loading(state_)) return;
+            process_->turn = std::move(turn);
+            load_until_ = Clock::now() + *std::exchange(process_->load_left, std::nullopt);
+            arm_load_deadline();
+            process_->granted = true;
+            remember();
+            process_->send(worker_link::grant());
+        });
+}
+
+void Replica::on_message(worker_link::Ready& message) {
+    if (!can(WorkerEvent::became_ready)) return complain("ready, when it was not loading");
+    process_->statistics.graphs = std::move(message.graphs);
+    process_->ready_at = Clock::now();
+    process_->turn = {};
+    if (!message.torch.empty()) context_.torch = message.torch;
+    policy_.became_ready();
+    transition(
+        WorkerEvent::became_ready,
+        fmt::format("loaded in {} on {}", duration_text(static_cast<std::int64_t>(message.load_ms)), device_text_));
+    if (!is_asked_to_end()) answer_loads();  // else they wait for the one that follows
+    sample_memory([] {});
+}
+
+void Replica::on_message(const worker_link::Failed& message) {
+    if (is_loading(state_) || state_ == WorkerState::adopting) fail(message.error);
+}
+
+void Replica::on_message(const worker_link::ChannelOpened& message) {
+    spdlog::debug("worker={} channel={} answered its client", name().text(), message.channel);
+}
+
+void Replica::on_message(const worker_link::ChannelClosed& message) { process_->channels.erase(message.channel); }
+
+void Replica::on_message(const worker_link::ChannelRefused& message) {
+    spdlog::info("worker={} channel={} refused: {}", name().text(), message.channel, message.error.text());
+    // A worker that ran out of descriptors never had its end: its client is told on the one kept here.
+    if (const auto end = process_->channels.find(message.channel); end != process_->channels.end()) {
+        (void)send_packet(end->second.get(), channel::encode(channel::Failure{0, message.error}));
+        process_->channels.erase(end);
+    }
+}
+
+void Replica::on_message(const worker_link::Busy& /*message*/) {
+    if (can(WorkerEvent::became_busy)) transition(WorkerEvent::became_busy, "a request started");
+}
+
+void Replica::on_message(const worker_link::Idle& /*message*/) {
+    if (can(WorkerEvent::became_idle)) transition(WorkerEvent::became_idle, "nothing is in flight");
+}
+
+void Replica::on_message(worker_link::Statistics& message) {
+    process_->statistics = std::move(message);
+    process_->statistics_asked = false;
+    watch_.answered();
+    arm_watch();
+    statistics_are_known();
+}
+
+void Replica::on_message(const worker_link::Overrun& message) {
+    if (!is_live(state_)) return;
+    hang(fmt::format("{} ran {}, budget {}", message.method,
+                     duration_text(static_cast<std::int64_t>(message.running_ms)),
+                     duration_text(static_cast<std::int64_t>(message.budget_ms))),
+         fmt::format("raise deadlines.request of {}, or look for an endless loop", spec_.name));
+}
+
+void Replica::on_message(const worker_link::Drained& /*message*/) {
+    if (state_ != WorkerState::draining && state_ != WorkerState::adopting)
+        return complain("drained, when it was not draining");
+    if (!process_->drain_until) process_->drain_until = Clock::now();
+    process_->drained = true;
+    transition(WorkerEvent::stop_asked, "drained");
+    deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
+}
+
+void Replica::on_message(const worker_link::Unknown& message) {
+    complain(fmt::format("a packet of type \"{}\"", message.type));
+}
+
+void Replica::sample_memory(std::function<void()> sampled) {
+    struct Sample {
+        std::optional<std::uint64_t> host_bytes;
+        std::optional<GpuShare> gpu;
+    };
+    if (!process_ || process_->pid == 0) return sampled();
+    context_.off_loop.run(
+        "reading the memory of " + name().text(),
+        [pid = process_->pid, marker = context_.station.marker(process_->name), uuid = process_->device.uuid,
+         &gpus = context_.gpus] {
+            const auto gpu = uuid.empty() ? std::nullopt : gpus.read(uuid);
+            return Sample{read_host_bytes(pid), gpu ? std::optional{share_of(*gpu, pid, marker)} : std::nullopt};
+        },
+        [weak = std::weak_ptr{process_}, sampled = std::move(sampled)](const Result<Sample>& sample) {
+            const auto process = weak.lock();
+            // A process that was reaped meanwhile keeps its last sample: the number may be another's by now.
+            const bool counts = sample && process && !process->exit;
+            if (counts && sample->host_bytes) process->host_bytes = sample->host_bytes;
+            if (counts && sample->gpu) process->took(*sample->gpu);
+            sampled();
+        });
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,100 @@
+#include "supervisor/replica/worker_environment.h"
+
+#include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+#include <fmt/format.h>
+
+namespace bulkhead::supervisor {
+namespace {
+
+constexpr std::array inherited_names{"PATH",
+                                     "HOME",
+                                     "USER",
+                                     "LOGNAME",
+                                     "SHELL",
+                                     "LANG",
+                                     "LANGUAGE",
+                                     "TZ",
+                                     "TMPDIR",
+                                     "LD_LIBRARY_PATH",
+                                     "CUDA_HOME",
+                                     "CUDA_PATH",
+                                     "XDG_CACHE_HOME",
+                                     "NVIDIA_VISIBLE_DEVICES",
+                                     "NVIDIA_DRIVER_CAPABILITIES",
+                                     "ASAN_OPTIONS",
+                                     "UBSAN_OPTIONS",
+                                     "TSAN_OPTIONS",
+                                     "LSAN_OPTIONS"};
+
+bool may_pass(std::string_view name) {
+    return name.starts_with("LC_") ||
+           std::find(inherited_names.begin(), inherited_names.end(), name) != inherited_names.end();
+}
+
+std::filesystem::path cache_home() {
+    if (const char* named = std::getenv("XDG_CACHE_HOME"); named != nullptr && named[0] == '/') return named;
+    if (const char* home = std::getenv("HOME"); home != nullptr && home[0] == '/')
+        return std::filesystem::path{home} / ".cache";
+    const passwd* user = ::getpwuid(::geteuid());
+    return user != nullptr ? std::filesystem::path{user->pw_dir} / ".cache" : std::filesystem::path{"/var/cache"};
+}
+
+}  // namespace
+
+std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_unix_ms) {
+    return fmt::format("{:x}{:011x}", static_cast<std::uint32_t>(keeper_pid), keeper_started_unix_ms);
+}
+
+std::vector<std::string> WorkerStation::environment(const WorkerName& worker, const std::string& gpu_uuid,
+                                                    const std::map<std::string, std::string>& declared) const {
+    // libgomp reads it once, at start: threads that spin between two requests take the cores from other workers.
+    std::map<std::string, std::string> variables{{"OMP_WAIT_POLICY", "passive"}};
+    for (const std::string& entry : inherited)
+        variables[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
+    for (const auto& [name, value] : declared) variables[name] = value;
+    variables["BULKHEAD_WORKER"] = marker(worker);
+    variables["BULKHEAD_SOCKET"] = socket;
+    variables["BULKHEAD_CACHE"] = cache.string();
+    variables["CUDA_VISIBLE_DEVICES"] = gpu_uuid;
+    std::vector<std::string> entries;
+    for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
+    return entries;
+}
+
+std::vector<std::string> inheritable(const char* const* environment) {
+    std::vector<std::string> entries;
+    for (; *environment != nullptr; ++environment) {
+        const std::string_view entry{*environment};
+        const std::size_t equals = entry.find('=');
+        if (equals != std::string_view::npos && may_pass(entry.substr(0, equals))) entries.emplace_back(entry);
+    }
+    return entries;
+}
+
+Result<std::filesystem::path> make_package_cache() {
+    const auto path = cache_home() / "bulkhead" / "packages";
+    std::error_code ec;
+    std::filesystem::create_directories(path.parent_path().parent_path(), ec);
+    for (const auto& folder : {path.parent_path(), path}) {
+        if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
+            return system_error(fmt::format("making the package cache {}", folder.string()), errno);
+    }
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != ::geteuid())
+        return Error{ErrorCode::not_permitted,
+                     fmt::format("the package cache {} is not a folder of this user", path.string()),
+                     "remove it, or set XDG_CACHE_HOME to a folder of yours"};
+    if ((status.st_mode & 0077) != 0 && ::chmod(path.c_str(), 0700) != 0)
+        return system_error(fmt::format("closing the package cache {} to others", path.string()), errno);
+    return path;
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ipc/error.h"
+#include "supervisor/base/worker_name.h"
+
+namespace bulkhead::supervisor {
+
+/// Names this daemon's workers wherever they leave a trace: environment and memfd labels. The same for
+/// every supervisor of one keeper, another for every keeper.
+[[nodiscard]] std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_unix_ms);
+
+/// What every worker of a daemon is started with.
+struct WorkerStation {
+    std::string program;  ///< bulkhead-worker, beside this program
+    std::string token;
+    std::string socket;
+    std::filesystem::path cache;         ///< where packages are unpacked
+    std::vector<std::string> inherited;  ///< "NAME=value" of the daemon's own environment that may pass
+
+    /// "<token>:<model>/<replica>#<generation>"
+    [[nodiscard]] std::string marker(const WorkerName& worker) const { return token + ":" + worker.text(); }
+
+    /// Complete and without duplicates. What the model declares wins over what is inherited, and what the
+    /// daemon sets wins over both: a worker cannot be pointed at a neighbour's GPU.
+    [[nodiscard]] std::vector<std::string> environment(const WorkerName& worker, const std::string& gpu_uuid,
+                                                       const std::map<std::string, std::string>& declared) const;
+};
+
+/// The part of an environment that workers inherit: paths, locale, home, proxies of the GPU runtime. Nothing
+/// else, so that a secret in the daemon's environment stays there.
+[[nodiscard]] std::vector<std::string> inheritable(const char* const* environment);
+
+/// `$XDG_CACHE_HOME/bulkhead/packages`, else `~/.cache/bulkhead/packages`, made with mode 0700.
+/// Errors  not_permitted, resources_exhausted
+[[nodiscard]] Result<std::filesystem::path> make_package_cache();
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,477 @@
+#include "worker/channel/channel_session.h"
+
+#include <algorithm>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "ipc/cuda/gpu.h"
+#include "ipc/spin.h"
+#include "worker/channel/admission.h"
+#include "worker/loop/limits.h"
+
+namespace bulkhead::worker {
+namespace {
+
+Error draining_error() {
+    return Error{ErrorCode::worker_draining, "the worker is draining and takes no new requests",
+                 "open a new channel: it leads to the model's next worker"};
+}
+
+constexpr std::uint64_t offered_features = wire::feature_rings | wire::feature_lending | wire::feature_returning;
+
+Error violation(std::string attempt, std::string remedy) {
+    return Error{ErrorCode::protocol_violation, std::move(attempt), std::move(remedy)};
+}
+
+}  // namespace
+
+ChannelSession::ChannelSession(const SessionContext& context, SessionHost& host, const ChannelMessage& arrival)
+    : context_{context}, host_{host}, id_{arrival.channel}, client_pid_{arrival.client_pid},
+      slabs_{std::make_shared<ChannelSlabs>(
+          fmt::format("{}{}:",
+                      slab_owner_prefix(context.identity.daemon_token, context.identity.model, context.identity.replica,
+                                        context.identity.generation),
+                      arrival.channel),
+          context.spec.channel, context.slab_budget)},
+      hello_deadline_{context.io, [this]() -> std::optional<Clock::time_point> {
+                          if (state_ == State::awaiting_hello) close("its client said no hello in time");
+                          return std::nullopt;
+                      }},
+      idle_slabs_{context.io, [this]() -> std::optional<Clock::time_point> {
+                      for (const std::uint32_t id : slabs_->withdraw_idle(Clock::now()))
+                          send(channel::encode(channel::SlabWithdraw{id}));
+                      if (state_ != State::open) return std::nullopt;
+                      return slabs_->idle_due();
+                  }},
+      unread_streams_{context.io, [this] { return end_unread_streams(); }} {}
+
+ChannelSession::~ChannelSession() {
+    if (stream_) stream_->close();
+}
+
+void ChannelSession::start(UniqueFd socket) {
+    stream_ = PacketStream::make(context_.io, std::move(socket), context_.receive_buffer,
+                                 {.packet = [this](Packet& packet) { on_packet(packet); },
+                                  .refused = [this](const Error& error) { break_off(error); },
+                                  .lost = [this](std::string_view reason) { close(reason); },
+                                  .flushed =
+                                      [this] {
+                                          send_parts();
+                                          drop_returned_slabs();
+                                          host_.flushed();
+                                      }});
+    hello_deadline_.no_later_than(Clock::now() + context_.hello_deadline);
+}
+
+void ChannelSession::on_packet(Packet& packet) {
+    auto message = channel::parse_from_client(packet.bytes);
+    if (!message) {
+        const channel::Refusal& refusal = message.error();
+        if (refusal.closes_channel()) return break_off(refusal.error);
+        context_.dispatcher.count_refused();
+        return fail(refusal.request_id, refusal.error);
+    }
+    const bool brings_slab = std::holds_alternative<channel::SlabLend>(*message);
+    if (packet.fds_lost && brings_slab)
+        return fail(std::get<channel::SlabLend>(*message).request_id,
+                    Error{ErrorCode::resources_exhausted, "taking a lent slab: the worker has no free descriptor",
+                          "close channels, or raise the limit on open files (ulimit -n) of the daemon"});
+    if (packet.fds.size() != (brings_slab ? 1U : 0U))
+        return break_off(violation(fmt::format("a client's packet brings {} descriptors", packet.fds.size()),
+                                   "send one with slab_lend, and none else: the worker makes the slabs"));
+    if (brings_slab) lent_ = std::move(packet.fds.front());
+    const bool is_hello = std::holds_alternative<channel::Hello>(*message);
+    if (is_hello != (state_ == State::awaiting_hello))
+        return break_off(is_hello ? violation("a second hello", "say hello once, first of all")
+                                  : violation("a message before hello", "say hello first of all"));
+    if (!is_hello && state_ != State::open) return break_off(violation("a message before welcome", "wait for welcome"));
+    std::visit([this](auto& content) { on_message(content); }, *message);
+}
+
+void ChannelSession::on_message(const channel::Hello& message) {
+    hello_deadline_.cancel();
+    client_ = message.client;
+    features_ = message.features & offered_features;
+    if (context_.dispatcher.steps() != nullptr) features_ |= message.features & wire::feature_streaming;
+    if (context_.model.writes_inputs()) features_ &= ~std::uint64_t{wire::feature_lending};
+    // Memory that an importer pins is lent to none who could not be asked to let go.
+    if (const auto gpu = context_.model.gpu(); gpu && gpu->uuid() == message.gpu && agreed(wire::feature_returning)) {
+        features_ |= message.features & gpu->features();
+        slabs_->use_gpu(gpu);
+    }
+    state_ = State::hello_said;
+    host_.hello_came(*this);
+}
+
+void ChannelSession::open() {
+    state_ = State::opening;
+    const config::ChannelLimits& limits = context_.spec.channel;
+    const bool stateful = context_.spec.state == config::StateScope::channel;
+    auto prepare = [slabs = slabs_, &context = context_, &limits, stateful]() -> Result<> {
+        if (stateful) {
+            const auto words = [&](BoundedText& text) { text << context.spec.reset_method << "()"; };
+            const RunningMark mark{context.page, Clock::now(), words};
+            if (Result<> reset = context.model.reset(); !reset)
+                return std::move(reset).error().during("resetting the model for a new channel");
+        }
+        if (Result<> made = slabs->add(wire::SlabDirection::input, limits.input_bytes); !made) return made;
+        return slabs->add(wire::SlabDirection::output, limits.output_bytes);
+    };
+    if (!stateful && limits.input_bytes + limits.output_bytes <= limits::loop_slab_bytes_max)
+        return slabs_made(prepare());
+    ++slabs_pending_;
+    context_.executor.post([self = shared_from_this(), prepare = std::move(prepare)]() mutable {
+        boost::asio::post(self->context_.io, [self, made = prepare()] {
+            --self->slabs_pending_;
+            self->slabs_made(made);
+        });
+    });
+}
+
+void ChannelSession::slabs_made(const Result<>& made) {
+    if (state_ == State::closed) return end_if_unused();
+    if (!made) return refuse(made.error());
+    if (draining_) return refuse(draining_error());
+    std::unique_ptr<RingEnd> rings = agreed(wire::feature_rings) ? make_rings() : nullptr;
+    if (!rings) features_ &= ~std::uint64_t{wire::feature_rings};
+    const auto welcome = channel::encode(channel::Welcome{
+        2, context_.in_flight_max, features_, context_.identity.generation, id_, context_.spec.channel.bytes_max,
+        context_.identity.replica, context_.identity.model, context_.methods});
+    if (!welcome) return refuse(welcome.error());
+    state_ = State::open;
+    send(*welcome);
+    if (rings) use_rings(std::move(rings));
+    if (state_ != State::open) return;
+    send_offers();
+    if (state_ != State::open) return;
+    spdlog::debug("channel {} opened for \"{}\", pid {}", id_, client_, client_pid_);
+    host_.opened(*this);
+}
+
+/// Nothing where the machine has no room for them: the socket serves as well.
+std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
+    const Identity& own = context_.identity;
+    const std::string label = fmt::format(
+        "{}{}:rings", slab_owner_prefix(own.daemon_token, own.model, own.replica, own.generation), id_);
+    Result<std::unique_ptr<RingEnd>> rings =
+        RingEnd::make(ring::lines_usual, ring::lines_usual, label, spin().count() > 0);
+    if (rings) return std::move(*rings);
+    spdlog::warn("channel {} gets no rings: {}", id_, rings.error().text());
+    return nullptr;
+}
+
+std::chrono::microseconds ChannelSession::spin() const {
+    return spin_allowed(context_.spec.channel.spin, SpinSide::worker);
+}
+
+void ChannelSession::use_rings(std::unique_ptr<RingEnd> rings) {
+    const auto fds = rings->offer_fds();
+    // What follows an offer that still waits would overtake it: but before welcome nothing was sent that could fill a socket.
+    if (stream_->send(channel::encode(rings->offer()), fds) != PacketStream::Sent::yes)
+        return close("its socket is full before the first message");
+    stream_->use_rings(std::move(rings), spin());
+}
+
+void ChannelSession::refuse(const Error& error) {
+    if (state_ == State::closed) return;
+    refused_ = true;
+    host_.refused(*this, error);
+    break_off(error);
+}
+
+void ChannelSession::drain(std::chrono::milliseconds deadline) {
+    draining_ = true;
+    if (state_ == State::open) send(channel::encode(channel::Closing{ErrorCode::worker_draining, deadline}));
+    withdraw_gpu_slabs();
+}
+
+/// This worker is about to end, and what its clients map of the GPU would stay taken: they are asked to let go, as soon
+/// as no request of theirs needs it.
+void ChannelSession::withdraw_gpu_slabs() {
+    if (!draining_ || state_ != State::open || !in_flight_.empty()) return;
+    for (const std::uint32_t id : slabs_->withdraw_gpu()) send(channel::encode(channel::SlabWithdraw{id}));
+}
+
+void ChannelSession::on_message(const channel::SlabRequest& message) {
+    const bool on_gpu = message.kind != wire::SlabKind::host_memfd;
+    if (on_gpu && !agreed(message.kind == wire::SlabKind::cuda_vmm ? wire::feature_cuda_vmm : wire::feature_cuda_ipc))
+        return fail(message.request_id, Error{ErrorCode::input_invalid,
+                                              fmt::format("a slab of kind {}", static_cast<unsigned>(message.kind)),
+                                              "ask for host_memfd: welcome agreed to no such kind"});
+    if (on_gpu && draining_) return fail(message.request_id, draining_error());
+    make_slab(
+        message.request_id, on_gpu || message.size_bytes > limits::loop_slab_bytes_max,
+        [slabs = slabs_, message] {
+            return slabs->add(message.direction, message.size_bytes, message.request_id, message.kind);
+        },
+        [this] { send_offers(); });
+}
+
+void ChannelSession::on_message(channel::SlabLend& message) {
+    UniqueFd memfd = std::move(lent_);  // closed here where the loan is refused
+    if (!agreed(wire::feature_lending)) return not_agreed();
+    if (message.kind != wire::SlabKind::host_memfd)
+        return fail(message.request_id, Error{ErrorCode::input_invalid,
+                                              fmt::format("a loan of kind {}", static_cast<unsigned>(message.kind)),
+                                              "lend host_memfd"});
+    make_slab(
+        message.request_id, message.size_bytes > limits::loop_slab_bytes_max,
+        [slabs = slabs_, id = message.slab_id, bytes = message.size_bytes,
+         memfd = std::make_shared<UniqueFd>(std::move(memfd))] { return slabs->lend(id, bytes, std::move(*memfd)); },
+        [this, message] { send(channel::encode(channel::SlabAccepted{message.request_id, message.slab_id})); });
+}
+
+void ChannelSession::make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
+                               std::function<void()> then) {
+    const auto made = [this, request_id, then = std::move(then)](const Result<>& result) {
+        if (result)
+            then();
+        else if (result.error().code == ErrorCode::protocol_violation)
+            count_violation(request_id, result.error());
+        else
+            fail(request_id, result.error());
+    };
+    if (!on_executor) return made(make());
+    if (slabs_pending_ >= limits::channel_slabs_max)
+        return fail(request_id, Error{ErrorCode::resources_exhausted, "too many slabs asked for at once",
+                                      "wait for the answers about those slabs"});
+    // Zeroing, or mapping, so much memory takes long enough for other channels to notice.
+    ++slabs_pending_;
+    context_.executor.post([self = shared_from_this(), make = std::move(make), made] {
+        boost::asio::post(self->context_.io, [self, made, result = make()] {
+            --self->slabs_pending_;
+            if (self->state_ == State::closed) return self->end_if_unused();
+            made(result);
+        });
+    });
+}
+
+void ChannelSession::on_message(const channel::SlabReturn& message) {
+    const bool is_loan = message.slab_id >= wire::lent_slab_id_min;
+    if (!agreed(is_loan ? wire::feature_lending : wire::feature_returning)) return not_agreed();
+    if (const Result<> taken = slabs_->give_back(message.slab_id); !taken) return count_violation(0, taken.error());
+    drop_returned_slabs();
+    if (draining_) host_.flushed();  // it may have been the last that a drain waits for
+}
+
+/// Those that no request reads. Not while something waits to be sent: that may be the offer of such a slab, with its
+/// descriptor.
+void ChannelSession::drop_returned_slabs() {
+    if (state_ != State::open || !slabs_->has_returned() || !stream_->outbox_empty()) return;
+    const auto is_read = [this](std::uint32_t id) {
+        return std::ranges::any_of(in_flight_, [id](const Request* request) {
+            return std::ranges::any_of(request->tensors,
+                                       [id](const channel::Tensor& tensor) { return tensor.lease.slab_id == id; });
+        });
+    };
+    auto unread = std::make_shared<ChannelSlabs::Returned>(slabs_->take_returned(is_read));
+    if (unread->empty()) return;
+    ++slabs_pending_;
+    context_.executor.post([self = shared_from_this(), slabs = slabs_, unread] {
+        slabs->drop(std::move(*unread), self->context_.model);
+        boost::asio::post(self->context_.io, [self] {
+            --self->slabs_pending_;
+            self->end_if_unused();
+        });
+    });
+}
+
+void ChannelSession::watch_idle_slabs() {
+    if (state_ != State::open || !agreed(wire::feature_returning)) return;
+    if (const auto due = slabs_->idle_due()) idle_slabs_.no_later_than(*due);
+}
+
+void ChannelSession::not_agreed() {
+    break_off(violation("a message that was not agreed", "send what hello and welcome both name"));
+}
+
+void ChannelSession::on_message(channel::Infer& message) {
+    const std::uint64_t request_id = message.request_id;
+    const auto has_it = [=](const Request* request) { return request->id == request_id && !request->answered; };
+    if (std::ranges::any_of(in_flight_, has_it))
+        // Not as an answer to that number: the client would take it for the first one's.
+        return count_violation(0, violation(fmt::format("request number {} is in flight already", request_id),
+                                            "number the requests that are in flight differently"));
+    const Result<> submitted = try_submit(message);
+    if (submitted) return;
+    context_.dispatcher.count_refused();
+    if (submitted.error().code == ErrorCode::protocol_violation)
+        count_violation(request_id, submitted.error());
+    else
+        fail(request_id, submitted.error());
+}
+
+Result<> ChannelSession::try_submit(channel::Infer& message) {
+    if (draining_) return draining_error();
+    if (unanswered() >= context_.in_flight_max)
+        return Error{ErrorCode::queue_full,
+                     fmt::format("this channel has {} requests in flight, its part of the queue", unanswered()),
+                     "wait for answers before sending more, or raise `queue` of the model"};
+    const generation::StepLoop* const steps = context_.dispatcher.steps();
+    if (steps != nullptr && message.method == generation::adjust_name) {
+        Result<> adjusted = context_.dispatcher.adjust(id_, message.parameters);
+        if (adjusted) send(channel::encode(channel::InferResult{message.request_id, false, {}}).value());
+        return adjusted;
+    }
+    RequestPtr request = context_.dispatcher.take_request();
+    if (Result<> fit = admit(message, context_.model, steps == nullptr ? nullptr : &steps->method(),
+                             context_.spec.deadlines.request, *slabs_, in_flight_, *request);
+        !fit)
+        return fit;
+    request->streams = agreed(wire::feature_streaming);
+    request->requester = shared_from_this();
+    request->slabs = slabs_;
+    request->channel = id_;
+    in_flight_.push_back(request.get());
+    Result<> submitted = context_.dispatcher.submit(std::move(request));
+    if (!submitted) in_flight_.pop_back();
+    return submitted;
+}
+
+void ChannelSession::on_message(const channel::Cancel& message) { context_.dispatcher.cancel(id_, message.request_id); }
+
+void ChannelSession::on_message(const channel::Release& message) {
+    for (const wire::LeaseRef& lease : message.leases) {
+        const Result<> released = slabs_->release(lease);
+        if (released) continue;
+        count_violation(0, released.error());
+        if (state_ == State::closed) return;
+    }
+    watch_idle_slabs();
+}
+
+void ChannelSession::part(const Request& request, std::span<const std::int32_t> tokens) {
+    if (state_ == State::closed) return;
+    auto stream = std::ranges::find(token_streams_, request.id, &generation::TokenStream::request);
+    if (stream == token_streams_.end())
+        stream = token_streams_.emplace(stream, request.id, context_.dispatcher.steps()->method().shape.codebooks);
+    stream->add(tokens);
+    send_parts();
+}
+
+/// As far as the client reads. The rest gathers, and goes when its socket is free again.
+void ChannelSession::send_parts() {
+    for (generation::TokenStream& stream : token_streams_)
+        while (!stream.empty() && state_ == State::open) {
+            if (!stream_->has_room())
+                return unread_streams_.no_later_than(*stream.unread_since() + context_.unread_stream);
+            send_part(stream);
+        }
+}
+
+void ChannelSession::send_part(generation::TokenStream& stream) {
+    const auto part = channel::encode(channel::InferResult{stream.request(), true, {}, stream.take_part()});
+    if (part) send(*part);
+}
+
+std::optional<Clock::time_point> ChannelSession::end_unread_streams() {
+    std::vector<std::uint64_t> unread;
+    for (const generation::TokenStream& stream : token_streams_)
+        if (stream.unread_since() && *stream.unread_since() + context_.unread_stream <= Clock::now())
+            unread.push_back(stream.request());
+    for (const std::uint64_t request : unread)
+        context_.dispatcher.end_stream(
+            id_, request,
+            Error{ErrorCode::cancelled,
+                  fmt::format("request {}: its client took no part of the stream for {} ms", request,
+                              context_.unread_stream.count()),
+                  "read the parts as they come, or open the channel without streaming"});
+    std::optional<Clock::time_point> due;
+    for (const generation::TokenStream& stream : token_streams_)
+        if (const auto since = stream.unread_since()) {
+            const Clock::time_point ends = *since + context_.unread_stream;
+            due = due ? std::min(*due, ends) : ends;
+        }
+    return due;
+}
+
+/// Of one that is answered: what is left of it goes before the answer, read or not.
+void ChannelSession::end_stream(std::uint64_t request, bool send_rest) {
+    const auto stream = std::ranges::find(token_streams_, request, &generation::TokenStream::request);
+    if (stream == token_streams_.end()) return;
+    while (send_rest && !stream->empty() && state_ == State::open) send_part(*stream);
+    token_streams_.erase(stream);
+}
+
+void ChannelSession::completed(const Request& request, Completion completion) {
+    if (state_ == State::closed) return;
+    end_stream(request.id, true);
+    send_offers();  // of slabs that this result may lie in
+    const Result<> encoded =
+        channel::encode(channel::InferResult{request.id, false, completion.outputs.tensors(),
+                                             std::move(completion.values), completion.queued, completion.run},
+                        result_);
+    if (!encoded) return fail(request.id, Error{encoded.error()}.during("packing the result"));
+    send(result_);
+    if (state_ == State::open) completion.outputs.hand_over();
+}
+
+void ChannelSession::failed(const Request& request, const Error& error) {
+    end_stream(request.id, false);
+    fail(request.id, error);
+}
+
+void ChannelSession::let_go(const Request& request) {
+    std::erase(in_flight_, &request);
+    drop_returned_slabs();
+    withdraw_gpu_slabs();
+    watch_idle_slabs();
+    end_if_unused();
+}
+
+std::size_t ChannelSession::unanswered() const {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(in_flight_, [](const Request* request) { return !request->answered; }));
+}
+
+void ChannelSession::send_offers() {
+    for (const channel::EventOffer& event : slabs_->take_event_offers()) send(channel::encode(event));
+    for (const auto& [message, fd] : slabs_->take_offers()) send(channel::encode(message), fd);
+    withdraw_gpu_slabs();  // one that was being made when the drain began
+}
+
+void ChannelSession::fail(std::uint64_t request_id, const Error& error) {
+    send(channel::encode(channel::Failure{request_id, error}));
+}
+
+void ChannelSession::count_violation(std::uint64_t request_id, const Error& error) {
+    if (++violations_ > limits::violations_max) return break_off(error);
+    fail(request_id, error);
+}
+
+void ChannelSession::break_off(const Error& error) {
+    if (state_ == State::closed) return;
+    fail(0, error);
+    close(error.text());
+}
+
+void ChannelSession::send(std::span<const std::byte> bytes, int fd) {
+    if (state_ == State::closed) return;
+    if (stream_->send(bytes, fd) == PacketStream::Sent::outbox_full) close("its client does not read its answers");
+}
+
+void ChannelSession::close(std::string_view reason) {
+    if (state_ == State::closed) return;
+    spdlog::log(state_ == State::open ? spdlog::level::debug : spdlog::level::info,
+                "channel {} of \"{}\", pid {}, closed: {}", id_, client_, client_pid_, reason);
+    const auto self = shared_from_this();  // dropping its requests may be the end of it
+    state_ = State::closed;
+    hello_deadline_.cancel();
+    idle_slabs_.cancel();
+    unread_streams_.cancel();
+    stream_->close();
+    context_.dispatcher.drop(id_);
+    if (slabs_)
+        if (auto events = slabs_->let_events_pass()) context_.held_streams.add(std::move(events), client_);
+    end_if_unused();
+}
+
+void ChannelSession::end_if_unused() {
+    if (ended_ || state_ != State::closed || !in_flight_.empty() || slabs_pending_ > 0) return;
+    ended_ = true;
+    host_.ended(*this);
+}
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,162 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+
+#include "config/fleet.h"
+#include "worker/channel/token_stream.h"
+#include "worker/link/identity.h"
+#include "worker/link/link_messages.h"
+#include "worker/loop/alarm.h"
+#include "worker/loop/executor.h"
+#include "worker/loop/packet_stream.h"
+#include "worker/requests/dispatcher.h"
+#include "worker/requests/request.h"
+#include "worker/slabs/channel_slabs.h"
+#include "worker/slabs/held_stream_watch.h"
+
+namespace bulkhead::worker {
+
+class ChannelSession;
+
+/// What all sessions of a worker share.
+struct SessionContext {
+    boost::asio::io_context& io;
+    std::span<std::byte> receive_buffer;
+    Executor& executor;
+    Dispatcher& dispatcher;
+    StatusPage* page;  ///< where there is one
+    const Identity& identity;
+    const config::ModelSpec& spec;
+    Model& model;
+    const boost::json::object& methods;  ///< as `welcome` describes them
+    std::uint32_t in_flight_max;         ///< of one channel
+    std::chrono::milliseconds hello_deadline;
+    std::chrono::milliseconds unread_stream;  ///< a client that takes no part of its stream for so long loses it
+    std::shared_ptr<SlabBudget> slab_budget;  ///< of all channels
+    HeldStreamWatch& held_streams;
+};
+
+/// The worker's side of what a session cannot decide alone. Called on the event loop.
+class SessionHost {
+public:
+    virtual ~SessionHost() = default;
+    virtual void hello_came(ChannelSession& session) = 0;  ///< answers by `open` or `refuse`, now or later
+    virtual void opened(ChannelSession& session) = 0;
+    virtual void refused(ChannelSession& session, const Error& error) = 0;
+    virtual void flushed() = 0;
+    virtual void ended(ChannelSession& session) = 0;  ///< once: closed, and nothing of it runs any more
+};
+
+/// One client: the worker's side of `docs/channel.md`.
+///
+/// A client that is gone, breaks the protocol or does not read loses its channel; the session then stays until its
+/// running request has finished, because the model still reads its slabs.
+///
+/// Owns    the socket and the slabs
+/// Thread  the event loop
+class ChannelSession final : public Requester, public std::enable_shared_from_this<ChannelSession> {
+public:
+    enum class State : std::uint8_t { awaiting_hello, hello_said, opening, open, closed };
+
+    ChannelSession(const SessionContext& context, SessionHost& host, const ChannelMessage& arrival);
+    ~ChannelSession() override;
+    void start(UniqueFd socket);
+
+    /// Makes the slabs, resets a stateful model, and says welcome.
+    void open();
+    /// Answers the hello with `error` and ends.
+    void refuse(const Error& error);
+    /// From now on requests get `worker_draining`; those in flight are still answered.
+    void drain(std::chrono::milliseconds deadline);
+    void close(std::string_view reason);
+
+    [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
+    [[nodiscard]] State state() const noexcept { return state_; }
+    /// This end's descriptor, the session's own; -1 once closed.
+    [[nodiscard]] int descriptor() const noexcept { return state_ == State::closed ? -1 : stream_->descriptor(); }
+    [[nodiscard]] bool is_flushed() const noexcept { return state_ == State::closed || stream_->outbox_empty(); }
+    [[nodiscard]] bool peer_is_gone() const { return state_ == State::closed || stream_->peer_is_gone(); }
+    [[nodiscard]] std::uint64_t slab_bytes() const { return slabs_ ? slabs_->size_bytes() : 0; }
+    /// Device memory that its client maps, as far as this worker knows: pinned by it when the worker ends.
+    [[nodiscard]] std::uint64_t gpu_bytes_lent() const {
+        return slabs_ && state_ != State::closed ? slabs_->gpu_bytes_lent() : 0;
+    }
+    [[nodiscard]] std::int64_t client_pid() const noexcept { return client_pid_; }
+    [[nodiscard]] const std::string& client() const noexcept { return client_; }
+    [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return stream_ ? stream_->ignored_frames() : 0; }
+    /// Whether its hello was answered by an error.
+    [[nodiscard]] bool was_refused() const noexcept { return refused_; }
+    /// For the last act: whoever holds it last frees the memory.
+    [[nodiscard]] std::shared_ptr<ChannelSlabs> give_up_slabs() noexcept { return std::move(slabs_); }
+
+    void part(const Request& request, std::span<const std::int32_t> tokens) override;
+    void completed(const Request& request, Completion completion) override;
+    void failed(const Request& request, const Error& error) override;
+    void let_go(const Request& request) override;
+
+private:
+    void on_packet(Packet& packet);
+    [[nodiscard]] bool agreed(wire::Feature feature) const noexcept { return (features_ & feature) != 0; }
+    void on_message(const channel::Hello& message);
+    void on_message(const channel::SlabRequest& message);
+    void on_message(channel::Infer& message);
+    void on_message(const channel::Cancel& message);
+    void on_message(const channel::Release& message);
+    void on_message(channel::SlabLend& message);
+    void on_message(const channel::SlabReturn& message);
+    void not_agreed();
+    void slabs_made(const Result<>& made);
+    [[nodiscard]] std::unique_ptr<RingEnd> make_rings() const;
+    [[nodiscard]] std::chrono::microseconds spin() const;  ///< before sleeping at rings
+    void use_rings(std::unique_ptr<RingEnd> rings);        ///< offers them first
+    /// Runs `make` on the loop, or on the executor where it takes its time; `then` hears its result while the channel is
+    /// open.
+    void make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
+                   std::function<void()> then);
+    void watch_idle_slabs();
+    void withdraw_gpu_slabs();
+    void drop_returned_slabs();
+    Result<> try_submit(channel::Infer& message);
+    [[nodiscard]] std::size_t unanswered() const;
+    void send_parts();
+    void send_part(generation::TokenStream& stream);
+    void end_stream(std::uint64_t request, bool send_rest);
+    [[nodiscard]] std::optional<Clock::time_point> end_unread_streams();
+
+    void send(std::span<const std::byte> bytes, int fd = -1);
+    void send_offers();
+    void fail(std::uint64_t request_id, const Error& error);
+    void break_off(const Error& error);  ///< tells the client why, then closes
+    void count_violation(std::uint64_t request_id, const Error& error);
+    void end_if_unused();
+
+    const SessionContext& context_;
+    SessionHost& host_;
+    const std::uint64_t id_;
+    std::string client_;  ///< its name, for the log
+    std::uint64_t features_ = 0;  ///< that both sides named
+    UniqueFd lent_;               ///< what came with the message that is being read
+    const std::int64_t client_pid_;
+    State state_ = State::awaiting_hello;
+    bool draining_ = false;
+    bool refused_ = false;
+    bool ended_ = false;
+    std::shared_ptr<PacketStream> stream_;
+    std::shared_ptr<ChannelSlabs> slabs_;
+    std::vector<std::byte> result_;          ///< the packet of the last one, for its room
+    std::vector<generation::TokenStream> token_streams_;  ///< of requests that have given tokens and are not answered
+    std::vector<const Request*> in_flight_;  ///< the dispatcher's; from submit to `let_go`
+    std::size_t slabs_pending_ = 0;          ///< being made on the executor
+    std::uint32_t violations_ = 0;
+    Alarm hello_deadline_;
+    Alarm idle_slabs_;
+    Alarm unread_streams_;
+};
+
+}  // namespace bulkhead::worker

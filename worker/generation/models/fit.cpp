@@ -1,0 +1,128 @@
+#include "worker/generation/models/fit.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ipc/dtype.h"
+#include "worker/generation/models/cgroup_room.h"
+
+namespace bulkhead::worker::generation {
+namespace {
+
+/// Logits, intermediate results and what LibTorch keeps: a share of the KV, and this at least.
+constexpr std::uint64_t step_bytes = 64ULL << 20;
+
+/// GPU_ALIGN_BYTES of torch/_inductor/utils.py.
+constexpr std::uint64_t aligned_bytes = 16;
+
+std::string contents(const char* path) {
+    std::ifstream file{path};
+    return {std::istreambuf_iterator<char>{file}, {}};
+}
+
+std::uint64_t available() {
+    std::ifstream file{"/proc/meminfo"};
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with("MemAvailable:")) return std::stoull(line.substr(13)) << 10;
+    return std::numeric_limits<std::uint64_t>::max();
+}
+
+/// "8192 MiB of weights and 4096 MiB of KV (4 slots of 8192 positions, bfloat16)". Weights that are mapped take no
+/// memory that could be missing: they count 0.
+std::string wanted(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes) {
+    return fmt::format("{}{} MiB of KV ({} slots of {} positions, {})",
+                       weights_bytes > 0 ? fmt::format("{} MiB of weights and ", weights_bytes >> 20) : "",
+                       kv_bytes(manifest, shape) >> 20, shape.slots, shape.length, to_string(manifest.kv_dtype));
+}
+
+}  // namespace
+
+std::uint64_t kv_bytes(const Manifest& manifest, const Shape& shape) {
+    return manifest.kv_bytes_per_position() * shape.length * shape.slots;
+}
+
+Result<> check_fit(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes, std::uint64_t free_bytes,
+                   const std::string& where) {
+    const std::uint64_t kv = kv_bytes(manifest, shape);
+    const std::uint64_t fixed = weights_bytes + step_bytes;
+    if (free_bytes >= fixed && free_bytes - fixed >= kv) return {};
+
+    Error error{ErrorCode::out_of_memory,
+                fmt::format("making room {}: {}, {} MiB are free", where, wanted(manifest, shape, weights_bytes),
+                            free_bytes >> 20),
+                {}};
+    const std::uint64_t left = free_bytes > fixed ? free_bytes - fixed : 0;
+    const std::uint64_t position = manifest.kv_bytes_per_position();
+    std::vector<std::string> ways;
+    if (const std::uint64_t slots = left / (position * shape.length); slots > 0)
+        ways.push_back(fmt::format("generate.slots: {}", slots));
+    if (const std::uint64_t length = left / (position * shape.slots) / 64 * 64; length > 0)
+        ways.push_back(fmt::format("generate.length: {}", std::min<std::uint64_t>(length, shape.length)));
+    if (shape.slots > 1)
+        if (const std::uint64_t length = left / position / 64 * 64; length > 0 && length < shape.length)
+            ways.push_back(fmt::format("generate.slots: 1 with generate.length: {}", length));
+    if (manifest.kv_dtype == wire::DType::float32 && kv / 2 <= left)
+        ways.emplace_back("an export with --kv-dtype bfloat16");
+    error.remedy = ways.empty() ? fmt::format("unload another model, or {} with a smaller dtype", export_again)
+                                : fmt::format("what would fit: {}; or unload another model", fmt::join(ways, ", or "));
+    return error;
+}
+
+Result<> check_slots_aligned(const Manifest& manifest, const Shape& shape) {
+    const std::uint64_t position = std::uint64_t{manifest.rows} * manifest.heads * manifest.dim *
+                                   element_size(manifest.kv_dtype);  // of one layer's keys, or values
+    const std::uint64_t slot = position * shape.length;
+    if (shape.slots == 1 || slot % aligned_bytes == 0) return {};
+
+    const std::uint64_t step = aligned_bytes / std::gcd(position, aligned_bytes);
+    const std::uint64_t below = shape.length / step * step;
+    std::vector<std::string> ways;
+    if (below > 0) ways.push_back(fmt::format("generate.length: {}", below));
+    if (below + step <= manifest.length_max) ways.push_back(fmt::format("generate.length: {}", below + step));
+    ways.emplace_back("generate.slots: 1");
+    return Error{ErrorCode::config_invalid,
+                 fmt::format("laying out KV: a layer's keys of a slot take {} bytes ({} positions of {}), and the next "
+                             "slot's must begin at a multiple of {}",
+                             slot, shape.length, position, aligned_bytes),
+                 fmt::format("what would fit: {}", fmt::join(ways, ", or "))};
+}
+
+Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes,
+                           std::uint64_t free_bytes) {
+    if (error.code != ErrorCode::out_of_memory) return error;
+    const std::uint64_t kv = kv_bytes(manifest, shape);
+    error.attempt += fmt::format("; of {} MiB that were free, it asks for {}, and {} take more", free_bytes >> 20,
+                                 wanted(manifest, shape, weights_bytes),
+                                 manifest.device == "cuda" ? "steps, their graphs and a long prompt" : "steps");
+    const auto more = [](std::uint64_t bytes) { return fmt::format("leaves {} MiB more", bytes >> 20); };
+    std::vector<std::string> ways;
+    if (shape.slots > 1) {
+        const std::uint32_t slots = shape.slots / 2;
+        ways.push_back(fmt::format("generate.slots: {} {}", slots, more(kv / shape.slots * (shape.slots - slots))));
+    }
+    if (const std::uint32_t length = shape.length / 2 / 64 * 64; length > 0)
+        ways.push_back(
+            fmt::format("generate.length: {} {}", length, more(kv / shape.length * (shape.length - length))));
+    if (manifest.kv_dtype == wire::DType::float32)
+        ways.push_back(fmt::format("an export with --kv-dtype bfloat16 {}", more(kv / 2)));
+    if (manifest.device == "cuda" && shape.buckets.size() > 1)
+        ways.emplace_back("fewer generate.buckets need fewer graphs");
+    if (manifest.device == "cuda")
+        ways.emplace_back("a smaller generate.prefill_chunk needs less for a long prompt");
+    ways.emplace_back("unload another model");
+    error.remedy = fmt::format("{}", fmt::join(ways, "; or "));
+    return error;
+}
+
+std::uint64_t free_host_bytes() {
+    return std::min(available(), cgroup_room(contents("/proc/self/mountinfo"), contents("/proc/self/cgroup")));
+}
+
+}  // namespace bulkhead::worker::generation

@@ -1,0 +1,74 @@
+#include "worker/generation/models/kv_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+
+#include "ipc/dtype.h"
+#include "worker/torch/runtime.h"
+
+namespace bulkhead::worker::generation {
+
+KvMemory::KvMemory(const Manifest& manifest, const Shape& shape)
+    : position_bytes_{std::uint64_t{manifest.dim} * element_size(manifest.kv_dtype)},
+      head_bytes_{position_bytes_ * shape.length}, slot_bytes_{head_bytes_ * manifest.heads * manifest.rows},
+      buffer_bytes_{slot_bytes_ * shape.slots} {
+    const std::uint64_t bytes = buffer_bytes_ * 2 * manifest.layers;
+    void* address =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED)
+        throw ErrorException{{ErrorCode::out_of_memory, fmt::format("mapping {} MiB of KV", bytes >> 20),
+                              "lower `generate.slots` or `generate.length`"}};
+    mapping_ = {static_cast<std::byte*>(address), bytes};
+    (void)::madvise(address, bytes, MADV_DONTDUMP);  // refused, a core is large and tells too much, and no less right
+
+    std::vector<at::Tensor> whole;
+    const std::int64_t rows = manifest.rows;
+    for (std::uint64_t offset = 0; offset < bytes; offset += buffer_bytes_)
+        whole.push_back(at::from_blob(mapping_.data() + offset,
+                                      {rows * shape.slots, manifest.heads, shape.length, manifest.dim},
+                                      at::TensorOptions{}.dtype(scalar_type(manifest.kv_dtype))));
+    front_.resize(shape.slots + 1);
+    of_.resize(shape.slots);
+    for (const at::Tensor& buffer : whole)
+        for (std::uint32_t slot = 0; slot < shape.slots; ++slot) {
+            front_[slot + 1].push_back(buffer.narrow(0, 0, rows * (slot + 1)));
+            of_[slot].push_back(buffer.narrow(0, rows * slot, rows));
+        }
+}
+
+KvMemory::~KvMemory() { ::munmap(mapping_.data(), mapping_.size()); }
+
+template <typename F>
+void KvMemory::each_head(std::uint32_t slot, std::uint32_t first, std::uint32_t end, const F& f) {
+    if (first >= end) return;
+    for (std::uint64_t buffer = slot * slot_bytes_; buffer < mapping_.size(); buffer += buffer_bytes_)
+        for (std::uint64_t head = 0; head < slot_bytes_; head += head_bytes_)
+            f(mapping_.subspan(buffer + head + first * position_bytes_, (end - first) * position_bytes_));
+}
+
+void KvMemory::exchange(std::uint32_t a, std::uint32_t b, std::uint32_t length) {
+    const std::ptrdiff_t distance =
+        (static_cast<std::ptrdiff_t>(b) - static_cast<std::ptrdiff_t>(a)) * static_cast<std::ptrdiff_t>(slot_bytes_);
+    each_head(a, 0, length, [&](std::span<std::byte> bytes) {
+        std::swap_ranges(bytes.begin(), bytes.end(), bytes.data() + distance);
+    });
+}
+
+void KvMemory::copy(std::uint32_t from, std::uint32_t to, std::uint32_t length) {
+    const std::ptrdiff_t distance = (static_cast<std::ptrdiff_t>(to) - static_cast<std::ptrdiff_t>(from)) *
+                                    static_cast<std::ptrdiff_t>(slot_bytes_);
+    each_head(from, 0, length, [&](std::span<std::byte> bytes) {
+        std::memcpy(bytes.data() + distance, bytes.data(), bytes.size());
+    });
+}
+
+void KvMemory::clear(std::uint32_t slot, std::uint32_t first, std::uint32_t end) {
+    each_head(slot, first, end, [](std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0}); });
+}
+
+}  // namespace bulkhead::worker::generation

@@ -1,0 +1,195 @@
+#include "worker/generation/models/load_generator.h"
+
+#include <algorithm>
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "ipc/cuda/gpu.h"
+#include "worker/generation/ask.h"
+#include "worker/generation/models/fit.h"
+#include "worker/generation/models/package.h"
+#include "worker/generation/trial.h"
+#include "worker/torch/guarded.h"
+#include "worker/torch/inference_threads.h"
+
+namespace bulkhead::worker::generation {
+namespace {
+
+/// A package's further method, as the device runs any model's.
+class FunctionRuntime final : public Runtime {
+public:
+    explicit FunctionRuntime(std::unique_ptr<Function> function) : function_{std::move(function)} {}
+    std::vector<at::Tensor> call(const config::MethodSpec& /*the only one*/, const std::vector<at::Tensor>& inputs,
+                                 const std::vector<config::ParameterValue>& /*none*/) override {
+        return function_->call(inputs);
+    }
+    void reset() override {}
+
+private:
+    std::unique_ptr<Function> function_;
+};
+
+/// Functions that fail at their first step take or give other tensors than the manifest says.
+Error contradicts(Error error) {
+    if (error.code != ErrorCode::inference_failed) return error;
+    return {ErrorCode::package_incompatible, std::move(error.attempt),
+            fmt::format("the functions of the package are not what its manifest says: {}", export_again)};
+}
+
+class GeneratingModel final : public Model {
+public:
+    GeneratingModel(Package package, std::unique_ptr<Device> device, int threads)
+        : package_{std::move(package)}, device_{std::move(device)}, threads_{threads} {}
+
+    /// Loads, and tries it once. Memory that is not there, or runs out, is told with what would need less.
+    Result<> make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
+
+    [[nodiscard]] const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
+    Result<> run(const config::MethodSpec& method, std::span<const TensorView> inputs,
+                 const std::vector<config::ParameterValue>& parameters, OutputSink& sink) override {
+        const auto at = std::ranges::find(methods_, method.name, &config::MethodSpec::name) - methods_.begin();
+        return guarded(fmt::format("running {}", method.name), ErrorCode::inference_failed, [&] {
+            return device_->run(*runtimes_.at(static_cast<std::size_t>(at)), method, inputs, parameters, sink);
+        });
+    }
+    Result<> reset() override { return {}; }
+    [[nodiscard]] Engine* generator() noexcept override { return engine_.get(); }
+    [[nodiscard]] bool writes_inputs() const noexcept override { return writes_inputs_; }
+    void register_host_memory(std::span<std::byte> bytes) override { device_->register_host_memory(bytes); }
+    void unregister_host_memory(std::span<std::byte> bytes) noexcept override {
+        device_->unregister_host_memory(bytes);
+    }
+    [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override { return gpu_; }
+    [[nodiscard]] boost::json::object graphs() const override { return device_->graphs(); }
+    [[nodiscard]] std::string device_name() const override { return device_->name(); }
+
+private:
+    /// Throws what LibTorch throws.
+    Result<> load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
+    /// As `guarded` in worker/torch/guarded.h, with the model's threads.
+    template <typename Work>
+    Result<> guarded(std::string_view attempt, ErrorCode code, Work&& work) {
+        return worker::guarded(threads_, attempt, code, std::forward<Work>(work));
+    }
+
+    Package package_;
+    std::unique_ptr<Device> device_;
+    std::shared_ptr<const bulkhead::cuda::Gpu> gpu_;
+    int threads_;
+    std::vector<config::MethodSpec> methods_;
+    std::vector<std::unique_ptr<Runtime>> runtimes_;  ///< of `methods_`
+    std::unique_ptr<Engine> engine_;                  ///< uses the package's weights
+    bool writes_inputs_ = false;                      ///< one of its functions may, KV aside
+};
+
+Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
+    return guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&]() -> Result<> {
+        const std::uint64_t weights = context.cuda ? package_.weights().size_bytes() : 0;
+        const std::uint64_t free = device_->free_bytes();
+        if (auto fits = check_fit(package_.manifest(), shape, weights, free, device_->name()); !fits) return fits;
+        if (context.cuda)
+            if (auto aligned = check_slots_aligned(package_.manifest(), shape); !aligned) return aligned;
+
+        if (!context.cuda) bind_team(threads_);
+        const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
+            if (auto loaded = load(spec, shape, context); !loaded) return loaded;
+            if (context.progress) context.progress("warming", 0, 1, "steps", "generate");
+            Trial trial;
+            if (context.cuda)
+                trial.longest_chunk = spec.generate.prefill_chunk;
+            else if (package_.manifest().prefill)
+                trial.prompts = padded_prompts(std::min(spec.generate.prefill_chunk, shape.chunk_max));
+            if (auto tried = try_once(*engine_, trial); !tried)
+                return Result<>{contradicts(tried.error().during("trying a step"))};
+            if (context.progress) context.progress("warming", 1, 1, "steps", "");
+            return Result<>{};
+        });
+        if (ready) return {};
+        return say_what_leaves_more(ready.error(), package_.manifest(), shape, weights, free);
+    });
+}
+
+Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
+    const Manifest& manifest = package_.manifest();
+    package_.place_weights(*device_, context);
+
+    const std::size_t kv = std::size_t{2} * manifest.layers;
+    Parts parts{manifest, shape, spec.name, threads_, nullptr, {}};
+    const std::size_t functions = manifest.decode.size() + (manifest.prefill ? 1 : 0) + manifest.methods.size();
+    std::size_t loaded = 0;
+    const auto load = [&](const std::string& file, std::size_t inputs, std::size_t buffers) {
+        if (context.progress) context.progress("loading", loaded, functions, "functions", file);
+        ++loaded;
+        if (!context.cuda && package_.may_write(file, inputs)) writes_inputs_ = true;  // a GPU has copies
+        return package_.load(*device_, file, inputs + buffers);
+    };
+    for (const Manifest::Decode& decode : manifest.decode) {
+        auto function = load(decode.file, 3 + (manifest.rope_delta == Manifest::RopeDelta::none ? 0 : 1), kv);
+        if (!function) return function.error();
+        parts.decode.push_back({decode.sequences_min, decode.sequences_max, std::move(*function)});
+    }
+    if (manifest.prefill) {
+        auto function = load(
+            manifest.prefill->file,
+            3 + (manifest.rope_delta == Manifest::RopeDelta::rope ? 1 : 0) + manifest.prefill->extras.size(), kv);
+        if (!function) return function.error();
+        parts.prefill = std::move(*function);
+    }
+    for (const Manifest::Method& method : manifest.methods) {
+        auto function = load(method.file, method.spec.inputs.size(), 0);
+        if (!function) return function.error();
+        methods_.push_back(method.spec);
+        runtimes_.push_back(std::make_unique<FunctionRuntime>(std::move(*function)));
+    }
+    if (context.progress) context.progress("loading", functions, functions, "functions", "");
+
+    auto made = guarded("making its steps", ErrorCode::inference_failed, [&]() -> Result<> {
+        auto engine = device_->make_engine(std::move(parts), spec.graphs, context);
+        if (!engine) return engine.error();
+        engine_ = std::move(*engine);
+        return {};
+    });
+    if (!made) return contradicts(made.error());
+    if (!context.cuda) return {};
+    if (auto gpu = bulkhead::cuda::Gpu::open(0))
+        gpu_ = std::move(*gpu);
+    else
+        spdlog::warn("clients cannot share device memory: {}", gpu.error().text());
+    return {};
+}
+
+Result<std::unique_ptr<Device>> take_device(const Manifest& manifest, const Shape& shape, std::uint64_t weights,
+                                            const LoadContext& context) {
+    if (!context.cuda) return make_cpu_device();
+    if (auto granted = context.wait_for_grant(weights + kv_bytes(manifest, shape)); !granted) return granted.error();
+    return load_cuda_device();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> load_generator(const config::ModelSpec& spec, const LoadContext& context) {
+    if (!context.cuda && spec.graphs == config::Graphs::required)
+        return Error{ErrorCode::config_invalid, "`graphs: required` on a CPU",
+                     "graphs need a GPU: give the model one with `device`, or declare `graphs: preferred`"};
+    auto package = Package::open(spec.file, context);
+    if (!package) return package.error();
+    auto shape = settle(package->manifest(), spec.generate);
+    if (!shape) return shape.error();
+    if (auto sound = check_defaults(*shape); !sound)
+        return Error{ErrorCode::package_incompatible,
+                     fmt::format("reading \"sampling\" of {}: {}", (spec.file / "manifest.json").string(),
+                                 sound.error().attempt),
+                     fmt::format("{}; or {}", sound.error().remedy, export_again)};
+    auto device = take_device(package->manifest(), *shape, package->weights().size_bytes(), context);
+    if (!device) return device.error();
+    const auto machine = Machine::here(context.cuda ? "cuda" : "cpu", (*device)->compute_capability());
+    if (auto fits = package->check(machine); !fits) return fits.error();
+
+    auto model = std::make_unique<GeneratingModel>(std::move(*package), std::move(*device), inference_threads(spec));
+    if (auto ready = model->make_ready(spec, *shape, context); !ready) return ready.error();
+    return std::unique_ptr<Model>{std::move(model)};
+}
+
+}  // namespace bulkhead::worker::generation

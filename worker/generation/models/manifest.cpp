@@ -1,0 +1,418 @@
+#include "worker/generation/models/manifest.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "config/reader.h"
+#include "ipc/dtype.h"
+#include "worker/generation/limits.h"
+
+namespace bulkhead::worker::generation {
+namespace {
+
+namespace fs = std::filesystem;
+namespace json = boost::json;
+
+/// One place of the document, with the words for what is wrong there.
+class Field {
+public:
+    Field(const json::value& value, std::string path, const fs::path& folder)
+        : value_{value}, path_{std::move(path)}, folder_{folder} {}
+
+    [[nodiscard]] const json::value& value() const noexcept { return value_; }
+    [[noreturn]] void refuse(std::string_view wanted) const {
+        std::string is = json::serialize(value_);
+        if (is.size() > 80) is = is.substr(0, 77) + "...";
+        throw ErrorException{{ErrorCode::package_incompatible,
+                              fmt::format("reading {}: \"{}\" is {}, which is not {}", manifest_path(), path_, is, wanted),
+                              std::string{export_again}}};
+    }
+    [[nodiscard]] Field operator[](std::string_view key) const {
+        if (auto found = find(key)) return *found;
+        throw ErrorException{{ErrorCode::package_incompatible,
+                              fmt::format("reading {}: \"{}\" is missing", manifest_path(), joined(key)),
+                              std::string{export_again}}};
+    }
+    [[noreturn]] void unknown(std::string_view key) const {
+        throw ErrorException{{ErrorCode::package_incompatible,
+                              fmt::format("reading {}: \"{}\" is unknown", manifest_path(), joined(key)),
+                              std::string{export_again}}};
+    }
+    /// Empty where it is missing or null.
+    [[nodiscard]] std::optional<Field> find(std::string_view key) const {
+        if (!value_.is_object()) refuse("an object");
+        const auto* found = value_.as_object().if_contains(key);
+        if (found == nullptr || found->is_null()) return std::nullopt;
+        return Field{*found, joined(key), folder_};
+    }
+    [[nodiscard]] std::vector<Field> items() const {
+        if (!value_.is_array()) refuse("a list");
+        std::vector<Field> all;
+        for (const auto& item : value_.as_array())
+            all.emplace_back(item, fmt::format("{}[{}]", path_, all.size()), folder_);
+        return all;
+    }
+    [[nodiscard]] std::string text() const {
+        if (!value_.is_string()) refuse("a string");
+        return std::string{value_.as_string()};
+    }
+    [[nodiscard]] bool boolean() const {
+        if (!value_.is_bool()) refuse("true or false");
+        return value_.as_bool();
+    }
+    [[nodiscard]] std::int64_t integer(std::int64_t min, std::int64_t max) const {
+        if (!value_.is_int64() || value_.as_int64() < min || value_.as_int64() > max)
+            refuse(fmt::format("an integer from {} to {}", min, max));
+        return value_.as_int64();
+    }
+    [[nodiscard]] std::uint32_t count(std::int64_t max, std::int64_t min = 1) const {
+        return static_cast<std::uint32_t>(integer(min, max));
+    }
+    [[nodiscard]] wire::DType dtype() const {
+        const auto known = dtype_from(text());
+        if (!known) refuse("a dtype such as \"float32\"");
+        return *known;
+    }
+    /// A name in the package's own folder.
+    [[nodiscard]] std::string file() const {
+        const std::string name = text();
+        if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
+            name.find('\0') != std::string::npos)
+            refuse("the name of a file in the package's folder");
+        return name;
+    }
+    [[nodiscard]] std::string sha256() const {
+        std::string hash = text();
+        if (hash.size() != 64 || hash.find_first_not_of("0123456789abcdef") != std::string::npos)
+            refuse("a SHA-256, 64 hexadecimal digits");
+        return hash;
+    }
+    [[nodiscard]] std::vector<std::int32_t> tokens(std::uint32_t vocabulary) const {
+        std::vector<std::int32_t> ids;
+        for (const Field& id : items()) ids.push_back(static_cast<std::int32_t>(id.integer(0, vocabulary - 1)));
+        return ids;
+    }
+
+private:
+    [[nodiscard]] std::string joined(std::string_view key) const {
+        return path_.empty() ? std::string{key} : fmt::format("{}.{}", path_, key);
+    }
+    [[nodiscard]] std::string manifest_path() const { return (folder_ / "manifest.json").string(); }
+
+    const json::value& value_;
+    std::string path_;
+    const fs::path& folder_;
+};
+
+bool is_floating(wire::DType dtype) {
+    return dtype == wire::DType::float32 || dtype == wire::DType::float16 || dtype == wire::DType::bfloat16;
+}
+
+std::uint32_t count_or(const Field& in, std::string_view key, std::uint32_t otherwise, std::int64_t max) {
+    const auto found = in.find(key);
+    return found ? found->count(max) : otherwise;
+}
+
+Manifest::Prefill read_prefill(const Field& from, std::uint32_t length_max) {
+    Manifest::Prefill prefill;
+    prefill.file = from["file"].file();
+    const Field input = from["input"];
+    prefill.embeddings = input.text() == "embeddings";
+    if (!prefill.embeddings && input.text() != "tokens") input.refuse("\"tokens\" or \"embeddings\"");
+    if (prefill.embeddings) prefill.width = from["width"].integer(1, limits::width_max);
+    prefill.chunk_min = count_or(from, "chunk_min", 2, 2);
+    prefill.chunk_max = from["chunk_max"].count(length_max, prefill.chunk_min);
+    if (const auto logits = from.find("logits")) prefill.logits = logits->boolean();
+    if (const auto extras = from.find("extras"))
+        for (const Field& item : extras->items()) {
+            Manifest::Extra extra{item["name"].text(), item["dtype"].dtype(), {}};
+            bool along_prompt = false;
+            for (const Field& dim : item["shape"].items()) {
+                const bool prompt = dim.value().is_string() && dim.text() == "T" && !along_prompt;
+                along_prompt = along_prompt || prompt;
+                extra.dims.push_back(prompt ? Manifest::prompt_dim : dim.integer(1, limits::width_max));
+            }
+            if (!along_prompt) item["shape"].refuse("a shape with one dimension \"T\"");
+            prefill.extras.push_back(std::move(extra));
+        }
+    return prefill;
+}
+
+Manifest::RopeDelta read_rope_delta(const Field& from) {
+    if (from.value().is_bool()) return from.boolean() ? Manifest::RopeDelta::rope : Manifest::RopeDelta::none;
+    if (from.value().is_string() && from.text() == "rope") return Manifest::RopeDelta::rope;
+    if (from.value().is_string() && from.text() == "prompt") return Manifest::RopeDelta::prompt;
+    from.refuse("false, \"rope\" or \"prompt\"");
+}
+
+/// The methods stand there in the fleet file's own words, and are read by its reader.
+config::MethodSpec read_method(const Field& from, const fs::path& folder) {
+    json::object method = from.value().as_object();
+    method.erase("name");
+    method.erase("file");
+    method.erase("constants");
+    const json::object fleet{
+        {"version", 1},
+        {"models",
+         json::object{{"m", json::object{{"runtime", "aoti"},
+                                         {"package", (folder / from["file"].file()).string()},
+                                         {"methods", json::object{{from["name"].text(), method}}}}}}}};
+    const config::ReadFleet read = config::read_fleet_text(json::serialize(fleet), folder / "manifest.json");
+    if (!read.ok() || read.fleet.models.size() != 1 || read.fleet.models.front().methods.size() != 1)
+        throw ErrorException{{ErrorCode::package_incompatible,
+                              fmt::format("reading method {} of {}: {}", from["name"].text(),
+                                          (folder / "manifest.json").string(),
+                                          read.ok() ? "no method" : read.diagnostics.front().text()),
+                              std::string{export_again}}};
+    return read.fleet.models.front().methods.front();
+}
+
+void read_draw(const Field& root, Manifest& manifest) {
+    DrawRules& draw = manifest.draw;
+    draw.codebooks = manifest.codebooks;
+    draw.vocabulary = manifest.vocabulary;
+    draw.guided = manifest.rows == 2;
+    if (const auto sampling = root.find("sampling")) {
+        if (!sampling->value().is_object()) sampling->refuse("an object");
+        manifest.sampling = sampling->value().as_object();
+    }
+    if (const auto order = root.find("sampling_order")) {
+        draw.min_p_before_top_p = order->text() == "t3";
+        if (!draw.min_p_before_top_p && order->text() != "hf") order->refuse("\"hf\" or \"t3\"");
+    }
+    const auto delay = root.find("delay_pattern");
+    if (!delay) return;
+    draw.delay_pattern = true;
+    draw.delay_bos = static_cast<std::int32_t>((*delay)["bos"].integer(0, manifest.vocabulary - 1));
+    draw.delay_eos = static_cast<std::int32_t>((*delay)["eos"].integer(0, manifest.vocabulary - 1));
+    if (const auto ras = delay->find("ras")) {
+        draw.ras_window = (*ras)["window"].count(limits::ras_window_max);
+        manifest.sampling.emplace("ras_repeats", (*ras)["repeats"].count(limits::ras_window_max));
+    }
+}
+
+/// Members of a manifest, as clients/python/bulkhead/export/manifest.py lists them; those of them that may be null, and
+/// those that packages of earlier exporters lack. What each is, whoever reads it checks.
+constexpr std::string_view members[] = {
+    "format", "family",     "name",       "exporter",   "torch",    "device",        "compute_capability", "cpu_flags",
+    "dtypes", "vocabulary", "codebooks",  "rows",       "length",   "length_max",    "slots",              "slots_max",
+    "kv",     "buckets",    "prefill",    "decode",     "stop",     "delay_pattern", "first_token",        "rope_delta",
+    "bos",    "sampling",   "methods",    "constants",  "weights",  "tokenizer",     "sampling_order",     "source",
+    "functions"};
+constexpr std::string_view nullable[] = {"compute_capability", "first_token", "bos", "delay_pattern", "prefill"};
+constexpr std::string_view optional[] = {"functions"};
+
+void check_members(const Field& root) {
+    for (const std::string_view name : members)
+        if (!root.find(name) && std::ranges::find(nullable, name) == std::end(nullable) &&
+            std::ranges::find(optional, name) == std::end(optional))
+            (void)root[name];
+    const json::object& all = root.value().as_object();
+    for (const std::string_view name : nullable)
+        if (!all.contains(name)) (void)root[name];
+    for (const auto& member : all)
+        if (std::ranges::find(members, std::string_view{member.key()}) == std::end(members)) root.unknown(member.key());
+}
+
+/// Each number of sequences up to `slots_max` has a function.
+void check_decode(const Field& root, const Manifest& manifest) {
+    for (std::uint32_t n = 1; n <= manifest.slots_max; ++n)
+        if (std::ranges::none_of(manifest.decode, [n](const Manifest::Decode& decode) {
+                return n >= decode.sequences_min && n <= decode.sequences_max;
+            }))
+            root["decode"].refuse(fmt::format("a list with a function for {} sequences", n));
+}
+
+Manifest read_document(const json::value& document, const fs::path& folder) {
+    const Field root{document, "", folder};
+    Manifest manifest;
+    if (const Field format = root["format"]; format.text() != "bulkhead-generate/1")
+        format.refuse("\"bulkhead-generate/1\", the format that this version reads");
+    check_members(root);
+    (void)root["exporter"].text();
+    if (!root["source"].value().is_object()) root["source"].refuse("an object");
+    for (const Field& file : root["tokenizer"].items()) (void)file.file();
+    manifest.family = root["family"].text();
+    manifest.name = root["name"].text();
+    manifest.torch = root["torch"].text();
+    manifest.device = root["device"].text();
+    if (manifest.device != "cpu" && manifest.device != "cuda") root["device"].refuse("\"cpu\" or \"cuda\"");
+    if (const auto capability = root.find("compute_capability")) manifest.compute_capability = capability->text();
+    if (const auto flags = root.find("cpu_flags"))
+        for (const Field& flag : flags->items()) manifest.cpu_flags.push_back(flag.text());
+    manifest.weights_dtype = root["dtypes"]["weights"].dtype();
+    manifest.kv_dtype = root["dtypes"]["kv"].dtype();
+    if (!is_floating(manifest.kv_dtype))
+        root["dtypes"]["kv"].refuse("float32, float16 or bfloat16");
+
+    manifest.vocabulary = root["vocabulary"].count(limits::vocabulary_max);
+    manifest.codebooks = count_or(root, "codebooks", 1, limits::codebooks_max);
+    manifest.rows = count_or(root, "rows", 1, 2);
+    manifest.length_max = root["length_max"].count(limits::length_max, 3);
+    manifest.length = root["length"].count(manifest.length_max, 3);
+    manifest.slots_max = count_or(root, "slots_max", 1, limits::slots_max);
+    manifest.slots = count_or(root, "slots", 1, manifest.slots_max);
+    if (const auto buckets = root.find("buckets"))
+        for (const Field& bucket : buckets->items()) manifest.buckets.push_back(bucket.count(manifest.length_max, 2));
+    std::ranges::sort(manifest.buckets);
+    const Field kv = root["kv"];
+    manifest.layers = kv["layers"].count(limits::layers_max);
+    manifest.heads = kv["heads"].count(limits::width_max);
+    manifest.dim = kv["dim"].count(limits::width_max);
+
+    if (const auto prefill = root.find("prefill")) manifest.prefill = read_prefill(*prefill, manifest.length_max);
+    if (manifest.prefill && is_floating(manifest.weights_dtype))
+        manifest.prefill->embeddings_dtype = manifest.weights_dtype;
+    for (const Field& item : root["decode"].items()) {
+        const auto range = item["sequences"].items();
+        if (range.size() != 2) item["sequences"].refuse("a range [least, most]");
+        Manifest::Decode decode{item["file"].file(), range[0].count(limits::slots_max), 1};
+        decode.sequences_max = range[1].count(limits::slots_max, decode.sequences_min);
+        manifest.decode.push_back(std::move(decode));
+    }
+    if (manifest.decode.empty()) root["decode"].refuse("a list of at least one function");
+    check_decode(root, manifest);
+    if (const auto delta = root.find("rope_delta")) manifest.rope_delta = read_rope_delta(*delta);
+
+    manifest.prompt_id_end = manifest.vocabulary;
+    if (const auto prefill = root.find("prefill"))
+        if (const auto ids = prefill->find("ids")) {
+            const auto range = ids->items();
+            if (range.size() != 2) ids->refuse("a range [least, end)");
+            manifest.prompt_id_min = range[0].integer(-1, 0);
+            manifest.prompt_id_end = range[1].integer(1, std::numeric_limits<std::int32_t>::max());
+        }
+    if (const auto first = root.find("first_token")) {
+        manifest.first_token = first->tokens(manifest.vocabulary);
+        if (manifest.first_token.size() != manifest.codebooks) first->refuse("one token id for each codebook");
+    }
+    if (const auto stop = root.find("stop")) manifest.stop = stop->tokens(manifest.vocabulary);
+    read_draw(root, manifest);
+    if (const auto methods = root.find("methods"))
+        for (const Field& item : methods->items())
+            manifest.methods.push_back({item["file"].file(), read_method(item, folder)});
+
+    const Field weights = root["weights"];
+    manifest.weights_file = weights["file"].file();
+    manifest.weights_bytes =
+        static_cast<std::uint64_t>(weights["bytes"].integer(8, std::numeric_limits<std::int64_t>::max()));
+    if (const auto hash = weights.find("sha256")) manifest.sha256[manifest.weights_file] = hash->sha256();
+    if (const auto functions = root.find("functions")) {
+        if (!functions->value().is_object()) functions->refuse("an object");
+        for (const auto& function : functions->value().as_object())
+            manifest.sha256[function.key()] = (*functions)[function.key()].sha256();
+    }
+    if (const auto constants = root.find("constants")) {
+        if (!constants->value().is_object()) constants->refuse("an object");
+        for (const auto& [file, names] : constants->value().as_object()) {
+            const Field of_file = (*constants)[file];
+            if (!names.is_object()) of_file.refuse("an object");
+            for (const auto& [in_code, in_weights] : names.as_object())
+                manifest.constants[file][in_code] = of_file[in_code].text();
+        }
+    }
+    return manifest;
+}
+
+Error exceeds(std::string_view what, std::uint32_t asked, std::uint32_t exported) {
+    return {ErrorCode::config_invalid,
+            fmt::format("settling `generate`: {} {} are asked for, the package was exported for at most {}", asked, what,
+                        exported),
+            fmt::format("lower it in the fleet file, or {} with more", export_again)};
+}
+
+/// The prompt's tensors, as requests bring them.
+std::vector<config::TensorSpec> prompt_inputs(const Manifest& manifest, std::uint32_t length) {
+    const config::DimRange along{1, length, "T"};
+    const auto fixed = [](std::int64_t size) { return config::DimRange{size, size, ""}; };
+    std::vector<config::TensorSpec> inputs;
+    if (manifest.prefill && manifest.prefill->embeddings) {
+        inputs.push_back({"embeddings",
+                          manifest.prefill->embeddings_dtype,
+                          {fixed(manifest.rows), along, fixed(manifest.prefill->width)}});
+    } else {
+        inputs.push_back({"tokens", wire::DType::int64, {along}});
+        if (manifest.codebooks > 1) inputs.back().shape.push_back(fixed(manifest.codebooks));
+    }
+    if (manifest.prefill)
+        for (const Manifest::Extra& extra : manifest.prefill->extras) {
+            config::TensorSpec spec{extra.name, extra.dtype, {}};
+            for (const std::int64_t dim : extra.dims)
+                spec.shape.push_back(dim == Manifest::prompt_dim ? along : fixed(dim));
+            inputs.push_back(std::move(spec));
+        }
+    if (manifest.rope_delta == Manifest::RopeDelta::rope)
+        inputs.push_back({"rope", wire::DType::int64, {fixed(3), along}});
+    return inputs;
+}
+
+}  // namespace
+
+std::uint64_t Manifest::kv_bytes_per_position() const {
+    return std::uint64_t{2} * layers * rows * heads * dim * element_size(kv_dtype);
+}
+
+Result<Manifest> parse_manifest(std::string_view text, const fs::path& folder) {
+    try {
+        boost::system::error_code error;
+        const json::value document = json::parse(text, error);
+        if (error)
+            return Error{ErrorCode::package_incompatible,
+                         fmt::format("reading {}: {}", (folder / "manifest.json").string(), error.message()),
+                         std::string{export_again}};
+        return read_document(document, folder);
+    } catch (const ErrorException& told) {
+        return told.error();
+    }
+}
+
+Result<Manifest> read_manifest_of(const fs::path& folder) {
+    const fs::path path = folder / "manifest.json";
+    std::error_code error;
+    if (!fs::is_regular_file(path, error))
+        return Error{ErrorCode::load_failed,
+                     fmt::format("opening {}: it is missing, or no file", path.string()),
+                     fmt::format("`package` names a folder that {} writes; {}", "python -m bulkhead.export",
+                                 export_again)};
+    if (const auto bytes = fs::file_size(path, error); error || bytes > limits::manifest_bytes_max)
+        return Error{ErrorCode::load_failed, fmt::format("reading {}: it has {} bytes", path.string(), bytes),
+                     std::string{export_again}};
+    std::ifstream stream{path, std::ios::binary};
+    std::ostringstream text;
+    text << stream.rdbuf();
+    if (!stream) return Error{ErrorCode::load_failed, fmt::format("reading {}", path.string()), "check its permissions"};
+    return parse_manifest(text.str(), folder);
+}
+
+Result<Shape> settle(const Manifest& manifest, const config::GenerateSpec& chosen) {
+    Shape shape;
+    shape.slots = chosen.slots.value_or(manifest.slots);
+    if (shape.slots > manifest.slots_max) return exceeds("slots", shape.slots, manifest.slots_max);
+    shape.length = chosen.length.value_or(manifest.length);
+    if (shape.length > manifest.length_max) return exceeds("positions", shape.length, manifest.length_max);
+    shape.rows = manifest.rows;
+    shape.codebooks = manifest.codebooks;
+    shape.vocabulary = manifest.vocabulary;
+    shape.prompt_id_min = manifest.prompt_id_min;
+    shape.prompt_id_end = manifest.prompt_id_end;
+    shape.chunk_max = manifest.prefill ? std::min(manifest.prefill->chunk_max, shape.length) : shape.length;
+    shape.buckets = chosen.buckets.empty() ? manifest.buckets : chosen.buckets;
+    std::erase_if(shape.buckets, [&](std::uint32_t bucket) { return bucket > shape.length; });
+    if (shape.buckets.empty() || shape.buckets.back() < shape.length) shape.buckets.push_back(shape.length);
+    if (manifest.device == "cpu") shape.buckets.clear();
+    shape.inputs = prompt_inputs(manifest, shape.length);
+    shape.embeddings = manifest.prefill && manifest.prefill->embeddings;
+    shape.prefill_gives = manifest.prefill && manifest.prefill->logits;
+    shape.first_token = manifest.first_token;
+    shape.delay_pattern = manifest.draw.delay_pattern;
+    shape.ras_window = manifest.draw.ras_window;
+    shape.stop = manifest.stop;
+    shape.sampling = manifest.sampling;
+    return shape;
+}
+
+}  // namespace bulkhead::worker::generation

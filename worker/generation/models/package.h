@@ -1,0 +1,82 @@
+#pragma once
+
+/// A generation package, opened: what is checked before any of its code runs, and its functions with their weights.
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "worker/generation/models/function.h"
+#include "worker/generation/models/manifest.h"
+#include "worker/generation/models/weights_file.h"
+#include "worker/package/package_cache.h"
+#include "worker/package/package_metadata.h"
+#include "worker/torch/runtime.h"
+
+namespace bulkhead::worker::generation {
+
+/// What an engine steps with. Its functions' weights live as long as the `Package` they came from.
+struct Parts {
+    Manifest manifest;
+    Shape shape;
+    std::string name;  ///< of the model, for errors
+    int threads = 1;   ///< of one step on a CPU
+    std::unique_ptr<Function> prefill;  ///< null: a prompt goes through decode, one position a call
+    struct Decode {
+        std::uint32_t sequences_min;
+        std::uint32_t sequences_max;
+        std::unique_ptr<Function> function;
+    };
+    std::vector<Decode> decode;
+};
+
+class Package {
+public:
+    /// Reads the manifest, maps the weights and unpacks the functions into the cache. Contents are compared with the
+    /// manifest's hashes: of functions always, of weights on a CPU alone (docs/decisions.md).
+    /// Errors  load_failed, package_incompatible, resources_exhausted
+    static Result<Package> open(const std::filesystem::path& folder, const LoadContext& context);
+
+    [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
+    [[nodiscard]] const WeightsFile& weights() const noexcept { return weights_; }
+
+    /// Against device, torch, GPU and CPU of this machine: manifest and each function. On a GPU there must be a prefill.
+    /// Errors  package_incompatible
+    [[nodiscard]] Result<> check(const Machine& machine) const;
+
+    /// Puts all weights onto the device: on a CPU they stay where they are mapped.
+    void place_weights(Device& device, const LoadContext& context);
+
+    /// Loads one of the manifest's files and gives it its weights.
+    /// Errors  package_incompatible: a constant is missing, or has another dtype or size, or the number of inputs differs
+    /// Throws  what LibTorch throws
+    [[nodiscard]] Result<std::unique_ptr<Function>> load(Device& device, const std::string& file,
+                                                         std::size_t inputs) const;
+
+    /// As `may_write_inputs`, of one of the manifest's files.
+    [[nodiscard]] bool may_write(const std::string& file, std::size_t inputs) const {
+        return may_write_inputs(functions_.at(file).compiled, inputs);
+    }
+
+private:
+    Package(Manifest manifest, WeightsFile weights, std::filesystem::path folder)
+        : manifest_{std::move(manifest)}, weights_{std::move(weights)}, folder_{std::move(folder)} {}
+    Result<> unpack(const std::string& file, PackageCache& cache, const LoadContext& context);
+    Result<> check_weights(const PackageCache& cache, const LoadContext& context) const;
+    /// Errors  package_incompatible, where the manifest says another hash
+    [[nodiscard]] Result<> check_hash(const std::string& file, const std::string& sha256) const;
+
+    Manifest manifest_;
+    WeightsFile weights_;
+    std::filesystem::path folder_;
+    struct Unpacked {
+        UnpackedPackage held;
+        CompiledModel compiled;
+    };
+    std::map<std::string, Unpacked> functions_;  ///< by file name
+    std::map<std::string, at::Tensor, std::less<>> placed_;
+};
+
+}  // namespace bulkhead::worker::generation

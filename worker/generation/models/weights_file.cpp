@@ -1,0 +1,143 @@
+#include "worker/generation/models/weights_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <boost/json.hpp>
+#include <fmt/format.h>
+
+#include "ipc/dtype.h"
+#include "ipc/unique_fd.h"
+#include "worker/generation/limits.h"
+#include "worker/generation/models/manifest.h"
+
+namespace bulkhead::worker::generation {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array<std::pair<std::string_view, wire::DType>, 10> dtypes{{
+    {"BOOL", wire::DType::boolean},
+    {"U8", wire::DType::uint8},
+    {"I8", wire::DType::int8},
+    {"I16", wire::DType::int16},
+    {"I32", wire::DType::int32},
+    {"I64", wire::DType::int64},
+    {"F16", wire::DType::float16},
+    {"BF16", wire::DType::bfloat16},
+    {"F32", wire::DType::float32},
+    {"F64", wire::DType::float64},
+}};
+
+Error broken(const fs::path& path, std::string_view what) {
+    return {ErrorCode::package_incompatible, fmt::format("reading the weights {}: {}", path.string(), what),
+            fmt::format("copy the package again, or {}", export_again)};
+}
+
+/// Bytes of a tensor, or nothing where they exceed 64 bits.
+bool size_of(const std::vector<std::int64_t>& dims, wire::DType dtype, std::uint64_t& bytes) {
+    bytes = element_size(dtype);
+    for (const std::int64_t dim : dims)
+        if (dim < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(dim), &bytes)) return false;
+    return true;
+}
+
+/// What is wrong with one entry of the header; empty, and `tensor` filled, where nothing is.
+std::string read_entry(const boost::json::value& entry, std::span<const std::byte> data, WeightTensor& tensor) {
+    const auto* object = entry.if_object();
+    if (object == nullptr) return "is no object";
+    const auto* dtype = object->if_contains("dtype");
+    const auto* shape = object->if_contains("shape");
+    const auto* offsets = object->if_contains("data_offsets");
+    if (dtype == nullptr || !dtype->is_string() || shape == nullptr || !shape->is_array() || offsets == nullptr ||
+        !offsets->is_array() || offsets->as_array().size() != 2)
+        return "lacks dtype, shape or data_offsets";
+    bool known = false;
+    for (const auto& [name, ours] : dtypes)
+        if (name == std::string_view{dtype->as_string()}) {
+            tensor.dtype = ours;
+            known = true;
+        }
+    if (!known) return fmt::format("has dtype {}, which is not supported", std::string_view{dtype->as_string()});
+    for (const auto& dim : shape->as_array()) {
+        if (!dim.is_int64() || dim.as_int64() < 0) return "has a shape that is no list of sizes";
+        tensor.dims.push_back(dim.as_int64());
+    }
+    std::array<std::uint64_t, 2> range{};
+    for (std::size_t i = 0; i < 2; ++i) {
+        const auto& offset = offsets->as_array()[i];
+        if (!offset.is_int64() || offset.as_int64() < 0) return "has offsets that are no positions";
+        range[i] = static_cast<std::uint64_t>(offset.as_int64());
+    }
+    std::uint64_t bytes = 0;
+    if (!size_of(tensor.dims, tensor.dtype, bytes)) return "has a shape larger than any memory";
+    if (range[0] > range[1] || range[1] > data.size() || range[1] - range[0] != bytes)
+        return fmt::format("lies at bytes {} to {} of {}, but its shape needs {} bytes", range[0], range[1], data.size(),
+                           bytes);
+    tensor.bytes = data.subspan(range[0], bytes);
+    if (reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % element_size(tensor.dtype) != 0)
+        return "does not start at a multiple of its element";
+    return {};
+}
+
+}  // namespace
+
+WeightsFile::WeightsFile(WeightsFile&& other) noexcept
+    : mapping_{std::exchange(other.mapping_, {})}, tensors_{std::move(other.tensors_)} {}
+
+WeightsFile::~WeightsFile() {
+    if (!mapping_.empty()) ::munmap(const_cast<std::byte*>(mapping_.data()), mapping_.size());
+}
+
+Result<WeightsFile> WeightsFile::open(const fs::path& path, std::uint64_t expected_bytes) {
+    const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a FIFO would wait for its writer
+    struct stat status {};
+    if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode))
+        return Error{ErrorCode::load_failed,
+                     fmt::format("opening the weights {}: {}", path.string(),
+                                 file ? "no regular file" : std::strerror(errno)),
+                     "check that the package's folder is complete, and its permissions"};
+    const auto bytes = static_cast<std::uint64_t>(status.st_size);
+    if (bytes != expected_bytes || bytes < sizeof(std::uint64_t))
+        return broken(path, fmt::format("it has {} bytes, its manifest says {}", bytes, expected_bytes));
+    void* address = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.get(), 0);
+    if (address == MAP_FAILED) return system_error(fmt::format("mapping the weights {}", path.string()), errno);
+    WeightsFile weights{{static_cast<const std::byte*>(address), bytes}};
+    if (auto read = weights.read_header(path); !read) return read.error();
+    return weights;
+}
+
+Result<> WeightsFile::read_header(const fs::path& path) {
+    std::uint64_t length = 0;
+    std::memcpy(&length, mapping_.data(), sizeof length);
+    if (length > limits::weights_header_bytes_max || length > mapping_.size() - sizeof length)
+        return broken(path, fmt::format("its header claims {} bytes of {}", length, mapping_.size()));
+    const std::string_view text{reinterpret_cast<const char*>(mapping_.data()) + sizeof length, length};
+    boost::system::error_code error;
+    const boost::json::value header = boost::json::parse(text, error);
+    if (error || !header.is_object()) return broken(path, "its header is no JSON object");
+    if (header.as_object().size() > limits::weight_tensors_max) return broken(path, "its header lists too many tensors");
+    const auto data = mapping_.subspan(sizeof length + length);
+    for (const auto& [name, entry] : header.as_object()) {
+        if (name == "__metadata__") continue;
+        WeightTensor tensor;
+        if (const std::string wrong = read_entry(entry, data, tensor); !wrong.empty())
+            return broken(path, fmt::format("tensor {} {}", std::string_view{name}, wrong));
+        tensors_.emplace(name, std::move(tensor));
+    }
+    return {};
+}
+
+const WeightTensor* WeightsFile::find(std::string_view name) const {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? nullptr : &found->second;
+}
+
+}  // namespace bulkhead::worker::generation

@@ -1,0 +1,78 @@
+#include "worker/link/link.h"
+
+#include <algorithm>
+#include <array>
+
+#include <spdlog/spdlog.h>
+
+#include "worker/loop/limits.h"
+
+namespace bulkhead::worker {
+namespace {
+
+/// A hello tells the same, and newer.
+constexpr std::array<std::string_view, 4> told_by_hello{"busy", "idle", "progress", "statistics"};
+/// Each comes once in a life.
+constexpr std::array<std::string_view, 4> vital{"ready", "failed", "overrun", "drained"};
+
+}  // namespace
+
+WorkerLink::WorkerLink(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer, Events events)
+    : events_{std::move(events)}, stream_{PacketStream::make(
+                                      io, std::move(socket), receive_buffer,
+                                      {.packet =
+                                           [this](Packet& packet) {
+                                               Result<LinkMessage> parsed = parse_link_message(packet);
+                                               if (parsed)
+                                                   events_.message(std::move(*parsed));
+                                               else
+                                                   spdlog::warn("ignored: {}", parsed.error().text());
+                                           },
+                                       .refused = [](const Error& error) { spdlog::warn("ignored: {}", error.text()); },
+                                       .lost = [this](std::string_view) { events_.lost(); },
+                                       .flushed = [this] { has_flushed(); }})} {}
+
+bool WorkerLink::send(const boost::json::object& message) {
+    const std::string_view type = message.at("type").as_string();
+    if (std::ranges::find(told_by_hello, type) != told_by_hello.end() && !stream_->has_room()) {
+        count_dropped(type);
+        return false;
+    }
+    const std::size_t reserve = std::ranges::find(vital, type) != vital.end() ? vital.size() : 0;
+    const std::string text = boost::json::serialize(message);
+    if (stream_->send(std::as_bytes(std::span{text}), -1, reserve) != PacketStream::Sent::outbox_full) return true;
+    count_dropped(type);
+    return false;
+}
+
+void WorkerLink::say_hello() {
+    hello_owed_ = true;
+    say_owed_hello();
+}
+
+void WorkerLink::say_owed_hello() {
+    for (const bool with_descriptors : {true, false}) {
+        const HelloPacket hello = events_.hello(with_descriptors);
+        const std::string text = boost::json::serialize(hello.message);
+        const auto sent = stream_->send_now(std::as_bytes(std::span{text}), hello.fds);
+        if (sent == PacketStream::Sent::queued) return;  // built anew when somebody reads
+        if (sent != PacketStream::Sent::refused) break;
+        spdlog::warn("the kernel refuses a hello with {} descriptors", hello.fds.size());
+    }
+    hello_owed_ = false;
+    dropped_ = false;
+}
+
+void WorkerLink::has_flushed() {
+    if (hello_owed_) return say_owed_hello();
+    if (std::exchange(dropped_, false)) events_.caught_up();
+}
+
+void WorkerLink::count_dropped(std::string_view type) {
+    if (std::exchange(dropped_, true)) return;
+    spdlog::info("nobody reads the worker link: from \"{}\" on, what the next hello tells anyway is left out", type);
+}
+
+void WorkerLink::flush() { stream_->flush_blocking(limits::link_flush); }
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/json.hpp>
+
+#include "ipc/unique_fd.h"
+#include "worker/link/link_messages.h"
+#include "worker/loop/packet_stream.h"
+
+namespace bulkhead::worker {
+
+/// A hello, and the descriptors that it brings; they stay their owners'.
+struct HelloPacket {
+    boost::json::object message;
+    std::vector<int> fds;
+};
+
+/// The worker's end of the link to the daemon.
+///
+/// Nobody may be reading at the other end: the keeper only holds it while a supervisor is away. So what the next hello
+/// tells anyway (`busy`, `idle`, `progress`, `statistics`) is sent only while most of the socket is free: the rest of
+/// it is kept for what must arrive, down to the last word of a signal handler. What must arrive waits in the outbox,
+/// bounded.
+///
+/// Thread  the event loop; never blocks but in `flush`
+class WorkerLink {
+public:
+    struct Events {
+        std::function<void(LinkMessage)> message;
+        std::function<void()> lost;  ///< the keeper is gone
+        /// The full state of now: asked for when the hello can be sent. A second time without descriptors, where the
+        /// kernel refuses them.
+        std::function<HelloPacket(bool with_descriptors)> hello;
+        std::function<void()> caught_up;  ///< somebody reads again, and messages were dropped before
+    };
+    WorkerLink(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer, Events events);
+    ~WorkerLink() { stream_->close(); }
+    WorkerLink(const WorkerLink&) = delete;
+    WorkerLink& operator=(const WorkerLink&) = delete;
+
+    [[nodiscard]] int descriptor() const noexcept { return stream_->descriptor(); }
+    /// False when it was dropped.
+    bool send(const boost::json::object& message);
+    /// Now, or as soon as somebody reads; after everything that waits, for it is the newest. Owed twice, it is said
+    /// once.
+    void say_hello();
+    /// Blocks, bounded: before the process ends.
+    void flush();
+
+private:
+    void say_owed_hello();
+    void has_flushed();
+    void count_dropped(std::string_view type);
+
+    Events events_;
+    std::shared_ptr<PacketStream> stream_;
+    bool hello_owed_ = false;
+    bool dropped_ = false;  ///< since somebody read; logged once
+};
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/json.hpp>
+
+#include "worker/loop/alarm.h"
+#include "worker/loop/limits.h"
+
+namespace bulkhead::worker {
+
+/// Brings a load's progress from its thread to the event loop. Of each phase the start, every eighth part and the end
+/// arrive at once, so that a quick load is told as well; of what comes between, at most one report in
+/// `limits::progress_interval`: the latest, so that the last one always arrives.
+class LoadProgress : public std::enable_shared_from_this<LoadProgress> {
+public:
+    struct Step {
+        std::string_view phase;
+        std::uint64_t done;
+        std::uint64_t total;
+        std::string_view unit;
+        std::string_view detail;
+    };
+    using Report = std::function<void(const boost::json::object&)>;
+    LoadProgress(boost::asio::io_context& io, Report report) : io_{io}, timer_{io}, report_{std::move(report)} {}
+
+    /// Any thread.
+    void update(const Step& step) {
+        const std::lock_guard lock{mutex_};
+        const bool mark = is_mark(step) && marks_.size() < limits::progress_marks_max;
+        const bool awaits_its_time = !mark && latest_.has_value();
+        if (mark) {
+            latest_.reset();
+            marks_.push_back(packet(step));
+            marked_phase_ = step.phase;
+            marked_done_ = step.done;
+        } else {
+            latest_ = packet(step);
+        }
+        if (!awaits_its_time && !std::exchange(posted_, true))
+            boost::asio::post(io_, [self = shared_from_this()] { self->deliver(); });
+    }
+
+    /// The event loop: what is left to say is said, and nothing comes after.
+    void finish() {
+        timer_.cancel();
+        if (!report_) return;
+        say(true);
+        report_ = nullptr;
+    }
+
+private:
+    [[nodiscard]] bool is_mark(const Step& step) const {
+        if (step.phase != marked_phase_) return true;
+        if (step.done <= marked_done_) return false;
+        return step.done == step.total || step.done - marked_done_ >= step.total / 8;
+    }
+    static boost::json::object packet(const Step& step) {
+        return {{"type", "progress"},  {"phase", step.phase}, {"done", step.done},
+                {"total", step.total}, {"unit", step.unit},   {"detail", step.detail}};
+    }
+
+    void deliver() {
+        {
+            const std::lock_guard lock{mutex_};
+            posted_ = false;
+        }
+        if (!report_) return;
+        say(false);
+        {
+            const std::lock_guard lock{mutex_};
+            if (!latest_) return;
+        }
+        timer_.expires_at(std::max(Clock::now(), delivered_ + limits::progress_interval));
+        timer_.async_wait([self = shared_from_this()](boost::system::error_code cancelled) {
+            if (cancelled || !self->report_) return;
+            self->delivered_ = Clock::now();
+            self->say(true);
+        });
+    }
+    /// The marks, and what came after them where its time has come: taken at once, so that nothing overtakes.
+    void say(bool with_latest) {
+        std::vector<boost::json::object> reports;
+        {
+            const std::lock_guard lock{mutex_};
+            reports.swap(marks_);
+            if (with_latest && latest_) reports.push_back(*std::exchange(latest_, std::nullopt));
+        }
+        for (const auto& report : reports) report_(report);
+    }
+
+    boost::asio::io_context& io_;
+    boost::asio::steady_timer timer_;
+    Report report_;
+    Clock::time_point delivered_{};
+    std::mutex mutex_;
+    std::vector<boost::json::object> marks_;     ///< to be said at once
+    std::optional<boost::json::object> latest_;  ///< newer than the marks, to be said when its time has come
+    bool posted_ = false;                        ///< `deliver` is
+    std::string marked_phase_;
+    std::uint64_t marked_done_ = 0;
+};
+
+}  // namespace bulkhead::worker

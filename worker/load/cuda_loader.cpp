@@ -1,0 +1,44 @@
+#include <dlfcn.h>
+
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "worker/torch/runtime.h"
+
+namespace bulkhead::worker {
+namespace {
+
+constexpr auto module_name = "libbulkhead_cuda.so";
+
+/// In bin/ with the program, or in lib/ beside bin/, as it is built and installed.
+std::filesystem::path find_module() {
+    std::error_code error;
+    const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+    const auto beside = program / module_name;
+    return std::filesystem::exists(beside, error) ? beside : program.parent_path() / "lib" / module_name;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Device>> load_cuda_device() {
+    const auto file = find_module();
+    const auto attempt = fmt::format("loading the CUDA module {}", file.string());
+    // Global, with LibTorch's CUDA libraries that come along: exported packages take their symbols from there.
+    // Never closed: CUDA's own threads and exit handlers stay until the process ends.
+    void* const module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
+    if (module == nullptr)
+        return Error{ErrorCode::load_failed, fmt::format("{}: {}", attempt, ::dlerror()),
+                     "build with the CUDA toolkit, and install the NVIDIA driver; or declare `device: cpu`"};
+    using Entry = Device* (*)(Error*);
+    const auto enter = reinterpret_cast<Entry>(::dlsym(module, cuda_device_symbol));
+    if (enter == nullptr)
+        return Error{ErrorCode::load_failed, fmt::format("{}: it has no {}", attempt, cuda_device_symbol),
+                     "install worker and module of one release"};
+    Error error;
+    std::unique_ptr<Device> device{enter(&error)};
+    if (!device) return std::move(error).during(attempt);
+    return device;
+}
+
+}  // namespace bulkhead::worker

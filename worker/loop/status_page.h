@@ -1,0 +1,113 @@
+#pragma once
+
+#include <pthread.h>
+
+#include <charconv>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "ipc/error.h"
+#include "ipc/unique_fd.h"
+#include "ipc/worker_page.h"
+#include "worker/loop/alarm.h"
+
+namespace bulkhead::worker {
+
+/// Words into a bounded buffer, zero-terminated; what does not fit is left out. Allocates nothing.
+class BoundedText {
+public:
+    explicit BoundedText(std::span<char> room) noexcept : next_{room.data()}, end_{room.data() + room.size() - 1} {}
+    ~BoundedText() { *next_ = '\0'; }
+    BoundedText(const BoundedText&) = delete;
+    BoundedText& operator=(const BoundedText&) = delete;
+
+    BoundedText& operator<<(std::string_view words) noexcept {
+        next_ += words.copy(next_, static_cast<std::size_t>(end_ - next_));
+        return *this;
+    }
+    BoundedText& operator<<(std::int64_t number) noexcept {
+        if (const auto [after, failed] = std::to_chars(next_, end_, number); failed == std::errc{}) next_ = after;
+        return *this;
+    }
+
+private:
+    char* next_;
+    char* end_;
+};
+
+/// This worker's page: that it lives, and what it is doing, readable while it answers nobody.
+///
+/// Owns    the memfd, the mapping, and the word: the thread that calls `make` holds it until the destructor, which
+///         that thread must run as well; a worker never does, its kernel lets go
+/// Thread  `begin`, `step` and `end` on one thread at a time, the executor; they allocate nothing and make no
+///         system call
+class StatusPage {
+public:
+    /// Errors  those of memfd_create, mmap and the mutex: a worker goes on without a page
+    static Result<std::unique_ptr<StatusPage>> make();
+    ~StatusPage();
+    StatusPage(const StatusPage&) = delete;
+    StatusPage& operator=(const StatusPage&) = delete;
+
+    /// To be sent with each hello. Sealed against change of size and against any further writable mapping.
+    [[nodiscard]] int fd() const noexcept { return memfd_.get(); }
+
+    /// Something runs since `started`; `describe` writes it in words into a BoundedText.
+    template <typename Describe>
+    void begin(Clock::time_point started, const Describe& describe) noexcept {
+        tell(describe);
+        page_.running_since_ns.store(static_cast<std::uint64_t>(started.time_since_epoch().count()),
+                                     std::memory_order_release);
+    }
+    /// What runs has made a step, which `describe` names.
+    template <typename Describe>
+    void step(const Describe& describe) noexcept {
+        tell(describe);
+        page_.steps.fetch_add(1, std::memory_order_release);
+    }
+    /// It is done.
+    void end() noexcept {
+        page_.steps.fetch_add(1, std::memory_order_release);
+        page_.running_since_ns.store(0, std::memory_order_release);
+    }
+
+private:
+    StatusPage(UniqueFd memfd, worker_page::Page& page) : memfd_{std::move(memfd)}, page_{page} {}
+    Result<> hold_word();
+
+    template <typename Describe>
+    void tell(const Describe& describe) noexcept {
+        const std::uint32_t sequence = page_.request_sequence.load(std::memory_order_relaxed);
+        page_.request_sequence.store(sequence + 1, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_release);
+        {
+            BoundedText text{page_.request};
+            describe(text);
+        }
+        page_.request_sequence.store(sequence + 2, std::memory_order_release);
+    }
+
+    UniqueFd memfd_;
+    worker_page::Page& page_;
+};
+
+/// While this lives, the page says that something runs. `page` may be null.
+class RunningMark {
+public:
+    template <typename Describe>
+    RunningMark(StatusPage* page, Clock::time_point started, const Describe& describe) noexcept : page_{page} {
+        if (page_ != nullptr) page_->begin(started, describe);
+    }
+    ~RunningMark() {
+        if (page_ != nullptr) page_->end();
+    }
+    RunningMark(const RunningMark&) = delete;
+    RunningMark& operator=(const RunningMark&) = delete;
+
+private:
+    StatusPage* page_;
+};
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,178 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ipc/dtype.h"
+#include "worker/model/describe.h"
+#include "worker/model/model.h"
+
+namespace bulkhead::worker {
+namespace {
+
+using config::ParameterType;
+using config::ParameterValue;
+
+Error invalid(const config::MethodSpec& method, std::string what, std::string remedy) {
+    return {ErrorCode::input_invalid, fmt::format("calling {}: {}", method.name, std::move(what)), std::move(remedy)};
+}
+
+template <typename Range>
+std::string names_of(const Range& specs) {
+    std::vector<std::string_view> names;
+    for (const auto& spec : specs) names.push_back(spec.name);
+    return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+bool fits(std::span<const std::int64_t> dims, const std::vector<config::DimRange>& shape) {
+    return std::ranges::equal(dims, shape, [](std::int64_t dim, const config::DimRange& range) {
+        return range.min <= dim && dim <= range.max;
+    });
+}
+
+Result<> check_tensor(const config::MethodSpec& method, const config::TensorSpec& spec, const TensorView& view) {
+    const auto during = [&] { return fmt::format("calling {}: input \"{}\"", method.name, spec.name); };
+    if (view.dtype != spec.dtype)
+        return Error{ErrorCode::dtype_unsupported,
+                     fmt::format("{} is {}, declared is {}", during(), to_string(view.dtype), to_string(spec.dtype)),
+                     fmt::format("send {}", to_string(spec.dtype))};
+    if (view.dims.size() != spec.shape.size())
+        return Error{ErrorCode::shape_mismatch,
+                     fmt::format("{} has rank {} ({}), declared is rank {} ({})", during(), view.dims.size(),
+                                 describe(view.dims), spec.shape.size(), describe(spec.shape)),
+                     "reshape it"};
+    if (!fits(view.dims, spec.shape))
+        return Error{
+            ErrorCode::shape_mismatch,
+            fmt::format("{} has shape {}, declared is {}", during(), describe(view.dims), describe(spec.shape)),
+            "send a shape within the declared ranges, or widen them where the model allows it"};
+    std::uint64_t bytes = element_size(view.dtype);
+    for (const auto dim : view.dims)
+        if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(dim), &bytes))
+            return Error{ErrorCode::shape_mismatch,
+                         fmt::format("{} has shape {}, more bytes than there are", during(), describe(view.dims)), ""};
+    if (bytes != view.bytes.size())
+        return Error{ErrorCode::shape_mismatch,
+                     fmt::format("{} of {} {} takes {} bytes, {} came", during(), to_string(view.dtype),
+                                 describe(view.dims), bytes, view.bytes.size()),
+                     "send exactly the tensor's bytes, contiguous"};
+    return {};
+}
+
+/// Inputs in the method's order, each of a fitting shape: dimensions of one name must be of one size.
+Result<> check_named_dims(const config::MethodSpec& method, std::span<const TensorView> ordered) {
+    /// Where a dimension of this name stands first: few are named, so a table of them would cost more than the search.
+    const auto first_of = [&](std::string_view name) -> std::pair<std::size_t, std::size_t> {
+        for (std::size_t i = 0;; ++i)
+            for (std::size_t d = 0; d < method.inputs[i].shape.size(); ++d)
+                if (method.inputs[i].shape[d].name == name) return {i, d};
+    };
+    for (std::size_t i = 0; i < ordered.size(); ++i) {
+        const auto& spec = method.inputs[i];
+        for (std::size_t d = 0; d < spec.shape.size(); ++d) {
+            const auto& name = spec.shape[d].name;
+            if (name.empty()) continue;
+            const auto [input, dim] = first_of(name);
+            const auto size = ordered[i].dims[d];
+            if (const auto first = ordered[input].dims[dim]; first != size)
+                return Error{ErrorCode::shape_mismatch,
+                             fmt::format("calling {}: inputs \"{}\" and \"{}\" share the dimension {}: {} and {} came",
+                                         method.name, method.inputs[input].name, spec.name, name, first, size),
+                             fmt::format("send them with one size of {}, padded where one is shorter", name)};
+        }
+    }
+    return {};
+}
+
+std::string_view kind_name(boost::json::kind kind) {
+    switch (kind) {
+    case boost::json::kind::null: return "null";
+    case boost::json::kind::bool_: return "a boolean";
+    case boost::json::kind::int64:
+    case boost::json::kind::uint64: return "an integer";
+    case boost::json::kind::double_: return "a number";
+    case boost::json::kind::string: return "a string";
+    case boost::json::kind::array: return "an array";
+    case boost::json::kind::object: return "an object";
+    }
+    return "unknown";
+}
+
+/// Empty where the JSON value is not of the type, or an integer beyond 64 bits.
+std::optional<ParameterValue> typed(ParameterType type, const boost::json::value& value) {
+    boost::system::error_code error;
+    switch (type) {
+    case ParameterType::integer: {
+        if (!value.is_int64() && !value.is_uint64()) return std::nullopt;
+        const auto number = value.to_number<std::int64_t>(error);
+        return error ? std::nullopt : std::optional<ParameterValue>{number};
+    }
+    case ParameterType::number:
+        if (!value.is_number()) return std::nullopt;
+        return ParameterValue{value.to_number<double>()};
+    case ParameterType::boolean:
+        if (!value.is_bool()) return std::nullopt;
+        return ParameterValue{value.get_bool()};
+    case ParameterType::string:
+        if (!value.is_string()) return std::nullopt;
+        return ParameterValue{std::string{value.get_string()}};
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+Result<> check_inputs(const config::MethodSpec& method, std::span<const TensorView> inputs,
+                      std::vector<TensorView>& ordered) {
+    for (const auto& view : inputs)
+        if (std::ranges::none_of(method.inputs, [&](const auto& spec) { return spec.name == view.name; }))
+            return invalid(method, fmt::format("it takes no input \"{}\"", view.name),
+                           fmt::format("its inputs: {}", names_of(method.inputs)));
+
+    ordered.clear();
+    ordered.reserve(method.inputs.size());
+    for (const auto& spec : method.inputs) {
+        const auto named = [&](const TensorView& view) { return view.name == spec.name; };
+        const auto found = std::ranges::find_if(inputs, named);
+        if (found == inputs.end())
+            return invalid(method, fmt::format("input \"{}\" is missing", spec.name),
+                           fmt::format("send {} {}", to_string(spec.dtype), describe(spec.shape)));
+        if (std::ranges::count_if(inputs, named) > 1)
+            return invalid(method, fmt::format("input \"{}\" came twice", spec.name), "send each input once");
+        if (auto checked = check_tensor(method, spec, *found); !checked) return checked.error();
+        ordered.push_back(*found);
+    }
+    return check_named_dims(method, ordered);
+}
+
+Result<> check_parameters(const config::MethodSpec& method, const boost::json::object& given,
+                          std::vector<ParameterValue>& values) {
+    for (const auto& member : given)
+        if (std::ranges::none_of(method.parameters, [&](const auto& spec) { return spec.name == member.key(); }))
+            return invalid(method, fmt::format("it takes no parameter \"{}\"", std::string_view{member.key()}),
+                           fmt::format("its parameters: {}", names_of(method.parameters)));
+
+    values.resize(method.parameters.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        const auto& spec = method.parameters[i];
+        const auto* const value = given.if_contains(spec.name);
+        if (value == nullptr) {
+            if (!spec.default_value)
+                return invalid(method, fmt::format("parameter \"{}\" is missing", spec.name),
+                               fmt::format("give it, {}, or declare a default", with_article(spec.type)));
+            values[i] = *spec.default_value;
+            continue;
+        }
+        auto converted = typed(spec.type, *value);
+        if (!converted)
+            return invalid(method,
+                           fmt::format("parameter \"{}\" is {} ({}), declared is {}", spec.name,
+                                       kind_name(value->kind()), shortened(boost::json::serialize(*value)),
+                                       with_article(spec.type)),
+                           fmt::format("give {}", with_article(spec.type)));
+        values[i] = std::move(*converted);
+    }
+    return {};
+}
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,33 @@
+#include "worker/model/describe.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "config/scalars.h"
+
+namespace bulkhead::worker {
+
+std::string describe(std::span<const std::int64_t> dims) { return fmt::format("[{}]", fmt::join(dims, ", ")); }
+
+std::string describe(const std::vector<config::DimRange>& shape) {
+    std::vector<std::string> dims;
+    for (const auto& range : shape) dims.push_back(config::dim_text(range));
+    return fmt::format("[{}]", fmt::join(dims, ", "));
+}
+
+std::string_view with_article(config::ParameterType type) noexcept {
+    switch (type) {
+    case config::ParameterType::integer: return "an integer";
+    case config::ParameterType::number: return "a number";
+    case config::ParameterType::boolean: return "a boolean";
+    case config::ParameterType::string: return "a string";
+    }
+    return "a value";
+}
+
+std::string shortened(std::string_view text) {
+    constexpr std::size_t length_max = 60;
+    return text.size() <= length_max ? std::string{text} : std::string{text.substr(0, length_max)} + "…";
+}
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,237 @@
+#include "worker/package/package_cache.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "ipc/text.h"
+#include "worker/package/package_archive.h"
+#include "worker/package/package_manifest.h"
+
+namespace bulkhead::worker {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto links_name = "by-file";
+constexpr auto hashes_name = "hashes";
+constexpr std::string_view partial_prefix = ".partial-";
+constexpr std::size_t sha256_length = 64;
+
+/// A folder's descriptor with a lock that is had at once; empty when another process has it.
+UniqueFd lock_folder(const fs::path& folder, int kind) {
+    UniqueFd fd{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)};
+    if (fd && ::flock(fd.get(), kind | LOCK_NB) != 0) fd.reset();
+    return fd;
+}
+
+bool is_at(const UniqueFd& fd, const fs::path& path) {
+    struct stat held {
+    }, named{};
+    return ::fstat(fd.get(), &held) == 0 && ::lstat(path.c_str(), &named) == 0 && held.st_dev == named.st_dev &&
+           held.st_ino == named.st_ino;
+}
+
+/// Away from its name at once, then from the disk; whoever is killed in between leaves a partial.
+void remove_entry(const fs::path& folder, const fs::path& entry) {
+    const auto doomed = folder / fmt::format("{}{}-removed-{}", partial_prefix, ::getpid(), entry.filename().string());
+    std::error_code ignored;
+    if (::rename(entry.c_str(), doomed.c_str()) == 0) fs::remove_all(doomed, ignored);
+}
+
+/// Owner of a folder that is being filled: locked, and removed unless it was renamed away.
+class Partial {
+public:
+    static Result<Partial> make(const fs::path& cache) {
+        auto name = (cache / fmt::format("{}{}-XXXXXX", partial_prefix, ::getpid())).string();
+        for (int attempt = 0; attempt < limits::cache_entry_tries; ++attempt) {
+            auto path = name;
+            if (::mkdtemp(path.data()) == nullptr)
+                return system_error(fmt::format("creating a folder in the package cache {}", cache.string()), errno);
+            // Between its creation and its lock another process may take it for one that was left, and sweep it.
+            auto lock = lock_folder(path, LOCK_EX);
+            if (lock && is_at(lock, path)) return Partial{path, std::move(lock)};
+        }
+        return Error{ErrorCode::internal, fmt::format("locking a new folder in the package cache {}", cache.string()),
+                     "use a file system with flock(2) for the cache"};
+    }
+    Partial(Partial&& other) noexcept : path_{std::exchange(other.path_, {})}, lock_{std::move(other.lock_)} {}
+    Partial& operator=(Partial&&) = delete;
+    ~Partial() {
+        std::error_code ignored;
+        if (!path_.empty()) fs::remove_all(path_, ignored);
+    }
+
+    [[nodiscard]] const fs::path& path() const noexcept { return path_; }
+    /// From here on whoever wants to load it may; still nobody may remove it while this lives.
+    /// False, with errno, when the name is taken by an equal entry of a quicker process.
+    [[nodiscard]] bool rename_to(const fs::path& target) {
+        ::flock(lock_.get(), LOCK_SH | LOCK_NB);
+        if (::rename(path_.c_str(), target.c_str()) != 0) return false;
+        path_.clear();
+        return true;
+    }
+
+private:
+    Partial(fs::path path, UniqueFd lock) : path_{std::move(path)}, lock_{std::move(lock)} {}
+    fs::path path_;
+    UniqueFd lock_;
+};
+
+struct Entry {
+    fs::path path;
+    std::uint64_t bytes;
+    timespec used;
+};
+
+std::vector<Entry> entries_in(const fs::path& folder) {
+    std::vector<Entry> entries;
+    std::error_code error;
+    for (const auto& item : fs::directory_iterator{folder, error}) {
+        struct stat status {};
+        if (item.path().filename().string().size() != sha256_length || ::lstat(item.path().c_str(), &status) != 0)
+            continue;
+        entries.push_back({item.path(), total_bytes(read_manifest(item.path())), status.st_mtim});
+    }
+    std::ranges::sort(entries, [](const Entry& a, const Entry& b) {
+        return std::pair{a.used.tv_sec, a.used.tv_nsec} < std::pair{b.used.tv_sec, b.used.tv_nsec};
+    });
+    return entries;
+}
+
+}  // namespace
+
+Result<UnpackedPackage> PackageCache::open(const ModelFile& package,
+                                           const std::function<void(std::uint64_t)>& progress) {
+    if (auto made = make_folder(); !made) return made.error();
+
+    std::error_code error;
+    const auto known = fs::read_symlink(folder_ / links_name / package.identity(), error);
+    if (!error)
+        if (auto held = hold(known.filename().string())) return std::move(*held);
+
+    auto name = package.sha256(progress);
+    if (!name) return name.error();
+    const auto unpacking = [&](std::uint64_t done) {
+        if (progress) progress(package.size_bytes() + done);
+    };
+    for (int attempt = 0; attempt < limits::cache_entry_tries; ++attempt) {
+        if (auto held = hold(name.value())) {
+            remember(package, name.value());
+            return std::move(*held);
+        }
+        if (auto unpacked = unpack(package, name.value(), unpacking); !unpacked) return unpacked.error();
+    }
+    return Error{ErrorCode::resources_exhausted,
+                 fmt::format("holding {} in the package cache {}: it was removed or damaged {} times",
+                             package.path().string(), folder_.string(), limits::cache_entry_tries),
+                 "let nothing but Bulkhead write into the cache"};
+}
+
+Result<std::string> PackageCache::sha256(const ModelFile& file,
+                                         const std::function<void(std::uint64_t)>& progress) const {
+    if (auto made = make_folder(); !made) return made.error();
+    const auto hashes = folder_ / hashes_name;
+    const auto link = hashes / file.identity();
+    std::error_code error;
+    if (const auto known = fs::read_symlink(link, error); !error && known.native().size() == sha256_length)
+        return known.native();
+
+    auto hash = file.sha256(progress);
+    if (!hash) return hash.error();
+    const fs::directory_iterator known{hashes, error};
+    if (std::distance(begin(known), end(known)) >= static_cast<std::ptrdiff_t>(limits::known_hashes_max))
+        for (const auto& old : fs::directory_iterator{hashes, error}) fs::remove(old, error);
+    fs::create_symlink(hash.value(), link, error);  // without it the next load hashes again
+    return hash;
+}
+
+Result<> PackageCache::make_folder() const {
+    std::error_code error;
+    fs::create_directories(folder_.parent_path(), error);
+    for (const auto& path : {folder_, folder_ / links_name, folder_ / hashes_name})
+        if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+            return system_error(fmt::format("creating the package cache {}", path.string()), errno);
+    struct stat status {};
+    if (::lstat(folder_.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() ||
+        (status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+        return Error{ErrorCode::not_permitted,
+                     fmt::format("using the package cache {}: others may write into it", folder_.string()),
+                     "its code is run: let the folder belong to the daemon's user, mode 0700"};
+    return {};
+}
+
+std::optional<UnpackedPackage> PackageCache::hold(const std::string& name) const {
+    const auto entry = folder_ / name;
+    if (name.size() != sha256_length) return std::nullopt;
+    UniqueFd lock{::open(entry.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)};
+    // Who has it exclusively is about to rename it: waiting would end with a folder that is gone.
+    if (!lock || ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 || !is_at(lock, entry)) return std::nullopt;
+    if (const std::string damaged = damaged_file(entry); !damaged.empty()) {
+        spdlog::warn("{} is not as it was unpacked: somebody wrote into the package cache, whose code is run here; the "
+                     "package is unpacked again. Let nothing but Bulkhead write there",
+                     made_printable((entry / damaged).string(), limits::package_path_bytes_max));
+        lock.reset();
+        if (auto alone = lock_folder(entry, LOCK_EX); alone && is_at(alone, entry)) remove_entry(folder_, entry);
+        return std::nullopt;
+    }
+    ::futimens(lock.get(), nullptr);  // used last now; what it fails for (a read-only disk) fails no load
+    return UnpackedPackage{entry, std::move(lock)};
+}
+
+Result<> PackageCache::unpack(const ModelFile& package, const std::string& name,
+                              const std::function<void(std::uint64_t)>& progress) const {
+    sweep_partials();
+    auto partial = Partial::make(folder_);
+    if (!partial) return partial.error();
+    auto files = unpack_archive(package, partial.value().path(), progress);
+    if (!files) return files.error();
+    if (auto written = write_manifest(partial.value().path(), files.value()); !written) return written.error();
+    if (auto same = package.unchanged(); !same) return same.error();
+    if (!partial.value().rename_to(folder_ / name) && errno != EEXIST && errno != ENOTEMPTY)
+        return system_error(fmt::format("naming {} in the package cache {}", name, folder_.string()), errno);
+    evict();
+    return {};
+}
+
+void PackageCache::remember(const ModelFile& package, const std::string& name) const {
+    std::error_code ignored;  // without the link the next load hashes again
+    fs::create_symlink(fs::path{".."} / name, folder_ / links_name / package.identity(), ignored);
+}
+
+void PackageCache::sweep_partials() const {
+    std::error_code error;
+    for (const auto& item : fs::directory_iterator{folder_, error}) {
+        if (!item.path().filename().string().starts_with(partial_prefix)) continue;
+        if (auto alone = lock_folder(item.path(), LOCK_EX)) fs::remove_all(item.path(), error);
+    }
+}
+
+void PackageCache::evict() const {
+    const auto entries = entries_in(folder_);
+    std::uint64_t bytes = 0;
+    for (const auto& entry : entries) bytes += entry.bytes;
+    for (const auto& entry : entries) {
+        if (bytes <= bytes_max_) break;
+        auto alone = lock_folder(entry.path, LOCK_EX);
+        if (!alone || !is_at(alone, entry.path)) continue;
+        remove_entry(folder_, entry.path);
+        bytes -= entry.bytes;
+    }
+    std::error_code error;
+    for (const auto& link : fs::directory_iterator{folder_ / links_name, error})
+        if (!fs::exists(link.path(), error)) fs::remove(link.path(), error);
+}
+
+}  // namespace bulkhead::worker

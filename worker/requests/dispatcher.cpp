@@ -1,0 +1,234 @@
+#include "worker/requests/dispatcher.h"
+
+#include <algorithm>
+#include <exception>
+
+#include <boost/asio/bind_allocator.hpp>
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+
+#include "ipc/dtype.h"
+#include "worker/loop/limits.h"
+
+namespace bulkhead::worker {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+/// What a model throws past its own translation ends the request, not the process.
+Result<> run_guarded(Model& model, const Request& request, RequestOutputs& outputs) {
+    try {
+        request.slabs->register_with(model);
+        return model.run(*request.method, request.inputs, request.parameters, outputs);
+    } catch (const std::bad_alloc&) {
+        return Error{ErrorCode::out_of_memory, fmt::format("running method \"{}\"", request.method->name),
+                     "send smaller inputs, or give the worker more memory"};
+    } catch (const std::exception& exception) {
+        return Error{ErrorCode::inference_failed,
+                     fmt::format("running method \"{}\": {}", request.method->name, exception.what()),
+                     {}};
+    }
+}
+
+/// "forward(input_ids int64[1,16], attention_mask int64[1,16])"
+void describe(const Request& request, BoundedText& text) noexcept {
+    text << request.method->name << "(";
+    for (const TensorView& input : request.inputs) {
+        if (&input != &request.inputs.front()) text << ", ";
+        text << input.name << " " << to_string(input.dtype) << "[";
+        for (const std::int64_t& dim : input.dims) {
+            if (&dim != input.dims.data()) text << ",";
+            text << dim;
+        }
+        text << "]";
+    }
+    text << ")";
+}
+
+Error deadline_passed(const Request& request, bool running, Clock::time_point now) {
+    const auto budget = duration_cast<milliseconds>(request.deadline - request.received);
+    const auto spent = duration_cast<milliseconds>(now - request.received);
+    return Error{ErrorCode::deadline_exceeded,
+                 fmt::format("request {} of method \"{}\" is {} after {} ms, its deadline is {} ms", request.id,
+                             request.method->name, running ? "still running" : "still waiting", spent.count(),
+                             budget.count()),
+                 running ? "give the request a longer deadline, or raise the model's request deadline"
+                         : "give the request a longer deadline, or send fewer at once"};
+}
+
+Error cancelled(std::uint64_t id) {
+    return Error{ErrorCode::cancelled, fmt::format("request {} was cancelled by its client", id), {}};
+}
+
+}  // namespace
+
+Dispatcher::Dispatcher(boost::asio::io_context& io, Executor& executor, StatusPage* page, Events events)
+    : io_{io}, executor_{executor}, page_{page}, events_{std::move(events)},
+      deadlines_{io, [this] { return enforce_deadlines(); }}, idle_{io, [this] { return idle_due(); }} {}
+
+void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
+    model_ = &model;
+    request_deadline_ = spec.deadlines.request;
+    scheduler_ = Scheduler{spec.queue_bound};
+    if (model.generator() == nullptr) return;
+    steps_ = std::make_unique<generation::StepLoop>(
+        io_, executor_, page_, model, spec,
+        generation::StepLoop::Events{.settled = [this] { settle(); },
+                                     .overrun = [this](milliseconds running) {
+                                         events_.overrun(generation::method_name, running);
+                                     }});
+}
+
+Result<> Dispatcher::submit(RequestPtr request) {
+    Clock::time_point deadline = request->deadline;
+    const bool generates = request->ask != nullptr;
+    if (generates) {
+        deadline = std::min(deadline, Clock::now() + request_deadline_ + limits::overrun_grace);  // of a step
+        if (Result<> pushed = steps_->submit(std::move(request)); !pushed) return pushed;
+    } else if (Result<> pushed = scheduler_.push(request, running_ ? 1 : 0); !pushed) {
+        return pushed;
+    }
+    ++requests_;
+    if (!busy_) {
+        busy_ = true;
+        events_.busy();
+    }
+    deadlines_.no_later_than(deadline);
+    if (!generates) start_next();
+    return {};
+}
+
+void Dispatcher::start_next() {
+    if (running_) return;
+    running_ = scheduler_.next();
+    if (!running_) return;
+    started_ = Clock::now();
+    deadlines_.no_later_than(started_ + request_deadline_ + limits::overrun_grace);
+    executor_.post(*this);
+}
+
+void Dispatcher::run() {
+    Request& request = *running_;
+    request.started = Clock::now();
+    request.outputs.emplace(request.slabs, *model_, request.tensors);
+    {
+        const RunningMark mark{page_, request.started, [&](BoundedText& text) { describe(request, text); }};
+        request.result = run_guarded(*model_, request, *request.outputs);
+    }
+    if (!request.result) request.outputs->take_back();
+    request.ended = Clock::now();
+    boost::asio::post(io_, boost::asio::bind_allocator(completions_, [this] { finished(); }));
+}
+
+void Dispatcher::finished() {
+    const RequestPtr request = std::move(running_);
+    if (request->answered) request->outputs->take_back();  // the next one may need the room
+    start_next();  // before the answer is written, so that the model works on meanwhile
+    if (!request->answered) {
+        if (request->result) {
+            request->requester->completed(*request, {duration_cast<microseconds>(request->started - request->received),
+                                                     duration_cast<microseconds>(request->ended - request->started),
+                                                     *request->outputs});
+        } else {
+            ++errors_;
+            request->requester->failed(*request, request->result.error());
+        }
+    }
+    request->let_go();
+    settle();
+}
+
+void Dispatcher::answer_early(const Error& error) {
+    ++errors_;
+    running_->answered = true;
+    running_->requester->failed(*running_, error);
+}
+
+void Dispatcher::end_queued(RequestPtr request, const Error& error) {
+    ++errors_;
+    request->requester->failed(*request, error);
+    request->let_go();
+}
+
+void Dispatcher::cancel(std::uint64_t channel, std::uint64_t id) {
+    if (RequestPtr waiting = scheduler_.remove(channel, id)) {
+        const Error error = cancelled(id);
+        end_queued(std::move(waiting), error);
+        settle();
+    } else if (running_ && !running_->answered && running_->channel == channel && running_->id == id) {
+        answer_early(cancelled(id));
+    } else {
+        end_stream(channel, id, cancelled(id));
+    }
+}
+
+Result<> Dispatcher::adjust(std::uint64_t channel, const boost::json::object& parameters) {
+    Result<> adjusted = steps_->adjust(channel, parameters);
+    if (adjusted) ++requests_;
+    return adjusted;
+}
+
+void Dispatcher::end_stream(std::uint64_t channel, std::uint64_t id, const Error& error) {
+    if (steps_) steps_->end(channel, id, error);
+}
+
+void Dispatcher::drop(std::uint64_t channel) {
+    if (running_ && running_->channel == channel) running_->answered = true;
+    const auto dropped = scheduler_.remove_channel(channel);
+    for (const RequestPtr& request : dropped) request->let_go();
+    if (!dropped.empty()) settle();
+    if (steps_) steps_->drop(channel);
+}
+
+void Dispatcher::fail_all(const Error& error) {
+    for (RequestPtr& request : scheduler_.remove_all()) end_queued(std::move(request), error);
+    if (running_ && !running_->answered) answer_early(error);
+    if (steps_) steps_->fail_all(error);
+}
+
+void Dispatcher::settle() {
+    if (in_flight() > 0) return;
+    settled_at_ = Clock::now();
+    idle_.no_later_than(settled_at_ + limits::idle_after);
+    events_.settled();
+}
+
+std::optional<Clock::time_point> Dispatcher::enforce_deadlines() {
+    const Clock::time_point now = Clock::now();
+    auto expired = scheduler_.remove_expired(now);
+    for (RequestPtr& request : expired) {
+        const Error error = deadline_passed(*request, false, now);
+        end_queued(std::move(request), error);
+    }
+    if (running_ && !running_->answered && running_->deadline <= now)
+        answer_early(deadline_passed(*running_, true, now));
+    const Clock::time_point overrun_at = started_ + request_deadline_ + limits::overrun_grace;
+    if (running_ && !overrun_told_ && overrun_at <= now) {
+        overrun_told_ = true;
+        events_.overrun(running_->method->name, duration_cast<milliseconds>(now - started_));
+    }
+    std::optional<Clock::time_point> due = scheduler_.earliest_deadline();
+    const auto also = [&due](Clock::time_point other) {
+        if (!due || other < *due) due = other;
+    };
+    if (running_ && !running_->answered) also(running_->deadline);
+    if (running_ && !overrun_told_) also(overrun_at);
+    if (!expired.empty()) settle();
+    if (steps_)
+        if (const auto of_steps = steps_->enforce_deadlines(now)) also(*of_steps);
+    return due;
+}
+
+std::optional<Clock::time_point> Dispatcher::idle_due() {
+    if (in_flight() > 0 || !busy_) return std::nullopt;
+    const Clock::time_point due = settled_at_ + limits::idle_after;
+    if (Clock::now() < due) return due;
+    busy_ = false;
+    deadlines_.cancel();  // it may be armed for requests that ended long before their deadline
+    events_.idle();
+    return std::nullopt;
+}
+
+}  // namespace bulkhead::worker

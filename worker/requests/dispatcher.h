@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include <boost/asio/io_context.hpp>
+
+#include "ipc/pool_allocator.h"
+#include "worker/loop/alarm.h"
+#include "worker/loop/executor.h"
+#include "worker/loop/status_page.h"
+#include "worker/requests/request.h"
+#include "worker/requests/scheduler.h"
+#include "worker/requests/step_loop.h"
+#include "worker/slabs/request_outputs.h"
+
+namespace bulkhead::worker {
+
+/// Hands requests to the executor one at a time, and answers each exactly once: by its result, its error, its
+/// deadline or its cancellation, whichever comes first. Requests to generate go their own way, the step loop's.
+///
+/// A running inference cannot be interrupted. One that was answered early runs on, its result is discarded, and
+/// only then are its inputs let go: the model reads them until its end.
+///
+/// Thread  the event loop
+class Dispatcher : private Executor::Job {
+public:
+    struct Events {
+        std::function<void()> busy;     ///< the first request in flight
+        std::function<void()> idle;     ///< none for `limits::idle_after`
+        std::function<void()> settled;  ///< the last one in flight has ended
+        /// Once in a life: an inference exceeds the model's request deadline; who hears it ends this process.
+        std::function<void(std::string_view method, std::chrono::milliseconds running)> overrun;
+    };
+    /// `page`, where there is one, tells what runs; it must outlive the executor's jobs.
+    Dispatcher(boost::asio::io_context& io, Executor& executor, StatusPage* page, Events events);
+
+    /// Before the first `submit`. The model must outlive the executor's jobs.
+    void serve(Model& model, const config::ModelSpec& spec);
+
+    /// For `submit`. Requests that ended are used again.
+    [[nodiscard]] RequestPtr take_request() { return pool_.take(); }
+    /// Errors  queue_full; the request is then not let go, for it was never accepted
+    Result<> submit(RequestPtr request);
+    /// Nothing happens when no such request is in flight: its answer is on its way.
+    void cancel(std::uint64_t channel, std::uint64_t id);
+    /// Of a generating model: `StepLoop::adjust`.
+    Result<> adjust(std::uint64_t channel, const boost::json::object& parameters);
+    /// Of one that streams: answers it by `error`.
+    void end_stream(std::uint64_t channel, std::uint64_t id, const Error& error);
+    /// Its client is gone: nothing is answered any more.
+    void drop(std::uint64_t channel);
+    /// Answers everything in flight by `error`.
+    void fail_all(const Error& error);
+    /// A request that did not get as far as `submit`.
+    void count_refused() noexcept { ++requests_, ++errors_; }
+
+    /// Whether `busy` was the last of the two events.
+    [[nodiscard]] bool busy() const noexcept { return busy_; }
+    [[nodiscard]] std::size_t queued() const noexcept {
+        return scheduler_.size() + (steps_ ? steps_->queued() : 0);
+    }
+    [[nodiscard]] std::size_t in_flight() const noexcept {
+        return scheduler_.size() + (running_ ? 1 : 0) + (steps_ ? steps_->in_flight() : 0);
+    }
+    [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
+    [[nodiscard]] std::uint64_t errors() const noexcept { return errors_ + (steps_ ? steps_->errors() : 0); }
+    /// Of a generating model, once it is served.
+    [[nodiscard]] const generation::StepLoop* steps() const noexcept { return steps_.get(); }
+
+private:
+    void start_next();
+    void run() override;  ///< on the executor: the one that runs
+    void finished();
+    void answer_early(const Error& error);  ///< of the one that runs
+    void end_queued(RequestPtr request, const Error& error);
+    void settle();
+    [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines();
+    [[nodiscard]] std::optional<Clock::time_point> idle_due();
+
+    boost::asio::io_context& io_;
+    Executor& executor_;
+    StatusPage* page_;
+    Events events_;
+    Model* model_ = nullptr;
+    std::chrono::milliseconds request_deadline_{0};
+    RequestPool pool_;  ///< outlives the requests below
+    Scheduler scheduler_{0};
+    RequestPtr running_;  ///< read by the executor, changed here alone, and there only `answered`
+    Clock::time_point started_;
+    std::unique_ptr<generation::StepLoop> steps_;
+    PoolAllocator<std::byte> completions_;  ///< room for the one that the loop has not heard of yet
+    bool busy_ = false;
+    bool overrun_told_ = false;
+    Clock::time_point settled_at_;
+    std::uint64_t requests_ = 0;
+    std::uint64_t errors_ = 0;
+    Alarm deadlines_;
+    Alarm idle_;
+};
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,45 @@
+#include "worker/requests/request.h"
+
+#include "worker/slabs/channel_slabs.h"
+
+namespace bulkhead::worker {
+
+void ReturnRequest::operator()(Request* request) const noexcept {
+    if (pool == nullptr)
+        delete request;
+    else
+        pool->give_back(*request);
+}
+
+void Request::let_go() {
+    outputs.reset();  // what the client was not told of
+    slabs.reset();
+    requester->let_go(*this);
+}
+
+RequestPtr RequestPool::take() {
+    if (free_.empty()) {
+        free_.reserve(made_ + 1);  // giving back must not fail
+        auto made = std::make_unique<Request>();
+        ++made_;
+        return RequestPtr{made.release(), ReturnRequest{this}};
+    }
+    RequestPtr request{free_.back().release(), ReturnRequest{this}};
+    free_.pop_back();
+    return request;
+}
+
+void RequestPool::give_back(Request& request) noexcept {
+    request.outputs.reset();
+    request.inputs.clear();
+    request.ask.reset();
+    request.streams = false;
+    request.tensors.clear();
+    request.slabs.reset();
+    request.requester.reset();
+    request.result = Result<>{};
+    request.answered = false;
+    free_.emplace_back(&request);
+}
+
+}  // namespace bulkhead::worker

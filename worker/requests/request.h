@@ -1,0 +1,101 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <boost/json.hpp>
+
+#include "config/fleet.h"
+#include "ipc/channel_codec.h"
+#include "ipc/error.h"
+#include "worker/generation/ask.h"
+#include "worker/loop/alarm.h"
+#include "worker/model/model.h"
+#include "worker/slabs/request_outputs.h"
+
+namespace bulkhead::worker {
+
+class ChannelSlabs;
+struct Request;
+
+struct Completion {
+    std::chrono::microseconds queued{};
+    std::chrono::microseconds run{};
+    RequestOutputs& outputs;
+    boost::json::object values{};  ///< results that are no tensors
+};
+
+/// Who sent a request. All calls come on the event loop.
+class Requester {
+public:
+    virtual ~Requester() = default;
+    /// Of one that streams: what it gave since the last part. Comes before the answer.
+    virtual void part(const Request& /*request*/, std::span<const std::int32_t> /*tokens*/) {}
+    /// Exactly one of the two, unless the requester dropped its requests.
+    virtual void completed(const Request& request, Completion completion) = 0;
+    virtual void failed(const Request& request, const Error& error) = 0;
+    /// Last of all: the model no longer reads the inputs, and `request` holds nothing of the channel. See
+    /// `Request::let_go`.
+    virtual void let_go(const Request& request) = 0;
+};
+
+/// One inference that passed every check.
+struct Request {
+    std::shared_ptr<Requester> requester;  ///< lives until the model no longer reads its slabs
+    std::shared_ptr<ChannelSlabs> slabs;
+    std::uint64_t channel = 0;
+    std::uint64_t id = 0;
+    const config::MethodSpec* method = nullptr;  ///< the model's
+    channel::Tensors tensors;                    ///< names and dims of `inputs` lie here
+    std::vector<TensorView> inputs;              ///< in the method's order
+    std::vector<config::ParameterValue> parameters;
+    std::unique_ptr<generation::Ask> ask;  ///< of a request to generate, which has no `parameters`
+    bool streams = false;
+    Clock::time_point received;
+    Clock::time_point deadline;
+    bool answered = false;  ///< cancelled or out of time while it runs: what it returns is discarded
+
+    // Written by the executor while it runs.
+    std::optional<RequestOutputs> outputs;
+    Result<> result;
+    Clock::time_point started;
+    Clock::time_point ended;
+
+    /// Ends it for its requester, which may hand the slabs on to be unmapped at once. So they are let go of first: the
+    /// event loop must never be the one that unmaps, because it may have to free the GPU stream that this waits for.
+    void let_go();
+};
+
+class RequestPool;
+
+/// Gives a request back to its pool; one that came from none is freed.
+struct ReturnRequest {
+    ReturnRequest() = default;
+    explicit ReturnRequest(RequestPool* from) noexcept : pool{from} {}
+    ReturnRequest(std::default_delete<Request> /*of one that came from no pool*/) noexcept {}
+    void operator()(Request* request) const noexcept;
+    RequestPool* pool = nullptr;
+};
+using RequestPtr = std::unique_ptr<Request, ReturnRequest>;
+
+/// Requests that have ended, to be used again with the capacity of what they hold. It keeps as many as were ever in
+/// flight at once, and must outlive them all.
+///
+/// Thread  the event loop
+class RequestPool {
+public:
+    [[nodiscard]] RequestPtr take();
+
+private:
+    friend struct ReturnRequest;
+    void give_back(Request& request) noexcept;
+
+    std::vector<std::unique_ptr<Request>> free_;
+    std::size_t made_ = 0;
+};
+
+}  // namespace bulkhead::worker

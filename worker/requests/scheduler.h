@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ipc/pool_allocator.h"
+#include "worker/requests/request.h"
+
+namespace bulkhead::worker {
+
+/// Which request is next: one queue per channel, channels take turns. So a channel that sends many requests at
+/// once delays another's single request by one inference, not by all of its own.
+///
+/// Pure: no thread, no timer, no clock.
+class Scheduler {
+public:
+    explicit Scheduler(std::size_t bound) : bound_{bound} {}
+
+    /// `running` requests count as well: the bound is on waiting and running together.
+    /// Errors  queue_full naming `queue`; the request is then given back to its owner untouched
+    Result<> push(RequestPtr& request, std::size_t running);
+
+    /// Empty when nothing waits.
+    [[nodiscard]] RequestPtr next();
+
+    /// Takes one out of the queue; empty when it does not wait.
+    [[nodiscard]] RequestPtr remove(std::uint64_t channel, std::uint64_t id);
+    [[nodiscard]] std::vector<RequestPtr> remove_channel(std::uint64_t channel);
+    [[nodiscard]] std::vector<RequestPtr> remove_all();
+    [[nodiscard]] std::vector<RequestPtr> remove_expired(Clock::time_point now);
+
+    [[nodiscard]] std::optional<Clock::time_point> earliest_deadline() const;
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+private:
+    using Queue = std::list<RequestPtr, PoolAllocator<RequestPtr>>;
+    using Queues = std::map<std::uint64_t, Queue, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Queue>>>;
+    template <typename Matches>
+    void remove_if(Queue& queue, std::vector<RequestPtr>& removed, Matches matches);
+
+    std::size_t bound_;
+    std::size_t size_ = 0;
+    PoolAllocator<RequestPtr> places_;
+    Queues queues_;                  ///< never an empty one
+    std::uint64_t served_last_ = 0;  ///< the channel that had the last turn
+};
+
+}  // namespace bulkhead::worker

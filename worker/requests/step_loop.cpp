@@ -1,0 +1,294 @@
+#include "worker/requests/step_loop.h"
+
+#include <algorithm>
+#include <exception>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+
+#include "worker/loop/limits.h"
+
+namespace bulkhead::worker::generation {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+Error deadline_passed(const Request& request, std::string_view where, Clock::time_point now) {
+    return {ErrorCode::deadline_exceeded,
+            fmt::format("request {} of method \"{}\" {} after {} ms, its deadline is {} ms", request.id, method_name,
+                        where, duration_cast<milliseconds>(now - request.received).count(),
+                        duration_cast<milliseconds>(request.deadline - request.received).count()),
+            "give the request a longer deadline, or ask for fewer tokens"};
+}
+
+/// What the last result says besides the tokens.
+boost::json::object values_of(const Ending& ending, const Request& request) {
+    const auto to_first = std::chrono::duration<double, std::milli>{ending.first - request.received};
+    boost::json::object values{{"finish", ending.finish},
+                               {"prompt_tokens", ending.prompt_tokens},
+                               {"reused_tokens", ending.reused_tokens},
+                               {"new_tokens", ending.new_tokens},
+                               {"first_token_ms", to_first.count()},
+                               {"tokens_per_second", ending.tokens_per_second}};
+    if (ending.sampling.do_sample) values["seed"] = ending.sampling.seed;
+    return values;
+}
+
+}  // namespace
+
+StepLoop::StepLoop(boost::asio::io_context& io, Executor& executor, StatusPage* page, Model& model,
+                   const config::ModelSpec& spec, Events events)
+    : io_{io}, executor_{executor}, page_{page}, model_{model}, method_{model.generator()->shape()},
+      step_deadline_{spec.deadlines.request}, events_{std::move(events)},
+      scheduler_{spec.queue_bound}, batcher_{*model.generator(), spec.generate.prefill_chunk, *this, statistics_} {}
+
+Result<> StepLoop::submit(RequestPtr request) {
+    // The bound is on those that wait: while a slot is free, none does.
+    if (Result<> pushed = scheduler_.push(request, 0); !pushed) return pushed;
+    start_more();
+    return {};
+}
+
+void StepLoop::start_more() {
+    while (flights_.size() < method_.shape.slots) {
+        RequestPtr request = scheduler_.next();
+        if (!request) return;
+        Request* const begins = request.get();
+        const Sampling sampling = begins->ask->sampling;
+        flights_.emplace(++last_, Flight{std::move(request), sampling});
+        tell({last_, begins});
+    }
+}
+
+void StepLoop::tell(Command command) {
+    const std::lock_guard lock{mutex_};
+    commands_.push_back(command);
+    if (!std::exchange(turns_, true)) executor_.post(*this);
+}
+
+bool StepLoop::end(std::uint64_t channel, std::uint64_t id, const Error& error) {
+    if (RequestPtr waiting = scheduler_.remove(channel, id)) {
+        end_queued(std::move(waiting), error);
+        events_.settled();
+        return true;
+    }
+    for (auto& [number, flight] : flights_)
+        if (flight.request->channel == channel && flight.request->id == id && !flight.request->answered) {
+            answer_early(number, *flight.request, error);
+            return true;
+        }
+    return false;
+}
+
+Result<> StepLoop::adjust(std::uint64_t channel, const boost::json::object& parameters) {
+    const auto find = [&](std::uint64_t id) {
+        return std::ranges::find_if(flights_, [&](const auto& entry) {
+            const Request& request = *entry.second.request;
+            return request.channel == channel && request.id == id && !request.answered;
+        });
+    };
+    const auto now = [&](std::uint64_t id) -> Result<Sampling> {
+        if (const auto flight = find(id); flight != flights_.end()) return flight->second.sampling;
+        return Error{ErrorCode::input_invalid,
+                     fmt::format("calling {}: request {} of this channel is generating nothing", adjust_name, id),
+                     "name one that has a slot: not one that waits in the queue, nor one that has ended"};
+    };
+    const Result<Adjustment> adjustment = read_adjustment(method_.shape, parameters, now);
+    if (!adjustment) return adjustment.error();
+    auto& [number, flight] = *find(adjustment->request);
+    flight.sampling = adjustment->sampling;
+    tell({number, nullptr, adjustment->sampling});
+    return {};
+}
+
+void StepLoop::drop(std::uint64_t channel) {
+    for (auto& [number, flight] : flights_)
+        if (flight.request->channel == channel && !std::exchange(flight.request->answered, true)) tell({number});
+    const auto dropped = scheduler_.remove_channel(channel);
+    for (const RequestPtr& request : dropped) request->let_go();
+    if (!dropped.empty()) events_.settled();
+}
+
+void StepLoop::fail_all(const Error& error) {
+    for (RequestPtr& request : scheduler_.remove_all()) end_queued(std::move(request), error);
+    for (auto& [number, flight] : flights_)
+        if (!flight.request->answered) answer_early(number, *flight.request, error);
+}
+
+void StepLoop::answer_early(Number number, Request& request, const Error& error) {
+    ++errors_;
+    request.answered = true;
+    tell({number});  // first: no further step begins once its client knows
+    request.requester->failed(request, error);
+}
+
+void StepLoop::end_queued(RequestPtr request, const Error& error) {
+    ++errors_;
+    request->requester->failed(*request, error);
+    request->let_go();
+}
+
+std::optional<Clock::time_point> StepLoop::enforce_deadlines(Clock::time_point now) {
+    auto expired = scheduler_.remove_expired(now);
+    for (RequestPtr& request : expired) {
+        const Error error = deadline_passed(*request, "is still waiting", now);
+        end_queued(std::move(request), error);
+    }
+    std::optional<Clock::time_point> due = scheduler_.earliest_deadline();
+    const auto also = [&due](Clock::time_point other) {
+        if (!due || other < *due) due = other;
+    };
+    for (auto& [number, flight] : flights_) {
+        Request& request = *flight.request;
+        if (request.answered) continue;
+        if (request.deadline <= now)
+            answer_early(number, request, deadline_passed(request, "is not complete", now));
+        else
+            also(request.deadline);
+    }
+    if (!flights_.empty() && !overrun_told_) {
+        const Clock::rep began = turn_began_.load();
+        const Clock::time_point since = began == 0 ? now : Clock::time_point{Clock::duration{began}};
+        const Clock::time_point overrun_at = since + step_deadline_ + worker::limits::overrun_grace;
+        overrun_told_ = overrun_at <= now;
+        if (overrun_told_)
+            events_.overrun(duration_cast<milliseconds>(now - since));
+        else
+            also(overrun_at);
+    }
+    if (!expired.empty()) events_.settled();
+    return due;
+}
+
+boost::json::object StepLoop::statistics() const {
+    boost::json::object object = statistics_.object();
+    object["slots"] = method_.shape.slots;
+    object["active"] = flights_.size();
+    object["queued"] = queued();
+    for (auto& [name, value] : model_.generator()->counters()) object[name] = std::move(value);
+    return object;
+}
+
+void StepLoop::deliver() {
+    {
+        const std::lock_guard lock{mutex_};
+        delivers_ = false;
+        std::swap(heard_, said_);
+    }
+    std::span<const std::int32_t> tokens{heard_.tokens};
+    for (const Said::Part& part : heard_.parts) {
+        const auto flight = flights_.find(part.number);
+        if (flight != flights_.end() && !flight->second.request->answered)
+            flight->second.request->requester->part(*flight->second.request, tokens.first(part.count));
+        tokens = tokens.subspan(part.count);
+    }
+    for (Said::End& end : heard_.ends) ended(end);
+    const bool settled = !heard_.ends.empty();
+    heard_.clear();
+    if (settled) events_.settled();
+}
+
+void StepLoop::ended(Said::End& end) {
+    const auto flight = flights_.find(end.number);
+    const RequestPtr request = std::move(flight->second.request);
+    flights_.erase(flight);
+    start_more();  // before the answer is written, so that the model works on meanwhile
+    if (!request->answered && end.ending) {
+        request->ended = Clock::now();
+        if (request->result) {
+            request->requester->completed(*request, {duration_cast<microseconds>(request->started - request->received),
+                                                     duration_cast<microseconds>(request->ended - request->started),
+                                                     *request->outputs, values_of(*end.ending, *request)});
+        } else {
+            ++errors_;
+            request->requester->failed(*request, request->result.error());
+        }
+    }
+    request->let_go();
+}
+
+void StepLoop::run() {
+    {
+        const std::lock_guard lock{mutex_};
+        std::swap(obeyed_, commands_);
+    }
+    for (const Command& command : obeyed_) obey(command);
+    obeyed_.clear();
+    turn();
+
+    const std::lock_guard lock{mutex_};
+    if (!saying_.empty()) {
+        if (said_.empty()) {
+            std::swap(said_, saying_);
+        } else {
+            said_.parts.insert(said_.parts.end(), saying_.parts.begin(), saying_.parts.end());
+            said_.tokens.insert(said_.tokens.end(), saying_.tokens.begin(), saying_.tokens.end());
+            std::ranges::move(saying_.ends, std::back_inserter(said_.ends));
+        }
+        saying_.clear();
+        if (!std::exchange(delivers_, true)) boost::asio::post(io_, [this] { deliver(); });
+    }
+    turns_ = batcher_.busy() || !commands_.empty();
+    if (turns_) executor_.post(*this);
+}
+
+void StepLoop::obey(const Command& command) {
+    if (command.begins != nullptr) {
+        Request& request = *command.begins;
+        request.started = Clock::now();
+        request.slabs->register_with(model_);
+        sequences_.emplace(command.number, &request);
+        batcher_.add(command.number, std::move(*request.ask), request.inputs, request.streams);
+    } else if (command.sampling) {
+        batcher_.set_sampling(command.number, *command.sampling);
+    } else if (sequences_.erase(command.number) == 1) {  // else it ended by itself, and that was said
+        batcher_.remove(command.number);
+        saying_.ends.push_back({command.number, {}});
+    }
+}
+
+void StepLoop::turn() {
+    if (!batcher_.busy()) return;
+    const Clock::time_point began = Clock::now();
+    turn_began_.store(began.time_since_epoch().count());
+    {
+        const RunningMark mark{page_, began, [&](BoundedText& text) {
+                                   text << method_name << "(" << static_cast<std::int64_t>(batcher_.sequences())
+                                        << " sequences, " << static_cast<std::int64_t>(batcher_.active()) << " active)";
+                               }};
+        try {
+            batcher_.turn();
+        } catch (const std::bad_alloc&) {
+            batcher_.fail_all({ErrorCode::out_of_memory, "making a step", "give the worker more memory"});
+        } catch (const std::exception& exception) {
+            batcher_.fail_all({ErrorCode::inference_failed, fmt::format("making a step: {}", exception.what()), {}});
+        }
+    }
+    turn_began_.store(0);
+}
+
+void StepLoop::gave(Number number, std::span<const std::int32_t> tokens) {
+    saying_.parts.push_back({number, tokens.size()});
+    saying_.tokens.insert(saying_.tokens.end(), tokens.begin(), tokens.end());
+}
+
+void StepLoop::ended(Number number, Ending ending) {
+    Request& request = *sequences_.extract(number).mapped();
+    request.result = ending.result ? write_tokens(request, ending) : ending.result;
+    saying_.ends.push_back({number, std::move(ending)});
+}
+
+Result<> StepLoop::write_tokens(Request& request, const Ending& ending) {
+    request.outputs.emplace(request.slabs, model_, wire::SlabKind::host_memfd);
+    std::vector<std::int64_t> dims{ending.new_tokens};
+    if (method_.shape.codebooks > 1) dims.push_back(method_.shape.codebooks);
+    auto room = request.outputs->allocate("tokens", wire::DType::int64, dims);
+    if (!room) return room.error();
+    auto* to = reinterpret_cast<std::int64_t*>(room->data());  // 64-byte aligned
+    std::ranges::copy(ending.tokens, to);
+    return {};
+}
+
+}  // namespace bulkhead::worker::generation

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/json.hpp>
+
+#include "worker/generation/batcher.h"
+#include "worker/loop/executor.h"
+#include "worker/loop/status_page.h"
+#include "worker/requests/request.h"
+#include "worker/requests/scheduler.h"
+
+namespace bulkhead::worker::generation {
+
+/// Carries requests to the batcher and tokens back. The batcher's turns are jobs of the executor that post themselves
+/// again, so the model's other methods run between two of them.
+///
+/// Requests beyond the slots wait in a queue, one per channel, by turns. Each is answered exactly once; one that ends
+/// early (cancelled, out of time, its client gone) loses its slot before the next step.
+///
+/// Thread  the event loop, but for what says otherwise
+class StepLoop : private Executor::Job, private Batcher::Listener {
+public:
+    struct Events {
+        std::function<void()> settled;  ///< some have ended; maybe all
+        /// Once in a life: a turn exceeds the model's request deadline.
+        std::function<void(std::chrono::milliseconds running)> overrun;
+    };
+    /// All that is given outlives the executor's jobs. `model.generator()` is not null.
+    StepLoop(boost::asio::io_context& io, Executor& executor, StatusPage* page, Model& model,
+             const config::ModelSpec& spec, Events events);
+
+    [[nodiscard]] const Method& method() const noexcept { return method_; }
+
+    /// `request->ask` is set.
+    /// Errors  queue_full; the request is then not let go, for it was never accepted
+    Result<> submit(RequestPtr request);
+    /// Answers it by `error`. False when no such request is in flight.
+    bool end(std::uint64_t channel, std::uint64_t id, const Error& error);
+    /// Changes how a sequence of this channel draws, from its next step on; see `adjust_name`.
+    /// Errors  input_invalid: the parameters, or no such sequence has a slot
+    Result<> adjust(std::uint64_t channel, const boost::json::object& parameters);
+    /// Its client is gone: nothing is answered any more.
+    void drop(std::uint64_t channel);
+    void fail_all(const Error& error);
+    /// Ends what is out of time, and returns when to look again.
+    [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines(Clock::time_point now);
+
+    [[nodiscard]] std::size_t queued() const noexcept { return scheduler_.size(); }
+    [[nodiscard]] std::size_t in_flight() const noexcept { return queued() + flights_.size(); }
+    [[nodiscard]] std::uint64_t errors() const noexcept { return errors_; }
+    /// The member `generation` of docs/worker-link.md.
+    [[nodiscard]] boost::json::object statistics() const;
+
+private:
+    using Number = Batcher::Number;
+
+    /// To the executor.
+    struct Command {
+        Number number = 0;
+        Request* begins = nullptr;          ///< null: it goes on, or is to be removed
+        std::optional<Sampling> sampling{};  ///< none: it is to be removed
+    };
+    struct Flight {
+        RequestPtr request;  ///< given to the executor: only `answered` is changed here
+        Sampling sampling;
+    };
+    /// Back from it.
+    struct Said {
+        struct Part {
+            Number number;
+            std::size_t count;
+        };
+        struct End {
+            Number number;
+            std::optional<Ending> ending;  ///< none: it was removed
+        };
+        std::vector<Part> parts;           ///< in the order of `tokens`
+        std::vector<std::int32_t> tokens;  ///< of all parts, one after the other
+        std::vector<End> ends;             ///< after the parts
+
+        [[nodiscard]] bool empty() const noexcept { return parts.empty() && ends.empty(); }
+        void clear() noexcept { parts.clear(), tokens.clear(), ends.clear(); }
+    };
+
+    // The event loop.
+    void start_more();
+    void tell(Command command);
+    void deliver();
+    void ended(Said::End& end);
+    void answer_early(Number number, Request& request, const Error& error);
+    void end_queued(RequestPtr request, const Error& error);
+
+    // The executor.
+    void run() override;
+    void obey(const Command& command);
+    void turn();
+    void gave(Number number, std::span<const std::int32_t> tokens) override;
+    void ended(Number number, Ending ending) override;
+    [[nodiscard]] Result<> write_tokens(Request& request, const Ending& ending);
+
+    boost::asio::io_context& io_;
+    Executor& executor_;
+    StatusPage* page_;
+    Model& model_;
+    const Method method_;
+    const std::chrono::milliseconds step_deadline_;
+    Events events_;
+
+    Scheduler scheduler_;
+    std::map<Number, Flight> flights_;
+    Number last_ = 0;
+    std::uint64_t errors_ = 0;
+    bool overrun_told_ = false;
+    Said heard_;  ///< for its room
+
+    mutable std::mutex mutex_;
+    std::vector<Command> commands_;  ///< guarded by the mutex, as are the next three
+    Said said_;
+    bool turns_ = false;     ///< a job is posted or runs
+    bool delivers_ = false;  ///< `deliver` is posted
+
+    std::atomic<Clock::rep> turn_began_{0};  ///< 0: none runs
+    Statistics statistics_;
+    Batcher batcher_;                       ///< the executor's, as are the next three
+    std::map<Number, Request*> sequences_;  ///< in the batcher
+    std::vector<Command> obeyed_;           ///< for its room
+    Said saying_;
+};
+
+}  // namespace bulkhead::worker::generation

@@ -1,0 +1,437 @@
+#include "worker/server/server.h"
+
+#include <unistd.h>
+
+#include <exception>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "worker/death/exit_status.h"
+#include "worker/loop/limits.h"
+#include "worker/model/method_description.h"
+
+namespace bulkhead::worker {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::milliseconds;
+
+spdlog::level::level_enum level_of(config::LogLevel level) {
+    switch (level) {
+    case config::LogLevel::trace: return spdlog::level::trace;
+    case config::LogLevel::debug: return spdlog::level::debug;
+    case config::LogLevel::info: return spdlog::level::info;
+    case config::LogLevel::warn: return spdlog::level::warn;
+    case config::LogLevel::error: return spdlog::level::err;
+    }
+    return spdlog::level::info;
+}
+
+/// One channel never fills the queue for the others, but where only one may be open. `slots`: sequences of a generating
+/// model that run beside the queue.
+std::uint32_t channel_in_flight_max(const config::ModelSpec& spec, std::uint32_t slots) {
+    const bool alone = spec.state == config::StateScope::channel || spec.channel.channels_max == 1;
+    return std::min(limits::channel_in_flight_max, slots + (alone ? spec.queue_bound : (spec.queue_bound + 1) / 2));
+}
+
+Error draining_error() {
+    return Error{ErrorCode::worker_draining, "opening a channel to a worker that is draining",
+                 "open the channel again: it leads to the model's next worker"};
+}
+
+}  // namespace
+
+Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options)
+    : io_{io}, options_{std::move(options)},
+      link_{io,
+            std::move(link),
+            receive_buffer_,
+            {.message =
+                 [this](LinkMessage message) {
+                     if (phase_ != Phase::ended)
+                         std::visit([this](auto& content) { on_link(std::move(content)); }, message);
+                 },
+             .lost = [this] { leave(1); },
+             .hello = [this](bool with_descriptors) { return hello(with_descriptors); },
+             .caught_up =
+                 [this] {
+                     say_activity();
+                     if (statistics_owed_) say_statistics();
+                 }}},
+      dispatcher_{io,
+                  executor_,
+                  options_.page,
+                  {.busy = [this] { say_activity(); },
+                   .idle = [this] { say_activity(); },
+                   .settled = [this] { finish_drain_if_done(); },
+                   .overrun =
+                       [this](std::string_view method, milliseconds running) {
+                           spdlog::error("method \"{}\" runs for {} ms, its budget is {} ms", method, running.count(),
+                                         spec_.deadlines.request.count());
+                           link_.send({{"type", "overrun"},
+                                       {"method", method},
+                                       {"running_ms", running.count()},
+                                       {"budget_ms", spec_.deadlines.request.count()}});
+                       }}},
+      drain_deadline_{io, [this]() -> std::optional<Clock::time_point> {
+                          spdlog::warn("the drain deadline passed with {} requests in flight", dispatcher_.in_flight());
+                          dispatcher_.fail_all(Error{ErrorCode::worker_draining,
+                                                     "the worker ended before the request did",
+                                                     "send the request again: it goes to the model's next worker"});
+                          leave(1);
+                          return std::nullopt;
+                      }},
+      importers_deadline_{io, [this]() -> std::optional<Clock::time_point> {
+                              finish_drain_if_done();
+                              return std::nullopt;
+                          }} {}
+
+Server::~Server() {
+    grant_.give_up();
+    executor_.stop();  // before what its job uses goes
+    if (progress_) progress_->finish();
+}
+
+void Server::start() { link_.say_hello(); }
+
+std::string_view Server::phase_name() const {
+    switch (phase_) {
+    case Phase::starting: return "starting";
+    case Phase::loading: return capturing_ ? "capturing" : "loading";
+    case Phase::ready: return "ready";
+    case Phase::draining:
+    case Phase::ended: break;
+    }
+    return "draining";
+}
+
+HelloPacket Server::hello(bool with_descriptors) const {
+    static constexpr std::string_view grants[] = {"none", "asked", "given"};
+    const bool page = with_descriptors && options_.page != nullptr;
+    std::vector<int> fds;
+    if (page) fds.push_back(options_.page->fd());
+    boost::json::array channels;
+    for (const auto& [id, session] : sessions_) {
+        if (session->state() == ChannelSession::State::closed) continue;
+        channels.emplace_back(id);
+        if (with_descriptors && fds.size() < packet_fds_kernel_max) fds.push_back(session->descriptor());
+    }
+    boost::json::object message{{"type", "hello"},
+                                {"protocol", {link_version, link_version}},
+                                {"model", options_.identity.model},
+                                {"replica", options_.identity.replica},
+                                {"generation", options_.identity.generation},
+                                {"pid", ::getpid()},
+                                {"state",
+                                 {{"configured", phase_ != Phase::starting},
+                                  {"phase", phase_name()},
+                                  {"in_flight", dispatcher_.in_flight()},
+                                  {"grant", grants[static_cast<std::size_t>(grant_state_)]}}},
+                                {"channels", std::move(channels)}};
+    if (page) message["page"] = true;
+    if (nonce_) message["nonce"] = *nonce_;
+    if (!model_) return {std::move(message), std::move(fds)};
+    message["loaded"] = readiness();
+    // Counters of very many buckets beside the description of very many methods: the former can be asked for.
+    if (boost::json::serialize(message).size() > packet_bytes_max)
+        message["loaded"].as_object()["graphs"] = boost::json::object{};
+    return {std::move(message), std::move(fds)};
+}
+
+boost::json::object Server::readiness() const {
+    return {{"load_ms", load_time_.count()},
+            {"methods", methods_},
+            {"torch", options_.torch_version},
+            {"device", model_->device_name()},
+            {"graphs", model_->graphs()}};
+}
+
+void Server::say_activity() {
+    if (phase_ != Phase::ready && phase_ != Phase::draining) return;
+    if (dispatcher_.busy())
+        link_.send({{"type", "busy"}, {"in_flight", dispatcher_.in_flight()}});
+    else
+        link_.send({{"type", "idle"}, {"in_flight", 0}});
+}
+
+void Server::on_link(ConfigureMessage message) {
+    if (phase_ != Phase::starting) return spdlog::warn("ignored: a second configure");
+    Result<Configuration> configuration = read_configuration(message.body);
+    if (!configuration) return fail_load(configuration.error());
+    spec_ = std::move(configuration->model);
+    cuda_ = configuration->cuda;
+    spdlog::set_level(level_of(spec_.log_level));
+    phase_ = Phase::loading;
+    load();
+}
+
+void Server::load() {
+    load_started_ = Clock::now();
+    progress_ = std::make_shared<LoadProgress>(io_, [this](const boost::json::object& report) { link_.send(report); });
+    LoadContext context{.cache = options_.cache,
+                        .cuda = cuda_,
+                        .progress =
+                            [this](std::string_view phase, std::uint64_t done, std::uint64_t total,
+                                   std::string_view unit, std::string_view detail) {
+                                capturing_ = phase == "capturing";
+                                if (options_.page != nullptr)
+                                    options_.page->step([&](BoundedText& text) { text << phase << " " << detail; });
+                                progress_->update({phase, done, total, unit, detail});
+                            },
+                        .wait_for_grant =
+                            [this](std::uint64_t device_bytes) {
+                                boost::asio::post(io_, [this, device_bytes] {
+                                    grant_state_ = GrantState::asked;
+                                    link_.send({{"type", "grant_asked"}, {"device_bytes", device_bytes}});
+                                });
+                                return grant_.wait();
+                            }};
+    executor_.post([this, context = std::move(context)] {
+        Result<std::unique_ptr<Model>> model = [&]() -> Result<std::unique_ptr<Model>> {
+            const RunningMark mark{options_.page, load_started_, [](BoundedText& text) { text << "loading"; }};
+            try {
+                return options_.load(spec_, context);
+            } catch (const std::exception& exception) {
+                return Error{
+                    ErrorCode::load_failed, fmt::format("loading {}: {}", spec_.file.string(), exception.what()), {}};
+            }
+        }();
+        boost::asio::post(io_, [this, model = std::move(model)]() mutable { loaded(std::move(model)); });
+    });
+}
+
+void Server::loaded(Result<std::unique_ptr<Model>> model) {
+    if (phase_ != Phase::loading) return;
+    progress_->finish();
+    if (!model) return fail_load(model.error());
+    methods_ = describe_methods((*model)->methods());
+    if (generation::Engine* const engine = (*model)->generator(); engine != nullptr)
+        for (auto& [name, description] :
+             generation::describe(generation::Method{engine->shape()}, spec_.file.string()))
+            methods_[name] = std::move(description);
+    if (const std::size_t bytes = boost::json::serialize(methods_).size(); bytes > wire::json_bytes_max)
+        return fail_load(
+            Error{ErrorCode::config_invalid, fmt::format("describing the methods takes {} bytes", bytes),
+                  fmt::format("declare fewer methods or shorter names: at most {} bytes", wire::json_bytes_max)});
+    model_ = std::move(*model);
+    dispatcher_.serve(*model_, spec_);
+    const generation::Engine* const generator = model_->generator();
+    const std::uint32_t in_flight_max = channel_in_flight_max(spec_, generator != nullptr ? generator->shape().slots : 0);
+    held_streams_.emplace(io_, spec_.deadlines.request, [this](const Error& error) {
+        spdlog::critical("{}", error.text());
+        leave(1);
+    });
+    context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, options_.identity,
+                                    spec_, *model_, methods_, in_flight_max, options_.hello_deadline, options_.unread_stream,
+                                    std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max), *held_streams_});
+    phase_ = Phase::ready;
+    load_time_ = duration_cast<milliseconds>(Clock::now() - load_started_);
+    spdlog::info("ready after {} ms on {}", load_time_.count(), model_->device_name());
+    boost::json::object message = readiness();
+    message["type"] = "ready";
+    link_.send(message);
+}
+
+void Server::fail_load(const Error& error) {
+    spdlog::error("{}", error.text());
+    link_.send(error_message("failed", error));
+    leave(exit_status_of(error, spec_));
+}
+
+void Server::on_link(GrantMessage /*message*/) {
+    grant_state_ = GrantState::given;
+    grant_.give();
+}
+
+void Server::on_link(StatisticsAskedMessage /*message*/) { say_statistics(); }
+
+void Server::on_link(HelloAskedMessage message) {
+    nonce_ = message.nonce;
+    link_.say_hello();
+}
+
+void Server::on_link(DrainMessage message) { drain(message.deadline); }
+
+void Server::say_statistics() {
+    std::uint64_t slab_bytes = 0;
+    std::uint64_t ignored_frames = ignored_frames_past_;
+    for (const auto& [id, session] : sessions_) {
+        slab_bytes += session->slab_bytes();
+        ignored_frames += session->ignored_frames();
+    }
+    boost::json::object statistics{{"type", "statistics"},
+                                   {"requests", dispatcher_.requests()},
+                                   {"errors", dispatcher_.errors()},
+                                   {"in_flight", dispatcher_.in_flight()},
+                                   {"queued", dispatcher_.queued()},
+                                   {"channels", sessions_.size()},
+                                   {"ignored_frames", ignored_frames},
+                                   {"graphs", model_ ? model_->graphs() : boost::json::object{}},
+                                   {"slabs", {{"bytes", slab_bytes}}},
+                                   {"importers", gpu_importers()}};
+    if (dispatcher_.steps() != nullptr) statistics["generation"] = dispatcher_.steps()->statistics();
+    statistics_owed_ = !link_.send(statistics);
+}
+
+void Server::on_link(ChannelMessage message) {
+    const auto refuse_at_once = [&](const Error& error) {
+        (void)send_packet(message.socket.get(), channel::encode(channel::Failure{0, error}));
+        boost::json::object refusal = error_message("channel_refused", error);
+        refusal["channel"] = message.channel;
+        link_.send(refusal);
+    };
+    if (!message.socket)
+        return refuse_at_once({ErrorCode::resources_exhausted, "opening a channel: the worker has no free descriptor",
+                               "close channels, or raise the limit on open files (ulimit -n) of the daemon"});
+    if (phase_ == Phase::starting || phase_ == Phase::loading)
+        return refuse_at_once({ErrorCode::model_loading, "opening a channel to a worker that is not ready",
+                               "open the channel again when the model is ready"});
+    if (sessions_.contains(message.channel))
+        return refuse_at_once(
+            {ErrorCode::protocol_violation, fmt::format("channel number {} is in use", message.channel), {}});
+    if (sessions_.size() >= spec_.channel.channels_max + limits::refusals_pending_max)
+        return refuse_at_once({ErrorCode::resources_exhausted,
+                               "opening a channel while very many others are being opened",
+                               "open the channel again later"});
+    // Anything else is decided when its hello comes: an answer before it could be missed.
+    auto session = std::make_shared<ChannelSession>(*context_, static_cast<SessionHost&>(*this), message);
+    sessions_.emplace(message.channel, session);
+    session->start(std::move(message.socket));
+}
+
+std::size_t Server::channels_in_use() const {
+    using State = ChannelSession::State;
+    std::size_t count = 0;
+    for (const auto& [id, session] : sessions_)
+        count += session->state() == State::opening || session->state() == State::open ? 1 : 0;
+    return count;
+}
+
+void Server::hello_came(ChannelSession& session) {
+    if (phase_ != Phase::ready) return session.refuse(draining_error());
+    if (channels_in_use() >= spec_.channel.channels_max)
+        return session.refuse({ErrorCode::resources_exhausted,
+                               fmt::format("opening a channel, and {} are open", channels_in_use()),
+                               "close one, or raise `channel.count` of the model"});
+    if (spec_.state == config::StateScope::channel && !take_state(session)) return;
+    session.open();
+}
+
+bool Server::take_state(ChannelSession& session) {
+    // Clients come one after the other: the last one's end of file may not have been read yet.
+    const auto is_gone = [this](std::uint64_t channel) {
+        const auto found = sessions_.find(channel);
+        if (found == sessions_.end()) return true;
+        const std::shared_ptr<ChannelSession> other = found->second;
+        if (other->peer_is_gone()) other->close("its client is gone");
+        return other->state() == ChannelSession::State::closed;
+    };
+    if (!holder_) {
+        holder_ = session.id();
+        return true;
+    }
+    if (is_gone(*holder_) && (!waiting_ || is_gone(*waiting_))) {
+        waiting_ = session.id();  // until the holder's memory, and its running request, are gone too
+        return false;
+    }
+    session.refuse({ErrorCode::busy,
+                    fmt::format("opening a channel to \"{}\", which keeps state and serves one channel at a time; "
+                                "channel {} has it",
+                                spec_.name, waiting_.value_or(*holder_)),
+                    "wait until that channel is closed, or raise `replicas` of the model"});
+    return false;
+}
+
+void Server::opened(ChannelSession& session) { link_.send({{"type", "channel_opened"}, {"channel", session.id()}}); }
+
+void Server::refused(ChannelSession& session, const Error& error) {
+    spdlog::info("channel {} refused: {}", session.id(), error.text());
+    boost::json::object refusal = error_message("channel_refused", error);
+    refusal["channel"] = session.id();
+    link_.send(refusal);
+}
+
+void Server::ended(ChannelSession& session) {
+    const std::uint64_t channel = session.id();
+    // On the executor, because only there the device may be told, and because unmapping takes its time.
+    executor_.post([this, channel, refused = session.was_refused(), slabs = session.give_up_slabs()]() mutable {
+        slabs->unregister_from(*model_);
+        slabs.reset();
+        boost::asio::post(io_, [this, channel, refused] { reclaimed(channel, refused); });
+    });
+}
+
+void Server::reclaimed(std::uint64_t channel, bool was_refused) {
+    if (held_streams_) held_streams_->look_now();  // slabs on a GPU end when its work has
+    if (const auto found = sessions_.find(channel); found != sessions_.end()) {
+        ignored_frames_past_ += found->second->ignored_frames();
+        sessions_.erase(found);
+    }
+    if (!was_refused) link_.send({{"type", "channel_closed"}, {"channel", channel}});
+    finish_drain_if_done();  // a client that ends lets go of device memory
+    if (waiting_ == channel) waiting_.reset();
+    if (holder_ != channel) return;
+    holder_.reset();
+    if (!waiting_) return;
+    const auto next = sessions_.find(*std::exchange(waiting_, std::nullopt));
+    if (next != sessions_.end() && next->second->state() == ChannelSession::State::hello_said)
+        hello_came(*next->second);
+}
+
+void Server::drain(std::chrono::milliseconds deadline) {
+    if (phase_ == Phase::ended) return;
+    const Clock::time_point until = Clock::now() + deadline;
+    const bool first = phase_ != Phase::draining;
+    if (first) {
+        spdlog::info("draining within {} ms, {} requests in flight", deadline.count(), dispatcher_.in_flight());
+        phase_ = Phase::draining;
+        for (const auto& [id, session] : sessions_) session->drain(deadline);
+    }
+    drain_until_ = std::min(drain_until_, until);
+    drain_deadline_.no_later_than(drain_until_);
+    finish_drain_if_done();
+}
+
+void Server::finish_drain_if_done() {
+    if (phase_ != Phase::draining || dispatcher_.in_flight() > 0) return;
+    for (const auto& [id, session] : sessions_)
+        if (!session->is_flushed()) return;
+    const boost::json::array importers = gpu_importers();
+    if (!importers.empty()) {
+        const Clock::time_point now = Clock::now();
+        if (!importers_until_) {
+            spdlog::info("waiting for {} clients that map device memory", importers.size());
+            importers_until_ = now + std::min<Clock::duration>(limits::importers_let_go, (drain_until_ - now) / 2);
+            importers_deadline_.no_later_than(*importers_until_);
+        }
+        if (now < *importers_until_) return;
+    }
+    say_statistics();
+    link_.send({{"type", "drained"}});
+    leave(0);
+}
+
+boost::json::array Server::gpu_importers() const {
+    boost::json::array importers;
+    for (const auto& [id, session] : sessions_)
+        if (const std::uint64_t bytes = session->gpu_bytes_lent(); bytes > 0)
+            importers.push_back({{"pid", session->client_pid()}, {"client", session->client()}, {"bytes", bytes}});
+    return importers;
+}
+
+void Server::leave(int status) {
+    if (phase_ == Phase::ended) return;
+    phase_ = Phase::ended;
+    for (const auto& [id, session] : sessions_) {
+        if (session->state() == ChannelSession::State::open)
+            session->close("the worker ends");
+        else
+            session->refuse(draining_error());
+    }
+    link_.flush();
+    options_.exit(status);
+}
+
+}  // namespace bulkhead::worker

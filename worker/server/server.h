@@ -1,0 +1,122 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <boost/asio/io_context.hpp>
+
+#include "worker/channel/channel_session.h"
+#include "worker/generation/request_limits.h"
+#include "worker/link/grant.h"
+#include "worker/link/identity.h"
+#include "worker/link/link.h"
+#include "worker/link/load_progress.h"
+#include "worker/loop/executor.h"
+#include "worker/loop/limits.h"
+#include "worker/loop/status_page.h"
+#include "worker/requests/dispatcher.h"
+#include "worker/slabs/held_stream_watch.h"
+
+namespace bulkhead::worker {
+
+/// What a worker needs from outside its event loop.
+struct ServerOptions {
+    Identity identity;
+    std::filesystem::path cache;  ///< $BULKHEAD_CACHE
+    std::function<Result<std::unique_ptr<Model>>(const config::ModelSpec&, const LoadContext&)> load;
+    std::string torch_version;
+    StatusPage* page = nullptr;  ///< where there is one; outlives the server
+    std::chrono::milliseconds hello_deadline = limits::hello_deadline;
+    std::chrono::milliseconds unread_stream = generation::limits::unread_stream;
+    /// Ends the process at once. Where it returns, as in a test, the server does nothing more.
+    std::function<void(int status)> exit;
+};
+
+/// A worker: the daemon's link, one model, and the clients that use it.
+///
+/// Two threads: the event loop, which never waits for the model and so answers while it loads or runs, and the
+/// executor, which alone touches it.
+///
+/// Thread  the event loop of `io`
+class Server final : private SessionHost {
+public:
+    Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options);
+    ~Server() override;
+
+    /// Says hello; everything further happens on the event loop.
+    void start();
+    /// Accepts nothing new, finishes what is in flight, says `drained` and exits 0; exits 1 when the deadline
+    /// passes first. Asked twice, the earlier deadline holds.
+    void drain(std::chrono::milliseconds deadline);
+
+private:
+    enum class Phase : std::uint8_t { starting, loading, ready, draining, ended };
+
+    void on_link(ConfigureMessage message);
+    void on_link(GrantMessage message);
+    void on_link(ChannelMessage message);
+    void on_link(DrainMessage message);
+    void on_link(StatisticsAskedMessage message);
+    void on_link(HelloAskedMessage message);
+    [[nodiscard]] HelloPacket hello(bool with_descriptors) const;
+    [[nodiscard]] boost::json::object readiness() const;  ///< the members of `ready` but its type
+    [[nodiscard]] std::string_view phase_name() const;
+    void say_activity();
+    void say_statistics();
+
+    void load();
+    void loaded(Result<std::unique_ptr<Model>> model);
+    void fail_load(const Error& error);
+    void finish_drain_if_done();
+    [[nodiscard]] boost::json::array gpu_importers() const;  ///< [{"pid","client","bytes"}]: see docs/worker-link.md
+    void leave(int status);
+
+    void hello_came(ChannelSession& session) override;
+    void opened(ChannelSession& session) override;
+    void refused(ChannelSession& session, const Error& error) override;
+    void flushed() override { finish_drain_if_done(); }
+    void ended(ChannelSession& session) override;
+    void reclaimed(std::uint64_t channel, bool was_refused);
+    [[nodiscard]] bool take_state(ChannelSession& session);  ///< of a stateful model; false: refused, or waiting
+    [[nodiscard]] std::size_t channels_in_use() const;
+
+    boost::asio::io_context& io_;
+    const ServerOptions options_;
+    Phase phase_ = Phase::starting;
+    std::array<std::byte, packet_bytes_max> receive_buffer_;
+    WorkerLink link_;
+
+    config::ModelSpec spec_;
+    bool cuda_ = false;
+    Clock::time_point load_started_;
+    std::chrono::milliseconds load_time_{0};
+    std::shared_ptr<LoadProgress> progress_;
+    std::atomic<bool> capturing_ = false;  ///< set by the loading thread
+    enum class GrantState : std::uint8_t { none, asked, given } grant_state_ = GrantState::none;
+    Grant grant_;
+    bool statistics_owed_ = false;        ///< asked for while nobody read
+    std::optional<std::uint64_t> nonce_;  ///< of the last `hello_asked`
+    std::unique_ptr<Model> model_;        ///< set once, when ready
+    boost::json::object methods_;
+
+    Executor executor_;
+    Dispatcher dispatcher_;
+    std::optional<HeldStreamWatch> held_streams_;  ///< once ready, as the next
+    std::optional<SessionContext> context_;
+    std::map<std::uint64_t, std::shared_ptr<ChannelSession>> sessions_;
+    std::uint64_t ignored_frames_past_ = 0;  ///< empty packets on channels that are gone
+    std::optional<std::uint64_t> holder_;    ///< of a stateful model: the channel that has it
+    std::optional<std::uint64_t> waiting_;   ///< the one that gets it when the holder, which is gone, is reclaimed
+    Clock::time_point drain_until_ = Clock::time_point::max();
+    Alarm drain_deadline_;
+    std::optional<Clock::time_point> importers_until_;  ///< once they are all that a drain waits for
+    Alarm importers_deadline_;
+};
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/fleet.h"
+#include "ipc/channel_codec.h"
+#include "ipc/error.h"
+#include "ipc/slab_allocator.h"
+#include "ipc/unique_fd.h"
+#include "worker/loop/alarm.h"
+#include "worker/model/model.h"
+#include "worker/slabs/channel_events.h"
+#include "worker/slabs/slab_budget.h"
+#include "worker/slabs/slab_memory.h"
+
+namespace bulkhead::worker {
+
+/// All slabs of one channel: in the input slabs the client allocates and the model reads, in the output slabs
+/// the model writes and this class allocates, in the lent ones another worker has written what the model reads.
+///
+/// A slab lives until it is returned, or as long as the channel. One that is returned is out of reach at once
+/// (`give_back`), and its memory goes when no request reads it (`take_returned`, `drop`).
+///
+/// Thread  any: the event loop takes leases back while the executor makes new ones. The lock is held for a table
+///         look-up, never while a slab is made or a model runs
+class ChannelSlabs {
+    struct Slab;
+
+public:
+    ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits, std::shared_ptr<SlabBudget> worker);
+    ~ChannelSlabs();
+
+    /// GPU kinds were agreed; before the first slab of such a kind is added.
+    void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { gpu_ = std::move(gpu); }
+
+    /// Makes one more slab, of at least `size_bytes`; its offer waits in `take_offers`. One on the GPU is made on the
+    /// executor; once the client has asked for one for outputs (`request_id`), all outputs lie in such.
+    /// Errors  resources_exhausted naming `channel.max`, `channel.worker_max`, or what the machine lacks
+    Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id = 0,
+                 wire::SlabKind kind = wire::SlabKind::host_memfd);
+
+    /// Takes another worker's output slab as input. It is not this worker's memory: it counts to the number of slabs
+    /// alone. Errors  protocol_violation: an id that was used, or no sealed memfd of that size; resources_exhausted
+    Result<> lend(std::uint32_t id, std::uint64_t size_bytes, UniqueFd memfd);
+
+    struct Offer {
+        channel::SlabOffer message;
+        int fd;  ///< open until the client has returned the slab, or as long as the channel
+    };
+    /// The slabs that the client does not know yet; it must, before a result that lies in them.
+    [[nodiscard]] std::vector<Offer> take_offers();
+    /// The events, once: before the first slab on the GPU.
+    [[nodiscard]] std::vector<channel::EventOffer> take_event_offers();
+
+    struct Place {
+        std::span<std::byte> bytes;
+        bool on_device;
+    };
+    /// The bytes a request's tensor names.
+    /// Errors  protocol_violation: no such slab, an output slab, a returned one, out of bounds, not aligned; an event
+    ///         that is none of the client's
+    [[nodiscard]] Result<Place> input(const channel::Tensor& tensor) const;
+
+    struct Room {
+        wire::LeaseRef lease;
+        std::span<std::byte> bytes;
+    };
+    /// Where outputs lie. Asked once per request: the client may change it meanwhile.
+    [[nodiscard]] wire::SlabKind output_kind() const;
+    /// Leases room in an output slab of that kind to the client; makes a slab where none has room. On the executor.
+    /// Errors  resources_exhausted: the client holds too many results, or has given back the last slab of that kind
+    [[nodiscard]] Result<Room> allocate_output(std::uint64_t size_bytes, wire::SlabKind kind);
+    /// Errors  protocol_violation: stale, or never leased; an event that is none of the client's
+    Result<> release(const wire::LeaseRef& lease);
+
+    /// What is queued on the stream from now on runs behind the client's work on these inputs, and on all that it has
+    /// released since the last call. On the executor.
+    [[nodiscard]] Result<> wait_for_client(cuda::CUstream stream, std::span<const channel::Tensor> inputs);
+    /// The event behind what is queued on the stream. On the executor.
+    [[nodiscard]] Result<std::uint32_t> record_done(cuda::CUstream stream);
+
+    /// When the next output slab will have been empty for `channel.idle`; the first one does not count.
+    [[nodiscard]] std::optional<Clock::time_point> idle_due() const;
+    /// Those that have been by now: no result lies in them from here on.
+    [[nodiscard]] std::vector<std::uint32_t> withdraw_idle(Clock::time_point now);
+    /// The client is gone: nothing of this worker waits any more for what it had queued on the GPU. Never waits. Returns
+    /// the events, which tell whether that is so; none where none were made.
+    std::shared_ptr<const ChannelEvents> let_events_pass() const noexcept;
+
+    /// All that lie on the GPU, of both directions: this worker is to end.
+    [[nodiscard]] std::vector<std::uint32_t> withdraw_gpu();
+    /// Of slabs on the GPU that the client knows and has not returned.
+    [[nodiscard]] std::uint64_t gpu_bytes_lent() const;
+    /// The client has let go of a slab.
+    /// Errors  protocol_violation: none, returned before, or an output slab that was not withdrawn
+    Result<> give_back(std::uint32_t id);
+
+    /// Slabs on their way out.
+    using Returned = std::vector<std::unique_ptr<Slab>>;
+    [[nodiscard]] bool has_returned() const;
+    [[nodiscard]] Returned take_returned(const std::function<bool(std::uint32_t id)>& is_read);
+    /// Unmaps them, and has their bytes for others. On the executor.
+    void drop(Returned slabs, Model& model) noexcept;
+
+    /// Tells the device of slabs made since the last call. On the executor.
+    void register_with(Model& model);
+    void unregister_from(Model& model) noexcept;
+
+    /// Of the worker's own slabs.
+    [[nodiscard]] std::uint64_t size_bytes() const;
+
+private:
+    enum class State : std::uint8_t { in_use, withdrawn, returned };
+    struct Slab {
+        std::uint32_t id;
+        wire::SlabDirection direction;
+        std::uint64_t request_id;
+        bool is_first;  ///< of its direction and kind
+        SlabBudget::Share share;
+        std::unique_ptr<SlabMemory> memory;
+        SlabAllocator allocator;       ///< of an output slab
+        Clock::time_point idle_since;  ///< of an output slab without leases
+        State state = State::in_use;
+        bool offered = false;  ///< or lent: the client knows it
+        bool registered = false;
+    };
+    [[nodiscard]] Slab* find(std::uint32_t id) const;  ///< with the lock held
+    [[nodiscard]] bool is_idle(const Slab& slab) const;
+    [[nodiscard]] std::optional<Room> allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind);
+    /// As much again as there is, so that few slabs reach the bound; at most half of what that leaves, for inputs need
+    /// room too.
+    [[nodiscard]] std::uint64_t output_growth(wire::SlabKind kind) const;
+    [[nodiscard]] Error over_the_channels_bound(std::uint64_t slab_bytes) const;  ///< with the lock held
+    [[nodiscard]] Result<std::unique_ptr<SlabMemory>>
+    make_memory(wire::SlabKind kind, wire::SlabDirection direction, std::uint64_t size_bytes, std::uint32_t id) const;
+    Result<> make_events();
+    [[nodiscard]] Result<> check_event(std::uint32_t event_id) const;  ///< with the lock held
+
+    const std::string label_prefix_;
+    const config::ChannelLimits limits_;
+    const std::shared_ptr<SlabBudget> worker_;
+    std::shared_ptr<const cuda::Gpu> gpu_;
+    mutable std::mutex mutex_;
+    std::shared_ptr<ChannelEvents> events_;  ///< made with the first slab on the GPU
+    bool events_offered_ = false;
+    std::vector<std::uint32_t> released_behind_;  ///< events that room which is free again waits for
+    wire::SlabKind output_kind_ = wire::SlabKind::host_memfd;
+    std::vector<std::unique_ptr<Slab>> slabs_;
+    std::size_t unoffered_ = 0;
+    std::size_t unregistered_ = 0;
+    std::size_t returned_ = 0;
+    std::uint64_t reserved_bytes_ = 0;  ///< made or being made
+    std::size_t reserved_slabs_ = 0;    ///< lent ones too
+    std::uint32_t last_id_ = 0;
+    std::uint32_t last_lent_id_ = wire::lent_slab_id_min - 1;
+};
+
+}  // namespace bulkhead::worker

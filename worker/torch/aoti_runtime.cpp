@@ -1,0 +1,112 @@
+#include "worker/torch/aoti_runtime.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "worker/torch/cerr_tap.h"
+#include "worker/torch/out_arguments.h"
+
+namespace bulkhead::worker {
+namespace {
+
+using torch::inductor::AOTIModelContainerRunner;
+
+/// The model's words among what it printed: LibTorch's own, where one of its operators failed, else the last
+/// "Error: …" of the generated code. Empty where it said nothing.
+std::string words_in(std::string_view heard) {
+    for (const std::string_view start : {"Exception in aoti_torch: ", "Error: "}) {
+        const auto at = heard.rfind(start);
+        if (at == std::string_view::npos) continue;
+        const auto words = heard.substr(at + start.size());
+        return std::string{words.substr(0, words.find('\n'))};
+    }
+    return {};
+}
+
+class AotiRuntime final : public Runtime {
+public:
+    explicit AotiRuntime(std::unique_ptr<AOTIModelContainerRunner> runner) : runner_{std::move(runner)} {}
+
+    std::vector<at::Tensor> call(const config::MethodSpec& method, const std::vector<at::Tensor>& inputs,
+                                 const std::vector<config::ParameterValue>& /*none*/) override {
+        CerrTap::instance().clear();
+        try {
+            if (!method.takes_outputs()) return runner_->run(inputs);
+            const std::vector<at::Tensor> arguments = with_outs(method, inputs);
+            runner_->run(arguments);
+            return outs_of(method, arguments);
+        } catch (const std::exception&) {
+            rethrow_in_own_words();
+        }
+    }
+
+    void reset() override {}
+
+private:
+    std::unique_ptr<AOTIModelContainerRunner> runner_;
+};
+
+[[noreturn]] void disagree(const config::ModelSpec& spec, std::string what, std::string remedy) {
+    throw ErrorException{{ErrorCode::config_invalid,
+                          fmt::format("checking the package {}: {}", spec.file.string(), std::move(what)),
+                          std::move(remedy)}};
+}
+
+/// A package reads as far as one input's size says in all inputs of that symbolic size; which are, it does not tell.
+void check_dynamic_dims(const config::ModelSpec& spec, const config::MethodSpec& method) {
+    std::size_t count = 0;
+    std::string unnamed;
+    for (const auto& input : method.inputs)
+        for (std::size_t d = 0; d < input.shape.size(); ++d) {
+            if (input.shape[d].min == input.shape[d].max) continue;
+            ++count;
+            if (unnamed.empty() && input.shape[d].name.empty())
+                unnamed = fmt::format("shape[{}] of input \"{}\"", d, input.name);
+        }
+    if (count > 1 && !unnamed.empty())
+        disagree(spec,
+                 fmt::format("{} has no name: an AOTInductor package does not check that its inputs' dynamic "
+                             "dimensions agree, and would read past the shorter tensor",
+                             unnamed),
+                 "name them, such as `n=1..256`: those of one name must be of one size in a request; different names "
+                 "mean sizes that may differ");
+}
+
+}  // namespace
+
+void prepare_for_aoti() {
+    ::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
+    CerrTap::instance().clear();
+}
+
+void rethrow_in_own_words() {
+    const auto words = words_in(CerrTap::instance().text());
+    if (words.empty()) throw;
+    throw std::runtime_error{words};
+}
+
+std::unique_ptr<Runtime> make_aoti_runtime(const config::ModelSpec& spec,
+                                           std::unique_ptr<AOTIModelContainerRunner> runner, std::size_t input_count) {
+    if (spec.methods.size() != 1)
+        disagree(spec, fmt::format("{} methods are declared, a package has one", spec.methods.size()),
+                 "declare `forward` alone, and one model for each package");
+    const auto& method = spec.methods.front();
+    if (!method.parameters.empty())
+        disagree(spec, fmt::format("parameter \"{}\" is declared", method.parameters.front().name),
+                 "a package takes tensors alone: what was a number at export is fixed; export it as an input tensor");
+    if (!spec.reset_method.empty())
+        disagree(spec, fmt::format("reset method \"{}\" is declared", spec.reset_method),
+                 "a package has no second method: make the state an input and an output");
+    if (const std::size_t declared = method.inputs.size() + (method.takes_outputs() ? method.outputs.size() : 0);
+        declared != input_count)
+        disagree(spec,
+                 fmt::format("{} inputs {}are declared, the model takes {}", declared,
+                             method.takes_outputs() ? "and `out` outputs " : "", input_count),
+                 "declare them all, in the order of the exported module's arguments");
+    check_dynamic_dims(spec, method);
+    return std::make_unique<AotiRuntime>(std::move(runner));
+}
+
+}  // namespace bulkhead::worker

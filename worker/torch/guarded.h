@@ -1,0 +1,33 @@
+#pragma once
+
+#include <exception>
+#include <string_view>
+#include <utility>
+
+#include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+
+#include "ipc/error.h"
+#include "worker/torch/inference_threads.h"
+#include "worker/torch/runtime.h"
+
+namespace bulkhead::worker {
+
+/// Calls `work`, which returns a Result<>, with this many threads and without autograd. Whatever it throws becomes one
+/// Error: that of an ErrorException as it is, anything else as `translate` says.
+template <typename Work>
+Result<> guarded(int threads, std::string_view attempt, ErrorCode code, Work&& work) {
+    try {
+        use_threads(threads);
+        const c10::InferenceMode no_autograd;
+        return std::forward<Work>(work)();
+    } catch (const ErrorException& told) {
+        return told.error();
+    } catch (const std::exception& exception) {
+        return translate(exception, code, attempt);
+    } catch (...) {  // compiled code may throw anything
+        return Error{code, fmt::format("{}: it threw something that is no std::exception", attempt), {}};
+    }
+}
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,62 @@
+#include "worker/torch/inference_threads.h"
+
+#include <omp.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include <ATen/Parallel.h>
+
+namespace bulkhead::worker {
+
+namespace {
+
+/// Empty where the kernel does not say, or numbers more than a cpu_set_t holds.
+std::vector<int> cores_of_this_thread() {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    std::vector<int> cores;
+    if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return cores;
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+        if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+    return cores;
+}
+
+/// Before any thread is bound.
+const std::vector<int>& cores() {
+    static const std::vector<int> all = cores_of_this_thread();
+    return all;
+}
+
+}  // namespace
+
+int allowed_cores() { return std::max(1, static_cast<int>(cores().size())); }
+
+int inference_threads(const config::ModelSpec& spec) {
+    return spec.threads > 0 ? static_cast<int>(spec.threads) : allowed_cores();
+}
+
+void use_threads(int count) {
+    thread_local int used = 0;
+    if (used == count) return;
+    at::set_num_threads(count);
+    used = count;
+}
+
+void bind_team(int count) {
+    use_threads(count);
+    if (count < 2 || static_cast<std::size_t>(count) != cores().size()) return;
+    const std::vector<int>& all = cores();
+    const int first = ::getpid() % count;
+#pragma omp parallel num_threads(count)
+    if (omp_get_num_threads() == count) {
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        CPU_SET(all[static_cast<std::size_t>((first + omp_get_thread_num()) % count)], &own);
+        (void)::sched_setaffinity(0, sizeof own, &own);  // refused, the kernel places it
+    }
+}
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,133 @@
+#include "worker/torch/model_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include <caffe2/serialize/read_adapter_interface.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "worker/model/load_limits.h"
+#include "worker/model/sha256.h"
+
+namespace bulkhead::worker {
+namespace {
+
+std::string identity_of(const struct stat& status) {
+    return fmt::format("{:x}-{}-{}-{}.{:09}-{}.{:09}", status.st_dev, status.st_ino, status.st_size,
+                       status.st_mtim.tv_sec, status.st_mtim.tv_nsec, status.st_ctim.tv_sec, status.st_ctim.tv_nsec);
+}
+
+/// Reads until `bytes` is full or the file ends; -1 with errno.
+ssize_t read_at(int fd, std::span<std::byte> bytes, std::uint64_t offset) {
+    std::size_t done = 0;
+    while (done < bytes.size()) {
+        const ssize_t count = ::pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) return -1;
+        if (count == 0) break;
+        done += static_cast<std::size_t>(count);
+    }
+    return static_cast<ssize_t>(done);
+}
+
+class Reader final : public caffe2::serialize::ReadAdapterInterface {
+public:
+    Reader(int fd, std::uint64_t size_bytes, std::function<void(std::uint64_t)> progress)
+        : fd_{fd}, size_bytes_{size_bytes}, progress_{std::move(progress)} {}
+
+    std::size_t size() const override { return size_bytes_; }
+
+    std::size_t read(std::uint64_t offset, void* target, std::size_t count, const char* what) const override {
+        const auto got = read_at(fd_, {static_cast<std::byte*>(target), count}, offset);
+        if (got < 0) throw std::runtime_error{fmt::format("{}: {}", what, std::strerror(errno))};
+        done_ = std::min(done_ + static_cast<std::uint64_t>(got), size_bytes_);
+        if (progress_) progress_(done_);
+        return static_cast<std::size_t>(got);
+    }
+
+private:
+    int fd_;
+    std::uint64_t size_bytes_;
+    std::function<void(std::uint64_t)> progress_;
+    mutable std::uint64_t done_ = 0;
+};
+
+Error not_opened(const std::filesystem::path& path, std::string_view what, std::string remedy) {
+    return {ErrorCode::load_failed, fmt::format("opening the model file {}: {}", path.string(), what),
+            std::move(remedy)};
+}
+
+}  // namespace
+
+Result<ModelFile> ModelFile::open_any(const std::filesystem::path& path) {
+    const auto failed = [&](std::string_view what, std::string remedy) {
+        return not_opened(path, what, std::move(remedy));
+    };
+    // Non-blocking, so that a FIFO in a file's place is refused instead of waited for.
+    ModelFile file{path, UniqueFd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)}};
+    if (!file.fd_) {
+        const int number = errno;
+        return failed(std::strerror(number), number == EACCES ? "let the daemon's user read it"
+                                                              : "correct the model's `file` in the fleet file");
+    }
+    struct stat status {};
+    if (::fstat(file.fd_.get(), &status) != 0) return failed(std::strerror(errno), "");
+    if (!S_ISREG(status.st_mode))
+        return failed("it is no regular file", "let the model's `file` name the TorchScript file or the .pt2 package");
+    if (status.st_size == 0) return failed("it is empty (0 bytes)", "copy or export it again");
+    file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
+    file.identity_ = identity_of(status);
+    return file;
+}
+
+Result<ModelFile> ModelFile::open(const std::filesystem::path& path) {
+    auto file = open_any(path);
+    if (!file) return file;
+    std::array<std::byte, 4> start{};
+    const auto got = read_at(file->fd_.get(), start, 0);
+    if (got < 0) return not_opened(path, std::strerror(errno), "check the disk it lies on");
+    constexpr std::array zip_magic{std::byte{'P'}, std::byte{'K'}, std::byte{3}, std::byte{4}};
+    if (start != zip_magic)
+        return not_opened(path,
+                          fmt::format("its {} bytes start with {:02x}, a zip archive with 50 4b 03 04",
+                                      file->size_bytes_,
+                                      fmt::join(std::span{start}.first(static_cast<std::size_t>(got)), " ")),
+                          "give a file that torch.jit.save or torch._inductor.aoti_compile_and_package has written");
+    return file;
+}
+
+Result<> ModelFile::unchanged() const {
+    struct stat status {};
+    if (::fstat(fd_.get(), &status) == 0 && identity_of(status) == identity_) return {};
+    return Error{ErrorCode::load_failed, fmt::format("reading {}: it was written to meanwhile", path_.string()),
+                 "write model files under another name and rename them when they are whole"};
+}
+
+Result<std::string> ModelFile::sha256(const std::function<void(std::uint64_t)>& progress) const {
+    Sha256 hash;
+    std::vector<std::byte> chunk(limits::io_chunk_bytes);
+    for (std::uint64_t offset = 0; offset < size_bytes_;) {
+        const auto got = read_at(fd_.get(), chunk, offset);
+        if (got < 0) return system_error(fmt::format("reading {} at byte {}", path_.string(), offset), errno);
+        if (got == 0) break;  // became shorter: `unchanged` tells
+        hash.update(std::span{chunk}.first(static_cast<std::size_t>(got)));
+        offset += static_cast<std::uint64_t>(got);
+        if (progress) progress(offset);
+    }
+    if (auto same = unchanged(); !same) return same.error();
+    return hash.hex();
+}
+
+std::shared_ptr<caffe2::serialize::ReadAdapterInterface>
+ModelFile::reader(std::function<void(std::uint64_t)> progress) const {
+    return std::make_shared<Reader>(fd_.get(), size_bytes_, std::move(progress));
+}
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "config/fleet.h"
+#include "ipc/error.h"
+#include "worker/torch/model_file.h"
+#include "worker/torch/runtime.h"
+
+namespace bulkhead::worker {
+
+/// Loads a TorchScript file onto `device`, checks the declared methods against their schemas, and completes
+/// `methods` by what the schemas tell: undeclared parameters with their types and defaults.
+///
+/// Errors  load_failed for a broken file, config_invalid where declaration and file disagree (both are named)
+[[nodiscard]] Result<std::unique_ptr<Runtime>> load_torchscript(const ModelFile& file, const config::ModelSpec& spec,
+                                                                c10::Device device,
+                                                                std::vector<config::MethodSpec>& methods,
+                                                                const std::function<void(std::uint64_t)>& progress);
+
+}  // namespace bulkhead::worker

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "config/fleet.h"
+#include "ipc/error.h"
+#include "worker/model/model.h"
+
+namespace bulkhead::worker {
+
+/// Checks results against the declared outputs: their number, dtypes and shapes.
+/// Errors  `code`, naming both
+[[nodiscard]] Result<> check_outputs(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
+                                     ErrorCode code);
+
+/// Checks results and writes each once into the sink, contiguous, whatever its strides were.
+/// Errors  inference_failed for what was not declared, those of the sink
+[[nodiscard]] Result<> write_outputs(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,
+                                     OutputSink& sink);
+
+}  // namespace bulkhead::worker

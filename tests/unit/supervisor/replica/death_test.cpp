@@ -349,8 +349,8 @@ TEST_F(DeathTest, TheEndOfEachPhaseOfALoadIsAnEvent) {
     events_.subscribe(events, {});
     load();
     FakeWorker& worker = loading();
-    const auto says = [&](std::string_view phase, int done, int total) {
-        worker.say({{"type", "progress"}, {"phase", phase}, {"done", done}, {"total", total}});
+    const auto says = [&](std::string_view phase, int done, int of) {
+        worker.say({{"type", "progress"}, {"phase", phase}, {"done", done}, {"total", of}});
     };
     says("reading", 0, 100);
     says("reading", 38, 100);

@@ -3,7 +3,7 @@
 #
 #   bulkhead_room(TARGET FOLDER [LINK room or library...] [PRIVATE library...])
 #
-# Sources: all of FOLDER's own .cpp; a folder of headers alone is an interface. LINK is public.
+# Sources: all of FOLDER's own .cpp. LINK is public.
 function(bulkhead_room target folder)
     cmake_parse_arguments(room "" "" "LINK;PRIVATE" ${ARGN})
     file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)

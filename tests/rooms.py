@@ -12,6 +12,9 @@ from pathlib import Path
 
 INCLUDE = re.compile(r'^#include (?:"(?P<ours>[^"]+)"|<(?P<torch>(?:torch|ATen|c10|caffe2)/[^>]+)>)', re.MULTILINE)
 
+SOURCE = (".h", ".cpp", ".cu")
+OPTIONAL = ("worker", "clients/cpp/examples")  # LibTorch's rooms and CUDA's may be left out; examples use what is installed
+
 
 def main(sources: Path, build: Path) -> int:
     links: dict[str, set[str]] = {}
@@ -24,13 +27,16 @@ def main(sources: Path, build: Path) -> int:
     wrong = []
     for folder, target in folders.items():
         allowed = reached(target, links)
-        for file in sorted([*(sources / folder).glob("*.h"), *(sources / folder).glob("*.cpp")]):
+        for file in sorted([file for file in (sources / folder).iterdir() if file.suffix in SOURCE]):
             for found in INCLUDE.finditer(file.read_text()):
                 owner = "torch_cpu_only" if found["torch"] else folders.get(str(Path(found["ours"]).parent))
                 if owner is None:
                     wrong.append(f"{file.relative_to(sources)}: {found[0]} is in no room: name its folder in CMake")
                 elif owner not in allowed:
                     wrong.append(f"{file.relative_to(sources)}: {found[0]} is of {owner}, which {target} does not link")
+    for top in ("clients", "config", "ipc", "supervisor", "worker"):
+        found_in = {str(file.parent.relative_to(sources)) for file in (sources / top).rglob("*") if file.suffix in SOURCE}
+        wrong += [f"{folder}: no room; name it in CMake" for folder in sorted(found_in - set(folders)) if not folder.startswith(OPTIONAL)]
     print("\n".join(wrong) or f"{len(folders)} rooms, each includes what it links")
     return 1 if wrong else 0
 

@@ -1,7 +1,7 @@
 #pragma once
 
 /// The part of NVIDIA's cuda.h that GPU slabs use, by its own names and layouts, which have not changed since CUDA 11.
-/// `tests/gpu/driver_types_test.cpp` compares it with the toolkit's, where there is one.
+/// `tests/gpu/slabs/driver_types_test.cpp` compares it with the toolkit's, where there is one.
 
 #include <array>
 #include <cstddef>

@@ -29,13 +29,16 @@ show_help() {
 
 # Keeps what comes in the file $1, and shows how far it is on a terminal: "[120/260]", as ninja says it.
 keep_and_show() {
-    if [ ! -t 1 ]; then
+    if [ -z "$dim" ]; then
         cat >"$1"
         return
     fi
-    tee "$1" | awk 'match($0, /^\[[0-9]+\/[0-9]+\]/) {
-        said = substr($0, 1, RLENGTH); printf "%s\033[%dD", said, length(said); fflush() }
-        END { printf "\033[K" }'
+    local said
+    while IFS= read -r said; do
+        printf '%s\n' "$said"
+        if [[ $said =~ ^\[[0-9]+/[0-9]+\] ]]; then printf '%s\e[%dD' "${BASH_REMATCH[0]}" ${#BASH_REMATCH[0]} >&3; fi
+    done 3>&1 >"$1"
+    printf '\e[K'
 }
 
 # quietly NAME COMMAND...: one line and the time; the whole output only when it fails.

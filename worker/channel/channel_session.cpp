@@ -462,9 +462,10 @@ void ChannelSession::close(std::string_view reason) {
     idle_slabs_.cancel();
     unread_streams_.cancel();
     stream_->close();
-    context_.dispatcher.drop(id_);
+    // Before its requests go: with the last of them the slabs may go too, to the executor, which may wait for the stream.
     if (slabs_)
         if (auto events = slabs_->let_events_pass()) context_.held_streams.add(std::move(events), client_);
+    context_.dispatcher.drop(id_);
     end_if_unused();
 }
 

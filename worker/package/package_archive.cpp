@@ -13,8 +13,8 @@
 #include <torch/csrc/export/pt2_archive_constants.h>
 
 #include "worker/model/load_limits.h"
-#include "worker/model/sha256.h"
 #include "worker/torch/runtime.h"
+#include "worker/torch/sha256.h"
 
 namespace bulkhead::worker {
 namespace {

@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 
 #include "worker/model/load_limits.h"
-#include "worker/model/sha256.h"
+#include "worker/torch/sha256.h"
 
 namespace bulkhead::worker {
 namespace {

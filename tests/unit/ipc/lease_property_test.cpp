@@ -125,7 +125,7 @@ private:
     }
 
     SlabAllocator allocator_{units * wire::tensor_alignment};
-    std::array<std::uint64_t, units> owner_{};  ///< generation of the lease that each wire::tensor_alignment belongs to; 0: none
+    std::array<std::uint64_t, units> owner_{};  ///< generation of the lease that each aligned unit belongs to; 0: none
     std::vector<Held> held_;
     std::array<SlabAllocator::Block, 64> gone_{};  ///< some of those given back
     std::uint64_t last_generation_ = 0;

@@ -12,7 +12,7 @@
 #include "worker/generation/models/fit.h"
 #include "worker/generation/models/package.h"
 #include "worker/generation/models/weights_file.h"
-#include "worker/model/sha256.h"
+#include "worker/torch/sha256.h"
 
 namespace bulkhead::worker::generation::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/model/sha256.h"
+#include "worker/torch/sha256.h"
 
 #include <array>
 #include <stdexcept>

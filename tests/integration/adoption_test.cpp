@@ -197,6 +197,7 @@ TEST(Adoption, AReplacedModelFileMeansAReplacedProcess) {
 TEST(Adoption, LogsTellWhatCameBefore) {
     Daemon daemon{fleet({evil_model("evil", "segv", "ok")})};
     ASSERT_FALSE(daemon.load("evil"));
+    ASSERT_TRUE(daemon.wait_state("evil", "stopped"));  // else the next supervisor has an end of its own to tell
     const auto lines = [&] { return daemon.call("logs.tail", {{"model", "evil"}}).value().at("lines").as_array(); };
     const auto before = lines();
     ASSERT_FALSE(before.empty());

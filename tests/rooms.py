@@ -36,7 +36,8 @@ def main(sources: Path, build: Path) -> int:
                     wrong.append(f"{file.relative_to(sources)}: {found[0]} is of {owner}, which {target} does not link")
     for top in ("clients", "config", "ipc", "supervisor", "worker"):
         found_in = {str(file.parent.relative_to(sources)) for file in (sources / top).rglob("*") if file.suffix in SOURCE}
-        wrong += [f"{folder}: no room; name it in CMake" for folder in sorted(found_in - set(folders)) if not folder.startswith(OPTIONAL)]
+        undeclared = sorted(folder for folder in found_in - set(folders) if not folder.startswith(OPTIONAL))
+        wrong += [f"{folder}: no room; name it in CMake" for folder in undeclared]
     print("\n".join(wrong) or f"{len(folders)} rooms, each includes what it links")
     return 1 if wrong else 0
 

@@ -138,7 +138,7 @@ Result<> ChannelState::handle(channel::InferResult&& result, std::vector<UniqueF
     for (const channel::Tensor& tensor : result.tensors) {
         const std::shared_ptr<OutputSlab> slab = slabs_.output(tensor.lease.slab_id);
         if (!slab)
-            return control::broken(fmt::format("output \"{}\" lies in slab {}, which is no output slab", tensor.name,
+            return control::broken(fmt::format("output \"{}\" lies in slab {}, which is not an output slab", tensor.name,
                                       tensor.lease.slab_id));
         if (const Result<> placed = check_placement(tensor.lease, slab->size_bytes()); !placed)
             return Error{placed.error()}.during(fmt::format("output \"{}\"", tensor.name));

@@ -1,9 +1,9 @@
 # The client's public headers, as programs outside see them: <bulkhead/channel.h> for clients/cpp/channel.h, and
-# <bulkhead/ipc/error.h> for ipc/error.h. Made in build/include at configure time: the headers named here, and whatever
+# <bulkhead/ipc/base/error.h> for ipc/base/error.h. Made in build/include at configure time: the headers named here, and whatever
 # of this tree they include.
 set(public_headers_root ${PROJECT_BINARY_DIR}/include)
 set(pending clients/cpp/async_channel.h clients/cpp/async_control.h clients/cpp/async_dlpack.h clients/cpp/channel.h
-    clients/cpp/control.h clients/cpp/dlpack.h clients/cpp/events.h ipc/dtype.h)
+    clients/cpp/control.h clients/cpp/dlpack.h clients/cpp/events.h ipc/channel/dtype.h)
 set(seen)
 while(pending)
     list(POP_FRONT pending header)

@@ -9,7 +9,7 @@ function(bulkhead_room target folder)
     file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
     add_library(${target} STATIC ${sources})
     target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
-    target_link_libraries(${target} PUBLIC ${room_LINK} PRIVATE ${room_PRIVATE} project_warnings)
+    target_link_libraries(${target} PUBLIC ${room_LINK} PRIVATE ${room_PRIVATE} $<BUILD_INTERFACE:project_warnings>)
     bulkhead_may_include(${CMAKE_CURRENT_SOURCE_DIR}/${folder} ${target} ${room_LINK} ${room_PRIVATE})
 endfunction()
 

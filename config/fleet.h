@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "ipc/wire.h"
+#include "ipc/channel/wire.h"
 
 namespace bulkhead::config {
 

@@ -3,7 +3,7 @@
 #include "config/model_reader.h"
 #include "config/words.h"
 #include "config/yaml_tree.h"
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 
 namespace bulkhead::config {
 namespace {

@@ -3,7 +3,7 @@
 #include <boost/json.hpp>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::config {
 

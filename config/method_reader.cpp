@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "config/limits.h"
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 
 namespace bulkhead::config {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::config {
 

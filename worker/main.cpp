@@ -14,7 +14,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include "ipc/keeper_link.h"
+#include "ipc/links/keeper_link.h"
 #include "worker/death/exit_status.h"
 #include "worker/death/fatal_signals.h"
 #include "worker/loop/limits.h"

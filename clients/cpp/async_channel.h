@@ -16,7 +16,7 @@
 #include "clients/cpp/async_control.h"
 #include "clients/cpp/channel.h"
 #include "clients/cpp/completion.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead {
 

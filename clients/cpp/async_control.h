@@ -14,7 +14,7 @@
 
 #include "clients/cpp/completion.h"
 #include "clients/cpp/control.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead {
 

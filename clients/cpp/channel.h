@@ -14,8 +14,8 @@
 #include <boost/json.hpp>
 
 #include "clients/cpp/control.h"
-#include "ipc/error.h"
-#include "ipc/wire.h"
+#include "ipc/base/error.h"
+#include "ipc/channel/wire.h"
 
 namespace bulkhead {
 

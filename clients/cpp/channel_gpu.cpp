@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "clients/cpp/channel_state.h"
+#include "ipc/channel/tensor_layout.h"
 #include "ipc/cuda/gpu.h"
-#include "ipc/tensor_layout.h"
 
 namespace bulkhead {
 namespace {

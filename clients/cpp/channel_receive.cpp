@@ -8,7 +8,7 @@
 #include "clients/cpp/channel_state.h"
 #include "clients/cpp/control_rules.h"
 #include "clients/cpp/limits.h"
-#include "ipc/tensor_layout.h"
+#include "ipc/channel/tensor_layout.h"
 
 namespace bulkhead {
 namespace {

@@ -17,9 +17,9 @@
 #include "clients/cpp/gpu_events.h"
 #include "clients/cpp/slab_memory.h"
 #include "clients/cpp/wait_ready.h"
-#include "ipc/channel_codec.h"
-#include "ipc/pool_allocator.h"
-#include "ipc/slab_allocator.h"
+#include "ipc/base/pool_allocator.h"
+#include "ipc/channel/channel_codec.h"
+#include "ipc/slab/slab_allocator.h"
 
 namespace bulkhead {
 

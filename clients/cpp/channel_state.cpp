@@ -9,8 +9,8 @@
 #include <fmt/format.h>
 
 #include "clients/cpp/limits.h"
+#include "ipc/channel/tensor_layout.h"
 #include "ipc/cuda/gpu.h"
-#include "ipc/tensor_layout.h"
 
 namespace bulkhead {
 

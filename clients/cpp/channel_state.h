@@ -14,9 +14,9 @@
 #include "clients/cpp/channel_slabs.h"
 #include "clients/cpp/transport.h"
 #include "clients/cpp/wait_ready.h"
-#include "ipc/channel_codec.h"
-#include "ipc/packet.h"
-#include "ipc/pool_allocator.h"
+#include "ipc/base/packet.h"
+#include "ipc/base/pool_allocator.h"
+#include "ipc/channel/channel_codec.h"
 
 namespace bulkhead {
 

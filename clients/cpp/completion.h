@@ -12,7 +12,7 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead {
 

@@ -11,8 +11,8 @@
 #include <boost/json.hpp>
 
 #include "clients/cpp/control_line.h"
-#include "ipc/error.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
 
 namespace bulkhead {
 

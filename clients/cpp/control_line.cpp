@@ -13,8 +13,8 @@
 
 #include "clients/cpp/control_rules.h"
 #include "clients/cpp/limits.h"
-#include "ipc/packet.h"
-#include "ipc/received_fds.h"
+#include "ipc/base/packet.h"
+#include "ipc/base/received_fds.h"
 
 namespace bulkhead {
 namespace {

@@ -9,9 +9,9 @@
 #include <boost/json.hpp>
 
 #include "clients/cpp/wait_ready.h"
-#include "ipc/closed_in_child.h"
-#include "ipc/error.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/closed_in_child.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
 
 namespace bulkhead {
 

@@ -10,7 +10,7 @@
 
 #include <boost/json.hpp>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::control {
 

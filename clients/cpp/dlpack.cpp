@@ -12,9 +12,9 @@
 
 #include "clients/cpp/dlpack_import.h"
 #include "clients/cpp/limits.h"
+#include "ipc/channel/dtype.h"
+#include "ipc/channel/tensor_layout.h"
 #include "ipc/cuda/gpu.h"
-#include "ipc/dtype.h"
-#include "ipc/tensor_layout.h"
 
 namespace bulkhead {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "clients/cpp/channel.h"
 #include "clients/cpp/third_party/dlpack/dlpack.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead {
 

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "clients/cpp/dlpack.h"
-#include "ipc/tensor_layout.h"
+#include "ipc/channel/tensor_layout.h"
 
 namespace bulkhead {
 

@@ -12,7 +12,7 @@
 #include <boost/json.hpp>
 
 #include "clients/cpp/control.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead {
 

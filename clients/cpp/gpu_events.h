@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "ipc/channel_codec.h"
+#include "ipc/channel/channel_codec.h"
 #include "ipc/cuda/interprocess_event.h"
 
 namespace bulkhead {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead {
 

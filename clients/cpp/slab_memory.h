@@ -8,10 +8,10 @@
 #include <utility>
 #include <variant>
 
-#include "ipc/channel_codec.h"
+#include "ipc/channel/channel_codec.h"
 #include "ipc/cuda/legacy_slab.h"
 #include "ipc/cuda/vmm_slab.h"
-#include "ipc/host_slab.h"
+#include "ipc/slab/host_slab.h"
 
 namespace bulkhead {
 

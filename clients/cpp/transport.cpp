@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <climits>
 
-#include "ipc/spin.h"
+#include "ipc/ring/spin.h"
 
 namespace bulkhead {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "clients/cpp/wait_ready.h"
-#include "ipc/closed_in_child.h"
-#include "ipc/packet_line.h"
+#include "ipc/base/closed_in_child.h"
+#include "ipc/ring/packet_line.h"
 
 namespace bulkhead {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead {
 

@@ -5,6 +5,6 @@ from pathlib import Path
 from setuptools import setup
 
 if not (Path(__file__).parent / "bulkhead" / "wire.json").is_file():
-    raise FileNotFoundError("bulkhead/wire.json is a link to ipc/wire.json of the checkout, which is not here: "
+    raise FileNotFoundError("bulkhead/wire.json is a link to ipc/channel/wire.json of the checkout, which is not here: "
                             "install from the checkout, or a wheel or source distribution made there")  # fmt: skip
 setup()

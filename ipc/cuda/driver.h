@@ -2,8 +2,8 @@
 
 #include <string_view>
 
+#include "ipc/base/error.h"
 #include "ipc/cuda/driver_types.h"
-#include "ipc/error.h"
 
 namespace bulkhead::cuda {
 

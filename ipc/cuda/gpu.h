@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "ipc/channel/wire.h"
 #include "ipc/cuda/driver.h"
-#include "ipc/wire.h"
 
 namespace bulkhead::cuda {
 

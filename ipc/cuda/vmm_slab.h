@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "ipc/base/unique_fd.h"
 #include "ipc/cuda/address_range.h"
 #include "ipc/cuda/gpu.h"
-#include "ipc/unique_fd.h"
 
 namespace bulkhead::cuda {
 

@@ -7,9 +7,9 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include "ipc/error.h"
-#include "ipc/unique_fd.h"
-#include "ipc/worker_page.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/links/worker_page.h"
 
 namespace bulkhead::supervisor {
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::supervisor {
 

@@ -11,7 +11,7 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "supervisor/base/deadline.h"
 #include "supervisor/base/limits.h"
 

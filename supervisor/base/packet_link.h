@@ -10,7 +10,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 
-#include "ipc/packet.h"
+#include "ipc/base/packet.h"
 
 namespace bulkhead::supervisor {
 

@@ -17,7 +17,7 @@
 
 #include <fmt/format.h>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "ipc/keeper_link.h"
+#include "ipc/links/keeper_link.h"
 
 namespace bulkhead::supervisor {
 

@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include "ipc/text.h"
+#include "ipc/base/text.h"
 #include "supervisor/control/methods.h"
 
 namespace bulkhead::supervisor {

@@ -11,8 +11,8 @@
 
 #include <boost/json.hpp>
 
-#include "ipc/error.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
 #include "supervisor/base/notifications.h"
 
 /// JSON-RPC 2.0 as docs/control.md restricts it: one object a line, no batches, parameters by name.

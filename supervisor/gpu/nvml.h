@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::supervisor {
 

@@ -11,8 +11,8 @@
 #include <cstring>
 #include <utility>
 
-#include "supervisor/keeper/limits.h"
-#include "supervisor/keeper/say.h"
+#include "supervisor/keeper/base/limits.h"
+#include "supervisor/keeper/base/say.h"
 
 namespace bulkhead::keeper {
 

@@ -2,15 +2,15 @@
 
 #include <cstdint>
 
-#include "supervisor/keeper/outbox.h"
-#include "supervisor/keeper/own_program.h"
-#include "supervisor/keeper/reap.h"
-#include "supervisor/keeper/runtime_directory.h"
-#include "supervisor/keeper/saved_state.h"
-#include "supervisor/keeper/service_manager.h"
-#include "supervisor/keeper/spawn.h"
-#include "supervisor/keeper/supervisor_process.h"
-#include "supervisor/keeper/worker_table.h"
+#include "supervisor/keeper/process/own_program.h"
+#include "supervisor/keeper/process/reap.h"
+#include "supervisor/keeper/process/spawn.h"
+#include "supervisor/keeper/process/supervisor_process.h"
+#include "supervisor/keeper/service/runtime_directory.h"
+#include "supervisor/keeper/service/service_manager.h"
+#include "supervisor/keeper/state/outbox.h"
+#include "supervisor/keeper/state/saved_state.h"
+#include "supervisor/keeper/state/worker_table.h"
 
 namespace bulkhead::keeper {
 

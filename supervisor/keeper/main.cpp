@@ -20,9 +20,9 @@
 #include <string>
 #include <string_view>
 
+#include "supervisor/keeper/base/limits.h"
+#include "supervisor/keeper/base/say.h"
 #include "supervisor/keeper/keeper.h"
-#include "supervisor/keeper/limits.h"
-#include "supervisor/keeper/say.h"
 
 namespace bulkhead::keeper {
 namespace {

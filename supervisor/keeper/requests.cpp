@@ -12,10 +12,10 @@
 #include <cstring>
 #include <utility>
 
+#include "supervisor/keeper/base/limits.h"
+#include "supervisor/keeper/base/say.h"
 #include "supervisor/keeper/keeper.h"
-#include "supervisor/keeper/limits.h"
-#include "supervisor/keeper/say.h"
-#include "supervisor/keeper/spawn_strings.h"
+#include "supervisor/keeper/process/spawn_strings.h"
 
 namespace bulkhead::keeper {
 

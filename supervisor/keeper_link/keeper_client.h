@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "ipc/keeper_link.h"
+#include "ipc/links/keeper_link.h"
 #include "supervisor/base/packet_link.h"
 #include "supervisor/keeper_link/keeper.h"
 
 namespace bulkhead::supervisor {
 
-/// The link to the keeper (ipc/keeper_link.h), spoken from the supervisor's side.
+/// The link to the keeper (ipc/links/keeper_link.h), spoken from the supervisor's side.
 class KeeperClient : public Keeper {
 public:
     struct Handlers {

@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "supervisor/base/proc_files.h"
 
 namespace bulkhead::supervisor {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "supervisor/base/json_members.h"
 
 namespace bulkhead::supervisor {

@@ -20,7 +20,7 @@
 
 #include <fmt/format.h>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "supervisor/base/limits.h"
 
 namespace bulkhead::supervisor {

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "ipc/error.h"
-#include "ipc/keeper_link.h"
+#include "ipc/base/error.h"
+#include "ipc/links/keeper_link.h"
 
 namespace bulkhead::supervisor {
 

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "supervisor/log/log_writer.h"
 
 namespace bulkhead::supervisor {

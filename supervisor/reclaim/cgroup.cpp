@@ -17,7 +17,7 @@
 
 #include <fmt/format.h>
 
-#include "ipc/own_cgroup.h"
+#include "ipc/base/own_cgroup.h"
 #include "supervisor/base/proc_files.h"
 
 namespace bulkhead::supervisor {

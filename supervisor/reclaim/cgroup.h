@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ipc/error.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
 #include "supervisor/base/worker_name.h"
 
 namespace bulkhead::supervisor {

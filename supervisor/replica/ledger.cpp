@@ -11,7 +11,7 @@
 #include <fmt/ranges.h>
 
 #include "config/fleet_json.h"
-#include "ipc/keeper_link.h"
+#include "ipc/links/keeper_link.h"
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "supervisor/replica/restart_policy.h"
 
 namespace bulkhead::supervisor {

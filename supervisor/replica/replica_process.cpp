@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "ipc/channel_codec.h"
-#include "ipc/packet.h"
+#include "ipc/base/packet.h"
+#include "ipc/channel/channel_codec.h"
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"

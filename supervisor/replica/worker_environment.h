@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "supervisor/base/worker_name.h"
 
 namespace bulkhead::supervisor {

@@ -13,8 +13,8 @@
 #include <boost/json.hpp>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
 #include "supervisor/base/worker_name.h"
 
 namespace bulkhead::supervisor::worker_link {

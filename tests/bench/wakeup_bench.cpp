@@ -11,8 +11,8 @@
 #include <cstdio>
 #include <memory>
 
-#include "ipc/packet_line.h"
-#include "ipc/spin.h"
+#include "ipc/ring/packet_line.h"
+#include "ipc/ring/spin.h"
 #include "tests/bench/baselines.h"
 
 namespace bulkhead::bench {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
-#include "ipc/packet.h"
+#include "ipc/base/packet.h"
 #include "tests/faults/raw_channel.h"
 #include "tests/integration/fixture/fleets.h"
 #include "tests/integration/fixture/sanitizer.h"

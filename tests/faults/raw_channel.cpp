@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ipc/packet.h"
+#include "ipc/base/packet.h"
 
 namespace bulkhead::test {
 

@@ -6,9 +6,9 @@
 
 #include <boost/json.hpp>
 
-#include "ipc/channel_codec.h"
-#include "ipc/host_slab.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/channel/channel_codec.h"
+#include "ipc/slab/host_slab.h"
 #include "tests/integration/fixture/daemon.h"
 
 namespace bulkhead::test {

@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 
 namespace bulkhead::test {
 

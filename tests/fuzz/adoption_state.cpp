@@ -6,8 +6,8 @@
 #include <boost/asio/io_context.hpp>
 #include <spdlog/spdlog.h>
 
-#include "ipc/packet.h"
-#include "supervisor/keeper/saved_state.h"
+#include "ipc/base/packet.h"
+#include "supervisor/keeper/state/saved_state.h"
 #include "supervisor/keeper_link/keeper_client.h"
 #include "supervisor/replica/ledger.h"
 #include "supervisor/replica/worker_link.h"

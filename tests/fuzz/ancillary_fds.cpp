@@ -11,8 +11,8 @@
 #include <array>
 #include <filesystem>
 
-#include "ipc/packet.h"
-#include "supervisor/keeper/packet_socket.h"
+#include "ipc/base/packet.h"
+#include "supervisor/keeper/base/packet_socket.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/support/open_descriptors.h"
 

@@ -6,7 +6,7 @@
 
 #include "clients/cli/commands/command.h"
 #include "supervisor/base/proc_files.h"
-#include "supervisor/keeper/spawn_strings.h"
+#include "supervisor/keeper/process/spawn_strings.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "worker/link/identity.h"
 

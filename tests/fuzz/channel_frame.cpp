@@ -11,7 +11,7 @@
 #include <spdlog/spdlog.h>
 
 #include "config/fleet_json.h"
-#include "ipc/channel_codec.h"
+#include "ipc/channel/channel_codec.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "worker/server/server.h"
 

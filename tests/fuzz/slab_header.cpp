@@ -10,11 +10,11 @@
 #include <cerrno>
 #include <map>
 
-#include "ipc/host_slab.h"
-#include "ipc/packet.h"
-#include "ipc/ring.h"
-#include "ipc/slab_allocator.h"
-#include "ipc/tensor_layout.h"
+#include "ipc/base/packet.h"
+#include "ipc/channel/tensor_layout.h"
+#include "ipc/ring/ring.h"
+#include "ipc/slab/host_slab.h"
+#include "ipc/slab/slab_allocator.h"
 #include "supervisor/base/alive_watch.h"
 #include "tests/fuzz/fuzz_input.h"
 

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ipc/host_slab.h"
+#include "ipc/slab/host_slab.h"
 #include "tests/gpu/loaded_model.h"
 #include "tests/gpu/models.h"
 #include "tests/gpu/nvml.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 #include "tests/integration/fixture/daemon.h"
 #include "worker/model/model.h"
 

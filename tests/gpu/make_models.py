@@ -145,8 +145,8 @@ def save_package(name: str, module: nn.Module, folder: Path) -> None:
 #: are skipped.
 GENERATING = {
     "tiny_generate": ("scripts/models/make_test_models.py:tiny_generate", ["--buckets", "64,256"], ["transformers"]),
-    "tiny_higgs": ("tests/python/tiny_models.py:higgs_audio_v2", ["--family", "higgs_audio_v2", "--length", "128", "--buckets", "64,128"], ["transformers"]),
-    "tiny_t3": ("tests/python/tiny_models.py:chatterbox_t3", ["--family", "chatterbox_t3", "--length", "128", "--buckets", "64,128"],
+    "tiny_higgs": ("tests/python/export/tiny_models.py:higgs_audio_v2", ["--family", "higgs_audio_v2", "--length", "128", "--buckets", "64,128"], ["transformers"]),
+    "tiny_t3": ("tests/python/export/tiny_models.py:chatterbox_t3", ["--family", "chatterbox_t3", "--length", "128", "--buckets", "64,128"],
                 ["transformers", "chatterbox", "einops"]),
 }  # fmt: skip
 

@@ -26,7 +26,7 @@ import make_models  # noqa: E402
 import requirements  # noqa: E402
 
 TARGET = "sm_90"
-TINY = "tests/python/tiny_models.py"
+TINY = "tests/python/export/tiny_models.py"
 CARRIED = {name: (source, options) for name, (source, options, _) in make_models.GENERATING.items()}  #: those of the GPU tests
 FEW = ["--length", "128", "--slots", "2", "--slots-max", "4", "--chunk", "40"]
 #: Where the model comes from, and the options of its export. `mlp` is besides.

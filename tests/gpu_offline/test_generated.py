@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "python"), str(Path(__file__).resolve().parents[2] / "clients" / "python")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "python" / "export"), str(Path(__file__).resolve().parents[2] / "clients" / "python")]
 
 import requirements  # noqa: E402
 

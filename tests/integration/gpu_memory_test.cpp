@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 #include "tests/support/file_text.h"

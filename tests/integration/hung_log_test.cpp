@@ -15,7 +15,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 #include "tests/support/file_text.h"

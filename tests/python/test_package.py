@@ -66,7 +66,7 @@ class Built(unittest.TestCase):
         needed = {f"bulkhead/{name}" for name in ("__init__.py", "aio/__init__.py", "py.typed", "wire.json")}
         with zipfile.ZipFile(self.wheel) as wheel:
             self.assertLessEqual(needed, set(wheel.namelist()))
-            self.assertEqual(json.loads(wheel.read("bulkhead/wire.json")), json.loads((SOURCE / "ipc/wire.json").read_text()))
+            self.assertEqual(json.loads(wheel.read("bulkhead/wire.json")), json.loads((SOURCE / "ipc/channel/wire.json").read_text()))
             sources = {str(path.relative_to(PACKAGE)) for path in PACKAGE.glob("bulkhead/**/*.py")}
             self.assertLessEqual(sources, set(wheel.namelist()))
         with tarfile.open(self.sdist) as sdist:

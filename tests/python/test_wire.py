@@ -203,7 +203,7 @@ class Page(unittest.TestCase):
     TITLES = {"Tensor descriptor": "TensorDescriptor", "Lease": "LeaseRef", "result": "InferResult", "error": "ErrorBody",
               "slab_return": "SlabName", "slab_accepted": "SlabName", "slab_withdraw": "SlabName"}  # fmt: skip
     page = (SOURCE / "docs/channel.md").read_text("utf-8")
-    spec = json.loads((SOURCE / "ipc/wire.json").read_text("utf-8"))
+    spec = json.loads((SOURCE / "ipc/channel/wire.json").read_text("utf-8"))
 
     def sections(self) -> Iterator[tuple[str, list[tuple[int, str, str]]]]:
         """Each title, and the rows of offset, type and field below it."""

@@ -13,7 +13,7 @@
 #include <boost/json.hpp>
 #include <fmt/format.h>
 
-#include "ipc/channel_codec.h"
+#include "ipc/channel/channel_codec.h"
 
 namespace {
 

@@ -28,7 +28,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ipc/spin.h"
+#include "ipc/ring/spin.h"
 #include "tests/fakes/allocation_count/allocation_count.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"

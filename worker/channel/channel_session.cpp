@@ -7,7 +7,7 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/cuda/gpu.h"
-#include "ipc/spin.h"
+#include "ipc/ring/spin.h"
 #include "worker/channel/admission.h"
 #include "worker/loop/limits.h"
 

@@ -3,7 +3,7 @@
 #include <ATen/Functions.h>
 #include <c10/cuda/CUDAException.h>
 
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 #include "worker/torch/runtime.h"
 
 namespace bulkhead::worker::cuda {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "config/fleet.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::worker {
 

@@ -10,7 +10,7 @@
 #include <boost/json.hpp>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "worker/generation/engine.h"
 
 namespace bulkhead::worker::generation {

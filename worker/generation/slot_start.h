@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "worker/generation/engine.h"
 #include "worker/generation/slot_state.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <new>
 
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 
 namespace bulkhead::worker::generation {
 namespace {

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <optional>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::worker {
 

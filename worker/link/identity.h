@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::worker {
 

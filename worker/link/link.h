@@ -8,7 +8,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/json.hpp>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "worker/link/link_messages.h"
 #include "worker/loop/packet_stream.h"
 

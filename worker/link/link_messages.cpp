@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "config/fleet_json.h"
-#include "ipc/text.h"
+#include "ipc/base/text.h"
 #include "worker/loop/limits.h"
 
 namespace bulkhead::worker {

@@ -12,8 +12,8 @@
 #include <boost/json.hpp>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
-#include "ipc/packet.h"
+#include "ipc/base/error.h"
+#include "ipc/base/packet.h"
 
 namespace bulkhead::worker {
 

@@ -10,7 +10,7 @@
 
 #include <boost/asio/post.hpp>
 
-#include "ipc/spin.h"
+#include "ipc/ring/spin.h"
 #include "worker/loop/limits.h"
 
 namespace bulkhead::worker {

@@ -13,9 +13,9 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include "ipc/error.h"
-#include "ipc/packet_line.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/ring/packet_line.h"
 #include "worker/loop/alarm.h"
 #include "worker/loop/edge_wait.h"
 

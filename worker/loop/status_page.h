@@ -8,9 +8,9 @@
 #include <span>
 #include <string_view>
 
-#include "ipc/error.h"
-#include "ipc/unique_fd.h"
-#include "ipc/worker_page.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/links/worker_page.h"
 #include "worker/loop/alarm.h"
 
 namespace bulkhead::worker {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 #include "worker/model/describe.h"
 #include "worker/model/model.h"
 

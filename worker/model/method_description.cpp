@@ -2,7 +2,7 @@
 
 #include "config/scalars.h"
 #include "config/words.h"
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 
 namespace bulkhead::worker {
 namespace {

@@ -15,8 +15,8 @@
 #include <boost/json.hpp>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
-#include "ipc/wire.h"
+#include "ipc/base/error.h"
+#include "ipc/channel/wire.h"
 
 namespace bulkhead::cuda {
 class Gpu;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "worker/model/load_limits.h"
 
 namespace bulkhead::worker {

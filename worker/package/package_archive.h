@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "worker/torch/model_file.h"
 
 namespace bulkhead::worker {

@@ -15,7 +15,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "ipc/text.h"
+#include "ipc/base/text.h"
 #include "worker/package/package_archive.h"
 #include "worker/package/package_manifest.h"
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "ipc/error.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
 #include "worker/model/load_limits.h"
 #include "worker/torch/model_file.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "worker/package/package_archive.h"
 
 namespace bulkhead::worker {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::worker {
 

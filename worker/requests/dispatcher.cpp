@@ -7,7 +7,7 @@
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 #include "worker/loop/limits.h"
 
 namespace bulkhead::worker {

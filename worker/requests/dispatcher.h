@@ -9,7 +9,7 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include "ipc/pool_allocator.h"
+#include "ipc/base/pool_allocator.h"
 #include "worker/loop/alarm.h"
 #include "worker/loop/executor.h"
 #include "worker/loop/status_page.h"

@@ -10,8 +10,8 @@
 #include <boost/json.hpp>
 
 #include "config/fleet.h"
-#include "ipc/channel_codec.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
+#include "ipc/channel/channel_codec.h"
 #include "worker/generation/ask.h"
 #include "worker/loop/alarm.h"
 #include "worker/model/model.h"

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "ipc/pool_allocator.h"
+#include "ipc/base/pool_allocator.h"
 #include "worker/requests/request.h"
 
 namespace bulkhead::worker {

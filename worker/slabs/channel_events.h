@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "ipc/channel_codec.h"
+#include "ipc/channel/channel_codec.h"
 #include "ipc/cuda/interprocess_event.h"
 #include "worker/loop/limits.h"
 

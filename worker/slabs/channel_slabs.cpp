@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "ipc/tensor_layout.h"
+#include "ipc/channel/tensor_layout.h"
 #include "worker/loop/limits.h"
 #include "worker/slabs/gpu_slab_memory.h"
 

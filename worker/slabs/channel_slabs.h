@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "config/fleet.h"
-#include "ipc/channel_codec.h"
-#include "ipc/error.h"
-#include "ipc/slab_allocator.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/channel/channel_codec.h"
+#include "ipc/slab/slab_allocator.h"
 #include "worker/loop/alarm.h"
 #include "worker/model/model.h"
 #include "worker/slabs/channel_events.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "worker/loop/alarm.h"
 #include "worker/slabs/channel_events.h"
 

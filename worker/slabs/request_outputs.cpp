@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "ipc/tensor_layout.h"
+#include "ipc/channel/tensor_layout.h"
 
 namespace bulkhead::worker {
 

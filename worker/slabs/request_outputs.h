@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "ipc/channel_codec.h"
+#include "ipc/channel/channel_codec.h"
 #include "worker/model/model.h"
 #include "worker/slabs/channel_slabs.h"
 

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::worker {
 

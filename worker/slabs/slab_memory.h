@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <span>
 
-#include "ipc/host_slab.h"
-#include "ipc/wire.h"
+#include "ipc/channel/wire.h"
+#include "ipc/slab/host_slab.h"
 
 namespace bulkhead::worker {
 

@@ -7,7 +7,7 @@
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "worker/torch/inference_threads.h"
 #include "worker/torch/runtime.h"
 

@@ -8,8 +8,8 @@
 #include <memory>
 #include <string>
 
-#include "ipc/error.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
 
 namespace caffe2::serialize {
 class ReadAdapterInterface;

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "config/fleet.h"
-#include "ipc/tensor_layout.h"
+#include "ipc/channel/tensor_layout.h"
 
 namespace bulkhead::worker {
 

@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "worker/model/model.h"
 
 namespace bulkhead::worker {

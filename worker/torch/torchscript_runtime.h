@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "worker/torch/model_file.h"
 #include "worker/torch/runtime.h"
 

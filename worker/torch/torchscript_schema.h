@@ -7,7 +7,7 @@
 #include <ATen/core/function_schema.h>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::worker {
 

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 #include "worker/model/describe.h"
 #include "worker/torch/runtime.h"
 

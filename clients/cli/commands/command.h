@@ -7,7 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "clients/cpp/control.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::cli {
 

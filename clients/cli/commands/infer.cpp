@@ -18,7 +18,7 @@
 #include "clients/cli/text/render.h"
 #include "clients/cpp/channel.h"
 #include "config/scalars.h"
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 
 namespace bulkhead::cli {
 namespace {

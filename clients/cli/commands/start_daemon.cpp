@@ -18,7 +18,7 @@
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/limits.h"
 #include "clients/cpp/control.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 
 namespace bulkhead::cli {
 namespace {

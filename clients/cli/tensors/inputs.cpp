@@ -6,7 +6,7 @@
 #include "clients/cli/tensors/json_tensor.h"
 #include "clients/cli/text/json_access.h"
 #include "config/scalars.h"
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 
 namespace bulkhead::cli {
 namespace {

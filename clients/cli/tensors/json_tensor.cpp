@@ -9,7 +9,7 @@
 
 #include "clients/cli/tensors/half.h"
 #include "clients/cli/text/terminal.h"
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 
 namespace bulkhead::cli {
 namespace {

@@ -7,8 +7,8 @@
 
 #include <boost/json.hpp>
 
-#include "ipc/error.h"
-#include "ipc/wire.h"
+#include "ipc/base/error.h"
+#include "ipc/channel/wire.h"
 
 namespace bulkhead::cli {
 

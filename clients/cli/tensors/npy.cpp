@@ -15,8 +15,8 @@
 
 #include "clients/cli/text/limits.h"
 #include "clients/cli/text/terminal.h"
-#include "ipc/dtype.h"
-#include "ipc/tensor_layout.h"
+#include "ipc/channel/dtype.h"
+#include "ipc/channel/tensor_layout.h"
 
 namespace bulkhead::cli {
 namespace {

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "ipc/error.h"
-#include "ipc/unique_fd.h"
-#include "ipc/wire.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/channel/wire.h"
 
 namespace bulkhead::cli {
 

@@ -13,7 +13,7 @@
 #include <cstring>
 
 #include "clients/cli/text/limits.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 
 namespace bulkhead::cli {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <boost/json.hpp>
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::cli {
 

@@ -11,7 +11,7 @@
 
 #include "clients/cli/text/terminal.h"
 #include "config/reader.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::cli {
 

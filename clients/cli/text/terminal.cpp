@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "clients/cli/text/limits.h"
-#include "ipc/text.h"
+#include "ipc/base/text.h"
 
 namespace bulkhead::cli {
 namespace {

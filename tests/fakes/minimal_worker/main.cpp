@@ -36,7 +36,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include "ipc/keeper_link.h"
+#include "ipc/links/keeper_link.h"
 #include "tests/fakes/minimal_worker/gpu_echo.h"
 #include "tests/fakes/minimal_worker/mischief.h"
 #include "tests/fakes/models/misbehave.h"

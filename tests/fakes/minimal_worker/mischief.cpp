@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 
 namespace bulkhead::worker {
 namespace {

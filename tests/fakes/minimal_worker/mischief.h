@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 
 namespace bulkhead::worker {
 

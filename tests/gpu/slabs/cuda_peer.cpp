@@ -16,10 +16,10 @@
 #include <fmt/format.h>
 
 #include "clients/cpp/channel.h"
+#include "ipc/base/packet.h"
 #include "ipc/cuda/interprocess_event.h"
 #include "ipc/cuda/legacy_slab.h"
 #include "ipc/cuda/vmm_slab.h"
-#include "ipc/packet.h"
 #include "tests/gpu/slabs/on_gpu.h"
 
 extern char** environ;

@@ -7,8 +7,8 @@
 #include <map>
 #include <string>
 
-#include "ipc/unique_fd.h"
-#include "ipc/wire.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/channel/wire.h"
 
 namespace bulkhead::test {
 

@@ -14,7 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "clients/cli/commands/command.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "tests/unit/cli/ran.h"
 #include "tests/unit/cli/temporary_folder.h"
 

@@ -16,7 +16,7 @@
 
 #include <boost/json.hpp>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "clients/cli/tensors/half.h"
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 
 namespace bulkhead::cli {
 namespace {

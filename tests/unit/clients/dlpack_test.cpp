@@ -8,7 +8,7 @@
 
 #include "clients/cpp/async_dlpack.h"
 #include "clients/cpp/dlpack.h"
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"
 

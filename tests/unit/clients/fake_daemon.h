@@ -16,7 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "clients/cpp/control.h"
-#include "ipc/packet.h"
+#include "ipc/base/packet.h"
 #include "tests/support/open_descriptors.h"
 
 namespace bulkhead::test {

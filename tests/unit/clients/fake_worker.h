@@ -11,10 +11,10 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/channel_codec.h"
-#include "ipc/host_slab.h"
-#include "ipc/packet.h"
-#include "ipc/slab_allocator.h"
+#include "ipc/base/packet.h"
+#include "ipc/channel/channel_codec.h"
+#include "ipc/slab/host_slab.h"
+#include "ipc/slab/slab_allocator.h"
 #include "tests/unit/ipc/line_end.h"
 
 namespace bulkhead::test {

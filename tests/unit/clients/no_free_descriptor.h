@@ -3,7 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 
 namespace bulkhead::test {
 

@@ -1,4 +1,4 @@
-#include "ipc/channel_codec.h"
+#include "ipc/channel/channel_codec.h"
 
 #include <cstring>
 #include <functional>
@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/packet.h"
+#include "ipc/base/packet.h"
 
 namespace bulkhead::channel {
 namespace {

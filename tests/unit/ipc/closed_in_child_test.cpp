@@ -12,9 +12,9 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/closed_in_child.h"
-#include "ipc/host_slab.h"
-#include "ipc/packet.h"
+#include "ipc/base/closed_in_child.h"
+#include "ipc/base/packet.h"
+#include "ipc/slab/host_slab.h"
 
 namespace bulkhead {
 namespace {

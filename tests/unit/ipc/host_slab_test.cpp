@@ -1,4 +1,4 @@
-#include "ipc/host_slab.h"
+#include "ipc/slab/host_slab.h"
 
 #include <fcntl.h>
 #include <signal.h>

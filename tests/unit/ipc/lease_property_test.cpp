@@ -7,8 +7,8 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/slab_allocator.h"
-#include "ipc/wire.h"
+#include "ipc/channel/wire.h"
+#include "ipc/slab/slab_allocator.h"
 #include "tests/support/property.h"
 
 namespace bulkhead {

@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/packet_line.h"
+#include "ipc/ring/packet_line.h"
 
 namespace bulkhead::test {
 

@@ -1,4 +1,4 @@
-#include "ipc/own_cgroup.h"
+#include "ipc/base/own_cgroup.h"
 
 #include <gtest/gtest.h>
 

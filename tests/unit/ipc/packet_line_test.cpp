@@ -1,6 +1,6 @@
 /// What a channel promises of its packets, over the socket alone and over rings.
 
-#include "ipc/packet_line.h"
+#include "ipc/ring/packet_line.h"
 
 #include <fcntl.h>
 #include <signal.h>

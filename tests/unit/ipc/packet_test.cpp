@@ -1,4 +1,4 @@
-#include "ipc/packet.h"
+#include "ipc/base/packet.h"
 
 #include <fcntl.h>
 #include <signal.h>

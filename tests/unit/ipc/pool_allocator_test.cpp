@@ -1,4 +1,4 @@
-#include "ipc/pool_allocator.h"
+#include "ipc/base/pool_allocator.h"
 
 #include <map>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/fixed_text.h"
+#include "ipc/base/fixed_text.h"
 
 namespace bulkhead {
 namespace {

@@ -1,6 +1,6 @@
 /// Rings under a peer that lies: it writes the shared memory by hand, from docs/channel.md alone.
 
-#include "ipc/ring.h"
+#include "ipc/ring/ring.h"
 
 #include <fcntl.h>
 #include <linux/filter.h>

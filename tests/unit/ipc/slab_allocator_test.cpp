@@ -1,4 +1,4 @@
-#include "ipc/slab_allocator.h"
+#include "ipc/slab/slab_allocator.h"
 
 #include <algorithm>
 #include <random>
@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/wire.h"
+#include "ipc/channel/wire.h"
 
 namespace bulkhead {
 namespace {

@@ -1,4 +1,4 @@
-#include "ipc/spin.h"
+#include "ipc/ring/spin.h"
 
 #include <sched.h>
 

@@ -1,4 +1,4 @@
-#include "ipc/tensor_layout.h"
+#include "ipc/channel/tensor_layout.h"
 
 #include <array>
 #include <vector>

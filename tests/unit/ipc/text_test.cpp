@@ -1,4 +1,4 @@
-#include "ipc/text.h"
+#include "ipc/base/text.h"
 
 #include <gtest/gtest.h>
 

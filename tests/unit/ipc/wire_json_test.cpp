@@ -1,6 +1,6 @@
-// wire.json is what clients in other languages are written from: it and ipc/wire.h must be the same, member by member.
+// wire.json is what clients in other languages are written from: it and ipc/channel/wire.h must be the same, member by member.
 
-#include "ipc/wire.h"
+#include "ipc/channel/wire.h"
 
 #include <cstddef>
 #include <fstream>
@@ -11,9 +11,9 @@
 #include <boost/json.hpp>
 #include <gtest/gtest.h>
 
-#include "ipc/error.h"
-#include "ipc/packet.h"
-#include "ipc/ring.h"
+#include "ipc/base/error.h"
+#include "ipc/base/packet.h"
+#include "ipc/ring/ring.h"
 
 namespace bulkhead::wire {
 namespace {
@@ -103,7 +103,7 @@ std::size_t size_of(const std::string& type) {
 class WireJson : public ::testing::Test {
 protected:
     static json::object read() {
-        std::ifstream file{BULKHEAD_SOURCE_DIR "/ipc/wire.json"};
+        std::ifstream file{BULKHEAD_SOURCE_DIR "/ipc/channel/wire.json"};
         return json::parse(std::string{std::istreambuf_iterator<char>{file}, {}}).as_object();
     }
     const json::object spec = read();

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 
 namespace bulkhead::test {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "ipc/keeper_link.h"
-#include "ipc/packet.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/packet.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/links/keeper_link.h"
 
 namespace bulkhead::test {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "tests/support/file_text.h"
 
 /// What /proc tells about another process.

@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <fstream>
 
-#include "supervisor/keeper/limits.h"
-#include "supervisor/keeper/path_claim.h"
+#include "supervisor/keeper/base/limits.h"
+#include "supervisor/keeper/service/path_claim.h"
 #include "tests/unit/keeper/keeper_process.h"
 #include "tests/unit/keeper/process_facts.h"
 

@@ -1,4 +1,4 @@
-#include "supervisor/keeper/saved_state.h"
+#include "supervisor/keeper/state/saved_state.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -12,7 +12,7 @@
 #include <fstream>
 #include <iostream>
 
-#include "supervisor/keeper/saved_state.h"
+#include "supervisor/keeper/state/saved_state.h"
 #include "tests/unit/keeper/keeper_process.h"
 #include "tests/unit/keeper/process_facts.h"
 

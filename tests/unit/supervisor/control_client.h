@@ -15,7 +15,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/json.hpp>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "tests/unit/supervisor/loop.h"
 #include "tests/unit/supervisor/temporary_folder.h"
 

@@ -17,7 +17,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/json.hpp>
 
-#include "ipc/packet.h"
+#include "ipc/base/packet.h"
 #include "supervisor/keeper_link/keeper.h"
 
 namespace bulkhead::supervisor::test {

@@ -14,8 +14,8 @@
 #include <string_view>
 #include <thread>
 
-#include "ipc/unique_fd.h"
-#include "ipc/worker_page.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/links/worker_page.h"
 
 namespace bulkhead::supervisor::test {
 

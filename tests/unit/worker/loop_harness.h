@@ -21,9 +21,9 @@
 #include <gtest/gtest.h>
 
 #include "config/fleet_json.h"
-#include "ipc/channel_codec.h"
-#include "ipc/host_slab.h"
-#include "ipc/packet.h"
+#include "ipc/base/packet.h"
+#include "ipc/channel/channel_codec.h"
+#include "ipc/slab/host_slab.h"
 #include "tests/unit/ipc/line_end.h"
 #include "worker/server/server.h"
 

@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 #include "worker/model/model.h"
 
 namespace bulkhead::worker::test {

@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/worker_page.h"
+#include "ipc/links/worker_page.h"
 
 namespace bulkhead::worker::test {
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "ipc/own_cgroup.h"
+#include "ipc/base/own_cgroup.h"
 
 namespace bulkhead::worker::generation {
 namespace {

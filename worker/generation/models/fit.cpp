@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 #include "worker/generation/models/cgroup_room.h"
 
 namespace bulkhead::worker::generation {

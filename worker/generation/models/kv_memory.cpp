@@ -8,7 +8,7 @@
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 #include "worker/torch/runtime.h"
 
 namespace bulkhead::worker::generation {

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "config/reader.h"
-#include "ipc/dtype.h"
+#include "ipc/channel/dtype.h"
 #include "worker/generation/limits.h"
 
 namespace bulkhead::worker::generation {

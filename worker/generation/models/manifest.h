@@ -13,7 +13,7 @@
 #include <boost/json.hpp>
 
 #include "config/fleet.h"
-#include "ipc/error.h"
+#include "ipc/base/error.h"
 #include "worker/generation/engine.h"
 #include "worker/generation/slot_state.h"
 

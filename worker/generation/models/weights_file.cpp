@@ -13,8 +13,8 @@
 #include <boost/json.hpp>
 #include <fmt/format.h>
 
-#include "ipc/dtype.h"
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/channel/dtype.h"
 #include "worker/generation/limits.h"
 #include "worker/generation/models/manifest.h"
 

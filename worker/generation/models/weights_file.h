@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ipc/error.h"
-#include "ipc/wire.h"
+#include "ipc/base/error.h"
+#include "ipc/channel/wire.h"
 
 namespace bulkhead::worker::generation {
 

@@ -15,7 +15,7 @@
 #include "supervisor/replica/worker_environment.h"
 #include "tests/unit/supervisor/marked_process.h"
 
-#include "ipc/host_slab.h"
+#include "ipc/slab/host_slab.h"
 
 namespace bulkhead::supervisor {
 namespace {

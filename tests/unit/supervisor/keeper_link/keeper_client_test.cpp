@@ -1,4 +1,4 @@
-/// The supervisor's side of ipc/keeper_link.h against a keeper that the test plays.
+/// The supervisor's side of ipc/links/keeper_link.h against a keeper that the test plays.
 
 #include "supervisor/keeper_link/keeper_client.h"
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <thread>
 
-#include "ipc/worker_page.h"
+#include "ipc/links/worker_page.h"
 #include "supervisor/base/limits.h"
 #include "tests/unit/supervisor/replica_fixture.h"
 

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ipc/keeper_link.h"
+#include "ipc/links/keeper_link.h"
 #include "tests/unit/supervisor/temporary_folder.h"
 
 namespace bulkhead::supervisor {

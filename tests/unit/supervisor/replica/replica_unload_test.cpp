@@ -1,6 +1,6 @@
 /// How a replica's process is asked to end, what it does then, and the receipt.
 
-#include "ipc/host_slab.h"
+#include "ipc/slab/host_slab.h"
 #include "tests/unit/supervisor/replica_fixture.h"
 
 namespace bulkhead::supervisor {

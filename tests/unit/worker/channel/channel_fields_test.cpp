@@ -105,7 +105,7 @@ const std::vector<Case>& cases() {
 class Layout {
 public:
     Layout() {
-        std::ifstream file{BULKHEAD_SOURCE_DIR "/ipc/wire.json"};
+        std::ifstream file{BULKHEAD_SOURCE_DIR "/ipc/channel/wire.json"};
         structs_ = json::parse(std::string{std::istreambuf_iterator<char>{file}, {}}).at("structs").as_object();
     }
     struct Field {

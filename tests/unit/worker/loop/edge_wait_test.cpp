@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 
 namespace bulkhead::worker {
 namespace {

@@ -10,7 +10,7 @@
 #include <boost/asio/post.hpp>
 #include <gtest/gtest.h>
 
-#include "ipc/channel_codec.h"
+#include "ipc/channel/channel_codec.h"
 #include "tests/unit/ipc/line_end.h"
 #include "worker/loop/packet_stream.h"
 

@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/unique_fd.h"
+#include "ipc/base/unique_fd.h"
 #include "tests/unit/worker/model_fixture.h"
 
 namespace bulkhead::worker {

@@ -9,7 +9,7 @@
 #include <memory>
 #include <set>
 
-#include "ipc/slab_allocator.h"
+#include "ipc/slab/slab_allocator.h"
 #include "tests/support/property.h"
 #include "tests/unit/worker/loop_harness.h"
 

@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ipc/host_slab.h"
-#include "ipc/slab_allocator.h"
+#include "ipc/slab/host_slab.h"
+#include "ipc/slab/slab_allocator.h"
 #include "tests/unit/worker/model_fixture.h"
 #include "worker/torch/runtime.h"
 

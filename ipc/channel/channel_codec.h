@@ -1,0 +1,224 @@
+#pragma once
+
+/// The channel's messages as values that own what they hold. `parse_…` copies a packet's bytes once, checks
+/// them, and hands out only what passed; `encode` is its inverse. Layout: `ipc/channel/wire.h`; prose: `docs/channel.md`.
+///
+/// What travels with each request lies in place: reading or writing an infer, a result or a release takes no heap,
+/// unless it carries JSON.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <boost/container/small_vector.hpp>
+#include <boost/json.hpp>
+
+#include "ipc/base/error.h"
+#include "ipc/base/fixed_text.h"
+#include "ipc/channel/tensor_layout.h"
+#include "ipc/channel/wire.h"
+
+namespace bulkhead::channel {
+
+/// A checked descriptor: dtype known, name printable, `lease.size_bytes` what dims and dtype ask for.
+/// That the lease lies in its slab is for the owner of the slab table to check (`check_placement`).
+struct Tensor {
+    FixedText<wire::name_bytes> name;
+    wire::DType dtype{};
+    Dims dims;
+    wire::LeaseRef lease{};
+    std::uint32_t event_id = 0;  ///< see wire::TensorDescriptor
+    bool operator==(const Tensor& other) const;
+};
+
+/// Only more than `wire::tensors_max` of them, which no message may carry, would take the heap.
+using Tensors = boost::container::small_vector<Tensor, wire::tensors_max>;
+/// What a client gives back before its next request seldom is more than these.
+using Leases = boost::container::small_vector<wire::LeaseRef, 32>;
+
+// Client → worker
+
+struct Hello {
+    std::uint64_t features = 0;
+    std::string client;  ///< may be empty
+    wire::GpuUuid gpu{};
+    friend bool operator==(const Hello&, const Hello&) = default;
+};
+
+struct SlabRequest {
+    std::uint64_t request_id = 0;
+    wire::SlabDirection direction = wire::SlabDirection::input;
+    wire::SlabKind kind = wire::SlabKind::host_memfd;
+    std::uint64_t size_bytes = 0;  ///< not 0
+    friend bool operator==(const SlabRequest&, const SlabRequest&) = default;
+};
+
+struct Infer {
+    std::uint64_t request_id = 0;
+    FixedText<wire::method_bytes> method{};
+    std::chrono::milliseconds deadline{0};  ///< from receipt; 0: the model's own
+    bool retry_safe = false;
+    Tensors tensors{};
+    boost::json::object parameters{};
+    friend bool operator==(const Infer&, const Infer&) = default;
+};
+
+struct Cancel {
+    std::uint64_t request_id = 0;
+    friend bool operator==(const Cancel&, const Cancel&) = default;
+};
+
+struct Release {
+    Leases leases;
+};
+
+/// Brings one descriptor.
+struct SlabLend {
+    std::uint64_t request_id = 0;
+    std::uint32_t slab_id = 0;  ///< at least wire::lent_slab_id_min
+    wire::SlabKind kind = wire::SlabKind::host_memfd;
+    std::uint64_t size_bytes = 0;  ///< not 0
+    friend bool operator==(const SlabLend&, const SlabLend&) = default;
+};
+
+struct SlabReturn {
+    std::uint32_t slab_id = 0;
+    friend bool operator==(const SlabReturn&, const SlabReturn&) = default;
+};
+
+using ClientMessage = std::variant<Hello, SlabRequest, Infer, Cancel, Release, SlabLend, SlabReturn>;
+
+// Worker → client
+
+struct Welcome {
+    std::uint16_t slab_count = 0;  ///< slab_offers that follow
+    std::uint32_t in_flight_max = 0;
+    std::uint64_t features = 0;
+    std::uint64_t generation = 0;
+    std::uint64_t channel = 0;
+    std::uint64_t slab_bytes_max = 0;  ///< all slabs of the channel together
+    std::uint32_t replica = 0;
+    std::string model{};
+    boost::json::object methods{};
+    friend bool operator==(const Welcome&, const Welcome&) = default;
+};
+
+struct SlabOffer {
+    std::uint64_t request_id = 0;  ///< of the slab_request; 0 for those that follow welcome
+    std::uint32_t slab_id = 0;
+    wire::SlabDirection direction = wire::SlabDirection::input;
+    wire::SlabKind kind = wire::SlabKind::host_memfd;
+    std::uint64_t size_bytes = 0;
+    wire::CudaIpcHandle handle{};  ///< of kind cuda_ipc; the other kinds bring one descriptor
+    friend bool operator==(const SlabOffer&, const SlabOffer&) = default;
+};
+
+struct InferResult {
+    std::uint64_t request_id = 0;
+    bool more = false;
+    Tensors tensors{};
+    boost::json::object values{};  ///< results that are no tensors; usually empty
+    std::chrono::microseconds queued{0};
+    std::chrono::microseconds run{0};
+    friend bool operator==(const InferResult&, const InferResult&) = default;
+};
+
+struct Failure {
+    std::uint64_t request_id = 0;  ///< 0: concerns the channel
+    Error error;
+    friend bool operator==(const Failure&, const Failure&) = default;
+};
+
+struct Closing {
+    ErrorCode code = ErrorCode::worker_draining;
+    std::chrono::milliseconds deadline{0};
+    friend bool operator==(const Closing&, const Closing&) = default;
+};
+
+/// Brings wire::ring_offer_fds descriptors.
+struct RingOffer {
+    std::uint32_t lines_to_worker = 0;
+    std::uint32_t lines_to_client = 0;
+    std::uint64_t size_bytes = 0;
+    friend bool operator==(const RingOffer&, const RingOffer&) = default;
+};
+
+struct SlabAccepted {
+    std::uint64_t request_id = 0;
+    std::uint32_t slab_id = 0;
+    friend bool operator==(const SlabAccepted&, const SlabAccepted&) = default;
+};
+
+struct SlabWithdraw {
+    std::uint32_t slab_id = 0;
+    friend bool operator==(const SlabWithdraw&, const SlabWithdraw&) = default;
+};
+
+struct EventOffer {
+    std::uint32_t event_id = 0;  ///< not 0
+    bool from_worker = false;
+    wire::CudaIpcHandle handle{};
+    friend bool operator==(const EventOffer&, const EventOffer&) = default;
+};
+
+using WorkerMessage =
+    std::variant<Welcome, SlabOffer, InferResult, Failure, Closing, RingOffer, SlabAccepted, SlabWithdraw, EventOffer>;
+
+/// Why a client's packet was refused.
+struct Refusal {
+    Error error;
+    /// 0: the packet breaks the protocol: answer `Failure{0, error}`, then close the channel.
+    /// Else only this request is bad: answer `Failure{request_id, error}` and go on.
+    std::uint64_t request_id = 0;
+
+    [[nodiscard]] bool closes_channel() const noexcept { return request_id == 0; }
+};
+
+/// Found by argument-dependent lookup from `boost::system::result`.
+[[noreturn]] inline void throw_exception_from_error(const Refusal& refusal, const boost::source_location& where) {
+    bulkhead::throw_exception_from_error(refusal.error, where);
+}
+
+/// For the worker. A request's own faults are shape_mismatch, dtype_unsupported and input_invalid.
+[[nodiscard]] boost::system::result<ClientMessage, Refusal> parse_from_client(std::span<const std::byte> packet);
+
+/// For the client. A worker that errs in any field has broken the protocol: there is no milder case.
+[[nodiscard]] Result<WorkerMessage> parse_from_worker(std::span<const std::byte> packet);
+
+// One packet each. Errors (only where a Result is returned)  input_invalid or shape_mismatch: a name too
+// long for its field, too many tensors, more than wire::json_bytes_max of JSON.
+
+[[nodiscard]] std::vector<std::byte> encode(const Hello& message);  ///< a long client name is cut
+[[nodiscard]] std::vector<std::byte> encode(const SlabRequest& message);
+[[nodiscard]] Result<std::vector<std::byte>> encode(const Infer& message);
+[[nodiscard]] std::vector<std::byte> encode(const Cancel& message);
+/// At most `release_leases_max` of them.
+[[nodiscard]] std::vector<std::byte> encode(const Release& message);
+[[nodiscard]] std::vector<std::byte> encode(const SlabLend& message);
+[[nodiscard]] std::vector<std::byte> encode(const SlabReturn& message);
+[[nodiscard]] Result<std::vector<std::byte>> encode(const Welcome& message);
+[[nodiscard]] std::vector<std::byte> encode(const SlabOffer& message);
+[[nodiscard]] Result<std::vector<std::byte>> encode(const InferResult& message);
+[[nodiscard]] std::vector<std::byte> encode(const Failure& message);  ///< long or unprintable text is cut and cleaned
+[[nodiscard]] std::vector<std::byte> encode(const Closing& message);
+[[nodiscard]] std::vector<std::byte> encode(const RingOffer& message);
+[[nodiscard]] std::vector<std::byte> encode(const SlabAccepted& message);
+[[nodiscard]] std::vector<std::byte> encode(const SlabWithdraw& message);
+[[nodiscard]] std::vector<std::byte> encode(const EventOffer& message);
+
+// The same into a vector that is used again: its capacity stays, so that it soon allocates no more. After an error it
+// holds no packet.
+[[nodiscard]] Result<> encode(const Infer& message, std::vector<std::byte>& packet);
+[[nodiscard]] Result<> encode(const InferResult& message, std::vector<std::byte>& packet);
+void encode_release(std::span<const wire::LeaseRef> leases, std::vector<std::byte>& packet);
+
+/// Leases of one release message: it then stays far below a packet's bound.
+inline constexpr std::size_t release_leases_max = 1024;
+/// Bytes of an error's attempt and of its remedy, each.
+inline constexpr std::size_t error_text_bytes_max = 8 * 1024;
+
+}  // namespace bulkhead::channel

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string_view>
+
+#include "ipc/channel/wire.h"
+
+namespace bulkhead {
+
+/// Bytes of one element; 0 for a number that is no DType.
+[[nodiscard]] std::size_t element_size(wire::DType dtype) noexcept;
+
+/// As PyTorch and NumPy spell it: "float32", "int64", "bool".
+[[nodiscard]] std::string_view to_string(wire::DType dtype) noexcept;
+[[nodiscard]] std::optional<wire::DType> dtype_from(std::string_view name) noexcept;
+
+}  // namespace bulkhead

@@ -1,0 +1,276 @@
+#include "ipc/ring/ring.h"
+
+#include <linux/membarrier.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ipc/base/packet.h"
+
+// GCC's thread sanitizer knows no fences. It needs none here: they order flags and positions, which are atomic, and no
+// plain memory.
+#pragma GCC diagnostic ignored "-Wtsan"
+
+namespace bulkhead {
+namespace {
+
+using namespace ring;
+
+constexpr std::size_t lines_of(std::size_t packet_bytes) noexcept {
+    return (packet_bytes + payload_bytes - 1) / payload_bytes;
+}
+
+Error lies(std::string attempt) {
+    return {ErrorCode::protocol_violation, std::move(attempt), "write the ring as docs/channel.md says"};
+}
+
+/// Whether another process's membarrier reaches this one: from then on its own posts need no fence.
+bool registered_for_barriers() {
+    static const bool registered = ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+    return registered;
+}
+
+bool barrier_of_all_registered() { return ::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0; }
+
+Result<UniqueFd> make_doorbell() {
+    UniqueFd bell{::eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK)};
+    if (!bell) return system_error("creating a doorbell", errno);
+    return bell;
+}
+
+/// Files, pipes and sockets, in which a write could wait, have a type; eventfds and their kin have none.
+bool may_be_doorbell(int fd) {
+    struct stat status {};
+    return ::fstat(fd, &status) == 0 && (status.st_mode & S_IFMT) == 0;
+}
+
+void ring_doorbell(int fd) {
+    const std::uint64_t nothing = 0;
+    [[maybe_unused]] const ssize_t rung = ::write(fd, &nothing, sizeof nothing);  // its failure is the peer's doing
+}
+
+std::uint64_t memory_bytes(std::uint32_t lines_to_worker, std::uint32_t lines_to_client) {
+    return header_bytes + (std::uint64_t{lines_to_worker} + lines_to_client) * sizeof(Line);
+}
+
+Header& header_of(const HostSlab& memory) { return *reinterpret_cast<Header*>(memory.bytes().data()); }
+
+std::span<Line> lines_at(const HostSlab& memory, std::uint32_t first, std::uint32_t count) {
+    return {reinterpret_cast<Line*>(memory.bytes().data() + header_bytes) + first, count};
+}
+
+void store(Line& line, std::span<const std::byte> part) noexcept {
+    for (std::atomic<std::uint64_t>& word : line.words) {
+        std::uint64_t value = 0;
+        const std::size_t bytes = std::min(part.size(), sizeof value);
+        if (bytes == 0) break;
+        std::memcpy(&value, part.data(), bytes);
+        word.store(value, std::memory_order_relaxed);
+        part = part.subspan(bytes);
+    }
+}
+
+void load(const Line& line, std::span<std::byte> part) noexcept {
+    for (const std::atomic<std::uint64_t>& word : line.words) {
+        const std::uint64_t value = word.load(std::memory_order_relaxed);
+        const std::size_t bytes = std::min(part.size(), sizeof value);
+        if (bytes == 0) break;
+        std::memcpy(part.data(), &value, bytes);
+        part = part.subspan(bytes);
+    }
+}
+
+/// Into this core's cache, so that the next packet's stores find it there and need not wait for the reader's copy. A hint,
+/// which processors that do not know it pass over.
+void take_to_write([[maybe_unused]] const Line& line) noexcept {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(line.sequence));
+#endif
+}
+
+}  // namespace
+
+std::size_t RingWriter::packet_bytes_max() const noexcept {
+    return std::min(lines_.size() / 4 * payload_bytes, bulkhead::packet_bytes_max);
+}
+
+Result<bool> RingWriter::has_room(std::size_t packet_bytes) {
+    const std::uint64_t end = next_ + lines_of(packet_bytes);
+    if (end - read_seen_ <= lines_.size()) return true;
+    const std::uint64_t read = read_->lines.load(std::memory_order_acquire);
+    if (read < read_seen_ || read > next_)
+        return lies(fmt::format("a ring's reader has read {} lines, then {}, of {} written", read_seen_, read, next_));
+    read_seen_ = read;
+    return end - read_seen_ <= lines_.size();
+}
+
+void RingWriter::write(std::span<const std::byte> packet) noexcept {
+    const std::size_t count = lines_of(packet.size());
+    for (std::size_t i = count; i-- > 0;) {
+        Line& line = lines_[(next_ + i) & (lines_.size() - 1)];
+        store(line, packet.subspan(i * payload_bytes));
+        line.sequence.store(next_ + i + 1, i == 0 ? std::memory_order_release : std::memory_order_relaxed);
+    }
+    next_ += count;
+    for (const std::uint64_t coming : {next_, next_ + 1}) take_to_write(lines_[coming & (lines_.size() - 1)]);
+}
+
+std::uint64_t RingReader::sequence() const noexcept {
+    return lines_[next_ & (lines_.size() - 1)].sequence.load(std::memory_order_acquire);
+}
+
+bool RingReader::readable() const noexcept {
+    return sequence() != (next_ < lines_.size() ? 0 : next_ + 1 - lines_.size());
+}
+
+Result<std::size_t> RingReader::read(std::span<std::byte> buffer) {
+    if (!readable()) return 0;
+    if (const std::uint64_t seen = sequence(); seen != next_ + 1)
+        return lies(fmt::format("line {} of a ring has sequence {}", next_, seen));
+    const auto line = [&](std::size_t i) -> const Line& { return lines_[(next_ + i) & (lines_.size() - 1)]; };
+    __builtin_prefetch(&line(1));  // every request has a second one: on its way while the first is looked at
+    load(line(0), buffer.first(payload_bytes));
+    wire::Header header;
+    std::memcpy(&header, buffer.data(), sizeof header);
+    const std::size_t size = header.size_bytes;
+    if (size < sizeof header || size > lines_.size() / 4 * payload_bytes || size > buffer.size())
+        return lies(fmt::format("a packet of {} bytes in a ring of {} lines", size, lines_.size()));
+    const std::size_t count = lines_of(size);
+    for (std::size_t i = 1; i < count; ++i) {
+        if (const std::uint64_t seen = line(i).sequence.load(std::memory_order_relaxed); seen != next_ + i + 1)
+            return lies(fmt::format("line {} of a ring, the {}th of a packet of {} bytes, has sequence {}", next_ + i,
+                                    i + 1, size, seen));
+        load(line(i), buffer.subspan(i * payload_bytes, std::min(payload_bytes, size - i * payload_bytes)));
+    }
+    next_ += count;
+    read_->lines.store(next_, std::memory_order_release);
+    return size;
+}
+
+RingEnd::RingEnd(HostSlab memory, bool is_worker, std::uint32_t lines_to_worker, std::uint32_t lines_to_client,
+                 UniqueFd doorbell, UniqueFd peers_doorbell, bool spins)
+    : memory_{std::move(memory)}, lines_to_worker_{lines_to_worker},
+      lines_to_client_{lines_to_client}, doorbell_{std::move(doorbell)}, peers_doorbell_{std::move(peers_doorbell)},
+      mine_{is_worker ? &header_of(memory_).worker : &header_of(memory_).client},
+      peers_{is_worker ? &header_of(memory_).client : &header_of(memory_).worker},
+      writer_{is_worker ? RingWriter{lines_at(memory_, lines_to_worker, lines_to_client), header_of(memory_).of_client}
+                        : RingWriter{lines_at(memory_, 0, lines_to_worker), header_of(memory_).of_worker}},
+      reader_{is_worker
+                  ? RingReader{lines_at(memory_, 0, lines_to_worker), header_of(memory_).of_worker}
+                  : RingReader{lines_at(memory_, lines_to_worker, lines_to_client), header_of(memory_).of_client}},
+      barriers_{registered_for_barriers() && spins} {
+    mine_->barriers.store(barriers_ ? 1 : 0, std::memory_order_release);
+}
+
+RingEnd::~RingEnd() {
+    if (!closed_in_child_[0].in_child()) mine_->asleep.store(has_left, std::memory_order_release);
+}
+
+Result<std::unique_ptr<RingEnd>> RingEnd::make(std::uint32_t lines_to_worker, std::uint32_t lines_to_client,
+                                               const std::string& label, bool spins) {
+    Result<HostSlab> memory =
+        HostSlab::create(memory_bytes(lines_to_worker, lines_to_client), wire::SlabDirection::input, label);
+    if (!memory) return std::move(memory).error();
+    Result<UniqueFd> mine = make_doorbell(), peers = make_doorbell();
+    if (!mine || !peers) return mine ? std::move(peers).error() : std::move(mine).error();
+    return std::unique_ptr<RingEnd>{new RingEnd{std::move(*memory), true, lines_to_worker, lines_to_client,
+                                                std::move(*mine), std::move(*peers), spins}};
+}
+
+Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer, std::vector<UniqueFd> fds,
+                                                bool spins) {
+    const auto sensible = [](std::uint32_t lines) {
+        return lines >= lines_min && lines <= lines_max && std::has_single_bit(lines);
+    };
+    if (fds.size() != wire::ring_offer_fds || !sensible(offer.lines_to_worker) || !sensible(offer.lines_to_client) ||
+        offer.size_bytes != memory_bytes(offer.lines_to_worker, offer.lines_to_client))
+        return lies(fmt::format("rings of {} and {} lines in {} bytes, with {} descriptors", offer.lines_to_worker,
+                                offer.lines_to_client, offer.size_bytes, fds.size()));
+    if (!may_be_doorbell(fds[1].get()) || !may_be_doorbell(fds[2].get()))
+        return lies("a ring's doorbell is no eventfd");
+    Result<HostSlab> memory = HostSlab::adopt(std::move(fds[0]), offer.size_bytes, wire::SlabDirection::input);
+    if (!memory) return std::move(memory).error().during("rings");
+    std::unique_ptr<RingEnd> end{new RingEnd{std::move(*memory), false, offer.lines_to_worker, offer.lines_to_client,
+                                             std::move(fds[2]), std::move(fds[1]), spins}};
+    end->closed_in_child_[0] = ClosedInChild{end->doorbell_.get()};
+    end->closed_in_child_[1] = ClosedInChild{end->peers_doorbell_.get()};
+    return end;
+}
+
+channel::RingOffer RingEnd::offer() const noexcept {
+    return {lines_to_worker_, lines_to_client_, memory_.size_bytes()};
+}
+
+std::array<int, wire::ring_offer_fds> RingEnd::offer_fds() const noexcept {
+    return {memory_.fd(), doorbell_.get(), peers_doorbell_.get()};
+}
+
+/// What was stored must be seen by a peer whose flag is not seen here. A peer that issues barriers sees to that itself.
+void RingEnd::order_before_looking_at_peer() const noexcept {
+    if (peers_->barriers.load(std::memory_order_relaxed) == 1 && registered_for_barriers())
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+    else
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+bool RingEnd::ring_if_asleep(std::uint32_t for_what) noexcept {
+    if ((peers_->asleep.load(std::memory_order_relaxed) & for_what) == 0) return false;
+    const std::uint32_t asked = peers_->asleep.fetch_and(has_left, std::memory_order_acq_rel);
+    if ((asked & (wants_packets | wants_room)) == 0) return false;  // it has woken up by itself
+    ring_doorbell(peers_doorbell_.get());
+    return true;
+}
+
+void RingEnd::write(std::span<const std::byte> packet) noexcept {
+    write_unannounced(packet);
+    announce();
+}
+
+void RingEnd::announce() noexcept {
+    order_before_looking_at_peer();
+    ring_if_asleep(wants_packets);
+}
+
+Result<std::size_t> RingEnd::read(std::span<std::byte> buffer) {
+    const Result<std::size_t> size = reader_.read(buffer);
+    if (!size) return size;
+    if (*size > 0) {
+        room_owed_ = !ring_if_asleep(wants_room);  // without a fence: whatever this misses is seen below
+    } else if (room_owed_) {
+        order_before_looking_at_peer();
+        ring_if_asleep(wants_room);
+        room_owed_ = false;
+    }
+    return size;
+}
+
+bool RingEnd::prepare_to_sleep(std::size_t room_bytes) {
+    mine_->asleep.store(wants_packets | (room_bytes > 0 ? wants_room : 0), std::memory_order_relaxed);
+    if (!barriers_) {
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+    } else if (!barrier_of_all_registered()) {
+        // The peer may have posted without a fence, relying on this one. From now on it has its own, and whoever asks
+        // looks once more before it sleeps.
+        barriers_ = false;
+        mine_->barriers.store(0, std::memory_order_seq_cst);
+        return false;
+    }
+    if (std::exchange(room_owed_, false)) ring_if_asleep(wants_room);
+    if (reader_.readable()) return false;
+    if (room_bytes == 0) return true;
+    const Result<bool> room = writer_.has_room(room_bytes);
+    return room && !*room;  // an error is for the next write to tell
+}
+
+void RingEnd::ring_own_doorbell() const noexcept { ring_doorbell(doorbell_.get()); }
+
+}  // namespace bulkhead

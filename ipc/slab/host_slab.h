@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <boost/interprocess/mapped_region.hpp>
+
+#include "ipc/base/closed_in_child.h"
+#include "ipc/base/error.h"
+#include "ipc/base/unique_fd.h"
+#include "ipc/channel/wire.h"
+
+namespace bulkhead {
+
+/// huge: of 2 MiB, fewer entries in the page tables and in the caches of them.
+enum class SlabPages : std::uint8_t { plain, huge };
+inline constexpr std::uint64_t huge_page_bytes = std::uint64_t{2} << 20;
+
+/// One sealed memfd, mapped: the memory of one direction of a channel.
+///
+/// The worker creates it, prefaulted (first touch costs 3 to 8 times a copy), without a name in any file
+/// system; the memfd's label shows in /proc/PID/maps, and by it a receipt finds who still maps a slab.
+/// The input slab is writable on both sides; the output slab is read-only for the client
+/// (F_SEAL_FUTURE_WRITE once the worker has mapped it). Both are sealed against shrinking and growing,
+/// so that neither side can kill the other by SIGBUS. Marked MADV_DONTDUMP.
+///
+/// Owns    fd and mapping; members die in reverse order, so the registration goes first, then the bytes
+/// Thread  any; not synchronised
+class HostSlab {
+public:
+    /// Huge pages are taken from the kernel's reserve, else by collapsing plain ones; where neither can be had the slab
+    /// is made of plain pages, and `plain_because` says why. Errors  resources_exhausted (memory, descriptors) naming
+    /// the size
+    static Result<HostSlab> create(std::uint64_t size_bytes, wire::SlabDirection direction, const std::string& label,
+                                   SlabPages pages = SlabPages::plain);
+
+    /// The client's side. Also marked MADV_DONTFORK, its descriptor closed in a forked child, which must not keep the
+    /// memory alive.
+    /// Errors  protocol_violation when the fd is no memfd, lacks a seal, or has another size; an output slab also when
+    /// it
+    ///         has holes, which reading would fill with memory
+    static Result<HostSlab> adopt(UniqueFd memfd, std::uint64_t size_bytes, wire::SlabDirection direction);
+
+    HostSlab(HostSlab&&) noexcept = default;
+    HostSlab& operator=(HostSlab&& other) noexcept;
+    ~HostSlab() = default;
+
+    [[nodiscard]] int fd() const noexcept { return memfd_.get(); }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.get_size(); }
+    /// What keeps a slab from the huge pages that were asked for, with what to change; else empty.
+    [[nodiscard]] const std::string& plain_because() const noexcept { return plain_because_; }
+    /// Writing through the view of an adopted output slab raises SIGSEGV.
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept {
+        return {static_cast<std::byte*>(bytes_.get_address()), bytes_.get_size()};
+    }
+
+private:
+    HostSlab(UniqueFd memfd, boost::interprocess::mapped_region bytes);
+    UniqueFd memfd_;
+    boost::interprocess::mapped_region bytes_;
+    ClosedInChild parents_;  ///< of an adopted one
+    std::string plain_because_;
+};
+
+/// "bulkhead:<daemon token>:<model>/<replica>#<generation>:<channel>:<slab>", what `create` wants as label.
+/// `slab_owner_prefix` is its part up to and with the generation's colon.
+[[nodiscard]] std::string slab_owner_prefix(std::string_view daemon_token, std::string_view model,
+                                            std::uint32_t replica, std::uint64_t generation);
+
+}  // namespace bulkhead

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "ipc/base/error.h"
+#include "ipc/base/pool_allocator.h"
+
+namespace bulkhead {
+
+/// Allocates byte ranges of one slab for the side that owns it. Its state lies on the owner's heap, never
+/// in the shared memory, so a dead or lying peer cannot damage it.
+///
+/// Offsets and sizes are multiples of wire::tensor_alignment. Best fit; freed neighbours merge.
+class SlabAllocator {
+public:
+    struct Block {
+        std::uint64_t offset_bytes;
+        std::uint64_t size_bytes;  ///< as asked for; the range is rounded up to the alignment
+        std::uint64_t generation;  ///< used once in the slab's life
+        friend bool operator==(const Block&, const Block&) = default;
+    };
+
+    explicit SlabAllocator(std::uint64_t size_bytes);
+
+    /// Empty when no free range is long enough. A size of 0 gets a range of one alignment unit.
+    [[nodiscard]] std::optional<Block> allocate(std::uint64_t size_bytes);
+
+    /// Errors  protocol_violation for a block that is not leased: stale generation, wrong offset or size
+    [[nodiscard]] Result<> release(const Block& block);
+
+    [[nodiscard]] bool is_leased(const Block& block) const;
+    [[nodiscard]] std::uint64_t leased_bytes() const noexcept { return leased_bytes_; }
+    [[nodiscard]] std::size_t leases() const noexcept { return leased_.size(); }
+
+private:
+    /// By offset. Their nodes are used again, so that leasing allocates nothing in the steady state.
+    template <typename Value>
+    using Table = std::map<std::uint64_t, Value, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Value>>>;
+    Table<std::uint64_t> free_;  ///< offset → size
+    Table<Block> leased_;
+    std::uint64_t leased_bytes_ = 0;
+    std::uint64_t next_generation_ = 1;
+};
+
+}  // namespace bulkhead

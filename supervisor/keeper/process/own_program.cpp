@@ -1,0 +1,113 @@
+#include "supervisor/keeper/process/own_program.h"
+
+#include <poll.h>
+#include <sys/auxv.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+
+#include "supervisor/keeper/base/clock.h"
+#include "supervisor/keeper/base/limits.h"
+#include "supervisor/keeper/base/say.h"
+
+namespace bulkhead::keeper {
+namespace {
+
+/// Where the process that is asked finds the state.
+constexpr int check_state_fd = 3;
+
+bool is_this_program(const std::string& path) {
+    struct stat here {};
+    struct stat self {};
+    return ::stat(path.c_str(), &here) == 0 && ::stat("/proc/self/exe", &self) == 0 && here.st_dev == self.st_dev &&
+           here.st_ino == self.st_ino;
+}
+
+/// What execve was given, made absolute; empty when that no longer leads to this program.
+std::string path_started_by() {
+    const auto* given = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
+    if (given == nullptr) return {};
+    std::string path{given};
+    if (!path.starts_with('/')) {
+        std::array<char, PATH_MAX> here{};
+        if (::getcwd(here.data(), here.size()) == nullptr) return {};
+        path = std::string{here.data()} + "/" + path;
+    }
+    return is_this_program(path) ? path : "";
+}
+
+}  // namespace
+
+bool starts_from_state(int argc, char** argv) noexcept {
+    return argc > 2 && (std::strcmp(argv[1], resume_option) == 0 || std::strcmp(argv[1], check_state_option) == 0);
+}
+
+Result<OwnProgram> OwnProgram::find(int argc, char** argv) {
+    std::string path = path_started_by();
+    if (path.empty()) {
+        std::array<char, PATH_MAX> link{};
+        const ssize_t size = ::readlink("/proc/self/exe", link.data(), link.size() - 1);
+        if (size < 0) return system_error("finding this program (reading /proc/self/exe)", errno);
+        path = link.data();
+        constexpr std::string_view replaced = " (deleted)";
+        if (path.ends_with(replaced) && !is_this_program(path)) path.resize(path.size() - replaced.size());
+    }
+    OwnProgram program{std::move(path)};
+    program.argv_ = {argv[0], nullptr, nullptr};
+    for (int i = starts_from_state(argc, argv) ? 3 : 1; i < argc; ++i) program.argv_.push_back(argv[i]);
+    program.argv_.push_back(nullptr);
+    return program;
+}
+
+bool OwnProgram::understands(int state_fd, Spawner& spawner, int null_fd, int oom_score_adj) noexcept {
+    // The whole command line comes along: an option that the next release does not know shows now, too.
+    std::snprintf(state_number_.data(), state_number_.size(), "%d", check_state_fd);
+    argv_[1] = const_cast<char*>(check_state_option);
+    argv_[2] = state_number_.data();
+    const std::array<int, 4> descriptors{null_fd, STDOUT_FILENO, STDERR_FILENO, state_fd};
+    SpawnRecipe recipe;
+    recipe.program = path();
+    recipe.argv = argv_.data();
+    recipe.environment = environ;
+    recipe.descriptors = descriptors;
+    recipe.oom_score_adj = oom_score_adj;
+    const auto child = spawner.spawn(recipe);
+    if (!child) {
+        say("WARN upgrade: starting %s: %s", path(), strerrordesc_np(child.error().error_number));
+        return false;
+    }
+
+    const auto deadline = Clock::now() + limits::state_check_deadline;
+    pollfd source{child->pidfd.get(), POLLIN, 0};
+    int ready = 0;
+    do {
+        const timespec timeout = until(deadline);
+        ready = ::ppoll(&source, 1, &timeout, nullptr);
+    } while (ready < 0 && errno == EINTR);
+    ::kill(-child->pid, SIGKILL);  // it is not reaped: the number is its own
+    siginfo_t ended{};
+    ::waitid(P_PIDFD, static_cast<id_t>(child->pidfd.get()), &ended, WEXITED);
+    if (ready == 1 && ended.si_code == CLD_EXITED && ended.si_status == 0) return true;
+    say("WARN upgrade: %s does not take this keeper's state (%s %d)", path(),
+        ready != 1                    ? "no answer,"
+        : ended.si_code == CLD_EXITED ? "exit status"
+                                      : "signal",
+        ended.si_status);
+    return false;
+}
+
+void OwnProgram::execute(int state_fd) noexcept {
+    std::snprintf(state_number_.data(), state_number_.size(), "%d", state_fd);
+    argv_[1] = const_cast<char*>(resume_option);
+    argv_[2] = state_number_.data();
+    ::execve(path(), argv_.data(), environ);
+}
+
+}  // namespace bulkhead::keeper

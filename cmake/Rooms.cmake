@@ -13,6 +13,16 @@ function(bulkhead_room target folder)
     bulkhead_may_include(${CMAKE_CURRENT_SOURCE_DIR}/${folder} ${target} ${room_LINK} ${room_PRIVATE})
 endfunction()
 
+# Runs SCRIPT DATA HEADER at configure time, and again when either has changed: C++ made from a file that others read too.
+# HEADER lies under build/generated/.
+function(bulkhead_generate script data header)
+    execute_process(
+        COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/${script} ${CMAKE_CURRENT_SOURCE_DIR}/${data}
+                ${PROJECT_BINARY_DIR}/generated/${header}
+        COMMAND_ERROR_IS_FATAL ANY)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script} ${data})
+endfunction()
+
 # Says for tests/rooms.py what a folder that is no room of its own may include.
 function(bulkhead_may_include folder target)
     file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${folder})

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""Makes docs/configuration.md from config/fleet.schema.json, so that the two cannot differ.
+"""Makes docs/configuration.md from config/fleet.schema.json, and the tables of docs/worker-link.md from
+ipc/links/worker_link.json, so that they cannot differ.
 
-    reference.py            write it
-    reference.py --check    exit 1 if it is not up to date
+    reference.py            write them
+    reference.py --check    exit 1 if one is not up to date
 """
 
 import json
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "config/fleet.schema.json"
 PAGE = ROOT / "docs/configuration.md"
+LINK = ROOT / "ipc/links/worker_link.json"
+LINK_PAGE = ROOT / "docs/worker-link.md"
 
 INTRODUCTION = """\
 # The fleet file
@@ -103,18 +107,39 @@ def page(schema):
     return text + VALUES
 
 
+def messages(entries):
+    """A table of messages, or of the objects in them."""
+    has_when = any("when" in entry for entry in entries.values())
+    rows = ["| type | members | when |", "| --- | --- | --- |"] if has_when else ["| type | members |", "| --- | --- |"]
+    for name, entry in entries.items():
+        members = []
+        for member, kind, *about in entry["members"]:
+            shown = f"**`{member}`**" if member in entry.get("required", []) else f"`{member}`"
+            members.append(f"{shown} {kind}" + "".join(f" ({text})" for text in about))
+        if "fds" in entry:
+            members.append(f"{entry['fds']} descriptor")
+        rows.append(f"| `{name}` | {', '.join(members)} |" + (f" {entry['when']} |" if has_when else ""))
+    return "\n".join(rows)
+
+
+def link_page(link):
+    """The page as it is, with its tables made again."""
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", lambda found: f"<!-- {found[1]} -->\n{messages(link[found[1]])}\n<!-- end -->",
+                  LINK_PAGE.read_text(), flags=re.DOTALL)  # fmt: skip
+
+
 def main():
-    made = page(json.loads(SCHEMA.read_text()))
-    if sys.argv[1:] == ["--check"]:
-        if not PAGE.exists() or PAGE.read_text() != made:
-            print(f"{PAGE.relative_to(ROOT)} is not up to date: run scripts/reference.py")
-            return 1
-        return 0
-    if sys.argv[1:]:
+    if sys.argv[1:] not in ([], ["--check"]):
         print(__doc__)
         return 2
-    PAGE.write_text(made)
-    return 0
+    pages = {PAGE: page(json.loads(SCHEMA.read_text())), LINK_PAGE: link_page(json.loads(LINK.read_text()))}
+    outdated = [path for path, made in pages.items() if not path.exists() or path.read_text() != made]
+    for path in outdated:
+        if sys.argv[1:]:
+            print(f"{path.relative_to(ROOT)} is not up to date: run scripts/reference.py")
+        else:
+            path.write_text(pages[path])
+    return 1 if sys.argv[1:] and outdated else 0
 
 
 if __name__ == "__main__":

@@ -214,8 +214,8 @@ json::object Replica::row() const {
 }
 
 json::value Replica::generate() const {
-    if (!process_ || process_->statistics.generate.empty()) return nullptr;
-    return process_->statistics.generate;
+    if (!process_ || !process_->statistics.generation) return nullptr;
+    return *process_->statistics.generation;
 }
 
 json::object Replica::graphs() const {

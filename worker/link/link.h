@@ -9,6 +9,7 @@
 #include <boost/json.hpp>
 
 #include "ipc/base/unique_fd.h"
+#include "ipc/links/worker_link.h"
 #include "worker/link/link_messages.h"
 #include "worker/loop/packet_stream.h"
 
@@ -46,6 +47,7 @@ public:
     [[nodiscard]] int descriptor() const noexcept { return stream_->descriptor(); }
     /// False when it was dropped.
     bool send(const boost::json::object& message);
+    bool send(worker_link::ToDaemon message) { return send(worker_link::to_json(std::move(message))); }
     /// Now, or as soon as somebody reads; after everything that waits, for it is the newest. Owed twice, it is said
     /// once.
     void say_hello();

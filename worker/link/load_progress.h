@@ -17,6 +17,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/json.hpp>
 
+#include "ipc/links/worker_link.h"
 #include "worker/loop/alarm.h"
 #include "worker/loop/limits.h"
 
@@ -69,8 +70,8 @@ private:
         return step.done == step.total || step.done - marked_done_ >= step.total / 8;
     }
     static boost::json::object packet(const Step& step) {
-        return {{"type", "progress"},  {"phase", step.phase}, {"done", step.done},
-                {"total", step.total}, {"unit", step.unit},   {"detail", step.detail}};
+        return worker_link::to_json(worker_link::Progress{std::string{step.phase}, step.done, step.total,
+                                                          std::string{step.unit}, std::string{step.detail}});
     }
 
     void deliver() {

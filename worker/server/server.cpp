@@ -70,10 +70,10 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                        [this](std::string_view method, milliseconds running) {
                            spdlog::error("method \"{}\" runs for {} ms, its budget is {} ms", method, running.count(),
                                          spec_.deadlines.request.count());
-                           link_.send({{"type", "overrun"},
-                                       {"method", method},
-                                       {"running_ms", running.count()},
-                                       {"budget_ms", spec_.deadlines.request.count()}});
+                           link_.send(worker_link::Overrun{
+                               .method = std::string{method},
+                               .running_ms = static_cast<std::uint64_t>(running.count()),
+                               .budget_ms = static_cast<std::uint64_t>(spec_.deadlines.request.count())});
                        }}},
       drain_deadline_{io, [this]() -> std::optional<Clock::time_point> {
                           spdlog::warn("the drain deadline passed with {} requests in flight", dispatcher_.in_flight());
@@ -112,53 +112,50 @@ HelloPacket Server::hello(bool with_descriptors) const {
     const bool page = with_descriptors && options_.page != nullptr;
     std::vector<int> fds;
     if (page) fds.push_back(options_.page->fd());
-    boost::json::array channels;
+    worker_link::Hello message{
+        .protocol = {worker_link::version, worker_link::version},
+        .model = options_.identity.model,
+        .replica = options_.identity.replica,
+        .generation = options_.identity.generation,
+        .pid = ::getpid(),
+        .state = {.configured = phase_ != Phase::starting,
+                  .phase = std::string{phase_name()},
+                  .in_flight = dispatcher_.in_flight(),
+                  .grant = std::string{grants[static_cast<std::size_t>(grant_state_)]}},
+        .nonce = nonce_};
+    if (page) message.page = true;
     for (const auto& [id, session] : sessions_) {
         if (session->state() == ChannelSession::State::closed) continue;
-        channels.emplace_back(id);
+        message.channels.push_back(id);
         if (with_descriptors && fds.size() < packet_fds_kernel_max) fds.push_back(session->descriptor());
     }
-    boost::json::object message{{"type", "hello"},
-                                {"protocol", {link_version, link_version}},
-                                {"model", options_.identity.model},
-                                {"replica", options_.identity.replica},
-                                {"generation", options_.identity.generation},
-                                {"pid", ::getpid()},
-                                {"state",
-                                 {{"configured", phase_ != Phase::starting},
-                                  {"phase", phase_name()},
-                                  {"in_flight", dispatcher_.in_flight()},
-                                  {"grant", grants[static_cast<std::size_t>(grant_state_)]}}},
-                                {"channels", std::move(channels)}};
-    if (page) message["page"] = true;
-    if (nonce_) message["nonce"] = *nonce_;
-    if (!model_) return {std::move(message), std::move(fds)};
-    message["loaded"] = readiness();
+    if (model_) message.loaded = readiness();
+    boost::json::object packet = worker_link::to_json(message);
     // Counters of very many buckets beside the description of very many methods: the former can be asked for.
-    if (boost::json::serialize(message).size() > packet_bytes_max)
-        message["loaded"].as_object()["graphs"] = boost::json::object{};
-    return {std::move(message), std::move(fds)};
+    if (model_ && boost::json::serialize(packet).size() > packet_bytes_max)
+        packet["loaded"].as_object()["graphs"] = boost::json::object{};
+    return {std::move(packet), std::move(fds)};
 }
 
-boost::json::object Server::readiness() const {
-    return {{"load_ms", load_time_.count()},
-            {"methods", methods_},
-            {"torch", options_.torch_version},
-            {"device", model_->device_name()},
-            {"graphs", model_->graphs()}};
+worker_link::Ready Server::readiness() const {
+    return {.load_ms = static_cast<std::uint64_t>(load_time_.count()),
+            .methods = methods_,
+            .torch = options_.torch_version,
+            .device = model_->device_name(),
+            .graphs = model_->graphs()};
 }
 
 void Server::say_activity() {
     if (phase_ != Phase::ready && phase_ != Phase::draining) return;
     if (dispatcher_.busy())
-        link_.send({{"type", "busy"}, {"in_flight", dispatcher_.in_flight()}});
+        link_.send(worker_link::Busy{dispatcher_.in_flight()});
     else
-        link_.send({{"type", "idle"}, {"in_flight", 0}});
+        link_.send(worker_link::Idle{});
 }
 
-void Server::on_link(ConfigureMessage message) {
+void Server::on_link(worker_link::Configure message) {
     if (phase_ != Phase::starting) return spdlog::warn("ignored: a second configure");
-    Result<Configuration> configuration = read_configuration(message.body);
+    Result<Configuration> configuration = read_configuration(message);
     if (!configuration) return fail_load(configuration.error());
     spec_ = std::move(configuration->model);
     cuda_ = configuration->cuda;
@@ -184,7 +181,7 @@ void Server::load() {
                             [this](std::uint64_t device_bytes) {
                                 boost::asio::post(io_, [this, device_bytes] {
                                     grant_state_ = GrantState::asked;
-                                    link_.send({{"type", "grant_asked"}, {"device_bytes", device_bytes}});
+                                    link_.send(worker_link::GrantAsked{device_bytes});
                                 });
                                 return grant_.wait();
                             }};
@@ -229,30 +226,28 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
     phase_ = Phase::ready;
     load_time_ = duration_cast<milliseconds>(Clock::now() - load_started_);
     spdlog::info("ready after {} ms on {}", load_time_.count(), model_->device_name());
-    boost::json::object message = readiness();
-    message["type"] = "ready";
-    link_.send(message);
+    link_.send(readiness());
 }
 
 void Server::fail_load(const Error& error) {
     spdlog::error("{}", error.text());
-    link_.send(error_message("failed", error));
+    link_.send(failed(error));
     leave(exit_status_of(error, spec_));
 }
 
-void Server::on_link(GrantMessage /*message*/) {
+void Server::on_link(worker_link::Grant /*message*/) {
     grant_state_ = GrantState::given;
     grant_.give();
 }
 
-void Server::on_link(StatisticsAskedMessage /*message*/) { say_statistics(); }
+void Server::on_link(worker_link::StatisticsAsked /*message*/) { say_statistics(); }
 
-void Server::on_link(HelloAskedMessage message) {
+void Server::on_link(worker_link::HelloAsked message) {
     nonce_ = message.nonce;
     link_.say_hello();
 }
 
-void Server::on_link(DrainMessage message) { drain(message.deadline); }
+void Server::on_link(worker_link::Drain message) { drain(milliseconds{message.deadline_ms}); }
 
 void Server::say_statistics() {
     std::uint64_t slab_bytes = 0;
@@ -261,26 +256,23 @@ void Server::say_statistics() {
         slab_bytes += session->slab_bytes();
         ignored_frames += session->ignored_frames();
     }
-    boost::json::object statistics{{"type", "statistics"},
-                                   {"requests", dispatcher_.requests()},
-                                   {"errors", dispatcher_.errors()},
-                                   {"in_flight", dispatcher_.in_flight()},
-                                   {"queued", dispatcher_.queued()},
-                                   {"channels", sessions_.size()},
-                                   {"ignored_frames", ignored_frames},
-                                   {"graphs", model_ ? model_->graphs() : boost::json::object{}},
-                                   {"slabs", {{"bytes", slab_bytes}}},
-                                   {"importers", gpu_importers()}};
-    if (dispatcher_.steps() != nullptr) statistics["generation"] = dispatcher_.steps()->statistics();
-    statistics_owed_ = !link_.send(statistics);
+    worker_link::Statistics statistics{.requests = dispatcher_.requests(),
+                                       .errors = dispatcher_.errors(),
+                                       .in_flight = dispatcher_.in_flight(),
+                                       .queued = dispatcher_.queued(),
+                                       .channels = sessions_.size(),
+                                       .ignored_frames = ignored_frames,
+                                       .graphs = model_ ? model_->graphs() : boost::json::object{},
+                                       .slabs = {slab_bytes},
+                                       .importers = gpu_importers()};
+    if (dispatcher_.steps() != nullptr) statistics.generation = dispatcher_.steps()->statistics();
+    statistics_owed_ = !link_.send(std::move(statistics));
 }
 
 void Server::on_link(ChannelMessage message) {
     const auto refuse_at_once = [&](const Error& error) {
         (void)send_packet(message.socket.get(), channel::encode(channel::Failure{0, error}));
-        boost::json::object refusal = error_message("channel_refused", error);
-        refusal["channel"] = message.channel;
-        link_.send(refusal);
+        link_.send(channel_refused(message.channel, error));
     };
     if (!message.socket)
         return refuse_at_once({ErrorCode::resources_exhausted, "opening a channel: the worker has no free descriptor",
@@ -344,13 +336,11 @@ bool Server::take_state(ChannelSession& session) {
     return false;
 }
 
-void Server::opened(ChannelSession& session) { link_.send({{"type", "channel_opened"}, {"channel", session.id()}}); }
+void Server::opened(ChannelSession& session) { link_.send(worker_link::ChannelOpened{session.id()}); }
 
 void Server::refused(ChannelSession& session, const Error& error) {
     spdlog::info("channel {} refused: {}", session.id(), error.text());
-    boost::json::object refusal = error_message("channel_refused", error);
-    refusal["channel"] = session.id();
-    link_.send(refusal);
+    link_.send(channel_refused(session.id(), error));
 }
 
 void Server::ended(ChannelSession& session) {
@@ -369,7 +359,7 @@ void Server::reclaimed(std::uint64_t channel, bool was_refused) {
         ignored_frames_past_ += found->second->ignored_frames();
         sessions_.erase(found);
     }
-    if (!was_refused) link_.send({{"type", "channel_closed"}, {"channel", channel}});
+    if (!was_refused) link_.send(worker_link::ChannelClosed{channel});
     finish_drain_if_done();  // a client that ends lets go of device memory
     if (waiting_ == channel) waiting_.reset();
     if (holder_ != channel) return;
@@ -398,7 +388,7 @@ void Server::finish_drain_if_done() {
     if (phase_ != Phase::draining || dispatcher_.in_flight() > 0) return;
     for (const auto& [id, session] : sessions_)
         if (!session->is_flushed()) return;
-    const boost::json::array importers = gpu_importers();
+    const auto importers = gpu_importers();
     if (!importers.empty()) {
         const Clock::time_point now = Clock::now();
         if (!importers_until_) {
@@ -409,15 +399,15 @@ void Server::finish_drain_if_done() {
         if (now < *importers_until_) return;
     }
     say_statistics();
-    link_.send({{"type", "drained"}});
+    link_.send(worker_link::Drained{});
     leave(0);
 }
 
-boost::json::array Server::gpu_importers() const {
-    boost::json::array importers;
+std::vector<worker_link::Importer> Server::gpu_importers() const {
+    std::vector<worker_link::Importer> importers;
     for (const auto& [id, session] : sessions_)
         if (const std::uint64_t bytes = session->gpu_bytes_lent(); bytes > 0)
-            importers.push_back({{"pid", session->client_pid()}, {"client", session->client()}, {"bytes", bytes}});
+            importers.push_back({session->client_pid(), std::string{session->client()}, bytes});
     return importers;
 }
 

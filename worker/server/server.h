@@ -58,14 +58,14 @@ public:
 private:
     enum class Phase : std::uint8_t { starting, loading, ready, draining, ended };
 
-    void on_link(ConfigureMessage message);
-    void on_link(GrantMessage message);
+    void on_link(worker_link::Configure message);
+    void on_link(worker_link::Grant message);
     void on_link(ChannelMessage message);
-    void on_link(DrainMessage message);
-    void on_link(StatisticsAskedMessage message);
-    void on_link(HelloAskedMessage message);
+    void on_link(worker_link::Drain message);
+    void on_link(worker_link::StatisticsAsked message);
+    void on_link(worker_link::HelloAsked message);
     [[nodiscard]] HelloPacket hello(bool with_descriptors) const;
-    [[nodiscard]] boost::json::object readiness() const;  ///< the members of `ready` but its type
+    [[nodiscard]] worker_link::Ready readiness() const;
     [[nodiscard]] std::string_view phase_name() const;
     void say_activity();
     void say_statistics();
@@ -74,7 +74,7 @@ private:
     void loaded(Result<std::unique_ptr<Model>> model);
     void fail_load(const Error& error);
     void finish_drain_if_done();
-    [[nodiscard]] boost::json::array gpu_importers() const;  ///< [{"pid","client","bytes"}]: see docs/worker-link.md
+    [[nodiscard]] std::vector<worker_link::Importer> gpu_importers() const;
     void leave(int status);
 
     void hello_came(ChannelSession& session) override;

@@ -1,0 +1,25 @@
+#pragma once
+
+/// The worker link's packets as values. `worker_link.json` defines them; docs/worker-link.md is their prose.
+
+#include <string>
+#include <string_view>
+
+#include <boost/json.hpp>
+
+#include "ipc/base/error.h"
+#include "ipc/links/worker_link_messages.h"
+
+namespace bulkhead::worker_link {
+
+[[nodiscard]] boost::json::object to_json(ToDaemon message);
+[[nodiscard]] boost::json::object to_json(ToWorker message);
+
+/// Texts are as the sender wrote them: escape them before you show them.
+/// Errors  protocol_violation: not a JSON object, no type, or a member that its type requires is missing
+[[nodiscard]] Result<ToDaemon> parse_to_daemon(std::string_view packet);
+[[nodiscard]] Result<ToWorker> parse_to_worker(std::string_view packet);
+
+[[nodiscard]] Error violation(std::string_view what);
+
+}  // namespace bulkhead::worker_link

@@ -1,0 +1,67 @@
+"""worker_link.py JSON HEADER: writes the messages of worker_link.json as C++ structs. Run by CMake at configure time."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+TYPES = {"bool": "bool", "u32": "std::uint32_t", "u64": "std::uint64_t", "i32": "std::int32_t", "i64": "std::int64_t",
+         "text": "std::string", "object": "boost::json::object"}  # fmt: skip
+
+
+def camel(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def cpp(kind: str) -> str:
+    base, suffix = re.fullmatch(r"(\w+)(\?|\[\d*\]|)", kind).groups()
+    base = TYPES.get(base, base)
+    if suffix == "?":
+        return f"std::optional<{base}>"
+    if suffix == "[]":
+        return f"std::vector<{base}>"
+    return f"std::array<{base}, {suffix[1:-1]}>" if suffix else base
+
+
+def struct(name: str, spec: dict, type_name: str = "") -> str:
+    lines = [f"struct {name} {{"]
+    if type_name:
+        lines += [f'    static constexpr std::string_view type = "{type_name}";',
+                  f"    static constexpr std::size_t fds = {spec.get('fds', 0)};"]  # fmt: skip
+    for member, kind, *_ in spec["members"]:
+        lines.append(f"    {cpp(kind)} {member}{{}};")
+    lines.append("    static void members([[maybe_unused]] auto& self, [[maybe_unused]] auto&& visit) {")
+    for member, *_ in spec["members"]:
+        need = "true" if member in spec.get("required", ()) else "false"
+        lines.append(f'        visit("{member}", self.{member}, {need});')
+    lines += ["    }", f"    friend bool operator==(const {name}&, const {name}&) = default;", "};", ""]
+    return "\n".join(lines)
+
+
+def header(spec: dict) -> str:
+    parts = ["#pragma once", "", "/// Made from ipc/links/worker_link.json by ipc/links/worker_link.py: change those.", "",
+             "#include <array>", "#include <cstddef>", "#include <cstdint>", "#include <optional>", "#include <string>",
+             "#include <string_view>", "#include <variant>", "#include <vector>", "", "#include <boost/json/object.hpp>", "",
+             "namespace bulkhead::worker_link {", "", f"inline constexpr std::uint64_t version = {spec['version']};"]  # fmt: skip
+    parts += [f"inline constexpr std::size_t {name} = {value};" for name, value in spec["limits"].items()] + [""]
+    parts += [struct(name, one) for name, one in spec["objects"].items()]
+    for direction in ("to_daemon", "to_worker"):
+        within = {kind.rstrip("?") for one in spec[direction].values() for _, kind, *_ in one["members"]}
+        for name, one in sorted(spec[direction].items(), key=lambda item: camel(item[0]) not in within):
+            parts.append(struct(camel(name), one, name))
+    parts.append("/// A type that this release does not know.\nstruct Unknown {\n    std::string type;\n};\n")
+    for direction in ("to_daemon", "to_worker"):
+        names = ", ".join([camel(name) for name in spec[direction]] + ["Unknown"])
+        parts.append(f"using {camel(direction)} = std::variant<{names}>;")
+    return "\n".join([*parts, "", "}  // namespace bulkhead::worker_link", ""])
+
+
+def main() -> None:
+    made, target = header(json.loads(Path(sys.argv[1]).read_text("utf-8"))), Path(sys.argv[2])
+    if not target.exists() or target.read_text("utf-8") != made:  # an unchanged one keeps its time
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(made, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

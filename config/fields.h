@@ -8,9 +8,9 @@
 
 #include <fmt/format.h>
 
+#include "config/keys.h"
 #include "config/report.h"
 #include "config/scalars.h"
-#include "config/words.h"
 #include "config/yaml_tree.h"
 
 namespace bulkhead::config {
@@ -35,14 +35,14 @@ public:
     [[nodiscard]] std::optional<std::vector<DimRange>> shape() const;
     [[nodiscard]] std::optional<std::vector<std::int64_t>> dims() const;
 
-    /// One of `words`, written to `to`; false when it is none of them.
-    template <typename E, std::size_t n>
-    bool word(const std::array<Word<E>, n>& words, E& to) const {
-        std::array<std::string_view, n> known;
-        for (std::size_t i = 0; i < n; ++i) {
-            known[i] = words[i].text;
-            if (node_->kind != Node::Kind::scalar || node_->text != words[i].text) continue;
-            to = words[i].value;
+    /// One of an enumeration's words, written to `to`; false when it is none of them.
+    template <typename E>
+    bool word(E& to) const {
+        std::array<std::string_view, words<E>.size()> known;
+        for (std::size_t i = 0; i < known.size(); ++i) {
+            known[i] = words<E>[i].text;
+            if (node_->kind != Node::Kind::scalar || node_->text != known[i]) continue;
+            to = words<E>[i].value;
             return true;
         }
         refuse(suggestion(node_->text, known));
@@ -90,6 +90,8 @@ public:
     [[nodiscard]] std::optional<Value> take(std::string_view key);
     /// The same, reported when there is none.
     [[nodiscard]] std::optional<Value> require(std::string_view key, std::string remedy);
+    /// A key of former releases: takes it, and warns.
+    void ignore(std::string_view key, std::string_view remedy);
     [[nodiscard]] std::optional<Place> place_of(std::string_view key) const;
     [[nodiscard]] bool has(std::string_view key) const { return place_of(key).has_value(); }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -9,15 +8,10 @@
 #include <variant>
 #include <vector>
 
+#include "config/fleet_keys.h"
 #include "ipc/channel/wire.h"
 
 namespace bulkhead::config {
-
-enum class Runtime : std::uint8_t { torchscript, aoti, generate };
-enum class Graphs : std::uint8_t { off, preferred, required };
-enum class RestartPolicy : std::uint8_t { on_crash, never };
-enum class StateScope : std::uint8_t { none, channel };  ///< channel: one channel at a time, reset between
-enum class LogLevel : std::uint8_t { trace, debug, info, warn, error };
 
 /// One dimension's range, both ends included; a fixed one has equal ends.
 struct DimRange {
@@ -36,7 +30,6 @@ struct TensorSpec {
 };
 
 using ParameterValue = std::variant<std::int64_t, double, bool, std::string>;
-enum class ParameterType : std::uint8_t { integer, number, boolean, string };
 
 /// A non-tensor argument of a method.
 struct ParameterSpec {
@@ -67,56 +60,17 @@ struct MethodSpec {
     friend bool operator==(const MethodSpec&, const MethodSpec&) = default;
 };
 
-struct Deadlines {
-    std::chrono::milliseconds load{120'000};     ///< without progress; each report of progress extends it
-    std::chrono::milliseconds capture{120'000};  ///< the same for capturing graphs
-    std::chrono::milliseconds request{30'000};   ///< of one inference, or of one step of a long one
-    std::chrono::milliseconds drain{10'000};
-    std::chrono::milliseconds kill{5'000};  ///< from SIGTERM to SIGKILL
-    friend bool operator==(const Deadlines&, const Deadlines&) = default;
-};
-
-struct ChannelLimits {
-    std::uint64_t input_bytes = 4u << 20;  ///< of the input slab a channel starts with
-    std::uint64_t output_bytes = 4u << 20;
-    std::uint64_t bytes_max = 512u << 20;  ///< all slabs of one channel together
-    std::uint32_t channels_max = 64;
-    std::uint64_t worker_bytes_max = std::uint64_t{8} << 30;  ///< all slabs of all channels of one worker together
-    std::chrono::milliseconds idle{30'000};  ///< a grown output slab without a result is withdrawn after it
-    bool huge_pages = false;                 ///< slabs on 2 MiB pages, where the machine has them
-    friend bool operator==(const ChannelLimits&, const ChannelLimits&) = default;
-};
-
-/// What a fleet file may settle about an autoregressive model. What it leaves open, the package's manifest settles.
-struct GenerateSpec {
-    std::optional<std::uint32_t> slots;   ///< sequences at once
-    std::optional<std::uint32_t> length;  ///< positions of a sequence, prompt and generated tokens together
-    std::uint32_t prefill_chunk = 128;    ///< positions of a prompt computed between two steps of the others
-    std::vector<std::uint32_t> buckets;   ///< attention lengths that a GPU captures, ascending; empty: the manifest's
-    friend bool operator==(const GenerateSpec&, const GenerateSpec&) = default;
-};
-
-struct ModelSpec {
+/// What a fleet file may say of a model. Keys that `defaults` may hold too are in `ModelSettings`: fleet.schema.json
+/// declares them, with their defaults.
+struct ModelSpec : ModelSettings {
     std::string name;
     Runtime runtime{};
-    std::filesystem::path file;   ///< absolute: TorchScript file, .pt2 package, or folder of a generating model
-    std::string device = "auto";  ///< auto, cpu, cuda:N or a GPU UUID
-    std::uint32_t replicas = 1;
-    bool preload = false;
-    std::uint32_t threads = 0;  ///< of one inference on a CPU; 0: all cores of the affinity mask
-    Graphs graphs = Graphs::preferred;
-    Deadlines deadlines;
-    std::chrono::milliseconds watchdog{0};  ///< an idle worker is asked whether it lives this often; 0: never
-    std::uint32_t queue_bound = 64;         ///< requests waiting or running, all channels together
-    ChannelLimits channel;
+    std::filesystem::path file;  ///< absolute: TorchScript file, .pt2 package, or folder of a generating model
     std::map<std::string, std::string> environment;
-    RestartPolicy restart = RestartPolicy::on_crash;
-    StateScope state = StateScope::none;
-    std::string reset_method;  ///< called between channels when `state` is channel
-    LogLevel log_level = LogLevel::info;
-    std::uint64_t core_bytes_max = 0;
+    StateScope state = StateScope::none;  ///< channel: one channel at a time, reset between
+    std::string reset_method;             ///< called between channels when `state` is channel
     std::vector<MethodSpec> methods;
-    GenerateSpec generate;  ///< of runtime generate
+    GenerateSpec generate;  ///< of runtime generate; what it leaves open, the package's manifest settles
     friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
 

@@ -1,7 +1,6 @@
 #include "config/fleet_json.h"
 
 #include "config/model_reader.h"
-#include "config/words.h"
 #include "config/yaml_tree.h"
 #include "ipc/channel/dtype.h"
 
@@ -35,7 +34,7 @@ json::object to_json(const std::vector<ParameterSpec>& parameters) {
     json::object all;
     for (const ParameterSpec& parameter : parameters) {
         json::object& one = all[parameter.name].emplace_object();
-        one["type"] = word_of(parameter_type_words, parameter.type);
+        one["type"] = word_of(parameter.type);
         if (parameter.default_value)
             one["default"] = std::visit([](const auto& value) { return json::value(value); }, *parameter.default_value);
     }
@@ -59,12 +58,33 @@ json::object to_json(const MethodSpec& method) {
             {"padding", std::move(padding)},      {"warmup", std::move(warmup)}};
 }
 
-json::object to_json(const GenerateSpec& generate) {
-    json::object all{{"prefill_chunk", generate.prefill_chunk}};
-    if (generate.slots) all["slots"] = *generate.slots;
-    if (generate.length) all["length"] = *generate.length;
-    if (!generate.buckets.empty()) all["buckets"] = json::value_from(generate.buckets);
-    return all;
+template <typename Struct>
+json::object keys_to_json(const Struct& from);
+
+/// The inverse of the reader's; what has no value is left out.
+struct KeyWriter {
+    json::object& to;
+
+    void operator()(std::string_view /*key*/, rule::Ignored) const {}
+    void operator()(std::string_view key, const std::optional<std::uint32_t>& from, rule::Integer) const {
+        if (from) to[key] = *from;
+    }
+    void operator()(std::string_view key, std::chrono::milliseconds from, rule::Duration) const {
+        if (from.count() > 0) to[key] = duration_text(from);
+    }
+    void operator()(std::string_view key, const std::vector<std::uint32_t>& from, rule::Lengths) const {
+        if (!from.empty()) to[key] = json::value_from(from);
+    }
+    void operator()(std::string_view key, auto from, rule::Enumeration) const { to[key] = word_of(from); }
+    void operator()(std::string_view key, const auto& from, rule::Group) const { to[key] = keys_to_json(from); }
+    void operator()(std::string_view key, const auto& from, auto /*rule*/) const { to[key] = from; }
+};
+
+template <typename Struct>
+json::object keys_to_json(const Struct& from) {
+    json::object to;
+    Struct::keys(from, KeyWriter{to});
+    return to;
 }
 
 }  // namespace
@@ -72,40 +92,17 @@ json::object to_json(const GenerateSpec& generate) {
 json::object to_json(const ModelSpec& model) {
     json::object environment;
     for (const auto& [name, value] : model.environment) environment[name] = value;
-    json::object state{{"scope", word_of(scope_words, model.state)}};
+    json::object state{{"scope", word_of(model.state)}};
     if (!model.reset_method.empty()) state["reset"] = model.reset_method;
 
     json::object all{{"name", model.name},
-                     {"runtime", word_of(runtime_words, model.runtime)},
-                     {model.runtime == Runtime::torchscript ? "file" : "package", model.file.string()},
-                     {"device", model.device},
-                     {"replicas", model.replicas},
-                     {"preload", model.preload},
-                     {"threads", model.threads},
-                     {"graphs", word_of(graphs_words, model.graphs)},
-                     {"deadlines",
-                      {{"load", duration_text(model.deadlines.load)},
-                       {"capture", duration_text(model.deadlines.capture)},
-                       {"request", duration_text(model.deadlines.request)},
-                       {"drain", duration_text(model.deadlines.drain)},
-                       {"kill", duration_text(model.deadlines.kill)}}},
-                     {"queue", model.queue_bound},
-                     {"channel",
-                      {{"input", model.channel.input_bytes},
-                       {"output", model.channel.output_bytes},
-                       {"max", model.channel.bytes_max},
-                       {"count", model.channel.channels_max},
-                       {"worker_max", model.channel.worker_bytes_max},
-                       {"idle", duration_text(model.channel.idle)},
-                       {"huge_pages", model.channel.huge_pages},
-                       {"spin_us", 0}}},
-                     {"environment", std::move(environment)},
-                     {"restart", word_of(restart_words, model.restart)},
-                     {"state", std::move(state)},
-                     {"log_level", word_of(log_level_words, model.log_level)},
-                     {"core_dump", model.core_bytes_max}};
-    if (model.watchdog.count() > 0) all["watchdog"] = duration_text(model.watchdog);
-    if (model.runtime == Runtime::generate) all["generate"] = to_json(model.generate);
+                     {"runtime", word_of(model.runtime)},
+                     {model.runtime == Runtime::torchscript ? "file" : "package", model.file.string()}};
+    ModelSettings::keys(static_cast<const ModelSettings&>(model), KeyWriter{all});
+    all["channel"].as_object()["spin_us"] = 0;  // of former releases
+    all["environment"] = std::move(environment);
+    all["state"] = std::move(state);
+    if (model.runtime == Runtime::generate) all["generate"] = keys_to_json(model.generate);
     if (!model.methods.empty()) {
         json::object methods;
         for (const MethodSpec& method : model.methods) methods[method.name] = to_json(method);

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Every bound of a fleet file, in one place. `fleet.schema.json` repeats those that a schema can express, and
-/// a test holds the two together.
+/// Bounds of a fleet file that are not those of one key: fleet.schema.json has these. Where it repeats one from here, a test
+/// holds the two together.
 
 #include <chrono>
 #include <cstddef>
@@ -15,25 +15,15 @@ inline constexpr std::size_t nesting_max = 32;
 inline constexpr std::size_t nodes_max = 10'000;  ///< with every alias expanded
 inline constexpr std::size_t diagnostics_max = 200;
 
-inline constexpr std::int64_t replicas_max = 8;
 inline constexpr std::int64_t workers_max = 256;  ///< all replicas together: what the keeper's table holds
-inline constexpr std::int64_t threads_max = 256;
-inline constexpr std::int64_t queue_max = 4096;
-inline constexpr std::int64_t channels_max = 1024;
 inline constexpr std::size_t methods_max = 32;
 inline constexpr std::size_t parameters_max = 32;
 inline constexpr std::size_t buckets_max = 64;
-inline constexpr std::int64_t slots_max = 64;            ///< sequences of a generating model at once
-inline constexpr std::int64_t length_max = 1 << 20;      ///< positions of one
-inline constexpr std::int64_t prefill_chunk_max = 8192;  ///< positions of a prompt computed at once
 inline constexpr std::size_t name_bytes_max = 63;         ///< of a model or a method
 inline constexpr std::size_t tensor_name_bytes_max = 55;  ///< also of a parameter
 inline constexpr std::size_t dim_name_bytes_max = 32;
 inline constexpr std::int64_t dim_max = std::int64_t{1} << 40;
 inline constexpr std::chrono::milliseconds duration_max = std::chrono::hours{24};
-inline constexpr std::uint64_t slab_bytes_min = 4096;
-inline constexpr std::uint64_t slab_bytes_max = std::uint64_t{64} << 30;
-inline constexpr std::uint64_t core_bytes_max = std::uint64_t{1} << 40;
 /// argv and environment of a worker share one packet of 56 KiB on the keeper's link.
 inline constexpr std::size_t environment_bytes_max = 32 * 1024;
 

@@ -163,7 +163,7 @@ std::vector<ParameterSpec> read_parameters(const Value& map) {
         ParameterSpec parameter{member.key, {}, {}};
         Fields keys{member.value, member.value.what() + ": "};
         const auto type = keys.require("type", "add type: integer, number, boolean or string");
-        const bool is_typed = type && type->word(parameter_type_words, parameter.type);
+        const bool is_typed = type && type->word(parameter.type);
         const auto default_value = keys.take("default");
         if (default_value && is_typed) parameter.default_value = read_default(*default_value, parameter.type);
         keys.finish();

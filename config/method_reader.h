@@ -12,10 +12,6 @@ namespace bulkhead::config {
 /// `fields` holds the model's other keys too, and its caller finishes it.
 [[nodiscard]] MethodSpec read_method(Fields& fields, std::string name, const std::string& where);
 
-/// The keys that `read_method` asks for.
-inline constexpr std::array<std::string_view, 6> method_keys{"inputs",  "parameters", "outputs",
-                                                             "buckets", "padding",    "warmup"};
-
 /// The map `methods`.
 [[nodiscard]] std::vector<MethodSpec> read_methods(const Value& methods, const std::string& where);
 

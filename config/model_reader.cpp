@@ -16,40 +16,7 @@ void assign(std::optional<T> value, T& to) {
     if (value) to = std::move(*value);
 }
 
-/// A key of former releases.
-void ignore(Fields& fields, std::string_view key, const std::string& where, std::string remedy) {
-    if (fields.take(key))
-        fields.report().warn(*fields.place_of(key), fmt::format("{}{} has no effect any more", where, in_quotes(key)),
-                             std::move(remedy));
-}
-
-void read_deadlines(const Value& map, Deadlines& deadlines) {
-    Fields fields{map, map.what() + "."};
-    if (const auto value = fields.take("load")) assign(value->duration(), deadlines.load);
-    if (const auto value = fields.take("capture")) assign(value->duration(), deadlines.capture);
-    if (const auto value = fields.take("request")) assign(value->duration(), deadlines.request);
-    if (const auto value = fields.take("drain")) assign(value->duration(), deadlines.drain);
-    if (const auto value = fields.take("kill")) assign(value->duration(), deadlines.kill);
-    fields.finish();
-}
-
-void read_channel(const Value& map, ChannelLimits& channel) {
-    Fields fields{map, map.what() + "."};
-    const auto slab = [&](std::string_view key, std::uint64_t& to) {
-        if (const auto value = fields.take(key))
-            assign(value->size(limits::slab_bytes_min, limits::slab_bytes_max), to);
-    };
-    slab("input", channel.input_bytes);
-    slab("output", channel.output_bytes);
-    slab("max", channel.bytes_max);
-    if (const auto value = fields.take("count"))
-        if (const auto count = value->integer(1, limits::channels_max))
-            channel.channels_max = static_cast<std::uint32_t>(*count);
-    slab("worker_max", channel.worker_bytes_max);
-    if (const auto value = fields.take("idle")) assign(value->duration(), channel.idle);
-    if (const auto value = fields.take("huge_pages")) assign(value->boolean(), channel.huge_pages);
-    ignore(fields, "spin_us", map.what() + ": ", "remove it: both sides sleep until they are woken");
-    fields.finish();
+void check_channel(const Value& map, const ChannelLimits& channel) {
     if (channel.input_bytes + channel.output_bytes > channel.bytes_max)
         map.refuse(fmt::format("{}: input {} + output {} bytes exceed max {}", map.what(), channel.input_bytes,
                                channel.output_bytes, channel.bytes_max),
@@ -59,6 +26,50 @@ void read_channel(const Value& map, ChannelLimits& channel) {
                                channel.output_bytes, channel.worker_bytes_max),
                    "raise worker_max, or lower input and output");
 }
+
+/// Reads each key that is there; what cannot be read is reported, and its member stays as it is.
+struct KeyReader {
+    Fields& fields;
+
+    void operator()(std::string_view key, rule::Ignored ignored) const { fields.ignore(key, ignored.remedy); }
+    void operator()(std::string_view key, auto& to, auto rule) const {
+        if (const auto value = fields.take(key)) read(*value, to, rule);
+    }
+
+    static void read(const Value& value, auto& to, rule::Integer bounds) {
+        if (const auto number = value.integer(bounds.min, bounds.max)) to = static_cast<std::uint32_t>(*number);
+    }
+    static void read(const Value& value, auto& to, rule::Size bounds) {
+        assign(value.size(bounds.min, bounds.max), to);
+    }
+    static void read(const Value& value, auto& to, rule::Duration) { assign(value.duration(), to); }
+    static void read(const Value& value, auto& to, rule::Boolean) { assign(value.boolean(), to); }
+    static void read(const Value& value, auto& to, rule::Enumeration) { value.word(to); }
+    static void read(const Value& value, std::string& to, rule::Device) {
+        auto device = value.text();
+        if (!device) return;
+        if (is_device(*device))
+            to = std::move(*device);
+        else
+            value.refuse("write auto, cpu, cuda:N, or a GPU's UUID as GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx");
+    }
+    static void read(const Value& value, std::vector<std::uint32_t>& to, rule::Lengths bounds) {
+        for (const Value& item : value.items(bounds.count_max))
+            if (const auto number = item.integer(bounds.min, bounds.max))
+                to.push_back(static_cast<std::uint32_t>(*number));
+        const auto falls = std::adjacent_find(to.begin(), to.end(), std::greater_equal<>{});
+        if (falls != to.end())
+            value.refuse(fmt::format("{}: {} stands before {}", value.what(), *falls, *std::next(falls)),
+                         "name each attention length once, the smallest first");
+    }
+    template <typename Struct>
+    static void read(const Value& value, Struct& to, rule::Group) {
+        Fields fields{value, value.what() + "."};
+        Struct::keys(to, KeyReader{fields});
+        fields.finish();
+        if constexpr (std::is_same_v<Struct, ChannelLimits>) check_channel(value, to);
+    }
+};
 
 /// The daemon's own variables: a model that set them would break its isolation.
 bool is_reserved_variable(std::string_view name) {
@@ -87,7 +98,7 @@ void read_environment(const Value& map, std::map<std::string, std::string>& envi
 
 void read_state(const Value& map, ModelSpec& model) {
     Fields fields{map, map.what() + "."};
-    if (const auto value = fields.require("scope", "add scope: channel")) value->word(scope_words, model.state);
+    if (const auto value = fields.require("scope", "add scope: channel")) value->word(model.state);
     if (const auto value = fields.take("reset")) assign(value->text(), model.reset_method);
     fields.finish();
     if (model.state == StateScope::channel && !fields.has("reset"))
@@ -96,28 +107,6 @@ void read_state(const Value& map, ModelSpec& model) {
     else if (!model.reset_method.empty() && !is_method_name(model.reset_method))
         map.refuse(fmt::format("{}.reset = {}", map.what(), in_quotes(model.reset_method)),
                    "name a method of the model");
-}
-
-void read_generate(const Value& map, GenerateSpec& generate) {
-    Fields fields{map, map.what() + "."};
-    const auto number = [&](std::string_view key, std::int64_t min, std::int64_t max) -> std::optional<std::uint32_t> {
-        const auto value = fields.take(key);
-        const auto read = value ? value->integer(min, max) : std::nullopt;
-        return read ? std::optional{static_cast<std::uint32_t>(*read)} : std::nullopt;
-    };
-    generate.slots = number("slots", 1, limits::slots_max);
-    generate.length = number("length", 3, limits::length_max);
-    assign(number("prefill_chunk", 1, limits::prefill_chunk_max), generate.prefill_chunk);
-    if (const auto value = fields.take("buckets")) {
-        for (const Value& item : value->items(limits::buckets_max))
-            if (const auto length = item.integer(2, limits::length_max))
-                generate.buckets.push_back(static_cast<std::uint32_t>(*length));
-        const auto falls = std::adjacent_find(generate.buckets.begin(), generate.buckets.end(), std::greater_equal<>{});
-        if (falls != generate.buckets.end())
-            value->refuse(fmt::format("{}: {} stands before {}", value->what(), *falls, *std::next(falls)),
-                          "name each attention length once, the smallest first");
-    }
-    fields.finish();
 }
 
 std::optional<std::filesystem::path> read_path(const Value& value, const std::filesystem::path& folder,
@@ -154,7 +143,7 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
     const auto runtime = fields.require("runtime", "add runtime: torchscript, aoti or generate");
     const auto file = fields.take("file");
     const auto package = fields.take("package");
-    if (!runtime || !runtime->word(runtime_words, model.runtime)) {
+    if (!runtime || !runtime->word(model.runtime)) {
         if (!file && !package)
             fields.report().add(fields.place(), fmt::format("{}missing key \"file\" or \"package\"", where),
                                 "add file: for runtime torchscript, package: for runtimes aoti and generate");
@@ -168,7 +157,7 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
     if (surplus)
         surplus->report().add(
             *fields.place_of(is_package ? "file" : "package"), surplus->what(),
-            fmt::format("runtime {} has its model under \"{}\"", word_of(runtime_words, model.runtime), wanted_key));
+            fmt::format("runtime {} has its model under \"{}\"", word_of(model.runtime), wanted_key));
     else if (!wanted)
         runtime->report().add(
             fields.place(), fmt::format("{}missing key \"{}\"", where, wanted_key),
@@ -201,10 +190,10 @@ void read_generating(Fields& fields, const std::string& where, ModelSpec& model)
         if (generate)
             generate->report().add(*fields.place_of("generate"), generate->what(),
                                    fmt::format("remove it: runtime {} generates nothing",
-                                               word_of(runtime_words, model.runtime)));
+                                               word_of(model.runtime)));
         return;
     }
-    if (generate) read_generate(*generate, model.generate);
+    if (generate) KeyReader::read(*generate, model.generate, rule::Group{});
     const auto refuse = [&](std::string_view key, std::string_view remedy) {
         if (const auto place = fields.place_of(key))
             fields.report().add(*place, fmt::format("{}\"{}\" of runtime generate", where, key), std::string{remedy});
@@ -219,40 +208,13 @@ void read_generating(Fields& fields, const std::string& where, ModelSpec& model)
 }  // namespace
 
 void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
-    const auto number = [&](std::string_view key, std::int64_t min, std::int64_t max, std::uint32_t& to) {
-        if (const auto value = fields.take(key))
-            if (const auto read = value->integer(min, max)) to = static_cast<std::uint32_t>(*read);
-    };
-    if (const auto value = fields.take("device"))
-        if (auto device = value->text()) {
-            if (is_device(*device))
-                model.device = *device;
-            else
-                value->refuse("write auto, cpu, cuda:N, or a GPU's UUID as GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx");
-        }
-    number("replicas", 1, limits::replicas_max, model.replicas);
-    if (const auto value = fields.take("preload")) assign(value->boolean(), model.preload);
-    number("threads", 0, limits::threads_max, model.threads);
-    const auto graphs = fields.take("graphs");
-    if (graphs) graphs->word(graphs_words, model.graphs);
-    ignore(fields, "graph_slabs", where,
-           "remove it: a request under a CUDA Graph has one copy in and one out, within the GPU");
-    if (const auto value = fields.take("deadlines")) read_deadlines(*value, model.deadlines);
-    if (const auto value = fields.take("watchdog")) assign(value->duration(), model.watchdog);
-    number("queue", 1, limits::queue_max, model.queue_bound);
-    if (const auto value = fields.take("channel")) read_channel(*value, model.channel);
+    ModelSettings::keys(static_cast<ModelSettings&>(model), KeyReader{fields});
     if (const auto value = fields.take("environment")) read_environment(*value, model.environment);
-    if (const auto value = fields.take("restart")) value->word(restart_words, model.restart);
-    if (const auto value = fields.take("log_level")) value->word(log_level_words, model.log_level);
-    if (const auto value = fields.take("core_dump"))
-        assign(value->size(0, limits::core_bytes_max), model.core_bytes_max);
     if (const auto value = fields.take("state")) read_state(*value, model);
 
-    if (model.graphs == Graphs::required && model.device == "cpu" && (graphs || fields.has("device"))) {
-        const auto at = graphs ? graphs : fields.take("device");
-        at->refuse(fmt::format("{}graphs = required on device cpu", where),
+    if (model.graphs == Graphs::required && model.device == "cpu" && (fields.has("graphs") || fields.has("device")))
+        fields.take(fields.has("graphs") ? "graphs" : "device")->refuse(fmt::format("{}graphs = required on device cpu", where),
                    "a CPU has no CUDA Graphs: write preferred or off, or choose a GPU");
-    }
 }
 
 void read_model(Fields& fields, const std::string& where, const std::filesystem::path& folder, FileCheck check,

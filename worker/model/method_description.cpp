@@ -1,7 +1,7 @@
 #include "worker/model/method_description.h"
 
+#include "config/fleet.h"
 #include "config/scalars.h"
-#include "config/words.h"
 #include "ipc/channel/dtype.h"
 
 namespace bulkhead::worker {
@@ -26,7 +26,7 @@ boost::json::array describe_parameters(const std::vector<config::ParameterSpec>&
     boost::json::array list;
     for (const config::ParameterSpec& parameter : parameters) {
         boost::json::object entry{{"name", parameter.name},
-                                  {"type", config::word_of(config::parameter_type_words, parameter.type)}};
+                                  {"type", config::word_of(parameter.type)}};
         if (parameter.default_value)
             std::visit([&](const auto& value) { entry["default"] = value; }, *parameter.default_value);
         list.push_back(std::move(entry));

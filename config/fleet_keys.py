@@ -1,0 +1,106 @@
+"""fleet_keys.py SCHEMA HEADER: writes the keys of fleet.schema.json as C++. Run by CMake at configure time.
+
+Each struct has a member for each key, with its default, and `keys(self, visit)`, which calls `visit(key, member, rule)` for
+each: reader and writer are such visitors. `environment` and `state` are read by hand.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+STRUCTS = {"deadlines": "Deadlines", "channel": "ChannelLimits", "generate": "GenerateSpec", "defaults": "ModelSettings"}
+BY_HAND = ("environment", "state")
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "": 1}
+CPP = {True: "true", False: "false"}
+
+
+def amount(text: object) -> int:
+    """Reads "4MiB" in bytes, "30s" in milliseconds."""
+    number, unit = re.fullmatch(r"(\d+)(\w*)", str(text)).groups()
+    return int(number) * UNITS[unit]
+
+
+class Schema:
+    def __init__(self, spec: dict) -> None:
+        self.defs = spec["$defs"]
+        self.spec = spec
+
+    def resolved(self, entry: dict) -> dict:
+        while "$ref" in entry:
+            below = self.defs[entry["$ref"].removeprefix("#/$defs/")]
+            entry = {**below, **{key: value for key, value in entry.items() if key != "$ref"}}
+        return entry
+
+    def member(self, key: str, entry: dict) -> tuple[str, str, str, str]:
+        """C++ type, name, default and rule."""
+        name, default, kind = entry.get("cpp", key), entry.get("default"), entry.get("type")
+        if "enum" in entry:
+            return entry["cpp"], key, f"{entry['cpp']}::{default}", "Enumeration{}"
+        if key in STRUCTS:
+            return STRUCTS[key], name, "", "Group{}"
+        if entry["title"] == "device":
+            return "std::string", name, json.dumps(default), "Device{}"
+        if entry["title"] == "duration":
+            return "std::chrono::milliseconds", name, str(amount(default or 0)), "Duration{}"
+        if entry["title"] == "size":
+            bounds = entry["oneOf"][0]
+            return "std::uint64_t", name, str(amount(default)), f"Size{{{bounds['minimum']}, {bounds['maximum']}}}"
+        if kind == "boolean":
+            return "bool", name, CPP[default], "Boolean{}"
+        if kind == "integer":
+            cpp = "std::uint32_t" if default is not None else "std::optional<std::uint32_t>"
+            return cpp, name, "" if default is None else str(default), f"Integer{{{entry['minimum']}, {entry['maximum']}}}"
+        if kind == "array":
+            items = entry["items"]
+            return "std::vector<std::uint32_t>", name, "", f"Lengths{{{entry['maxItems']}, {items['minimum']}, {items['maximum']}}}"
+        raise ValueError(f"{key}: no C++ for {entry}")
+
+    def struct(self, group: str) -> str:
+        members, visits = [], []
+        for key, entry in self.defs[group]["properties"].items():
+            entry = self.resolved(entry)
+            if "remedy" in entry:
+                visits.append(f'        visit("{key}", rule::Ignored{{{json.dumps(entry["remedy"])}}});')
+            elif key not in BY_HAND:
+                cpp, name, default, rule = self.member(key, entry)
+                members.append(f"    {cpp} {name}{{{default}}};")
+                visits.append(f'        visit("{key}", self.{name}, rule::{rule});')
+        name = STRUCTS[group]
+        return "\n".join([f"struct {name} {{", *members, "    static void keys(auto& self, auto&& visit) {", *visits, "    }",
+                          f"    friend bool operator==(const {name}&, const {name}&) = default;", "};", ""])  # fmt: skip
+
+    def enums(self, entry: object) -> list[str]:
+        if isinstance(entry, list):
+            return [line for one in entry for line in self.enums(one)]
+        if not isinstance(entry, dict):
+            return []
+        found = []
+        if "enum" in entry and "cpp" in entry:
+            name, words = entry["cpp"], entry["enum"]
+            found = [f"enum class {name} : std::uint8_t {{ {', '.join(words)} }};", "template <>",
+                     f"inline constexpr std::array<Word<{name}>, {len(words)}> words<{name}>{{{{"
+                     + ", ".join(f'{{"{word}", {name}::{word}}}' for word in words) + "}};", ""]  # fmt: skip
+        return found + [line for one in entry.values() for line in self.enums(one)]
+
+    def header(self) -> str:
+        methods = ", ".join(json.dumps(key) for key in self.defs["method"]["properties"])
+        return "\n".join([
+            "#pragma once", "", "/// Made from config/fleet.schema.json by config/fleet_keys.py: change those.", "",
+            "#include <array>", "#include <chrono>", "#include <cstdint>", "#include <optional>", "#include <string>",
+            "#include <string_view>", "#include <vector>", "", '#include "config/keys.h"', "", "namespace bulkhead::config {", "",
+            *self.enums(self.spec), *(self.struct(group) for group in STRUCTS),
+            "/// Of a method, under its name or directly under the model.",
+            f"inline constexpr std::array<std::string_view, {methods.count(',') + 1}> method_keys{{{methods}}};", "",
+            "}  // namespace bulkhead::config", ""])  # fmt: skip
+
+
+def main() -> None:
+    made, target = Schema(json.loads(Path(sys.argv[1]).read_text("utf-8"))).header(), Path(sys.argv[2])
+    if not target.exists() or target.read_text("utf-8") != made:  # an unchanged one keeps its time
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(made, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+#pragma once
+
+/// What the keys of a fleet file may hold. `fleet_keys.h` says it of each, made from fleet.schema.json.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace bulkhead::config {
+
+template <typename E>
+struct Word {
+    std::string_view text;
+    E value;
+};
+
+/// The spelling of each value of an enumeration, the same in the fleet file and in JSON.
+template <typename E>
+inline constexpr std::array<Word<E>, 0> words{};
+
+template <typename E>
+[[nodiscard]] constexpr std::string_view word_of(E value) noexcept {
+    for (const Word<E>& word : words<E>)
+        if (word.value == value) return word.text;
+    return "unknown";
+}
+
+namespace rule {
+
+struct Integer {
+    std::int64_t min;
+    std::int64_t max;
+};
+struct Lengths {  ///< of attention, ascending
+    std::size_t count_max;
+    std::int64_t min;
+    std::int64_t max;
+};
+struct Size {
+    std::uint64_t min;
+    std::uint64_t max;
+};
+struct Duration {};
+struct Boolean {};
+struct Enumeration {};
+struct Device {};
+struct Group {};
+struct Ignored {  ///< of former releases
+    std::string_view remedy;
+};
+
+}  // namespace rule
+}  // namespace bulkhead::config

@@ -9,7 +9,8 @@ set_target_properties(bulkhead_client PROPERTIES EXPORT_NAME client)
 install(DIRECTORY ${PROJECT_BINARY_DIR}/include/bulkhead DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT client)
 install(FILES ${PROJECT_SOURCE_DIR}/clients/cpp/third_party/dlpack/LICENSE
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/bulkhead/third_party/dlpack COMPONENT client)
-install(TARGETS bulkhead_client ipc ipc_base ipc_channel ipc_slab ipc_ring ipc_links ipc_cuda boost_headers EXPORT BulkheadTargets
+install(TARGETS bulkhead_client ipc ipc_base ipc_channel ipc_slab ipc_ring ipc_links ipc_cuda boost_headers
+    EXPORT BulkheadTargets
     ARCHIVE DESTINATION ${archive_dir} COMPONENT client
     INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT BulkheadTargets NAMESPACE Bulkhead:: DESTINATION ${package_dir} COMPONENT client)

@@ -13,8 +13,8 @@ function(bulkhead_room target folder)
     bulkhead_may_include(${CMAKE_CURRENT_SOURCE_DIR}/${folder} ${target} ${room_LINK} ${room_PRIVATE})
 endfunction()
 
-# Runs SCRIPT DATA HEADER at configure time, and again when either has changed: C++ made from a file that others read too.
-# HEADER lies under build/generated/.
+# Runs SCRIPT DATA HEADER at configure time, and again when SCRIPT or DATA has changed: C++ made from a file that other
+# languages read too. HEADER lies under build/generated/.
 function(bulkhead_generate script data header)
     execute_process(
         COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/${script} ${CMAKE_CURRENT_SOURCE_DIR}/${data}

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Bounds of a fleet file that are not those of one key: fleet.schema.json has these. Where it repeats one from here, a test
-/// holds the two together.
+/// Bounds of a fleet file that belong to no single key; those of a key stand in fleet.schema.json. Where the schema
+/// repeats one from here, a test compares the two.
 
 #include <chrono>
 #include <cstddef>

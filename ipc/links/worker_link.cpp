@@ -25,9 +25,14 @@ constexpr bool is_optional = false;
 template <typename T>
 constexpr bool is_optional<std::optional<T>> = true;
 template <typename T>
-concept Struct = requires(T value) { T::members(value, [](auto&&...) {}); };
+concept Struct = requires(T value) {
+    T::members(value, [](auto&&...) {});
+};
 template <typename T>
-concept List = requires(T value) { value.begin(); } && !std::same_as<T, std::string> && !std::same_as<T, json::object>;
+concept List = requires(T value) {
+    value.begin();
+}
+&&!std::same_as<T, std::string> && !std::same_as<T, json::object>;
 
 template <Struct T>
 json::object encode_members(T& from, json::object to = {}) {

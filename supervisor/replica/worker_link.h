@@ -19,9 +19,9 @@
 namespace bulkhead::supervisor::worker_link {
 
 namespace packets = bulkhead::worker_link;
-using packets::Backtrace, packets::Busy, packets::ChannelClosed, packets::ChannelOpened, packets::Drained, packets::Dying,
-    packets::GrantAsked, packets::Idle, packets::Importer, packets::Overrun, packets::Ready, packets::Statistics,
-    packets::Unknown;
+using packets::Backtrace, packets::Busy, packets::ChannelClosed, packets::ChannelOpened, packets::Drained,
+    packets::Dying, packets::GrantAsked, packets::Idle, packets::Importer, packets::Overrun, packets::Ready,
+    packets::Statistics, packets::Unknown;
 
 inline constexpr std::uint64_t version_min = packets::version;
 inline constexpr std::uint64_t version_max = packets::version;

@@ -31,8 +31,8 @@ std::string printable(const std::string& text) { return made_printable(text, lim
 }  // namespace
 
 Result<LinkMessage> parse_link_message(Packet& packet) {
-    Result<worker_link::ToWorker> message = worker_link::parse_to_worker(
-        {reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()});
+    Result<worker_link::ToWorker> message =
+        worker_link::parse_to_worker({reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()});
     if (!message) return message.error();
     return std::visit(FromPacket{packet}, *message);
 }

@@ -1,4 +1,5 @@
-// worker_link.json is what workers in other languages are written from: what one side says the other reads, member by member.
+// Workers in other languages are written from worker_link.json: what one side writes, the other reads, member by
+// member.
 
 #include "ipc/links/worker_link.h"
 
@@ -93,7 +94,8 @@ TEST(WorkerLink, EachMessageIsReadAsItWasWritten) {
 
 TEST(WorkerLink, MembersThatMayBeAbsentAreNotWritten) {
     EXPECT_EQ(json::serialize(to_json(ToWorker{HelloAsked{}})), R"({"type":"hello_asked"})");
-    EXPECT_EQ(std::get<HelloAsked>(parse_to_worker(R"({"type":"hello_asked","nonce":-1})").value()).nonce, std::nullopt);
+    EXPECT_EQ(std::get<HelloAsked>(parse_to_worker(R"({"type":"hello_asked","nonce":-1})").value()).nonce,
+              std::nullopt);
 }
 
 TEST(WorkerLink, UnknownTypesAndMembersAreLeftToTheReader) {
@@ -107,9 +109,10 @@ TEST(WorkerLink, ListsKeepTheItemsThatAreOfTheirType) {
         R"({"type":"hello","protocol":[1,2],"model":"m","replica":0,"generation":7,"channels":[1,"2",-3,4]})");
     EXPECT_EQ(std::get<Hello>(hello.value()).channels, (std::vector<std::uint64_t>{1, 4}));
     for (const char* protocol : {"1", "[1]", "[1,2,3]", R"(["1",2])", "null"})
-        EXPECT_TRUE(parse_to_daemon(std::string{R"({"type":"hello","model":"m","replica":0,"generation":7,"protocol":)"} +
-                                    protocol + "}")
-                        .has_error())
+        EXPECT_TRUE(
+            parse_to_daemon(std::string{R"({"type":"hello","model":"m","replica":0,"generation":7,"protocol":)"} +
+                            protocol + "}")
+                .has_error())
             << protocol;
 }
 

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <thread>
 
+#include "ipc/links/worker_link.h"
 #include "tests/unit/worker/loop_harness.h"
 
 namespace bulkhead::worker::test {
@@ -38,8 +39,11 @@ LastWords last_words_of(void (*die)()) {
         const bool came = readable_within(parent_end.get(), patience) &&
                           receive_packet(parent_end.get(), buffer, packet).value() == ReceiveOutcome::packet;
         EXPECT_TRUE(came);
-        return came ? std::string{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()}
-                    : std::string{"{}"};
+        if (!came) return std::string{"{}"};
+        const std::string text{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()};
+        EXPECT_EQ(boost::json::parse(text), worker_link::to_json(worker_link::parse_to_daemon(text).value()))
+            << "written without the encoder, and yet as worker_link.json declares it";
+        return text;
     };
     LastWords words{next(), boost::json::parse(next()).as_object(), 0};
     int status = 0;

@@ -26,17 +26,6 @@ namespace json = boost::json;
     return std::nullopt;
 }
 
-[[nodiscard]] inline std::optional<double> number_member(const json::object& object, std::string_view name) {
-    const json::value* value = object.if_contains(name);
-    if (value == nullptr || !value->is_number()) return std::nullopt;
-    return value->to_number<double>();
-}
-
-[[nodiscard]] inline json::object object_member(const json::object& object, std::string_view name) {
-    const json::value* value = object.if_contains(name);
-    return value != nullptr && value->is_object() ? value->get_object() : json::object{};
-}
-
 template <typename T>
 [[nodiscard]] json::value or_null(const std::optional<T>& value) {
     return value ? json::value(*value) : json::value(nullptr);

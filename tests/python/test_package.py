@@ -115,7 +115,7 @@ class Looked(unittest.TestCase):
         self.assertEqual(bulkhead.__version__, said[1])
 
     def test_the_layout_exists_once(self) -> None:
-        self.assertTrue((PACKAGE / "bulkhead" / "wire.json").samefile(SOURCE / "ipc" / "wire.json"))
+        self.assertTrue((PACKAGE / "bulkhead" / "wire.json").samefile(SOURCE / "ipc/channel/wire.json"))
 
     def test_all_that_is_public_says_what_it_does(self) -> None:
         for module in (bulkhead, bulkhead.aio):

@@ -14,7 +14,7 @@ from bulkhead.export.families import Family, family_named
 from bulkhead.export.source import Loaded
 
 NAMES = ("chatterbox_t3", "higgs_audio_v2", "qwen3_vl")
-LENGTH, CHUNK, SLOTS_MAX = 128, 40, 4  # a chunk is more than one block of products.VECTORS, and no multiple of it
+LENGTH, CHUNK, SLOTS_MAX = 128, 40, 4  # a chunk is more rows than product_kernel.h has at once, and no multiple of them
 
 
 def family(name: str) -> Family:

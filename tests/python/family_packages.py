@@ -40,7 +40,7 @@ def _digest() -> str:
     digest = hashlib.sha256(os.fsencode(" ".join(inductor.cpu_flags())))
     for one in ("torch", "transformers", "chatterbox-tts"):
         digest.update(version(one).encode())
-    files = [Path(__file__), Path(tiny_models.__file__), *sorted(Path(exporter).parent.rglob("*.py"))]
+    files = [Path(__file__), Path(tiny_models.__file__), *sorted(Path(exporter).parent.rglob("*.*[yh]"))]
     for file in files:
         digest.update(file.read_bytes())
     return digest.hexdigest()

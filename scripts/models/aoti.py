@@ -29,8 +29,8 @@ def cpu_flags() -> str:
 def export_sources() -> bytes:
     """Of what decides how a language model's package comes out, for a stamp."""
     export = CLIENT / "bulkhead" / "export"
-    names = ("families/__init__", "families/causal_lm", "functions", "inductor", "lengths", "make", "manifest", "materialized", "products", "rewriting", "side_by_side", "source", "step", "weights")
-    return b"".join((export / f"{name}.py").read_bytes() for name in names)
+    names = ("families/__init__", "families/causal_lm", "functions", "inductor", "lengths", "make", "manifest", "materialized", "product_kernel", "products", "rewriting", "side_by_side", "source", "step", "weights")
+    return b"".join((export / f"{name}.py").read_bytes() for name in names) + (export / "product_kernel.h").read_bytes()
 
 
 def export_package(module: torch.nn.Module, arguments: tuple, file: Path, dynamic_shapes=None) -> None:

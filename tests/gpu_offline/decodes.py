@@ -28,7 +28,7 @@ def file(build: Path, family: str) -> Path:
 
 def stamp() -> str:
     digest = hashlib.sha256(" ".join(version(one) for one in ("torch", "triton", "transformers", "chatterbox-tts")).encode())
-    sources = sorted((ROOT / "clients" / "python" / "bulkhead" / "export").rglob("*.py"))
+    sources = sorted((ROOT / "clients" / "python" / "bulkhead" / "export").rglob("*.*[yh]"))
     for source in (Path(__file__), ROOT / "tests" / "python" / "tiny_models.py", *sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()

@@ -59,13 +59,6 @@ Result<> try_end_of_longest_prompt(Engine& engine, std::uint32_t chunk) {
     return engine.prefill(0, prompt.get(), start.keep, count, false);
 }
 
-Result<> try_prompt(Engine& engine, std::uint32_t count) {
-    count = std::min(count, engine.shape().chunk_max);
-    const ZeroPrompt prompt{engine.shape(), std::min(count + 1, engine.shape().length)};
-    if (auto reset = engine.reset(0, {}); !reset) return reset;
-    return engine.prefill(0, prompt.get(), 0, std::min(count, prompt.get().length), false);
-}
-
 /// Zeros are tokens like any others, so a model that is whole gives numbers; as embeddings nobody ever met them.
 Result<> collect(Engine& engine) {
     const auto collected = engine.collect();
@@ -76,21 +69,10 @@ Result<> collect(Engine& engine) {
 
 }  // namespace
 
-std::vector<std::uint32_t> padded_prompts(std::uint32_t chunk) {
-    constexpr std::uint32_t multiple = 32;
-    constexpr std::uint32_t each_up_to = 128;
-    std::vector<std::uint32_t> sizes;
-    for (std::uint32_t size = multiple; size < chunk && size <= each_up_to; size += multiple) sizes.push_back(size);
-    sizes.push_back(chunk);
-    return sizes;
-}
-
-Result<> try_once(Engine& engine, const Trial& trial) {
+Result<> try_once(Engine& engine, std::uint32_t longest_chunk) {
     const Shape& shape = engine.shape();
-    if (trial.longest_chunk > 0)
-        if (auto tried = try_end_of_longest_prompt(engine, trial.longest_chunk); !tried) return tried;
-    for (const std::uint32_t count : trial.prompts)
-        if (auto tried = try_prompt(engine, count); !tried) return tried;
+    if (longest_chunk > 0)
+        if (auto tried = try_end_of_longest_prompt(engine, longest_chunk); !tried) return tried;
     if (auto started = start_all(engine); !started) return started;
     const ZeroPrompt prompt{shape, std::min(2U, shape.length - 2)};
     const std::uint32_t length = prompt.get().length;

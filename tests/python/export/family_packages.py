@@ -14,7 +14,7 @@ from bulkhead.export.families import Family, family_named
 from bulkhead.export.source import Loaded
 
 NAMES = ("chatterbox_t3", "higgs_audio_v2", "qwen3_vl")
-LENGTH, CHUNK, SLOTS_MAX = 128, 40, 4  # a chunk is more than one block of products.VECTORS, and no multiple of it
+LENGTH, CHUNK, SLOTS_MAX = 128, 40, 4  # a chunk is more rows than product_kernel.h has at once, and no multiple of them
 
 
 def family(name: str) -> Family:
@@ -40,7 +40,7 @@ def _digest() -> str:
     digest = hashlib.sha256(os.fsencode(" ".join(inductor.cpu_flags())))
     for one in ("torch", "transformers", "chatterbox-tts"):
         digest.update(version(one).encode())
-    files = [Path(__file__), Path(tiny_models.__file__), *sorted(Path(exporter).parent.rglob("*.py"))]
+    files = [Path(__file__), Path(tiny_models.__file__), *sorted(Path(exporter).parent.rglob("*.*[yh]"))]
     for file in files:
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -39,7 +39,7 @@ class Uncompiled(check.Package):
             "prefill": {"logits": form.logits, "chunk_max": chunk, "extras": [{"name": one.name, "shape": one.shape} for one in form.extras]},
         }  # fmt: skip
         along = {one.name: one.shape.index("T") for one in form.extras}
-        self.prefill = Prefill(step, embeddings=form.input == "embeddings", logits=form.logits, extras=along, multiple=4)
+        self.prefill = Prefill(step, embeddings=form.input == "embeddings", logits=form.logits, extras=along)
         self.decode = [((1, 64), Decode(step))]
 
     def generate(self, family: Family, prompt: Prompt, count: int) -> tuple[list[list[int]], list[torch.Tensor]]:

@@ -96,12 +96,7 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
         const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {
             if (auto loaded = load(spec, shape, context); !loaded) return loaded;
             if (context.progress) context.progress("warming", 0, 1, "steps", "generate");
-            Trial trial;
-            if (context.cuda)
-                trial.longest_chunk = spec.generate.prefill_chunk;
-            else if (package_.manifest().prefill)
-                trial.prompts = padded_prompts(std::min(spec.generate.prefill_chunk, shape.chunk_max));
-            if (auto tried = try_once(*engine_, trial); !tried)
+            if (auto tried = try_once(*engine_, context.cuda ? spec.generate.prefill_chunk : 0); !tried)
                 return Result<>{contradicts(tried.error().during("trying a step"))};
             if (context.progress) context.progress("warming", 1, 1, "steps", "");
             return Result<>{};
@@ -113,7 +108,10 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
 
 Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
     const Manifest& manifest = package_.manifest();
-    package_.place_weights(*device_, context);
+    // A copy of the weights is read faster; a model that fits only as the file is mapped runs all the same.
+    const bool has_room =
+        check_fit(manifest, shape, package_.weights().size_bytes(), device_->free_bytes(), device_->name()).has_value();
+    package_.place_weights(*device_, has_room ? threads_ : 0, context);
 
     const std::size_t kv = std::size_t{2} * manifest.layers;
     Parts parts{manifest, shape, spec.name, threads_, nullptr, {}};
@@ -131,9 +129,9 @@ Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape
         parts.decode.push_back({decode.sequences_min, decode.sequences_max, std::move(*function)});
     }
     if (manifest.prefill) {
-        auto function = load(
-            manifest.prefill->file,
-            3 + (manifest.rope_delta == Manifest::RopeDelta::rope ? 1 : 0) + manifest.prefill->extras.size(), kv);
+        auto function =
+            load(manifest.prefill->file,
+                 3 + (manifest.rope_delta == Manifest::RopeDelta::rope ? 1 : 0) + manifest.prefill->extras.size(), kv);
         if (!function) return function.error();
         parts.prefill = std::move(*function);
     }

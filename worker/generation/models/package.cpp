@@ -100,15 +100,19 @@ Result<> Package::check(const Machine& machine) const {
     return {};
 }
 
-void Package::place_weights(Device& device, const LoadContext& context) {
-    if (!context.cuda)
-        read_ahead(folder_, [&](std::uint64_t done, std::uint64_t total) {
+void Package::place_weights(Device& device, int copy_with, const LoadContext& context) {
+    if (!context.cuda) {
+        const auto tell = [&](std::uint64_t done, std::uint64_t total) {
             if (context.progress) context.progress("loading", done, total, "bytes", manifest_.weights_file);
-        });
+        };
+        read_ahead(folder_, tell);
+        if (copy_with > 0)
+            weights_.copy_to_huge_pages(copy_with, [&](std::uint64_t done) { tell(done, weights_.size_bytes()); });
+    }
     std::uint64_t done = 0;
     for (const auto& [name, weight] : weights_.tensors()) {
-        const TensorView view{name, weight.dtype, weight.dims,
-                              {const_cast<std::byte*>(weight.bytes.data()), weight.bytes.size()}};
+        const TensorView view{
+            name, weight.dtype, weight.dims, {const_cast<std::byte*>(weight.bytes.data()), weight.bytes.size()}};
         placed_.emplace(name, device.place_weight(view));
         done += weight.bytes.size();
         if (context.cuda && context.progress)
@@ -138,7 +142,8 @@ Result<std::unique_ptr<Function>> Package::load(Device& device, const std::strin
             if (const auto found = renamed->second.find(name); found != renamed->second.end()) name = found->second;
         const auto placed = placed_.find(name);
         if (placed == placed_.end())
-            return disagree(fmt::format("its constant {} is not among the weights (looked for as {})", constant.fqn, name));
+            return disagree(
+                fmt::format("its constant {} is not among the weights (looked for as {})", constant.fqn, name));
         const at::Tensor& tensor = placed->second;
         // The code counts some of its constants in whole lines of 64 bytes.
         const std::size_t lines = (tensor.nbytes() + 63) / 64 * 64;

@@ -21,8 +21,8 @@ namespace bulkhead::worker::generation {
 struct Parts {
     Manifest manifest;
     Shape shape;
-    std::string name;  ///< of the model, for errors
-    int threads = 1;   ///< of one step on a CPU
+    std::string name;                   ///< of the model, for errors
+    int threads = 1;                    ///< of one step on a CPU
     std::unique_ptr<Function> prefill;  ///< null: a prompt goes through decode, one position a call
     struct Decode {
         std::uint32_t sequences_min;
@@ -42,16 +42,17 @@ public:
     [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
     [[nodiscard]] const WeightsFile& weights() const noexcept { return weights_; }
 
-    /// Against device, torch, GPU and CPU of this machine: manifest and each function. On a GPU there must be a prefill.
-    /// Errors  package_incompatible
+    /// Against device, torch, GPU and CPU of this machine: manifest and each function. On a GPU there must be a
+    /// prefill. Errors  package_incompatible
     [[nodiscard]] Result<> check(const Machine& machine) const;
 
-    /// Puts all weights onto the device: on a CPU they stay where they are mapped.
-    void place_weights(Device& device, const LoadContext& context);
+    /// Puts all weights onto the device. On a CPU they are copied to huge pages if `copy_with` threads > 0, else they
+    /// stay where they are mapped.
+    void place_weights(Device& device, int copy_with, const LoadContext& context);
 
     /// Loads one of the manifest's files and gives it its weights.
-    /// Errors  package_incompatible: a constant is missing, or has another dtype or size, or the number of inputs differs
-    /// Throws  what LibTorch throws
+    /// Errors  package_incompatible: a constant is missing, or has another dtype or size, or the number of inputs
+    /// differs Throws  what LibTorch throws
     [[nodiscard]] Result<std::unique_ptr<Function>> load(Device& device, const std::string& file,
                                                          std::size_t inputs) const;
 

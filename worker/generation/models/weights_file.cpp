@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -17,11 +18,14 @@
 #include "ipc/channel/dtype.h"
 #include "worker/generation/limits.h"
 #include "worker/generation/models/manifest.h"
+#include "worker/model/parallel_copy.h"
 
 namespace bulkhead::worker::generation {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::size_t copied_at_once = 64 << 20;  ///< between two reports of progress
 
 constexpr std::array<std::pair<std::string_view, wire::DType>, 10> dtypes{{
     {"BOOL", wire::DType::boolean},
@@ -79,8 +83,8 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
     std::uint64_t bytes = 0;
     if (!size_of(tensor.dims, tensor.dtype, bytes)) return "has a shape larger than any memory";
     if (range[0] > range[1] || range[1] > data.size() || range[1] - range[0] != bytes)
-        return fmt::format("lies at bytes {} to {} of {}, but its shape needs {} bytes", range[0], range[1], data.size(),
-                           bytes);
+        return fmt::format("lies at bytes {} to {} of {}, but its shape needs {} bytes", range[0], range[1],
+                           data.size(), bytes);
     tensor.bytes = data.subspan(range[0], bytes);
     if (reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % element_size(tensor.dtype) != 0)
         return "does not start at a multiple of its element";
@@ -90,20 +94,40 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
 }  // namespace
 
 WeightsFile::WeightsFile(WeightsFile&& other) noexcept
-    : mapping_{std::exchange(other.mapping_, {})}, tensors_{std::move(other.tensors_)} {}
+    : mapping_{std::exchange(other.mapping_, {})}, copy_{std::move(other.copy_)},
+      size_bytes_{other.size_bytes_}, tensors_{std::move(other.tensors_)} {}
 
-WeightsFile::~WeightsFile() {
-    if (!mapping_.empty()) ::munmap(const_cast<std::byte*>(mapping_.data()), mapping_.size());
+WeightsFile::~WeightsFile() { unmap(); }
+
+void WeightsFile::unmap() noexcept {
+    const auto mapping = std::exchange(mapping_, {});
+    if (!mapping.empty()) ::munmap(const_cast<std::byte*>(mapping.data()), mapping.size());
+}
+
+void WeightsFile::copy_to_huge_pages(int threads, const std::function<void(std::uint64_t)>& progress) {
+    auto memory = HugePages::reserve(size_bytes_);
+    if (!memory) return;
+    ParallelCopy copy{threads};
+    for (std::size_t done = 0; done < mapping_.size();) {
+        const auto part = mapping_.subspan(done, std::min<std::size_t>(copied_at_once, mapping_.size() - done));
+        copy(memory->memory().data() + done, part);
+        progress(done += part.size());
+    }
+    for (auto& [name, tensor] : tensors_)
+        tensor.bytes = memory->memory().subspan(static_cast<std::size_t>(tensor.bytes.data() - mapping_.data()),
+                                                tensor.bytes.size());
+    copy_.emplace(std::move(*memory));
+    unmap();
 }
 
 Result<WeightsFile> WeightsFile::open(const fs::path& path, std::uint64_t expected_bytes) {
     const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a FIFO would wait for its writer
     struct stat status {};
     if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode))
-        return Error{ErrorCode::load_failed,
-                     fmt::format("opening the weights {}: {}", path.string(),
-                                 file ? "no regular file" : std::strerror(errno)),
-                     "check that the package's folder is complete, and its permissions"};
+        return Error{
+            ErrorCode::load_failed,
+            fmt::format("opening the weights {}: {}", path.string(), file ? "no regular file" : std::strerror(errno)),
+            "check that the package's folder is complete, and its permissions"};
     const auto bytes = static_cast<std::uint64_t>(status.st_size);
     if (bytes != expected_bytes || bytes < sizeof(std::uint64_t))
         return broken(path, fmt::format("it has {} bytes, its manifest says {}", bytes, expected_bytes));
@@ -123,7 +147,8 @@ Result<> WeightsFile::read_header(const fs::path& path) {
     boost::system::error_code error;
     const boost::json::value header = boost::json::parse(text, error);
     if (error || !header.is_object()) return broken(path, "its header is no JSON object");
-    if (header.as_object().size() > limits::weight_tensors_max) return broken(path, "its header lists too many tensors");
+    if (header.as_object().size() > limits::weight_tensors_max)
+        return broken(path, "its header lists too many tensors");
     const auto data = mapping_.subspan(sizeof length + length);
     for (const auto& [name, entry] : header.as_object()) {
         if (name == "__metadata__") continue;

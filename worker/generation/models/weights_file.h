@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,10 +13,11 @@
 
 #include "ipc/base/error.h"
 #include "ipc/channel/wire.h"
+#include "worker/generation/models/huge_pages.h"
 
 namespace bulkhead::worker::generation {
 
-/// One tensor of the file, contiguous, where it is mapped.
+/// One tensor of the file, contiguous, where it is mapped or was copied to.
 struct WeightTensor {
     wire::DType dtype{};
     std::vector<std::int64_t> dims;
@@ -22,30 +25,39 @@ struct WeightTensor {
 };
 
 /// A safetensors file, mapped once, read-only and private: pages come from the page cache and are shared with whoever
-/// maps it too.
+/// maps it too, until they are copied.
 ///
-/// Owns  the mapping; tensors made from it must not outlive it
+/// Owns  the mapping or the copy; tensors made from it must not outlive it
 class WeightsFile {
 public:
-    /// Checks the header before anything is used: its length, its JSON, and that each tensor lies inside the file, is as
-    /// long as dtype and shape say, and starts at a multiple of its element.
-    /// Errors  load_failed (missing, unreadable), package_incompatible (truncated, or a header that lies)
+    /// Checks the header before anything is used: its length, its JSON, and that each tensor lies inside the file, is
+    /// as long as dtype and shape say, and starts at a multiple of its element. Errors  load_failed (missing,
+    /// unreadable), package_incompatible (truncated, or a header that lies)
     static Result<WeightsFile> open(const std::filesystem::path& path, std::uint64_t expected_bytes);
 
     WeightsFile(WeightsFile&& other) noexcept;
     WeightsFile& operator=(WeightsFile&&) = delete;
     ~WeightsFile();
 
+    /// Copies all tensors into memory of this process and unmaps the file: whoever has a tensor's bytes must ask again.
+    /// Does nothing where there are no huge pages. `progress` hears how many bytes are done.
+    /// Thread  the caller's and `threads` - 1 of its own
+    void copy_to_huge_pages(int threads, const std::function<void(std::uint64_t done)>& progress);
+
     [[nodiscard]] const std::map<std::string, WeightTensor, std::less<>>& tensors() const noexcept { return tensors_; }
     /// Null where there is none of that name.
     [[nodiscard]] const WeightTensor* find(std::string_view name) const;
-    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return mapping_.size(); }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return size_bytes_; }
 
 private:
-    explicit WeightsFile(std::span<const std::byte> mapping) : mapping_{mapping} {}
+    explicit WeightsFile(std::span<const std::byte> mapping) : mapping_{mapping}, size_bytes_{mapping.size()} {}
     Result<> read_header(const std::filesystem::path& path);
 
-    std::span<const std::byte> mapping_;
+    void unmap() noexcept;
+
+    std::span<const std::byte> mapping_;  ///< empty once copied
+    std::optional<HugePages> copy_;
+    std::uint64_t size_bytes_;
     std::map<std::string, WeightTensor, std::less<>> tensors_;
 };
 

@@ -70,8 +70,7 @@ def compile_prefill(step: Step, numbers: Numbers, form: PromptForm, sizes: Sizes
         arguments.append(torch.zeros([count if size == "T" else int(size) for size in extra.shape], dtype=getattr(torch, extra.dtype)))
         shapes.append({index: chunk for index, size in enumerate(extra.shape) if size == "T"})
     along = {extra.name: extra.shape.index("T") for extra in form.extras}
-    multiple = products.VECTORS if products.by_onednn(sizes.device, _embedding_dtype(step)) else 1
-    module = Prefill(step, embeddings=form.input == "embeddings", logits=form.logits, extras=along, multiple=multiple)
+    module = Prefill(step, embeddings=form.input == "embeddings", logits=form.logits, extras=along)
     return _compile(module, step, arguments, shapes, _buffers(numbers, sizes, 1), {2: length}, sizes, file, "prompt")
 
 
@@ -135,6 +134,7 @@ def compile_program(program: ExportedProgram, file: Path, device: str, meets: pr
     single: of one sequence, a graph's most frequent step."""
     settings = inductor.settings(program)
     settings["aot_inductor.package_constants_in_so"] = False
+    settings["epilogue_fusion"] = device != "cpu"  # product_kernel.h takes nothing in
     if meets == "vectors" and device == "cpu":
         settings["realize_reads_threshold"] = 1  # sums that the next layers add to are kept, not added up again
     if device == "cuda":

@@ -2,7 +2,7 @@
 
 With few vectors a product is bound by reading the matrix: it is written as plain sums, row by row, which read the matrix
 once and in order however many vectors there are, and which Inductor fuses with what stands around them. With many it is
-bound by arithmetic: on a CPU, in float32, oneDNN is then faster than the MKL that LibTorch would call.
+bound by arithmetic: on a CPU, in float32, by a kernel of our own.
 """
 
 from __future__ import annotations
@@ -12,30 +12,18 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._inductor import ir, lowering, mkldnn_ir
 
+from .product_kernel import product
 from .materialized import materialized
-
-#: oneDNN compiles itself a kernel for each number of vectors, in milliseconds, and keeps it: prompts are padded to
-#: multiples of this, that the kernels are few.
-VECTORS = 32
 
 #: Rows that a GPU's sums are written for: both of a sequence with guidance, or of two such. cuBLAS would pad them to a tile, and
 #: nothing could be fused with what it writes.
 FEW = 4
 
-#: Few vectors each, a prompt padded to VECTORS, or what nothing is known of.
+#: Few vectors each, a prompt, or what nothing is known of.
 Meets = Literal["vectors", "prompt", "anything"]
 
 _library = torch.library.Library("bulkhead", "FRAGMENT")
-_library.define("product(Tensor x, Tensor weight) -> Tensor")
-_library.impl("product", lambda x, weight: torch.nn.functional.linear(x, weight), "CompositeExplicitAutograd")
-_library.impl("product", lambda x, weight: x.new_empty(*x.shape[:-1], weight.shape[0]), "Meta")
-
-
-@lowering.register_lowering(torch.ops.bulkhead.product.default, type_promotion_kind=None)
-def _lower(x: lowering.TensorBox, weight: lowering.TensorBox) -> lowering.TensorBox:
-    return ir.TensorBox.create(mkldnn_ir.LinearUnary.create(x, weight, None, "none", [], ""))
 
 
 def rewritten(device: str, meets: Meets) -> dict[Any, Callable[..., Any]]:
@@ -50,11 +38,6 @@ def rewritten(device: str, meets: Meets) -> dict[Any, Callable[..., Any]]:
     elif device == "cuda" and vectors:
         found[torch.ops.aten.linear.default] = _as_sum_of_few
     return found
-
-
-def by_onednn(device: str, dtype: torch.dtype) -> bool:
-    """Whether the products with a prompt are oneDNN's, and the prompt must be padded."""
-    return device == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
 def _as_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -74,9 +57,9 @@ def _as_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     rows = x.reshape(-1, x.shape[-1])
     if isinstance(rows.shape[0], int) and rows.shape[0] == 1:  # a head, of the last position alone
         return _as_sum(x, weight, bias)
-    if not by_onednn("cpu", x.dtype):
+    if x.dtype != torch.float32:
         return NotImplemented  # as it is
-    done = torch.ops.bulkhead.product(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
+    done = product(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
     return done if bias is None else done + bias
 
 

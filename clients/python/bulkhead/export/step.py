@@ -68,16 +68,14 @@ class GivenCache(Cache):
     """A cache of transformers' interface over given buffers: new keys and values go to `positions` of them, and the
     first `length` positions are seen."""
 
-    def __init__(self, buffers: tuple[Tensor, ...], positions: Tensor, length: int, *, padded: bool = False) -> None:
+    def __init__(self, buffers: tuple[Tensor, ...], positions: Tensor, length: int) -> None:
         super().__init__(layers=[])
         self.keys, self.values = buffers[0::2], buffers[1::2]
         self.positions = positions
         self.length = length
-        #: behind the states of `positions` stand further ones, which are not kept
-        self.kept = torch.arange(positions.shape[0], device=positions.device) if padded else None
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *unused: object, **also_unused: object) -> tuple[Tensor, Tensor]:
-        """[B, heads, T, dim] each. T = 1 is decode, and `positions` [B]; else prefill, and `positions` [T], or fewer."""
+        """[B, heads, T, dim] each. T = 1 is decode, and `positions` [B]; else prefill, and `positions` [T]."""
         return self._put(self.keys[layer_idx], key_states), self._put(self.values[layer_idx], value_states)
 
     def _put(self, buffer: Tensor, states: Tensor) -> Tensor:
@@ -87,7 +85,7 @@ class GivenCache(Cache):
             heads = torch.arange(states.shape[1], device=buffer.device)[None, :]
             buffer.index_put_((rows, heads, self.positions[:, None]), new[:, :, 0])
         else:
-            buffer.index_copy_(2, self.positions, new if self.kept is None else new.index_select(2, self.kept))
+            buffer.index_copy_(2, self.positions, new)
         return buffer[:, :, : self.length].to(states.dtype)
 
 
@@ -170,26 +168,18 @@ class Prefill(nn.Module):
     """(tokens int64 [T, C] or embeddings [R, T, E], positions int64 [T], span int64 [a], [rope int64 [3, T]], extras…,
     k0, v0, …) of one slot: logits float32 [R, C, V] of the last position, or the position after it, int64 [1].
 
-    `extras` says along which dimension of each the prompt lies. Inside, the last row stands again and again until the
-    rows are a multiple of `multiple`; of them only the first is written."""
+    `extras` says along which dimension of each the prompt lies."""
 
-    def __init__(self, step: Step, *, embeddings: bool, logits: bool, extras: dict[str, int], multiple: int = 1) -> None:
+    def __init__(self, step: Step, *, embeddings: bool, logits: bool, extras: dict[str, int]) -> None:
         super().__init__()
         self.step = step
-        self.embeddings, self.logits, self.extras, self.multiple = embeddings, logits, extras, multiple
+        self.embeddings, self.logits, self.extras = embeddings, logits, extras
 
     def forward(self, prompt: Tensor, positions: Tensor, span: Tensor, *rest: Tensor) -> Tensor:
         step = self.step
         rope, rest = (rest[0], rest[1:]) if step.rope_delta == "rope" else (None, rest)
         extras, buffers = dict(zip(self.extras, rest, strict=False)), rest[len(self.extras) :]
-        cache = GivenCache(buffers, positions, span.shape[0], padded=self.multiple > 1)
-        if self.multiple > 1:
-            count = positions.shape[0]
-            rows = torch.arange((count + self.multiple - 1) // self.multiple * self.multiple, device=positions.device).clamp(max=count - 1)
-            prompt = prompt.index_select(1 if self.embeddings else 0, rows)
-            positions = positions[rows]
-            rope = None if rope is None else rope[:, rows]
-            extras = {name: extra.index_select(self.extras[name], rows) for name, extra in extras.items()}
+        cache = GivenCache(buffers, positions, span.shape[0])
         if self.embeddings:
             embeddings = prompt
         else:

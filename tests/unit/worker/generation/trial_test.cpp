@@ -14,7 +14,7 @@ using testing::IsEmpty;
 
 TEST(Trial, StepsEachNumberOfSequencesAndLeavesEverySlotStartedAnew) {
     FakeEngine engine{FakeEngine::usual()};
-    ASSERT_TRUE(try_once(engine, {}));
+    ASSERT_TRUE(try_once(engine, 0));
     EXPECT_THAT(engine.calls,
                 ElementsAre("reset 0 0", "reset 1 0", "reset 2 0", "reset 3 0", "prefill 0 0+2", "launch 1", "collect",
                             "launch 2", "collect", "launch 4", "collect", "reset 0 0", "reset 1 0", "reset 2 0",
@@ -28,7 +28,7 @@ TEST(Trial, ComputesTheEndOfTheLongestPromptFirst) {
     shape.prefill_gives = true;
     for (const std::uint32_t chunk : {1U, 10U, 16U, 500U}) {
         FakeEngine engine{shape};
-        ASSERT_TRUE(try_once(engine, {.longest_chunk = chunk, .prompts = {}}));
+        ASSERT_TRUE(try_once(engine, chunk));
         const std::uint32_t count = std::min(chunk, shape.chunk_max);
         ASSERT_GT(engine.calls.size(), 8U);
         EXPECT_EQ(engine.calls[0], fmt::format("reset 0 {}", shape.length - count));
@@ -38,28 +38,8 @@ TEST(Trial, ComputesTheEndOfTheLongestPromptFirst) {
     }
     FakeEngine engine{shape};
     engine.fails = "prefill";
-    EXPECT_FALSE(try_once(engine, {.longest_chunk = 16, .prompts = {}}));
+    EXPECT_FALSE(try_once(engine, 16));
     EXPECT_EQ(engine.calls.size(), 2U);
-}
-
-TEST(Trial, ComputesAPromptOfEachSizeThatIsNamed) {
-    FakeEngine engine{FakeEngine::usual()};
-    ASSERT_GE(engine.shape().chunk_max, 2U);
-    ASSERT_TRUE(try_once(engine, {.prompts = {2, 5000}}));
-    ASSERT_GT(engine.calls.size(), 4U);
-    EXPECT_EQ(engine.calls[0], "reset 0 0");
-    EXPECT_EQ(engine.calls[1], "prefill 0 0+2");
-    EXPECT_EQ(engine.calls[2], "reset 0 0");
-    EXPECT_EQ(engine.calls[3], fmt::format("prefill 0 0+{}", engine.shape().chunk_max)) << "no longer than a chunk";
-    EXPECT_THAT(engine.faults, IsEmpty());
-}
-
-TEST(Trial, KnowsTheSizesThatPromptsArePaddedTo) {
-    EXPECT_THAT(padded_prompts(1), ElementsAre(1));
-    EXPECT_THAT(padded_prompts(32), ElementsAre(32));
-    EXPECT_THAT(padded_prompts(100), ElementsAre(32, 64, 96, 100));
-    EXPECT_THAT(padded_prompts(128), ElementsAre(32, 64, 96, 128));
-    EXPECT_THAT(padded_prompts(512), ElementsAre(32, 64, 96, 128, 512));
 }
 
 /// Weights that are no numbers, say. It would answer nothing, so it is not called ready.
@@ -69,7 +49,7 @@ TEST(Trial, RefusesAModelWhoseLogitsAreNotFinite) {
         FakeEngine engine{shape};
         const std::vector<std::int64_t> trial(3, 0);  // a prompt of two, and what the first step reads
         engine.not_finite_after = FakeEngine::next(trial, shape, {}, 0);
-        return try_once(engine, {});
+        return try_once(engine, 0);
     };
     const auto refused = tried();
     ASSERT_FALSE(refused);

@@ -2,14 +2,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <map>
 
 #include <boost/json.hpp>
 #include <gmock/gmock.h>
 
 #include "tests/unit/worker/generation_fixture.h"
 #include "worker/generation/models/fit.h"
+#include "worker/generation/models/huge_pages.h"
 #include "worker/generation/models/package.h"
 #include "worker/generation/models/weights_file.h"
 #include "worker/torch/sha256.h"
@@ -79,6 +82,26 @@ TEST_F(GenerationPackage, WeightsThatAreNoFileAreRefusedAndNotWaitedFor) {
     const auto mapped = WeightsFile::open(weights, 100);
     ASSERT_FALSE(mapped);
     EXPECT_THAT(mapped.error().text(), HasSubstr("no regular file"));
+}
+
+TEST_F(GenerationPackage, WeightsAreTheSameInHugePages) {
+    const auto path = package_ / "weights.safetensors";
+    auto weights = WeightsFile::open(path, std::filesystem::file_size(path));
+    ASSERT_TRUE(weights) << weights.error().text();
+    if (!HugePages::reserve(1)) GTEST_SKIP() << "the kernel gives no huge pages";
+    std::map<std::string, std::pair<const std::byte*, std::vector<std::byte>>, std::less<>> before;
+    for (const auto& [name, tensor] : weights->tensors())
+        before[name] = {tensor.bytes.data(), {tensor.bytes.begin(), tensor.bytes.end()}};
+    ASSERT_FALSE(before.empty());
+    std::uint64_t done = 0;
+    weights->copy_to_huge_pages(2, [&](std::uint64_t bytes) { done = bytes; });
+    EXPECT_EQ(done, weights->size_bytes());
+    const WeightsFile moved = std::move(*weights);
+    for (const auto& [name, tensor] : moved.tensors()) {
+        const auto& [address, bytes] = before.at(name);
+        EXPECT_NE(tensor.bytes.data(), address) << name;
+        EXPECT_TRUE(std::ranges::equal(tensor.bytes, bytes)) << name;
+    }
 }
 
 TEST_F(GenerationPackage, LoadsWhole) {
@@ -337,10 +360,11 @@ TEST(GenerationFit, TellsWhatLeavesMoreToStepsThatFoundTooLittle) {
               "capturing 4 sequences x 8192 positions: no room; of 17408 MiB that were free, it asks for 8192 MiB of "
               "weights and 8192 MiB of KV (4 slots of 8192 positions, float32), and steps, their graphs and a long "
               "prompt take more");
-    EXPECT_EQ(told.remedy,
-              "generate.slots: 2 leaves 4096 MiB more; or generate.length: 4096 leaves 4096 MiB more; or an export with "
-              "--kv-dtype bfloat16 leaves 4096 MiB more; or fewer generate.buckets need fewer graphs; or a smaller "
-              "generate.prefill_chunk needs less for a long prompt; or unload another model");
+    EXPECT_EQ(
+        told.remedy,
+        "generate.slots: 2 leaves 4096 MiB more; or generate.length: 4096 leaves 4096 MiB more; or an export with "
+        "--kv-dtype bfloat16 leaves 4096 MiB more; or fewer generate.buckets need fewer graphs; or a smaller "
+        "generate.prefill_chunk needs less for a long prompt; or unload another model");
 
     shape.slots = 1;
     shape.length = 64;
@@ -373,7 +397,8 @@ private:
 
 TEST_F(GenerationPackage, MemoryThatRunsOutWhileLoadingIsToldWithWhatLeavesMore) {
     ASSERT_TRUE(load_it());
-    if (free_host_bytes() < 2ULL << 30) GTEST_SKIP() << "less than 2 GiB are free: a look at the memory would refuse it";
+    if (free_host_bytes() < 2ULL << 30)
+        GTEST_SKIP() << "less than 2 GiB are free: a look at the memory would refuse it";
     manifest_["length_max"] = manifest_["length"] = 1 << 18;  // 1 GiB of KV, which a look at the free memory lets pass
     manifest_["slots"] = 8;
     manifest_["buckets"] = boost::json::array{1 << 18};

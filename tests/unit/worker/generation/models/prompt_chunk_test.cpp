@@ -89,7 +89,7 @@ TEST(PromptChunk, LongerAttentionAndMoreRowsComputeTheSameAndWriteNoMoreKv) {
     auto package = Package::open(tiny_package(), context);
     ASSERT_TRUE(package) << package.error().text();
     const auto device = make_cpu_device();
-    package->place_weights(*device, context);
+    package->place_weights(*device, 0, context);
     const Manifest& manifest = package->manifest();
     const Shape shape = settle(manifest, {}).value();
     auto prefill = package->load(*device, manifest.prefill->file, 3 + 2 * manifest.layers);

@@ -14,7 +14,6 @@ namespace bulkhead::worker {
 namespace {
 
 using std::chrono::duration_cast;
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 /// What a model throws past its own translation ends the request, not the process.
@@ -126,29 +125,19 @@ void Dispatcher::finished() {
     const RequestPtr request = std::move(running_);
     if (request->answered) request->outputs->take_back();  // the next one may need the room
     start_next();  // before the answer is written, so that the model works on meanwhile
-    if (!request->answered) {
-        if (request->result) {
-            request->requester->completed(*request, {duration_cast<microseconds>(request->started - request->received),
-                                                     duration_cast<microseconds>(request->ended - request->started),
-                                                     *request->outputs});
-        } else {
-            ++errors_;
-            request->requester->failed(*request, request->result.error());
-        }
-    }
+    if (!request->complete()) ++errors_;
     request->let_go();
     settle();
 }
 
 void Dispatcher::answer_early(const Error& error) {
     ++errors_;
-    running_->answered = true;
-    running_->requester->failed(*running_, error);
+    running_->fail(error);
 }
 
 void Dispatcher::end_queued(RequestPtr request, const Error& error) {
     ++errors_;
-    request->requester->failed(*request, error);
+    request->fail(error);
     request->let_go();
 }
 

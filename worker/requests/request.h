@@ -65,6 +65,10 @@ struct Request {
     Clock::time_point started;
     Clock::time_point ended;
 
+    /// Answers by its result what was not answered before; `values`: results that are no tensors. False: by an error.
+    bool complete(boost::json::object values = {});
+    /// Answers by `error`, and discards the result of what runs on.
+    void fail(const Error& error);
     /// Ends it for its requester, which may hand the slabs on to be unmapped at once. So they are let go of first: the
     /// event loop must never be the one that unmaps, because it may have to free the GPU stream that this waits for.
     void let_go();

@@ -12,7 +12,6 @@ namespace bulkhead::worker::generation {
 namespace {
 
 using std::chrono::duration_cast;
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 Error deadline_passed(const Request& request, std::string_view where, Clock::time_point now) {
@@ -119,14 +118,13 @@ void StepLoop::fail_all(const Error& error) {
 
 void StepLoop::answer_early(Number number, Request& request, const Error& error) {
     ++errors_;
-    request.answered = true;
     tell({number});  // first: no further step begins once its client knows
-    request.requester->failed(request, error);
+    request.fail(error);
 }
 
 void StepLoop::end_queued(RequestPtr request, const Error& error) {
     ++errors_;
-    request->requester->failed(*request, error);
+    request->fail(error);
     request->let_go();
 }
 
@@ -195,16 +193,9 @@ void StepLoop::ended(Said::End& end) {
     const RequestPtr request = std::move(flight->second.request);
     flights_.erase(flight);
     start_more();  // before the answer is written, so that the model works on meanwhile
-    if (!request->answered && end.ending) {
+    if (end.ending) {
         request->ended = Clock::now();
-        if (request->result) {
-            request->requester->completed(*request, {duration_cast<microseconds>(request->started - request->received),
-                                                     duration_cast<microseconds>(request->ended - request->started),
-                                                     *request->outputs, values_of(*end.ending, *request)});
-        } else {
-            ++errors_;
-            request->requester->failed(*request, request->result.error());
-        }
+        if (!request->complete(values_of(*end.ending, *request))) ++errors_;
     }
     request->let_go();
 }

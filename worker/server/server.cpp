@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <exception>
 
 #include <boost/asio/post.hpp>
@@ -114,7 +115,7 @@ HelloPacket Server::hello(bool with_descriptors) const {
     if (page) fds.push_back(options_.page->fd());
     boost::json::array channels;
     for (const auto& [id, session] : sessions_) {
-        if (session->state() == ChannelSession::State::closed) continue;
+        if (session->is_closed()) continue;
         channels.emplace_back(id);
         if (with_descriptors && fds.size() < packet_fds_kernel_max) fds.push_back(session->descriptor());
     }
@@ -302,11 +303,9 @@ void Server::on_link(ChannelMessage message) {
 }
 
 std::size_t Server::channels_in_use() const {
-    using State = ChannelSession::State;
-    std::size_t count = 0;
-    for (const auto& [id, session] : sessions_)
-        count += session->state() == State::opening || session->state() == State::open ? 1 : 0;
-    return count;
+    return static_cast<std::size_t>(std::ranges::count_if(sessions_, [](const auto& entry) {
+        return entry.second->state() == ChannelSession::State::opening || entry.second->is_open();
+    }));
 }
 
 void Server::hello_came(ChannelSession& session) {
@@ -326,7 +325,7 @@ bool Server::take_state(ChannelSession& session) {
         if (found == sessions_.end()) return true;
         const std::shared_ptr<ChannelSession> other = found->second;
         if (other->peer_is_gone()) other->close("its client is gone");
-        return other->state() == ChannelSession::State::closed;
+        return other->is_closed();
     };
     if (!holder_) {
         holder_ = session.id();
@@ -353,13 +352,13 @@ void Server::refused(ChannelSession& session, const Error& error) {
     link_.send(refusal);
 }
 
-void Server::ended(ChannelSession& session) {
+void Server::ended(ChannelSession& session, bool was_refused) {
     const std::uint64_t channel = session.id();
     // On the executor, because only there the device may be told, and because unmapping takes its time.
-    executor_.post([this, channel, refused = session.was_refused(), slabs = session.give_up_slabs()]() mutable {
+    executor_.post([this, channel, was_refused, slabs = session.give_up_slabs()]() mutable {
         slabs->unregister_from(*model_);
         slabs.reset();
-        boost::asio::post(io_, [this, channel, refused] { reclaimed(channel, refused); });
+        boost::asio::post(io_, [this, channel, was_refused] { reclaimed(channel, was_refused); });
     });
 }
 
@@ -425,7 +424,7 @@ void Server::leave(int status) {
     if (phase_ == Phase::ended) return;
     phase_ = Phase::ended;
     for (const auto& [id, session] : sessions_) {
-        if (session->state() == ChannelSession::State::open)
+        if (session->is_open())
             session->close("the worker ends");
         else
             session->refuse(draining_error());

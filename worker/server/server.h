@@ -81,7 +81,7 @@ private:
     void opened(ChannelSession& session) override;
     void refused(ChannelSession& session, const Error& error) override;
     void flushed() override { finish_drain_if_done(); }
-    void ended(ChannelSession& session) override;
+    void ended(ChannelSession& session, bool was_refused) override;
     void reclaimed(std::uint64_t channel, bool was_refused);
     [[nodiscard]] bool take_state(ChannelSession& session);  ///< of a stateful model; false: refused, or waiting
     [[nodiscard]] std::size_t channels_in_use() const;

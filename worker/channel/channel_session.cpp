@@ -273,15 +273,16 @@ void ChannelSession::on_message(const channel::SlabReturn& message) {
 /// Those that no request reads. Not while something waits to be sent: that may be the offer of such a slab, with its
 /// descriptor.
 void ChannelSession::drop_returned_slabs() {
-    if (!is_open() || !slabs_->has_returned() || !stream_->outbox_empty()) return;
+    if (!is_open() || !stream_->outbox_empty()) return;
     const auto is_read = [this](std::uint32_t id) {
         return std::ranges::any_of(in_flight_, [id](const Request* request) {
             return std::ranges::any_of(request->tensors,
                                        [id](const channel::Tensor& tensor) { return tensor.lease.slab_id == id; });
         });
     };
-    auto unread = std::make_shared<ChannelSlabs::Returned>(slabs_->take_returned(is_read));
-    if (unread->empty()) return;
+    ChannelSlabs::Returned returned = slabs_->take_returned(is_read);
+    if (returned.empty()) return;
+    auto unread = std::make_shared<ChannelSlabs::Returned>(std::move(returned));
     ++slabs_pending_;
     context_.executor.post([self = shared_from_this(), slabs = slabs_, unread] {
         slabs->drop(std::move(*unread), self->context_.model);

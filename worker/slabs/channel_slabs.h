@@ -18,8 +18,7 @@
 #include "worker/loop/alarm.h"
 #include "worker/model/model.h"
 #include "worker/slabs/channel_events.h"
-#include "worker/slabs/slab_budget.h"
-#include "worker/slabs/slab_memory.h"
+#include "worker/slabs/slab_source.h"
 
 namespace bulkhead::worker {
 
@@ -35,15 +34,15 @@ class ChannelSlabs {
     struct Slab;
 
 public:
-    ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits, std::shared_ptr<SlabBudget> worker);
+    ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits, std::shared_ptr<SlabBudget> worker_bytes);
     ~ChannelSlabs();
 
     /// GPU kinds were agreed; before the first slab of such a kind is added.
-    void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { gpu_ = std::move(gpu); }
+    void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { source_.use_gpu(std::move(gpu)); }
 
     /// Makes one more slab, of at least `size_bytes`; its offer waits in `take_offers`. One on the GPU is made on the
     /// executor; once the client has asked for one for outputs (`request_id`), all outputs lie in such.
-    /// Errors  resources_exhausted naming `channel.max`, `channel.worker_max`, or what the machine lacks
+    /// Errors  those of `SlabSource::make`
     Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id = 0,
                  wire::SlabKind kind = wire::SlabKind::host_memfd);
 
@@ -105,7 +104,6 @@ public:
 
     /// Slabs on their way out.
     using Returned = std::vector<std::unique_ptr<Slab>>;
-    [[nodiscard]] bool has_returned() const;
     [[nodiscard]] Returned take_returned(const std::function<bool(std::uint32_t id)>& is_read);
     /// Unmaps them, and has their bytes for others. On the executor.
     void drop(Returned slabs, Model& model) noexcept;
@@ -115,7 +113,7 @@ public:
     void unregister_from(Model& model) noexcept;
 
     /// Of the worker's own slabs.
-    [[nodiscard]] std::uint64_t size_bytes() const;
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return source_.bytes_used(); }
 
 private:
     enum class State : std::uint8_t { in_use, withdrawn, returned };
@@ -124,13 +122,13 @@ private:
         wire::SlabDirection direction;
         std::uint64_t request_id;
         bool is_first;  ///< of its direction and kind
-        SlabBudget::Share share;
+        SlabSource::Reservation reserved;  ///< given back after the memory
         std::unique_ptr<SlabMemory> memory;
         SlabAllocator allocator;       ///< of an output slab
         Clock::time_point idle_since;  ///< of an output slab without leases
         State state = State::in_use;
         bool offered = false;  ///< or lent: the client knows it
-        bool registered = false;
+        bool registered = false;  ///< of the host, and the device knows it
     };
     [[nodiscard]] Slab* find(std::uint32_t id) const;  ///< with the lock held
     [[nodiscard]] bool is_idle(const Slab& slab) const;
@@ -138,28 +136,17 @@ private:
     /// As much again as there is, so that few slabs reach the bound; at most half of what that leaves, for inputs need
     /// room too.
     [[nodiscard]] std::uint64_t output_growth(wire::SlabKind kind) const;
-    [[nodiscard]] Error over_the_channels_bound(std::uint64_t slab_bytes) const;  ///< with the lock held
-    [[nodiscard]] Result<std::unique_ptr<SlabMemory>>
-    make_memory(wire::SlabKind kind, wire::SlabDirection direction, std::uint64_t size_bytes, std::uint32_t id) const;
     Result<> make_events();
     [[nodiscard]] Result<> check_event(std::uint32_t event_id) const;  ///< with the lock held
 
-    const std::string label_prefix_;
-    const config::ChannelLimits limits_;
-    const std::shared_ptr<SlabBudget> worker_;
-    std::shared_ptr<const cuda::Gpu> gpu_;
+    const std::chrono::milliseconds idle_;
+    SlabSource source_;
     mutable std::mutex mutex_;
     std::shared_ptr<ChannelEvents> events_;  ///< made with the first slab on the GPU
     bool events_offered_ = false;
     std::vector<std::uint32_t> released_behind_;  ///< events that room which is free again waits for
     wire::SlabKind output_kind_ = wire::SlabKind::host_memfd;
     std::vector<std::unique_ptr<Slab>> slabs_;
-    std::size_t unoffered_ = 0;
-    std::size_t unregistered_ = 0;
-    std::size_t returned_ = 0;
-    std::uint64_t reserved_bytes_ = 0;  ///< made or being made
-    std::size_t reserved_slabs_ = 0;    ///< lent ones too
-    std::uint32_t last_id_ = 0;
     std::uint32_t last_lent_id_ = wire::lent_slab_id_min - 1;
 };
 

@@ -8,6 +8,8 @@
 
 namespace bulkhead::worker {
 
+[[nodiscard]] constexpr bool is_gpu(wire::SlabKind kind) noexcept { return kind != wire::SlabKind::host_memfd; }
+
 /// The bytes of one slab, wherever they lie: who makes another kind of memory derives from this.
 ///
 /// Owns    the memory; destroyed on the executor, where the device may be spoken to

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -27,16 +26,20 @@ Result<std::unique_ptr<StatusPage>> StatusPage::make() {
     constexpr std::string_view attempt = "making the worker's page";
     UniqueFd memfd{::memfd_create("bulkhead:page", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
     if (!memfd || ::ftruncate(memfd.get(), worker_page::page_bytes) != 0) return system_error(attempt, errno);
-    void* const memory = ::mmap(nullptr, worker_page::page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0);
-    if (memory == MAP_FAILED) return system_error(attempt, errno);
-    std::unique_ptr<StatusPage> made{new StatusPage{std::move(memfd), *new (memory) Page{}}};
+    Mapping mapping{worker_page::page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get()};
+    if (!mapping) return system_error(attempt, errno);
+    const std::span<std::byte> memory = mapping.bytes();
+    std::unique_ptr<StatusPage> made{new StatusPage{std::move(memfd), std::move(mapping)}};
     // After the mapping above, which stays writable. A child of the model has no business in it.
     constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
-    if (::fcntl(made->fd(), F_ADD_SEALS, seals) != 0 || ::madvise(memory, worker_page::page_bytes, MADV_DONTFORK) != 0)
+    if (::fcntl(made->fd(), F_ADD_SEALS, seals) != 0 || ::madvise(memory.data(), memory.size(), MADV_DONTFORK) != 0)
         return system_error(attempt, errno);
     if (Result<> held = made->hold_word(); !held) return held.error();
     return made;
 }
+
+StatusPage::StatusPage(UniqueFd memfd, Mapping mapping)
+    : memfd_{std::move(memfd)}, mapping_{std::move(mapping)}, page_{*new (mapping_.bytes().data()) Page{}} {}
 
 Result<> StatusPage::hold_word() {
     pthread_mutexattr_t kind;
@@ -56,7 +59,6 @@ Result<> StatusPage::hold_word() {
 
 StatusPage::~StatusPage() {
     if (page_.magic_number == worker_page::magic) ::pthread_mutex_unlock(mutex_of(page_));
-    ::munmap(&page_, worker_page::page_bytes);
 }
 
 }  // namespace bulkhead::worker

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "ipc/error.h"
+#include "ipc/mapping.h"
 #include "ipc/unique_fd.h"
 #include "ipc/worker_page.h"
 #include "worker/loop/alarm.h"
@@ -74,7 +75,7 @@ public:
     }
 
 private:
-    StatusPage(UniqueFd memfd, worker_page::Page& page) : memfd_{std::move(memfd)}, page_{page} {}
+    StatusPage(UniqueFd memfd, Mapping mapping);
     Result<> hold_word();
 
     template <typename Describe>
@@ -90,6 +91,7 @@ private:
     }
 
     UniqueFd memfd_;
+    Mapping mapping_;
     worker_page::Page& page_;
 };
 

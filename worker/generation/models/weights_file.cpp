@@ -1,7 +1,6 @@
 #include "worker/generation/models/weights_file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -89,13 +88,6 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
 
 }  // namespace
 
-WeightsFile::WeightsFile(WeightsFile&& other) noexcept
-    : mapping_{std::exchange(other.mapping_, {})}, tensors_{std::move(other.tensors_)} {}
-
-WeightsFile::~WeightsFile() {
-    if (!mapping_.empty()) ::munmap(const_cast<std::byte*>(mapping_.data()), mapping_.size());
-}
-
 Result<WeightsFile> WeightsFile::open(const fs::path& path, std::uint64_t expected_bytes) {
     const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a FIFO would wait for its writer
     struct stat status {};
@@ -107,24 +99,25 @@ Result<WeightsFile> WeightsFile::open(const fs::path& path, std::uint64_t expect
     const auto bytes = static_cast<std::uint64_t>(status.st_size);
     if (bytes != expected_bytes || bytes < sizeof(std::uint64_t))
         return broken(path, fmt::format("it has {} bytes, its manifest says {}", bytes, expected_bytes));
-    void* address = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.get(), 0);
-    if (address == MAP_FAILED) return system_error(fmt::format("mapping the weights {}", path.string()), errno);
-    WeightsFile weights{{static_cast<const std::byte*>(address), bytes}};
+    Mapping mapping{bytes, PROT_READ, MAP_PRIVATE, file.get()};
+    if (!mapping) return system_error(fmt::format("mapping the weights {}", path.string()), errno);
+    WeightsFile weights{std::move(mapping)};
     if (auto read = weights.read_header(path); !read) return read.error();
     return weights;
 }
 
 Result<> WeightsFile::read_header(const fs::path& path) {
+    const std::span<const std::byte> bytes = mapping_.bytes();
     std::uint64_t length = 0;
-    std::memcpy(&length, mapping_.data(), sizeof length);
-    if (length > limits::weights_header_bytes_max || length > mapping_.size() - sizeof length)
-        return broken(path, fmt::format("its header claims {} bytes of {}", length, mapping_.size()));
-    const std::string_view text{reinterpret_cast<const char*>(mapping_.data()) + sizeof length, length};
+    std::memcpy(&length, bytes.data(), sizeof length);
+    if (length > limits::weights_header_bytes_max || length > bytes.size() - sizeof length)
+        return broken(path, fmt::format("its header claims {} bytes of {}", length, bytes.size()));
+    const std::string_view text{reinterpret_cast<const char*>(bytes.data()) + sizeof length, length};
     boost::system::error_code error;
     const boost::json::value header = boost::json::parse(text, error);
     if (error || !header.is_object()) return broken(path, "its header is no JSON object");
     if (header.as_object().size() > limits::weight_tensors_max) return broken(path, "its header lists too many tensors");
-    const auto data = mapping_.subspan(sizeof length + length);
+    const auto data = bytes.subspan(sizeof length + length);
     for (const auto& [name, entry] : header.as_object()) {
         if (name == "__metadata__") continue;
         WeightTensor tensor;

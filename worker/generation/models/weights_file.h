@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ipc/error.h"
+#include "ipc/mapping.h"
 #include "ipc/wire.h"
 
 namespace bulkhead::worker::generation {
@@ -32,20 +33,16 @@ public:
     /// Errors  load_failed (missing, unreadable), package_incompatible (truncated, or a header that lies)
     static Result<WeightsFile> open(const std::filesystem::path& path, std::uint64_t expected_bytes);
 
-    WeightsFile(WeightsFile&& other) noexcept;
-    WeightsFile& operator=(WeightsFile&&) = delete;
-    ~WeightsFile();
-
     [[nodiscard]] const std::map<std::string, WeightTensor, std::less<>>& tensors() const noexcept { return tensors_; }
     /// Null where there is none of that name.
     [[nodiscard]] const WeightTensor* find(std::string_view name) const;
-    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return mapping_.size(); }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return mapping_.bytes().size(); }
 
 private:
-    explicit WeightsFile(std::span<const std::byte> mapping) : mapping_{mapping} {}
+    explicit WeightsFile(Mapping mapping) : mapping_{std::move(mapping)} {}
     Result<> read_header(const std::filesystem::path& path);
 
-    std::span<const std::byte> mapping_;
+    Mapping mapping_;
     std::map<std::string, WeightTensor, std::less<>> tensors_;
 };
 

@@ -98,8 +98,7 @@ std::string collapse(std::span<std::byte> bytes) {
         "the kernel's reserve of huge pages has not enough for {} bytes, and collapsing plain pages failed "
         "({}); reserve them with `sysctl vm.nr_hugepages={}` or more, or take `deny` out of "
         "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
-        bytes.size(), std::generic_category().message(failed),
-        (bytes.size() + huge_page_bytes - 1) / huge_page_bytes);
+        bytes.size(), std::generic_category().message(failed), (bytes.size() + huge_page_bytes - 1) / huge_page_bytes);
 }
 
 constexpr int common_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;

@@ -31,8 +31,8 @@ Error lies(std::string attempt) {
     return {ErrorCode::protocol_violation, std::move(attempt), "write the ring as docs/channel.md says"};
 }
 
-/// One side stores a packet (or its progress), fences, and loads the peer's `asleep`; the other stores `asleep`, fences,
-/// and loads packets and progress. With both fences at least one of the two sees what the other stored.
+/// One side stores a packet (or its progress), fences, and loads the peer's `asleep`; the other stores `asleep`,
+/// fences, and loads packets and progress. With both fences at least one of the two sees what the other stored.
 void order_stores_before_loads() noexcept { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 Result<UniqueFd> make_doorbell() {
@@ -173,8 +173,8 @@ Result<std::unique_ptr<RingEnd>> RingEnd::make(std::uint32_t lines_to_worker, st
     if (!memory) return std::move(memory).error();
     Result<UniqueFd> mine = make_doorbell(), peers = make_doorbell();
     if (!mine || !peers) return mine ? std::move(peers).error() : std::move(mine).error();
-    return std::unique_ptr<RingEnd>{new RingEnd{std::move(*memory), true, lines_to_worker, lines_to_client,
-                                                std::move(*mine), std::move(*peers)}};
+    return std::unique_ptr<RingEnd>{
+        new RingEnd{std::move(*memory), true, lines_to_worker, lines_to_client, std::move(*mine), std::move(*peers)}};
 }
 
 Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer, std::vector<UniqueFd> fds) {

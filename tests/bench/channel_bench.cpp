@@ -177,10 +177,11 @@ private:
 /// Models of the minimal worker: the plane is measured, and no LibTorch.
 std::string fleet() {
     const auto model = [](const std::string& name, const std::string& answer) {
-        return test::minimal_model(name, {},
-                                   "inputs: {x: {dtype: uint8, shape: [1..1073741824]}}\nwarmup: {x: [64]}\n"
-                                   "outputs: {y: {dtype: uint8, shape: [" +
-                                       answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, worker_max: 16GiB, count: 64}\n");
+        return test::minimal_model(
+            name, {},
+            "inputs: {x: {dtype: uint8, shape: [1..1073741824]}}\nwarmup: {x: [64]}\n"
+            "outputs: {y: {dtype: uint8, shape: [" +
+                answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, worker_max: 16GiB, count: 64}\n");
     };
     return test::fleet({model("echo", "1..1073741824"), model("head", "4")});
 }

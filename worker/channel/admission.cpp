@@ -88,9 +88,9 @@ Result<> admit(channel::Infer& message, const Model& model, const generation::Me
             {tensor.name, tensor.dtype, {tensor.dims.data(), tensor.dims.size()}, place->bytes, place->on_device});
     }
     if (generates) {
-        request.ask = std::make_unique<generation::Ask>();
-        if (Result<> prompt = read_prompt(*generate, views, request.inputs, *request.ask); !prompt) return prompt;
-        return read_parameters(generate->shape, message.parameters, *request.ask);
+        request.generate = std::make_unique<generation::GenerateParameters>();
+        if (Result<> prompt = read_prompt(*generate, views, request.inputs, *request.generate); !prompt) return prompt;
+        return read_parameters(generate->shape, message.parameters, *request.generate);
     }
     if (Result<> inputs = check_inputs(**method, views, request.inputs); !inputs) return inputs;
     return check_parameters(**method, message.parameters, request.parameters);

@@ -471,8 +471,8 @@ void ChannelSession::close(std::string_view reason) { close(State::closed, reaso
 
 void ChannelSession::close(State how, std::string_view reason) {
     if (is_closed()) return;
-    spdlog::log(is_open() ? spdlog::level::debug : spdlog::level::info,
-                "channel {} of \"{}\", pid {}, closed: {}", id_, client_, client_pid_, reason);
+    spdlog::log(is_open() ? spdlog::level::debug : spdlog::level::info, "channel {} of \"{}\", pid {}, closed: {}", id_,
+                client_, client_pid_, reason);
     const auto self = shared_from_this();  // dropping its requests may be the end of it
     state_ = how;
     hello_deadline_.cancel();

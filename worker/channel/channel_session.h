@@ -97,9 +97,7 @@ public:
     [[nodiscard]] bool peer_is_gone() const { return is_closed() || stream_->peer_is_gone(); }
     [[nodiscard]] std::uint64_t slab_bytes() const { return slabs_ ? slabs_->size_bytes() : 0; }
     /// Device memory that its client maps, as far as this worker knows: pinned by it when the worker ends.
-    [[nodiscard]] std::uint64_t gpu_bytes_lent() const {
-        return is_closed() ? 0 : slabs_->gpu_bytes_lent();
-    }
+    [[nodiscard]] std::uint64_t gpu_bytes_lent() const { return is_closed() ? 0 : slabs_->gpu_bytes_lent(); }
     [[nodiscard]] std::int64_t client_pid() const noexcept { return client_pid_; }
     [[nodiscard]] const std::string& client() const noexcept { return client_; }
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return stream_ ? stream_->ignored_frames() : 0; }

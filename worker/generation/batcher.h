@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "worker/generation/ask.h"
 #include "worker/generation/engine.h"
+#include "worker/generation/generate_parameters.h"
 #include "worker/generation/slots.h"
 #include "worker/generation/statistics.h"
 #include "worker/loop/alarm.h"
@@ -52,7 +52,7 @@ public:
 
     /// A new sequence; there may be as many as slots. `inputs` stay until it has ended or was removed. `hears`: it is to
     /// be told each step's tokens.
-    void add(Number number, Ask ask, std::span<const TensorView> inputs, bool hears);
+    void add(Number number, GenerateParameters parameters, std::span<const TensorView> inputs, bool hears);
     /// It ends now, and is told of no more. Unknown numbers are ignored: that one had ended by itself.
     void remove(Number number);
     /// From the next step on.
@@ -71,7 +71,7 @@ public:
 private:
     struct Sequence {
         Number number = 0;
-        Ask ask;
+        GenerateParameters parameters;
         std::span<const TensorView> inputs;
         bool hears = false;
         std::optional<std::uint32_t> slot;  ///< from its first chunk until it needs no further step

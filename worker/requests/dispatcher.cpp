@@ -82,7 +82,7 @@ void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
 
 Result<> Dispatcher::submit(RequestPtr request) {
     Clock::time_point deadline = request->deadline;
-    const bool generates = request->ask != nullptr;
+    const bool generates = request->generate != nullptr;
     if (generates) {
         deadline = std::min(deadline, Clock::now() + request_deadline_ + limits::overrun_grace);  // of a step
         if (Result<> pushed = steps_->submit(std::move(request)); !pushed) return pushed;

@@ -48,7 +48,7 @@ RequestPtr RequestPool::take() {
 void RequestPool::give_back(Request& request) noexcept {
     request.outputs.reset();
     request.inputs.clear();
-    request.ask.reset();
+    request.generate.reset();
     request.streams = false;
     request.tensors.clear();
     request.slabs.reset();

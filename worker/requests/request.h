@@ -12,7 +12,7 @@
 #include "config/fleet.h"
 #include "ipc/channel_codec.h"
 #include "ipc/error.h"
-#include "worker/generation/ask.h"
+#include "worker/generation/generate_parameters.h"
 #include "worker/loop/alarm.h"
 #include "worker/model/model.h"
 #include "worker/slabs/request_outputs.h"
@@ -53,7 +53,7 @@ struct Request {
     channel::Tensors tensors;                    ///< names and dims of `inputs` lie here
     std::vector<TensorView> inputs;              ///< in the method's order
     std::vector<config::ParameterValue> parameters;
-    std::unique_ptr<generation::Ask> ask;  ///< of a request to generate, which has no `parameters`
+    std::unique_ptr<generation::GenerateParameters> generate;  ///< of a request to generate, which has no `parameters`
     bool streams = false;
     Clock::time_point received;
     Clock::time_point deadline;

@@ -55,7 +55,7 @@ void StepLoop::start_more() {
         RequestPtr request = scheduler_.next();
         if (!request) return;
         Request* const begins = request.get();
-        const Sampling sampling = begins->ask->sampling;
+        const Sampling sampling = begins->generate->sampling;
         flights_.emplace(++last_, Flight{std::move(request), sampling});
         tell({last_, begins});
     }
@@ -231,7 +231,7 @@ void StepLoop::obey(const Command& command) {
         request.started = Clock::now();
         request.slabs->register_with(model_);
         sequences_.emplace(command.number, &request);
-        batcher_.add(command.number, std::move(*request.ask), request.inputs, request.streams);
+        batcher_.add(command.number, std::move(*request.generate), request.inputs, request.streams);
     } else if (command.sampling) {
         batcher_.set_sampling(command.number, *command.sampling);
     } else if (sequences_.erase(command.number) == 1) {  // else it ended by itself, and that was said

@@ -39,7 +39,7 @@ public:
 
     [[nodiscard]] const Method& method() const noexcept { return method_; }
 
-    /// `request->ask` is set.
+    /// `request->generate` is set.
     /// Errors  queue_full; the request is then not let go, for it was never accepted
     Result<> submit(RequestPtr request);
     /// Answers it by `error`. False when no such request is in flight.

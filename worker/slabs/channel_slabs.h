@@ -34,7 +34,8 @@ class ChannelSlabs {
     struct Slab;
 
 public:
-    ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits, std::shared_ptr<SlabBudget> worker_bytes);
+    ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits,
+                 std::shared_ptr<SlabBudget> worker_bytes);
     ~ChannelSlabs();
 
     /// GPU kinds were agreed; before the first slab of such a kind is added.

@@ -45,8 +45,8 @@ public:
     [[nodiscard]] std::uint64_t bytes_left() const noexcept { return bytes_->left(); }
 
 private:
-    [[nodiscard]] Result<std::unique_ptr<SlabMemory>>
-    make_memory(wire::SlabKind kind, wire::SlabDirection direction, std::uint64_t size_bytes, std::uint32_t id) const;
+    [[nodiscard]] Result<std::unique_ptr<SlabMemory>> make_memory(wire::SlabKind kind, wire::SlabDirection direction,
+                                                                  std::uint64_t size_bytes, std::uint32_t id) const;
 
     const std::string label_prefix_;
     const bool huge_pages_;

@@ -14,9 +14,8 @@ namespace bulkhead::worker::generation {
 KvMemory::KvMemory(const Manifest& manifest, const Shape& shape)
     : position_bytes_{std::uint64_t{manifest.dim} * element_size(manifest.kv_dtype)},
       head_bytes_{position_bytes_ * shape.length}, slot_bytes_{head_bytes_ * manifest.heads * manifest.rows},
-      buffer_bytes_{slot_bytes_ * shape.slots},
-      mapping_{buffer_bytes_ * 2 * manifest.layers, PROT_READ | PROT_WRITE,
-               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE} {
+      buffer_bytes_{slot_bytes_ * shape.slots}, mapping_{buffer_bytes_ * 2 * manifest.layers, PROT_READ | PROT_WRITE,
+                                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE} {
     const std::uint64_t bytes = buffer_bytes_ * 2 * manifest.layers;
     if (!mapping_)
         throw ErrorException{{ErrorCode::out_of_memory, fmt::format("mapping {} MiB of KV", bytes >> 20),

@@ -7,7 +7,7 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/cuda/gpu.h"
-#include "worker/generation/ask.h"
+#include "worker/generation/generate_parameters.h"
 #include "worker/generation/models/fit.h"
 #include "worker/generation/models/package.h"
 #include "worker/generation/trial.h"

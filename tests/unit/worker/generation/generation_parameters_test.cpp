@@ -80,7 +80,7 @@ TEST_F(GenerationParameters, OfAModelThatLooksBackHoldTheRepeatsThatItAllows) {
     shape.sampling = {{"ras_repeats", 2}};
     start_ready();
     const auto repeats = [&](const json::object& parameters) {
-        generation::Ask ask;
+        generation::GenerateParameters ask;
         ask.prompt_length = 1;
         const Result<> read = generation::read_parameters(shape, parameters, ask);
         EXPECT_TRUE(read) << read.error().text();

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "worker/generation/ask.h"
+#include "worker/generation/generate_parameters.h"
 
 namespace bulkhead::worker::generation {
 namespace {
@@ -44,7 +44,7 @@ struct Prompting {
     Shape shape;
     Method method{shape};
     std::vector<TensorView> ordered;
-    Ask ask;
+    GenerateParameters ask;
 };
 
 struct GenerationPrompt : ::testing::Test {

@@ -7,8 +7,8 @@
 
 namespace bulkhead::worker {
 
-/// Checks one infer message against the model and its channel, and fills `request`, which then may run. `requester`,
-/// `slabs` and `channel` are left to the caller; the message's tensors move into the request.
+/// Checks an infer message against the model and its channel, and fills `request`. The caller sets `requester`, `slabs`
+/// and `channel`. The message's tensors move into the request.
 ///
 /// `in_flight` are the channel's other requests. Two tensors, of one request or of two, may be the very same lease; a
 /// lease that overlaps another in any other way means that the client gave bytes away twice.

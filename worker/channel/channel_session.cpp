@@ -115,7 +115,7 @@ void ChannelSession::on_message(const channel::Hello& message) {
     features_ = message.features & offered_features;
     if (context_.dispatcher.steps() != nullptr) features_ |= message.features & wire::feature_streaming;
     if (context_.model.writes_inputs()) features_ &= ~std::uint64_t{wire::feature_lending};
-    // Memory that an importer pins is lent to none who could not be asked to let go.
+    // An importer pins GPU memory. So it is offered only to clients that can be asked to return it.
     if (const auto gpu = context_.model.gpu(); gpu && gpu->uuid() == message.gpu && agreed(wire::feature_returning)) {
         features_ |= message.features & gpu->features();
         slabs_->use_gpu(gpu);
@@ -168,7 +168,7 @@ void ChannelSession::slabs_made(const Result<>& made) {
     host_.opened(*this);
 }
 
-/// Nothing where the machine has no room for them: the socket serves as well.
+/// Null where the machine has no memory for them: the channel then stays on the socket.
 std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
     const Identity& own = context_.identity;
     const std::string label = fmt::format(
@@ -181,7 +181,7 @@ std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
 
 void ChannelSession::use_rings(std::unique_ptr<RingEnd> rings) {
     const auto fds = rings->offer_fds();
-    // What follows an offer that still waits would overtake it: but before welcome nothing was sent that could fill a socket.
+    // A queued offer would be overtaken by what follows it in the ring. Nothing before welcome can fill a socket.
     if (stream_->send(channel::encode(rings->offer()), fds) != PacketStream::Sent::yes)
         return close("its socket is full before the first message");
     stream_->use_rings(std::move(rings));
@@ -201,8 +201,8 @@ void ChannelSession::drain(std::chrono::milliseconds deadline) {
     withdraw_gpu_slabs();
 }
 
-/// This worker is about to end, and what its clients map of the GPU would stay taken: they are asked to let go, as soon
-/// as no request of theirs needs it.
+/// This worker is about to end, and GPU memory that clients map would stay in use. So they are asked to return it as
+/// soon as none of their requests needs it.
 void ChannelSession::withdraw_gpu_slabs() {
     if (state_ != State::draining || !in_flight_.empty()) return;
     for (const std::uint32_t id : slabs_->withdraw_gpu()) send(channel::encode(channel::SlabWithdraw{id}));
@@ -251,7 +251,7 @@ void ChannelSession::make_slab(std::uint64_t request_id, bool on_executor, std::
     if (slabs_pending_ >= limits::channel_slabs_max)
         return fail(request_id, Error{ErrorCode::resources_exhausted, "too many slabs asked for at once",
                                       "wait for the answers about those slabs"});
-    // Zeroing, or mapping, so much memory takes long enough for other channels to notice.
+    // Zeroing or mapping so much memory takes long: other channels would wait.
     ++slabs_pending_;
     context_.executor.post([self = shared_from_this(), make = std::move(make), made] {
         boost::asio::post(self->context_.io, [self, made, result = make()] {
@@ -270,8 +270,8 @@ void ChannelSession::on_message(const channel::SlabReturn& message) {
     if (state_ == State::draining) host_.flushed();  // it may have been the last that a drain waits for
 }
 
-/// Those that no request reads. Not while something waits to be sent: that may be the offer of such a slab, with its
-/// descriptor.
+/// Drops returned slabs that no request reads. Not while the outbox holds something: it may be the offer of such a
+/// slab, with its descriptor.
 void ChannelSession::drop_returned_slabs() {
     if (!is_open() || !stream_->outbox_empty()) return;
     const auto is_read = [this](std::uint32_t id) {
@@ -306,7 +306,7 @@ void ChannelSession::on_message(channel::Infer& message) {
     const std::uint64_t request_id = message.request_id;
     const auto has_it = [=](const Request* request) { return request->id == request_id && !request->answered; };
     if (std::ranges::any_of(in_flight_, has_it))
-        // Not as an answer to that number: the client would take it for the first one's.
+        // Not as an answer to that number: the client would take it for the first request's answer.
         return count_violation(0, violation(fmt::format("request number {} is in flight already", request_id),
                                             "number the requests that are in flight differently"));
     const Result<> submitted = try_submit(message);
@@ -366,7 +366,7 @@ void ChannelSession::part(const Request& request, std::span<const std::int32_t> 
     send_parts();
 }
 
-/// As far as the client reads. The rest gathers, and goes when its socket is free again.
+/// Sends as much as the client reads. The rest is kept until its socket has room.
 void ChannelSession::send_parts() {
     for (generation::TokenStream& stream : token_streams_)
         while (!stream.empty() && is_open()) {
@@ -402,7 +402,7 @@ std::optional<Clock::time_point> ChannelSession::end_unread_streams() {
     return due;
 }
 
-/// Of one that is answered: what is left of it goes before the answer, read or not.
+/// The request is answered next. `send_rest`: sends its remaining parts first, whether the client reads or not.
 void ChannelSession::end_stream(std::uint64_t request, bool send_rest) {
     const auto stream = std::ranges::find(token_streams_, request, &generation::TokenStream::request);
     if (stream == token_streams_.end()) return;
@@ -444,7 +444,7 @@ std::size_t ChannelSession::unanswered() const {
 void ChannelSession::send_offers() {
     for (const channel::EventOffer& event : slabs_->take_event_offers()) send(channel::encode(event));
     for (const auto& [message, fd] : slabs_->take_offers()) send(channel::encode(message), fd);
-    withdraw_gpu_slabs();  // one that was being made when the drain began
+    withdraw_gpu_slabs();  // one may have been in the making when the drain began
 }
 
 void ChannelSession::fail(std::uint64_t request_id, const Error& error) {
@@ -473,13 +473,13 @@ void ChannelSession::close(State how, std::string_view reason) {
     if (is_closed()) return;
     spdlog::log(is_open() ? spdlog::level::debug : spdlog::level::info, "channel {} of \"{}\", pid {}, closed: {}", id_,
                 client_, client_pid_, reason);
-    const auto self = shared_from_this();  // dropping its requests may be the end of it
+    const auto self = shared_from_this();  // dropping its requests may drop the last reference
     state_ = how;
     hello_deadline_.cancel();
     idle_slabs_.cancel();
     unread_streams_.cancel();
     stream_->close();
-    // Before its requests go: with the last of them the slabs may go too, to the executor, which may wait for the stream.
+    // Before its requests are dropped: the last one may send the slabs to the executor, which may wait for the stream.
     if (auto events = slabs_->let_events_pass()) context_.held_streams.add(std::move(events), client_);
     context_.dispatcher.drop(id_);
     end_if_unused();

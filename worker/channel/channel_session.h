@@ -42,7 +42,7 @@ struct SessionContext {
     HeldStreamWatch& held_streams;
 };
 
-/// The worker's side of what a session cannot decide alone. Called on the event loop.
+/// Decides for the worker what a session cannot decide alone. Called on the event loop.
 class SessionHost {
 public:
     virtual ~SessionHost() = default;
@@ -101,7 +101,7 @@ public:
     [[nodiscard]] std::int64_t client_pid() const noexcept { return client_pid_; }
     [[nodiscard]] const std::string& client() const noexcept { return client_; }
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return stream_ ? stream_->ignored_frames() : 0; }
-    /// For the last act: whoever holds it last frees the memory.
+    /// For reclaiming the session: whoever holds them last frees the memory.
     [[nodiscard]] std::shared_ptr<ChannelSlabs> give_up_slabs() noexcept { return std::move(slabs_); }
 
     void part(const Request& request, std::span<const std::int32_t> tokens) override;
@@ -123,7 +123,7 @@ private:
     void slabs_made(const Result<>& made);
     [[nodiscard]] std::unique_ptr<RingEnd> make_rings() const;
     void use_rings(std::unique_ptr<RingEnd> rings);  ///< offers them first
-    /// Runs `make` on the loop, or on the executor where it takes its time; `then` hears its result while the channel is
+    /// Runs `make` on the loop, or on the executor if it takes long. Calls `then` on success, while the channel is
     /// open.
     void make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
                    std::function<void()> then);
@@ -150,12 +150,12 @@ private:
     const std::uint64_t id_;
     std::string client_;  ///< its name, for the log
     std::uint64_t features_ = 0;  ///< that both sides named
-    UniqueFd lent_;               ///< what came with the message that is being read
+    UniqueFd lent_;               ///< the descriptor of the message that is being read
     const std::int64_t client_pid_;
     State state_ = State::awaiting_hello;
     std::shared_ptr<PacketStream> stream_;
     std::shared_ptr<ChannelSlabs> slabs_;
-    std::vector<std::byte> result_;          ///< the packet of the last one, for its room
+    std::vector<std::byte> result_;                       ///< the last packet, kept for its capacity
     std::vector<generation::TokenStream> token_streams_;  ///< of requests that have given tokens and are not answered
     std::vector<const Request*> in_flight_;  ///< the dispatcher's; from submit to `let_go`
     std::size_t slabs_pending_ = 0;          ///< being made on the executor

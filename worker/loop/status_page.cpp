@@ -15,7 +15,7 @@ using worker_page::Page;
 
 static_assert(sizeof(pthread_mutex_t) <= sizeof(Page::alive));
 static_assert(offsetof(pthread_mutex_t, __data.__lock) == 0, "the word is the mutex' first member");
-// What CLOCK_MONOTONIC says, in nanoseconds, is what stands in the page.
+// The page's times are CLOCK_MONOTONIC in nanoseconds.
 static_assert(std::is_same_v<Clock::duration, std::chrono::nanoseconds>);
 
 pthread_mutex_t* mutex_of(Page& page) noexcept { return reinterpret_cast<pthread_mutex_t*>(page.alive.data()); }
@@ -50,8 +50,7 @@ Result<> StatusPage::hold_word() {
     ::pthread_mutexattr_destroy(&kind);
     if (failed == 0) failed = ::pthread_mutex_lock(mutex_of(page_));
     if (failed != 0) return system_error("holding the word in the worker's page", failed);
-    // The kernel wakes who waits only where this bit says that somebody does: nobody else could set it, for
-    // everybody else maps the page read-only.
+    // The kernel wakes waiters only if this bit is set. They cannot set it: they map the page read-only.
     std::atomic_ref{*reinterpret_cast<std::uint32_t*>(page_.alive.data())}.fetch_or(FUTEX_WAITERS);
     std::atomic_ref{page_.magic_number}.store(worker_page::magic, std::memory_order_release);
     return {};

@@ -16,7 +16,7 @@
 
 namespace bulkhead::worker {
 
-/// Words into a bounded buffer, zero-terminated; what does not fit is left out. Allocates nothing.
+/// Writes words into a bounded, zero-terminated buffer; drops what does not fit. Allocates nothing.
 class BoundedText {
 public:
     explicit BoundedText(std::span<char> room) noexcept : next_{room.data()}, end_{room.data() + room.size() - 1} {}
@@ -38,10 +38,11 @@ private:
     char* end_;
 };
 
-/// This worker's page: that it lives, and what it is doing, readable while it answers nobody.
+/// A page that says that this worker lives and what it does. The supervisor can read it while the worker answers
+/// nobody.
 ///
-/// Owns    the memfd, the mapping, and the word: the thread that calls `make` holds it until the destructor, which
-///         that thread must run as well; a worker never does, its kernel lets go
+/// Owns    the memfd, the mapping, and the robust mutex in it: the thread that calls `make` holds the mutex, and must
+///         run the destructor, too. A worker never runs it: the kernel releases the mutex when the thread ends
 /// Thread  `begin`, `step` and `end` on one thread at a time, the executor; they allocate nothing and make no
 ///         system call
 class StatusPage {

@@ -28,7 +28,7 @@ void Request::fail(const Error& error) {
 }
 
 void Request::let_go() {
-    outputs.reset();  // what the client was not told of
+    outputs.reset();  // takes back outputs that the client did not get
     slabs.reset();
     requester->let_go(*this);
 }

@@ -30,8 +30,8 @@ spdlog::level::level_enum level_of(config::LogLevel level) {
     return spdlog::level::info;
 }
 
-/// One channel never fills the queue for the others, but where only one may be open. `slots`: sequences of a generating
-/// model that run beside the queue.
+/// A channel may fill the queue only if it is the only one. `slots`: sequences of a generating model that run beside
+/// the queue.
 std::uint32_t channel_in_flight_max(const config::ModelSpec& spec, std::uint32_t slots) {
     const bool alone = spec.state == config::StateScope::channel || spec.channel.channels_max == 1;
     return std::min(limits::channel_in_flight_max, slots + (alone ? spec.queue_bound : (spec.queue_bound + 1) / 2));
@@ -91,7 +91,7 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
 
 Server::~Server() {
     grant_.give_up();
-    executor_.stop();  // before what its job uses goes
+    executor_.stop();  // before the members that its job uses are destroyed
     if (progress_) progress_->finish();
 }
 
@@ -135,7 +135,7 @@ HelloPacket Server::hello(bool with_descriptors) const {
     if (nonce_) message["nonce"] = *nonce_;
     if (!model_) return {std::move(message), std::move(fds)};
     message["loaded"] = readiness();
-    // Counters of very many buckets beside the description of very many methods: the former can be asked for.
+    // Very many methods and buckets do not fit. The buckets' counters can be asked for later.
     if (boost::json::serialize(message).size() > packet_bytes_max)
         message["loaded"].as_object()["graphs"] = boost::json::object{};
     return {std::move(message), std::move(fds)};
@@ -296,7 +296,7 @@ void Server::on_link(ChannelMessage message) {
         return refuse_at_once({ErrorCode::resources_exhausted,
                                "opening a channel while very many others are being opened",
                                "open the channel again later"});
-    // Anything else is decided when its hello comes: an answer before it could be missed.
+    // The rest is decided when its hello comes: a client could miss an earlier answer.
     auto session = std::make_shared<ChannelSession>(*context_, static_cast<SessionHost&>(*this), message);
     sessions_.emplace(message.channel, session);
     session->start(std::move(message.socket));
@@ -319,7 +319,7 @@ void Server::hello_came(ChannelSession& session) {
 }
 
 bool Server::take_state(ChannelSession& session) {
-    // Clients come one after the other: the last one's end of file may not have been read yet.
+    // The former client's end of file may not have been read yet.
     const auto is_gone = [this](std::uint64_t channel) {
         const auto found = sessions_.find(channel);
         if (found == sessions_.end()) return true;
@@ -354,7 +354,7 @@ void Server::refused(ChannelSession& session, const Error& error) {
 
 void Server::ended(ChannelSession& session, bool was_refused) {
     const std::uint64_t channel = session.id();
-    // On the executor, because only there the device may be told, and because unmapping takes its time.
+    // On the executor: only it may call the device, and unmapping takes long.
     executor_.post([this, channel, was_refused, slabs = session.give_up_slabs()]() mutable {
         slabs->unregister_from(*model_);
         slabs.reset();

@@ -13,8 +13,8 @@
 
 namespace bulkhead::worker {
 
-/// The interprocess events by which one channel hands GPU memory over: some that the worker records behind results,
-/// some that the client records behind inputs. The worker makes both, and takes its own by turns.
+/// The interprocess events by which a channel hands GPU memory over. The worker records some behind results, the client
+/// records the others behind inputs. The worker makes both, and uses its own in turn.
 ///
 /// Thread  made and used on the executor; `offers`, `is_clients`, `let_all_pass` and `held_at` on any, once it is made
 class ChannelEvents {
@@ -32,14 +32,14 @@ public:
         return id > limits::gpu_events && id <= 2 * limits::gpu_events;
     }
 
-    /// What is queued on the stream from now on runs behind the client's events.
+    /// Work queued on the stream from now on waits for these events of the client.
     [[nodiscard]] Result<> make_wait(cuda::CUstream stream, std::span<const std::uint32_t> ids);
-    /// Records the next of the worker's own, and says which.
+    /// Records the worker's next event. Returns its id.
     [[nodiscard]] Result<std::uint32_t> record(cuda::CUstream stream);
 
-    /// The client is gone, and what it had queued before its events may never run: records them in its place, so that
-    /// this worker's stream goes on. Waits for a `make_wait` that is in the driver; should that never return, the loop
-    /// hangs, and the supervisor ends this process as any that hangs.
+    /// The client is gone, and its work before the events may never run. Records them in its place, so that this
+    /// worker's stream goes on. Blocks while `make_wait` is in the driver; if that never returns, the loop hangs and
+    /// the supervisor ends this process.
     void let_all_pass() const noexcept;
 
     struct Held {

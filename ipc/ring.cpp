@@ -186,7 +186,7 @@ Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer,
         return lies(fmt::format("rings of {} and {} lines in {} bytes, with {} descriptors", offer.lines_to_worker,
                                 offer.lines_to_client, offer.size_bytes, fds.size()));
     if (!may_be_doorbell(fds[1].get()) || !may_be_doorbell(fds[2].get()))
-        return lies("a ring's doorbell is no eventfd");
+        return lies("a ring's doorbell is not an eventfd");
     Result<HostSlab> memory = HostSlab::adopt(std::move(fds[0]), offer.size_bytes, wire::SlabDirection::input);
     if (!memory) return std::move(memory).error().during("rings");
     std::unique_ptr<RingEnd> end{new RingEnd{std::move(*memory), false, offer.lines_to_worker, offer.lines_to_client,

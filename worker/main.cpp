@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
         return 0;
     }
     if (argc > 1) return wrong_usage(fmt::format("unknown argument \"{}\"", argv[1]));
-    if (!has_link()) return wrong_usage("descriptor 3 is no link to a daemon");
+    if (!has_link()) return wrong_usage("descriptor 3 is not a daemon's link");
     Result<Identity> identity = Identity::parse(environment("BULKHEAD_WORKER"));
     if (!identity) return wrong_usage(identity.error().text());
 

@@ -98,7 +98,7 @@ void ChannelSession::on_packet(Packet& packet) {
                           "close channels, or raise the limit on open files (ulimit -n) of the daemon"});
     if (packet.fds.size() != (brings_slab ? 1U : 0U))
         return break_off(violation(fmt::format("a client's packet brings {} descriptors", packet.fds.size()),
-                                   "send one with slab_lend, and none else: the worker makes the slabs"));
+                                   "send one with slab_lend only: the worker makes the slabs"));
     if (brings_slab) lent_ = std::move(packet.fds.front());
     const bool is_hello = std::holds_alternative<channel::Hello>(*message);
     const Allowed allowed = allowed_in(state_);

@@ -8,10 +8,10 @@
 
 namespace bulkhead::worker::cuda {
 
-/// The engine of a GPU. A step is one graph: inputs from the slots' states, decode, sampler, states; captured at load for
-/// 1, 2, 4, 8 … sequences times each attention length, largest first, in one pool. State, parameters and results lie at
-/// fixed addresses, so nothing is captured anew. The host launches a step before it has read the one before: results
-/// come through pinned memory that the GPU writes, in turns.
+/// The engine of a GPU. A step is one graph: inputs from the slots' states, decode, sampler, states; captured at load
+/// for 1, 2, 4, 8 … sequences times each attention length, largest first, in one pool. State, parameters and results
+/// lie at fixed addresses, so graphs are not captured again. The host launches a step before it has read the one
+/// before: results come through pinned memory that the GPU writes, in turns.
 ///
 /// Nothing of it is ever freed: unloading is the process' end.
 ///

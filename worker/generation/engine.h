@@ -19,7 +19,7 @@
 
 namespace bulkhead::worker::generation {
 
-/// What the package and the fleet file settled when the model was loaded. It never changes after.
+/// What package and fleet file say about the model. Constant after the load.
 struct Shape {
     std::uint32_t slots = 1;      ///< sequences that can be held at once
     std::uint32_t length = 0;     ///< positions of a sequence, prompt and generated tokens together
@@ -109,10 +109,10 @@ public:
     virtual Result<> prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count,
                              bool last) = 0;
 
-    /// From the next `launch` on. Nothing is captured anew.
+    /// From the next `launch` on. Graphs are not captured again.
     virtual Result<> set_sampling(std::uint32_t slot, const Sampling& sampling) = 0;
 
-    /// The two slots swap all they hold: state, and KV as far as either is filled. Counted.
+    /// Swaps all that two slots hold: state, and KV up to the longer one's length. Counted.
     virtual Result<> exchange(std::uint32_t a, std::uint32_t b) = 0;
 
     /// KV of positions [0, length) from one slot into another, whose state stays as it is. Counted.

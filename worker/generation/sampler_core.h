@@ -184,7 +184,7 @@ struct Filtered {
     }
 };
 
-/// Of one thread: who cannot beat the best that it knows does not compute his pace.
+/// One thread's: a candidate that cannot beat the best so far does not compute its pace.
 struct Pacemaker {
     float to_beat;
     float weight_min;

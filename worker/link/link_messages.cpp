@@ -31,7 +31,7 @@ Result<LinkMessage> parse_link_message(Packet& packet) {
     boost::system::error_code failure;
     const std::string_view text{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()};
     boost::json::value value = boost::json::parse(text, failure);
-    if (failure || !value.is_object()) return malformed("it is no JSON object");
+    if (failure || !value.is_object()) return malformed("it is not a JSON object");
     boost::json::object& object = value.as_object();
     const boost::json::value* type_member = object.if_contains("type");
     if (type_member == nullptr || !type_member->is_string()) return malformed("it has no type");

@@ -100,7 +100,7 @@ public:
     /// The GPU in whose memory inputs and outputs may lie; none on a CPU.
     [[nodiscard]] virtual std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const { return nullptr; }
 
-    /// Whether a run may write into its inputs where they lie: such a model is lent nothing, for loans are read-only.
+    /// Whether a run may write into its inputs in place. Loans are read-only, so such a model gets none.
     [[nodiscard]] virtual bool writes_inputs() const noexcept { return false; }
 
     /// What steps a generating model's sequences; it lives as long as the model. Such a model serves the method `generate`

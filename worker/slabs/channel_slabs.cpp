@@ -85,8 +85,8 @@ Result<ChannelSlabs::Place> ChannelSlabs::input(const channel::Tensor& tensor) c
     const Slab* slab = find(lease.slab_id);
     if (slab == nullptr || slab->direction != wire::SlabDirection::input || slab->state == State::returned)
         return Error{ErrorCode::protocol_violation,
-                     fmt::format("slab {} is no input slab of this channel{}", lease.slab_id,
-                                 slab != nullptr && slab->state == State::returned ? " any more: it was returned" : ""),
+                     fmt::format("slab {} is not an input slab of this channel{}", lease.slab_id,
+                                 slab != nullptr && slab->state == State::returned ? ": it was returned" : ""),
                      "put inputs into a slab that was offered with direction input, or lent"};
     const std::span<std::byte> bytes = slab->memory->bytes();
     if (Result<> placed = check_placement(lease, bytes.size()); !placed) return std::move(placed).error();
@@ -142,7 +142,7 @@ Result<> ChannelSlabs::release(const wire::LeaseRef& lease) {
     if (slab == nullptr || slab->direction != wire::SlabDirection::output)
         return Error{
             ErrorCode::protocol_violation,
-            fmt::format("releasing a lease of slab {}, which is no output slab of this channel", lease.slab_id),
+            fmt::format("releasing a lease of slab {}, which is not an output slab of this channel", lease.slab_id),
             "give back each lease of a result once"};
     if (Result<> known = check_event(lease.event_id); !known) return known;
     Result<> released = slab->allocator.release({lease.offset_bytes, lease.size_bytes, lease.generation});

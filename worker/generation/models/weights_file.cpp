@@ -51,7 +51,7 @@ bool size_of(const std::vector<std::int64_t>& dims, wire::DType dtype, std::uint
 /// What is wrong with one entry of the header; empty, and `tensor` filled, where nothing is.
 std::string read_entry(const boost::json::value& entry, std::span<const std::byte> data, WeightTensor& tensor) {
     const auto* object = entry.if_object();
-    if (object == nullptr) return "is no object";
+    if (object == nullptr) return "is not an object";
     const auto* dtype = object->if_contains("dtype");
     const auto* shape = object->if_contains("shape");
     const auto* offsets = object->if_contains("data_offsets");
@@ -66,13 +66,13 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
         }
     if (!known) return fmt::format("has dtype {}, which is not supported", std::string_view{dtype->as_string()});
     for (const auto& dim : shape->as_array()) {
-        if (!dim.is_int64() || dim.as_int64() < 0) return "has a shape that is no list of sizes";
+        if (!dim.is_int64() || dim.as_int64() < 0) return "has a shape that is not a list of sizes";
         tensor.dims.push_back(dim.as_int64());
     }
     std::array<std::uint64_t, 2> range{};
     for (std::size_t i = 0; i < 2; ++i) {
         const auto& offset = offsets->as_array()[i];
-        if (!offset.is_int64() || offset.as_int64() < 0) return "has offsets that are no positions";
+        if (!offset.is_int64() || offset.as_int64() < 0) return "has offsets that are not positions";
         range[i] = static_cast<std::uint64_t>(offset.as_int64());
     }
     std::uint64_t bytes = 0;
@@ -115,7 +115,7 @@ Result<> WeightsFile::read_header(const fs::path& path) {
     const std::string_view text{reinterpret_cast<const char*>(bytes.data()) + sizeof length, length};
     boost::system::error_code error;
     const boost::json::value header = boost::json::parse(text, error);
-    if (error || !header.is_object()) return broken(path, "its header is no JSON object");
+    if (error || !header.is_object()) return broken(path, "its header is not a JSON object");
     if (header.as_object().size() > limits::weight_tensors_max) return broken(path, "its header lists too many tensors");
     const auto data = bytes.subspan(sizeof length + length);
     for (const auto& [name, entry] : header.as_object()) {

@@ -57,7 +57,7 @@ TEST_F(GenerationParameters, ChangesHowARunningSequenceDraws) {
     client.infer(2, "generate.adjust", {}, {{"request", 1}, {"temperature", 0}});
     EXPECT_TRUE(client.expect_result(2).tensors.empty());
     for (const auto& [parameters, words] : std::vector<std::pair<json::object, std::string>>{
-             {{{"request", 9}, {"top_k", 4}}, "request 9 of this channel is generating nothing"},
+             {{{"request", 9}, {"top_k", 4}}, "request 9 of this channel is not generating"},
              {{{"top_k", 4}}, "calling generate.adjust: parameter \"request\" is missing"},
              {{{"request", 1}, {"top_p", 0}}, "calling generate.adjust: parameter \"top_p\" is 0"},
              {{{"request", 1}, {"max_new_tokens", 4}}, "its parameters: do_sample, guidance"}}) {

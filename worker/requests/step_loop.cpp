@@ -91,7 +91,7 @@ Result<> StepLoop::adjust(std::uint64_t channel, const boost::json::object& para
     const auto now = [&](std::uint64_t id) -> Result<Sampling> {
         if (const auto flight = find(id); flight != flights_.end()) return flight->second.sampling;
         return Error{ErrorCode::input_invalid,
-                     fmt::format("calling {}: request {} of this channel is generating nothing", adjust_name, id),
+                     fmt::format("calling {}: request {} of this channel is not generating", adjust_name, id),
                      "name one that has a slot: not one that waits in the queue, nor one that has ended"};
     };
     const Result<Adjustment> adjustment = read_adjustment(method_.shape, parameters, now);

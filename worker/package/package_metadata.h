@@ -32,7 +32,7 @@ struct Machine {
 [[nodiscard]] Result<CompiledModel> find_compiled_model(const std::filesystem::path& unpacked);
 
 /// Checked before the library is loaded: code for another CPU dies of SIGILL, code for another device in stranger
-/// ways. What the metadata does not tell is not checked.
+/// ways. Facts that the metadata lacks are not checked.
 /// Errors  package_incompatible naming both sides, and how to export again
 [[nodiscard]] Result<> check_compatible(const CompiledModel& model, const Machine& machine);
 

@@ -20,7 +20,7 @@ namespace {
 struct Slot {
     SlotStart start;
     std::uint32_t filled = 0;  ///< positions whose KV was ever written since the slot's KV was last known to be numbers
-    bool tainted = false;      ///< no step has shown yet that the last sequence's KV is all numbers, or one showed it is not
+    bool tainted = false;      ///< the last sequence's KV holds a NaN, or no step has shown yet that it does not
 };
 
 class CpuEngine final : public Engine {

@@ -196,7 +196,7 @@ void read_draw(const Field& root, Manifest& manifest) {
 }
 
 /// Members of a manifest, as clients/python/bulkhead/export/manifest.py lists them; those of them that may be null, and
-/// those that packages of earlier exporters lack. What each is, whoever reads it checks.
+/// those that packages of earlier exporters lack. Each value is checked where it is read.
 constexpr std::string_view members[] = {
     "format", "family",     "name",       "exporter",   "torch",    "device",        "compute_capability", "cpu_flags",
     "dtypes", "vocabulary", "codebooks",  "rows",       "length",   "length_max",    "slots",              "slots_max",

@@ -11,31 +11,13 @@
 #include <yaml-cpp/parser.h>
 
 #include "config/limits.h"
+#include "ipc/base/text.h"
 
 namespace bulkhead::config {
 namespace {
 
 /// Ends a parse from inside an event: what follows is not worth its cost. Already reported.
 struct Enough {};
-
-/// Length of the UTF-8 sequence that begins at `at`; 0 when it is none (overlong, surrogate, cut off).
-std::size_t utf8_length(std::string_view text, std::size_t at) {
-    const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-    const auto follows = [&](std::size_t i) { return (byte(i) & 0xC0) == 0x80; };
-    const unsigned first = byte(at);
-    const unsigned second = byte(at + 1);
-    if (first < 0x80) return 1;
-    if (first >= 0xC2 && first <= 0xDF) return follows(at + 1) ? 2 : 0;
-    if (first >= 0xE0 && first <= 0xEF) {
-        const bool ok = !(first == 0xE0 && second < 0xA0) && !(first == 0xED && second > 0x9F);
-        return ok && follows(at + 1) && follows(at + 2) ? 3 : 0;
-    }
-    if (first >= 0xF0 && first <= 0xF4) {
-        const bool ok = !(first == 0xF0 && second < 0x90) && !(first == 0xF4 && second > 0x8F);
-        return ok && follows(at + 1) && follows(at + 2) && follows(at + 3) ? 4 : 0;
-    }
-    return 0;
-}
 
 Place place_of(const YAML::Mark& mark) { return {mark.line + 1, mark.column + 1}; }
 
@@ -138,7 +120,7 @@ private:
     /// yaml-cpp makes single bytes of `\N` and `\_`, and code points that there are none of `\ud800`.
     bool check_escapes(const YAML::Mark& mark, std::string_view value) {
         for (std::size_t at = 0, length = 0; at < value.size(); at += length) {
-            length = utf8_length(value, at);
+            length = first_character(value.substr(at)).bytes;
             if (length != 0) continue;
             report_.add(place_of(mark),
                         fmt::format("an escape that makes byte 0x{:02x}, which is not UTF-8",
@@ -243,8 +225,8 @@ private:
     NodeRef root_;
     std::vector<Open> open_;
     std::map<YAML::anchor_t, NodeRef> anchors_;
-    std::size_t nodes_ = 0;    ///< that stand in the text
-    std::size_t aliased_ = 0;  ///< that aliases stand for, beyond those
+    std::size_t nodes_ = 0;           ///< that stand in the text
+    std::size_t aliased_ = 0;         ///< that aliases stand for, beyond those
     std::size_t skipped_levels_ = 0;  ///< lists and maps begun inside, and with, one that is nested too deep
     bool too_many_is_reported_ = false;
     int documents_ = 0;
@@ -256,7 +238,7 @@ bool check_characters(std::string_view text, Report& report) {
     bool ok = true;
     bool in_indentation = true;
     for (std::size_t at = 0; at < text.size();) {
-        const std::size_t length = utf8_length(text, at);
+        const std::size_t length = first_character(text.substr(at)).bytes;
         if (length == 0) {
             report.add(place, fmt::format("byte 0x{:02x} is not UTF-8", static_cast<unsigned char>(text[at])),
                        "save the file as UTF-8");

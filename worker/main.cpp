@@ -55,21 +55,21 @@ int main(int argc, char** argv) {
         return 0;
     }
     if (argc > 1) return wrong_usage(fmt::format("unknown argument \"{}\"", argv[1]));
-    if (!has_link()) return wrong_usage("descriptor 3 is no link to a daemon");
+    if (!has_link()) return wrong_usage("descriptor 3 is not a daemon's link");
     Result<Identity> identity = Identity::parse(environment("BULKHEAD_WORKER"));
     if (!identity) return wrong_usage(identity.error().text());
 
     // A child of the model must not hold the link open.
     ::fcntl(link_fd, F_SETFD, FD_CLOEXEC);
     std::signal(SIGPIPE, SIG_IGN);
-    // What a model prints is in the log before it ends, however it ends.
+    // A model's output is in the log before the process ends, however it ends.
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     // The supervisor adds time and worker to each line.
     spdlog::set_default_logger(spdlog::stderr_logger_mt("worker"));
     spdlog::set_pattern("%l: %v");
     const SignalStack signal_stack;
     report_fatal_signals(link_fd);
-    // On this thread, which lives as long as the process. Never destroyed: the kernel lets go of the word.
+    // On this thread, which lives as long as the process. Never destroyed: the kernel releases the mutex.
     Result<std::unique_ptr<StatusPage>> page = StatusPage::make();
     if (!page) spdlog::warn("{}; a death of this worker is noticed later", page.error().text());
 

@@ -6,6 +6,17 @@
 
 namespace bulkhead {
 
+/// What a text of UTF-8 begins with.
+struct Character {
+    std::size_t bytes = 0;  ///< 0: no valid UTF-8 (cut off, an overlong form, a surrogate)
+    char32_t point = 0;
+};
+[[nodiscard]] Character first_character(std::string_view text) noexcept;
+
+/// Control characters (C0, DEL, C1, which terminals obey as well), the separators U+2028 and U+2029, and the direction
+/// overrides, which show a text as another one.
+[[nodiscard]] bool is_control(char32_t point) noexcept;
+
 /// Valid UTF-8 (no overlong form, no surrogate) without control characters and direction overrides: a name a peer gave.
 [[nodiscard]] bool is_printable(std::string_view text) noexcept;
 

@@ -31,8 +31,8 @@ Error lies(std::string attempt) {
     return {ErrorCode::protocol_violation, std::move(attempt), "write the ring as docs/channel.md says"};
 }
 
-/// One side stores a packet (or its progress), fences, and loads the peer's `asleep`; the other stores `asleep`, fences,
-/// and loads packets and progress. With both fences at least one of the two sees what the other stored.
+/// One side stores a packet (or its progress), fences, and loads the peer's `asleep`; the other stores `asleep`,
+/// fences, and loads packets and progress. With both fences at least one of the two sees what the other stored.
 void order_stores_before_loads() noexcept { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 Result<UniqueFd> make_doorbell() {
@@ -83,8 +83,8 @@ void load(const Line& line, std::span<std::byte> part) noexcept {
     }
 }
 
-/// Into this core's cache, so that the next packet's stores find it there and need not wait for the reader's copy. A hint,
-/// which processors that do not know it pass over.
+/// Into this core's cache, so that the next packet's stores find it there and need not wait for the reader's copy. A
+/// hint, which processors that do not know it pass over.
 void take_to_write([[maybe_unused]] const Line& line) noexcept {
 #if defined(__x86_64__)
     asm volatile("prefetchw %0" : : "m"(line.sequence));
@@ -173,8 +173,8 @@ Result<std::unique_ptr<RingEnd>> RingEnd::make(std::uint32_t lines_to_worker, st
     if (!memory) return std::move(memory).error();
     Result<UniqueFd> mine = make_doorbell(), peers = make_doorbell();
     if (!mine || !peers) return mine ? std::move(peers).error() : std::move(mine).error();
-    return std::unique_ptr<RingEnd>{new RingEnd{std::move(*memory), true, lines_to_worker, lines_to_client,
-                                                std::move(*mine), std::move(*peers)}};
+    return std::unique_ptr<RingEnd>{
+        new RingEnd{std::move(*memory), true, lines_to_worker, lines_to_client, std::move(*mine), std::move(*peers)}};
 }
 
 Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer, std::vector<UniqueFd> fds) {
@@ -186,7 +186,7 @@ Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer,
         return lies(fmt::format("rings of {} and {} lines in {} bytes, with {} descriptors", offer.lines_to_worker,
                                 offer.lines_to_client, offer.size_bytes, fds.size()));
     if (!may_be_doorbell(fds[1].get()) || !may_be_doorbell(fds[2].get()))
-        return lies("a ring's doorbell is no eventfd");
+        return lies("a ring's doorbell is not an eventfd");
     Result<HostSlab> memory = HostSlab::adopt(std::move(fds[0]), offer.size_bytes, wire::SlabDirection::input);
     if (!memory) return std::move(memory).error().during("rings");
     std::unique_ptr<RingEnd> end{new RingEnd{std::move(*memory), false, offer.lines_to_worker, offer.lines_to_client,

@@ -5,7 +5,6 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -61,16 +60,14 @@ Result<std::shared_ptr<const WorkerPageView>> WorkerPageView::map(const UniqueFd
     // Unsealed, its owner could cut it short, and reading it would be a SIGBUS.
     const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return violation("it is not sealed against shrinking");
-    void* bytes = ::mmap(nullptr, worker_page::page_bytes, PROT_READ, MAP_SHARED, memfd.get(), 0);
-    if (bytes == MAP_FAILED) return system_error("mapping a worker's page", errno);
-    std::shared_ptr<const WorkerPageView> view{new WorkerPageView{static_cast<const worker_page::Page*>(bytes)}};
+    Mapping mapping{worker_page::page_bytes, PROT_READ, MAP_SHARED, memfd.get()};
+    if (!mapping) return system_error("mapping a worker's page", errno);
+    std::shared_ptr<const WorkerPageView> view{new WorkerPageView{std::move(mapping)}};
     if (view->page_->magic_number != worker_page::magic) return violation("it has no magic number");
     if (!view->owner_died() && (view->word() & FUTEX_WAITERS) == 0)
         return violation("its word would wake nobody: FUTEX_WAITERS is not set");
     return view;
 }
-
-WorkerPageView::~WorkerPageView() { ::munmap(const_cast<worker_page::Page*>(page_), worker_page::page_bytes); }
 
 std::uint64_t WorkerPageView::steps() const noexcept { return page_->steps.load(std::memory_order_relaxed); }
 

@@ -8,6 +8,7 @@
 #include <boost/asio/io_context.hpp>
 
 #include "ipc/base/error.h"
+#include "ipc/base/mapping.h"
 #include "ipc/base/unique_fd.h"
 #include "ipc/links/worker_page.h"
 
@@ -20,9 +21,6 @@ public:
     /// Checks size, seals, magic and that the word will wake before it is trusted.
     /// Errors  protocol_violation, resources_exhausted
     static Result<std::shared_ptr<const WorkerPageView>> map(const UniqueFd& memfd);
-    ~WorkerPageView();
-    WorkerPageView(const WorkerPageView&) = delete;
-    WorkerPageView& operator=(const WorkerPageView&) = delete;
 
     [[nodiscard]] std::uint64_t steps() const noexcept;
     /// CLOCK_MONOTONIC, not in the future; 0: nothing runs.
@@ -35,7 +33,9 @@ public:
     [[nodiscard]] bool owner_died() const noexcept;
 
 private:
-    explicit WorkerPageView(const worker_page::Page* page) noexcept : page_{page} {}
+    explicit WorkerPageView(Mapping mapping) noexcept
+        : mapping_{std::move(mapping)}, page_{reinterpret_cast<const worker_page::Page*>(mapping_.bytes().data())} {}
+    Mapping mapping_;
     const worker_page::Page* page_;
 };
 

@@ -5,49 +5,20 @@
 
 #include <fmt/format.h>
 
+#include "ipc/base/text.h"
+
 namespace bulkhead::supervisor {
-namespace {
-
-/// Length of the well-formed UTF-8 sequence that `text` begins with, its code point in `point`; 0 for none.
-std::size_t decode(std::string_view text, char32_t& point) {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-    const unsigned char lead = byte(0);
-    if (lead < 0x80) return point = lead, 1;
-    std::size_t length = 0;
-    char32_t least = 0;
-    if (lead >= 0xC2 && lead <= 0xDF)
-        length = 2, point = lead & 0x1FU, least = 0x80;
-    else if ((lead & 0xF0U) == 0xE0)
-        length = 3, point = lead & 0x0FU, least = 0x800;
-    else if (lead >= 0xF0 && lead <= 0xF4)
-        length = 4, point = lead & 0x07U, least = 0x10000;
-    if (length == 0 || text.size() < length) return 0;
-    for (std::size_t i = 1; i < length; ++i) {
-        if ((byte(i) & 0xC0U) != 0x80) return 0;
-        point = (point << 6U) | (byte(i) & 0x3FU);
-    }
-    const bool surrogate = point >= 0xD800 && point <= 0xDFFF;
-    return point < least || point > 0x10FFFF || surrogate ? 0 : length;
-}
-
-bool is_harmful(char32_t point) {
-    return point < 0x20 || (point >= 0x7F && point <= 0x9F) || point == 0x2028 || point == 0x2029 ||
-           (point >= 0x202A && point <= 0x202E) || (point >= 0x2066 && point <= 0x2069);
-}
-
-}  // namespace
 
 std::string escaped(std::string_view text) {
     std::string out;
     out.reserve(text.size());
     while (!text.empty()) {
-        char32_t point = 0;
-        std::size_t length = decode(text, point);
-        if (length == 0) {
+        auto [bytes, point] = first_character(text);
+        if (bytes == 0) {
             out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
-            length = 1;
-        } else if (!is_harmful(point)) {
-            out += text.substr(0, length);
+            bytes = 1;
+        } else if (!is_control(point)) {
+            out += text.substr(0, bytes);
         } else if (point == '\n') {
             out += "\\n";
         } else if (point == '\r') {
@@ -59,7 +30,7 @@ std::string escaped(std::string_view text) {
         } else {
             out += fmt::format("\\u{:04x}", static_cast<unsigned>(point));
         }
-        text.remove_prefix(length);
+        text.remove_prefix(bytes);
     }
     return out;
 }

@@ -107,7 +107,8 @@ private:
         }
         so_far_.wall_us += end - begin;
         so_far_.processor_us += processor_us_of(way_->servers) - servers_before;
-        return median({so_far_.latencies_us.begin() + static_cast<std::ptrdiff_t>(earlier), so_far_.latencies_us.end()});
+        return median(
+            {so_far_.latencies_us.begin() + static_cast<std::ptrdiff_t>(earlier), so_far_.latencies_us.end()});
     }
 
     const Way* way_;
@@ -177,10 +178,11 @@ private:
 /// Models of the minimal worker: the plane is measured, and no LibTorch.
 std::string fleet() {
     const auto model = [](const std::string& name, const std::string& answer) {
-        return test::minimal_model(name, {},
-                                   "inputs: {x: {dtype: uint8, shape: [1..1073741824]}}\nwarmup: {x: [64]}\n"
-                                   "outputs: {y: {dtype: uint8, shape: [" +
-                                       answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, worker_max: 16GiB, count: 64}\n");
+        return test::minimal_model(
+            name, {},
+            "inputs: {x: {dtype: uint8, shape: [1..1073741824]}}\nwarmup: {x: [64]}\n"
+            "outputs: {y: {dtype: uint8, shape: [" +
+                answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, worker_max: 16GiB, count: 64}\n");
     };
     return test::fleet({model("echo", "1..1073741824"), model("head", "4")});
 }
@@ -277,7 +279,8 @@ public:
             };
             if (!both_can()) continue;
             std::vector<double> ratios;
-            for (int i = 0; i < size_rounds && with_large.cannot().empty() && with_small.cannot().empty(); ++i) {  // each goes first as often as the other
+            for (int i = 0; i < size_rounds && with_large.cannot().empty() && with_small.cannot().empty();
+                 ++i) {  // each goes first as often as the other
                 const bool large_first = i % 2 == 0;
                 const double first = (large_first ? with_large : with_small).round();
                 const double second = (large_first ? with_small : with_large).round();

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "ipc/base/mapping.h"
 #include "ipc/ring/packet_line.h"
 #include "tests/bench/baselines.h"
 
@@ -70,45 +71,40 @@ struct Way {
     virtual void round_trip() = 0;
 };
 
-struct Words {
-    alignas(128) std::atomic<std::uint64_t> there;
-    alignas(128) std::atomic<std::uint64_t> back;
-};
-
-template <typename Wait, typename Post>
-class WordsWay : public Way {
+/// A bare futex.
+class FutexWay : public Way {
 public:
-    explicit WordsWay(const Placement& placement)
-        : words_{new (::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Words{}},
-          child_{placement, [this] {
+    explicit FutexWay(const Placement& placement)
+        : child_{placement, [this] {
                      for (std::uint64_t turn = 1;; ++turn) {
-                         Wait{}(words_->there, turn);
-                         Post{}(words_->back, turn);
+                         wait(words_->there, turn);
+                         post(words_->back, turn);
                      }
                  }} {}
     void round_trip() override {
         ++turn_;
-        Post{}(words_->there, turn_);
-        Wait{}(words_->back, turn_);
+        post(words_->there, turn_);
+        wait(words_->back, turn_);
     }
 
 private:
-    Words* words_;
-    std::uint64_t turn_ = 0;
-    Child child_;
-};
-
-struct FutexWait {
-    void operator()(std::atomic<std::uint64_t>& word, std::uint64_t turn) const {
+    struct Words {
+        alignas(128) std::atomic<std::uint64_t> there;
+        alignas(128) std::atomic<std::uint64_t> back;
+    };
+    static void wait(std::atomic<std::uint64_t>& word, std::uint64_t turn) {
         for (std::uint64_t seen = word.load(); seen != turn; seen = word.load())
             ::syscall(SYS_futex, &word, FUTEX_WAIT, static_cast<std::uint32_t>(seen), nullptr, nullptr, 0);
     }
-};
-struct FutexPost {
-    void operator()(std::atomic<std::uint64_t>& word, std::uint64_t turn) const {
+    static void post(std::atomic<std::uint64_t>& word, std::uint64_t turn) {
         word.store(turn);
         ::syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
     }
+
+    Mapping memory_{sizeof(Words), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS};
+    Words* words_ = new (memory_.bytes().data()) Words{};
+    std::uint64_t turn_ = 0;
+    Child child_;
 };
 
 /// What a ring's doorbell is made of, alone.
@@ -151,8 +147,8 @@ enum class How { socket, loop, thread };
 class LineUser {
 public:
     LineUser(UniqueFd socket, How how)
-        : socket_{std::move(socket)},
-          line_{socket_.get(), how == How::loop ? PacketLine::Sleeper::trusted : PacketLine::Sleeper::asked_after},
+        : socket_{std::move(socket)}, line_{socket_.get(), how == How::loop ? PacketLine::Sleeper::trusted
+                                                                            : PacketLine::Sleeper::asked_after},
           how_{how} {}
     void use(std::unique_ptr<RingEnd> rings) {
         if (how_ != How::loop) {
@@ -213,19 +209,20 @@ public:
 
 private:
     LineWay(const Placement& placement, How how, PacketPair pair)
-        : mine_{std::move(pair.first), how},
-          child_{placement, [&] {
-                     LineUser its{std::move(pair.second), how};
-                     if (how != How::socket) {
-                         Packet packet = its.receive();
-                         auto offer = std::get<channel::RingOffer>(channel::parse_from_worker(packet.bytes).value());
-                         its.use(RingEnd::adopt(offer, std::move(packet.fds)).value());
-                     }
-                     for (;;) {
-                         (void)its.receive();
-                         its.send();
-                     }
-                 }} {
+        : mine_{std::move(pair.first), how}, child_{placement, [&] {
+                                                        LineUser its{std::move(pair.second), how};
+                                                        if (how != How::socket) {
+                                                            Packet packet = its.receive();
+                                                            auto offer = std::get<channel::RingOffer>(
+                                                                channel::parse_from_worker(packet.bytes).value());
+                                                            its.use(
+                                                                RingEnd::adopt(offer, std::move(packet.fds)).value());
+                                                        }
+                                                        for (;;) {
+                                                            (void)its.receive();
+                                                            its.send();
+                                                        }
+                                                    }} {
         if (how == How::socket) return;
         auto rings = RingEnd::make(ring::lines_usual, ring::lines_usual, "bench").value();
         const auto fds = rings->offer_fds();
@@ -272,7 +269,7 @@ Records wakeup() {
     };
     std::vector<Row> rows;
     const auto futex = [](const Placement& placement) {
-        return [&placement] { return std::make_unique<WordsWay<FutexWait, FutexPost>>(placement); };
+        return [&placement] { return std::make_unique<FutexWay>(placement); };
     };
     const auto eventfd = [](const Placement& placement) {
         return [&placement] { return std::make_unique<EventfdWay>(placement); };

@@ -1,8 +1,8 @@
 // What one request costs once everything is warm: nothing but wake-ups. A worker and a client of the real thing, with
 // allocations counted in both processes, page faults as the kernel counts them, and system calls by strace.
 //
-// Each is counted in rounds, and the best round is looked at: whatever is done once in a round's requests shows in every
-// round, while a worker that says on its link that it is idle, or is asked for its statistics, shows in few.
+// Each is counted in rounds, and the best round is looked at: whatever is done once in a round's requests shows in
+// every round, while a worker that says on its link that it is idle, or is asked for its statistics, shows in few.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -117,9 +117,8 @@ protected:
         worker_count_ = static_cast<AllocationCount*>(
             ::mmap(nullptr, sizeof(AllocationCount), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
         ::close(fd);
-        daemon_.emplace(fleet({minimal_model("echo",
-                                             fmt::format("LD_PRELOAD: \"{}\", ALLOCATION_COUNT_FILE: \"{}\"",
-                                                         ALLOCATION_COUNT_PRELOAD, count_file().string()))}),
+        daemon_.emplace(fleet({minimal_model("echo", fmt::format("LD_PRELOAD: \"{}\", ALLOCATION_COUNT_FILE: \"{}\"",
+                                                                 ALLOCATION_COUNT_PRELOAD, count_file().string()))}),
                         minimal());
         ControlClient control = daemon_->connect();
         ChannelOptions options;

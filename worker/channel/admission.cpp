@@ -8,7 +8,7 @@
 namespace bulkhead::worker {
 namespace {
 
-/// Named in an error, so that a model with very many methods still makes a readable one.
+/// Methods that an error names at most, to keep it readable.
 constexpr std::size_t names_shown_max = 16;
 
 Result<const config::MethodSpec*> find_method(const Model& model, const generation::Method* generate,
@@ -25,7 +25,7 @@ Result<const config::MethodSpec*> find_method(const Model& model, const generati
                  fmt::format("call one of: {}", fmt::join(known, ", "))};
 }
 
-/// Where it matters: nobody writes a lent slab while a result in it is held.
+/// Lent slabs are left out: nobody writes them while a result in them is held.
 bool overlap(const wire::LeaseRef& a, const wire::LeaseRef& b) {
     return a.slab_id == b.slab_id && a.slab_id < wire::lent_slab_id_min &&
            a.offset_bytes < b.offset_bytes + b.size_bytes && b.offset_bytes < a.offset_bytes + a.size_bytes;
@@ -42,12 +42,12 @@ Result<> check_overlap(const channel::Tensor& tensor, std::span<const channel::T
                        std::span<const Request* const> in_flight) {
     for (const channel::Tensor& other : before)
         if (collide(tensor.lease, other.lease))
-            return Error{ErrorCode::protocol_violation,
-                         fmt::format("tensor \"{}\" overlaps tensor \"{}\" of the same request", tensor.name,
-                                     other.name),
-                         "give each tensor bytes of its own, or let two of them name the very same lease"};
+            return Error{
+                ErrorCode::protocol_violation,
+                fmt::format("tensor \"{}\" overlaps tensor \"{}\" of the same request", tensor.name, other.name),
+                "give each tensor bytes of its own, or let two of them name the very same lease"};
     for (const Request* other : in_flight) {
-        // Of one that was answered early the client rightly believes that it is over.
+        // To the client a request that was answered early is over.
         if (other->answered) continue;
         for (const channel::Tensor& theirs : other->tensors)
             if (collide(tensor.lease, theirs.lease))
@@ -88,9 +88,9 @@ Result<> admit(channel::Infer& message, const Model& model, const generation::Me
             {tensor.name, tensor.dtype, {tensor.dims.data(), tensor.dims.size()}, place->bytes, place->on_device});
     }
     if (generates) {
-        request.ask = std::make_unique<generation::Ask>();
-        if (Result<> prompt = read_prompt(*generate, views, request.inputs, *request.ask); !prompt) return prompt;
-        return read_parameters(generate->shape, message.parameters, *request.ask);
+        request.generate = std::make_unique<generation::GenerateParameters>();
+        if (Result<> prompt = read_prompt(*generate, views, request.inputs, *request.generate); !prompt) return prompt;
+        return read_parameters(generate->shape, message.parameters, *request.generate);
     }
     if (Result<> inputs = check_inputs(**method, views, request.inputs); !inputs) return inputs;
     return check_parameters(**method, message.parameters, request.parameters);

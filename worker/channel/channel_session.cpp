@@ -20,6 +20,25 @@ Error draining_error() {
 
 constexpr std::uint64_t offered_features = wire::feature_rings | wire::feature_lending | wire::feature_returning;
 
+/// What its client may send: a hello, other messages, and new requests among these.
+struct Allowed {
+    bool hello, messages, requests;
+};
+constexpr Allowed allowed_in(ChannelSession::State state) {
+    using State = ChannelSession::State;
+    switch (state) {  //                  hello  messages requests
+    case State::awaiting_hello: return {true, false, false};
+    case State::hello_said: return {false, false, false};
+    case State::opening: return {false, false, false};
+    case State::open: return {false, true, true};
+    case State::draining: return {false, true, false};
+    case State::refused:
+    case State::closed:
+    case State::ended: break;
+    }
+    return {};
+}
+
 Error violation(std::string attempt, std::string remedy) {
     return Error{ErrorCode::protocol_violation, std::move(attempt), std::move(remedy)};
 }
@@ -34,14 +53,16 @@ ChannelSession::ChannelSession(const SessionContext& context, SessionHost& host,
                                         context.identity.generation),
                       arrival.channel),
           context.spec.channel, context.slab_budget)},
-      hello_deadline_{context.io, [this]() -> std::optional<Clock::time_point> {
+      hello_deadline_{context.io,
+                      [this]() -> std::optional<Clock::time_point> {
                           if (state_ == State::awaiting_hello) close("its client said no hello in time");
                           return std::nullopt;
                       }},
-      idle_slabs_{context.io, [this]() -> std::optional<Clock::time_point> {
+      idle_slabs_{context.io,
+                  [this]() -> std::optional<Clock::time_point> {
                       for (const std::uint32_t id : slabs_->withdraw_idle(Clock::now()))
                           send(channel::encode(channel::SlabWithdraw{id}));
-                      if (state_ != State::open) return std::nullopt;
+                      if (!is_open()) return std::nullopt;
                       return slabs_->idle_due();
                   }},
       unread_streams_{context.io, [this] { return end_unread_streams(); }} {}
@@ -79,13 +100,14 @@ void ChannelSession::on_packet(Packet& packet) {
                           "close channels, or raise the limit on open files (ulimit -n) of the daemon"});
     if (packet.fds.size() != (brings_slab ? 1U : 0U))
         return break_off(violation(fmt::format("a client's packet brings {} descriptors", packet.fds.size()),
-                                   "send one with slab_lend, and none else: the worker makes the slabs"));
+                                   "send one with slab_lend only: the worker makes the slabs"));
     if (brings_slab) lent_ = std::move(packet.fds.front());
     const bool is_hello = std::holds_alternative<channel::Hello>(*message);
-    if (is_hello != (state_ == State::awaiting_hello))
-        return break_off(is_hello ? violation("a second hello", "say hello once, first of all")
-                                  : violation("a message before hello", "say hello first of all"));
-    if (!is_hello && state_ != State::open) return break_off(violation("a message before welcome", "wait for welcome"));
+    const Allowed allowed = allowed_in(state_);
+    if (!(is_hello ? allowed.hello : allowed.messages))
+        return break_off(is_hello        ? violation("a second hello", "say hello once, first of all")
+                         : allowed.hello ? violation("a message before hello", "say hello first of all")
+                                         : violation("a message before welcome", "wait for welcome"));
     std::visit([this](auto& content) { on_message(content); }, *message);
 }
 
@@ -95,7 +117,7 @@ void ChannelSession::on_message(const channel::Hello& message) {
     features_ = message.features & offered_features;
     if (context_.dispatcher.steps() != nullptr) features_ |= message.features & wire::feature_streaming;
     if (context_.model.writes_inputs()) features_ &= ~std::uint64_t{wire::feature_lending};
-    // Memory that an importer pins is lent to none who could not be asked to let go.
+    // An importer pins GPU memory. So it is offered only to clients that can be asked to return it.
     if (const auto gpu = context_.model.gpu(); gpu && gpu->uuid() == message.gpu && agreed(wire::feature_returning)) {
         features_ |= message.features & gpu->features();
         slabs_->use_gpu(gpu);
@@ -130,9 +152,8 @@ void ChannelSession::open() {
 }
 
 void ChannelSession::slabs_made(const Result<>& made) {
-    if (state_ == State::closed) return end_if_unused();
+    if (is_closed()) return end_if_unused();
     if (!made) return refuse(made.error());
-    if (draining_) return refuse(draining_error());
     std::unique_ptr<RingEnd> rings = agreed(wire::feature_rings) ? make_rings() : nullptr;
     if (!rings) features_ &= ~std::uint64_t{wire::feature_rings};
     const auto welcome = channel::encode(channel::Welcome{
@@ -149,11 +170,11 @@ void ChannelSession::slabs_made(const Result<>& made) {
     host_.opened(*this);
 }
 
-/// Nothing where the machine has no room for them: the socket serves as well.
+/// Null where the machine has no memory for them: the channel then stays on the socket.
 std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
     const Identity& own = context_.identity;
-    const std::string label = fmt::format(
-        "{}{}:rings", slab_owner_prefix(own.daemon_token, own.model, own.replica, own.generation), id_);
+    const std::string label =
+        fmt::format("{}{}:rings", slab_owner_prefix(own.daemon_token, own.model, own.replica, own.generation), id_);
     Result<std::unique_ptr<RingEnd>> rings = RingEnd::make(ring::lines_usual, ring::lines_usual, label);
     if (rings) return std::move(*rings);
     spdlog::warn("channel {} gets no rings: {}", id_, rings.error().text());
@@ -162,29 +183,30 @@ std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
 
 void ChannelSession::use_rings(std::unique_ptr<RingEnd> rings) {
     const auto fds = rings->offer_fds();
-    // What follows an offer that still waits would overtake it: but before welcome nothing was sent that could fill a socket.
+    // A queued offer would be overtaken by what follows it in the ring. Nothing before welcome can fill a socket.
     if (stream_->send(channel::encode(rings->offer()), fds) != PacketStream::Sent::yes)
         return close("its socket is full before the first message");
     stream_->use_rings(std::move(rings));
 }
 
 void ChannelSession::refuse(const Error& error) {
-    if (state_ == State::closed) return;
-    refused_ = true;
+    if (is_closed()) return;
     host_.refused(*this, error);
-    break_off(error);
+    break_off(error, State::refused);
 }
 
 void ChannelSession::drain(std::chrono::milliseconds deadline) {
-    draining_ = true;
-    if (state_ == State::open) send(channel::encode(channel::Closing{ErrorCode::worker_draining, deadline}));
+    if (state_ == State::opening) return refuse(draining_error());
+    if (state_ != State::open) return;  // the host refuses the hello that it has not answered
+    state_ = State::draining;
+    send(channel::encode(channel::Closing{ErrorCode::worker_draining, deadline}));
     withdraw_gpu_slabs();
 }
 
-/// This worker is about to end, and what its clients map of the GPU would stay taken: they are asked to let go, as soon
-/// as no request of theirs needs it.
+/// This worker is about to end, and GPU memory that clients map would stay in use. So they are asked to return it as
+/// soon as none of their requests needs it.
 void ChannelSession::withdraw_gpu_slabs() {
-    if (!draining_ || state_ != State::open || !in_flight_.empty()) return;
+    if (state_ != State::draining || !in_flight_.empty()) return;
     for (const std::uint32_t id : slabs_->withdraw_gpu()) send(channel::encode(channel::SlabWithdraw{id}));
 }
 
@@ -194,7 +216,7 @@ void ChannelSession::on_message(const channel::SlabRequest& message) {
         return fail(message.request_id, Error{ErrorCode::input_invalid,
                                               fmt::format("a slab of kind {}", static_cast<unsigned>(message.kind)),
                                               "ask for host_memfd: welcome agreed to no such kind"});
-    if (on_gpu && draining_) return fail(message.request_id, draining_error());
+    if (on_gpu && !allowed_in(state_).requests) return fail(message.request_id, draining_error());
     make_slab(
         message.request_id, on_gpu || message.size_bytes > limits::loop_slab_bytes_max,
         [slabs = slabs_, message] {
@@ -207,14 +229,16 @@ void ChannelSession::on_message(channel::SlabLend& message) {
     UniqueFd memfd = std::move(lent_);  // closed here where the loan is refused
     if (!agreed(wire::feature_lending)) return not_agreed();
     if (message.kind != wire::SlabKind::host_memfd)
-        return fail(message.request_id, Error{ErrorCode::input_invalid,
-                                              fmt::format("a loan of kind {}", static_cast<unsigned>(message.kind)),
-                                              "lend host_memfd"});
+        return fail(message.request_id,
+                    Error{ErrorCode::input_invalid,
+                          fmt::format("a loan of kind {}", static_cast<unsigned>(message.kind)), "lend host_memfd"});
     make_slab(
         message.request_id, message.size_bytes > limits::loop_slab_bytes_max,
         [slabs = slabs_, id = message.slab_id, bytes = message.size_bytes,
          memfd = std::make_shared<UniqueFd>(std::move(memfd))] { return slabs->lend(id, bytes, std::move(*memfd)); },
-        [this, message] { send(channel::encode(channel::SlabAccepted{message.request_id, message.slab_id})); });
+        [this, message] {
+            send(channel::encode(channel::SlabAccepted{message.request_id, message.slab_id}));
+        });
 }
 
 void ChannelSession::make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
@@ -231,12 +255,12 @@ void ChannelSession::make_slab(std::uint64_t request_id, bool on_executor, std::
     if (slabs_pending_ >= limits::channel_slabs_max)
         return fail(request_id, Error{ErrorCode::resources_exhausted, "too many slabs asked for at once",
                                       "wait for the answers about those slabs"});
-    // Zeroing, or mapping, so much memory takes long enough for other channels to notice.
+    // Zeroing or mapping so much memory takes long: other channels would wait.
     ++slabs_pending_;
     context_.executor.post([self = shared_from_this(), make = std::move(make), made] {
         boost::asio::post(self->context_.io, [self, made, result = make()] {
             --self->slabs_pending_;
-            if (self->state_ == State::closed) return self->end_if_unused();
+            if (self->is_closed()) return self->end_if_unused();
             made(result);
         });
     });
@@ -247,21 +271,22 @@ void ChannelSession::on_message(const channel::SlabReturn& message) {
     if (!agreed(is_loan ? wire::feature_lending : wire::feature_returning)) return not_agreed();
     if (const Result<> taken = slabs_->give_back(message.slab_id); !taken) return count_violation(0, taken.error());
     drop_returned_slabs();
-    if (draining_) host_.flushed();  // it may have been the last that a drain waits for
+    if (state_ == State::draining) host_.flushed();  // it may have been the last that a drain waits for
 }
 
-/// Those that no request reads. Not while something waits to be sent: that may be the offer of such a slab, with its
-/// descriptor.
+/// Drops returned slabs that no request reads. Not while the outbox holds something: it may be the offer of such a
+/// slab, with its descriptor.
 void ChannelSession::drop_returned_slabs() {
-    if (state_ != State::open || !slabs_->has_returned() || !stream_->outbox_empty()) return;
+    if (!is_open() || !stream_->outbox_empty()) return;
     const auto is_read = [this](std::uint32_t id) {
         return std::ranges::any_of(in_flight_, [id](const Request* request) {
             return std::ranges::any_of(request->tensors,
                                        [id](const channel::Tensor& tensor) { return tensor.lease.slab_id == id; });
         });
     };
-    auto unread = std::make_shared<ChannelSlabs::Returned>(slabs_->take_returned(is_read));
-    if (unread->empty()) return;
+    ChannelSlabs::Returned returned = slabs_->take_returned(is_read);
+    if (returned.empty()) return;
+    auto unread = std::make_shared<ChannelSlabs::Returned>(std::move(returned));
     ++slabs_pending_;
     context_.executor.post([self = shared_from_this(), slabs = slabs_, unread] {
         slabs->drop(std::move(*unread), self->context_.model);
@@ -273,7 +298,7 @@ void ChannelSession::drop_returned_slabs() {
 }
 
 void ChannelSession::watch_idle_slabs() {
-    if (state_ != State::open || !agreed(wire::feature_returning)) return;
+    if (!is_open() || !agreed(wire::feature_returning)) return;
     if (const auto due = slabs_->idle_due()) idle_slabs_.no_later_than(*due);
 }
 
@@ -285,7 +310,7 @@ void ChannelSession::on_message(channel::Infer& message) {
     const std::uint64_t request_id = message.request_id;
     const auto has_it = [=](const Request* request) { return request->id == request_id && !request->answered; };
     if (std::ranges::any_of(in_flight_, has_it))
-        // Not as an answer to that number: the client would take it for the first one's.
+        // Not as an answer to that number: the client would take it for the first request's answer.
         return count_violation(0, violation(fmt::format("request number {} is in flight already", request_id),
                                             "number the requests that are in flight differently"));
     const Result<> submitted = try_submit(message);
@@ -298,7 +323,7 @@ void ChannelSession::on_message(channel::Infer& message) {
 }
 
 Result<> ChannelSession::try_submit(channel::Infer& message) {
-    if (draining_) return draining_error();
+    if (!allowed_in(state_).requests) return draining_error();
     if (unanswered() >= context_.in_flight_max)
         return Error{ErrorCode::queue_full,
                      fmt::format("this channel has {} requests in flight, its part of the queue", unanswered()),
@@ -331,13 +356,13 @@ void ChannelSession::on_message(const channel::Release& message) {
         const Result<> released = slabs_->release(lease);
         if (released) continue;
         count_violation(0, released.error());
-        if (state_ == State::closed) return;
+        if (is_closed()) return;
     }
     watch_idle_slabs();
 }
 
 void ChannelSession::part(const Request& request, std::span<const std::int32_t> tokens) {
-    if (state_ == State::closed) return;
+    if (is_closed()) return;
     auto stream = std::ranges::find(token_streams_, request.id, &generation::TokenStream::request);
     if (stream == token_streams_.end())
         stream = token_streams_.emplace(stream, request.id, context_.dispatcher.steps()->method().shape.codebooks);
@@ -345,10 +370,10 @@ void ChannelSession::part(const Request& request, std::span<const std::int32_t> 
     send_parts();
 }
 
-/// As far as the client reads. The rest gathers, and goes when its socket is free again.
+/// Sends as much as the client reads. The rest is kept until its socket has room.
 void ChannelSession::send_parts() {
     for (generation::TokenStream& stream : token_streams_)
-        while (!stream.empty() && state_ == State::open) {
+        while (!stream.empty() && is_open()) {
             if (!stream_->has_room())
                 return unread_streams_.no_later_than(*stream.unread_since() + context_.unread_stream);
             send_part(stream);
@@ -366,12 +391,11 @@ std::optional<Clock::time_point> ChannelSession::end_unread_streams() {
         if (stream.unread_since() && *stream.unread_since() + context_.unread_stream <= Clock::now())
             unread.push_back(stream.request());
     for (const std::uint64_t request : unread)
-        context_.dispatcher.end_stream(
-            id_, request,
-            Error{ErrorCode::cancelled,
-                  fmt::format("request {}: its client took no part of the stream for {} ms", request,
-                              context_.unread_stream.count()),
-                  "read the parts as they come, or open the channel without streaming"});
+        context_.dispatcher.end_stream(id_, request,
+                                       Error{ErrorCode::cancelled,
+                                             fmt::format("request {}: its client took no part of the stream for {} ms",
+                                                         request, context_.unread_stream.count()),
+                                             "read the parts as they come, or open the channel without streaming"});
     std::optional<Clock::time_point> due;
     for (const generation::TokenStream& stream : token_streams_)
         if (const auto since = stream.unread_since()) {
@@ -381,16 +405,16 @@ std::optional<Clock::time_point> ChannelSession::end_unread_streams() {
     return due;
 }
 
-/// Of one that is answered: what is left of it goes before the answer, read or not.
+/// The request is answered next. `send_rest`: sends its remaining parts first, whether the client reads or not.
 void ChannelSession::end_stream(std::uint64_t request, bool send_rest) {
     const auto stream = std::ranges::find(token_streams_, request, &generation::TokenStream::request);
     if (stream == token_streams_.end()) return;
-    while (send_rest && !stream->empty() && state_ == State::open) send_part(*stream);
+    while (send_rest && !stream->empty() && is_open()) send_part(*stream);
     token_streams_.erase(stream);
 }
 
 void ChannelSession::completed(const Request& request, Completion completion) {
-    if (state_ == State::closed) return;
+    if (is_closed()) return;
     end_stream(request.id, true);
     send_offers();  // of slabs that this result may lie in
     const Result<> encoded =
@@ -399,7 +423,7 @@ void ChannelSession::completed(const Request& request, Completion completion) {
                         result_);
     if (!encoded) return fail(request.id, Error{encoded.error()}.during("packing the result"));
     send(result_);
-    if (state_ == State::open) completion.outputs.hand_over();
+    if (is_open()) completion.outputs.hand_over();
 }
 
 void ChannelSession::failed(const Request& request, const Error& error) {
@@ -423,7 +447,7 @@ std::size_t ChannelSession::unanswered() const {
 void ChannelSession::send_offers() {
     for (const channel::EventOffer& event : slabs_->take_event_offers()) send(channel::encode(event));
     for (const auto& [message, fd] : slabs_->take_offers()) send(channel::encode(message), fd);
-    withdraw_gpu_slabs();  // one that was being made when the drain began
+    withdraw_gpu_slabs();  // one may have been in the making when the drain began
 }
 
 void ChannelSession::fail(std::uint64_t request_id, const Error& error) {
@@ -435,38 +459,39 @@ void ChannelSession::count_violation(std::uint64_t request_id, const Error& erro
     fail(request_id, error);
 }
 
-void ChannelSession::break_off(const Error& error) {
-    if (state_ == State::closed) return;
+void ChannelSession::break_off(const Error& error, State how) {
+    if (is_closed()) return;
     fail(0, error);
-    close(error.text());
+    close(how, error.text());
 }
 
 void ChannelSession::send(std::span<const std::byte> bytes, int fd) {
-    if (state_ == State::closed) return;
+    if (is_closed()) return;
     if (stream_->send(bytes, fd) == PacketStream::Sent::outbox_full) close("its client does not read its answers");
 }
 
-void ChannelSession::close(std::string_view reason) {
-    if (state_ == State::closed) return;
-    spdlog::log(state_ == State::open ? spdlog::level::debug : spdlog::level::info,
-                "channel {} of \"{}\", pid {}, closed: {}", id_, client_, client_pid_, reason);
-    const auto self = shared_from_this();  // dropping its requests may be the end of it
-    state_ = State::closed;
+void ChannelSession::close(std::string_view reason) { close(State::closed, reason); }
+
+void ChannelSession::close(State how, std::string_view reason) {
+    if (is_closed()) return;
+    spdlog::log(is_open() ? spdlog::level::debug : spdlog::level::info, "channel {} of \"{}\", pid {}, closed: {}", id_,
+                client_, client_pid_, reason);
+    const auto self = shared_from_this();  // dropping its requests may drop the last reference
+    state_ = how;
     hello_deadline_.cancel();
     idle_slabs_.cancel();
     unread_streams_.cancel();
     stream_->close();
-    // Before its requests go: with the last of them the slabs may go too, to the executor, which may wait for the stream.
-    if (slabs_)
-        if (auto events = slabs_->let_events_pass()) context_.held_streams.add(std::move(events), client_);
+    // Before its requests are dropped: the last one may send the slabs to the executor, which may wait for the stream.
+    if (auto events = slabs_->let_events_pass()) context_.held_streams.add(std::move(events), client_);
     context_.dispatcher.drop(id_);
     end_if_unused();
 }
 
 void ChannelSession::end_if_unused() {
-    if (ended_ || state_ != State::closed || !in_flight_.empty() || slabs_pending_ > 0) return;
-    ended_ = true;
-    host_.ended(*this);
+    if (!is_closed() || state_ == State::ended || !in_flight_.empty() || slabs_pending_ > 0) return;
+    const bool was_refused = std::exchange(state_, State::ended) == State::refused;
+    host_.ended(*this, was_refused);
 }
 
 }  // namespace bulkhead::worker

@@ -42,7 +42,7 @@ struct SessionContext {
     HeldStreamWatch& held_streams;
 };
 
-/// The worker's side of what a session cannot decide alone. Called on the event loop.
+/// Decides for the worker what a session cannot decide alone. Called on the event loop.
 class SessionHost {
 public:
     virtual ~SessionHost() = default;
@@ -50,7 +50,8 @@ public:
     virtual void opened(ChannelSession& session) = 0;
     virtual void refused(ChannelSession& session, const Error& error) = 0;
     virtual void flushed() = 0;
-    virtual void ended(ChannelSession& session) = 0;  ///< once: closed, and nothing of it runs any more
+    /// Once: closed, and nothing of it runs any more. `was_refused`: its hello was answered by an error.
+    virtual void ended(ChannelSession& session, bool was_refused) = 0;
 };
 
 /// One client: the worker's side of `docs/channel.md`.
@@ -62,7 +63,17 @@ public:
 /// Thread  the event loop
 class ChannelSession final : public Requester, public std::enable_shared_from_this<ChannelSession> {
 public:
-    enum class State : std::uint8_t { awaiting_hello, hello_said, opening, open, closed };
+    /// What each allows stands in one table, in the source.
+    enum class State : std::uint8_t {
+        awaiting_hello,
+        hello_said,  ///< the host has not answered it yet
+        opening,     ///< its first slabs are being made
+        open,
+        draining,  ///< open; new requests get `worker_draining`
+        refused,   ///< closed: its hello was answered by an error
+        closed,
+        ended,  ///< closed, and nothing of it runs any more
+    };
 
     ChannelSession(const SessionContext& context, SessionHost& host, const ChannelMessage& arrival);
     ~ChannelSession() override;
@@ -72,27 +83,25 @@ public:
     void open();
     /// Answers the hello with `error` and ends.
     void refuse(const Error& error);
-    /// From now on requests get `worker_draining`; those in flight are still answered.
+    /// Requests in flight are still answered. One that is being opened is refused.
     void drain(std::chrono::milliseconds deadline);
     void close(std::string_view reason);
 
     [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
     [[nodiscard]] State state() const noexcept { return state_; }
+    [[nodiscard]] bool is_open() const noexcept { return state_ == State::open || state_ == State::draining; }
+    [[nodiscard]] bool is_closed() const noexcept { return state_ >= State::refused; }
     /// This end's descriptor, the session's own; -1 once closed.
-    [[nodiscard]] int descriptor() const noexcept { return state_ == State::closed ? -1 : stream_->descriptor(); }
-    [[nodiscard]] bool is_flushed() const noexcept { return state_ == State::closed || stream_->outbox_empty(); }
-    [[nodiscard]] bool peer_is_gone() const { return state_ == State::closed || stream_->peer_is_gone(); }
+    [[nodiscard]] int descriptor() const noexcept { return is_closed() ? -1 : stream_->descriptor(); }
+    [[nodiscard]] bool is_flushed() const noexcept { return is_closed() || stream_->outbox_empty(); }
+    [[nodiscard]] bool peer_is_gone() const { return is_closed() || stream_->peer_is_gone(); }
     [[nodiscard]] std::uint64_t slab_bytes() const { return slabs_ ? slabs_->size_bytes() : 0; }
     /// Device memory that its client maps, as far as this worker knows: pinned by it when the worker ends.
-    [[nodiscard]] std::uint64_t gpu_bytes_lent() const {
-        return slabs_ && state_ != State::closed ? slabs_->gpu_bytes_lent() : 0;
-    }
+    [[nodiscard]] std::uint64_t gpu_bytes_lent() const { return is_closed() ? 0 : slabs_->gpu_bytes_lent(); }
     [[nodiscard]] std::int64_t client_pid() const noexcept { return client_pid_; }
     [[nodiscard]] const std::string& client() const noexcept { return client_; }
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return stream_ ? stream_->ignored_frames() : 0; }
-    /// Whether its hello was answered by an error.
-    [[nodiscard]] bool was_refused() const noexcept { return refused_; }
-    /// For the last act: whoever holds it last frees the memory.
+    /// For reclaiming the session: whoever holds them last frees the memory.
     [[nodiscard]] std::shared_ptr<ChannelSlabs> give_up_slabs() noexcept { return std::move(slabs_); }
 
     void part(const Request& request, std::span<const std::int32_t> tokens) override;
@@ -114,7 +123,7 @@ private:
     void slabs_made(const Result<>& made);
     [[nodiscard]] std::unique_ptr<RingEnd> make_rings() const;
     void use_rings(std::unique_ptr<RingEnd> rings);  ///< offers them first
-    /// Runs `make` on the loop, or on the executor where it takes its time; `then` hears its result while the channel is
+    /// Runs `make` on the loop, or on the executor if it takes long. Calls `then` on success, while the channel is
     /// open.
     void make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,
                    std::function<void()> then);
@@ -131,27 +140,25 @@ private:
     void send(std::span<const std::byte> bytes, int fd = -1);
     void send_offers();
     void fail(std::uint64_t request_id, const Error& error);
-    void break_off(const Error& error);  ///< tells the client why, then closes
+    void break_off(const Error& error, State how = State::closed);  ///< tells the client why, then closes
+    void close(State how, std::string_view reason);
     void count_violation(std::uint64_t request_id, const Error& error);
     void end_if_unused();
 
     const SessionContext& context_;
     SessionHost& host_;
     const std::uint64_t id_;
-    std::string client_;  ///< its name, for the log
+    std::string client_;          ///< its name, for the log
     std::uint64_t features_ = 0;  ///< that both sides named
-    UniqueFd lent_;               ///< what came with the message that is being read
+    UniqueFd lent_;               ///< the descriptor of the message that is being read
     const std::int64_t client_pid_;
     State state_ = State::awaiting_hello;
-    bool draining_ = false;
-    bool refused_ = false;
-    bool ended_ = false;
     std::shared_ptr<PacketStream> stream_;
     std::shared_ptr<ChannelSlabs> slabs_;
-    std::vector<std::byte> result_;          ///< the packet of the last one, for its room
+    std::vector<std::byte> result_;                       ///< the last packet, kept for its capacity
     std::vector<generation::TokenStream> token_streams_;  ///< of requests that have given tokens and are not answered
-    std::vector<const Request*> in_flight_;  ///< the dispatcher's; from submit to `let_go`
-    std::size_t slabs_pending_ = 0;          ///< being made on the executor
+    std::vector<const Request*> in_flight_;               ///< the dispatcher's; from submit to `let_go`
+    std::size_t slabs_pending_ = 0;                       ///< being made on the executor
     std::uint32_t violations_ = 0;
     Alarm hello_deadline_;
     Alarm idle_slabs_;

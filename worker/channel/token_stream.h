@@ -13,14 +13,14 @@
 
 namespace bulkhead::worker::generation {
 
-/// Tokens of one request that its client has not been sent yet, as the parts that it will get.
+/// Tokens of one request that were not sent to its client yet, cut into parts.
 class TokenStream {
 public:
     TokenStream(std::uint64_t request, std::uint32_t codebooks) : request_{request}, codebooks_{codebooks} {}
 
     [[nodiscard]] std::uint64_t request() const noexcept { return request_; }
     [[nodiscard]] bool empty() const noexcept { return unsent_.empty(); }
-    /// Since when its client has taken nothing of what is there for it.
+    /// Since when tokens wait here without the client taking any.
     [[nodiscard]] std::optional<Clock::time_point> unread_since() const {
         return empty() ? std::nullopt : std::optional{since_};
     }

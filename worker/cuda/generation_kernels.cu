@@ -173,7 +173,7 @@ void draw_and_advance(const DeviceSlots& slots, const float* logits, std::uint32
         draw_kernel<false><<<dim3{slots.rules.codebooks, n}, block_threads, 0, stream>>>(slots, logits, first);
     } else {
         const ClusterLaunch launch{slots.rules.codebooks, slots.row_blocks, n, stream};
-        (void)cudaLaunchKernelEx(&launch.config, draw_kernel<true>, slots, logits, first);  // told of as by <<<>>>
+        (void)cudaLaunchKernelEx(&launch.config, draw_kernel<true>, slots, logits, first);  // errors as for <<<>>>
     }
     advance_kernel<<<1, generation_limits::slots_max, 0, stream>>>(slots, first, n, wrote_kv);
 }

@@ -6,7 +6,7 @@
 namespace bulkhead::worker {
 
 inline constexpr int exit_usage = 2;
-/// EX_CONFIG of sysexits.h: trying again cannot help, so the supervisor does not.
+/// EX_CONFIG of sysexits.h: the supervisor does not try again.
 inline constexpr int exit_config = 78;
 
 /// What a worker ends with after a failed load: `exit_config` when the declaration or the model file is at fault.

@@ -23,7 +23,7 @@ constexpr std::size_t stack_bytes = 64 * 1024;
 
 /// For a backtrace that waits for a lock, which the thread that failed may itself hold: the dynamic linker's.
 constexpr timeval backtrace_deadline{.tv_sec = 0, .tv_usec = 500'000};
-/// Another thread that fails meanwhile lets the first one finish.
+/// A second thread that fails lets the first one finish.
 constexpr int second_failure_wait_ms = 1'000;
 
 struct LastWords {
@@ -44,7 +44,7 @@ std::atomic<int> link{-1};
 std::atomic<pid_t> owner{0};  ///< the process that installed the handlers; a forked child has them too
 std::atomic<pid_t> suspect{0};
 std::atomic<bool> suspect_asked{false};
-std::atomic<pid_t> teller{0};  ///< the thread that tells; it alone does
+std::atomic<pid_t> teller{0};  ///< the only thread that reports
 std::atomic<int> first_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
@@ -87,8 +87,8 @@ const void* fault_of(const void* context) noexcept {
 #endif
 }
 
-/// True when the thread that hangs was asked in this one's place; the main thread where nobody is suspected, for what
-/// happened to receive the signal may be a library's thread that has nothing to do.
+/// True when another thread was asked to report: the suspect, or the main thread if there is none. The receiver of the
+/// signal may be an idle thread of a library.
 bool hand_to_suspect(const siginfo_t& signal) noexcept {
     const bool sent_by_another = signal.si_code <= 0 && signal.si_pid != ::getpid();
     const pid_t suspected = suspect.load();

@@ -7,7 +7,7 @@
 
 namespace bulkhead::worker {
 
-/// The calling thread's stack for signal handlers, so that an overflow of its own stack can be told as well.
+/// The calling thread's stack for signal handlers, so that an overflow of its own stack is reported, too.
 class SignalStack {
 public:
     SignalStack();
@@ -23,8 +23,8 @@ private:
 /// before they end the process as they would have: the kernel closes sockets only after it has freed the memory, 100
 /// to 200 ms later for some GB. Nothing in the handler allocates, and what it may wait for is bounded.
 ///
-/// A SIGABRT that another process sends asks where this one hangs: the suspect tells, see below; the main thread where
-/// there is none.
+/// A SIGABRT from another process asks where this one hangs: the suspect's thread reports, see below, or the main
+/// thread if there is no suspect.
 void report_fatal_signals(int link_fd) noexcept;
 
 /// While this lives, the calling thread works on something that may hang: a SIGABRT from another process, whichever

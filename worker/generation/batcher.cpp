@@ -20,11 +20,11 @@ Batcher::Batcher(Engine& engine, std::uint32_t prefill_chunk, Listener& listener
     : engine_{engine}, listener_{listener}, statistics_{statistics}, shape_{engine.shape()},
       chunk_{std::clamp(prefill_chunk, 1U, shape_.chunk_max)}, slots_{shape_.slots, shape_.codebooks} {}
 
-void Batcher::add(Number number, Ask ask, std::span<const TensorView> inputs, bool hears) {
+void Batcher::add(Number number, GenerateParameters parameters, std::span<const TensorView> inputs, bool hears) {
     Sequence& sequence = sequences_[number];
     sequence.number = number;
-    sequence.known = ask.tokens;
-    sequence.ask = std::move(ask);
+    sequence.known = parameters.tokens;
+    sequence.parameters = std::move(parameters);
     sequence.inputs = inputs;
     sequence.hears = hears;
     prompts_.push_back(number);
@@ -41,7 +41,7 @@ void Batcher::remove(Number number) {
 void Batcher::set_sampling(Number number, const Sampling& sampling) {
     Sequence* const sequence = find(number);
     if (sequence == nullptr) return;
-    sequence->ask.sampling = sampling;
+    sequence->parameters.sampling = sampling;
     if (!sequence->slot) return;  // where it has none yet, `begin` will tell
     if (const Result<> set = engine_.set_sampling(*sequence->slot, sampling); !set) fail(*sequence, set.error());
 }
@@ -71,18 +71,18 @@ Batcher::Sequence* Batcher::find(Number number) {
 /// Positions of its prompt that prefill computes: one of tokens leaves its last to the first step, unless the prefill
 /// itself gives a token.
 std::uint32_t Batcher::to_compute(const Sequence& sequence) const {
-    return sequence.ask.prompt_length - (shape_.embeddings || shape_.prefill_gives ? 0 : 1);
+    return sequence.parameters.prompt_length - (shape_.embeddings || shape_.prefill_gives ? 0 : 1);
 }
 
 std::uint32_t Batcher::steps_max(const Sequence& sequence) const {
-    return sequence.ask.new_max - (shape_.prefill_gives ? 1 : 0);
+    return sequence.parameters.new_max - (shape_.prefill_gives ? 1 : 0);
 }
 
-/// The tokens whose KV lies in its slot; of a prompt of embeddings or with pictures nothing that could be compared. Before
-/// its first token nobody knows whether the KV is all numbers, but for what it took over.
+/// The tokens whose KV lies in its slot; of a prompt of embeddings or with pictures nothing that could be compared.
+/// Before its first token nobody knows whether the KV is all numbers, but for what it took over.
 std::span<const std::int64_t> Batcher::held_by(const Sequence& sequence) const {
-    if (shape_.embeddings || !sequence.ask.tokens_tell_all || sequence.known.empty()) return {};
-    if (sequence.known.size() == sequence.ask.tokens.size())
+    if (shape_.embeddings || !sequence.parameters.tokens_tell_all || sequence.known.empty()) return {};
+    if (sequence.known.size() == sequence.parameters.tokens.size())
         return std::span{sequence.known}.first(std::size_t{sequence.reused} * shape_.codebooks);
     // The last token known may be a stop: a step that ran ahead has read it, and left the position as it was.
     const std::size_t positions = std::size_t{sequence.computed} + sequence.steps;
@@ -97,7 +97,7 @@ void Batcher::compute_chunk(Number number) {
     const std::uint32_t end = to_compute(*sequence);
     if (sequence->computed < end) {
         const std::uint32_t count = std::min(chunk_, end - sequence->computed);
-        const Prompt prompt{sequence->inputs, sequence->ask.prompt_length};
+        const Prompt prompt{sequence->inputs, sequence->parameters.prompt_length};
         const bool last = sequence->computed + count == end;
         if (const Result<> done = engine_.prefill(*sequence->slot, prompt, sequence->computed, count, last); !done)
             return fail(*sequence, done.error());
@@ -115,9 +115,9 @@ void Batcher::compute_chunk(Number number) {
 Result<> Batcher::begin(Sequence& sequence) {
     for (const auto& [number, other] : sequences_)
         if (other.slot) slots_.holds(*other.slot, held_by(other));
-    const std::span<const std::int64_t> tokens = sequence.ask.tokens;
-    const std::optional<Slots::Place> place =
-        slots_.find(tokens.first(sequence.ask.tokens_tell_all ? tokens.size() : 0), sequence.ask.prompt_length - 1);
+    const std::span<const std::int64_t> tokens = sequence.parameters.tokens;
+    const std::optional<Slots::Place> place = slots_.find(
+        tokens.first(sequence.parameters.tokens_tell_all ? tokens.size() : 0), sequence.parameters.prompt_length - 1);
     if (!place) return Error{ErrorCode::internal, "no slot is free for a new sequence", {}};
     slots_.take(place->slot, sequence.number);
     sequence.slot = place->slot;
@@ -133,9 +133,9 @@ Result<> Batcher::begin(Sequence& sequence) {
         first_input.assign(sequence.known.end() - shape_.codebooks, sequence.known.end());
     if (shape_.prefill_gives) first_input.clear();
     return engine_.reset(place->slot, {.keep = place->keep,
-                                       .sampling = sequence.ask.sampling,
-                                       .rules = sequence.ask.rules,
-                                       .presence = sequence.ask.tokens,
+                                       .sampling = sequence.parameters.sampling,
+                                       .rules = sequence.parameters.rules,
+                                       .presence = sequence.parameters.tokens,
                                        .first_input = first_input});
 }
 
@@ -190,8 +190,7 @@ void Batcher::collect() {
     const auto tokens = engine_.collect();
     const Clock::time_point now = Clock::now();
     const auto began = std::max(launch.at, std::exchange(collected_, now));
-    if (launch.is_step &&
-        std::ranges::any_of(launch.sequences, [&](Number number) { return find(number) != nullptr; }))
+    if (launch.is_step && std::ranges::any_of(launch.sequences, [&](Number number) { return find(number) != nullptr; }))
         statistics_.stepped(now - began);
     for (std::size_t i = 0; i < launch.sequences.size(); ++i) {
         Sequence* const sequence = find(launch.sequences[i]);
@@ -212,7 +211,7 @@ void Batcher::take(Sequence& sequence, const StepToken& token) {
     if (sequence.hears) listener_.gave(sequence.number, token.tokens);
     if (token.stop)
         finish(sequence, "stop");
-    else if (sequence.given.size() == std::size_t{sequence.ask.new_max} * shape_.codebooks)
+    else if (sequence.given.size() == std::size_t{sequence.parameters.new_max} * shape_.codebooks)
         finish(sequence, "length");
 }
 
@@ -220,9 +219,9 @@ void Batcher::finish(Sequence& sequence, std::string_view reason) {
     Ending ending{.result = {},
                   .finish = reason,
                   .tokens = std::move(sequence.given),
-                  .prompt_tokens = sequence.ask.prompt_length,
+                  .prompt_tokens = sequence.parameters.prompt_length,
                   .reused_tokens = sequence.reused,
-                  .sampling = sequence.ask.sampling,
+                  .sampling = sequence.parameters.sampling,
                   .first = sequence.first};
     ending.new_tokens = static_cast<std::uint32_t>(ending.tokens.size()) / shape_.codebooks;
     const std::chrono::duration<double> stepping = Clock::now() - sequence.first;

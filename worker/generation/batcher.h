@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "worker/generation/ask.h"
 #include "worker/generation/engine.h"
+#include "worker/generation/generate_parameters.h"
 #include "worker/generation/slots.h"
 #include "worker/generation/statistics.h"
 #include "worker/loop/alarm.h"
@@ -21,7 +21,7 @@ struct Ending {
     Result<> result;
     std::string_view finish{};           ///< "stop" or "length"; meaningless with an error
     std::vector<std::int32_t> tokens{};  ///< all that it gave, [N * C]
-    std::uint32_t new_tokens = 0;      ///< N
+    std::uint32_t new_tokens = 0;        ///< N
     std::uint32_t prompt_tokens = 0;
     std::uint32_t reused_tokens = 0;  ///< of the prompt, that needed no prefill
     Sampling sampling{};
@@ -43,21 +43,21 @@ public:
         virtual ~Listener() = default;
         /// The tokens of one step, C of them, of a sequence that hears.
         virtual void gave(Number sequence, std::span<const std::int32_t> tokens) = 0;
-        /// Last of all: nothing reads its inputs any more. Not of one that was removed.
+        /// Comes last: nothing reads its inputs any more. Not called for a sequence that was removed.
         virtual void ended(Number sequence, Ending ending) = 0;
     };
 
     /// Engine, listener and statistics outlive it.
     Batcher(Engine& engine, std::uint32_t prefill_chunk, Listener& listener, Statistics& statistics);
 
-    /// A new sequence; there may be as many as slots. `inputs` stay until it has ended or was removed. `hears`: it is to
-    /// be told each step's tokens.
-    void add(Number number, Ask ask, std::span<const TensorView> inputs, bool hears);
-    /// It ends now, and is told of no more. Unknown numbers are ignored: that one had ended by itself.
+    /// A new sequence, at most one per slot. `inputs` stay until it has ended or was removed. `hears`: the listener
+    /// gets each step's tokens.
+    void add(Number number, GenerateParameters parameters, std::span<const TensorView> inputs, bool hears);
+    /// Ends it now; the listener hears nothing more. Unknown numbers are ignored: the sequence had ended by itself.
     void remove(Number number);
     /// From the next step on.
     void set_sampling(Number number, const Sampling& sampling);
-    /// Ends all by `error`: nobody knows any more what the slots hold.
+    /// Ends all by `error`: what the slots hold is unknown.
     void fail_all(const Error& error);
 
     /// One chunk of one prompt, then one step of all that are active. False when there was nothing to do.
@@ -65,13 +65,13 @@ public:
 
     [[nodiscard]] std::uint32_t active() const noexcept { return active_; }
     [[nodiscard]] std::size_t sequences() const noexcept { return sequences_.size(); }
-    /// Whether another turn has something to do, be it to collect a step that ran ahead of a stop.
+    /// Whether another turn has something to do, even if only to collect a step that ran ahead of a stop.
     [[nodiscard]] bool busy() const noexcept { return !sequences_.empty() || !launched_.empty(); }
 
 private:
     struct Sequence {
         Number number = 0;
-        Ask ask;
+        GenerateParameters parameters;
         std::span<const TensorView> inputs;
         bool hears = false;
         std::optional<std::uint32_t> slot;  ///< from its first chunk until it needs no further step
@@ -119,7 +119,7 @@ private:
     std::uint32_t active_ = 0;     ///< the sequences in slots [0, active_) step
     std::deque<Launch> launched_;  ///< and not collected
     Clock::time_point collected_{};
-    std::optional<Error> broken_;  ///< an exchange failed: nobody knows what the slots hold
+    std::optional<Error> broken_;  ///< an exchange failed: what the slots hold is unknown
 };
 
 }  // namespace bulkhead::worker::generation

@@ -19,26 +19,28 @@
 
 namespace bulkhead::worker::generation {
 
-/// What the package and the fleet file settled when the model was loaded. It never changes after.
+/// What package and fleet file say about the model. Constant after the load.
 struct Shape {
     std::uint32_t slots = 1;      ///< sequences that can be held at once
     std::uint32_t length = 0;     ///< positions of a sequence, prompt and generated tokens together
     std::uint32_t rows = 1;       ///< of the graph per sequence: 2 with classifier-free guidance
     std::uint32_t codebooks = 1;  ///< tokens of one step: C
     std::uint32_t vocabulary = 0;
-    std::int64_t prompt_id_min = 0;  ///< ids of a prompt's tokens, where they are not those below `vocabulary`: from here ..
-    std::int64_t prompt_id_end = 0;  ///< .. to below this; 0: `vocabulary`
-    std::uint32_t chunk_max = 1;  ///< positions of one `prefill`
+    std::int64_t prompt_id_min =
+        0;  ///< ids of a prompt's tokens, where they are not those below `vocabulary`: from here ..
+    std::int64_t prompt_id_end = 0;      ///< .. to below this; 0: `vocabulary`
+    std::uint32_t chunk_max = 1;         ///< positions of one `prefill`
     std::vector<std::uint32_t> buckets;  ///< attention lengths, ascending; empty where one graph serves all
 
-    /// Tensors of a prompt, in the order that `Prompt::inputs` has. The first is `tokens` int64 [T] ([T, C] with several
-    /// codebooks) or `embeddings` [R, T, E]; where `rope` stands, its dims are [3, T]. The dimension T is named "T".
+    /// Tensors of a prompt, in the order that `Prompt::inputs` has. The first is `tokens` int64 [T] ([T, C] with
+    /// several codebooks) or `embeddings` [R, T, E]; where `rope` stands, its dims are [3, T]. The dimension T is named
+    /// "T".
     std::vector<config::TensorSpec> inputs;
     bool embeddings = false;     ///< the first input is `embeddings`
     bool prefill_gives = false;  ///< the last part of a prompt draws the first token (manifest `prefill.logits`)
     /// What the first step reads after a prompt of embeddings whose prefill gives no token: C of them, or empty.
     std::vector<std::int32_t> first_token;
-    bool delay_pattern = false;  ///< codebook k runs k steps behind: the engine fills in and ends by itself
+    bool delay_pattern = false;    ///< codebook k runs k steps behind: the engine fills in and ends by itself
     std::uint32_t ras_window = 0;  ///< frames that repetition-aware sampling looks back on; 0: the model has none
 
     std::vector<std::int32_t> stop;  ///< the manifest's; a request may replace them
@@ -80,15 +82,15 @@ struct StepToken {
 };
 
 /// The remedy where a prompt cannot be at fault.
-inline constexpr std::string_view mend_not_finite =
-    "see whether the package is whole: python -m bulkhead.export --check FOLDER; if it is, export it again with a wider "
-    "--dtype, such as bfloat16 instead of float16";
+inline constexpr std::string_view mend_not_finite = "see whether the package is whole: python -m bulkhead.export "
+                                                    "--check FOLDER; if it is, export it again with a wider "
+                                                    "--dtype, such as bfloat16 instead of float16";
 
 /// Calls take effect in the order they are made, also where a launched step still runs: `exchange` after `launch` moves
-/// what that step leaves behind. A sequence's position is the engine's own: `Start::keep`, plus what `prefill` was given,
-/// plus one for each step that it took part in, up to the one that stopped it; later ones leave its state as it is.
-/// A step of n sequences may write KV at the positions that the other slots' next tokens would have, and changes nothing
-/// else of them. The caller keeps every position below `Shape::length`.
+/// what that step leaves behind. A sequence's position is the engine's own: `Start::keep`, plus what `prefill` was
+/// given, plus one for each step that it took part in, up to the one that stopped it; later ones leave its state as it
+/// is. A step of n sequences may write KV at the positions that the other slots' next tokens would have, and changes
+/// nothing else of them. The caller keeps every position below `Shape::length`.
 ///
 /// Thread  the executor
 /// Errors  inference_failed with the model's own words, out_of_memory. After one, no sequence that took part can go on;
@@ -102,17 +104,17 @@ public:
     /// rules, sampling, length) but its KV at [0, keep).
     virtual Result<> reset(std::uint32_t slot, const Start& start) = 0;
 
-    /// Computes the KV of the prompt's positions [first, first + count), count <= `chunk_max`, which follow what the slot
-    /// holds. A `count` that the exported function cannot take (1) goes another way, of the engine's choice.
-    /// `last`: it ends the prompt. Where `Shape::prefill_gives`, this is a launch then, of that slot alone: it draws the
-    /// first token, for `collect`.
+    /// Computes the KV of the prompt's positions [first, first + count), count <= `chunk_max`, which follow what the
+    /// slot holds. A `count` that the exported function cannot take (1) goes another way, of the engine's choice.
+    /// `last`: it ends the prompt. Where `Shape::prefill_gives`, this is a launch then, of that slot alone: it draws
+    /// the first token, for `collect`.
     virtual Result<> prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count,
                              bool last) = 0;
 
-    /// From the next `launch` on. Nothing is captured anew.
+    /// From the next `launch` on. Graphs are not captured again.
     virtual Result<> set_sampling(std::uint32_t slot, const Sampling& sampling) = 0;
 
-    /// The two slots swap all they hold: state, and KV as far as either is filled. Counted.
+    /// Swaps all that two slots hold: state, and KV up to the longer one's length. Counted.
     virtual Result<> exchange(std::uint32_t a, std::uint32_t b) = 0;
 
     /// KV of positions [0, length) from one slot into another, whose state stays as it is. Counted.

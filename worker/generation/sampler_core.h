@@ -42,7 +42,8 @@ inline constexpr std::uint32_t bins = 2048;  ///< of a histogram: of width 1/64 
 inline constexpr float bin_width_inverse = 64.0F;
 inline constexpr std::uint32_t list_max = 2048;
 inline constexpr float float_max = 3.402823466e38F;
-/// The greatest weight, e^0, is so many units: sums of whole numbers do not depend on their order, and 2^23 of them fit.
+/// The greatest weight, e^0, is so many units: sums of whole numbers do not depend on their order, and 2^23 of them
+/// fit.
 inline constexpr float mass_unit = 1099511627776.0F;  // 2^40
 inline constexpr std::uint32_t not_finite_key = 0xffff'ffffU;
 inline constexpr std::uint32_t minus_infinity_key = 0x007f'ffffU;
@@ -58,8 +59,8 @@ struct Share {
 };
 /// Where the sum of a histogram from its front reaches `target`.
 struct Found {
-    std::uint32_t bin;     ///< `bins` where it never does
-    std::uint64_t above;   ///< the sum before that bin
+    std::uint32_t bin;    ///< `bins` where it never does
+    std::uint64_t above;  ///< the sum before that bin
     std::uint64_t target;
 };
 
@@ -92,7 +93,9 @@ BULKHEAD_BOTH inline std::uint32_t checked_key(float x) {
 BULKHEAD_BOTH inline std::uint64_t ranked(std::uint32_t key, std::uint32_t token) {
     return (std::uint64_t{key} << 32) | (0xffff'ffffU - token);
 }
-BULKHEAD_BOTH inline std::uint32_t token_of(std::uint64_t rank) { return 0xffff'ffffU - static_cast<std::uint32_t>(rank); }
+BULKHEAD_BOTH inline std::uint32_t token_of(std::uint64_t rank) {
+    return 0xffff'ffffU - static_cast<std::uint32_t>(rank);
+}
 
 BULKHEAD_BOTH inline std::uint32_t bin_of(float z, float greatest) {
     const float distance = (greatest - z) * bin_width_inverse;
@@ -172,19 +175,19 @@ struct Stream {
 
 /// What the filters leave of a row: the tokens of `adjusted` that `keeps` says yes to.
 struct Filtered {
-    std::uint32_t first = 0;   ///< the likeliest; of several, the first one
-    float greatest = 0;        ///< its logit
+    std::uint32_t first = 0;                       ///< the likeliest; of several, the first one
+    float greatest = 0;                            ///< its logit
     std::uint32_t floor = minus_infinity_key + 1;  ///< the least key that top-k and top-p leave
-    float weight_min = 0;      ///< min-p
-    bool certain = false;      ///< `first` it is: greedy, or a temperature that lifts it above all numbers
-    bool not_finite = false;   ///< a NaN, a +inf, or nothing above -inf
+    float weight_min = 0;                          ///< min-p
+    bool certain = false;     ///< `first` it is: greedy, or a temperature that lifts it above all numbers
+    bool not_finite = false;  ///< a NaN, a +inf, or nothing above -inf
 
     BULKHEAD_BOTH [[nodiscard]] bool keeps(float z) const {
         return exact::key_of(z) >= floor && exact::exp_of(z - greatest) >= weight_min;
     }
 };
 
-/// Of one thread: who cannot beat the best that it knows does not compute his pace.
+/// One thread's: a candidate that cannot beat the best so far does not compute its pace.
 struct Pacemaker {
     float to_beat;
     float weight_min;
@@ -322,9 +325,8 @@ BULKHEAD_BOTH std::uint32_t shortlist(Team& team, const All& all, const Filters&
     const Found found = team.find(Target{filters.top_k, filters.top_p});
     if (found.bin == bins) return list_max + 1;  // below all bins, which only a count can be
     if (filters.top_k == 0) mass = found.target;
-    return team.gather(all.count, all.adjusted, [&](float z) {
-        return bin_of(z, filters.greatest) <= found.bin && exact::key_of(z) >= floor;
-    });
+    return team.gather(all.count, all.adjusted,
+                       [&](float z) { return bin_of(z, filters.greatest) <= found.bin && exact::key_of(z) >= floor; });
 }
 
 /// Top-k and top-p, exactly. `mass`: what top-p is to reach; 0: its share of what top-k leaves of the candidates.
@@ -332,11 +334,11 @@ template <typename Team, typename Candidates>
 BULKHEAD_BOTH void filter(Team& team, const Candidates& candidates, const Filters& filters, std::uint64_t mass,
                           Filtered& left) {
     if (filters.top_k != 0)
-        left.floor = threshold(team, candidates, left.floor, [](float) { return std::uint64_t{1}; },
-                               Target{filters.top_k});
+        left.floor = threshold(
+            team, candidates, left.floor, [](float) { return std::uint64_t{1}; }, Target{filters.top_k});
     if (filters.top_p < 1.0F)
-        left.floor = threshold(team, candidates, left.floor, [&](float z) { return filters.mass(z); },
-                               Target{mass, filters.top_p});
+        left.floor = threshold(
+            team, candidates, left.floor, [&](float z) { return filters.mass(z); }, Target{mass, filters.top_p});
 }
 
 }  // namespace draw
@@ -359,10 +361,10 @@ BULKHEAD_BOTH Drawn draw_row(Team& team, const DrawRow& row, const DrawRules& ru
     };
     std::uint32_t listed = draw::list_max + 1;
     if (filters.any()) listed = draw::shortlist(team, all, filters, top.floor, mass);
-    std::uint32_t token =
-        listed <= draw::list_max
-            ? team.in_one_block([&](auto& block) { return choose(block, draw::Listed{block.list(), listed}); })
-            : choose(team, all);
+    std::uint32_t token = listed <= draw::list_max ? team.in_one_block([&](auto& block) {
+        return choose(block, draw::Listed{block.list(), listed});
+    })
+                                                   : choose(team, all);
     if (draw::repeats_too_often(state, rules, row.codebook, token)) token = draw::draw_unfiltered(team, row, stream());
     return {static_cast<std::int32_t>(token), 0U};
 }

@@ -12,12 +12,12 @@ namespace bulkhead::worker {
 class Grant {
 public:
     void give() { decide(true); }
-    /// Nobody will give it any more.
+    /// Ends the wait: the grant will not come.
     void give_up() { decide(false); }
 
-    /// Without a deadline: others may hold the device for as long as their own allow, and the supervisor, whose
-    /// budget stands still meanwhile, ends the process when the wait is over for another reason.
-    /// Errors  cancelled: given up
+    /// Has no deadline: other models may hold the device for as long as their deadlines allow. The supervisor stops
+    /// this load's budget meanwhile, and ends the process if the wait should end for another reason. Errors  cancelled:
+    /// given up
     Result<> wait() {
         std::unique_lock lock{mutex_};
         changed_.wait(lock, [this] { return given_.has_value(); });

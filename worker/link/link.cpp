@@ -55,7 +55,7 @@ void WorkerLink::say_owed_hello() {
         const HelloPacket hello = events_.hello(with_descriptors);
         const std::string text = boost::json::serialize(hello.message);
         const auto sent = stream_->send_now(std::as_bytes(std::span{text}), hello.fds);
-        if (sent == PacketStream::Sent::queued) return;  // built anew when somebody reads
+        if (sent == PacketStream::Sent::queued) return;  // built again when somebody reads
         if (sent != PacketStream::Sent::refused) break;
         spdlog::warn("the kernel refuses a hello with {} descriptors", hello.fds.size());
     }

@@ -15,7 +15,7 @@
 
 namespace bulkhead::worker {
 
-/// A hello, and the descriptors that it brings; they stay their owners'.
+/// A hello and its descriptors, which stay their owners'.
 struct HelloPacket {
     boost::json::object message;
     std::vector<int> fds;
@@ -23,18 +23,17 @@ struct HelloPacket {
 
 /// The worker's end of the link to the daemon.
 ///
-/// Nobody may be reading at the other end: the keeper only holds it while a supervisor is away. So what the next hello
-/// tells anyway (`busy`, `idle`, `progress`, `statistics`) is sent only while most of the socket is free: the rest of
-/// it is kept for what must arrive, down to the last word of a signal handler. What must arrive waits in the outbox,
-/// bounded.
+/// While a supervisor is away, nobody reads the other end: the keeper only holds it. So messages that the next hello
+/// repeats (`busy`, `idle`, `progress`, `statistics`) are sent only while most of the socket is free. The rest is kept
+/// for messages that must arrive, a signal handler's last one included. Those wait in the bounded outbox.
 ///
-/// Thread  the event loop; never blocks but in `flush`
+/// Thread  the event loop; blocks in `flush` only
 class WorkerLink {
 public:
     struct Events {
         std::function<void(LinkMessage)> message;
         std::function<void()> lost;  ///< the keeper is gone
-        /// The full state of now: asked for when the hello can be sent. A second time without descriptors, where the
+        /// Returns the present state; called when the hello can be sent. Called again without descriptors where the
         /// kernel refuses them.
         std::function<HelloPacket(bool with_descriptors)> hello;
         std::function<void()> caught_up;  ///< somebody reads again, and messages were dropped before
@@ -48,8 +47,7 @@ public:
     /// False when it was dropped.
     bool send(const boost::json::object& message);
     bool send(worker_link::ToDaemon message) { return send(worker_link::to_json(std::move(message))); }
-    /// Now, or as soon as somebody reads; after everything that waits, for it is the newest. Owed twice, it is said
-    /// once.
+    /// Now, or as soon as somebody reads, behind everything that waits. Owed twice, it is sent once.
     void say_hello();
     /// Blocks, bounded: before the process ends.
     void flush();

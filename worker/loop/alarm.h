@@ -12,7 +12,7 @@ namespace bulkhead::worker {
 
 using Clock = std::chrono::steady_clock;
 
-/// One timer for many deadlines: it is only ever moved forward, and asks when it rings for the next one. So a
+/// One timer for many deadlines. A deadline only moves it forward; when it rings, its handler names the next one. So a
 /// request that ends in time costs no timer call, and without deadlines there is no wake-up.
 ///
 /// Thread  the event loop

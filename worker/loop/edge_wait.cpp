@@ -9,10 +9,8 @@ namespace bulkhead::worker {
 
 namespace detail = boost::asio::detail;
 
-/// An edge ends it, and what it found is used up then: the reactor begins the next wait without a look at the
-/// descriptor, unless an edge came between the two. Before the first it has no edge to go by, and asks. Who waits to
-/// write for the first time was just refused; should there be room by then, the kernel tells when it is asked to watch
-/// for it.
+/// Runs when an edge arrives. The handler drains the descriptor, so only the first wait needs to poll. The first wait
+/// to write does not poll either: a write was just refused, and the kernel reports room when it begins to watch for it.
 EdgeWait::Wait::Wait(int kind_, std::function<void()> edge_)
     : reactor_op{{},
                  [](reactor_op* self) {
@@ -44,11 +42,11 @@ void EdgeWait::stop() {
     reactor_.deregister_descriptor(descriptor_, registration_, /*closing=*/false);
     reactor_.cleanup_descriptor_data(registration_);
     registration_ = nullptr;
-    // Also of one that has ended and waits for its turn on the loop.
+    // A wait that has ended may be queued on the loop already.
     readable_.ec_ = writable_.ec_ = boost::asio::error::operation_aborted;
 }
 
-/// `loop` is null where the loop is destroyed with the wait in it.
+/// `loop` is null when the loop is destroyed while this waits.
 void EdgeWait::Wait::completed(void* loop, detail::operation* self, const boost::system::error_code&, std::size_t) {
     auto& wait = *static_cast<Wait*>(self);
     const std::shared_ptr<void> held = std::move(wait.held);

@@ -10,13 +10,13 @@
 
 namespace bulkhead::worker {
 
-/// Waits on the event loop for a descriptor's edges: once for each time that it *became* readable or writable.
+/// Waits on the event loop until a descriptor *becomes* readable or writable (edge-triggered).
 ///
-/// Asio's own `async_wait` waits for a level and arms each wait anew, by a system call. Here a descriptor is registered
-/// once, and a wait is no call at all. So whoever waits has to use up what there is first. An edge that came since the
-/// last one is not lost: the next wait ends at once, as the very first one to read does.
+/// Asio's own `async_wait` is level-triggered, and each wait costs a system call. Here a descriptor is registered once,
+/// and a wait costs none. So the owner must drain the descriptor before it waits. An edge between two waits is kept:
+/// the next wait ends at once, as the first wait to read does.
 ///
-/// It goes by an operation of Asio's reactor, as Asio's own descriptors do. (docs/decisions.md)
+/// Uses an operation of Asio's reactor, as Asio's own descriptors do. (docs/decisions.md)
 ///
 /// Owns    nothing: the descriptor stays open until `stop`
 /// Thread  the event loop
@@ -29,12 +29,12 @@ public:
     EdgeWait(const EdgeWait&) = delete;
     EdgeWait& operator=(const EdgeWait&) = delete;
 
-    /// The function of that kind is called once, from the loop; without effect where it waits already. `held` is what owns
-    /// this object, and is kept until then, or until the loop has taken notice of `stop`.
+    /// Calls the function of that kind once, from the loop. No effect while it waits already. `held` owns this object:
+    /// it is kept until the call, or until the loop has handled `stop`.
     void await_readable(std::shared_ptr<void> held) { await(readable_, std::move(held)); }
     void await_writable(std::shared_ptr<void> held) { await(writable_, std::move(held)); }
 
-    /// No function is called any more. Before the descriptor is closed.
+    /// Calls no function from now on. Must come before the descriptor is closed.
     void stop();
 
 private:
@@ -44,7 +44,7 @@ private:
         static void completed(void* loop, boost::asio::detail::operation* self, const boost::system::error_code&,
                               std::size_t);
         int kind;         ///< of the reactor's operations
-        bool guesses_no;  ///< at its first wait
+        bool guesses_no;  ///< the first wait takes the descriptor to be not ready
         std::function<void()> edge;
         std::shared_ptr<void> held;  ///< while it waits
     };

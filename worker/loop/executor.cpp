@@ -21,7 +21,7 @@ void Executor::post(Job& job) noexcept {
     wake();
 }
 
-// Either the one who posts sees `asleep_`, or the kernel sees another word than the one who sleeps has seen.
+// Either the poster sees `asleep_`, or the kernel sees that the futex has changed and does not let the thread sleep.
 
 void Executor::wake() noexcept {
     posted_.fetch_add(1);

@@ -11,8 +11,8 @@
 namespace bulkhead::worker {
 
 /// The one thread that touches the model: loads it, runs it, resets it, and faults in large slabs, one job after
-/// another in the order of `post`. It sleeps without a timer, and is woken once for each job that finds it asleep. When
-/// this process is asked where it hangs, that is in the job that runs.
+/// another in the order of `post`. It sleeps without a timer; a job that finds it asleep wakes it once. A report of
+/// where this process hangs shows the job that runs.
 ///
 /// `stop`, and the destructor, wait for the job that runs and drop those that wait.
 ///
@@ -72,8 +72,8 @@ private:
     void wake() noexcept;
 
     std::mutex mutex_;  ///< of the list and `stopped_`
-    /// The word it sleeps at, and whether it does. A condition variable would cost one more system call at each
-    /// wake-up: it takes its mutex as if others waited for it.
+    /// The futex it sleeps on, and whether it sleeps. A condition variable would cost one more system call per wake-up:
+    /// it locks its mutex as if there were other waiters.
     std::atomic<std::uint32_t> posted_ = 0;
     std::atomic<bool> asleep_ = false;
     Job* first_ = nullptr;

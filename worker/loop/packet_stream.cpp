@@ -37,12 +37,12 @@ void PacketStream::use_rings(std::unique_ptr<RingEnd> rings) {
         line_.stay_awake();
         read_packets();
     });
-    // For its end, and for its packets: a read of the socket that runs right now finds the rings in its place.
+    // To see the peer's end, and to go on reading: a read of the socket that is under way uses the rings from now on.
     at_socket_.await_readable(shared_from_this());
     look_again();
 }
 
-/// With rings its packets are announced there, so this is only about its end.
+/// With rings only the peer's end is noticed here: packets on the socket are announced in the ring.
 void PacketStream::socket_has_news() {
     if (!open_ || lost_) return;
     if (at_bell_) {
@@ -66,7 +66,7 @@ void PacketStream::look_again() {
     });
 }
 
-/// Until the peer rings, or its end. Others have their turn before this looks again.
+/// Until the peer rings or ends. Other handlers run before this looks again.
 void PacketStream::sleep_at_rings() {
     if (!line_.prepare_to_sleep(awaits_room_ && !line_.socket_was_full())) {
         line_.stay_awake();
@@ -103,7 +103,7 @@ void PacketStream::read_packets() {
     }
     if (!open_ || lost_) return;
     if (!through_rings) {
-        // Where rings came into use meanwhile, they are looked at as well.
+        // Rings may have come into use in this turn.
         drained ? at_socket_.await_readable(shared_from_this()) : look_again();
         return;
     }

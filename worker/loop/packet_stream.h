@@ -20,17 +20,16 @@
 
 namespace bulkhead::worker {
 
-/// One SOCK_SEQPACKET socket, and rings where they are used, on the event loop, with a bounded outbox: a peer that does
-/// not read delays nobody.
+/// A SOCK_SEQPACKET socket, and rings if the peers agreed on them, on the event loop. Its outbox is bounded: a peer
+/// that does not read delays nobody.
 ///
-/// Owns    the socket and the rings. Held by `shared_ptr`, for its pending waits hold it too; its owner ends it by
-/// `close`,
-///         after which no event comes
+/// Owns    the socket and the rings. Pending waits hold it as well, so it is held by `shared_ptr`; its owner ends it by
+///         `close`, after which no event comes
 /// Thread  the event loop
 class PacketStream : public std::enable_shared_from_this<PacketStream> {
 public:
     struct Events {
-        std::function<void(Packet&)> packet;         ///< never an empty one: those mean nothing, and are counted
+        std::function<void(Packet&)> packet;         ///< never an empty one: those are ignored and counted
         std::function<void(const Error&)> refused;   ///< a packet beyond the bounds was dropped
         std::function<void(std::string_view)> lost;  ///< once: the peer is gone, or the socket failed
         std::function<void()> flushed;               ///< the outbox is empty and the socket free again; may be absent
@@ -44,16 +43,16 @@ public:
     /// From now on packets come and go through the rings.
     void use_rings(std::unique_ptr<RingEnd> rings);
 
-    /// Sends at once or queues; descriptors must stay open until the outbox is empty. `reserve` more may be queued than
-    /// the bound says.
+    /// Sends at once or queues. Descriptors must stay open until the outbox is empty. `reserve`: messages that may be
+    /// queued beyond the bound.
     Sent send(std::span<const std::byte> bytes, int fd = -1, std::size_t reserve = 0) {
         return send(bytes, {&fd, fd >= 0 ? 1U : 0U}, reserve);
     }
     Sent send(std::span<const std::byte> bytes, std::span<const int> fds, std::size_t reserve = 0);
-    /// Sends at once or not at all: `queued` means that it was not sent, and that `flushed` comes when it may be tried
-    /// again; `refused`, that the kernel does not take it at all, such as for too many descriptors in flight.
+    /// Sends at once or not at all. `queued`: it was not sent, and `flushed` comes when it may be tried again.
+    /// `refused`: the kernel does not take it, for example with too many descriptors in flight.
     Sent send_now(std::span<const std::byte> bytes, std::span<const int> fds);
-    /// Whether the peer reads: nothing is queued here, and see `PacketLine::has_room`. If not, `flushed` tells when.
+    /// Whether the peer reads: nothing is queued, and `PacketLine::has_room`. If not, `flushed` comes when it does.
     [[nodiscard]] bool has_room();
 
     [[nodiscard]] bool outbox_empty() const noexcept { return outbox_.empty(); }
@@ -61,14 +60,14 @@ public:
     [[nodiscard]] bool is_open() const noexcept { return open_; }
     /// Empty packets that came.
     [[nodiscard]] std::uint64_t ignored_frames() const noexcept { return ignored_frames_; }
-    /// Whether the peer has closed its end, seen before its event comes.
+    /// Whether the peer has closed its end; known before its event comes.
     [[nodiscard]] bool peer_is_gone() const;
 
-    /// Blocks until the outbox is empty or the deadline has passed: for last words only.
+    /// Blocks until the outbox is empty or the deadline has passed. Only for the last messages before an exit.
     void flush_blocking(std::chrono::milliseconds deadline);
 
-    /// What was sent stays readable for the peer. That is why what it sent is read away first: closing over
-    /// unread packets would reset the connection, and the peer would see that before its answers.
+    /// The peer can still read what was sent. So unread packets are read and dropped first: closing a socket that has
+    /// some resets the connection, and the peer would see the reset before its answers.
     void close();
 
 private:
@@ -90,7 +89,7 @@ private:
     boost::asio::io_context& io_;
     UniqueFd socket_;
     PacketLine line_;
-    EdgeWait at_socket_;              ///< with rings: for its end
+    EdgeWait at_socket_;               ///< with rings: for its end
     std::optional<EdgeWait> at_bell_;  ///< of the rings
     std::span<std::byte> receive_buffer_;
     Events events_;

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,7 +15,7 @@ using worker_page::Page;
 
 static_assert(sizeof(pthread_mutex_t) <= sizeof(Page::alive));
 static_assert(offsetof(pthread_mutex_t, __data.__lock) == 0, "the word is the mutex' first member");
-// What CLOCK_MONOTONIC says, in nanoseconds, is what stands in the page.
+// The page's times are CLOCK_MONOTONIC in nanoseconds.
 static_assert(std::is_same_v<Clock::duration, std::chrono::nanoseconds>);
 
 pthread_mutex_t* mutex_of(Page& page) noexcept { return reinterpret_cast<pthread_mutex_t*>(page.alive.data()); }
@@ -27,16 +26,20 @@ Result<std::unique_ptr<StatusPage>> StatusPage::make() {
     constexpr std::string_view attempt = "making the worker's page";
     UniqueFd memfd{::memfd_create("bulkhead:page", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
     if (!memfd || ::ftruncate(memfd.get(), worker_page::page_bytes) != 0) return system_error(attempt, errno);
-    void* const memory = ::mmap(nullptr, worker_page::page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0);
-    if (memory == MAP_FAILED) return system_error(attempt, errno);
-    std::unique_ptr<StatusPage> made{new StatusPage{std::move(memfd), *new (memory) Page{}}};
+    Mapping mapping{worker_page::page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get()};
+    if (!mapping) return system_error(attempt, errno);
+    const std::span<std::byte> memory = mapping.bytes();
+    std::unique_ptr<StatusPage> made{new StatusPage{std::move(memfd), std::move(mapping)}};
     // After the mapping above, which stays writable. A child of the model has no business in it.
     constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
-    if (::fcntl(made->fd(), F_ADD_SEALS, seals) != 0 || ::madvise(memory, worker_page::page_bytes, MADV_DONTFORK) != 0)
+    if (::fcntl(made->fd(), F_ADD_SEALS, seals) != 0 || ::madvise(memory.data(), memory.size(), MADV_DONTFORK) != 0)
         return system_error(attempt, errno);
     if (Result<> held = made->hold_word(); !held) return held.error();
     return made;
 }
+
+StatusPage::StatusPage(UniqueFd memfd, Mapping mapping)
+    : memfd_{std::move(memfd)}, mapping_{std::move(mapping)}, page_{*new (mapping_.bytes().data()) Page{}} {}
 
 Result<> StatusPage::hold_word() {
     pthread_mutexattr_t kind;
@@ -47,8 +50,7 @@ Result<> StatusPage::hold_word() {
     ::pthread_mutexattr_destroy(&kind);
     if (failed == 0) failed = ::pthread_mutex_lock(mutex_of(page_));
     if (failed != 0) return system_error("holding the word in the worker's page", failed);
-    // The kernel wakes who waits only where this bit says that somebody does: nobody else could set it, for
-    // everybody else maps the page read-only.
+    // The kernel wakes waiters only if this bit is set. They cannot set it: they map the page read-only.
     std::atomic_ref{*reinterpret_cast<std::uint32_t*>(page_.alive.data())}.fetch_or(FUTEX_WAITERS);
     std::atomic_ref{page_.magic_number}.store(worker_page::magic, std::memory_order_release);
     return {};
@@ -56,7 +58,6 @@ Result<> StatusPage::hold_word() {
 
 StatusPage::~StatusPage() {
     if (page_.magic_number == worker_page::magic) ::pthread_mutex_unlock(mutex_of(page_));
-    ::munmap(&page_, worker_page::page_bytes);
 }
 
 }  // namespace bulkhead::worker

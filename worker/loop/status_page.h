@@ -9,13 +9,14 @@
 #include <string_view>
 
 #include "ipc/base/error.h"
+#include "ipc/base/mapping.h"
 #include "ipc/base/unique_fd.h"
 #include "ipc/links/worker_page.h"
 #include "worker/loop/alarm.h"
 
 namespace bulkhead::worker {
 
-/// Words into a bounded buffer, zero-terminated; what does not fit is left out. Allocates nothing.
+/// Writes words into a bounded, zero-terminated buffer; drops what does not fit. Allocates nothing.
 class BoundedText {
 public:
     explicit BoundedText(std::span<char> room) noexcept : next_{room.data()}, end_{room.data() + room.size() - 1} {}
@@ -37,10 +38,11 @@ private:
     char* end_;
 };
 
-/// This worker's page: that it lives, and what it is doing, readable while it answers nobody.
+/// A page that says that this worker lives and what it does. The supervisor can read it while the worker answers
+/// nobody.
 ///
-/// Owns    the memfd, the mapping, and the word: the thread that calls `make` holds it until the destructor, which
-///         that thread must run as well; a worker never does, its kernel lets go
+/// Owns    the memfd, the mapping, and the robust mutex in it: the thread that calls `make` holds the mutex, and must
+///         run the destructor, too. A worker never runs it: the kernel releases the mutex when the thread ends
 /// Thread  `begin`, `step` and `end` on one thread at a time, the executor; they allocate nothing and make no
 ///         system call
 class StatusPage {
@@ -74,7 +76,7 @@ public:
     }
 
 private:
-    StatusPage(UniqueFd memfd, worker_page::Page& page) : memfd_{std::move(memfd)}, page_{page} {}
+    StatusPage(UniqueFd memfd, Mapping mapping);
     Result<> hold_word();
 
     template <typename Describe>
@@ -90,6 +92,7 @@ private:
     }
 
     UniqueFd memfd_;
+    Mapping mapping_;
     worker_page::Page& page_;
 };
 

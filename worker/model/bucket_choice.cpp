@@ -30,7 +30,7 @@ bool may_be_padded(const config::MethodSpec& method, const config::Bucket& bucke
     return true;
 }
 
-/// Dims that a request gives one size, as far as the declaration tells: of one name, or else of one range.
+/// Dims that a request gives one size, according to the declaration: they have one name, or else one range.
 bool is_alike(const config::DimRange& a, const config::DimRange& b) {
     if (!a.name.empty() && !b.name.empty()) return a.name == b.name;
     return a.min == b.min && a.max == b.max;

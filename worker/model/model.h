@@ -48,8 +48,8 @@ public:
 
     /// Whether that room lies in the memory of the model's GPU: one answer for a whole request.
     [[nodiscard]] virtual bool on_device() const noexcept { return false; }
-    /// For a model on a GPU, whose client hands over in stream order; `stream` is a CUstream. What it queues there after
-    /// this call runs behind the client's work on the inputs, and behind its reads of what it has released.
+    /// For a model on a GPU, whose client hands over in stream order; `stream` is a CUstream. What it queues there
+    /// after this call runs behind the client's work on the inputs, and behind its reads of what it has released.
     virtual Result<> begin_on(void* /*stream*/) { return {}; }
     /// All work of the request is queued on the stream. Where the room is on the device the client waits for it by
     /// itself; else the model waits, and has no need to call this.
@@ -100,11 +100,11 @@ public:
     /// The GPU in whose memory inputs and outputs may lie; none on a CPU.
     [[nodiscard]] virtual std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const { return nullptr; }
 
-    /// Whether a run may write into its inputs where they lie: such a model is lent nothing, for loans are read-only.
+    /// Whether a run may write into its inputs in place. Loans are read-only, so such a model gets none.
     [[nodiscard]] virtual bool writes_inputs() const noexcept { return false; }
 
-    /// What steps a generating model's sequences; it lives as long as the model. Such a model serves the method `generate`
-    /// besides those of `methods`, which run between two steps. Null for any other model.
+    /// What steps a generating model's sequences; it lives as long as the model. Such a model serves the method
+    /// `generate` besides those of `methods`, which run between two steps. Null for any other model.
     [[nodiscard]] virtual generation::Engine* generator() noexcept { return nullptr; }
 
     /// Counters, as in `docs/worker-link.md`.

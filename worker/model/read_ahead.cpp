@@ -1,7 +1,6 @@
 #include "worker/model/read_ahead.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "ipc/base/mapping.h"
 #include "ipc/base/unique_fd.h"
 #include "worker/model/load_limits.h"
 
@@ -20,25 +20,17 @@ namespace fs = std::filesystem;
 /// A file's pages, mapped to be asked about, never touched.
 class Pages {
 public:
-    Pages(int fd, std::uint64_t bytes)
-        : bytes_{bytes}, address_{::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0)} {}
-    ~Pages() {
-        if (address_ != MAP_FAILED) ::munmap(address_, bytes_);
-    }
-    Pages(const Pages&) = delete;
-    Pages& operator=(const Pages&) = delete;
+    Pages(int fd, std::uint64_t bytes) : mapping_{bytes, PROT_READ, MAP_SHARED, fd} {}
 
     [[nodiscard]] bool in_memory(std::uint64_t offset, std::size_t count) {
         static const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
         resident_.resize((count + page_bytes - 1) / page_bytes);
-        return address_ != MAP_FAILED &&
-               ::mincore(static_cast<std::byte*>(address_) + offset, count, resident_.data()) == 0 &&
+        return mapping_ && ::mincore(mapping_.bytes().data() + offset, count, resident_.data()) == 0 &&
                std::ranges::all_of(resident_, [](unsigned char state) { return (state & 1) != 0; });
     }
 
 private:
-    std::uint64_t bytes_;
-    void* address_;
+    Mapping mapping_;
     std::vector<unsigned char> resident_;
 };
 

@@ -29,7 +29,7 @@ constexpr auto hashes_name = "hashes";
 constexpr std::string_view partial_prefix = ".partial-";
 constexpr std::size_t sha256_length = 64;
 
-/// A folder's descriptor with a lock that is had at once; empty when another process has it.
+/// A folder's descriptor, locked without waiting; empty when another process holds the lock.
 UniqueFd lock_folder(const fs::path& folder, int kind) {
     UniqueFd fd{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)};
     if (fd && ::flock(fd.get(), kind | LOCK_NB) != 0) fd.reset();
@@ -43,7 +43,7 @@ bool is_at(const UniqueFd& fd, const fs::path& path) {
            held.st_ino == named.st_ino;
 }
 
-/// Away from its name at once, then from the disk; whoever is killed in between leaves a partial.
+/// Renames it away at once, then removes it from the disk. A process killed in between leaves a partial.
 void remove_entry(const fs::path& folder, const fs::path& entry) {
     const auto doomed = folder / fmt::format("{}{}-removed-{}", partial_prefix, ::getpid(), entry.filename().string());
     std::error_code ignored;

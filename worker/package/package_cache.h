@@ -20,7 +20,7 @@ struct UnpackedPackage {
 };
 
 /// AOTInductor packages, unpacked once per content. LibTorch's own loader unpacks into a new folder in /tmp at
-/// each load, and whoever is killed leaves it there.
+/// each load, and a killed process leaves it there.
 ///
 ///   <sha256>/           one package: data/aotinductor/…, and manifest.json, which lists each file's hash
 ///   by-file/<identity>  a link to the entry of a file that was hashed before, so that it is not read again

@@ -32,13 +32,13 @@ struct Machine {
 [[nodiscard]] Result<CompiledModel> find_compiled_model(const std::filesystem::path& unpacked);
 
 /// Checked before the library is loaded: code for another CPU dies of SIGILL, code for another device in stranger
-/// ways. What the metadata does not tell is not checked.
+/// ways. Facts that the metadata lacks are not checked.
 /// Errors  package_incompatible naming both sides, and how to export again
 [[nodiscard]] Result<> check_compatible(const CompiledModel& model, const Machine& machine);
 
-/// Whether it may write into one of its first `inputs` arguments. Only the exporter knows (BULKHEAD_MUTATED_ARGUMENTS, their
-/// positions, or `none`); a package that does not tell may. Older exporters wrote BULKHEAD_WRITTEN_ARGUMENTS, which said
-/// `none` of all packages: it is not read.
+/// Whether it may write into one of its first `inputs` arguments. Only the exporter knows (BULKHEAD_MUTATED_ARGUMENTS,
+/// their positions, or `none`); a package that does not tell may. Older exporters wrote BULKHEAD_WRITTEN_ARGUMENTS,
+/// which said `none` of all packages: it is not read.
 [[nodiscard]] bool may_write_inputs(const CompiledModel& model, std::size_t inputs);
 
 }  // namespace bulkhead::worker

@@ -14,7 +14,6 @@ namespace bulkhead::worker {
 namespace {
 
 using std::chrono::duration_cast;
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 /// What a model throws past its own translation ends the request, not the process.
@@ -75,15 +74,14 @@ void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
     if (model.generator() == nullptr) return;
     steps_ = std::make_unique<generation::StepLoop>(
         io_, executor_, page_, model, spec,
-        generation::StepLoop::Events{.settled = [this] { settle(); },
-                                     .overrun = [this](milliseconds running) {
-                                         events_.overrun(generation::method_name, running);
-                                     }});
+        generation::StepLoop::Events{
+            .settled = [this] { settle(); },
+            .overrun = [this](milliseconds running) { events_.overrun(generation::method_name, running); }});
 }
 
 Result<> Dispatcher::submit(RequestPtr request) {
     Clock::time_point deadline = request->deadline;
-    const bool generates = request->ask != nullptr;
+    const bool generates = request->generate != nullptr;
     if (generates) {
         deadline = std::min(deadline, Clock::now() + request_deadline_ + limits::overrun_grace);  // of a step
         if (Result<> pushed = steps_->submit(std::move(request)); !pushed) return pushed;
@@ -126,29 +124,19 @@ void Dispatcher::finished() {
     const RequestPtr request = std::move(running_);
     if (request->answered) request->outputs->take_back();  // the next one may need the room
     start_next();  // before the answer is written, so that the model works on meanwhile
-    if (!request->answered) {
-        if (request->result) {
-            request->requester->completed(*request, {duration_cast<microseconds>(request->started - request->received),
-                                                     duration_cast<microseconds>(request->ended - request->started),
-                                                     *request->outputs});
-        } else {
-            ++errors_;
-            request->requester->failed(*request, request->result.error());
-        }
-    }
+    if (!request->complete()) ++errors_;
     request->let_go();
     settle();
 }
 
 void Dispatcher::answer_early(const Error& error) {
     ++errors_;
-    running_->answered = true;
-    running_->requester->failed(*running_, error);
+    running_->fail(error);
 }
 
 void Dispatcher::end_queued(RequestPtr request, const Error& error) {
     ++errors_;
-    request->requester->failed(*request, error);
+    request->fail(error);
     request->let_go();
 }
 

@@ -11,8 +11,24 @@ void ReturnRequest::operator()(Request* request) const noexcept {
         pool->give_back(*request);
 }
 
+bool Request::complete(boost::json::object values) {
+    using std::chrono::duration_cast, std::chrono::microseconds;
+    if (answered) return true;
+    if (result)
+        requester->completed(*this, {duration_cast<microseconds>(started - received),
+                                     duration_cast<microseconds>(ended - started), *outputs, std::move(values)});
+    else
+        requester->failed(*this, result.error());
+    return result.has_value();
+}
+
+void Request::fail(const Error& error) {
+    answered = true;
+    requester->failed(*this, error);
+}
+
 void Request::let_go() {
-    outputs.reset();  // what the client was not told of
+    outputs.reset();  // takes back outputs that the client did not get
     slabs.reset();
     requester->let_go(*this);
 }
@@ -32,7 +48,7 @@ RequestPtr RequestPool::take() {
 void RequestPool::give_back(Request& request) noexcept {
     request.outputs.reset();
     request.inputs.clear();
-    request.ask.reset();
+    request.generate.reset();
     request.streams = false;
     request.tensors.clear();
     request.slabs.reset();

@@ -12,7 +12,7 @@
 #include "config/fleet.h"
 #include "ipc/base/error.h"
 #include "ipc/channel/channel_codec.h"
-#include "worker/generation/ask.h"
+#include "worker/generation/generate_parameters.h"
 #include "worker/loop/alarm.h"
 #include "worker/model/model.h"
 #include "worker/slabs/request_outputs.h"
@@ -33,12 +33,12 @@ struct Completion {
 class Requester {
 public:
     virtual ~Requester() = default;
-    /// Of one that streams: what it gave since the last part. Comes before the answer.
+    /// A streaming request: the tokens since the last part. Comes before the answer.
     virtual void part(const Request& /*request*/, std::span<const std::int32_t> /*tokens*/) {}
-    /// Exactly one of the two, unless the requester dropped its requests.
+    /// Exactly one of `completed` and `failed`, unless the requester dropped its requests.
     virtual void completed(const Request& request, Completion completion) = 0;
     virtual void failed(const Request& request, const Error& error) = 0;
-    /// Last of all: the model no longer reads the inputs, and `request` holds nothing of the channel. See
+    /// Comes last: the model no longer reads the inputs, and `request` holds nothing of the channel. See
     /// `Request::let_go`.
     virtual void let_go(const Request& request) = 0;
 };
@@ -53,11 +53,11 @@ struct Request {
     channel::Tensors tensors;                    ///< names and dims of `inputs` lie here
     std::vector<TensorView> inputs;              ///< in the method's order
     std::vector<config::ParameterValue> parameters;
-    std::unique_ptr<generation::Ask> ask;  ///< of a request to generate, which has no `parameters`
+    std::unique_ptr<generation::GenerateParameters> generate;  ///< of a request to generate, which has no `parameters`
     bool streams = false;
     Clock::time_point received;
     Clock::time_point deadline;
-    bool answered = false;  ///< cancelled or out of time while it runs: what it returns is discarded
+    bool answered = false;  ///< before its end: its result is discarded
 
     // Written by the executor while it runs.
     std::optional<RequestOutputs> outputs;
@@ -65,25 +65,30 @@ struct Request {
     Clock::time_point started;
     Clock::time_point ended;
 
-    /// Ends it for its requester, which may hand the slabs on to be unmapped at once. So they are let go of first: the
-    /// event loop must never be the one that unmaps, because it may have to free the GPU stream that this waits for.
+    /// Answers it by its result, unless it was answered before. `values`: results that are not tensors. False: it was
+    /// answered by an error.
+    bool complete(boost::json::object values = {});
+    /// Answers it by `error`. A result that comes later is discarded.
+    void fail(const Error& error);
+    /// Ends it for its requester, which may then hand the slabs to the executor to be unmapped. Drops its own reference
+    /// first: the event loop must never unmap, because unmapping may wait for a GPU stream that the loop has to free.
     void let_go();
 };
 
 class RequestPool;
 
-/// Gives a request back to its pool; one that came from none is freed.
+/// Gives a request back to its pool, or frees it if it has none.
 struct ReturnRequest {
     ReturnRequest() = default;
     explicit ReturnRequest(RequestPool* from) noexcept : pool{from} {}
-    ReturnRequest(std::default_delete<Request> /*of one that came from no pool*/) noexcept {}
+    ReturnRequest(std::default_delete<Request> /*of a request without a pool*/) noexcept {}
     void operator()(Request* request) const noexcept;
     RequestPool* pool = nullptr;
 };
 using RequestPtr = std::unique_ptr<Request, ReturnRequest>;
 
-/// Requests that have ended, to be used again with the capacity of what they hold. It keeps as many as were ever in
-/// flight at once, and must outlive them all.
+/// Keeps requests that have ended, for reuse with the capacity of their containers: as many as were ever in flight at
+/// once. Must outlive them.
 ///
 /// Thread  the event loop
 class RequestPool {

@@ -13,16 +13,16 @@
 
 namespace bulkhead::worker {
 
-/// Which request is next: one queue per channel, channels take turns. So a channel that sends many requests at
-/// once delays another's single request by one inference, not by all of its own.
+/// Decides which request is next: one queue per channel, channels take turns. So a channel that sends many requests at
+/// once delays another channel's request by one inference only.
 ///
 /// Pure: no thread, no timer, no clock.
 class Scheduler {
 public:
     explicit Scheduler(std::size_t bound) : bound_{bound} {}
 
-    /// `running` requests count as well: the bound is on waiting and running together.
-    /// Errors  queue_full naming `queue`; the request is then given back to its owner untouched
+    /// The bound is on waiting requests and the `running` ones together.
+    /// Errors  queue_full naming `queue`; `request` is then unchanged
     Result<> push(RequestPtr& request, std::size_t running);
 
     /// Empty when nothing waits.

@@ -12,7 +12,6 @@ namespace bulkhead::worker::generation {
 namespace {
 
 using std::chrono::duration_cast;
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 Error deadline_passed(const Request& request, std::string_view where, Clock::time_point now) {
@@ -56,7 +55,7 @@ void StepLoop::start_more() {
         RequestPtr request = scheduler_.next();
         if (!request) return;
         Request* const begins = request.get();
-        const Sampling sampling = begins->ask->sampling;
+        const Sampling sampling = begins->generate->sampling;
         flights_.emplace(++last_, Flight{std::move(request), sampling});
         tell({last_, begins});
     }
@@ -92,7 +91,7 @@ Result<> StepLoop::adjust(std::uint64_t channel, const boost::json::object& para
     const auto now = [&](std::uint64_t id) -> Result<Sampling> {
         if (const auto flight = find(id); flight != flights_.end()) return flight->second.sampling;
         return Error{ErrorCode::input_invalid,
-                     fmt::format("calling {}: request {} of this channel is generating nothing", adjust_name, id),
+                     fmt::format("calling {}: request {} of this channel is not generating", adjust_name, id),
                      "name one that has a slot: not one that waits in the queue, nor one that has ended"};
     };
     const Result<Adjustment> adjustment = read_adjustment(method_.shape, parameters, now);
@@ -119,14 +118,13 @@ void StepLoop::fail_all(const Error& error) {
 
 void StepLoop::answer_early(Number number, Request& request, const Error& error) {
     ++errors_;
-    request.answered = true;
     tell({number});  // first: no further step begins once its client knows
-    request.requester->failed(request, error);
+    request.fail(error);
 }
 
 void StepLoop::end_queued(RequestPtr request, const Error& error) {
     ++errors_;
-    request->requester->failed(*request, error);
+    request->fail(error);
     request->let_go();
 }
 
@@ -195,16 +193,9 @@ void StepLoop::ended(Said::End& end) {
     const RequestPtr request = std::move(flight->second.request);
     flights_.erase(flight);
     start_more();  // before the answer is written, so that the model works on meanwhile
-    if (!request->answered && end.ending) {
+    if (end.ending) {
         request->ended = Clock::now();
-        if (request->result) {
-            request->requester->completed(*request, {duration_cast<microseconds>(request->started - request->received),
-                                                     duration_cast<microseconds>(request->ended - request->started),
-                                                     *request->outputs, values_of(*end.ending, *request)});
-        } else {
-            ++errors_;
-            request->requester->failed(*request, request->result.error());
-        }
+        if (!request->complete(values_of(*end.ending, *request))) ++errors_;
     }
     request->let_go();
 }
@@ -240,7 +231,7 @@ void StepLoop::obey(const Command& command) {
         request.started = Clock::now();
         request.slabs->register_with(model_);
         sequences_.emplace(command.number, &request);
-        batcher_.add(command.number, std::move(*request.ask), request.inputs, request.streams);
+        batcher_.add(command.number, std::move(*request.generate), request.inputs, request.streams);
     } else if (command.sampling) {
         batcher_.set_sampling(command.number, *command.sampling);
     } else if (sequences_.erase(command.number) == 1) {  // else it ended by itself, and that was said

@@ -19,38 +19,38 @@
 
 namespace bulkhead::worker::generation {
 
-/// Carries requests to the batcher and tokens back. The batcher's turns are jobs of the executor that post themselves
-/// again, so the model's other methods run between two of them.
+/// Carries requests to the batcher and tokens back. A turn of the batcher is a job of the executor that posts itself
+/// again, so the model's other methods run between two turns.
 ///
-/// Requests beyond the slots wait in a queue, one per channel, by turns. Each is answered exactly once; one that ends
-/// early (cancelled, out of time, its client gone) loses its slot before the next step.
+/// Requests that have no slot wait in a queue per channel; channels take turns. Each request is answered exactly once.
+/// One that ends early (cancelled, out of time, its client gone) loses its slot before the next step.
 ///
-/// Thread  the event loop, but for what says otherwise
+/// Thread  the event loop, except where a member says otherwise
 class StepLoop : private Executor::Job, private Batcher::Listener {
 public:
     struct Events {
         std::function<void()> settled;  ///< some have ended; maybe all
-        /// Once in a life: a turn exceeds the model's request deadline.
+        /// At most once: a turn exceeds the model's request deadline.
         std::function<void(std::chrono::milliseconds running)> overrun;
     };
-    /// All that is given outlives the executor's jobs. `model.generator()` is not null.
+    /// The arguments outlive the executor's jobs. `model.generator()` is not null.
     StepLoop(boost::asio::io_context& io, Executor& executor, StatusPage* page, Model& model,
              const config::ModelSpec& spec, Events events);
 
     [[nodiscard]] const Method& method() const noexcept { return method_; }
 
-    /// `request->ask` is set.
-    /// Errors  queue_full; the request is then not let go, for it was never accepted
+    /// `request->generate` is set.
+    /// Errors  queue_full: the request was not accepted, and `let_go` is not called
     Result<> submit(RequestPtr request);
     /// Answers it by `error`. False when no such request is in flight.
     bool end(std::uint64_t channel, std::uint64_t id, const Error& error);
     /// Changes how a sequence of this channel draws, from its next step on; see `adjust_name`.
     /// Errors  input_invalid: the parameters, or no such sequence has a slot
     Result<> adjust(std::uint64_t channel, const boost::json::object& parameters);
-    /// Its client is gone: nothing is answered any more.
+    /// The channel's client is gone: its requests are not answered.
     void drop(std::uint64_t channel);
     void fail_all(const Error& error);
-    /// Ends what is out of time, and returns when to look again.
+    /// Ends requests that are out of time. Returns when to look again.
     [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines(Clock::time_point now);
 
     [[nodiscard]] std::size_t queued() const noexcept { return scheduler_.size(); }
@@ -65,8 +65,8 @@ private:
     /// To the executor.
     struct Command {
         Number number = 0;
-        Request* begins = nullptr;          ///< null: it goes on, or is to be removed
-        std::optional<Sampling> sampling{};  ///< none: it is to be removed
+        Request* begins = nullptr;           ///< null: change `sampling`, or remove it
+        std::optional<Sampling> sampling{};  ///< none: remove it
     };
     struct Flight {
         RequestPtr request;  ///< given to the executor: only `answered` is changed here

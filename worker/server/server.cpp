@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <exception>
 
 #include <boost/asio/post.hpp>
@@ -29,8 +30,8 @@ spdlog::level::level_enum level_of(config::LogLevel level) {
     return spdlog::level::info;
 }
 
-/// One channel never fills the queue for the others, but where only one may be open. `slots`: sequences of a generating
-/// model that run beside the queue.
+/// A channel may fill the queue only if it is the only one. `slots`: sequences of a generating model that run beside
+/// the queue.
 std::uint32_t channel_in_flight_max(const config::ModelSpec& spec, std::uint32_t slots) {
     const bool alone = spec.state == config::StateScope::channel || spec.channel.channels_max == 1;
     return std::min(limits::channel_in_flight_max, slots + (alone ? spec.queue_bound : (spec.queue_bound + 1) / 2));
@@ -75,7 +76,8 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                                .running_ms = static_cast<std::uint64_t>(running.count()),
                                .budget_ms = static_cast<std::uint64_t>(spec_.deadlines.request.count())});
                        }}},
-      drain_deadline_{io, [this]() -> std::optional<Clock::time_point> {
+      drain_deadline_{io,
+                      [this]() -> std::optional<Clock::time_point> {
                           spdlog::warn("the drain deadline passed with {} requests in flight", dispatcher_.in_flight());
                           dispatcher_.fail_all(Error{ErrorCode::worker_draining,
                                                      "the worker ended before the request did",
@@ -90,7 +92,7 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
 
 Server::~Server() {
     grant_.give_up();
-    executor_.stop();  // before what its job uses goes
+    executor_.stop();  // before the members that its job uses are destroyed
     if (progress_) progress_->finish();
 }
 
@@ -112,26 +114,25 @@ HelloPacket Server::hello(bool with_descriptors) const {
     const bool page = with_descriptors && options_.page != nullptr;
     std::vector<int> fds;
     if (page) fds.push_back(options_.page->fd());
-    worker_link::Hello message{
-        .protocol = {worker_link::version, worker_link::version},
-        .model = options_.identity.model,
-        .replica = options_.identity.replica,
-        .generation = options_.identity.generation,
-        .pid = ::getpid(),
-        .state = {.configured = phase_ != Phase::starting,
-                  .phase = std::string{phase_name()},
-                  .in_flight = dispatcher_.in_flight(),
-                  .grant = std::string{grants[static_cast<std::size_t>(grant_state_)]}},
-        .nonce = nonce_};
+    worker_link::Hello message{.protocol = {worker_link::version, worker_link::version},
+                               .model = options_.identity.model,
+                               .replica = options_.identity.replica,
+                               .generation = options_.identity.generation,
+                               .pid = ::getpid(),
+                               .state = {.configured = phase_ != Phase::starting,
+                                         .phase = std::string{phase_name()},
+                                         .in_flight = dispatcher_.in_flight(),
+                                         .grant = std::string{grants[static_cast<std::size_t>(grant_state_)]}},
+                               .nonce = nonce_};
     if (page) message.page = true;
     for (const auto& [id, session] : sessions_) {
-        if (session->state() == ChannelSession::State::closed) continue;
+        if (session->is_closed()) continue;
         message.channels.push_back(id);
         if (with_descriptors && fds.size() < packet_fds_kernel_max) fds.push_back(session->descriptor());
     }
     if (model_) message.loaded = readiness();
     boost::json::object packet = worker_link::to_json(message);
-    // Counters of very many buckets beside the description of very many methods: the former can be asked for.
+    // Very many methods and buckets do not fit. The buckets' counters can be asked for later.
     if (model_ && boost::json::serialize(packet).size() > packet_bytes_max)
         packet["loaded"].as_object()["graphs"] = boost::json::object{};
     return {std::move(packet), std::move(fds)};
@@ -205,8 +206,7 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
     if (!model) return fail_load(model.error());
     methods_ = describe_methods((*model)->methods());
     if (generation::Engine* const engine = (*model)->generator(); engine != nullptr)
-        for (auto& [name, description] :
-             generation::describe(generation::Method{engine->shape()}, spec_.file.string()))
+        for (auto& [name, description] : generation::describe(generation::Method{engine->shape()}, spec_.file.string()))
             methods_[name] = std::move(description);
     if (const std::size_t bytes = boost::json::serialize(methods_).size(); bytes > wire::json_bytes_max)
         return fail_load(
@@ -215,13 +215,15 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
     model_ = std::move(*model);
     dispatcher_.serve(*model_, spec_);
     const generation::Engine* const generator = model_->generator();
-    const std::uint32_t in_flight_max = channel_in_flight_max(spec_, generator != nullptr ? generator->shape().slots : 0);
+    const std::uint32_t in_flight_max =
+        channel_in_flight_max(spec_, generator != nullptr ? generator->shape().slots : 0);
     held_streams_.emplace(io_, spec_.deadlines.request, [this](const Error& error) {
         spdlog::critical("{}", error.text());
         leave(1);
     });
     context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, options_.identity,
-                                    spec_, *model_, methods_, in_flight_max, options_.hello_deadline, options_.unread_stream,
+                                    spec_, *model_, methods_, in_flight_max, options_.hello_deadline,
+                                    options_.unread_stream,
                                     std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max), *held_streams_});
     phase_ = Phase::ready;
     load_time_ = duration_cast<milliseconds>(Clock::now() - load_started_);
@@ -287,18 +289,16 @@ void Server::on_link(ChannelMessage message) {
         return refuse_at_once({ErrorCode::resources_exhausted,
                                "opening a channel while very many others are being opened",
                                "open the channel again later"});
-    // Anything else is decided when its hello comes: an answer before it could be missed.
+    // The rest is decided when its hello comes: a client could miss an earlier answer.
     auto session = std::make_shared<ChannelSession>(*context_, static_cast<SessionHost&>(*this), message);
     sessions_.emplace(message.channel, session);
     session->start(std::move(message.socket));
 }
 
 std::size_t Server::channels_in_use() const {
-    using State = ChannelSession::State;
-    std::size_t count = 0;
-    for (const auto& [id, session] : sessions_)
-        count += session->state() == State::opening || session->state() == State::open ? 1 : 0;
-    return count;
+    return static_cast<std::size_t>(std::ranges::count_if(sessions_, [](const auto& entry) {
+        return entry.second->state() == ChannelSession::State::opening || entry.second->is_open();
+    }));
 }
 
 void Server::hello_came(ChannelSession& session) {
@@ -312,13 +312,13 @@ void Server::hello_came(ChannelSession& session) {
 }
 
 bool Server::take_state(ChannelSession& session) {
-    // Clients come one after the other: the last one's end of file may not have been read yet.
+    // The former client's end of file may not have been read yet.
     const auto is_gone = [this](std::uint64_t channel) {
         const auto found = sessions_.find(channel);
         if (found == sessions_.end()) return true;
         const std::shared_ptr<ChannelSession> other = found->second;
         if (other->peer_is_gone()) other->close("its client is gone");
-        return other->state() == ChannelSession::State::closed;
+        return other->is_closed();
     };
     if (!holder_) {
         holder_ = session.id();
@@ -343,13 +343,13 @@ void Server::refused(ChannelSession& session, const Error& error) {
     link_.send(channel_refused(session.id(), error));
 }
 
-void Server::ended(ChannelSession& session) {
+void Server::ended(ChannelSession& session, bool was_refused) {
     const std::uint64_t channel = session.id();
-    // On the executor, because only there the device may be told, and because unmapping takes its time.
-    executor_.post([this, channel, refused = session.was_refused(), slabs = session.give_up_slabs()]() mutable {
+    // On the executor: only it may call the device, and unmapping takes long.
+    executor_.post([this, channel, was_refused, slabs = session.give_up_slabs()]() mutable {
         slabs->unregister_from(*model_);
         slabs.reset();
-        boost::asio::post(io_, [this, channel, refused] { reclaimed(channel, refused); });
+        boost::asio::post(io_, [this, channel, was_refused] { reclaimed(channel, was_refused); });
     });
 }
 
@@ -415,7 +415,7 @@ void Server::leave(int status) {
     if (phase_ == Phase::ended) return;
     phase_ = Phase::ended;
     for (const auto& [id, session] : sessions_) {
-        if (session->state() == ChannelSession::State::open)
+        if (session->is_open())
             session->close("the worker ends");
         else
             session->refuse(draining_error());

@@ -34,14 +34,14 @@ struct ServerOptions {
     StatusPage* page = nullptr;  ///< where there is one; outlives the server
     std::chrono::milliseconds hello_deadline = limits::hello_deadline;
     std::chrono::milliseconds unread_stream = generation::limits::unread_stream;
-    /// Ends the process at once. Where it returns, as in a test, the server does nothing more.
+    /// Ends the process at once. If it returns, as in a test, the server does nothing more.
     std::function<void(int status)> exit;
 };
 
 /// A worker: the daemon's link, one model, and the clients that use it.
 ///
-/// Two threads: the event loop, which never waits for the model and so answers while it loads or runs, and the
-/// executor, which alone touches it.
+/// Two threads: the event loop, which never waits for the model, so it answers while the model loads or runs; and the
+/// executor, the only one that touches the model.
 ///
 /// Thread  the event loop of `io`
 class Server final : private SessionHost {
@@ -81,7 +81,7 @@ private:
     void opened(ChannelSession& session) override;
     void refused(ChannelSession& session, const Error& error) override;
     void flushed() override { finish_drain_if_done(); }
-    void ended(ChannelSession& session) override;
+    void ended(ChannelSession& session, bool was_refused) override;
     void reclaimed(std::uint64_t channel, bool was_refused);
     [[nodiscard]] bool take_state(ChannelSession& session);  ///< of a stateful model; false: refused, or waiting
     [[nodiscard]] std::size_t channels_in_use() const;

@@ -13,8 +13,8 @@
 
 namespace bulkhead::worker {
 
-/// The interprocess events by which one channel hands GPU memory over: some that the worker records behind results,
-/// some that the client records behind inputs. The worker makes both, and takes its own by turns.
+/// The interprocess events by which a channel hands GPU memory over. The worker records some behind results, the client
+/// records the others behind inputs. The worker makes both, and uses its own in turn.
 ///
 /// Thread  made and used on the executor; `offers`, `is_clients`, `let_all_pass` and `held_at` on any, once it is made
 class ChannelEvents {
@@ -32,20 +32,20 @@ public:
         return id > limits::gpu_events && id <= 2 * limits::gpu_events;
     }
 
-    /// What is queued on the stream from now on runs behind the client's events.
+    /// Work queued on the stream from now on waits for these events of the client.
     [[nodiscard]] Result<> make_wait(cuda::CUstream stream, std::span<const std::uint32_t> ids);
-    /// Records the next of the worker's own, and says which.
+    /// Records the worker's next event. Returns its id.
     [[nodiscard]] Result<std::uint32_t> record(cuda::CUstream stream);
 
-    /// The client is gone, and what it had queued before its events may never run: records them in its place, so that
-    /// this worker's stream goes on. Waits for a `make_wait` that is in the driver; should that never return, the loop
-    /// hangs, and the supervisor ends this process as any that hangs.
+    /// The client is gone, and its work before the events may never run. Records them in its place, so that this
+    /// worker's stream goes on. Blocks while `make_wait` is in the driver; if that never returns, the loop hangs and
+    /// the supervisor ends this process.
     void let_all_pass() const noexcept;
 
     struct Held {
         static constexpr std::uint64_t in_driver = UINT64_MAX;  ///< `wait` while a call of `make_wait` has not returned
-        bool any = false;         ///< the stream has not passed all waits
-        std::uint64_t wait = 0;   ///< the wait that it stands at, numbered from 1; 0: it is busy before it
+        bool any = false;                                       ///< the stream has not passed all waits
+        std::uint64_t wait = 0;  ///< the wait that it stands at, numbered from 1; 0: it is busy before it
     };
     /// Where the worker's stream is among the waits for the client. Never waits.
     [[nodiscard]] Held held_at() const noexcept;
@@ -64,7 +64,7 @@ private:
     std::vector<cuda::InterprocessEvent> events_;  ///< number N stands at N - 1
     std::vector<channel::EventOffer> offers_;
     std::uint32_t last_ = 0;
-    mutable std::mutex mutex_;  ///< of the waits: each is queued whole before or after `let_all_pass`
+    mutable std::mutex mutex_;                   ///< of the waits: each is queued whole before or after `let_all_pass`
     std::array<Wait, limits::gpu_waits> waits_;  ///< wait N stands at N - 1 modulo their number
     std::uint64_t queued_ = 0;
     mutable std::uint64_t passed_ = 0;

@@ -3,27 +3,15 @@
 #include <algorithm>
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include "ipc/channel/tensor_layout.h"
 #include "worker/loop/limits.h"
-#include "worker/slabs/gpu_slab_memory.h"
 
 namespace bulkhead::worker {
-namespace {
-
-Error too_many_slabs() {
-    return {ErrorCode::resources_exhausted, fmt::format("slab {} of a channel", limits::channel_slabs_max + 1),
-            "ask for fewer, larger slabs, return loans, or raise `channel.input` and `channel.output`"};
-}
-
-bool is_gpu(wire::SlabKind kind) { return kind != wire::SlabKind::host_memfd; }
-
-}  // namespace
 
 ChannelSlabs::ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits,
-                           std::shared_ptr<SlabBudget> worker)
-    : label_prefix_{std::move(label_prefix)}, limits_{limits}, worker_{std::move(worker)} {}
+                           std::shared_ptr<SlabBudget> worker_bytes)
+    : idle_{limits.idle}, source_{std::move(label_prefix), limits, std::move(worker_bytes)} {}
 
 ChannelSlabs::~ChannelSlabs() = default;
 
@@ -31,114 +19,56 @@ Result<> ChannelSlabs::add(wire::SlabDirection direction, std::uint64_t size_byt
                            wire::SlabKind kind) {
     if (is_gpu(kind))
         if (Result<> made = make_events(); !made) return made;
-    std::uint32_t id = 0;
-    SlabBudget::Share share;
-    {
-        const std::lock_guard lock{mutex_};
-        const std::uint64_t left = limits_.bytes_max - std::min(limits_.bytes_max, reserved_bytes_);
-        if (size_bytes > left) return over_the_channels_bound(size_bytes);
-        if (reserved_slabs_ >= limits::channel_slabs_max) return too_many_slabs();
-        const std::uint64_t page =
-            limits_.huge_pages || is_gpu(kind) ? limits::huge_slab_granularity_bytes : limits::slab_granularity_bytes;
-        const std::uint64_t rounded = (size_bytes + page - 1) / page * page;
-        if (is_gpu(kind) && rounded > left) return over_the_channels_bound(rounded);
-        size_bytes = std::min(left, rounded);
-        Result<SlabBudget::Share> taken = worker_->take(size_bytes);
-        if (!taken) return std::move(taken).error();
-        share = std::move(*taken);
-        reserved_bytes_ += size_bytes;
-        ++reserved_slabs_;
-        id = ++last_id_;
-    }
-    Result<std::unique_ptr<SlabMemory>> memory = make_memory(kind, direction, size_bytes, id);
+    Result<SlabSource::Made> made = source_.make(kind, direction, size_bytes);
+    if (!made) return std::move(made).error();
+    const std::uint64_t slab_bytes = made->memory->bytes().size();
     const std::lock_guard lock{mutex_};
-    if (!memory) {
-        reserved_bytes_ -= size_bytes;
-        --reserved_slabs_;
-        return std::move(memory).error();
-    }
-    const std::uint64_t slab_bytes = (*memory)->bytes().size();
-    if (is_gpu(kind) && slab_bytes > size_bytes) {  // a device may allocate in larger steps than pages
-        Result<SlabBudget::Share> more = worker_->take(slab_bytes - size_bytes);
-        if (!more || slab_bytes - size_bytes > limits_.bytes_max - std::min(limits_.bytes_max, reserved_bytes_)) {
-            reserved_bytes_ -= size_bytes;
-            --reserved_slabs_;
-            return more ? over_the_channels_bound(slab_bytes) : std::move(more).error();
-        }
-        share.join(std::move(*more));
-    }
-    reserved_bytes_ += slab_bytes - size_bytes;
-    // One that the worker adds by itself follows the kind, and may come after the client has changed it.
+    // Only a slab that the client asked for changes the kind: it may have changed again before the worker's own is
+    // made.
     if (direction == wire::SlabDirection::output && is_gpu(kind) && request_id != 0) output_kind_ = kind;
     const bool is_first = std::ranges::none_of(
         slabs_, [&](const auto& slab) { return slab->direction == direction && slab->memory->kind() == kind; });
-    slabs_.push_back(std::make_unique<Slab>(Slab{.id = id,
+    slabs_.push_back(std::make_unique<Slab>(Slab{.id = made->id,
                                                  .direction = direction,
                                                  .request_id = request_id,
                                                  .is_first = is_first,
-                                                 .share = std::move(share),
-                                                 .memory = std::move(*memory),
+                                                 .reserved = std::move(made->reserved),
+                                                 .memory = std::move(made->memory),
                                                  .allocator = SlabAllocator{slab_bytes},
                                                  .idle_since = Clock::now()}));
-    ++unoffered_;
-    ++unregistered_;
     return {};
 }
 
-Error ChannelSlabs::over_the_channels_bound(std::uint64_t slab_bytes) const {
-    return {ErrorCode::resources_exhausted,
-            fmt::format("a slab of {} bytes for a channel that has {} of its {}", slab_bytes, reserved_bytes_,
-                        limits_.bytes_max),
-            "give results back sooner, or raise `channel.max` of the model"};
-}
-
-/// The one place that chooses a kind of memory.
-Result<std::unique_ptr<SlabMemory>> ChannelSlabs::make_memory(wire::SlabKind kind, wire::SlabDirection direction,
-                                                              std::uint64_t size_bytes, std::uint32_t id) const {
-    if (is_gpu(kind)) return make_gpu_memory(kind, gpu_, size_bytes);
-    Result<HostSlab> slab = HostSlab::create(size_bytes, direction, fmt::format("{}{}", label_prefix_, id),
-                                             limits_.huge_pages ? SlabPages::huge : SlabPages::plain);
-    if (!slab) return std::move(slab).error();
-    if (!slab->plain_because().empty()) {
-        static std::once_flag said;  // each slab of this worker would have the same to say
-        std::call_once(said, [&] { spdlog::warn("slabs lie on plain pages: {}", slab->plain_because()); });
-    }
-    return std::make_unique<HostMemfd>(std::move(*slab));
-}
-
 Result<> ChannelSlabs::lend(std::uint32_t id, std::uint64_t size_bytes, UniqueFd memfd) {
+    SlabSource::Reservation reserved;
     {
         const std::lock_guard lock{mutex_};
         if (id <= last_lent_id_)
             return Error{ErrorCode::protocol_violation, fmt::format("lending slab {} after slab {}", id, last_lent_id_),
                          "number each loan of a channel above those before it"};
-        if (reserved_slabs_ >= limits::channel_slabs_max) return too_many_slabs();
+        Result<SlabSource::Reservation> place = source_.reserve(0);
+        if (!place) return std::move(place).error();
+        reserved = std::move(*place);
         last_lent_id_ = id;
-        ++reserved_slabs_;
     }
     Result<HostSlab> slab = HostSlab::adopt(std::move(memfd), size_bytes, wire::SlabDirection::output);
+    if (!slab) return std::move(slab).error().during(fmt::format("taking lent slab {}", id));
     const std::lock_guard lock{mutex_};
-    if (!slab) {
-        --reserved_slabs_;
-        return std::move(slab).error().during(fmt::format("taking lent slab {}", id));
-    }
     slabs_.push_back(std::make_unique<Slab>(Slab{.id = id,
                                                  .direction = wire::SlabDirection::input,
                                                  .request_id = 0,
                                                  .is_first = false,
-                                                 .share = {},
+                                                 .reserved = std::move(reserved),
                                                  .memory = std::make_unique<HostMemfd>(std::move(*slab)),
                                                  .allocator = SlabAllocator{0},
                                                  .idle_since = {},
                                                  .offered = true}));
-    ++unregistered_;
     return {};
 }
 
 std::vector<ChannelSlabs::Offer> ChannelSlabs::take_offers() {
     const std::lock_guard lock{mutex_};
     std::vector<Offer> offers;
-    if (unoffered_ == 0) return offers;
     for (const auto& slab : slabs_) {
         if (std::exchange(slab->offered, true)) continue;
         const SlabMemory& memory = *slab->memory;
@@ -146,7 +76,6 @@ std::vector<ChannelSlabs::Offer> ChannelSlabs::take_offers() {
             {{slab->request_id, slab->id, slab->direction, memory.kind(), memory.bytes().size(), memory.handle()},
              memory.fd()});
     }
-    unoffered_ = 0;
     return offers;
 }
 
@@ -156,8 +85,8 @@ Result<ChannelSlabs::Place> ChannelSlabs::input(const channel::Tensor& tensor) c
     const Slab* slab = find(lease.slab_id);
     if (slab == nullptr || slab->direction != wire::SlabDirection::input || slab->state == State::returned)
         return Error{ErrorCode::protocol_violation,
-                     fmt::format("slab {} is no input slab of this channel{}", lease.slab_id,
-                                 slab != nullptr && slab->state == State::returned ? " any more: it was returned" : ""),
+                     fmt::format("slab {} is not an input slab of this channel{}", lease.slab_id,
+                                 slab != nullptr && slab->state == State::returned ? ": it was returned" : ""),
                      "put inputs into a slab that was offered with direction input, or lent"};
     const std::span<std::byte> bytes = slab->memory->bytes();
     if (Result<> placed = check_placement(lease, bytes.size()); !placed) return std::move(placed).error();
@@ -170,7 +99,7 @@ Result<ChannelSlabs::Room> ChannelSlabs::allocate_output(std::uint64_t size_byte
     if (is_gpu(kind) && kind != output_kind())
         return Error{ErrorCode::resources_exhausted, "its client has given back the slab on the GPU meanwhile",
                      "send the request again: its results lie on the host now"};
-    // Half as much, and half again, where there is no room for more than is needed.
+    // Halves the step until there is room for it, down to what is needed.
     const std::uint64_t at_least = std::max<std::uint64_t>(size_bytes, wire::tensor_alignment);
     std::uint64_t step = std::max(at_least, output_growth(kind));
     Result<> grown = add(wire::SlabDirection::output, step, 0, kind);
@@ -191,8 +120,7 @@ std::uint64_t ChannelSlabs::output_growth(wire::SlabKind kind) const {
         if (slab->direction == wire::SlabDirection::output && slab->state == State::in_use &&
             slab->memory->kind() == kind)
             have += slab->memory->bytes().size();
-    const std::uint64_t left = limits_.bytes_max - std::min(limits_.bytes_max, reserved_bytes_);
-    return std::max(limits::output_growth_bytes, std::min(have, left / 2));
+    return std::max(limits::output_growth_bytes, std::min(have, source_.bytes_left() / 2));
 }
 
 std::optional<ChannelSlabs::Room> ChannelSlabs::allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind) {
@@ -214,7 +142,7 @@ Result<> ChannelSlabs::release(const wire::LeaseRef& lease) {
     if (slab == nullptr || slab->direction != wire::SlabDirection::output)
         return Error{
             ErrorCode::protocol_violation,
-            fmt::format("releasing a lease of slab {}, which is no output slab of this channel", lease.slab_id),
+            fmt::format("releasing a lease of slab {}, which is not an output slab of this channel", lease.slab_id),
             "give back each lease of a result once"};
     if (Result<> known = check_event(lease.event_id); !known) return known;
     Result<> released = slab->allocator.release({lease.offset_bytes, lease.size_bytes, lease.generation});
@@ -227,7 +155,7 @@ Result<> ChannelSlabs::release(const wire::LeaseRef& lease) {
 
 Result<> ChannelSlabs::make_events() {
     if (events_) return {};
-    Result<std::unique_ptr<ChannelEvents>> made = ChannelEvents::make(gpu_);
+    Result<std::unique_ptr<ChannelEvents>> made = ChannelEvents::make(source_.gpu());
     if (!made) return std::move(made).error();
     const std::lock_guard lock{mutex_};
     events_ = std::move(*made);
@@ -300,7 +228,7 @@ std::optional<Clock::time_point> ChannelSlabs::idle_due() const {
     const std::lock_guard lock{mutex_};
     std::optional<Clock::time_point> due;
     for (const auto& slab : slabs_)
-        if (is_idle(*slab) && (!due || slab->idle_since + limits_.idle < *due)) due = slab->idle_since + limits_.idle;
+        if (is_idle(*slab) && (!due || slab->idle_since + idle_ < *due)) due = slab->idle_since + idle_;
     return due;
 }
 
@@ -308,7 +236,7 @@ std::vector<std::uint32_t> ChannelSlabs::withdraw_idle(Clock::time_point now) {
     const std::lock_guard lock{mutex_};
     std::vector<std::uint32_t> withdrawn;
     for (const auto& slab : slabs_) {
-        if (!is_idle(*slab) || now < slab->idle_since + limits_.idle) continue;
+        if (!is_idle(*slab) || now < slab->idle_since + idle_) continue;
         slab->state = State::withdrawn;
         withdrawn.push_back(slab->id);
     }
@@ -322,11 +250,11 @@ Result<> ChannelSlabs::give_back(std::uint32_t id) {
         return Error{ErrorCode::protocol_violation, fmt::format("returning slab {}, {}", id, why),
                      "return each slab once: a loan, an input slab, or an output slab that was withdrawn"};
     };
-    // One that was not offered yet is none that a client could know.
+    // A client cannot know a slab that was not offered yet.
     if (slab == nullptr || !slab->offered) return refused("which this channel does not have");
     if (slab->state == State::returned) return refused("which was returned before");
-    // A client that cannot import device memory gives it back unused; with the last of it, its results lie on the host
-    // again.
+    // A client that cannot import device memory returns it unused. After the last such slab its results lie on the
+    // host.
     const bool unused_gpu = is_gpu(slab->memory->kind()) && slab->allocator.leases() == 0;
     if (slab->direction == wire::SlabDirection::output && slab->state != State::withdrawn) {
         if (!unused_gpu) return refused("an output slab that was not withdrawn");
@@ -338,13 +266,7 @@ Result<> ChannelSlabs::give_back(std::uint32_t id) {
         if (!has_more) output_kind_ = wire::SlabKind::host_memfd;
     }
     slab->state = State::returned;
-    ++returned_;
     return {};
-}
-
-bool ChannelSlabs::has_returned() const {
-    const std::lock_guard lock{mutex_};
-    return returned_ > 0;
 }
 
 ChannelSlabs::Returned ChannelSlabs::take_returned(const std::function<bool(std::uint32_t id)>& is_read) {
@@ -353,50 +275,29 @@ ChannelSlabs::Returned ChannelSlabs::take_returned(const std::function<bool(std:
     for (auto& slab : slabs_)
         if (slab->state == State::returned && !is_read(slab->id)) taken.push_back(std::move(slab));
     std::erase(slabs_, nullptr);
-    returned_ -= taken.size();
-    for (const auto& slab : taken)
-        if (!slab->registered) --unregistered_;
     return taken;
 }
 
 void ChannelSlabs::drop(Returned slabs, Model& model) noexcept {
-    for (auto& slab : slabs) {
-        const std::span<std::byte> bytes = slab->memory->bytes();
-        if (slab->registered) model.unregister_host_memory(bytes);
-        const bool own = slab->id < wire::lent_slab_id_min;
-        const std::uint64_t size_bytes = bytes.size();
-        slab.reset();
-        const std::lock_guard lock{mutex_};
-        --reserved_slabs_;
-        if (own) reserved_bytes_ -= size_bytes;
-    }
+    for (const auto& slab : slabs)
+        if (slab->registered) model.unregister_host_memory(slab->memory->bytes());
 }
 
 void ChannelSlabs::register_with(Model& model) {
     std::vector<std::span<std::byte>> fresh;
     {
         const std::lock_guard lock{mutex_};
-        if (unregistered_ == 0) return;
         for (const auto& slab : slabs_)
-            if (!std::exchange(slab->registered, true) && slab->memory->kind() == wire::SlabKind::host_memfd)
+            if (!is_gpu(slab->memory->kind()) && !std::exchange(slab->registered, true))
                 fresh.push_back(slab->memory->bytes());
-        unregistered_ = 0;
     }
     for (const std::span<std::byte> bytes : fresh) model.register_host_memory(bytes);
 }
 
 void ChannelSlabs::unregister_from(Model& model) noexcept {
     const std::lock_guard lock{mutex_};
-    for (const auto& slab : slabs_) {
-        if (!std::exchange(slab->registered, false)) continue;
-        ++unregistered_;
-        if (slab->memory->kind() == wire::SlabKind::host_memfd) model.unregister_host_memory(slab->memory->bytes());
-    }
-}
-
-std::uint64_t ChannelSlabs::size_bytes() const {
-    const std::lock_guard lock{mutex_};
-    return reserved_bytes_;
+    for (const auto& slab : slabs_)
+        if (std::exchange(slab->registered, false)) model.unregister_host_memory(slab->memory->bytes());
 }
 
 ChannelSlabs::Slab* ChannelSlabs::find(std::uint32_t id) const {

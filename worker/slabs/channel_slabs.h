@@ -18,16 +18,15 @@
 #include "worker/loop/alarm.h"
 #include "worker/model/model.h"
 #include "worker/slabs/channel_events.h"
-#include "worker/slabs/slab_budget.h"
-#include "worker/slabs/slab_memory.h"
+#include "worker/slabs/slab_source.h"
 
 namespace bulkhead::worker {
 
-/// All slabs of one channel: in the input slabs the client allocates and the model reads, in the output slabs
-/// the model writes and this class allocates, in the lent ones another worker has written what the model reads.
+/// All slabs of one channel. In input slabs the client allocates, and the model reads. In output slabs this class
+/// allocates, and the model writes. Lent slabs are another worker's output slabs, which the model reads.
 ///
-/// A slab lives until it is returned, or as long as the channel. One that is returned is out of reach at once
-/// (`give_back`), and its memory goes when no request reads it (`take_returned`, `drop`).
+/// A slab lives until it is returned, or as long as the channel. A returned slab cannot be named any more
+/// (`give_back`); its memory is freed when no request reads it (`take_returned`, `drop`).
 ///
 /// Thread  any: the event loop takes leases back while the executor makes new ones. The lock is held for a table
 ///         look-up, never while a slab is made or a model runs
@@ -35,15 +34,16 @@ class ChannelSlabs {
     struct Slab;
 
 public:
-    ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits, std::shared_ptr<SlabBudget> worker);
+    ChannelSlabs(std::string label_prefix, const config::ChannelLimits& limits,
+                 std::shared_ptr<SlabBudget> worker_bytes);
     ~ChannelSlabs();
 
     /// GPU kinds were agreed; before the first slab of such a kind is added.
-    void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { gpu_ = std::move(gpu); }
+    void use_gpu(std::shared_ptr<const cuda::Gpu> gpu) { source_.use_gpu(std::move(gpu)); }
 
     /// Makes one more slab, of at least `size_bytes`; its offer waits in `take_offers`. One on the GPU is made on the
     /// executor; once the client has asked for one for outputs (`request_id`), all outputs lie in such.
-    /// Errors  resources_exhausted naming `channel.max`, `channel.worker_max`, or what the machine lacks
+    /// Errors  those of `SlabSource::make`
     Result<> add(wire::SlabDirection direction, std::uint64_t size_bytes, std::uint64_t request_id = 0,
                  wire::SlabKind kind = wire::SlabKind::host_memfd);
 
@@ -55,7 +55,7 @@ public:
         channel::SlabOffer message;
         int fd;  ///< open until the client has returned the slab, or as long as the channel
     };
-    /// The slabs that the client does not know yet; it must, before a result that lies in them.
+    /// Slabs that the client does not know yet. Offer them before results that lie in them.
     [[nodiscard]] std::vector<Offer> take_offers();
     /// The events, once: before the first slab on the GPU.
     [[nodiscard]] std::vector<channel::EventOffer> take_event_offers();
@@ -73,7 +73,7 @@ public:
         wire::LeaseRef lease;
         std::span<std::byte> bytes;
     };
-    /// Where outputs lie. Asked once per request: the client may change it meanwhile.
+    /// Where outputs lie. Read it once per request: the client may change it at any time.
     [[nodiscard]] wire::SlabKind output_kind() const;
     /// Leases room in an output slab of that kind to the client; makes a slab where none has room. On the executor.
     /// Errors  resources_exhausted: the client holds too many results, or has given back the last slab of that kind
@@ -81,21 +81,21 @@ public:
     /// Errors  protocol_violation: stale, or never leased; an event that is none of the client's
     Result<> release(const wire::LeaseRef& lease);
 
-    /// What is queued on the stream from now on runs behind the client's work on these inputs, and on all that it has
-    /// released since the last call. On the executor.
+    /// Work queued on the stream from now on waits for the client's work on these inputs, and on what it has released
+    /// since the last call. On the executor.
     [[nodiscard]] Result<> wait_for_client(cuda::CUstream stream, std::span<const channel::Tensor> inputs);
-    /// The event behind what is queued on the stream. On the executor.
+    /// Records an event behind what is queued on the stream, and returns its id. On the executor.
     [[nodiscard]] Result<std::uint32_t> record_done(cuda::CUstream stream);
 
     /// When the next output slab will have been empty for `channel.idle`; the first one does not count.
     [[nodiscard]] std::optional<Clock::time_point> idle_due() const;
-    /// Those that have been by now: no result lies in them from here on.
+    /// Withdraws slabs that have been empty for so long: no new result lies in them.
     [[nodiscard]] std::vector<std::uint32_t> withdraw_idle(Clock::time_point now);
-    /// The client is gone: nothing of this worker waits any more for what it had queued on the GPU. Never waits. Returns
-    /// the events, which tell whether that is so; none where none were made.
+    /// The client is gone: this worker's stream stops waiting for the client's events. Never blocks. Returns the
+    /// events, which show whether the stream has passed them; null where none were made.
     std::shared_ptr<const ChannelEvents> let_events_pass() const noexcept;
 
-    /// All that lie on the GPU, of both directions: this worker is to end.
+    /// Withdraws all slabs on the GPU, of both directions: this worker is to end.
     [[nodiscard]] std::vector<std::uint32_t> withdraw_gpu();
     /// Of slabs on the GPU that the client knows and has not returned.
     [[nodiscard]] std::uint64_t gpu_bytes_lent() const;
@@ -105,9 +105,8 @@ public:
 
     /// Slabs on their way out.
     using Returned = std::vector<std::unique_ptr<Slab>>;
-    [[nodiscard]] bool has_returned() const;
     [[nodiscard]] Returned take_returned(const std::function<bool(std::uint32_t id)>& is_read);
-    /// Unmaps them, and has their bytes for others. On the executor.
+    /// Unmaps them and gives their bytes back. On the executor.
     void drop(Returned slabs, Model& model) noexcept;
 
     /// Tells the device of slabs made since the last call. On the executor.
@@ -115,7 +114,7 @@ public:
     void unregister_from(Model& model) noexcept;
 
     /// Of the worker's own slabs.
-    [[nodiscard]] std::uint64_t size_bytes() const;
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return source_.bytes_used(); }
 
 private:
     enum class State : std::uint8_t { in_use, withdrawn, returned };
@@ -123,43 +122,32 @@ private:
         std::uint32_t id;
         wire::SlabDirection direction;
         std::uint64_t request_id;
-        bool is_first;  ///< of its direction and kind
-        SlabBudget::Share share;
+        bool is_first;                     ///< of its direction and kind
+        SlabSource::Reservation reserved;  ///< given back after the memory
         std::unique_ptr<SlabMemory> memory;
         SlabAllocator allocator;       ///< of an output slab
         Clock::time_point idle_since;  ///< of an output slab without leases
         State state = State::in_use;
-        bool offered = false;  ///< or lent: the client knows it
-        bool registered = false;
+        bool offered = false;     ///< or lent: the client knows it
+        bool registered = false;  ///< of the host, and the device knows it
     };
     [[nodiscard]] Slab* find(std::uint32_t id) const;  ///< with the lock held
     [[nodiscard]] bool is_idle(const Slab& slab) const;
     [[nodiscard]] std::optional<Room> allocate_in_existing(std::uint64_t size_bytes, wire::SlabKind kind);
-    /// As much again as there is, so that few slabs reach the bound; at most half of what that leaves, for inputs need
-    /// room too.
+    /// Doubles the output bytes, so that few slabs reach the bound, but takes at most half of what is left: inputs need
+    /// room, too.
     [[nodiscard]] std::uint64_t output_growth(wire::SlabKind kind) const;
-    [[nodiscard]] Error over_the_channels_bound(std::uint64_t slab_bytes) const;  ///< with the lock held
-    [[nodiscard]] Result<std::unique_ptr<SlabMemory>>
-    make_memory(wire::SlabKind kind, wire::SlabDirection direction, std::uint64_t size_bytes, std::uint32_t id) const;
     Result<> make_events();
     [[nodiscard]] Result<> check_event(std::uint32_t event_id) const;  ///< with the lock held
 
-    const std::string label_prefix_;
-    const config::ChannelLimits limits_;
-    const std::shared_ptr<SlabBudget> worker_;
-    std::shared_ptr<const cuda::Gpu> gpu_;
+    const std::chrono::milliseconds idle_;
+    SlabSource source_;
     mutable std::mutex mutex_;
     std::shared_ptr<ChannelEvents> events_;  ///< made with the first slab on the GPU
     bool events_offered_ = false;
-    std::vector<std::uint32_t> released_behind_;  ///< events that room which is free again waits for
+    std::vector<std::uint32_t> released_behind_;  ///< events that freed room waits for
     wire::SlabKind output_kind_ = wire::SlabKind::host_memfd;
     std::vector<std::unique_ptr<Slab>> slabs_;
-    std::size_t unoffered_ = 0;
-    std::size_t unregistered_ = 0;
-    std::size_t returned_ = 0;
-    std::uint64_t reserved_bytes_ = 0;  ///< made or being made
-    std::size_t reserved_slabs_ = 0;    ///< lent ones too
-    std::uint32_t last_id_ = 0;
     std::uint32_t last_lent_id_ = wire::lent_slab_id_min - 1;
 };
 

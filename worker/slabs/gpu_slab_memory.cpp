@@ -39,8 +39,7 @@ private:
     wire::CudaIpcHandle handle_;
 };
 
-/// Has memory of the device forget what was there before: it may have been another client's, and nobody promises that
-/// what one slab of a process left is gone from the next. Done when this returns.
+/// Clears device memory, before it returns: CUDA may hand out memory with the bytes of another client's slab in it.
 Result<> clear(const cuda::Gpu& gpu, cuda::CUdeviceptr pointer, std::uint64_t size_bytes) {
     const cuda::Driver& driver = gpu.driver();
     const cuda::Gpu::Current current{gpu};

@@ -14,12 +14,11 @@
 
 namespace bulkhead::worker {
 
-/// Whether a client that is gone still holds up this worker's stream.
+/// Watches whether a client that is gone still blocks this worker's stream.
 ///
-/// `ChannelEvents::let_all_pass` frees the stream where the driver lets a second recording reach who waits for the
-/// first. Nothing promises that (pytorch/pytorch#15974 reports waiters that block for ever), and no other call takes a
-/// wait back. A stream that stands at the same wait of such a client for a request deadline is `stuck`: this process
-/// then can only end.
+/// `ChannelEvents::let_all_pass` frees the stream if, in the driver, a second recording releases those who wait for the
+/// first. Nothing promises that (pytorch/pytorch#15974 reports waiters that block for ever), and no call takes a wait
+/// back. A stream that stands at the same wait for a request deadline is `stuck`: this process can only end.
 ///
 /// Thread  the event loop
 class HeldStreamWatch {
@@ -30,7 +29,7 @@ public:
 
     /// The events of a channel that has ended. Looked at now, and again while the stream has not passed its waits.
     void add(std::shared_ptr<const ChannelEvents> events, std::string client);
-    /// Where the stream may have passed: events that nobody waits for any more go now.
+    /// Looks now, where the stream may have passed: frees events that nobody waits for.
     void look_now() {
         if (!gone_.empty()) (void)look();
     }

@@ -12,11 +12,11 @@ namespace bulkhead::worker {
 
 /// The results of one request, leased from its channel's output slabs as the model announces them.
 ///
-/// Owns    the leases until `hand_over`; the destructor takes back what no client was told of
+/// Owns    the leases until `hand_over`; the destructor takes back those that no client got
 /// Thread  the executor while the model runs, then the event loop
 class RequestOutputs final : public OutputSink {
 public:
-    /// `inputs` are the request's, and outlive this as far as the model runs.
+    /// `inputs` are the request's. They outlive the model's run.
     RequestOutputs(std::shared_ptr<ChannelSlabs> slabs, Model& model, std::span<const channel::Tensor> inputs = {})
         : slabs_{std::move(slabs)}, kind_{slabs_->output_kind()}, model_{model}, inputs_{inputs} {}
     /// Results of this kind, whatever the client asked for.
@@ -31,7 +31,7 @@ public:
     Result<> end_on(void* stream) override;
 
     [[nodiscard]] const channel::Tensors& tensors() const noexcept { return tensors_; }
-    /// The client has them now, and gives them back by `release`.
+    /// The client has them now. It returns them by `release`.
     void hand_over() noexcept { tensors_.clear(); }
     void take_back() noexcept;
 

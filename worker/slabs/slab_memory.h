@@ -8,18 +8,20 @@
 
 namespace bulkhead::worker {
 
-/// The bytes of one slab, wherever they lie: who makes another kind of memory derives from this.
+[[nodiscard]] constexpr bool is_gpu(wire::SlabKind kind) noexcept { return kind != wire::SlabKind::host_memfd; }
+
+/// The memory of one slab, of any kind.
 ///
-/// Owns    the memory; destroyed on the executor, where the device may be spoken to
+/// Owns    the memory; destroyed on the executor, which may call the device
 class SlabMemory {
 public:
     virtual ~SlabMemory() = default;
     [[nodiscard]] virtual wire::SlabKind kind() const noexcept = 0;
-    /// Of a CUDA kind these are addresses of the device, which nobody reads on the host.
+    /// Of a CUDA kind: device addresses, not readable on the host.
     [[nodiscard]] virtual std::span<std::byte> bytes() const noexcept = 0;
-    /// What the offer brings; -1 where the kind has no descriptor.
+    /// The offer's descriptor; -1 where the kind has none.
     [[nodiscard]] virtual int fd() const noexcept = 0;
-    /// What the offer of kind cuda_ipc says in its place.
+    /// The offer's handle, of kind cuda_ipc.
     [[nodiscard]] virtual wire::CudaIpcHandle handle() const { return {}; }
 };
 

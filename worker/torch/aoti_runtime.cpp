@@ -54,7 +54,7 @@ private:
                           std::move(remedy)}};
 }
 
-/// A package reads as far as one input's size says in all inputs of that symbolic size; which are, it does not tell.
+/// A package takes one input's size for all inputs of the same symbolic size, and does not say which inputs these are.
 void check_dynamic_dims(const config::ModelSpec& spec, const config::MethodSpec& method) {
     std::size_t count = 0;
     std::string unnamed;

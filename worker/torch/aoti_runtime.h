@@ -12,7 +12,7 @@
 
 namespace bulkhead::worker {
 
-/// A LibTorch runner that tells how many tensors the model takes. Too few or too many would be read out of bounds.
+/// A LibTorch runner that knows how many tensors the model takes. With another number it would read out of bounds.
 template <typename Runner>
 class CountedRunner final : public Runner {
 public:
@@ -36,7 +36,7 @@ void prepare_for_aoti();
 make_aoti_runtime(const config::ModelSpec& spec, std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner,
                   std::size_t input_count);
 
-/// Inside a catch block: throws the words that the model printed, or what was caught where it printed none.
+/// Inside a catch block: throws the words that the model printed, or what was caught if it printed none.
 [[noreturn]] void rethrow_in_own_words();
 
 /// Loads a compiled model with one of LibTorch's runners, such as AOTIModelContainerRunnerCpu, and what its

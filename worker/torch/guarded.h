@@ -26,7 +26,7 @@ Result<> guarded(int threads, std::string_view attempt, ErrorCode code, Work&& w
     } catch (const std::exception& exception) {
         return translate(exception, code, attempt);
     } catch (...) {  // compiled code may throw anything
-        return Error{code, fmt::format("{}: it threw something that is no std::exception", attempt), {}};
+        return Error{code, fmt::format("{}: it threw something that is not a std::exception", attempt), {}};
     }
 }
 

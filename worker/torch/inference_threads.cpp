@@ -55,7 +55,7 @@ void bind_team(int count) {
         cpu_set_t own;
         CPU_ZERO(&own);
         CPU_SET(all[static_cast<std::size_t>((first + omp_get_thread_num()) % count)], &own);
-        (void)::sched_setaffinity(0, sizeof own, &own);  // refused, the kernel places it
+        (void)::sched_setaffinity(0, sizeof own, &own);  // if refused, the kernel places it
     }
 }
 

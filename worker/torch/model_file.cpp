@@ -116,7 +116,7 @@ Result<std::string> ModelFile::sha256(const std::function<void(std::uint64_t)>& 
     for (std::uint64_t offset = 0; offset < size_bytes_;) {
         const auto got = read_at(fd_.get(), chunk, offset);
         if (got < 0) return system_error(fmt::format("reading {} at byte {}", path_.string(), offset), errno);
-        if (got == 0) break;  // became shorter: `unchanged` tells
+        if (got == 0) break;  // it became shorter: `unchanged` reports that
         hash.update(std::span{chunk}.first(static_cast<std::size_t>(got)));
         offset += static_cast<std::uint64_t>(got);
         if (progress) progress(offset);

@@ -17,8 +17,8 @@ class ReadAdapterInterface;
 
 namespace bulkhead::worker {
 
-/// A model's file, opened once: what was checked, hashed and loaded is the same file, whatever its name
-/// points to meanwhile.
+/// A model's file, opened once: the same file is checked, hashed and loaded, even if its name points to another one
+/// meanwhile.
 class ModelFile {
 public:
     /// Errors  load_failed when it is missing, unreadable, no regular file, empty, or no zip archive, which
@@ -30,7 +30,7 @@ public:
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return size_bytes_; }
 
-    /// Device, inode, size and both times: while it is the same, so are the contents.
+    /// Device, inode, size and both times: while these are the same, so are the contents.
     [[nodiscard]] const std::string& identity() const noexcept { return identity_; }
     /// Errors  load_failed when the file was written to since it was opened
     [[nodiscard]] Result<> unchanged() const;

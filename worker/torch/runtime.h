@@ -25,8 +25,8 @@ struct Parts;
 class Runtime {
 public:
     virtual ~Runtime() = default;
-    /// Where the method takes its outputs as arguments, the room for them may follow the inputs, and is what is returned.
-    /// Throws what LibTorch throws (c10::Error, std::exception); the caller translates once.
+    /// Where the method takes its outputs as arguments, the room for them may follow the inputs, and is what is
+    /// returned. Throws what LibTorch throws (c10::Error, std::exception); the caller translates once.
     virtual std::vector<at::Tensor> call(const config::MethodSpec& method, const std::vector<at::Tensor>& inputs,
                                          const std::vector<config::ParameterValue>& parameters) = 0;
     virtual void reset() = 0;
@@ -34,7 +34,7 @@ public:
     [[nodiscard]] virtual bool writes_inputs() const noexcept { return false; }
 };
 
-/// A device: how tensors get there, and how a call is made fast there.
+/// A device: how tensors are brought there, and how calls are made fast.
 class Device {
 public:
     virtual ~Device() = default;
@@ -90,7 +90,7 @@ inline constexpr const char* cuda_device_symbol = "bulkhead_cuda_device";
 /// Empty for a type that the channel cannot carry.
 [[nodiscard]] std::optional<wire::DType> dtype_of(at::ScalarType type);
 
-/// What a LibTorch exception means, once: out_of_memory, inference_failed, capture_failed. Its text is cut
+/// Translates a LibTorch exception: out_of_memory, inference_failed, capture_failed. The text is cut
 /// to the model's own words: the C++ stack that LibTorch appends is left out.
 [[nodiscard]] Error translate(const std::exception& exception, ErrorCode code, std::string_view attempt);
 

@@ -46,9 +46,8 @@ struct BoundMethod {
     bool writes_inputs;
 };
 
-/// By LibTorch's own analysis of aliases, which takes what it does not know for a write.
-bool writes_inputs(const torch::jit::Method& method, const std::vector<ArgumentSource>& arguments,
-                   std::size_t inputs) {
+/// By LibTorch's alias analysis, which treats what it does not know as a write.
+bool writes_inputs(const torch::jit::Method& method, const std::vector<ArgumentSource>& arguments, std::size_t inputs) {
     const std::shared_ptr<torch::jit::Graph> graph = method.graph()->copy();
     torch::jit::Inline(*graph);
     const torch::jit::AliasDb aliases{graph};

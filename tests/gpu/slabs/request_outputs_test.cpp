@@ -49,14 +49,14 @@ protected:
 
 TEST_F(GpuOutputs, ASlabThatCannotBeClearedIsNobodys) {
     if (!bulkhead::test::is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
-    const std::uint64_t used = budget->used_bytes();
+    const std::uint64_t used = budget->used();
     ::setenv("BULKHEAD_FAKE_CUDA_FAIL", "cuMemsetD8Async 999", 1);
     for (const SlabKind kind : {SlabKind::cuda_vmm, SlabKind::cuda_ipc}) {
         const Result<> refused = slabs->add(SlabDirection::input, 1, 1, kind);
         ASSERT_FALSE(refused) << "it may show what another client left there";
         EXPECT_THAT(refused.error().attempt, HasSubstr("cuMemsetD8Async"));
     }
-    EXPECT_EQ(budget->used_bytes(), used);
+    EXPECT_EQ(budget->used(), used);
 }
 
 TEST_F(GpuOutputs, ARequestKeepsItsKindWhenTheClientGivesTheLastSlabBack) {

@@ -32,8 +32,7 @@ protected:
 
     [[nodiscard]] bool over_rings() const { return GetParam() != Over::socket; }
     void offer() {
-        if (over_rings())
-            worker.offer_rings(GetParam() == Over::small_rings ? ring::lines_min : ring::lines_usual);
+        if (over_rings()) worker.offer_rings(GetParam() == Over::small_rings ? ring::lines_min : ring::lines_usual);
     }
     void accept() {
         if (over_rings()) client.accept_rings();

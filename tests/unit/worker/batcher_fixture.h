@@ -27,7 +27,7 @@ inline Ids counting(std::int64_t from, std::size_t count) {
 }
 
 /// What a sequence gives when it is alone in the world: the promise that batching must keep.
-inline Tokens expected(const Shape& shape, const Ask& ask, std::span<const std::int64_t> prompt) {
+inline Tokens expected(const Shape& shape, const GenerateParameters& ask, std::span<const std::int64_t> prompt) {
     Ids before{prompt.begin(), prompt.end()};
     if (shape.embeddings && !shape.prefill_gives)
         before.insert(before.end(), shape.first_token.begin(), shape.first_token.end());
@@ -68,12 +68,12 @@ protected:
         }
     }
 
-    Ask ask(std::uint32_t new_max = 8) const {
-        Ask made;
+    GenerateParameters ask(std::uint32_t new_max = 8) const {
+        GenerateParameters made;
         made.new_max = new_max;
         return made;
     }
-    Batcher::Number add(const Ids& tokens, Ask request, bool hears = false) {
+    Batcher::Number add(const Ids& tokens, GenerateParameters request, bool hears = false) {
         const Batcher::Number number = ++last;
         Prompt& prompt = prompts[number];
         prompt.tokens = tokens;
@@ -130,7 +130,7 @@ protected:
     std::optional<FakeEngine> engine;
     std::optional<Batcher> batcher;
     std::map<Batcher::Number, Prompt> prompts;
-    std::map<Batcher::Number, Ask> asks;
+    std::map<Batcher::Number, GenerateParameters> asks;
     std::map<Batcher::Number, Ending> endings;
     std::map<Batcher::Number, Tokens> heard;
     std::vector<std::string> said;

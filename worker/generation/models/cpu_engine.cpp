@@ -20,7 +20,7 @@ namespace {
 struct Slot {
     SlotStart start;
     std::uint32_t filled = 0;  ///< positions whose KV was ever written since the slot's KV was last known to be numbers
-    bool tainted = false;      ///< no step has shown yet that the last sequence's KV is all numbers, or one showed it is not
+    bool tainted = false;      ///< the last sequence's KV holds a NaN, or no step has shown yet that it does not
 };
 
 class CpuEngine final : public Engine {
@@ -62,8 +62,8 @@ public:
             state.rope_delta = rope_delta_of(parts_.manifest, prompt);
             slots_[slot].tainted = true;
             slots_[slot].filled = std::max(slots_[slot].filled, first + count);
-            const at::Tensor logits = parts_.prefill ? call_prefill(slot, prompt, first, count)
-                                                     : decode_prompt(slot, prompt, first, count);
+            const at::Tensor logits =
+                parts_.prefill ? call_prefill(slot, prompt, first, count) : decode_prompt(slot, prompt, first, count);
             state.position += count;
             if (last && parts_.shape.prefill_gives) given_ = {draw(slot, logits.const_data_ptr<float>(), false)};
             return {};
@@ -140,9 +140,9 @@ private:
     at::Tensor decode_prompt(std::uint32_t slot, const Prompt& prompt, std::uint32_t first, std::uint32_t count) {
         at::Tensor logits;
         for (std::uint32_t i = first; i < first + count; ++i)
-            logits = call_decode(function_for(1), 1, prompt_tokens(parts_.manifest, prompt, i),
-                                 at::full({1}, i, at::kLong),
-                                 at::full({1}, slots_[slot].start.state.rope_delta, at::kLong), i + 1, kv_.of(slot));
+            logits =
+                call_decode(function_for(1), 1, prompt_tokens(parts_.manifest, prompt, i), at::full({1}, i, at::kLong),
+                            at::full({1}, slots_[slot].start.state.rope_delta, at::kLong), i + 1, kv_.of(slot));
         return logits;
     }
 
@@ -223,7 +223,7 @@ private:
     std::vector<std::int32_t> tokens_;  ///< [slots, C], of the last step
     std::vector<StepToken> given_;      ///< of the last launch
 
-    mutable std::mutex mutex_;  ///< guards the counters
+    mutable std::mutex mutex_;                      ///< guards the counters
     std::map<std::uint32_t, std::uint64_t> steps_;  ///< by the number of sequences
     std::uint64_t moves_ = 0;
     std::uint64_t copies_ = 0;

@@ -23,19 +23,12 @@ bool are_given() {
 std::optional<HugePages> HugePages::reserve(std::uint64_t bytes) {
     if (!are_given()) return {};
     const std::uint64_t reserved = bytes + page_bytes;
-    void* const address =
-        ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (address == MAP_FAILED) return {};
-    const std::span mapping{static_cast<std::byte*>(address), reserved};
-    const std::uint64_t past = reinterpret_cast<std::uintptr_t>(address) % page_bytes;
-    HugePages made{mapping, mapping.subspan(past == 0 ? 0 : page_bytes - past, bytes)};
-    if (::madvise(address, reserved, MADV_HUGEPAGE) != 0) return {};
-    (void)::madvise(address, reserved, MADV_DONTDUMP);  // if refused, a core holds the weights too
-    return made;
-}
-
-HugePages::~HugePages() {
-    if (!mapping_.empty()) ::munmap(mapping_.data(), mapping_.size());
+    Mapping mapping{reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE};
+    const std::span<std::byte> all = mapping.bytes();
+    if (!mapping || ::madvise(all.data(), all.size(), MADV_HUGEPAGE) != 0) return {};
+    (void)::madvise(all.data(), all.size(), MADV_DONTDUMP);  // if refused, a core holds the weights too
+    const std::uint64_t past = reinterpret_cast<std::uintptr_t>(all.data()) % page_bytes;
+    return HugePages{std::move(mapping), all.subspan(past == 0 ? 0 : page_bytes - past, bytes)};
 }
 
 }  // namespace bulkhead::worker::generation

@@ -6,6 +6,8 @@
 #include <span>
 #include <utility>
 
+#include "ipc/base/mapping.h"
+
 namespace bulkhead::worker::generation {
 
 /// Anonymous memory in huge pages of 2 MiB, where the kernel has any to give. What is read as a whole again and again,
@@ -18,18 +20,13 @@ public:
     /// address is left.
     [[nodiscard]] static std::optional<HugePages> reserve(std::uint64_t bytes);
 
-    HugePages(HugePages&& other) noexcept
-        : mapping_{std::exchange(other.mapping_, {})}, memory_{std::exchange(other.memory_, {})} {}
-    HugePages& operator=(HugePages&&) = delete;
-    ~HugePages();
-
     /// Begins at a multiple of 2 MiB.
     [[nodiscard]] std::span<std::byte> memory() const noexcept { return memory_; }
 
 private:
-    HugePages(std::span<std::byte> mapping, std::span<std::byte> memory) : mapping_{mapping}, memory_{memory} {}
+    HugePages(Mapping mapping, std::span<std::byte> memory) : mapping_{std::move(mapping)}, memory_{memory} {}
 
-    std::span<std::byte> mapping_;
+    Mapping mapping_;
     std::span<std::byte> memory_;
 };
 

@@ -1,7 +1,5 @@
 #include "worker/generation/models/kv_memory.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -16,20 +14,19 @@ namespace bulkhead::worker::generation {
 KvMemory::KvMemory(const Manifest& manifest, const Shape& shape)
     : position_bytes_{std::uint64_t{manifest.dim} * element_size(manifest.kv_dtype)},
       head_bytes_{position_bytes_ * shape.length}, slot_bytes_{head_bytes_ * manifest.heads * manifest.rows},
-      buffer_bytes_{slot_bytes_ * shape.slots} {
+      buffer_bytes_{slot_bytes_ * shape.slots}, mapping_{buffer_bytes_ * 2 * manifest.layers, PROT_READ | PROT_WRITE,
+                                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE} {
     const std::uint64_t bytes = buffer_bytes_ * 2 * manifest.layers;
-    void* address =
-        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (address == MAP_FAILED)
+    if (!mapping_)
         throw ErrorException{{ErrorCode::out_of_memory, fmt::format("mapping {} MiB of KV", bytes >> 20),
                               "lower `generate.slots` or `generate.length`"}};
-    mapping_ = {static_cast<std::byte*>(address), bytes};
-    (void)::madvise(address, bytes, MADV_DONTDUMP);  // refused, a core is large and tells too much, and no less right
+    std::byte* const address = mapping_.bytes().data();
+    (void)::madvise(address, bytes, MADV_DONTDUMP);  // if refused, a core is larger and shows more, but is right
 
     std::vector<at::Tensor> whole;
     const std::int64_t rows = manifest.rows;
     for (std::uint64_t offset = 0; offset < bytes; offset += buffer_bytes_)
-        whole.push_back(at::from_blob(mapping_.data() + offset,
+        whole.push_back(at::from_blob(address + offset,
                                       {rows * shape.slots, manifest.heads, shape.length, manifest.dim},
                                       at::TensorOptions{}.dtype(scalar_type(manifest.kv_dtype))));
     front_.resize(shape.slots + 1);
@@ -41,14 +38,12 @@ KvMemory::KvMemory(const Manifest& manifest, const Shape& shape)
         }
 }
 
-KvMemory::~KvMemory() { ::munmap(mapping_.data(), mapping_.size()); }
-
 template <typename F>
 void KvMemory::each_head(std::uint32_t slot, std::uint32_t first, std::uint32_t end, const F& f) {
     if (first >= end) return;
-    for (std::uint64_t buffer = slot * slot_bytes_; buffer < mapping_.size(); buffer += buffer_bytes_)
+    for (std::uint64_t buffer = slot * slot_bytes_; buffer < mapping_.bytes().size(); buffer += buffer_bytes_)
         for (std::uint64_t head = 0; head < slot_bytes_; head += head_bytes_)
-            f(mapping_.subspan(buffer + head + first * position_bytes_, (end - first) * position_bytes_));
+            f(mapping_.bytes().subspan(buffer + head + first * position_bytes_, (end - first) * position_bytes_));
 }
 
 void KvMemory::exchange(std::uint32_t a, std::uint32_t b, std::uint32_t length) {
@@ -62,9 +57,8 @@ void KvMemory::exchange(std::uint32_t a, std::uint32_t b, std::uint32_t length) 
 void KvMemory::copy(std::uint32_t from, std::uint32_t to, std::uint32_t length) {
     const std::ptrdiff_t distance = (static_cast<std::ptrdiff_t>(to) - static_cast<std::ptrdiff_t>(from)) *
                                     static_cast<std::ptrdiff_t>(slot_bytes_);
-    each_head(from, 0, length, [&](std::span<std::byte> bytes) {
-        std::memcpy(bytes.data() + distance, bytes.data(), bytes.size());
-    });
+    each_head(from, 0, length,
+              [&](std::span<std::byte> bytes) { std::memcpy(bytes.data() + distance, bytes.data(), bytes.size()); });
 }
 
 void KvMemory::clear(std::uint32_t slot, std::uint32_t first, std::uint32_t end) {

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ipc/base/mapping.h"
 #include "worker/generation/models/manifest.h"
 
 namespace bulkhead::worker::generation {
@@ -19,9 +20,6 @@ namespace bulkhead::worker::generation {
 class KvMemory {
 public:
     KvMemory(const Manifest& manifest, const Shape& shape);
-    ~KvMemory();
-    KvMemory(const KvMemory&) = delete;
-    KvMemory& operator=(const KvMemory&) = delete;
 
     /// k0, v0, k1, v1, … of the first `sequences` slots: as large as decode wants them.
     [[nodiscard]] const std::vector<at::Tensor>& front(std::uint32_t sequences) const { return front_[sequences]; }
@@ -39,11 +37,11 @@ private:
     template <typename F>
     void each_head(std::uint32_t slot, std::uint32_t first, std::uint32_t end, const F& f);
 
-    std::span<std::byte> mapping_;
     std::uint64_t position_bytes_;  ///< of one head
     std::uint64_t head_bytes_;      ///< L positions
     std::uint64_t slot_bytes_;      ///< of one buffer
     std::uint64_t buffer_bytes_;    ///< all slots of K or V of a layer
+    Mapping mapping_;
     std::vector<std::vector<at::Tensor>> front_;
     std::vector<std::vector<at::Tensor>> of_;
 };

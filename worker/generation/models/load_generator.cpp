@@ -7,7 +7,7 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/cuda/gpu.h"
-#include "worker/generation/ask.h"
+#include "worker/generation/generate_parameters.h"
 #include "worker/generation/models/fit.h"
 #include "worker/generation/models/package.h"
 #include "worker/generation/trial.h"
@@ -31,7 +31,7 @@ private:
     std::unique_ptr<Function> function_;
 };
 
-/// Functions that fail at their first step take or give other tensors than the manifest says.
+/// Functions that fail at their first step do not fit the manifest's tensors.
 Error contradicts(Error error) {
     if (error.code != ErrorCode::inference_failed) return error;
     return {ErrorCode::package_incompatible, std::move(error.attempt),
@@ -43,7 +43,7 @@ public:
     GeneratingModel(Package package, std::unique_ptr<Device> device, int threads)
         : package_{std::move(package)}, device_{std::move(device)}, threads_{threads} {}
 
-    /// Loads, and tries it once. Memory that is not there, or runs out, is told with what would need less.
+    /// Loads it, and tries it once. An out_of_memory says what would need less.
     Result<> make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context);
 
     [[nodiscard]] const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }

@@ -27,9 +27,10 @@ public:
     [[noreturn]] void refuse(std::string_view wanted) const {
         std::string is = json::serialize(value_);
         if (is.size() > 80) is = is.substr(0, 77) + "...";
-        throw ErrorException{{ErrorCode::package_incompatible,
-                              fmt::format("reading {}: \"{}\" is {}, which is not {}", manifest_path(), path_, is, wanted),
-                              std::string{export_again}}};
+        throw ErrorException{
+            {ErrorCode::package_incompatible,
+             fmt::format("reading {}: \"{}\" is {}, which is not {}", manifest_path(), path_, is, wanted),
+             std::string{export_again}}};
     }
     [[nodiscard]] Field operator[](std::string_view key) const {
         if (auto found = find(key)) return *found;
@@ -157,17 +158,16 @@ config::MethodSpec read_method(const Field& from, const fs::path& folder) {
     method.erase("constants");
     const json::object fleet{
         {"version", 1},
-        {"models",
-         json::object{{"m", json::object{{"runtime", "aoti"},
-                                         {"package", (folder / from["file"].file()).string()},
-                                         {"methods", json::object{{from["name"].text(), method}}}}}}}};
+        {"models", json::object{{"m", json::object{{"runtime", "aoti"},
+                                                   {"package", (folder / from["file"].file()).string()},
+                                                   {"methods", json::object{{from["name"].text(), method}}}}}}}};
     const config::ReadFleet read = config::read_fleet_text(json::serialize(fleet), folder / "manifest.json");
     if (!read.ok() || read.fleet.models.size() != 1 || read.fleet.models.front().methods.size() != 1)
-        throw ErrorException{{ErrorCode::package_incompatible,
-                              fmt::format("reading method {} of {}: {}", from["name"].text(),
-                                          (folder / "manifest.json").string(),
-                                          read.ok() ? "no method" : read.diagnostics.front().text()),
-                              std::string{export_again}}};
+        throw ErrorException{
+            {ErrorCode::package_incompatible,
+             fmt::format("reading method {} of {}: {}", from["name"].text(), (folder / "manifest.json").string(),
+                         read.ok() ? "no method" : read.diagnostics.front().text()),
+             std::string{export_again}}};
     return read.fleet.models.front().methods.front();
 }
 
@@ -196,13 +196,40 @@ void read_draw(const Field& root, Manifest& manifest) {
 }
 
 /// Members of a manifest, as clients/python/bulkhead/export/manifest.py lists them; those of them that may be null, and
-/// those that packages of earlier exporters lack. What each is, whoever reads it checks.
-constexpr std::string_view members[] = {
-    "format", "family",     "name",       "exporter",   "torch",    "device",        "compute_capability", "cpu_flags",
-    "dtypes", "vocabulary", "codebooks",  "rows",       "length",   "length_max",    "slots",              "slots_max",
-    "kv",     "buckets",    "prefill",    "decode",     "stop",     "delay_pattern", "first_token",        "rope_delta",
-    "bos",    "sampling",   "methods",    "constants",  "weights",  "tokenizer",     "sampling_order",     "source",
-    "functions"};
+/// those that packages of earlier exporters lack. Each value is checked where it is read.
+constexpr std::string_view members[] = {"format",
+                                        "family",
+                                        "name",
+                                        "exporter",
+                                        "torch",
+                                        "device",
+                                        "compute_capability",
+                                        "cpu_flags",
+                                        "dtypes",
+                                        "vocabulary",
+                                        "codebooks",
+                                        "rows",
+                                        "length",
+                                        "length_max",
+                                        "slots",
+                                        "slots_max",
+                                        "kv",
+                                        "buckets",
+                                        "prefill",
+                                        "decode",
+                                        "stop",
+                                        "delay_pattern",
+                                        "first_token",
+                                        "rope_delta",
+                                        "bos",
+                                        "sampling",
+                                        "methods",
+                                        "constants",
+                                        "weights",
+                                        "tokenizer",
+                                        "sampling_order",
+                                        "source",
+                                        "functions"};
 constexpr std::string_view nullable[] = {"compute_capability", "first_token", "bos", "delay_pattern", "prefill"};
 constexpr std::string_view optional[] = {"functions"};
 
@@ -246,8 +273,7 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
         for (const Field& flag : flags->items()) manifest.cpu_flags.push_back(flag.text());
     manifest.weights_dtype = root["dtypes"]["weights"].dtype();
     manifest.kv_dtype = root["dtypes"]["kv"].dtype();
-    if (!is_floating(manifest.kv_dtype))
-        root["dtypes"]["kv"].refuse("float32, float16 or bfloat16");
+    if (!is_floating(manifest.kv_dtype)) root["dtypes"]["kv"].refuse("float32, float16 or bfloat16");
 
     manifest.vocabulary = root["vocabulary"].count(limits::vocabulary_max);
     manifest.codebooks = count_or(root, "codebooks", 1, limits::codebooks_max);
@@ -320,8 +346,8 @@ Manifest read_document(const json::value& document, const fs::path& folder) {
 
 Error exceeds(std::string_view what, std::uint32_t asked, std::uint32_t exported) {
     return {ErrorCode::config_invalid,
-            fmt::format("settling `generate`: {} {} are asked for, the package was exported for at most {}", asked, what,
-                        exported),
+            fmt::format("settling `generate`: {} {} are asked for, the package was exported for at most {}", asked,
+                        what, exported),
             fmt::format("lower it in the fleet file, or {} with more", export_again)};
 }
 
@@ -374,17 +400,17 @@ Result<Manifest> read_manifest_of(const fs::path& folder) {
     const fs::path path = folder / "manifest.json";
     std::error_code error;
     if (!fs::is_regular_file(path, error))
-        return Error{ErrorCode::load_failed,
-                     fmt::format("opening {}: it is missing, or no file", path.string()),
-                     fmt::format("`package` names a folder that {} writes; {}", "python -m bulkhead.export",
-                                 export_again)};
+        return Error{
+            ErrorCode::load_failed, fmt::format("opening {}: it is missing, or no file", path.string()),
+            fmt::format("`package` names a folder that {} writes; {}", "python -m bulkhead.export", export_again)};
     if (const auto bytes = fs::file_size(path, error); error || bytes > limits::manifest_bytes_max)
         return Error{ErrorCode::load_failed, fmt::format("reading {}: it has {} bytes", path.string(), bytes),
                      std::string{export_again}};
     std::ifstream stream{path, std::ios::binary};
     std::ostringstream text;
     text << stream.rdbuf();
-    if (!stream) return Error{ErrorCode::load_failed, fmt::format("reading {}", path.string()), "check its permissions"};
+    if (!stream)
+        return Error{ErrorCode::load_failed, fmt::format("reading {}", path.string()), "check its permissions"};
     return parse_manifest(text.str(), folder);
 }
 

@@ -1,7 +1,6 @@
 #include "worker/generation/models/weights_file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -56,7 +55,7 @@ bool size_of(const std::vector<std::int64_t>& dims, wire::DType dtype, std::uint
 /// What is wrong with one entry of the header; empty, and `tensor` filled, where nothing is.
 std::string read_entry(const boost::json::value& entry, std::span<const std::byte> data, WeightTensor& tensor) {
     const auto* object = entry.if_object();
-    if (object == nullptr) return "is no object";
+    if (object == nullptr) return "is not an object";
     const auto* dtype = object->if_contains("dtype");
     const auto* shape = object->if_contains("shape");
     const auto* offsets = object->if_contains("data_offsets");
@@ -71,13 +70,13 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
         }
     if (!known) return fmt::format("has dtype {}, which is not supported", std::string_view{dtype->as_string()});
     for (const auto& dim : shape->as_array()) {
-        if (!dim.is_int64() || dim.as_int64() < 0) return "has a shape that is no list of sizes";
+        if (!dim.is_int64() || dim.as_int64() < 0) return "has a shape that is not a list of sizes";
         tensor.dims.push_back(dim.as_int64());
     }
     std::array<std::uint64_t, 2> range{};
     for (std::size_t i = 0; i < 2; ++i) {
         const auto& offset = offsets->as_array()[i];
-        if (!offset.is_int64() || offset.as_int64() < 0) return "has offsets that are no positions";
+        if (!offset.is_int64() || offset.as_int64() < 0) return "has offsets that are not positions";
         range[i] = static_cast<std::uint64_t>(offset.as_int64());
     }
     std::uint64_t bytes = 0;
@@ -93,31 +92,21 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
 
 }  // namespace
 
-WeightsFile::WeightsFile(WeightsFile&& other) noexcept
-    : mapping_{std::exchange(other.mapping_, {})}, copy_{std::move(other.copy_)},
-      size_bytes_{other.size_bytes_}, tensors_{std::move(other.tensors_)} {}
-
-WeightsFile::~WeightsFile() { unmap(); }
-
-void WeightsFile::unmap() noexcept {
-    const auto mapping = std::exchange(mapping_, {});
-    if (!mapping.empty()) ::munmap(const_cast<std::byte*>(mapping.data()), mapping.size());
-}
-
 void WeightsFile::copy_to_huge_pages(int threads, const std::function<void(std::uint64_t)>& progress) {
     auto memory = HugePages::reserve(size_bytes_);
     if (!memory) return;
+    const std::span<const std::byte> file = mapping_.bytes();
     ParallelCopy copy{threads};
-    for (std::size_t done = 0; done < mapping_.size();) {
-        const auto part = mapping_.subspan(done, std::min<std::size_t>(copied_at_once, mapping_.size() - done));
+    for (std::size_t done = 0; done < file.size();) {
+        const auto part = file.subspan(done, std::min<std::size_t>(copied_at_once, file.size() - done));
         copy(memory->memory().data() + done, part);
         progress(done += part.size());
     }
     for (auto& [name, tensor] : tensors_)
-        tensor.bytes = memory->memory().subspan(static_cast<std::size_t>(tensor.bytes.data() - mapping_.data()),
-                                                tensor.bytes.size());
+        tensor.bytes =
+            memory->memory().subspan(static_cast<std::size_t>(tensor.bytes.data() - file.data()), tensor.bytes.size());
     copy_.emplace(std::move(*memory));
-    unmap();
+    mapping_ = {};
 }
 
 Result<WeightsFile> WeightsFile::open(const fs::path& path, std::uint64_t expected_bytes) {
@@ -131,25 +120,26 @@ Result<WeightsFile> WeightsFile::open(const fs::path& path, std::uint64_t expect
     const auto bytes = static_cast<std::uint64_t>(status.st_size);
     if (bytes != expected_bytes || bytes < sizeof(std::uint64_t))
         return broken(path, fmt::format("it has {} bytes, its manifest says {}", bytes, expected_bytes));
-    void* address = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.get(), 0);
-    if (address == MAP_FAILED) return system_error(fmt::format("mapping the weights {}", path.string()), errno);
-    WeightsFile weights{{static_cast<const std::byte*>(address), bytes}};
+    Mapping mapping{bytes, PROT_READ, MAP_PRIVATE, file.get()};
+    if (!mapping) return system_error(fmt::format("mapping the weights {}", path.string()), errno);
+    WeightsFile weights{std::move(mapping)};
     if (auto read = weights.read_header(path); !read) return read.error();
     return weights;
 }
 
 Result<> WeightsFile::read_header(const fs::path& path) {
+    const std::span<const std::byte> bytes = mapping_.bytes();
     std::uint64_t length = 0;
-    std::memcpy(&length, mapping_.data(), sizeof length);
-    if (length > limits::weights_header_bytes_max || length > mapping_.size() - sizeof length)
-        return broken(path, fmt::format("its header claims {} bytes of {}", length, mapping_.size()));
-    const std::string_view text{reinterpret_cast<const char*>(mapping_.data()) + sizeof length, length};
+    std::memcpy(&length, bytes.data(), sizeof length);
+    if (length > limits::weights_header_bytes_max || length > bytes.size() - sizeof length)
+        return broken(path, fmt::format("its header claims {} bytes of {}", length, bytes.size()));
+    const std::string_view text{reinterpret_cast<const char*>(bytes.data()) + sizeof length, length};
     boost::system::error_code error;
     const boost::json::value header = boost::json::parse(text, error);
-    if (error || !header.is_object()) return broken(path, "its header is no JSON object");
+    if (error || !header.is_object()) return broken(path, "its header is not a JSON object");
     if (header.as_object().size() > limits::weight_tensors_max)
         return broken(path, "its header lists too many tensors");
-    const auto data = mapping_.subspan(sizeof length + length);
+    const auto data = bytes.subspan(sizeof length + length);
     for (const auto& [name, entry] : header.as_object()) {
         if (name == "__metadata__") continue;
         WeightTensor tensor;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ipc/base/error.h"
+#include "ipc/base/mapping.h"
 #include "ipc/channel/wire.h"
 #include "worker/generation/models/huge_pages.h"
 
@@ -35,10 +36,6 @@ public:
     /// unreadable), package_incompatible (truncated, or a header that lies)
     static Result<WeightsFile> open(const std::filesystem::path& path, std::uint64_t expected_bytes);
 
-    WeightsFile(WeightsFile&& other) noexcept;
-    WeightsFile& operator=(WeightsFile&&) = delete;
-    ~WeightsFile();
-
     /// Copies all tensors into memory of this process and unmaps the file: whoever has a tensor's bytes must ask again.
     /// Does nothing where there are no huge pages. `progress` hears how many bytes are done.
     /// Thread  the caller's and `threads` - 1 of its own
@@ -50,12 +47,10 @@ public:
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return size_bytes_; }
 
 private:
-    explicit WeightsFile(std::span<const std::byte> mapping) : mapping_{mapping}, size_bytes_{mapping.size()} {}
+    explicit WeightsFile(Mapping mapping) : mapping_{std::move(mapping)}, size_bytes_{mapping_.bytes().size()} {}
     Result<> read_header(const std::filesystem::path& path);
 
-    void unmap() noexcept;
-
-    std::span<const std::byte> mapping_;  ///< empty once copied
+    Mapping mapping_;  ///< empty once copied
     std::optional<HugePages> copy_;
     std::uint64_t size_bytes_;
     std::map<std::string, WeightTensor, std::less<>> tensors_;

@@ -21,7 +21,7 @@ protected:
             std::erase_if(alive, [&](auto number) { return endings.contains(number); });
             if (pick(3) == 0 && alive.size() < shape.slots) {
                 Ids tokens = next_prompt(pick, removed);
-                Ask request = ask(static_cast<std::uint32_t>(1 + pick(12)));
+                GenerateParameters request = ask(static_cast<std::uint32_t>(1 + pick(12)));
                 if (pick(2) == 0) request.rules.stop = {static_cast<std::int32_t>(pick(64))};
                 if (pick(2) == 0) request.sampling = {.do_sample = true, .seed = pick(5)};
                 alive.push_back(add(tokens, request, pick(2) == 0));

@@ -30,7 +30,7 @@ TEST_F(BatcherTest, StepsAtOnceWhereThePromptIsOneToken) {
 TEST_F(BatcherTest, EndsWithAStopTokenWhichIsPartOfTheResult) {
     make(FakeEngine::usual());
     const Tokens all = expected(shape, ask(30), Ids{1, 2, 3});
-    Ask request = ask(30);
+    GenerateParameters request = ask(30);
     request.rules.stop = {all[4]};
     const auto number = add({1, 2, 3}, request);
     run();
@@ -41,7 +41,7 @@ TEST_F(BatcherTest, EndsWithAStopTokenWhichIsPartOfTheResult) {
 
 TEST_F(BatcherTest, GivesForcedTokensFirst) {
     make(FakeEngine::usual());
-    Ask request = ask(4);
+    GenerateParameters request = ask(4);
     request.rules.forced = {9, -1, 11};
     const auto number = add({1, 2, 3}, request);
     run();
@@ -212,7 +212,7 @@ TEST_F(BatcherTest, LaunchesTheNextStepBeforeItReadsTheLastOne) {
 TEST_F(BatcherTest, ThrowsAwayTheStepThatRanAheadOfAStop) {
     make(FakeEngine::usual(), 8, 2);
     const Tokens all = expected(shape, ask(30), Ids{1, 2, 3});
-    Ask request = ask(30);
+    GenerateParameters request = ask(30);
     request.rules.stop = {all[2]};
     const auto number = add({1, 2, 3}, request);
     run();
@@ -227,7 +227,7 @@ TEST_F(BatcherTest, ThrowsAwayTheStepThatRanAheadOfAStop) {
 
 TEST_F(BatcherTest, CollectsTheStepThatRanAheadAtOnceAndDoesNotTimeIt) {
     make(FakeEngine::usual(), 8, 2);
-    Ask request = ask(30);
+    GenerateParameters request = ask(30);
     request.rules.stop = {expected(shape, ask(30), Ids{1, 2, 3}).front()};
     const auto number = add({1, 2, 3}, request);
     while (batcher->sequences() > 0) batcher->turn();
@@ -271,9 +271,8 @@ TEST_F(BatcherTest, LaunchesTheFirstStepBeforeItReadsTheTokenOfAPrefill) {
     make(gives, 8, 2);
     const auto number = add(counting(0, 20), ask(4));
     run();
-    EXPECT_THAT(engine->calls,
-                ElementsAre("reset 0 0", "prefill 0 0+8", "prefill 0 8+8", "prefill 0 16+4", "launch 1", "collect",
-                            "launch 1", "collect", "launch 1", "collect", "collect"));
+    EXPECT_THAT(engine->calls, ElementsAre("reset 0 0", "prefill 0 0+8", "prefill 0 8+8", "prefill 0 16+4", "launch 1",
+                                           "collect", "launch 1", "collect", "launch 1", "collect", "collect"));
     expect_right(number);
 }
 
@@ -297,7 +296,7 @@ TEST_F(BatcherTest, ThrowsAwayTheStepBehindAPrefillWhoseTokenStops) {
     Shape gives = FakeEngine::usual();
     gives.prefill_gives = true;
     make(gives, 8, 2);
-    Ask request = ask(30);
+    GenerateParameters request = ask(30);
     request.rules.stop = {expected(shape, ask(1), counting(0, 20)).front()};
     const auto number = add(counting(0, 20), request);
     run();
@@ -341,7 +340,7 @@ TEST_F(BatcherTest, HandlesSeveralCodebooks) {
 
 TEST_F(BatcherTest, ChangesSamplingFromTheNextStepOn) {
     make(FakeEngine::usual());
-    Ask request = ask(6);
+    GenerateParameters request = ask(6);
     request.sampling = {.temperature = 1, .do_sample = true, .seed = 3};
     const auto number = add({1, 2, 3}, request);
     batcher->turn();

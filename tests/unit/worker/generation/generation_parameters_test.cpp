@@ -57,7 +57,7 @@ TEST_F(GenerationParameters, ChangesHowARunningSequenceDraws) {
     client.infer(2, "generate.adjust", {}, {{"request", 1}, {"temperature", 0}});
     EXPECT_TRUE(client.expect_result(2).tensors.empty());
     for (const auto& [parameters, words] : std::vector<std::pair<json::object, std::string>>{
-             {{{"request", 9}, {"top_k", 4}}, "request 9 of this channel is generating nothing"},
+             {{{"request", 9}, {"top_k", 4}}, "request 9 of this channel is not generating"},
              {{{"top_k", 4}}, "calling generate.adjust: parameter \"request\" is missing"},
              {{{"request", 1}, {"top_p", 0}}, "calling generate.adjust: parameter \"top_p\" is 0"},
              {{{"request", 1}, {"max_new_tokens", 4}}, "its parameters: do_sample, guidance"}}) {
@@ -80,7 +80,7 @@ TEST_F(GenerationParameters, OfAModelThatLooksBackHoldTheRepeatsThatItAllows) {
     shape.sampling = {{"ras_repeats", 2}};
     start_ready();
     const auto repeats = [&](const json::object& parameters) {
-        generation::Ask ask;
+        generation::GenerateParameters ask;
         ask.prompt_length = 1;
         const Result<> read = generation::read_parameters(shape, parameters, ask);
         EXPECT_TRUE(read) << read.error().text();
@@ -89,7 +89,9 @@ TEST_F(GenerationParameters, OfAModelThatLooksBackHoldTheRepeatsThatItAllows) {
     EXPECT_EQ(repeats({}), 2U);
     EXPECT_EQ(repeats({{"ras_repeats", 0}}), 0U);
     EXPECT_EQ(repeats({{"ras_repeats", 16}}), 16U);
-    const auto now = [](std::uint64_t) -> Result<generation::Sampling> { return generation::Sampling{.ras_repeats = 2}; };
+    const auto now = [](std::uint64_t) -> Result<generation::Sampling> {
+        return generation::Sampling{.ras_repeats = 2};
+    };
     const auto off = generation::read_adjustment(shape, {{"request", 1}, {"ras_repeats", 0}}, now);
     ASSERT_TRUE(off) << off.error().text();
     EXPECT_EQ(off->sampling.ras_repeats, 0U);

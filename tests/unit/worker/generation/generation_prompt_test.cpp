@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "worker/generation/ask.h"
+#include "worker/generation/generate_parameters.h"
 
 namespace bulkhead::worker::generation {
 namespace {
@@ -44,7 +44,7 @@ struct Prompting {
     Shape shape;
     Method method{shape};
     std::vector<TensorView> ordered;
-    Ask ask;
+    GenerateParameters ask;
 };
 
 struct GenerationPrompt : ::testing::Test {
@@ -85,7 +85,8 @@ TEST_F(GenerationPrompt, EndsBehindWhatWasSeen) {
 
     ASSERT_FALSE(read);
     EXPECT_EQ(read.error().code, ErrorCode::input_invalid);
-    EXPECT_THAT(read.error().text(), HasSubstr("the last position in \"rope\" is 2, the largest 4; end the prompt with text"));
+    EXPECT_THAT(read.error().text(),
+                HasSubstr("the last position in \"rope\" is 2, the largest 4; end the prompt with text"));
 }
 
 TEST(GenerationPromptIds, AreThoseOfThePromptNotOfWhatIsGenerated) {
@@ -111,8 +112,9 @@ TEST(GenerationPromptIds, AreThoseOfThePromptNotOfWhatIsGenerated) {
     const Result<> read = model.read({tokens.view()});
     ASSERT_FALSE(read);
     EXPECT_EQ(read.error().code, ErrorCode::input_invalid);
-    EXPECT_THAT(read.error().text(), HasSubstr("token 1 of the prompt is [25, 26]; a row of text is its id and 1 times -1, "
-                                               "a row of audio 2 codes from 0 to 25"));
+    EXPECT_THAT(read.error().text(),
+                HasSubstr("token 1 of the prompt is [25, 26]; a row of text is its id and 1 times -1, "
+                          "a row of audio 2 codes from 0 to 25"));
     for (const auto& [id, code] : {std::pair{26, 3}, {-1, 3}, {-1, -1}, {319, 0}}) {
         tokens.values = {319, -1, id, code};
         EXPECT_FALSE(model.read({tokens.view()})) << id << ", " << code;

@@ -353,6 +353,27 @@ TEST_F(WorkerLoop, DrainsWhatIsInFlightAndRefusesWhatIsNew) {
     client.expect_end();
 }
 
+TEST_F(WorkerLoop, RefusesAChannelThatIsBeingOpenedWhenTheDrainBegins) {
+    spec.channel = {.input_bytes = 24u << 20, .output_bytes = 24u << 20, .bytes_max = 64u << 20, .channels_max = 2};
+    start_ready();
+    TestClient first = open_channel();
+    first.infer(1, "wait", {first.tensor({1})});
+    log->gate.await_arrivals(1);
+    TestClient second = introduce();
+    second.send(channel::encode(channel::Hello{0, "second"}));  // its slabs wait for the request
+    say({{"type", "statistics_asked"}});
+    expect_said("statistics");
+
+    say({{"type", "drain"}, {"deadline_ms", 20'000}});
+
+    second.expect_error(0, ErrorCode::worker_draining);
+    second.expect_end();
+    EXPECT_EQ(number(expect_said("channel_refused"), "channel"), second.id);
+    log->gate.open();
+    expect_said("drained");
+    EXPECT_EQ(expect_exit(), 0);
+}
+
 TEST_F(WorkerLoop, DrainsAtOnceWhenNothingIsInFlight) {
     start_ready();
     TestClient client = open_channel();

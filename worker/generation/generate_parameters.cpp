@@ -1,4 +1,4 @@
-#include "worker/generation/ask.h"
+#include "worker/generation/generate_parameters.h"
 
 #include <algorithm>
 #include <cmath>
@@ -25,16 +25,13 @@ constexpr std::string_view known_parameters[] = {
     "ras_repeats", "repetition_penalty", "seed",   "stop",     "stop_also",   "temperature",    "top_k",
     "top_p"};
 
-constexpr std::string_view adjustable_parameters[] = {"do_sample",          "guidance", "min_p",       "ras_repeats",
-                                                      "repetition_penalty", "request",  "temperature", "top_k",
-                                                      "top_p"};
+constexpr std::string_view adjustable_parameters[] = {
+    "do_sample", "guidance", "min_p", "ras_repeats", "repetition_penalty", "request", "temperature", "top_k", "top_p"};
 
 Error invalid(std::string_view called, std::string what, std::string remedy) {
     return {ErrorCode::input_invalid, fmt::format("calling {}: {}", called, std::move(what)), std::move(remedy)};
 }
-Error invalid(std::string what, std::string remedy) {
-    return invalid(method_name, std::move(what), std::move(remedy));
-}
+Error invalid(std::string what, std::string remedy) { return invalid(method_name, std::move(what), std::move(remedy)); }
 
 /// The parameters of one request, and those of `usual` behind them. Remembers the first fault.
 class Reader {
@@ -108,9 +105,9 @@ public:
                 continue;
             }
             if (!step.is_array() || step.get_array().size() != shape_.codebooks)
-                return out_of_range(
-                    name, step,
-                    fmt::format("give an array of {} ids or nulls for each step, one for each codebook", shape_.codebooks));
+                return out_of_range(name, step,
+                                    fmt::format("give an array of {} ids or nulls for each step, one for each codebook",
+                                                shape_.codebooks));
             for (const json::value& each : step.get_array()) token(name, each, true, to);
         }
     }
@@ -228,11 +225,12 @@ Result<> check_tokens(const Shape& shape, std::span<const std::int64_t> tokens) 
     if (shape.codebooks == 1) return {};
     for (std::size_t at = 0; at < tokens.size(); at += shape.codebooks)
         if (const auto row = tokens.subspan(at, shape.codebooks); !is_row(shape, row))
-            return invalid(fmt::format("token {} of the prompt is [{}]", at / shape.codebooks, fmt::join(row, ", ")),
-                           shape.prompt_id_min < 0
-                               ? fmt::format("a row of text is its id and {} times -1, a row of audio {} codes from 0 to {}",
-                                             shape.codebooks - 1, shape.codebooks, shape.vocabulary - 1)
-                               : fmt::format("send {} codes from 0 to {}", shape.codebooks, shape.vocabulary - 1));
+            return invalid(
+                fmt::format("token {} of the prompt is [{}]", at / shape.codebooks, fmt::join(row, ", ")),
+                shape.prompt_id_min < 0
+                    ? fmt::format("a row of text is its id and {} times -1, a row of audio {} codes from 0 to {}",
+                                  shape.codebooks - 1, shape.codebooks, shape.vocabulary - 1)
+                    : fmt::format("send {} codes from 0 to {}", shape.codebooks, shape.vocabulary - 1));
     return {};
 }
 
@@ -291,7 +289,7 @@ boost::json::object describe(const Method& method, const std::string& package) {
 }
 
 Result<> read_prompt(const Method& method, std::span<const TensorView> inputs, std::vector<TensorView>& ordered,
-                     Ask& ask) {
+                     GenerateParameters& parameters) {
     const Shape& shape = method.shape;
     const std::vector<config::TensorSpec>& specs = method.spec.inputs;
     const config::TensorSpec& first = specs.front();
@@ -306,11 +304,11 @@ Result<> read_prompt(const Method& method, std::span<const TensorView> inputs, s
             return invalid(fmt::format("the prompt has {} positions, and a sequence has {} with what is generated",
                                        length, shape.length),
                            "shorten the prompt, or raise `generate.length` of the model as far as its package allows");
-        ask.prompt_length = static_cast<std::uint32_t>(length);
+        parameters.prompt_length = static_cast<std::uint32_t>(length);
     }
 
-    ask.tokens_tell_all = inputs.size() == 1 && !shape.embeddings;
-    if (ask.tokens_tell_all) {
+    parameters.tokens_tell_all = inputs.size() == 1 && !shape.embeddings;
+    if (parameters.tokens_tell_all) {
         config::MethodSpec alone = method.spec;
         alone.inputs.resize(1);
         if (Result<> fit = check_inputs(alone, inputs, ordered); !fit) return fit;
@@ -327,29 +325,29 @@ Result<> read_prompt(const Method& method, std::span<const TensorView> inputs, s
     if (shape.embeddings) return {};
 
     const std::span<const std::byte> bytes = ordered.front().bytes;
-    ask.tokens.resize(bytes.size() / sizeof(std::int64_t));
-    std::memcpy(ask.tokens.data(), bytes.data(), bytes.size());
-    return check_tokens(shape, ask.tokens);
+    parameters.tokens.resize(bytes.size() / sizeof(std::int64_t));
+    std::memcpy(parameters.tokens.data(), bytes.data(), bytes.size());
+    return check_tokens(shape, parameters.tokens);
 }
 
-Result<> read_parameters(const Shape& shape, const boost::json::object& given, Ask& ask) {
+Result<> read_parameters(const Shape& shape, const boost::json::object& given, GenerateParameters& parameters) {
     Reader reader{method_name, shape, given, shape.sampling};
-    const std::uint32_t room = room_behind(shape, ask.prompt_length);
-    Sampling& sampling = ask.sampling;
+    const std::uint32_t room = room_behind(shape, parameters.prompt_length);
+    Sampling& sampling = parameters.sampling;
     read_sampling(shape, reader, sampling);
     // Greedy too: it may be adjusted to draw.
     sampling.seed = reader.is_given("seed") ? 0 : seed_by_chance();
     reader.integer("seed", 0, std::numeric_limits<std::uint64_t>::max(), sampling.seed);
 
-    ask.new_max = room;
+    parameters.new_max = room;
     if (reader.is_given("max_new_tokens"))
-        reader.integer("max_new_tokens", 1, shape.length, ask.new_max);
+        reader.integer("max_new_tokens", 1, shape.length, parameters.new_max);
     else if (const json::value* const usual = shape.sampling.if_contains("max_new_tokens");
              usual != nullptr && usual->is_int64() && usual->get_int64() > 0)
-        ask.new_max = static_cast<std::uint32_t>(std::min<std::int64_t>(usual->get_int64(), room));
-    ask.new_max = std::min(ask.new_max, room);
+        parameters.new_max = static_cast<std::uint32_t>(std::min<std::int64_t>(usual->get_int64(), room));
+    parameters.new_max = std::min(parameters.new_max, room);
 
-    TokenRules& rules = ask.rules;
+    TokenRules& rules = parameters.rules;
     bool ignore_stop = false;
     reader.boolean("ignore_stop", ignore_stop);
     if (ignore_stop && reader.any_given({"stop", "stop_also"}))
@@ -360,7 +358,7 @@ Result<> read_parameters(const Shape& shape, const boost::json::object& given, A
         reader.tokens("stop_also", rules.stop);
     }
     reader.tokens("banned", rules.banned);
-    reader.forced(ask.new_max, rules.forced);
+    reader.forced(parameters.new_max, rules.forced);
     for (const std::int32_t token : rules.banned)
         if (std::ranges::find(rules.forced, token) != rules.forced.end())
             reader.refuse(fmt::format("token {} is in \"forced\" and in \"banned\"", token),
@@ -381,9 +379,9 @@ Result<> check_defaults(const Shape& shape) {
     // A generation_config may hold a temperature beside it; then greedy is what it means.
     if (const json::value* const draws = given.if_contains("do_sample"); draws != nullptr && *draws == false)
         given.erase("do_sample");
-    Ask ask;
-    ask.prompt_length = 1;
-    return read_parameters(bare, given, ask);
+    GenerateParameters parameters;
+    parameters.prompt_length = 1;
+    return read_parameters(bare, given, parameters);
 }
 
 Result<Adjustment> read_adjustment(const Shape& shape, const boost::json::object& given,
@@ -392,7 +390,8 @@ Result<Adjustment> read_adjustment(const Shape& shape, const boost::json::object
     Reader reader{adjust_name, shape, given, nothing};
     Adjustment adjustment;
     if (!reader.is_given("request"))
-        return invalid(adjust_name, "parameter \"request\" is missing", "give the number of the request whose sequence it is about");
+        return invalid(adjust_name, "parameter \"request\" is missing",
+                       "give the number of the request whose sequence it is about");
     reader.integer("request", 1, std::numeric_limits<std::uint64_t>::max(), adjustment.request);
     if (const Result<Sampling> of_sequence = now(adjustment.request))
         adjustment.sampling = *of_sequence;

@@ -22,7 +22,7 @@ inline constexpr std::string_view method_name = "generate";
 inline constexpr std::string_view adjust_name = "generate.adjust";
 
 /// What one request asks for, checked and complete.
-struct Ask {
+struct GenerateParameters {
     std::vector<std::int64_t> tokens;  ///< the prompt's own copy, [T * C]: the client may write its slab meanwhile
     std::uint32_t prompt_length = 0;   ///< T
     bool tokens_tell_all = true;       ///< nothing but the tokens shapes the prompt's KV: equal ones can share it
@@ -38,22 +38,24 @@ struct Method {
     config::MethodSpec spec;
 };
 
-/// What `welcome` says of both methods: of `generate`, besides inputs and outputs, its parameters with their defaults, and
-/// the model's sizes. `package` is the folder, where a client finds the tokenizer.
+/// What `welcome` says of both methods: of `generate`, besides inputs and outputs, its parameters with their defaults,
+/// and the model's sizes. `package` is the folder, where a client finds the tokenizer.
 [[nodiscard]] boost::json::object describe(const Method& method, const std::string& package);
 
 /// Checks the prompt and puts its tensors into `ordered`, in the order of `Shape::inputs`. A prompt of tokens alone
-/// leaves `rope` and the extras out: they become views without bytes, which mean the positions of plain text, and zeros.
-/// Errors  input_invalid (missing, surplus, empty, too long, a token out of range), dtype_unsupported, shape_mismatch
+/// leaves `rope` and the extras out: they become views without bytes, which mean the positions of plain text, and
+/// zeros. Errors  input_invalid (missing, surplus, empty, too long, a token out of range), dtype_unsupported,
+/// shape_mismatch
 [[nodiscard]] Result<> read_prompt(const Method& method, std::span<const TensorView> inputs,
-                                   std::vector<TensorView>& ordered, Ask& ask);
+                                   std::vector<TensorView>& ordered, GenerateParameters& parameters);
 
 /// Reads the parameters over the manifest's defaults; after `read_prompt`. An unseeded request gets a seed by chance.
 /// Errors  input_invalid naming parameter, value and allowed range; an unknown one is answered by the known ones
-[[nodiscard]] Result<> read_parameters(const Shape& shape, const boost::json::object& given, Ask& ask);
+[[nodiscard]] Result<> read_parameters(const Shape& shape, const boost::json::object& given,
+                                       GenerateParameters& parameters);
 
-/// Whether the manifest's defaults can be a request's parameters: known ones, each in its range. Called once, at the load.
-/// Errors  input_invalid, as `read_parameters`
+/// Whether the manifest's defaults can be a request's parameters: known ones, each in its range. Called once, at the
+/// load. Errors  input_invalid, as `read_parameters`
 [[nodiscard]] Result<> check_defaults(const Shape& shape);
 
 struct Adjustment {

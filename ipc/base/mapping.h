@@ -1,0 +1,37 @@
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <span>
+#include <utility>
+
+namespace bulkhead {
+
+/// Owns  mapped memory: the destructor unmaps it
+class Mapping {
+public:
+    Mapping() noexcept = default;
+    /// As mmap. Empty where that fails, and errno says why. `place` is a wish.
+    Mapping(std::size_t bytes, int protection, int flags, int fd = -1, void* place = nullptr) noexcept {
+        void* const address = ::mmap(place, bytes, protection, flags, fd, 0);
+        if (address != MAP_FAILED) bytes_ = {static_cast<std::byte*>(address), bytes};
+    }
+    Mapping(Mapping&& other) noexcept : bytes_{std::exchange(other.bytes_, {})} {}
+    Mapping& operator=(Mapping&& other) noexcept {
+        const Mapping previous{std::move(*this)};  // unmapped at this brace
+        bytes_ = std::exchange(other.bytes_, {});
+        return *this;
+    }
+    ~Mapping() {
+        if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+    }
+
+    explicit operator bool() const noexcept { return !bytes_.empty(); }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
+
+private:
+    std::span<std::byte> bytes_;
+};
+
+}  // namespace bulkhead

@@ -6,7 +6,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "clients/cpp/control.h"
+#include "bulkhead/control.h"
 #include "ipc/error.h"
 
 namespace bulkhead::cli {

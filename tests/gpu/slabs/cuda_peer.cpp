@@ -15,7 +15,7 @@
 
 #include <fmt/format.h>
 
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
 #include "ipc/cuda/interprocess_event.h"
 #include "ipc/cuda/legacy_slab.h"
 #include "ipc/cuda/vmm_slab.h"

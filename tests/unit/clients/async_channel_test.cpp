@@ -12,7 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/async_channel.h"
+#include "bulkhead/async_channel.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/introducing.h"
 

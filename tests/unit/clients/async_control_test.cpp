@@ -13,7 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/async_control.h"
+#include "bulkhead/async_control.h"
 #include "tests/unit/clients/fake_daemon.h"
 #include "tests/unit/clients/fake_worker.h"
 

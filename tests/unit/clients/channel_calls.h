@@ -3,7 +3,7 @@
 #include <array>
 #include <chrono>
 
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
 #include "tests/unit/clients/fake_worker.h"
 
 namespace bulkhead::test {

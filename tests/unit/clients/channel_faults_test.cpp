@@ -1,4 +1,4 @@
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "clients/cpp/channel_state.h"
+#include "clients/cpp/channel/worker_session.h"
 #include "tests/support/open_descriptors.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"

@@ -1,4 +1,4 @@
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
 
 #include <array>
 #include <vector>

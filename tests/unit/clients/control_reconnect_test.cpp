@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/control.h"
+#include "bulkhead/control.h"
 #include "tests/unit/clients/fake_daemon.h"
 #include "tests/unit/clients/fake_worker.h"
 #include "tests/unit/clients/no_free_descriptor.h"

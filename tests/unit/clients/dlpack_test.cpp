@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/async_dlpack.h"
-#include "clients/cpp/dlpack.h"
+#include "bulkhead/async_dlpack.h"
+#include "bulkhead/dlpack.h"
 #include "ipc/dtype.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/events.h"
-#include "clients/cpp/limits.h"
+#include "bulkhead/events.h"
+#include "clients/cpp/base/limits.h"
 #include "tests/unit/clients/fake_daemon.h"
 
 namespace bulkhead {

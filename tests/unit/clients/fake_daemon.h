@@ -15,7 +15,7 @@
 #include <boost/json.hpp>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/control.h"
+#include "bulkhead/control.h"
 #include "ipc/packet.h"
 #include "tests/support/open_descriptors.h"
 

@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
-#include "clients/cpp/async_channel.h"
-#include "clients/cpp/limits.h"
+#include "bulkhead/async_channel.h"
+#include "clients/cpp/base/limits.h"
 #include "tests/unit/clients/channel_calls.h"
 
 namespace bulkhead {

@@ -13,8 +13,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/async_channel.h"
-#include "clients/cpp/limits.h"
+#include "bulkhead/async_channel.h"
+#include "clients/cpp/base/limits.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_daemon.h"
 #include "tests/unit/clients/fake_worker.h"

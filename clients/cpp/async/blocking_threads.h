@@ -1,0 +1,51 @@
+#pragma once
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/execution/context.hpp>
+#include <boost/asio/execution_context.hpp>
+#include <boost/asio/query.hpp>
+#include <boost/asio/strand.hpp>
+#include <boost/asio/thread_pool.hpp>
+
+#include "clients/cpp/base/limits.h"
+
+namespace bulkhead {
+
+/// Where a loop's coroutines, and what it lets go of, wait. The threads belong to the loop's context, and are joined before it
+/// goes: on a thread of somebody else's the last act of such a coroutine, giving up its work on the loop, could come
+/// after the loop's end.
+class BlockingThreads final : public boost::asio::execution_context::service {
+public:
+    using key_type = BlockingThreads;
+    static inline boost::asio::execution_context::id id;
+
+    explicit BlockingThreads(boost::asio::execution_context& loop) : service{loop} {}
+
+    using Executor = boost::asio::thread_pool::executor_type;
+    static Executor of(const boost::asio::any_io_executor& executor) { return of_loop(executor).pool_.get_executor(); }
+    /// Waits for the GPU, one after the other: however long that is, it takes no more than one of the threads.
+    static boost::asio::strand<Executor> unmapping(const boost::asio::any_io_executor& executor) {
+        return of_loop(executor).unmapping_;
+    }
+    /// One more thread, for those who never block it.
+    static Executor attending(const boost::asio::any_io_executor& executor) {
+        return of_loop(executor).attending_.get_executor();
+    }
+
+private:
+    static BlockingThreads& of_loop(const boost::asio::any_io_executor& executor) {
+        return boost::asio::use_service<BlockingThreads>(
+            boost::asio::query(executor, boost::asio::execution::context));
+    }
+    void shutdown() override {
+        pool_.stop();
+        attending_.stop();
+        pool_.join();
+        attending_.join();
+    }
+    boost::asio::thread_pool pool_{limits::blocking_threads};
+    boost::asio::strand<Executor> unmapping_{pool_.get_executor()};
+    boost::asio::thread_pool attending_{1};
+};
+
+}  // namespace bulkhead

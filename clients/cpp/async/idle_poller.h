@@ -1,0 +1,52 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+
+#include "clients/cpp/base/wait_ready.h"
+#include "ipc/closed_in_child.h"
+#include "ipc/error.h"
+#include "ipc/unique_fd.h"
+
+namespace bulkhead {
+
+/// Waits for a descriptor, or a time, in a loop's stead, and is no work of that loop: one with nothing else to do runs
+/// dry meanwhile. It waits on a thread of the loop's `BlockingThreads` that nobody blocks.
+///
+/// Owns    an epoll descriptor; those that are waited for stay the caller's, and may be closed at any time
+/// Thread  the loop's
+class Attendant : public std::enable_shared_from_this<Attendant> {
+public:
+    /// After each wait `attend` is posted to the loop, which may be destroyed at any time.
+    /// Errors  resources_exhausted
+    static Result<std::shared_ptr<Attendant>> make(boost::asio::any_io_executor loop, std::function<void()> attend);
+
+    /// In place of the wait before: until `fd` (-1: none) is readable, or `until`. Once.
+    void wait(int fd, Clock::time_point until);
+    /// Until the next `wait`.
+    void leave();
+
+private:
+    Attendant(boost::asio::any_io_executor loop, std::function<void()> attend, int epoll);
+    bool watch(int fd);
+    void begin(Clock::time_point until);
+    void end();
+
+    const boost::asio::any_io_executor loop_;
+    const std::function<void()> attend_;
+    const int epoll_;  ///< around the descriptor that is watched; `ready_` owns it
+    int watched_ = -1;
+
+    const boost::asio::thread_pool::executor_type thread_;  ///< the one for all that follows
+    boost::asio::posix::stream_descriptor ready_;
+    boost::asio::steady_timer alarm_;
+    bool waits_ = false;
+    ClosedInChild epoll_in_child_;
+};
+
+}  // namespace bulkhead

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bulkhead/channel.h"
+#include "clients/cpp/base/wait_ready.h"
+#include "clients/cpp/channel/worker_session.h"
+
+namespace bulkhead {
+
+/// What outlives a worker in a channel: where to ask for its successor, which requests may be sent once more, and the
+/// lines of dead workers for as long as somebody waits on them. A line is `ChannelState`, one worker's end to end.
+class ChannelLines {
+public:
+    static Result<std::unique_ptr<ChannelLines>> open(ControlClient& control, std::string_view model,
+                                                      const ChannelOptions& options);
+    static Result<std::unique_ptr<ChannelLines>> adopt(UniqueFd socket, const ChannelOptions& options);
+
+    [[nodiscard]] ChannelState& line() const noexcept { return *line_; }
+    [[nodiscard]] std::uint64_t replays() const noexcept { return replays_; }
+    [[nodiscard]] bool owns(const Input& input) const noexcept { return owns(*input.lease_); }
+
+    /// `awaited`: `wait` follows at once.
+    Result<std::uint64_t> submit(const Request& request, bool awaited = false);
+    Result<Reply> wait(std::uint64_t request_id) { return take(request_id, &ChannelState::wait); }
+    Result<Reply> next(std::uint64_t request_id) { return take(request_id, &ChannelState::next); }
+    Result<> cancel(std::uint64_t request_id);
+    void abandon(std::uint64_t request_id);
+    /// Nothing to do while the worker serves.
+    Result<> reopen(std::optional<std::chrono::milliseconds> deadline);
+
+    // The same in steps that wait for nobody, for `AsyncChannel`.
+
+    /// What to ask a daemon for, and then to open the line with that it hands over.
+    struct Introduction {
+        boost::json::object params;  ///< of channel.open
+        std::optional<std::chrono::milliseconds> patience;
+        Clock::time_point until;
+        ChannelOptions options;
+    };
+    /// Without a line, until `renew` brings the first.
+    static std::unique_ptr<ChannelLines> unopened(std::filesystem::path socket, std::string model,
+                                                  const ChannelOptions& options);
+    [[nodiscard]] Introduction introduction(std::optional<std::chrono::milliseconds> deadline) const;
+    Result<UniqueFd> introduced(Introduction& asked, Result<Answer> answer,
+                                std::optional<std::chrono::milliseconds> deadline);
+    /// Goes on with this line, and sends on it what may be sent once more.
+    void renew(std::shared_ptr<ChannelState> line);
+    [[nodiscard]] std::uint64_t number() const noexcept { return channel_; }
+    /// The line's descriptor came from elsewhere, as `adopt`'s.
+    void forget_origin() noexcept { origin_.reset(); }
+    /// Nothing while a slab is on its way; see ChannelState.
+    Result<std::optional<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu,
+                                                 bool& asked);
+
+    /// `submit` on the line in use, whatever becomes of that. `asked` is when the deadline began.
+    Result<std::uint64_t> submit_here(const Request& request, Clock::time_point asked, bool awaited = false);
+    /// A request that was refused so may be sent to the next worker.
+    [[nodiscard]] bool may_follow(const Request& request, const Error& refusal) const noexcept;
+    [[nodiscard]] Error not_followed(const Error& reason) const;
+
+    enum class Standing {
+        in_flight,
+        answered,  ///< `wait`, or `next` where it was sent in parts, returns at once
+        lost,      ///< with its worker; to be sent once more by `renew`, or ended by `give_up`
+    };
+    [[nodiscard]] Standing standing(std::uint64_t request_id) const;
+    /// The outcome of a lost request that cannot be sent once more, and why.
+    Result<Reply> give_up(std::uint64_t request_id, const Error& reason);
+
+private:
+    [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return lease.slab->channel == channel_; }
+    /// Whom to ask for a new line; nobody where a socket was adopted.
+    struct Origin {
+        std::filesystem::path socket;
+        std::string model;
+        ChannelOptions options;
+        bool stateful = true;  ///< until a daemon said otherwise: such a request means something only where it was sent
+    };
+    struct Flight {
+        std::shared_ptr<ChannelState> line;
+        std::uint64_t request_id;                ///< on that line
+        std::optional<Clock::time_point> until;  ///< the deadline that the caller named
+        bool cancelled = false;                  ///< never sent again
+        std::optional<std::uint64_t> lost_with;  ///< the generation that died with it; then it was sent once more
+        std::optional<Error> refused;            ///< why it could not be
+    };
+
+    using Flights = std::map<std::uint64_t, Flight, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Flight>>>;
+
+    ChannelLines();
+    Result<std::shared_ptr<ChannelState>> introduce(ControlClient& control,
+                                                    std::optional<std::chrono::milliseconds> deadline);
+    /// By itself, for a request that may be sent again.
+    [[nodiscard]] bool can_reopen() const noexcept { return origin_ && !origin_->stateful && line_->died(); }
+    [[nodiscard]] bool is_lost(const Flight& flight) const;
+    using Take = Result<Reply> (ChannelState::*)(std::uint64_t);
+    Result<Reply> take(std::uint64_t request_id, Take how);
+    static Result<Reply> outcome_of(Flight& flight, Take how = &ChannelState::wait);
+    static Error not_sent_again(const Error& loss, const Error& reason);
+    Result<Reply> landed(Flights::iterator found, Result<Reply> outcome);
+    void send_again(Flight& flight, ChannelState::Sending request);
+    Result<std::uint64_t> send(const Request& request, bool awaited);
+    Result<std::shared_ptr<const Input::Lease>> placed(std::shared_ptr<const Input::Lease> lease);
+    Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                       std::span<const std::byte> bytes);
+    Result<ChannelState::Sending::Tensor> forwarded(const FixedText<wire::name_bytes>& name,
+                                                    std::shared_ptr<Output::Lease> lease, void* stream);
+    Result<ChannelState::Sending::Tensor> here(ChannelState::Sending::Tensor tensor, void* stream);
+
+    std::uint64_t channel_;  ///< of the slabs that are ours
+    std::optional<Origin> origin_;
+    std::shared_ptr<ChannelState> line_;
+    Flights flights_;  ///< by the number that the caller has
+    std::uint64_t last_request_id_ = 0;
+    std::uint64_t replays_ = 0;
+};
+
+}  // namespace bulkhead

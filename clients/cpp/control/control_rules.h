@@ -1,0 +1,46 @@
+#pragma once
+
+/// What the control socket's page asks of every client, however it waits: which calls may be asked again when a
+/// supervisor died, and how requests and errors are spelled.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <boost/json.hpp>
+
+#include "ipc/error.h"
+
+namespace bulkhead::control {
+
+/// What may be done about a call whose connection ended after it had been sent, and before its answer.
+enum class Repeat {
+    never,   ///< it may have been done, and doing it twice is something else
+    freely,  ///< it only looks, or does what is done already
+    marked,  ///< with `again`: the daemon then says how the first one went, if it knows
+    to_end,  ///< until nobody listens any more: that is its purpose
+};
+[[nodiscard]] Repeat repeat_of(std::string_view method);
+
+/// One line with its newline. Errors  input_invalid beyond limits::request_bytes_max
+[[nodiscard]] Result<std::string> request_line(std::int64_t id, std::string_view method,
+                                               const boost::json::object& params);
+
+/// The parameters for asking once more: a caller's patience that the daemon was told of is not started anew with a new
+/// supervisor, and `again` says that it was asked before.
+[[nodiscard]] boost::json::object params_again(const boost::json::object& first,
+                                               std::chrono::steady_clock::duration passed, bool marked);
+
+/// The daemon's own error, as docs/control.md spells it; `data` gets all that it said.
+[[nodiscard]] Error error_from(const boost::json::value& answer, boost::json::object& data);
+
+/// How many descriptors an answer's result announces.
+[[nodiscard]] std::size_t announced_fds(const boost::json::value& result);
+
+[[nodiscard]] Error lost_answer(std::string_view method);  ///< of a call that may not be asked again
+[[nodiscard]] Error no_supervisor(std::chrono::steady_clock::duration waited);
+/// What `daemon.stop` brings when the daemon has ended before it could answer.
+[[nodiscard]] boost::json::value stopped_without_receipts();
+
+}  // namespace bulkhead::control

@@ -1,0 +1,187 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/async_result.hpp>
+#include <boost/json.hpp>
+
+#include "bulkhead/async_control.h"
+#include "bulkhead/channel.h"
+#include "bulkhead/completion.h"
+#include "ipc/error.h"
+
+namespace bulkhead {
+
+class AsyncChannelState;
+
+/// The parts of one answer, as they come. Dropped before the last one, it cancels the request.
+///
+/// Thread  that of its channel, which may be dropped first: then it ends with `cancelled`
+class AsyncStream {
+public:
+    AsyncStream(AsyncStream&&) noexcept;
+    AsyncStream& operator=(AsyncStream&&) noexcept;
+    ~AsyncStream();
+
+    /// Completes with Result<Reply>; one without `more` is the last. One wait at a time; cancelling it cancels the request, which
+    /// then ends with `cancelled`. Nothing is read from the worker while nobody waits.
+    /// Errors  as `Channel::next`; input_invalid after the end
+    template <typename Token>
+    auto async_next(Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Reply>)>(
+            [state = state_, operation = operation_](Completion<Reply> handler) {
+                start_next(state, operation, std::move(handler));
+            },
+            token);
+    }
+
+private:
+    friend class AsyncChannel;
+    AsyncStream(std::shared_ptr<AsyncChannelState> state, std::uint64_t operation) noexcept;
+    static void start_next(const std::shared_ptr<AsyncChannelState>& state, std::uint64_t operation,
+                           Completion<Reply> handler);
+
+    std::shared_ptr<AsyncChannelState> state_;
+    std::uint64_t operation_;
+};
+
+/// `Channel` for programs with an Asio loop: any number of requests at a time, as far as the worker takes them, each
+/// with a completion token of its own that gets a `Result`, as the answers come. Workers that die
+/// are handled by the same rules: retry-safe requests are sent once more, to the next worker, and meanwhile the loop
+/// runs on.
+///
+/// Cancelling an inference (by its token's cancellation slot) cancels the request: it ends with `cancelled`, or as it
+/// would have if that came first. Cancelling the others ends the wait alone.
+///
+/// At rest it hears its worker and gives back what is idle by itself, while the loop runs; it keeps no loop running.
+///
+/// The loop waits, within the bounds of clients/cpp/limits.h, only where a worker does not read what it is sent, and
+/// where a forwarded output's slab is lent to a worker for the first time. Slabs on a GPU are let go of on another thread, for
+/// that waits for the GPU, without a bound; but where this is dropped, or a tensor after it, here.
+///
+/// Owns    its lines. Requests in flight when it is dropped end with `cancelled`
+/// Thread  the executor's: one thread, or a strand. All operations are started there, and inputs, outputs and replies
+/// are
+///         dropped there
+class AsyncChannel {
+public:
+    AsyncChannel() noexcept;  ///< of no use until one is assigned
+    AsyncChannel(AsyncChannel&&) noexcept;
+    AsyncChannel& operator=(AsyncChannel&&) noexcept;
+    ~AsyncChannel();
+
+    /// Completes with Result<AsyncChannel>, on the control's executor. Errors  as `Channel::open`
+    template <typename Token>
+    static auto async_open(const AsyncControl& control, std::string model, ChannelOptions options, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<AsyncChannel>)>(
+            [from = control.share()](Completion<AsyncChannel> handler, std::string named, ChannelOptions with) {
+                start_open(from, std::move(named), std::move(with), std::move(handler));
+            },
+            token, std::move(model), std::move(options));
+    }
+    /// Speaks the channel on a descriptor that came from elsewhere, as `Channel::adopt`.
+    template <typename Token>
+    static auto async_adopt(boost::asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
+                            Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<AsyncChannel>)>(
+            [executor](Completion<AsyncChannel> handler, UniqueFd fd, ChannelOptions with) {
+                start_adopt(executor, std::move(fd), std::move(with), std::move(handler));
+            },
+            token, std::move(socket), std::move(options));
+    }
+
+    /// Completes with Result<Input>. Errors  as `Channel::allocate`
+    template <typename Token>
+    auto async_allocate(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Input>)>(
+            [state = state_](Completion<Input> handler, wire::DType type, std::vector<std::int64_t> shape) {
+                start_allocate(state, type, std::move(shape), false, std::move(handler));
+            },
+            token, dtype, std::move(dims));
+    }
+    /// The same on the GPU, as `Channel::allocate_on_gpu`.
+    template <typename Token>
+    auto async_allocate_on_gpu(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Input>)>(
+            [state = state_](Completion<Input> handler, wire::DType type, std::vector<std::int64_t> shape) {
+                start_allocate(state, type, std::move(shape), true, std::move(handler));
+            },
+            token, dtype, std::move(dims));
+    }
+    /// As `Channel::keep_outputs_on_gpu`. Completes with Result<void>.
+    template <typename Token>
+    auto async_keep_outputs_on_gpu(std::uint64_t size_bytes, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<>)>(
+            [state = state_](Completion<void> handler, std::uint64_t bytes) {
+                start_keep_outputs_on_gpu(state, bytes, std::move(handler));
+            },
+            token, size_bytes);
+    }
+
+    /// For operations that are started elsewhere, such as `async_from_dlpack`.
+    [[nodiscard]] std::shared_ptr<AsyncChannelState> share() const noexcept { return state_; }
+
+    /// Completes with Result<Reply>. What the request points to (names, inputs) is to stay until then.
+    /// Errors  as `Channel::submit` and `Channel::wait`
+    template <typename Token>
+    auto async_infer(Request request, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Reply>)>(
+            [state = state_](Completion<Reply> handler, Request what) {
+                start_infer(state, std::move(what), std::move(handler));
+            },
+            token, std::move(request));
+    }
+
+    /// Sends a request, and takes its answer part by part. What the request points to is to stay until the first part.
+    [[nodiscard]] AsyncStream stream(Request request);
+
+    /// Opens the channel again when its worker has died or was unloaded; else does nothing. Completes with
+    /// Result<void>. Errors  as `Channel::reopen`
+    template <typename Token>
+    auto async_reopen(std::optional<std::chrono::milliseconds> deadline, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<>)>(
+            [state = state_](Completion<void> handler, std::optional<std::chrono::milliseconds> patience) {
+                start_reopen(state, patience, std::move(handler));
+            },
+            token, deadline);
+    }
+
+    // As those of `Channel`.
+    [[nodiscard]] const boost::json::object& methods() const noexcept;
+    [[nodiscard]] std::string_view model() const noexcept;
+    [[nodiscard]] std::uint64_t generation() const noexcept;
+    [[nodiscard]] std::uint32_t replica() const noexcept;
+    [[nodiscard]] std::uint64_t replays() const noexcept;
+    [[nodiscard]] std::optional<Error> why_no_gpu() const;
+    [[nodiscard]] boost::asio::any_io_executor get_executor() const noexcept;
+
+private:
+    friend class AsyncChannelState;
+    explicit AsyncChannel(std::shared_ptr<AsyncChannelState> state) noexcept;
+
+    using ControlState = std::shared_ptr<AsyncControlState>;
+    static void start_open(ControlState control, std::string model, ChannelOptions options,
+                           Completion<AsyncChannel> handler);
+    static void start_adopt(boost::asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
+                            Completion<AsyncChannel> handler);
+    static void start_allocate(const std::shared_ptr<AsyncChannelState>& state, wire::DType dtype,
+                               std::vector<std::int64_t> dims, bool on_gpu, Completion<Input> handler);
+    static void start_keep_outputs_on_gpu(const std::shared_ptr<AsyncChannelState>& state, std::uint64_t size_bytes,
+                                          Completion<void> handler);
+    static void start_infer(const std::shared_ptr<AsyncChannelState>& state, Request request,
+                            Completion<Reply> handler);
+    static void start_reopen(std::shared_ptr<AsyncChannelState> state,
+                             std::optional<std::chrono::milliseconds> deadline, Completion<void> handler);
+
+    std::shared_ptr<AsyncChannelState> state_;
+};
+
+}  // namespace bulkhead

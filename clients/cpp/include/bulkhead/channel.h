@@ -1,0 +1,245 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <boost/container/small_vector.hpp>
+#include <boost/json.hpp>
+
+#include "bulkhead/control.h"
+#include "ipc/error.h"
+#include "ipc/wire.h"
+
+namespace bulkhead {
+
+namespace cuda {
+class Gpu;  // ipc/cuda/gpu.h
+}
+
+class ChannelLines;  // the lines to one worker after another: the channel's own
+class ClientSlabs;   // the slabs of one of them
+class ChannelState;  // one of them: the socket, and the tables of slabs and requests
+
+/// Bytes in the input slab, leased by this client: allocate, then fill, then submit. Nothing is copied.
+///
+/// Owns    its lease, given back by the destructor once no request that uses it is in flight; the bytes
+///         stay valid when the channel ends first
+/// Thread  that of its channel
+class Input {
+public:
+    Input(Input&&) noexcept;
+    Input& operator=(Input&&) noexcept;
+    ~Input();
+
+    [[nodiscard]] std::span<std::byte> bytes() noexcept;
+    template <typename T>
+    [[nodiscard]] std::span<T> as() noexcept {
+        return {reinterpret_cast<T*>(bytes().data()), bytes().size() / sizeof(T)};
+    }
+    [[nodiscard]] wire::DType dtype() const noexcept;
+    [[nodiscard]] std::span<const std::int64_t> dims() const noexcept;
+    /// The ordinal of the GPU in whose memory the bytes lie, as this process counts them: then they are addresses that only
+    /// the GPU reads and writes. Nothing for host memory.
+    [[nodiscard]] std::optional<int> gpu() const noexcept;
+    /// The same lease once more: given back when the last of them is gone.
+    [[nodiscard]] Input share() const { return Input{lease_}; }
+
+private:
+    friend class Channel;
+    friend class ChannelLines;
+    friend class ChannelState;
+    friend class ClientSlabs;
+    struct Lease;
+    explicit Input(std::shared_ptr<Lease> lease);
+    std::shared_ptr<Lease> lease_;
+};
+
+/// One result tensor, a read-only view of the worker's output slab.
+///
+/// Owns    its lease: the destructor gives it back to the worker, once no request that forwards it is in flight. The
+///         bytes stay readable after the worker has died; holding them keeps that memory from returning, and the
+///         receipt says so.
+class Output {
+public:
+    Output(Output&&) noexcept;
+    Output& operator=(Output&&) noexcept;
+    ~Output();
+
+    [[nodiscard]] std::string_view name() const noexcept;
+    [[nodiscard]] wire::DType dtype() const noexcept;
+    [[nodiscard]] std::span<const std::int64_t> dims() const noexcept;
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept;
+    template <typename T>
+    [[nodiscard]] std::span<const T> as() const noexcept {
+        return {reinterpret_cast<const T*>(bytes().data()), bytes().size() / sizeof(T)};
+    }
+
+    /// As `Input::gpu`.
+    [[nodiscard]] std::optional<int> gpu() const noexcept;
+    /// An output on the GPU may arrive before it is computed. What is queued on `stream` (a CUstream; null: the default one)
+    /// after this call runs when it is there; when this output is dropped, the worker takes the bytes back behind all that is
+    /// queued on that stream by then, and on others that this was called with. Does nothing for one in host memory.
+    [[nodiscard]] Result<> read_on(void* stream);
+
+private:
+    friend class ChannelLines;
+    friend class ChannelState;
+    struct Lease;
+    explicit Output(std::shared_ptr<Lease> lease);
+    std::shared_ptr<Lease> lease_;  ///< shared with the requests that forward it
+};
+
+struct Reply {
+    boost::container::small_vector<Output, 8> outputs;  ///< more than these take the heap
+    std::chrono::microseconds queued{};  ///< in the worker, before it started
+    std::chrono::microseconds run{};     ///< in the model
+    boost::json::object values;          ///< results that are no tensors; usually empty
+    bool more = false;                   ///< further parts of this answer follow
+    [[nodiscard]] const Output* find(std::string_view name) const noexcept;
+};
+
+/// A tensor that was allocated on the channel, or what a model gave on any channel: such an output is read where it lies
+/// (the channel's worker borrows its slab, once), and is copied only where that worker cannot. One on the GPU is copied there,
+/// in the order of `Request::stream`, and only to a channel that shares this GPU: else `input_invalid`.
+/// Thread  channels whose outputs are forwarded to one another are used by one thread at a time, all together
+struct NamedInput {
+    NamedInput(std::string_view named, const Input* tensor) : name{named}, input{tensor} {}
+    NamedInput(std::string_view named, const Output* tensor) : name{named}, output{tensor} {}
+    std::string_view name;
+    const Input* input = nullptr;
+    const Output* output = nullptr;
+};
+
+struct Request {
+    std::string_view method = "forward";
+    std::span<const NamedInput> inputs{};
+    boost::json::object parameters{};
+    std::chrono::milliseconds deadline{0};  ///< 0: the model's own
+    /// Running it twice does no harm. If the worker dies before it has answered, the request is sent once more, to the
+    /// next worker, within the same deadline: the load of that worker counts.
+    bool retry_safe = false;
+    /// The model may answer in parts, such as a generated token each: `Channel::next` hands them out. Else they are dropped,
+    /// and the last is the answer. Such a request is not sent once more when a part of it has come.
+    bool in_parts = false;
+    /// The stream (a CUstream; null: the default one) on which inputs on the GPU were written: the worker reads them behind
+    /// what is queued on it now. What writes such an input again must be queued behind `Output::read_on` of the result, where
+    /// that lies on the GPU; so must what writes an input that was allocated since, whose room may have been the same, or
+    /// that of a forwarded output's copy. Such a request is never sent once more: its inputs end with the worker.
+    void* stream = nullptr;
+};
+
+struct ChannelOptions {
+    std::string client = "bulkhead-cpp";                ///< at most 47 bytes, for logs and receipts
+    std::optional<std::chrono::milliseconds> deadline;  ///< of opening, a load included
+    /// Ask for rings in shared memory: cheaper wake-ups than the socket's. BULKHEAD_RINGS=0 in the environment: never.
+    bool rings = true;
+    /// Of rings: look for an answer so long before going to sleep. Costs a CPU meanwhile; not done where there is but one.
+    std::chrono::microseconds spin{0};
+    /// An input slab that was added, and has been empty for so long, is given back: by an `AsyncChannel` by itself, by a
+    /// `Channel` with the next request or `receive`.
+    std::chrono::milliseconds slab_idle{30'000};
+    /// The GPU on which tensors may be shared, where it is the worker's: `cuda::Gpu::open`.
+    std::shared_ptr<const cuda::Gpu> gpu{};
+    /// How, where the worker can do both: cuda_vmm, or the older cuda_ipc.
+    wire::SlabKind gpu_kind = wire::SlabKind::cuda_vmm;
+};
+
+/// A direct line to one worker. The supervisor introduces the two and then has no part in it: it may die meanwhile.
+///
+/// When the worker dies, requests fail with `worker_lost`, and so does the channel, until `reopen`, or a retry-safe
+/// request, has brought a line to the next worker. Those are sent once more: inputs are copied from the old slab, which
+/// stays mapped here, and all that were lost go out together. Never sent again are requests of a model with state,
+/// cancelled ones, those whose answer had come, and those that an unload ended; nor any on an adopted channel.
+/// Inputs and outputs of the dead worker's slabs stay usable: such an input is copied each time it is sent.
+///
+/// Thread  one at a time; several channels may be used from several threads
+class Channel {
+public:
+    /// Loads the model if need be. Errors  as `channel.open`, and `busy` for a stateful model in use
+    static Result<Channel> open(ControlClient& control, std::string_view model, const ChannelOptions& options = {});
+
+    /// Speaks the channel on an fd that came from elsewhere. Such a channel ends with its worker: where to ask for the
+    /// next one is not known here.
+    static Result<Channel> adopt(UniqueFd socket, const ChannelOptions& options = {});
+
+    Channel(Channel&&) noexcept;
+    Channel& operator=(Channel&&) noexcept;
+    ~Channel();
+
+    /// The methods as the worker describes them: `{"forward": {"inputs": [{"name","dtype","shape"}],
+    /// "parameters": […], "outputs": […]}}`. This, and what follows, is of the worker that serves now: a reference
+    /// lasts until the channel is opened again.
+    [[nodiscard]] const boost::json::object& methods() const noexcept;
+    [[nodiscard]] std::string_view model() const noexcept;
+    [[nodiscard]] std::uint64_t generation() const noexcept;
+    [[nodiscard]] std::uint32_t replica() const noexcept;
+
+    /// Opens the channel again when its worker has died or was unloaded, as `open` did; else does nothing. A model with
+    /// state begins anew. Errors  as `open`; worker_lost for an adopted channel
+    [[nodiscard]] Result<> reopen(std::optional<std::chrono::milliseconds> deadline = {});
+    /// Requests that were sent once more.
+    [[nodiscard]] std::uint64_t replays() const noexcept;
+
+    /// Leases room for one tensor in the input slab, growing the channel by a slab where it is full.
+    /// Errors  resources_exhausted naming the channel's bound, shape_mismatch (negative, overflow)
+    [[nodiscard]] Result<Input> allocate(wire::DType dtype, std::span<const std::int64_t> dims);
+
+    /// The same in memory of the GPU that worker and client share. Where they share none, or it cannot be imported here (another
+    /// container), it lies in host memory: ask `Input::gpu`, and `why_no_gpu` for the reason.
+    /// Errors  as `allocate`; out_of_memory of the GPU
+    [[nodiscard]] Result<Input> allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims);
+    /// From now on results lie on the GPU; `size_bytes` is what they need at first. Does nothing where there is a reason not to.
+    /// Errors  as `allocate_on_gpu`
+    [[nodiscard]] Result<> keep_outputs_on_gpu(std::uint64_t size_bytes);
+    /// Why no tensor of this channel lies on a GPU; nothing where they may.
+    [[nodiscard]] std::optional<Error> why_no_gpu() const;
+
+    /// The one that it was opened with; may be null.
+    [[nodiscard]] std::shared_ptr<const cuda::Gpu> gpu() const noexcept;
+
+    /// Whether it was allocated on this channel, under whichever worker.
+    [[nodiscard]] bool owns(const Input& input) const noexcept;
+
+    /// `submit` and `wait` in one. Errors  the worker's own; worker_lost when it died
+    [[nodiscard]] Result<Reply> infer(const Request& request);
+
+    /// Sends a request and returns its number; as many may be in flight as the worker's welcome allows,
+    /// those counted that are answered and not yet waited for.
+    /// Errors  queue_full (wait for an earlier one first), the code of the worker's `closing`, worker_lost,
+    ///         input_invalid for an input of another channel
+    [[nodiscard]] Result<std::uint64_t> submit(const Request& request);
+    /// Ends at the request's deadline at the latest, with `deadline_exceeded`. An answer that had arrived
+    /// before the worker died is still handed out. A retry-safe request that was lost is sent again here; if that
+    /// cannot be done the error says why, and `worker_lost` if the next worker died of it, too.
+    [[nodiscard]] Result<Reply> wait(std::uint64_t request_id);
+    /// The next part of a request that was sent `in_parts`; one without `more` is the last, and ends the request as `wait`
+    /// does. Waits as long as `wait`. Parts that had arrived are handed out before an error.
+    /// Errors  as `wait`; worker_lost says how many tokens had come, or parts where they hold none; resources_exhausted
+    ///         where thousands came untaken
+    [[nodiscard]] Result<Reply> next(std::uint64_t request_id);
+    /// The request then ends with `cancelled`, unless it was already finished.
+    [[nodiscard]] Result<> cancel(std::uint64_t request_id);
+    /// Nobody waits for it any more: it is cancelled, and what still comes of it is dropped.
+    void abandon(std::uint64_t request_id);
+
+    /// Readable when an answer, or the end of the channel, has come; for callers with a loop of their own. Another one
+    /// after the channel was opened again. Only to be polled.
+    [[nodiscard]] int fd();
+    /// Handles what the worker has sent, and gives back what is no longer used, without waiting. For a channel that rests: call
+    /// it when `fd` is readable and no request is waited for, so that a worker that asks for memory back is heard, and now and
+    /// then, so that an idle slab (`slab_idle`) does not keep others from theirs. Errors  why the channel has ended
+    Result<> receive();
+
+private:
+    explicit Channel(std::unique_ptr<ChannelLines> lines);
+    std::unique_ptr<ChannelLines> lines_;
+};
+
+}  // namespace bulkhead

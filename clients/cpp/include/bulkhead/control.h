@@ -1,0 +1,89 @@
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <boost/json.hpp>
+
+#include "clients/cpp/control/control_connection.h"
+#include "ipc/error.h"
+#include "ipc/unique_fd.h"
+
+namespace bulkhead {
+
+/// Where the daemon listens: `given`, else $BULKHEAD_SOCKET, else $XDG_RUNTIME_DIR/bulkhead/control.sock
+/// where that exists or XDG_RUNTIME_DIR is set, else /run/bulkhead/control.sock.
+[[nodiscard]] std::filesystem::path find_socket(const std::optional<std::filesystem::path>& given = {});
+
+/// What one call brought back.
+struct Answer {
+    boost::json::value result;
+    std::vector<UniqueFd> fds;  ///< as many as the result's member `fds` says
+};
+
+/// A client of the control socket. Blocking; used by one thread at a time.
+///
+/// It outlives the supervisor it talks to: the keeper holds the socket, so a new connection waits for the next
+/// supervisor, and a call whose answer was lost with the old one is sent again (docs/control.md, "A supervisor that
+/// dies", says which, and what that means for each). A notification cannot be sent again: whoever subscribed does so
+/// anew, in `on_reconnect` or when `wait_notification` says that the connection has ended.
+class ControlClient {
+public:
+    using Notify = std::function<void(std::string_view method, const boost::json::object& params)>;
+
+    /// Errors  not_running when nobody answers there, not_permitted
+    static Result<ControlClient> connect(const std::filesystem::path& socket);
+
+    /// Notifications that arrive while a call waits, or in `wait_notification`, go here.
+    void on_notification(Notify notify) { notify_ = std::move(notify); }
+
+    /// Called inside a call, when a connection that ended has been replaced and a supervisor answers on the new one,
+    /// before the call goes on. It may call in its turn.
+    void on_reconnect(std::function<void()> reconnected) { reconnected_ = std::move(reconnected); }
+
+    /// Calls one method and waits for its answer, through the deaths of supervisors if need be.
+    /// Errors  the daemon's own, spelled as `error.data`; not_running when the daemon has gone, or when the answer was
+    ///         lost to a method that is not sent again; deadline_exceeded when `deadline` passed first, or no
+    ///         supervisor answered for `limits::absence`; resources_exhausted without room for its descriptors
+    [[nodiscard]] Result<Answer> call(std::string_view method, boost::json::object params = {},
+                                      std::optional<std::chrono::milliseconds> deadline = {});
+
+    /// Waits until one notification was handed over. Errors as `call`; not_running when the connection has ended,
+    /// and with it what was subscribed: the next call makes another.
+    [[nodiscard]] Result<> wait_notification(std::optional<std::chrono::milliseconds> deadline = {});
+
+    /// `error.data` of the last call that the daemon answered with an error: members that an `Error` has no room for.
+    [[nodiscard]] const boost::json::object& error_data() const noexcept { return error_data_; }
+
+    /// Readable when something has come; for callers with a loop of their own. -1 while there is no connection;
+    /// another one after a call that reconnected.
+    [[nodiscard]] int fd() const noexcept { return line_ ? line_->fd() : -1; }
+    [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+
+private:
+    ControlClient(std::filesystem::path path, ControlLine line) : path_{std::move(path)}, line_{std::move(line)} {}
+
+    /// The answer to one request; nothing when the connection ended first. `left` is false while the daemon cannot
+    /// have read the whole request. Any error ends the connection.
+    Result<std::optional<boost::json::object>> exchange(std::string_view method, const boost::json::object& params,
+                                                        Clock::time_point until, bool& left);
+    Result<bool> ping(Clock::time_point until);
+    Result<> reconnect(Clock::time_point until);
+    Result<std::optional<boost::json::object>> receive(std::optional<Clock::time_point> until);
+    Result<Answer> take(boost::json::object answer);
+
+    std::filesystem::path path_;
+    std::optional<ControlLine> line_;
+    std::int64_t last_id_ = 0;
+    Notify notify_;
+    std::function<void()> reconnected_;
+    bool telling_ = false;  ///< `reconnected_` runs
+    boost::json::object error_data_;
+};
+
+}  // namespace bulkhead

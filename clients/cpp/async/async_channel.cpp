@@ -21,7 +21,7 @@ namespace {
 Error dropped() { return {ErrorCode::cancelled, "its AsyncChannel was dropped", {}}; }
 
 /// Memory on the GPU is let go of elsewhere: that waits for the GPU, which may be waiting for the loop.
-ChannelState::Unmapping unmapping_beside(asio::any_io_executor loop) {
+WorkerSession::Unmapping unmapping_beside(asio::any_io_executor loop) {
     return [loop = std::move(loop)](SlabMemory memory, std::function<void()> then) {
         auto unmap = [loop, memory = std::move(memory), then = std::move(then)]() mutable {
             { const SlabMemory gone{std::move(memory)}; }
@@ -33,30 +33,30 @@ ChannelState::Unmapping unmapping_beside(asio::any_io_executor loop) {
 
 /// From hello to the last slab. The worker has 10 s for it and a line that nobody else knows yet: it is waited for
 /// elsewhere.
-asio::awaitable<Result<std::shared_ptr<ChannelState>>> greet(UniqueFd& socket, std::uint64_t channel,
+asio::awaitable<Result<std::shared_ptr<WorkerSession>>> greet(UniqueFd& socket, std::uint64_t channel,
                                                              const ChannelOptions& options) {
     const asio::any_io_executor loop = co_await asio::this_coro::executor;
-    const auto opening = [&]() -> asio::awaitable<Result<std::shared_ptr<ChannelState>>> {
-        Result<std::shared_ptr<ChannelState>> line = ChannelState::open(std::move(socket), channel, options);
+    const auto opening = [&]() -> asio::awaitable<Result<std::shared_ptr<WorkerSession>>> {
+        Result<std::shared_ptr<WorkerSession>> line = WorkerSession::open(std::move(socket), channel, options);
         if (line) (*line)->unmap_gpu_by(unmapping_beside(loop));
         co_return line;
     };
     co_return co_await asio::co_spawn(BlockingThreads::of(loop), opening, asio::use_awaitable);
 }
 
-/// A line to the next worker, as ChannelLines::reopen asks for it.
-asio::awaitable<Result<std::shared_ptr<ChannelState>>>
-next_line(std::shared_ptr<AsyncControlState> control, ChannelLines& lines, std::optional<milliseconds> deadline) {
+/// A line to the next worker, as ReconnectingChannel::reopen asks for it.
+asio::awaitable<Result<std::shared_ptr<WorkerSession>>>
+next_line(std::shared_ptr<AsyncControlState> control, ReconnectingChannel& lines, std::optional<milliseconds> deadline) {
     const Clock::time_point until = deadline_in(deadline.value_or(limits::call));
     for (int tried = 1;; ++tried) {
         std::optional<milliseconds> left = deadline;
         if (deadline) left = std::max(std::chrono::ceil<milliseconds>(until - Clock::now()), milliseconds{1});
-        ChannelLines::Introduction asked = lines.introduction(left);
+        ReconnectingChannel::Introduction asked = lines.introduction(left);
         Result<Answer> answer =
             co_await control->call("channel.open", asked.params, deadline_in(asked.patience.value_or(limits::call)));
         Result<UniqueFd> socket = lines.introduced(asked, std::move(answer), left);
         if (!socket) co_return std::move(socket).error();
-        Result<std::shared_ptr<ChannelState>> line = co_await greet(*socket, lines.number(), asked.options);
+        Result<std::shared_ptr<WorkerSession>> line = co_await greet(*socket, lines.number(), asked.options);
         // The daemon may know of a death later than the client, and so introduce it to a dead worker.
         if (line || line.error().code != ErrorCode::worker_lost || tried == limits::reopen_tries ||
             Clock::now() >= until)
@@ -67,8 +67,8 @@ next_line(std::shared_ptr<AsyncControlState> control, ChannelLines& lines, std::
 }  // namespace
 
 AsyncChannelState::AsyncChannelState(asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
-                                     std::unique_ptr<ChannelLines> lines)
-    : executor_{std::move(executor)}, control_{std::move(control)}, lines_{std::move(lines)}, alarm_{executor_} {}
+                                     std::unique_ptr<ReconnectingChannel> lines)
+    : executor_{std::move(executor)}, control_{std::move(control)}, channel_{std::move(lines)}, alarm_{executor_} {}
 
 AsyncChannelState::~AsyncChannelState() {
     if (io_) io_->release();
@@ -76,13 +76,13 @@ AsyncChannelState::~AsyncChannelState() {
 
 AsyncChannelState::Awaitable<Result<AsyncChannel>> AsyncChannelState::open(std::shared_ptr<AsyncControlState> control,
                                                                            std::string model, ChannelOptions options) {
-    std::unique_ptr<ChannelLines> lines = ChannelLines::unopened(control->path(), std::move(model), options);
-    ChannelLines::Introduction asked = lines->introduction(options.deadline);
+    std::unique_ptr<ReconnectingChannel> lines = ReconnectingChannel::unopened(control->path(), std::move(model), options);
+    ReconnectingChannel::Introduction asked = lines->introduction(options.deadline);
     Result<Answer> answer =
         co_await control->call("channel.open", asked.params, deadline_in(asked.patience.value_or(limits::call)));
     Result<UniqueFd> socket = lines->introduced(asked, std::move(answer), options.deadline);
     if (!socket) co_return std::move(socket).error();
-    Result<std::shared_ptr<ChannelState>> line = co_await greet(*socket, lines->number(), asked.options);
+    Result<std::shared_ptr<WorkerSession>> line = co_await greet(*socket, lines->number(), asked.options);
     if (!line) co_return std::move(line).error();
     lines->renew(std::move(*line));
     co_return handle_of(std::make_shared<AsyncChannelState>(control->executor(), control, std::move(lines)));
@@ -90,17 +90,17 @@ AsyncChannelState::Awaitable<Result<AsyncChannel>> AsyncChannelState::open(std::
 
 AsyncChannelState::Awaitable<Result<AsyncChannel>>
 AsyncChannelState::adopt(asio::any_io_executor executor, std::shared_ptr<UniqueFd> socket, ChannelOptions options) {
-    std::unique_ptr<ChannelLines> lines = ChannelLines::unopened({}, {}, options);
+    std::unique_ptr<ReconnectingChannel> lines = ReconnectingChannel::unopened({}, {}, options);
     lines->forget_origin();
-    Result<std::shared_ptr<ChannelState>> line = co_await greet(*socket, lines->number(), options);
+    Result<std::shared_ptr<WorkerSession>> line = co_await greet(*socket, lines->number(), options);
     if (!line) co_return std::move(line).error();
     lines->renew(std::move(*line));
     co_return handle_of(std::make_shared<AsyncChannelState>(executor, nullptr, std::move(lines)));
 }
 
 Result<AsyncChannel> AsyncChannelState::handle_of(std::shared_ptr<AsyncChannelState> state) {
-    Result<std::shared_ptr<Attendant>> attendant =
-        Attendant::make(state->executor_, [weak = std::weak_ptr{state}] {
+    Result<std::shared_ptr<IdlePoller>> attendant =
+        IdlePoller::make(state->executor_, [weak = std::weak_ptr{state}] {
             if (const auto self = weak.lock()) self->attend();
         });
     if (!attendant) return std::move(attendant).error();
@@ -137,10 +137,10 @@ void AsyncChannelState::cancel_by(Completing<Reply>& completing, std::uint64_t i
 
 void AsyncChannelState::submit(std::uint64_t id) {
     const auto operation = operations_.find(id);
-    const Result<std::uint64_t> sent = lines_->submit_here(operation->second.request, operation->second.asked);
+    const Result<std::uint64_t> sent = channel_->submit_here(operation->second.request, operation->second.asked);
     if (sent)
         in_flight_.emplace(id, *sent);
-    else if (lines_->may_follow(operation->second.request, sent.error()))
+    else if (channel_->may_follow(operation->second.request, sent.error()))
         begin_renewal();
     else
         finish(operation, sent.error());
@@ -150,7 +150,7 @@ void AsyncChannelState::cancel(std::uint64_t id) {
     const auto operation = operations_.find(id);
     if (operation == operations_.end() || operation->second.outcome) return;
     if (const auto flight = in_flight_.find(id); flight != in_flight_.end())
-        static_cast<void>(lines_->cancel(flight->second));
+        static_cast<void>(channel_->cancel(flight->second));
     else
         finish(operation, cancelled("a request that waited for the next worker"));
     look_later();
@@ -191,14 +191,14 @@ void AsyncChannelState::look() {
                                         "allow more time: the load of that worker counts"});
             continue;
         }
-        const auto standing = lines_->standing(flight->second);
-        has_lost = has_lost || standing == ChannelLines::Standing::lost;
+        const auto standing = channel_->standing(flight->second);
+        has_lost = has_lost || standing == ReconnectingChannel::Standing::lost;
         if (!operation->second.completing) continue;  // a stream: its parts stay with the line
         // Too late: the line's own patience is over as well, and `wait` says so at once.
-        if (standing == ChannelLines::Standing::answered ||
-            (standing == ChannelLines::Standing::in_flight && now > operation->second.until))
-            finish(operation, operation->second.request.in_parts ? lines_->next(flight->second)
-                                                                 : lines_->wait(flight->second));
+        if (standing == ReconnectingChannel::Standing::answered ||
+            (standing == ReconnectingChannel::Standing::in_flight && now > operation->second.until))
+            finish(operation, operation->second.request.in_parts ? channel_->next(flight->second)
+                                                                 : channel_->wait(flight->second));
     }
     if (has_lost) begin_renewal();
     changed_.notify();
@@ -219,14 +219,14 @@ bool AsyncChannelState::is_waited_for() const {
 
 /// Waits for what the worker sends, while somebody waits for it.
 void AsyncChannelState::watch() {
-    if (watching_ || closed_ || !is_waited_for() || lines_->line().ended()) return;
-    if (!io_) io_.emplace(executor_, lines_->line().fd());
+    if (watching_ || closed_ || !is_waited_for() || channel_->session().ended()) return;
+    if (!io_) io_.emplace(executor_, channel_->session().fd());
     watching_ = true;
     io_->async_wait(asio::posix::descriptor_base::wait_read, [self = shared_from_this()](boost::system::error_code) {
         self->watching_ = false;
         if (self->closed_) return;
-        static_cast<void>(self->lines_->line().receive_available());
-        if (self->lines_->line().ended() && self->io_) {
+        static_cast<void>(self->channel_->session().receive_available());
+        if (self->channel_->session().ended() && self->io_) {
             self->io_->release();
             self->io_.reset();
         }
@@ -259,7 +259,7 @@ void AsyncChannelState::arm() {
 /// use. A stream whose parts nobody takes is no rest: reading ahead of it would gather them here.
 void AsyncChannelState::attend() {
     if (closed_ || renewing_) return;
-    ChannelState& line = lines_->line();
+    WorkerSession& line = channel_->session();
     rests_ = std::exchange(attended_operation_, last_operation_) == last_operation_ && in_flight_.empty() &&
              growing_ == 0;
     if (rests_) static_cast<void>(line.receive_available());
@@ -287,12 +287,12 @@ AsyncChannelState::Awaitable<void> AsyncChannelState::renew(std::shared_ptr<Asyn
         self->io_->release();  // what waits for it ends, and looks anew
         self->io_.reset();
     }
-    Result<std::shared_ptr<ChannelState>> line = co_await next_line(self->control_, *self->lines_, deadline);
+    Result<std::shared_ptr<WorkerSession>> line = co_await next_line(self->control_, *self->channel_, deadline);
     self->renewing_ = false;
     if (self->closed_) co_return;
     self->renewal_.reset();
     if (line) {
-        self->lines_->renew(std::move(*line));
+        self->channel_->renew(std::move(*line));
         ++self->renewals_;
         std::vector<std::uint64_t> waited;
         for (const auto& [id, operation] : self->operations_)
@@ -305,9 +305,9 @@ AsyncChannelState::Awaitable<void> AsyncChannelState::renew(std::shared_ptr<Asyn
             const auto flight = self->in_flight_.find(operation->first);
             if (operation->second.outcome) continue;
             if (flight == self->in_flight_.end())
-                self->finish(operation, self->lines_->not_followed(line.error()));
-            else if (self->lines_->standing(flight->second) == ChannelLines::Standing::lost)
-                self->finish(operation, self->lines_->give_up(flight->second, line.error()));
+                self->finish(operation, self->channel_->not_followed(line.error()));
+            else if (self->channel_->standing(flight->second) == ReconnectingChannel::Standing::lost)
+                self->finish(operation, self->channel_->give_up(flight->second, line.error()));
         }
     }
     self->attend();
@@ -317,10 +317,10 @@ AsyncChannelState::Awaitable<void> AsyncChannelState::renew(std::shared_ptr<Asyn
 AsyncChannelState::Awaitable<Result<>> AsyncChannelState::reopen(std::optional<milliseconds> deadline) {
     co_await wait_through_cancellation();
     const asio::cancellation_state caller = co_await asio::this_coro::cancellation_state;
-    static_cast<void>(lines_->line().receive_available());  // so that an end that nobody has seen is seen
+    static_cast<void>(channel_->session().receive_available());  // so that an end that nobody has seen is seen
     if (!renewing_) {
-        if (!lines_->line().ended() && !lines_->line().closing()) co_return Result<>{};
-        if (!control_) co_return lines_->reopen(deadline);  // it says why that cannot be
+        if (!channel_->session().ended() && !channel_->session().closing()) co_return Result<>{};
+        if (!control_) co_return channel_->reopen(deadline);  // it says why that cannot be
         renewing_ = true;
         asio::co_spawn(executor_, renew(shared_from_this(), deadline), asio::detached);
     }
@@ -335,7 +335,7 @@ AsyncChannelState::Awaitable<Result<Input>>
 AsyncChannelState::allocate(wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu) {
     std::optional<Input> input;
     Step step = [&](bool& asked) -> Result<bool> {
-        Result<std::optional<Input>> allocated = lines_->allocate_or_ask(dtype, dims, on_gpu, asked);
+        Result<std::optional<Input>> allocated = channel_->allocate_or_ask(dtype, dims, on_gpu, asked);
         if (!allocated) return std::move(allocated).error();
         if (*allocated) input.emplace(std::move(**allocated));
         return input.has_value();
@@ -346,7 +346,7 @@ AsyncChannelState::allocate(wire::DType dtype, std::vector<std::int64_t> dims, b
 }
 
 AsyncChannelState::Awaitable<Result<>> AsyncChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes) {
-    Step step = [this, size_bytes](bool& asked) { return lines_->line().keep_outputs_on_gpu_or_ask(size_bytes, asked); };
+    Step step = [this, size_bytes](bool& asked) { return channel_->session().keep_outputs_on_gpu_or_ask(size_bytes, asked); };
     co_return co_await grow_until_done(std::move(step));
 }
 
@@ -375,7 +375,7 @@ AsyncChannelState::Awaitable<Result<>> AsyncChannelState::grow_until_done(Step s
         if (closed_) co_return dropped();
         if (std::exchange(growing.of_line, renewals_) != renewals_) growing.asked = false;  // its worker is gone
         // One asks at a time. While the answer is under way nobody else can; once it is there, its asker looks first.
-        if (asker_ == nullptr || asker_ == &growing || lines_->line().is_growing()) {
+        if (asker_ == nullptr || asker_ == &growing || channel_->session().is_growing()) {
             const Result<bool> done = step(growing.asked);
             if (!done) co_return done.error();
             if (*done) co_return Result<>{};
@@ -420,11 +420,11 @@ AsyncChannel::~AsyncChannel() {
     if (state_) state_->close();
 }
 
-const boost::json::object& AsyncChannel::methods() const noexcept { return state_->lines().line().welcome().methods; }
-std::string_view AsyncChannel::model() const noexcept { return state_->lines().line().welcome().model; }
-std::uint64_t AsyncChannel::generation() const noexcept { return state_->lines().line().welcome().generation; }
-std::uint32_t AsyncChannel::replica() const noexcept { return state_->lines().line().welcome().replica; }
-std::uint64_t AsyncChannel::replays() const noexcept { return state_->lines().replays(); }
+const boost::json::object& AsyncChannel::methods() const noexcept { return state_->channel().session().welcome().methods; }
+std::string_view AsyncChannel::model() const noexcept { return state_->channel().session().welcome().model; }
+std::uint64_t AsyncChannel::generation() const noexcept { return state_->channel().session().welcome().generation; }
+std::uint32_t AsyncChannel::replica() const noexcept { return state_->channel().session().welcome().replica; }
+std::uint64_t AsyncChannel::replays() const noexcept { return state_->channel().replays(); }
 asio::any_io_executor AsyncChannel::get_executor() const noexcept { return state_->executor(); }
 
 void AsyncChannel::start_open(ControlState control, std::string model, ChannelOptions options,
@@ -462,7 +462,7 @@ void AsyncChannel::start_keep_outputs_on_gpu(const std::shared_ptr<AsyncChannelS
         std::move(handler));
 }
 
-std::optional<Error> AsyncChannel::why_no_gpu() const { return state_->lines().line().why_no_gpu(); }
+std::optional<Error> AsyncChannel::why_no_gpu() const { return state_->channel().session().why_no_gpu(); }
 
 void AsyncChannel::start_infer(const std::shared_ptr<AsyncChannelState>& state, Request request,
                                Completion<Reply> handler) {

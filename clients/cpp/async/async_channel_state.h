@@ -26,7 +26,7 @@ public:
 
     /// `control` is null for an adopted channel.
     AsyncChannelState(boost::asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
-                      std::unique_ptr<ChannelLines> lines);
+                      std::unique_ptr<ReconnectingChannel> lines);
     ~AsyncChannelState();
 
     static Awaitable<Result<AsyncChannel>> open(std::shared_ptr<AsyncControlState> control, std::string model,
@@ -46,7 +46,7 @@ public:
     void next(std::uint64_t operation, Completing<Reply> completing);
     void abandon(std::uint64_t operation);
 
-    [[nodiscard]] ChannelLines& lines() const noexcept { return *lines_; }
+    [[nodiscard]] ReconnectingChannel& channel() const noexcept { return *channel_; }
     [[nodiscard]] const boost::asio::any_io_executor& executor() const noexcept { return executor_; }
 
 private:
@@ -85,7 +85,7 @@ private:
 
     boost::asio::any_io_executor executor_;
     std::shared_ptr<AsyncControlState> control_;
-    std::unique_ptr<ChannelLines> lines_;
+    std::unique_ptr<ReconnectingChannel> channel_;
     std::optional<boost::asio::posix::stream_descriptor> io_;  ///< only waits; the descriptor is the line's
     boost::asio::steady_timer alarm_;                          ///< at the first of all `until`
     Operations operations_;
@@ -93,7 +93,7 @@ private:
     std::uint64_t last_operation_ = 0;
     std::uint64_t attended_operation_ = 0;  ///< the last one when `attend` ran
     bool rests_ = false;                    ///< nothing was asked for since, and `attendant_` waits at the line
-    std::shared_ptr<Attendant> attendant_;
+    std::shared_ptr<IdlePoller> attendant_;
     int growing_ = 0;                 ///< coroutines that wait for a slab
     const void* asker_ = nullptr;     ///< whose question the slab, or the refusal, answers
     std::uint64_t renewals_ = 0;

@@ -29,8 +29,8 @@ Error closed(std::string_view what) {
 }  // namespace
 
 struct AsyncControlState::Connection {
-    ControlLine line;
-    asio::posix::stream_descriptor io;  ///< only waits; the descriptor is the line's
+    ControlConnection socket;
+    asio::posix::stream_descriptor io;  ///< only waits; the descriptor is that of `socket`
     std::map<std::int64_t, Exchange*> exchanges;
     std::int64_t last_id = 0;
     std::string unsent;
@@ -38,8 +38,8 @@ struct AsyncControlState::Connection {
     bool reading = false, writing = false;
     bool ended = false;
 
-    Connection(ControlLine made, const asio::any_io_executor& executor)
-        : line{std::move(made)}, io{executor, line.fd()} {}
+    Connection(ControlConnection made, const asio::any_io_executor& executor)
+        : socket{std::move(made)}, io{executor, socket.fd()} {}
     ~Connection() { io.release(); }
 };
 
@@ -87,10 +87,10 @@ AsyncControlState::Awaitable<void> AsyncControlState::read(std::shared_ptr<Async
         if (connection->ended) break;
         if (failure == asio::error::operation_aborted) continue;
         if (failure) co_return self->end(*connection, system_error("waiting for the daemon", failure.value()));
-        const Result<bool> open = connection->line.receive_some();
+        const Result<bool> open = connection->socket.receive_some();
         if (!open) co_return self->end(*connection, open.error());
         for (;;) {
-            Result<std::optional<json::object>> object = connection->line.next();
+            Result<std::optional<json::object>> object = connection->socket.next();
             if (!object) co_return self->end(*connection, object.error());
             if (!*object) break;
             self->take(*connection, std::move(**object));
@@ -104,7 +104,7 @@ AsyncControlState::Awaitable<void> AsyncControlState::read(std::shared_ptr<Async
 AsyncControlState::Awaitable<void> AsyncControlState::write(std::shared_ptr<AsyncControlState> self,
                                                             std::shared_ptr<Connection> connection) {
     while (!connection->ended && !connection->unsent.empty()) {
-        const Result<std::optional<std::size_t>> sent = connection->line.send_some(connection->unsent);
+        const Result<std::optional<std::size_t>> sent = connection->socket.send_some(connection->unsent);
         if (!sent) co_return self->end(*connection, sent.error());
         if (!*sent) break;  // what the daemon had answered before is read until the end
         connection->unsent.erase(0, **sent);
@@ -137,7 +137,7 @@ void AsyncControlState::take(Connection& connection, json::object object) {
         Answer made;
         if (json::value* result = object.if_contains("result")) made.result = std::move(*result);
         if (const std::size_t count = control::announced_fds(made.result); count > 0) {
-            Result<std::vector<UniqueFd>> fds = connection.line.take_fds(count);
+            Result<std::vector<UniqueFd>> fds = connection.socket.take_fds(count);
             if (!fds) return std::move(fds).error();
             made.fds = std::move(*fds);
         }
@@ -252,9 +252,9 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect_and_ping(Clock
     const Clock::time_point start = Clock::now();
     const Clock::time_point patience = std::min(until, deadline_in(limits::absence));
     for (auto pause = limits::reconnect_pause;; pause = std::min(2 * pause, limits::reconnect_pause_max)) {
-        Result<ControlLine> line = ControlLine::connect(path_, false);
-        if (line) {
-            const auto connection = std::make_shared<Connection>(std::move(*line), executor_);
+        Result<ControlConnection> socket = ControlConnection::connect(path_, false);
+        if (socket) {
+            const auto connection = std::make_shared<Connection>(std::move(*socket), executor_);
             bool alive = !was_connected_;
             if (!alive) {
                 Exchange ping;
@@ -270,8 +270,8 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect_and_ping(Clock
                 co_return Result<>{};
             }
             end(*connection);
-        } else if (line.error().code != ErrorCode::deadline_exceeded) {  // that is a full backlog
-            co_return std::move(line).error();
+        } else if (socket.error().code != ErrorCode::deadline_exceeded) {  // that is a full backlog
+            co_return std::move(socket).error();
         }
         if (closed_) co_return closed("connecting");
         if (is_cancelled(caller)) co_return cancelled("connecting");

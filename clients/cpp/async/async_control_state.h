@@ -12,9 +12,9 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 
 #include "bulkhead/control.h"
-#include "bulkhead/events.h"
 #include "clients/cpp/async/signal.h"
 #include "clients/cpp/control/control_connection.h"
+#include "clients/cpp/control/event_queue.h"
 
 namespace bulkhead {
 

@@ -11,15 +11,15 @@ boost::asio::awaitable<Result<ImportedInput>> imported(std::shared_ptr<AsyncChan
                                                        void* stream) {
     Result<DLPackImport> import = DLPackImport::of(std::move(tensor), stream);
     if (!import) co_return std::move(import).error();
-    ChannelLines& lines = channel->lines();
+    ReconnectingChannel& lines = channel->channel();
     if (std::optional<Input> ours = import->exported(); ours && lines.owns(*ours))
         co_return ImportedInput{std::move(*ours), false};
-    const std::shared_ptr<const cuda::Gpu> gpu = lines.line().gpu();
-    if (Result<> possible = import->can_be_copied(gpu.get(), lines.line().why_no_gpu()); !possible)
+    const std::shared_ptr<const cuda::Gpu> gpu = lines.session().gpu();
+    if (Result<> possible = import->can_be_copied(gpu.get(), lines.session().why_no_gpu()); !possible)
         co_return std::move(possible).error();
     std::vector<std::int64_t> dims{import->dims().begin(), import->dims().end()};
     Result<Input> room = co_await channel->allocate(import->dtype(), std::move(dims), import->is_on_gpu());
-    co_return std::move(*import).copied_into(std::move(room), gpu.get(), lines.line().why_no_gpu());
+    co_return std::move(*import).copied_into(std::move(room), gpu.get(), lines.session().why_no_gpu());
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ void AsyncChannelState::next(std::uint64_t id, Completing<Reply> completing) {
 void AsyncChannelState::abandon(std::uint64_t id) {
     const auto operation = operations_.find(id);
     if (operation == operations_.end()) return;
-    if (const auto flight = in_flight_.find(id); flight != in_flight_.end()) lines_->abandon(flight->second);
+    if (const auto flight = in_flight_.find(id); flight != in_flight_.end()) channel_->abandon(flight->second);
     in_flight_.erase(id);
     if (operation->second.completing)
         finish(operation, cancelled("a stream that was dropped"));

@@ -15,14 +15,14 @@ namespace bulkhead {
 
 namespace asio = boost::asio;
 
-Attendant::Attendant(asio::any_io_executor loop, std::function<void()> attend, int epoll)
+IdlePoller::IdlePoller(asio::any_io_executor loop, std::function<void()> attend, int epoll)
     : loop_{std::move(loop)}, attend_{std::move(attend)}, epoll_{epoll}, thread_{BlockingThreads::attending(loop_)},
       ready_{thread_}, alarm_{thread_}, epoll_in_child_{epoll_} {}
 
-Result<std::shared_ptr<Attendant>> Attendant::make(asio::any_io_executor loop, std::function<void()> attend) {
+Result<std::shared_ptr<IdlePoller>> IdlePoller::make(asio::any_io_executor loop, std::function<void()> attend) {
     UniqueFd epoll{::epoll_create1(EPOLL_CLOEXEC)};
     if (!epoll) return system_error("waiting for a channel that rests", errno);
-    std::shared_ptr<Attendant> attendant{new Attendant{std::move(loop), std::move(attend), epoll.get()}};
+    std::shared_ptr<IdlePoller> attendant{new IdlePoller{std::move(loop), std::move(attend), epoll.get()}};
     boost::system::error_code failed;
     attendant->ready_.assign(epoll.get(), failed);  // the kernel bounds what a user may wait for
     if (failed) return system_error("waiting for a channel that rests", failed.value());
@@ -31,21 +31,21 @@ Result<std::shared_ptr<Attendant>> Attendant::make(asio::any_io_executor loop, s
 }
 
 /// A descriptor that was closed meanwhile has left the epoll by itself.
-bool Attendant::watch(int fd) {
+bool IdlePoller::watch(int fd) {
     if (watched_ >= 0) ::epoll_ctl(epoll_, EPOLL_CTL_DEL, watched_, nullptr);
     watched_ = fd;
     epoll_event readable{EPOLLIN | EPOLLRDHUP, {.fd = fd}};
     return fd < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &readable) == 0;
 }
 
-void Attendant::wait(int fd, Clock::time_point until) {
+void IdlePoller::wait(int fd, Clock::time_point until) {
     if (epoll_in_child_.in_child()) return;  // it has none of the threads
     // Where the kernel takes no more of them, looking now and then does.
     if (!watch(fd)) until = std::min(until, Clock::now() + limits::rest);
     asio::post(thread_, [self = shared_from_this(), until] { self->begin(until); });
 }
 
-void Attendant::leave() {
+void IdlePoller::leave() {
     if (epoll_in_child_.in_child()) return;
     watch(-1);
     asio::post(thread_, [self = shared_from_this()] {
@@ -55,7 +55,7 @@ void Attendant::leave() {
     });
 }
 
-void Attendant::begin(Clock::time_point until) {
+void IdlePoller::begin(Clock::time_point until) {
     waits_ = true;
     const auto ended = [self = shared_from_this()](boost::system::error_code failure) {
         if (!failure) self->end();
@@ -66,7 +66,7 @@ void Attendant::begin(Clock::time_point until) {
     ready_.async_wait(asio::posix::descriptor_base::wait_read, ended);
 }
 
-void Attendant::end() {
+void IdlePoller::end() {
     if (!std::exchange(waits_, false)) return;
     alarm_.cancel();
     ready_.cancel();

@@ -20,11 +20,11 @@ namespace bulkhead {
 ///
 /// Owns    an epoll descriptor; those that are waited for stay the caller's, and may be closed at any time
 /// Thread  the loop's
-class Attendant : public std::enable_shared_from_this<Attendant> {
+class IdlePoller : public std::enable_shared_from_this<IdlePoller> {
 public:
     /// After each wait `attend` is posted to the loop, which may be destroyed at any time.
     /// Errors  resources_exhausted
-    static Result<std::shared_ptr<Attendant>> make(boost::asio::any_io_executor loop, std::function<void()> attend);
+    static Result<std::shared_ptr<IdlePoller>> make(boost::asio::any_io_executor loop, std::function<void()> attend);
 
     /// In place of the wait before: until `fd` (-1: none) is readable, or `until`. Once.
     void wait(int fd, Clock::time_point until);
@@ -32,7 +32,7 @@ public:
     void leave();
 
 private:
-    Attendant(boost::asio::any_io_executor loop, std::function<void()> attend, int epoll);
+    IdlePoller(boost::asio::any_io_executor loop, std::function<void()> attend, int epoll);
     bool watch(int fd);
     void begin(Clock::time_point until);
     void end();

@@ -43,69 +43,69 @@ const Output* Reply::find(std::string_view name) const noexcept {
     return found == outputs.end() ? nullptr : &*found;
 }
 
-Channel::Channel(std::unique_ptr<ChannelLines> lines) : lines_{std::move(lines)} {}
+Channel::Channel(std::unique_ptr<ReconnectingChannel> channel) : channel_{std::move(channel)} {}
 Channel::Channel(Channel&&) noexcept = default;
 Channel& Channel::operator=(Channel&&) noexcept = default;
 Channel::~Channel() = default;
 
 Result<Channel> Channel::open(ControlClient& control, std::string_view model, const ChannelOptions& options) {
-    Result<std::unique_ptr<ChannelLines>> lines = ChannelLines::open(control, model, options);
-    if (!lines) return std::move(lines).error();
-    return Channel{std::move(*lines)};
+    Result<std::unique_ptr<ReconnectingChannel>> channel = ReconnectingChannel::open(control, model, options);
+    if (!channel) return std::move(channel).error();
+    return Channel{std::move(*channel)};
 }
 
 Result<Channel> Channel::adopt(UniqueFd socket, const ChannelOptions& options) {
-    Result<std::unique_ptr<ChannelLines>> lines = ChannelLines::adopt(std::move(socket), options);
-    if (!lines) return std::move(lines).error();
-    return Channel{std::move(*lines)};
+    Result<std::unique_ptr<ReconnectingChannel>> channel = ReconnectingChannel::adopt(std::move(socket), options);
+    if (!channel) return std::move(channel).error();
+    return Channel{std::move(*channel)};
 }
 
-Result<> Channel::reopen(std::optional<std::chrono::milliseconds> deadline) { return lines_->reopen(deadline); }
+Result<> Channel::reopen(std::optional<std::chrono::milliseconds> deadline) { return channel_->reopen(deadline); }
 
-const boost::json::object& Channel::methods() const noexcept { return lines_->line().welcome().methods; }
-std::string_view Channel::model() const noexcept { return lines_->line().welcome().model; }
-std::uint64_t Channel::generation() const noexcept { return lines_->line().welcome().generation; }
-std::uint32_t Channel::replica() const noexcept { return lines_->line().welcome().replica; }
-std::uint64_t Channel::replays() const noexcept { return lines_->replays(); }
-int Channel::fd() { return lines_->line().fd(); }
+const boost::json::object& Channel::methods() const noexcept { return channel_->session().welcome().methods; }
+std::string_view Channel::model() const noexcept { return channel_->session().welcome().model; }
+std::uint64_t Channel::generation() const noexcept { return channel_->session().welcome().generation; }
+std::uint32_t Channel::replica() const noexcept { return channel_->session().welcome().replica; }
+std::uint64_t Channel::replays() const noexcept { return channel_->replays(); }
+int Channel::fd() { return channel_->session().fd(); }
 Result<> Channel::receive() {
-    Result<> heard = lines_->line().receive_available();
-    lines_->line().settle();
+    Result<> heard = channel_->session().receive_available();
+    channel_->session().settle();
     return heard;
 }
 
 Result<Input> Channel::allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
-    Result<std::shared_ptr<Input::Lease>> lease = lines_->line().allocate(dtype, dims);
+    Result<std::shared_ptr<Input::Lease>> lease = channel_->session().allocate(dtype, dims);
     if (!lease) return std::move(lease).error();
     return Input{std::move(*lease)};
 }
 
 Result<Input> Channel::allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims) {
-    Result<std::shared_ptr<Input::Lease>> lease = lines_->line().allocate_on_gpu(dtype, dims);
+    Result<std::shared_ptr<Input::Lease>> lease = channel_->session().allocate_on_gpu(dtype, dims);
     if (!lease) return std::move(lease).error();
     return Input{std::move(*lease)};
 }
 
 Result<> Channel::keep_outputs_on_gpu(std::uint64_t size_bytes) {
-    return lines_->line().keep_outputs_on_gpu(size_bytes);
+    return channel_->session().keep_outputs_on_gpu(size_bytes);
 }
 
-std::optional<Error> Channel::why_no_gpu() const { return lines_->line().why_no_gpu(); }
+std::optional<Error> Channel::why_no_gpu() const { return channel_->session().why_no_gpu(); }
 
-std::shared_ptr<const cuda::Gpu> Channel::gpu() const noexcept { return lines_->line().gpu(); }
+std::shared_ptr<const cuda::Gpu> Channel::gpu() const noexcept { return channel_->session().gpu(); }
 
-bool Channel::owns(const Input& input) const noexcept { return lines_->owns(input); }
+bool Channel::owns(const Input& input) const noexcept { return channel_->owns(input); }
 
 Result<Reply> Channel::infer(const Request& request) {
-    const Result<std::uint64_t> request_id = lines_->submit(request, true);
+    const Result<std::uint64_t> request_id = channel_->submit(request, true);
     if (!request_id) return request_id.error();
     return wait(*request_id);
 }
 
-Result<std::uint64_t> Channel::submit(const Request& request) { return lines_->submit(request); }
-Result<Reply> Channel::wait(std::uint64_t request_id) { return lines_->wait(request_id); }
-Result<Reply> Channel::next(std::uint64_t request_id) { return lines_->next(request_id); }
-Result<> Channel::cancel(std::uint64_t request_id) { return lines_->cancel(request_id); }
-void Channel::abandon(std::uint64_t request_id) { lines_->abandon(request_id); }
+Result<std::uint64_t> Channel::submit(const Request& request) { return channel_->submit(request); }
+Result<Reply> Channel::wait(std::uint64_t request_id) { return channel_->wait(request_id); }
+Result<Reply> Channel::next(std::uint64_t request_id) { return channel_->next(request_id); }
+Result<> Channel::cancel(std::uint64_t request_id) { return channel_->cancel(request_id); }
+void Channel::abandon(std::uint64_t request_id) { channel_->abandon(request_id); }
 
 }  // namespace bulkhead

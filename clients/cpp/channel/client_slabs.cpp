@@ -17,8 +17,8 @@ Input::Lease::~Lease() {
 }
 
 Output::Lease::~Lease() {
-    const std::shared_ptr<ChannelState> line = channel.lock();
-    if (!line) return;
+    const std::shared_ptr<WorkerSession> session = channel.lock();
+    if (!session) return;
     if (events && !readers.empty()) {
         const Result<std::uint32_t> event = events->record({readers.data(), readers.size()});
         if (event)
@@ -26,7 +26,7 @@ Output::Lease::~Lease() {
         else
             events->gpu()->synchronize();  // no order can be told any more, so it is made
     }
-    line->give_back(tensor.lease);
+    session->give_back(tensor.lease);
 }
 
 Result<> Output::Lease::read_on(void* stream) {
@@ -37,14 +37,14 @@ Result<> Output::Lease::read_on(void* stream) {
 }
 
 ClientSlab::~ClientSlab() {
-    if (const std::shared_ptr<ChannelState> line = line_.lock())
-        line->unmap(std::move(memory_), returned_at_end_ ? std::optional{id_} : std::nullopt);
+    if (const std::shared_ptr<WorkerSession> session = session_.lock())
+        session->unmap(std::move(memory_), returned_at_end_ ? std::optional{id_} : std::nullopt);
 }
 
 void OutputSlab::retire() {
     if (std::exchange(retired_, true)) return;
-    for (const std::weak_ptr<ChannelState>& borrower : std::exchange(borrowers_, {}))
-        if (const std::shared_ptr<ChannelState> line = borrower.lock()) line->return_loans();
+    for (const std::weak_ptr<WorkerSession>& borrower : std::exchange(borrowers_, {}))
+        if (const std::shared_ptr<WorkerSession> session = borrower.lock()) session->return_loans();
 }
 
 Result<> ClientSlabs::check(const channel::SlabOffer& offer) const {
@@ -59,14 +59,14 @@ Result<> ClientSlabs::check(const channel::SlabOffer& offer) const {
     return {};
 }
 
-void ClientSlabs::take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<ChannelState> line) {
+void ClientSlabs::take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<WorkerSession> session) {
     ++count_;
     bytes_ += offer.size_bytes;
     if (offer.direction == wire::SlabDirection::output)
         outputs_.emplace(offer.slab_id,
-                         std::make_shared<OutputSlab>(offer.slab_id, std::move(memory), std::move(line)));
+                         std::make_shared<OutputSlab>(offer.slab_id, std::move(memory), std::move(session)));
     else
-        inputs_.push_back(std::make_shared<InputSlab>(offer.slab_id, std::move(memory), std::move(line), channel_,
+        inputs_.push_back(std::make_shared<InputSlab>(offer.slab_id, std::move(memory), std::move(session), channel_,
                                                       inputs_.empty()));
 }
 

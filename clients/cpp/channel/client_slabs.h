@@ -29,8 +29,8 @@ namespace bulkhead {
 /// Thread  that of its channel
 class ClientSlab {
 public:
-    ClientSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<ChannelState> line)
-        : id_{id}, memory_{std::move(memory)}, line_{std::move(line)} {}
+    ClientSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<WorkerSession> session)
+        : id_{id}, memory_{std::move(memory)}, session_{std::move(session)} {}
     ~ClientSlab();
     ClientSlab(const ClientSlab&) = delete;
     ClientSlab& operator=(const ClientSlab&) = delete;
@@ -48,7 +48,7 @@ public:
 private:
     const std::uint32_t id_;
     SlabMemory memory_;
-    const std::weak_ptr<ChannelState> line_;
+    const std::weak_ptr<WorkerSession> session_;
     bool returned_at_end_ = false;
 };
 
@@ -59,8 +59,8 @@ struct InputSlab : ClientSlab {
     bool is_first;                                ///< kept as long as the channel
     Clock::time_point idle_since = Clock::now();  ///< of another one, without leases
 
-    InputSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<ChannelState> line, std::uint64_t number, bool first)
-        : ClientSlab{id, std::move(memory), std::move(line)}, channel{number}, is_first{first} {}
+    InputSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<WorkerSession> session, std::uint64_t number, bool first)
+        : ClientSlab{id, std::move(memory), std::move(session)}, channel{number}, is_first{first} {}
 };
 
 /// Shared by the channel, the outputs in it, and the loans of it to other channels, which are of the same thread.
@@ -71,12 +71,12 @@ public:
     /// Nothing new will lie in it: it was withdrawn, or its worker takes no requests any more.
     [[nodiscard]] bool is_retired() const noexcept { return retired_; }
 
-    void lent_to(std::weak_ptr<ChannelState> borrower) { borrowers_.push_back(std::move(borrower)); }
+    void lent_to(std::weak_ptr<WorkerSession> borrower) { borrowers_.push_back(std::move(borrower)); }
     /// Whoever borrows it gives it back as soon as nothing of theirs uses it.
     void retire();
 
 private:
-    std::vector<std::weak_ptr<ChannelState>> borrowers_;
+    std::vector<std::weak_ptr<WorkerSession>> borrowers_;
     bool retired_ = false;
 };
 
@@ -103,13 +103,13 @@ struct Input::Lease {
 struct Output::Lease {
     channel::Tensor tensor;
     std::shared_ptr<OutputSlab> slab;
-    std::weak_ptr<ChannelState> channel;  ///< gone: the worker has taken everything back already
+    std::weak_ptr<WorkerSession> channel;  ///< gone: the worker has taken everything back already
     std::shared_ptr<GpuEvents> events;    ///< of one on the GPU
     boost::container::small_vector<void*, 1> readers{};  ///< the streams that may still read it when this goes
 
-    Lease(const channel::Tensor& described, std::shared_ptr<OutputSlab> owner, std::weak_ptr<ChannelState> line,
+    Lease(const channel::Tensor& described, std::shared_ptr<OutputSlab> owner, std::weak_ptr<WorkerSession> session,
           std::shared_ptr<GpuEvents> gpu_events)
-        : tensor{described}, slab{std::move(owner)}, channel{std::move(line)}, events{std::move(gpu_events)} {}
+        : tensor{described}, slab{std::move(owner)}, channel{std::move(session)}, events{std::move(gpu_events)} {}
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
     ~Lease();
@@ -135,7 +135,7 @@ public:
 
     /// Before it is mapped. Errors  protocol_violation
     Result<> check(const channel::SlabOffer& offer) const;
-    void take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<ChannelState> line);
+    void take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<WorkerSession> session);
     /// Returned at once, or when nothing looks at it any more. Errors  protocol_violation: no slab of this line
     Result<> withdraw(std::uint32_t id);
     /// It is returned unasked: its worker may be asking for it just now.

@@ -28,34 +28,34 @@ milliseconds left_until(Clock::time_point until) {
 
 }  // namespace
 
-ChannelLines::ChannelLines() : channel_{next_channel()} {}
+ReconnectingChannel::ReconnectingChannel() : number_{next_channel()} {}
 
-Result<std::unique_ptr<ChannelLines>> ChannelLines::open(ControlClient& control, std::string_view model,
+Result<std::unique_ptr<ReconnectingChannel>> ReconnectingChannel::open(ControlClient& control, std::string_view model,
                                                          const ChannelOptions& options) {
-    std::unique_ptr<ChannelLines> lines{new ChannelLines};
-    lines->origin_ = Origin{control.path(), std::string{model}, options};
-    Result<std::shared_ptr<ChannelState>> line = lines->introduce(control, options.deadline);
-    if (!line) return std::move(line).error();
-    lines->line_ = std::move(*line);
-    return lines;
+    std::unique_ptr<ReconnectingChannel> channel{new ReconnectingChannel};
+    channel->origin_ = Origin{control.path(), std::string{model}, options};
+    Result<std::shared_ptr<WorkerSession>> session = channel->introduce(control, options.deadline);
+    if (!session) return std::move(session).error();
+    channel->session_ = std::move(*session);
+    return channel;
 }
 
-Result<std::unique_ptr<ChannelLines>> ChannelLines::adopt(UniqueFd socket, const ChannelOptions& options) {
-    std::unique_ptr<ChannelLines> lines{new ChannelLines};
-    Result<std::shared_ptr<ChannelState>> line = ChannelState::open(std::move(socket), lines->channel_, options);
-    if (!line) return std::move(line).error();
-    lines->line_ = std::move(*line);
-    return lines;
+Result<std::unique_ptr<ReconnectingChannel>> ReconnectingChannel::adopt(UniqueFd socket, const ChannelOptions& options) {
+    std::unique_ptr<ReconnectingChannel> channel{new ReconnectingChannel};
+    Result<std::shared_ptr<WorkerSession>> session = WorkerSession::open(std::move(socket), channel->number_, options);
+    if (!session) return std::move(session).error();
+    channel->session_ = std::move(*session);
+    return channel;
 }
 
-std::unique_ptr<ChannelLines> ChannelLines::unopened(std::filesystem::path socket, std::string model,
+std::unique_ptr<ReconnectingChannel> ReconnectingChannel::unopened(std::filesystem::path socket, std::string model,
                                                      const ChannelOptions& options) {
-    std::unique_ptr<ChannelLines> lines{new ChannelLines};
-    lines->origin_ = Origin{std::move(socket), std::move(model), options};
-    return lines;
+    std::unique_ptr<ReconnectingChannel> channel{new ReconnectingChannel};
+    channel->origin_ = Origin{std::move(socket), std::move(model), options};
+    return channel;
 }
 
-ChannelLines::Introduction ChannelLines::introduction(std::optional<milliseconds> deadline) const {
+ReconnectingChannel::Introduction ReconnectingChannel::introduction(std::optional<milliseconds> deadline) const {
     Introduction asked{{{"model", origin_->model}, {"client", origin_->options.client}},
                        {},
                        deadline_in(deadline.value_or(limits::call)),
@@ -68,7 +68,7 @@ ChannelLines::Introduction ChannelLines::introduction(std::optional<milliseconds
     return asked;
 }
 
-Result<UniqueFd> ChannelLines::introduced(Introduction& asked, Result<Answer> answer,
+Result<UniqueFd> ReconnectingChannel::introduced(Introduction& asked, Result<Answer> answer,
                                           std::optional<milliseconds> deadline) {
     if (!answer) return std::move(answer).error();
     if (answer->fds.size() != 1)
@@ -80,28 +80,28 @@ Result<UniqueFd> ChannelLines::introduced(Introduction& asked, Result<Answer> an
     return std::move(answer->fds.front());
 }
 
-Result<std::shared_ptr<ChannelState>> ChannelLines::introduce(ControlClient& control,
+Result<std::shared_ptr<WorkerSession>> ReconnectingChannel::introduce(ControlClient& control,
                                                               std::optional<milliseconds> deadline) {
     Introduction asked = introduction(deadline);
     Result<UniqueFd> fd = introduced(asked, control.call("channel.open", asked.params, asked.patience), deadline);
     if (!fd) return std::move(fd).error();
-    return ChannelState::open(std::move(*fd), channel_, asked.options);
+    return WorkerSession::open(std::move(*fd), number_, asked.options);
 }
 
-void ChannelLines::renew(std::shared_ptr<ChannelState> line) {
-    const std::shared_ptr<ChannelState> dead = std::exchange(line_, std::move(line));
+void ReconnectingChannel::renew(std::shared_ptr<WorkerSession> session) {
+    const std::shared_ptr<WorkerSession> dead = std::exchange(session_, std::move(session));
     for (auto& [id, flight] : flights_)
-        if (flight.line == dead && !flight.lost_with && !flight.cancelled && !origin_->stateful)
+        if (flight.session == dead && !flight.lost_with && !flight.cancelled && !origin_->stateful)
             if (auto request = dead->take_lost(flight.request_id)) send_again(flight, std::move(*request));
     if (dead && dead->ended()) dead->let_go();
 }
 
-Result<> ChannelLines::reopen(std::optional<milliseconds> deadline) {
-    if (!line_->ended() && !line_->closing()) return {};
+Result<> ReconnectingChannel::reopen(std::optional<milliseconds> deadline) {
+    if (!session_->ended() && !session_->closing()) return {};
     if (!origin_)
         return Error{ErrorCode::worker_lost,
                      fmt::format("opening a channel to {} again: it came as a descriptor, from where is not known here",
-                                 line_->welcome().model),
+                                 session_->welcome().model),
                      "open a new channel"};
     const Clock::time_point until = deadline_in(deadline.value_or(limits::call));
     Result<ControlClient> control = ControlClient::connect(origin_->socket);
@@ -109,30 +109,30 @@ Result<> ChannelLines::reopen(std::optional<milliseconds> deadline) {
     for (int tried = 1;; ++tried) {
         std::optional<milliseconds> left = deadline;
         if (deadline) left = left_until(until);
-        Result<std::shared_ptr<ChannelState>> line = introduce(*control, left);
-        if (line) {
-            renew(std::move(*line));
+        Result<std::shared_ptr<WorkerSession>> session = introduce(*control, left);
+        if (session) {
+            renew(std::move(*session));
             return {};
         }
         // The daemon may know of a death later than the client, and so introduce it to a dead worker.
         if (line.error().code != ErrorCode::worker_lost || tried == limits::reopen_tries || Clock::now() >= until)
-            return std::move(line).error();
+            return std::move(session).error();
     }
 }
 
-void ChannelLines::send_again(Flight& flight, ChannelState::Sending request) {
-    flight.lost_with = flight.line->welcome().generation;
-    flight.line = line_;
+void ReconnectingChannel::send_again(Flight& flight, WorkerSession::Sending request) {
+    flight.lost_with = flight.session->welcome().generation;
+    flight.session = session_;
     const auto sent = [&]() -> Result<std::uint64_t> {
         if (flight.until && Clock::now() >= *flight.until)
             return Error{ErrorCode::deadline_exceeded, "its deadline passed meanwhile", "allow more time"};
         if (flight.until) request.deadline = left_until(*flight.until);
         for (auto& input : request.inputs) {
-            Result<ChannelState::Sending::Tensor> moved = here(input, request.stream);
+            Result<WorkerSession::Sending::Tensor> moved = here(input, request.stream);
             if (!moved) return Error{moved.error()}.during(fmt::format("input \"{}\"", input.name));
             input = std::move(*moved);
         }
-        return line_->submit(std::move(request));
+        return session_->submit(std::move(request));
     }();
     if (sent)
         flight.request_id = *sent, ++replays_;
@@ -142,8 +142,8 @@ void ChannelLines::send_again(Flight& flight, ChannelState::Sending request) {
 
 /// The same bytes in a slab of the line in use. What a former worker of this channel had is copied, at each use:
 /// whoever holds the input may be writing to the old place still.
-Result<std::shared_ptr<const Input::Lease>> ChannelLines::placed(std::shared_ptr<const Input::Lease> lease) {
-    if (line_->owns(*lease)) return lease;
+Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::placed(std::shared_ptr<const Input::Lease> lease) {
+    if (session_->owns(*lease)) return lease;
     if (lease->slab->gpu())
         return Error{ErrorCode::input_invalid, "an input that lies in the GPU memory of a worker that has ended",
                      "allocate it anew: only the GPU could copy it"};
@@ -151,9 +151,9 @@ Result<std::shared_ptr<const Input::Lease>> ChannelLines::placed(std::shared_ptr
                   lease->slab->bytes().subspan(lease->block.offset_bytes, lease->block.size_bytes));
 }
 
-Result<std::shared_ptr<const Input::Lease>> ChannelLines::copied(wire::DType dtype, std::span<const std::int64_t> dims,
+Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::copied(wire::DType dtype, std::span<const std::int64_t> dims,
                                                                  std::span<const std::byte> bytes) {
-    Result<std::shared_ptr<Input::Lease>> copy = line_->allocate(dtype, dims);
+    Result<std::shared_ptr<Input::Lease>> copy = session_->allocate(dtype, dims);
     if (!copy) return std::move(copy).error();
     const SlabAllocator::Block& block = (*copy)->block;
     std::ranges::copy(bytes, (*copy)->slab->bytes().subspan(block.offset_bytes, block.size_bytes).begin());
@@ -162,16 +162,16 @@ Result<std::shared_ptr<const Input::Lease>> ChannelLines::copied(wire::DType dty
 
 /// An output where it lies, lent; a copy of it where the worker takes no loans, or has no room for one more, and of one
 /// on the GPU always.
-Result<ChannelState::Sending::Tensor> ChannelLines::forwarded(const FixedText<wire::name_bytes>& name,
+Result<WorkerSession::Sending::Tensor> ReconnectingChannel::forwarded(const FixedText<wire::name_bytes>& name,
                                                               std::shared_ptr<Output::Lease> lease, void* stream) {
     if (lease->slab->gpu()) {
-        Result<std::shared_ptr<const Input::Lease>> copy = line_->copy_on_gpu(*lease, stream);
+        Result<std::shared_ptr<const Input::Lease>> copy = session_->copy_on_gpu(*lease, stream);
         if (!copy) return std::move(copy).error();
-        return ChannelState::Sending::Tensor{name, std::move(*copy)};
+        return WorkerSession::Sending::Tensor{name, std::move(*copy)};
     }
-    if (line_->lends()) {
-        Result<std::shared_ptr<const Loan>> loan = line_->borrow(lease->slab);
-        if (loan) return ChannelState::Sending::Tensor{name, nullptr, std::move(lease), std::move(*loan)};
+    if (session_->lends()) {
+        Result<std::shared_ptr<const Loan>> loan = session_->borrow(lease->slab);
+        if (loan) return WorkerSession::Sending::Tensor{name, nullptr, std::move(lease), std::move(*loan)};
         if (loan.error().code != ErrorCode::resources_exhausted) return std::move(loan).error();
     }
     const channel::Tensor& tensor = lease->tensor;
@@ -180,26 +180,26 @@ Result<ChannelState::Sending::Tensor> ChannelLines::forwarded(const FixedText<wi
         std::span<const std::byte>{lease->slab->bytes()}.subspan(tensor.lease.offset_bytes, tensor.lease.size_bytes));
     if (!copy) return std::move(copy).error();
     // With the output: a request that is sent once more may find a worker that takes loans.
-    return ChannelState::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};
+    return WorkerSession::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};
 }
 
 /// The same tensor for the line in use.
-Result<ChannelState::Sending::Tensor> ChannelLines::here(ChannelState::Sending::Tensor tensor, void* stream) {
+Result<WorkerSession::Sending::Tensor> ReconnectingChannel::here(WorkerSession::Sending::Tensor tensor, void* stream) {
     if (tensor.forwarded) return forwarded(tensor.name, std::move(tensor.forwarded), stream);
     Result<std::shared_ptr<const Input::Lease>> lease = placed(std::move(tensor.lease));
     if (!lease) return std::move(lease).error();
-    return ChannelState::Sending::Tensor{tensor.name, std::move(*lease)};
+    return WorkerSession::Sending::Tensor{tensor.name, std::move(*lease)};
 }
 
-Result<std::uint64_t> ChannelLines::send(const Request& request, bool awaited) {
-    if (std::optional<Error> why = line_->why_not_now()) return *std::move(why);  // before anything is copied for it
-    ChannelState::Sending sending{
+Result<std::uint64_t> ReconnectingChannel::send(const Request& request, bool awaited) {
+    if (std::optional<Error> why = session_->why_not_now()) return *std::move(why);  // before anything is copied for it
+    WorkerSession::Sending sending{
         request.method, {},     request.parameters, request.deadline, request.retry_safe, request.in_parts,
         request.stream, awaited};
     bool copied = false;
     // What was copied on the GPU for it may still be queued, into room that others may have from now on.
     const auto not_sent = [&](Error reason) {
-        if (copied) line_->gpu()->synchronize();
+        if (copied) session_->gpu()->synchronize();
         return reason;
     };
     for (const NamedInput& named : request.inputs) {
@@ -209,19 +209,19 @@ Result<std::uint64_t> ChannelLines::send(const Request& request, bool awaited) {
             return not_sent({ErrorCode::input_invalid,
                              fmt::format("input \"{}\" was not allocated on this channel", named.name),
                              "allocate inputs on the channel they are sent on, or forward an output"});
-        Result<ChannelState::Sending::Tensor> tensor =
+        Result<WorkerSession::Sending::Tensor> tensor =
             here({named.name, is_own ? named.input->lease_ : nullptr, is_own ? nullptr : named.output->lease_, nullptr},
                  request.stream);
         if (!tensor) return not_sent(Error{tensor.error()}.during(fmt::format("input \"{}\"", named.name)));
         copied = copied || (is_output && tensor->lease && tensor->lease->slab->gpu());
         sending.inputs.push_back(std::move(*tensor));
     }
-    Result<std::uint64_t> sent = line_->submit(std::move(sending));
+    Result<std::uint64_t> sent = session_->submit(std::move(sending));
     if (!sent) return not_sent(std::move(sent).error());
     return sent;
 }
 
-Result<std::uint64_t> ChannelLines::submit(const Request& request, bool awaited) {
+Result<std::uint64_t> ReconnectingChannel::submit(const Request& request, bool awaited) {
     const Clock::time_point asked = Clock::now();
     Result<std::uint64_t> sent = submit_here(request, asked, awaited);
     if (sent || !may_follow(request, sent.error())) return sent;
@@ -231,8 +231,8 @@ Result<std::uint64_t> ChannelLines::submit(const Request& request, bool awaited)
     return submit_here(request, asked, awaited);
 }
 
-Result<std::uint64_t> ChannelLines::submit_here(const Request& request, Clock::time_point asked, bool awaited) {
-    Flight flight{line_, 0, {}, false, {}, {}};
+Result<std::uint64_t> ReconnectingChannel::submit_here(const Request& request, Clock::time_point asked, bool awaited) {
+    Flight flight{session_, 0, {}, false, {}, {}};
     if (request.deadline.count() > 0) flight.until = asked + request.deadline;
     const Result<std::uint64_t> sent = send(request, awaited);
     if (!sent) return sent.error();
@@ -241,17 +241,17 @@ Result<std::uint64_t> ChannelLines::submit_here(const Request& request, Clock::t
     return last_request_id_;
 }
 
-bool ChannelLines::may_follow(const Request& request, const Error& refusal) const noexcept {
+bool ReconnectingChannel::may_follow(const Request& request, const Error& refusal) const noexcept {
     return refusal.code == ErrorCode::worker_lost && request.retry_safe && can_reopen();
 }
 
-Error ChannelLines::not_followed(const Error& reason) const {
+Error ReconnectingChannel::not_followed(const Error& reason) const {
     return Error{reason}.during(
         fmt::format("sending a request to {}: generation {} has died, and opening the channel again",
-                    line_->welcome().model, line_->welcome().generation));
+                    session_->welcome().model, session_->welcome().generation));
 }
 
-Result<Reply> ChannelLines::take(std::uint64_t request_id, Take how) {
+Result<Reply> ReconnectingChannel::take(std::uint64_t request_id, Take how) {
     const auto found = flights_.find(request_id);
     if (found == flights_.end())
         return Error{ErrorCode::input_invalid, fmt::format("request {} is not in flight", request_id),
@@ -270,63 +270,63 @@ Result<Reply> ChannelLines::take(std::uint64_t request_id, Take how) {
     return landed(found, std::move(outcome));
 }
 
-ChannelLines::Standing ChannelLines::standing(std::uint64_t request_id) const {
+ReconnectingChannel::Standing ReconnectingChannel::standing(std::uint64_t request_id) const {
     const auto found = flights_.find(request_id);
     if (found == flights_.end() || found->second.refused) return Standing::answered;
     if (is_lost(found->second)) return Standing::lost;
-    return found->second.line->answered(found->second.request_id) ? Standing::answered : Standing::in_flight;
+    return found->second.session->answered(found->second.request_id) ? Standing::answered : Standing::in_flight;
 }
 
-Result<Reply> ChannelLines::give_up(std::uint64_t request_id, const Error& reason) {
+Result<Reply> ReconnectingChannel::give_up(std::uint64_t request_id, const Error& reason) {
     const auto found = flights_.find(request_id);
     const Result<Reply> outcome = outcome_of(found->second);
     return landed(found, not_sent_again(outcome.error(), reason));
 }
 
-Error ChannelLines::not_sent_again(const Error& loss, const Error& reason) {
+Error ReconnectingChannel::not_sent_again(const Error& loss, const Error& reason) {
     return Error{reason}.during(fmt::format("{}; sending it once more", loss.attempt));
 }
 
-Result<Reply> ChannelLines::landed(Flights::iterator found, Result<Reply> outcome) {
+Result<Reply> ReconnectingChannel::landed(Flights::iterator found, Result<Reply> outcome) {
     const std::uint64_t request_id = found->first;
     const Flight flight = std::move(flights_.extract(found).mapped());
     if (outcome || !flight.lost_with) return outcome;
     return std::move(outcome).error().during(
         fmt::format("request {} of {}, lost with generation {} and sent once more to generation {}", request_id,
-                    flight.line->welcome().model, *flight.lost_with, flight.line->welcome().generation));
+                    flight.session->welcome().model, *flight.lost_with, flight.session->welcome().generation));
 }
 
-Result<Reply> ChannelLines::outcome_of(Flight& flight, Take how) {
+Result<Reply> ReconnectingChannel::outcome_of(Flight& flight, Take how) {
     if (flight.refused) return *flight.refused;
-    return (*flight.line.*how)(flight.request_id);
+    return (*flight.session.*how)(flight.request_id);
 }
 
 /// It died with its worker, and may be sent once more.
-bool ChannelLines::is_lost(const Flight& flight) const {
-    return flight.line == line_ && !flight.lost_with && !flight.cancelled && can_reopen() &&
-           line_->has_lost(flight.request_id);
+bool ReconnectingChannel::is_lost(const Flight& flight) const {
+    return flight.session == session_ && !flight.lost_with && !flight.cancelled && can_reopen() &&
+           session_->has_lost(flight.request_id);
 }
 
-Result<std::optional<Input>> ChannelLines::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
+Result<std::optional<Input>> ReconnectingChannel::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
                                                            bool on_gpu, bool& asked) {
     Result<std::shared_ptr<Input::Lease>> lease =
-        on_gpu ? line_->allocate_on_gpu_or_ask(dtype, dims, asked) : line_->allocate_or_ask(dtype, dims, asked);
+        on_gpu ? session_->allocate_on_gpu_or_ask(dtype, dims, asked) : session_->allocate_or_ask(dtype, dims, asked);
     if (!lease) return std::move(lease).error();
     if (*lease == nullptr) return std::optional<Input>{};
     return std::optional<Input>{Input{std::move(*lease)}};
 }
 
-Result<> ChannelLines::cancel(std::uint64_t request_id) {
+Result<> ReconnectingChannel::cancel(std::uint64_t request_id) {
     const auto found = flights_.find(request_id);
     if (found == flights_.end()) return {};
     found->second.cancelled = true;
     if (found->second.refused) return {};
-    return found->second.line->cancel(found->second.request_id);
+    return found->second.session->cancel(found->second.request_id);
 }
 
-void ChannelLines::abandon(std::uint64_t request_id) {
+void ReconnectingChannel::abandon(std::uint64_t request_id) {
     const auto found = flights_.extract(request_id);
-    if (!found.empty() && !found.mapped().refused) found.mapped().line->abandon(found.mapped().request_id);
+    if (!found.empty() && !found.mapped().refused) found.mapped().session->abandon(found.mapped().request_id);
 }
 
 }  // namespace bulkhead

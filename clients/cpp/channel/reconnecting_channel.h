@@ -13,21 +13,21 @@
 namespace bulkhead {
 
 /// What outlives a worker in a channel: where to ask for its successor, which requests may be sent once more, and the
-/// lines of dead workers for as long as somebody waits on them. A line is `ChannelState`, one worker's end to end.
-class ChannelLines {
+/// lines of dead workers for as long as somebody waits on them. A line is `WorkerSession`, one worker's end to end.
+class ReconnectingChannel {
 public:
-    static Result<std::unique_ptr<ChannelLines>> open(ControlClient& control, std::string_view model,
+    static Result<std::unique_ptr<ReconnectingChannel>> open(ControlClient& control, std::string_view model,
                                                       const ChannelOptions& options);
-    static Result<std::unique_ptr<ChannelLines>> adopt(UniqueFd socket, const ChannelOptions& options);
+    static Result<std::unique_ptr<ReconnectingChannel>> adopt(UniqueFd socket, const ChannelOptions& options);
 
-    [[nodiscard]] ChannelState& line() const noexcept { return *line_; }
+    [[nodiscard]] WorkerSession& session() const noexcept { return *session_; }
     [[nodiscard]] std::uint64_t replays() const noexcept { return replays_; }
     [[nodiscard]] bool owns(const Input& input) const noexcept { return owns(*input.lease_); }
 
     /// `awaited`: `wait` follows at once.
     Result<std::uint64_t> submit(const Request& request, bool awaited = false);
-    Result<Reply> wait(std::uint64_t request_id) { return take(request_id, &ChannelState::wait); }
-    Result<Reply> next(std::uint64_t request_id) { return take(request_id, &ChannelState::next); }
+    Result<Reply> wait(std::uint64_t request_id) { return take(request_id, &WorkerSession::wait); }
+    Result<Reply> next(std::uint64_t request_id) { return take(request_id, &WorkerSession::next); }
     Result<> cancel(std::uint64_t request_id);
     void abandon(std::uint64_t request_id);
     /// Nothing to do while the worker serves.
@@ -43,17 +43,17 @@ public:
         ChannelOptions options;
     };
     /// Without a line, until `renew` brings the first.
-    static std::unique_ptr<ChannelLines> unopened(std::filesystem::path socket, std::string model,
+    static std::unique_ptr<ReconnectingChannel> unopened(std::filesystem::path socket, std::string model,
                                                   const ChannelOptions& options);
     [[nodiscard]] Introduction introduction(std::optional<std::chrono::milliseconds> deadline) const;
     Result<UniqueFd> introduced(Introduction& asked, Result<Answer> answer,
                                 std::optional<std::chrono::milliseconds> deadline);
     /// Goes on with this line, and sends on it what may be sent once more.
-    void renew(std::shared_ptr<ChannelState> line);
-    [[nodiscard]] std::uint64_t number() const noexcept { return channel_; }
+    void renew(std::shared_ptr<WorkerSession> session);
+    [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
     /// The line's descriptor came from elsewhere, as `adopt`'s.
     void forget_origin() noexcept { origin_.reset(); }
-    /// Nothing while a slab is on its way; see ChannelState.
+    /// Nothing while a slab is on its way; see WorkerSession.
     Result<std::optional<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu,
                                                  bool& asked);
 
@@ -73,7 +73,7 @@ public:
     Result<Reply> give_up(std::uint64_t request_id, const Error& reason);
 
 private:
-    [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return lease.slab->channel == channel_; }
+    [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return lease.slab->channel == number_; }
     /// Whom to ask for a new line; nobody where a socket was adopted.
     struct Origin {
         std::filesystem::path socket;
@@ -82,7 +82,7 @@ private:
         bool stateful = true;  ///< until a daemon said otherwise: such a request means something only where it was sent
     };
     struct Flight {
-        std::shared_ptr<ChannelState> line;
+        std::shared_ptr<WorkerSession> session;
         std::uint64_t request_id;                ///< on that line
         std::optional<Clock::time_point> until;  ///< the deadline that the caller named
         bool cancelled = false;                  ///< never sent again
@@ -92,29 +92,29 @@ private:
 
     using Flights = std::map<std::uint64_t, Flight, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Flight>>>;
 
-    ChannelLines();
-    Result<std::shared_ptr<ChannelState>> introduce(ControlClient& control,
+    ReconnectingChannel();
+    Result<std::shared_ptr<WorkerSession>> introduce(ControlClient& control,
                                                     std::optional<std::chrono::milliseconds> deadline);
     /// By itself, for a request that may be sent again.
-    [[nodiscard]] bool can_reopen() const noexcept { return origin_ && !origin_->stateful && line_->died(); }
+    [[nodiscard]] bool can_reopen() const noexcept { return origin_ && !origin_->stateful && session_->died(); }
     [[nodiscard]] bool is_lost(const Flight& flight) const;
-    using Take = Result<Reply> (ChannelState::*)(std::uint64_t);
+    using Take = Result<Reply> (WorkerSession::*)(std::uint64_t);
     Result<Reply> take(std::uint64_t request_id, Take how);
-    static Result<Reply> outcome_of(Flight& flight, Take how = &ChannelState::wait);
+    static Result<Reply> outcome_of(Flight& flight, Take how = &WorkerSession::wait);
     static Error not_sent_again(const Error& loss, const Error& reason);
     Result<Reply> landed(Flights::iterator found, Result<Reply> outcome);
-    void send_again(Flight& flight, ChannelState::Sending request);
+    void send_again(Flight& flight, WorkerSession::Sending request);
     Result<std::uint64_t> send(const Request& request, bool awaited);
     Result<std::shared_ptr<const Input::Lease>> placed(std::shared_ptr<const Input::Lease> lease);
     Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
                                                        std::span<const std::byte> bytes);
-    Result<ChannelState::Sending::Tensor> forwarded(const FixedText<wire::name_bytes>& name,
+    Result<WorkerSession::Sending::Tensor> forwarded(const FixedText<wire::name_bytes>& name,
                                                     std::shared_ptr<Output::Lease> lease, void* stream);
-    Result<ChannelState::Sending::Tensor> here(ChannelState::Sending::Tensor tensor, void* stream);
+    Result<WorkerSession::Sending::Tensor> here(WorkerSession::Sending::Tensor tensor, void* stream);
 
-    std::uint64_t channel_;  ///< of the slabs that are ours
+    std::uint64_t number_;  ///< of the slabs that are ours
     std::optional<Origin> origin_;
-    std::shared_ptr<ChannelState> line_;
+    std::shared_ptr<WorkerSession> session_;
     Flights flights_;  ///< by the number that the caller has
     std::uint64_t last_request_id_ = 0;
     std::uint64_t replays_ = 0;

@@ -14,19 +14,19 @@
 
 namespace bulkhead {
 
-Result<std::shared_ptr<ChannelState>> ChannelState::open(UniqueFd socket, std::uint64_t channel,
+Result<std::shared_ptr<WorkerSession>> WorkerSession::open(UniqueFd socket, std::uint64_t channel,
                                                          const ChannelOptions& options) {
     const auto until = deadline_in(options.deadline.value_or(limits::hello));
     Result<Transport> transport = Transport::make(std::move(socket));
     if (!transport) return std::move(transport).error();
-    std::shared_ptr<ChannelState> state{new ChannelState{std::move(*transport), channel}};
+    std::shared_ptr<WorkerSession> state{new WorkerSession{std::move(*transport), channel}};
     if (const Result<> opened = state->await_welcome(until, options); !opened)
         return Error{opened.error()}.during("opening a channel");
     return state;
 }
 
 /// From hello until the last slab that welcome announced.
-Result<> ChannelState::await_welcome(Clock::time_point until, const ChannelOptions& options) {
+Result<> WorkerSession::await_welcome(Clock::time_point until, const ChannelOptions& options) {
     const char* rings = std::getenv("BULKHEAD_RINGS");
     if (options.rings && (rings == nullptr || std::string_view{rings} != "0")) features_ |= wire::feature_rings;
     features_ |= wire::feature_streaming | wire::feature_lending | wire::feature_returning;
@@ -52,7 +52,7 @@ Result<> ChannelState::await_welcome(Clock::time_point until, const ChannelOptio
     return {};
 }
 
-Result<std::shared_ptr<Input::Lease>> ChannelState::allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
+Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
     for (bool asked = false;;) {
         Result<std::shared_ptr<Input::Lease>> lease = allocate_or_ask(dtype, dims, asked);
         if (!lease || *lease != nullptr) return lease;
@@ -60,7 +60,7 @@ Result<std::shared_ptr<Input::Lease>> ChannelState::allocate(wire::DType dtype, 
     }
 }
 
-Result<std::shared_ptr<Input::Lease>> ChannelState::allocate_or_ask(wire::DType dtype,
+Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_or_ask(wire::DType dtype,
                                                                     std::span<const std::int64_t> dims, bool& asked) {
     const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
     if (!bytes) return bytes.error();
@@ -74,7 +74,7 @@ Result<std::shared_ptr<Input::Lease>> ChannelState::allocate_or_ask(wire::DType 
     return nullptr;
 }
 
-Result<> ChannelState::ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction, wire::SlabKind kind) {
+Result<> WorkerSession::ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction, wire::SlabKind kind) {
     const Result<std::uint64_t> growth = slabs_.growth(size_bytes);
     if (!growth) return growth.error();
     const channel::SlabRequest request{++last_request_id_, direction, kind, *growth};
@@ -84,7 +84,7 @@ Result<> ChannelState::ask_for_slab(std::uint64_t size_bytes, wire::SlabDirectio
     return {};
 }
 
-Result<> ChannelState::await_slab() {
+Result<> WorkerSession::await_slab() {
     const auto until = deadline_in(limits::slab);
     while (growing_)
         if (const Result<> received = receive_one(until); !received)
@@ -92,7 +92,7 @@ Result<> ChannelState::await_slab() {
     return {};
 }
 
-Result<std::shared_ptr<const Loan>> ChannelState::borrow(const std::shared_ptr<OutputSlab>& slab) {
+Result<std::shared_ptr<const Loan>> WorkerSession::borrow(const std::shared_ptr<OutputSlab>& slab) {
     // One that was accepted too late for an earlier call may be this one; a refusal that late is nobody's.
     if (const Result<> answered = await_loan(); !answered) return answered.error();
     if (auto loan = slabs_.loan_of(*slab)) return loan;
@@ -121,7 +121,7 @@ Result<std::shared_ptr<const Loan>> ChannelState::borrow(const std::shared_ptr<O
     return slabs_.loan_of(*slab);
 }
 
-Result<> ChannelState::await_loan() {
+Result<> WorkerSession::await_loan() {
     const auto until = deadline_in(limits::slab);
     while (lending_)
         if (const Result<> received = receive_one(until); !received)
@@ -129,23 +129,23 @@ Result<> ChannelState::await_loan() {
     return {};
 }
 
-void ChannelState::unmap(SlabMemory memory, std::optional<std::uint32_t> returned) {
-    auto then = [line = weak_from_this(), returned, size_bytes = memory.size_bytes()] {
-        if (const auto self = line.lock(); self && returned) self->return_slab(*returned, size_bytes);
+void WorkerSession::unmap(SlabMemory memory, std::optional<std::uint32_t> returned) {
+    auto then = [session = weak_from_this(), returned, size_bytes = memory.size_bytes()] {
+        if (const auto self = session.lock(); self && returned) self->return_slab(*returned, size_bytes);
     };
     if (unmapping_ && memory.gpu()) return unmapping_(std::move(memory), std::move(then));
     { const SlabMemory gone{std::move(memory)}; }
     then();
 }
 
-void ChannelState::return_slab(std::uint32_t id, std::uint64_t size_bytes) {
+void WorkerSession::return_slab(std::uint32_t id, std::uint64_t size_bytes) {
     if (ended_) return;
     slabs_.returned(size_bytes);
     returns_.push_back(id);
     flush_releases();
 }
 
-void ChannelState::return_loans() {
+void WorkerSession::return_loans() {
     if (ended_) return;
     const std::vector<std::shared_ptr<Loan>> loans = slabs_.end_loans(true);
     if (loans.empty()) return;
@@ -153,11 +153,11 @@ void ChannelState::return_loans() {
     flush_releases();
 }
 
-void ChannelState::return_idle_inputs() {
+void WorkerSession::return_idle_inputs() {
     if (returns_inputs()) slabs_.drop_idle_inputs(Clock::now(), slab_idle_);
 }
 
-Clock::time_point ChannelState::settle() {
+Clock::time_point WorkerSession::settle() {
     return_idle_inputs();
     flush_releases();
     rests_ = pending_.empty();
@@ -165,7 +165,7 @@ Clock::time_point ChannelState::settle() {
     return returns_inputs() ? slabs_.next_idle_input(Clock::now(), slab_idle_) : deadline_in(limits::call);
 }
 
-std::optional<Error> ChannelState::why_not_now() const {
+std::optional<Error> WorkerSession::why_not_now() const {
     if (ended_) return ended_;
     if (closing_)
         return Error{closing_->code, fmt::format("sending a request to {}: it accepts no more", welcome_->model),
@@ -177,7 +177,7 @@ std::optional<Error> ChannelState::why_not_now() const {
     return std::nullopt;
 }
 
-Result<std::uint64_t> ChannelState::submit(Sending request) {
+Result<std::uint64_t> WorkerSession::submit(Sending request) {
     if (std::optional<Error> why = why_not_now()) return *std::move(why);
     channel::Infer message{last_request_id_ + 1, request.method, request.deadline, request.retry_safe, {},
                            request.parameters};
@@ -214,16 +214,16 @@ Result<std::uint64_t> ChannelState::submit(Sending request) {
     return request_id;
 }
 
-std::optional<ChannelState::Sending> ChannelState::take_lost(std::uint64_t request_id) {
+std::optional<WorkerSession::Sending> WorkerSession::take_lost(std::uint64_t request_id) {
     auto lost = lost_.extract(request_id);
     if (lost.empty()) return std::nullopt;
     return std::move(lost.mapped());
 }
 
-Result<Reply> ChannelState::wait(std::uint64_t request_id) { return await(request_id, false); }
-Result<Reply> ChannelState::next(std::uint64_t request_id) { return await(request_id, true); }
+Result<Reply> WorkerSession::wait(std::uint64_t request_id) { return await(request_id, false); }
+Result<Reply> WorkerSession::next(std::uint64_t request_id) { return await(request_id, true); }
 
-Result<Reply> ChannelState::await(std::uint64_t request_id, bool in_parts) {
+Result<Reply> WorkerSession::await(std::uint64_t request_id, bool in_parts) {
     const auto request = pending_.find(request_id);
     if (request == pending_.end() || request->second.abandoned)
         return Error{ErrorCode::input_invalid, fmt::format("request {} is not in flight", request_id),
@@ -252,13 +252,13 @@ Result<Reply> ChannelState::await(std::uint64_t request_id, bool in_parts) {
     return outcome;
 }
 
-Result<> ChannelState::cancel(std::uint64_t request_id) {
+Result<> WorkerSession::cancel(std::uint64_t request_id) {
     const auto request = pending_.find(request_id);
     if (request == pending_.end() || request->second.outcome) return {};
     return send(channel::encode(channel::Cancel{request_id}));
 }
 
-void ChannelState::abandon(std::uint64_t request_id) {
+void WorkerSession::abandon(std::uint64_t request_id) {
     const auto request = pending_.find(request_id);
     if (request == pending_.end()) return;
     if (request->second.outcome) {
@@ -270,14 +270,14 @@ void ChannelState::abandon(std::uint64_t request_id) {
     static_cast<void>(cancel(request_id));
 }
 
-void ChannelState::give_back(const wire::LeaseRef& lease) {
+void WorkerSession::give_back(const wire::LeaseRef& lease) {
     if (ended_) return;
     releases_.push_back(lease);
     if (rests_ || releases_.size() >= limits::release_batch) flush_releases();
 }
 
 /// Never waits: what a full socket does not take now stays queued.
-void ChannelState::flush_releases(PacketLine::Wake wake) {
+void WorkerSession::flush_releases(PacketLine::Wake wake) {
     while (!releases_.empty() && !ended_) {
         const std::size_t count = std::min(releases_.size(), channel::release_leases_max);
         channel::encode_release(std::span{releases_}.first(count), release_packet_);
@@ -291,7 +291,7 @@ void ChannelState::flush_releases(PacketLine::Wake wake) {
     }
 }
 
-Result<> ChannelState::send(std::span<const std::byte> packet, std::span<const int> fds, PacketLine::Sleeper worker) {
+Result<> WorkerSession::send(std::span<const std::byte> packet, std::span<const int> fds, PacketLine::Sleeper worker) {
     const auto until = deadline_in(limits::send);
     for (;;) {
         if (ended_) return *ended_;

@@ -20,7 +20,7 @@
 
 namespace bulkhead {
 
-class ChannelState : public std::enable_shared_from_this<ChannelState> {
+class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
 public:
     /// What is sent; also what it takes to send it once more.
     struct Sending {
@@ -41,7 +41,7 @@ public:
     };
 
     /// `channel` is a number that this process gives to no two channels.
-    static Result<std::shared_ptr<ChannelState>> open(UniqueFd socket, std::uint64_t channel,
+    static Result<std::shared_ptr<WorkerSession>> open(UniqueFd socket, std::uint64_t channel,
                                                       const ChannelOptions& options);
 
     [[nodiscard]] const channel::Welcome& welcome() const noexcept { return *welcome_; }
@@ -125,7 +125,7 @@ private:
     using Requests =
         std::map<std::uint64_t, Pending, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Pending>>>;
 
-    ChannelState(Transport transport, std::uint64_t channel) : transport_{std::move(transport)}, slabs_{channel} {}
+    WorkerSession(Transport transport, std::uint64_t channel) : transport_{std::move(transport)}, slabs_{channel} {}
 
     Result<> await_welcome(Clock::time_point until, const ChannelOptions& options);
     Result<> ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction = wire::SlabDirection::input,

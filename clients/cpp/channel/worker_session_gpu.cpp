@@ -17,7 +17,7 @@ constexpr std::uint64_t gpu_features = wire::feature_cuda_vmm | wire::feature_cu
 }  // namespace
 
 /// The kind to ask for: the one that the caller prefers, where both were agreed.
-std::optional<wire::SlabKind> ChannelState::gpu_kind() const {
+std::optional<wire::SlabKind> WorkerSession::gpu_kind() const {
     if (gpu_refused_ || !events_) return std::nullopt;
     const std::uint64_t both = welcome_->features & gpu_features;
     if (both == gpu_features) return gpu_kind_;
@@ -26,7 +26,7 @@ std::optional<wire::SlabKind> ChannelState::gpu_kind() const {
     return std::nullopt;
 }
 
-std::optional<Error> ChannelState::why_no_gpu() const {
+std::optional<Error> WorkerSession::why_no_gpu() const {
     if (gpu_refused_) return gpu_refused_;
     if (gpu_kind()) return std::nullopt;
     if (!events_)
@@ -37,7 +37,7 @@ std::optional<Error> ChannelState::why_no_gpu() const {
                  "its worker runs on another device, or its driver cannot share: `bulkhead ps` tells the device"};
 }
 
-Result<std::shared_ptr<Input::Lease>> ChannelState::allocate_on_gpu(wire::DType dtype,
+Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_on_gpu(wire::DType dtype,
                                                                     std::span<const std::int64_t> dims) {
     for (bool asked = false;;) {
         Result<std::shared_ptr<Input::Lease>> lease = allocate_on_gpu_or_ask(dtype, dims, asked);
@@ -47,7 +47,7 @@ Result<std::shared_ptr<Input::Lease>> ChannelState::allocate_on_gpu(wire::DType 
 }
 
 Result<std::shared_ptr<Input::Lease>>
-ChannelState::allocate_on_gpu_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool& asked) {
+WorkerSession::allocate_on_gpu_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool& asked) {
     const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
     if (!bytes) return bytes.error();
     while (const std::optional<wire::SlabKind> kind = gpu_kind()) {
@@ -59,7 +59,7 @@ ChannelState::allocate_on_gpu_or_ask(wire::DType dtype, std::span<const std::int
     return allocate_or_ask(dtype, dims, asked);
 }
 
-Result<std::shared_ptr<const Input::Lease>> ChannelState::copy_on_gpu(Output::Lease& output, void* stream) {
+Result<std::shared_ptr<const Input::Lease>> WorkerSession::copy_on_gpu(Output::Lease& output, void* stream) {
     const int device = output.slab->gpu().value();
     const auto not_shared = [&](const std::string& why, std::string remedy) {
         return Error{ErrorCode::input_invalid,
@@ -87,7 +87,7 @@ Result<std::shared_ptr<const Input::Lease>> ChannelState::copy_on_gpu(Output::Le
     return std::move(*copy);
 }
 
-Result<> ChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes) {
+Result<> WorkerSession::keep_outputs_on_gpu(std::uint64_t size_bytes) {
     for (bool asked = false;;) {
         const Result<bool> kept = keep_outputs_on_gpu_or_ask(size_bytes, asked);
         if (!kept) return kept.error();
@@ -96,14 +96,14 @@ Result<> ChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes) {
     }
 }
 
-Result<bool> ChannelState::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked) {
+Result<bool> WorkerSession::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked) {
     const std::optional<wire::SlabKind> kind = gpu_kind();
     return kind ? grow_on_gpu_or_ask(wire::SlabDirection::output, size_bytes, *kind, asked) : true;
 }
 
 /// One more slab; false while it is on its way. That it cannot be shared here is no error: `gpu_refused_` says so from
 /// then on.
-Result<bool> ChannelState::grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes,
+Result<bool> WorkerSession::grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes,
                                               wire::SlabKind kind, bool& asked) {
     // A slab that came too late for an earlier call may still be on its way; a refusal that late is nobody's.
     if (growing_) return false;
@@ -119,7 +119,7 @@ Result<bool> ChannelState::grow_on_gpu_or_ask(wire::SlabDirection direction, std
     return true;
 }
 
-Result<> ChannelState::handle(channel::EventOffer&& offer, std::vector<UniqueFd>&&) {
+Result<> WorkerSession::handle(channel::EventOffer&& offer, std::vector<UniqueFd>&&) {
     if (!events_ || (welcome_->features & gpu_features) == 0)
         return protocol_violation("an event_offer that was not agreed");
     Result<> taken = events_->take(offer);
@@ -130,7 +130,7 @@ Result<> ChannelState::handle(channel::EventOffer&& offer, std::vector<UniqueFd>
 
 /// A slab that cannot be imported here is given back, and host memory does its work. One that the worker has added
 /// stays until it is withdrawn, for a result is about to lie in it.
-Result<> ChannelState::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
+Result<> WorkerSession::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
     if (offer.request_id == 0) {
         slabs_.take(offer, SlabMemory::unusable(offer, reason), weak_from_this());
         return {};
@@ -145,7 +145,7 @@ Result<> ChannelState::refuse_slab(const channel::SlabOffer& offer, const Error&
 
 /// A result of which an output lies where this process cannot look: its room goes back at once. A part of an answer of
 /// which nobody wanted the parts is no loss.
-void ChannelState::lose_result(Requests::iterator request, const channel::InferResult& result, Error reason) {
+void WorkerSession::lose_result(Requests::iterator request, const channel::InferResult& result, Error reason) {
     for (const channel::Tensor& tensor : result.tensors) give_back(tensor.lease);
     flush_releases();
     if (!result.more) return answer(request, std::move(reason));
@@ -153,7 +153,7 @@ void ChannelState::lose_result(Requests::iterator request, const channel::InferR
 }
 
 /// Names one event behind what the caller has queued, in each tensor that lies on the GPU.
-Result<> ChannelState::order_inputs(const Sending& request, channel::Infer& message) {
+Result<> WorkerSession::order_inputs(const Sending& request, channel::Infer& message) {
     std::uint32_t event = 0;
     for (std::size_t i = 0; i < request.inputs.size(); ++i) {
         const auto& lease = request.inputs[i].lease;
@@ -168,7 +168,7 @@ Result<> ChannelState::order_inputs(const Sending& request, channel::Infer& mess
     return {};
 }
 
-bool ChannelState::lies_on_gpu(const Sending& request) {
+bool WorkerSession::lies_on_gpu(const Sending& request) {
     for (const Sending::Tensor& input : request.inputs)
         if (input.lease && input.lease->slab->gpu()) return true;
     return false;

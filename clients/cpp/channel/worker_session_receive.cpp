@@ -21,7 +21,7 @@ std::string came(std::uint64_t parts, std::uint64_t tokens) {
 
 }  // namespace
 
-Result<> ChannelState::receive_one(Clock::time_point until) {
+Result<> WorkerSession::receive_one(Clock::time_point until) {
     if (ended_) return *ended_;
     Packet packet;
     const Result<ReceiveOutcome> outcome = transport_.receive(packet, until);
@@ -31,7 +31,7 @@ Result<> ChannelState::receive_one(Clock::time_point until) {
     return *outcome == ReceiveOutcome::closed ? closed() : handle(packet);
 }
 
-Result<> ChannelState::receive_available() {
+Result<> WorkerSession::receive_available() {
     while (!ended_) {
         Packet packet;
         const Result<ReceiveOutcome> outcome = transport_.receive_now(packet);
@@ -43,19 +43,19 @@ Result<> ChannelState::receive_available() {
     return *ended_;
 }
 
-bool ChannelState::answered(std::uint64_t request_id) const {
+bool WorkerSession::answered(std::uint64_t request_id) const {
     const auto request = pending_.find(request_id);
     return request == pending_.end() || request->second.outcome.has_value() || !request->second.parts.empty();
 }
 
-Error ChannelState::closed() {
+Error WorkerSession::closed() {
     died_ = !channel_error_ && !closing_;
     return end(channel_error_ ? *channel_error_
                : closing_     ? lost("it was unloaded")
                               : lost("its process has ended"));
 }
 
-Result<> ChannelState::handle(Packet& packet) {
+Result<> WorkerSession::handle(Packet& packet) {
     channel_error_.reset();
     Result<channel::WorkerMessage> message = channel::parse_from_worker(packet.bytes);
     if (!message) return end(std::move(message).error());
@@ -81,7 +81,7 @@ Result<> ChannelState::handle(Packet& packet) {
     return {};
 }
 
-Result<> ChannelState::handle(channel::Welcome&& message, std::vector<UniqueFd>&&) {
+Result<> WorkerSession::handle(channel::Welcome&& message, std::vector<UniqueFd>&&) {
     if (welcome_) return protocol_violation("a second welcome");
     if (message.slab_count > limits::slabs_max)
         return protocol_violation(fmt::format("a welcome with {} slabs", message.slab_count));
@@ -93,7 +93,7 @@ Result<> ChannelState::handle(channel::Welcome&& message, std::vector<UniqueFd>&
     return {};
 }
 
-Result<> ChannelState::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&& fds) {
+Result<> WorkerSession::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&& fds) {
     const std::string what = fmt::format("slab {} of {} bytes", offer.slab_id, offer.size_bytes);
     if (offer.request_id != 0 && (!growing_ || growing_->request_id != offer.request_id))
         return protocol_violation(fmt::format("{} answers request {}, which asked for none", what, offer.request_id));
@@ -115,19 +115,19 @@ Result<> ChannelState::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>&
     return {};
 }
 
-Result<> ChannelState::handle(channel::SlabWithdraw&& message, std::vector<UniqueFd>&&) {
+Result<> WorkerSession::handle(channel::SlabWithdraw&& message, std::vector<UniqueFd>&&) {
     if ((welcome_->features & wire::feature_returning) == 0) return protocol_violation("a slab_withdraw that was not agreed");
     return slabs_.withdraw(message.slab_id);
 }
 
-Result<> ChannelState::handle(channel::SlabAccepted&& message, std::vector<UniqueFd>&&) {
+Result<> WorkerSession::handle(channel::SlabAccepted&& message, std::vector<UniqueFd>&&) {
     if (!lending_ || lending_->request_id != message.request_id || lending_->loan->id != message.slab_id)
         return protocol_violation(fmt::format("slab {} is accepted, which was not lent", message.slab_id));
     slabs_.accepted(std::exchange(lending_, std::nullopt)->loan);
     return {};
 }
 
-Result<> ChannelState::handle(channel::InferResult&& result, std::vector<UniqueFd>&&) {
+Result<> WorkerSession::handle(channel::InferResult&& result, std::vector<UniqueFd>&&) {
     const auto request = pending_.find(result.request_id);
     if (request == pending_.end() || request->second.outcome)
         return protocol_violation(fmt::format("a result for request {}, which is not in flight", result.request_id));
@@ -170,7 +170,7 @@ Result<> ChannelState::handle(channel::InferResult&& result, std::vector<UniqueF
     return {};
 }
 
-Result<> ChannelState::handle(channel::Failure&& failure, std::vector<UniqueFd>&&) {
+Result<> WorkerSession::handle(channel::Failure&& failure, std::vector<UniqueFd>&&) {
     if (failure.request_id == 0) {
         channel_error_ = std::move(failure.error);
         return {};
@@ -198,18 +198,18 @@ Result<> ChannelState::handle(channel::Failure&& failure, std::vector<UniqueFd>&
     return {};
 }
 
-Result<> ChannelState::handle(channel::Closing&& message, std::vector<UniqueFd>&&) {
+Result<> WorkerSession::handle(channel::Closing&& message, std::vector<UniqueFd>&&) {
     closing_ = message;
     slabs_.retire_outputs();
     return {};
 }
 
-Result<> ChannelState::handle(channel::RingOffer&& offer, std::vector<UniqueFd>&& fds) {
+Result<> WorkerSession::handle(channel::RingOffer&& offer, std::vector<UniqueFd>&& fds) {
     return transport_.use_rings(offer, std::move(fds), spin_);
 }
 
 /// Kept for `next`; what nobody asked for goes, and its outputs with it.
-void ChannelState::take_part(Requests::iterator request, Reply part) {
+void WorkerSession::take_part(Requests::iterator request, Reply part) {
     Pending& pending = request->second;
     ++pending.parts_came;
     if (const auto* const tokens = part.values.if_contains("tokens"); tokens != nullptr && tokens->is_array())
@@ -224,14 +224,14 @@ void ChannelState::take_part(Requests::iterator request, Reply part) {
 }
 
 /// It is of no use any more: parts that are taken late are still handed out, then the reason.
-void ChannelState::spoil(Requests::iterator request, Error reason) {
+void WorkerSession::spoil(Requests::iterator request, Error reason) {
     if (request->second.spoilt || request->second.abandoned) return;
     request->second.spoilt = std::move(reason);
     static_cast<void>(cancel(request->first));
 }
 
 /// The worker borrows the inputs no longer.
-void ChannelState::answer(Requests::iterator request, Result<Reply> outcome) {
+void WorkerSession::answer(Requests::iterator request, Result<Reply> outcome) {
     if (request->second.abandoned) {
         pending_.erase(request);
     } else {
@@ -242,14 +242,14 @@ void ChannelState::answer(Requests::iterator request, Result<Reply> outcome) {
     return_loans();
 }
 
-Error ChannelState::lost(std::string_view what) const {
+Error WorkerSession::lost(std::string_view what) const {
     const std::string model = welcome_ ? welcome_->model : "the worker";
     return {ErrorCode::worker_lost, fmt::format("{} is gone: {}", model, what),
             "`bulkhead why` tells the reason; reopen this channel, or open a new one, to load it again"};
 }
 
 /// Ends the channel: whoever was not answered gets the reason. Answers that came before stay.
-Error ChannelState::end(Error reason) {
+Error WorkerSession::end(Error reason) {
     if (ended_) return *ended_;
     ended_ = std::move(reason);
     transport_.hang_up();  // a worker that broke the protocol learns it

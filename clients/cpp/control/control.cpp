@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "clients/cpp/base/limits.h"
+#include "clients/cpp/control/control_connection.h"
 #include "clients/cpp/control/control_rules.h"
 #include "clients/cpp/control/hung_supervisor.h"
 
@@ -29,10 +30,18 @@ std::filesystem::path find_socket(const std::optional<std::filesystem::path>& gi
 }
 
 Result<ControlClient> ControlClient::connect(const std::filesystem::path& socket) {
-    Result<ControlLine> line = ControlLine::connect(socket);
-    if (!line) return std::move(line).error();
-    return ControlClient{socket, std::move(*line)};
+    Result<ControlConnection> connection = ControlConnection::connect(socket);
+    if (!connection) return std::move(connection).error();
+    return ControlClient{socket, std::move(*connection)};
 }
+
+ControlClient::ControlClient(std::filesystem::path path, ControlConnection connection)
+    : path_{std::move(path)}, connection_{std::make_unique<ControlConnection>(std::move(connection))} {}
+ControlClient::ControlClient(ControlClient&&) noexcept = default;
+ControlClient& ControlClient::operator=(ControlClient&&) noexcept = default;
+ControlClient::~ControlClient() = default;
+
+int ControlClient::fd() const noexcept { return connection_ ? connection_->fd() : -1; }
 
 Result<Answer> ControlClient::call(std::string_view method, json::object params,
                                    std::optional<std::chrono::milliseconds> deadline) {
@@ -41,13 +50,13 @@ Result<Answer> ControlClient::call(std::string_view method, json::object params,
     const Clock::time_point asked = Clock::now();
     const json::object first = params;
     for (bool was_sent = false;;) {
-        if (!line_) {
+        if (!connection_) {
             if (const Result<> connected = reconnect(until); !connected) {
                 if (was_sent && repeat == Repeat::to_end && connected.error().code == ErrorCode::not_running)
                     return Answer{control::stopped_without_receipts(), {}};
                 return Error{connected.error()}.during(method);
             }
-            if (!line_) continue;  // it ended while `reconnected_` spoke on it
+            if (!connection_) continue;  // it ended while `reconnected_` spoke on it
             params = control::params_again(first, Clock::now() - asked, was_sent && repeat == Repeat::marked);
         }
         bool left = false;
@@ -73,14 +82,14 @@ Result<std::optional<json::object>> ControlClient::exchange(std::string_view met
     const std::int64_t id = ++last_id_;
     const Result<std::string> line = control::request_line(id, method, params);
     if (!line) return line.error();
-    const Result<bool> sent = line_->send(*line, until);
-    if (!sent || !*sent) line_.reset();
+    const Result<bool> sent = connection_->send(*line, until);
+    if (!sent || !*sent) connection_.reset();
     if (!sent) return sent.error();
     if (!*sent) return std::nullopt;
     left = true;
     for (;;) {
         Result<std::optional<json::object>> object = receive(until);
-        if (!object) line_.reset();  // an answer that comes later would have nobody to go to
+        if (!object) connection_.reset();  // an answer that comes later would have nobody to go to
         if (!object || !*object) return object;
         const json::value* answered = (*object)->if_contains("id");
         if (answered == nullptr) continue;
@@ -95,9 +104,9 @@ Result<Answer> ControlClient::take(json::object object) {
     if (json::value* result = object.if_contains("result")) answer.result = std::move(*result);
     const std::size_t count = control::announced_fds(answer.result);
     if (count == 0) return answer;
-    Result<std::vector<UniqueFd>> fds = line_->take_fds(count);
+    Result<std::vector<UniqueFd>> fds = connection_->take_fds(count);
     if (!fds) {
-        if (fds.error().code == ErrorCode::protocol_violation) line_.reset();
+        if (fds.error().code == ErrorCode::protocol_violation) connection_.reset();
         return std::move(fds).error();
     }
     answer.fds = std::move(*fds);
@@ -121,15 +130,15 @@ Result<> ControlClient::reconnect(Clock::time_point until) {
     const Clock::time_point start = Clock::now();
     const Clock::time_point patience = std::min(until, deadline_in(limits::absence));
     for (auto pause = limits::reconnect_pause;; pause = std::min(2 * pause, limits::reconnect_pause_max)) {
-        Result<ControlLine> line = ControlLine::connect(path_);
-        if (line) {
-            line_ = std::move(*line);
+        Result<ControlConnection> connection = ControlConnection::connect(path_);
+        if (connection) {
+            connection_ = std::make_unique<ControlConnection>(std::move(*connection));
             const Result<bool> alive = ping(patience);
             if (alive && *alive) break;
-            line_.reset();
+            connection_.reset();
             if (!alive && alive.error().code != ErrorCode::deadline_exceeded) return alive.error();
-        } else if (line.error().code != ErrorCode::deadline_exceeded) {  // that is a full backlog
-            return std::move(line).error();
+        } else if (connection.error().code != ErrorCode::deadline_exceeded) {  // that is a full backlog
+            return std::move(connection).error();
         }
         if (Clock::now() >= patience) {
             if (auto hang = hang_of_supervisor(path_)) return std::move(*hang);
@@ -147,7 +156,7 @@ Result<> ControlClient::wait_notification(std::optional<std::chrono::millisecond
     std::optional<Clock::time_point> until;
     if (deadline) until = deadline_in(*deadline);
     for (;;) {
-        if (!line_)
+        if (!connection_)
             return Error{ErrorCode::not_running,
                          "waiting for a notification: the connection to the supervisor has ended", "subscribe again"};
         const Result<std::optional<json::object>> object = receive(until);
@@ -159,10 +168,10 @@ Result<> ControlClient::wait_notification(std::optional<std::chrono::millisecond
 /// One line; a notification has been handed over before it is returned. Nothing, and no connection any more, at its
 /// end; a deadline that passes ends nothing.
 Result<std::optional<json::object>> ControlClient::receive(std::optional<Clock::time_point> until) {
-    Result<std::optional<json::object>> object = line_->receive(until);
+    Result<std::optional<json::object>> object = connection_->receive(until);
     if (!object && object.error().code == ErrorCode::deadline_exceeded) return object;
     if (!object || !*object) {
-        line_.reset();
+        connection_.reset();
         return object;
     }
     const json::value* method = (*object)->if_contains("method");

@@ -27,7 +27,7 @@ Error too_late(std::string_view what) {
 
 }  // namespace
 
-Result<ControlLine> ControlLine::connect(const std::filesystem::path& path, bool wait) {
+Result<ControlConnection> ControlConnection::connect(const std::filesystem::path& path, bool wait) {
     const std::string attempt = fmt::format("connecting to {}", path.string());
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -46,7 +46,7 @@ Result<ControlLine> ControlLine::connect(const std::filesystem::path& path, bool
     int failed = 0;
     do failed = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
     while (failed != 0 && errno == EINTR);
-    if (failed == 0) return ControlLine{std::move(socket)};
+    if (failed == 0) return ControlConnection{std::move(socket)};
     switch (errno) {
     case ENOENT:
     case ENOTDIR:
@@ -59,7 +59,7 @@ Result<ControlLine> ControlLine::connect(const std::filesystem::path& path, bool
     }
 }
 
-Result<std::optional<std::size_t>> ControlLine::send_some(std::string_view line) {
+Result<std::optional<std::size_t>> ControlConnection::send_some(std::string_view line) {
     for (;;) {
         const ssize_t sent = ::send(socket_.get(), line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent >= 0) return static_cast<std::size_t>(sent);
@@ -70,7 +70,7 @@ Result<std::optional<std::size_t>> ControlLine::send_some(std::string_view line)
     }
 }
 
-Result<bool> ControlLine::send(std::string_view line, Clock::time_point until) {
+Result<bool> ControlConnection::send(std::string_view line, Clock::time_point until) {
     while (!line.empty()) {
         const Result<std::optional<std::size_t>> sent = send_some(line);
         if (!sent) return sent.error();
@@ -84,7 +84,7 @@ Result<bool> ControlLine::send(std::string_view line, Clock::time_point until) {
     return true;
 }
 
-Result<bool> ControlLine::receive_some() {
+Result<bool> ControlConnection::receive_some() {
     std::array<char, 64 * 1024> bytes;
     iovec part{bytes.data(), bytes.size()};
     ReceivedFds descriptors;
@@ -109,7 +109,7 @@ Result<bool> ControlLine::receive_some() {
     return received > 0;
 }
 
-Result<std::optional<json::object>> ControlLine::next() {
+Result<std::optional<json::object>> ControlConnection::next() {
     const std::size_t end = buffer_.find('\n', searched_);
     if (end == std::string::npos) {
         searched_ = buffer_.size();
@@ -125,7 +125,7 @@ Result<std::optional<json::object>> ControlLine::next() {
     return std::move(value.get_object());
 }
 
-Result<std::optional<json::object>> ControlLine::receive(std::optional<Clock::time_point> until) {
+Result<std::optional<json::object>> ControlConnection::receive(std::optional<Clock::time_point> until) {
     for (;;) {
         Result<std::optional<json::object>> object = next();
         if (!object || *object) return object;
@@ -140,7 +140,7 @@ Result<std::optional<json::object>> ControlLine::receive(std::optional<Clock::ti
     }
 }
 
-Result<std::vector<UniqueFd>> ControlLine::take_fds(std::size_t count) {
+Result<std::vector<UniqueFd>> ControlConnection::take_fds(std::size_t count) {
     if (count > fds_.size() && std::exchange(fds_lost_, false))
         return Error{ErrorCode::resources_exhausted,
                      fmt::format("receiving {} descriptors: this process has no free one", count),

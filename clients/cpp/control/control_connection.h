@@ -17,13 +17,13 @@ namespace bulkhead {
 
 /// One connection to the control socket: lines of JSON there and back. It ends with the supervisor that serves it;
 /// `ControlClient` then makes another.
-class ControlLine {
+class ControlConnection {
 public:
     /// Succeeds while a daemon's keeper lives, with or without a supervisor at that moment.
     /// Errors  not_running when nobody listens there, deadline_exceeded while the backlog is full, input_invalid for
     ///         a path that is too long, not_permitted
     /// With `wait` it waits for a place in the backlog, limits::connect at most.
-    static Result<ControlLine> connect(const std::filesystem::path& path, bool wait = true);
+    static Result<ControlConnection> connect(const std::filesystem::path& path, bool wait = true);
 
     /// False when the peer has gone: it then has not had the whole line, and did nothing.
     Result<bool> send(std::string_view line, Clock::time_point until);
@@ -45,7 +45,7 @@ public:
     [[nodiscard]] int fd() const noexcept { return socket_.get(); }
 
 private:
-    explicit ControlLine(UniqueFd socket) : socket_{std::move(socket)}, parents_{socket_.get()} {}
+    explicit ControlConnection(UniqueFd socket) : socket_{std::move(socket)}, parents_{socket_.get()} {}
 
     UniqueFd socket_;
     ClosedInChild parents_;  ///< a child that shares it would take its parent's answers

@@ -39,17 +39,17 @@ std::optional<pid_t> find_supervisor(int connected_socket) {
 }
 
 std::optional<Error> hang_of_supervisor(const std::filesystem::path& socket) {
-    Result<ControlLine> line = ControlLine::connect(socket);
-    if (!line) return std::nullopt;
-    const auto before = find_supervisor(line->fd());
+    Result<ControlConnection> connection = ControlConnection::connect(socket);
+    if (!connection) return std::nullopt;
+    const auto before = find_supervisor(connection->fd());
     if (!before) return std::nullopt;
     const auto until = deadline_in(limits::hang_probe);
-    const Result<bool> sent = line->send("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"daemon.ping\"}\n", until);
+    const Result<bool> sent = connection->send("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"daemon.ping\"}\n", until);
     if (!sent || !*sent) return std::nullopt;
-    const auto answer = line->receive(until);
+    const auto answer = connection->receive(until);
     if (answer || answer.error().code != ErrorCode::deadline_exceeded) return std::nullopt;
     // One that came meanwhile may be about to answer.
-    return find_supervisor(line->fd()) == before ? std::optional{hung(*before)} : std::nullopt;
+    return find_supervisor(connection->fd()) == before ? std::optional{hung(*before)} : std::nullopt;
 }
 
 }  // namespace bulkhead

@@ -346,7 +346,7 @@ TEST(ChannelFaults, ARefusalThatComesAfterItsCallFailsNoOtherCall) {
         w.send(channel::encode(channel::Failure{w.expect<channel::SlabRequest>().request_id, full}));
     }};
     const ChannelOptions options{.client = "test", .deadline = 10s};
-    const auto state = ChannelState::open(worker.client_end(), 1, options).value();
+    const auto state = WorkerSession::open(worker.client_end(), 1, options).value();
     const std::array<std::int64_t, 1> dims{large / 4 + 1};
     bool asked = false;
     ASSERT_EQ(state->allocate_or_ask(wire::DType::float32, dims, asked).value(), nullptr);

@@ -5,6 +5,7 @@
 
 #include "bulkhead/events.h"
 #include "clients/cpp/base/limits.h"
+#include "clients/cpp/control/event_queue.h"
 #include "tests/unit/clients/fake_daemon.h"
 
 namespace bulkhead {

@@ -23,9 +23,9 @@ namespace cuda {
 class Gpu;  // ipc/cuda/gpu.h
 }
 
-class ChannelLines;  // the lines to one worker after another: the channel's own
+class ReconnectingChannel;  // the lines to one worker after another: the channel's own
 class ClientSlabs;   // the slabs of one of them
-class ChannelState;  // one of them: the socket, and the tables of slabs and requests
+class WorkerSession;  // one of them: the socket, and the tables of slabs and requests
 
 /// Bytes in the input slab, leased by this client: allocate, then fill, then submit. Nothing is copied.
 ///
@@ -53,8 +53,8 @@ public:
 
 private:
     friend class Channel;
-    friend class ChannelLines;
-    friend class ChannelState;
+    friend class ReconnectingChannel;
+    friend class WorkerSession;
     friend class ClientSlabs;
     struct Lease;
     explicit Input(std::shared_ptr<Lease> lease);
@@ -89,8 +89,8 @@ public:
     [[nodiscard]] Result<> read_on(void* stream);
 
 private:
-    friend class ChannelLines;
-    friend class ChannelState;
+    friend class ReconnectingChannel;
+    friend class WorkerSession;
     struct Lease;
     explicit Output(std::shared_ptr<Lease> lease);
     std::shared_ptr<Lease> lease_;  ///< shared with the requests that forward it
@@ -238,8 +238,8 @@ public:
     Result<> receive();
 
 private:
-    explicit Channel(std::unique_ptr<ChannelLines> lines);
-    std::unique_ptr<ChannelLines> lines_;
+    explicit Channel(std::unique_ptr<ReconnectingChannel> channel);
+    std::unique_ptr<ReconnectingChannel> channel_;
 };
 
 }  // namespace bulkhead

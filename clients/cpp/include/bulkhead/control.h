@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,11 +11,12 @@
 
 #include <boost/json.hpp>
 
-#include "clients/cpp/control/control_connection.h"
 #include "ipc/error.h"
 #include "ipc/unique_fd.h"
 
 namespace bulkhead {
+
+class ControlConnection;
 
 /// Where the daemon listens: `given`, else $BULKHEAD_SOCKET, else $XDG_RUNTIME_DIR/bulkhead/control.sock
 /// where that exists or XDG_RUNTIME_DIR is set, else /run/bulkhead/control.sock.
@@ -38,6 +40,9 @@ public:
 
     /// Errors  not_running when nobody answers there, not_permitted
     static Result<ControlClient> connect(const std::filesystem::path& socket);
+    ControlClient(ControlClient&&) noexcept;
+    ControlClient& operator=(ControlClient&&) noexcept;
+    ~ControlClient();
 
     /// Notifications that arrive while a call waits, or in `wait_notification`, go here.
     void on_notification(Notify notify) { notify_ = std::move(notify); }
@@ -62,11 +67,12 @@ public:
 
     /// Readable when something has come; for callers with a loop of their own. -1 while there is no connection;
     /// another one after a call that reconnected.
-    [[nodiscard]] int fd() const noexcept { return line_ ? line_->fd() : -1; }
+    [[nodiscard]] int fd() const noexcept;
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
 private:
-    ControlClient(std::filesystem::path path, ControlLine line) : path_{std::move(path)}, line_{std::move(line)} {}
+    using Clock = std::chrono::steady_clock;
+    ControlClient(std::filesystem::path path, ControlConnection connection);
 
     /// The answer to one request; nothing when the connection ended first. `left` is false while the daemon cannot
     /// have read the whole request. Any error ends the connection.
@@ -78,7 +84,7 @@ private:
     Result<Answer> take(boost::json::object answer);
 
     std::filesystem::path path_;
-    std::optional<ControlLine> line_;
+    std::unique_ptr<ControlConnection> connection_;  ///< null after its end, until the next call
     std::int64_t last_id_ = 0;
     Notify notify_;
     std::function<void()> reconnected_;

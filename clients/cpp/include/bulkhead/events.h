@@ -1,8 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
-#include <deque>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -16,26 +14,7 @@
 
 namespace bulkhead {
 
-/// Events that came and were not read yet, and where among them some are missing.
-class EventQueue {
-public:
-    void push(const boost::json::object& event);
-    /// The subscription ended: what happens from here on is lost, until `collect`.
-    void lose();
-    /// A subscription stands again: events that come are kept, behind the gap.
-    void collect() noexcept { dropping_ = false; }
-    /// What `fleet.status` said after `collect`: the gap, if there is one, can be told.
-    void resume(const boost::json::value& status);
-    /// Nothing, too, while a gap is to be told next.
-    [[nodiscard]] std::optional<boost::json::object> pop();
-    [[nodiscard]] bool has_gap() const noexcept { return gap_at_.has_value(); }
-
-private:
-    std::deque<boost::json::object> events_;
-    std::optional<std::size_t> gap_at_;  ///< before this event
-    std::int64_t known_until_ = 0;       ///< Unix ms
-    bool dropping_ = false;
-};
+class EventQueue;
 
 /// The daemon's events, through the deaths of supervisors. Blocking; `AsyncControl` has the same for a loop.
 ///
@@ -45,6 +24,9 @@ class EventStream {
 public:
     /// Of these models, of all where none is named. Errors  as `ControlClient`; model_unknown
     static Result<EventStream> open(const std::filesystem::path& socket, std::vector<std::string> models = {});
+    EventStream(EventStream&&) noexcept;
+    EventStream& operator=(EventStream&&) noexcept;
+    ~EventStream();
 
     /// Waits for the next event of docs/control.md. Where events were lost with a supervisor, or because they were not
     /// read in time, it is `{"event": "gap", "time", "since", "models": [row…]}`: what happened from `since` to `time`
@@ -61,8 +43,5 @@ private:
     std::vector<std::string> models_;
     bool subscribed_ = false;
 };
-
-/// The parameters of `events.subscribe`.
-[[nodiscard]] boost::json::object subscription(const std::vector<std::string>& models);
 
 }  // namespace bulkhead

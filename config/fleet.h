@@ -84,7 +84,6 @@ struct ChannelLimits {
     std::uint64_t worker_bytes_max = std::uint64_t{8} << 30;  ///< all slabs of all channels of one worker together
     std::chrono::milliseconds idle{30'000};  ///< a grown output slab without a result is withdrawn after it
     bool huge_pages = false;                 ///< slabs on 2 MiB pages, where the machine has them
-    std::chrono::microseconds spin{0};       ///< the worker looks for a client's next message so long before it sleeps
     friend bool operator==(const ChannelLimits&, const ChannelLimits&) = default;
 };
 

@@ -98,7 +98,7 @@ json::object to_json(const ModelSpec& model) {
                        {"worker_max", model.channel.worker_bytes_max},
                        {"idle", duration_text(model.channel.idle)},
                        {"huge_pages", model.channel.huge_pages},
-                       {"spin_us", model.channel.spin.count()}}},
+                       {"spin_us", 0}}},
                      {"environment", std::move(environment)},
                      {"restart", word_of(restart_words, model.restart)},
                      {"state", std::move(state)},

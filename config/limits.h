@@ -20,7 +20,6 @@ inline constexpr std::int64_t workers_max = 256;  ///< all replicas together: wh
 inline constexpr std::int64_t threads_max = 256;
 inline constexpr std::int64_t queue_max = 4096;
 inline constexpr std::int64_t channels_max = 1024;
-inline constexpr std::int64_t spin_us_max = 1000;  ///< a sleep and a wake-up take 10 to 50 us
 inline constexpr std::size_t methods_max = 32;
 inline constexpr std::size_t parameters_max = 32;
 inline constexpr std::size_t buckets_max = 64;

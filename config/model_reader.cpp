@@ -16,6 +16,13 @@ void assign(std::optional<T> value, T& to) {
     if (value) to = std::move(*value);
 }
 
+/// A key of former releases.
+void ignore(Fields& fields, std::string_view key, const std::string& where, std::string remedy) {
+    if (fields.take(key))
+        fields.report().warn(*fields.place_of(key), fmt::format("{}{} has no effect any more", where, in_quotes(key)),
+                             std::move(remedy));
+}
+
 void read_deadlines(const Value& map, Deadlines& deadlines) {
     Fields fields{map, map.what() + "."};
     if (const auto value = fields.take("load")) assign(value->duration(), deadlines.load);
@@ -41,8 +48,7 @@ void read_channel(const Value& map, ChannelLimits& channel) {
     slab("worker_max", channel.worker_bytes_max);
     if (const auto value = fields.take("idle")) assign(value->duration(), channel.idle);
     if (const auto value = fields.take("huge_pages")) assign(value->boolean(), channel.huge_pages);
-    if (const auto value = fields.take("spin_us"))
-        if (const auto spin = value->integer(0, limits::spin_us_max)) channel.spin = std::chrono::microseconds{*spin};
+    ignore(fields, "spin_us", map.what() + ": ", "remove it: both sides sleep until they are woken");
     fields.finish();
     if (channel.input_bytes + channel.output_bytes > channel.bytes_max)
         map.refuse(fmt::format("{}: input {} + output {} bytes exceed max {}", map.what(), channel.input_bytes,
@@ -229,9 +235,8 @@ void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
     number("threads", 0, limits::threads_max, model.threads);
     const auto graphs = fields.take("graphs");
     if (graphs) graphs->word(graphs_words, model.graphs);
-    if (fields.take("graph_slabs"))  // of former releases
-        fields.report().warn(*fields.place_of("graph_slabs"), where + "\"graph_slabs\" has no effect any more",
-                             "remove it: a request under a CUDA Graph has one copy in and one out, within the GPU");
+    ignore(fields, "graph_slabs", where,
+           "remove it: a request under a CUDA Graph has one copy in and one out, within the GPU");
     if (const auto value = fields.take("deadlines")) read_deadlines(*value, model.deadlines);
     if (const auto value = fields.take("watchdog")) assign(value->duration(), model.watchdog);
     number("queue", 1, limits::queue_max, model.queue_bound);

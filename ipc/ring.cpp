@@ -1,9 +1,7 @@
 #include "ipc/ring.h"
 
-#include <linux/membarrier.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,13 +31,9 @@ Error lies(std::string attempt) {
     return {ErrorCode::protocol_violation, std::move(attempt), "write the ring as docs/channel.md says"};
 }
 
-/// Whether another process's membarrier reaches this one: from then on its own posts need no fence.
-bool registered_for_barriers() {
-    static const bool registered = ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
-    return registered;
-}
-
-bool barrier_of_all_registered() { return ::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0; }
+/// One side stores a packet (or its progress), fences, and loads the peer's `asleep`; the other stores `asleep`, fences,
+/// and loads packets and progress. With both fences at least one of the two sees what the other stored.
+void order_stores_before_loads() noexcept { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 Result<UniqueFd> make_doorbell() {
     UniqueFd bell{::eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK)};
@@ -157,7 +151,7 @@ Result<std::size_t> RingReader::read(std::span<std::byte> buffer) {
 }
 
 RingEnd::RingEnd(HostSlab memory, bool is_worker, std::uint32_t lines_to_worker, std::uint32_t lines_to_client,
-                 UniqueFd doorbell, UniqueFd peers_doorbell, bool spins)
+                 UniqueFd doorbell, UniqueFd peers_doorbell)
     : memory_{std::move(memory)}, lines_to_worker_{lines_to_worker},
       lines_to_client_{lines_to_client}, doorbell_{std::move(doorbell)}, peers_doorbell_{std::move(peers_doorbell)},
       mine_{is_worker ? &header_of(memory_).worker : &header_of(memory_).client},
@@ -166,28 +160,24 @@ RingEnd::RingEnd(HostSlab memory, bool is_worker, std::uint32_t lines_to_worker,
                         : RingWriter{lines_at(memory_, 0, lines_to_worker), header_of(memory_).of_worker}},
       reader_{is_worker
                   ? RingReader{lines_at(memory_, 0, lines_to_worker), header_of(memory_).of_worker}
-                  : RingReader{lines_at(memory_, lines_to_worker, lines_to_client), header_of(memory_).of_client}},
-      barriers_{registered_for_barriers() && spins} {
-    mine_->barriers.store(barriers_ ? 1 : 0, std::memory_order_release);
-}
+                  : RingReader{lines_at(memory_, lines_to_worker, lines_to_client), header_of(memory_).of_client}} {}
 
 RingEnd::~RingEnd() {
     if (!closed_in_child_[0].in_child()) mine_->asleep.store(has_left, std::memory_order_release);
 }
 
 Result<std::unique_ptr<RingEnd>> RingEnd::make(std::uint32_t lines_to_worker, std::uint32_t lines_to_client,
-                                               const std::string& label, bool spins) {
+                                               const std::string& label) {
     Result<HostSlab> memory =
         HostSlab::create(memory_bytes(lines_to_worker, lines_to_client), wire::SlabDirection::input, label);
     if (!memory) return std::move(memory).error();
     Result<UniqueFd> mine = make_doorbell(), peers = make_doorbell();
     if (!mine || !peers) return mine ? std::move(peers).error() : std::move(mine).error();
     return std::unique_ptr<RingEnd>{new RingEnd{std::move(*memory), true, lines_to_worker, lines_to_client,
-                                                std::move(*mine), std::move(*peers), spins}};
+                                                std::move(*mine), std::move(*peers)}};
 }
 
-Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer, std::vector<UniqueFd> fds,
-                                                bool spins) {
+Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer, std::vector<UniqueFd> fds) {
     const auto sensible = [](std::uint32_t lines) {
         return lines >= lines_min && lines <= lines_max && std::has_single_bit(lines);
     };
@@ -200,7 +190,7 @@ Result<std::unique_ptr<RingEnd>> RingEnd::adopt(const channel::RingOffer& offer,
     Result<HostSlab> memory = HostSlab::adopt(std::move(fds[0]), offer.size_bytes, wire::SlabDirection::input);
     if (!memory) return std::move(memory).error().during("rings");
     std::unique_ptr<RingEnd> end{new RingEnd{std::move(*memory), false, offer.lines_to_worker, offer.lines_to_client,
-                                             std::move(fds[2]), std::move(fds[1]), spins}};
+                                             std::move(fds[2]), std::move(fds[1])}};
     end->closed_in_child_[0] = ClosedInChild{end->doorbell_.get()};
     end->closed_in_child_[1] = ClosedInChild{end->peers_doorbell_.get()};
     return end;
@@ -212,14 +202,6 @@ channel::RingOffer RingEnd::offer() const noexcept {
 
 std::array<int, wire::ring_offer_fds> RingEnd::offer_fds() const noexcept {
     return {memory_.fd(), doorbell_.get(), peers_doorbell_.get()};
-}
-
-/// What was stored must be seen by a peer whose flag is not seen here. A peer that issues barriers sees to that itself.
-void RingEnd::order_before_looking_at_peer() const noexcept {
-    if (peers_->barriers.load(std::memory_order_relaxed) == 1 && registered_for_barriers())
-        std::atomic_signal_fence(std::memory_order_seq_cst);
-    else
-        std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 bool RingEnd::ring_if_asleep(std::uint32_t for_what) noexcept {
@@ -236,7 +218,7 @@ void RingEnd::write(std::span<const std::byte> packet) noexcept {
 }
 
 void RingEnd::announce() noexcept {
-    order_before_looking_at_peer();
+    order_stores_before_loads();
     ring_if_asleep(wants_packets);
 }
 
@@ -246,7 +228,7 @@ Result<std::size_t> RingEnd::read(std::span<std::byte> buffer) {
     if (*size > 0) {
         room_owed_ = !ring_if_asleep(wants_room);  // without a fence: whatever this misses is seen below
     } else if (room_owed_) {
-        order_before_looking_at_peer();
+        order_stores_before_loads();
         ring_if_asleep(wants_room);
         room_owed_ = false;
     }
@@ -255,15 +237,7 @@ Result<std::size_t> RingEnd::read(std::span<std::byte> buffer) {
 
 bool RingEnd::prepare_to_sleep(std::size_t room_bytes) {
     mine_->asleep.store(wants_packets | (room_bytes > 0 ? wants_room : 0), std::memory_order_relaxed);
-    if (!barriers_) {
-        std::atomic_thread_fence(std::memory_order_seq_cst);
-    } else if (!barrier_of_all_registered()) {
-        // The peer may have posted without a fence, relying on this one. From now on it has its own, and whoever asks
-        // looks once more before it sleeps.
-        barriers_ = false;
-        mine_->barriers.store(0, std::memory_order_seq_cst);
-        return false;
-    }
+    order_stores_before_loads();
     if (std::exchange(room_owed_, false)) ring_if_asleep(wants_room);
     if (reader_.readable()) return false;
     if (room_bytes == 0) return true;

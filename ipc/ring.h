@@ -42,8 +42,8 @@ struct Line {
 
 /// What one side says of itself; only the flag of `asleep` is cleared by its peer, when it rings.
 struct alignas(128) Side {
-    std::atomic<std::uint32_t> asleep;    ///< what to ring for: `wants_…`
-    std::atomic<std::uint32_t> barriers;  ///< 1: it issues a membarrier before it sleeps, so its peer needs no fence
+    std::atomic<std::uint32_t> asleep;  ///< what to ring for: `wants_…`
+    std::uint32_t reserved;             ///< 0
 };
 inline constexpr std::uint32_t wants_packets = 1;
 inline constexpr std::uint32_t wants_room = 2;
@@ -114,15 +114,13 @@ private:
 /// Thread  one at a time
 class RingEnd {
 public:
-    /// The worker's side makes both. A side that spins before it sleeps sleeps rarely: it pays for a barrier then, and
-    /// its peer's posts need none.
+    /// The worker's side makes both.
     /// Errors  resources_exhausted
     static Result<std::unique_ptr<RingEnd>> make(std::uint32_t lines_to_worker, std::uint32_t lines_to_client,
-                                                 const std::string& label, bool spins);
+                                                 const std::string& label);
     /// The client's side, from what ring_offer brought.
     /// Errors  protocol_violation when sizes, seals or kinds of descriptors are not as `docs/channel.md` says
-    static Result<std::unique_ptr<RingEnd>> adopt(const channel::RingOffer& offer, std::vector<UniqueFd> fds,
-                                                  bool spins);
+    static Result<std::unique_ptr<RingEnd>> adopt(const channel::RingOffer& offer, std::vector<UniqueFd> fds);
     /// The peer then looks at the socket before its next packet, and so learns that nobody reads it.
     ~RingEnd();
     RingEnd(const RingEnd&) = delete;
@@ -155,9 +153,8 @@ public:
 
 private:
     RingEnd(HostSlab memory, bool is_worker, std::uint32_t lines_to_worker, std::uint32_t lines_to_client,
-            UniqueFd doorbell, UniqueFd peers_doorbell, bool spins);
+            UniqueFd doorbell, UniqueFd peers_doorbell);
     bool ring_if_asleep(std::uint32_t for_what) noexcept;
-    void order_before_looking_at_peer() const noexcept;
 
     HostSlab memory_;
     std::uint32_t lines_to_worker_;
@@ -169,7 +166,6 @@ private:
     ring::Side* peers_;
     RingWriter writer_;
     RingReader reader_;
-    bool barriers_;           ///< this side issues them, until the kernel refuses one
     bool room_owed_ = false;  ///< lines were read since the peer was last asked whether it waits for them
 };
 

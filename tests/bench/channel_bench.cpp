@@ -51,7 +51,6 @@ struct Way {
     std::vector<pid_t> servers;
     double payloads;        ///< that one client and its part of the server hold at once, for an echo
     double payloads_there;  ///< the same where it only goes there
-    bool spins = false;     ///< takes a CPU for each client: only where one client asks what is answered at once
 
     [[nodiscard]] double bytes_held(const Exchange& exchange) const {
         return (exchange.echo ? payloads : payloads_there) * static_cast<double>(exchange.bytes) * exchange.clients;
@@ -175,18 +174,15 @@ private:
     Records records_;
 };
 
-/// Models of the minimal worker: the plane is measured, and no LibTorch. One of them looks for its client's next request
-/// before it sleeps, where the machine has CPUs for that.
+/// Models of the minimal worker: the plane is measured, and no LibTorch.
 std::string fleet() {
-    const auto model = [](const std::string& name, const std::string& answer, const std::string& channel = {}) {
+    const auto model = [](const std::string& name, const std::string& answer) {
         return test::minimal_model(name, {},
                                    "inputs: {x: {dtype: uint8, shape: [1..1073741824]}}\nwarmup: {x: [64]}\n"
                                    "outputs: {y: {dtype: uint8, shape: [" +
-                                       answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, worker_max: 16GiB, count: 64" +
-                                       channel + "}\n");
+                                       answer + "]}}\nchannel: {input: 64KiB, output: 64KiB, max: 3GiB, worker_max: 16GiB, count: 64}\n");
     };
-    const std::string any = "1..1073741824";
-    return test::fleet({model("echo", any), model("head", "4"), model("spinning", any, ", spin_us: 50")});
+    return test::fleet({model("echo", "1..1073741824"), model("head", "4")});
 }
 
 class Contest {
@@ -194,7 +190,7 @@ public:
     Contest() {
         options_.programs = test::minimal_programs();
         daemon_.emplace(fleet(), options_);
-        for (const char* model : {"echo", "head", "spinning"}) (void)daemon_->load(model).value();
+        for (const char* model : {"echo", "head"}) (void)daemon_->load(model).value();
         const std::vector<pid_t> workers{daemon_->pid("echo"), daemon_->pid("head")};
         const std::string socket = daemon_->socket();
         const auto ours = [socket](std::vector<std::string> program, const std::string& transport) {
@@ -210,17 +206,6 @@ public:
         const std::string python = BULKHEAD_PYTHON;
         const std::string source = BULKHEAD_SOURCE_DIR;
         ways_.push_back({"C++, rings", ours({client}, "rings"), {}, workers, 2, 1});
-        ways_.push_back({.name = "C++, rings, spinning",
-                         .client =
-                             [=](const Exchange& exchange) {
-                                 return std::vector<std::string>{client, socket, "spinning",
-                                                                 std::to_string(exchange.bytes), "spinning"};
-                             },
-                         .environment = {},
-                         .servers = {daemon_->pid("spinning")},
-                         .payloads = 2,
-                         .payloads_there = 1,
-                         .spins = true});
         ways_.push_back({"C++, seqpacket", ours({client}, "seqpacket"), {}, workers, 2, 1});
         ways_.push_back({"Python, seqpacket",
                          ours({python, source + "/tests/bench/peers/channel_client.py"}, {}),
@@ -236,7 +221,6 @@ public:
         table_.heading(exchange);
         std::vector<Crowd> crowds;
         for (const Way& way : ways_) {
-            if (way.spins && (exchange.clients > 1 || exchange.bytes > 64)) continue;
             if (way.bytes_held(exchange) > available_bytes() / 2) {
                 Table::left_out(way.name, "it would need more than half of the memory that is available");
                 continue;
@@ -279,7 +263,7 @@ public:
         const Exchange large{std::uint64_t{1} << 30, false, 1};
         std::printf("\n  %-38s %10s %10s\n", "size alone, 4 B back, 1 client", "1 GB us", "64 B us");
         for (const Way& way : ways_) {
-            if (way.spins || (!way.name.starts_with("C++") && !way.name.starts_with("Python"))) continue;
+            if (!way.name.starts_with("C++") && !way.name.starts_with("Python")) continue;
             if (way.bytes_held(large) > available_bytes() / 2) {
                 Table::left_out(way.name, "it would need more than half of the memory that is available");
                 continue;

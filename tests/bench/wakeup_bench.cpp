@@ -12,7 +12,6 @@
 #include <memory>
 
 #include "ipc/packet_line.h"
-#include "ipc/spin.h"
 #include "tests/bench/baselines.h"
 
 namespace bulkhead::bench {
@@ -99,16 +98,6 @@ private:
     Child child_;
 };
 
-struct SpinWait {
-    void operator()(std::atomic<std::uint64_t>& word, std::uint64_t turn) const {
-        while (word.load(std::memory_order_acquire) != turn) __builtin_ia32_pause();
-    }
-};
-struct PlainPost {
-    void operator()(std::atomic<std::uint64_t>& word, std::uint64_t turn) const {
-        word.store(turn, std::memory_order_release);
-    }
-};
 struct FutexWait {
     void operator()(std::atomic<std::uint64_t>& word, std::uint64_t turn) const {
         for (std::uint64_t seen = word.load(); seen != turn; seen = word.load())
@@ -156,7 +145,7 @@ private:
     Child child_;
 };
 
-enum class How { socket, loop, thread, spin };
+enum class How { socket, loop, thread };
 
 /// One end: 64 B packets through what a channel's ends use.
 class LineUser {
@@ -190,8 +179,6 @@ private:
         if (!line_.has_rings()) {
             pollfd entry{socket_.get(), POLLIN, 0};
             ::poll(&entry, 1, -1);
-        } else if (how_ == How::spin) {
-            (void)spin_for(std::chrono::hours{1}, [this] { return line_.readable(); });
         } else if (line_.prepare_to_sleep(false)) {
             epoll_event event;
             if (how_ == How::loop)
@@ -218,23 +205,21 @@ private:
 
 class LineWay : public Way {
 public:
-    /// `barriers`: membarrier before each sleep instead of a fence at each post.
-    LineWay(const Placement& placement, How how, bool barriers = false)
-        : LineWay{placement, how, barriers, PacketPair::make(true).value()} {}
+    LineWay(const Placement& placement, How how) : LineWay{placement, how, PacketPair::make(true).value()} {}
     void round_trip() override {
         mine_.send();
         (void)mine_.receive();
     }
 
 private:
-    LineWay(const Placement& placement, How how, bool barriers, PacketPair pair)
+    LineWay(const Placement& placement, How how, PacketPair pair)
         : mine_{std::move(pair.first), how},
           child_{placement, [&] {
                      LineUser its{std::move(pair.second), how};
                      if (how != How::socket) {
                          Packet packet = its.receive();
                          auto offer = std::get<channel::RingOffer>(channel::parse_from_worker(packet.bytes).value());
-                         its.use(RingEnd::adopt(offer, std::move(packet.fds), barriers).value());
+                         its.use(RingEnd::adopt(offer, std::move(packet.fds)).value());
                      }
                      for (;;) {
                          (void)its.receive();
@@ -242,7 +227,7 @@ private:
                      }
                  }} {
         if (how == How::socket) return;
-        auto rings = RingEnd::make(ring::lines_usual, ring::lines_usual, "bench", barriers).value();
+        auto rings = RingEnd::make(ring::lines_usual, ring::lines_usual, "bench").value();
         const auto fds = rings->offer_fds();
         (void)mine_.line().send(channel::encode(rings->offer()), fds).value();
         mine_.use(std::move(rings));
@@ -253,11 +238,11 @@ private:
 };
 
 /// Nanoseconds of one post of one line to a peer that is awake, the ring never full.
-double post_ns(bool barriers) {
-    auto mine = RingEnd::make(ring::lines_usual, ring::lines_usual, "bench", barriers).value();
+double post_ns() {
+    auto mine = RingEnd::make(ring::lines_usual, ring::lines_usual, "bench").value();
     std::vector<UniqueFd> fds;
     for (const int fd : mine->offer_fds()) fds.emplace_back(::dup(fd));
-    auto its = RingEnd::adopt(mine->offer(), std::move(fds), barriers).value();
+    auto its = RingEnd::adopt(mine->offer(), std::move(fds)).value();
     std::vector<std::byte> packet(56), buffer(packet_bytes_max);
     const std::uint32_t size = 56;
     std::memcpy(packet.data() + offsetof(wire::Header, size_bytes), &size, sizeof size);
@@ -292,19 +277,15 @@ Records wakeup() {
     const auto eventfd = [](const Placement& placement) {
         return [&placement] { return std::make_unique<EventfdWay>(placement); };
     };
-    const auto line = [](const Placement& placement, How how, bool barriers = false) {
-        return [&placement, how, barriers] { return std::make_unique<LineWay>(placement, how, barriers); };
+    const auto line = [](const Placement& placement, How how) {
+        return [&placement, how] { return std::make_unique<LineWay>(placement, how); };
     };
     if (apart.cpus() >= 2) {
         rows.push_back({"futex", futex(apart), 0, 0, 1000});
-        rows.push_back({"one word each way, spinning",
-                        [&] { return std::make_unique<WordsWay<SpinWait, PlainPost>>(apart); }, 1, 0, 5000});
         rows.push_back({"eventfd and epoll alone", eventfd(apart), 0, 0, 1000});
         rows.push_back({"ring, eventfd in an epoll loop", line(apart, How::loop), 0, 1.2, 1000});
         rows.push_back({"ring, eventfd on a dedicated thread", line(apart, How::thread), 0, 1.1, 1000});
-        rows.push_back({"the same with membarrier at each sleep", line(apart, How::thread, true), 0, 0, 1000});
         rows.push_back({"seqpacket", line(apart, How::socket), 0, 0, 1000});
-        rows.push_back({"ring, spinning (2 lines)", line(apart, How::spin, true), 1, 2, 5000});
     } else {
         std::printf("  with one CPU, without the rows of two\n");
     }
@@ -315,7 +296,6 @@ Records wakeup() {
     rows.push_back({"ring, eventfd on a thread, on one CPU", line(together, How::thread), shared, 1.1, 5000});
     rows.push_back({"seqpacket, on one CPU", line(together, How::socket), shared, 0, 5000});
     apart.take_parents();
-    // A child lives only while it is measured: one that spins takes a whole CPU.
     const auto run = [](Row& row) {
         const std::unique_ptr<Way> way = row.make();
         for (int i = 0; i < 100; ++i) way->round_trip();
@@ -335,13 +315,11 @@ Records wakeup() {
                 {row.name, median(row.times), "us", rows[row.baseline].name, median(rows[row.baseline].times)});
         if (row.goal > 0) records.push_back({row.name + ", same round", median(row.ratios), "x", "goal", row.goal});
     }
-    records.push_back({"post to a peer that is awake, fence", post_ns(false), "ns", "goal", 50});
-    records.push_back({"post to a peer that is awake, membarrier", post_ns(true), "ns", "goal", 50});
+    records.push_back({"post to a peer that is awake, fence", post_ns(), "ns", "goal", 50});
     return records;
 }
 
-const Bench wakeup_bench{"wakeup", "64 B between two processes: rings and sockets, beside a futex and a spinning word",
-                         wakeup};
+const Bench wakeup_bench{"wakeup", "64 B between two processes: rings and sockets, beside a futex", wakeup};
 
 }  // namespace
 }  // namespace bulkhead::bench

@@ -63,8 +63,6 @@ protected:
 class OnGpu final : public Place {
 public:
     void prepare(ChannelOptions& options) override { options.gpu = gpu_ = must(cuda::Gpu::open(0)); }
-    /// After the channel: the fake's stream is a thread, and the first channel over rings of a process with threads waits
-    /// for the kernel to register it (membarrier).
     void settle_in(Channel& channel) override {
         const cuda::Gpu::Current current{*gpu_};
         must(gpu_->driver().check("cuStreamCreate",

@@ -28,11 +28,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ipc/spin.h"
 #include "tests/fakes/allocation_count/allocation_count.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
-#include "worker/loop/limits.h"
 
 namespace bulkhead::test {
 namespace {
@@ -40,34 +38,21 @@ namespace {
 constexpr int warm_up = 200;
 constexpr int rounds = 20;
 constexpr int round_requests = 1000;
-enum class Over { socket, rings, spinning_rings };
+enum class Over { socket, rings };
 
 /// System calls for each request, every one of which ends a sleep or begins one: the loop sleeps, wakes the executor,
 /// which sleeps, is woken by that (not where it never fell asleep), and wakes the client. On the socket each packet is
 /// also a call, the release of the last result one of its own, and so is the look that finds no more of them; in rings
 /// packets are none.
 constexpr std::uint64_t worker_calls_max_on_socket = 9, worker_calls_max_on_rings = 6;
-constexpr std::uint64_t client_calls_max_on_socket = 4, client_calls_max_on_rings = 2, client_calls_max_spinning = 1;
-/// No answer takes the client longer; the worker looks so long after a request, and after its answer.
-constexpr std::chrono::microseconds client_spin{20'000}, worker_spin{50};
+constexpr std::uint64_t client_calls_max_on_socket = 4, client_calls_max_on_rings = 2;
 
 std::uint64_t worker_calls_max(Over over) {
     return over == Over::socket ? worker_calls_max_on_socket : worker_calls_max_on_rings;
 }
 
-/// Beside those, of one that spins: the rest of its loop has a turn after each slice, which is a look without a sleep, by
-/// `epoll_wait` and no other call.
-std::uint64_t worker_looks_max(Over over) {
-    if (over != Over::spinning_rings) return 0;
-    const auto spin = spin_allowed(worker_spin, SpinSide::worker);
-    fmt::print("the worker {}\n", spin.count() > 0 ? "spins" : "does not spin: it has too few CPUs");
-    return static_cast<std::uint64_t>(2 * (spin / worker::limits::spin_slice));
-}
-
 std::uint64_t client_calls_max(Over over) {
-    if (over == Over::socket) return client_calls_max_on_socket;
-    const bool spins = over == Over::spinning_rings && spin_allowed(client_spin, SpinSide::client).count() > 0;
-    return spins ? client_calls_max_spinning : client_calls_max_on_rings;
+    return over == Over::socket ? client_calls_max_on_socket : client_calls_max_on_rings;
 }
 
 SpawnOptions minimal() {
@@ -132,17 +117,13 @@ protected:
         worker_count_ = static_cast<AllocationCount*>(
             ::mmap(nullptr, sizeof(AllocationCount), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
         ::close(fd);
-        const bool spins = GetParam() == Over::spinning_rings;
         daemon_.emplace(fleet({minimal_model("echo",
                                              fmt::format("LD_PRELOAD: \"{}\", ALLOCATION_COUNT_FILE: \"{}\"",
-                                                         ALLOCATION_COUNT_PRELOAD, count_file().string()),
-                                             spins ? fmt::format("channel: {{spin_us: {}}}\n", worker_spin.count())
-                                                   : "")}),
+                                                         ALLOCATION_COUNT_PRELOAD, count_file().string()))}),
                         minimal());
         ControlClient control = daemon_->connect();
         ChannelOptions options;
         options.rings = GetParam() != Over::socket;
-        if (spins) options.spin = client_spin;
         channel_.emplace(Channel::open(control, "echo", options).value());
         worker_ = daemon_->pid("echo");
     }
@@ -181,7 +162,7 @@ protected:
                 after.worker_faults - before.worker_faults};
     }
 
-    void expect_only_wake_ups(pid_t pid, std::uint64_t calls_per_request_max, std::uint64_t looks_per_request_max = 0);
+    void expect_only_wake_ups(pid_t pid, std::uint64_t calls_per_request_max);
 
     TemporaryFolder folder_;
     AllocationCount* worker_count_ = nullptr;
@@ -204,8 +185,7 @@ TEST_P(SteadyState, ARequestAllocatesNothingAndFaultsNothingIn) {
 }
 
 /// What `strace` counts of one process while requests are served.
-void SteadyState::expect_only_wake_ups(pid_t pid, std::uint64_t calls_per_request_max,
-                                       std::uint64_t looks_per_request_max) {
+void SteadyState::expect_only_wake_ups(pid_t pid, std::uint64_t calls_per_request_max) {
     constexpr int count = 2000;
     if (run({"/bin/sh", "-c", "command -v strace"}).exit_code != 0) GTEST_SKIP() << "strace is not installed";
     ASSERT_TRUE(requests(warm_up));
@@ -226,11 +206,8 @@ void SteadyState::expect_only_wake_ups(pid_t pid, std::uint64_t calls_per_reques
 
     std::uint64_t others = 0, all = 0;
     std::string shown;
-    auto counts = calls_in(table);
-    const std::uint64_t looks = std::min(counts["epoll_wait"], count * looks_per_request_max);
-    for (const auto& [name, calls] : counts) {
-        static const std::set<std::string> of_wake_ups{"epoll_wait", "epoll_ctl",       "futex",
-                                                       "write",      "restart_syscall", "membarrier"};
+    for (const auto& [name, calls] : calls_in(table)) {
+        static const std::set<std::string> of_wake_ups{"epoll_wait", "epoll_ctl", "futex", "write", "restart_syscall"};
         static const std::set<std::string> of_packets{"recvmsg", "sendmsg", "poll", "read"};
         all += calls;
         const bool on_socket = GetParam() == Over::socket;
@@ -238,15 +215,14 @@ void SteadyState::expect_only_wake_ups(pid_t pid, std::uint64_t calls_per_reques
         fmt::format_to(std::back_inserter(shown), " {} {:.2f}", name, static_cast<double>(calls) / count);
     }
     fmt::print("calls per request:{}\n", shown);
-    const int counted_min = GetParam() == Over::spinning_rings ? 0 : count;  // two that spin need none
-    EXPECT_GT(all, static_cast<std::uint64_t>(counted_min)) << "nothing was counted";
+    EXPECT_GT(all, static_cast<std::uint64_t>(count)) << "nothing was counted";
     EXPECT_LT(others, static_cast<std::uint64_t>(count) / 10) << shown;
     // Half a call more: now and then a lock is held when it is asked for, or a sleep ends before it begins.
-    EXPECT_LE(all - looks, static_cast<std::uint64_t>(count) * calls_per_request_max + count / 2) << shown;
+    EXPECT_LE(all, static_cast<std::uint64_t>(count) * calls_per_request_max + count / 2) << shown;
 }
 
 TEST_P(SteadyState, TheWorkerMakesNoSystemCallsButThoseOfWakeUps) {
-    expect_only_wake_ups(worker_, worker_calls_max(GetParam()), worker_looks_max(GetParam()));
+    expect_only_wake_ups(worker_, worker_calls_max(GetParam()));
 }
 
 TEST_P(SteadyState, TheClientMakesNoSystemCallsButThoseOfWakeUps) {
@@ -269,12 +245,8 @@ TEST_P(SteadyState, TheCounterSeesOneAllocationForEachRequest) {
     EXPECT_GE(least, static_cast<std::uint64_t>(round_requests));
 }
 
-INSTANTIATE_TEST_SUITE_P(Transport, SteadyState, testing::Values(Over::socket, Over::rings, Over::spinning_rings),
-                         [](const auto& over) {
-                             return over.param == Over::socket  ? "Socket"
-                                    : over.param == Over::rings ? "Rings"
-                                                                : "SpinningRings";
-                         });
+INSTANTIATE_TEST_SUITE_P(Transport, SteadyState, testing::Values(Over::socket, Over::rings),
+                         [](const auto& over) { return over.param == Over::socket ? "Socket" : "Rings"; });
 
 }  // namespace
 }  // namespace bulkhead::test

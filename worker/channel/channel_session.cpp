@@ -7,7 +7,6 @@
 #include <spdlog/spdlog.h>
 
 #include "ipc/cuda/gpu.h"
-#include "ipc/spin.h"
 #include "worker/channel/admission.h"
 #include "worker/loop/limits.h"
 
@@ -155,15 +154,10 @@ std::unique_ptr<RingEnd> ChannelSession::make_rings() const {
     const Identity& own = context_.identity;
     const std::string label = fmt::format(
         "{}{}:rings", slab_owner_prefix(own.daemon_token, own.model, own.replica, own.generation), id_);
-    Result<std::unique_ptr<RingEnd>> rings =
-        RingEnd::make(ring::lines_usual, ring::lines_usual, label, spin().count() > 0);
+    Result<std::unique_ptr<RingEnd>> rings = RingEnd::make(ring::lines_usual, ring::lines_usual, label);
     if (rings) return std::move(*rings);
     spdlog::warn("channel {} gets no rings: {}", id_, rings.error().text());
     return nullptr;
-}
-
-std::chrono::microseconds ChannelSession::spin() const {
-    return spin_allowed(context_.spec.channel.spin, SpinSide::worker);
 }
 
 void ChannelSession::use_rings(std::unique_ptr<RingEnd> rings) {
@@ -171,7 +165,7 @@ void ChannelSession::use_rings(std::unique_ptr<RingEnd> rings) {
     // What follows an offer that still waits would overtake it: but before welcome nothing was sent that could fill a socket.
     if (stream_->send(channel::encode(rings->offer()), fds) != PacketStream::Sent::yes)
         return close("its socket is full before the first message");
-    stream_->use_rings(std::move(rings), spin());
+    stream_->use_rings(std::move(rings));
 }
 
 void ChannelSession::refuse(const Error& error) {

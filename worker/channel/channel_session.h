@@ -113,8 +113,7 @@ private:
     void not_agreed();
     void slabs_made(const Result<>& made);
     [[nodiscard]] std::unique_ptr<RingEnd> make_rings() const;
-    [[nodiscard]] std::chrono::microseconds spin() const;  ///< before sleeping at rings
-    void use_rings(std::unique_ptr<RingEnd> rings);        ///< offers them first
+    void use_rings(std::unique_ptr<RingEnd> rings);  ///< offers them first
     /// Runs `make` on the loop, or on the executor where it takes its time; `then` hears its result while the channel is
     /// open.
     void make_slab(std::uint64_t request_id, bool on_executor, std::function<Result<>()> make,

@@ -32,8 +32,6 @@ inline constexpr std::chrono::milliseconds link_flush = 1s;
 inline constexpr std::size_t outbox_messages_max = 256;
 /// Packets read from one socket before the others have their turn.
 inline constexpr std::size_t packets_per_turn = 32;
-/// A stream that spins looks for its next packet so long before the others have their turn.
-inline constexpr std::chrono::microseconds spin_slice = 5us;
 /// Requests of one channel in flight, whatever the queue's bound.
 inline constexpr std::uint32_t channel_in_flight_max = 64;
 /// Slabs of one channel: each is a descriptor in both processes.

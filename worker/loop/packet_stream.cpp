@@ -10,7 +10,7 @@
 
 #include <boost/asio/post.hpp>
 
-#include "ipc/spin.h"
+#include "worker/loop/alarm.h"
 #include "worker/loop/limits.h"
 
 namespace bulkhead::worker {
@@ -30,14 +30,13 @@ PacketStream::PacketStream(boost::asio::io_context& io, UniqueFd socket, std::sp
       at_socket_{io, socket_.get(), [this] { socket_has_news(); }, [this] { socket_has_room(); }},
       receive_buffer_{receive_buffer}, events_{std::move(events)} {}
 
-void PacketStream::use_rings(std::unique_ptr<RingEnd> rings, std::chrono::microseconds spin) {
+void PacketStream::use_rings(std::unique_ptr<RingEnd> rings) {
     const int doorbell = line_.use_in_loop(std::move(rings));
     at_bell_.emplace(io_, doorbell, [this] {
         if (!open_ || lost_) return;
         line_.stay_awake();
         read_packets();
     });
-    spin_ = spin;
     // For its end, and for its packets: a read of the socket that runs right now finds the rings in its place.
     at_socket_.await_readable(shared_from_this());
     look_again();
@@ -67,17 +66,8 @@ void PacketStream::look_again() {
     });
 }
 
-void PacketStream::spin_from_now() {
-    if (spin_.count() > 0) spin_until_ = Clock::now() + spin_;
-}
-
-bool PacketStream::spun_into_packet() const {
-    return spins() && spin_for(limits::spin_slice, [this] { return line_.readable(); });
-}
-
 /// Until the peer rings, or its end. Others have their turn before this looks again.
 void PacketStream::sleep_at_rings() {
-    if (spins()) return look_again();
     if (!line_.prepare_to_sleep(awaits_room_ && !line_.socket_was_full())) {
         line_.stay_awake();
         return look_again();
@@ -103,12 +93,8 @@ void PacketStream::read_packets() {
             events_.refused(outcome.error());
             continue;
         }
-        if (*outcome == ReceiveOutcome::would_block) {
-            if (through_rings && count > 0) spin_from_now();
-            drained = !through_rings || !spun_into_packet();
-            if (drained) break;
-            continue;
-        }
+        drained = *outcome == ReceiveOutcome::would_block;
+        if (drained) break;
         if (*outcome == ReceiveOutcome::closed) return lose("the peer has closed its end");
         if (packet.bytes.empty())
             ++ignored_frames_;
@@ -133,10 +119,7 @@ PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, std::spa
     if (!open_ || lost_) return Sent::closed;
     if (outbox_.empty()) {
         const Result<> sent = line_.send(bytes, fds);
-        if (sent) {
-            await_next();
-            return Sent::yes;
-        }
+        if (sent) return Sent::yes;
         if (sent.error().code != ErrorCode::queue_full) {
             lose(sent.error().attempt);
             return Sent::closed;
@@ -162,14 +145,6 @@ PacketStream::Sent PacketStream::send_now(std::span<const std::byte> bytes, std:
     }
     wait_writable();
     return Sent::queued;
-}
-
-/// A peer that was answered may ask again at once.
-void PacketStream::await_next() {
-    if (!at_bell_ || spin_.count() == 0) return;
-    spin_from_now();
-    line_.stay_awake();
-    look_again();
 }
 
 bool PacketStream::has_room() {

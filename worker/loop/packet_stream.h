@@ -16,7 +16,6 @@
 #include "ipc/error.h"
 #include "ipc/packet_line.h"
 #include "ipc/unique_fd.h"
-#include "worker/loop/alarm.h"
 #include "worker/loop/edge_wait.h"
 
 namespace bulkhead::worker {
@@ -42,9 +41,8 @@ public:
     static std::shared_ptr<PacketStream> make(boost::asio::io_context& io, UniqueFd socket,
                                               std::span<std::byte> receive_buffer, Events events);
 
-    /// From now on packets come and go through the rings. For `spin` after each packet that came or went it looks for
-    /// the peer's next one before it sleeps; the loop's other events have their turn every `limits::spin_slice`.
-    void use_rings(std::unique_ptr<RingEnd> rings, std::chrono::microseconds spin);
+    /// From now on packets come and go through the rings.
+    void use_rings(std::unique_ptr<RingEnd> rings);
 
     /// Sends at once or queues; descriptors must stay open until the outbox is empty. `reserve` more may be queued than
     /// the bound says.
@@ -79,10 +77,6 @@ private:
     void socket_has_room();
     void wait_writable();
     void read_packets();
-    void await_next();
-    void spin_from_now();
-    [[nodiscard]] bool spins() const { return spin_.count() > 0 && Clock::now() < spin_until_; }
-    [[nodiscard]] bool spun_into_packet() const;
     void sleep_at_rings();
     void look_again();
     bool flush();  ///< false when the socket is full again or gone
@@ -98,8 +92,6 @@ private:
     PacketLine line_;
     EdgeWait at_socket_;              ///< with rings: for its end
     std::optional<EdgeWait> at_bell_;  ///< of the rings
-    std::chrono::microseconds spin_{0};
-    Clock::time_point spin_until_{};
     std::span<std::byte> receive_buffer_;
     Events events_;
     std::deque<Outgoing> outbox_;

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <climits>
 
-#include "ipc/spin.h"
 
 namespace bulkhead {
 namespace {
@@ -31,10 +30,8 @@ Result<Transport> Transport::make(UniqueFd socket) {
     return Transport{std::move(socket)};
 }
 
-Result<> Transport::use_rings(const channel::RingOffer& offer, std::vector<UniqueFd> fds,
-                              std::chrono::microseconds spin) {
-    spin_ = spin_allowed(spin, SpinSide::client);
-    Result<std::unique_ptr<RingEnd>> rings = RingEnd::adopt(offer, std::move(fds), spin_.count() > 0);
+Result<> Transport::use_rings(const channel::RingOffer& offer, std::vector<UniqueFd> fds) {
+    Result<std::unique_ptr<RingEnd>> rings = RingEnd::adopt(offer, std::move(fds));
     if (!rings) return std::move(rings).error();
     Result<UniqueFd> waitable = line_.use(std::move(*rings));
     if (!waitable) return std::move(waitable).error();
@@ -127,7 +124,7 @@ Result<bool> Transport::wait(Clock::time_point until, bool for_ring_room) {
         if (!ready) return ready.error();
         return *ready != 0;
     }
-    bool ready = spun_into_packet();
+    bool ready = false;
     while (!ready) {
         ready = !line_.prepare_to_sleep(for_ring_room);
         if (ready) break;
@@ -137,10 +134,6 @@ Result<bool> Transport::wait(Clock::time_point until, bool for_ring_room) {
     }
     line_.stay_awake();
     return ready || line_.readable();
-}
-
-bool Transport::spun_into_packet() const {
-    return spin_.count() > 0 && spin_for(spin_, [this] { return line_.readable(); });
 }
 
 /// At the end of each call, where the caller polls: the worker rings, and what has come already is told at once.

@@ -20,9 +20,9 @@ public:
     /// Sends and receives never block: waiting happens at a deadline, in calls that say so.
     static Result<Transport> make(UniqueFd socket);
 
-    /// From what ring_offer brought. `spin` before each sleep, as far as this process has CPUs for it.
+    /// From what ring_offer brought.
     /// Errors  protocol_violation, resources_exhausted
-    Result<> use_rings(const channel::RingOffer& offer, std::vector<UniqueFd> fds, std::chrono::microseconds spin);
+    Result<> use_rings(const channel::RingOffer& offer, std::vector<UniqueFd> fds);
 
     /// Never waits. Errors  queue_full: try again after `wait_to_send`; worker_lost: it is gone, but what it had sent
     /// can still be received. Rings tell that late: a worker that was busy when it died is found gone by the next
@@ -52,7 +52,6 @@ private:
     Result<ReceiveOutcome> look(Packet& packet);
     Result<bool> wait(Clock::time_point until, bool for_ring_room);
     Result<bool> wait_at_both(Clock::time_point until);
-    [[nodiscard]] bool spun_into_packet() const;
     void rest();
 
     UniqueFd socket_;
@@ -61,7 +60,6 @@ private:
     ClosedInChild waitable_in_child_;
     PacketLine line_;
     std::vector<std::byte> buffer_;
-    std::chrono::microseconds spin_{0};
     bool polled_ = false;  ///< by the caller, at `fd`
 };
 

@@ -30,7 +30,6 @@ Result<> WorkerSession::await_welcome(Clock::time_point until, const ChannelOpti
     const char* rings = std::getenv("BULKHEAD_RINGS");
     if (options.rings && (rings == nullptr || std::string_view{rings} != "0")) features_ |= wire::feature_rings;
     features_ |= wire::feature_streaming | wire::feature_lending | wire::feature_returning;
-    spin_ = options.spin;
     slab_idle_ = options.slab_idle;
     channel::Hello hello{features_, options.client};
     if (options.gpu) {

@@ -179,7 +179,6 @@ private:
 
     Transport transport_;
     std::uint64_t features_ = 0;  ///< that hello named
-    std::chrono::microseconds spin_{0};
     bool rings_owed_ = false;  ///< welcome agreed to them, and nothing has followed it
     std::optional<channel::Welcome> welcome_;
     Unmapping unmapping_;

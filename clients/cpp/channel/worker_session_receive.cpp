@@ -205,7 +205,7 @@ Result<> WorkerSession::handle(channel::Closing&& message, std::vector<UniqueFd>
 }
 
 Result<> WorkerSession::handle(channel::RingOffer&& offer, std::vector<UniqueFd>&& fds) {
-    return transport_.use_rings(offer, std::move(fds), spin_);
+    return transport_.use_rings(offer, std::move(fds));
 }
 
 /// Kept for `next`; what nobody asked for goes, and its outputs with it.

@@ -1,6 +1,5 @@
-// channel_client SOCKET MODEL BYTES rings|spinning|seqpacket: a C++ client of the channel bench. Its payload is filled
-// once and sent again and again; each answer is looked at and given back. Over rings, it may look for each answer before
-// it sleeps.
+// channel_client SOCKET MODEL BYTES rings|seqpacket: a C++ client of the channel bench. Its payload is filled once and
+// sent again and again; each answer is looked at and given back.
 
 #include <cstring>
 
@@ -10,14 +9,13 @@
 using namespace bulkhead;
 
 int main(int argc, char** argv) {
-    if (argc != 5) return std::fprintf(stderr, "usage: %s SOCKET MODEL BYTES rings|spinning|seqpacket\n", argv[0]), 2;
+    if (argc != 5) return std::fprintf(stderr, "usage: %s SOCKET MODEL BYTES rings|seqpacket\n", argv[0]), 2;
     const std::int64_t bytes = std::stoll(argv[3]);
     auto control = ControlClient::connect(argv[1]);
     if (!control) return bench::refuse_rounds(control.error().text());
     ChannelOptions options;
     options.client = "bench";
     options.rings = argv[4] != std::string{"seqpacket"};
-    if (argv[4] == std::string{"spinning"}) options.spin = std::chrono::milliseconds{1};
     auto channel = Channel::open(*control, argv[2], options);
     if (!channel) return bench::refuse_rounds(channel.error().text());
     auto input = channel->allocate(wire::DType::uint8, std::span{&bytes, 1});

@@ -20,7 +20,7 @@ protected:
         Packet offer;
         ASSERT_EQ(client.receive(offer, Clock::now() + patience).value(), ReceiveOutcome::packet);
         const auto message = channel::parse_from_worker(offer.bytes).value();
-        ASSERT_TRUE(client.use_rings(std::get<channel::RingOffer>(message), std::move(offer.fds), {}));
+        ASSERT_TRUE(client.use_rings(std::get<channel::RingOffer>(message), std::move(offer.fds)));
     }
     bool polled(std::chrono::milliseconds time) {
         pollfd entry{client.fd(), POLLIN, 0};

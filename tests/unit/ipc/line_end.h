@@ -47,18 +47,18 @@ public:
 
     void use(std::unique_ptr<RingEnd> rings) { waitable_ = line.use(std::move(rings)).value(); }
     /// The worker's half of agreeing on rings, then the client's.
-    void offer_rings(std::uint32_t lines, bool spins = false) {
-        auto rings = RingEnd::make(lines, lines, "test-rings", spins).value();
+    void offer_rings(std::uint32_t lines) {
+        auto rings = RingEnd::make(lines, lines, "test-rings").value();
         const auto fds = rings->offer_fds();
         ASSERT_TRUE(line.send(channel::encode(rings->offer()), fds));
         use(std::move(rings));
     }
-    void accept_rings(bool spins = false) {
+    void accept_rings() {
         Packet packet;
         ASSERT_EQ(receive(packet), ReceiveOutcome::packet);
         auto message = channel::parse_from_worker(packet.bytes);
         ASSERT_TRUE(message && std::holds_alternative<channel::RingOffer>(*message));
-        use(RingEnd::adopt(std::get<channel::RingOffer>(*message), std::move(packet.fds), spins).value());
+        use(RingEnd::adopt(std::get<channel::RingOffer>(*message), std::move(packet.fds)).value());
     }
 
     /// Waits until there is something to receive, or, after a full queue, until it may be sent again.

@@ -18,10 +18,10 @@
 namespace bulkhead::test {
 namespace {
 
-enum class Over { socket, rings, small_rings, spinning_rings };
+enum class Over { socket, rings, small_rings };
 
 std::string name_of(const testing::TestParamInfo<Over>& info) {
-    static constexpr const char* names[] = {"Socket", "Rings", "SmallRings", "SpinningRings"};
+    static constexpr const char* names[] = {"Socket", "Rings", "SmallRings"};
     return names[static_cast<std::size_t>(info.param)];
 }
 
@@ -33,11 +33,10 @@ protected:
     [[nodiscard]] bool over_rings() const { return GetParam() != Over::socket; }
     void offer() {
         if (over_rings())
-            worker.offer_rings(GetParam() == Over::small_rings ? ring::lines_min : ring::lines_usual,
-                               GetParam() == Over::spinning_rings);
+            worker.offer_rings(GetParam() == Over::small_rings ? ring::lines_min : ring::lines_usual);
     }
     void accept() {
-        if (over_rings()) client.accept_rings(GetParam() == Over::spinning_rings);
+        if (over_rings()) client.accept_rings();
     }
     void connect() {
         offer();
@@ -66,8 +65,7 @@ protected:
     LineEnd client;
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, PacketLineTest,
-                         testing::Values(Over::socket, Over::rings, Over::small_rings, Over::spinning_rings), name_of);
+INSTANTIATE_TEST_SUITE_P(Over, PacketLineTest, testing::Values(Over::socket, Over::rings, Over::small_rings), name_of);
 
 /// Small ones mostly, some that no ring carries.
 std::size_t random_size(std::mt19937& random) {
@@ -221,8 +219,7 @@ protected:
     [[nodiscard]] bool is_woken() { return client.line.sleep(std::chrono::milliseconds{0}).value(); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, PacketLineCorking, testing::Values(Over::rings, Over::small_rings, Over::spinning_rings),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(Over, PacketLineCorking, testing::Values(Over::rings, Over::small_rings), name_of);
 
 TEST_P(PacketLineCorking, ThePacketThatFollowsWakesForBoth) {
     fall_asleep();

@@ -163,9 +163,9 @@ TEST_F(WireJson, HasTheRingsMemory) {
     using ring::Side;
     const Members real{
         {"worker asleep", {offsetof(Header, worker) + offsetof(Side, asleep), sizeof(Side::asleep)}},
-        {"worker barriers", {offsetof(Header, worker) + offsetof(Side, barriers), sizeof(Side::barriers)}},
+        {"worker reserved", {offsetof(Header, worker) + offsetof(Side, reserved), sizeof(Side::reserved)}},
         {"client asleep", {offsetof(Header, client) + offsetof(Side, asleep), sizeof(Side::asleep)}},
-        {"client barriers", {offsetof(Header, client) + offsetof(Side, barriers), sizeof(Side::barriers)}},
+        {"client reserved", {offsetof(Header, client) + offsetof(Side, reserved), sizeof(Side::reserved)}},
         {"lines read by the worker", {offsetof(Header, of_worker), sizeof(ring::Progress::lines)}},
         {"lines read by the client", {offsetof(Header, of_client), sizeof(ring::Progress::lines)}}};
     const json::array& fields = rings.at("fields").as_array();

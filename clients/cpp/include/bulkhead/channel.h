@@ -140,8 +140,7 @@ struct ChannelOptions {
     std::optional<std::chrono::milliseconds> deadline;  ///< of opening, a load included
     /// Ask for rings in shared memory: cheaper wake-ups than the socket's. BULKHEAD_RINGS=0 in the environment: never.
     bool rings = true;
-    /// Of rings: look for an answer so long before going to sleep. Costs a CPU meanwhile; not done where there is but one.
-    std::chrono::microseconds spin{0};
+    std::chrono::microseconds spin{0};  ///< ignored, for programs that set it
     /// An input slab that was added, and has been empty for so long, is given back: by an `AsyncChannel` by itself, by a
     /// `Channel` with the next request or `receive`.
     std::chrono::milliseconds slab_idle{30'000};

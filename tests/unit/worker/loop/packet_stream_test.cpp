@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/post.hpp>
 #include <gtest/gtest.h>
 
 #include "ipc/channel_codec.h"
@@ -17,7 +16,6 @@
 namespace bulkhead::worker {
 namespace {
 
-using namespace std::chrono_literals;
 using bulkhead::test::packet;
 using Sent = PacketStream::Sent;
 
@@ -25,21 +23,21 @@ class StreamAtRings : public testing::Test {
 protected:
     static constexpr int turns_max = 1000;
 
-    void connect(std::chrono::microseconds spin) {
+    void connect() {
         auto [worker_end, client_end] = PacketPair::make().value();
         stream = PacketStream::make(io, std::move(worker_end), receive_buffer,
                                     {.packet = [this](Packet&) { ++packets; },
                                      .refused = [](const Error& error) { ADD_FAILURE() << error.text(); },
                                      .lost = [](std::string_view why) { ADD_FAILURE() << why; },
                                      .flushed = [this] { found_room += stream->has_room() ? 1 : 0; }});
-        auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "test-rings", spin > 0us).value();
+        auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "test-rings").value();
         const auto fds = rings->offer_fds();
         ASSERT_EQ(stream->send(channel::encode(rings->offer()), fds), Sent::yes);
-        stream->use_rings(std::move(rings), spin);
+        stream->use_rings(std::move(rings));
         Packet offer;
         ASSERT_EQ(receive_packet(client_end.get(), buffer, offer).value(), ReceiveOutcome::packet);
         const auto message = channel::parse_from_worker(offer.bytes);
-        client = RingEnd::adopt(std::get<channel::RingOffer>(*message), std::move(offer.fds), false).value();
+        client = RingEnd::adopt(std::get<channel::RingOffer>(*message), std::move(offer.fds)).value();
         client_socket = std::move(client_end);
     }
     ~StreamAtRings() override { stream->close(); }
@@ -71,7 +69,7 @@ protected:
 };
 
 TEST_F(StreamAtRings, RoomIsThatOfTheRingWhateverLiesUnreadOnTheSocket) {
-    connect(0us);
+    connect();
     const std::vector<std::byte> large = packet(1, 16 * 1024);
     while (socket_is_writable()) ASSERT_EQ(stream->send(large), Sent::yes);
 
@@ -87,34 +85,6 @@ TEST_F(StreamAtRings, RoomIsThatOfTheRingWhateverLiesUnreadOnTheSocket) {
     EXPECT_TRUE(run_until([this] { return found_room > 0; }));
 }
 
-TEST_F(StreamAtRings, OneThatSpinsNeedsNoRingingAndLeavesOthersTheirTurn) {
-    connect(1h);
-    client->write(packet(1));
-    ASSERT_TRUE(run_until([this] { return packets == 1; }));
-    EXPECT_FALSE(client->peer_sleeps());
-
-    bool had_its_turn = false;
-    boost::asio::post(io, [&] { had_its_turn = true; });
-
-    EXPECT_TRUE(run_until([&] { return had_its_turn; }));
-    EXPECT_FALSE(run_to_rest()) << "it sleeps though its time to spin has not passed";
-    EXPECT_FALSE(client->peer_sleeps());
-    client->write(packet(2));
-    EXPECT_TRUE(run_until([this] { return packets == 2; }));
-}
-
-TEST_F(StreamAtRings, AnAnswerIsFollowedByALookForTheNextRequest) {
-    connect(1us);
-    ASSERT_TRUE(run_until([this] { return client->peer_sleeps(); }));
-
-    ASSERT_EQ(stream->send(packet(1)), Sent::yes);
-
-    EXPECT_FALSE(client->peer_sleeps());
-    EXPECT_TRUE(run_until([this] { return client->peer_sleeps(); }));
-    client->write(packet(2));
-    EXPECT_TRUE(run_until([this] { return packets == 1; }));
-}
-
 /// Empty packets count to a turn of reading, which then goes on in another.
 TEST(StreamWithRings, HearsOfItsPeersEndWhateverCameBeforeItsFirstPacket) {
     for (const int empties : {0, 5, 31, 40}) {
@@ -127,9 +97,9 @@ TEST(StreamWithRings, HearsOfItsPeersEndWhateverCameBeforeItsFirstPacket) {
             io, std::move(worker_end), receive_buffer,
             {.packet =
                  [&](Packet&) {
-                     auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "test-rings", false).value();
+                     auto rings = RingEnd::make(ring::lines_min, ring::lines_min, "test-rings").value();
                      ASSERT_EQ(stream->send(channel::encode(rings->offer()), rings->offer_fds()), Sent::yes);
-                     stream->use_rings(std::move(rings), 0us);
+                     stream->use_rings(std::move(rings));
                  },
              .refused = [](const Error& error) { ADD_FAILURE() << error.text(); },
              .lost = [&](std::string_view) { lost = true; },

@@ -28,8 +28,8 @@ public:
         return of_loop(executor).unmapping_;
     }
     /// One more thread, for those who never block it.
-    static Executor attending(const boost::asio::any_io_executor& executor) {
-        return of_loop(executor).attending_.get_executor();
+    static Executor polling(const boost::asio::any_io_executor& executor) {
+        return of_loop(executor).polling_.get_executor();
     }
 
 private:
@@ -39,13 +39,13 @@ private:
     }
     void shutdown() override {
         pool_.stop();
-        attending_.stop();
+        polling_.stop();
         pool_.join();
-        attending_.join();
+        polling_.join();
     }
     boost::asio::thread_pool pool_{limits::blocking_threads};
     boost::asio::strand<Executor> unmapping_{pool_.get_executor()};
-    boost::asio::thread_pool attending_{1};
+    boost::asio::thread_pool polling_{1};
 };
 
 }  // namespace bulkhead

@@ -15,19 +15,19 @@ namespace bulkhead {
 
 namespace asio = boost::asio;
 
-IdlePoller::IdlePoller(asio::any_io_executor loop, std::function<void()> attend, int epoll)
-    : loop_{std::move(loop)}, attend_{std::move(attend)}, epoll_{epoll}, thread_{BlockingThreads::attending(loop_)},
+IdlePoller::IdlePoller(asio::any_io_executor loop, std::function<void()> poll, int epoll)
+    : loop_{std::move(loop)}, poll_{std::move(poll)}, epoll_{epoll}, thread_{BlockingThreads::polling(loop_)},
       ready_{thread_}, alarm_{thread_}, epoll_in_child_{epoll_} {}
 
-Result<std::shared_ptr<IdlePoller>> IdlePoller::make(asio::any_io_executor loop, std::function<void()> attend) {
+Result<std::shared_ptr<IdlePoller>> IdlePoller::make(asio::any_io_executor loop, std::function<void()> poll) {
     UniqueFd epoll{::epoll_create1(EPOLL_CLOEXEC)};
     if (!epoll) return system_error("waiting for a channel that rests", errno);
-    std::shared_ptr<IdlePoller> attendant{new IdlePoller{std::move(loop), std::move(attend), epoll.get()}};
+    std::shared_ptr<IdlePoller> poller{new IdlePoller{std::move(loop), std::move(poll), epoll.get()}};
     boost::system::error_code failed;
-    attendant->ready_.assign(epoll.get(), failed);  // the kernel bounds what a user may wait for
+    poller->ready_.assign(epoll.get(), failed);  // the kernel bounds what a user may wait for
     if (failed) return system_error("waiting for a channel that rests", failed.value());
     static_cast<void>(epoll.release());
-    return attendant;
+    return poller;
 }
 
 /// A descriptor that was closed meanwhile has left the epoll by itself.
@@ -70,7 +70,7 @@ void IdlePoller::end() {
     if (!std::exchange(waits_, false)) return;
     alarm_.cancel();
     ready_.cancel();
-    asio::post(loop_, attend_);
+    asio::post(loop_, poll_);
 }
 
 }  // namespace bulkhead

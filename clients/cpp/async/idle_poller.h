@@ -15,30 +15,30 @@
 
 namespace bulkhead {
 
-/// Waits for a descriptor, or a time, in a loop's stead, and is no work of that loop: one with nothing else to do runs
-/// dry meanwhile. It waits on a thread of the loop's `BlockingThreads` that nobody blocks.
+/// Waits for a descriptor, or a time, on a thread of the loop's `BlockingThreads` that nobody blocks. It does not keep the
+/// loop running: a loop with nothing else to do ends meanwhile.
 ///
 /// Owns    an epoll descriptor; those that are waited for stay the caller's, and may be closed at any time
 /// Thread  the loop's
 class IdlePoller : public std::enable_shared_from_this<IdlePoller> {
 public:
-    /// After each wait `attend` is posted to the loop, which may be destroyed at any time.
+    /// After each wait `poll` is posted to the loop, which may be destroyed at any time.
     /// Errors  resources_exhausted
-    static Result<std::shared_ptr<IdlePoller>> make(boost::asio::any_io_executor loop, std::function<void()> attend);
+    static Result<std::shared_ptr<IdlePoller>> make(boost::asio::any_io_executor loop, std::function<void()> poll);
 
-    /// In place of the wait before: until `fd` (-1: none) is readable, or `until`. Once.
+    /// Replaces the wait before: until `fd` (-1: none) is readable, or `until`. Once.
     void wait(int fd, Clock::time_point until);
     /// Until the next `wait`.
     void leave();
 
 private:
-    IdlePoller(boost::asio::any_io_executor loop, std::function<void()> attend, int epoll);
+    IdlePoller(boost::asio::any_io_executor loop, std::function<void()> poll, int epoll);
     bool watch(int fd);
     void begin(Clock::time_point until);
     void end();
 
     const boost::asio::any_io_executor loop_;
-    const std::function<void()> attend_;
+    const std::function<void()> poll_;
     const int epoll_;  ///< around the descriptor that is watched; `ready_` owns it
     int watched_ = -1;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-/// The slabs of one line as its client sees them, and the leases in them.
+/// The slabs of one session as its client sees them, and the leases in them.
 
 #include <chrono>
 #include <cstdint>
@@ -80,10 +80,10 @@ private:
     bool retired_ = false;
 };
 
-/// An output slab of another channel that this line's worker may read; in use while a request shares it.
+/// An output slab of another channel that this session's worker may read; in use while a request shares it.
 struct Loan {
     std::shared_ptr<OutputSlab> slab;
-    std::uint32_t id;  ///< on this line
+    std::uint32_t id;  ///< on this session
 };
 
 struct Input::Lease {
@@ -136,7 +136,7 @@ public:
     /// Before it is mapped. Errors  protocol_violation
     Result<> check(const channel::SlabOffer& offer) const;
     void take(const channel::SlabOffer& offer, SlabMemory memory, std::weak_ptr<WorkerSession> session);
-    /// Returned at once, or when nothing looks at it any more. Errors  protocol_violation: no slab of this line
+    /// Returned at once, or when nothing looks at it any more. Errors  protocol_violation: not a slab of this session
     Result<> withdraw(std::uint32_t id);
     /// It is returned unasked: its worker may be asking for it just now.
     void returning(std::uint32_t id) { returned_unasked_.insert(id); }

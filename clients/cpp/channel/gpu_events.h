@@ -13,8 +13,8 @@
 
 namespace bulkhead {
 
-/// The interprocess events of one line: the worker's, for which streams of this process wait, and those that it records
-/// for the worker, by turns. Shared by the line and the outputs that came over it.
+/// The interprocess events of one session: the worker's, for which streams of this process wait, and those that this
+/// process records for the worker, by turns. Shared by the session and the outputs that it brought.
 ///
 /// Thread  that of its channel
 class GpuEvents {

@@ -30,67 +30,77 @@ milliseconds left_until(Clock::time_point until) {
 
 ReconnectingChannel::ReconnectingChannel() : number_{next_channel()} {}
 
-Result<std::unique_ptr<ReconnectingChannel>> ReconnectingChannel::open(ControlClient& control, std::string_view model,
-                                                         const ChannelOptions& options) {
-    std::unique_ptr<ReconnectingChannel> channel{new ReconnectingChannel};
-    channel->origin_ = Origin{control.path(), std::string{model}, options};
-    Result<std::shared_ptr<WorkerSession>> session = channel->introduce(control, options.deadline);
-    if (!session) return std::move(session).error();
-    channel->session_ = std::move(*session);
+ReconnectingChannel::ReconnectingChannel(std::filesystem::path socket, std::string model, const ChannelOptions& options)
+    : number_{next_channel()}, origin_{Origin{std::move(socket), std::move(model), options}} {}
+
+Result<std::unique_ptr<ReconnectingChannel>>
+ReconnectingChannel::open(ControlClient& control, std::string_view model, const ChannelOptions& options) {
+    auto channel = std::make_unique<ReconnectingChannel>(control.path(), std::string{model}, options);
+    const Result<> connected = channel->connect(control, channel->introduction(options.deadline, 1));
+    if (!connected) return connected.error();
     return channel;
 }
 
-Result<std::unique_ptr<ReconnectingChannel>> ReconnectingChannel::adopt(UniqueFd socket, const ChannelOptions& options) {
-    std::unique_ptr<ReconnectingChannel> channel{new ReconnectingChannel};
+Result<std::unique_ptr<ReconnectingChannel>> ReconnectingChannel::adopt(UniqueFd socket,
+                                                                        const ChannelOptions& options) {
+    auto channel = std::make_unique<ReconnectingChannel>();
     Result<std::shared_ptr<WorkerSession>> session = WorkerSession::open(std::move(socket), channel->number_, options);
     if (!session) return std::move(session).error();
     channel->session_ = std::move(*session);
     return channel;
 }
 
-std::unique_ptr<ReconnectingChannel> ReconnectingChannel::unopened(std::filesystem::path socket, std::string model,
-                                                     const ChannelOptions& options) {
-    std::unique_ptr<ReconnectingChannel> channel{new ReconnectingChannel};
-    channel->origin_ = Origin{std::move(socket), std::move(model), options};
-    return channel;
-}
-
-ReconnectingChannel::Introduction ReconnectingChannel::introduction(std::optional<milliseconds> deadline) const {
-    Introduction asked{{{"model", origin_->model}, {"client", origin_->options.client}},
-                       {},
-                       deadline_in(deadline.value_or(limits::call)),
-                       origin_->options};
+ReconnectingChannel::Introduction ReconnectingChannel::introduction(std::optional<milliseconds> deadline,
+                                                                    int tries) const {
+    Introduction asked{{{"model", origin_->model}, {"client", origin_->options.client}}, origin_->options, tries};
     asked.options.deadline.reset();
-    if (deadline) {
-        asked.params["deadline_ms"] = deadline->count();
-        asked.patience = *deadline + limits::request_grace;  // the daemon's own error says more than ours
-    }
+    if (deadline) asked.until = deadline_in(*deadline);
+    limit(asked);
     return asked;
 }
 
-Result<UniqueFd> ReconnectingChannel::introduced(Introduction& asked, Result<Answer> answer,
-                                          std::optional<milliseconds> deadline) {
+void ReconnectingChannel::limit(Introduction& asked) {
+    if (!asked.until) return;
+    const milliseconds left = left_until(*asked.until);
+    asked.params["deadline_ms"] = left.count();
+    asked.patience = left + limits::request_grace;  // the daemon's own error says more than ours
+}
+
+Result<UniqueFd> ReconnectingChannel::introduced(Introduction& asked, Result<Answer> answer) {
     if (!answer) return std::move(answer).error();
     if (answer->fds.size() != 1)
         return protocol_violation(
             fmt::format("channel.open {} brought {} descriptors", origin_->model, answer->fds.size()));
     const boost::json::value* stateful = answer->result.get_object().if_contains("stateful");
     origin_->stateful = stateful == nullptr || !stateful->is_bool() || stateful->get_bool();
-    if (deadline) asked.options.deadline = left_until(asked.until);
+    if (asked.until) asked.options.deadline = left_until(*asked.until);
     return std::move(answer->fds.front());
 }
 
-Result<std::shared_ptr<WorkerSession>> ReconnectingChannel::introduce(ControlClient& control,
-                                                              std::optional<milliseconds> deadline) {
-    Introduction asked = introduction(deadline);
-    Result<UniqueFd> fd = introduced(asked, control.call("channel.open", asked.params, asked.patience), deadline);
-    if (!fd) return std::move(fd).error();
-    return WorkerSession::open(std::move(*fd), number_, asked.options);
+/// The daemon may learn of a death later than the client, and so introduce the client to a dead worker.
+bool ReconnectingChannel::ask_again(Introduction& asked, const Error& failure) {
+    if (failure.code != ErrorCode::worker_lost || --asked.tries_left == 0) return false;
+    if (asked.until && Clock::now() >= *asked.until) return false;
+    limit(asked);
+    return true;
 }
 
-void ReconnectingChannel::renew(std::shared_ptr<WorkerSession> session) {
+Result<> ReconnectingChannel::connect(ControlClient& control, Introduction asked) {
+    for (;;) {
+        Result<UniqueFd> socket = introduced(asked, control.call("channel.open", asked.params, asked.patience));
+        if (!socket) return std::move(socket).error();
+        Result<std::shared_ptr<WorkerSession>> session = WorkerSession::open(std::move(*socket), number_, asked.options);
+        if (session) {
+            replace_session(std::move(*session));
+            return {};
+        }
+        if (!ask_again(asked, session.error())) return std::move(session).error();
+    }
+}
+
+void ReconnectingChannel::replace_session(std::shared_ptr<WorkerSession> session) {
     const std::shared_ptr<WorkerSession> dead = std::exchange(session_, std::move(session));
-    for (auto& [id, flight] : flights_)
+    for (auto& [id, flight] : in_flight_)
         if (flight.session == dead && !flight.lost_with && !flight.cancelled && !origin_->stateful)
             if (auto request = dead->take_lost(flight.request_id)) send_again(flight, std::move(*request));
     if (dead && dead->ended()) dead->let_go();
@@ -103,24 +113,13 @@ Result<> ReconnectingChannel::reopen(std::optional<milliseconds> deadline) {
                      fmt::format("opening a channel to {} again: it came as a descriptor, from where is not known here",
                                  session_->welcome().model),
                      "open a new channel"};
-    const Clock::time_point until = deadline_in(deadline.value_or(limits::call));
+    Introduction asked = introduction(deadline, limits::reopen_tries);
     Result<ControlClient> control = ControlClient::connect(origin_->socket);
     if (!control) return std::move(control).error();
-    for (int tried = 1;; ++tried) {
-        std::optional<milliseconds> left = deadline;
-        if (deadline) left = left_until(until);
-        Result<std::shared_ptr<WorkerSession>> session = introduce(*control, left);
-        if (session) {
-            renew(std::move(*session));
-            return {};
-        }
-        // The daemon may know of a death later than the client, and so introduce it to a dead worker.
-        if (line.error().code != ErrorCode::worker_lost || tried == limits::reopen_tries || Clock::now() >= until)
-            return std::move(session).error();
-    }
+    return connect(*control, std::move(asked));
 }
 
-void ReconnectingChannel::send_again(Flight& flight, WorkerSession::Sending request) {
+void ReconnectingChannel::send_again(InFlight& flight, WorkerSession::Sending request) {
     flight.lost_with = flight.session->welcome().generation;
     flight.session = session_;
     const auto sent = [&]() -> Result<std::uint64_t> {
@@ -140,13 +139,13 @@ void ReconnectingChannel::send_again(Flight& flight, WorkerSession::Sending requ
         flight.refused = sent.error();
 }
 
-/// The same bytes in a slab of the line in use. What a former worker of this channel had is copied, at each use:
-/// whoever holds the input may be writing to the old place still.
+/// The same bytes in a slab of the present session. What lies in an earlier worker's slab is copied, at each use:
+/// whoever holds the input may still write there.
 Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::placed(std::shared_ptr<const Input::Lease> lease) {
     if (session_->owns(*lease)) return lease;
     if (lease->slab->gpu())
         return Error{ErrorCode::input_invalid, "an input that lies in the GPU memory of a worker that has ended",
-                     "allocate it anew: only the GPU could copy it"};
+                     "allocate it again: only the GPU could copy it"};
     return copied(lease->dtype, lease->dims,
                   lease->slab->bytes().subspan(lease->block.offset_bytes, lease->block.size_bytes));
 }
@@ -183,7 +182,7 @@ Result<WorkerSession::Sending::Tensor> ReconnectingChannel::forwarded(const Fixe
     return WorkerSession::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};
 }
 
-/// The same tensor for the line in use.
+/// The same tensor for the present session.
 Result<WorkerSession::Sending::Tensor> ReconnectingChannel::here(WorkerSession::Sending::Tensor tensor, void* stream) {
     if (tensor.forwarded) return forwarded(tensor.name, std::move(tensor.forwarded), stream);
     Result<std::shared_ptr<const Input::Lease>> lease = placed(std::move(tensor.lease));
@@ -223,37 +222,37 @@ Result<std::uint64_t> ReconnectingChannel::send(const Request& request, bool awa
 
 Result<std::uint64_t> ReconnectingChannel::submit(const Request& request, bool awaited) {
     const Clock::time_point asked = Clock::now();
-    Result<std::uint64_t> sent = submit_here(request, asked, awaited);
-    if (sent || !may_follow(request, sent.error())) return sent;
+    Result<std::uint64_t> sent = submit_now(request, asked, awaited);
+    if (sent || !may_retry(request, sent.error())) return sent;
     std::optional<milliseconds> left;
     if (request.deadline.count() > 0) left = left_until(asked + request.deadline);
-    if (const Result<> reopened = reopen(left); !reopened) return not_followed(reopened.error());
-    return submit_here(request, asked, awaited);
+    if (const Result<> reopened = reopen(left); !reopened) return not_reopened(reopened.error());
+    return submit_now(request, asked, awaited);
 }
 
-Result<std::uint64_t> ReconnectingChannel::submit_here(const Request& request, Clock::time_point asked, bool awaited) {
-    Flight flight{session_, 0, {}, false, {}, {}};
+Result<std::uint64_t> ReconnectingChannel::submit_now(const Request& request, Clock::time_point asked, bool awaited) {
+    InFlight flight{session_, 0, {}, false, {}, {}};
     if (request.deadline.count() > 0) flight.until = asked + request.deadline;
     const Result<std::uint64_t> sent = send(request, awaited);
     if (!sent) return sent.error();
     flight.request_id = *sent;
-    flights_.emplace(++last_request_id_, std::move(flight));
+    in_flight_.emplace(++last_request_id_, std::move(flight));
     return last_request_id_;
 }
 
-bool ReconnectingChannel::may_follow(const Request& request, const Error& refusal) const noexcept {
+bool ReconnectingChannel::may_retry(const Request& request, const Error& refusal) const noexcept {
     return refusal.code == ErrorCode::worker_lost && request.retry_safe && can_reopen();
 }
 
-Error ReconnectingChannel::not_followed(const Error& reason) const {
+Error ReconnectingChannel::not_reopened(const Error& reason) const {
     return Error{reason}.during(
         fmt::format("sending a request to {}: generation {} has died, and opening the channel again",
                     session_->welcome().model, session_->welcome().generation));
 }
 
 Result<Reply> ReconnectingChannel::take(std::uint64_t request_id, Take how) {
-    const auto found = flights_.find(request_id);
-    if (found == flights_.end())
+    const auto found = in_flight_.find(request_id);
+    if (found == in_flight_.end())
         return Error{ErrorCode::input_invalid, fmt::format("request {} is not in flight", request_id),
                      "wait once for each request that was submitted"};
     Result<Reply> outcome = outcome_of(found->second, how);
@@ -267,42 +266,42 @@ Result<Reply> ReconnectingChannel::take(std::uint64_t request_id, Take how) {
             outcome = outcome_of(found->second, how);
     }
     if (outcome && outcome->more) return outcome;
-    return landed(found, std::move(outcome));
+    return completed(found, std::move(outcome));
 }
 
-ReconnectingChannel::Standing ReconnectingChannel::standing(std::uint64_t request_id) const {
-    const auto found = flights_.find(request_id);
-    if (found == flights_.end() || found->second.refused) return Standing::answered;
-    if (is_lost(found->second)) return Standing::lost;
-    return found->second.session->answered(found->second.request_id) ? Standing::answered : Standing::in_flight;
+ReconnectingChannel::RequestState ReconnectingChannel::state_of(std::uint64_t request_id) const {
+    const auto found = in_flight_.find(request_id);
+    if (found == in_flight_.end() || found->second.refused) return RequestState::answered;
+    if (is_lost(found->second)) return RequestState::lost;
+    return found->second.session->answered(found->second.request_id) ? RequestState::answered : RequestState::in_flight;
 }
 
 Result<Reply> ReconnectingChannel::give_up(std::uint64_t request_id, const Error& reason) {
-    const auto found = flights_.find(request_id);
+    const auto found = in_flight_.find(request_id);
     const Result<Reply> outcome = outcome_of(found->second);
-    return landed(found, not_sent_again(outcome.error(), reason));
+    return completed(found, not_sent_again(outcome.error(), reason));
 }
 
 Error ReconnectingChannel::not_sent_again(const Error& loss, const Error& reason) {
     return Error{reason}.during(fmt::format("{}; sending it once more", loss.attempt));
 }
 
-Result<Reply> ReconnectingChannel::landed(Flights::iterator found, Result<Reply> outcome) {
+Result<Reply> ReconnectingChannel::completed(Requests::iterator found, Result<Reply> outcome) {
     const std::uint64_t request_id = found->first;
-    const Flight flight = std::move(flights_.extract(found).mapped());
+    const InFlight flight = std::move(in_flight_.extract(found).mapped());
     if (outcome || !flight.lost_with) return outcome;
     return std::move(outcome).error().during(
         fmt::format("request {} of {}, lost with generation {} and sent once more to generation {}", request_id,
                     flight.session->welcome().model, *flight.lost_with, flight.session->welcome().generation));
 }
 
-Result<Reply> ReconnectingChannel::outcome_of(Flight& flight, Take how) {
+Result<Reply> ReconnectingChannel::outcome_of(InFlight& flight, Take how) {
     if (flight.refused) return *flight.refused;
     return (*flight.session.*how)(flight.request_id);
 }
 
 /// It died with its worker, and may be sent once more.
-bool ReconnectingChannel::is_lost(const Flight& flight) const {
+bool ReconnectingChannel::is_lost(const InFlight& flight) const {
     return flight.session == session_ && !flight.lost_with && !flight.cancelled && can_reopen() &&
            session_->has_lost(flight.request_id);
 }
@@ -317,15 +316,15 @@ Result<std::optional<Input>> ReconnectingChannel::allocate_or_ask(wire::DType dt
 }
 
 Result<> ReconnectingChannel::cancel(std::uint64_t request_id) {
-    const auto found = flights_.find(request_id);
-    if (found == flights_.end()) return {};
+    const auto found = in_flight_.find(request_id);
+    if (found == in_flight_.end()) return {};
     found->second.cancelled = true;
     if (found->second.refused) return {};
     return found->second.session->cancel(found->second.request_id);
 }
 
 void ReconnectingChannel::abandon(std::uint64_t request_id) {
-    const auto found = flights_.extract(request_id);
+    const auto found = in_flight_.extract(request_id);
     if (!found.empty() && !found.mapped().refused) found.mapped().session->abandon(found.mapped().request_id);
 }
 

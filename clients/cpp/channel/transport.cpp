@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <climits>
 
-
 namespace bulkhead {
 namespace {
 
@@ -21,7 +20,7 @@ Error in_child() {
 }  // namespace
 
 Transport::Transport(UniqueFd socket)
-    : socket_{std::move(socket)}, socket_in_child_{socket_.get()}, line_{socket_.get()}, buffer_(packet_bytes_max) {}
+    : socket_{std::move(socket)}, socket_in_child_{socket_.get()}, packets_{socket_.get()}, buffer_(packet_bytes_max) {}
 
 Result<Transport> Transport::make(UniqueFd socket) {
     const int flags = ::fcntl(socket.get(), F_GETFL);
@@ -33,7 +32,7 @@ Result<Transport> Transport::make(UniqueFd socket) {
 Result<> Transport::use_rings(const channel::RingOffer& offer, std::vector<UniqueFd> fds) {
     Result<std::unique_ptr<RingEnd>> rings = RingEnd::adopt(offer, std::move(fds));
     if (!rings) return std::move(rings).error();
-    Result<UniqueFd> waitable = line_.use(std::move(*rings));
+    Result<UniqueFd> waitable = packets_.use(std::move(*rings));
     if (!waitable) return std::move(waitable).error();
     waitable_ = std::move(*waitable);
     waitable_in_child_ = ClosedInChild{waitable_.get()};
@@ -43,14 +42,14 @@ Result<> Transport::use_rings(const channel::RingOffer& offer, std::vector<Uniqu
 
 Result<> Transport::send(std::span<const std::byte> packet, std::span<const int> fds) {
     if (socket_in_child_.in_child()) return in_child();
-    Result<> sent = line_.send(packet, fds);
+    Result<> sent = packets_.send(packet, fds);
     rest();
     return sent;
 }
 
 Result<> Transport::post(std::span<const std::byte> packet, PacketLine::Wake wake) {
     if (socket_in_child_.in_child()) return in_child();
-    Result<> sent = line_.post(packet, wake);
+    Result<> sent = packets_.post(packet, wake);
     rest();
     return sent;
 }
@@ -58,18 +57,18 @@ Result<> Transport::post(std::span<const std::byte> packet, PacketLine::Wake wak
 /// The worker may itself wait until its answers are read: each way of waiting to send ends with a packet, too.
 Result<bool> Transport::wait_to_send(Clock::time_point until) {
     if (socket_in_child_.in_child()) return in_child();
-    if (!line_.has_rings()) {
+    if (!packets_.has_rings()) {
         const Result<short> ready = wait_ready(socket_.get(), POLLIN | POLLOUT, until);
         if (!ready) return ready.error();
         return *ready != 0;
     }
-    Result<bool> ready = line_.socket_was_full() ? wait_at_both(until) : wait(until, true);
+    Result<bool> ready = packets_.socket_was_full() ? wait_at_both(until) : wait(until, true);
     rest();
     return ready;
 }
 
 Result<bool> Transport::wait_at_both(Clock::time_point until) {
-    bool ready = !line_.prepare_to_sleep(false);
+    bool ready = !packets_.prepare_to_sleep(false);
     while (!ready && Clock::now() < until) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
         std::array<pollfd, 2> entries{{{socket_.get(), POLLOUT, 0}, {waitable_.get(), POLLIN, 0}}};
@@ -78,8 +77,8 @@ Result<bool> Transport::wait_at_both(Clock::time_point until) {
         if (count < 0 && errno != EINTR) return system_error("waiting for a channel", errno);
         ready = count > 0;
     }
-    if (const Result<bool> looked = line_.sleep(std::chrono::milliseconds{0}); !looked) return looked;
-    line_.stay_awake();
+    if (const Result<bool> looked = packets_.sleep(std::chrono::milliseconds{0}); !looked) return looked;
+    packets_.stay_awake();
     return ready;
 }
 
@@ -93,14 +92,14 @@ Result<ReceiveOutcome> Transport::receive(Packet& packet, Clock::time_point unti
 Result<ReceiveOutcome> Transport::await_packet(Packet& packet, Clock::time_point until) {
     for (;;) {
         // A socket alone is read once it is readable; a look into a ring costs nothing.
-        if (line_.has_rings()) {
-            Result<ReceiveOutcome> outcome = line_.receive(buffer_, packet);
+        if (packets_.has_rings()) {
+            Result<ReceiveOutcome> outcome = packets_.receive(buffer_, packet);
             if (!outcome || *outcome != ReceiveOutcome::would_block) return outcome;
         }
         const Result<bool> ready = wait(until, false);
         if (!ready) return ready.error();
         if (!*ready) return ReceiveOutcome::would_block;
-        if (!line_.has_rings()) return line_.receive(buffer_, packet);
+        if (!packets_.has_rings()) return packets_.receive(buffer_, packet);
     }
 }
 
@@ -112,33 +111,33 @@ Result<ReceiveOutcome> Transport::receive_now(Packet& packet) {
 }
 
 Result<ReceiveOutcome> Transport::look(Packet& packet) {
-    if (line_.has_rings())
-        if (const Result<bool> looked = line_.sleep(std::chrono::milliseconds{0}); !looked) return looked.error();
-    return line_.receive(buffer_, packet);
+    if (packets_.has_rings())
+        if (const Result<bool> looked = packets_.sleep(std::chrono::milliseconds{0}); !looked) return looked.error();
+    return packets_.receive(buffer_, packet);
 }
 
 /// False at `until`.
 Result<bool> Transport::wait(Clock::time_point until, bool for_ring_room) {
-    if (!line_.has_rings()) {
+    if (!packets_.has_rings()) {
         const Result<short> ready = wait_ready(socket_.get(), POLLIN, until);
         if (!ready) return ready.error();
         return *ready != 0;
     }
     bool ready = false;
     while (!ready) {
-        ready = !line_.prepare_to_sleep(for_ring_room);
+        ready = !packets_.prepare_to_sleep(for_ring_room);
         if (ready) break;
-        const Result<bool> woken = line_.sleep(std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
+        const Result<bool> woken = packets_.sleep(std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
         if (!woken) return woken;
         if (!*woken && Clock::now() >= until) break;
     }
-    line_.stay_awake();
-    return ready || line_.readable();
+    packets_.stay_awake();
+    return ready || packets_.readable();
 }
 
 /// At the end of each call, where the caller polls: the worker rings, and what has come already is told at once.
 void Transport::rest() {
-    if (polled_ && line_.has_rings() && !line_.prepare_to_sleep(false)) line_.wake_self();
+    if (polled_ && packets_.has_rings() && !packets_.prepare_to_sleep(false)) packets_.wake_self();
 }
 
 int Transport::fd() {
@@ -149,7 +148,7 @@ int Transport::fd() {
 
 void Transport::hang_up() {
     ::shutdown(socket_.get(), SHUT_RDWR);
-    if (!socket_in_child_.in_child()) line_.drop_rings();
+    if (!socket_in_child_.in_child()) packets_.drop_rings();
 }
 
 }  // namespace bulkhead

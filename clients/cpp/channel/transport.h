@@ -58,7 +58,7 @@ private:
     ClosedInChild socket_in_child_;
     UniqueFd waitable_;  ///< of the rings
     ClosedInChild waitable_in_child_;
-    PacketLine line_;
+    PacketLine packets_;
     std::vector<std::byte> buffer_;
     bool polled_ = false;  ///< by the caller, at `fd`
 };

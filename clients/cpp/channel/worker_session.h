@@ -63,7 +63,7 @@ public:
     Result<std::shared_ptr<Input::Lease>> allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims);
     Result<> keep_outputs_on_gpu(std::uint64_t size_bytes);
     /// An output on the GPU, of whichever channel, as an input there: a copy that is queued on the stream.
-    /// Errors  input_invalid: this line shares no memory on that GPU; those of `allocate_on_gpu`
+    /// Errors  input_invalid: this session shares no memory on that GPU; those of `allocate_on_gpu`
     Result<std::shared_ptr<const Input::Lease>> copy_on_gpu(Output::Lease& output, void* stream);
     /// In steps, as `allocate_or_ask`; the second says whether it is done.
     Result<std::shared_ptr<Input::Lease>> allocate_on_gpu_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
@@ -73,11 +73,11 @@ public:
     /// Why `submit` would refuse any request now.
     [[nodiscard]] std::optional<Error> why_not_now() const;
     [[nodiscard]] std::shared_ptr<const cuda::Gpu> gpu() const noexcept { return events_ ? events_->gpu() : nullptr; }
-    /// The slab as a loan to this line's worker, which is told of it and maps it where it has none yet.
+    /// The slab as a loan to this session's worker, which maps it once.
     /// Errors  resources_exhausted: too many slabs; what the worker says of it
     Result<std::shared_ptr<const Loan>> borrow(const std::shared_ptr<OutputSlab>& slab);
     [[nodiscard]] bool lends() const noexcept { return (welcome_->features & wire::feature_lending) != 0; }
-    /// All inputs lie in slabs of this line (`owns`), or are loans to it.
+    /// All inputs lie in slabs of this session (`owns`), or are loans to it.
     Result<std::uint64_t> submit(Sending request);
     Result<Reply> wait(std::uint64_t request_id);
     Result<Reply> next(std::uint64_t request_id);
@@ -105,7 +105,7 @@ public:
     void unmap_gpu_by(Unmapping unmapping) { unmapping_ = std::move(unmapping); }
     /// Of a slab that nothing looks at any more; `returned` is its number, where its worker is then to be told.
     void unmap(SlabMemory memory, std::optional<std::uint32_t> returned);
-    /// Once it has ended and another line goes on in its place.
+    /// Once it has ended and another session has replaced it.
     void let_go() noexcept { slabs_.let_go(); }
     /// Those of retired slabs, as far as no request uses them.
     void return_loans();

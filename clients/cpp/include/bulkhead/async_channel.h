@@ -67,7 +67,7 @@ private:
 /// where a forwarded output's slab is lent to a worker for the first time. Slabs on a GPU are let go of on another thread, for
 /// that waits for the GPU, without a bound; but where this is dropped, or a tensor after it, here.
 ///
-/// Owns    its lines. Requests in flight when it is dropped end with `cancelled`
+/// Owns    its connections. Requests in flight when it is dropped end with `cancelled`
 /// Thread  the executor's: one thread, or a strand. All operations are started there, and inputs, outputs and replies
 /// are
 ///         dropped there
@@ -168,18 +168,17 @@ private:
     explicit AsyncChannel(std::shared_ptr<AsyncChannelState> state) noexcept;
 
     using ControlState = std::shared_ptr<AsyncControlState>;
+    using State = std::shared_ptr<AsyncChannelState>;
     static void start_open(ControlState control, std::string model, ChannelOptions options,
                            Completion<AsyncChannel> handler);
     static void start_adopt(boost::asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
                             Completion<AsyncChannel> handler);
-    static void start_allocate(const std::shared_ptr<AsyncChannelState>& state, wire::DType dtype,
-                               std::vector<std::int64_t> dims, bool on_gpu, Completion<Input> handler);
-    static void start_keep_outputs_on_gpu(const std::shared_ptr<AsyncChannelState>& state, std::uint64_t size_bytes,
-                                          Completion<void> handler);
-    static void start_infer(const std::shared_ptr<AsyncChannelState>& state, Request request,
-                            Completion<Reply> handler);
-    static void start_reopen(std::shared_ptr<AsyncChannelState> state,
-                             std::optional<std::chrono::milliseconds> deadline, Completion<void> handler);
+    static void start_allocate(const State& state, wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu,
+                               Completion<Input> handler);
+    static void start_keep_outputs_on_gpu(const State& state, std::uint64_t size_bytes, Completion<void> handler);
+    static void start_infer(const State& state, Request request, Completion<Reply> handler);
+    static void start_reopen(const State& state, std::optional<std::chrono::milliseconds> deadline,
+                             Completion<void> handler);
 
     std::shared_ptr<AsyncChannelState> state_;
 };

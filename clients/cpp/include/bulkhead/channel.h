@@ -23,9 +23,9 @@ namespace cuda {
 class Gpu;  // ipc/cuda/gpu.h
 }
 
-class ReconnectingChannel;  // the lines to one worker after another: the channel's own
-class ClientSlabs;   // the slabs of one of them
-class WorkerSession;  // one of them: the socket, and the tables of slabs and requests
+class ReconnectingChannel;  // sessions with one worker after another
+class WorkerSession;        // one of them: the socket, and the tables of slabs and requests
+class ClientSlabs;          // the slabs of one session
 
 /// Bytes in the input slab, leased by this client: allocate, then fill, then submit. Nothing is copied.
 ///
@@ -150,10 +150,10 @@ struct ChannelOptions {
     wire::SlabKind gpu_kind = wire::SlabKind::cuda_vmm;
 };
 
-/// A direct line to one worker. The supervisor introduces the two and then has no part in it: it may die meanwhile.
+/// A direct connection to one worker. The supervisor introduces the two and then takes no part: it may die meanwhile.
 ///
 /// When the worker dies, requests fail with `worker_lost`, and so does the channel, until `reopen`, or a retry-safe
-/// request, has brought a line to the next worker. Those are sent once more: inputs are copied from the old slab, which
+/// request, has connected to the next worker. Those are sent once more: inputs are copied from the old slab, which
 /// stays mapped here, and all that were lost go out together. Never sent again are requests of a model with state,
 /// cancelled ones, those whose answer had come, and those that an unload ended; nor any on an adopted channel.
 /// Inputs and outputs of the dead worker's slabs stay usable: such an input is copied each time it is sent.

@@ -75,9 +75,9 @@ void AsyncChannelState::next(std::uint64_t number, Completing<Reply> completing)
                                            "stop after the part without `more`, or the error"});
     auto& inference = std::get<Inference>(operation->second.kind);
     if (inference.completing)
-        return complete<Reply>(std::move(completing),
-                               Error{ErrorCode::input_invalid, "taking two parts of a stream at once",
-                                     "await one after the other"});
+        return complete<Reply>(
+            std::move(completing),
+            Error{ErrorCode::input_invalid, "taking two parts of a stream at once", "await one after the other"});
     cancel_by(completing.slot(), number);
     inference.completing.emplace(std::move(completing));
     pump_soon();
@@ -204,8 +204,9 @@ bool AsyncChannelState::advance(Operations::iterator operation, Inference& infer
         if (!inference.completing) return false;  // a stream: its parts stay with the session
         // Too late: the session's own patience is over as well, and `wait` says so at once.
         if (state == ReconnectingChannel::RequestState::answered || now > until)
-            finish(operation, inference, inference.request.in_parts ? channel_->next(flight->request_id)
-                                                                    : channel_->wait(flight->request_id));
+            finish(operation, inference,
+                   inference.request.in_parts ? channel_->next(flight->request_id)
+                                              : channel_->wait(flight->request_id));
         return false;
     }
     if (phase_ == Phase::serving || !inference.request.retry_safe) {
@@ -247,8 +248,7 @@ void AsyncChannelState::finish(Operations::iterator operation, Inference& infere
 }
 
 void AsyncChannelState::end(Operations::iterator operation, const Error& reason) {
-    if (auto* inference = std::get_if<Inference>(&operation->second.kind))
-        return finish(operation, *inference, reason);
+    if (auto* inference = std::get_if<Inference>(&operation->second.kind)) return finish(operation, *inference, reason);
     if (auto* wait = std::get_if<SlabWait>(&operation->second.kind))
         wait->complete(reason);
     else
@@ -287,7 +287,8 @@ void AsyncChannelState::reopened(Result<std::shared_ptr<WorkerSession>> session)
             const auto* flight = inference.in_flight();
             if (std::holds_alternative<Inference::Queued>(inference.state))
                 finish(operation, inference, channel_->not_reopened(session.error()));
-            else if (flight != nullptr && channel_->state_of(flight->request_id) == ReconnectingChannel::RequestState::lost)
+            else if (flight != nullptr &&
+                     channel_->state_of(flight->request_id) == ReconnectingChannel::RequestState::lost)
                 finish(operation, inference, channel_->give_up(flight->request_id, session.error()));
         }
     }

@@ -29,7 +29,7 @@ WorkerSession::Unmapping unmapping_beside(asio::any_io_executor loop) {
 }  // namespace
 
 asio::awaitable<Result<std::shared_ptr<WorkerSession>>> open_session(UniqueFd& socket, std::uint64_t channel,
-                                                                    const ChannelOptions& options) {
+                                                                     const ChannelOptions& options) {
     const asio::any_io_executor loop = co_await asio::this_coro::executor;
     const auto opening = [&]() -> asio::awaitable<Result<std::shared_ptr<WorkerSession>>> {
         Result<std::shared_ptr<WorkerSession>> session = WorkerSession::open(std::move(socket), channel, options);
@@ -40,14 +40,15 @@ asio::awaitable<Result<std::shared_ptr<WorkerSession>>> open_session(UniqueFd& s
 }
 
 asio::awaitable<Result<std::shared_ptr<WorkerSession>>> connect_session(std::shared_ptr<AsyncControlState> control,
-                                                               ReconnectingChannel& channel,
-                                                               ReconnectingChannel::Introduction& asked) {
+                                                                        ReconnectingChannel& channel,
+                                                                        ReconnectingChannel::Introduction& asked) {
     for (;;) {
         Result<Answer> answer =
             co_await control->call("channel.open", asked.params, deadline_in(asked.patience.value_or(limits::call)));
         Result<UniqueFd> socket = channel.introduced(asked, std::move(answer));
         if (!socket) co_return std::move(socket).error();
-        Result<std::shared_ptr<WorkerSession>> session = co_await open_session(*socket, channel.number(), asked.options);
+        Result<std::shared_ptr<WorkerSession>> session =
+            co_await open_session(*socket, channel.number(), asked.options);
         if (session || !channel.ask_again(asked, session.error())) co_return session;
     }
 }

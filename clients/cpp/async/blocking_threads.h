@@ -11,9 +11,8 @@
 
 namespace bulkhead {
 
-/// Where a loop's coroutines, and what it lets go of, wait. The threads belong to the loop's context, and are joined before it
-/// goes: on a thread of somebody else's the last act of such a coroutine, giving up its work on the loop, could come
-/// after the loop's end.
+/// Threads for what would block a loop: handshakes, probes, unmapping GPU memory. They belong to the loop's context and
+/// are joined before it is destroyed, because a coroutine that ends on such a thread still touches the loop.
 class BlockingThreads final : public boost::asio::execution_context::service {
 public:
     using key_type = BlockingThreads;
@@ -23,19 +22,18 @@ public:
 
     using Executor = boost::asio::thread_pool::executor_type;
     static Executor of(const boost::asio::any_io_executor& executor) { return of_loop(executor).pool_.get_executor(); }
-    /// Waits for the GPU, one after the other: however long that is, it takes no more than one of the threads.
+    /// For waits on the GPU, one after the other: however long they last, they take one thread.
     static boost::asio::strand<Executor> unmapping(const boost::asio::any_io_executor& executor) {
         return of_loop(executor).unmapping_;
     }
-    /// One more thread, for those who never block it.
+    /// One more thread, which nobody blocks.
     static Executor polling(const boost::asio::any_io_executor& executor) {
         return of_loop(executor).polling_.get_executor();
     }
 
 private:
     static BlockingThreads& of_loop(const boost::asio::any_io_executor& executor) {
-        return boost::asio::use_service<BlockingThreads>(
-            boost::asio::query(executor, boost::asio::execution::context));
+        return boost::asio::use_service<BlockingThreads>(boost::asio::query(executor, boost::asio::execution::context));
     }
     void shutdown() override {
         pool_.stop();

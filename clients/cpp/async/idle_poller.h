@@ -15,8 +15,8 @@
 
 namespace bulkhead {
 
-/// Waits for a descriptor, or a time, on a thread of the loop's `BlockingThreads` that nobody blocks. It does not keep the
-/// loop running: a loop with nothing else to do ends meanwhile.
+/// Waits for a descriptor, or a time, on a thread of the loop's `BlockingThreads` that nobody blocks. It does not keep
+/// the loop running: a loop with nothing else to do ends meanwhile.
 ///
 /// Owns    an epoll descriptor; those that are waited for stay the caller's, and may be closed at any time
 /// Thread  the loop's

@@ -12,7 +12,7 @@
 
 namespace bulkhead {
 
-/// Wakes coroutines of one executor. Whoever waits looks anew at what it waits for: a wake-up says only that something
+/// Wakes coroutines of one executor, which then look again at what they wait for: a wake-up says only that something
 /// changed, that `until` has passed, or that the operation was cancelled.
 class Signal {
 public:
@@ -26,7 +26,7 @@ public:
     }
 
 private:
-    /// Leaves the list with its coroutine, also where that is destroyed with its loop instead of resumed.
+    /// Leaves the list with its coroutine, also if that is destroyed with its loop and never resumed.
     struct Waiting {
         Signal& signal;
         boost::asio::steady_timer timer;

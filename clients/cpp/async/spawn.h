@@ -15,8 +15,8 @@
 
 namespace bulkhead {
 
-/// Every cancellation ends a wait; what to make of it is decided there, by a look at what was waited for. Once in an
-/// operation: a second time would forget.
+/// Makes every cancellation end the present wait without an exception; the operation then looks at what it waited for.
+/// Call once per operation: a second call forgets a cancellation.
 inline boost::asio::awaitable<void> wait_through_cancellation() {
     co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::enable_total_cancellation());
     co_await boost::asio::this_coro::throw_if_cancelled(false);

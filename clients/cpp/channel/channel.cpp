@@ -27,16 +27,16 @@ Output::~Output() = default;
 
 std::string_view Output::name() const noexcept { return lease_->tensor.name; }
 wire::DType Output::dtype() const noexcept { return lease_->tensor.dtype; }
-std::span<const std::int64_t> Output::dims() const noexcept { return {lease_->tensor.dims.data(), lease_->tensor.dims.size()}; }
+std::span<const std::int64_t> Output::dims() const noexcept {
+    return {lease_->tensor.dims.data(), lease_->tensor.dims.size()};
+}
 std::span<const std::byte> Output::bytes() const noexcept {
     const wire::LeaseRef& lease = lease_->tensor.lease;
     return std::span<const std::byte>{lease_->slab->bytes()}.subspan(lease.offset_bytes, lease.size_bytes);
 }
 
 std::optional<int> Output::gpu() const noexcept { return lease_->slab->gpu(); }
-Result<> Output::read_on(void* stream) {
-    return gpu() ? lease_->read_on(stream) : Result<>{};
-}
+Result<> Output::read_on(void* stream) { return gpu() ? lease_->read_on(stream) : Result<>{}; }
 
 const Output* Reply::find(std::string_view name) const noexcept {
     const auto found = std::ranges::find(outputs, name, &Output::name);

@@ -131,7 +131,8 @@ Clock::time_point ClientSlabs::next_idle_input(Clock::time_point now, std::chron
     Clock::time_point first = deadline_in(limits::call);
     for (const std::shared_ptr<InputSlab>& slab : inputs_)
         if (!slab->is_first)
-            first = std::min(first, slab->allocator.leases() > 0 ? now + std::max(idle, limits::rest) : slab->idle_since + idle);
+            first = std::min(first, slab->allocator.leases() > 0 ? now + std::max(idle, limits::rest)
+                                                                 : slab->idle_since + idle);
     return first;
 }
 

@@ -59,7 +59,8 @@ struct InputSlab : ClientSlab {
     bool is_first;                                ///< kept as long as the channel
     Clock::time_point idle_since = Clock::now();  ///< of another one, without leases
 
-    InputSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<WorkerSession> session, std::uint64_t number, bool first)
+    InputSlab(std::uint32_t id, SlabMemory memory, std::weak_ptr<WorkerSession> session, std::uint64_t number,
+              bool first)
         : ClientSlab{id, std::move(memory), std::move(session)}, channel{number}, is_first{first} {}
 };
 
@@ -103,8 +104,8 @@ struct Input::Lease {
 struct Output::Lease {
     channel::Tensor tensor;
     std::shared_ptr<OutputSlab> slab;
-    std::weak_ptr<WorkerSession> channel;  ///< gone: the worker has taken everything back already
-    std::shared_ptr<GpuEvents> events;    ///< of one on the GPU
+    std::weak_ptr<WorkerSession> channel;                ///< gone: the worker has taken everything back already
+    std::shared_ptr<GpuEvents> events;                   ///< of one on the GPU
     boost::container::small_vector<void*, 1> readers{};  ///< the streams that may still read it when this goes
 
     Lease(const channel::Tensor& described, std::shared_ptr<OutputSlab> owner, std::weak_ptr<WorkerSession> session,
@@ -118,7 +119,7 @@ struct Output::Lease {
     Result<> read_on(void* stream);
 };
 
-/// What the worker offered, and what was lent to it. Says what is to be sent, and sends nothing.
+/// The slabs that the worker offered, and the loans to it. Decides what is to be sent; sends nothing itself.
 ///
 /// Thread  that of its channel
 class ClientSlabs {

@@ -33,8 +33,8 @@ ReconnectingChannel::ReconnectingChannel() : number_{next_channel()} {}
 ReconnectingChannel::ReconnectingChannel(std::filesystem::path socket, std::string model, const ChannelOptions& options)
     : number_{next_channel()}, origin_{Origin{std::move(socket), std::move(model), options}} {}
 
-Result<std::unique_ptr<ReconnectingChannel>>
-ReconnectingChannel::open(ControlClient& control, std::string_view model, const ChannelOptions& options) {
+Result<std::unique_ptr<ReconnectingChannel>> ReconnectingChannel::open(ControlClient& control, std::string_view model,
+                                                                       const ChannelOptions& options) {
     auto channel = std::make_unique<ReconnectingChannel>(control.path(), std::string{model}, options);
     const Result<> connected = channel->connect(control, channel->introduction(options.deadline, 1));
     if (!connected) return connected.error();
@@ -89,7 +89,8 @@ Result<> ReconnectingChannel::connect(ControlClient& control, Introduction asked
     for (;;) {
         Result<UniqueFd> socket = introduced(asked, control.call("channel.open", asked.params, asked.patience));
         if (!socket) return std::move(socket).error();
-        Result<std::shared_ptr<WorkerSession>> session = WorkerSession::open(std::move(*socket), number_, asked.options);
+        Result<std::shared_ptr<WorkerSession>> session =
+            WorkerSession::open(std::move(*socket), number_, asked.options);
         if (session) {
             replace_session(std::move(*session));
             return {};
@@ -150,8 +151,8 @@ Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::placed(std::sha
                   lease->slab->bytes().subspan(lease->block.offset_bytes, lease->block.size_bytes));
 }
 
-Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::copied(wire::DType dtype, std::span<const std::int64_t> dims,
-                                                                 std::span<const std::byte> bytes) {
+Result<std::shared_ptr<const Input::Lease>>
+ReconnectingChannel::copied(wire::DType dtype, std::span<const std::int64_t> dims, std::span<const std::byte> bytes) {
     Result<std::shared_ptr<Input::Lease>> copy = session_->allocate(dtype, dims);
     if (!copy) return std::move(copy).error();
     const SlabAllocator::Block& block = (*copy)->block;
@@ -162,7 +163,8 @@ Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::copied(wire::DT
 /// An output where it lies, lent; a copy of it where the worker takes no loans, or has no room for one more, and of one
 /// on the GPU always.
 Result<WorkerSession::Sending::Tensor> ReconnectingChannel::forwarded(const FixedText<wire::name_bytes>& name,
-                                                              std::shared_ptr<Output::Lease> lease, void* stream) {
+                                                                      std::shared_ptr<Output::Lease> lease,
+                                                                      void* stream) {
     if (lease->slab->gpu()) {
         Result<std::shared_ptr<const Input::Lease>> copy = session_->copy_on_gpu(*lease, stream);
         if (!copy) return std::move(copy).error();
@@ -307,7 +309,7 @@ bool ReconnectingChannel::is_lost(const InFlight& flight) const {
 }
 
 Result<std::optional<Input>> ReconnectingChannel::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
-                                                           bool on_gpu, bool& asked) {
+                                                                  bool on_gpu, bool& asked) {
     Result<std::shared_ptr<Input::Lease>> lease =
         on_gpu ? session_->allocate_on_gpu_or_ask(dtype, dims, asked) : session_->allocate_or_ask(dtype, dims, asked);
     if (!lease) return std::move(lease).error();

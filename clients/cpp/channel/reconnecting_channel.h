@@ -22,7 +22,7 @@ public:
     ReconnectingChannel(std::filesystem::path socket, std::string model, const ChannelOptions& options);
 
     static Result<std::unique_ptr<ReconnectingChannel>> open(ControlClient& control, std::string_view model,
-                                                      const ChannelOptions& options);
+                                                             const ChannelOptions& options);
     static Result<std::unique_ptr<ReconnectingChannel>> adopt(UniqueFd socket, const ChannelOptions& options);
 
     [[nodiscard]] WorkerSession& session() const noexcept { return *session_; }
@@ -93,7 +93,8 @@ private:
         std::optional<Error> refused;            ///< why it could not be
     };
 
-    using Requests = std::map<std::uint64_t, InFlight, std::less<>, PoolAllocator<std::pair<const std::uint64_t, InFlight>>>;
+    using Requests =
+        std::map<std::uint64_t, InFlight, std::less<>, PoolAllocator<std::pair<const std::uint64_t, InFlight>>>;
 
     Result<> connect(ControlClient& control, Introduction asked);
     static void limit(Introduction& asked);
@@ -111,10 +112,10 @@ private:
     Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
                                                        std::span<const std::byte> bytes);
     Result<WorkerSession::Sending::Tensor> forwarded(const FixedText<wire::name_bytes>& name,
-                                                    std::shared_ptr<Output::Lease> lease, void* stream);
+                                                     std::shared_ptr<Output::Lease> lease, void* stream);
     Result<WorkerSession::Sending::Tensor> here(WorkerSession::Sending::Tensor tensor, void* stream);
 
-    std::uint64_t number_;  ///< of the slabs that are ours
+    std::uint64_t number_;          ///< of the slabs that are ours
     std::optional<Origin> origin_;  ///< empty for an adopted channel
     std::shared_ptr<WorkerSession> session_;
     Requests in_flight_;  ///< by the number that the caller has

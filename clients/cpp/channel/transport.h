@@ -42,8 +42,7 @@ public:
     /// something. Once it was asked for, the worker rings at every packet that comes while no call of this runs.
     [[nodiscard]] int fd();
 
-    /// The last call but for `fd`, which stays readable: the worker sees the end, and nothing of the rings is mapped any
-    /// more.
+    /// The last call but for `fd`, which stays readable. The worker sees the end; the rings are unmapped.
     void hang_up();
 
 private:

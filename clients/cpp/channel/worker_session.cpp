@@ -15,7 +15,7 @@
 namespace bulkhead {
 
 Result<std::shared_ptr<WorkerSession>> WorkerSession::open(UniqueFd socket, std::uint64_t channel,
-                                                         const ChannelOptions& options) {
+                                                           const ChannelOptions& options) {
     const auto until = deadline_in(options.deadline.value_or(limits::hello));
     Result<Transport> transport = Transport::make(std::move(socket));
     if (!transport) return std::move(transport).error();
@@ -60,7 +60,7 @@ Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate(wire::DType dtype,
 }
 
 Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_or_ask(wire::DType dtype,
-                                                                    std::span<const std::int64_t> dims, bool& asked) {
+                                                                     std::span<const std::int64_t> dims, bool& asked) {
     const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
     if (!bytes) return bytes.error();
     if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(*bytes, dtype, dims, false)) return lease;

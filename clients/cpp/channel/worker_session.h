@@ -1,7 +1,7 @@
 #pragma once
 
-/// The client's half of the protocol with one worker: who may speak when, what a worker's message must hold to be
-/// believed, and what becomes of requests when it dies. `clients/cpp/channel_lines.h` knows what comes after that.
+/// The client's half of the protocol with one worker: who may speak when, how a worker's messages are checked, and what
+/// becomes of requests when it dies. What follows a death is in reconnecting_channel.h.
 
 #include <functional>
 #include <list>
@@ -22,7 +22,7 @@ namespace bulkhead {
 
 class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
 public:
-    /// What is sent; also what it takes to send it once more.
+    /// One request: what is sent, and what it takes to send it once more.
     struct Sending {
         struct Tensor {
             FixedText<wire::name_bytes> name;
@@ -37,12 +37,12 @@ public:
         bool retry_safe = false;
         bool in_parts = false;
         void* stream = nullptr;  ///< of inputs on the GPU
-        bool awaited = false;    ///< its sender waits for it next, and hears there of a worker that has died
+        bool awaited = false;    ///< its sender waits for it next, and learns there that the worker has died
     };
 
-    /// `channel` is a number that this process gives to no two channels.
+    /// `channel` is unique in this process.
     static Result<std::shared_ptr<WorkerSession>> open(UniqueFd socket, std::uint64_t channel,
-                                                      const ChannelOptions& options);
+                                                       const ChannelOptions& options);
 
     [[nodiscard]] const channel::Welcome& welcome() const noexcept { return *welcome_; }
     /// Readable when `receive_available` has something to do.
@@ -87,23 +87,23 @@ public:
     [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return slabs_.owns(*lease.slab); }
     [[nodiscard]] bool ended() const noexcept { return ended_.has_value(); }
     [[nodiscard]] bool closing() const noexcept { return closing_.has_value(); }
-    /// Its worker's process ended, without having said that it would, or what was wrong.
+    /// Its worker's process ended without a `closing` or an error before.
     [[nodiscard]] bool died() const noexcept { return died_; }
     /// A retry-safe request that died unanswered with its worker. Nothing for all others, and the second time.
     [[nodiscard]] bool has_lost(std::uint64_t request_id) const { return lost_.contains(request_id); }
     std::optional<Sending> take_lost(std::uint64_t request_id);
 
-    /// Gives back what nothing here uses any more, without waiting; from now until the next request, at once. Returns
-    /// when there may be more of it.
+    /// Gives back what nothing uses any more; from now until the next request, leases go back at once. Never waits.
+    /// Returns when to call it next.
     Clock::time_point settle();
-    /// Queues one output lease for the worker; sent with the next request, or when many have gathered.
+    /// Queues one output lease for the worker: sent with the next request, or when many have gathered.
     void give_back(const wire::LeaseRef& lease);
     /// Unmaps memory on a GPU, which waits for all that this process has queued there, and then calls `then` on the
     /// channel's thread.
     using Unmapping = std::function<void(SlabMemory memory, std::function<void()> then)>;
-    /// Without it that is done at once.
+    /// Without it, memory is unmapped at once, in place.
     void unmap_gpu_by(Unmapping unmapping) { unmapping_ = std::move(unmapping); }
-    /// Of a slab that nothing looks at any more; `returned` is its number, where its worker is then to be told.
+    /// For a slab that nothing uses any more. `returned` is its number if the worker must be told.
     void unmap(SlabMemory memory, std::optional<std::uint32_t> returned);
     /// Once it has ended and another session has replaced it.
     void let_go() noexcept { slabs_.let_go(); }
@@ -118,10 +118,10 @@ private:
         std::list<Reply> parts{};  ///< before the outcome, not yet taken
         std::uint64_t parts_came = 0;
         std::uint64_t tokens_came = 0;  ///< in those parts, of a model that generates
-        std::optional<Error> spoilt{};  ///< why no further part is kept, and how it will end
+        std::optional<Error> spoilt{};  ///< why no further part is kept; becomes the outcome
         bool abandoned = false;         ///< nobody waits any more; kept because the worker still borrows
     };
-    /// Nodes are used again: in the steady state a request allocates nothing.
+    /// Nodes are reused: in the steady state a request allocates nothing.
     using Requests =
         std::map<std::uint64_t, Pending, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Pending>>>;
 
@@ -179,7 +179,7 @@ private:
 
     Transport transport_;
     std::uint64_t features_ = 0;  ///< that hello named
-    bool rings_owed_ = false;  ///< welcome agreed to them, and nothing has followed it
+    bool rings_owed_ = false;     ///< welcome agreed to them, and nothing has followed it
     std::optional<channel::Welcome> welcome_;
     Unmapping unmapping_;
     ClientSlabs slabs_;

@@ -38,7 +38,7 @@ std::optional<Error> WorkerSession::why_no_gpu() const {
 }
 
 Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_on_gpu(wire::DType dtype,
-                                                                    std::span<const std::int64_t> dims) {
+                                                                     std::span<const std::int64_t> dims) {
     for (bool asked = false;;) {
         Result<std::shared_ptr<Input::Lease>> lease = allocate_on_gpu_or_ask(dtype, dims, asked);
         if (!lease || *lease != nullptr) return lease;
@@ -104,7 +104,7 @@ Result<bool> WorkerSession::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes,
 /// One more slab; false while it is on its way. That it cannot be shared here is no error: `gpu_refused_` says so from
 /// then on.
 Result<bool> WorkerSession::grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes,
-                                              wire::SlabKind kind, bool& asked) {
+                                               wire::SlabKind kind, bool& asked) {
     // A slab that came too late for an earlier call may still be on its way; a refusal that late is nobody's.
     if (growing_) return false;
     if (!std::exchange(asked, false)) {

@@ -50,9 +50,7 @@ bool WorkerSession::answered(std::uint64_t request_id) const {
 
 Error WorkerSession::closed() {
     died_ = !channel_error_ && !closing_;
-    return end(channel_error_ ? *channel_error_
-               : closing_     ? lost("it was unloaded")
-                              : lost("its process has ended"));
+    return end(channel_error_ ? *channel_error_ : closing_ ? lost("it was unloaded") : lost("its process has ended"));
 }
 
 Result<> WorkerSession::handle(Packet& packet) {
@@ -65,11 +63,11 @@ Result<> WorkerSession::handle(Packet& packet) {
     const bool offers_rings = std::holds_alternative<channel::RingOffer>(*message);
     const auto* slab = std::get_if<channel::SlabOffer>(&*message);
     const std::size_t brings = slab != nullptr && slab->kind != wire::SlabKind::cuda_ipc ? 1
-                               : offers_rings                                       ? wire::ring_offer_fds
-                                                                                    : 0;
+                               : offers_rings                                            ? wire::ring_offer_fds
+                                                                                         : 0;
     if (packet.fds.size() != brings)
-        return end(
-            protocol_violation(fmt::format("{} descriptors came with a message that has {}", packet.fds.size(), brings)));
+        return end(protocol_violation(
+            fmt::format("{} descriptors came with a message that has {}", packet.fds.size(), brings)));
     if (std::exchange(rings_owed_, false) != offers_rings)
         return end(protocol_violation("rings are offered right after the welcome that agrees to them, and only there"));
     if (!welcome_ && !std::holds_alternative<channel::Welcome>(*message) &&
@@ -86,7 +84,8 @@ Result<> WorkerSession::handle(channel::Welcome&& message, std::vector<UniqueFd>
     if (message.slab_count > limits::slabs_max)
         return protocol_violation(fmt::format("a welcome with {} slabs", message.slab_count));
     if ((message.features & ~features_) != 0)
-        return protocol_violation(fmt::format("a welcome with features {}, of which hello named {}", message.features, features_));
+        return protocol_violation(
+            fmt::format("a welcome with features {}, of which hello named {}", message.features, features_));
     rings_owed_ = (message.features & wire::feature_rings) != 0;
     slabs_.bound(message.slab_bytes_max);
     welcome_ = std::move(message);
@@ -98,12 +97,13 @@ Result<> WorkerSession::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>
     if (offer.request_id != 0 && (!growing_ || growing_->request_id != offer.request_id))
         return protocol_violation(fmt::format("{} answers request {}, which asked for none", what, offer.request_id));
     if (offer.request_id != 0 && (offer.direction != growing_->direction || offer.size_bytes < growing_->size_bytes))
-        return protocol_violation(fmt::format("{} is not what was asked for, {} bytes of input", what, growing_->size_bytes));
+        return protocol_violation(
+            fmt::format("{} is not what was asked for, {} bytes of input", what, growing_->size_bytes));
     if (Result<> checked = slabs_.check(offer); !checked) return checked;
     const bool on_gpu = offer.kind != wire::SlabKind::host_memfd;
-    const bool agreed = !on_gpu || (offer.request_id != 0
-                                        ? offer.kind == growing_->kind
-                                        : events_ != nullptr && offer.direction == wire::SlabDirection::output);
+    const bool agreed =
+        !on_gpu || (offer.request_id != 0 ? offer.kind == growing_->kind
+                                          : events_ != nullptr && offer.direction == wire::SlabDirection::output);
     if (!agreed) return protocol_violation(what + " is of a kind that was not agreed");
     if (on_gpu && gpu_refused_) return refuse_slab(offer, *gpu_refused_);
     Result<SlabMemory> memory = SlabMemory::import(offer, fds.empty() ? UniqueFd{} : std::move(fds.front()),
@@ -116,7 +116,8 @@ Result<> WorkerSession::handle(channel::SlabOffer&& offer, std::vector<UniqueFd>
 }
 
 Result<> WorkerSession::handle(channel::SlabWithdraw&& message, std::vector<UniqueFd>&&) {
-    if ((welcome_->features & wire::feature_returning) == 0) return protocol_violation("a slab_withdraw that was not agreed");
+    if ((welcome_->features & wire::feature_returning) == 0)
+        return protocol_violation("a slab_withdraw that was not agreed");
     return slabs_.withdraw(message.slab_id);
 }
 
@@ -138,8 +139,8 @@ Result<> WorkerSession::handle(channel::InferResult&& result, std::vector<Unique
     for (const channel::Tensor& tensor : result.tensors) {
         const std::shared_ptr<OutputSlab> slab = slabs_.output(tensor.lease.slab_id);
         if (!slab)
-            return protocol_violation(fmt::format("output \"{}\" lies in slab {}, which is not an output slab", tensor.name,
-                                      tensor.lease.slab_id));
+            return protocol_violation(fmt::format("output \"{}\" lies in slab {}, which is not an output slab",
+                                                  tensor.name, tensor.lease.slab_id));
         if (const Result<> placed = check_placement(tensor.lease, slab->size_bytes()); !placed)
             return Error{placed.error()}.during(fmt::format("output \"{}\"", tensor.name));
         if (const Error* unusable = slab->why_unusable()) {
@@ -147,8 +148,8 @@ Result<> WorkerSession::handle(channel::InferResult&& result, std::vector<Unique
             continue;
         }
         if (tensor.event_id != 0 && !(slab->gpu() && events_->is_workers(tensor.event_id)))
-            return protocol_violation(fmt::format("output \"{}\" names event {}, which is none of the worker's", tensor.name,
-                                      tensor.event_id));
+            return protocol_violation(fmt::format("output \"{}\" names event {}, which is none of the worker's",
+                                                  tensor.name, tensor.event_id));
     }
     if (lost) {
         lose_result(request, result, std::move(*lost));
@@ -160,8 +161,8 @@ Result<> WorkerSession::handle(channel::InferResult&& result, std::vector<Unique
     reply.values = std::move(result.values);
     reply.outputs.reserve(result.tensors.size());
     for (const channel::Tensor& tensor : result.tensors)
-        reply.outputs.push_back(
-            Output{std::allocate_shared<Output::Lease>(output_leases_, tensor, slabs_.output(tensor.lease.slab_id), weak_from_this(), events_)});
+        reply.outputs.push_back(Output{std::allocate_shared<Output::Lease>(
+            output_leases_, tensor, slabs_.output(tensor.lease.slab_id), weak_from_this(), events_)});
     reply.more = result.more;
     if (reply.more)
         take_part(request, std::move(reply));

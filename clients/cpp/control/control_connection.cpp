@@ -145,7 +145,8 @@ Result<std::vector<UniqueFd>> ControlConnection::take_fds(std::size_t count) {
         return Error{ErrorCode::resources_exhausted,
                      fmt::format("receiving {} descriptors: this process has no free one", count),
                      "close channels or files, or raise the limit of open files (`ulimit -n`)"};
-    if (count > fds_.size()) return protocol_violation(fmt::format("{} descriptors announced, {} received", count, fds_.size()));
+    if (count > fds_.size())
+        return protocol_violation(fmt::format("{} descriptors announced, {} received", count, fds_.size()));
     const auto last = fds_.begin() + static_cast<std::ptrdiff_t>(count);
     std::vector<UniqueFd> taken{std::make_move_iterator(fds_.begin()), std::make_move_iterator(last)};
     fds_.erase(fds_.begin(), last);

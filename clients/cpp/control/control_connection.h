@@ -15,7 +15,7 @@
 
 namespace bulkhead {
 
-/// One connection to the control socket: lines of JSON there and back. It ends with the supervisor that serves it;
+/// One connection to the control socket: a JSON object per line, both ways. It ends with the supervisor that serves it;
 /// `ControlClient` then makes another.
 class ControlConnection {
 public:
@@ -48,7 +48,7 @@ private:
     explicit ControlConnection(UniqueFd socket) : socket_{std::move(socket)}, parents_{socket_.get()} {}
 
     UniqueFd socket_;
-    ClosedInChild parents_;  ///< a child that shares it would take its parent's answers
+    ClosedInChild parents_;  ///< a forked child would take its parent's answers
     std::string buffer_;
     std::size_t searched_ = 0;   ///< bytes of it without a newline
     std::vector<UniqueFd> fds_;  ///< received, not yet claimed by an answer

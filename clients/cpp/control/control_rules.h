@@ -1,7 +1,7 @@
 #pragma once
 
-/// What the control socket's page asks of every client, however it waits: which calls may be asked again when a
-/// supervisor died, and how requests and errors are spelled.
+/// What docs/control.md asks of every client, blocking or not: which calls may be sent again after a supervisor died,
+/// and how requests and errors are spelled.
 
 #include <chrono>
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace bulkhead::control {
 
 /// What may be done about a call whose connection ended after it had been sent, and before its answer.
 enum class Repeat {
-    never,   ///< it may have been done, and doing it twice is something else
-    freely,  ///< it only looks, or does what is done already
-    marked,  ///< with `again`: the daemon then says how the first one went, if it knows
-    to_end,  ///< until nobody listens any more: that is its purpose
+    never,   ///< it may have been done, and doing it twice differs from doing it once
+    freely,  ///< it only reads, or repeating it changes nothing
+    marked,  ///< with `again`: the daemon then says how the first call went, if it knows
+    to_end,  ///< until nobody listens any more, which is its purpose
 };
 [[nodiscard]] Repeat repeat_of(std::string_view method);
 
@@ -27,8 +27,8 @@ enum class Repeat {
 [[nodiscard]] Result<std::string> request_line(std::int64_t id, std::string_view method,
                                                const boost::json::object& params);
 
-/// The parameters for asking once more: a caller's patience that the daemon was told of is not started anew with a new
-/// supervisor, and `again` says that it was asked before.
+/// The parameters for sending a call again: the deadline is what is left of the first one, and `again` marks the
+/// repetition.
 [[nodiscard]] boost::json::object params_again(const boost::json::object& first,
                                                std::chrono::steady_clock::duration passed, bool marked);
 

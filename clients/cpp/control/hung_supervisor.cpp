@@ -14,7 +14,7 @@
 namespace bulkhead {
 namespace {
 
-/// argv[0] is what the keeper named it, wherever its file lies.
+/// The keeper sets argv[0], wherever the program's file lies.
 bool is_supervisor(pid_t pid) {
     std::ifstream file{fmt::format("/proc/{}/cmdline", pid), std::ios::binary};
     std::string name;
@@ -48,7 +48,7 @@ std::optional<Error> hang_of_supervisor(const std::filesystem::path& socket) {
     if (!sent || !*sent) return std::nullopt;
     const auto answer = connection->receive(until);
     if (answer || answer.error().code != ErrorCode::deadline_exceeded) return std::nullopt;
-    // One that came meanwhile may be about to answer.
+    // A new supervisor may be about to answer.
     return find_supervisor(connection->fd()) == before ? std::optional{hung(*before)} : std::nullopt;
 }
 

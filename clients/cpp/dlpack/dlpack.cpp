@@ -160,7 +160,8 @@ struct Pieces {
         for (const std::int64_t dim : dims.first(outer)) most /= dim;
         return most > 0;
     }
-    /// `copy(target, source, bytes)` for each, in the order of a contiguous `target`, while it says true; not of an empty tensor.
+    /// `copy(target, source, bytes)` for each, in the order of a contiguous `target`, while it says true; not of an
+    /// empty tensor.
     template <typename Copy>
     void each(std::byte* target, const std::byte* source, Copy copy) const {
         std::array<std::int64_t, wire::rank_max> index{};

@@ -22,18 +22,18 @@ namespace bulkhead {
 
 class AsyncChannelState;
 
-/// The parts of one answer, as they come. Dropped before the last one, it cancels the request.
+/// The parts of one answer, as they come. Dropping it before the last part cancels the request.
 ///
-/// Thread  that of its channel, which may be dropped first: then it ends with `cancelled`
+/// Thread  that of its channel. If the channel is dropped first, it ends with `cancelled`
 class AsyncStream {
 public:
     AsyncStream(AsyncStream&&) noexcept;
     AsyncStream& operator=(AsyncStream&&) noexcept;
     ~AsyncStream();
 
-    /// Completes with Result<Reply>; one without `more` is the last. One wait at a time; cancelling it cancels the request, which
-    /// then ends with `cancelled`. Nothing is read from the worker while nobody waits.
-    /// Errors  as `Channel::next`; input_invalid after the end
+    /// Completes with Result<Reply>; a part without `more` is the last. One wait at a time; cancelling the wait cancels
+    /// the request. Nothing is read from the worker while nobody waits. Errors  as `Channel::next`; input_invalid after
+    /// the end
     template <typename Token>
     auto async_next(Token&& token) {
         return boost::asio::async_initiate<Token, void(Result<Reply>)>(
@@ -53,19 +53,19 @@ private:
     std::uint64_t operation_;
 };
 
-/// `Channel` for programs with an Asio loop: any number of requests at a time, as far as the worker takes them, each
-/// with a completion token of its own that gets a `Result`, as the answers come. Workers that die
-/// are handled by the same rules: retry-safe requests are sent once more, to the next worker, and meanwhile the loop
-/// runs on.
+/// `Channel` for programs with an Asio loop: any number of requests at a time, up to what the worker takes. Each has a
+/// completion token that gets a `Result`; they complete as the answers come. When a worker dies, the same rules hold:
+/// retry-safe requests are sent once more, to the next worker, while the loop runs on.
 ///
-/// Cancelling an inference (by its token's cancellation slot) cancels the request: it ends with `cancelled`, or as it
-/// would have if that came first. Cancelling the others ends the wait alone.
+/// Cancelling an inference (by its token's cancellation slot) cancels the request: it ends with `cancelled`, or with
+/// its answer if that came first. Cancelling another operation only ends the wait.
 ///
-/// At rest it hears its worker and gives back what is idle by itself, while the loop runs; it keeps no loop running.
+/// While no operation is under way it still hears its worker and gives back what is idle, as long as the loop runs; it
+/// does not keep the loop running.
 ///
 /// The loop waits, within the bounds of clients/cpp/limits.h, only where a worker does not read what it is sent, and
-/// where a forwarded output's slab is lent to a worker for the first time. Slabs on a GPU are let go of on another thread, for
-/// that waits for the GPU, without a bound; but where this is dropped, or a tensor after it, here.
+/// where a forwarded output's slab is lent to a worker for the first time. Unmapping slabs on a GPU waits for the GPU,
+/// without a bound, so another thread does it; but dropping the channel, or a tensor after it, unmaps in place.
 ///
 /// Owns    its connections. Requests in flight when it is dropped end with `cancelled`
 /// Thread  the executor's: one thread, or a strand. All operations are started there, and inputs, outputs and replies
@@ -73,7 +73,7 @@ private:
 ///         dropped there
 class AsyncChannel {
 public:
-    AsyncChannel() noexcept;  ///< of no use until one is assigned
+    AsyncChannel() noexcept;  ///< usable once one was assigned
     AsyncChannel(AsyncChannel&&) noexcept;
     AsyncChannel& operator=(AsyncChannel&&) noexcept;
     ~AsyncChannel();
@@ -87,7 +87,7 @@ public:
             },
             token, std::move(model), std::move(options));
     }
-    /// Speaks the channel on a descriptor that came from elsewhere, as `Channel::adopt`.
+    /// Opens a channel on a descriptor that came from elsewhere, as `Channel::adopt`.
     template <typename Token>
     static auto async_adopt(boost::asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
                             Token&& token) {
@@ -129,7 +129,7 @@ public:
     /// For operations that are started elsewhere, such as `async_from_dlpack`.
     [[nodiscard]] std::shared_ptr<AsyncChannelState> share() const noexcept { return state_; }
 
-    /// Completes with Result<Reply>. What the request points to (names, inputs) is to stay until then.
+    /// Completes with Result<Reply>. What the request points to (names, inputs) must stay until then.
     /// Errors  as `Channel::submit` and `Channel::wait`
     template <typename Token>
     auto async_infer(Request request, Token&& token) {
@@ -140,10 +140,10 @@ public:
             token, std::move(request));
     }
 
-    /// Sends a request, and takes its answer part by part. What the request points to is to stay until the first part.
+    /// Sends a request whose answer is taken part by part. What the request points to must stay until the first part.
     [[nodiscard]] AsyncStream stream(Request request);
 
-    /// Opens the channel again when its worker has died or was unloaded; else does nothing. Completes with
+    /// Reopens the channel if its worker died or was unloaded; otherwise does nothing. Completes with
     /// Result<void>. Errors  as `Channel::reopen`
     template <typename Token>
     auto async_reopen(std::optional<std::chrono::milliseconds> deadline, Token&& token) {
@@ -154,7 +154,7 @@ public:
             token, deadline);
     }
 
-    // As those of `Channel`.
+    // As in `Channel`.
     [[nodiscard]] const boost::json::object& methods() const noexcept;
     [[nodiscard]] std::string_view model() const noexcept;
     [[nodiscard]] std::uint64_t generation() const noexcept;

@@ -16,11 +16,11 @@
 
 namespace bulkhead {
 
-/// What a completion token became: called once, with the outcome of one operation.
+/// The handler of a completion token: called once, with the outcome of one operation.
 template <typename T>
 using Completion = boost::asio::any_completion_handler<void(Result<T>)>;
 
-/// A completion, and the executor that it is to be called on, kept busy until then.
+/// A completion and the executor to call it on, which has work until then.
 template <typename T>
 class Completing {
 public:

@@ -31,9 +31,9 @@ struct Answer {
 /// A client of the control socket. Blocking; used by one thread at a time.
 ///
 /// It outlives the supervisor it talks to: the keeper holds the socket, so a new connection waits for the next
-/// supervisor, and a call whose answer was lost with the old one is sent again (docs/control.md, "A supervisor that
-/// dies", says which, and what that means for each). A notification cannot be sent again: whoever subscribed does so
-/// anew, in `on_reconnect` or when `wait_notification` says that the connection has ended.
+/// supervisor. A call whose answer was lost with the old one is sent again (docs/control.md, "A supervisor that dies",
+/// says which calls). A notification cannot be sent again: subscribe again in `on_reconnect`, or when
+/// `wait_notification` says that the connection has ended.
 class ControlClient {
 public:
     using Notify = std::function<void(std::string_view method, const boost::json::object& params)>;
@@ -47,8 +47,8 @@ public:
     /// Notifications that arrive while a call waits, or in `wait_notification`, go here.
     void on_notification(Notify notify) { notify_ = std::move(notify); }
 
-    /// Called inside a call, when a connection that ended has been replaced and a supervisor answers on the new one,
-    /// before the call goes on. It may call in its turn.
+    /// Runs inside a call, once a supervisor answers on a new connection and before the call goes on. It may itself
+    /// call.
     void on_reconnect(std::function<void()> reconnected) { reconnected_ = std::move(reconnected); }
 
     /// Calls one method and waits for its answer, through the deaths of supervisors if need be.
@@ -58,15 +58,15 @@ public:
     [[nodiscard]] Result<Answer> call(std::string_view method, boost::json::object params = {},
                                       std::optional<std::chrono::milliseconds> deadline = {});
 
-    /// Waits until one notification was handed over. Errors as `call`; not_running when the connection has ended,
-    /// and with it what was subscribed: the next call makes another.
+    /// Waits until one notification was handed over. Errors as `call`; not_running when the connection has ended, and
+    /// the subscription with it: the next call connects again.
     [[nodiscard]] Result<> wait_notification(std::optional<std::chrono::milliseconds> deadline = {});
 
-    /// `error.data` of the last call that the daemon answered with an error: members that an `Error` has no room for.
+    /// `error.data` of the last call that the daemon answered with an error: members that are not in an `Error`.
     [[nodiscard]] const boost::json::object& error_data() const noexcept { return error_data_; }
 
-    /// Readable when something has come; for callers with a loop of their own. -1 while there is no connection;
-    /// another one after a call that reconnected.
+    /// Readable when something has come; for callers with a loop of their own. -1 while there is no connection; changes
+    /// when a call reconnects.
     [[nodiscard]] int fd() const noexcept;
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
@@ -74,8 +74,8 @@ private:
     using Clock = std::chrono::steady_clock;
     ControlClient(std::filesystem::path path, ControlConnection connection);
 
-    /// The answer to one request; nothing when the connection ended first. `left` is false while the daemon cannot
-    /// have read the whole request. Any error ends the connection.
+    /// The answer to one request; nothing when the connection ended first. `left`: the daemon may have read the whole
+    /// request. Any error ends the connection.
     Result<std::optional<boost::json::object>> exchange(std::string_view method, const boost::json::object& params,
                                                         Clock::time_point until, bool& left);
     Result<bool> ping(Clock::time_point until);

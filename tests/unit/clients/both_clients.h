@@ -40,8 +40,9 @@ public:
         return loop_->allocate(channel_, dtype, {dims.begin(), dims.end()});
     }
 
-    /// A request that the channel refuses is refused by the first turn of the loop.
+    /// The handler of a request that the channel refuses runs right behind the channel's own.
     Result<std::uint64_t> submit(const Request& request) {
+        turn();
         const std::uint64_t id = ++last_id_;
         // What the request points to must stay until it is answered.
         auto kept = std::make_shared<Kept>();
@@ -62,7 +63,8 @@ public:
                                                       kept.reset();
                                                       *outcome = std::move(reply);
                                                   }));
-        turn();
+        loop_->context.restart();
+        for (int handler = 0; handler < 2; ++handler) loop_->context.poll_one();
         if (!*pending.outcome || **pending.outcome) return id;
         const Error refused = (*pending.outcome)->error();
         pending_.erase(id);

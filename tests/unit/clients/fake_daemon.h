@@ -72,6 +72,13 @@ public:
         EXPECT_TRUE(named != nullptr && named->as_string() == method) << boost::json::serialize(asked);
         return asked;
     }
+    /// The same on this connection or, where the client has closed it, on the next one.
+    boost::json::object next_request(std::string_view method) {
+        pollfd entry{connection_.get(), POLLIN | POLLRDHUP, 0};
+        char byte = 0;
+        if (::poll(&entry, 1, 10'000) == 1 && ::recv(connection_.get(), &byte, 1, MSG_PEEK) == 0) next_connection();
+        return request(method);
+    }
     void send(std::string_view text, std::span<const int> fds = {}) {
         if (!fds.empty()) {
             EXPECT_TRUE(send_packet(connection_.get(), text, fds));

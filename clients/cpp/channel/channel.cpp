@@ -81,7 +81,7 @@ Result<Input> Channel::allocate(wire::DType dtype, std::span<const std::int64_t>
 }
 
 Result<Input> Channel::allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims) {
-    Result<std::shared_ptr<Input::Lease>> lease = channel_->session().allocate_on_gpu(dtype, dims);
+    Result<std::shared_ptr<Input::Lease>> lease = channel_->session().allocate(dtype, dims, true);
     if (!lease) return std::move(lease).error();
     return Input{std::move(*lease)};
 }

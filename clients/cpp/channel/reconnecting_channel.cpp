@@ -310,8 +310,7 @@ bool ReconnectingChannel::is_lost(const InFlight& flight) const {
 
 Result<std::optional<Input>> ReconnectingChannel::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
                                                                   bool on_gpu, bool& asked) {
-    Result<std::shared_ptr<Input::Lease>> lease =
-        on_gpu ? session_->allocate_on_gpu_or_ask(dtype, dims, asked) : session_->allocate_or_ask(dtype, dims, asked);
+    Result<std::shared_ptr<Input::Lease>> lease = session_->allocate_or_ask(dtype, dims, on_gpu, asked);
     if (!lease) return std::move(lease).error();
     if (*lease == nullptr) return std::optional<Input>{};
     return std::optional<Input>{Input{std::move(*lease)}};

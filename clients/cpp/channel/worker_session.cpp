@@ -51,24 +51,21 @@ Result<> WorkerSession::await_welcome(Clock::time_point until, const ChannelOpti
     return {};
 }
 
-Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
-    for (bool asked = false;;) {
-        Result<std::shared_ptr<Input::Lease>> lease = allocate_or_ask(dtype, dims, asked);
-        if (!lease || *lease != nullptr) return lease;
-        if (const Result<> grown = await_slab(); !grown) return grown.error();
-    }
+Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                              bool on_gpu) {
+    return until_done([&](bool& asked) { return allocate_or_ask(dtype, dims, on_gpu, asked); });
 }
 
-Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_or_ask(wire::DType dtype,
-                                                                     std::span<const std::int64_t> dims, bool& asked) {
-    const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
-    if (!bytes) return bytes.error();
-    if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(*bytes, dtype, dims, false)) return lease;
+Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_on_host_or_ask(std::uint64_t size_bytes,
+                                                                             wire::DType dtype,
+                                                                             std::span<const std::int64_t> dims,
+                                                                             bool& asked) {
+    if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(size_bytes, dtype, dims, false)) return lease;
     if (growing_) return nullptr;  // one that came too late for an earlier call may be it
     if (asked && growth_refused_) return *std::exchange(growth_refused_, std::nullopt);
     if (ended_) return *ended_;
     // Where the slab has come, others have taken its room already.
-    if (const Result<> sent = ask_for_slab(*bytes); !sent) return sent.error();
+    if (const Result<> sent = ask_for_slab(size_bytes); !sent) return sent.error();
     asked = true;
     return nullptr;
 }

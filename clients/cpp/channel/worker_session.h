@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "bulkhead/channel.h"
@@ -52,23 +53,19 @@ public:
     /// `wait` for it, or `next` where it was sent in parts, would return at once.
     [[nodiscard]] bool answered(std::uint64_t request_id) const;
 
-    Result<std::shared_ptr<Input::Lease>> allocate(wire::DType dtype, std::span<const std::int64_t> dims);
-    /// `allocate` in steps that wait for nobody: nothing while a slab is on its way that `receive_available` will
-    /// bring. To be asked again then, with `asked` as it was left.
-    Result<std::shared_ptr<Input::Lease>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
-                                                          bool& asked);
-    /// A slab that was asked for is on its way.
-    [[nodiscard]] bool is_growing() const noexcept { return growing_.has_value(); }
+    /// On the GPU where `on_gpu`, and the worker shares it; else in host memory.
+    Result<std::shared_ptr<Input::Lease>> allocate(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                   bool on_gpu = false);
     /// See Channel.
-    Result<std::shared_ptr<Input::Lease>> allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims);
     Result<> keep_outputs_on_gpu(std::uint64_t size_bytes);
-    /// An output on the GPU, of whichever channel, as an input there: a copy that is queued on the stream.
-    /// Errors  input_invalid: this session shares no memory on that GPU; those of `allocate_on_gpu`
-    Result<std::shared_ptr<const Input::Lease>> copy_on_gpu(Output::Lease& output, void* stream);
-    /// In steps, as `allocate_or_ask`; the second says whether it is done.
-    Result<std::shared_ptr<Input::Lease>> allocate_on_gpu_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
-                                                                 bool& asked);
+    // The same in steps that never wait: null, or false, while a slab is on its way that `receive_available` will
+    // bring. Call again then, with `asked` as it was left.
+    Result<std::shared_ptr<Input::Lease>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                          bool on_gpu, bool& asked);
     Result<bool> keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked);
+    /// An output on the GPU, of whichever channel, as an input there: a copy that is queued on the stream.
+    /// Errors  input_invalid: this session shares no memory on that GPU; those of `allocate`
+    Result<std::shared_ptr<const Input::Lease>> copy_on_gpu(Output::Lease& output, void* stream);
     [[nodiscard]] std::optional<Error> why_no_gpu() const;
     /// Why `submit` would refuse any request now.
     [[nodiscard]] std::optional<Error> why_not_now() const;
@@ -128,6 +125,17 @@ private:
     WorkerSession(Transport transport, std::uint64_t channel) : transport_{std::move(transport)}, slabs_{channel} {}
 
     Result<> await_welcome(Clock::time_point until, const ChannelOptions& options);
+    Result<std::shared_ptr<Input::Lease>> allocate_on_host_or_ask(std::uint64_t size_bytes, wire::DType dtype,
+                                                                  std::span<const std::int64_t> dims, bool& asked);
+    /// Repeats `attempt(asked)` until it fails or is done, and waits for the slab that it asked for in between.
+    template <typename Attempt>
+    auto until_done(const Attempt& attempt) -> decltype(attempt(std::declval<bool&>())) {
+        for (bool asked = false;;) {
+            auto done = attempt(asked);
+            if (!done || *done) return done;
+            if (const Result<> grown = await_slab(); !grown) return grown.error();
+        }
+    }
     Result<> ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction = wire::SlabDirection::input,
                           wire::SlabKind kind = wire::SlabKind::host_memfd);
     [[nodiscard]] std::optional<wire::SlabKind> gpu_kind() const;

@@ -37,26 +37,17 @@ std::optional<Error> WorkerSession::why_no_gpu() const {
                  "its worker runs on another device, or its driver cannot share: `bulkhead ps` tells the device"};
 }
 
-Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_on_gpu(wire::DType dtype,
-                                                                     std::span<const std::int64_t> dims) {
-    for (bool asked = false;;) {
-        Result<std::shared_ptr<Input::Lease>> lease = allocate_on_gpu_or_ask(dtype, dims, asked);
-        if (!lease || *lease != nullptr) return lease;
-        if (const Result<> grown = await_slab(); !grown) return grown.error();
-    }
-}
-
 Result<std::shared_ptr<Input::Lease>>
-WorkerSession::allocate_on_gpu_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool& asked) {
+WorkerSession::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu, bool& asked) {
     const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
     if (!bytes) return bytes.error();
-    while (const std::optional<wire::SlabKind> kind = gpu_kind()) {
+    for (std::optional<wire::SlabKind> kind; on_gpu && (kind = gpu_kind());) {
         if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(*bytes, dtype, dims, true)) return lease;
         const Result<bool> grown = grow_on_gpu_or_ask(wire::SlabDirection::input, *bytes, *kind, asked);
         if (!grown) return grown.error();
         if (!*grown) return nullptr;
     }
-    return allocate_or_ask(dtype, dims, asked);
+    return allocate_on_host_or_ask(*bytes, dtype, dims, asked);
 }
 
 Result<std::shared_ptr<const Input::Lease>> WorkerSession::copy_on_gpu(Output::Lease& output, void* stream) {
@@ -69,7 +60,7 @@ Result<std::shared_ptr<const Input::Lease>> WorkerSession::copy_on_gpu(Output::L
     if (const auto why = why_no_gpu()) return not_shared(why->attempt, why->remedy);
     if (gpu()->device() != device)
         return not_shared(fmt::format("the channel shares GPU {}", gpu()->device()), "place both models on one GPU");
-    Result<std::shared_ptr<Input::Lease>> copy = allocate_on_gpu(output.tensor.dtype, output.tensor.dims);
+    Result<std::shared_ptr<Input::Lease>> copy = allocate(output.tensor.dtype, output.tensor.dims, true);
     if (!copy) return std::move(copy).error();
     if (!(*copy)->slab->gpu()) return not_shared(gpu_refused_->attempt, gpu_refused_->remedy);
     // The room may have been the input of a request whose result came before the GPU had read it.
@@ -88,12 +79,8 @@ Result<std::shared_ptr<const Input::Lease>> WorkerSession::copy_on_gpu(Output::L
 }
 
 Result<> WorkerSession::keep_outputs_on_gpu(std::uint64_t size_bytes) {
-    for (bool asked = false;;) {
-        const Result<bool> kept = keep_outputs_on_gpu_or_ask(size_bytes, asked);
-        if (!kept) return kept.error();
-        if (*kept) return {};
-        if (const Result<> grown = await_slab(); !grown) return grown;
-    }
+    const Result<bool> kept = until_done([&](bool& asked) { return keep_outputs_on_gpu_or_ask(size_bytes, asked); });
+    return kept ? Result<>{} : Result<>{kept.error()};
 }
 
 Result<bool> WorkerSession::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked) {

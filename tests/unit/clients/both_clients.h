@@ -58,8 +58,8 @@ public:
         }
         Pending& pending = pending_[id];
         channel_.async_infer(std::move(with), boost::asio::bind_cancellation_slot(
-                                                  pending.cancel->slot(), [kept, outcome = pending.outcome](
-                                                                              Result<Reply> reply) mutable {
+                                                  pending.cancel->slot(),
+                                                  [kept, outcome = pending.outcome](Result<Reply> reply) mutable {
                                                       kept.reset();
                                                       *outcome = std::move(reply);
                                                   }));

@@ -349,7 +349,7 @@ TEST(ChannelFaults, ARefusalThatComesAfterItsCallFailsNoOtherCall) {
     const auto state = WorkerSession::open(worker.client_end(), 1, options).value();
     const std::array<std::int64_t, 1> dims{large / 4 + 1};
     bool asked = false;
-    ASSERT_EQ(state->allocate_or_ask(wire::DType::float32, dims, asked).value(), nullptr);
+    ASSERT_EQ(state->allocate_or_ask(wire::DType::float32, dims, false, asked).value(), nullptr);
     ASSERT_TRUE(asked);  // and goes away: its deadline passed
 
     const auto lease = state->allocate(wire::DType::float32, dims);

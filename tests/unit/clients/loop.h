@@ -30,10 +30,10 @@ struct Loop {
         start([&](Result<T> completed) { outcome = std::move(completed); });
         return until(outcome);
     }
-    Result<AsyncChannel> adopt(FakeWorker& worker) {
+    Result<AsyncChannel> adopt(FakeWorker& worker,
+                               const ChannelOptions& options = {.client = "test", .deadline = std::chrono::seconds{10}}) {
         return run<AsyncChannel>([&](auto handler) {
-            AsyncChannel::async_adopt(context.get_executor(), worker.client_end(),
-                                      {.client = "test", .deadline = std::chrono::seconds{10}}, std::move(handler));
+            AsyncChannel::async_adopt(context.get_executor(), worker.client_end(), options, std::move(handler));
         });
     }
     Result<AsyncChannel> open(AsyncControl& control) {

@@ -37,7 +37,7 @@ Result<AsyncChannel> AsyncChannelState::make(asio::any_io_executor executor, std
 }
 
 std::uint64_t AsyncChannelState::add(Operation operation, asio::cancellation_slot slot) {
-    // Whoever waits for an answer reads it first: the idle poller need not see it.
+    // The operation's own wait reads the answer; the idle poller need not watch.
     if (std::exchange(rests_, false)) idle_poller_->wait(-1, Clock::now() + limits::rest);
     cancel_by(slot, ++last_operation_);
     operations_.emplace(last_operation_, std::move(operation));
@@ -128,7 +128,7 @@ void AsyncChannelState::keep_outputs_on_gpu(std::uint64_t size_bytes, Completing
 }
 
 void AsyncChannelState::reopen(std::optional<milliseconds> deadline, Completing<void> completing) {
-    static_cast<void>(channel_->session().receive_available());  // so that an end that nobody has seen is seen
+    static_cast<void>(channel_->session().receive_available());  // notices an end that is still unread
     pump_soon();
     if (phase_ == Phase::serving) {
         if (!channel_->session().ended() && !channel_->session().closing())
@@ -340,8 +340,8 @@ void AsyncChannelState::set_alarm() {
     });
 }
 
-/// Nobody waits on a channel at rest, and yet its worker may ask for memory back, and others may need what it does not
-/// use. A stream whose parts nobody takes is not at rest: reading ahead of it would gather them here.
+/// A channel at rest still hears its worker, which may ask for memory back, and returns what it does not use. A stream
+/// whose parts are not taken is not at rest: reading ahead would gather them here.
 void AsyncChannelState::poll_idle() {
     if (phase_ != Phase::serving) return;
     WorkerSession& session = channel_->session();

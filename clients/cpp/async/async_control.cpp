@@ -43,7 +43,7 @@ struct AsyncControlState::Connection {
     ~Connection() { io.release(); }
 };
 
-/// Whoever waits for an answer on it learns of its end, and decides by its method what that means.
+/// Each call that waits for an answer on it is told, and its method decides whether to repeat it.
 void AsyncControlState::end(Connection& connection, const std::optional<Error>& reason) {
     if (std::exchange(connection.ended, true)) return;
     connection.io.cancel();
@@ -129,7 +129,7 @@ void AsyncControlState::take(Connection& connection, json::object object) {
     }
     json::object data;
     const json::value* error = object.if_contains("error");
-    // It answers what the daemon could not read, or will not: the connection is of no use to anybody.
+    // The answer to what the daemon could not, or will not, read: the connection is useless.
     if (id->is_null() && error != nullptr) return end(connection, control::error_from(*error, data));
 
     Result<Answer> answer = [&]() -> Result<Answer> {
@@ -326,7 +326,8 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::resume_events() {
     }
 }
 
-/// Apart from whoever waits for an event, and may be cancelled: a subscription half made could not be taken back.
+/// A coroutine of its own, because the one that waits for an event may be cancelled: half a subscription could not be
+/// undone.
 AsyncControlState::Awaitable<void> AsyncControlState::resume(std::shared_ptr<AsyncControlState> self) {
     const Result<> resumed = co_await self->resume_events();
     if (!resumed) self->resume_failure_ = resumed.error();

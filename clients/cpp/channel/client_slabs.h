@@ -25,7 +25,7 @@ namespace bulkhead {
 
 /// A slab of the worker's, mapped here.
 ///
-/// Owns    the memory. At its end that is unmapped, as its channel does that, and only then returned, where it is to be
+/// Owns    the memory. Its destructor has the channel unmap it, and then return it to the worker after `return_at_end`
 /// Thread  that of its channel
 class ClientSlab {
 public:
@@ -73,7 +73,7 @@ public:
     [[nodiscard]] bool is_retired() const noexcept { return retired_; }
 
     void lent_to(std::weak_ptr<WorkerSession> borrower) { borrowers_.push_back(std::move(borrower)); }
-    /// Whoever borrows it gives it back as soon as nothing of theirs uses it.
+    /// Each borrower gives it back as soon as no request of its uses it.
     void retire();
 
 private:
@@ -159,7 +159,7 @@ public:
     /// When the first of them may have been empty for so long: those that are in use might be left now.
     [[nodiscard]] Clock::time_point next_idle_input(Clock::time_point now, std::chrono::milliseconds idle) const;
 
-    /// Nothing where it is no output slab, or was withdrawn.
+    /// Nothing where it is not an output slab, or was withdrawn.
     [[nodiscard]] std::shared_ptr<OutputSlab> output(std::uint32_t id) const;
     /// Its worker takes no requests any more, or is gone.
     void retire_outputs();
@@ -169,8 +169,8 @@ public:
     [[nodiscard]] std::shared_ptr<Loan> make_loan(std::shared_ptr<OutputSlab> slab);
     void accepted(std::shared_ptr<Loan> loan) { loans_.push_back(std::move(loan)); }
     void refused() noexcept { --count_; }
-    /// Ends the loans that no request uses, all of them or those of retired slabs; the worker is to be told before they
-    /// are dropped.
+    /// Ends the loans that no request uses, all of them or those of retired slabs; tell the worker before they are
+    /// dropped.
     [[nodiscard]] std::vector<std::shared_ptr<Loan>> end_loans(bool only_retired);
     /// The worker is gone.
     void forget_loans() noexcept { loans_.clear(); }

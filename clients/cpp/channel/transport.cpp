@@ -54,7 +54,7 @@ Result<> Transport::post(std::span<const std::byte> packet, PacketLine::Wake wak
     return sent;
 }
 
-/// The worker may itself wait until its answers are read: each way of waiting to send ends with a packet, too.
+/// The worker may itself wait until its answers are read, so an incoming packet also ends the wait.
 Result<bool> Transport::wait_to_send(Clock::time_point until) {
     if (socket_in_child_.in_child()) return in_child();
     if (!packets_.has_rings()) {

@@ -89,7 +89,7 @@ Result<> WorkerSession::await_slab() {
 }
 
 Result<std::shared_ptr<const Loan>> WorkerSession::borrow(const std::shared_ptr<OutputSlab>& slab) {
-    // One that was accepted too late for an earlier call may be this one; a refusal that late is nobody's.
+    // A loan that was accepted too late for an earlier call may be this one; a refusal that late is ignored.
     if (const Result<> answered = await_loan(); !answered) return answered.error();
     if (auto loan = slabs_.loan_of(*slab)) return loan;
     if (ended_) return *ended_;

@@ -88,11 +88,11 @@ Result<bool> WorkerSession::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes,
     return kind ? grow_on_gpu_or_ask(wire::SlabDirection::output, size_bytes, *kind, asked) : true;
 }
 
-/// One more slab; false while it is on its way. That it cannot be shared here is no error: `gpu_refused_` says so from
-/// then on.
+/// One more slab; false while it is on its way. Failing to share it here is not an error: `gpu_refused_` then has the
+/// reason.
 Result<bool> WorkerSession::grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes,
                                                wire::SlabKind kind, bool& asked) {
-    // A slab that came too late for an earlier call may still be on its way; a refusal that late is nobody's.
+    // A slab that came too late for an earlier call may still be on its way; a refusal that late is ignored.
     if (growing_) return false;
     if (!std::exchange(asked, false)) {
         if (const Result<> sent = ask_for_slab(size_bytes, direction, kind); !sent) return sent.error();

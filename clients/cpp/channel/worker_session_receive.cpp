@@ -209,7 +209,7 @@ Result<> WorkerSession::handle(channel::RingOffer&& offer, std::vector<UniqueFd>
     return transport_.use_rings(offer, std::move(fds));
 }
 
-/// Kept for `next`; what nobody asked for goes, and its outputs with it.
+/// Keeps the part for `next`. Drops a part that was not asked for, and its outputs with it.
 void WorkerSession::take_part(Requests::iterator request, Reply part) {
     Pending& pending = request->second;
     ++pending.parts_came;
@@ -224,7 +224,7 @@ void WorkerSession::take_part(Requests::iterator request, Reply part) {
                     "take the parts as they come"});
 }
 
-/// It is of no use any more: parts that are taken late are still handed out, then the reason.
+/// Cancels a request that cannot succeed any more. Parts that came are still handed out, then the reason.
 void WorkerSession::spoil(Requests::iterator request, Error reason) {
     if (request->second.spoilt || request->second.abandoned) return;
     request->second.spoilt = std::move(reason);
@@ -249,7 +249,7 @@ Error WorkerSession::lost(std::string_view what) const {
             "`bulkhead why` tells the reason; reopen this channel, or open a new one, to load it again"};
 }
 
-/// Ends the channel: whoever was not answered gets the reason. Answers that came before stay.
+/// Ends the session: requests without an answer get the reason. Answers that came before stay.
 Error WorkerSession::end(Error reason) {
     if (ended_) return *ended_;
     ended_ = std::move(reason);
@@ -273,7 +273,7 @@ Error WorkerSession::end(Error reason) {
     lending_.reset();
     slabs_.forget_loans();
     slabs_.retire_outputs();
-    // After a death the next worker may get what is put into them now; after an unload nobody does.
+    // After a death, inputs may be copied to the next worker; after an unload nothing reads them.
     if (closing_) slabs_.let_go();
     return *ended_;
 }

@@ -89,7 +89,7 @@ Result<std::optional<json::object>> ControlClient::exchange(std::string_view met
     left = true;
     for (;;) {
         Result<std::optional<json::object>> object = receive(until);
-        if (!object) connection_.reset();  // an answer that comes later would have nobody to go to
+        if (!object) connection_.reset();  // no call waits for an answer that comes later
         if (!object || !*object) return object;
         const json::value* answered = (*object)->if_contains("id");
         if (answered == nullptr) continue;

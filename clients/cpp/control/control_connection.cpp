@@ -103,7 +103,7 @@ Result<bool> ControlConnection::receive_some() {
         return protocol_violation(fmt::format("more than {} descriptors for one answer", packet_fds_max));
     if (ReceivedFds::lost_in(message)) {
         fds_lost_ = true;
-        fds_.clear();  // which of them are missing nobody can tell
+        fds_.clear();  // it is unknown which are missing
     }
     buffer_.append(bytes.data(), static_cast<std::size_t>(received));
     return received > 0;
@@ -121,7 +121,7 @@ Result<std::optional<json::object>> ControlConnection::next() {
     json::value value = json::parse(std::string_view{buffer_}.substr(0, end), failure);
     buffer_.erase(0, end + 1);
     searched_ = 0;
-    if (failure || !value.is_object()) return protocol_violation("an answer that is no JSON object");
+    if (failure || !value.is_object()) return protocol_violation("an answer that is not a JSON object");
     return std::move(value.get_object());
 }
 

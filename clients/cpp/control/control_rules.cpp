@@ -54,7 +54,7 @@ json::object params_again(const json::object& first, std::chrono::steady_clock::
 
 Error error_from(const json::value& answer, json::object& data) {
     data = {};
-    if (!answer.is_object()) return protocol_violation("an error that is no object");
+    if (!answer.is_object()) return protocol_violation("an error that is not an object");
     const json::object& error = answer.get_object();
     const json::value* story = error.if_contains("data");
     if (story == nullptr || !story->is_object()) return {ErrorCode::internal, text_member(error, "message"), {}};

@@ -21,7 +21,7 @@ public:
     void collect() noexcept { dropping_ = false; }
     /// What `fleet.status` said after `collect`: the gap, if there is one, can be told.
     void resume(const boost::json::value& status);
-    /// Nothing, too, while a gap is to be told next.
+    /// Also nothing while a gap comes next.
     [[nodiscard]] std::optional<boost::json::object> pop();
     [[nodiscard]] bool has_gap() const noexcept { return gap_at_.has_value(); }
 

@@ -43,7 +43,7 @@ std::optional<wire::DType> dtype_of(const DLDataType& type) {
     return std::nullopt;
 }
 
-/// Inputs that are exported now, by their first byte: whoever brings one back needs no copy.
+/// Inputs that are exported now, by their first byte: one that comes back needs no copy.
 class ExportedInputs {
 public:
     void add(const std::byte* data, const Input& input) {
@@ -75,7 +75,7 @@ private:
     std::map<const std::byte*, Export> exports_;
 };
 
-/// Never destroyed: a library may let go of a tensor while the program ends.
+/// Never destroyed: a library may release a tensor while the program ends.
 ExportedInputs& exported_inputs() {
     static ExportedInputs& only = *new ExportedInputs;
     return only;

@@ -9,7 +9,7 @@
 
 namespace bulkhead {
 
-/// A tensor on its way to be an input, in steps: whoever waits for room does that in between.
+/// A tensor that becomes an input, in steps: the caller waits for room in between.
 ///
 /// Owns    the tensor
 /// Thread  that of the channel

@@ -32,7 +32,7 @@ public:
     ~AsyncStream();
 
     /// Completes with Result<Reply>; a part without `more` is the last. One wait at a time; cancelling the wait cancels
-    /// the request. Nothing is read from the worker while nobody waits. Errors  as `Channel::next`; input_invalid after
+    /// the request. Reads from the worker only while somebody waits. Errors  as `Channel::next`; input_invalid after
     /// the end
     template <typename Token>
     auto async_next(Token&& token) {

@@ -53,7 +53,7 @@ public:
 
     /// The next event of these models, of all where none is named; the first call subscribes, later ones ask for the
     /// same. One at a time. Completes with Result<boost::json::object>: an event of docs/control.md, or, where some
-    /// were lost with a supervisor or because nobody read them, `{"event": "gap", "time", "since", "models": [row…]}`:
+    /// were lost with a supervisor or were not read in time, `{"event": "gap", "time", "since", "models": [row…]}`:
     /// what happened from `since` to `time` (Unix ms) is not known, and the rows are how things stand after it. Errors
     /// as `async_call`; the stream goes on with the next call, after a gap
     template <typename Token>

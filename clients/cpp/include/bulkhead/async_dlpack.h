@@ -12,7 +12,7 @@ void start_from_dlpack(const std::shared_ptr<AsyncChannelState>& channel, DLPack
                        Completion<ImportedInput> handler);
 
 /// As `from_dlpack`, with an `AsyncChannel`: room is waited for as `async_allocate` does, and the copy of a tensor in
-/// host memory is then made on the channel's executor. The tensor is to stay as it is until then.
+/// host memory is then made on the channel's executor. The tensor must not change until then.
 /// Completes with Result<ImportedInput>; cancelling it ends the wait. Errors  as `from_dlpack`
 template <typename Token>
 auto async_from_dlpack(const AsyncChannel& channel, DLPackTensor tensor, void* stream, Token&& token) {

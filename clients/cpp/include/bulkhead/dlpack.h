@@ -45,7 +45,7 @@ struct ImportedInput {
 /// deleter has run on return, or runs with the last use of the input; or see `ImportedInput::source`.
 ///
 /// One on the GPU that the channel shares is copied within it, into an input as `Channel::allocate_on_gpu` gives: by
-/// the GPU, behind what is queued on `stream` (a CUstream; null: the default one), which is to be the request's, too.
+/// the GPU, behind what is queued on `stream` (a CUstream; null: the default one), which must be the request's too.
 ///
 /// Errors  input_invalid (neither in host memory, nor on that GPU, nor such an input; in too many pieces on the GPU;
 /// another

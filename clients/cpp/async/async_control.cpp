@@ -132,19 +132,10 @@ void AsyncControlState::take(Connection& connection, json::object object) {
     // The answer to what the daemon could not, or will not, read: the connection is useless.
     if (id->is_null() && error != nullptr) return end(connection, control::error_from(*error, data));
 
-    Result<Answer> answer = [&]() -> Result<Answer> {
-        if (error != nullptr) return control::error_from(*error, data);
-        Answer made;
-        if (json::value* result = object.if_contains("result")) made.result = std::move(*result);
-        if (const std::size_t count = control::announced_fds(made.result); count > 0) {
-            Result<std::vector<UniqueFd>> fds = connection.socket.take_fds(count);
-            if (!fds) return std::move(fds).error();
-            made.fds = std::move(*fds);
-        }
-        return made;
-    }();
-    const bool broken = !answer && answer.error().code == ErrorCode::protocol_violation && error == nullptr;
     const auto found = id->is_int64() ? connection.exchanges.find(id->get_int64()) : connection.exchanges.end();
+    const bool refused = error != nullptr;
+    Result<Answer> answer = control::answer_from(std::move(object), connection.socket, data);
+    const bool broken = !answer && answer.error().code == ErrorCode::protocol_violation && !refused;
     if (found != connection.exchanges.end()) {
         found->second->answer = std::move(answer);
         found->second->changed.notify();

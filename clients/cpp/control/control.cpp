@@ -66,11 +66,11 @@ Result<Answer> ControlClient::call(std::string_view method, json::object params,
             return (hang ? std::move(*hang) : std::move(answer).error()).during(method);
         }
         if (*answer) {
-            if (const json::value* error = (*answer)->if_contains("error"))
-                return control::error_from(*error, error_data_);
-            Result<Answer> taken = take(std::move(**answer));
-            if (!taken) return std::move(taken).error().during(method);
-            return taken;
+            const bool refused = (*answer)->contains("error");
+            Result<Answer> taken = control::answer_from(std::move(**answer), *connection_, error_data_);
+            if (taken || refused) return taken;
+            if (taken.error().code == ErrorCode::protocol_violation) connection_.reset();
+            return std::move(taken).error().during(method);
         }
         was_sent = was_sent || left;
         if (left && repeat == Repeat::never) return control::lost_answer(method);
@@ -96,21 +96,6 @@ Result<std::optional<json::object>> ControlClient::exchange(std::string_view met
         // An error whose id is null answers what the daemon could not read: only this call is under way.
         if (*answered == id || (answered->is_null() && (*object)->contains("error"))) return object;
     }
-}
-
-/// The result, with the descriptors that it announces.
-Result<Answer> ControlClient::take(json::object object) {
-    Answer answer;
-    if (json::value* result = object.if_contains("result")) answer.result = std::move(*result);
-    const std::size_t count = control::announced_fds(answer.result);
-    if (count == 0) return answer;
-    Result<std::vector<UniqueFd>> fds = connection_->take_fds(count);
-    if (!fds) {
-        if (fds.error().code == ErrorCode::protocol_violation) connection_.reset();
-        return std::move(fds).error();
-    }
-    answer.fds = std::move(*fds);
-    return answer;
 }
 
 /// Whether a supervisor answers on this connection; false when it ended. Errors  what it says of the connection

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -63,9 +65,16 @@ Error error_from(const json::value& answer, json::object& data) {
             text_member(data, "remedy")};
 }
 
-std::size_t announced_fds(const json::value& result) {
-    const json::value* count = result.is_object() ? result.get_object().if_contains("fds") : nullptr;
-    return count != nullptr && count->is_int64() ? static_cast<std::size_t>(count->get_int64()) : 0;
+Result<Answer> answer_from(json::object object, ControlConnection& connection, json::object& error_data) {
+    if (const json::value* error = object.if_contains("error")) return error_from(*error, error_data);
+    Answer answer;
+    if (json::value* result = object.if_contains("result")) answer.result = std::move(*result);
+    const json::value* count = answer.result.is_object() ? answer.result.get_object().if_contains("fds") : nullptr;
+    if (count == nullptr || !count->is_int64() || *count == 0) return answer;
+    Result<std::vector<UniqueFd>> fds = connection.take_fds(static_cast<std::size_t>(count->get_int64()));
+    if (!fds) return std::move(fds).error();
+    answer.fds = std::move(*fds);
+    return answer;
 }
 
 Error lost_answer(std::string_view method) {

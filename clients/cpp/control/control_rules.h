@@ -10,6 +10,8 @@
 
 #include <boost/json.hpp>
 
+#include "bulkhead/control.h"
+#include "clients/cpp/control/control_connection.h"
 #include "ipc/error.h"
 
 namespace bulkhead::control {
@@ -35,8 +37,10 @@ enum class Repeat {
 /// The daemon's own error, as docs/control.md spells it; `data` gets all that it said.
 [[nodiscard]] Error error_from(const boost::json::value& answer, boost::json::object& data);
 
-/// How many descriptors an answer's result announces.
-[[nodiscard]] std::size_t announced_fds(const boost::json::value& result);
+/// What an answer brings: its result, and the descriptors that it announces, which came on `connection`.
+/// Errors  the daemon's own, see `error_from`; those of ControlConnection::take_fds
+[[nodiscard]] Result<Answer> answer_from(boost::json::object object, ControlConnection& connection,
+                                         boost::json::object& error_data);
 
 [[nodiscard]] Error lost_answer(std::string_view method);  ///< of a call that may not be asked again
 [[nodiscard]] Error no_supervisor(std::chrono::steady_clock::duration waited);

@@ -81,7 +81,6 @@ private:
     Result<bool> ping(Clock::time_point until);
     Result<> reconnect(Clock::time_point until);
     Result<std::optional<boost::json::object>> receive(std::optional<Clock::time_point> until);
-    Result<Answer> take(boost::json::object answer);
 
     std::filesystem::path path_;
     std::unique_ptr<ControlConnection> connection_;  ///< null after its end, until the next call

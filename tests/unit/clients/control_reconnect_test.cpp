@@ -138,10 +138,11 @@ TYPED_TEST(ControlReconnect, AStopIsDoneWhenNobodyListensAnyMore) {
     EXPECT_TRUE(answer.result.at("receipts").as_array().empty());
 }
 
-TEST(ControlClientReconnect, AStopThatFindsNobodyFromTheStartIsAnError) {
-    FakeDaemon daemon{[](FakeDaemon&) {}};
-    ControlClient client = daemon.connect();
-    await_end(client);
+TYPED_TEST(ControlReconnect, AStopThatFindsNobodyFromTheStartIsAnError) {
+    FakeDaemon daemon{[](FakeDaemon& d) { d.answer(d.request("fleet.status"), 7); }};
+    TypeParam client = connected<TypeParam>(daemon);
+    ASSERT_TRUE(client.call("fleet.status"));
+    daemon.finish();
 
     EXPECT_EQ(client.call("daemon.stop").error().code, ErrorCode::not_running);
 }

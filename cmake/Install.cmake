@@ -6,13 +6,13 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Bulkhead)
 set(archive_dir ${CMAKE_INSTALL_LIBDIR}/bulkhead)  # a name such as libipc_base.a is nothing for a common folder
 set_target_properties(bulkhead_client PROPERTIES EXPORT_NAME client)
-install(DIRECTORY ${PROJECT_BINARY_DIR}/include/bulkhead DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT client)
-install(FILES ${PROJECT_SOURCE_DIR}/clients/cpp/third_party/dlpack/LICENSE
-    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/bulkhead/third_party/dlpack COMPONENT client)
-install(TARGETS bulkhead_client ipc ipc_base ipc_channel ipc_slab ipc_ring ipc_links ipc_cuda boost_headers
-    EXPORT BulkheadTargets
+set(headers_dir ${CMAKE_INSTALL_INCLUDEDIR}/bulkhead)  # what users give to -I: they include <bulkhead/channel.h>
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/clients/cpp/include/bulkhead DESTINATION ${headers_dir} COMPONENT client)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/ipc DESTINATION ${headers_dir} COMPONENT client
+    FILES_MATCHING REGEX "/(dtype|error|unique_fd|wire)[.]h$" PATTERN cuda EXCLUDE)
+install(TARGETS bulkhead_client client_headers ipc ipc_base ipc_channel ipc_slab ipc_ring ipc_links ipc_cuda boost_headers EXPORT BulkheadTargets
     ARCHIVE DESTINATION ${archive_dir} COMPONENT client
-    INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+    INCLUDES DESTINATION ${headers_dir})
 install(EXPORT BulkheadTargets NAMESPACE Bulkhead:: DESTINATION ${package_dir} COMPONENT client)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/BulkheadConfig.cmake.in ${PROJECT_BINARY_DIR}/BulkheadConfig.cmake
     INSTALL_DESTINATION ${package_dir})

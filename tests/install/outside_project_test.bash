@@ -13,8 +13,11 @@ fail() { echo "FAILED: $*" >&2; exit 1; }
 
 "$cmake" --install "$build" --component client --prefix "$folder/prefix" >"$folder/install.log"
 [ ! -e "$folder/prefix/bin" ] || fail "the client's component brings programs"
-! grep -rlE '#include [<"](torch|ATen|c10|cuda|clients/|ipc/)' "$folder/prefix/include" ||
+! grep -rlE '#include [<"](torch|ATen|c10|cuda|clients/)' "$folder/prefix/include" ||
     fail "a public header includes what is not installed"
+grep -rhoE '#include "[^"]+"' "$folder/prefix/include" | sort -u | while IFS='"' read -r _ header _; do
+    [ -e "$folder/prefix/include/bulkhead/$header" ] || fail "$header is included by a public header, and not installed"
+done
 
 "$cmake" -S "$source/tests/install/outside_project" -B "$folder/app" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_PREFIX_PATH="$folder/prefix" -DEXAMPLES="$source/clients/cpp/examples" \

@@ -14,7 +14,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/async_channel.h"
+#include "bulkhead/async_channel.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 

@@ -14,7 +14,7 @@
 #include <memory>
 #include <string>
 
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
 #include "ipc/cuda/gpu.h"
 
 using namespace bulkhead;

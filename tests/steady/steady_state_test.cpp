@@ -117,8 +117,9 @@ protected:
         worker_count_ = static_cast<AllocationCount*>(
             ::mmap(nullptr, sizeof(AllocationCount), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
         ::close(fd);
-        daemon_.emplace(fleet({minimal_model("echo", fmt::format("LD_PRELOAD: \"{}\", ALLOCATION_COUNT_FILE: \"{}\"",
-                                                                 ALLOCATION_COUNT_PRELOAD, count_file().string()))}),
+        daemon_.emplace(fleet({minimal_model("echo",
+                                             fmt::format("LD_PRELOAD: \"{}\", ALLOCATION_COUNT_FILE: \"{}\"",
+                                                         ALLOCATION_COUNT_PRELOAD, count_file().string()))}),
                         minimal());
         ControlClient control = daemon_->connect();
         ChannelOptions options;

@@ -5,8 +5,8 @@
 
 #include <boost/json.hpp>
 
+#include "bulkhead/control.h"
 #include "clients/cli/commands/command.h"
-#include "clients/cpp/control.h"
 
 namespace bulkhead::cli {
 

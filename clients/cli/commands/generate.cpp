@@ -7,13 +7,13 @@
 
 #include <fmt/format.h>
 
+#include "bulkhead/channel.h"
 #include "clients/cli/commands/command.h"
 #include "clients/cli/tensors/inputs.h"
 #include "clients/cli/tensors/json_tensor.h"
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/output.h"
 #include "clients/cli/text/render.h"
-#include "clients/cpp/channel.h"
 #include "config/scalars.h"
 
 namespace bulkhead::cli {

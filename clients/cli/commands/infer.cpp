@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "bulkhead/channel.h"
 #include "clients/cli/commands/command.h"
 #include "clients/cli/tensors/inputs.h"
 #include "clients/cli/tensors/json_tensor.h"
@@ -16,7 +17,6 @@
 #include "clients/cli/text/limits.h"
 #include "clients/cli/text/output.h"
 #include "clients/cli/text/render.h"
-#include "clients/cpp/channel.h"
 #include "config/scalars.h"
 #include "ipc/channel/dtype.h"
 

@@ -14,10 +14,11 @@
 
 #include <fmt/format.h>
 
+#include "bulkhead/control.h"
 #include "clients/cli/commands/command.h"
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/limits.h"
-#include "clients/cpp/control.h"
+#include "clients/cpp/include/bulkhead/control.h"
 #include "ipc/base/unique_fd.h"
 
 namespace bulkhead::cli {

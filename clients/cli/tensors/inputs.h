@@ -7,8 +7,8 @@
 #include <CLI/CLI.hpp>
 #include <boost/json.hpp>
 
+#include "bulkhead/channel.h"
 #include "clients/cli/tensors/npy.h"
-#include "clients/cpp/channel.h"
 
 /// What a command line says of a request: how its options read, and what the model's description makes of it.
 namespace bulkhead::cli {

@@ -45,7 +45,9 @@ int main(int argc, char** argv) {
     asio::io_context loop;
     int status = 0;
     asio::co_spawn(loop, run(argv[1], argv[2], std::atoi(argv[3]), dims), [&](std::exception_ptr failure) {
-        if (failure) try { std::rethrow_exception(failure); } catch (const std::exception& error) {
+        if (failure) try {
+                std::rethrow_exception(failure);
+            } catch (const std::exception& error) {
                 std::fprintf(stderr, "%s\n", error.what());
                 status = 1;
             }

@@ -13,8 +13,8 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include "clients/cpp/channel.h"
-#include "clients/cpp/control.h"
+#include "bulkhead/channel.h"
+#include "bulkhead/control.h"
 #include "clients/cpp/examples/resample.h"
 #include "clients/cpp/examples/speech_segments.h"
 #include "clients/cpp/examples/wav.h"

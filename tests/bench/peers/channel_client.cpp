@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
 #include "tests/bench/peers/rounds.h"
 
 using namespace bulkhead;

@@ -15,7 +15,8 @@
 
 #include <fmt/format.h>
 
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
+#include "clients/cpp/include/bulkhead/channel.h"
 #include "ipc/base/packet.h"
 #include "ipc/cuda/interprocess_event.h"
 #include "ipc/cuda/legacy_slab.h"

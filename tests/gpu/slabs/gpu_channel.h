@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
 #include "ipc/cuda/gpu.h"
 #include "tests/gpu/slabs/gpu_echo_daemon.h"
 

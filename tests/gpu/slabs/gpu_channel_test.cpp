@@ -22,8 +22,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/channel.h"
-#include "clients/cpp/dlpack.h"
+#include "bulkhead/channel.h"
+#include "bulkhead/dlpack.h"
 #include "ipc/cuda/gpu.h"
 #include "ipc/cuda/vmm_slab.h"
 #include "tests/gpu/slabs/cuda_peer.h"

@@ -9,10 +9,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/async_dlpack.h"
-#include "clients/cpp/channel.h"
-#include "clients/cpp/dlpack.h"
-#include "clients/cpp/limits.h"
+#include "bulkhead/async_dlpack.h"
+#include "bulkhead/channel.h"
+#include "bulkhead/dlpack.h"
+#include "clients/cpp/base/limits.h"
 #include "tests/gpu/slabs/gpu_echo_daemon.h"
 
 namespace bulkhead::test {

@@ -7,8 +7,8 @@
 
 #include <gmock/gmock.h>
 
-#include "clients/cpp/channel.h"
-#include "clients/cpp/limits.h"
+#include "bulkhead/channel.h"
+#include "clients/cpp/base/limits.h"
 #include "tests/fakes/minimal_worker/gpu_echo.h"
 #include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/gpu/slabs/on_gpu.h"

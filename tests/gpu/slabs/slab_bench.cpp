@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
 #include "ipc/cuda/interprocess_event.h"
 #include "ipc/cuda/vmm_slab.h"
 #include "tests/bench/record.h"

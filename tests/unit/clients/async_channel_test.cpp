@@ -6,15 +6,15 @@
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/deferred.hpp>
-#include <boost/asio/io_context.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/use_future.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/async_channel.h"
+#include "bulkhead/async_channel.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/introducing.h"
+#include "tests/unit/clients/loop.h"
 
 namespace bulkhead {
 namespace {
@@ -23,58 +23,6 @@ namespace asio = boost::asio;
 using namespace std::chrono_literals;
 using namespace test;
 using testing::ElementsAre;
-using testing::HasSubstr;
-
-/// A loop, and one operation after the other on it.
-struct Loop {
-    asio::io_context context;
-
-    template <typename T>
-    Result<T> until(std::optional<Result<T>>& outcome) {
-        context.restart();
-        while (!outcome && context.run_one() > 0) {
-        }
-        EXPECT_TRUE(outcome) << "the loop ran dry";
-        return outcome ? std::move(*outcome) : Result<T>{Error{}};
-    }
-    AsyncChannel adopt(FakeWorker& worker) {
-        std::optional<Result<AsyncChannel>> outcome;
-        AsyncChannel::async_adopt(context.get_executor(), worker.client_end(), {.client = "test", .deadline = 10s},
-                                  [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
-        return until(outcome).value();
-    }
-    AsyncChannel open(AsyncControl& control) {
-        std::optional<Result<AsyncChannel>> outcome;
-        AsyncChannel::async_open(control, "fake", {.client = "test", .deadline = {}},
-                                 [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
-        return until(outcome).value();
-    }
-    Input filled(AsyncChannel& channel, std::array<float, 3> values) {
-        std::optional<Result<Input>> outcome;
-        channel.async_allocate(wire::DType::float32, {3}, [&](Result<Input> input) { outcome = std::move(input); });
-        Input input = until(outcome).value();
-        std::ranges::copy(values, input.as<float>().begin());
-        return input;
-    }
-    Result<Reply> infer(AsyncChannel& channel, Request request) {
-        std::optional<Result<Reply>> outcome;
-        channel.async_infer(std::move(request), [&](Result<Reply> reply) { outcome = std::move(reply); });
-        return until(outcome);
-    }
-    Result<> reopen(AsyncChannel& channel) {
-        std::optional<Result<>> outcome;
-        channel.async_reopen(std::nullopt, [&](Result<> done) { outcome = std::move(done); });
-        return until(outcome);
-    }
-};
-
-/// A daemon that introduces these workers one after the other, on one connection.
-FakeDaemon::Script introducing_on_one_connection(std::vector<FakeWorker*> workers, bool stateful = false) {
-    return [workers = std::move(workers), stateful](FakeDaemon& d) {
-        for (FakeWorker* worker : workers) introduce(d, *worker, stateful);
-        d.await_hang_up();
-    };
-}
 
 TEST(AsyncChannel, EveryKindOfTokenGetsItsReply) {
     FakeWorker worker{[](FakeWorker& w) {
@@ -87,7 +35,7 @@ TEST(AsyncChannel, EveryKindOfTokenGetsItsReply) {
         w.await_hang_up();
     }};
     Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
+    AsyncChannel channel = loop.adopt(worker).value();
     EXPECT_EQ(channel.model(), "fake");
     EXPECT_EQ(channel.generation(), 3u);
     const Input x = loop.filled(channel, {1, 2, 3});
@@ -130,7 +78,7 @@ TEST(AsyncChannel, SeveralAreInFlightAndEndAsTheAnswersCome) {
         w.await_hang_up();
     }};
     Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
+    AsyncChannel channel = loop.adopt(worker).value();
     const Input x = loop.filled(channel, {1, 2, 3});
     const auto inputs = only(x);
     std::vector<int> order;
@@ -144,25 +92,6 @@ TEST(AsyncChannel, SeveralAreInFlightAndEndAsTheAnswersCome) {
     EXPECT_THAT(order, ElementsAre(2, 0, 1));
 }
 
-TEST(AsyncChannel, MoreThanTheWorkerTakesAreRefusedAtOnceAndTheOthersGoOn) {
-    FakeWorker worker{[](FakeWorker& w) {
-        w.welcome.in_flight_max = 1;
-        w.greet();
-        w.answer(w.expect<channel::Infer>().request_id, {});
-        w.await_hang_up();
-    }};
-    Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
-    std::vector<ErrorCode> refused;
-    bool answered = false;
-    channel.async_infer({}, [&](Result<Reply> reply) { answered = reply.has_value(); });
-    channel.async_infer({}, [&](Result<Reply> reply) { refused.push_back(reply.error().code); });
-    EXPECT_TRUE(refused.empty());
-    loop.context.restart(), loop.context.run();
-    EXPECT_TRUE(answered);
-    EXPECT_THAT(refused, ElementsAre(ErrorCode::queue_full));
-}
-
 TEST(AsyncChannel, ItsCancellationSlotCancelsTheRequestItself) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
@@ -173,7 +102,7 @@ TEST(AsyncChannel, ItsCancellationSlotCancelsTheRequestItself) {
         w.await_hang_up();
     }};
     Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
+    AsyncChannel channel = loop.adopt(worker).value();
     asio::cancellation_signal signal;
     std::optional<ErrorCode> ended;
     bool other = false;
@@ -200,7 +129,7 @@ TEST(AsyncChannel, AFullSlabIsGrownWhileTheLoopRunsOn) {
         w.await_hang_up();
     }};
     Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
+    AsyncChannel channel = loop.adopt(worker).value();
     std::vector<std::string> order;
     channel.async_allocate(wire::DType::uint8, {2 * static_cast<std::int64_t>(FakeWorker::slab_bytes)},
                            [&](Result<Input> input) {
@@ -217,22 +146,6 @@ TEST(AsyncChannel, AFullSlabIsGrownWhileTheLoopRunsOn) {
     EXPECT_THAT(order, ElementsAre("reply", "input"));
 }
 
-TEST(AsyncChannel, ADeadlineThatTheWorkerMissesEndsTheWait) {
-    Gate late;
-    FakeWorker worker{[&](FakeWorker& w) {
-        w.greet();
-        const auto request = w.expect<channel::Infer>();
-        w.expect<channel::Cancel>();
-        w.answer(request.request_id, {});  // hurts nobody
-        w.answer(w.expect<channel::Infer>().request_id, {});
-        w.await_hang_up();
-    }};
-    Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
-    EXPECT_EQ(loop.infer(channel, {.deadline = 1ms}).error().code, ErrorCode::deadline_exceeded);
-    EXPECT_TRUE(loop.infer(channel, {}));
-}
-
 TEST(AsyncChannel, WhatIsInFlightWhenItIsDroppedEndsWithCancelled) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
@@ -240,7 +153,7 @@ TEST(AsyncChannel, WhatIsInFlightWhenItIsDroppedEndsWithCancelled) {
         w.await_hang_up();
     }};
     Loop loop;
-    std::optional<AsyncChannel> channel = loop.adopt(worker);
+    std::optional<AsyncChannel> channel = loop.adopt(worker).value();
     std::optional<ErrorCode> ended;
     channel->async_infer({}, [&](Result<Reply> reply) { ended = reply.error().code; });
     loop.context.restart(), loop.context.poll();
@@ -259,7 +172,7 @@ TEST(AsyncChannel, ALoopThatIsDestroyedWithRequestsInFlightLeavesNothing) {
         }};
         {
             auto loop = std::make_unique<Loop>();
-            AsyncChannel channel = loop->adopt(worker);
+            AsyncChannel channel = loop->adopt(worker).value();
             channel.async_infer({}, [](Result<Reply>) { ADD_FAILURE() << "nobody ran the loop"; });
             loop->context.poll();
             AsyncChannel gone = std::move(channel);
@@ -267,42 +180,6 @@ TEST(AsyncChannel, ALoopThatIsDestroyedWithRequestsInFlightLeavesNothing) {
         worker.finish();
     }
     EXPECT_EQ(open_descriptors(), before);
-}
-
-TEST(AsyncChannel, RetrySafeRequestsGoToTheNextWorkerAndTheOthersAreLost) {
-    FakeWorker first{[](FakeWorker& w) {
-        w.greet();
-        for (int i = 0; i < 3; ++i) w.expect<channel::Infer>();
-    }};
-    FakeWorker second{[](FakeWorker& w) {
-        w.welcome.generation = 4;
-        w.greet();
-        for (int i = 0; i < 2; ++i) {
-            const auto request = w.expect<channel::Infer>();
-            EXPECT_EQ(w.values_of(request.tensors.at(0)), (std::vector<float>{1, 2, 3}));
-            w.answer(request.request_id, {});
-        }
-        w.await_hang_up();
-    }};
-    FakeDaemon daemon{introducing_on_one_connection({&first, &second})};
-    Loop loop;
-    AsyncControl control{loop.context.get_executor(), daemon.path()};
-    AsyncChannel channel = loop.open(control);
-    const Input x = loop.filled(channel, {1, 2, 3});
-    const auto inputs = only(x);
-    int answered = 0;
-    std::optional<ErrorCode> lost;
-    for (int i = 0; i < 2; ++i)
-        channel.async_infer({.inputs = inputs, .retry_safe = true}, [&](Result<Reply> reply) {
-            EXPECT_TRUE(reply) << reply.error().text();
-            ++answered;
-        });
-    channel.async_infer({.inputs = inputs}, [&](Result<Reply> reply) { lost = reply.error().code; });
-    loop.context.restart(), loop.context.run();
-    EXPECT_EQ(answered, 2);
-    EXPECT_EQ(lost, ErrorCode::worker_lost);
-    EXPECT_EQ(channel.replays(), 2u);
-    EXPECT_EQ(channel.generation(), 4u);
 }
 
 TEST(AsyncChannel, WhatIsStartedWhileTheNextWorkerLoadsWaitsForItAndMayBeCancelled) {
@@ -327,7 +204,7 @@ TEST(AsyncChannel, WhatIsStartedWhileTheNextWorkerLoadsWaitsForItAndMayBeCancell
     }};
     Loop loop;
     AsyncControl control{loop.context.get_executor(), daemon.path()};
-    AsyncChannel channel = loop.open(control);
+    AsyncChannel channel = loop.open(control).value();
     asio::cancellation_signal signal;
     int answered = 0;
     std::optional<ErrorCode> given_up, refused;
@@ -349,65 +226,15 @@ TEST(AsyncChannel, WhatIsStartedWhileTheNextWorkerLoadsWaitsForItAndMayBeCancell
     EXPECT_EQ(answered, 2);
 }
 
-TEST(AsyncChannel, WithoutADaemonTheLossSaysWhatCouldNotBeTried) {
-    FakeWorker worker{[](FakeWorker& w) {
-        w.greet();
-        w.expect<channel::Infer>();
-    }};
-    FakeDaemon daemon{[&](FakeDaemon& d) { introduce(d, worker); }};
-    Loop loop;
-    AsyncControl control{loop.context.get_executor(), daemon.path()};
-    AsyncChannel channel = loop.open(control);
-    daemon.finish();
-    const Error error = loop.infer(channel, {.retry_safe = true}).error();
-    EXPECT_EQ(error.code, ErrorCode::not_running);
-    EXPECT_THAT(error.attempt, HasSubstr("sending it once more"));
-    EXPECT_EQ(loop.reopen(channel).error().code, ErrorCode::not_running);
-}
-
-TEST(AsyncChannel, AModelWithStateGetsNothingTwiceAndCanBeReopened) {
-    FakeWorker first{[](FakeWorker& w) {
-        w.greet();
-        w.expect<channel::Infer>();
-    }};
-    FakeWorker second{[](FakeWorker& w) {
-        w.greet();
-        w.answer(w.expect<channel::Infer>().request_id, {});
-        w.await_hang_up();
-    }};
-    FakeDaemon daemon{introducing_on_one_connection({&first, &second}, true)};
-    Loop loop;
-    AsyncControl control{loop.context.get_executor(), daemon.path()};
-    AsyncChannel channel = loop.open(control);
-    EXPECT_EQ(loop.infer(channel, {.retry_safe = true}).error().code, ErrorCode::worker_lost);
-    ASSERT_TRUE(loop.reopen(channel));
-    EXPECT_TRUE(loop.infer(channel, {.retry_safe = true}));
-    EXPECT_TRUE(loop.reopen(channel)) << "nothing to do";
-    EXPECT_EQ(channel.replays(), 0u);
-}
-
-TEST(AsyncChannel, AnAdoptedOneSaysThatItCannotBeReopened) {
-    FakeWorker worker{[](FakeWorker& w) {
-        w.greet();
-        w.expect<channel::Infer>();
-    }};
-    Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
-    EXPECT_EQ(loop.infer(channel, {.retry_safe = true}).error().code, ErrorCode::worker_lost);
-    EXPECT_THAT(loop.reopen(channel).error().attempt, HasSubstr("it came as a descriptor"));
-}
-
 TEST(AsyncChannel, AWorkerThatRefusesIsTheErrorOfOpening) {
     FakeWorker worker{[](FakeWorker& w) {
         w.expect<channel::Hello>();
         w.send(channel::encode(channel::Failure{0, {ErrorCode::busy, "it has its client", "wait"}}));
     }};
-    FakeDaemon daemon{introducing_on_one_connection({&worker})};
+    FakeDaemon daemon{introducing({&worker})};
     Loop loop;
     AsyncControl control{loop.context.get_executor(), daemon.path()};
-    std::optional<Result<AsyncChannel>> outcome;
-    AsyncChannel::async_open(control, "fake", {}, [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
-    EXPECT_EQ(loop.until(outcome).error().code, ErrorCode::busy);
+    EXPECT_EQ(loop.open(control).error().code, ErrorCode::busy);
 }
 
 }  // namespace

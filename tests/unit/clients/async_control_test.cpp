@@ -13,7 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/async_control.h"
+#include "bulkhead/async_control.h"
 #include "tests/unit/clients/fake_daemon.h"
 #include "tests/unit/clients/fake_worker.h"
 
@@ -235,15 +235,6 @@ TEST(AsyncControl, SupervisorsMayDieUnderSeveralCallsAtOnce) {
     EXPECT_EQ(done, 3);
 }
 
-TEST(AsyncControl, AStopIsDoneWhenNobodyListensAnyMore) {
-    FakeDaemon daemon{[](FakeDaemon& d) { d.request("daemon.stop"); }};
-    asio::io_context loop;
-    AsyncControl control{loop.get_executor(), daemon.path()};
-    EXPECT_TRUE(call(loop, control, "daemon.stop").value().result.at("receipts_lost").as_bool());
-    daemon.finish();
-    EXPECT_EQ(call(loop, control, "daemon.stop").error().code, ErrorCode::not_running);
-}
-
 TEST(AsyncControl, ADeadlineEndsACallAndNotTheConnection) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("a");
@@ -302,47 +293,6 @@ TEST(AsyncControl, ALineThatTheSocketTakesInPiecesArrivesWhole) {
     }
     EXPECT_EQ(answered, calls);
     EXPECT_EQ(too_long->code, ErrorCode::input_invalid);
-}
-
-TEST(AsyncControl, EventsGoOnWithTheNextSupervisorBehindAGap) {
-    FakeDaemon daemon{[](FakeDaemon& d) {
-        const auto asked = d.request("events.subscribe");
-        EXPECT_EQ(json::serialize(asked.at("params").at("models")), R"(["m"])");
-        d.answer(asked, {{"subscribed", true}});
-        d.send(event_line(1) + event_line(2));
-        d.next_connection();
-        d.pong();
-        d.answer(d.request("events.subscribe"), {{"subscribed", true}});
-        const auto status = d.request("fleet.status");
-        d.send(event_line(3));  // came after the subscription: behind the gap
-        d.answer(status, {{"models", {{{"model", "m"}, {"state", "ready"}}}}});
-        d.await_hang_up();
-    }};
-    asio::io_context loop;
-    AsyncControl control{loop.get_executor(), daemon.path()};
-    const auto next = [&] {
-        return run<json::object>(loop, [&]() { return control.async_next_event({"m"}, asio::use_awaitable); }).value();
-    };
-    EXPECT_EQ(next().at("number"), 1);
-    EXPECT_EQ(next().at("number"), 2);
-    const json::object gap = next();
-    EXPECT_EQ(gap.at("event"), "gap");
-    EXPECT_GT(gap.at("since").as_int64(), 0);
-    EXPECT_GE(gap.at("time").as_int64(), gap.at("since").as_int64());
-    EXPECT_EQ(gap.at("models").at(0).at("state"), "ready");
-    EXPECT_EQ(next().at("number"), 3);
-}
-
-TEST(AsyncControl, WithoutADaemonTheEventsEndAndTheNextDaemonsBeginBehindAGap) {
-    asio::io_context loop;
-    std::optional<FakeDaemon> daemon{std::in_place, [](FakeDaemon& d) {
-                                         d.answer(d.request("events.subscribe"), {{"subscribed", true}});
-                                         d.send(event_line(1));
-                                     }};
-    AsyncControl control{loop.get_executor(), daemon->path()};
-    EXPECT_EQ(next_event(loop, control).value().at("number"), 1);
-    EXPECT_EQ(next_event(loop, control).error().code, ErrorCode::not_running);
-    EXPECT_EQ(next_event(loop, control).error().code, ErrorCode::not_running) << "and may be asked again";
 }
 
 TEST(AsyncControl, AReaderOfEventsThatWaitsMayBeCancelled) {

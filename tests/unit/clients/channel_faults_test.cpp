@@ -1,4 +1,4 @@
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "clients/cpp/channel_state.h"
+#include "clients/cpp/channel/worker_session.h"
 #include "tests/support/open_descriptors.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"
@@ -346,10 +346,10 @@ TEST(ChannelFaults, ARefusalThatComesAfterItsCallFailsNoOtherCall) {
         w.send(channel::encode(channel::Failure{w.expect<channel::SlabRequest>().request_id, full}));
     }};
     const ChannelOptions options{.client = "test", .deadline = 10s};
-    const auto state = ChannelState::open(worker.client_end(), 1, options).value();
+    const auto state = WorkerSession::open(worker.client_end(), 1, options).value();
     const std::array<std::int64_t, 1> dims{large / 4 + 1};
     bool asked = false;
-    ASSERT_EQ(state->allocate_or_ask(wire::DType::float32, dims, asked).value(), nullptr);
+    ASSERT_EQ(state->allocate_or_ask(wire::DType::float32, dims, false, asked).value(), nullptr);
     ASSERT_TRUE(asked);  // and goes away: its deadline passed
 
     const auto lease = state->allocate(wire::DType::float32, dims);

@@ -1,4 +1,4 @@
-#include "clients/cpp/channel.h"
+#include "bulkhead/channel.h"
 
 #include <array>
 #include <vector>
@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "tests/unit/clients/both_clients.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"
 
@@ -16,7 +17,11 @@ using namespace std::chrono_literals;
 using namespace test;
 using enum wire::SlabDirection;
 
-TEST(Channel, CarriesARequestThereAndItsAnswerBack) {
+template <typename C>
+class ChannelTest : public testing::Test {};
+TYPED_TEST_SUITE(ChannelTest, BothClients, ClientNames);
+
+TYPED_TEST(ChannelTest, CarriesARequestThereAndItsAnswerBack) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
         const auto request = w.expect<channel::Infer>();
@@ -32,7 +37,7 @@ TEST(Channel, CarriesARequestThereAndItsAnswerBack) {
                    channel::InferResult{request.request_id, false, {w.output("p", {0.5f})}, {{"n", 1}}, 10us, 20us})
                    .value());
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     EXPECT_EQ(channel.model(), "fake");
     EXPECT_EQ(channel.generation(), 3u);
     EXPECT_TRUE(channel.methods().contains("forward"));
@@ -53,37 +58,37 @@ TEST(Channel, CarriesARequestThereAndItsAnswerBack) {
     EXPECT_EQ(reply.values.at("n").as_int64(), 1);
 }
 
-TEST(Channel, AnswersMayComeOutOfOrder) {
+TYPED_TEST(ChannelTest, AnswersMayComeOutOfOrder) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
         const auto first = w.expect<channel::Infer>(), second = w.expect<channel::Infer>();
         w.answer(second.request_id, {w.output("p", {2})});
         w.answer(first.request_id, {w.output("p", {1})});
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const Input x = filled(channel, {});
     const std::uint64_t first = submit(channel, x), second = submit(channel, x);
 
-    EXPECT_EQ(channel.wait(first).value().outputs[0].as<float>()[0], 1);
-    EXPECT_EQ(channel.wait(second).value().outputs[0].as<float>()[0], 2);
+    EXPECT_EQ(channel.wait(first).value().outputs[0].template as<float>()[0], 1);
+    EXPECT_EQ(channel.wait(second).value().outputs[0].template as<float>()[0], 2);
     EXPECT_EQ(channel.wait(second).error().code, ErrorCode::input_invalid) << "an answer is handed out once";
 }
 
-TEST(Channel, AnErrorOfOneRequestLeavesTheChannelUsable) {
+TYPED_TEST(ChannelTest, AnErrorOfOneRequestLeavesTheChannelUsable) {
     const Error wrong_shape{ErrorCode::shape_mismatch, "x has rank 1", "send rank 2"};
     FakeWorker worker{[&](FakeWorker& w) {
         w.greet();
         w.send(channel::encode(channel::Failure{w.expect<channel::Infer>().request_id, wrong_shape}));
         w.answer(w.expect<channel::Infer>().request_id, {});
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const Input x = filled(channel, {});
 
     EXPECT_EQ(infer(channel, x).error(), wrong_shape);
     EXPECT_TRUE(infer(channel, x));
 }
 
-TEST(Channel, AnInputInFlightKeepsItsBytesUntilItIsAnswered) {
+TYPED_TEST(ChannelTest, AnInputInFlightKeepsItsBytesUntilItIsAnswered) {
     FakeWorker worker{[&](FakeWorker& w) {
         w.greet();
         const auto request = w.expect<channel::Infer>();
@@ -97,7 +102,7 @@ TEST(Channel, AnInputInFlightKeepsItsBytesUntilItIsAnswered) {
         EXPECT_NE(reuse.tensors[0].lease.generation, request.tensors[0].lease.generation);
         w.answer(reuse.request_id, {});
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const std::uint64_t first = submit(channel, filled(channel, {1, 2, 3}));  // dropped while in flight
     const std::uint64_t second = submit(channel, filled(channel, {4, 5, 6}));
     ASSERT_TRUE(channel.wait(first));
@@ -106,7 +111,7 @@ TEST(Channel, AnInputInFlightKeepsItsBytesUntilItIsAnswered) {
     EXPECT_TRUE(infer(channel, filled(channel, {7, 8, 9})));
 }
 
-TEST(Channel, DroppedOutputsAreGivenBackBeforeTheNextRequest) {
+TYPED_TEST(ChannelTest, DroppedOutputsAreGivenBackBeforeTheNextRequest) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
         const auto first = w.expect<channel::Infer>();
@@ -120,14 +125,14 @@ TEST(Channel, DroppedOutputsAreGivenBackBeforeTheNextRequest) {
         }
         w.answer(w.expect<channel::Infer>().request_id, {});
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const Input x = filled(channel, {});
     ASSERT_TRUE(infer(channel, x));
 
     EXPECT_TRUE(infer(channel, x));
 }
 
-TEST(Channel, ManyDroppedOutputsAreGivenBackWithoutARequest) {
+TYPED_TEST(ChannelTest, ManyDroppedOutputsAreGivenBackWithoutARequest) {
     Gate released;
     FakeWorker worker{[&](FakeWorker& w) {
         w.greet();
@@ -137,14 +142,14 @@ TEST(Channel, ManyDroppedOutputsAreGivenBackWithoutARequest) {
         EXPECT_EQ(w.expect<channel::Release>().leases.size(), 32u);
         released.open();
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
 
     ASSERT_TRUE(infer(channel, filled(channel, {})));
 
     released.wait();
 }
 
-TEST(Channel, GrowsByASlabWhenItsInputsAreFull) {
+TYPED_TEST(ChannelTest, GrowsByASlabWhenItsInputsAreFull) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
         const auto request = w.expect<channel::SlabRequest>();
@@ -155,7 +160,7 @@ TEST(Channel, GrowsByASlabWhenItsInputsAreFull) {
         EXPECT_EQ(infer.tensors[0].lease.slab_id, 2u);
         w.answer(infer.request_id, {});
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const std::array<std::int64_t, 1> whole{FakeWorker::slab_bytes / 4};
     const Input first = channel.allocate(wire::DType::float32, whole).value();
     const Input second = channel.allocate(wire::DType::float32, whole).value();
@@ -163,26 +168,26 @@ TEST(Channel, GrowsByASlabWhenItsInputsAreFull) {
     EXPECT_TRUE(infer(channel, second));
 }
 
-TEST(Channel, ARefusedSlabIsTheErrorOfTheAllocationAlone) {
+TYPED_TEST(ChannelTest, ARefusedSlabIsTheErrorOfTheAllocationAlone) {
     const Error no_memory{ErrorCode::resources_exhausted, "creating a slab", "free memory"};
     FakeWorker worker{[&](FakeWorker& w) {
         w.greet();
         w.send(channel::encode(channel::Failure{w.expect<channel::SlabRequest>().request_id, no_memory}));
         w.answer(w.expect<channel::Infer>().request_id, {});
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const std::array<std::int64_t, 1> large{100'000};
 
     EXPECT_EQ(channel.allocate(wire::DType::float32, large).error(), no_memory);
     EXPECT_TRUE(infer(channel, filled(channel, {})));
 }
 
-TEST(Channel, RefusesTensorsBeyondTheChannelsBoundWithoutAsking) {
+TYPED_TEST(ChannelTest, RefusesTensorsBeyondTheChannelsBoundWithoutAsking) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
         EXPECT_EQ(w.receive(), std::nullopt) << "nothing was asked";
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const std::array<std::int64_t, 1> huge{1 << 20}, negative{-1};
     const std::array<std::int64_t, 2> overflow{INT64_MAX, INT64_MAX};
 
@@ -192,43 +197,50 @@ TEST(Channel, RefusesTensorsBeyondTheChannelsBoundWithoutAsking) {
     EXPECT_EQ(channel.allocate(wire::DType::float32, overflow).error().code, ErrorCode::shape_mismatch);
 }
 
-TEST(Channel, AnInputOfAnotherChannelIsRefused) {
+TYPED_TEST(ChannelTest, AnInputOfAnotherChannelIsRefused) {
     const auto idle = [](FakeWorker& w) {
         w.greet();
         w.await_hang_up();
     };
     FakeWorker one{idle}, other{idle};
-    Channel channel = adopt(one).value(), stranger = adopt(other).value();
+    TypeParam channel = adopt<TypeParam>(one).value(), stranger = adopt<TypeParam>(other).value();
     const Input x = stranger.allocate(wire::DType::float32, three).value();
     const std::array<NamedInput, 1> inputs{{{"x", &x}}};
 
     EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::input_invalid);
 }
 
-TEST(Channel, MoreRequestsThanTheWorkerTakesAreRefusedHere) {
-    FakeWorker worker{[](FakeWorker& w) {
+TYPED_TEST(ChannelTest, MoreRequestsThanTheWorkerTakesAreRefusedHere) {
+    Gate refused;
+    FakeWorker worker{[&](FakeWorker& w) {
         w.greet();
-        for (int i = 0; i < 5; ++i) w.answer(w.expect<channel::Infer>().request_id, {});
+        std::vector<std::uint64_t> taken;
+        for (std::uint32_t i = 0; i < w.welcome.in_flight_max; ++i)
+            taken.push_back(w.expect<channel::Infer>().request_id);
+        refused.wait();
+        for (const std::uint64_t request : taken) w.answer(request, {});
+        w.answer(w.expect<channel::Infer>().request_id, {});
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const Input x = filled(channel, {});
     std::vector<std::uint64_t> requests;
     for (std::uint32_t i = 0; i < worker.welcome.in_flight_max; ++i) requests.push_back(submit(channel, x));
     const std::array<NamedInput, 1> inputs{{{"x", &x}}};
 
     EXPECT_EQ(channel.submit({.inputs = inputs}).error().code, ErrorCode::queue_full);
+    refused.open();
     for (const std::uint64_t request : requests) EXPECT_TRUE(channel.wait(request));
     EXPECT_TRUE(infer(channel, x));
 }
 
-TEST(Channel, ACancelledRequestEndsAsTheWorkerSays) {
+TYPED_TEST(ChannelTest, ACancelledRequestEndsAsTheWorkerSays) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
         const auto request = w.expect<channel::Infer>();
         EXPECT_EQ(w.expect<channel::Cancel>().request_id, request.request_id);
         w.send(channel::encode(channel::Failure{request.request_id, {ErrorCode::cancelled, "", ""}}));
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const std::uint64_t request = submit(channel, filled(channel, {}));
 
     ASSERT_TRUE(channel.cancel(request));
@@ -237,17 +249,17 @@ TEST(Channel, ACancelledRequestEndsAsTheWorkerSays) {
     EXPECT_TRUE(channel.cancel(request)) << "too late is no error";
 }
 
-TEST(Channel, AWorkerThatMissesTheDeadlineIsNotWaitedForAndMayAnswerLater) {
+TYPED_TEST(ChannelTest, AWorkerThatMissesTheDeadlineIsNotWaitedForAndMayAnswerLater) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
         const auto late = w.expect<channel::Infer>();
         EXPECT_EQ(w.expect<channel::Cancel>().request_id, late.request_id);
-        w.answer(late.request_id, {w.output("p", {1})});
         const auto next = w.expect<channel::Infer>();
         EXPECT_NE(next.tensors[0].lease.offset_bytes, late.tensors[0].lease.offset_bytes) << "still borrowed";
+        w.answer(late.request_id, {w.output("p", {1})});
         w.answer(next.request_id, {});
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     std::uint64_t late = 0;
     {
         const Input x = filled(channel, {});
@@ -260,7 +272,7 @@ TEST(Channel, AWorkerThatMissesTheDeadlineIsNotWaitedForAndMayAnswerLater) {
     EXPECT_TRUE(infer(channel, filled(channel, {})));
 }
 
-TEST(Channel, AClosingWorkerAnswersWhatIsInFlightAndGetsNothingNew) {
+TYPED_TEST(ChannelTest, AClosingWorkerAnswersWhatIsInFlightAndGetsNothingNew) {
     FakeWorker worker{[](FakeWorker& w) {
         w.greet();
         const auto request = w.expect<channel::Infer>();
@@ -268,7 +280,7 @@ TEST(Channel, AClosingWorkerAnswersWhatIsInFlightAndGetsNothingNew) {
         w.answer(request.request_id, {});
         EXPECT_EQ(w.receive(), std::nullopt);
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const Input x = filled(channel, {});
     const std::array<NamedInput, 1> inputs{{{"x", &x}}};
 

@@ -1,4 +1,4 @@
-#include "clients/cpp/control.h"
+#include "bulkhead/control.h"
 
 #include <fcntl.h>
 

@@ -5,7 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/control.h"
+#include "bulkhead/control.h"
+#include "tests/unit/clients/both_controls.h"
 #include "tests/unit/clients/fake_daemon.h"
 #include "tests/unit/clients/fake_worker.h"
 #include "tests/unit/clients/no_free_descriptor.h"
@@ -17,13 +18,17 @@ using namespace std::chrono_literals;
 using testing::HasSubstr;
 using namespace test;
 
+template <typename C>
+class ControlReconnect : public testing::Test {};
+TYPED_TEST_SUITE(ControlReconnect, BothControls, ControlNames);
+
 /// Waits until the peer has closed this client's connection.
 void await_end(const ControlClient& client) {
     pollfd entry{client.fd(), POLLRDHUP, 0};
     EXPECT_EQ(::poll(&entry, 1, 10'000), 1);
 }
 
-TEST(ControlReconnect, AnAnswerCutAtAnyByteIsAskedForAgain) {
+TYPED_TEST(ControlReconnect, AnAnswerCutAtAnyByteIsAskedForAgain) {
     const std::size_t length = FakeDaemon::line_of({{"id", 1}}, "the answer").size();
     for (std::size_t cut = 0; cut < length; ++cut) {
         FakeDaemon daemon{[&](FakeDaemon& d) {
@@ -33,7 +38,7 @@ TEST(ControlReconnect, AnAnswerCutAtAnyByteIsAskedForAgain) {
             d.pong();
             d.answer(d.request("model.why"), "the answer");
         }};
-        ControlClient client = daemon.connect();
+        TypeParam client = connected<TypeParam>(daemon);
 
         const Result<Answer> answer = client.call("model.why");
 
@@ -42,7 +47,7 @@ TEST(ControlReconnect, AnAnswerCutAtAnyByteIsAskedForAgain) {
     }
 }
 
-TEST(ControlReconnect, SupervisorsMayDieOneAfterTheOther) {
+TYPED_TEST(ControlReconnect, SupervisorsMayDieOneAfterTheOther) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("fleet.status");
         for (int i = 0; i < 5; ++i) {
@@ -55,12 +60,12 @@ TEST(ControlReconnect, SupervisorsMayDieOneAfterTheOther) {
         d.pong();
         d.answer(d.request("fleet.status"), 7);
     }};
-    ControlClient client = daemon.connect();
+    TypeParam client = connected<TypeParam>(daemon);
 
     EXPECT_EQ(client.call("fleet.status").value().result, 7);
 }
 
-TEST(ControlReconnect, ALoadIsSentAgainMarkedAndWithTheDeadlineThatIsLeft) {
+TYPED_TEST(ControlReconnect, ALoadIsSentAgainMarkedAndWithTheDeadlineThatIsLeft) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         const auto first = d.request("model.load");
         EXPECT_FALSE(first.at("params").as_object().contains("again"));
@@ -74,12 +79,12 @@ TEST(ControlReconnect, ALoadIsSentAgainMarkedAndWithTheDeadlineThatIsLeft) {
         EXPECT_LE(left, 60'000);
         d.answer(second, {{"models", boost::json::array{}}});
     }};
-    ControlClient client = daemon.connect();
+    TypeParam client = connected<TypeParam>(daemon);
 
     EXPECT_TRUE(client.call("model.load", {{"models", {"m"}}, {"deadline_ms", 60'000}}));
 }
 
-TEST(ControlReconnect, OnlyLoadAndUnloadAreMarked) {
+TYPED_TEST(ControlReconnect, OnlyLoadAndUnloadAreMarked) {
     for (const char* method : {"model.unload", "model.restart", "channel.open", "events.subscribe"}) {
         FakeDaemon daemon{[&](FakeDaemon& d) {
             d.request(method);
@@ -89,12 +94,12 @@ TEST(ControlReconnect, OnlyLoadAndUnloadAreMarked) {
             EXPECT_EQ(again.at("params").as_object().contains("again"), method == std::string_view{"model.unload"});
             d.answer(again, true);
         }};
-        ControlClient client = daemon.connect();
+        TypeParam client = connected<TypeParam>(daemon);
         EXPECT_TRUE(client.call(method, {{"model", "m"}})) << method;
     }
 }
 
-TEST(ControlReconnect, TheDescriptorOfALostAnswerIsAskedForAgain) {
+TYPED_TEST(ControlReconnect, TheDescriptorOfALostAnswerIsAskedForAgain) {
     const std::size_t before = open_descriptors();
     {
         const PacketPair lost = PacketPair::make().value(), kept = PacketPair::make().value();
@@ -106,7 +111,7 @@ TEST(ControlReconnect, TheDescriptorOfALostAnswerIsAskedForAgain) {
             d.pong();
             d.answer(d.request("channel.open"), {{"fds", 1}}, second);
         }};
-        ControlClient client = daemon.connect();
+        TypeParam client = connected<TypeParam>(daemon);
 
         const Answer answer = client.call("channel.open", {{"model", "m"}}).value();
 
@@ -118,14 +123,14 @@ TEST(ControlReconnect, TheDescriptorOfALostAnswerIsAskedForAgain) {
     EXPECT_EQ(open_descriptors(), before) << "the lost one is closed, so the worker sees its end";
 }
 
-TEST(ControlReconnect, AStopIsDoneWhenNobodyListensAnyMore) {
+TYPED_TEST(ControlReconnect, AStopIsDoneWhenNobodyListensAnyMore) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("daemon.stop");
         d.next_connection();
         d.pong();
         d.request("daemon.stop");
     }};
-    ControlClient client = daemon.connect();
+    TypeParam client = connected<TypeParam>(daemon);
 
     const Answer answer = client.call("daemon.stop").value();
 
@@ -133,22 +138,23 @@ TEST(ControlReconnect, AStopIsDoneWhenNobodyListensAnyMore) {
     EXPECT_TRUE(answer.result.at("receipts").as_array().empty());
 }
 
-TEST(ControlReconnect, AStopThatFindsNobodyFromTheStartIsAnError) {
-    FakeDaemon daemon{[](FakeDaemon&) {}};
-    ControlClient client = daemon.connect();
-    await_end(client);
+TYPED_TEST(ControlReconnect, AStopThatFindsNobodyFromTheStartIsAnError) {
+    FakeDaemon daemon{[](FakeDaemon& d) { d.answer(d.request("fleet.status"), 7); }};
+    TypeParam client = connected<TypeParam>(daemon);
+    ASSERT_TRUE(client.call("fleet.status"));
+    daemon.finish();
 
     EXPECT_EQ(client.call("daemon.stop").error().code, ErrorCode::not_running);
 }
 
-TEST(ControlReconnect, WhatMayNotBeDoneTwiceIsNotSentTwice) {
+TYPED_TEST(ControlReconnect, WhatMayNotBeDoneTwiceIsNotSentTwice) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("daemon.upgrade");
         d.next_connection();
         d.pong();
         d.answer(d.request("daemon.info"), 7);
     }};
-    ControlClient client = daemon.connect();
+    TypeParam client = connected<TypeParam>(daemon);
 
     const Error error = client.call("daemon.upgrade").error();
 
@@ -157,7 +163,7 @@ TEST(ControlReconnect, WhatMayNotBeDoneTwiceIsNotSentTwice) {
     EXPECT_EQ(client.call("daemon.info").value().result, 7);
 }
 
-TEST(ControlReconnect, ARequestThatNeverLeftIsSentWhateverItIs) {
+TEST(ControlClientReconnect, ARequestThatNeverLeftIsSentWhateverItIs) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.next_connection();
         d.pong();
@@ -169,9 +175,9 @@ TEST(ControlReconnect, ARequestThatNeverLeftIsSentWhateverItIs) {
     EXPECT_EQ(client.call("daemon.upgrade").value().result, 7);
 }
 
-TEST(ControlReconnect, WithoutADaemonTheCallEndsAtOnce) {
+TYPED_TEST(ControlReconnect, WithoutADaemonTheCallEndsAtOnce) {
     FakeDaemon daemon{[](FakeDaemon& d) { d.request("model.load"); }};
-    ControlClient client = daemon.connect();
+    TypeParam client = connected<TypeParam>(daemon);
 
     const Error error = client.call("model.load").error();
 
@@ -180,13 +186,13 @@ TEST(ControlReconnect, WithoutADaemonTheCallEndsAtOnce) {
     EXPECT_EQ(error.remedy, "start it: bulkhead up FLEET.yaml");
 }
 
-TEST(ControlReconnect, WithAKeeperAloneItEndsAtTheCallsDeadline) {
+TYPED_TEST(ControlReconnect, WithAKeeperAloneItEndsAtTheCallsDeadline) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("fleet.status");
         d.next_connection();
         d.await_hang_up();  // accepted, never answered
     }};
-    ControlClient client = daemon.connect();
+    TypeParam client = connected<TypeParam>(daemon);
 
     const Error error = client.call("fleet.status", {}, 50ms).error();
 
@@ -194,19 +200,19 @@ TEST(ControlReconnect, WithAKeeperAloneItEndsAtTheCallsDeadline) {
     EXPECT_THAT(error.attempt, HasSubstr("waiting for a new supervisor"));
 }
 
-TEST(ControlReconnect, ADaemonThatKnowsNoPingLivesAsWell) {
+TYPED_TEST(ControlReconnect, ADaemonThatKnowsNoPingLivesAsWell) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("fleet.status");
         d.next_connection();
         d.refuse(d.request("daemon.ping"), {ErrorCode::method_unknown, "no such method", ""});
         d.answer(d.request("fleet.status"), 7);
     }};
-    ControlClient client = daemon.connect();
+    TypeParam client = connected<TypeParam>(daemon);
 
     EXPECT_EQ(client.call("fleet.status").value().result, 7);
 }
 
-TEST(ControlReconnect, AConnectionThatIsOneTooManyIsAnErrorAndNoReasonToTryAgain) {
+TYPED_TEST(ControlReconnect, AConnectionThatIsOneTooManyIsAnErrorAndNoReasonToTryAgain) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("fleet.status");
         d.next_connection();
@@ -214,12 +220,12 @@ TEST(ControlReconnect, AConnectionThatIsOneTooManyIsAnErrorAndNoReasonToTryAgain
         d.refuse({{"id", nullptr}}, {ErrorCode::resources_exhausted, "1024 connections", "close some"});
         d.await_hang_up();
     }};
-    ControlClient client = daemon.connect();
+    TypeParam client = connected<TypeParam>(daemon);
 
     EXPECT_EQ(client.call("fleet.status").error().code, ErrorCode::resources_exhausted);
 }
 
-TEST(ControlReconnect, WhoSubscribedIsToldBeforeTheCallGoesOn) {
+TEST(ControlClientReconnect, WhoSubscribedIsToldBeforeTheCallGoesOn) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.answer(d.request("events.subscribe"), true);
         d.request("model.load");
@@ -246,7 +252,7 @@ TEST(ControlReconnect, WhoSubscribedIsToldBeforeTheCallGoesOn) {
     EXPECT_EQ(events, 1);
 }
 
-TEST(ControlReconnect, ASupervisorMayDieWhileItIsSubscribedToAnew) {
+TEST(ControlClientReconnect, ASupervisorMayDieWhileItIsSubscribedToAnew) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("model.load");
         d.next_connection();
@@ -263,7 +269,7 @@ TEST(ControlReconnect, ASupervisorMayDieWhileItIsSubscribedToAnew) {
     EXPECT_EQ(client.call("model.load").value().result, 7);
 }
 
-TEST(ControlReconnect, WaitingForANotificationTellsOfTheEndAndTheNextCallConnects) {
+TEST(ControlClientReconnect, WaitingForANotificationTellsOfTheEndAndTheNextCallConnects) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.answer(d.request("events.subscribe"), true);
         d.send(R"({"jsonrpc":"2.0","method":"eve)");
@@ -282,7 +288,7 @@ TEST(ControlReconnect, WaitingForANotificationTellsOfTheEndAndTheNextCallConnect
     EXPECT_TRUE(client.wait_notification());
 }
 
-TEST(ControlReconnect, ADescriptorThereIsNoRoomForIsANamedErrorAndTheConnectionLives) {
+TEST(ControlClientReconnect, ADescriptorThereIsNoRoomForIsANamedErrorAndTheConnectionLives) {
     const PacketPair pair = PacketPair::make().value();
     const std::array<int, 1> fds{pair.first.get()};
     FakeDaemon daemon{[&](FakeDaemon& d) {
@@ -302,7 +308,7 @@ TEST(ControlReconnect, ADescriptorThereIsNoRoomForIsANamedErrorAndTheConnectionL
     EXPECT_EQ(client.call("channel.open").value().fds.size(), 1u);
 }
 
-TEST(ControlReconnect, AnErrorsFurtherMembersCanBeRead) {
+TEST(ControlClientReconnect, AnErrorsFurtherMembersCanBeRead) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("fleet.reload");
         d.send(R"({"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"m","data":{"code":"config_invalid",)"

@@ -6,11 +6,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/async_dlpack.h"
-#include "clients/cpp/dlpack.h"
+#include "bulkhead/async_dlpack.h"
+#include "bulkhead/dlpack.h"
+#include "clients/cpp/include/bulkhead/async_dlpack.h"
 #include "ipc/channel/dtype.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"
+#include "tests/unit/clients/loop.h"
 
 namespace bulkhead {
 namespace {
@@ -272,32 +274,18 @@ TEST(DLPack, WhatCannotBeAnInputIsRefusedAndDeleted) {
 /// Of an `AsyncChannel`.
 class AsyncDLPack : public testing::Test {
 protected:
-    template <typename T>
-    Result<T> until(std::optional<Result<T>>& outcome) {
-        loop.restart();
-        while (!outcome && loop.run_one() > 0) {
-        }
-        return outcome ? std::move(*outcome) : Result<T>{Error{}};
-    }
     Result<ImportedInput> imported(DLPackTensor tensor) {
-        std::optional<Result<ImportedInput>> outcome;
-        async_from_dlpack(channel, std::move(tensor), nullptr,
-                          [&](Result<ImportedInput> input) { outcome = std::move(input); });
-        return until(outcome);
+        return loop.run<ImportedInput>(
+            [&](auto handler) { async_from_dlpack(channel, std::move(tensor), nullptr, std::move(handler)); });
     }
-    void adopt(FakeWorker& worker) {
-        std::optional<Result<AsyncChannel>> outcome;
-        AsyncChannel::async_adopt(loop.get_executor(), worker.client_end(), {.client = "test", .deadline = {}},
-                                  [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
-        channel = until(outcome).value();
-    }
+    void adopt(FakeWorker& worker) { channel = loop.adopt(worker).value(); }
     /// So that the worker hears of it.
     void drop() {
         channel = {};
-        loop.restart();
-        loop.poll();
+        loop.context.restart();
+        loop.context.poll();
     }
-    boost::asio::io_context loop;
+    Loop loop;
     AsyncChannel channel;
 };
 

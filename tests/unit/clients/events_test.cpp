@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/events.h"
-#include "clients/cpp/limits.h"
+#include "bulkhead/events.h"
+#include "clients/cpp/base/limits.h"
+#include "clients/cpp/control/event_queue.h"
+#include "tests/unit/clients/both_controls.h"
 #include "tests/unit/clients/fake_daemon.h"
 
 namespace bulkhead {
@@ -22,9 +24,15 @@ void report(FakeDaemon& daemon, std::string_view before = {}) {
     daemon.answer(asked, {{"models", {{{"model", "m"}, {"state", "ready"}}}}});
 }
 
-TEST(EventStream, GoesOnWithTheNextSupervisorBehindAGapThatSaysHowThingsStand) {
+template <typename C>
+class Events : public testing::Test {};
+TYPED_TEST_SUITE(Events, BothControls, ControlNames);
+
+TYPED_TEST(Events, GoOnWithTheNextSupervisorBehindAGapThatSaysHowThingsStand) {
     FakeDaemon daemon{[](FakeDaemon& d) {
-        subscribe(d);
+        const auto asked = d.request("events.subscribe");
+        EXPECT_EQ(json::serialize(asked.at("params").at("models")), R"(["m"])");
+        d.answer(asked, {{"subscribed", true}});
         d.send(event_line(1) + event_line(2));
         d.next_connection();
         d.pong();
@@ -32,15 +40,26 @@ TEST(EventStream, GoesOnWithTheNextSupervisorBehindAGapThatSaysHowThingsStand) {
         report(d, event_line(3));  // came after the subscription: behind the gap
         d.await_hang_up();
     }};
-    EventStream stream = EventStream::open(daemon.path()).value();
-    EXPECT_EQ(stream.next().value().at("number"), 1);
-    EXPECT_EQ(stream.next().value().at("number"), 2);
-    const json::object gap = stream.next().value();
+    auto events = events_of<TypeParam>(daemon, {"m"});
+    EXPECT_EQ(events.next().value().at("number"), 1);
+    EXPECT_EQ(events.next().value().at("number"), 2);
+    const json::object gap = events.next().value();
     EXPECT_EQ(gap.at("event"), "gap");
     EXPECT_GT(gap.at("since").as_int64(), 0);
     EXPECT_GE(gap.at("time").as_int64(), gap.at("since").as_int64());
     EXPECT_EQ(gap.at("models").at(0).at("state"), "ready");
-    EXPECT_EQ(stream.next().value().at("number"), 3);
+    EXPECT_EQ(events.next().value().at("number"), 3);
+}
+
+TYPED_TEST(Events, EndWithoutADaemonAndSaySo) {
+    FakeDaemon daemon{[](FakeDaemon& d) {
+        subscribe(d);
+        d.send(event_line(1));
+    }};
+    auto events = events_of<TypeParam>(daemon, {});
+    EXPECT_EQ(events.next().value().at("number"), 1);
+    EXPECT_EQ(events.next().error().code, ErrorCode::not_running);
+    EXPECT_EQ(events.next().error().code, ErrorCode::not_running) << "and may be asked again";
 }
 
 TEST(EventStream, ASupervisorThatDiesWhileItIsAskedHowThingsStandMakesOneGapOfBoth) {
@@ -71,14 +90,6 @@ TEST(EventStream, ADeadlineThatPassesLosesNothing) {
     EventStream stream = EventStream::open(daemon.path()).value();
     EXPECT_EQ(stream.next(1ms).error().code, ErrorCode::deadline_exceeded);
     EXPECT_EQ(stream.next(1ms).error().code, ErrorCode::deadline_exceeded) << "still subscribed: no gap";
-}
-
-TEST(EventStream, WithoutADaemonItEndsAndSaysSo) {
-    FakeDaemon daemon{subscribe};
-    EventStream stream = EventStream::open(daemon.path()).value();
-    daemon.finish();
-    EXPECT_EQ(stream.next().error().code, ErrorCode::not_running);
-    EXPECT_EQ(stream.next().error().code, ErrorCode::not_running);
 }
 
 TEST(EventQueue, WhatNobodyReadsIsDroppedAtItsBoundAndToldAsAGap) {

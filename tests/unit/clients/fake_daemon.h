@@ -15,7 +15,8 @@
 #include <boost/json.hpp>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/control.h"
+#include "bulkhead/control.h"
+#include "clients/cpp/include/bulkhead/control.h"
 #include "ipc/base/packet.h"
 #include "tests/support/open_descriptors.h"
 
@@ -71,6 +72,13 @@ public:
         const boost::json::value* named = asked.if_contains("method");
         EXPECT_TRUE(named != nullptr && named->as_string() == method) << boost::json::serialize(asked);
         return asked;
+    }
+    /// The same on this connection or, where the client has closed it, on the next one.
+    boost::json::object next_request(std::string_view method) {
+        pollfd entry{connection_.get(), POLLIN | POLLRDHUP, 0};
+        char byte = 0;
+        if (::poll(&entry, 1, 10'000) == 1 && ::recv(connection_.get(), &byte, 1, MSG_PEEK) == 0) next_connection();
+        return request(method);
     }
     void send(std::string_view text, std::span<const int> fds = {}) {
         if (!fds.empty()) {

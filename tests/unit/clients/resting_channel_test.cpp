@@ -10,9 +10,11 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
-#include "clients/cpp/async_channel.h"
-#include "clients/cpp/limits.h"
+#include "bulkhead/async_channel.h"
+#include "clients/cpp/base/limits.h"
+#include "clients/cpp/base/wait_ready.h"
 #include "tests/unit/clients/channel_calls.h"
+#include "tests/unit/clients/loop.h"
 
 namespace bulkhead {
 namespace {
@@ -37,42 +39,26 @@ void grow(FakeWorker& w, std::uint32_t id) {
 
 class AsyncChannelAtRest : public testing::Test {
 protected:
-    template <typename T>
-    Result<T> until(std::optional<Result<T>>& outcome) {
-        while (!outcome && loop.run_one() > 0) {
-        }
-        return std::move(*outcome);
-    }
     AsyncChannel adopt(FakeWorker& worker) {
-        std::optional<Result<AsyncChannel>> outcome;
-        AsyncChannel::async_adopt(loop.get_executor(), worker.client_end(),
-                                  {.client = "test", .deadline = 10s, .slab_idle = 10ms},
-                                  [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
-        return until(outcome).value();
+        return loop.adopt(worker, {.client = "test", .deadline = 10s, .slab_idle = 10ms}).value();
     }
     Input allocate(AsyncChannel& channel, std::int64_t bytes) {
-        std::optional<Result<Input>> outcome;
-        channel.async_allocate(wire::DType::uint8, {bytes}, [&](Result<Input> input) { outcome = std::move(input); });
-        return until(outcome).value();
+        return loop.allocate(channel, wire::DType::uint8, {bytes}).value();
     }
-    Result<Reply> infer(AsyncChannel& channel) {
-        std::optional<Result<Reply>> outcome;
-        channel.async_infer({}, [&](Result<Reply> reply) { outcome = std::move(reply); });
-        return until(outcome);
-    }
+    Result<Reply> infer(AsyncChannel& channel) { return loop.infer(channel, {}); }
     /// The loop has other things to do until the worker has had what it waits for, or has given up.
     void run_until_the_script_ends(AsyncChannel& channel) { run_until(ended, channel); }
     void run_until(const std::atomic<bool>& done, AsyncChannel& channel) {
         const auto until = Clock::now() + patience;
-        while (!done && Clock::now() < until) loop.run_one_for(20ms);
+        while (!done && Clock::now() < until) loop.context.run_one_for(20ms);
         if (done) return;
         ADD_FAILURE() << "the worker waits in vain";
         channel = {};  // which it hears of
-        loop.run_for(20ms);
+        loop.context.run_for(20ms);
     }
 
-    asio::io_context loop;
-    asio::executor_work_guard<asio::io_context::executor_type> work{loop.get_executor()};
+    Loop loop;
+    asio::executor_work_guard<asio::io_context::executor_type> work{loop.context.get_executor()};
     std::atomic<bool> ended = false;
 };
 
@@ -102,7 +88,7 @@ TEST_F(AsyncChannelAtRest, GivesItBackAlsoWhereItWasDroppedLongAfterTheLastReque
     const Input first = allocate(channel, half[0]);
     std::optional<Input> added{allocate(channel, more_than_is_left[0])};
     ASSERT_TRUE(infer(channel));
-    loop.run_for(3 * limits::rest);  // it has come to rest
+    loop.context.run_for(3 * limits::rest);  // it has come to rest
     added.reset();
 
     run_until_the_script_ends(channel);
@@ -120,7 +106,7 @@ TEST_F(AsyncChannelAtRest, HearsAWithdrawal) {
     }};
     AsyncChannel channel = adopt(worker);
     ASSERT_TRUE(infer(channel));
-    loop.run_for(3 * limits::rest);
+    loop.context.run_for(3 * limits::rest);
     rests.open();
 
     run_until_the_script_ends(channel);
@@ -142,20 +128,20 @@ TEST_F(AsyncChannelAtRest, HearsItThoughHandshakesBlockAllThreadsThatMayBeBlocke
         heard.wait();
     };
     AsyncChannel channel = adopt(worker);
-    loop.run_for(3 * limits::rest);
+    loop.context.run_for(3 * limits::rest);
     std::list<FakeWorker> silent;
     std::size_t refused = 0;
     for (std::size_t i = 0; i < limits::blocking_threads; ++i)
-        AsyncChannel::async_adopt(loop.get_executor(), silent.emplace_back(says_nothing).client_end(),
+        AsyncChannel::async_adopt(loop.context.get_executor(), silent.emplace_back(says_nothing).client_end(),
                                   {.client = "test", .deadline = 20s},
                                   [&](const Result<AsyncChannel>& opened) { refused += !opened; });
-    while (greeted < limits::blocking_threads) loop.run_one_for(20ms);
+    while (greeted < limits::blocking_threads) loop.context.run_one_for(20ms);
     rests.open();
 
     run_until_the_script_ends(channel);
     EXPECT_EQ(refused, 0U) << "or nothing was blocked";
     heard.open();
-    while (refused < limits::blocking_threads) loop.run_one();
+    while (refused < limits::blocking_threads) loop.context.run_one();
 }
 
 TEST_F(AsyncChannelAtRest, AWithdrawalThatCrossesAReturnIsAnsweredByItOnce) {
@@ -174,7 +160,7 @@ TEST_F(AsyncChannelAtRest, AWithdrawalThatCrossesAReturnIsAnsweredByItOnce) {
     AsyncChannel channel = adopt(worker);
     std::optional<Input> first{allocate(channel, half[0])};
     static_cast<void>(allocate(channel, more_than_is_left[0]));
-    loop.run_for(3 * limits::rest);
+    loop.context.run_for(3 * limits::rest);
 
     const Result<Reply> reply = infer(channel);
     EXPECT_TRUE(reply) << reply.error().text();
@@ -231,7 +217,7 @@ TEST_F(AsyncChannelAtRest, KeepsNothingOfAWorkerThatWasUnloaded) {
     worker.finish();
     EXPECT_EQ(mappings(), over_rings() ? 3 : 2);
     const auto until = Clock::now() + patience;
-    while (mappings() > 0 && Clock::now() < until) loop.run_one_for(20ms);
+    while (mappings() > 0 && Clock::now() < until) loop.context.run_one_for(20ms);
 
     EXPECT_EQ(mappings(), 0);
 }
@@ -245,7 +231,7 @@ TEST_F(AsyncChannelAtRest, ReleasesAResultWhenItIsDropped) {
     }};
     AsyncChannel channel = adopt(worker);
     std::optional<Reply> reply = infer(channel).value();
-    loop.run_for(3 * limits::rest);
+    loop.context.run_for(3 * limits::rest);
     reply.reset();
 
     run_until_the_script_ends(channel);
@@ -260,8 +246,8 @@ TEST_F(AsyncChannelAtRest, IsNoWorkOfItsLoop) {
     AsyncChannel channel = adopt(worker);
     ASSERT_TRUE(infer(channel));
     work.reset();
-    loop.restart();
-    loop.run();  // and comes back
+    loop.context.restart();
+    loop.context.run();  // and comes back
     EXPECT_EQ(channel.model(), "fake");
 }
 
@@ -269,7 +255,7 @@ TEST_F(AsyncChannelAtRest, AnEndThatCameMeanwhileIsNewsToTheNextRequestAlone) {
     FakeWorker worker{[&](FakeWorker& w) { greet(w); }};
     AsyncChannel channel = adopt(worker);
     worker.finish();
-    loop.run_for(2 * limits::rest);
+    loop.context.run_for(2 * limits::rest);
     EXPECT_EQ(infer(channel).error().code, ErrorCode::worker_lost);
 }
 

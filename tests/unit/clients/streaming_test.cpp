@@ -8,16 +8,16 @@
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/io_context.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "clients/cpp/async_channel.h"
-#include "clients/cpp/limits.h"
+#include "bulkhead/async_channel.h"
+#include "clients/cpp/base/limits.h"
+#include "tests/unit/clients/both_clients.h"
 #include "tests/unit/clients/channel_calls.h"
-#include "tests/unit/clients/fake_daemon.h"
-#include "tests/unit/clients/fake_worker.h"
+#include "tests/unit/clients/introducing.h"
+#include "tests/unit/clients/loop.h"
 
 namespace bulkhead {
 namespace {
@@ -41,20 +41,11 @@ void send_token(FakeWorker& worker, std::uint64_t request_id, int token, bool mo
 
 std::int64_t token_of(const Reply& reply) { return reply.values.at("token").as_int64(); }
 
-/// A daemon that introduces these workers one after the other, a connection each.
-FakeDaemon::Script introducing(std::vector<FakeWorker*> workers) {
-    return [workers = std::move(workers)](FakeDaemon& d) {
-        for (std::size_t i = 0; i < workers.size(); ++i) {
-            if (i > 0) d.next_connection();
-            const UniqueFd end = workers[i]->client_end();
-            const std::array<int, 1> fds{end.get()};
-            d.answer(d.request("channel.open"), {{"fds", 1}, {"stateful", false}}, fds);
-        }
-        d.await_hang_up();
-    };
-}
+template <typename C>
+class ChannelStreaming : public testing::Test {};
+TYPED_TEST_SUITE(ChannelStreaming, BothClients, ClientNames);
 
-TEST(ChannelStreaming, PartsComeInOrderAndTheLastEndsTheRequest) {
+TYPED_TEST(ChannelStreaming, PartsComeInOrderAndTheLastEndsTheRequest) {
     FakeWorker worker{[](FakeWorker& w) {
         greet_streaming(w);
         const auto request = w.expect<channel::Infer>();
@@ -62,7 +53,7 @@ TEST(ChannelStreaming, PartsComeInOrderAndTheLastEndsTheRequest) {
         w.await_hang_up();
     }};
     {
-        Channel channel = adopt(worker).value();
+        TypeParam channel = adopt<TypeParam>(worker).value();
         const std::uint64_t id = channel.submit({.method = "generate", .in_parts = true}).value();
         for (int token = 0; token < 3; ++token) {
             const Reply part = channel.next(id).value();
@@ -73,7 +64,7 @@ TEST(ChannelStreaming, PartsComeInOrderAndTheLastEndsTheRequest) {
     }
 }
 
-TEST(ChannelStreaming, WhoeverWaitsForTheAnswerGetsTheLastPart) {
+TYPED_TEST(ChannelStreaming, WhoeverWaitsForTheAnswerGetsTheLastPart) {
     FakeWorker worker{[](FakeWorker& w) {
         greet_streaming(w);
         for (int request = 0; request < 2; ++request) {
@@ -83,13 +74,13 @@ TEST(ChannelStreaming, WhoeverWaitsForTheAnswerGetsTheLastPart) {
         w.await_hang_up();
     }};
     {
-        Channel channel = adopt(worker).value();
+        TypeParam channel = adopt<TypeParam>(worker).value();
         EXPECT_EQ(token_of(channel.infer({.method = "generate"}).value()), 2);
         EXPECT_EQ(token_of(channel.infer({.method = "generate", .in_parts = true}).value()), 2);
     }
 }
 
-TEST(ChannelStreaming, PartsOfTwoRequestsAreToldApart) {
+TYPED_TEST(ChannelStreaming, PartsOfTwoRequestsAreToldApart) {
     FakeWorker worker{[](FakeWorker& w) {
         greet_streaming(w);
         const auto first = w.expect<channel::Infer>().request_id, second = w.expect<channel::Infer>().request_id;
@@ -100,7 +91,7 @@ TEST(ChannelStreaming, PartsOfTwoRequestsAreToldApart) {
         w.await_hang_up();
     }};
     {
-        Channel channel = adopt(worker).value();
+        TypeParam channel = adopt<TypeParam>(worker).value();
         const std::uint64_t first = channel.submit({.in_parts = true}).value();
         const std::uint64_t second = channel.submit({.in_parts = true}).value();
         for (const auto& [id, from] : {std::pair{first, 0}, std::pair{second, 100}})
@@ -108,13 +99,13 @@ TEST(ChannelStreaming, PartsOfTwoRequestsAreToldApart) {
     }
 }
 
-TEST(ChannelStreaming, AWorkerThatDiesLeavesWhatCameAndSaysHowMuchThatWas) {
+TYPED_TEST(ChannelStreaming, AWorkerThatDiesLeavesWhatCameAndSaysHowMuchThatWas) {
     FakeWorker worker{[](FakeWorker& w) {
         greet_streaming(w);
         const auto request = w.expect<channel::Infer>();
         for (int token = 0; token < 3; ++token) send_token(w, request.request_id, token);
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const std::uint64_t id = channel.submit({.in_parts = true}).value();
     worker.finish();
     for (int token = 0; token < 3; ++token) EXPECT_EQ(token_of(channel.next(id).value()), token);
@@ -126,7 +117,7 @@ TEST(ChannelStreaming, AWorkerThatDiesLeavesWhatCameAndSaysHowMuchThatWas) {
 }
 
 /// A part may hold several tokens, and one of them be an array.
-TEST(ChannelStreaming, AWorkerThatDiesInTheMidstOfTokensIsToldWithTheirNumber) {
+TYPED_TEST(ChannelStreaming, AWorkerThatDiesInTheMidstOfTokensIsToldWithTheirNumber) {
     FakeWorker worker{[](FakeWorker& w) {
         greet_streaming(w);
         const auto request = w.expect<channel::Infer>();
@@ -139,7 +130,7 @@ TEST(ChannelStreaming, AWorkerThatDiesInTheMidstOfTokensIsToldWithTheirNumber) {
         send({6, 7, 8});
         send({boost::json::array{1, 2}, boost::json::array{3, 4}});
     }};
-    Channel channel = adopt(worker).value();
+    TypeParam channel = adopt<TypeParam>(worker).value();
     const std::uint64_t id = channel.submit({.method = "generate", .in_parts = true}).value();
     worker.finish();
     for (int part = 0; part < 3; ++part) EXPECT_TRUE(channel.next(id).value().more);
@@ -151,15 +142,14 @@ TEST(ChannelStreaming, AWorkerThatDiesInTheMidstOfTokensIsToldWithTheirNumber) {
 }
 
 /// The next worker would begin anew, and its first parts would come twice.
-TEST(ChannelStreaming, AnAnswerThatHasBegunIsNotSentOnceMore) {
+TYPED_TEST(ChannelStreaming, AnAnswerThatHasBegunIsNotSentOnceMore) {
     FakeWorker first{[](FakeWorker& w) {
         greet_streaming(w);
         send_token(w, w.expect<channel::Infer>().request_id, 7);
     }};
     FakeDaemon daemon{introducing({&first})};
     {
-        ControlClient control = daemon.connect();
-        Channel channel = Channel::open(control, "fake").value();
+        TypeParam channel = opened<TypeParam>(daemon);
         const std::uint64_t id = channel.submit({.retry_safe = true, .in_parts = true}).value();
         EXPECT_EQ(token_of(channel.next(id).value()), 7);
         EXPECT_EQ(channel.next(id).error().code, ErrorCode::worker_lost);
@@ -167,7 +157,7 @@ TEST(ChannelStreaming, AnAnswerThatHasBegunIsNotSentOnceMore) {
     }
 }
 
-TEST(ChannelStreaming, ARequestWithoutAPartYetIsSentOnceMoreAndStreams) {
+TYPED_TEST(ChannelStreaming, ARequestWithoutAPartYetIsSentOnceMoreAndStreams) {
     FakeWorker first{[](FakeWorker& w) {
         greet_streaming(w);
         w.expect<channel::Infer>();
@@ -181,8 +171,7 @@ TEST(ChannelStreaming, ARequestWithoutAPartYetIsSentOnceMoreAndStreams) {
     }};
     FakeDaemon daemon{introducing({&first, &second})};
     {
-        ControlClient control = daemon.connect();
-        Channel channel = Channel::open(control, "fake").value();
+        TypeParam channel = opened<TypeParam>(daemon);
         const std::uint64_t id = channel.submit({.retry_safe = true, .in_parts = true}).value();
         EXPECT_EQ(token_of(channel.next(id).value()), 1);
         EXPECT_EQ(token_of(channel.next(id).value()), 2);
@@ -190,7 +179,7 @@ TEST(ChannelStreaming, ARequestWithoutAPartYetIsSentOnceMoreAndStreams) {
     }
 }
 
-TEST(ChannelStreaming, LeavingAStreamCancelsItAndDropsWhatStillComes) {
+TYPED_TEST(ChannelStreaming, LeavingAStreamCancelsItAndDropsWhatStillComes) {
     FakeWorker worker{[](FakeWorker& w) {
         greet_streaming(w);
         const auto request = w.expect<channel::Infer>();
@@ -202,7 +191,7 @@ TEST(ChannelStreaming, LeavingAStreamCancelsItAndDropsWhatStillComes) {
         w.await_hang_up();
     }};
     {
-        Channel channel = adopt(worker).value();
+        TypeParam channel = adopt<TypeParam>(worker).value();
         const std::uint64_t id = channel.submit({.in_parts = true}).value();
         EXPECT_EQ(token_of(channel.next(id).value()), 0);
         channel.abandon(id);
@@ -211,7 +200,7 @@ TEST(ChannelStreaming, LeavingAStreamCancelsItAndDropsWhatStillComes) {
     }
 }
 
-TEST(ChannelStreaming, PartsThatNobodyTakesAreBounded) {
+TYPED_TEST(ChannelStreaming, PartsThatNobodyTakesAreBounded) {
     constexpr int sent = 5000;
     static_assert(sent > limits::parts_max);
     FakeWorker worker{[](FakeWorker& w) {
@@ -225,7 +214,7 @@ TEST(ChannelStreaming, PartsThatNobodyTakesAreBounded) {
         w.await_hang_up();
     }};
     {
-        Channel channel = adopt(worker).value();
+        TypeParam channel = adopt<TypeParam>(worker).value();
         const std::uint64_t id = channel.submit({.in_parts = true}).value();
         EXPECT_TRUE(channel.infer({})) << "another request reads the channel meanwhile";
 
@@ -237,7 +226,7 @@ TEST(ChannelStreaming, PartsThatNobodyTakesAreBounded) {
     }
 }
 
-TEST(ChannelStreaming, OutputsOfAPartThatNobodyWantsGoBack) {
+TYPED_TEST(ChannelStreaming, OutputsOfAPartThatNobodyWantsGoBack) {
     FakeWorker worker{[](FakeWorker& w) {
         greet_streaming(w);
         const auto request = w.expect<channel::Infer>();
@@ -250,36 +239,12 @@ TEST(ChannelStreaming, OutputsOfAPartThatNobodyWantsGoBack) {
         w.await_hang_up();
     }};
     {
-        Channel channel = adopt(worker).value();
+        TypeParam channel = adopt<TypeParam>(worker).value();
         const Reply reply = channel.infer({}).value();
         EXPECT_EQ(reply.find("p")->as<float>()[0], 2);
         EXPECT_TRUE(channel.infer({}));
     }
 }
-
-struct Loop {
-    asio::io_context context;
-
-    template <typename T>
-    Result<T> until(std::optional<Result<T>>& outcome) {
-        context.restart();
-        while (!outcome && context.run_one() > 0) {
-        }
-        EXPECT_TRUE(outcome) << "the loop ran dry";
-        return outcome ? std::move(*outcome) : Result<T>{Error{}};
-    }
-    AsyncChannel adopt(FakeWorker& worker) {
-        std::optional<Result<AsyncChannel>> outcome;
-        AsyncChannel::async_adopt(context.get_executor(), worker.client_end(), {.client = "test", .deadline = 10s},
-                                  [&](Result<AsyncChannel> opened) { outcome = std::move(opened); });
-        return until(outcome).value();
-    }
-    Result<Reply> next(AsyncStream& stream) {
-        std::optional<Result<Reply>> outcome;
-        stream.async_next([&](Result<Reply> part) { outcome = std::move(part); });
-        return until(outcome);
-    }
-};
 
 TEST(AsyncChannelStreaming, ACoroutineTakesPartAfterPart) {
     FakeWorker worker{[](FakeWorker& w) {
@@ -289,7 +254,7 @@ TEST(AsyncChannelStreaming, ACoroutineTakesPartAfterPart) {
         w.await_hang_up();
     }};
     Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
+    AsyncChannel channel = loop.adopt(worker).value();
     std::vector<std::int64_t> seen;
     const auto read = [&]() -> asio::awaitable<void> {
         AsyncStream stream = channel.stream({.method = "generate"});
@@ -319,7 +284,7 @@ TEST(AsyncChannelStreaming, AStreamBesideOtherRequests) {
         w.await_hang_up();
     }};
     Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
+    AsyncChannel channel = loop.adopt(worker).value();
     AsyncStream stream = channel.stream({});
     EXPECT_EQ(token_of(loop.next(stream).value()), 0);
 
@@ -345,7 +310,7 @@ TEST(AsyncChannelStreaming, ARefusedRequestIsToldToWhoeverTakesTheFirstPart) {
         w.await_hang_up();
     }};
     Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
+    AsyncChannel channel = loop.adopt(worker).value();
     AsyncStream first = channel.stream({}), refused = channel.stream({});
     EXPECT_EQ(loop.next(refused).error().code, ErrorCode::queue_full);
     EXPECT_TRUE(loop.next(first));
@@ -362,7 +327,7 @@ TEST(AsyncChannelStreaming, CancellingAWaitCancelsTheRequest) {
         w.await_hang_up();
     }};
     Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
+    AsyncChannel channel = loop.adopt(worker).value();
     AsyncStream stream = channel.stream({});
     EXPECT_TRUE(loop.next(stream));
 
@@ -376,29 +341,6 @@ TEST(AsyncChannelStreaming, CancellingAWaitCancelsTheRequest) {
     channel = AsyncChannel{};
 }
 
-TEST(AsyncChannelStreaming, DroppingAStreamCancelsTheRequestAndTheChannelLivesOn) {
-    FakeWorker worker{[](FakeWorker& w) {
-        greet_streaming(w);
-        const auto request = w.expect<channel::Infer>().request_id;
-        send_token(w, request, 0);
-        EXPECT_EQ(w.expect<channel::Cancel>().request_id, request);
-        send_token(w, request, 1);
-        w.send(channel::encode(channel::Failure{request, {ErrorCode::cancelled, "cancelled", ""}}));
-        w.answer(w.expect<channel::Infer>().request_id, {});
-        w.await_hang_up();
-    }};
-    Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
-    {
-        AsyncStream stream = channel.stream({});
-        EXPECT_TRUE(loop.next(stream));
-    }
-    std::optional<Result<Reply>> other;
-    channel.async_infer({}, [&](Result<Reply> reply) { other = std::move(reply); });
-    EXPECT_TRUE(loop.until(other));
-    channel = AsyncChannel{};
-}
-
 TEST(AsyncChannelStreaming, AStreamEndsWithItsChannel) {
     FakeWorker worker{[](FakeWorker& w) {
         greet_streaming(w);
@@ -407,7 +349,7 @@ TEST(AsyncChannelStreaming, AStreamEndsWithItsChannel) {
         w.await_hang_up();
     }};
     Loop loop;
-    AsyncChannel channel = loop.adopt(worker);
+    AsyncChannel channel = loop.adopt(worker).value();
     {
         AsyncStream stream = channel.stream({});
         EXPECT_TRUE(loop.next(stream));

@@ -1,6 +1,6 @@
 /// The client's waits at rings, beside a caller that polls the descriptor itself.
 
-#include "clients/cpp/transport.h"
+#include "clients/cpp/channel/transport.h"
 
 #include <poll.h>
 #include <sys/wait.h>

@@ -1,0 +1,108 @@
+#include "bulkhead/async_channel.h"
+
+#include <utility>
+
+#include "clients/cpp/async/async_channel_state.h"
+#include "clients/cpp/async/async_connect.h"
+#include "clients/cpp/async/spawn.h"
+
+namespace bulkhead {
+
+namespace asio = boost::asio;
+
+namespace {
+
+asio::awaitable<Result<AsyncChannel>> open(std::shared_ptr<AsyncControlState> control, std::string model,
+                                           ChannelOptions options) {
+    auto channel = std::make_unique<ReconnectingChannel>(control->path(), std::move(model), options);
+    ReconnectingChannel::Introduction asked = channel->introduction(options.deadline, 1);
+    Result<std::shared_ptr<WorkerSession>> session = co_await connect_session(control, *channel, asked);
+    if (!session) co_return std::move(session).error();
+    channel->replace_session(std::move(*session));
+    co_return AsyncChannelState::make(control->executor(), control, std::move(channel));
+}
+
+asio::awaitable<Result<AsyncChannel>> adopt(asio::any_io_executor executor, std::shared_ptr<UniqueFd> socket,
+                                            ChannelOptions options) {
+    auto channel = std::make_unique<ReconnectingChannel>();
+    Result<std::shared_ptr<WorkerSession>> session = co_await open_session(*socket, channel->number(), options);
+    if (!session) co_return std::move(session).error();
+    channel->replace_session(std::move(*session));
+    co_return AsyncChannelState::make(executor, nullptr, std::move(channel));
+}
+
+}  // namespace
+
+AsyncChannel::AsyncChannel() noexcept = default;
+AsyncChannel::AsyncChannel(std::shared_ptr<AsyncChannelState> state) noexcept : state_{std::move(state)} {}
+AsyncChannel::AsyncChannel(AsyncChannel&&) noexcept = default;
+AsyncChannel& AsyncChannel::operator=(AsyncChannel&& other) noexcept {
+    AsyncChannel previous{std::move(*this)};
+    state_ = std::move(other.state_);
+    return *this;
+}
+AsyncChannel::~AsyncChannel() {
+    if (state_) state_->close();
+}
+
+const boost::json::object& AsyncChannel::methods() const noexcept {
+    return state_->channel().session().welcome().methods;
+}
+std::string_view AsyncChannel::model() const noexcept { return state_->channel().session().welcome().model; }
+std::uint64_t AsyncChannel::generation() const noexcept { return state_->channel().session().welcome().generation; }
+std::uint32_t AsyncChannel::replica() const noexcept { return state_->channel().session().welcome().replica; }
+std::uint64_t AsyncChannel::replays() const noexcept { return state_->channel().replays(); }
+std::optional<Error> AsyncChannel::why_no_gpu() const { return state_->channel().session().why_no_gpu(); }
+asio::any_io_executor AsyncChannel::get_executor() const noexcept { return state_->executor(); }
+
+void AsyncChannel::start_open(ControlState control, std::string model, ChannelOptions options,
+                              Completion<AsyncChannel> handler) {
+    const asio::any_io_executor executor = control->executor();
+    spawn<AsyncChannel>(executor, open(std::move(control), std::move(model), std::move(options)), std::move(handler));
+}
+
+void AsyncChannel::start_adopt(asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
+                               Completion<AsyncChannel> handler) {
+    spawn<AsyncChannel>(executor, adopt(executor, std::make_shared<UniqueFd>(std::move(socket)), std::move(options)),
+                        std::move(handler));
+}
+
+void AsyncChannel::start_allocate(const State& state, wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu,
+                                  Completion<Input> handler) {
+    state->allocate(dtype, std::move(dims), on_gpu, {std::move(handler), state->executor()});
+}
+
+void AsyncChannel::start_keep_outputs_on_gpu(const State& state, std::uint64_t size_bytes, Completion<void> handler) {
+    state->keep_outputs_on_gpu(size_bytes, {std::move(handler), state->executor()});
+}
+
+void AsyncChannel::start_infer(const State& state, Request request, Completion<Reply> handler) {
+    state->infer(std::move(request), {std::move(handler), state->executor()});
+}
+
+void AsyncChannel::start_reopen(const State& state, std::optional<std::chrono::milliseconds> deadline,
+                                Completion<void> handler) {
+    state->reopen(deadline, {std::move(handler), state->executor()});
+}
+
+AsyncStream AsyncChannel::stream(Request request) { return AsyncStream{state_, state_->stream(std::move(request))}; }
+
+AsyncStream::AsyncStream(std::shared_ptr<AsyncChannelState> state, std::uint64_t operation) noexcept
+    : state_{std::move(state)}, operation_{operation} {}
+AsyncStream::AsyncStream(AsyncStream&&) noexcept = default;
+AsyncStream& AsyncStream::operator=(AsyncStream&& other) noexcept {
+    AsyncStream previous{std::move(*this)};
+    state_ = std::move(other.state_);
+    operation_ = other.operation_;
+    return *this;
+}
+AsyncStream::~AsyncStream() {
+    if (state_) state_->abandon(operation_);
+}
+
+void AsyncStream::start_next(const std::shared_ptr<AsyncChannelState>& state, std::uint64_t operation,
+                             Completion<Reply> handler) {
+    state->next(operation, {std::move(handler), state->executor()});
+}
+
+}  // namespace bulkhead

@@ -1,0 +1,145 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "bulkhead/async_channel.h"
+#include "clients/cpp/async/async_control_state.h"
+#include "clients/cpp/async/idle_poller.h"
+#include "clients/cpp/channel/reconnecting_channel.h"
+
+namespace bulkhead {
+
+/// The operations of an `AsyncChannel`, and the pump that advances them. Everything happens on one executor.
+class AsyncChannelState : public std::enable_shared_from_this<AsyncChannelState> {
+public:
+    template <typename T>
+    using Awaitable = boost::asio::awaitable<T>;
+
+    /// `control` is null for an adopted channel; `channel` has its first session.
+    static Result<AsyncChannel> make(boost::asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
+                                     std::unique_ptr<ReconnectingChannel> channel);
+    ~AsyncChannelState();
+
+    void infer(Request request, Completing<Reply> completing);
+    void allocate(wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu, Completing<Input> completing);
+    void keep_outputs_on_gpu(std::uint64_t size_bytes, Completing<void> completing);
+    void reopen(std::optional<std::chrono::milliseconds> deadline, Completing<void> completing);
+    void close();
+
+    // A request whose answer is taken in parts. `stream` returns the number that the others name it by.
+    std::uint64_t stream(Request request);
+    void next(std::uint64_t number, Completing<Reply> completing);
+    void abandon(std::uint64_t number);
+
+    [[nodiscard]] ReconnectingChannel& channel() const noexcept { return *channel_; }
+    [[nodiscard]] const boost::asio::any_io_executor& executor() const noexcept { return executor_; }
+
+private:
+    struct Inference {
+        struct Queued {};  ///< for the next worker
+        struct InFlight {
+            std::uint64_t request_id;  ///< of `channel_`
+        };
+        struct Ended {
+            Result<Reply> outcome;  ///< of a stream for which nobody waited
+        };
+        std::variant<Queued, InFlight, Ended> state;
+        std::optional<Completing<Reply>> completing;  ///< of a stream only while somebody waits
+        Request request;
+        Clock::time_point asked;
+
+        [[nodiscard]] const InFlight* in_flight() const noexcept { return std::get_if<InFlight>(&state); }
+    };
+    /// Needs room in a slab, or on the GPU, and may have to wait for one more slab.
+    struct SlabWait {
+        std::function<Result<bool>(bool& asked)> attempt;  ///< true when done
+        std::function<void(const Result<>& done)> complete;
+        bool asked = false;  ///< the slab, or the refusal, on its way answers this one
+    };
+    struct Reopening {
+        Completing<void> completing;
+    };
+    struct Operation {
+        std::variant<Inference, SlabWait, Reopening> kind;
+        Clock::time_point until;  ///< the client's own patience
+    };
+    using Operations = std::map<std::uint64_t, Operation>;
+
+    AsyncChannelState(boost::asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
+                      std::unique_ptr<ReconnectingChannel> channel);
+
+    std::uint64_t add(Operation operation, boost::asio::cancellation_slot slot);
+    std::uint64_t add_inference(Request request, std::optional<Completing<Reply>> completing);
+    template <typename T>
+    void add_slab_wait(std::function<Result<bool>(bool& asked)> attempt, std::function<Result<T>()> result,
+                       Completing<T> completing);
+    void cancel_by(boost::asio::cancellation_slot slot, std::uint64_t number);
+    void cancel(std::uint64_t number);
+
+    /// Advances each operation as far as that goes now, then arranges to be called again. Runs after every change.
+    void pump();
+    void pump_soon();
+    /// True where the operation needs a session with the next worker.
+    bool advance(Operations::iterator operation);
+    bool advance(Operations::iterator operation, Inference& inference);
+    void advance(Operations::iterator operation, SlabWait& wait);
+    /// Hands out an outcome, or a part.
+    void finish(Operations::iterator operation, Inference& inference, Result<Reply> outcome);
+    void end(Operations::iterator operation, const Error& reason);
+    template <typename T>
+    void complete(Completing<T> completing, Result<T> outcome);
+
+    void start_reopening(std::optional<std::chrono::milliseconds> deadline);
+    static Awaitable<void> reopen_session(std::shared_ptr<AsyncChannelState> self,
+                                          std::optional<std::chrono::milliseconds> deadline);
+    void reopened(Result<std::shared_ptr<WorkerSession>> session);
+
+    [[nodiscard]] bool is_waited_for() const;
+    void watch();
+    void stop_watching();
+    void set_alarm();
+    void poll_idle();
+
+    enum class Phase {
+        serving,    ///< or its worker is lost, and no operation needs the next one yet
+        reopening,  ///< asks for the next worker
+        closed,     ///< the AsyncChannel was dropped
+    };
+
+    boost::asio::any_io_executor executor_;
+    std::shared_ptr<AsyncControlState> control_;
+    std::unique_ptr<ReconnectingChannel> channel_;
+    Phase phase_ = Phase::serving;
+    Operations operations_;
+    std::uint64_t last_operation_ = 0;
+
+    std::optional<boost::asio::posix::stream_descriptor> io_;  ///< only waits; the descriptor is the session's
+    bool io_waits_ = false;
+    boost::asio::steady_timer alarm_;  ///< at the first of all `until`
+    std::shared_ptr<IdlePoller> idle_poller_;
+    std::uint64_t last_operation_polled_ = 0;  ///< the last one when `poll_idle` ran
+    bool rests_ = false;                       ///< nothing was asked for since, and `idle_poller_` waits at the session
+};
+
+template <typename T>
+void AsyncChannelState::complete(Completing<T> completing, Result<T> outcome) {
+    if (auto slot = completing.slot(); slot.is_connected()) slot.clear();
+    // Posted: this may be the function that started the operation, and the handler may start the next one.
+    boost::asio::post(executor_, [completing = std::move(completing), outcome = std::move(outcome)]() mutable {
+        std::move(completing)(std::move(outcome));
+    });
+}
+
+}  // namespace bulkhead

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <fmt/format.h>
+
+#include "bulkhead/completion.h"
+
+namespace bulkhead {
+
+/// Makes every cancellation end the present wait without an exception; the operation then looks at what it waited for.
+/// Call once per operation: a second call forgets a cancellation.
+inline boost::asio::awaitable<void> wait_through_cancellation() {
+    co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::enable_total_cancellation());
+    co_await boost::asio::this_coro::throw_if_cancelled(false);
+}
+
+/// Of `co_await this_coro::cancellation_state`, fetched once and looked at as often as need be: GCC 12 destroys what a
+/// co_await in a condition did not come to make.
+[[nodiscard]] inline bool is_cancelled(const boost::asio::cancellation_state& caller) {
+    return caller.cancelled() != boost::asio::cancellation_type::none;
+}
+
+[[nodiscard]] inline Error cancelled(std::string_view what) {
+    return {ErrorCode::cancelled, fmt::format("{}: the caller has cancelled it", what), {}};
+}
+
+/// Runs an operation on the loop, and completes with what it returns.
+template <typename T>
+void spawn(const boost::asio::any_io_executor& executor, boost::asio::awaitable<Result<T>> operation,
+           Completion<T> handler) {
+    // co_spawn wants a value that can be made of nothing; not every Result can.
+    auto optional = [](boost::asio::awaitable<Result<T>> inner) -> boost::asio::awaitable<std::optional<Result<T>>> {
+        co_return co_await std::move(inner);
+    };
+    Completing<T> completing{std::move(handler), executor};
+    const auto slot = completing.slot();
+    boost::asio::co_spawn(executor, optional(std::move(operation)),
+                          boost::asio::bind_cancellation_slot(
+                              slot, [completing = std::move(completing)](std::exception_ptr failure,
+                                                                         std::optional<Result<T>> outcome) mutable {
+                                  if (failure)
+                                      std::rethrow_exception(failure);  // out of memory: as in any other handler
+                                  std::move(completing)(std::move(*outcome));
+                              }));
+}
+
+}  // namespace bulkhead

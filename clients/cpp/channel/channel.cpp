@@ -1,0 +1,111 @@
+#include "bulkhead/channel.h"
+
+#include <algorithm>
+
+#include "clients/cpp/channel/reconnecting_channel.h"
+#include "clients/cpp/channel/worker_session.h"
+
+namespace bulkhead {
+
+Input::Input(std::shared_ptr<Lease> lease) : lease_{std::move(lease)} {}
+Input::Input(Input&&) noexcept = default;
+Input& Input::operator=(Input&&) noexcept = default;
+Input::~Input() = default;
+
+std::span<std::byte> Input::bytes() noexcept {
+    return lease_->slab->bytes().subspan(lease_->block.offset_bytes, lease_->block.size_bytes);
+}
+wire::DType Input::dtype() const noexcept { return lease_->dtype; }
+std::span<const std::int64_t> Input::dims() const noexcept { return {lease_->dims.data(), lease_->dims.size()}; }
+
+std::optional<int> Input::gpu() const noexcept { return lease_->slab->gpu(); }
+
+Output::Output(std::shared_ptr<Lease> lease) : lease_{std::move(lease)} {}
+Output::Output(Output&&) noexcept = default;
+Output& Output::operator=(Output&&) noexcept = default;
+Output::~Output() = default;
+
+std::string_view Output::name() const noexcept { return lease_->tensor.name; }
+wire::DType Output::dtype() const noexcept { return lease_->tensor.dtype; }
+std::span<const std::int64_t> Output::dims() const noexcept {
+    return {lease_->tensor.dims.data(), lease_->tensor.dims.size()};
+}
+std::span<const std::byte> Output::bytes() const noexcept {
+    const wire::LeaseRef& lease = lease_->tensor.lease;
+    return std::span<const std::byte>{lease_->slab->bytes()}.subspan(lease.offset_bytes, lease.size_bytes);
+}
+
+std::optional<int> Output::gpu() const noexcept { return lease_->slab->gpu(); }
+Result<> Output::read_on(void* stream) { return gpu() ? lease_->read_on(stream) : Result<>{}; }
+
+const Output* Reply::find(std::string_view name) const noexcept {
+    const auto found = std::ranges::find(outputs, name, &Output::name);
+    return found == outputs.end() ? nullptr : &*found;
+}
+
+Channel::Channel(std::unique_ptr<ReconnectingChannel> channel) : channel_{std::move(channel)} {}
+Channel::Channel(Channel&&) noexcept = default;
+Channel& Channel::operator=(Channel&&) noexcept = default;
+Channel::~Channel() = default;
+
+Result<Channel> Channel::open(ControlClient& control, std::string_view model, const ChannelOptions& options) {
+    Result<std::unique_ptr<ReconnectingChannel>> channel = ReconnectingChannel::open(control, model, options);
+    if (!channel) return std::move(channel).error();
+    return Channel{std::move(*channel)};
+}
+
+Result<Channel> Channel::adopt(UniqueFd socket, const ChannelOptions& options) {
+    Result<std::unique_ptr<ReconnectingChannel>> channel = ReconnectingChannel::adopt(std::move(socket), options);
+    if (!channel) return std::move(channel).error();
+    return Channel{std::move(*channel)};
+}
+
+Result<> Channel::reopen(std::optional<std::chrono::milliseconds> deadline) { return channel_->reopen(deadline); }
+
+const boost::json::object& Channel::methods() const noexcept { return channel_->session().welcome().methods; }
+std::string_view Channel::model() const noexcept { return channel_->session().welcome().model; }
+std::uint64_t Channel::generation() const noexcept { return channel_->session().welcome().generation; }
+std::uint32_t Channel::replica() const noexcept { return channel_->session().welcome().replica; }
+std::uint64_t Channel::replays() const noexcept { return channel_->replays(); }
+int Channel::fd() { return channel_->session().fd(); }
+Result<> Channel::receive() {
+    Result<> heard = channel_->session().receive_available();
+    channel_->session().settle();
+    return heard;
+}
+
+Result<Input> Channel::allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
+    Result<std::shared_ptr<Input::Lease>> lease = channel_->session().allocate(dtype, dims);
+    if (!lease) return std::move(lease).error();
+    return Input{std::move(*lease)};
+}
+
+Result<Input> Channel::allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims) {
+    Result<std::shared_ptr<Input::Lease>> lease = channel_->session().allocate(dtype, dims, true);
+    if (!lease) return std::move(lease).error();
+    return Input{std::move(*lease)};
+}
+
+Result<> Channel::keep_outputs_on_gpu(std::uint64_t size_bytes) {
+    return channel_->session().keep_outputs_on_gpu(size_bytes);
+}
+
+std::optional<Error> Channel::why_no_gpu() const { return channel_->session().why_no_gpu(); }
+
+std::shared_ptr<const cuda::Gpu> Channel::gpu() const noexcept { return channel_->session().gpu(); }
+
+bool Channel::owns(const Input& input) const noexcept { return channel_->owns(input); }
+
+Result<Reply> Channel::infer(const Request& request) {
+    const Result<std::uint64_t> request_id = channel_->submit(request, true);
+    if (!request_id) return request_id.error();
+    return wait(*request_id);
+}
+
+Result<std::uint64_t> Channel::submit(const Request& request) { return channel_->submit(request); }
+Result<Reply> Channel::wait(std::uint64_t request_id) { return channel_->wait(request_id); }
+Result<Reply> Channel::next(std::uint64_t request_id) { return channel_->next(request_id); }
+Result<> Channel::cancel(std::uint64_t request_id) { return channel_->cancel(request_id); }
+void Channel::abandon(std::uint64_t request_id) { channel_->abandon(request_id); }
+
+}  // namespace bulkhead

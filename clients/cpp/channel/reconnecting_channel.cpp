@@ -1,0 +1,332 @@
+#include "clients/cpp/channel/reconnecting_channel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "clients/cpp/base/limits.h"
+#include "clients/cpp/base/protocol_violation.h"
+#include "ipc/cuda/gpu.h"
+
+namespace bulkhead {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::uint64_t next_channel() {
+    static std::atomic<std::uint64_t> last = 0;
+    return ++last;
+}
+
+/// Never zero or less, which would mean something else.
+milliseconds left_until(Clock::time_point until) {
+    return std::max(std::chrono::ceil<milliseconds>(until - Clock::now()), milliseconds{1});
+}
+
+}  // namespace
+
+ReconnectingChannel::ReconnectingChannel() : number_{next_channel()} {}
+
+ReconnectingChannel::ReconnectingChannel(std::filesystem::path socket, std::string model, const ChannelOptions& options)
+    : number_{next_channel()}, origin_{Origin{std::move(socket), std::move(model), options}} {}
+
+Result<std::unique_ptr<ReconnectingChannel>> ReconnectingChannel::open(ControlClient& control, std::string_view model,
+                                                                       const ChannelOptions& options) {
+    auto channel = std::make_unique<ReconnectingChannel>(control.path(), std::string{model}, options);
+    const Result<> connected = channel->connect(control, channel->introduction(options.deadline, 1));
+    if (!connected) return connected.error();
+    return channel;
+}
+
+Result<std::unique_ptr<ReconnectingChannel>> ReconnectingChannel::adopt(UniqueFd socket,
+                                                                        const ChannelOptions& options) {
+    auto channel = std::make_unique<ReconnectingChannel>();
+    Result<std::shared_ptr<WorkerSession>> session = WorkerSession::open(std::move(socket), channel->number_, options);
+    if (!session) return std::move(session).error();
+    channel->session_ = std::move(*session);
+    return channel;
+}
+
+ReconnectingChannel::Introduction ReconnectingChannel::introduction(std::optional<milliseconds> deadline,
+                                                                    int tries) const {
+    Introduction asked{{{"model", origin_->model}, {"client", origin_->options.client}}, origin_->options, tries};
+    asked.options.deadline.reset();
+    if (deadline) asked.until = deadline_in(*deadline);
+    limit(asked);
+    return asked;
+}
+
+void ReconnectingChannel::limit(Introduction& asked) {
+    if (!asked.until) return;
+    const milliseconds left = left_until(*asked.until);
+    asked.params["deadline_ms"] = left.count();
+    asked.patience = left + limits::request_grace;  // the daemon's own error says more than ours
+}
+
+Result<UniqueFd> ReconnectingChannel::introduced(Introduction& asked, Result<Answer> answer) {
+    if (!answer) return std::move(answer).error();
+    if (answer->fds.size() != 1)
+        return protocol_violation(
+            fmt::format("channel.open {} brought {} descriptors", origin_->model, answer->fds.size()));
+    const boost::json::value* stateful = answer->result.get_object().if_contains("stateful");
+    origin_->stateful = stateful == nullptr || !stateful->is_bool() || stateful->get_bool();
+    if (asked.until) asked.options.deadline = left_until(*asked.until);
+    return std::move(answer->fds.front());
+}
+
+/// The daemon may learn of a death later than the client, and so introduce the client to a dead worker.
+bool ReconnectingChannel::ask_again(Introduction& asked, const Error& failure) {
+    if (failure.code != ErrorCode::worker_lost || --asked.tries_left == 0) return false;
+    if (asked.until && Clock::now() >= *asked.until) return false;
+    limit(asked);
+    return true;
+}
+
+Result<> ReconnectingChannel::connect(ControlClient& control, Introduction asked) {
+    for (;;) {
+        Result<UniqueFd> socket = introduced(asked, control.call("channel.open", asked.params, asked.patience));
+        if (!socket) return std::move(socket).error();
+        Result<std::shared_ptr<WorkerSession>> session =
+            WorkerSession::open(std::move(*socket), number_, asked.options);
+        if (session) {
+            replace_session(std::move(*session));
+            return {};
+        }
+        if (!ask_again(asked, session.error())) return std::move(session).error();
+    }
+}
+
+void ReconnectingChannel::replace_session(std::shared_ptr<WorkerSession> session) {
+    const std::shared_ptr<WorkerSession> dead = std::exchange(session_, std::move(session));
+    for (auto& [id, flight] : in_flight_)
+        if (flight.session == dead && !flight.lost_with && !flight.cancelled && !origin_->stateful)
+            if (auto request = dead->take_lost(flight.request_id)) send_again(flight, std::move(*request));
+    if (dead && dead->ended()) dead->let_go();
+}
+
+Result<> ReconnectingChannel::reopen(std::optional<milliseconds> deadline) {
+    if (!session_->ended() && !session_->closing()) return {};
+    if (!origin_)
+        return Error{ErrorCode::worker_lost,
+                     fmt::format("opening a channel to {} again: it came as a descriptor, from where is not known here",
+                                 session_->welcome().model),
+                     "open a new channel"};
+    Introduction asked = introduction(deadline, limits::reopen_tries);
+    Result<ControlClient> control = ControlClient::connect(origin_->socket);
+    if (!control) return std::move(control).error();
+    return connect(*control, std::move(asked));
+}
+
+void ReconnectingChannel::send_again(InFlight& flight, WorkerSession::Sending request) {
+    flight.lost_with = flight.session->welcome().generation;
+    flight.session = session_;
+    const auto sent = [&]() -> Result<std::uint64_t> {
+        if (flight.until && Clock::now() >= *flight.until)
+            return Error{ErrorCode::deadline_exceeded, "its deadline passed meanwhile", "allow more time"};
+        if (flight.until) request.deadline = left_until(*flight.until);
+        for (auto& input : request.inputs) {
+            Result<WorkerSession::Sending::Tensor> moved = here(input, request.stream);
+            if (!moved) return Error{moved.error()}.during(fmt::format("input \"{}\"", input.name));
+            input = std::move(*moved);
+        }
+        return session_->submit(std::move(request));
+    }();
+    if (sent)
+        flight.request_id = *sent, ++replays_;
+    else
+        flight.refused = sent.error();
+}
+
+/// The same bytes in a slab of the present session. What lies in an earlier worker's slab is copied, at each use:
+/// whoever holds the input may still write there.
+Result<std::shared_ptr<const Input::Lease>> ReconnectingChannel::placed(std::shared_ptr<const Input::Lease> lease) {
+    if (session_->owns(*lease)) return lease;
+    if (lease->slab->gpu())
+        return Error{ErrorCode::input_invalid, "an input that lies in the GPU memory of a worker that has ended",
+                     "allocate it again: only the GPU could copy it"};
+    return copied(lease->dtype, lease->dims,
+                  lease->slab->bytes().subspan(lease->block.offset_bytes, lease->block.size_bytes));
+}
+
+Result<std::shared_ptr<const Input::Lease>>
+ReconnectingChannel::copied(wire::DType dtype, std::span<const std::int64_t> dims, std::span<const std::byte> bytes) {
+    Result<std::shared_ptr<Input::Lease>> copy = session_->allocate(dtype, dims);
+    if (!copy) return std::move(copy).error();
+    const SlabAllocator::Block& block = (*copy)->block;
+    std::ranges::copy(bytes, (*copy)->slab->bytes().subspan(block.offset_bytes, block.size_bytes).begin());
+    return std::move(*copy);
+}
+
+/// An output where it lies, lent; a copy of it where the worker takes no loans, or has no room for one more, and of one
+/// on the GPU always.
+Result<WorkerSession::Sending::Tensor> ReconnectingChannel::forwarded(const FixedText<wire::name_bytes>& name,
+                                                                      std::shared_ptr<Output::Lease> lease,
+                                                                      void* stream) {
+    if (lease->slab->gpu()) {
+        Result<std::shared_ptr<const Input::Lease>> copy = session_->copy_on_gpu(*lease, stream);
+        if (!copy) return std::move(copy).error();
+        return WorkerSession::Sending::Tensor{name, std::move(*copy)};
+    }
+    if (session_->lends()) {
+        Result<std::shared_ptr<const Loan>> loan = session_->borrow(lease->slab);
+        if (loan) return WorkerSession::Sending::Tensor{name, nullptr, std::move(lease), std::move(*loan)};
+        if (loan.error().code != ErrorCode::resources_exhausted) return std::move(loan).error();
+    }
+    const channel::Tensor& tensor = lease->tensor;
+    Result<std::shared_ptr<const Input::Lease>> copy = copied(
+        tensor.dtype, tensor.dims,
+        std::span<const std::byte>{lease->slab->bytes()}.subspan(tensor.lease.offset_bytes, tensor.lease.size_bytes));
+    if (!copy) return std::move(copy).error();
+    // With the output: a request that is sent once more may find a worker that takes loans.
+    return WorkerSession::Sending::Tensor{name, std::move(*copy), std::move(lease), nullptr};
+}
+
+/// The same tensor for the present session.
+Result<WorkerSession::Sending::Tensor> ReconnectingChannel::here(WorkerSession::Sending::Tensor tensor, void* stream) {
+    if (tensor.forwarded) return forwarded(tensor.name, std::move(tensor.forwarded), stream);
+    Result<std::shared_ptr<const Input::Lease>> lease = placed(std::move(tensor.lease));
+    if (!lease) return std::move(lease).error();
+    return WorkerSession::Sending::Tensor{tensor.name, std::move(*lease)};
+}
+
+Result<std::uint64_t> ReconnectingChannel::send(const Request& request, bool awaited) {
+    if (std::optional<Error> why = session_->why_not_now()) return *std::move(why);  // before anything is copied for it
+    WorkerSession::Sending sending{
+        request.method, {},     request.parameters, request.deadline, request.retry_safe, request.in_parts,
+        request.stream, awaited};
+    bool copied = false;
+    // What was copied on the GPU for it may still be queued, into room that others may have from now on.
+    const auto not_sent = [&](Error reason) {
+        if (copied) session_->gpu()->synchronize();
+        return reason;
+    };
+    for (const NamedInput& named : request.inputs) {
+        const bool is_own = named.input != nullptr && named.input->lease_ && owns(*named.input->lease_);
+        const bool is_output = named.output != nullptr && named.output->lease_;
+        if (!is_own && !is_output)
+            return not_sent({ErrorCode::input_invalid,
+                             fmt::format("input \"{}\" was not allocated on this channel", named.name),
+                             "allocate inputs on the channel they are sent on, or forward an output"});
+        Result<WorkerSession::Sending::Tensor> tensor =
+            here({named.name, is_own ? named.input->lease_ : nullptr, is_own ? nullptr : named.output->lease_, nullptr},
+                 request.stream);
+        if (!tensor) return not_sent(Error{tensor.error()}.during(fmt::format("input \"{}\"", named.name)));
+        copied = copied || (is_output && tensor->lease && tensor->lease->slab->gpu());
+        sending.inputs.push_back(std::move(*tensor));
+    }
+    Result<std::uint64_t> sent = session_->submit(std::move(sending));
+    if (!sent) return not_sent(std::move(sent).error());
+    return sent;
+}
+
+Result<std::uint64_t> ReconnectingChannel::submit(const Request& request, bool awaited) {
+    const Clock::time_point asked = Clock::now();
+    Result<std::uint64_t> sent = submit_now(request, asked, awaited);
+    if (sent || !may_retry(request, sent.error())) return sent;
+    std::optional<milliseconds> left;
+    if (request.deadline.count() > 0) left = left_until(asked + request.deadline);
+    if (const Result<> reopened = reopen(left); !reopened) return not_reopened(reopened.error());
+    return submit_now(request, asked, awaited);
+}
+
+Result<std::uint64_t> ReconnectingChannel::submit_now(const Request& request, Clock::time_point asked, bool awaited) {
+    InFlight flight{session_, 0, {}, false, {}, {}};
+    if (request.deadline.count() > 0) flight.until = asked + request.deadline;
+    const Result<std::uint64_t> sent = send(request, awaited);
+    if (!sent) return sent.error();
+    flight.request_id = *sent;
+    in_flight_.emplace(++last_request_id_, std::move(flight));
+    return last_request_id_;
+}
+
+bool ReconnectingChannel::may_retry(const Request& request, const Error& refusal) const noexcept {
+    return refusal.code == ErrorCode::worker_lost && request.retry_safe && can_reopen();
+}
+
+Error ReconnectingChannel::not_reopened(const Error& reason) const {
+    return Error{reason}.during(
+        fmt::format("sending a request to {}: generation {} has died, and opening the channel again",
+                    session_->welcome().model, session_->welcome().generation));
+}
+
+Result<Reply> ReconnectingChannel::take(std::uint64_t request_id, Take how) {
+    const auto found = in_flight_.find(request_id);
+    if (found == in_flight_.end())
+        return Error{ErrorCode::input_invalid, fmt::format("request {} is not in flight", request_id),
+                     "wait once for each request that was submitted"};
+    Result<Reply> outcome = outcome_of(found->second, how);
+    if (is_lost(found->second)) {
+        const Error loss = outcome.error();
+        std::optional<milliseconds> left;
+        if (found->second.until) left = left_until(*found->second.until);
+        if (const Result<> reopened = reopen(left); !reopened)
+            outcome = not_sent_again(loss, reopened.error());
+        else
+            outcome = outcome_of(found->second, how);
+    }
+    if (outcome && outcome->more) return outcome;
+    return completed(found, std::move(outcome));
+}
+
+ReconnectingChannel::RequestState ReconnectingChannel::state_of(std::uint64_t request_id) const {
+    const auto found = in_flight_.find(request_id);
+    if (found == in_flight_.end() || found->second.refused) return RequestState::answered;
+    if (is_lost(found->second)) return RequestState::lost;
+    return found->second.session->answered(found->second.request_id) ? RequestState::answered : RequestState::in_flight;
+}
+
+Result<Reply> ReconnectingChannel::give_up(std::uint64_t request_id, const Error& reason) {
+    const auto found = in_flight_.find(request_id);
+    const Result<Reply> outcome = outcome_of(found->second);
+    return completed(found, not_sent_again(outcome.error(), reason));
+}
+
+Error ReconnectingChannel::not_sent_again(const Error& loss, const Error& reason) {
+    return Error{reason}.during(fmt::format("{}; sending it once more", loss.attempt));
+}
+
+Result<Reply> ReconnectingChannel::completed(Requests::iterator found, Result<Reply> outcome) {
+    const std::uint64_t request_id = found->first;
+    const InFlight flight = std::move(in_flight_.extract(found).mapped());
+    if (outcome || !flight.lost_with) return outcome;
+    return std::move(outcome).error().during(
+        fmt::format("request {} of {}, lost with generation {} and sent once more to generation {}", request_id,
+                    flight.session->welcome().model, *flight.lost_with, flight.session->welcome().generation));
+}
+
+Result<Reply> ReconnectingChannel::outcome_of(InFlight& flight, Take how) {
+    if (flight.refused) return *flight.refused;
+    return (*flight.session.*how)(flight.request_id);
+}
+
+/// It died with its worker, and may be sent once more.
+bool ReconnectingChannel::is_lost(const InFlight& flight) const {
+    return flight.session == session_ && !flight.lost_with && !flight.cancelled && can_reopen() &&
+           session_->has_lost(flight.request_id);
+}
+
+Result<std::optional<Input>> ReconnectingChannel::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                                  bool on_gpu, bool& asked) {
+    Result<std::shared_ptr<Input::Lease>> lease = session_->allocate_or_ask(dtype, dims, on_gpu, asked);
+    if (!lease) return std::move(lease).error();
+    if (*lease == nullptr) return std::optional<Input>{};
+    return std::optional<Input>{Input{std::move(*lease)}};
+}
+
+Result<> ReconnectingChannel::cancel(std::uint64_t request_id) {
+    const auto found = in_flight_.find(request_id);
+    if (found == in_flight_.end()) return {};
+    found->second.cancelled = true;
+    if (found->second.refused) return {};
+    return found->second.session->cancel(found->second.request_id);
+}
+
+void ReconnectingChannel::abandon(std::uint64_t request_id) {
+    const auto found = in_flight_.extract(request_id);
+    if (!found.empty() && !found.mapped().refused) found.mapped().session->abandon(found.mapped().request_id);
+}
+
+}  // namespace bulkhead

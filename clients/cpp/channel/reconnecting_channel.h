@@ -1,0 +1,126 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bulkhead/channel.h"
+#include "clients/cpp/base/wait_ready.h"
+#include "clients/cpp/channel/worker_session.h"
+
+namespace bulkhead {
+
+/// What outlives a worker in a channel: where to ask for the next one, which requests may be sent once more, and the
+/// sessions with dead workers for as long as somebody waits on them.
+class ReconnectingChannel {
+public:
+    /// Of an adopted channel. Without a session, until `replace_session` brings the first.
+    ReconnectingChannel();
+    /// `socket` is the daemon's.
+    ReconnectingChannel(std::filesystem::path socket, std::string model, const ChannelOptions& options);
+
+    static Result<std::unique_ptr<ReconnectingChannel>> open(ControlClient& control, std::string_view model,
+                                                             const ChannelOptions& options);
+    static Result<std::unique_ptr<ReconnectingChannel>> adopt(UniqueFd socket, const ChannelOptions& options);
+
+    [[nodiscard]] WorkerSession& session() const noexcept { return *session_; }
+    [[nodiscard]] std::uint64_t replays() const noexcept { return replays_; }
+    [[nodiscard]] bool owns(const Input& input) const noexcept { return owns(*input.lease_); }
+
+    /// `awaited`: `wait` follows at once.
+    Result<std::uint64_t> submit(const Request& request, bool awaited = false);
+    Result<Reply> wait(std::uint64_t request_id) { return take(request_id, &WorkerSession::wait); }
+    Result<Reply> next(std::uint64_t request_id) { return take(request_id, &WorkerSession::next); }
+    Result<> cancel(std::uint64_t request_id);
+    void abandon(std::uint64_t request_id);
+    /// Nothing to do while the worker serves.
+    Result<> reopen(std::optional<std::chrono::milliseconds> deadline);
+
+    // The same in steps that wait for nobody, for `AsyncChannel`.
+
+    /// One attempt at a session: what to ask the daemon for, and how to open the session.
+    struct Introduction {
+        boost::json::object params;  ///< of channel.open
+        ChannelOptions options;
+        int tries_left;
+        std::optional<Clock::time_point> until{};
+        std::optional<std::chrono::milliseconds> patience{};  ///< with the daemon's answer
+    };
+    [[nodiscard]] Introduction introduction(std::optional<std::chrono::milliseconds> deadline, int tries) const;
+    /// The socket that came with the answer, to open the session on.
+    Result<UniqueFd> introduced(Introduction& asked, Result<Answer> answer);
+    /// True where the worker was dead when it was introduced, and there is time to ask for the next one.
+    [[nodiscard]] static bool ask_again(Introduction& asked, const Error& failure);
+    /// Goes on with this session, and sends on it what may be sent once more.
+    void replace_session(std::shared_ptr<WorkerSession> session);
+    [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+    /// Nothing while a slab is on its way; see WorkerSession.
+    Result<std::optional<Input>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu,
+                                                 bool& asked);
+
+    /// `submit` on the present session, whether or not that has ended. `asked` is when the deadline began.
+    Result<std::uint64_t> submit_now(const Request& request, Clock::time_point asked, bool awaited = false);
+    /// A request that was refused so may be sent to the next worker.
+    [[nodiscard]] bool may_retry(const Request& request, const Error& refusal) const noexcept;
+    [[nodiscard]] Error not_reopened(const Error& reason) const;
+
+    enum class RequestState {
+        in_flight,
+        answered,  ///< `wait`, or `next` where it was sent in parts, returns at once
+        lost,      ///< with its worker; to be sent once more by `replace_session`, or ended by `give_up`
+    };
+    [[nodiscard]] RequestState state_of(std::uint64_t request_id) const;
+    /// The outcome of a lost request that cannot be sent once more, and why.
+    Result<Reply> give_up(std::uint64_t request_id, const Error& reason);
+
+private:
+    [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return lease.slab->channel == number_; }
+    /// Whom to ask for the next worker.
+    struct Origin {
+        std::filesystem::path socket;
+        std::string model;
+        ChannelOptions options;
+        bool stateful = true;  ///< until a daemon said otherwise: such a request means something only where it was sent
+    };
+    struct InFlight {
+        std::shared_ptr<WorkerSession> session;
+        std::uint64_t request_id;                ///< of that session
+        std::optional<Clock::time_point> until;  ///< the deadline that the caller named
+        bool cancelled = false;                  ///< never sent again
+        std::optional<std::uint64_t> lost_with;  ///< the generation that died with it; then it was sent once more
+        std::optional<Error> refused;            ///< why it could not be
+    };
+
+    using Requests =
+        std::map<std::uint64_t, InFlight, std::less<>, PoolAllocator<std::pair<const std::uint64_t, InFlight>>>;
+
+    Result<> connect(ControlClient& control, Introduction asked);
+    static void limit(Introduction& asked);
+    /// By itself, for a request that may be sent again.
+    [[nodiscard]] bool can_reopen() const noexcept { return origin_ && !origin_->stateful && session_->died(); }
+    [[nodiscard]] bool is_lost(const InFlight& flight) const;
+    using Take = Result<Reply> (WorkerSession::*)(std::uint64_t);
+    Result<Reply> take(std::uint64_t request_id, Take how);
+    static Result<Reply> outcome_of(InFlight& flight, Take how = &WorkerSession::wait);
+    static Error not_sent_again(const Error& loss, const Error& reason);
+    Result<Reply> completed(Requests::iterator found, Result<Reply> outcome);
+    void send_again(InFlight& flight, WorkerSession::Sending request);
+    Result<std::uint64_t> send(const Request& request, bool awaited);
+    Result<std::shared_ptr<const Input::Lease>> placed(std::shared_ptr<const Input::Lease> lease);
+    Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                       std::span<const std::byte> bytes);
+    Result<WorkerSession::Sending::Tensor> forwarded(const FixedText<wire::name_bytes>& name,
+                                                     std::shared_ptr<Output::Lease> lease, void* stream);
+    Result<WorkerSession::Sending::Tensor> here(WorkerSession::Sending::Tensor tensor, void* stream);
+
+    std::uint64_t number_;          ///< of the slabs that are ours
+    std::optional<Origin> origin_;  ///< empty for an adopted channel
+    std::shared_ptr<WorkerSession> session_;
+    Requests in_flight_;  ///< by the number that the caller has
+    std::uint64_t last_request_id_ = 0;
+    std::uint64_t replays_ = 0;
+};
+
+}  // namespace bulkhead

@@ -1,0 +1,154 @@
+#include "clients/cpp/channel/transport.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+
+namespace bulkhead {
+namespace {
+
+Error in_child() {
+    return {ErrorCode::worker_lost, "this channel belongs to the process that this one was forked from",
+            "open a channel of its own in each process"};
+}
+
+}  // namespace
+
+Transport::Transport(UniqueFd socket)
+    : socket_{std::move(socket)}, socket_in_child_{socket_.get()}, packets_{socket_.get()}, buffer_(packet_bytes_max) {}
+
+Result<Transport> Transport::make(UniqueFd socket) {
+    const int flags = ::fcntl(socket.get(), F_GETFL);
+    if (flags < 0 || ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK) != 0)
+        return system_error("opening a channel", errno);
+    return Transport{std::move(socket)};
+}
+
+Result<> Transport::use_rings(const channel::RingOffer& offer, std::vector<UniqueFd> fds) {
+    Result<std::unique_ptr<RingEnd>> rings = RingEnd::adopt(offer, std::move(fds));
+    if (!rings) return std::move(rings).error();
+    Result<UniqueFd> waitable = packets_.use(std::move(*rings));
+    if (!waitable) return std::move(waitable).error();
+    waitable_ = std::move(*waitable);
+    waitable_in_child_ = ClosedInChild{waitable_.get()};
+    rest();
+    return {};
+}
+
+Result<> Transport::send(std::span<const std::byte> packet, std::span<const int> fds) {
+    if (socket_in_child_.in_child()) return in_child();
+    Result<> sent = packets_.send(packet, fds);
+    rest();
+    return sent;
+}
+
+Result<> Transport::post(std::span<const std::byte> packet, PacketLine::Wake wake) {
+    if (socket_in_child_.in_child()) return in_child();
+    Result<> sent = packets_.post(packet, wake);
+    rest();
+    return sent;
+}
+
+/// The worker may itself wait until its answers are read, so an incoming packet also ends the wait.
+Result<bool> Transport::wait_to_send(Clock::time_point until) {
+    if (socket_in_child_.in_child()) return in_child();
+    if (!packets_.has_rings()) {
+        const Result<short> ready = wait_ready(socket_.get(), POLLIN | POLLOUT, until);
+        if (!ready) return ready.error();
+        return *ready != 0;
+    }
+    Result<bool> ready = packets_.socket_was_full() ? wait_at_both(until) : wait(until, true);
+    rest();
+    return ready;
+}
+
+Result<bool> Transport::wait_at_both(Clock::time_point until) {
+    bool ready = !packets_.prepare_to_sleep(false);
+    while (!ready && Clock::now() < until) {
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+        std::array<pollfd, 2> entries{{{socket_.get(), POLLOUT, 0}, {waitable_.get(), POLLIN, 0}}};
+        const int count =
+            ::poll(entries.data(), entries.size(), static_cast<int>(std::clamp<std::int64_t>(left, 0, INT_MAX)));
+        if (count < 0 && errno != EINTR) return system_error("waiting for a channel", errno);
+        ready = count > 0;
+    }
+    if (const Result<bool> looked = packets_.sleep(std::chrono::milliseconds{0}); !looked) return looked;
+    packets_.stay_awake();
+    return ready;
+}
+
+Result<ReceiveOutcome> Transport::receive(Packet& packet, Clock::time_point until) {
+    if (socket_in_child_.in_child()) return in_child();
+    Result<ReceiveOutcome> outcome = await_packet(packet, until);
+    rest();
+    return outcome;
+}
+
+Result<ReceiveOutcome> Transport::await_packet(Packet& packet, Clock::time_point until) {
+    for (;;) {
+        // A socket alone is read once it is readable; a look into a ring costs nothing.
+        if (packets_.has_rings()) {
+            Result<ReceiveOutcome> outcome = packets_.receive(buffer_, packet);
+            if (!outcome || *outcome != ReceiveOutcome::would_block) return outcome;
+        }
+        const Result<bool> ready = wait(until, false);
+        if (!ready) return ready.error();
+        if (!*ready) return ReceiveOutcome::would_block;
+        if (!packets_.has_rings()) return packets_.receive(buffer_, packet);
+    }
+}
+
+Result<ReceiveOutcome> Transport::receive_now(Packet& packet) {
+    if (socket_in_child_.in_child()) return in_child();
+    Result<ReceiveOutcome> outcome = look(packet);
+    rest();
+    return outcome;
+}
+
+Result<ReceiveOutcome> Transport::look(Packet& packet) {
+    if (packets_.has_rings())
+        if (const Result<bool> looked = packets_.sleep(std::chrono::milliseconds{0}); !looked) return looked.error();
+    return packets_.receive(buffer_, packet);
+}
+
+/// False at `until`.
+Result<bool> Transport::wait(Clock::time_point until, bool for_ring_room) {
+    if (!packets_.has_rings()) {
+        const Result<short> ready = wait_ready(socket_.get(), POLLIN, until);
+        if (!ready) return ready.error();
+        return *ready != 0;
+    }
+    bool ready = false;
+    while (!ready) {
+        ready = !packets_.prepare_to_sleep(for_ring_room);
+        if (ready) break;
+        const Result<bool> woken = packets_.sleep(std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
+        if (!woken) return woken;
+        if (!*woken && Clock::now() >= until) break;
+    }
+    packets_.stay_awake();
+    return ready || packets_.readable();
+}
+
+/// At the end of each call, where the caller polls: the worker rings, and what has come already is told at once.
+void Transport::rest() {
+    if (polled_ && packets_.has_rings() && !packets_.prepare_to_sleep(false)) packets_.wake_self();
+}
+
+int Transport::fd() {
+    // A child has no rings' memory to say so in; its descriptor is readable anyway.
+    if (!socket_in_child_.in_child() && !std::exchange(polled_, true)) rest();
+    return waitable_ ? waitable_.get() : socket_.get();
+}
+
+void Transport::hang_up() {
+    ::shutdown(socket_.get(), SHUT_RDWR);
+    if (!socket_in_child_.in_child()) packets_.drop_rings();
+}
+
+}  // namespace bulkhead

@@ -1,0 +1,317 @@
+#include "clients/cpp/channel/worker_session.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "clients/cpp/base/limits.h"
+#include "ipc/channel/tensor_layout.h"
+#include "ipc/cuda/gpu.h"
+
+namespace bulkhead {
+
+Result<std::shared_ptr<WorkerSession>> WorkerSession::open(UniqueFd socket, std::uint64_t channel,
+                                                           const ChannelOptions& options) {
+    const auto until = deadline_in(options.deadline.value_or(limits::hello));
+    Result<Transport> transport = Transport::make(std::move(socket));
+    if (!transport) return std::move(transport).error();
+    std::shared_ptr<WorkerSession> state{new WorkerSession{std::move(*transport), channel}};
+    if (const Result<> opened = state->await_welcome(until, options); !opened)
+        return Error{opened.error()}.during("opening a channel");
+    return state;
+}
+
+/// From hello until the last slab that welcome announced.
+Result<> WorkerSession::await_welcome(Clock::time_point until, const ChannelOptions& options) {
+    const char* rings = std::getenv("BULKHEAD_RINGS");
+    if (options.rings && (rings == nullptr || std::string_view{rings} != "0")) features_ |= wire::feature_rings;
+    features_ |= wire::feature_streaming | wire::feature_lending | wire::feature_returning;
+    slab_idle_ = options.slab_idle;
+    channel::Hello hello{features_, options.client};
+    if (options.gpu) {
+        events_ = std::make_shared<GpuEvents>(options.gpu);
+        gpu_kind_ = options.gpu_kind;
+        hello.features = features_ |= options.gpu->features();
+        hello.gpu = options.gpu->uuid();
+    }
+    if (const Result<> sent = send(channel::encode(hello)); !sent) return sent;
+    while (!welcome_ || rings_owed_ || slabs_.count() < welcome_->slab_count) {
+        if (const Result<> received = receive_one(until); !received) {
+            if (received.error().code != ErrorCode::deadline_exceeded) return received;
+            return Error{ErrorCode::deadline_exceeded,
+                         "the worker has not said welcome in time: it is stopped or stuck",
+                         "see `bulkhead ps`; `bulkhead restart` gives it a new process"};
+        }
+        if (!welcome_ && channel_error_) return end(*channel_error_);
+    }
+    return {};
+}
+
+Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                              bool on_gpu) {
+    return until_done([&](bool& asked) { return allocate_or_ask(dtype, dims, on_gpu, asked); });
+}
+
+Result<std::shared_ptr<Input::Lease>> WorkerSession::allocate_on_host_or_ask(std::uint64_t size_bytes,
+                                                                             wire::DType dtype,
+                                                                             std::span<const std::int64_t> dims,
+                                                                             bool& asked) {
+    if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(size_bytes, dtype, dims, false)) return lease;
+    if (growing_) return nullptr;  // one that came too late for an earlier call may be it
+    if (asked && growth_refused_) return *std::exchange(growth_refused_, std::nullopt);
+    if (ended_) return *ended_;
+    // Where the slab has come, others have taken its room already.
+    if (const Result<> sent = ask_for_slab(size_bytes); !sent) return sent.error();
+    asked = true;
+    return nullptr;
+}
+
+Result<> WorkerSession::ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction, wire::SlabKind kind) {
+    const Result<std::uint64_t> growth = slabs_.growth(size_bytes);
+    if (!growth) return growth.error();
+    const channel::SlabRequest request{++last_request_id_, direction, kind, *growth};
+    if (const Result<> sent = send(channel::encode(request)); !sent) return sent;
+    growing_ = request;
+    growth_refused_.reset();
+    return {};
+}
+
+Result<> WorkerSession::await_slab() {
+    const auto until = deadline_in(limits::slab);
+    while (growing_)
+        if (const Result<> received = receive_one(until); !received)
+            return Error{received.error()}.during("waiting for one more slab");
+    return {};
+}
+
+Result<std::shared_ptr<const Loan>> WorkerSession::borrow(const std::shared_ptr<OutputSlab>& slab) {
+    // A loan that was accepted too late for an earlier call may be this one; a refusal that late is ignored.
+    if (const Result<> answered = await_loan(); !answered) return answered.error();
+    if (auto loan = slabs_.loan_of(*slab)) return loan;
+    if (ended_) return *ended_;
+    if (slabs_.count() >= limits::slabs_max) {
+        for (const std::shared_ptr<Loan>& unused : slabs_.end_loans(false)) returns_.push_back(unused->id);
+        flush_releases();
+    }
+    if (slabs_.count() >= limits::slabs_max)
+        return Error{ErrorCode::resources_exhausted,
+                     fmt::format("lending a slab to {}, whose channel has {}", welcome_->model, slabs_.count()),
+                     "drop inputs and outputs that are no longer needed"};
+    const std::array<int, 1> fds{slab->fd()};
+    lending_ = Lending{++last_request_id_, slabs_.make_loan(slab)};
+    loan_refused_.reset();
+    const channel::SlabLend message{lending_->request_id, lending_->loan->id, wire::SlabKind::host_memfd,
+                                    slab->size_bytes()};
+    if (const Result<> sent = send(channel::encode(message), fds); !sent) {
+        if (lending_) slabs_.refused();
+        lending_.reset();
+        return sent.error();
+    }
+    if (const Result<> answered = await_loan(); !answered) return answered.error();
+    if (loan_refused_) return *std::exchange(loan_refused_, std::nullopt);
+    slab->lent_to(weak_from_this());
+    return slabs_.loan_of(*slab);
+}
+
+Result<> WorkerSession::await_loan() {
+    const auto until = deadline_in(limits::slab);
+    while (lending_)
+        if (const Result<> received = receive_one(until); !received)
+            return Error{received.error()}.during("waiting until a lent slab is accepted");
+    return {};
+}
+
+void WorkerSession::unmap(SlabMemory memory, std::optional<std::uint32_t> returned) {
+    auto then = [session = weak_from_this(), returned, size_bytes = memory.size_bytes()] {
+        if (const auto self = session.lock(); self && returned) self->return_slab(*returned, size_bytes);
+    };
+    if (unmapping_ && memory.gpu()) return unmapping_(std::move(memory), std::move(then));
+    { const SlabMemory gone{std::move(memory)}; }
+    then();
+}
+
+void WorkerSession::return_slab(std::uint32_t id, std::uint64_t size_bytes) {
+    if (ended_) return;
+    slabs_.returned(size_bytes);
+    returns_.push_back(id);
+    flush_releases();
+}
+
+void WorkerSession::return_loans() {
+    if (ended_) return;
+    const std::vector<std::shared_ptr<Loan>> loans = slabs_.end_loans(true);
+    if (loans.empty()) return;
+    for (const std::shared_ptr<Loan>& loan : loans) returns_.push_back(loan->id);
+    flush_releases();
+}
+
+void WorkerSession::return_idle_inputs() {
+    if (returns_inputs()) slabs_.drop_idle_inputs(Clock::now(), slab_idle_);
+}
+
+Clock::time_point WorkerSession::settle() {
+    return_idle_inputs();
+    flush_releases();
+    rests_ = pending_.empty();
+    if (!releases_.empty() || !returns_.empty()) return Clock::now() + limits::rest;  // the socket is full
+    return returns_inputs() ? slabs_.next_idle_input(Clock::now(), slab_idle_) : deadline_in(limits::call);
+}
+
+std::optional<Error> WorkerSession::why_not_now() const {
+    if (ended_) return ended_;
+    if (closing_)
+        return Error{closing_->code, fmt::format("sending a request to {}: it accepts no more", welcome_->model),
+                     "open a new channel once the model is ready again"};
+    if (pending_.size() >= welcome_->in_flight_max)
+        return Error{ErrorCode::queue_full,
+                     fmt::format("{} requests of this channel are in flight, its bound", pending_.size()),
+                     "wait for an earlier request first"};
+    return std::nullopt;
+}
+
+Result<std::uint64_t> WorkerSession::submit(Sending request) {
+    if (std::optional<Error> why = why_not_now()) return *std::move(why);
+    channel::Infer message{last_request_id_ + 1, request.method, request.deadline, request.retry_safe, {},
+                           request.parameters};
+    for (const auto& [name, lease, forwarded, loan] : request.inputs) {
+        if (lease) {
+            message.tensors.push_back(
+                {name,
+                 lease->dtype,
+                 lease->dims,
+                 {lease->slab->id(), 0, lease->block.offset_bytes, lease->block.size_bytes, lease->block.generation}});
+        } else {
+            message.tensors.push_back(forwarded->tensor);
+            message.tensors.back().name = name;
+            message.tensors.back().lease.slab_id = loan->id;
+        }
+    }
+    if (Result<> ordered = order_inputs(request, message); !ordered) return std::move(ordered).error();
+    if (Result<> encoded = channel::encode(message, infer_packet_); !encoded) return std::move(encoded).error();
+    return_idle_inputs();
+    // First: the worker may need the room for this very request, which then wakes it.
+    flush_releases(PacketLine::Wake::later);
+    // Known before it is sent: sending may have to read answers to make progress.
+    const std::uint64_t request_id = ++last_request_id_;
+    rests_ = false;
+    const auto until =
+        deadline_in(request.deadline.count() > 0 ? request.deadline : limits::request) + limits::request_grace;
+    const auto worker = request.awaited ? PacketLine::Sleeper::trusted : PacketLine::Sleeper::asked_after;
+    pending_.emplace(request_id, Pending{std::move(request), until, {}});
+    if (const Result<> sent = send(infer_packet_, {}, worker); !sent) {
+        pending_.erase(request_id);
+        lost_.erase(request_id);  // it was never sent
+        return sent.error();
+    }
+    return request_id;
+}
+
+std::optional<WorkerSession::Sending> WorkerSession::take_lost(std::uint64_t request_id) {
+    auto lost = lost_.extract(request_id);
+    if (lost.empty()) return std::nullopt;
+    return std::move(lost.mapped());
+}
+
+Result<Reply> WorkerSession::wait(std::uint64_t request_id) { return await(request_id, false); }
+Result<Reply> WorkerSession::next(std::uint64_t request_id) { return await(request_id, true); }
+
+Result<Reply> WorkerSession::await(std::uint64_t request_id, bool in_parts) {
+    const auto request = pending_.find(request_id);
+    if (request == pending_.end() || request->second.abandoned)
+        return Error{ErrorCode::input_invalid, fmt::format("request {} is not in flight", request_id),
+                     "wait once for each request that was submitted"};
+    flush_releases();
+    std::list<Reply>& parts = request->second.parts;
+    for (;;) {
+        if (in_parts && !parts.empty()) {
+            Reply part = std::move(parts.front());
+            parts.pop_front();
+            return part;
+        }
+        parts.clear();  // of a caller who wants but the last
+        if (request->second.outcome) break;
+        const Result<> received = receive_one(request->second.until);
+        if (received || request->second.outcome || !parts.empty()) continue;
+        // The worker has not kept its deadline. It still borrows the inputs, so the entry stays until it answers.
+        Error error = Error{received.error()}.during(
+            fmt::format("request {} ({}) of {}", request_id, request->second.request.method, welcome_->model));
+        request->second.abandoned = true;
+        static_cast<void>(cancel(request_id));
+        return error;
+    }
+    Result<Reply> outcome = std::move(*request->second.outcome);
+    pending_.erase(request);
+    return outcome;
+}
+
+Result<> WorkerSession::cancel(std::uint64_t request_id) {
+    const auto request = pending_.find(request_id);
+    if (request == pending_.end() || request->second.outcome) return {};
+    return send(channel::encode(channel::Cancel{request_id}));
+}
+
+void WorkerSession::abandon(std::uint64_t request_id) {
+    const auto request = pending_.find(request_id);
+    if (request == pending_.end()) return;
+    if (request->second.outcome) {
+        pending_.erase(request);
+        return;
+    }
+    request->second.abandoned = true;  // the worker still borrows its inputs
+    request->second.parts.clear();
+    static_cast<void>(cancel(request_id));
+}
+
+void WorkerSession::give_back(const wire::LeaseRef& lease) {
+    if (ended_) return;
+    releases_.push_back(lease);
+    if (rests_ || releases_.size() >= limits::release_batch) flush_releases();
+}
+
+/// Never waits: what a full socket does not take now stays queued.
+void WorkerSession::flush_releases(PacketLine::Wake wake) {
+    while (!releases_.empty() && !ended_) {
+        const std::size_t count = std::min(releases_.size(), channel::release_leases_max);
+        channel::encode_release(std::span{releases_}.first(count), release_packet_);
+        if (!transport_.post(release_packet_, wake)) return;
+        releases_.erase(releases_.begin(), releases_.begin() + static_cast<std::ptrdiff_t>(count));
+    }
+    // After the releases: what is returned holds nothing any more.
+    while (!returns_.empty() && releases_.empty() && !ended_) {
+        if (!transport_.post(channel::encode(channel::SlabReturn{returns_.front()}), wake)) return;
+        returns_.erase(returns_.begin());
+    }
+}
+
+Result<> WorkerSession::send(std::span<const std::byte> packet, std::span<const int> fds, PacketLine::Sleeper worker) {
+    const auto until = deadline_in(limits::send);
+    for (;;) {
+        if (ended_) return *ended_;
+        const Result<> sent =
+            worker == PacketLine::Sleeper::trusted ? transport_.post(packet) : transport_.send(packet, fds);
+        if (sent) return {};
+        if (sent.error().code == ErrorCode::worker_lost) {
+            // What it had delivered is read up to the end of file, so that answers are not lost with it.
+            const auto drained = deadline_in(limits::drain);
+            while (!ended_ && Clock::now() < drained) static_cast<void>(receive_one(drained));
+            if (!ended_) died_ = !closing_;
+            return ended_ ? *ended_ : end(lost("it has closed the channel"));
+        }
+        if (sent.error().code == ErrorCode::protocol_violation) return end(sent.error());
+        if (sent.error().code != ErrorCode::queue_full) return sent;
+        const Result<bool> ready = transport_.wait_to_send(until);
+        if (!ready) return ready.error();
+        if (!*ready)
+            return Error{ErrorCode::queue_full,
+                         fmt::format("{} does not read its channel", welcome_ ? welcome_->model : "the worker"),
+                         "look at `bulkhead why` of this model"};
+        // The worker may itself wait until its answers are read.
+        static_cast<void>(receive_one(Clock::now()));
+    }
+}
+
+}  // namespace bulkhead

@@ -1,0 +1,222 @@
+#pragma once
+
+/// The client's half of the protocol with one worker: who may speak when, how a worker's messages are checked, and what
+/// becomes of requests when it dies. What follows a death is in reconnecting_channel.h.
+
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bulkhead/channel.h"
+#include "clients/cpp/base/wait_ready.h"
+#include "clients/cpp/channel/client_slabs.h"
+#include "clients/cpp/channel/transport.h"
+#include "clients/cpp/include/bulkhead/channel.h"
+#include "ipc/base/packet.h"
+#include "ipc/base/pool_allocator.h"
+#include "ipc/channel/channel_codec.h"
+
+namespace bulkhead {
+
+class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
+public:
+    /// One request: what is sent, and what it takes to send it once more.
+    struct Sending {
+        struct Tensor {
+            FixedText<wire::name_bytes> name;
+            std::shared_ptr<const Input::Lease> lease;  ///< nothing for a forwarded one
+            std::shared_ptr<Output::Lease> forwarded{};
+            std::shared_ptr<const Loan> loan{};  ///< of the slab that `forwarded` lies in
+        };
+        FixedText<wire::method_bytes> method;
+        boost::container::small_vector<Tensor, 8> inputs;
+        boost::json::object parameters;
+        std::chrono::milliseconds deadline{0};
+        bool retry_safe = false;
+        bool in_parts = false;
+        void* stream = nullptr;  ///< of inputs on the GPU
+        bool awaited = false;    ///< its sender waits for it next, and learns there that the worker has died
+    };
+
+    /// `channel` is unique in this process.
+    static Result<std::shared_ptr<WorkerSession>> open(UniqueFd socket, std::uint64_t channel,
+                                                       const ChannelOptions& options);
+
+    [[nodiscard]] const channel::Welcome& welcome() const noexcept { return *welcome_; }
+    /// Readable when `receive_available` has something to do.
+    [[nodiscard]] int fd() { return transport_.fd(); }
+    /// Handles what has come, without waiting. Errors  what ended the channel; answers that came before stay
+    Result<> receive_available();
+    /// `wait` for it, or `next` where it was sent in parts, would return at once.
+    [[nodiscard]] bool answered(std::uint64_t request_id) const;
+
+    /// On the GPU where `on_gpu`, and the worker shares it; else in host memory.
+    Result<std::shared_ptr<Input::Lease>> allocate(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                   bool on_gpu = false);
+    /// See Channel.
+    Result<> keep_outputs_on_gpu(std::uint64_t size_bytes);
+    // The same in steps that never wait: null, or false, while a slab is on its way that `receive_available` will
+    // bring. Call again then, with `asked` as it was left.
+    Result<std::shared_ptr<Input::Lease>> allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims,
+                                                          bool on_gpu, bool& asked);
+    Result<bool> keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked);
+    /// An output on the GPU, of whichever channel, as an input there: a copy that is queued on the stream.
+    /// Errors  input_invalid: this session shares no memory on that GPU; those of `allocate`
+    Result<std::shared_ptr<const Input::Lease>> copy_on_gpu(Output::Lease& output, void* stream);
+    [[nodiscard]] std::optional<Error> why_no_gpu() const;
+    /// Why `submit` would refuse any request now.
+    [[nodiscard]] std::optional<Error> why_not_now() const;
+    [[nodiscard]] std::shared_ptr<const cuda::Gpu> gpu() const noexcept { return events_ ? events_->gpu() : nullptr; }
+    /// The slab as a loan to this session's worker, which maps it once.
+    /// Errors  resources_exhausted: too many slabs; what the worker says of it
+    Result<std::shared_ptr<const Loan>> borrow(const std::shared_ptr<OutputSlab>& slab);
+    [[nodiscard]] bool lends() const noexcept { return (welcome_->features & wire::feature_lending) != 0; }
+    /// All inputs lie in slabs of this session (`owns`), or are loans to it.
+    Result<std::uint64_t> submit(Sending request);
+    Result<Reply> wait(std::uint64_t request_id);
+    Result<Reply> next(std::uint64_t request_id);
+    Result<> cancel(std::uint64_t request_id);
+    void abandon(std::uint64_t request_id);
+
+    [[nodiscard]] bool owns(const Input::Lease& lease) const noexcept { return slabs_.owns(*lease.slab); }
+    [[nodiscard]] bool ended() const noexcept { return ended_.has_value(); }
+    [[nodiscard]] bool closing() const noexcept { return closing_.has_value(); }
+    /// Its worker's process ended without a `closing` or an error before.
+    [[nodiscard]] bool died() const noexcept { return died_; }
+    /// A retry-safe request that died unanswered with its worker. Nothing for all others, and the second time.
+    [[nodiscard]] bool has_lost(std::uint64_t request_id) const { return lost_.contains(request_id); }
+    std::optional<Sending> take_lost(std::uint64_t request_id);
+
+    /// Gives back what nothing uses any more; from now until the next request, leases go back at once. Never waits.
+    /// Returns when to call it next.
+    Clock::time_point settle();
+    /// Queues one output lease for the worker: sent with the next request, or when many have gathered.
+    void give_back(const wire::LeaseRef& lease);
+    /// Unmaps memory on a GPU, which waits for all that this process has queued there, and then calls `then` on the
+    /// channel's thread.
+    using Unmapping = std::function<void(SlabMemory memory, std::function<void()> then)>;
+    /// Without it, memory is unmapped at once, in place.
+    void unmap_gpu_by(Unmapping unmapping) { unmapping_ = std::move(unmapping); }
+    /// For a slab that nothing uses any more. `returned` is its number if the worker must be told.
+    void unmap(SlabMemory memory, std::optional<std::uint32_t> returned);
+    /// Once it has ended and another session has replaced it.
+    void let_go() noexcept { slabs_.let_go(); }
+    /// Those of retired slabs, as far as no request uses them.
+    void return_loans();
+
+private:
+    struct Pending {
+        Sending request;          ///< its inputs are borrowed by the worker until it answers
+        Clock::time_point until;  ///< the client's own patience
+        std::optional<Result<Reply>> outcome;
+        std::list<Reply> parts{};  ///< before the outcome, not yet taken
+        std::uint64_t parts_came = 0;
+        std::uint64_t tokens_came = 0;  ///< in those parts, of a model that generates
+        std::optional<Error> spoilt{};  ///< why no further part is kept; becomes the outcome
+        bool abandoned = false;         ///< nobody waits any more; kept because the worker still borrows
+    };
+    /// Nodes are reused: in the steady state a request allocates nothing.
+    using Requests =
+        std::map<std::uint64_t, Pending, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Pending>>>;
+
+    WorkerSession(Transport transport, std::uint64_t channel) : transport_{std::move(transport)}, slabs_{channel} {}
+
+    Result<> await_welcome(Clock::time_point until, const ChannelOptions& options);
+    Result<std::shared_ptr<Input::Lease>> allocate_on_host_or_ask(std::uint64_t size_bytes, wire::DType dtype,
+                                                                  std::span<const std::int64_t> dims, bool& asked);
+    /// Repeats `attempt(asked)` until it fails or is done, and waits for the slab that it asked for in between.
+    template <typename Attempt>
+    auto until_done(const Attempt& attempt) -> decltype(attempt(std::declval<bool&>())) {
+        for (bool asked = false;;) {
+            auto done = attempt(asked);
+            if (!done || *done) return done;
+            if (const Result<> grown = await_slab(); !grown) return grown.error();
+        }
+    }
+    Result<> ask_for_slab(std::uint64_t size_bytes, wire::SlabDirection direction = wire::SlabDirection::input,
+                          wire::SlabKind kind = wire::SlabKind::host_memfd);
+    [[nodiscard]] std::optional<wire::SlabKind> gpu_kind() const;
+    Result<bool> grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes, wire::SlabKind kind,
+                                    bool& asked);
+    Result<> refuse_slab(const channel::SlabOffer& offer, const Error& reason);
+    void lose_result(Requests::iterator request, const channel::InferResult& result, Error reason);
+    Result<> order_inputs(const Sending& request, channel::Infer& message);
+    [[nodiscard]] static bool lies_on_gpu(const Sending& request);
+    void return_slab(std::uint32_t id, std::uint64_t size_bytes);
+    /// Until none that was asked for, or lent, is unanswered. A refusal stays where `handle` put it: it is the caller's
+    /// only if the caller asked.
+    Result<> await_slab();
+    Result<> await_loan();
+    [[nodiscard]] bool returns_inputs() const noexcept {
+        return !ended_ && !closing_ && (welcome_->features & wire::feature_returning) != 0;
+    }
+    void return_idle_inputs();
+
+    /// Receives and handles one packet. Errors  deadline_exceeded; else what ended the channel.
+    Result<> receive_one(Clock::time_point until);
+    Result<> handle(Packet& packet);
+    Error closed();
+    Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {},
+                  PacketLine::Sleeper worker = PacketLine::Sleeper::asked_after);
+    void flush_releases(PacketLine::Wake wake = PacketLine::Wake::now);
+
+    // One for each message; an error means that the worker broke the protocol.
+    Result<> handle(channel::Welcome&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::SlabOffer&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::InferResult&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::Failure&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::Closing&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::RingOffer&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::SlabAccepted&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::SlabWithdraw&& message, std::vector<UniqueFd>&& fds);
+    Result<> handle(channel::EventOffer&& message, std::vector<UniqueFd>&& fds);
+    template <typename Message>
+    Result<> handle(Message&&, std::vector<UniqueFd>&&) {
+        return Error{ErrorCode::protocol_violation, "a message that was not agreed", {}};
+    }
+
+    Result<Reply> await(std::uint64_t request_id, bool in_parts);
+    void take_part(Requests::iterator request, Reply part);
+    void spoil(Requests::iterator request, Error reason);
+    void answer(Requests::iterator request, Result<Reply> outcome);
+    [[nodiscard]] Error lost(std::string_view what) const;
+    Error end(Error reason);
+
+    Transport transport_;
+    std::uint64_t features_ = 0;  ///< that hello named
+    bool rings_owed_ = false;     ///< welcome agreed to them, and nothing has followed it
+    std::optional<channel::Welcome> welcome_;
+    Unmapping unmapping_;
+    ClientSlabs slabs_;
+    std::chrono::milliseconds slab_idle_{0};
+    Requests pending_;
+    PoolAllocator<Output::Lease> output_leases_;
+    std::vector<std::byte> infer_packet_;  ///< the last one, for its room
+    std::vector<std::byte> release_packet_;
+    std::vector<wire::LeaseRef> releases_;
+    std::vector<std::uint32_t> returns_;  ///< slabs to be named in slab_return
+    bool rests_ = false;                  ///< nothing has been asked for since `settle`
+    std::uint64_t last_request_id_ = 0;
+    std::optional<channel::SlabRequest> growing_;  ///< asked for, not yet answered
+    std::optional<Error> growth_refused_;
+    std::shared_ptr<GpuEvents> events_;  ///< where the caller named a GPU
+    wire::SlabKind gpu_kind_ = wire::SlabKind::cuda_vmm;
+    std::optional<Error> gpu_refused_;  ///< why nothing is shared on the GPU, although it was agreed
+    struct Lending {
+        std::uint64_t request_id;
+        std::shared_ptr<Loan> loan;
+    };
+    std::optional<Lending> lending_;  ///< lent, not yet answered
+    std::optional<Error> loan_refused_;
+    std::optional<channel::Closing> closing_;
+    std::optional<Error> channel_error_;  ///< request_id 0, and nothing has followed it
+    std::optional<Error> ended_;          ///< why; set once
+    bool died_ = false;
+    std::map<std::uint64_t, Sending> lost_;
+};
+
+}  // namespace bulkhead

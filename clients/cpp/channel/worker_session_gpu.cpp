@@ -1,0 +1,164 @@
+// Tensors in the memory of the GPU that client and worker share.
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "clients/cpp/base/protocol_violation.h"
+#include "clients/cpp/channel/worker_session.h"
+#include "ipc/channel/tensor_layout.h"
+#include "ipc/cuda/gpu.h"
+
+namespace bulkhead {
+namespace {
+
+constexpr std::uint64_t gpu_features = wire::feature_cuda_vmm | wire::feature_cuda_ipc;
+
+}  // namespace
+
+/// The kind to ask for: the one that the caller prefers, where both were agreed.
+std::optional<wire::SlabKind> WorkerSession::gpu_kind() const {
+    if (gpu_refused_ || !events_) return std::nullopt;
+    const std::uint64_t both = welcome_->features & gpu_features;
+    if (both == gpu_features) return gpu_kind_;
+    if ((both & wire::feature_cuda_vmm) != 0) return wire::SlabKind::cuda_vmm;
+    if ((both & wire::feature_cuda_ipc) != 0) return wire::SlabKind::cuda_ipc;
+    return std::nullopt;
+}
+
+std::optional<Error> WorkerSession::why_no_gpu() const {
+    if (gpu_refused_) return gpu_refused_;
+    if (gpu_kind()) return std::nullopt;
+    if (!events_)
+        return Error{ErrorCode::input_invalid, "this channel was opened without a GPU",
+                     "name the worker's GPU in ChannelOptions::gpu"};
+    return Error{ErrorCode::not_permitted,
+                 fmt::format("{} shares no memory on {}", welcome_->model, cuda::to_string(events_->gpu()->uuid())),
+                 "its worker runs on another device, or its driver cannot share: `bulkhead ps` tells the device"};
+}
+
+Result<std::shared_ptr<Input::Lease>>
+WorkerSession::allocate_or_ask(wire::DType dtype, std::span<const std::int64_t> dims, bool on_gpu, bool& asked) {
+    const Result<std::uint64_t> bytes = tensor_bytes(dtype, dims);
+    if (!bytes) return bytes.error();
+    for (std::optional<wire::SlabKind> kind; on_gpu && (kind = gpu_kind());) {
+        if (std::shared_ptr<Input::Lease> lease = slabs_.allocate(*bytes, dtype, dims, true)) return lease;
+        const Result<bool> grown = grow_on_gpu_or_ask(wire::SlabDirection::input, *bytes, *kind, asked);
+        if (!grown) return grown.error();
+        if (!*grown) return nullptr;
+    }
+    return allocate_on_host_or_ask(*bytes, dtype, dims, asked);
+}
+
+Result<std::shared_ptr<const Input::Lease>> WorkerSession::copy_on_gpu(Output::Lease& output, void* stream) {
+    const int device = output.slab->gpu().value();
+    const auto not_shared = [&](const std::string& why, std::string remedy) {
+        return Error{ErrorCode::input_invalid,
+                     fmt::format("forwarding \"{}\", which lies on GPU {}; {}", output.tensor.name, device, why),
+                     std::move(remedy) + "; or keep that model's outputs in host memory"};
+    };
+    if (const auto why = why_no_gpu()) return not_shared(why->attempt, why->remedy);
+    if (gpu()->device() != device)
+        return not_shared(fmt::format("the channel shares GPU {}", gpu()->device()), "place both models on one GPU");
+    Result<std::shared_ptr<Input::Lease>> copy = allocate(output.tensor.dtype, output.tensor.dims, true);
+    if (!copy) return std::move(copy).error();
+    if (!(*copy)->slab->gpu()) return not_shared(gpu_refused_->attempt, gpu_refused_->remedy);
+    // The room may have been the input of a request whose result came before the GPU had read it.
+    if (const Result<> free = events_->make_wait_for_answers(stream); !free) return free.error();
+    if (const Result<> there = output.read_on(stream); !there) return there.error();
+    const wire::LeaseRef& from = output.tensor.lease;
+    if (from.size_bytes == 0) return std::move(*copy);
+    const cuda::Driver& driver = gpu()->driver();
+    const cuda::Gpu::Current current{*gpu()};
+    const cuda::CUresult queued = driver.cuMemcpyAsync(
+        reinterpret_cast<cuda::CUdeviceptr>((*copy)->slab->bytes().data() + (*copy)->block.offset_bytes),
+        reinterpret_cast<cuda::CUdeviceptr>(output.slab->bytes().data() + from.offset_bytes), from.size_bytes,
+        static_cast<cuda::CUstream>(stream));
+    if (const Result<> done = driver.check("cuMemcpyAsync", queued); !done) return done.error();
+    return std::move(*copy);
+}
+
+Result<> WorkerSession::keep_outputs_on_gpu(std::uint64_t size_bytes) {
+    const Result<bool> kept = until_done([&](bool& asked) { return keep_outputs_on_gpu_or_ask(size_bytes, asked); });
+    return kept ? Result<>{} : Result<>{kept.error()};
+}
+
+Result<bool> WorkerSession::keep_outputs_on_gpu_or_ask(std::uint64_t size_bytes, bool& asked) {
+    const std::optional<wire::SlabKind> kind = gpu_kind();
+    return kind ? grow_on_gpu_or_ask(wire::SlabDirection::output, size_bytes, *kind, asked) : true;
+}
+
+/// One more slab; false while it is on its way. Failing to share it here is not an error: `gpu_refused_` then has the
+/// reason.
+Result<bool> WorkerSession::grow_on_gpu_or_ask(wire::SlabDirection direction, std::uint64_t size_bytes,
+                                               wire::SlabKind kind, bool& asked) {
+    // A slab that came too late for an earlier call may still be on its way; a refusal that late is ignored.
+    if (growing_) return false;
+    if (!std::exchange(asked, false)) {
+        if (const Result<> sent = ask_for_slab(size_bytes, direction, kind); !sent) return sent.error();
+        asked = true;
+        return false;
+    }
+    if (!growth_refused_) return ended_ ? Result<bool>{*ended_} : Result<bool>{true};
+    Error refused = *std::exchange(growth_refused_, std::nullopt);
+    if (refused.code != ErrorCode::not_permitted && refused.code != ErrorCode::internal) return refused;
+    if (!gpu_refused_) gpu_refused_ = std::move(refused);
+    return true;
+}
+
+Result<> WorkerSession::handle(channel::EventOffer&& offer, std::vector<UniqueFd>&&) {
+    if (!events_ || (welcome_->features & gpu_features) == 0)
+        return protocol_violation("an event_offer that was not agreed");
+    Result<> taken = events_->take(offer);
+    if (taken || taken.error().code == ErrorCode::protocol_violation) return taken;
+    gpu_refused_ = taken.error();  // without events nothing can be handed over in order
+    return {};
+}
+
+/// A slab that cannot be imported here is given back, and host memory does its work. One that the worker has added
+/// stays until it is withdrawn, for a result is about to lie in it.
+Result<> WorkerSession::refuse_slab(const channel::SlabOffer& offer, const Error& reason) {
+    if (offer.request_id == 0) {
+        slabs_.take(offer, SlabMemory::unusable(offer, reason), weak_from_this());
+        return {};
+    }
+    gpu_refused_ = reason;
+    growing_.reset();
+    slabs_.returning(offer.slab_id);
+    returns_.push_back(offer.slab_id);
+    flush_releases();
+    return {};
+}
+
+/// A result of which an output lies where this process cannot look: its room goes back at once. A part of an answer of
+/// which nobody wanted the parts is no loss.
+void WorkerSession::lose_result(Requests::iterator request, const channel::InferResult& result, Error reason) {
+    for (const channel::Tensor& tensor : result.tensors) give_back(tensor.lease);
+    flush_releases();
+    if (!result.more) return answer(request, std::move(reason));
+    if (request->second.request.in_parts) spoil(request, std::move(reason));
+}
+
+/// Names one event behind what the caller has queued, in each tensor that lies on the GPU.
+Result<> WorkerSession::order_inputs(const Sending& request, channel::Infer& message) {
+    std::uint32_t event = 0;
+    for (std::size_t i = 0; i < request.inputs.size(); ++i) {
+        const auto& lease = request.inputs[i].lease;
+        if (!lease || !lease->slab->gpu()) continue;
+        if (event == 0) {
+            const Result<std::uint32_t> recorded = events_->record(request.stream);
+            if (!recorded) return recorded.error();
+            event = *recorded;
+        }
+        message.tensors[i].event_id = event;
+    }
+    return {};
+}
+
+bool WorkerSession::lies_on_gpu(const Sending& request) {
+    for (const Sending::Tensor& input : request.inputs)
+        if (input.lease && input.lease->slab->gpu()) return true;
+    return false;
+}
+
+}  // namespace bulkhead

@@ -1,0 +1,189 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/async_result.hpp>
+#include <boost/json.hpp>
+
+#include "bulkhead/async_control.h"
+#include "bulkhead/channel.h"
+#include "bulkhead/completion.h"
+#include "clients/cpp/include/bulkhead/async_control.h"
+#include "clients/cpp/include/bulkhead/channel.h"
+#include "clients/cpp/include/bulkhead/completion.h"
+#include "ipc/base/error.h"
+
+namespace bulkhead {
+
+class AsyncChannelState;
+
+/// The parts of one answer, as they come. Dropping it before the last part cancels the request.
+///
+/// Thread  that of its channel. If the channel is dropped first, it ends with `cancelled`
+class AsyncStream {
+public:
+    AsyncStream(AsyncStream&&) noexcept;
+    AsyncStream& operator=(AsyncStream&&) noexcept;
+    ~AsyncStream();
+
+    /// Completes with Result<Reply>; a part without `more` is the last. One wait at a time; cancelling the wait cancels
+    /// the request. Reads from the worker only while somebody waits. Errors  as `Channel::next`; input_invalid after
+    /// the end
+    template <typename Token>
+    auto async_next(Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Reply>)>(
+            [state = state_, operation = operation_](Completion<Reply> handler) {
+                start_next(state, operation, std::move(handler));
+            },
+            token);
+    }
+
+private:
+    friend class AsyncChannel;
+    AsyncStream(std::shared_ptr<AsyncChannelState> state, std::uint64_t operation) noexcept;
+    static void start_next(const std::shared_ptr<AsyncChannelState>& state, std::uint64_t operation,
+                           Completion<Reply> handler);
+
+    std::shared_ptr<AsyncChannelState> state_;
+    std::uint64_t operation_;
+};
+
+/// `Channel` for programs with an Asio loop: any number of requests at a time, up to what the worker takes. Each has a
+/// completion token that gets a `Result`; they complete as the answers come. When a worker dies, the same rules hold:
+/// retry-safe requests are sent once more, to the next worker, while the loop runs on.
+///
+/// Cancelling an inference (by its token's cancellation slot) cancels the request: it ends with `cancelled`, or with
+/// its answer if that came first. Cancelling another operation only ends the wait.
+///
+/// While no operation is under way it still hears its worker and gives back what is idle, as long as the loop runs; it
+/// does not keep the loop running.
+///
+/// The loop waits, within the bounds of clients/cpp/limits.h, only where a worker does not read what it is sent, and
+/// where a forwarded output's slab is lent to a worker for the first time. Unmapping slabs on a GPU waits for the GPU,
+/// without a bound, so another thread does it; but dropping the channel, or a tensor after it, unmaps in place.
+///
+/// Owns    its connections. Requests in flight when it is dropped end with `cancelled`
+/// Thread  the executor's: one thread, or a strand. All operations are started there, and inputs, outputs and replies
+/// are
+///         dropped there
+class AsyncChannel {
+public:
+    AsyncChannel() noexcept;  ///< usable once one was assigned
+    AsyncChannel(AsyncChannel&&) noexcept;
+    AsyncChannel& operator=(AsyncChannel&&) noexcept;
+    ~AsyncChannel();
+
+    /// Completes with Result<AsyncChannel>, on the control's executor. Errors  as `Channel::open`
+    template <typename Token>
+    static auto async_open(const AsyncControl& control, std::string model, ChannelOptions options, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<AsyncChannel>)>(
+            [from = control.share()](Completion<AsyncChannel> handler, std::string named, ChannelOptions with) {
+                start_open(from, std::move(named), std::move(with), std::move(handler));
+            },
+            token, std::move(model), std::move(options));
+    }
+    /// Opens a channel on a descriptor that came from elsewhere, as `Channel::adopt`.
+    template <typename Token>
+    static auto async_adopt(boost::asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
+                            Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<AsyncChannel>)>(
+            [executor](Completion<AsyncChannel> handler, UniqueFd fd, ChannelOptions with) {
+                start_adopt(executor, std::move(fd), std::move(with), std::move(handler));
+            },
+            token, std::move(socket), std::move(options));
+    }
+
+    /// Completes with Result<Input>. Errors  as `Channel::allocate`
+    template <typename Token>
+    auto async_allocate(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Input>)>(
+            [state = state_](Completion<Input> handler, wire::DType type, std::vector<std::int64_t> shape) {
+                start_allocate(state, type, std::move(shape), false, std::move(handler));
+            },
+            token, dtype, std::move(dims));
+    }
+    /// The same on the GPU, as `Channel::allocate_on_gpu`.
+    template <typename Token>
+    auto async_allocate_on_gpu(wire::DType dtype, std::vector<std::int64_t> dims, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Input>)>(
+            [state = state_](Completion<Input> handler, wire::DType type, std::vector<std::int64_t> shape) {
+                start_allocate(state, type, std::move(shape), true, std::move(handler));
+            },
+            token, dtype, std::move(dims));
+    }
+    /// As `Channel::keep_outputs_on_gpu`. Completes with Result<void>.
+    template <typename Token>
+    auto async_keep_outputs_on_gpu(std::uint64_t size_bytes, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<>)>(
+            [state = state_](Completion<void> handler, std::uint64_t bytes) {
+                start_keep_outputs_on_gpu(state, bytes, std::move(handler));
+            },
+            token, size_bytes);
+    }
+
+    /// For operations that are started elsewhere, such as `async_from_dlpack`.
+    [[nodiscard]] std::shared_ptr<AsyncChannelState> share() const noexcept { return state_; }
+
+    /// Completes with Result<Reply>. What the request points to (names, inputs) must stay until then.
+    /// Errors  as `Channel::submit` and `Channel::wait`
+    template <typename Token>
+    auto async_infer(Request request, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Reply>)>(
+            [state = state_](Completion<Reply> handler, Request what) {
+                start_infer(state, std::move(what), std::move(handler));
+            },
+            token, std::move(request));
+    }
+
+    /// Sends a request whose answer is taken part by part. What the request points to must stay until the first part.
+    [[nodiscard]] AsyncStream stream(Request request);
+
+    /// Reopens the channel if its worker died or was unloaded; otherwise does nothing. Completes with
+    /// Result<void>. Errors  as `Channel::reopen`
+    template <typename Token>
+    auto async_reopen(std::optional<std::chrono::milliseconds> deadline, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<>)>(
+            [state = state_](Completion<void> handler, std::optional<std::chrono::milliseconds> patience) {
+                start_reopen(state, patience, std::move(handler));
+            },
+            token, deadline);
+    }
+
+    // As in `Channel`.
+    [[nodiscard]] const boost::json::object& methods() const noexcept;
+    [[nodiscard]] std::string_view model() const noexcept;
+    [[nodiscard]] std::uint64_t generation() const noexcept;
+    [[nodiscard]] std::uint32_t replica() const noexcept;
+    [[nodiscard]] std::uint64_t replays() const noexcept;
+    [[nodiscard]] std::optional<Error> why_no_gpu() const;
+    [[nodiscard]] boost::asio::any_io_executor get_executor() const noexcept;
+
+private:
+    friend class AsyncChannelState;
+    explicit AsyncChannel(std::shared_ptr<AsyncChannelState> state) noexcept;
+
+    using ControlState = std::shared_ptr<AsyncControlState>;
+    using State = std::shared_ptr<AsyncChannelState>;
+    static void start_open(ControlState control, std::string model, ChannelOptions options,
+                           Completion<AsyncChannel> handler);
+    static void start_adopt(boost::asio::any_io_executor executor, UniqueFd socket, ChannelOptions options,
+                            Completion<AsyncChannel> handler);
+    static void start_allocate(const State& state, wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu,
+                               Completion<Input> handler);
+    static void start_keep_outputs_on_gpu(const State& state, std::uint64_t size_bytes, Completion<void> handler);
+    static void start_infer(const State& state, Request request, Completion<Reply> handler);
+    static void start_reopen(const State& state, std::optional<std::chrono::milliseconds> deadline,
+                             Completion<void> handler);
+
+    std::shared_ptr<AsyncChannelState> state_;
+};
+
+}  // namespace bulkhead

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/async_result.hpp>
+#include <boost/json.hpp>
+
+#include "bulkhead/completion.h"
+#include "bulkhead/control.h"
+#include "clients/cpp/include/bulkhead/completion.h"
+#include "clients/cpp/include/bulkhead/control.h"
+#include "ipc/base/error.h"
+
+namespace bulkhead {
+
+class AsyncControlState;
+
+/// `ControlClient` for programs with an Asio loop: any number of calls at a time, each with a completion token of its
+/// own (a callback, `use_awaitable`, `use_future`, `deferred`, …) that gets a `Result`. It outlives supervisors by the
+/// same rules, of docs/control.md. A cancelled operation ends with `cancelled`; a daemon that has read the request does
+/// it nevertheless.
+///
+/// Owns    the connection, made by the first call. What is under way when it is dropped ends with `cancelled`
+/// Thread  an operation may be started on any; everything else happens on the executor, which is one thread's or a
+/// strand
+class AsyncControl {
+public:
+    explicit AsyncControl(boost::asio::any_io_executor executor, std::filesystem::path socket = find_socket());
+    AsyncControl(AsyncControl&&) noexcept;
+    AsyncControl& operator=(AsyncControl&&) noexcept;
+    ~AsyncControl();
+
+    /// Completes with Result<Answer>. Errors  as `ControlClient::call`
+    template <typename Token>
+    auto async_call(std::string method, boost::json::object params, std::optional<std::chrono::milliseconds> deadline,
+                    Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<Answer>)>(
+            [state = state_](Completion<Answer> handler, std::string named, boost::json::object with,
+                             std::optional<std::chrono::milliseconds> patience) {
+                start_call(state, std::move(named), std::move(with), patience, std::move(handler));
+            },
+            token, std::move(method), std::move(params), deadline);
+    }
+    template <typename Token>
+    auto async_call(std::string method, boost::json::object params, Token&& token) {
+        return async_call(std::move(method), std::move(params), std::nullopt, std::forward<Token>(token));
+    }
+
+    /// The next event of these models, of all where none is named; the first call subscribes, later ones ask for the
+    /// same. One at a time. Completes with Result<boost::json::object>: an event of docs/control.md, or, where some
+    /// were lost with a supervisor or were not read in time, `{"event": "gap", "time", "since", "models": [row…]}`:
+    /// what happened from `since` to `time` (Unix ms) is not known, and the rows are how things stand after it. Errors
+    /// as `async_call`; the stream goes on with the next call, after a gap
+    template <typename Token>
+    auto async_next_event(std::vector<std::string> models, Token&& token) {
+        return boost::asio::async_initiate<Token, void(Result<boost::json::object>)>(
+            [state = state_](Completion<boost::json::object> handler, std::vector<std::string> of) {
+                start_next_event(state, std::move(of), std::move(handler));
+            },
+            token, std::move(models));
+    }
+
+    [[nodiscard]] const std::filesystem::path& path() const noexcept;
+    [[nodiscard]] boost::asio::any_io_executor get_executor() const noexcept;
+
+private:
+    friend class AsyncChannel;
+    [[nodiscard]] const std::shared_ptr<AsyncControlState>& share() const noexcept { return state_; }
+    static void start_call(std::shared_ptr<AsyncControlState> state, std::string method, boost::json::object params,
+                           std::optional<std::chrono::milliseconds> deadline, Completion<Answer> handler);
+    static void start_next_event(std::shared_ptr<AsyncControlState> state, std::vector<std::string> models,
+                                 Completion<boost::json::object> handler);
+
+    std::shared_ptr<AsyncControlState> state_;
+};
+
+}  // namespace bulkhead

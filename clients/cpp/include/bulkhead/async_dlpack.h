@@ -1,0 +1,26 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "bulkhead/async_channel.h"
+#include "bulkhead/dlpack.h"
+
+namespace bulkhead {
+
+void start_from_dlpack(const std::shared_ptr<AsyncChannelState>& channel, DLPackTensor tensor, void* stream,
+                       Completion<ImportedInput> handler);
+
+/// As `from_dlpack`, with an `AsyncChannel`: room is waited for as `async_allocate` does, and the copy of a tensor in
+/// host memory is then made on the channel's executor. The tensor must not change until then.
+/// Completes with Result<ImportedInput>; cancelling it ends the wait. Errors  as `from_dlpack`
+template <typename Token>
+auto async_from_dlpack(const AsyncChannel& channel, DLPackTensor tensor, void* stream, Token&& token) {
+    return boost::asio::async_initiate<Token, void(Result<ImportedInput>)>(
+        [state = channel.share()](Completion<ImportedInput> handler, DLPackTensor what, void* on) {
+            start_from_dlpack(state, std::move(what), on, std::move(handler));
+        },
+        token, std::move(tensor), stream);
+}
+
+}  // namespace bulkhead

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <functional>
 #include <optional>
 
+#include <CLI/CLI.hpp>
+
 #include "bulkhead/control.h"
-#include "clients/cpp/include/bulkhead/control.h"
 #include "ipc/base/error.h"
 
 namespace bulkhead::cli {

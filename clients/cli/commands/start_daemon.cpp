@@ -1,5 +1,3 @@
-#include "clients/cli/commands/start_daemon.h"
-
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
@@ -16,9 +14,9 @@
 
 #include "bulkhead/control.h"
 #include "clients/cli/commands/command.h"
+#include "clients/cli/commands/start_daemon.h"
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/limits.h"
-#include "clients/cpp/include/bulkhead/control.h"
 #include "ipc/base/unique_fd.h"
 
 namespace bulkhead::cli {

@@ -17,7 +17,6 @@
 #include "clients/cpp/base/wait_ready.h"
 #include "clients/cpp/channel/gpu_events.h"
 #include "clients/cpp/channel/slab_memory.h"
-#include "clients/cpp/include/bulkhead/channel.h"
 #include "ipc/base/pool_allocator.h"
 #include "ipc/channel/channel_codec.h"
 #include "ipc/slab/slab_allocator.h"

@@ -15,7 +15,6 @@
 #include "clients/cpp/base/wait_ready.h"
 #include "clients/cpp/channel/client_slabs.h"
 #include "clients/cpp/channel/transport.h"
-#include "clients/cpp/include/bulkhead/channel.h"
 #include "ipc/base/packet.h"
 #include "ipc/base/pool_allocator.h"
 #include "ipc/channel/channel_codec.h"

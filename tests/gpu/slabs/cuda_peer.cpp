@@ -1,5 +1,3 @@
-#include "tests/gpu/slabs/cuda_peer.h"
-
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -16,11 +14,11 @@
 #include <fmt/format.h>
 
 #include "bulkhead/channel.h"
-#include "clients/cpp/include/bulkhead/channel.h"
 #include "ipc/base/packet.h"
 #include "ipc/cuda/interprocess_event.h"
 #include "ipc/cuda/legacy_slab.h"
 #include "ipc/cuda/vmm_slab.h"
+#include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/gpu/slabs/on_gpu.h"
 
 extern char** environ;

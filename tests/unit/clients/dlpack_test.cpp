@@ -8,7 +8,6 @@
 
 #include "bulkhead/async_dlpack.h"
 #include "bulkhead/dlpack.h"
-#include "clients/cpp/include/bulkhead/async_dlpack.h"
 #include "ipc/channel/dtype.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"

@@ -16,7 +16,6 @@
 #include <gtest/gtest.h>
 
 #include "bulkhead/control.h"
-#include "clients/cpp/include/bulkhead/control.h"
 #include "ipc/base/packet.h"
 #include "tests/support/open_descriptors.h"
 

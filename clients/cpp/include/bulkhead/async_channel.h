@@ -16,9 +16,6 @@
 #include "bulkhead/async_control.h"
 #include "bulkhead/channel.h"
 #include "bulkhead/completion.h"
-#include "clients/cpp/include/bulkhead/async_control.h"
-#include "clients/cpp/include/bulkhead/channel.h"
-#include "clients/cpp/include/bulkhead/completion.h"
 #include "ipc/base/error.h"
 
 namespace bulkhead {

@@ -14,8 +14,6 @@
 
 #include "bulkhead/completion.h"
 #include "bulkhead/control.h"
-#include "clients/cpp/include/bulkhead/completion.h"
-#include "clients/cpp/include/bulkhead/control.h"
 #include "ipc/base/error.h"
 
 namespace bulkhead {

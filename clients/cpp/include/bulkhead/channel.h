@@ -14,7 +14,6 @@
 #include <boost/json.hpp>
 
 #include "bulkhead/control.h"
-#include "clients/cpp/include/bulkhead/control.h"
 #include "ipc/base/error.h"
 #include "ipc/channel/wire.h"
 

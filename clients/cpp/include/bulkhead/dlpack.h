@@ -4,7 +4,6 @@
 
 #include "bulkhead/channel.h"
 #include "bulkhead/third_party/dlpack/dlpack.h"
-#include "clients/cpp/include/bulkhead/channel.h"
 #include "ipc/base/error.h"
 
 namespace bulkhead {

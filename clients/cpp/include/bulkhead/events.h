@@ -10,7 +10,6 @@
 #include <boost/json.hpp>
 
 #include "bulkhead/control.h"
-#include "clients/cpp/include/bulkhead/control.h"
 #include "ipc/base/error.h"
 
 namespace bulkhead {

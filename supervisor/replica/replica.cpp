@@ -30,9 +30,9 @@ WorkerName Replica::name() const { return {spec_.name, index_, generation_}; }
 /// whoever knows its length.
 void Replica::transition(WorkerEvent event, std::string cause, std::string hint) {
     const auto to = next(state_, event);
-    if (!to) {  // a defect of this program: its keeper starts it anew, the workers go on
-        spdlog::critical("worker={} has no edge from {} by event {}", name().text(), to_string(state_),
-                         static_cast<int>(event));
+    if (!to) {  // a defect of this program: its keeper starts another supervisor, and the workers go on
+        spdlog::critical("worker={} has no transition from {} by {}", name().text(), to_string(state_),
+                         to_string(event));
         std::abort();
     }
     const WorkerState from = std::exchange(state_, *to);

@@ -28,7 +28,7 @@ struct FleetContext {
     OffLoop& off_loop;
     Gpus& gpus;
     EventBus& events;
-    WorkerStation station;
+    WorkerLaunch launch;
     std::unique_ptr<Cgroups> cgroups;  ///< null where none can be made
 
     /// Continues the keeper's count, so that no generation is used twice.

@@ -107,4 +107,23 @@ static_assert(!next(WorkerState::crashed, WorkerEvent::spawn_asked), "a crash is
 static_assert(!next(WorkerState::quarantined, WorkerEvent::spawn_asked), "only a person lifts a quarantine");
 static_assert(!next(WorkerState::reclaiming, WorkerEvent::exited), "a process is reaped once");
 
+/// The hardest means by which a process was asked to end so far.
+enum class Escalation : std::uint8_t { none, sigterm, sigkill, sigkill_past_keeper };
+
+/// A process' right to memory of its device.
+enum class Grant : std::uint8_t {
+    none,
+    awaited,  ///< it has asked and waits for its turn; its load budget stands still
+    owed,     ///< a former supervisor noted it and may not have sent it: sent when the turn comes
+    given,
+};
+
+/// How a death that nobody asked for was first noticed.
+enum class FirstSign : std::uint8_t {
+    none,
+    end,     ///< of its link, its main thread or the process: only the exit tells more
+    dying,   ///< it named the signal that it dies of
+    judged,  ///< by us: a failed load, a hang, a wrong answer
+};
+
 }  // namespace bulkhead::supervisor

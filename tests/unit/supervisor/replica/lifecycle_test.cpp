@@ -28,7 +28,8 @@ std::string transitions_as_markdown() {
         std::string row;
         for (int e = 0; e < worker_event_count; ++e)
             if (const auto to = next(static_cast<S>(s), static_cast<E>(e)))
-                row += fmt::format("{}{} → `{}`", row.empty() ? "" : ", ", to_string(static_cast<E>(e)), to_string(*to));
+                row += fmt::format("{}{} → `{}`", row.empty() ? "" : ", ", to_string(static_cast<E>(e)),
+                                   to_string(*to));
         text += fmt::format("| `{}` | {} |\n", to_string(static_cast<S>(s)), row);
     }
     return text;

@@ -12,9 +12,6 @@
 
 namespace bulkhead::supervisor {
 
-/// How hard a process was asked to end.
-enum class Escalation : std::uint8_t { none, sigterm, sigkill };
-
 /// An end that nobody asked for, as `why` tells it when the next process runs.
 struct LastCrash {
     std::uint64_t generation = 0;
@@ -41,7 +38,7 @@ struct CrashOnGpu {
 /// What one supervisor leaves to the next about one replica, in the keeper's care and opaque to it: an object of JSON,
 /// at most `keeper_link::ledger_bytes_max`. It is written when it changes, before what it announces is done, and
 /// lies with the present generation's record, or with the last one's while the replica has none.
-struct Ledger {
+struct ReplicaRecord {
     // The process.
     std::string declaration;  ///< `fingerprint` of what it was configured with
     std::string device;       ///< "cpu" or "cuda:0"
@@ -53,7 +50,7 @@ struct Ledger {
     std::int64_t ready_unix_ms = 0;      ///< 0: not yet
     std::int64_t end_began_unix_ms = 0;  ///< 0: nobody asked, no sign of death
     bool aborted = false;                ///< SIGABRT was sent, for it hung
-    Escalation escalation = Escalation::none;
+    Escalation escalation = Escalation::none;  ///< at most sigkill
     std::optional<std::uint64_t> host_bytes;  ///< last sample before its end was asked for
     std::optional<std::uint64_t> gpu_free_before;
     std::uint32_t adoptions_tried = 0;  ///< supervisors that ended in the middle of adopting it
@@ -80,12 +77,12 @@ struct Ledger {
     void restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const;
 
     /// What it says of the replica, and nothing of a process: for a successor that was spawned and never noted.
-    [[nodiscard]] Ledger of_replica() const;
+    [[nodiscard]] ReplicaRecord of_replica() const;
     [[nodiscard]] std::string to_text() const;
     /// Errors  protocol_violation: of another release, cut off, or not an object; the process is then replaced
-    [[nodiscard]] static Result<Ledger> parse(std::string_view text);
+    [[nodiscard]] static Result<ReplicaRecord> parse(std::string_view text);
 
-    friend bool operator==(const Ledger&, const Ledger&) = default;
+    friend bool operator==(const ReplicaRecord&, const ReplicaRecord&) = default;
 };
 
 /// Equal for two declarations when a process configured with one serves the other: everything the worker was told,

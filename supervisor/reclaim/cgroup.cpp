@@ -135,7 +135,7 @@ bool Cgroups::make_folder() const {
     return true;
 }
 
-/// In the place of the former one, should it be open: a folder that was made anew has another.
+/// Replaces the descriptor of a folder that was removed and made again.
 bool Cgroups::open_kill_all() {
     UniqueFd fd{::open((path_ / "cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC)};
     if (!fd) return false;

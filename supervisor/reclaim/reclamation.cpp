@@ -48,7 +48,7 @@ void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains)
         return;
     }
     look_at(::getpid());  // nobody is exempt from mapping a slab
-    // What forked while the others were looked at is new in the next list; who always forks anew is found next time.
+    // A process that forked meanwhile is new in the next list. One that keeps forking is found at the next look.
     std::set<pid_t> seen;
     for (int round = 0; round < 4; ++round) {
         bool found_new = false;

@@ -9,7 +9,6 @@
 
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
-#include "supervisor/crash/crash_report.h"
 
 namespace bulkhead::supervisor {
 
@@ -30,16 +29,16 @@ void CrashEvidence::note_oom_kills(OffLoop& off_loop, std::weak_ptr<CrashEvidenc
 
 void CrashEvidence::note_running(const WorkerPageView* page, bool was_ready, bool adopting) {
     if (page == nullptr && (was_ready || adopting))
-        request_unknown =
+        report.request_unknown =
             adopting ? "the supervisor that watched it was gone" : "it has no page that would tell";
     if (page == nullptr || page->running_since_ns() == 0) return;
     was_running = true;
-    std::string& what = was_ready ? request : load_phase;
+    std::string& what = was_ready ? report.request : load_phase;
     what = page->request();
     what.erase(what.find_last_not_of(' ') + 1);
     const Clock::time_point since{std::chrono::nanoseconds{static_cast<std::int64_t>(page->running_since_ns())}};
     const auto ran = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since);
-    if (was_ready) request_for = std::max(ran, std::chrono::milliseconds{0});
+    if (was_ready) report.request_ms = std::max<std::int64_t>(ran.count(), 0);
 }
 
 void CrashEvidence::read_host_bytes(OffLoop& off_loop, const std::string& worker, pid_t pid,
@@ -55,18 +54,18 @@ void CrashEvidence::read_host_bytes(OffLoop& off_loop, const std::string& worker
 }
 
 bool CrashEvidence::take(worker_link::Backtrace message) {
-    if (!backtrace.empty()) return false;
-    thread = std::move(message.thread);
-    if (!signal && message.signal != 0) signal = message.signal;
-    for (const std::string& frame : message.frames) backtrace.push_back(readable_frame(frame));
+    if (!report.backtrace.empty()) return false;
+    report.thread = std::move(message.thread);
+    if (!report.signal && message.signal != 0) report.signal = message.signal;
+    for (const std::string& frame : message.frames) report.backtrace.push_back(readable_frame(frame));
     return true;
 }
 
 std::string CrashEvidence::cause(const std::optional<ProcessExit>& exit) const {
     const std::string how = exit ? exit->text() : "";
     std::string cause;
-    if (first_sign == FirstSign::dying && signal) {
-        cause = signal_name(*signal);
+    if (first_sign == FirstSign::dying && report.signal) {
+        cause = signal_name(*report.signal);
         if (!how.empty() && how != cause) cause += " (ended by " + how + ")";
     } else if (first_sign == FirstSign::none || first_sign == FirstSign::end) {
         cause = "ended by " + how;
@@ -75,10 +74,11 @@ std::string CrashEvidence::cause(const std::optional<ProcessExit>& exit) const {
     }
     // The backtrace of a process that was aborted while it ran nothing shows where it waits: nothing is to blame.
     const bool was_idle = aborted && !was_running;
-    if (const std::string where = was_idle ? "" : culprit(backtrace); !where.empty()) cause += " in " + where;
+    if (const std::string where = was_idle ? "" : culprit(report.backtrace); !where.empty()) cause += " in " + where;
     if (!load_phase.empty())
         cause += load_phase == "loading" ? " while loading" : fmt::format(" while loading ({})", load_phase);
-    if (!request.empty()) cause += fmt::format(" while running {} for {}", request, duration_text(request_for.count()));
+    if (!report.request.empty())
+        cause += fmt::format(" while running {} for {}", report.request, duration_text(report.request_ms));
     return cause;
 }
 

@@ -1,16 +1,15 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "supervisor/base/alive_watch.h"
 #include "supervisor/base/off_loop.h"
+#include "supervisor/crash/crash_report.h"
 #include "supervisor/keeper_link/keeper.h"
 #include "supervisor/replica/lifecycle.h"
 #include "supervisor/replica/worker_link.h"
@@ -32,15 +31,9 @@ struct CrashEvidence {
     bool aborted = false;                            ///< SIGABRT was sent, for a backtrace
     std::optional<std::uint64_t> machine_oom_kills;  ///< when it was started
 
-    std::int64_t time_ms = 0;            ///< unix, of the first sign; 0: there was none
-    std::optional<int> signal;           ///< it said itself that it was dying of
-    std::string thread;                  ///< that died, in its own words
-    std::vector<std::string> backtrace;  ///< readable, innermost first
-    bool was_running = false;            ///< a request or a load
-    std::string request;                 ///< that ran; empty: none, or it is not known which
-    std::string request_unknown;         ///< why nobody can say whether one ran; empty: it is known
-    std::chrono::milliseconds request_for{};
-    std::string load_phase;  ///< that ran before it was ready
+    CrashReport report;        ///< as far as it is known: when, what ran, its last words
+    bool was_running = false;  ///< a request or a load
+    std::string load_phase;    ///< that ran before it was ready
     /// Host memory while there still was some; 0: not known. Written and read off the loop.
     std::shared_ptr<std::atomic<std::uint64_t>> host_bytes = std::make_shared<std::atomic<std::uint64_t>>(0);
 

@@ -20,14 +20,22 @@ json::value text_or_null(const std::string& text) { return text.empty() ? json::
 
 }  // namespace
 
-void LastEnd::ended(const WorkerName& worker, pid_t pid, const ProcessExit& exit) {
-    end_ = End{worker, pid, exit, unix_ms(), {}};
+void LastEnd::ended(std::uint64_t generation, pid_t pid, const ProcessExit& exit) {
+    if (!last_) last_ = std::make_shared<LastCrash>();
+    last_->generation = generation;
+    last_->pid = pid;
+    last_->by_signal = exit.by_signal;
+    last_->number = exit.number;
+    last_->unix_ms = unix_ms();
+    last_->cause.clear();
 }
 
 void LastEnd::write_report(CrashReport report, OomCounters counters, bool unexplained_kill, const std::string& gpu_uuid,
                            std::shared_ptr<std::atomic<std::uint64_t>> host_bytes) {
-    report_ = std::make_shared<Report>();
-    report_->due = CrashReports::name_of(report);
+    last_ = std::make_shared<LastCrash>(*last_);
+    last_->report = CrashReports::name_of(report);
+    last_->report_due = true;
+    last_->lost.clear();
     const WorkerName name = report.worker;
     context_.off_loop.run(
         "writing the crash report of " + name.text(),
@@ -43,77 +51,62 @@ void LastEnd::write_report(CrashReport report, OomCounters counters, bool unexpl
             }
             return reports->write(report);
         },
-        [this, &events = context_.events, reports = context_.crash_reports, name, cause = end_->cause,
-         told = std::weak_ptr{report_}](const Result<std::filesystem::path>& written) {
+        [this, &events = context_.events, reports = context_.crash_reports, name, cause = last_->cause,
+         crash = std::weak_ptr{last_}](const Result<std::filesystem::path>& written) {
             if (!written) reports->note_lost(name, written.error().attempt);
-            if (const auto last = told.lock()) {  // this one lives, and it is its last crash still
-                last->due.clear();
-                (written ? last->path : last->lost) = written ? written->string() : written.error().attempt;
-                changed_();
-            }
+            if (!crash.expired()) report_done(written ? "" : written.error().attempt);
             events.publish(
                 "crash", name,
                 {{"cause", cause}, {"report", written ? json::value(written->string()) : json::value(nullptr)}});
         });
 }
 
-void LastEnd::restore(const WorkerName& worker, const LastCrash& crash) {
-    end_ = End{worker, crash.pid, {crash.by_signal, crash.number, true}, crash.unix_ms, crash.cause};
-    std::string path = context_.crash_reports->path_of(crash.report);
-    report_ = std::make_shared<Report>();
-    report_->lost = crash.lost;
-    if (!crash.report_due) {
-        report_->path = std::move(path);
-        return;
-    }
-    report_->due = crash.report;
+void LastEnd::restore(const WorkerName& worker, const LastCrash& noted) {
+    last_ = std::make_shared<LastCrash>(noted);
+    if (!noted.report_due) return;
     context_.off_loop.run(
         "looking for the crash report of " + worker.text(),
-        [path] { return !path.empty() && ::access(path.c_str(), F_OK) == 0; },
-        [this, path, reports = context_.crash_reports, worker,
-         told = std::weak_ptr{report_}](const Result<bool>& is_there) {
-            const auto last = told.lock();
-            if (!last) return;  // another crash was its last one since, or the replica is gone
-            last->due.clear();
-            if (is_there && *is_there) {
-                last->path = path;
-            } else {
-                last->lost = is_there ? "the supervisor that was to write it was killed" : is_there.error().attempt;
-                reports->note_lost(worker, last->lost);
-            }
-            changed_();
+        [path = context_.crash_reports->path_of(noted.report)] {
+            return !path.empty() && ::access(path.c_str(), F_OK) == 0;
+        },
+        [this, reports = context_.crash_reports, worker, crash = std::weak_ptr{last_}](const Result<bool>& is_there) {
+            if (crash.expired()) return;
+            const std::string lost = !is_there   ? is_there.error().attempt
+                                     : *is_there ? ""
+                                                 : "the supervisor that was to write it was killed";
+            if (!lost.empty()) reports->note_lost(worker, lost);
+            report_done(lost);
         });
 }
 
-std::optional<LastCrash> LastEnd::last_crash() const {
-    if (!end_ || end_->cause.empty()) return std::nullopt;
-    const auto& [worker, pid, exit, time_ms, cause] = *end_;
-    const auto& [path, lost, due] = report_ ? *report_ : Report{};
-    const std::string report = due.empty() ? std::filesystem::path{path}.filename().string() : due;
-    return LastCrash{worker.generation, pid, exit.by_signal, exit.number, time_ms, cause, report, !due.empty(), lost};
+void LastEnd::report_done(const std::string& lost) {
+    last_->report_due = false;
+    last_->lost = lost;
+    if (!lost.empty()) last_->report.clear();
+    changed_();
 }
 
 std::string LastEnd::past(std::uint32_t restarts) const {
-    if (!end_ || (restarts == 0 && end_->cause.empty())) return {};
+    if (!last_ || (restarts == 0 && last_->cause.empty())) return {};
     const std::string count =
         restarts == 0 ? "" : fmt::format("restarted {} time{}, ", restarts, restarts == 1 ? "" : "s");
-    return end_->cause.empty()
-               ? fmt::format("; {}its last process {} ended by {}", count, end_->pid, end_->exit.text())
-               : fmt::format("; {}its last process {} died: {}", count, end_->pid, end_->cause);
+    return last_->cause.empty()
+               ? fmt::format("; {}its last process {} ended by {}", count, last_->pid, last_->exit().text())
+               : fmt::format("; {}its last process {} died: {}", count, last_->pid, last_->cause);
 }
 
 void LastEnd::add_to(json::object& why) const {
-    json::value exit = nullptr;
-    if (end_) {
-        json::object object = to_json(end_->exit);
-        object["pid"] = end_->pid;
-        object["generation"] = end_->worker.generation;
-        object["time"] = end_->time_ms;
-        object["cause"] = text_or_null(end_->cause);
-        exit = std::move(object);
+    why["last_exit"] = nullptr;
+    if (last_) {
+        json::object exit = to_json(last_->exit());
+        exit["pid"] = last_->pid;
+        exit["generation"] = last_->generation;
+        exit["time"] = last_->unix_ms;
+        exit["cause"] = text_or_null(last_->cause);
+        why["last_exit"] = std::move(exit);
     }
-    why["last_exit"] = std::move(exit);
-    why["report"] = text_or_null(report_ ? report_->path : "");
+    why["report"] =
+        text_or_null(last_ && !last_->report_due ? context_.crash_reports->path_of(last_->report) : "");
     why["report_lost"] = text_or_null(report_lost());
 }
 

@@ -21,44 +21,31 @@ public:
     /// `changed`: the report was written or is lost, which the record must say. Not called after the destruction.
     LastEnd(FleetContext& context, std::function<void()> changed) : context_{context}, changed_{std::move(changed)} {}
 
-    void ended(const WorkerName& worker, pid_t pid, const ProcessExit& exit);
+    void ended(std::uint64_t generation, pid_t pid, const ProcessExit& exit);
     /// The process that ended last has crashed.
-    void crashed(std::string cause) { end_->cause = std::move(cause); }
-    /// Writes it off the loop and publishes a `crash` event.
+    void crashed(std::string cause) { last_->cause = std::move(cause); }
+    /// Of the process that crashed last. Writes off the loop and publishes a `crash` event.
     /// `host_bytes`  read at the first sign; 0: use the report's own
     void write_report(CrashReport report, OomCounters counters, bool unexplained_kill, const std::string& gpu_uuid,
                       std::shared_ptr<std::atomic<std::uint64_t>> host_bytes);
-    /// Takes over what a former supervisor noted. A report that was being written is looked for.
-    void restore(const WorkerName& worker, const LastCrash& crash);
+    /// Takes over what a former supervisor noted of `worker`. A report that was being written is looked for.
+    void restore(const WorkerName& worker, const LastCrash& noted);
 
-    [[nodiscard]] bool is_of(const WorkerName& worker) const { return end_ && end_->worker == worker; }
-    [[nodiscard]] std::int64_t time_ms() const { return end_->time_ms; }
-    /// For the record; empty unless it was a crash.
-    [[nodiscard]] std::optional<LastCrash> last_crash() const;
+    /// Empty: no process has ended. Without a cause it was no crash, and the report is that of an earlier one.
+    [[nodiscard]] const std::shared_ptr<LastCrash>& last() const { return last_; }
     /// "; restarted 1 time, its last process 42 died: SIGSEGV"; empty when there is nothing to say.
     [[nodiscard]] std::string past(std::uint32_t restarts) const;
-    [[nodiscard]] std::string report_lost() const { return report_ ? report_->lost : ""; }
+    [[nodiscard]] std::string report_lost() const { return last_ ? last_->lost : ""; }
     /// Adds `last_exit`, `report` and `report_lost`.
     void add_to(boost::json::object& why) const;
 
 private:
-    struct End {
-        WorkerName worker;
-        pid_t pid = 0;
-        ProcessExit exit;
-        std::int64_t time_ms = 0;
-        std::string cause;  ///< of a death that nobody asked for
-    };
-    struct Report {
-        std::string path;  ///< empty until it is written
-        std::string lost;  ///< why it could not be
-        std::string due;   ///< the name of its file, while it is written
-    };
+    /// Of the last crash. `lost`: why it is not there; empty: it was written.
+    void report_done(const std::string& lost);
 
     FleetContext& context_;
     std::function<void()> changed_;
-    std::optional<End> end_;
-    std::shared_ptr<Report> report_;  ///< of the last crash
+    std::shared_ptr<LastCrash> last_;  ///< another object with each report
 };
 
 }  // namespace bulkhead::supervisor

@@ -89,7 +89,7 @@ inline constexpr auto transitions = [] {
 }();
 // clang-format on
 
-/// Empty: there is no such transition.
+/// Empty: no transition.
 constexpr std::optional<WorkerState> next(WorkerState from, WorkerEvent event) {
     return transitions[static_cast<std::size_t>(from)][static_cast<std::size_t>(event)];
 }

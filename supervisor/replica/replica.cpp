@@ -240,7 +240,7 @@ ReplicaRecord Replica::record() const {
     record.requests = past_requests_;
     record.errors = past_errors_;
     record.reason = reason_;
-    record.last_crash = last_end_.last_crash();
+    if (const auto& last = last_end_.last(); last && !last->cause.empty()) record.last_crash = *last;
 
     const bool is_of_present = process_ && kept_.is_of(process_->name);
     record.unload_asked = (is_of_present && unload_asked_) || kept_receipt_.has_value();

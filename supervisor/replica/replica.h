@@ -15,7 +15,6 @@
 #include "supervisor/replica/fleet_context.h"
 #include "supervisor/replica/exit_outcome.h"
 #include "supervisor/replica/hang_watch.h"
-#include "supervisor/replica/kept_record.h"
 #include "supervisor/replica/last_end.h"
 #include "supervisor/replica/replica_record.h"
 #include "supervisor/replica/lifecycle.h"
@@ -50,18 +49,17 @@ class Replica {
 public:
     using OnLoaded = LoadWaiters::OnLoaded;
     using Urgency = LoadWaiters::Urgency;
-    /// Without a process there is no receipt.
+    /// Empty where no process had to be ended.
     using OnUnloaded = ExitedProcesses::OnUnloaded;
 
     Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log);
     Replica(const Replica&) = delete;
     Replica& operator=(const Replica&) = delete;
 
-    /// Loads that are asked for while one is under way share it. `deadline` bounds this caller's wait; the
-    /// load goes on.
+    /// Calls during a load share it. `deadline` bounds this caller's wait; the load goes on.
     /// Errors  model_quarantined, deadline_exceeded, cancelled (by an unload), load_failed and what the worker says
     void load(OnLoaded loaded, Urgency urgency = Urgency::now, std::optional<std::chrono::milliseconds> deadline = {});
-    /// The model was meant to be running from the start: failed loads are tried again by the restart policy.
+    /// At the start of the daemon. The restart policy tries failed loads again.
     void preload();
     /// Errors  deadline_exceeded: the process does not end even by SIGKILL
     void unload(OnUnloaded unloaded);
@@ -81,19 +79,19 @@ public:
     /// What the present or the last process was configured with; empty without one.
     [[nodiscard]] const std::string& declaration() const noexcept { return declaration_; }
 
-    /// Of the last unload, until `receipt_told`: the keeper's record of it is kept as long, so that a caller whose
-    /// supervisor died under it gets its answer from the next one.
+    /// Of the last unload, until `receipt_told`. The keeper keeps the record as long: if this supervisor dies, the next
+    /// one answers the caller.
     [[nodiscard]] const std::optional<Receipt>& kept_receipt() const noexcept { return kept_receipt_; }
     void receipt_told();
 
-    /// A GPU was quarantined: crashes on it are forgiven, and what they had quarantined may start elsewhere.
+    /// A GPU was quarantined: crashes on it are forgiven, and a replica that they had quarantined may start elsewhere.
     void gpu_was_quarantined(const std::string& uuid);
 
-    /// Some GPU is used again: if this waits for it, it starts.
+    /// A GPU may be used again: starts if it waits for one.
     void gpu_was_lifted();
 
-    /// Asks the worker for its statistics; `answered` is called when they came or its process is lost, unless
-    /// somebody asks again before. The caller sets the deadline.
+    /// Asks the worker for its statistics. `answered` is called when they came or its process is lost, unless somebody
+    /// asks again before. The caller sets the deadline.
     void ask_statistics(std::function<void()> answered);
 
     [[nodiscard]] WorkerState state() const noexcept { return state_; }
@@ -103,13 +101,13 @@ public:
     /// The present process; null without one.
     [[nodiscard]] const std::shared_ptr<WorkerProcess>& process() const noexcept { return process_; }
     [[nodiscard]] json::object row() const;
-    /// Reads the present process' memory; `sampled` is called when it is known, or the process is gone.
+    /// Reads the present process' memory. `sampled` is called when it is known or the process is gone.
     void sample_memory(std::function<void()> sampled);
     /// Why it is in its state, in a sentence.
     [[nodiscard]] std::string sentence() const;
     [[nodiscard]] json::object why() const;
     [[nodiscard]] json::object graphs() const;
-    /// What its process said of the tokens it generates; null where it does not.
+    /// Its process' statistics of generated tokens; null if it generates none.
     [[nodiscard]] json::value generate() const;
 
 private:
@@ -121,7 +119,7 @@ private:
         std::string hint;  ///< what a person can do
     };
 
-    /// Whether it is the one whose end is this replica's end; a departed one is not.
+    /// It is this replica's process, and not one that was followed by another.
     [[nodiscard]] bool is_present(const std::weak_ptr<WorkerProcess>& process) const {
         const auto one = process.lock();  // first: without it this replica may be gone as well
         return one && one == process_;
@@ -157,12 +155,14 @@ private:
     void on_message(const worker_link::GrantAsked& message);
     void on_message(worker_link::Ready& message);
     void become_ready(worker_link::Ready& message);
-    void on_message(const worker_link::Failed& message);
+    void on_message(const worker_link::Failed& message) { fail(message.error); }
     void on_message(const worker_link::ChannelOpened& message);
-    void on_message(const worker_link::ChannelClosed& message);
+    void on_message(const worker_link::ChannelClosed& message) { process_->channels.erase(message.channel); }
     void on_message(const worker_link::ChannelRefused& message);
-    void on_message(const worker_link::Busy& message);
-    void on_message(const worker_link::Idle& message);
+    void on_message(const worker_link::Busy& /*message*/) { transition(WorkerEvent::became_busy, "a request started"); }
+    void on_message(const worker_link::Idle& /*message*/) {
+        transition(WorkerEvent::became_idle, "nothing is in flight");
+    }
     void on_message(worker_link::Statistics& message);
     void on_message(const worker_link::Overrun& message);
     void on_message(const worker_link::Drained& message);
@@ -197,6 +197,7 @@ private:
     void arm_drain_deadline();
     void end_undrained();
     void escalate();
+    void escalate_after(Deadline::Clock::duration patience);
     void kill() { end_by(Escalation::sigkill); }
     void end_by(Escalation means);
     void give_up();

@@ -72,7 +72,8 @@ void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& recor
             last_end_.restore({spec_.name, index_, crash->generation}, *crash);
     }
     if (is_settled(found, record)) {
-        if (!last_end_.is_of(found.name)) last_end_.ended(found.name, found.pid, *found.exit);
+        if (const auto& last = last_end_.last(); !last || last->generation != generation_)
+            last_end_.ended(generation_, found.pid, *found.exit);
         return adopt_settled(*record, changed);
     }
 
@@ -103,14 +104,14 @@ void Replica::adopt_settled(const ReplicaRecord& record, bool changed) {
         reason_ = record.reason;
         return;
     }
-    if (changed) {  // in backoff or quarantined with another declaration: that is no reason any more
+    if (changed) {  // a backoff or a quarantine was for the old declaration
         reason_ = "its declaration or its model file has changed; before that: " + record.reason;
         return policy_.keep_running ? start("its declaration or its model file has changed") : remember();
     }
     transition(WorkerEvent::found, "the record of a former supervisor");
     restart_due_unix_ms_ = record.restart_due_unix_ms;
     transition(record.quarantined ? WorkerEvent::gave_up : WorkerEvent::restart_planned, record.reason);
-    since_ms_ = last_end_.time_ms();
+    since_ms_ = last_end_.last()->unix_ms;
     if (record.quarantined) return;
     const std::int64_t left =
         std::clamp<std::int64_t>(record.restart_due_unix_ms - unix_ms(), 0, Millis{limits::restart_delay_max}.count());

@@ -18,7 +18,7 @@ namespace bulkhead::supervisor {
 
 using Clock = Deadline::Clock;
 
-/// On a GPU the unload waits for its turn, so that the difference in free memory is its own.
+/// On a GPU the unload waits for its turn, so that the difference in free memory has one cause.
 void Replica::prepare_drain() {
     if (!process_->device.is_gpu()) return sample_then(&Replica::begin_drain);
     context_.settle_queue(process_->device.uuid)
@@ -29,7 +29,7 @@ void Replica::prepare_drain() {
         });
 }
 
-/// Reads what the process has before it gives it back, if that can be done in time.
+/// Reads the process' memory first, for the receipt; `next` runs at the latest after `sample_deadline`.
 void Replica::sample_then(void (Replica::*next)()) {
     if (process_->pid == 0) return (this->*next)();
     const auto once = [this, next, process = std::weak_ptr{process_}, state = state_,
@@ -44,7 +44,7 @@ void Replica::begin_drain() {
     process_->drain_until = Clock::now() + spec_.deadlines.drain;
     remember();
     process_->send(worker_link::drain(spec_.deadlines.drain));
-    if (state_ != WorkerState::draining) return;  // its link was full, and so has ended
+    if (state_ != WorkerState::draining) return;  // the link was full, which ended it
     arm_drain_deadline();
 }
 
@@ -62,7 +62,7 @@ void Replica::end_undrained() {
 
 /// One step harder: SIGTERM, SIGKILL of everything it started, SIGKILL without the keeper, then a person.
 void Replica::escalate() {
-    if (process_->pid == 0 || has_ended(process_->pidfd))  // the keeper has yet to say so
+    if (process_->pid == 0 || has_ended(process_->pidfd))  // the keeper has not yet said so
         deadline_.arm(limits::killed_alive_max, [this] { give_up(); });
     else if (state_ == WorkerState::stopping && process_->escalation == Escalation::none)
         end_by(Escalation::sigterm);
@@ -72,6 +72,11 @@ void Replica::escalate() {
         end_by(Escalation::sigkill_past_keeper);
     else
         give_up();
+}
+
+/// It should end by itself until then.
+void Replica::escalate_after(Clock::duration patience) {
+    deadline_.arm(patience, [this] { escalate(); });
 }
 
 void Replica::end_by(Escalation means) {
@@ -95,7 +100,7 @@ void Replica::end_by(Escalation means) {
         patience = limits::kill_repeated_grace;
         break;
     }
-    deadline_.arm(patience, [this] { escalate(); });
+    escalate_after(patience);
 }
 
 /// It cannot be ended. It stays in its state; if it ends after all, or the keeper says that it has, that is handled
@@ -127,7 +132,7 @@ Error Replica::unending_error() const {
             fmt::format("it waits in the kernel for a device or a disk: see /proc/{}/stack", process_->pid)};
 }
 
-/// Who loads next on this GPU waits until this one has what it was granted, or until what it had is back.
+/// The next load on this GPU waits until this process has what it was granted, or until its memory is back.
 void Replica::hold_turn() {
     if (process_->turn || std::exchange(process_->awaits_turn, true)) return;
     context_.settle_queue(process_->device.uuid).wait([process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
@@ -143,13 +148,13 @@ void Replica::hold_turn() {
     });
 }
 
-/// The first sign of a death that nobody asked for: clients learn of it now.
+/// At the first sign of a death that nobody asked for: clients get their end of file now.
 void Replica::lose(FirstSign sign, std::string cause, const std::string& hint) {
     process_->cut_channels();
     if (!is_live(state_)) return;
     if (!process_->end_began) process_->end_began = Clock::now();
     CrashEvidence& evidence = process_->evidence;
-    evidence.time_ms = unix_ms();
+    evidence.report.time_ms = unix_ms();
     evidence.note_running(process_->page.get(), process_->ready_at.has_value(), state_ == WorkerState::adopting);
     if (!process_->exit && process_->pidfd)
         evidence.read_host_bytes(context_.off_loop, name().text(), process_->pid, process_->pidfd);
@@ -162,10 +167,10 @@ void Replica::lose(FirstSign sign, std::string cause, const std::string& hint) {
     evidence.lost_by = cause;
     transition(WorkerEvent::lost, std::move(cause), hint);
     statistics_are_known();
-    deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
+    escalate_after(spec_.deadlines.kill);
 }
 
-/// A load that failed in words: whoever waits gets them now; the process ends itself, or is ended.
+/// A load failed with an error: its callers get it now. The process ends by itself, or is ended.
 void Replica::fail(Error error) {
     process_->failure = error;
     lose(FirstSign::judged, error.text(), error.remedy);
@@ -175,11 +180,8 @@ void Replica::fail(Error error) {
 void Replica::on_link_closed(const Error* why) {
     process_->cut_channels();
     statistics_are_known();
-    const auto wait_for_exit = [this](Clock::duration patience) {
-        deadline_.arm(patience, [this] { escalate(); });
-    };
     switch (meaning_of_link_end(exit_facts(), why != nullptr)) {
-    case EndMeaning::undrained: end_undrained(); return wait_for_exit(spec_.deadlines.kill);
+    case EndMeaning::undrained: end_undrained(); return escalate_after(spec_.deadlines.kill);
     case EndMeaning::unclear:
         return deadline_.arm(limits::link_end_grace, [this] {
             lose(FirstSign::end, link_ended);
@@ -187,7 +189,7 @@ void Replica::on_link_closed(const Error* why) {
         });
     case EndMeaning::as_asked:
         transition(WorkerEvent::stop_asked, "its link ended, as it was asked to");
-        return wait_for_exit(spec_.deadlines.kill);
+        return escalate_after(spec_.deadlines.kill);
     case EndMeaning::lost:
         // Its exit tells more, and comes at once if the process has ended; one that lives on is of no use.
         why != nullptr ? lose(FirstSign::judged, why->text()) : lose(FirstSign::end, link_ended);
@@ -201,7 +203,7 @@ void Replica::on_exited(const ProcessExit& exit) {
     if (process_->log) process_->log->finish();
     process_->exit = exit;
     process_->cut_channels();
-    last_end_.ended(process_->name, process_->pid, exit);
+    last_end_.ended(generation_, process_->pid, exit);
     if (process_->has_cgroup) context_.cgroups->kill(process_->name);  // what it left behind
     apply(outcome_of(exit_facts()));
 }
@@ -263,8 +265,8 @@ void Replica::apply(const ExitOutcome& outcome) {
 
     plan_ = plan_restart(outcome);
     if (!exit) return finish(std::nullopt);
-    // A restart waits for its delay and nothing else, unless something of this one may still run: what its successor
-    // must not do before this one's memory is back, it does not do before it has the grant.
+    // The next process does not wait for this one's memory: its grant does. Only while something of this one may still
+    // run, nothing is started.
     if (plan_->decision.event == WorkerEvent::restart_planned && exit->group_empty && !process->given_up) {
         follow(*std::exchange(plan_, std::nullopt));
         let_go();
@@ -274,7 +276,7 @@ void Replica::apply(const ExitOutcome& outcome) {
 
 void Replica::note_crash(const ExitOutcome& outcome) {
     const WorkerProcess& process = *process_;
-    // One that ended by its own status has said why.
+    // A process that exits with a status has usually printed why.
     last_end_.crashed(process.failure           ? process.failure->attempt
                       : process.exit->by_signal ? process.evidence.cause(process.exit)
                                                 : end_reason());
@@ -288,21 +290,14 @@ void Replica::note_crash(const ExitOutcome& outcome) {
 
 CrashReport Replica::crash_report() const {
     const WorkerProcess& process = *process_;
-    const CrashEvidence& evidence = process.evidence;
-    CrashReport report;
+    CrashReport report = process.evidence.report;
     report.worker = process.name;
     report.pid = process.pid;
-    report.time_ms = evidence.time_ms != 0 ? evidence.time_ms : unix_ms();
-    report.cause = process.failure ? process.failure->attempt : evidence.cause(process.exit);
-    report.state = to_string(evidence.lost_in);
+    if (report.time_ms == 0) report.time_ms = unix_ms();
+    report.cause = process.failure ? process.failure->attempt : process.evidence.cause(process.exit);
+    report.state = to_string(process.evidence.lost_in);
     report.exit = *process.exit;
-    report.signal = evidence.signal;
-    report.thread = evidence.thread;
-    report.backtrace = evidence.backtrace;
     report.log = log_.last_lines(index_, generation_, limits::crash_log_lines_max);
-    report.request = evidence.request;
-    report.request_ms = evidence.request_for.count();
-    report.request_unknown = evidence.request_unknown;
     report.host_bytes = process.memory.host_bytes;
     report.gpu_bytes = process.memory.gpu_bytes;
     report.device = process.device.text;
@@ -318,7 +313,7 @@ std::string Replica::end_reason() const {
     return reason;
 }
 
-/// Its successor takes its place; it stays until its memory is back.
+/// The next process takes its place; it is kept until its memory is back.
 void Replica::let_go() {
     past_requests_ += process_->statistics.requests;
     past_errors_ += process_->statistics.errors;
@@ -362,7 +357,7 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     receipt.gpu_bytes_by = returned.by;
     receipt.verified = reclaimed.verified();
     receipt.held_by = reclaimed.remains.held_by;
-    // Nobody else knows of imported device memory: the driver counts it to nobody in particular.
+    // Only the worker knows its importers: the driver attributes imported memory to no process.
     for (const worker_link::Importer& importer : process->statistics.importers) {
         const auto pid = static_cast<pid_t>(importer.pid);
         if (!process_exists(pid)) continue;  // it let go by ending
@@ -407,8 +402,8 @@ void Replica::finish(std::optional<Receipt> receipt) {
         load_waiters_.fail(quarantine_error());
 }
 
-/// Asks the policy, which counts each question as an end: once for each process. A failure that three models have within
-/// a minute is their GPU's.
+/// Asks the policy once for each process, since it counts each question as an end. If three models fail on a GPU within
+/// a minute, the GPU is to blame.
 Replica::RestartPlan Replica::plan_restart(const ExitOutcome& outcome) {
     const std::string& uuid = process_->device.uuid;
     RestartPlan plan;
@@ -449,7 +444,7 @@ void Replica::follow(const RestartPlan& plan) {
                        : fmt::format("{}; restart {} of {} in {}", reason, decision.unforgiven,
                                      limits::restart_unforgiven_max - 1, duration_text(decision.delay.count())),
                    hint);
-        // At once means on the same device: asking the driver what there is takes longer than starting a process.
+        // Without a delay use the same device: asking the driver takes longer than starting a process.
         if (decision.delay == Millis{0} && how == Ending::crashed) same_device_ = process_->device;
         if (load_waiters_.any_now()) return deadline_.arm_until(Clock::now(), [this] { start("load asked"); });
         return deadline_.arm_until(decision.spawn_at, [this] { start("backoff over"); });

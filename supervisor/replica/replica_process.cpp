@@ -35,22 +35,11 @@ struct MessageAnswer {
 };
 
 // clang-format off
-/// Every message of the worker link, in the order of worker_link::Message, in every state. While it is adopted, what a
-/// worker says before its hello is older than that and says nothing new, unless it is final.
+/// Every message of the worker link, in the order of worker_link::Message, in every state: stopped, adopting, spawning,
+/// loading, capturing, ready, busy, draining, stopping, reclaiming, crashed, backoff, quarantined. What a worker says
+/// while it is adopted, before its hello, may be older than that: only what is final is taken.
 constexpr MessageAnswer message_answers[] = {
-    //                   ┌ stopped
-    //                   │┌ adopting
-    //                   ││┌ spawning
-    //                   │││┌ loading
-    //                   ││││┌ capturing
-    //                   │││││┌ ready
-    //                   ││││││┌ busy
-    //                   │││││││┌ draining
-    //                   ││││││││┌ stopping
-    //                   │││││││││┌ reclaiming
-    //                   ││││││││││┌ crashed
-    //                   │││││││││││┌ backoff
-    //                   ││││││││││││┌ quarantined
+    //                   saslcrbdsrcbq
     {"hello",           ".++!!!!!!!!.."},
     {"progress",        "...++........"},
     {"grant_asked",     "..+++!!!!!!.."},
@@ -83,8 +72,8 @@ void Replica::start(std::string cause) {
     if (is_restart) ++restarts_;
     process_ = std::make_shared<WorkerProcess>();
     process_->is_restart = is_restart;
-    // Spawned in the order of their generations, as the keeper demands: the off-loop thread keeps the order, and
-    // nobody overtakes who waits there.
+    // The keeper demands spawns in the order of generations. The off-loop thread keeps that order, and a replica whose
+    // device is known waits behind those whose device is being looked for.
     process_->name = {spec_.name, index_, generation_ = ++context_.generation_last};
     transition(WorkerEvent::spawn_asked, std::move(cause));
     process_->progressed_at = Clock::now();
@@ -103,7 +92,7 @@ void Replica::start(std::string cause) {
     ++context_.placing;
     context_.off_loop.run(
         fmt::format("placing it on device \"{}\"", spec_.device),
-        // One that is declared by name is found in any case, and refused by name then.
+        // A GPU that is declared by name is found even if it is quarantined, then refused with the reason.
         [&gpus = context_.gpus, declared = spec_.device, known,
          quarantined = spec_.device == "auto" ? context_.gpu_quarantine.all()
                                               : std::map<std::string, std::string>{}]() -> Result<Device> {
@@ -311,13 +300,9 @@ void Replica::become_ready(worker_link::Ready& message) {
     sample_memory([] {});
 }
 
-void Replica::on_message(const worker_link::Failed& message) { fail(message.error); }
-
 void Replica::on_message(const worker_link::ChannelOpened& message) {
     spdlog::debug("worker={} channel={} answered its client", name().text(), message.channel);
 }
-
-void Replica::on_message(const worker_link::ChannelClosed& message) { process_->channels.erase(message.channel); }
 
 void Replica::on_message(const worker_link::ChannelRefused& message) {
     spdlog::info("worker={} channel={} refused: {}", name().text(), message.channel, message.error.text());
@@ -326,14 +311,6 @@ void Replica::on_message(const worker_link::ChannelRefused& message) {
         (void)send_packet(end->second.get(), channel::encode(channel::Failure{0, message.error}));
         process_->channels.erase(end);
     }
-}
-
-void Replica::on_message(const worker_link::Busy& /*message*/) {
-    transition(WorkerEvent::became_busy, "a request started");
-}
-
-void Replica::on_message(const worker_link::Idle& /*message*/) {
-    transition(WorkerEvent::became_idle, "nothing is in flight");
 }
 
 void Replica::on_message(worker_link::Statistics& message) {
@@ -354,17 +331,16 @@ void Replica::on_message(const worker_link::Overrun& message) {
 void Replica::on_message(const worker_link::Drained& /*message*/) {
     if (!process_->drain_until) process_->drain_until = Clock::now();
     transition(WorkerEvent::stop_asked, "drained");
-    deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
+    escalate_after(spec_.deadlines.kill);
 }
 
 void Replica::on_message(const worker_link::Dying& message) {
-    process_->evidence.signal = message.signal;
+    process_->evidence.report.signal = message.signal;
     if (!is_live(state_)) return process_->cut_channels();
     lose(FirstSign::dying, fmt::format("dying of {}", signal_name(message.signal)));
     // It ends by itself, after its backtrace and its core file, if it may write one: not later than this.
     if (process_->escalation < Escalation::sigkill)
-        deadline_.arm(spec_.core_bytes_max > 0 ? limits::core_dump_deadline : limits::dying_deadline,
-                      [this] { escalate(); });
+        escalate_after(spec_.core_bytes_max > 0 ? limits::core_dump_deadline : limits::dying_deadline);
 }
 
 void Replica::on_message(worker_link::Backtrace& message) {
@@ -393,7 +369,7 @@ void Replica::take_page(worker_link::Hello& hello) {
 void Replica::on_main_thread_ended() {
     process_->link->receive_waiting();  // its last words come first: drained, failed, dying
     process_->cut_channels();
-    // One that is being drained may end as it was asked to: its exit decides.
+    // A draining process may end as it was asked to: its exit decides.
     if (is_live(state_) && state_ != WorkerState::draining) lose(FirstSign::end, main_thread_ended);
 }
 

@@ -8,11 +8,12 @@
 
 #include "config/fleet.h"
 #include "ipc/error.h"
+#include "supervisor/keeper_link/keeper.h"
 #include "supervisor/replica/restart_policy.h"
 
 namespace bulkhead::supervisor {
 
-/// An end that nobody asked for, as `why` tells it when the next process runs.
+/// An end that nobody asked for, as `why` shows it when the next process runs.
 struct LastCrash {
     std::uint64_t generation = 0;
     std::int32_t pid = 0;
@@ -24,10 +25,11 @@ struct LastCrash {
     bool report_due = false;  ///< it is being written
     std::string lost;         ///< why it could not be written; cut to fit
 
+    [[nodiscard]] ProcessExit exit() const { return {by_signal, number, true}; }
     friend bool operator==(const LastCrash&, const LastCrash&) = default;
 };
 
-/// One that is the GPU's, should that be quarantined soon after.
+/// A crash that is forgiven if its GPU is quarantined soon after.
 struct CrashOnGpu {
     std::string uuid;
     std::int64_t unix_ms = 0;
@@ -85,13 +87,34 @@ struct ReplicaRecord {
     friend bool operator==(const ReplicaRecord&, const ReplicaRecord&) = default;
 };
 
+/// The keeper's record of one replica: that of the process which was spawned last, dead or alive.
+class KeptRecord {
+public:
+    explicit KeptRecord(Keeper& keeper) : keeper_{keeper} {}
+
+    /// Of a process that was spawned or found. The record before it, which is to be forgotten.
+    std::optional<WorkerName> begin(const WorkerName& worker);
+    /// Forgets the record; whose it was.
+    WorkerName end();
+    /// Sends what has changed.
+    void keep(ReplicaRecord now);
+
+    [[nodiscard]] bool exists() const { return worker_.has_value(); }
+    [[nodiscard]] bool is_of(const WorkerName& worker) const { return worker_ == worker; }
+
+private:
+    Keeper& keeper_;
+    std::optional<WorkerName> worker_;
+    std::optional<ReplicaRecord> sent_;
+};
+
 /// Equal for two declarations when a process configured with one serves the other: everything the worker was told,
 /// and which file it loaded (device, inode, size, modification time), or of a generating model which files of its
 /// folder. Blocks for a stat() of each.
 [[nodiscard]] std::string fingerprint(const config::ModelSpec& spec);
 /// Without a look at the file, for when the disk that it lies on does not answer.
 [[nodiscard]] std::string fingerprint_of_text(const config::ModelSpec& spec);
-/// Whether a process configured with one serves the other; a file that could not be looked at is held to be the same.
+/// Whether a process configured with one serves the other; a file that could not be looked at counts as the same.
 [[nodiscard]] bool is_same_declaration(std::string_view a, std::string_view b);
 
 }  // namespace bulkhead::supervisor

@@ -1,4 +1,4 @@
-/// How long a replica's process may take for what it does, when it is held to hang, and when its GPU is to blame.
+/// Budgets of loads, detection of hangs, and waiting for a GPU.
 
 #include <signal.h>
 
@@ -132,7 +132,7 @@ void Replica::abort_process() {
     remember();
     context_.keeper.signal(process_->name, SIGCONT, false);  // a stopped process would hold the next one back
     context_.keeper.signal(process_->name, SIGABRT, false);
-    deadline_.arm(limits::abort_grace, [this] { escalate(); });
+    escalate_after(limits::abort_grace);
 }
 
 // --- what is not the model's fault

@@ -116,7 +116,7 @@ struct WorkerProcess {
     [[nodiscard]] WorkerState lost_in(WorkerState now) const;
 };
 
-/// Processes that ended and were followed by another before their memory was back.
+/// Ended processes that were followed by another before their memory was back.
 class ExitedProcesses {
 public:
     using OnUnloaded = std::function<void(Result<std::optional<Receipt>>)>;

@@ -11,11 +11,11 @@
 
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
-#include "supervisor/fleet/leftovers.h"
+#include "supervisor/fleet/stale_process.h"
 #include "supervisor/keeper_link/keeper_death.h"
 #include "supervisor/keeper_link/next_supervisor.h"
 #include "supervisor/log/daemon_log.h"
-#include "supervisor/replica/ledger.h"
+#include "supervisor/replica/replica_record.h"
 
 namespace bulkhead::supervisor {
 
@@ -79,7 +79,7 @@ int Supervisor::run() {
 
 void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     context_.emplace(FleetContext{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr});
-    context_->station = {options_.worker_program, daemon_token(hello.keeper_pid, hello.started_unix_ms),
+    context_->launch = {options_.worker_program, daemon_token(hello.keeper_pid, hello.started_unix_ms),
                          options_.socket, options_.cache, std::move(options_.inherited)};
     if (options_.logs) {
         context_->crash_reports = std::make_shared<CrashReports>(options_.logs->folder / "crashes");
@@ -103,7 +103,7 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
 
     // Whatever a former daemon on this socket left behind would hold the memory that this fleet needs.
     std::set<std::string> keep;
-    for (const FoundWorker& worker : found_) keep.insert(context_->station.marker(worker.name));
+    for (const FoundWorker& worker : found_) keep.insert(context_->launch.marker(worker.name));
     off_loop_.run(
         "looking at the models' files", [models = options_.fleet.models] { return declarations_of(models); },
         [this](Result<Declarations> declarations) {
@@ -112,9 +112,9 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
         });
     off_loop_.run(
         "ending what a former daemon left behind",
-        [socket = options_.socket, keep = std::move(keep)] { return kill_leftovers(socket, keep); },
-        [this](Result<std::vector<Leftover>> leftovers) {
-            LeftoverWatch::start(*context_, leftovers ? std::move(*leftovers) : std::vector<Leftover>{},
+        [socket = options_.socket, keep = std::move(keep)] { return kill_stale_processes(socket, keep); },
+        [this](Result<std::vector<StaleProcess>> processes) {
+            StaleProcessWatch::start(*context_, processes ? std::move(*processes) : std::vector<StaleProcess>{},
                                  [this] { begin(); });
         });
 }

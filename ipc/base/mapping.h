@@ -8,6 +8,8 @@
 
 namespace bulkhead {
 
+/// For what is not a shared slab: those are Boost.Interprocess's mapped regions.
+///
 /// Owns  mapped memory: the destructor unmaps it
 class Mapping {
 public:

@@ -10,7 +10,6 @@
 
 #include "ipc/base/closed_in_child.h"
 #include "ipc/base/error.h"
-#include "ipc/base/mapping.h"
 #include "ipc/base/unique_fd.h"
 #include "ipc/channel/wire.h"
 
@@ -50,16 +49,18 @@ public:
     ~HostSlab() = default;
 
     [[nodiscard]] int fd() const noexcept { return memfd_.get(); }
-    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.bytes().size(); }
+    [[nodiscard]] std::uint64_t size_bytes() const noexcept { return bytes_.get_size(); }
     /// What keeps a slab from the huge pages that were asked for, with what to change; else empty.
     [[nodiscard]] const std::string& plain_because() const noexcept { return plain_because_; }
     /// Writing through the view of an adopted output slab raises SIGSEGV.
-    [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_.bytes(); }
+    [[nodiscard]] std::span<std::byte> bytes() const noexcept {
+        return {static_cast<std::byte*>(bytes_.get_address()), bytes_.get_size()};
+    }
 
 private:
-    HostSlab(UniqueFd memfd, Mapping bytes);
+    HostSlab(UniqueFd memfd, boost::interprocess::mapped_region bytes);
     UniqueFd memfd_;
-    Mapping bytes_;
+    boost::interprocess::mapped_region bytes_;
     ClosedInChild parents_;  ///< of an adopted one
     std::string plain_because_;
 };

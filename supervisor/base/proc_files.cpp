@@ -234,4 +234,10 @@ UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant) 
     return pidfd;
 }
 
+void kill_process(const UniqueFd& pidfd) { ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0); }
+
+bool process_exists(pid_t pid) { return ::kill(pid, 0) == 0 || errno != ESRCH; }
+
+bool process_group_exists(pid_t group) { return process_exists(-group); }
+
 }  // namespace bulkhead::supervisor

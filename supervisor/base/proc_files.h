@@ -77,5 +77,12 @@ private:
 /// Sends SIGKILL to `pid` if it still is the process for which `is_meant` holds; by pidfd, so that a
 /// recycled number is never hit. The pidfd of what was killed, or nothing.
 UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant);
+/// Sends SIGKILL, whoever the parent is.
+void kill_process(const UniqueFd& pidfd);
+
+/// Somebody has this number: a process that runs or is a zombie, perhaps of another user.
+[[nodiscard]] bool process_exists(pid_t pid);
+/// A process is in this group.
+[[nodiscard]] bool process_group_exists(pid_t group);
 
 }  // namespace bulkhead::supervisor

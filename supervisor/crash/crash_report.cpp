@@ -32,7 +32,7 @@ bool is_report_name(std::string_view name) {
            std::all_of(name.begin(), name.begin() + time_digits, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// Nothing when it is no regular file, too big, or gone.
+/// Empty when it is not a regular file, too big, or gone.
 std::optional<std::string> read_small_file(const std::string& path) {
     const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
     struct stat status {};

@@ -78,10 +78,10 @@ public:
     [[nodiscard]] Lost lost() const;
     /// The file's, known before it is written.
     [[nodiscard]] static std::string name_of(const CrashReport& report);
-    /// Of a report of this name; empty when reports are not kept, or it is none's.
+    /// Empty when reports are not kept, or this is not a report's name.
     /// Thread  any
     [[nodiscard]] std::string path_of(const std::string& name) const;
-    /// Newest first; of all models when `model` is empty. A file that is no report is left out. What would not fit
+    /// Newest first; of all models when `model` is empty. Other files are left out. What would not fit
     /// an answer of the control socket is left out too, from the oldest on.
     [[nodiscard]] boost::json::array list(const std::string& model, std::size_t max) const;
 

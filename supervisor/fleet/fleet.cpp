@@ -6,8 +6,8 @@
 
 #include "supervisor/base/gather.h"
 #include "supervisor/base/limits.h"
-#include "supervisor/fleet/stranger.h"
-#include "supervisor/replica/ledger.h"
+#include "supervisor/fleet/orphan_worker.h"
+#include "supervisor/replica/replica_record.h"
 
 namespace bulkhead::supervisor {
 
@@ -41,7 +41,7 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
     for (const auto& model : models_) model->log.restore(std::move(former_lines[model->spec.name]));
     std::map<Replica*, std::vector<FoundWorker>> by_replica;
     const auto gpu_of = [](const FoundWorker& worker) {
-        const auto ledger = Ledger::parse(worker.ledger);
+        const auto ledger = ReplicaRecord::parse(worker.ledger);
         return ledger ? ledger->gpu_uuid : std::string{};
     };
     for (FoundWorker& worker : found) {
@@ -49,7 +49,7 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
             by_replica[replica].push_back(std::move(worker));
         } else {
             std::string gpu = gpu_of(worker);
-            Stranger::end(context_, std::move(worker), std::move(gpu), "the fleet has no such replica");
+            OrphanWorker::end(context_, std::move(worker), std::move(gpu), "the fleet has no such replica");
         }
     }
     for (auto& [replica, workers] : by_replica) {
@@ -57,14 +57,14 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
                   [](const FoundWorker& a, const FoundWorker& b) { return a.name.generation < b.name.generation; });
         FoundWorker newest = std::move(workers.back());
         workers.pop_back();
-        auto ledger = Ledger::parse(newest.ledger);
+        auto ledger = ReplicaRecord::parse(newest.ledger);
         for (FoundWorker& older : workers) {
             // The newest was spawned, and its supervisor ended before it could note that: what the replica went through
             // before stands in the record of its last process.
-            if (auto former = Ledger::parse(older.ledger); former && newest.ledger.empty())
+            if (auto former = ReplicaRecord::parse(older.ledger); former && newest.ledger.empty())
                 ledger = former->of_replica();
             std::string gpu = gpu_of(older);
-            Stranger::end(context_, std::move(older), std::move(gpu), "a later process has taken its place");
+            OrphanWorker::end(context_, std::move(older), std::move(gpu), "a later process has taken its place");
         }
         const auto declaration = declarations.find(newest.name.model);
         replica->adopt(std::move(newest), ledger ? std::optional{*ledger} : std::nullopt,
@@ -186,7 +186,7 @@ void Fleet::restart(const Models& models, std::function<void(Result<Restarted>)>
     if (const auto may = refuse_when_stopping(); !may) return restarted(may.error());
     unload(models, [this, models, restarted = std::move(restarted)](Result<std::vector<Receipt>> receipts) {
         if (!receipts) return restarted(receipts.error());
-        for (Replica* replica : replicas_of(models)) replica->pardon();
+        for (Replica* replica : replicas_of(models)) replica->clear_crashes();
         load(models, {}, [receipts = std::move(*receipts), restarted](Result<std::vector<LoadedReplica>> loaded) {
             if (!loaded) return restarted(loaded.error());
             restarted(Restarted{std::move(*loaded), receipts});

@@ -12,7 +12,7 @@ void LastGoodFleet::save(const config::Fleet& fleet) const {
     json::array models;
     for (const auto& model : fleet.models) models.push_back(config::to_json(model));
     if (const auto saved = file_.save({{"source", fleet.source.string()}, {"models", std::move(models)}}); !saved)
-        spdlog::warn("{}; should the fleet file get errors, a new supervisor cannot go on without it",
+        spdlog::warn("{}; if the fleet file gets errors, a new supervisor cannot continue without it",
                      saved.error().attempt);
 }
 

@@ -1,7 +1,6 @@
 #include "supervisor/reclaim/cgroup.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -57,7 +56,7 @@ std::vector<std::filesystem::path> folders_of_gone_keepers(const std::filesystem
     std::erase_if(folders, [&](const std::filesystem::path& folder) {
         const std::string name = folder.filename().string();
         const int pid = name.starts_with(folder_prefix) ? std::atoi(name.c_str() + folder_prefix.size()) : 0;
-        return pid <= 0 || pid == keeper || ::kill(pid, 0) == 0 || errno != ESRCH;
+        return pid <= 0 || pid == keeper || process_exists(pid);
     });
     return folders;
 }
@@ -136,7 +135,7 @@ bool Cgroups::make_folder() const {
     return true;
 }
 
-/// In the place of the former one, should it be open: a folder that was made anew has another.
+/// Replaces the descriptor of a folder that was removed and made again.
 bool Cgroups::open_kill_all() {
     UniqueFd fd{::open((path_ / "cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC)};
     if (!fd) return false;

@@ -1,9 +1,6 @@
 #include "supervisor/reclaim/reclamation.h"
 
-#include <signal.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <set>
 #include <utility>
 
@@ -30,12 +27,8 @@ bool contains(const std::vector<T>& values, T value) {
     return std::find(values.begin(), values.end(), value) != values.end();
 }
 
-/// The number of a dead process may name somebody else by now.
-bool is_alive(pid_t pid) { return ::kill(pid, 0) == 0 || errno != ESRCH; }
-
 void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains) {
-    // Signal 0 does no harm should the number name a group of somebody else by now.
-    remains.group_empty = trace.group_empty || (::kill(-trace.pid, 0) != 0 && errno == ESRCH);
+    remains.group_empty = trace.group_empty || !process_group_exists(trace.pid);
     if (!trace.cgroup.empty() && cgroup_is_populated(trace.cgroup)) remains.group_empty = false;
     const auto is_escaped = [&](pid_t candidate) { return carries_marker(candidate, trace.marker); };
     const auto look_at = [&](pid_t pid) {
@@ -55,7 +48,7 @@ void look_at_processes(const Trace& trace, const Scope& scope, Remains& remains)
         return;
     }
     look_at(::getpid());  // nobody is exempt from mapping a slab
-    // What forked while the others were looked at is new in the next list; who always forks anew is found next time.
+    // A process that forked meanwhile is new in the next list. One that keeps forking is found at the next look.
     std::set<pid_t> seen;
     for (int round = 0; round < 4; ++round) {
         bool found_new = false;
@@ -76,7 +69,7 @@ void look_at_gpu(const Trace& trace, const Gpu& gpu, const Scope& scope, Remains
         if (!contains(pids, pid)) pids.push_back(pid);
     if (!contains(pids, trace.pid)) pids.push_back(trace.pid);
     for (const pid_t pid : pids)
-        if (const GpuProcess* listed = gpu.find(pid); listed != nullptr && !is_alive(pid))
+        if (const GpuProcess* listed = gpu.find(pid); listed != nullptr && !process_exists(pid))
             remains.held_by.push_back({pid, trace.worker.place(), listed->bytes.value_or(0), "gpu"});
     if (remains.holds("gpu") || !trace.gpu) return;
     const auto before = trace.gpu->unattributed_bytes;

@@ -28,7 +28,7 @@ struct FleetContext {
     OffLoop& off_loop;
     Gpus& gpus;
     EventBus& events;
-    WorkerStation station;
+    WorkerLaunch launch;
     std::unique_ptr<Cgroups> cgroups;  ///< null where none can be made
 
     /// Continues the keeper's count, so that no generation is used twice.
@@ -38,10 +38,9 @@ struct FleetContext {
     std::optional<std::string> torch{};                  ///< LibTorch's version, as a worker told it
     std::map<std::string, SettleQueue> settle_queues{};  ///< by GPU UUID
     GpuQuarantine gpu_quarantine{};
-    SettleQueue replacements{io};  ///< of adopted processes that no longer fit their declaration: one at a time
+    SettleQueue replacements{io};  ///< of adopted processes with an old declaration: one at a time
     std::uint32_t adopted = 0;     ///< processes of former supervisors that this one took over
-    /// Every replica hears of a GPU that has just been quarantined for failing: its crashes there were no fault of its
-    /// own.
+    /// Called for every replica when a GPU is quarantined for failing: crashes on it are not the model's fault.
     std::function<void(const std::string& uuid)> on_gpu_quarantined{};
 
     std::shared_ptr<AliveWatch> alive = std::make_shared<AliveWatch>(io);

@@ -30,7 +30,7 @@ std::optional<HangWatch::Time> HangWatch::due() const {
 
 HangWatch::Verdict HangWatch::look(Time now, const std::optional<Reading>& page) {
     if (const auto at = due(); at && had_stopped(*at, now)) {
-        begin_anew(now);
+        restart(now);
         return Verdict::nothing;
     }
     if (asked_at_ && now - *asked_at_ >= limits::answer_deadline) return Verdict::unanswered;
@@ -61,7 +61,7 @@ HangWatch::Time HangWatch::still_since() const {
     return page_ && page_->running_since ? std::max(moved_at_, *page_->running_since) : moved_at_;
 }
 
-void HangWatch::begin_anew(Time now) {
+void HangWatch::restart(Time now) {
     moved_at_ = now;
     look_at_ = now + look_interval();
     if (asked_at_) asked_at_ = now;

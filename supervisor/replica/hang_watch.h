@@ -6,9 +6,9 @@
 
 namespace bulkhead::supervisor {
 
-/// Judges whether one serving worker hangs: by questions that it leaves unanswered, and, while it is busy, by the
-/// steps that its page counts. Pure: the caller brings the time and the page, and looks when a look is due; nothing
-/// is due while the worker is idle and was asked nothing, unless the model has a `watchdog`.
+/// Judges whether one serving worker hangs: by questions that it does not answer and, while it is busy, by the steps
+/// that its page counts. Pure: the caller passes the time and the page, and looks when a look is due. Nothing is due
+/// while the worker is idle and was asked nothing, unless the model has a `watchdog`.
 class HangWatch {
 public:
     using Time = std::chrono::steady_clock::time_point;
@@ -26,7 +26,7 @@ public:
     };
     enum class Verdict : std::uint8_t {
         nothing,
-        ask,         ///< whether it lives: what it does cannot be seen
+        ask,         ///< for statistics: its page shows no progress
         unanswered,  ///< a question, for `limits::answer_deadline`
         no_step,     ///< something runs and made no step for its budget
     };
@@ -41,7 +41,7 @@ public:
     void answered() { asked_at_.reset(); }
 
     [[nodiscard]] std::optional<Time> due() const;
-    /// A look that comes late says that we slept ourselves, and perhaps everybody with us: all time is given anew.
+    /// A late look means that this process slept, and perhaps the worker too: all times start again.
     [[nodiscard]] Verdict look(Time now, const std::optional<Reading>& page);
 
     /// How long a question is open, or nothing was seen to move.
@@ -51,7 +51,7 @@ public:
 private:
     [[nodiscard]] Duration look_interval() const;
     [[nodiscard]] Time still_since() const;
-    void begin_anew(Time now);
+    void restart(Time now);
 
     Budgets budgets_;
     bool busy_ = false;

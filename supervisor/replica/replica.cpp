@@ -14,11 +14,8 @@
 #include "supervisor/base/text.h"
 
 namespace bulkhead::supervisor {
-namespace {
 
-json::value text_or_null(const std::string& text) { return text.empty() ? json::value(nullptr) : json::value(text); }
-
-}  // namespace
+using Clock = Deadline::Clock;
 
 Replica::Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log)
     : context_{context}, spec_{spec}, index_{index}, log_{log}, since_ms_{unix_ms()}, deadline_{context.io},
@@ -30,9 +27,9 @@ WorkerName Replica::name() const { return {spec_.name, index_, generation_}; }
 /// whoever knows its length.
 void Replica::transition(WorkerEvent event, std::string cause, std::string hint) {
     const auto to = next(state_, event);
-    if (!to) {  // a defect of this program: its keeper starts it anew, the workers go on
-        spdlog::critical("worker={} has no edge from {} by event {}", name().text(), to_string(state_),
-                         static_cast<int>(event));
+    if (!to) {  // a defect of this program: its keeper starts another supervisor, and the workers go on
+        spdlog::critical("worker={} has no transition from {} by {}", name().text(), to_string(state_),
+                         to_string(event));
         std::abort();
     }
     const WorkerState from = std::exchange(state_, *to);
@@ -62,27 +59,22 @@ void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::
     if (waits_for_gpu() && urgency == Urgency::when_due)  // nobody knows for how long
         return loaded(Error{ErrorCode::resources_exhausted, fmt::format("loading {}: it {}", name().place(), reason_),
                             "see `bulkhead gpus`"});
-    if (state_ == WorkerState::quarantined) pardon();  // a person's load
-    if (process_ && process_->cannot_be_ended) return loaded(unending_error());
+    if (state_ == WorkerState::quarantined) clear_crashes();  // a person's load
+    if (process_ && process_->given_up) return loaded(unending_error());
 
     if (load_waiters_.size() >= limits::load_waiters_max)
         return loaded(Error{ErrorCode::queue_full,
                             fmt::format("loading {}: {} others wait for it", name().place(), load_waiters_.size()),
                             fmt::format("see `bulkhead why {}`, and ask later", spec_.name)});
-    auto& waiter = load_waiters_.emplace_back(context_.io, std::move(loaded), urgency);
-    if (deadline)
-        waiter.deadline.arm(*deadline, [this, &waiter, ms = deadline->count()] {
-            const OnLoaded answer = std::move(waiter.loaded);
-            const Error error{ErrorCode::deadline_exceeded,
-                              fmt::format("waiting {} for {} to be ready: it is {}{}", duration_text(ms),
-                                          name().place(), to_string(state_),
-                                          is_loading(state_) && process_ && !process_->progress.phase.empty()
-                                              ? " (" + process_->progress.text() + ")"
-                                              : ""),
-                              "wait longer; the load itself goes on"};
-            load_waiters_.remove_if([&](const LoadWaiter& one) { return &one == &waiter; });
-            answer(error);
-        });
+    load_waiters_.add(std::move(loaded), urgency, deadline, [this, deadline] {
+        return Error{ErrorCode::deadline_exceeded,
+                     fmt::format("waiting {} for {} to be ready: it is {}{}", duration_text(deadline->count()),
+                                 name().place(), to_string(state_),
+                                 is_loading(state_) && process_ && !process_->progress.phase.empty()
+                                     ? " (" + process_->progress.text() + ")"
+                                     : ""),
+                     "wait longer; the load itself goes on"};
+    });
 
     // Every other state leads to a start by itself, because somebody waits now.
     if (state_ == WorkerState::stopped)
@@ -97,20 +89,20 @@ void Replica::preload() {
 }
 
 void Replica::unload(OnUnloaded unloaded) {
-    fail_loads(
+    load_waiters_.fail(
         {ErrorCode::cancelled, fmt::format("loading {}: it was asked to unload", name().place()), "load it again"});
     policy_.unload_asked();
     eager_reason_.clear();
     switch (state_) {
     case WorkerState::stopped:
-    case WorkerState::quarantined: return unload_departed(std::move(unloaded));
+    case WorkerState::quarantined: return unload_exited(std::move(unloaded));
     case WorkerState::backoff:
         transition(WorkerEvent::stop_asked, "unload asked");
         end_record();
-        return unload_departed(std::move(unloaded));
+        return unload_exited(std::move(unloaded));
     default: break;
     }
-    if (process_->cannot_be_ended) return unloaded(unending_error());
+    if (process_->given_up) return unloaded(unending_error());
     unload_waiters_.push_back(std::move(unloaded));
     if (std::exchange(unload_asked_, true)) return;  // one end of a process is shared by all who ask for it
     remember();
@@ -124,7 +116,7 @@ void Replica::unload(OnUnloaded unloaded) {
     }
 }
 
-void Replica::pardon() {
+void Replica::clear_crashes() {
     policy_.lifted();
     eager_reason_.clear();
     if (can(WorkerEvent::lifted)) transition(WorkerEvent::lifted, "a person asked for a restart");
@@ -166,23 +158,6 @@ void Replica::statistics_are_known() {
     if (const auto answered = std::exchange(statistics_waiter_, nullptr)) answered();
 }
 
-/// Somebody asked for a load since the last process died: a backoff is not for them.
-bool Replica::is_asked_for_now() const {
-    return std::ranges::any_of(load_waiters_, [](const LoadWaiter& waiter) { return waiter.urgency == Urgency::now; });
-}
-
-void Replica::answer_loads() {
-    const auto now = Deadline::Clock::now();
-    for (auto waiters = std::exchange(load_waiters_, {}); const LoadWaiter& waiter : waiters) {
-        const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - waiter.since).count();
-        waiter.loaded(LoadedReplica{name(), state_, process_ ? process_->pid : 0, ms});
-    }
-}
-
-void Replica::fail_loads(const Error& error) {
-    for (auto waiters = std::exchange(load_waiters_, {}); const LoadWaiter& waiter : waiters) waiter.loaded(error);
-}
-
 Error Replica::quarantine_error() const {
     return {ErrorCode::model_quarantined, fmt::format("{} is quarantined: {}", name().place(), reason_),
             fmt::format("remove the cause, then `bulkhead load {}`", spec_.name)};
@@ -198,8 +173,8 @@ json::object Replica::row() const {
         {"state", to_string(state_)},
         {"pid", has_process ? json::value(process_->pid) : json::value(nullptr)},
         {"device", device_text_},
-        {"host_bytes", has_process ? or_null(process_->host_bytes) : json::value(nullptr)},
-        {"gpu_bytes", has_process ? or_null(process_->gpu_bytes) : json::value(nullptr)},
+        {"host_bytes", has_process ? or_null(process_->memory.host_bytes) : json::value(nullptr)},
+        {"gpu_bytes", has_process ? or_null(process_->memory.gpu_bytes) : json::value(nullptr)},
         {"requests", past_requests_ + now.requests},
         {"errors", past_errors_ + now.errors},
         {"restarts", restarts_},
@@ -225,31 +200,12 @@ json::object Replica::graphs() const {
 }
 
 json::object Replica::why() const {
-    json::value exit = nullptr;
-    if (last_exit_) {
-        json::object object = to_json(last_exit_->exit);
-        object["pid"] = last_exit_->pid;
-        object["generation"] = last_exit_->worker.generation;
-        object["time"] = last_exit_->time_ms;
-        object["cause"] = last_exit_->cause.empty() ? json::value(nullptr) : json::value(last_exit_->cause);
-        exit = std::move(object);
-    }
-    return {{"replica", index_},
-            {"state", to_string(state_)},
-            {"since_ms", unix_ms() - since_ms_},
-            {"reason", reason_},
-            {"last_exit", std::move(exit)},
-            {"report", text_or_null(last_report_ ? last_report_->path : "")},
-            {"report_lost", text_or_null(last_report_ ? last_report_->lost : "")}};
-}
-
-std::string Replica::past() const {
-    if (!last_exit_ || (restarts_ == 0 && last_exit_->cause.empty())) return {};
-    const std::string count =
-        restarts_ == 0 ? "" : fmt::format("restarted {} time{}, ", restarts_, restarts_ == 1 ? "" : "s");
-    return last_exit_->cause.empty()
-               ? fmt::format("; {}its last process {} ended by {}", count, last_exit_->pid, last_exit_->exit.text())
-               : fmt::format("; {}its last process {} died: {}", count, last_exit_->pid, last_exit_->cause);
+    json::object why{{"replica", index_},
+                     {"state", to_string(state_)},
+                     {"since_ms", unix_ms() - since_ms_},
+                     {"reason", reason_}};
+    last_end_.add_to(why);
+    return why;
 }
 
 std::string Replica::sentence() const {
@@ -265,11 +221,102 @@ std::string Replica::sentence() const {
                             limits::restart_unforgiven_max);
     if (state_ == WorkerState::quarantined)
         text += fmt::format("; `bulkhead load {}` lifts it when the cause is removed", spec_.name);
-    if (is_serving(state_) || is_loading(state_)) text += past();
-    if (last_report_ && !last_report_->lost.empty())
-        text += "; the report of its last crash is lost: " + last_report_->lost;
+    if (is_serving(state_) || is_loading(state_)) text += last_end_.past(restarts_);
+    if (const std::string lost = last_end_.report_lost(); !lost.empty())
+        text += "; the report of its last crash is lost: " + lost;
     if (const std::string more = note(); !more.empty()) text += "; " + more;
     return text + ".";
+}
+
+// --- what the next supervisor is to know
+
+/// Of the present process, or of the last one while the next is not yet spawned.
+ReplicaRecord Replica::record() const {
+    ReplicaRecord record;
+    record.declaration = declaration_;
+    record.eager = eager_reason_;
+    record.note(policy_, Clock::now(), unix_ms());
+    record.restarts = restarts_;
+    record.requests = past_requests_;
+    record.errors = past_errors_;
+    record.reason = reason_;
+    if (const auto& last = last_end_.last(); last && !last->cause.empty()) record.last_crash = *last;
+
+    const bool is_of_present = process_ && kept_.is_of(process_->name);
+    record.unload_asked = (is_of_present && unload_asked_) || kept_receipt_.has_value();
+    switch (state_) {
+    case WorkerState::stopped: record.over = !record.unload_asked; break;
+    case WorkerState::quarantined: record.quarantined = true; break;
+    case WorkerState::backoff: record.restart_due_unix_ms = restart_due_unix_ms_; break;
+    default:
+        if (is_of_present) break;
+        // The next one is not spawned: the next supervisor starts it, if it is to run without being asked for.
+        record.over = !policy_.keep_running;
+        record.restart_due_unix_ms = policy_.keep_running ? since_ms_ : 0;
+        break;
+    }
+    if (!is_of_present) return record;
+
+    const auto unix_of = [](const std::optional<Clock::time_point>& at) {
+        if (!at) return std::int64_t{0};
+        return unix_ms() - std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - *at).count();
+    };
+    const WorkerProcess& process = *process_;
+    record.device = process.device.text;
+    record.gpu_uuid = process.device.uuid;
+    record.has_cgroup = process.has_cgroup;
+    record.granted = process.grant >= Grant::owed;
+    record.capturing = state_ == WorkerState::capturing || process.evidence.lost_in == WorkerState::capturing ||
+                       (state_ == WorkerState::adopting && process.adoption.was_capturing);
+    record.ready_unix_ms = unix_of(process.ready_at);
+    record.end_began_unix_ms = unix_of(process.end_began);
+    record.aborted = process.evidence.aborted;
+    record.escalation = std::min(process.escalation, Escalation::sigkill);
+    record.host_bytes = process.memory.host_bytes;
+    record.gpu_free_before = process.memory.gpu_free_before;
+    record.adoptions_tried = process.adoption.tried;
+    record.replacing = process.replacing;
+    return record;
+}
+
+/// Called by whatever changes what the record tells, before what that announces is done.
+void Replica::remember() {
+    if (kept_.exists()) kept_.keep(record());
+}
+
+/// A process was spawned: from now on its record is the replica's.
+void Replica::begin_record() {
+    const auto former = kept_.begin(process_->name);
+    kept_receipt_.reset();
+    remember();
+    if (former) forget_unless_reclaiming(*former);
+}
+
+/// The last process is gone and its receipt was told. The record of a preloaded model stays, since it tells the next
+/// supervisor not to load the model against somebody's will.
+void Replica::end_record() {
+    if (!kept_.exists() || state_ != WorkerState::stopped || kept_receipt_) return;
+    remember();
+    if (!spec_.preload) forget_unless_reclaiming(kept_.end());
+}
+
+/// Its memory is back.
+void Replica::forget(const WorkerProcess& process) {
+    if (process.has_cgroup && context_.cgroups) context_.cgroups->remove(process.name);
+    if (kept_.is_of(process.name))
+        end_record();  // it may carry what the next supervisor must know
+    else
+        context_.keeper.forget(process.name);
+}
+
+/// A process whose memory is not yet back is forgotten then.
+void Replica::forget_unless_reclaiming(const WorkerName& name) {
+    if (!exited_.has(name)) context_.keeper.forget(name);
+}
+
+void Replica::receipt_told() {
+    kept_receipt_.reset();
+    end_record();
 }
 
 }  // namespace bulkhead::supervisor

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <functional>
-#include <list>
 #include <memory>
 #include <optional>
 #include <random>
@@ -14,20 +13,16 @@
 #include "supervisor/log/model_log.h"
 #include "supervisor/reclaim/reclamation.h"
 #include "supervisor/replica/fleet_context.h"
+#include "supervisor/replica/exit_outcome.h"
 #include "supervisor/replica/hang_watch.h"
-#include "supervisor/replica/ledger.h"
+#include "supervisor/replica/last_end.h"
+#include "supervisor/replica/replica_record.h"
 #include "supervisor/replica/lifecycle.h"
+#include "supervisor/replica/load.h"
 #include "supervisor/replica/restart_policy.h"
 #include "supervisor/replica/worker_process.h"
 
 namespace bulkhead::supervisor {
-
-struct LoadedReplica {
-    WorkerName worker;
-    WorkerState state{};
-    pid_t pid = 0;
-    std::int64_t ms = 0;  ///< from the request
-};
 
 struct Client {
     std::string name;  ///< for logs
@@ -47,38 +42,36 @@ struct OpenedChannel {
 ///
 /// Thread  the loop; nothing blocks. A callback is called within the call that took it when the answer is
 ///         known at once.
-/// Files   replica_adopt.cpp: taking over from a former supervisor; replica_ledger.cpp: what is left to the next;
-///         replica.cpp: what is asked of it; replica_process.cpp: its process and what that says;
-///         replica_end.cpp: how a process ends and what follows; replica_watch.cpp: budgets, hangs, failing GPUs;
-///         replica_crash.cpp: what is seen and kept of an unasked death
+/// Files   replica.cpp: what is asked of it; replica_process.cpp: its process and what that says; replica_watch.cpp:
+///         budgets, hangs, GPUs; replica_end.cpp: how a process ends and what follows; replica_adopt.cpp: what a former
+///         supervisor left
 class Replica {
 public:
-    using OnLoaded = std::function<void(Result<LoadedReplica>)>;
-    /// Without a process there is no receipt.
-    using OnUnloaded = std::function<void(Result<std::optional<Receipt>>)>;
-    enum class Urgency : std::uint8_t { now, when_due };  ///< when_due: a backoff is waited for
+    using OnLoaded = LoadWaiters::OnLoaded;
+    using Urgency = LoadWaiters::Urgency;
+    /// Empty where no process had to be ended.
+    using OnUnloaded = ExitedProcesses::OnUnloaded;
 
     Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log);
     Replica(const Replica&) = delete;
     Replica& operator=(const Replica&) = delete;
 
-    /// Loads that are asked for while one is under way share it. `deadline` bounds this caller's wait; the
-    /// load goes on.
+    /// Calls during a load share it. `deadline` bounds this caller's wait; the load goes on.
     /// Errors  model_quarantined, deadline_exceeded, cancelled (by an unload), load_failed and what the worker says
     void load(OnLoaded loaded, Urgency urgency = Urgency::now, std::optional<std::chrono::milliseconds> deadline = {});
-    /// The model was meant to be running from the start: failed loads are tried again by the restart policy.
+    /// At the start of the daemon. The restart policy tries failed loads again.
     void preload();
     /// Errors  deadline_exceeded: the process does not end even by SIGKILL
     void unload(OnUnloaded unloaded);
     /// A person's restart: lifts a quarantine and forgives all crashes.
-    void pardon();
+    void clear_crashes();
     /// Errors  worker_draining, model_loading, resources_exhausted
     [[nodiscard]] Result<OpenedChannel> open_channel(const Client& client);
 
     /// Takes over what a former supervisor left, before anything else is asked of it.
-    /// `ledger`       empty: there is none that can be read
+    /// `record`       empty: there is none that can be read
     /// `declaration`  the `fingerprint` of today
-    void adopt(FoundWorker found, const std::optional<Ledger>& ledger, const std::string& declaration);
+    void adopt(FoundWorker found, const std::optional<ReplicaRecord>& record, const std::string& declaration);
     /// A former supervisor had a process of it, or the record of one.
     [[nodiscard]] bool was_found() const noexcept { return was_found_; }
     /// It is drained so that one of another declaration takes its place.
@@ -86,19 +79,19 @@ public:
     /// What the present or the last process was configured with; empty without one.
     [[nodiscard]] const std::string& declaration() const noexcept { return declaration_; }
 
-    /// Of the last unload, until `receipt_told`: the keeper's record of it is kept as long, so that a caller whose
-    /// supervisor died under it gets its answer from the next one.
+    /// Of the last unload, until `receipt_told`. The keeper keeps the record as long: if this supervisor dies, the next
+    /// one answers the caller.
     [[nodiscard]] const std::optional<Receipt>& kept_receipt() const noexcept { return kept_receipt_; }
     void receipt_told();
 
-    /// A GPU was quarantined: crashes on it are forgiven, and what they had quarantined may start elsewhere.
+    /// A GPU was quarantined: crashes on it are forgiven, and a replica that they had quarantined may start elsewhere.
     void gpu_was_quarantined(const std::string& uuid);
 
-    /// Some GPU is used again: if this waits for it, it starts.
+    /// A GPU may be used again: starts if it waits for one.
     void gpu_was_lifted();
 
-    /// Asks the worker for its statistics; `answered` is called when they came or its process is lost, unless
-    /// somebody asks again before. The caller sets the deadline.
+    /// Asks the worker for its statistics. `answered` is called when they came or its process is lost, unless somebody
+    /// asks again before. The caller sets the deadline.
     void ask_statistics(std::function<void()> answered);
 
     [[nodiscard]] WorkerState state() const noexcept { return state_; }
@@ -108,51 +101,25 @@ public:
     /// The present process; null without one.
     [[nodiscard]] const std::shared_ptr<WorkerProcess>& process() const noexcept { return process_; }
     [[nodiscard]] json::object row() const;
-    /// Reads the present process' memory; `sampled` is called when it is known, or the process is gone.
+    /// Reads the present process' memory. `sampled` is called when it is known or the process is gone.
     void sample_memory(std::function<void()> sampled);
     /// Why it is in its state, in a sentence.
     [[nodiscard]] std::string sentence() const;
     [[nodiscard]] json::object why() const;
     [[nodiscard]] json::object graphs() const;
-    /// What its process said of the tokens it generates; null where it does not.
+    /// Its process' statistics of generated tokens; null if it generates none.
     [[nodiscard]] json::value generate() const;
 
 private:
-    struct LoadWaiter {
-        LoadWaiter(boost::asio::io_context& io, OnLoaded on_loaded, Urgency how)
-            : loaded{std::move(on_loaded)}, urgency{how}, deadline{io} {}
-        OnLoaded loaded;
-        Urgency urgency;
-        Deadline::Clock::time_point since = Deadline::Clock::now();
-        Deadline deadline;
-    };
-    struct LastExit {
-        WorkerName worker;
-        pid_t pid = 0;
-        ProcessExit exit;
-        std::int64_t time_ms = 0;
-        std::string cause;  ///< of a death that nobody asked for: what was known of it
-    };
-
-    struct LastReport {
-        std::string path;  ///< empty until it is written
-        std::string lost;  ///< why it could not be
-        std::string due;   ///< the name of its file, while it is written
-    };
-
-    /// A process that ended and was followed by another before its memory was back.
-    struct Departed {
-        std::shared_ptr<WorkerProcess> process;
-        std::vector<OnUnloaded> unload_waiters;
-    };
-    /// What follows an end, and why.
-    struct Sequel {
+    /// What to do after an end, and why.
+    struct RestartPlan {
         RestartDecision decision;
-        RestartPolicy::End end;
+        Ending how{};
         std::string reason;
+        std::string hint;  ///< what a person can do
     };
 
-    /// Whether it is the one whose end is this replica's end; a departed one is not.
+    /// It is this replica's process, and not one that was followed by another.
     [[nodiscard]] bool is_present(const std::weak_ptr<WorkerProcess>& process) const {
         const auto one = process.lock();  // first: without it this replica may be gone as well
         return one && one == process_;
@@ -161,12 +128,16 @@ private:
     // replica.cpp
     void transition(WorkerEvent event, std::string cause, std::string hint = {});
     [[nodiscard]] bool can(WorkerEvent event) const { return next(state_, event).has_value(); }
-    [[nodiscard]] bool is_asked_for_now() const;
-    void answer_loads();
-    void fail_loads(const Error& error);
     [[nodiscard]] Error quarantine_error() const;
-    [[nodiscard]] std::string past() const;
     [[nodiscard]] WorkerName name() const;
+    [[nodiscard]] bool is_asked_to_end() const { return unload_asked_ || (process_ && process_->replacing); }
+    void statistics_are_known();
+    [[nodiscard]] ReplicaRecord record() const;
+    void remember();
+    void begin_record();
+    void end_record();
+    void forget(const WorkerProcess& process);
+    void forget_unless_reclaiming(const WorkerName& name);
 
     // replica_process.cpp
     void start(std::string cause);
@@ -174,6 +145,7 @@ private:
     void on_file_unanswered(const Error& error);
     void on_placed(const Result<Device>& device);
     void on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned);
+    void open_link(UniqueFd link);
     void on_packet(Packet& packet);
     void complain(const std::string& what);
     void on_message(worker_link::Hello& message);
@@ -182,41 +154,23 @@ private:
     void tell_progress();
     void on_message(const worker_link::GrantAsked& message);
     void on_message(worker_link::Ready& message);
-    void on_message(const worker_link::Failed& message);
+    void become_ready(worker_link::Ready& message);
+    void on_message(const worker_link::Failed& message) { fail(message.error); }
     void on_message(const worker_link::ChannelOpened& message);
-    void on_message(const worker_link::ChannelClosed& message);
+    void on_message(const worker_link::ChannelClosed& message) { process_->channels.erase(message.channel); }
     void on_message(const worker_link::ChannelRefused& message);
-    void on_message(const worker_link::Busy& message);
-    void on_message(const worker_link::Idle& message);
+    void on_message(const worker_link::Busy& /*message*/) { transition(WorkerEvent::became_busy, "a request started"); }
+    void on_message(const worker_link::Idle& /*message*/) {
+        transition(WorkerEvent::became_idle, "nothing is in flight");
+    }
     void on_message(worker_link::Statistics& message);
     void on_message(const worker_link::Overrun& message);
     void on_message(const worker_link::Drained& message);
     void on_message(const worker_link::Dying& message);
     void on_message(worker_link::Backtrace& message);
     void on_message(const worker_link::Unknown& message);
-    void statistics_are_known();
-
-    // replica_adopt.cpp
-    void resume(const Ledger& ledger, bool changed);
-    void resume_last_crash(const LastCrash& crash);
-    void adopt_running(const std::optional<Ledger>& ledger);
-    void adoption_deadline_passed();
-    [[nodiscard]] bool is_asked_to_end() const;
-    [[nodiscard]] bool is_outdated(const worker_link::Message& message);
-    [[nodiscard]] bool ended_as_asked(const ProcessExit& exit) const;
-    void on_adoption_hello(worker_link::Hello& hello);
-    void take_adoption_hello(worker_link::Hello& hello);
-    void take_channels(worker_link::Hello& hello);
-    void adopt_loading(const worker_link::Hello& hello);
-    void adopt_serving(worker_link::Hello& hello);
-    void replace();
-
-    // replica_ledger.cpp
-    [[nodiscard]] Ledger ledger() const;
-    void remember();
-    void begin_record();
-    void end_record();
-    void forget_unless_departed(const WorkerName& name);
+    void take_page(worker_link::Hello& hello);
+    void on_main_thread_ended();
 
     // replica_watch.cpp
     void begin_load_budget();
@@ -234,22 +188,7 @@ private:
     void wait_for_gpu();
     void look_for_gpu();
     [[nodiscard]] bool waits_for_gpu() const { return gpu_awaited_ && state_ == WorkerState::backoff; }
-    [[nodiscard]] Ending ending();
-    [[nodiscard]] bool blames_gpu() const;
-    void note_crash_in_capture();
-    [[nodiscard]] bool may_run_eagerly() const;
-    [[nodiscard]] bool was_lost_in_capture() const;
     [[nodiscard]] std::string note() const;
-
-    // replica_crash.cpp
-    void take_page(worker_link::Hello& hello);
-    void note_oom_kills();
-    void on_main_thread_ended();
-    void note_last_signs();
-    void report_crash();
-    [[nodiscard]] CrashReport crash_report() const;
-    [[nodiscard]] std::string cause_of_death() const;
-    [[nodiscard]] std::string end_reason() const;
 
     // replica_end.cpp
     void prepare_drain();
@@ -258,28 +197,41 @@ private:
     void arm_drain_deadline();
     void end_undrained();
     void escalate();
-    void terminate();
-    void kill();
-    void kill_past_keeper();
-    void cannot_be_ended();
+    void escalate_after(Deadline::Clock::duration patience);
+    void kill() { end_by(Escalation::sigkill); }
+    void end_by(Escalation means);
+    void give_up();
     [[nodiscard]] Error unending_error() const;
     void hold_turn();
-    void lose(std::string cause, const std::string& hint = {});
+    void lose(FirstSign sign, std::string cause, const std::string& hint = {});
     void fail(Error error);
     void on_link_closed(const Error* why);
     void on_exited(const ProcessExit& exit);
     void without_process(Error error);
+    [[nodiscard]] ExitFacts exit_facts() const;
+    void apply(const ExitOutcome& outcome);
+    void note_crash(const ExitOutcome& outcome);
+    [[nodiscard]] CrashReport crash_report() const;
+    [[nodiscard]] std::string end_reason() const;
+    [[nodiscard]] Error load_error() const;
+    [[nodiscard]] RestartPlan plan_restart(const ExitOutcome& outcome);
+    void follow(const RestartPlan& plan);
+    void let_go();
     void reclaim(const std::shared_ptr<WorkerProcess>& process);
     void on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Reclaimed& reclaimed);
-    void let_go();
-    void forget(const WorkerProcess& process);
-    void unload_departed(OnUnloaded unloaded);
-    void after(std::optional<Receipt> receipt);
-    [[nodiscard]] Sequel sequel();
-    void follow(const Sequel& next);
-    [[nodiscard]] bool is_hopeless() const;
-    [[nodiscard]] std::string end_hint() const;
-    [[nodiscard]] Error load_error() const;
+    void finish(std::optional<Receipt> receipt);
+    void unload_exited(OnUnloaded unloaded);
+
+    // replica_adopt.cpp
+    void adopt_settled(const ReplicaRecord& record, bool changed);
+    void adopt_running(FoundWorker& found, const std::optional<ReplicaRecord>& record);
+    void adoption_deadline_passed();
+    void on_adoption_hello(worker_link::Hello& hello);
+    void take_adoption_hello(worker_link::Hello& hello);
+    void take_channels(worker_link::Hello& hello);
+    void adopt_loading(const worker_link::Hello& hello);
+    void adopt_serving(worker_link::Hello& hello);
+    void replace();
 
     FleetContext& context_;
     const config::ModelSpec& spec_;
@@ -290,39 +242,36 @@ private:
     std::int64_t since_ms_;
     std::string reason_ = "nobody has asked for it";
     Deadline deadline_;  ///< the state's own
-    Deadline::Clock::time_point load_until_{};
     std::shared_ptr<WorkerProcess> process_;
     std::uint64_t generation_ = 0;  ///< of the present process or the last one
     std::string device_text_;       ///< as declared, until it was placed
+    std::string declaration_;       ///< `fingerprint` of the present process, or the last one
 
-    std::list<LoadWaiter> load_waiters_;
+    LoadWaiters load_waiters_{context_.io};
     std::vector<OnUnloaded> unload_waiters_;
+    bool unload_asked_ = false;  ///< the present process shall not be followed by another
     std::function<void()> statistics_waiter_;
-    std::list<Departed> departed_;
-    std::optional<Sequel> sequel_;             ///< of the present process, reaped, while it is reclaimed
-    std::optional<Device> same_device_;        ///< for the next start
-    std::shared_ptr<bool> gpu_awaited_;        ///< this backoff ends when its GPU may be used; null: by its delay
-    std::shared_ptr<LastReport> last_report_;  ///< of the last crash
-    bool unload_asked_ = false;                ///< the present process shall not be followed by another
-    RestartPolicy policy_{spec_.restart == config::RestartPolicy::on_crash};
-    std::string eager_reason_;  ///< why graphs are off although they are preferred; empty: they are not
-    HangWatch watch_;           ///< of the present process
+    HangWatch watch_;  ///< of the present process
     Deadline watch_deadline_;
 
-    std::string declaration_;           ///< `fingerprint` of the present process, or the last one
-    std::optional<WorkerName> record_;  ///< the keeper's that carries the ledger
-    std::optional<Ledger> remembered_;  ///< as it stands there
-    std::optional<Receipt> kept_receipt_;
+    // What follows an end.
+    RestartPolicy policy_{spec_.restart == config::RestartPolicy::on_crash};
+    std::optional<RestartPlan> plan_;  ///< of the present process, reaped, while it is reclaimed
+    std::optional<Device> same_device_;        ///< for the next start
+    std::shared_ptr<bool> gpu_awaited_;        ///< this backoff ends when its GPU may be used; null: by its delay
     std::int64_t restart_due_unix_ms_ = 0;
-    bool was_found_ = false;
-    std::string misfit_;                  ///< why the adopted process shall be replaced; empty: it shall not
+    std::string eager_reason_;  ///< why graphs are off although they are preferred; empty: they are not
+    ExitedProcesses exited_;
+    LastEnd last_end_{context_, [this] { remember(); }};
     SettleQueue::Turn replacement_turn_;  ///< held until its successor serves, or nothing comes of it
-
     std::minstd_rand jitter_{std::random_device{}()};
     std::uint32_t restarts_ = 0;
     std::uint64_t past_requests_ = 0;  ///< of former generations
     std::uint64_t past_errors_ = 0;
-    std::optional<LastExit> last_exit_;
+
+    KeptRecord kept_{context_.keeper};
+    std::optional<Receipt> kept_receipt_;
+    bool was_found_ = false;
 };
 
 }  // namespace bulkhead::supervisor

@@ -1,11 +1,9 @@
 /// How a replica's process ends, and what follows.
 
 #include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -20,7 +18,7 @@ namespace bulkhead::supervisor {
 
 using Clock = Deadline::Clock;
 
-/// On a GPU the unload waits for its turn, so that the difference in free memory is its own.
+/// On a GPU the unload waits for its turn, so that the difference in free memory has one cause.
 void Replica::prepare_drain() {
     if (!process_->device.is_gpu()) return sample_then(&Replica::begin_drain);
     context_.settle_queue(process_->device.uuid)
@@ -31,7 +29,7 @@ void Replica::prepare_drain() {
         });
 }
 
-/// Reads what the process has before it gives it back, if that can be done in time.
+/// Reads the process' memory first, for the receipt; `next` runs at the latest after `sample_deadline`.
 void Replica::sample_then(void (Replica::*next)()) {
     if (process_->pid == 0) return (this->*next)();
     const auto once = [this, next, process = std::weak_ptr{process_}, state = state_,
@@ -46,7 +44,7 @@ void Replica::begin_drain() {
     process_->drain_until = Clock::now() + spec_.deadlines.drain;
     remember();
     process_->send(worker_link::drain(spec_.deadlines.drain));
-    if (state_ != WorkerState::draining) return;  // its link was full, and so has ended
+    if (state_ != WorkerState::draining) return;  // the link was full, which ended it
     arm_drain_deadline();
 }
 
@@ -64,52 +62,58 @@ void Replica::end_undrained() {
 
 /// One step harder: SIGTERM, SIGKILL of everything it started, SIGKILL without the keeper, then a person.
 void Replica::escalate() {
-    if (process_->pid == 0 || has_ended(process_->pidfd)) {  // the keeper has yet to say so
-        deadline_.arm(limits::killed_alive_max, [this] { cannot_be_ended(); });
-    } else if (state_ == WorkerState::stopping && !process_->sigterm_sent && !process_->sigkill_sent) {
-        terminate();
-    } else if (!process_->sigkill_sent) {
-        kill();
-    } else if (process_->pidfd && !process_->sigkill_repeated) {
-        kill_past_keeper();
-    } else {
-        cannot_be_ended();
+    if (process_->pid == 0 || has_ended(process_->pidfd))  // the keeper has not yet said so
+        deadline_.arm(limits::killed_alive_max, [this] { give_up(); });
+    else if (state_ == WorkerState::stopping && process_->escalation == Escalation::none)
+        end_by(Escalation::sigterm);
+    else if (process_->escalation < Escalation::sigkill)
+        end_by(Escalation::sigkill);
+    else if (process_->escalation == Escalation::sigkill && process_->pidfd)
+        end_by(Escalation::sigkill_past_keeper);
+    else
+        give_up();
+}
+
+/// It should end by itself until then.
+void Replica::escalate_after(Clock::duration patience) {
+    deadline_.arm(patience, [this] { escalate(); });
+}
+
+void Replica::end_by(Escalation means) {
+    process_->escalation = means;
+    remember();
+    Clock::duration patience{};
+    switch (means) {
+    case Escalation::none: return;
+    case Escalation::sigterm:
+        context_.keeper.signal(process_->name, SIGTERM, false);
+        patience = spec_.deadlines.kill;
+        break;
+    case Escalation::sigkill:
+        if (process_->has_cgroup) context_.cgroups->kill(process_->name);
+        context_.keeper.signal(process_->name, SIGKILL, true);
+        patience = limits::killed_alive_max;
+        if (process_->pidfd) patience -= limits::kill_repeated_grace;
+        break;
+    case Escalation::sigkill_past_keeper:  // a stopped keeper forwards no signal
+        kill_process(process_->pidfd);
+        patience = limits::kill_repeated_grace;
+        break;
     }
+    escalate_after(patience);
 }
 
-void Replica::terminate() {
-    process_->sigterm_sent = true;
-    remember();
-    context_.keeper.signal(process_->name, SIGTERM, false);
-    deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
-}
-
-void Replica::kill() {
-    process_->sigkill_sent = true;
-    remember();
-    if (process_->has_cgroup) context_.cgroups->kill(process_->name);
-    context_.keeper.signal(process_->name, SIGKILL, true);
-    const auto repeat = process_->pidfd ? limits::kill_repeated_grace : limits::kill_repeated_grace.zero();
-    deadline_.arm(limits::killed_alive_max - repeat, [this] { escalate(); });
-}
-
-/// A keeper that is stopped passes no signal on: only who outlives this one too is held to be stuck in the kernel.
-void Replica::kill_past_keeper() {
-    process_->sigkill_repeated = true;
-    ::syscall(SYS_pidfd_send_signal, process_->pidfd.get(), SIGKILL, nullptr, 0);
-    deadline_.arm(limits::kill_repeated_grace, [this] { escalate(); });
-}
-
-/// It stays in its state, and should it end after all, or the keeper tell that it has, things go on from there.
-void Replica::cannot_be_ended() {
-    process_->cannot_be_ended = true;
+/// It cannot be ended. It stays in its state; if it ends after all, or the keeper says that it has, that is handled
+/// as any end.
+void Replica::give_up() {
+    process_->given_up = true;
     process_->turn = {};  // others must not wait for what may never come
     const Error error = unending_error();
     spdlog::error("worker={} pid={} cause={}", name().text(), process_->pid, in_quotes(error.text()));
     const bool is_stuck = process_->pid != 0 && !has_ended(process_->pidfd);
     if (process_->device.is_gpu() && is_stuck)  // what it holds there never comes back
         context_.gpu_quarantine.add(process_->device.uuid, error.attempt, process_->pid);
-    fail_loads(error);
+    load_waiters_.fail(error);
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(error);
 }
 
@@ -128,65 +132,70 @@ Error Replica::unending_error() const {
             fmt::format("it waits in the kernel for a device or a disk: see /proc/{}/stack", process_->pid)};
 }
 
-/// Who loads next on this GPU waits until this one has what it was granted, or until what it had is back.
+/// The next load on this GPU waits until this process has what it was granted, or until its memory is back.
 void Replica::hold_turn() {
     if (process_->turn || std::exchange(process_->awaits_turn, true)) return;
     context_.settle_queue(process_->device.uuid).wait([process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
         const auto holder = process.lock();
         if (!holder) return;
         holder->awaits_turn = false;
-        const bool serves = holder->ready_at && holder->lost_by.empty();
+        const bool serves = holder->ready_at && holder->evidence.first_sign == FirstSign::none;
         if (serves || holder->turn) return;
         holder->turn = std::move(turn);
-        if (std::exchange(holder->grant_owed, false)) holder->send(worker_link::grant());
+        if (holder->grant != Grant::owed) return;
+        holder->grant = Grant::given;
+        holder->send(worker_link::grant());
     });
 }
 
-/// The first sign of a death that nobody asked for: clients learn of it now.
-void Replica::lose(std::string cause, const std::string& hint) {
+/// At the first sign of a death that nobody asked for: clients get their end of file now.
+void Replica::lose(FirstSign sign, std::string cause, const std::string& hint) {
     process_->cut_channels();
     if (!is_live(state_)) return;
     if (!process_->end_began) process_->end_began = Clock::now();
-    note_last_signs();
+    CrashEvidence& evidence = process_->evidence;
+    evidence.report.time_ms = unix_ms();
+    evidence.note_running(process_->page.get(), process_->ready_at.has_value(), state_ == WorkerState::adopting);
+    if (!process_->exit && process_->pidfd)
+        evidence.read_host_bytes(context_.off_loop, name().text(), process_->pid, process_->pidfd);
     if (process_->device.is_gpu()) {
-        if (!process_->gpu_free_before) sample_memory([] {});
+        if (!process_->memory.gpu_free_before) sample_memory([] {});
         hold_turn();
     }
-    process_->lost_by = cause;
-    process_->lost_in = process_->found_lost && process_->found_capturing ? WorkerState::capturing : state_;
+    evidence.lost_in = process_->lost_in(state_);
+    evidence.first_sign = sign;
+    evidence.lost_by = cause;
     transition(WorkerEvent::lost, std::move(cause), hint);
     statistics_are_known();
-    deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
+    escalate_after(spec_.deadlines.kill);
 }
 
-/// A load that failed in words: whoever waits gets them now; the process ends itself, or is ended.
+/// A load failed with an error: its callers get it now. The process ends by itself, or is ended.
 void Replica::fail(Error error) {
     process_->failure = error;
-    lose(error.text(), error.remedy);
-    fail_loads(error);
+    lose(FirstSign::judged, error.text(), error.remedy);
+    load_waiters_.fail(error);
 }
 
 void Replica::on_link_closed(const Error* why) {
     process_->cut_channels();
     statistics_are_known();
-    if (!is_live(state_)) return;
-    if (state_ == WorkerState::draining && process_->drain_deadline_passed()) {
-        end_undrained();
-        return deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
-    }
-    if (state_ == WorkerState::draining && process_->drain_until && why == nullptr)
-        // Most have ended; the exit says how, and it comes later where there is much memory to free.
+    switch (meaning_of_link_end(exit_facts(), why != nullptr)) {
+    case EndMeaning::undrained: end_undrained(); return escalate_after(spec_.deadlines.kill);
+    case EndMeaning::unclear:
         return deadline_.arm(limits::link_end_grace, [this] {
-            lose(std::string{WorkerProcess::link_ended});
+            lose(FirstSign::end, link_ended);
             kill();
         });
-    if (state_ == WorkerState::adopting && is_asked_to_end()) {
+    case EndMeaning::as_asked:
         transition(WorkerEvent::stop_asked, "its link ended, as it was asked to");
-        return deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
+        return escalate_after(spec_.deadlines.kill);
+    case EndMeaning::lost:
+        // Its exit tells more, and comes at once if the process has ended; one that lives on is of no use.
+        why != nullptr ? lose(FirstSign::judged, why->text()) : lose(FirstSign::end, link_ended);
+        return kill();
+    default: return;
     }
-    // Its exit tells more, and comes at once if the process has ended; one that lives on without a link is of no use.
-    lose(why != nullptr ? why->text() : std::string{WorkerProcess::link_ended});
-    kill();
 }
 
 void Replica::on_exited(const ProcessExit& exit) {
@@ -194,46 +203,122 @@ void Replica::on_exited(const ProcessExit& exit) {
     if (process_->log) process_->log->finish();
     process_->exit = exit;
     process_->cut_channels();
-    last_exit_ = LastExit{process_->name, process_->pid, exit, unix_ms(), {}};
+    last_end_.ended(generation_, process_->pid, exit);
     if (process_->has_cgroup) context_.cgroups->kill(process_->name);  // what it left behind
+    apply(outcome_of(exit_facts()));
+}
 
-    if (state_ == WorkerState::draining && !exit.by_signal && exit.number == 0)
-        transition(WorkerEvent::stop_asked, "it ended by itself");
-    else if (state_ == WorkerState::draining && !exit.by_signal && process_->drain_deadline_passed())
-        end_undrained();
-    else if (ended_as_asked(exit))
-        transition(WorkerEvent::stop_asked, "it ended while no supervisor ran, as it was asked to");
-    else if (is_live(state_))
-        lose(exit.text());
-    statistics_are_known();
-    note_crash_in_capture();
-    // Who waits for a load that crashed in capture gets the next process, without graphs.
-    if (!process_->ready_at && !was_lost_in_capture() && !process_->replacing)
-        fail_loads(process_->failure.value_or(load_error()));
-    transition(WorkerEvent::exited, exit.text());
-    context_.gpu_quarantine.process_ended(process_->pid);
+void Replica::without_process(Error error) {
+    if (process_->gpu_refused && process_->is_restart) --restarts_;  // nothing was restarted
+    if (process_->has_cgroup) context_.cgroups->remove(process_->name);
+    process_->failure = std::move(error);
+    apply(outcome_of(exit_facts()));
+}
 
-    report_crash();
+ExitFacts Replica::exit_facts() const {
+    const WorkerProcess& process = *process_;
+    ExitFacts facts;
+    facts.state = state_;
+    facts.exit = process.exit;
+    facts.unload_asked = unload_asked_;
+    facts.replacing = process.replacing;
+    facts.drain_asked = process.drain_until.has_value();
+    facts.drain_overdue = process.drain_deadline_passed();
+    facts.escalation = process.escalation;
+    facts.aborted = process.evidence.aborted;
+    facts.first_sign = process.evidence.first_sign;
+    facts.was_capturing = process.lost_in(state_) == WorkerState::capturing;
+    facts.was_ready = process.ready_at.has_value();
+    facts.graphs_preferred = spec_.graphs == config::Graphs::preferred;
+    if (process.failure) facts.failure = process.failure->code;
+    facts.gpu_refused = process.gpu_refused;
+    facts.gpu_granted = process.device.is_gpu() && process.grant >= Grant::owed;
+    return facts;
+}
 
-    // A restart waits for its delay and nothing else, unless something of this one may still run: what its successor
-    // must not do before this one's memory is back, it does not do before it has the grant.
-    if (!unload_asked_) sequel_ = sequel();
+/// The only place that acts upon the end of a process: it was reaped, or none was started.
+void Replica::apply(const ExitOutcome& outcome) {
     const auto process = process_;
-    const bool is_followed = sequel_ && sequel_->decision.event == WorkerEvent::restart_planned && exit.group_empty &&
-                             !process->cannot_be_ended;
-    if (is_followed) {
-        follow(*std::exchange(sequel_, std::nullopt));
+    const auto& exit = process->exit;
+    switch (outcome.meaning) {
+    case EndMeaning::drained: transition(WorkerEvent::stop_asked, "it ended by itself"); break;
+    case EndMeaning::undrained: end_undrained(); break;
+    case EndMeaning::as_asked:
+        transition(WorkerEvent::stop_asked, "it ended while no supervisor ran, as it was asked to");
+        break;
+    case EndMeaning::lost:
+        exit ? lose(FirstSign::end, exit->text()) : transition(WorkerEvent::lost, process->failure->text());
+        break;
+    case EndMeaning::known:
+    case EndMeaning::unclear: break;
+    }
+    statistics_are_known();
+    if (outcome.gives_up_graphs)
+        eager_reason_ = process->evidence.aborted
+                            ? fmt::format("capture hung for {}", duration_text(spec_.deadlines.capture.count()))
+                            : "capture crashed with " + exit->text();
+    if (outcome.fails_loads) load_waiters_.fail(process->failure ? *process->failure : load_error());
+    transition(WorkerEvent::exited, exit ? exit->text() : "no process was started");
+    if (exit) context_.gpu_quarantine.process_ended(process->pid);
+    process->ended = outcome.ended;
+    if (exit && outcome.ended == Ended::crashed) note_crash(outcome);
+
+    plan_ = plan_restart(outcome);
+    if (!exit) return finish(std::nullopt);
+    // The next process does not wait for this one's memory: its grant does. Only while something of this one may still
+    // run, nothing is started.
+    if (plan_->decision.event == WorkerEvent::restart_planned && exit->group_empty && !process->given_up) {
+        follow(*std::exchange(plan_, std::nullopt));
         let_go();
     }
     reclaim(process);
 }
 
-/// Its successor takes its place; it stays until its memory is back.
+void Replica::note_crash(const ExitOutcome& outcome) {
+    const WorkerProcess& process = *process_;
+    // A process that exits with a status has usually printed why.
+    last_end_.crashed(process.failure           ? process.failure->attempt
+                      : process.exit->by_signal ? process.evidence.cause(process.exit)
+                                                : end_reason());
+    if (!outcome.writes_report) return;
+    OomCounters counters;
+    counters.machine_before = process.evidence.machine_oom_kills;
+    if (process.has_cgroup) counters.own_cgroup = context_.cgroups->oom_kills(process.name);
+    last_end_.write_report(crash_report(), counters, outcome.unexplained_kill, process.device.uuid,
+                           process.evidence.host_bytes);
+}
+
+CrashReport Replica::crash_report() const {
+    const WorkerProcess& process = *process_;
+    CrashReport report = process.evidence.report;
+    report.worker = process.name;
+    report.pid = process.pid;
+    if (report.time_ms == 0) report.time_ms = unix_ms();
+    report.cause = process.failure ? process.failure->attempt : process.evidence.cause(process.exit);
+    report.state = to_string(process.evidence.lost_in);
+    report.exit = *process.exit;
+    report.log = log_.last_lines(index_, generation_, limits::crash_log_lines_max);
+    report.host_bytes = process.memory.host_bytes;
+    report.gpu_bytes = process.memory.gpu_bytes;
+    report.device = process.device.text;
+    report.ready_for_ms = process.ready_for().count();
+    return report;
+}
+
+std::string Replica::end_reason() const {
+    if (process_->failure) return process_->failure->text();
+    std::string reason = process_->evidence.cause(process_->exit);
+    if (const std::string line = log_.last_line(index_, generation_); !line.empty())
+        reason += fmt::format("; last output: {}", line);
+    return reason;
+}
+
+/// The next process takes its place; it is kept until its memory is back.
 void Replica::let_go() {
     past_requests_ += process_->statistics.requests;
     past_errors_ += process_->statistics.errors;
     process_->close();
-    departed_.push_back({std::exchange(process_, nullptr), {}});
+    exited_.add(std::exchange(process_, nullptr));
 }
 
 void Replica::reclaim(const std::shared_ptr<WorkerProcess>& process) {
@@ -242,32 +327,22 @@ void Replica::reclaim(const std::shared_ptr<WorkerProcess>& process) {
     trace.pid = process->pid;
     trace.group_empty = process->exit->group_empty;
     if (process->has_cgroup) trace.cgroup = context_.cgroups->folder(process->name);
-    trace.marker = context_.station.marker(process->name);
-    trace.slab_prefix = slab_owner_prefix(context_.station.token, spec_.name, index_, process->name.generation);
+    trace.marker = context_.launch.marker(process->name);
+    trace.slab_prefix = slab_owner_prefix(context_.launch.token, spec_.name, index_, process->name.generation);
     trace.gpu_uuid = process->device.uuid;
-    trace.gpu = process->gpu;
-    trace.gpu_is_recent = process->gpu_is_recent;
+    trace.gpu = process->memory.gpu;
+    trace.gpu_is_recent = process->memory.gpu_is_recent;
     Reclamation::start(context_.io, context_.off_loop, context_.gpus, std::move(trace), unload_asked_,
                        [this, weak = std::weak_ptr{process}](const Reclaimed& reclaimed) {
                            if (const auto reclaimed_process = weak.lock()) on_reclaimed(reclaimed_process, reclaimed);
                        });
 }
 
-void Replica::without_process(Error error) {
-    if (process_->gpu_refused && process_->is_restart) --restarts_;  // it was none yet
-    process_->failure = error;
-    if (state_ == WorkerState::spawning) transition(WorkerEvent::lost, error.text());
-    fail_loads(error);
-    if (process_->has_cgroup) context_.cgroups->remove(process_->name);
-    transition(WorkerEvent::exited, "no process was started");
-    after(std::nullopt);
-}
-
 void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Reclaimed& reclaimed) {
     Receipt receipt;
     receipt.worker = process->name;
     receipt.pid = process->pid;
-    receipt.ended = process->ended();
+    receipt.ended = process->ended;
     receipt.exit = *process->exit;
     receipt.ms =
         std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - process->end_began.value_or(Clock::now()))
@@ -275,53 +350,43 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     std::uint64_t still_held = 0;
     for (const auto& holder : reclaimed.remains.held_by)
         if (holder.what != "gpu") still_held += holder.bytes;
-    if (process->host_bytes) receipt.host_bytes = *process->host_bytes - std::min(*process->host_bytes, still_held);
-    const GpuReturn returned = gpu_return(process->gpu, process->gpu_free_before, reclaimed.remains);
+    const MemorySample& memory = process->memory;
+    if (memory.host_bytes) receipt.host_bytes = *memory.host_bytes - std::min(*memory.host_bytes, still_held);
+    const GpuReturn returned = gpu_return(memory.gpu, memory.gpu_free_before, reclaimed.remains);
     receipt.gpu_bytes = returned.bytes;
     receipt.gpu_bytes_by = returned.by;
     receipt.verified = reclaimed.verified();
     receipt.held_by = reclaimed.remains.held_by;
-    // Nobody else knows of imported device memory: the driver counts it to nobody in particular.
+    // Only the worker knows its importers: the driver attributes imported memory to no process.
     for (const worker_link::Importer& importer : process->statistics.importers) {
         const auto pid = static_cast<pid_t>(importer.pid);
-        if (::kill(pid, 0) != 0 && errno == ESRCH) continue;  // it let go by ending
+        if (!process_exists(pid)) continue;  // it let go by ending
         receipt.held_by.push_back({pid, process_name(pid), importer.bytes, "gpu_slab"});
         receipt.verified = false;
     }
     spdlog::info("{}", text_of(receipt));
     context_.events.publish("receipt", receipt.worker, to_json(receipt));
-    if (process == process_) return after(std::move(receipt));
-
-    const auto departed =
-        std::find_if(departed_.begin(), departed_.end(), [&](const Departed& one) { return one.process == process; });
-    const auto waiters = std::move(departed->unload_waiters);
-    departed_.erase(departed);
+    if (process == process_) return finish(std::move(receipt));
+    const auto waiters = exited_.remove(process);
     forget(*process);
     process->turn = {};
     for (const auto& unloaded : waiters) unloaded(std::optional{receipt});
 }
 
-/// Nothing of it is left but what was told.
-void Replica::forget(const WorkerProcess& process) {
-    if (process.has_cgroup && context_.cgroups) context_.cgroups->remove(process.name);
-    if (process.name == record_)
-        end_record();  // it may carry what the next supervisor must know
-    else
-        context_.keeper.forget(process.name);
+/// An unload without a process to end waits for the receipt of the last one, if its memory is not yet back.
+void Replica::unload_exited(OnUnloaded unloaded) {
+    if (exited_.empty()) return unloaded(std::optional<Receipt>{});
+    exited_.wait(std::move(unloaded));
 }
 
-/// An unload without a process to end: of one whose memory is still to come back it waits for the receipt.
-void Replica::unload_departed(OnUnloaded unloaded) {
-    if (departed_.empty()) return unloaded(std::optional<Receipt>{});
-    departed_.back().unload_waiters.push_back(std::move(unloaded));
-}
-
-void Replica::after(std::optional<Receipt> receipt) {
+/// The end of the present process is over. Its memory is back or was given up; without a receipt there was none.
+void Replica::finish(std::optional<Receipt> receipt) {
     past_requests_ += process_->statistics.requests;
     past_errors_ += process_->statistics.errors;
 
-    const auto planned = std::exchange(sequel_, std::nullopt);
-    follow(planned && !unload_asked_ ? *planned : sequel());
+    RestartPlan plan = *std::exchange(plan_, std::nullopt);
+    if (unload_asked_) plan = {{WorkerEvent::reclaimed, {}, {}, 0}, Ending::asked, "unloaded", {}};
+    follow(plan);
     if (std::exchange(unload_asked_, false)) kept_receipt_ = receipt;
     const bool is_replaced = process_->replacing && policy_.keep_running;
     const auto ended = std::exchange(process_, nullptr);
@@ -334,61 +399,57 @@ void Replica::after(std::optional<Receipt> receipt) {
     if (state_ == WorkerState::stopped)
         start("load asked");
     else if (state_ == WorkerState::quarantined)
-        fail_loads(quarantine_error());
+        load_waiters_.fail(quarantine_error());
 }
 
-/// Asks the policy, which counts each answer as an end: once for each process.
-Replica::Sequel Replica::sequel() {
-    Sequel next;
-    next.end = {ending(), process_->ready_for(), !load_waiters_.empty(), process_->device.uuid};
-    next.reason = unload_asked_ ? "unloaded" : process_->replacing ? "ended to be replaced" : end_reason();
-    next.decision = policy_.ended(next.end, Clock::now(), std::uniform_real_distribution{-1.0, 1.0}(jitter_));
-    return next;
+/// Asks the policy once for each process, since it counts each question as an end. If three models fail on a GPU within
+/// a minute, the GPU is to blame.
+Replica::RestartPlan Replica::plan_restart(const ExitOutcome& outcome) {
+    const std::string& uuid = process_->device.uuid;
+    RestartPlan plan;
+    plan.how = outcome.ending;
+    if (outcome.blames_gpu) {
+        if (context_.gpu_quarantine.model_failed(uuid, spec_.name, Clock::now()) && context_.on_gpu_quarantined)
+            context_.on_gpu_quarantined(uuid);
+        if (context_.gpu_quarantine.reason(uuid)) plan.how = Ending::gpu_failed;
+    }
+    plan.reason = unload_asked_ ? "unloaded" : process_->replacing ? "ended to be replaced" : end_reason();
+    plan.hint = outcome.unexplained_kill
+                    ? "SIGKILL was not sent by Bulkhead; the kernel's log shows whether memory ran out"
+                    : fmt::format("look at `bulkhead logs {}`", spec_.name);
+    plan.decision = policy_.ended({plan.how, process_->ready_for(), !load_waiters_.empty(), uuid}, Clock::now(),
+                                  std::uniform_real_distribution{-1.0, 1.0}(jitter_));
+    return plan;
 }
 
-void Replica::follow(const Sequel& next) {
-    const auto& [decision, end, reason] = next;
+void Replica::follow(const RestartPlan& plan) {
+    const auto& [decision, how, reason, hint] = plan;
     switch (decision.event) {
     case WorkerEvent::gave_up:
-        return transition(decision.event, end.how == Ending::hopeless
+        return transition(decision.event, how == Ending::hopeless
                                               ? reason
                                               : fmt::format("{} crashes, none of them forgiven; the last: {}",
                                                             decision.unforgiven, reason));
     case WorkerEvent::restart_planned:
         restart_due_unix_ms_ = unix_ms() + decision.delay.count();
         gpu_awaited_.reset();
-        if (end.how == Ending::gpu_refused) {
+        if (how == Ending::gpu_refused) {
             transition(decision.event, gpu_refusal(), process_->failure ? process_->failure->remedy : "");
             return wait_for_gpu();
         }
         transition(decision.event,
-                   end.how == Ending::gpu_failed
+                   how == Ending::gpu_failed
                        ? fmt::format("{}; not counted, for its GPU is quarantined: {}", reason,
-                                     context_.gpu_quarantine.reason(end.gpu_uuid).value_or(""))
+                                     context_.gpu_quarantine.reason(process_->device.uuid).value_or(""))
                        : fmt::format("{}; restart {} of {} in {}", reason, decision.unforgiven,
                                      limits::restart_unforgiven_max - 1, duration_text(decision.delay.count())),
-                   end_hint());
-        // At once means on the same device: asking the driver what there is takes longer than starting a process.
-        if (decision.delay == Millis{0} && end.how == Ending::crashed) same_device_ = process_->device;
-        if (is_asked_for_now()) return deadline_.arm_until(Clock::now(), [this] { start("load asked"); });
+                   hint);
+        // Without a delay use the same device: asking the driver takes longer than starting a process.
+        if (decision.delay == Millis{0} && how == Ending::crashed) same_device_ = process_->device;
+        if (load_waiters_.any_now()) return deadline_.arm_until(Clock::now(), [this] { start("load asked"); });
         return deadline_.arm_until(decision.spawn_at, [this] { start("backoff over"); });
     default: return transition(decision.event, reason);
     }
-}
-
-/// Trying again cannot help.
-bool Replica::is_hopeless() const {
-    constexpr int exit_config_invalid = 78;
-    if (process_->failure && process_->failure->code == ErrorCode::config_invalid) return true;
-    return process_->exit && !process_->exit->by_signal && process_->exit->number == exit_config_invalid;
-}
-
-/// What was seen, and what a person can do about it.
-std::string Replica::end_hint() const {
-    const auto& exit = process_->exit;
-    if (exit && exit->by_signal && exit->number == SIGKILL && process_->died_without_warning())
-        return "SIGKILL was not sent by Bulkhead; the kernel's log shows whether memory ran out";
-    return fmt::format("look at `bulkhead logs {}`", spec_.name);
 }
 
 Error Replica::load_error() const {

@@ -1,6 +1,7 @@
 /// A replica's process, and what it says on its link.
 
-#include <signal.h>
+#include <algorithm>
+#include <iterator>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -28,6 +29,40 @@ std::map<std::string, std::string> environment_of(const config::ModelSpec& spec)
     return declared;
 }
 
+struct MessageAnswer {
+    std::string_view type;
+    std::string_view in_state;  ///< a character for each WorkerState: '+' taken, '!' complained about, '.' ignored
+};
+
+// clang-format off
+/// Every message of the worker link, in the order of worker_link::Message, in every state: stopped, adopting, spawning,
+/// loading, capturing, ready, busy, draining, stopping, reclaiming, crashed, backoff, quarantined. What a worker says
+/// while it is adopted, before its hello, may be older than that: only what is final is taken.
+constexpr MessageAnswer message_answers[] = {
+    //                   saslcrbdsrcbq
+    {"hello",           ".++!!!!!!!!.."},
+    {"progress",        "...++........"},
+    {"grant_asked",     "..+++!!!!!!.."},
+    {"ready",           ".+!++!!!!!!.."},
+    {"failed",          ".++++........"},
+    {"channel_opened",  "..+++++++++.."},
+    {"channel_closed",  "..+++++++++.."},
+    {"channel_refused", "..+++++++++.."},
+    {"busy",            ".....+......."},
+    {"idle",            "......+......"},
+    {"statistics",      ".++++++++++.."},
+    {"overrun",         ".+++++++....."},
+    {"drained",         ".+!!!!!+!!!.."},
+    {"dying",           ".++++++++++.."},
+    {"backtrace",       ".++++++++++.."},
+    {"unknown",         "..+++++++++.."},
+};
+// clang-format on
+static_assert(std::size(message_answers) == std::variant_size_v<worker_link::Message>);
+static_assert(std::ranges::all_of(message_answers, [](const MessageAnswer& one) {
+    return one.in_state.size() == worker_state_count;
+}));
+
 }  // namespace
 
 using Clock = Deadline::Clock;
@@ -37,8 +72,8 @@ void Replica::start(std::string cause) {
     if (is_restart) ++restarts_;
     process_ = std::make_shared<WorkerProcess>();
     process_->is_restart = is_restart;
-    // Spawned in the order of their generations, as the keeper demands: the off-loop thread keeps the order, and
-    // nobody overtakes who waits there.
+    // The keeper demands spawns in the order of generations. The off-loop thread keeps that order, and a replica whose
+    // device is known waits behind those whose device is being looked for.
     process_->name = {spec_.name, index_, generation_ = ++context_.generation_last};
     transition(WorkerEvent::spawn_asked, std::move(cause));
     process_->progressed_at = Clock::now();
@@ -57,7 +92,7 @@ void Replica::start(std::string cause) {
     ++context_.placing;
     context_.off_loop.run(
         fmt::format("placing it on device \"{}\"", spec_.device),
-        // One that is declared by name is found in any case, and refused by name then.
+        // A GPU that is declared by name is found even if it is quarantined, then refused with the reason.
         [&gpus = context_.gpus, declared = spec_.device, known,
          quarantined = spec_.device == "auto" ? context_.gpu_quarantine.all()
                                               : std::map<std::string, std::string>{}]() -> Result<Device> {
@@ -87,8 +122,8 @@ void Replica::on_placed(const Result<Device>& device) {
 
     SpawnRequest request;
     request.name = name();
-    request.argv = {context_.station.program};
-    request.environment = context_.station.environment(name(), device->uuid, environment_of(spec_));
+    request.argv = {context_.launch.program};
+    request.environment = context_.launch.environment(name(), device->uuid, environment_of(spec_));
     request.core_bytes_max = spec_.core_bytes_max;
     std::size_t bytes = 0;
     for (const auto& text : request.argv) bytes += text.size() + 1;
@@ -118,12 +153,16 @@ void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<S
     process->pid = spawned->pid;
     process->pidfd = std::move(spawned->pidfd);
     process->log = LogPipe::open(context_.io, std::move(spawned->log), process->name, log_);
-    note_oom_kills();
-    process->link = PacketLink::make(context_.io, std::move(spawned->link));
-    process->link->start([this](Packet& packet) { on_packet(packet); },
-                         [this](const Error* why) { on_link_closed(why); });
+    CrashEvidence::note_oom_kills(context_.off_loop, std::shared_ptr<CrashEvidence>{process, &process->evidence});
+    open_link(std::move(spawned->link));
     begin_record();
     if (!is_live(state_)) escalate();  // it was given up on the way
+}
+
+void Replica::open_link(UniqueFd link) {
+    process_->link = PacketLink::make(context_.io, std::move(link));
+    process_->link->start([this](Packet& packet) { on_packet(packet); },
+                          [this](const Error* why) { on_link_closed(why); });
 }
 
 void Replica::on_packet(Packet& packet) {
@@ -131,8 +170,12 @@ void Replica::on_packet(Packet& packet) {
     auto message = worker_link::parse(text);
     if (!message) return complain(message.error().attempt);
     if (auto* hello = std::get_if<worker_link::Hello>(&*message)) hello->fds = std::move(packet.fds);
-    if (is_outdated(*message)) return;
-    std::visit([this](auto& value) { on_message(value); }, *message);
+    const auto& [type, answers] = message_answers[message->index()];
+    switch (answers[static_cast<std::size_t>(state_)]) {
+    case '+': return std::visit([this](auto& value) { on_message(value); }, *message);
+    case '!': return complain(fmt::format("{}, while it was {}", type, to_string(state_)));
+    default: return;
+    }
 }
 
 void Replica::complain(const std::string& what) {
@@ -142,7 +185,6 @@ void Replica::complain(const std::string& what) {
 
 void Replica::on_message(worker_link::Hello& message) {
     if (state_ == WorkerState::adopting) return on_adoption_hello(message);
-    if (state_ != WorkerState::spawning) return complain("hello, a second time");
     auto configuration = configuration_for(message);
     if (!configuration) {
         fail(configuration.error());
@@ -151,8 +193,8 @@ void Replica::on_message(worker_link::Hello& message) {
     take_page(message);
     transition(WorkerEvent::said_hello, "its process said hello");
     arm_load_deadline();
-    // Its file was looked at before it may read it: should it be replaced meanwhile, the process does not pass for one
-    // that has the new one.
+    // The file is looked at before the worker may read it. Were it looked at later, a file that was replaced meanwhile
+    // would count as the one that the process has.
     if (declaration_.empty())
         process_->configuration = std::move(*configuration);
     else
@@ -194,7 +236,6 @@ Result<std::string> Replica::configuration_for(const worker_link::Hello& hello) 
 }
 
 void Replica::on_message(worker_link::Progress& message) {
-    if (!is_loading(state_) || state_ == WorkerState::spawning) return;
     const bool captures = message.phase == "capturing" && can(WorkerEvent::capture_began);
     if (captures) transition(WorkerEvent::capture_began, "warmed up");
     if (captures || message.phase != process_->progress.phase || message.done > process_->progress.done) {
@@ -221,26 +262,31 @@ void Replica::tell_progress() {
 }
 
 void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
-    if (!is_loading(state_) || process_->turn || process_->load_left)
-        return complain("grant_asked, when no grant is due");
+    if (process_->turn || process_->grant == Grant::awaited) return complain("grant_asked, a second time");
     if (!process_->device.is_gpu()) return process_->send(worker_link::grant());
-    // The wait for others is not this load's fault: its budget stands still. It ends, for theirs does not.
-    process_->load_left = load_until_ - Clock::now();
+    process_->grant = Grant::awaited;
+    process_->load_budget.pause(Clock::now());
     deadline_.cancel();
     context_.settle_queue(process_->device.uuid)
         .wait([this, process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
             if (!is_present(process) || !is_loading(state_)) return;
             process_->turn = std::move(turn);
-            load_until_ = Clock::now() + *std::exchange(process_->load_left, std::nullopt);
+            process_->load_budget.resume(Clock::now());
             arm_load_deadline();
-            process_->granted = true;
+            process_->grant = Grant::given;
             remember();
             process_->send(worker_link::grant());
         });
 }
 
 void Replica::on_message(worker_link::Ready& message) {
-    if (!can(WorkerEvent::became_ready)) return complain("ready, when it was not loading");
+    if (state_ != WorkerState::adopting) return become_ready(message);
+    if (process_->ready_at) return;
+    process_->ready_at = Clock::now();  // if it dies before it is adopted, it dies as one that had been ready
+    policy_.became_ready();
+}
+
+void Replica::become_ready(worker_link::Ready& message) {
     process_->statistics.graphs = std::move(message.graphs);
     process_->ready_at = Clock::now();
     process_->turn = {};
@@ -249,19 +295,14 @@ void Replica::on_message(worker_link::Ready& message) {
     transition(
         WorkerEvent::became_ready,
         fmt::format("loaded in {} on {}", duration_text(static_cast<std::int64_t>(message.load_ms)), device_text_));
-    if (!is_asked_to_end()) answer_loads();  // else they wait for the one that follows
+    // Of one that is asked to end, they wait for the next process.
+    if (!is_asked_to_end()) load_waiters_.answer({name(), state_, process_->pid, 0});
     sample_memory([] {});
-}
-
-void Replica::on_message(const worker_link::Failed& message) {
-    if (is_loading(state_) || state_ == WorkerState::adopting) fail(message.error);
 }
 
 void Replica::on_message(const worker_link::ChannelOpened& message) {
     spdlog::debug("worker={} channel={} answered its client", name().text(), message.channel);
 }
-
-void Replica::on_message(const worker_link::ChannelClosed& message) { process_->channels.erase(message.channel); }
 
 void Replica::on_message(const worker_link::ChannelRefused& message) {
     spdlog::info("worker={} channel={} refused: {}", name().text(), message.channel, message.error.text());
@@ -270,14 +311,6 @@ void Replica::on_message(const worker_link::ChannelRefused& message) {
         (void)send_packet(end->second.get(), channel::encode(channel::Failure{0, message.error}));
         process_->channels.erase(end);
     }
-}
-
-void Replica::on_message(const worker_link::Busy& /*message*/) {
-    if (can(WorkerEvent::became_busy)) transition(WorkerEvent::became_busy, "a request started");
-}
-
-void Replica::on_message(const worker_link::Idle& /*message*/) {
-    if (can(WorkerEvent::became_idle)) transition(WorkerEvent::became_idle, "nothing is in flight");
 }
 
 void Replica::on_message(worker_link::Statistics& message) {
@@ -289,7 +322,6 @@ void Replica::on_message(worker_link::Statistics& message) {
 }
 
 void Replica::on_message(const worker_link::Overrun& message) {
-    if (!is_live(state_)) return;
     hang(fmt::format("{} ran {}, budget {}", message.method,
                      duration_text(static_cast<std::int64_t>(message.running_ms)),
                      duration_text(static_cast<std::int64_t>(message.budget_ms))),
@@ -297,16 +329,48 @@ void Replica::on_message(const worker_link::Overrun& message) {
 }
 
 void Replica::on_message(const worker_link::Drained& /*message*/) {
-    if (state_ != WorkerState::draining && state_ != WorkerState::adopting)
-        return complain("drained, when it was not draining");
     if (!process_->drain_until) process_->drain_until = Clock::now();
-    process_->drained = true;
     transition(WorkerEvent::stop_asked, "drained");
-    deadline_.arm(spec_.deadlines.kill, [this] { escalate(); });
+    escalate_after(spec_.deadlines.kill);
+}
+
+void Replica::on_message(const worker_link::Dying& message) {
+    process_->evidence.report.signal = message.signal;
+    if (!is_live(state_)) return process_->cut_channels();
+    lose(FirstSign::dying, fmt::format("dying of {}", signal_name(message.signal)));
+    // It ends by itself, after its backtrace and its core file, if it may write one: not later than this.
+    if (process_->escalation < Escalation::sigkill)
+        escalate_after(spec_.core_bytes_max > 0 ? limits::core_dump_deadline : limits::dying_deadline);
+}
+
+void Replica::on_message(worker_link::Backtrace& message) {
+    if (!process_->evidence.take(std::move(message))) complain("a second backtrace");
 }
 
 void Replica::on_message(const worker_link::Unknown& message) {
     complain(fmt::format("a packet of type \"{}\"", message.type));
+}
+
+/// What else came along stays in the message.
+void Replica::take_page(worker_link::Hello& hello) {
+    if (!hello.has_page || hello.fds.empty()) return;
+    if (process_->page) return (void)hello.fds.erase(hello.fds.begin());  // it is the same one
+    const UniqueFd memfd = std::move(hello.fds.front());
+    hello.fds.erase(hello.fds.begin());
+    auto page = WorkerPageView::map(memfd);
+    if (!page) return complain(page.error().text());
+    process_->page = std::move(*page);
+    process_->alive_watch = context_.alive->watch(process_->page, [this, process = std::weak_ptr{process_}] {
+        if (is_present(process)) on_main_thread_ended();
+    });
+}
+
+/// The first sign of most deaths: the kernel has not yet freed its memory and closed its sockets.
+void Replica::on_main_thread_ended() {
+    process_->link->receive_waiting();  // its last words come first: drained, failed, dying
+    process_->cut_channels();
+    // A draining process may end as it was asked to: its exit decides.
+    if (is_live(state_) && state_ != WorkerState::draining) lose(FirstSign::end, main_thread_ended);
 }
 
 void Replica::sample_memory(std::function<void()> sampled) {
@@ -317,7 +381,7 @@ void Replica::sample_memory(std::function<void()> sampled) {
     if (!process_ || process_->pid == 0) return sampled();
     context_.off_loop.run(
         "reading the memory of " + name().text(),
-        [pid = process_->pid, marker = context_.station.marker(process_->name), uuid = process_->device.uuid,
+        [pid = process_->pid, marker = context_.launch.marker(process_->name), uuid = process_->device.uuid,
          &gpus = context_.gpus] {
             const auto gpu = uuid.empty() ? std::nullopt : gpus.read(uuid);
             return Sample{read_host_bytes(pid), gpu ? std::optional{share_of(*gpu, pid, marker)} : std::nullopt};
@@ -326,8 +390,8 @@ void Replica::sample_memory(std::function<void()> sampled) {
             const auto process = weak.lock();
             // A process that was reaped meanwhile keeps its last sample: the number may be another's by now.
             const bool counts = sample && process && !process->exit;
-            if (counts && sample->host_bytes) process->host_bytes = sample->host_bytes;
-            if (counts && sample->gpu) process->took(*sample->gpu);
+            if (counts && sample->host_bytes) process->memory.host_bytes = sample->host_bytes;
+            if (counts && sample->gpu) process->memory.take(*sample->gpu, process->end_began.has_value());
             sampled();
         });
 }

@@ -1,4 +1,4 @@
-/// How long a replica's process may take for what it does, when it is held to hang, and when its GPU is to blame.
+/// Budgets of loads, detection of hangs, and waiting for a GPU.
 
 #include <signal.h>
 
@@ -18,45 +18,36 @@ std::string text_of(Clock::duration duration) {
     return duration_text(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
 }
 
-/// By somebody else's SIGKILL or SIGTERM: neither the model's doing nor its GPU's.
-bool killed_by_another(const WorkerProcess& process) {
-    if (!process.exit || !process.exit->by_signal) return false;
-    // What was sent to one that had shown its death already ended nothing.
-    return (process.exit->number == SIGKILL && (!process.sigkill_sent || process.died_without_warning())) ||
-           (process.exit->number == SIGTERM && !process.sigterm_sent);
-}
-
 }  // namespace
 
 // --- the budgets of a load
 
-/// At its start and at each progress: a load may take as long as it gets on.
+/// At its start and at each progress: a load may take as long as it makes progress.
 void Replica::begin_load_budget() {
-    const Clock::duration budget = state_ == WorkerState::capturing ? spec_.deadlines.capture : spec_.deadlines.load;
-    if (process_->load_left) {  // the grant is awaited: nothing runs out
-        process_->load_left = budget;
-        return;
-    }
-    load_until_ = Clock::now() + budget;
-    arm_load_deadline();
+    process_->load_budget.begin(
+        state_ == WorkerState::capturing ? spec_.deadlines.capture : spec_.deadlines.load, Clock::now());
+    if (!process_->load_budget.is_paused()) arm_load_deadline();
 }
 
 void Replica::arm_load_deadline() {
-    deadline_.arm_until(load_until_, [this] { load_deadline_passed(); });
+    deadline_.arm_until(process_->load_budget.until(), [this] { load_deadline_passed(); });
 }
 
 void Replica::load_deadline_passed() {
     if (process_->link) process_->link->receive_waiting();  // what has arrived speaks before the clock does
-    if (!process_ || !is_loading(state_) || process_->load_left) return;
-    if (had_stopped(load_until_, Clock::now())) return begin_load_budget();
-    if (load_until_ > Clock::now()) return arm_load_deadline();
+    if (!process_ || !is_loading(state_) || process_->load_budget.is_paused()) return;
+    const auto until = process_->load_budget.until();
+    if (had_stopped(until, Clock::now())) return begin_load_budget();
+    if (until > Clock::now()) return arm_load_deadline();
     const bool capturing = state_ == WorkerState::capturing;
     const std::int64_t budget = (capturing ? spec_.deadlines.capture : spec_.deadlines.load).count();
     const std::string ago = text_of(Clock::now() - process_->progressed_at);
     const std::string last = process_->progress.phase.empty()
                                  ? fmt::format("it has reported nothing since its start {} ago", ago)
                                  : fmt::format("its last progress was \"{}\" {} ago", process_->progress.text(), ago);
-    if (capturing && may_run_eagerly())
+    const bool may_run_eagerly =
+        spec_.graphs == config::Graphs::preferred && eager_reason_.empty() && !unload_asked_;
+    if (capturing && may_run_eagerly)  // without graphs the next process may do better
         return hang(
             fmt::format("its capture made no progress within {}; {}", duration_text(budget), last),
             fmt::format("raise deadlines.capture of {}, or look at `bulkhead crashes {}`", spec_.name, spec_.name));
@@ -118,7 +109,7 @@ void Replica::ask_whether_it_lives() {
     arm_watch();
 }
 
-/// A start that lies in the future is nonsense, and what was never said is no reason to judge.
+/// A start in the future is invalid: then only the steps count.
 std::optional<HangWatch::Reading> Replica::page_reading() const {
     if (!process_->page) return std::nullopt;
     HangWatch::Reading reading{process_->page->steps(), std::nullopt};
@@ -128,19 +119,20 @@ std::optional<HangWatch::Reading> Replica::page_reading() const {
     return reading;
 }
 
-/// It is lost from now on; what still runs tells where it hangs, then is ended with all that it started.
+/// Its clients are told at once. The process writes a backtrace, then it is ended with all that it started.
 void Replica::hang(std::string cause, const std::string& hint) {
-    lose(std::move(cause), hint);
+    lose(FirstSign::judged, std::move(cause), hint);
     abort_process();
 }
 
 void Replica::abort_process() {
-    if (process_->pid == 0 || process_->sigabrt_sent || process_->sigkill_sent) return escalate();
-    process_->sigabrt_sent = true;
+    if (process_->pid == 0 || process_->evidence.aborted || process_->escalation >= Escalation::sigkill)
+        return escalate();
+    process_->evidence.aborted = true;
     remember();
     context_.keeper.signal(process_->name, SIGCONT, false);  // a stopped process would hold the next one back
     context_.keeper.signal(process_->name, SIGABRT, false);
-    deadline_.arm(limits::abort_grace, [this] { escalate(); });
+    escalate_after(limits::abort_grace);
 }
 
 // --- what is not the model's fault
@@ -197,56 +189,9 @@ void Replica::gpu_was_quarantined(const std::string& uuid) {
     if (policy_.keep_running && spec_.restart == config::RestartPolicy::on_crash) start("its GPU was to blame");
 }
 
-/// How the process ended, for the policy. A failure that three models have within a minute is their GPU's.
-Ending Replica::ending() {
-    if (unload_asked_ || process_->replacing) return Ending::asked;
-    if (process_->gpu_refused) return Ending::gpu_refused;
-    if (is_hopeless()) return Ending::hopeless;
-    if (blames_gpu()) {
-        const std::string& uuid = process_->device.uuid;
-        if (context_.gpu_quarantine.model_failed(uuid, spec_.name, Clock::now()) && context_.on_gpu_quarantined)
-            context_.on_gpu_quarantined(uuid);
-        if (context_.gpu_quarantine.reason(uuid)) return Ending::gpu_failed;
-    }
-    return process_->failure ? Ending::load_failed : Ending::crashed;
-}
-
-/// Whether this end may be the GPU's doing: not what the model said in words about itself, nor a kill from outside.
-bool Replica::blames_gpu() const {
-    if (!process_->device.is_gpu() || process_->pid == 0 || killed_by_another(*process_)) return false;
-    if (!process_->granted) return false;  // it has not touched it yet
-    if (!process_->failure) return true;
-    switch (process_->failure->code) {
-    case ErrorCode::internal:
-    case ErrorCode::load_failed:
-    case ErrorCode::inference_failed:
-    case ErrorCode::deadline_exceeded: return true;
-    default: return false;
-    }
-}
-
-/// Without graphs the next process may do better.
-bool Replica::may_run_eagerly() const {
-    return spec_.graphs == config::Graphs::preferred && eager_reason_.empty() && !unload_asked_;
-}
-
-/// By its own crash, or because it hung.
-bool Replica::was_lost_in_capture() const {
-    return process_->lost_in == WorkerState::capturing && !process_->failure && !killed_by_another(*process_) &&
-           spec_.graphs == config::Graphs::preferred && !unload_asked_;
-}
-
-/// Graphs that are only preferred are given up for good when capturing them ends the process.
-void Replica::note_crash_in_capture() {
-    if (!was_lost_in_capture()) return;
-    eager_reason_ = process_->sigabrt_sent
-                        ? fmt::format("capture hung for {}", duration_text(spec_.deadlines.capture.count()))
-                        : "capture crashed with " + process_->exit->text();
-}
-
 /// What an operator should see beside the state.
 std::string Replica::note() const {
-    if (process_ && process_->cannot_be_ended) return unending_error().attempt;
+    if (process_ && process_->given_up) return unending_error().attempt;
     return eager_reason_.empty() ? "" : "eager: " + eager_reason_;
 }
 

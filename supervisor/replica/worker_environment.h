@@ -15,7 +15,7 @@ namespace bulkhead::supervisor {
 [[nodiscard]] std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_unix_ms);
 
 /// What every worker of a daemon is started with.
-struct WorkerStation {
+struct WorkerLaunch {
     std::string program;  ///< bulkhead-worker, beside this program
     std::string token;
     std::string socket;

@@ -1,7 +1,9 @@
 #include "supervisor/replica/worker_process.h"
 
-#include <signal.h>
 #include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
 
 namespace bulkhead::supervisor {
 
@@ -20,33 +22,34 @@ void WorkerProcess::cut_channels() {
     channels.clear();
 }
 
-Ended WorkerProcess::ended() const {
-    if (!lost_by.empty() || !exit) return Ended::crashed;  // what was sent after that ended nothing
-    if (exit->by_signal) {
-        if (sigkill_sent && exit->number == SIGKILL) return Ended::killed;
-        return sigterm_sent && exit->number == SIGTERM ? Ended::terminated : Ended::crashed;
-    }
-    if (sigterm_sent) return Ended::terminated;
-    if (!drain_until) return Ended::crashed;
-    return exit->number == 0 ? Ended::drained : Ended::terminated;
-}
-
-bool WorkerProcess::died_without_warning() const {
-    return lost_by == link_ended || lost_by == main_thread_ended || (exit && lost_by == exit->text());
-}
-
 std::chrono::milliseconds WorkerProcess::ready_for() const {
     if (!ready_at) return {};
     return std::chrono::duration_cast<std::chrono::milliseconds>(end_began.value_or(Clock::now()) - *ready_at);
 }
 
-void WorkerProcess::took(const GpuShare& share) {
-    if (end_began && !gpu_free_before) gpu_free_before = share.free_bytes;
+WorkerState WorkerProcess::lost_in(WorkerState now) const {
+    if (evidence.first_sign != FirstSign::none) return evidence.lost_in;
+    return adoption.was_lost && adoption.was_capturing ? WorkerState::capturing : now;
+}
+
+void MemorySample::take(const GpuShare& share, bool ending) {
+    if (ending && !gpu_free_before) gpu_free_before = share.free_bytes;
     const bool is_listed = !share.pids.empty();
     if (gpu && !is_listed) return;  // dying: it has let go already
     gpu = share;
     gpu_bytes = share.own_bytes;
-    gpu_is_recent = is_listed && end_began;
+    gpu_is_recent = is_listed && ending;
+}
+
+bool ExitedProcesses::has(const WorkerName& name) const {
+    return std::ranges::any_of(all_, [&](const One& one) { return one.process->name == name; });
+}
+
+std::vector<ExitedProcesses::OnUnloaded> ExitedProcesses::remove(const std::shared_ptr<WorkerProcess>& process) {
+    const auto found = std::ranges::find(all_, process, &One::process);
+    auto waiters = std::move(found->waiters);
+    all_.erase(found);
+    return waiters;
 }
 
 }  // namespace bulkhead::supervisor

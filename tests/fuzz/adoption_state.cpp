@@ -9,7 +9,7 @@
 #include "ipc/base/packet.h"
 #include "supervisor/keeper/state/saved_state.h"
 #include "supervisor/keeper_link/keeper_client.h"
-#include "supervisor/replica/ledger.h"
+#include "supervisor/replica/replica_record.h"
 #include "supervisor/replica/worker_link.h"
 #include "tests/fuzz/fuzz_input.h"
 
@@ -19,11 +19,11 @@ using namespace bulkhead;
 using fuzz::Input;
 
 void read_ledger(Input& input) {
-    const auto ledger = supervisor::Ledger::parse(fuzz::as_text(input.take_all()));
+    const auto ledger = supervisor::ReplicaRecord::parse(fuzz::as_text(input.take_all()));
     if (!ledger) return;
     const std::string text = ledger->to_text();
     BULKHEAD_PROMISE(text.size() <= keeper_link::ledger_bytes_max);
-    const auto again = supervisor::Ledger::parse(text);
+    const auto again = supervisor::ReplicaRecord::parse(text);
     BULKHEAD_PROMISE(again.has_value() && again->to_text() == text);
 
     // What follows from it, too, can be left to the next supervisor.
@@ -38,11 +38,11 @@ void read_ledger(Input& input) {
     (void)policy.gpu_quarantined(uuid, now);
     const auto ready_since = policy.blame(now).ready_before_withdrawn;
     BULKHEAD_PROMISE(supervisor::unforgiven_crashes(policy.crashes, ready_since) <= before);
-    supervisor::Ledger next = *ledger;
+    supervisor::ReplicaRecord next = *ledger;
     next.note(policy, now, unix_ms);
     const std::string noted = next.to_text();
     BULKHEAD_PROMISE(noted.size() <= keeper_link::ledger_bytes_max);
-    BULKHEAD_PROMISE(supervisor::Ledger::parse(noted).has_value());
+    BULKHEAD_PROMISE(supervisor::ReplicaRecord::parse(noted).has_value());
 }
 
 void read_worker_link(Input& input) {

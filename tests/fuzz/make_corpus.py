@@ -195,7 +195,7 @@ ledger = json.dumps({"v": 1, "declaration": "0123456789abcdef:0123456789abcdef",
 uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 now_ms = 1_700_000_000_000
 most = (1 << 64) - 1
-ledger_full = {  # each member that supervisor/replica/ledger.cpp reads
+ledger_full = {  # each member that supervisor/replica/replica_record.cpp reads
     "v": 1, "declaration": "0123456789abcdef:unknown", "device": "cuda:15", "gpu": uuid, "cgroup": True, "eager": "capture hung for 5.0 s",
     "granted": True, "capture": True, "ready_ms": now_ms, "end_ms": now_ms, "abort": True, "escalation": 2, "host": most, "gpu_free": most,
     "tried": 2, "keep": True, "unload": True, "replacing": True, "quarantined": True, "over": True, "due_ms": now_ms, "restarts": 7,

@@ -21,7 +21,7 @@ protected:
     /// The newest record goes to the replica, as the fleet does.
     void adopt() {
         ASSERT_FALSE(found_.empty());
-        const auto ledger = Ledger::parse(found_.back().ledger);
+        const auto ledger = ReplicaRecord::parse(found_.back().ledger);
         replica().adopt(std::move(found_.back()), ledger ? std::optional{*ledger} : std::nullopt, fingerprint(spec_));
     }
     static std::uint64_t nonce(FakeWorker& worker) {
@@ -55,7 +55,9 @@ protected:
         wait_for(WorkerState::quarantined);
         return worker;
     }
-    Ledger kept(const FakeWorker& worker) { return Ledger::parse(keeper_.ledgers.at(worker.name.generation)).value(); }
+    ReplicaRecord kept(const FakeWorker& worker) {
+        return ReplicaRecord::parse(keeper_.ledgers.at(worker.name.generation)).value();
+    }
 
     std::vector<FoundWorker> found_;
 };

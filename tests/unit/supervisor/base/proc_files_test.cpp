@@ -168,9 +168,9 @@ TEST(KillProcessIf, WhatEndedWhileItWasLookedAtTakesItsSignalWithIt) {
     EXPECT_FALSE(kill_process_if(5'000'000, [](pid_t) { return true; }));
 }
 
-TEST(WorkerStation, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
-    const WorkerStation station{"/bin/w", "tok", "/run/s", "/cache", {"PATH=/bin", "HOME=/h"}};
-    const auto environment = station.environment(
+TEST(WorkerLaunch, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
+    const WorkerLaunch launch{"/bin/w", "tok", "/run/s", "/cache", {"PATH=/bin", "HOME=/h"}};
+    const auto environment = launch.environment(
         {"m", 1, 9}, "GPU-7", {{"HOME", "/declared"}, {"CUDA_VISIBLE_DEVICES", "all"}, {"X", "a=b"}});
     EXPECT_THAT(environment,
                 testing::UnorderedElementsAre("OMP_WAIT_POLICY=passive", "PATH=/bin", "HOME=/declared", "X=a=b",
@@ -178,7 +178,7 @@ TEST(WorkerStation, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
                                               "BULKHEAD_SOCKET=/run/s", "BULKHEAD_CACHE=/cache"));
 }
 
-TEST(WorkerStation, SecretsOfTheDaemonAreNotInherited) {
+TEST(WorkerLaunch, SecretsOfTheDaemonAreNotInherited) {
     const char* const environment[] = {
         "PATH=/bin", "AWS_SECRET_ACCESS_KEY=x", "LC_ALL=C", "BULKHEAD_SOCKET=/s", "PATHOLOGY=1", "odd", nullptr};
     EXPECT_THAT(inheritable(environment), testing::ElementsAre("PATH=/bin", "LC_ALL=C"));

@@ -50,7 +50,7 @@ protected:
         return keeper_.latest();
     }
     static std::string ledger_of(const config::ModelSpec& spec, bool keep_running = true) {
-        Ledger ledger;
+        ReplicaRecord ledger;
         ledger.declaration = fingerprint(spec);
         ledger.keep_running = keep_running;
         return ledger.to_text();
@@ -95,7 +95,7 @@ TEST_F(FleetAdoptionTest, OfTwoProcessesOfOneReplicaTheNewestIsIt) {
 }
 
 TEST_F(FleetAdoptionTest, OneWithoutALedgerInheritsThatOfItsPredecessor) {
-    Ledger former;
+    ReplicaRecord former;
     former.keep_running = true;
     former.crashes.ready_before = {0ms, 0ms, 0ms};
     former.restarts = 3;
@@ -117,7 +117,7 @@ TEST_F(FleetAdoptionTest, PreloadsOnlyWhatWasNotFound) {
 }
 
 TEST_F(FleetAdoptionTest, AnUnloadAskedAgainIsAnsweredByItsReceiptOnce) {
-    Ledger ledger;
+    ReplicaRecord ledger;
     ledger.unload_asked = true;
     ledger.end_began_unix_ms = 1'700'000'000'000;
     FakeWorker& worker = left({"a", 0, 1}, ledger.to_text());

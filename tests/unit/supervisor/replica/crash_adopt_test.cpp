@@ -142,7 +142,7 @@ TEST_F(AdoptionTest, AReportThatWasNotWrittenIsLostAndItsSuccessorSaysSo) {
     const test::TemporaryFolder folder;
     context_.crash_reports = std::make_shared<CrashReports>(folder.path());
     FakeWorker& worker = ready();
-    Ledger ledger = kept(worker);
+    ReplicaRecord ledger = kept(worker);
     ledger.last_crash = LastCrash{1, 4711, true, SIGSEGV, unix_ms(), "SIGSEGV", "1700000000000-m-0-1.json", true, {}};
     const auto adopted = [&](bool is_written) {
         if (is_written) std::ofstream{folder.path() / ledger.last_crash->report} << "{}";

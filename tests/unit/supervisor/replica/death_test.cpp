@@ -338,7 +338,7 @@ TEST_F(DeathTest, WhyNamesTheCauseWhenTheNextProcessRuns) {
                 HasSubstr(fmt::format("restarted 1 time, its last process {} died: SIGSEGV", worker.pid)));
     EXPECT_EQ(replica().why().at("last_exit").at("cause").as_string(), "SIGSEGV");
     ASSERT_TRUE(wait([&] { return !replica().why().at("report").is_null(); }));
-    const auto ledger = Ledger::parse(keeper_.ledgers.at(next.name.generation)).value();
+    const auto ledger = ReplicaRecord::parse(keeper_.ledgers.at(next.name.generation)).value();
     ASSERT_TRUE(ledger.last_crash);
     EXPECT_EQ(context_.crash_reports->path_of(ledger.last_crash->report),
               std::string{replica().why().at("report").as_string()});
@@ -435,7 +435,7 @@ protected:
     void next_supervisor() {
         auto found = keeper_.hand_over();
         ASSERT_EQ(found.size(), 1U);
-        const auto ledger = Ledger::parse(found[0].ledger);
+        const auto ledger = ReplicaRecord::parse(found[0].ledger);
         replica().adopt(std::move(found[0]), ledger ? std::optional{*ledger} : std::nullopt, fingerprint(spec_));
         ASSERT_TRUE(wait([&] { return reports().size() == 1; }));
     }

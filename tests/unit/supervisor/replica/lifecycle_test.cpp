@@ -1,8 +1,12 @@
 #include "supervisor/replica/lifecycle.h"
 
-#include <map>
+#include <cstddef>
+#include <fstream>
 #include <set>
+#include <sstream>
+#include <string>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace bulkhead::supervisor {
@@ -11,56 +15,39 @@ namespace {
 using S = WorkerState;
 using E = WorkerEvent;
 
-/// Written down by hand, from the design, not from the code.
-const std::map<std::pair<S, E>, S> edges{
-    {{S::stopped, E::spawn_asked}, S::spawning},
-    {{S::stopped, E::found}, S::adopting},
-    {{S::adopting, E::said_hello}, S::loading},
-    {{S::adopting, E::became_ready}, S::ready},
-    {{S::adopting, E::stop_asked}, S::stopping},
-    {{S::adopting, E::lost}, S::crashed},
-    {{S::adopting, E::restart_planned}, S::backoff},
-    {{S::adopting, E::gave_up}, S::quarantined},
-    {{S::spawning, E::said_hello}, S::loading},
-    {{S::spawning, E::stop_asked}, S::stopping},
-    {{S::spawning, E::lost}, S::crashed},
-    {{S::loading, E::capture_began}, S::capturing},
-    {{S::loading, E::became_ready}, S::ready},
-    {{S::loading, E::stop_asked}, S::stopping},
-    {{S::loading, E::lost}, S::crashed},
-    {{S::capturing, E::became_ready}, S::ready},
-    {{S::capturing, E::stop_asked}, S::stopping},
-    {{S::capturing, E::lost}, S::crashed},
-    {{S::ready, E::became_busy}, S::busy},
-    {{S::ready, E::drain_asked}, S::draining},
-    {{S::ready, E::lost}, S::crashed},
-    {{S::busy, E::became_idle}, S::ready},
-    {{S::busy, E::drain_asked}, S::draining},
-    {{S::busy, E::lost}, S::crashed},
-    {{S::draining, E::stop_asked}, S::stopping},
-    {{S::draining, E::lost}, S::crashed},
-    {{S::stopping, E::exited}, S::reclaiming},
-    {{S::crashed, E::exited}, S::reclaiming},
-    {{S::reclaiming, E::reclaimed}, S::stopped},
-    {{S::reclaiming, E::restart_planned}, S::backoff},
-    {{S::reclaiming, E::gave_up}, S::quarantined},
-    {{S::backoff, E::spawn_asked}, S::spawning},
-    {{S::backoff, E::stop_asked}, S::stopped},
-    {{S::quarantined, E::lifted}, S::stopped},
-};
+std::string operations_page() {
+    std::ostringstream page;
+    page << std::ifstream{BULKHEAD_SOURCE_DIR "/docs/operations.md"}.rdbuf();
+    return page.str();
+}
 
-TEST(Lifecycle, HasExactlyTheEdgesOfTheDesign) {
+/// The table of transitions as docs/operations.md shows it.
+std::string transitions_as_markdown() {
+    std::string text = "| in state | event → next state |\n| --- | --- |\n";
     for (int s = 0; s < worker_state_count; ++s) {
-        for (int e = 0; e < worker_event_count; ++e) {
-            const auto state = static_cast<S>(s);
-            const auto event = static_cast<E>(e);
-            const auto expected = edges.find({state, event});
-            const auto to = next(state, event);
-            ASSERT_EQ(to.has_value(), expected != edges.end()) << to_string(state) << " by event " << e;
-            if (to) {
-                EXPECT_EQ(*to, expected->second) << to_string(state) << " by event " << e;
-            }
-        }
+        std::string row;
+        for (int e = 0; e < worker_event_count; ++e)
+            if (const auto to = next(static_cast<S>(s), static_cast<E>(e)))
+                row += fmt::format("{}{} → `{}`", row.empty() ? "" : ", ", to_string(static_cast<E>(e)),
+                                   to_string(*to));
+        text += fmt::format("| `{}` | {} |\n", to_string(static_cast<S>(s)), row);
+    }
+    return text;
+}
+
+/// The page was written from the design: a transition is changed in both, or this fails.
+TEST(Lifecycle, HasExactlyTheTransitionsOfTheOperationsPage) {
+    EXPECT_NE(operations_page().find(transitions_as_markdown() + "\n"), std::string::npos)
+        << "docs/operations.md, \"States\", shall have:\n"
+        << transitions_as_markdown();
+}
+
+TEST(Lifecycle, TheOperationsPageExplainsEachStateInOrder) {
+    const std::string page = operations_page();
+    std::size_t at = page.find("| state | means |");
+    for (int s = 0; s < worker_state_count && at != std::string::npos; ++s) {
+        at = page.find(fmt::format("\n| `{}` | ", to_string(static_cast<S>(s))), at);
+        EXPECT_NE(at, std::string::npos) << to_string(static_cast<S>(s));
     }
 }
 
@@ -69,8 +56,9 @@ TEST(Lifecycle, EveryStateIsReachableAndLeadsBackToStopped) {
         std::set<S> seen{start};
         for (bool grown = true; grown;) {
             grown = false;
-            for (const auto& [edge, to] : edges)
-                if (seen.contains(edge.first) && seen.insert(to).second) grown = true;
+            for (int s = 0; s < worker_state_count; ++s)
+                for (const auto& to : transitions.at(static_cast<std::size_t>(s)))
+                    if (to && seen.contains(static_cast<S>(s)) && seen.insert(*to).second) grown = true;
         }
         return seen;
     };

@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "supervisor/replica/ledger.h"
+#include "supervisor/replica/replica_record.h"
 #include "supervisor/replica/lifecycle.h"
 #include "supervisor/replica/restart_policy.h"
 
@@ -232,9 +232,9 @@ private:
     void change_supervisor() {
         ++counts.adopted;
         const std::int64_t unix_ms = std::chrono::duration_cast<Millis>(now_.time_since_epoch()).count();
-        Ledger ledger;
+        ReplicaRecord ledger;
         ledger.note(policy_, now_, unix_ms);
-        const auto read = Ledger::parse(ledger.to_text());
+        const auto read = ReplicaRecord::parse(ledger.to_text());
         must(read.has_value(), "a ledger that cannot be read");
         policy_ = RestartPolicy{restarts_};
         if (state_ == S::stopped && !is_preloaded_) {  // of these there is no record

@@ -232,7 +232,7 @@ TEST_F(AdoptionTest, AnUnloadAskedForBeforeTheDrainWasSentIsDone) {
 TEST_F(AdoptionTest, ItHasBeenReadyForAsLongAsItSaidToTheFormerSupervisor) {
     FakeWorker& worker = ready();
     supervisor_dies();
-    Ledger ledger = kept(worker);
+    ReplicaRecord ledger = kept(worker);
     ledger.ready_unix_ms -= 3'600'000;
     found_[0].ledger = ledger.to_text();
     adopt();
@@ -257,7 +257,7 @@ TEST_F(AdoptionTest, OneThatWasBeingKilledIsKilled) {
 TEST_F(AdoptionTest, OneThatEndedThreeSupervisorsIsKilledInstead) {
     FakeWorker& worker = ready();
     supervisor_dies();
-    auto ledger = Ledger::parse(found_.back().ledger).value();
+    auto ledger = ReplicaRecord::parse(found_.back().ledger).value();
     ledger.adoptions_tried = limits::adoptions_tried_max;
     found_.back().ledger = ledger.to_text();
     adopt();

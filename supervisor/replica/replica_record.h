@@ -8,14 +8,12 @@
 
 #include "config/fleet.h"
 #include "ipc/base/error.h"
+#include "supervisor/keeper_link/keeper.h"
 #include "supervisor/replica/restart_policy.h"
 
 namespace bulkhead::supervisor {
 
-/// How hard a process was asked to end.
-enum class Escalation : std::uint8_t { none, sigterm, sigkill };
-
-/// An end that nobody asked for, as `why` tells it when the next process runs.
+/// An end that nobody asked for, as `why` shows it when the next process runs.
 struct LastCrash {
     std::uint64_t generation = 0;
     std::int32_t pid = 0;
@@ -27,10 +25,11 @@ struct LastCrash {
     bool report_due = false;  ///< it is being written
     std::string lost;         ///< why it could not be written; cut to fit
 
+    [[nodiscard]] ProcessExit exit() const { return {by_signal, number, true}; }
     friend bool operator==(const LastCrash&, const LastCrash&) = default;
 };
 
-/// One that is the GPU's, should that be quarantined soon after.
+/// A crash that is forgiven if its GPU is quarantined soon after.
 struct CrashOnGpu {
     std::string uuid;
     std::int64_t unix_ms = 0;
@@ -41,7 +40,7 @@ struct CrashOnGpu {
 /// What one supervisor leaves to the next about one replica, in the keeper's care and opaque to it: an object of JSON,
 /// at most `keeper_link::ledger_bytes_max`. It is written when it changes, before what it announces is done, and
 /// lies with the present generation's record, or with the last one's while the replica has none.
-struct Ledger {
+struct ReplicaRecord {
     // The process.
     std::string declaration;  ///< `fingerprint` of what it was configured with
     std::string device;       ///< "cpu" or "cuda:0"
@@ -53,7 +52,7 @@ struct Ledger {
     std::int64_t ready_unix_ms = 0;      ///< 0: not yet
     std::int64_t end_began_unix_ms = 0;  ///< 0: nobody asked, no sign of death
     bool aborted = false;                ///< SIGABRT was sent, for it hung
-    Escalation escalation = Escalation::none;
+    Escalation escalation = Escalation::none;  ///< at most sigkill
     std::optional<std::uint64_t> host_bytes;  ///< last sample before its end was asked for
     std::optional<std::uint64_t> gpu_free_before;
     std::uint32_t adoptions_tried = 0;  ///< supervisors that ended in the middle of adopting it
@@ -80,12 +79,33 @@ struct Ledger {
     void restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const;
 
     /// What it says of the replica, and nothing of a process: for a successor that was spawned and never noted.
-    [[nodiscard]] Ledger of_replica() const;
+    [[nodiscard]] ReplicaRecord of_replica() const;
     [[nodiscard]] std::string to_text() const;
     /// Errors  protocol_violation: of another release, cut off, or not an object; the process is then replaced
-    [[nodiscard]] static Result<Ledger> parse(std::string_view text);
+    [[nodiscard]] static Result<ReplicaRecord> parse(std::string_view text);
 
-    friend bool operator==(const Ledger&, const Ledger&) = default;
+    friend bool operator==(const ReplicaRecord&, const ReplicaRecord&) = default;
+};
+
+/// The keeper's record of one replica: that of the process which was spawned last, dead or alive.
+class KeptRecord {
+public:
+    explicit KeptRecord(Keeper& keeper) : keeper_{keeper} {}
+
+    /// Of a process that was spawned or found. The record before it, which is to be forgotten.
+    std::optional<WorkerName> begin(const WorkerName& worker);
+    /// Forgets the record; whose it was.
+    WorkerName end();
+    /// Sends what has changed.
+    void keep(ReplicaRecord now);
+
+    [[nodiscard]] bool exists() const { return worker_.has_value(); }
+    [[nodiscard]] bool is_of(const WorkerName& worker) const { return worker_ == worker; }
+
+private:
+    Keeper& keeper_;
+    std::optional<WorkerName> worker_;
+    std::optional<ReplicaRecord> sent_;
 };
 
 /// Equal for two declarations when a process configured with one serves the other: everything the worker was told,
@@ -94,7 +114,7 @@ struct Ledger {
 [[nodiscard]] std::string fingerprint(const config::ModelSpec& spec);
 /// Without a look at the file, for when the disk that it lies on does not answer.
 [[nodiscard]] std::string fingerprint_of_text(const config::ModelSpec& spec);
-/// Whether a process configured with one serves the other; a file that could not be looked at is held to be the same.
+/// Whether a process configured with one serves the other; a file that could not be looked at counts as the same.
 [[nodiscard]] bool is_same_declaration(std::string_view a, std::string_view b);
 
 }  // namespace bulkhead::supervisor

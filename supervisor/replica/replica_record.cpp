@@ -1,4 +1,4 @@
-#include "supervisor/replica/ledger.h"
+#include "supervisor/replica/replica_record.h"
 
 #include <sys/stat.h>
 
@@ -19,7 +19,7 @@ namespace bulkhead::supervisor {
 namespace {
 
 /// Raised when a member changes its meaning; members that are not known are ignored.
-constexpr std::uint64_t ledger_version = 1;
+constexpr std::uint64_t record_version = 1;
 
 std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325) {
     for (const unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
@@ -144,7 +144,7 @@ std::vector<CrashOnGpu> crashes_on_gpu_of(const json::object& all) {
 
 }  // namespace
 
-void Ledger::note(const RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) {
+void ReplicaRecord::note(const RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) {
     keep_running = policy.keep_running;
     crashes = policy.crashes;
     const auto blame = policy.blame(now);
@@ -155,7 +155,7 @@ void Ledger::note(const RestartPolicy& policy, RestartPolicy::Time now, std::int
         on_gpu.push_back({uuid, unix_ms - std::chrono::duration_cast<Millis>(now - at).count()});
 }
 
-void Ledger::restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const {
+void ReplicaRecord::restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_t unix_ms) const {
     policy.keep_running = keep_running;
     policy.crashes = crashes;
     RestartPolicy::Blame blame{gave_up_by_count, ready_before_withdrawn, {}};
@@ -166,8 +166,8 @@ void Ledger::restore(RestartPolicy& policy, RestartPolicy::Time now, std::int64_
     policy.restore(std::move(blame));
 }
 
-Ledger Ledger::of_replica() const {
-    Ledger result;
+ReplicaRecord ReplicaRecord::of_replica() const {
+    ReplicaRecord result;
     result.eager = eager;
     result.keep_running = keep_running;
     result.restarts = restarts;
@@ -181,8 +181,8 @@ Ledger Ledger::of_replica() const {
     return result;
 }
 
-std::string Ledger::to_text() const {
-    json::object all{{"v", ledger_version}};
+std::string ReplicaRecord::to_text() const {
+    json::object all{{"v", record_version}};
     const auto add = [&](std::string_view name, const auto& value, const auto& otherwise) {
         if (value != otherwise) all[name] = value;
     };
@@ -236,53 +236,85 @@ std::string Ledger::to_text() const {
     return json::serialize(all);
 }
 
-Result<Ledger> Ledger::parse(std::string_view text) {
+Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
     boost::system::error_code ec;
     const json::value document = json::parse(text, ec);
-    if (ec || !document.is_object() || unsigned_member(document.get_object(), "v") != ledger_version)
+    if (ec || !document.is_object() || unsigned_member(document.get_object(), "v") != record_version)
         return Error{ErrorCode::protocol_violation,
-                     fmt::format("reading a former supervisor's ledger of {} bytes", text.size()),
+                     fmt::format("reading a former supervisor's record of {} bytes", text.size()),
                      {}};
     const json::object& all = document.get_object();
     const auto string = [&](std::string_view name) { return string_member(all, name).value_or(""); };
-    Ledger ledger;
-    ledger.declaration = string("declaration");
-    ledger.device = string("device");
-    ledger.gpu_uuid = string("gpu");
-    ledger.has_cgroup = flag_member(all, "cgroup");
-    ledger.eager = string("eager");
-    ledger.granted = flag_member(all, "granted");
-    ledger.capturing = flag_member(all, "capture");
-    ledger.ready_unix_ms = time_member(all, "ready_ms");
-    ledger.end_began_unix_ms = time_member(all, "end_ms");
-    ledger.aborted = flag_member(all, "abort");
-    ledger.escalation = static_cast<Escalation>(std::min<std::uint64_t>(count_member(all, "escalation"), 2));
-    ledger.host_bytes = unsigned_member(all, "host");
-    ledger.gpu_free_before = unsigned_member(all, "gpu_free");
-    ledger.adoptions_tried = static_cast<std::uint32_t>(count_member(all, "tried"));
-    ledger.keep_running = flag_member(all, "keep");
-    ledger.unload_asked = flag_member(all, "unload");
-    ledger.replacing = flag_member(all, "replacing");
-    ledger.quarantined = flag_member(all, "quarantined");
-    ledger.over = flag_member(all, "over");
-    ledger.restart_due_unix_ms = time_member(all, "due_ms");
-    ledger.restarts = static_cast<std::uint32_t>(count_member(all, "restarts"));
-    ledger.requests = count_member(all, "requests");
-    ledger.errors = count_member(all, "errors");
-    ledger.reason = string("reason");
-    ledger.last_crash = last_crash_of(all);
-    ledger.gave_up_by_count = flag_member(all, "by_count");
-    ledger.ready_before_withdrawn = readiness_of(count_member(all, "withdrawn_ms"));
-    ledger.on_gpu = crashes_on_gpu_of(all);
-    // The unforgiven ones: with the last of them a replica is quarantined, and a pardon forgets them all.
+    ReplicaRecord record;
+    record.declaration = string("declaration");
+    record.device = string("device");
+    record.gpu_uuid = string("gpu");
+    record.has_cgroup = flag_member(all, "cgroup");
+    record.eager = string("eager");
+    record.granted = flag_member(all, "granted");
+    record.capturing = flag_member(all, "capture");
+    record.ready_unix_ms = time_member(all, "ready_ms");
+    record.end_began_unix_ms = time_member(all, "end_ms");
+    record.aborted = flag_member(all, "abort");
+    record.escalation = static_cast<Escalation>(std::min<std::uint64_t>(count_member(all, "escalation"), 2));
+    record.host_bytes = unsigned_member(all, "host");
+    record.gpu_free_before = unsigned_member(all, "gpu_free");
+    record.adoptions_tried = static_cast<std::uint32_t>(count_member(all, "tried"));
+    record.keep_running = flag_member(all, "keep");
+    record.unload_asked = flag_member(all, "unload");
+    record.replacing = flag_member(all, "replacing");
+    record.quarantined = flag_member(all, "quarantined");
+    record.over = flag_member(all, "over");
+    record.restart_due_unix_ms = time_member(all, "due_ms");
+    record.restarts = static_cast<std::uint32_t>(count_member(all, "restarts"));
+    record.requests = count_member(all, "requests");
+    record.errors = count_member(all, "errors");
+    record.reason = string("reason");
+    record.last_crash = last_crash_of(all);
+    record.gave_up_by_count = flag_member(all, "by_count");
+    record.ready_before_withdrawn = readiness_of(count_member(all, "withdrawn_ms"));
+    record.on_gpu = crashes_on_gpu_of(all);
+    // The unforgiven ones: the last of them quarantines a replica, and `clear_crashes` forgets them all.
     constexpr std::size_t crashes_max = limits::restart_unforgiven_max;
     if (const json::value* list = all.if_contains("crashes"); list != nullptr && list->is_array())
         for (const json::value& one : list->get_array()) {
             const auto ready_for = one.to_number<std::int64_t>(ec);
-            if (ec || ready_for < 0 || ledger.crashes.ready_before.size() == crashes_max) continue;
-            ledger.crashes.ready_before.push_back(readiness_of(static_cast<std::uint64_t>(ready_for)));
+            if (ec || ready_for < 0 || record.crashes.ready_before.size() == crashes_max) continue;
+            record.crashes.ready_before.push_back(readiness_of(static_cast<std::uint64_t>(ready_for)));
         }
-    return ledger;
+    return record;
+}
+
+std::optional<WorkerName> KeptRecord::begin(const WorkerName& worker) {
+    sent_.reset();
+    return std::exchange(worker_, worker);
+}
+
+WorkerName KeptRecord::end() {
+    sent_.reset();
+    return *std::exchange(worker_, std::nullopt);
+}
+
+/// A sample of memory alone is not worth a packet: it goes along with the next change.
+void KeptRecord::keep(ReplicaRecord now) {
+    if (!worker_) return;
+    ReplicaRecord compared = now;
+    if (sent_) {
+        if (sent_->end_began_unix_ms == 0 && now.end_began_unix_ms == 0) compared.host_bytes = sent_->host_bytes;
+        // The same moment, computed from two clocks, differs by a millisecond.
+        const auto same_moment = [](std::int64_t& a, std::int64_t b) {
+            if (a != 0 && b != 0) a = b;
+        };
+        same_moment(now.ready_unix_ms, sent_->ready_unix_ms);
+        same_moment(now.end_began_unix_ms, sent_->end_began_unix_ms);
+        compared.ready_unix_ms = now.ready_unix_ms;
+        compared.end_began_unix_ms = now.end_began_unix_ms;
+        if (sent_->on_gpu.size() == now.on_gpu.size() && sent_->crashes == now.crashes)
+            compared.on_gpu = now.on_gpu = sent_->on_gpu;
+        if (compared == *sent_) return;
+    }
+    keeper_.keep(*worker_, now.to_text());
+    sent_ = std::move(now);
 }
 
 namespace {

@@ -15,28 +15,29 @@
 
 namespace bulkhead::supervisor {
 
-/// A process that a former daemon or supervisor on this socket left behind. It was sent SIGKILL.
-struct Leftover {
+/// A process of a former daemon or supervisor on this socket that nobody owns. It was sent SIGKILL.
+struct StaleProcess {
     pid_t pid = 0;
     std::string name;  ///< escaped
     UniqueFd pidfd;
 };
 
-/// Ends what a former daemon or supervisor on this socket left behind: processes in the cgroups of a keeper that is
-/// gone, and those that carry BULKHEAD_SOCKET with this path and a BULKHEAD_WORKER that is not in `keep`, the markers
-/// of workers that will be adopted. The keeper of now is the parent of the calling process.
+/// Kills what a former daemon or supervisor on this socket left behind: processes in the cgroups of a dead keeper, and
+/// those that carry BULKHEAD_SOCKET with this path and a BULKHEAD_WORKER that is not in `keep`, the markers of workers
+/// that will be adopted. The present keeper is the parent of the calling process.
 /// Thread  the off-loop thread
-[[nodiscard]] std::vector<Leftover> kill_leftovers(std::string_view socket, const std::set<std::string>& keep = {});
+[[nodiscard]] std::vector<StaleProcess> kill_stale_processes(std::string_view socket,
+                                                             const std::set<std::string>& keep = {});
 
-/// Waits for the end of what was killed, and stops nobody else meanwhile: only on a GPU that one of them is seen to use
-/// nothing is granted. One that lives on after `alive_max` quarantines its GPUs until it is gone.
+/// Waits for the end of stale processes. Meanwhile no memory is granted on GPUs that they use; nothing else waits. One
+/// that is alive after `alive_max` quarantines its GPUs until it is gone.
 ///
 /// Owns    itself, until all of them are gone; the context must outlive the loop's run
 /// Thread  the loop
-class LeftoverWatch : public std::enable_shared_from_this<LeftoverWatch> {
+class StaleProcessWatch : public std::enable_shared_from_this<StaleProcessWatch> {
 public:
     /// `looked` is called when it is known which GPUs they use, at once when there are none.
-    static void start(FleetContext& context, std::vector<Leftover> leftovers, std::function<void()> looked,
+    static void start(FleetContext& context, std::vector<StaleProcess> processes, std::function<void()> looked,
                       std::chrono::milliseconds alive_max = limits::killed_alive_max);
 
 private:
@@ -45,15 +46,15 @@ private:
         std::set<pid_t> alive;
         std::map<std::string, std::set<pid_t>> users;  ///< of GPUs, by UUID; the dead too, while the driver lists them
     };
-    LeftoverWatch(FleetContext& context, std::vector<Leftover> leftovers, std::chrono::milliseconds alive_max);
-    [[nodiscard]] static Sight look_at(const std::vector<Leftover>& leftovers, Gpus& gpus);
+    StaleProcessWatch(FleetContext& context, std::vector<StaleProcess> processes, std::chrono::milliseconds alive_max);
+    [[nodiscard]] static Sight look_at(const std::vector<StaleProcess>& processes, Gpus& gpus);
     void look(std::function<void()> looked);
     void judge(const Sight& sight);
     void hold(const std::string& uuid);
     void give_up(const Sight& sight);
 
     FleetContext& context_;
-    std::shared_ptr<const std::vector<Leftover>> leftovers_;
+    std::shared_ptr<const std::vector<StaleProcess>> processes_;
     Deadline::Clock::time_point until_;
     bool gave_up_ = false;
     std::map<std::string, SettleQueue::Turn> turns_;  ///< by UUID; without a turn: it is waited for

@@ -1,6 +1,5 @@
-#include "supervisor/fleet/leftovers.h"
+#include "supervisor/fleet/stale_process.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -11,17 +10,9 @@
 #include "supervisor/reclaim/cgroup.h"
 
 namespace bulkhead::supervisor {
-namespace {
 
-bool is_alive(const Leftover& leftover) {
-    pollfd entry{leftover.pidfd.get(), POLLIN, 0};
-    return ::poll(&entry, 1, 0) == 0;
-}
-
-}  // namespace
-
-std::vector<Leftover> kill_leftovers(std::string_view socket, const std::set<std::string>& keep) {
-    std::vector<Leftover> killed;
+std::vector<StaleProcess> kill_stale_processes(std::string_view socket, const std::set<std::string>& keep) {
+    std::vector<StaleProcess> killed;
     const auto is_marked = [&](pid_t pid) {
         const auto environment = read_proc_file(pid, "environ", limits::environ_bytes_max);
         if (!environment || environment_value(*environment, "BULKHEAD_SOCKET") != socket) return false;
@@ -32,7 +23,7 @@ std::vector<Leftover> kill_leftovers(std::string_view socket, const std::set<std
         std::string name = process_name(pid);
         if (UniqueFd pidfd = kill_process_if(pid, is_meant)) killed.push_back({pid, std::move(name), std::move(pidfd)});
     };
-    // First by its cgroup, which also tells of one that is held in its exit, and has no environment any more.
+    // First by cgroup, which also shows a process that hangs in its exit and has no environment any more.
     const auto members = Cgroups::left_behind(::getppid(), socket);
     for (const auto& [pid, folder] : members) kill_if(pid, [&](pid_t one) { return cgroup_has(folder, one); });
     for (const pid_t pid : own_processes())
@@ -40,35 +31,35 @@ std::vector<Leftover> kill_leftovers(std::string_view socket, const std::set<std
     return killed;
 }
 
-LeftoverWatch::LeftoverWatch(FleetContext& context, std::vector<Leftover> leftovers,
+StaleProcessWatch::StaleProcessWatch(FleetContext& context, std::vector<StaleProcess> processes,
                              std::chrono::milliseconds alive_max)
-    : context_{context}, leftovers_{std::make_shared<const std::vector<Leftover>>(std::move(leftovers))},
+    : context_{context}, processes_{std::make_shared<const std::vector<StaleProcess>>(std::move(processes))},
       until_{Deadline::Clock::now() + alive_max}, pause_{context.io} {}
 
-void LeftoverWatch::start(FleetContext& context, std::vector<Leftover> leftovers, std::function<void()> looked,
+void StaleProcessWatch::start(FleetContext& context, std::vector<StaleProcess> processes, std::function<void()> looked,
                           std::chrono::milliseconds alive_max) {
-    if (leftovers.empty()) return looked();
-    for (const Leftover& leftover : leftovers)
-        spdlog::warn("killed {} ({}), left behind on this socket", leftover.name, leftover.pid);
-    const std::shared_ptr<LeftoverWatch> self{new LeftoverWatch{context, std::move(leftovers), alive_max}};
+    if (processes.empty()) return looked();
+    for (const StaleProcess& process : processes)
+        spdlog::warn("killed {} ({}), left behind on this socket", process.name, process.pid);
+    const std::shared_ptr<StaleProcessWatch> self{new StaleProcessWatch{context, std::move(processes), alive_max}};
     self->look(std::move(looked));
 }
 
-LeftoverWatch::Sight LeftoverWatch::look_at(const std::vector<Leftover>& leftovers, Gpus& gpus) {
+StaleProcessWatch::Sight StaleProcessWatch::look_at(const std::vector<StaleProcess>& processes, Gpus& gpus) {
     Sight sight;
-    for (const Leftover& leftover : leftovers)
-        if (is_alive(leftover)) sight.alive.insert(leftover.pid);
+    for (const StaleProcess& process : processes)
+        if (!has_ended(process.pidfd)) sight.alive.insert(process.pid);
     if (const auto all = gpus.read())
         for (const Gpu& gpu : *all)
-            for (const Leftover& leftover : leftovers)
-                if (gpu.find(leftover.pid) != nullptr) sight.users[gpu.uuid].insert(leftover.pid);
+            for (const StaleProcess& process : processes)
+                if (gpu.find(process.pid) != nullptr) sight.users[gpu.uuid].insert(process.pid);
     return sight;
 }
 
-void LeftoverWatch::look(std::function<void()> looked) {
+void StaleProcessWatch::look(std::function<void()> looked) {
     context_.off_loop.run(
         "looking whether what a former daemon left behind has ended",
-        [leftovers = leftovers_, &gpus = context_.gpus] { return look_at(*leftovers, gpus); },
+        [processes = processes_, &gpus = context_.gpus] { return look_at(*processes, gpus); },
         [self = shared_from_this(), looked = std::move(looked)](const Result<Sight>& sight) {
             if (sight)
                 self->judge(*sight);
@@ -78,9 +69,9 @@ void LeftoverWatch::look(std::function<void()> looked) {
         });
 }
 
-void LeftoverWatch::judge(const Sight& sight) {
-    for (const Leftover& leftover : *leftovers_)
-        if (!sight.alive.contains(leftover.pid)) context_.gpu_quarantine.process_ended(leftover.pid);
+void StaleProcessWatch::judge(const Sight& sight) {
+    for (const StaleProcess& process : *processes_)
+        if (!sight.alive.contains(process.pid)) context_.gpu_quarantine.process_ended(process.pid);
     if (gave_up_) {
         if (!sight.alive.empty()) return pause_.arm(limits::gpu_retry, [self = shared_from_this()] { self->look({}); });
         return;
@@ -95,7 +86,7 @@ void LeftoverWatch::judge(const Sight& sight) {
 }
 
 /// Nobody else may begin to load there.
-void LeftoverWatch::hold(const std::string& uuid) {
+void StaleProcessWatch::hold(const std::string& uuid) {
     if (!turns_.try_emplace(uuid).second) return;
     context_.settle_queue(uuid).wait([weak = weak_from_this(), uuid](SettleQueue::Turn turn) {
         const auto self = weak.lock();
@@ -104,22 +95,22 @@ void LeftoverWatch::hold(const std::string& uuid) {
     });
 }
 
-void LeftoverWatch::give_up(const Sight& sight) {
+void StaleProcessWatch::give_up(const Sight& sight) {
     gave_up_ = true;
     turns_.clear();
-    for (const Leftover& leftover : *leftovers_) {
-        const bool lives = sight.alive.contains(leftover.pid);
+    for (const StaleProcess& process : *processes_) {
+        const bool lives = sight.alive.contains(process.pid);
         const std::string what =
-            fmt::format("process {} ({}), left behind by a former daemon, {}", leftover.pid, leftover.name,
+            fmt::format("process {} ({}), left behind by a former daemon, {}", process.pid, process.name,
                         lives ? "is alive after SIGKILL" : "is gone, but its memory is not back");
         bool is_on_gpu = false;
         for (const auto& [uuid, users] : sight.users) {
-            if (!users.contains(leftover.pid)) continue;
+            if (!users.contains(process.pid)) continue;
             is_on_gpu = true;
             spdlog::error("gpu={}{} cause={}", uuid, lives ? " quarantined" : "", in_quotes(what));
-            if (lives) context_.gpu_quarantine.add(uuid, what, leftover.pid);
+            if (lives) context_.gpu_quarantine.add(uuid, what, process.pid);
         }
-        if (lives && !is_on_gpu) spdlog::error("{}: see /proc/{}/stack", what, leftover.pid);
+        if (lives && !is_on_gpu) spdlog::error("{}: see /proc/{}/stack", what, process.pid);
     }
 }
 

@@ -1,4 +1,4 @@
-#include "supervisor/fleet/leftovers.h"
+#include "supervisor/fleet/stale_process.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -20,27 +20,27 @@ namespace {
 using namespace std::chrono_literals;
 using test::MarkedProcess;
 
-TEST(Leftovers, OnlyWorkersOfThisSocketThatNobodyAdoptsAreEnded) {
+TEST(StaleProcesses, OnlyWorkersOfThisSocketThatNobodyAdoptsAreEnded) {
     const std::string socket = fmt::format("/nowhere/{}/control.sock", ::getpid());
     MarkedProcess former{{"BULKHEAD_WORKER=old:m/0#1", "BULKHEAD_SOCKET=" + socket}};
     MarkedProcess adopted{{"BULKHEAD_WORKER=new:m/0#2", "BULKHEAD_SOCKET=" + socket}};
     MarkedProcess elsewhere{{"BULKHEAD_WORKER=old:m/0#1", "BULKHEAD_SOCKET=" + socket + "2"}};
     MarkedProcess user{{"BULKHEAD_SOCKET=" + socket}};
 
-    const auto killed = kill_leftovers(socket, {"new:m/0#2"});
+    const auto killed = kill_stale_processes(socket, {"new:m/0#2"});
 
     ASSERT_EQ(killed.size(), 1U);
     EXPECT_EQ(killed[0].pid, former.pid());
     EXPECT_EQ(former.wait(), SIGKILL);
     EXPECT_TRUE(adopted.is_running() && elsewhere.is_running() && user.is_running());
-    EXPECT_TRUE(kill_leftovers(socket, {"new:m/0#2"}).empty());
+    EXPECT_TRUE(kill_stale_processes(socket, {"new:m/0#2"}).empty());
 }
 
-TEST(Leftovers, OneWhoseFirstThreadHasEndedIsFoundByItsOthers) {
+TEST(StaleProcesses, OneWhoseFirstThreadHasEndedIsFoundByItsOthers) {
     const std::string socket = fmt::format("/nowhere/{}/control.sock", ::getpid());
     test::LeaderlessProcess stuck{{"BULKHEAD_WORKER=old:m/0#1", "BULKHEAD_SOCKET=" + socket}};
 
-    const auto killed = kill_leftovers(socket);
+    const auto killed = kill_stale_processes(socket);
 
     ASSERT_EQ(killed.size(), 1U);
     EXPECT_EQ(killed[0].pid, stuck.pid());
@@ -48,7 +48,7 @@ TEST(Leftovers, OneWhoseFirstThreadHasEndedIsFoundByItsOthers) {
 }
 
 /// Without a marker, as one is whose memory the kernel has taken and which it holds in its exit.
-TEST(Leftovers, InTheCgroupOfAKeeperThatIsGoneAreFoundByThatAlone) {
+TEST(StaleProcesses, InTheCgroupOfAKeeperThatIsGoneAreFoundByThatAlone) {
     constexpr pid_t gone = 5'000'000;  // beyond the greatest pid
     const std::string socket = fmt::format("/nowhere/{}/control.sock", ::getpid());
     const auto former = Cgroups::make({gone, socket});
@@ -61,29 +61,29 @@ TEST(Leftovers, InTheCgroupOfAKeeperThatIsGoneAreFoundByThatAlone) {
         const std::string text = std::to_string(pid);
         ASSERT_EQ(::write(members.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
     }
-    EXPECT_TRUE(kill_leftovers(socket + "2").empty()) << "another socket is another daemon";
+    EXPECT_TRUE(kill_stale_processes(socket + "2").empty()) << "another socket is another daemon";
 
     std::set<pid_t> killed;
-    for (const Leftover& leftover : kill_leftovers(socket)) killed.insert(leftover.pid);
+    for (const StaleProcess& process : kill_stale_processes(socket)) killed.insert(process.pid);
 
     EXPECT_EQ(killed, (std::set{bare.pid(), bare_and_leaderless.pid()}));
     EXPECT_EQ(bare.wait(), SIGKILL);
     EXPECT_EQ(bare_and_leaderless.wait(), SIGKILL);
 }
 
-class LeftoverWatchTest : public testing::Test {
+class StaleProcessWatchTest : public testing::Test {
 protected:
     /// One that SIGKILL does not end: nobody sends it.
-    static std::vector<Leftover> unending(const MarkedProcess& process) {
-        std::vector<Leftover> leftovers;
-        leftovers.push_back(
+    static std::vector<StaleProcess> unending(const MarkedProcess& process) {
+        std::vector<StaleProcess> processes;
+        processes.push_back(
             {process.pid(), "stuck", UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, process.pid(), 0))}});
-        return leftovers;
+        return processes;
     }
-    void start(std::vector<Leftover> leftovers, std::chrono::milliseconds alive_max) {
+    void start(std::vector<StaleProcess> processes, std::chrono::milliseconds alive_max) {
         bool looked = false;
-        LeftoverWatch::start(
-            context_, std::move(leftovers), [&] { looked = true; }, alive_max);
+        StaleProcessWatch::start(
+            context_, std::move(processes), [&] { looked = true; }, alive_max);
         ASSERT_TRUE(wait([&] { return looked; }));
     }
     bool wait(const std::function<bool()>& done) { return test::run_until(io_, done); }
@@ -102,13 +102,13 @@ protected:
     test::FakeGpus fake_{fmt::format("gpu GPU-a 1000 A\ngpu GPU-b 1000 B\nprocess 1 {} 400 ghost\n", process_.pid())};
 };
 
-TEST_F(LeftoverWatchTest, WithoutLeftoversNobodyAsksTheDriver) {
+TEST_F(StaleProcessWatchTest, WithoutLeftoversNobodyAsksTheDriver) {
     fake_.set("driver hangs\n");
     start({}, 10s);
     EXPECT_EQ(off_loop_.waiting(), 0U);
 }
 
-TEST_F(LeftoverWatchTest, HoldsBackOnlyTheGpuThatItUsesUntilItsMemoryIsBack) {
+TEST_F(StaleProcessWatchTest, HoldsBackOnlyTheGpuThatItUsesUntilItsMemoryIsBack) {
     start(unending(process_), 1h);
     bool granted_a = false;
     bool granted_b = false;
@@ -132,7 +132,7 @@ TEST_F(LeftoverWatchTest, HoldsBackOnlyTheGpuThatItUsesUntilItsMemoryIsBack) {
     EXPECT_TRUE(context_.gpu_quarantine.all().empty());
 }
 
-TEST_F(LeftoverWatchTest, QuarantinesTheGpuOfAProcessThatNotEvenSigkillEnds) {
+TEST_F(StaleProcessWatchTest, QuarantinesTheGpuOfAProcessThatNotEvenSigkillEnds) {
     start(unending(process_), 0ms);
     bool granted = false;
     ask("GPU-b", granted);
@@ -145,11 +145,11 @@ TEST_F(LeftoverWatchTest, QuarantinesTheGpuOfAProcessThatNotEvenSigkillEnds) {
     EXPECT_TRUE(wait([&] { return granted; })) << "nobody waits for what may never end";
 }
 
-TEST_F(LeftoverWatchTest, AGhostAloneQuarantinesNothing) {
-    auto leftovers = unending(process_);
+TEST_F(StaleProcessWatchTest, AGhostAloneQuarantinesNothing) {
+    auto processes = unending(process_);
     process_.kill();
     process_.wait();
-    start(std::move(leftovers), 0ms);
+    start(std::move(processes), 0ms);
     bool granted = false;
     ask("GPU-b", granted);
     EXPECT_TRUE(wait([&] { return granted; }));

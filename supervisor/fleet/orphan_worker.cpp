@@ -1,7 +1,6 @@
-#include "supervisor/fleet/stranger.h"
+#include "supervisor/fleet/orphan_worker.h"
 
 #include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -15,14 +14,14 @@
 
 namespace bulkhead::supervisor {
 
-Stranger::Stranger(FleetContext& context, FoundWorker found, std::string gpu_uuid)
+OrphanWorker::OrphanWorker(FleetContext& context, FoundWorker found, std::string gpu_uuid)
     : context_{context}, found_{std::move(found)}, gpu_uuid_{std::move(gpu_uuid)}, deadline_{context.io} {}
 
-void Stranger::end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why) {
-    const std::shared_ptr<Stranger> self{new Stranger{context, std::move(found), std::move(gpu_uuid)}};
+void OrphanWorker::end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why) {
+    const std::shared_ptr<OrphanWorker> self{new OrphanWorker{context, std::move(found), std::move(gpu_uuid)}};
     if (!self->gpu_uuid_.empty())
         context.settle_queue(self->gpu_uuid_).wait([weak = std::weak_ptr{self}](SettleQueue::Turn turn) {
-            if (const auto stranger = weak.lock(); stranger && !stranger->gone_) stranger->turn_ = std::move(turn);
+            if (const auto orphan = weak.lock(); orphan && !orphan->gone_) orphan->turn_ = std::move(turn);
         });
     if (self->found_.exit) return self->on_exited(*self->found_.exit);
     spdlog::warn("worker={} pid={} is ended: {}", self->found_.name.text(), self->found_.pid, why);
@@ -30,18 +29,17 @@ void Stranger::end(FleetContext& context, FoundWorker found, std::string gpu_uui
     self->kill();
 }
 
-void Stranger::kill() {
+void OrphanWorker::kill() {
     if (context_.cgroups) context_.cgroups->kill(found_.name);
     context_.keeper.signal(found_.name, SIGKILL, true);
     deadline_.arm(limits::killed_alive_max - limits::kill_repeated_grace, [this] {
-        if (found_.pidfd && !has_ended(found_.pidfd)) {  // the keeper may be stopped, and have passed nothing on
-            ::syscall(SYS_pidfd_send_signal, found_.pidfd.get(), SIGKILL, nullptr, 0);
-        }
+        // A stopped keeper forwards no signal.
+        if (found_.pidfd && !has_ended(found_.pidfd)) kill_process(found_.pidfd);
         deadline_.arm(limits::kill_repeated_grace, [this] { cannot_be_ended(); });
     });
 }
 
-void Stranger::cannot_be_ended() {
+void OrphanWorker::cannot_be_ended() {
     turn_ = {};  // others must not wait for what may never come
     const std::string who = fmt::format("{} (pid {}), left by a former supervisor,", found_.name.text(), found_.pid);
     if (has_ended(found_.pidfd))
@@ -53,7 +51,7 @@ void Stranger::cannot_be_ended() {
     if (!gpu_uuid_.empty()) context_.gpu_quarantine.add(gpu_uuid_, what, found_.pid);
 }
 
-void Stranger::on_exited(const ProcessExit& exit) {
+void OrphanWorker::on_exited(const ProcessExit& exit) {
     deadline_.cancel();
     context_.gpu_quarantine.process_ended(found_.pid);
     if (context_.cgroups) context_.cgroups->kill(found_.name);  // what it left behind
@@ -62,8 +60,8 @@ void Stranger::on_exited(const ProcessExit& exit) {
     trace.worker = name;
     trace.pid = found_.pid;
     trace.group_empty = exit.group_empty;
-    trace.marker = context_.station.marker(name);
-    trace.slab_prefix = slab_owner_prefix(context_.station.token, name.model, name.replica, name.generation);
+    trace.marker = context_.launch.marker(name);
+    trace.slab_prefix = slab_owner_prefix(context_.launch.token, name.model, name.replica, name.generation);
     trace.gpu_uuid = gpu_uuid_;
     Reclamation::start(context_.io, context_.off_loop, context_.gpus, std::move(trace), false,
                        [self = shared_from_this()](const Reclaimed&) {

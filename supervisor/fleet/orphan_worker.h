@@ -9,16 +9,16 @@
 
 namespace bulkhead::supervisor {
 
-/// A former supervisor's worker that is no replica's present one: its model is not in the fleet any more, or a later
-/// generation took its place. It is killed, what it left behind is ended, and its record is forgotten.
+/// A worker of a former supervisor that belongs to no replica: its model is not in the fleet any more, or a later
+/// generation took its place. It is killed with its children, and its record is dropped.
 /// Lives  until nothing of it is left; kept by the callbacks it waits for
-class Stranger : public std::enable_shared_from_this<Stranger> {
+class OrphanWorker : public std::enable_shared_from_this<OrphanWorker> {
 public:
-    /// `gpu_uuid`  that it ran on, empty on a CPU or if nobody knows: who loads there waits for its memory
+    /// `gpu_uuid`  that it ran on; empty on a CPU or if it is not known: loads there wait for its memory
     static void end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why);
 
 private:
-    Stranger(FleetContext& context, FoundWorker found, std::string gpu_uuid);
+    OrphanWorker(FleetContext& context, FoundWorker found, std::string gpu_uuid);
     void kill();
     void cannot_be_ended();
     void on_exited(const ProcessExit& exit);

@@ -1,4 +1,4 @@
-#include "supervisor/replica/ledger.h"
+#include "supervisor/replica/replica_record.h"
 
 #include <fstream>
 
@@ -15,8 +15,8 @@ using namespace std::chrono_literals;
 
 void write(const std::filesystem::path& path, const std::string& content) { std::ofstream{path} << content; }
 
-Ledger full() {
-    Ledger ledger;
+ReplicaRecord full() {
+    ReplicaRecord ledger;
     ledger.declaration = "0123456789abcdef:0123456789abcdef";
     ledger.device = "cuda:15";
     ledger.gpu_uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef";
@@ -46,19 +46,19 @@ Ledger full() {
 }
 
 TEST(Ledger, ReadsBackWhatWasWritten) {
-    EXPECT_EQ(Ledger::parse(full().to_text()).value(), full());
-    EXPECT_EQ(Ledger::parse(Ledger{}.to_text()).value(), Ledger{});
+    EXPECT_EQ(ReplicaRecord::parse(full().to_text()).value(), full());
+    EXPECT_EQ(ReplicaRecord::parse(ReplicaRecord{}.to_text()).value(), ReplicaRecord{});
 }
 
 TEST(Ledger, IsCutToWhatTheKeeperTakes) {
-    Ledger ledger = full();
+    ReplicaRecord ledger = full();
     ledger.eager = std::string(5'000, 'e');
     for (const char* text : {"\"", "\x01", "ä", "x"}) {
         ledger.reason.clear();
         for (int i = 0; i < 5'000; ++i) ledger.reason += text;
         const std::string written = ledger.to_text();
         EXPECT_LE(written.size(), keeper_link::ledger_bytes_max);
-        const auto read = Ledger::parse(written);
+        const auto read = ReplicaRecord::parse(written);
         ASSERT_TRUE(read) << written;
         EXPECT_EQ(read->crashes, ledger.crashes);
         EXPECT_GT(read->reason.size(), 20U);
@@ -66,22 +66,22 @@ TEST(Ledger, IsCutToWhatTheKeeperTakes) {
 }
 
 TEST(Ledger, AHistoryOfManyForgivenCrashesIsKeptShortAndMeansTheSame) {
-    Ledger ledger;
+    ReplicaRecord ledger;
     for (int i = 0; i < 500; ++i) {
         ledger.crashes.ready_before.push_back(0ms);
         ledger.crashes.ready_before.push_back(std::chrono::milliseconds{6min});
         ledger.crashes.ready_before.push_back(std::chrono::milliseconds{9min});
     }
-    const auto read = Ledger::parse(ledger.to_text()).value();
+    const auto read = ReplicaRecord::parse(ledger.to_text()).value();
     EXPECT_LT(read.crashes.ready_before.size(), 10U);
     for (const Millis ready : {Millis{0}, Millis{1min}, Millis{4min}, Millis{6min}, Millis{11min}})
         EXPECT_EQ(unforgiven_crashes(read.crashes, ready), unforgiven_crashes(ledger.crashes, ready));
 }
 
 TEST(Ledger, CutsTheCauseOfTheLastCrashBeforeTheReasonOfAQuarantine) {
-    Ledger ledger = full();
+    ReplicaRecord ledger = full();
     ledger.last_crash->cause = std::string(5'000, 'c');
-    const auto read = Ledger::parse(ledger.to_text()).value();
+    const auto read = ReplicaRecord::parse(ledger.to_text()).value();
     EXPECT_EQ(read.reason, ledger.reason);
     ASSERT_TRUE(read.last_crash);
     EXPECT_GT(read.last_crash->cause.size(), 30U);
@@ -91,14 +91,14 @@ TEST(Ledger, CutsTheCauseOfTheLastCrashBeforeTheReasonOfAQuarantine) {
     ledger.reason = std::string(500, '\x01');  // six bytes each
     const std::string text = ledger.to_text();
     EXPECT_LE(text.size(), keeper_link::ledger_bytes_max);
-    EXPECT_GT(Ledger::parse(text)->reason.size(), 20U);
+    EXPECT_GT(ReplicaRecord::parse(text)->reason.size(), 20U);
 }
 
 TEST(Ledger, OfCrashesOnTooManyGpusTheLastAreKept) {
-    Ledger ledger;
+    ReplicaRecord ledger;
     for (int i = 0; i < 5; ++i)
         ledger.on_gpu.push_back({"GPU-01234567-89ab-cdef-0123-456789abcde" + std::to_string(i), 1'700'000'000'000 + i});
-    const auto read = Ledger::parse(ledger.to_text()).value();
+    const auto read = ReplicaRecord::parse(ledger.to_text()).value();
     ASSERT_FALSE(read.on_gpu.empty());
     EXPECT_LT(read.on_gpu.size(), 5U);
     EXPECT_EQ(read.on_gpu, std::vector(ledger.on_gpu.end() - static_cast<std::ptrdiff_t>(read.on_gpu.size()),
@@ -106,11 +106,11 @@ TEST(Ledger, OfCrashesOnTooManyGpusTheLastAreKept) {
 }
 
 TEST(Ledger, WhyItRunsEagerlyIsCutToo) {
-    Ledger ledger = full();
+    ReplicaRecord ledger = full();
     ledger.eager = std::string(160, '\x01');  // six bytes each
     const std::string text = ledger.to_text();
     EXPECT_LE(text.size(), keeper_link::ledger_bytes_max);
-    const auto read = Ledger::parse(text).value();
+    const auto read = ReplicaRecord::parse(text).value();
     EXPECT_GE(read.eager.size(), 20U);
     EXPECT_EQ(read.reason, ledger.reason);
     EXPECT_EQ(read.crashes, ledger.crashes);
@@ -136,10 +136,10 @@ TEST(Fingerprint, OfAFileThatDoesNotAnswerIsTheTextsAlone) {
 
 TEST(Ledger, RefusesWhatItDoesNotUnderstand) {
     for (const char* text : {"", "{", "[]", "7", "{}", R"({"v":2})", R"({"v":"1"})", "\xff\xfe"})
-        EXPECT_FALSE(Ledger::parse(text)) << text;
+        EXPECT_FALSE(ReplicaRecord::parse(text)) << text;
     // Members of another type are as good as absent; nothing in it can hurt.
     const auto odd =
-        Ledger::parse(R"({"v":1,"crashes":[-1,"x",5],"escalation":77,"keep":1,"ready_ms":-5,"device":{},)"
+        ReplicaRecord::parse(R"({"v":1,"crashes":[-1,"x",5],"escalation":77,"keep":1,"ready_ms":-5,"device":{},)"
                       R"("on_gpu":[7,"a",1e99,9223372036854775807,null,5,"b",1],"withdrawn_ms":-1,"by_count":"x"})");
     ASSERT_TRUE(odd);
     EXPECT_EQ(odd->escalation, Escalation::sigkill);
@@ -164,16 +164,16 @@ TEST(Ledger, IsBoundedAndMeansTheSameWhateverItWasReadFrom) {
           R"({"v":1,"crashes":[)" + crashes + "]}",
           R"({"v":1,"crash":{"lost":")" + std::string(96, 'x') + R"("},"gpu":")" + std::string(96, 'g') +
               R"(","eager":")" + std::string(160, 'e') + R"(","reason":")" + std::string(400, 'r') + "\"}"}) {
-        const auto ledger = Ledger::parse(text);
+        const auto ledger = ReplicaRecord::parse(text);
         ASSERT_TRUE(ledger) << text;
         const std::string written = ledger->to_text();
         EXPECT_LE(written.size(), keeper_link::ledger_bytes_max);
-        const auto read = Ledger::parse(written);
+        const auto read = ReplicaRecord::parse(written);
         ASSERT_TRUE(read) << written;
         EXPECT_EQ(read->to_text(), written);
     }
     const auto ledger =
-        Ledger::parse(R"({"v":1,"withdrawn_ms":)" + max + R"(,"crashes":[)" + max + "," + max + "]}").value();
+        ReplicaRecord::parse(R"({"v":1,"withdrawn_ms":)" + max + R"(,"crashes":[)" + max + "," + max + "]}").value();
     RestartPolicy policy{true};
     ledger.restore(policy, RestartPolicy::Time{1h}, 0);
     EXPECT_EQ(policy.ended({Ending::crashed, 1s, true, {}}, RestartPolicy::Time{1h}, 0).unforgiven, 1U)

@@ -1,0 +1,94 @@
+#include "supervisor/replica/exit_outcome.h"
+
+#include <signal.h>
+
+namespace bulkhead::supervisor {
+namespace {
+
+constexpr int exit_config_invalid = 78;
+
+bool is_asked_to_end(const ExitFacts& facts) { return facts.unload_asked || facts.replacing; }
+
+bool is_own_signal(const ExitFacts& facts) {
+    return (facts.exit->number == SIGTERM && facts.escalation >= Escalation::sigterm) ||
+           (facts.exit->number == SIGKILL && facts.escalation >= Escalation::sigkill);
+}
+
+EndMeaning meaning_of_exit(const ExitFacts& facts) {
+    if (!is_live(facts.state)) return EndMeaning::known;
+    if (!facts.exit) return EndMeaning::lost;
+    const bool by_signal = facts.exit->by_signal;
+    if (facts.state == WorkerState::draining && !by_signal) {
+        if (facts.exit->number == 0) return EndMeaning::drained;
+        if (facts.drain_overdue) return EndMeaning::undrained;
+    }
+    if (facts.state == WorkerState::adopting && is_asked_to_end(facts) && (!by_signal || is_own_signal(facts)))
+        return EndMeaning::as_asked;
+    return EndMeaning::lost;
+}
+
+Ended ended_of(const ExitFacts& facts, bool lost) {
+    if (lost || !facts.exit) return Ended::crashed;  // signals that were sent after the first sign ended nothing
+    if (facts.exit->by_signal) {
+        if (!is_own_signal(facts)) return Ended::crashed;
+        return facts.exit->number == SIGKILL ? Ended::killed : Ended::terminated;
+    }
+    if (facts.escalation >= Escalation::sigterm) return Ended::terminated;
+    if (!facts.drain_asked) return Ended::crashed;
+    return facts.exit->number == 0 ? Ended::drained : Ended::terminated;
+}
+
+/// What the model said in words about itself is not the GPU's doing.
+bool may_be_of_gpu(const std::optional<ErrorCode>& failure) {
+    return !failure || *failure == ErrorCode::internal || *failure == ErrorCode::load_failed ||
+           *failure == ErrorCode::inference_failed || *failure == ErrorCode::deadline_exceeded;
+}
+
+}  // namespace
+
+ExitOutcome outcome_of(const ExitFacts& facts) {
+    const auto& exit = facts.exit;
+    const bool by_signal = exit && exit->by_signal;
+    ExitOutcome outcome;
+    outcome.meaning = meaning_of_exit(facts);
+    const bool lost_now = outcome.meaning == EndMeaning::lost;
+    const bool lost = lost_now || facts.first_sign != FirstSign::none;
+    const bool silent = lost_now || facts.first_sign == FirstSign::end;
+
+    outcome.ended = ended_of(facts, lost);
+    const bool ended_itself = !by_signal || facts.escalation != Escalation::none;
+    outcome.writes_report =
+        exit && outcome.ended == Ended::crashed && (!facts.failure || !ended_itself || facts.aborted);
+    outcome.unexplained_kill = by_signal && exit->number == SIGKILL && silent;
+
+    // A signal that was sent to a process whose end had been noticed before did not end it.
+    const bool by_other_signal =
+        by_signal && (exit->number == SIGKILL || exit->number == SIGTERM) && (silent || !is_own_signal(facts));
+    outcome.gives_up_graphs = lost && facts.was_capturing && exit && !facts.failure && !by_other_signal &&
+                              facts.graphs_preferred && !facts.unload_asked;
+    outcome.fails_loads = !exit || (!facts.was_ready && !outcome.gives_up_graphs && !facts.replacing);
+
+    if (is_asked_to_end(facts)) {
+        outcome.ending = Ending::asked;
+    } else if (facts.gpu_refused) {
+        outcome.ending = Ending::gpu_refused;
+    } else if (facts.failure == ErrorCode::config_invalid ||
+               (exit && !by_signal && exit->number == exit_config_invalid)) {
+        outcome.ending = Ending::hopeless;
+    } else {
+        outcome.ending = facts.failure ? Ending::load_failed : Ending::crashed;
+        outcome.blames_gpu = exit && facts.gpu_granted && !by_other_signal && may_be_of_gpu(facts.failure);
+    }
+    return outcome;
+}
+
+EndMeaning meaning_of_link_end(const ExitFacts& facts, bool by_error) {
+    if (!is_live(facts.state)) return EndMeaning::known;
+    if (facts.state == WorkerState::draining && facts.drain_overdue) return EndMeaning::undrained;
+    // Most have ended; the exit comes later where there is much memory to free.
+    if (facts.state == WorkerState::draining && facts.drain_asked && !by_error) return EndMeaning::unclear;
+    if (facts.state == WorkerState::adopting && is_asked_to_end(facts)) return EndMeaning::as_asked;
+    return EndMeaning::lost;
+}
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "ipc/base/error.h"
+#include "supervisor/keeper_link/keeper.h"
+#include "supervisor/reclaim/receipt.h"
+#include "supervisor/replica/lifecycle.h"
+#include "supervisor/replica/restart_policy.h"
+
+namespace bulkhead::supervisor {
+
+/// Everything that decides what the end of a process means.
+struct ExitFacts {
+    WorkerState state{};              ///< when the end became known
+    std::optional<ProcessExit> exit;  ///< empty: no process was started, or it is not reaped
+    bool unload_asked = false;
+    bool replacing = false;      ///< drained so that a process of another declaration takes its place
+    bool drain_asked = false;
+    bool drain_overdue = false;  ///< its drain deadline has passed
+    Escalation escalation = Escalation::none;
+    bool aborted = false;  ///< SIGABRT was sent, for a backtrace
+    FirstSign first_sign = FirstSign::none;
+    bool was_capturing = false;  ///< at the first sign, or now if there was none
+    bool was_ready = false;
+    bool graphs_preferred = false;     ///< capturing can be given up
+    std::optional<ErrorCode> failure;  ///< of a load, in words
+    bool gpu_refused = false;          ///< never started: its GPU is quarantined or lost
+    bool gpu_granted = false;          ///< it may have touched a GPU
+};
+
+/// What an end means for the state that it is noticed in.
+enum class EndMeaning : std::uint8_t {
+    known,      ///< the state says already that it ends
+    drained,    ///< it ended by itself while it drained
+    undrained,  ///< its drain deadline has passed
+    as_asked,   ///< of a former supervisor
+    unclear,    ///< its exit will say
+    lost,       ///< nobody asked for it
+};
+
+struct ExitOutcome {
+    EndMeaning meaning{};
+    Ended ended{};    ///< for the receipt, where there was a process
+    Ending ending{};  ///< for the restart policy; `gpu_failed` instead, where `blames_gpu` and the GPU is quarantined
+    bool blames_gpu = false;  ///< the failure counts against the GPU
+    bool writes_report = false;     ///< a load that failed in words and ended by itself has said why
+    bool fails_loads = false;       ///< else who waits gets the next process
+    bool gives_up_graphs = false;   ///< capturing them ended the process
+    bool unexplained_kill = false;  ///< by a SIGKILL that the daemon did not send
+};
+
+/// Pure. The process was reaped, or none was started.
+[[nodiscard]] ExitOutcome outcome_of(const ExitFacts& facts);
+
+/// Pure. The link ended, and the process is not reaped. `by_error`: not by an end of file.
+[[nodiscard]] EndMeaning meaning_of_link_end(const ExitFacts& facts, bool by_error);
+
+}  // namespace bulkhead::supervisor

@@ -16,6 +16,8 @@
 #include <boost/interprocess/exceptions.hpp>
 #include <fmt/format.h>
 
+#include "ipc/base/mapping.h"
+
 namespace bulkhead {
 namespace {
 

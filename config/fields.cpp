@@ -139,12 +139,12 @@ std::optional<Value> Fields::require(std::string_view key, std::string remedy) {
 
 void Fields::ignore(std::string_view key, std::string_view remedy) {
     if (take(key))
-        map_.report().warn(*place_of(key),
+        map_.report().warn(*location_of(key),
                            fmt::format("{}{} has no effect any more", before_sentence(where_), in_quotes(key)),
                            std::string{remedy});
 }
 
-std::optional<Place> Fields::place_of(std::string_view key) const {
+std::optional<SourceLocation> Fields::location_of(std::string_view key) const {
     for (const Node::Entry& entry : map_.node().entries)
         if (entry.key == key) return entry.place;
     return std::nullopt;

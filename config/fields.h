@@ -75,7 +75,7 @@ class Fields {
 public:
     struct Member {
         std::string key;
-        Place place;
+        SourceLocation place;
         Value value;
     };
 
@@ -83,7 +83,7 @@ public:
     Fields(const Value& map, std::string where);
 
     [[nodiscard]] bool is_map() const noexcept { return is_map_; }
-    [[nodiscard]] Place place() const noexcept { return map_.node().place; }
+    [[nodiscard]] SourceLocation place() const noexcept { return map_.node().place; }
     [[nodiscard]] Report& report() const noexcept { return map_.report(); }
 
     /// The value under `key`, if there is one.
@@ -92,8 +92,8 @@ public:
     [[nodiscard]] std::optional<Value> require(std::string_view key, std::string remedy);
     /// A key of former releases: takes it, and warns.
     void ignore(std::string_view key, std::string_view remedy);
-    [[nodiscard]] std::optional<Place> place_of(std::string_view key) const;
-    [[nodiscard]] bool has(std::string_view key) const { return place_of(key).has_value(); }
+    [[nodiscard]] std::optional<SourceLocation> location_of(std::string_view key) const;
+    [[nodiscard]] bool has(std::string_view key) const { return location_of(key).has_value(); }
 
     /// All members of a map whose keys are names that the author chose.
     [[nodiscard]] std::vector<Member> members() const;

@@ -109,8 +109,8 @@ void read_state(const Value& map, ModelSpec& model) {
                    "name a method of the model");
 }
 
-std::optional<std::filesystem::path> read_path(const Value& value, const std::filesystem::path& folder,
-                                               FileCheck check, bool is_folder) {
+std::optional<std::filesystem::path> read_path(const Value& value, const std::filesystem::path& folder, FileCheck check,
+                                               bool is_folder) {
     const auto text = value.text();
     if (!text) return std::nullopt;
     if (text->empty()) {
@@ -124,9 +124,10 @@ std::optional<std::filesystem::path> read_path(const Value& value, const std::fi
     const auto status = std::filesystem::status(is_folder ? path / "manifest.json" : path, failure);
     if (status.type() == std::filesystem::file_type::regular) return path;
     if (is_folder && status.type() == std::filesystem::file_type::not_found)
-        value.refuse(fmt::format("{}: {} holds no manifest.json", value.what(), in_quotes(path.string())),
-                     "name the folder that `python -m bulkhead.export` wrote; a relative path is taken from the folder of "
-                     "the fleet file");
+        value.refuse(
+            fmt::format("{}: {} holds no manifest.json", value.what(), in_quotes(path.string())),
+            "name the folder that `python -m bulkhead.export` wrote; a relative path is taken from the folder of "
+            "the fleet file");
     else if (status.type() == std::filesystem::file_type::not_found)
         value.refuse(fmt::format("{}: no file {}", value.what(), in_quotes(path.string())),
                      "correct the path; a relative one is taken from the folder of the fleet file");
@@ -155,14 +156,14 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
     const auto& surplus = is_package ? file : package;
     const std::string_view wanted_key = is_package ? "package" : "file";
     if (surplus)
-        surplus->report().add(
-            *fields.place_of(is_package ? "file" : "package"), surplus->what(),
-            fmt::format("runtime {} has its model under \"{}\"", word_of(model.runtime), wanted_key));
+        surplus->report().add(*fields.location_of(is_package ? "file" : "package"), surplus->what(),
+                              fmt::format("runtime {} has its model under \"{}\"", word_of(model.runtime), wanted_key));
     else if (!wanted)
-        runtime->report().add(
-            fields.place(), fmt::format("{}missing key \"{}\"", where, wanted_key),
-            fmt::format("add {}: the path of the {}", wanted_key,
-                        is_folder ? "package's folder" : is_package ? ".pt2 package" : "TorchScript file"));
+        runtime->report().add(fields.place(), fmt::format("{}missing key \"{}\"", where, wanted_key),
+                              fmt::format("add {}: the path of the {}", wanted_key,
+                                          is_folder    ? "package's folder"
+                                          : is_package ? ".pt2 package"
+                                                       : "TorchScript file"));
     if (wanted)
         if (const auto path = read_path(*wanted, folder, check, is_folder)) model.file = *path;
 }
@@ -175,7 +176,7 @@ void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSp
     if (methods) {
         model.methods = read_methods(*methods, where);
         for (const std::string_view key : method_keys)
-            if (const auto place = fields.place_of(key))
+            if (const auto place = fields.location_of(key))
                 methods->report().add(*place, fmt::format("{}\"{}\" beside \"methods\"", where, key),
                                       "move it under the method it belongs to");
     } else if (shorthand) {
@@ -188,14 +189,13 @@ void read_generating(Fields& fields, const std::string& where, ModelSpec& model)
     const auto generate = fields.take("generate");
     if (model.runtime != Runtime::generate) {
         if (generate)
-            generate->report().add(*fields.place_of("generate"), generate->what(),
-                                   fmt::format("remove it: runtime {} generates nothing",
-                                               word_of(model.runtime)));
+            generate->report().add(*fields.location_of("generate"), generate->what(),
+                                   fmt::format("remove it: runtime {} generates nothing", word_of(model.runtime)));
         return;
     }
     if (generate) KeyReader::read(*generate, model.generate, rule::Group{});
     const auto refuse = [&](std::string_view key, std::string_view remedy) {
-        if (const auto place = fields.place_of(key))
+        if (const auto place = fields.location_of(key))
             fields.report().add(*place, fmt::format("{}\"{}\" of runtime generate", where, key), std::string{remedy});
     };
     refuse("methods", "remove it: the package names its methods");
@@ -213,8 +213,9 @@ void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
     if (const auto value = fields.take("state")) read_state(*value, model);
 
     if (model.graphs == Graphs::required && model.device == "cpu" && (fields.has("graphs") || fields.has("device")))
-        fields.take(fields.has("graphs") ? "graphs" : "device")->refuse(fmt::format("{}graphs = required on device cpu", where),
-                   "a CPU has no CUDA Graphs: write preferred or off, or choose a GPU");
+        fields.take(fields.has("graphs") ? "graphs" : "device")
+            ->refuse(fmt::format("{}graphs = required on device cpu", where),
+                     "a CPU has no CUDA Graphs: write preferred or off, or choose a GPU");
 }
 
 void read_model(Fields& fields, const std::string& where, const std::filesystem::path& folder, FileCheck check,

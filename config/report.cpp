@@ -47,7 +47,7 @@ std::vector<Diagnostic> in_order_of_file(std::vector<Diagnostic> all) {
 
 }  // namespace
 
-void Report::add(Place place, std::string attempt, std::string remedy) {
+void Report::add(SourceLocation place, std::string attempt, std::string remedy) {
     if (diagnostics_.size() == limits::diagnostics_max)
         diagnostics_.push_back(diagnostic(place, fmt::format("more than {} errors", limits::diagnostics_max),
                                           "mend those above first; what follows was not listed"));
@@ -55,7 +55,7 @@ void Report::add(Place place, std::string attempt, std::string remedy) {
     diagnostics_.push_back(diagnostic(place, std::move(attempt), std::move(remedy)));
 }
 
-void Report::warn(Place place, std::string attempt, std::string remedy) {
+void Report::warn(SourceLocation place, std::string attempt, std::string remedy) {
     if (warnings_.size() < limits::diagnostics_max)
         warnings_.push_back(diagnostic(place, std::move(attempt), std::move(remedy)));
 }
@@ -64,12 +64,12 @@ std::vector<Diagnostic> Report::take() && { return in_order_of_file(std::move(di
 
 std::vector<Diagnostic> Report::take_warnings() && { return in_order_of_file(std::move(warnings_)); }
 
-Diagnostic Report::diagnostic(Place place, std::string attempt, std::string remedy) const {
+Diagnostic Report::diagnostic(SourceLocation place, std::string attempt, std::string remedy) const {
     return {file_, place.line, column_in_characters(place),
             Error{ErrorCode::config_invalid, shown(std::move(attempt)), shown(std::move(remedy))}};
 }
 
-int Report::column_in_characters(Place place) const {
+int Report::column_in_characters(SourceLocation place) const {
     std::size_t start = 0;
     for (int line = 1; line < place.line && start != std::string_view::npos; ++line) {
         start = text_.find('\n', start);

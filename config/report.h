@@ -13,7 +13,7 @@ namespace bulkhead::config {
 
 /// Where something was read: line from 1, column from 1, counted in bytes as yaml-cpp does; line 0 for a value
 /// that came from no file.
-struct Place {
+struct SourceLocation {
     int line = 0;
     int column = 0;
 };
@@ -23,17 +23,17 @@ class Report {
 public:
     Report(std::filesystem::path file, std::string_view text) : file_{std::move(file)}, text_{text} {}
 
-    void add(Place place, std::string attempt, std::string remedy);
+    void add(SourceLocation place, std::string attempt, std::string remedy);
     /// Of what is read but has no effect: the file is as good without it. Those beyond the bound are not told.
-    void warn(Place place, std::string attempt, std::string remedy);
+    void warn(SourceLocation place, std::string attempt, std::string remedy);
     /// In the order of the file; an aliased node that was read twice is reported once.
     [[nodiscard]] std::vector<Diagnostic> take() &&;
     /// The same for warnings.
     [[nodiscard]] std::vector<Diagnostic> take_warnings() &&;
 
 private:
-    [[nodiscard]] Diagnostic diagnostic(Place place, std::string attempt, std::string remedy) const;
-    [[nodiscard]] int column_in_characters(Place place) const;
+    [[nodiscard]] Diagnostic diagnostic(SourceLocation place, std::string attempt, std::string remedy) const;
+    [[nodiscard]] int column_in_characters(SourceLocation place) const;
 
     std::filesystem::path file_;
     std::string_view text_;

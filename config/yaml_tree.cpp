@@ -19,7 +19,7 @@ namespace {
 /// Ends a parse from inside an event: what follows is not worth its cost. Already reported.
 struct Enough {};
 
-Place place_of(const YAML::Mark& mark) { return {mark.line + 1, mark.column + 1}; }
+SourceLocation location_of(const YAML::Mark& mark) { return {mark.line + 1, mark.column + 1}; }
 
 class Builder final : public YAML::EventHandler {
 public:
@@ -30,7 +30,7 @@ public:
 
     void OnDocumentStart(const YAML::Mark& mark) override {
         if (documents_++ == 0) return;
-        report_.add(place_of(mark), "a second document begins", "keep one document: remove the \"---\"");
+        report_.add(location_of(mark), "a second document begins", "keep one document: remove the \"---\"");
         throw Enough{};
     }
     void OnDocumentEnd() override {}
@@ -63,7 +63,7 @@ public:
     void OnMapEnd() override { close_open(); }
 
     void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-        const Place place = place_of(mark);
+        const SourceLocation place = location_of(mark);
         count(1, place);
         if (skipped_levels_ > 0) return;
         const auto found = anchors_.find(anchor);
@@ -89,23 +89,23 @@ private:
     struct Open {
         std::shared_ptr<Node> node;
         YAML::anchor_t anchor;
-        std::optional<Node::Entry> pending{};                ///< a map's key that waits for its value
-        bool pending_is_invalid = false;                     ///< the key cannot be one: its value is dropped
-        std::unordered_map<std::string, Place> keys_seen{};  ///< of a map
+        std::optional<Node::Entry> pending{};                         ///< a map's key that waits for its value
+        bool pending_is_invalid = false;                              ///< the key cannot be one: its value is dropped
+        std::unordered_map<std::string, SourceLocation> keys_seen{};  ///< of a map
     };
 
-    static std::shared_ptr<Node> invalid(Place place) {
+    static std::shared_ptr<Node> invalid(SourceLocation place) {
         auto node = std::make_shared<Node>();
         node->kind = Node::Kind::invalid;
         node->place = place;
         return node;
     }
 
-    void report_too_deep(Place place) {
+    void report_too_deep(SourceLocation place) {
         report_.add(place, fmt::format("nested more than {} levels deep", limits::nesting_max), "flatten the value");
     }
     /// Once a file.
-    void report_too_many(Place place) {
+    void report_too_many(SourceLocation place) {
         if (std::exchange(too_many_is_reported_, true)) return;
         report_.add(place, fmt::format("more than {} values, aliases expanded", limits::nodes_max),
                     "use fewer aliases, or split the fleet");
@@ -113,7 +113,7 @@ private:
 
     bool check_tag(const YAML::Mark& mark, const std::string& tag) {
         if (tag.empty() || tag == "?" || tag == "!") return true;
-        report_.add(place_of(mark), "tag " + in_quotes(tag), "remove it: fleet files use no tags");
+        report_.add(location_of(mark), "tag " + in_quotes(tag), "remove it: fleet files use no tags");
         return false;
     }
 
@@ -122,7 +122,7 @@ private:
         for (std::size_t at = 0, length = 0; at < value.size(); at += length) {
             length = first_character(value.substr(at)).bytes;
             if (length != 0) continue;
-            report_.add(place_of(mark),
+            report_.add(location_of(mark),
                         fmt::format("an escape that makes byte 0x{:02x}, which is not UTF-8",
                                     static_cast<unsigned char>(value[at])),
                         "write the character itself, or its code point as \\uXXXX");
@@ -132,7 +132,7 @@ private:
     }
 
     /// Bounds what is parsed at all, also where nothing is built.
-    void count(std::size_t more, Place place) {
+    void count(std::size_t more, SourceLocation place) {
         nodes_ += more;
         if (nodes_ <= limits::nodes_max) return;
         report_too_many(place);
@@ -141,7 +141,7 @@ private:
 
     /// Empty where values are skipped: inside something that is nested too deep.
     std::shared_ptr<Node> make(Node::Kind kind, const YAML::Mark& mark, YAML::anchor_t anchor) {
-        const Place place = place_of(mark);
+        const SourceLocation place = location_of(mark);
         count(1, place);
         const bool skips = skipped_levels_ > 0;
         if (!skips && open_.size() < limits::nesting_max) {
@@ -181,11 +181,11 @@ private:
 
     void close(std::shared_ptr<Node> node, YAML::anchor_t anchor) {
         if (anchor != YAML::NullAnchor) anchors_[anchor] = node;
-        const Place place = node->place;
+        const SourceLocation place = node->place;
         attach(std::move(node), place);
     }
 
-    void attach(NodeRef node, Place place) {
+    void attach(NodeRef node, SourceLocation place) {
         if (open_.empty()) {
             root_ = std::move(node);
             return;
@@ -202,7 +202,7 @@ private:
             take_value(parent, std::move(node));
     }
 
-    void take_key(Open& map, const Node& key, Place place) {
+    void take_key(Open& map, const Node& key, SourceLocation place) {
         map.pending_is_invalid = key.kind != Node::Kind::scalar;
         if (map.pending_is_invalid && key.kind != Node::Kind::invalid)
             report_.add(place, "a key that is " + key.shown(), "use plain text as key");
@@ -234,7 +234,7 @@ private:
 
 /// What yaml-cpp would let pass, or report in words that help nobody.
 bool check_characters(std::string_view text, Report& report) {
-    Place place{1, 1};
+    SourceLocation place{1, 1};
     bool ok = true;
     bool in_indentation = true;
     for (std::size_t at = 0; at < text.size();) {
@@ -299,7 +299,7 @@ NodeRef parse_yaml(std::string_view text, Report& report) {
     } catch (const Enough&) {
         return builder.root();
     } catch (const YAML::Exception& syntax) {
-        const Place place = syntax.mark.is_null() ? Place{1, 1} : place_of(syntax.mark);
+        const SourceLocation place = syntax.mark.is_null() ? SourceLocation{1, 1} : location_of(syntax.mark);
         report.add(place, "not YAML: " + syntax.msg, "check indentation, quotes and brackets here and just above");
         return nullptr;
     }

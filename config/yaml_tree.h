@@ -24,12 +24,12 @@ struct Node {
     enum class Kind { null, scalar, sequence, map, invalid };
     struct Entry {
         std::string key;
-        Place place;  ///< of the key
+        SourceLocation place;  ///< of the key
         NodeRef value;
     };
 
     Kind kind = Kind::null;
-    Place place;
+    SourceLocation place;
     std::string text;       ///< scalar
     bool is_plain = false;  ///< unquoted: may mean a number or a boolean
     std::vector<NodeRef> items;

@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "supervisor/base/gather.h"
 #include "supervisor/base/limits.h"
+#include "supervisor/base/when_all.h"
 #include "supervisor/fleet/orphan_worker.h"
 #include "supervisor/replica/replica_record.h"
 
@@ -17,8 +17,7 @@ Model::Model(FleetContext& context, config::ModelSpec declared, const std::optio
         replicas.push_back(std::make_unique<Replica>(context, spec, i, log));
 }
 
-Fleet::Fleet(FleetContext& context, const config::Fleet& declared,
-             const std::optional<LogStore>& logs)
+Fleet::Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs)
     : context_{context}, status_deadline_{context.io} {
     for (const auto& spec : declared.models) models_.push_back(std::make_unique<Model>(context, spec, logs));
     context_.on_gpu_quarantined = [this](const std::string& uuid) {
@@ -147,8 +146,8 @@ void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> 
     if (const auto may = refuse_when_stopping(); !may) return loaded(may.error());
     const auto replicas = replicas_of(models);
     if (replicas.empty()) return loaded(std::vector<LoadedReplica>{});
-    const auto gather =
-        Gather<LoadedReplica>::make(replicas.size(), Gather<LoadedReplica>::OnError::answer_at_once, std::move(loaded));
+    const auto gather = WhenAll<LoadedReplica>::make(replicas.size(), WhenAll<LoadedReplica>::OnError::answer_at_once,
+                                                     std::move(loaded));
     for (std::size_t i = 0; i < replicas.size(); ++i)
         replicas[i]->load(gather->slot(i), Replica::Urgency::now, deadline);
 }
@@ -173,7 +172,7 @@ void Fleet::unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded un
         // The answer first: a supervisor that ends in between leaves the receipts to its successor.
         for (Replica* replica : told) replica->receipt_told();
     };
-    const auto gather = Gather<Maybe>::make(replicas.size(), Gather<Maybe>::OnError::wait_for_all, answer);
+    const auto gather = WhenAll<Maybe>::make(replicas.size(), WhenAll<Maybe>::OnError::wait_for_all, answer);
     for (std::size_t i = 0; i < replicas.size(); ++i) {
         if (again && replicas[i]->state() == WorkerState::stopped && replicas[i]->kept_receipt())
             gather->slot(i)(Maybe{replicas[i]->kept_receipt()});
@@ -252,13 +251,13 @@ void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
     stopping_ = true;
     using Maybe = std::optional<Receipt>;
     const auto replicas = replicas_of(all());
-    const auto gather = Gather<Maybe>::make(replicas.size() + 1, Gather<Maybe>::OnError::wait_for_all,
-                                            [stopped = std::move(stopped)](Result<std::vector<Maybe>> results) {
-                                                std::vector<Receipt> receipts;
-                                                for (auto& receipt : *results)
-                                                    if (receipt) receipts.push_back(std::move(*receipt));
-                                                stopped(std::move(receipts));
-                                            });
+    const auto gather = WhenAll<Maybe>::make(replicas.size() + 1, WhenAll<Maybe>::OnError::wait_for_all,
+                                             [stopped = std::move(stopped)](Result<std::vector<Maybe>> results) {
+                                                 std::vector<Receipt> receipts;
+                                                 for (auto& receipt : *results)
+                                                     if (receipt) receipts.push_back(std::move(*receipt));
+                                                 stopped(std::move(receipts));
+                                             });
     for (std::size_t i = 0; i < replicas.size(); ++i)
         replicas[i]->unload([slot = gather->slot(i)](Result<Maybe> receipt) {
             slot(receipt ? std::move(*receipt) : Maybe{});  // what cannot be ended was logged

@@ -20,7 +20,7 @@ OrphanWorker::OrphanWorker(FleetContext& context, FoundWorker found, std::string
 void OrphanWorker::end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why) {
     const std::shared_ptr<OrphanWorker> self{new OrphanWorker{context, std::move(found), std::move(gpu_uuid)}};
     if (!self->gpu_uuid_.empty())
-        context.settle_queue(self->gpu_uuid_).wait([weak = std::weak_ptr{self}](SettleQueue::Turn turn) {
+        context.gpu_mutex(self->gpu_uuid_).wait([weak = std::weak_ptr{self}](AsyncMutex::Lock turn) {
             if (const auto orphan = weak.lock(); orphan && !orphan->gone_) orphan->turn_ = std::move(turn);
         });
     if (self->found_.exit) return self->on_exited(*self->found_.exit);

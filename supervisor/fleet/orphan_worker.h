@@ -26,7 +26,7 @@ private:
     FleetContext& context_;
     FoundWorker found_;
     std::string gpu_uuid_;
-    SettleQueue::Turn turn_;
+    AsyncMutex::Lock turn_;
     bool gone_ = false;
     Deadline deadline_;
 };

@@ -32,12 +32,12 @@ std::vector<StaleProcess> kill_stale_processes(std::string_view socket, const st
 }
 
 StaleProcessWatch::StaleProcessWatch(FleetContext& context, std::vector<StaleProcess> processes,
-                             std::chrono::milliseconds alive_max)
+                                     std::chrono::milliseconds alive_max)
     : context_{context}, processes_{std::make_shared<const std::vector<StaleProcess>>(std::move(processes))},
       until_{Deadline::Clock::now() + alive_max}, pause_{context.io} {}
 
 void StaleProcessWatch::start(FleetContext& context, std::vector<StaleProcess> processes, std::function<void()> looked,
-                          std::chrono::milliseconds alive_max) {
+                              std::chrono::milliseconds alive_max) {
     if (processes.empty()) return looked();
     for (const StaleProcess& process : processes)
         spdlog::warn("killed {} ({}), left behind on this socket", process.name, process.pid);
@@ -88,7 +88,7 @@ void StaleProcessWatch::judge(const Sight& sight) {
 /// Nobody else may begin to load there.
 void StaleProcessWatch::hold(const std::string& uuid) {
     if (!turns_.try_emplace(uuid).second) return;
-    context_.settle_queue(uuid).wait([weak = weak_from_this(), uuid](SettleQueue::Turn turn) {
+    context_.gpu_mutex(uuid).wait([weak = weak_from_this(), uuid](AsyncMutex::Lock turn) {
         const auto self = weak.lock();
         if (!self) return;
         if (const auto wanted = self->turns_.find(uuid); wanted != self->turns_.end()) wanted->second = std::move(turn);

@@ -57,7 +57,7 @@ private:
     std::shared_ptr<const std::vector<StaleProcess>> processes_;
     Deadline::Clock::time_point until_;
     bool gave_up_ = false;
-    std::map<std::string, SettleQueue::Turn> turns_;  ///< by UUID; without a turn: it is waited for
+    std::map<std::string, AsyncMutex::Lock> turns_;  ///< by UUID; without a turn: it is waited for
     Deadline pause_;
 };
 

@@ -8,9 +8,9 @@
 #include <boost/asio/io_context.hpp>
 
 #include "supervisor/base/alive_watch.h"
+#include "supervisor/base/async_mutex.h"
 #include "supervisor/base/event_bus.h"
 #include "supervisor/base/off_loop.h"
-#include "supervisor/base/settle_queue.h"
 #include "supervisor/crash/crash_report.h"
 #include "supervisor/gpu/gpu_quarantine.h"
 #include "supervisor/gpu/gpus.h"
@@ -35,11 +35,11 @@ struct FleetContext {
     std::uint64_t generation_last = 0;
     /// Unique for the life of the keeper: its upper half is the number of this supervisor.
     std::uint64_t channel_last = 0;
-    std::optional<std::string> torch{};                  ///< LibTorch's version, as a worker told it
-    std::map<std::string, SettleQueue> settle_queues{};  ///< by GPU UUID
+    std::optional<std::string> torch{};               ///< LibTorch's version, as a worker told it
+    std::map<std::string, AsyncMutex> gpu_mutexes{};  ///< by GPU UUID
     GpuQuarantine gpu_quarantine{};
-    SettleQueue replacements{io};  ///< of adopted processes with an old declaration: one at a time
-    std::uint32_t adopted = 0;     ///< processes of former supervisors that this one took over
+    AsyncMutex replacements{io};  ///< of adopted processes with an old declaration: one at a time
+    std::uint32_t adopted = 0;    ///< processes of former supervisors that this one took over
     /// Called for every replica when a GPU is quarantined for failing: crashes on it are not the model's fault.
     std::function<void(const std::string& uuid)> on_gpu_quarantined{};
 
@@ -51,8 +51,8 @@ struct FleetContext {
 
     std::size_t placing = 0;  ///< starts that wait for their device
 
-    [[nodiscard]] SettleQueue& settle_queue(const std::string& uuid) {
-        return settle_queues.try_emplace(uuid, io).first->second;
+    [[nodiscard]] AsyncMutex& gpu_mutex(const std::string& uuid) {
+        return gpu_mutexes.try_emplace(uuid, io).first->second;
     }
 };
 

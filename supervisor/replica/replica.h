@@ -12,13 +12,13 @@
 #include "supervisor/base/deadline.h"
 #include "supervisor/log/model_log.h"
 #include "supervisor/reclaim/reclamation.h"
-#include "supervisor/replica/fleet_context.h"
 #include "supervisor/replica/exit_outcome.h"
+#include "supervisor/replica/fleet_context.h"
 #include "supervisor/replica/hang_watch.h"
 #include "supervisor/replica/last_end.h"
-#include "supervisor/replica/replica_record.h"
 #include "supervisor/replica/lifecycle.h"
 #include "supervisor/replica/load.h"
+#include "supervisor/replica/replica_record.h"
 #include "supervisor/replica/restart_policy.h"
 #include "supervisor/replica/worker_process.h"
 
@@ -256,14 +256,14 @@ private:
 
     // What follows an end.
     RestartPolicy policy_{spec_.restart == config::RestartPolicy::on_crash};
-    std::optional<RestartPlan> plan_;  ///< of the present process, reaped, while it is reclaimed
-    std::optional<Device> same_device_;        ///< for the next start
-    std::shared_ptr<bool> gpu_awaited_;        ///< this backoff ends when its GPU may be used; null: by its delay
+    std::optional<RestartPlan> plan_;    ///< of the present process, reaped, while it is reclaimed
+    std::optional<Device> same_device_;  ///< for the next start
+    std::shared_ptr<bool> gpu_awaited_;  ///< this backoff ends when its GPU may be used; null: by its delay
     std::int64_t restart_due_unix_ms_ = 0;
     std::string eager_reason_;  ///< why graphs are off although they are preferred; empty: they are not
     ExitedProcesses exited_;
     LastEnd last_end_{context_, [this] { remember(); }};
-    SettleQueue::Turn replacement_turn_;  ///< held until its successor serves, or nothing comes of it
+    AsyncMutex::Lock replacement_turn_;  ///< held until its successor serves, or nothing comes of it
     std::minstd_rand jitter_{std::random_device{}()};
     std::uint32_t restarts_ = 0;
     std::uint64_t past_requests_ = 0;  ///< of former generations

@@ -68,8 +68,7 @@ void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& recor
         past_requests_ = record->requests;
         past_errors_ = record->errors;
         declaration_ = record->declaration;
-        if (const auto& crash = record->last_crash)
-            last_end_.restore({spec_.name, index_, crash->generation}, *crash);
+        if (const auto& crash = record->last_crash) last_end_.restore({spec_.name, index_, crash->generation}, *crash);
     }
     if (is_settled(found, record)) {
         if (const auto& last = last_end_.last(); !last || last->generation != generation_)
@@ -255,7 +254,7 @@ void Replica::replace() {
     std::string& reason = process_->adoption.replace_reason;
     if (reason.empty()) reason = "a former supervisor was replacing it";
     process_->replacing = false;  // until its turn it serves as any other
-    context_.replacements.wait([this, process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
+    context_.replacements.wait([this, process = std::weak_ptr{process_}](AsyncMutex::Lock turn) {
         if (!is_present(process) || !is_serving(state_)) return;  // the turn passes on
         replacement_turn_ = std::move(turn);
         process_->replacing = true;

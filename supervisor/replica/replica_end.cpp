@@ -21,12 +21,11 @@ using Clock = Deadline::Clock;
 /// On a GPU the unload waits for its turn, so that the difference in free memory has one cause.
 void Replica::prepare_drain() {
     if (!process_->device.is_gpu()) return sample_then(&Replica::begin_drain);
-    context_.settle_queue(process_->device.uuid)
-        .wait([this, process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
-            if (!is_present(process) || state_ != WorkerState::draining) return;
-            process_->turn = std::move(turn);
-            sample_then(&Replica::begin_drain);
-        });
+    context_.gpu_mutex(process_->device.uuid).wait([this, process = std::weak_ptr{process_}](AsyncMutex::Lock turn) {
+        if (!is_present(process) || state_ != WorkerState::draining) return;
+        process_->turn = std::move(turn);
+        sample_then(&Replica::begin_drain);
+    });
 }
 
 /// Reads the process' memory first, for the receipt; `next` runs at the latest after `sample_deadline`.
@@ -135,7 +134,7 @@ Error Replica::unending_error() const {
 /// The next load on this GPU waits until this process has what it was granted, or until its memory is back.
 void Replica::hold_turn() {
     if (process_->turn || std::exchange(process_->awaits_turn, true)) return;
-    context_.settle_queue(process_->device.uuid).wait([process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
+    context_.gpu_mutex(process_->device.uuid).wait([process = std::weak_ptr{process_}](AsyncMutex::Lock turn) {
         const auto holder = process.lock();
         if (!holder) return;
         holder->awaits_turn = false;

@@ -59,9 +59,8 @@ constexpr MessageAnswer message_answers[] = {
 };
 // clang-format on
 static_assert(std::size(message_answers) == std::variant_size_v<worker_link::Message>);
-static_assert(std::ranges::all_of(message_answers, [](const MessageAnswer& one) {
-    return one.in_state.size() == worker_state_count;
-}));
+static_assert(std::ranges::all_of(message_answers,
+                                  [](const MessageAnswer& one) { return one.in_state.size() == worker_state_count; }));
 
 }  // namespace
 
@@ -267,16 +266,15 @@ void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
     process_->grant = Grant::awaited;
     process_->load_budget.pause(Clock::now());
     deadline_.cancel();
-    context_.settle_queue(process_->device.uuid)
-        .wait([this, process = std::weak_ptr{process_}](SettleQueue::Turn turn) {
-            if (!is_present(process) || !is_loading(state_)) return;
-            process_->turn = std::move(turn);
-            process_->load_budget.resume(Clock::now());
-            arm_load_deadline();
-            process_->grant = Grant::given;
-            remember();
-            process_->send(worker_link::grant());
-        });
+    context_.gpu_mutex(process_->device.uuid).wait([this, process = std::weak_ptr{process_}](AsyncMutex::Lock turn) {
+        if (!is_present(process) || !is_loading(state_)) return;
+        process_->turn = std::move(turn);
+        process_->load_budget.resume(Clock::now());
+        arm_load_deadline();
+        process_->grant = Grant::given;
+        remember();
+        process_->send(worker_link::grant());
+    });
 }
 
 void Replica::on_message(worker_link::Ready& message) {

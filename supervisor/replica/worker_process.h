@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "supervisor/base/alive_watch.h"
+#include "supervisor/base/async_mutex.h"
 #include "supervisor/base/packet_link.h"
-#include "supervisor/base/settle_queue.h"
 #include "supervisor/gpu/gpus.h"
 #include "supervisor/keeper_link/keeper.h"
 #include "supervisor/log/log_pipe.h"
@@ -72,7 +72,7 @@ struct WorkerProcess {
 
     std::string configuration;  ///< to be sent as soon as its file was looked at
     Grant grant = Grant::none;
-    SettleQueue::Turn turn;    ///< among those who change the memory of its GPU
+    AsyncMutex::Lock turn;     ///< among those who change the memory of its GPU
     bool awaits_turn = false;  ///< it stands in the queue by `hold_turn`
     Adoption adoption;
     bool replacing = false;  ///< ended so that one of another declaration can take its place

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "ipc/base/mapping.h"
-#include "ipc/ring/packet_line.h"
+#include "ipc/ring/packet_transport.h"
 #include "tests/bench/baselines.h"
 
 namespace bulkhead::bench {
@@ -147,8 +147,8 @@ enum class How { socket, loop, thread };
 class LineUser {
 public:
     LineUser(UniqueFd socket, How how)
-        : socket_{std::move(socket)}, line_{socket_.get(), how == How::loop ? PacketLine::Sleeper::trusted
-                                                                            : PacketLine::Sleeper::asked_after},
+        : socket_{std::move(socket)}, line_{socket_.get(), how == How::loop ? PacketTransport::Sleeper::trusted
+                                                                            : PacketTransport::Sleeper::asked_after},
           how_{how} {}
     void use(std::unique_ptr<RingEnd> rings) {
         if (how_ != How::loop) {
@@ -161,7 +161,7 @@ public:
         ::epoll_ctl(waitable_.get(), EPOLL_CTL_ADD, line_.use_in_loop(std::move(rings)), &bell);
         ::epoll_ctl(waitable_.get(), EPOLL_CTL_ADD, socket_.get(), &end);
     }
-    PacketLine& line() { return line_; }
+    PacketTransport& line() { return line_; }
     /// As both ends of a channel do: the peer's end is heard of where this one waits next.
     void send() { (void)line_.post(packet_).value(); }
     Packet receive() {
@@ -194,7 +194,7 @@ private:
     }();
     UniqueFd socket_;
     UniqueFd waitable_;
-    PacketLine line_;
+    PacketTransport line_;
     How how_;
     std::vector<std::byte> buffer_ = std::vector<std::byte>(packet_bytes_max);
 };

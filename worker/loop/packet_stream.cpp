@@ -26,15 +26,15 @@ std::shared_ptr<PacketStream> PacketStream::make(boost::asio::io_context& io, Un
 
 PacketStream::PacketStream(boost::asio::io_context& io, UniqueFd socket, std::span<std::byte> receive_buffer,
                            Events events)
-    : io_{io}, socket_{std::move(socket)}, line_{socket_.get(), PacketLine::Sleeper::trusted},
+    : io_{io}, socket_{std::move(socket)}, packets_{socket_.get(), PacketTransport::Sleeper::trusted},
       at_socket_{io, socket_.get(), [this] { socket_has_news(); }, [this] { socket_has_room(); }},
       receive_buffer_{receive_buffer}, events_{std::move(events)} {}
 
 void PacketStream::use_rings(std::unique_ptr<RingEnd> rings) {
-    const int doorbell = line_.use_in_loop(std::move(rings));
+    const int doorbell = packets_.use_in_loop(std::move(rings));
     at_bell_.emplace(io_, doorbell, [this] {
         if (!open_ || lost_) return;
-        line_.stay_awake();
+        packets_.stay_awake();
         read_packets();
     });
     // To see the peer's end, and to go on reading: a read of the socket that is under way uses the rings from now on.
@@ -47,7 +47,7 @@ void PacketStream::socket_has_news() {
     if (!open_ || lost_) return;
     if (at_bell_) {
         if (!peer_is_gone()) return at_socket_.await_readable(shared_from_this());
-        line_.note_end();
+        packets_.note_end();
     }
     read_packets();
 }
@@ -68,8 +68,8 @@ void PacketStream::look_again() {
 
 /// Until the peer rings or ends. Other handlers run before this looks again.
 void PacketStream::sleep_at_rings() {
-    if (!line_.prepare_to_sleep(awaits_room_ && !line_.socket_was_full())) {
-        line_.stay_awake();
+    if (!packets_.prepare_to_sleep(awaits_room_ && !packets_.socket_was_full())) {
+        packets_.stay_awake();
         return look_again();
     }
     at_bell_->await_readable(shared_from_this());
@@ -77,8 +77,8 @@ void PacketStream::sleep_at_rings() {
 
 void PacketStream::wait_writable() {
     awaits_room_ = true;
-    if (!at_bell_ || line_.socket_was_full()) return at_socket_.await_writable(shared_from_this());
-    if (!line_.prepare_to_sleep(true)) look_again();
+    if (!at_bell_ || packets_.socket_was_full()) return at_socket_.await_writable(shared_from_this());
+    if (!packets_.prepare_to_sleep(true)) look_again();
 }
 
 void PacketStream::read_packets() {
@@ -87,7 +87,7 @@ void PacketStream::read_packets() {
     bool drained = false;
     for (; count < limits::packets_per_turn && open_ && !lost_; ++count) {
         Packet packet;
-        const Result<ReceiveOutcome> outcome = line_.receive(receive_buffer_, packet);
+        const Result<ReceiveOutcome> outcome = packets_.receive(receive_buffer_, packet);
         if (!outcome) {
             if (outcome.error().code != ErrorCode::protocol_violation) return lose(outcome.error().attempt);
             events_.refused(outcome.error());
@@ -107,7 +107,7 @@ void PacketStream::read_packets() {
         drained ? at_socket_.await_readable(shared_from_this()) : look_again();
         return;
     }
-    if (awaits_room_ && !line_.socket_was_full()) {
+    if (awaits_room_ && !packets_.socket_was_full()) {
         awaits_room_ = false;
         if (flush() && events_.flushed) events_.flushed();
         if (!open_ || lost_) return;
@@ -118,7 +118,7 @@ void PacketStream::read_packets() {
 PacketStream::Sent PacketStream::send(std::span<const std::byte> bytes, std::span<const int> fds, std::size_t reserve) {
     if (!open_ || lost_) return Sent::closed;
     if (outbox_.empty()) {
-        const Result<> sent = line_.send(bytes, fds);
+        const Result<> sent = packets_.send(bytes, fds);
         if (sent) return Sent::yes;
         if (sent.error().code != ErrorCode::queue_full) {
             lose(sent.error().attempt);
@@ -149,7 +149,7 @@ PacketStream::Sent PacketStream::send_now(std::span<const std::byte> bytes, std:
 
 bool PacketStream::has_room() {
     if (!open_ || lost_) return false;
-    if (outbox_.empty() && line_.has_room()) return true;
+    if (outbox_.empty() && packets_.has_room()) return true;
     wait_writable();
     return false;
 }
@@ -157,7 +157,7 @@ bool PacketStream::has_room() {
 bool PacketStream::flush() {
     while (!outbox_.empty()) {
         const auto& [bytes, fds] = outbox_.front();
-        const Result<> sent = line_.send(bytes, fds);
+        const Result<> sent = packets_.send(bytes, fds);
         if (!sent && sent.error().code == ErrorCode::queue_full) {
             wait_writable();
             return false;

@@ -15,7 +15,7 @@
 
 #include "ipc/base/error.h"
 #include "ipc/base/unique_fd.h"
-#include "ipc/ring/packet_line.h"
+#include "ipc/ring/packet_transport.h"
 #include "worker/loop/edge_wait.h"
 
 namespace bulkhead::worker {
@@ -52,7 +52,8 @@ public:
     /// Sends at once or not at all. `queued`: it was not sent, and `flushed` comes when it may be tried again.
     /// `refused`: the kernel does not take it, for example with too many descriptors in flight.
     Sent send_now(std::span<const std::byte> bytes, std::span<const int> fds);
-    /// Whether the peer reads: nothing is queued, and `PacketLine::has_room`. If not, `flushed` comes when it does.
+    /// Whether the peer reads: nothing is queued, and `PacketTransport::has_room`. If not, `flushed` comes when it
+    /// does.
     [[nodiscard]] bool has_room();
 
     [[nodiscard]] bool outbox_empty() const noexcept { return outbox_.empty(); }
@@ -88,7 +89,7 @@ private:
 
     boost::asio::io_context& io_;
     UniqueFd socket_;
-    PacketLine line_;
+    PacketTransport packets_;
     EdgeWait at_socket_;               ///< with rings: for its end
     std::optional<EdgeWait> at_bell_;  ///< of the rings
     std::span<std::byte> receive_buffer_;

@@ -47,7 +47,7 @@ Result<> Transport::send(std::span<const std::byte> packet, std::span<const int>
     return sent;
 }
 
-Result<> Transport::post(std::span<const std::byte> packet, PacketLine::Wake wake) {
+Result<> Transport::post(std::span<const std::byte> packet, PacketTransport::Wake wake) {
     if (socket_in_child_.in_child()) return in_child();
     Result<> sent = packets_.post(packet, wake);
     rest();

@@ -6,7 +6,7 @@
 
 #include "clients/cpp/base/wait_ready.h"
 #include "ipc/base/closed_in_child.h"
-#include "ipc/ring/packet_line.h"
+#include "ipc/ring/packet_transport.h"
 
 namespace bulkhead {
 
@@ -28,8 +28,8 @@ public:
     /// can still be received. Rings tell that late: a worker that was busy when it died is found gone by the next
     /// `receive`
     Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {});
-    /// `send` of what is followed by a `receive`, which hears of the worker's end; see `PacketLine::post`.
-    Result<> post(std::span<const std::byte> packet, PacketLine::Wake wake = PacketLine::Wake::now);
+    /// `send` of what is followed by a `receive`, which hears of the worker's end; see `PacketTransport::post`.
+    Result<> post(std::span<const std::byte> packet, PacketTransport::Wake wake = PacketTransport::Wake::now);
     /// After `queue_full`, until there may be room, or something to receive. False at `until`.
     Result<bool> wait_to_send(Clock::time_point until);
 
@@ -57,7 +57,7 @@ private:
     ClosedInChild socket_in_child_;
     UniqueFd waitable_;  ///< of the rings
     ClosedInChild waitable_in_child_;
-    PacketLine packets_;
+    PacketTransport packets_;
     std::vector<std::byte> buffer_;
     bool polled_ = false;  ///< by the caller, at `fd`
 };

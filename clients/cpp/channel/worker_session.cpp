@@ -194,13 +194,13 @@ Result<std::uint64_t> WorkerSession::submit(Sending request) {
     if (Result<> encoded = channel::encode(message, infer_packet_); !encoded) return std::move(encoded).error();
     return_idle_inputs();
     // First: the worker may need the room for this very request, which then wakes it.
-    flush_releases(PacketLine::Wake::later);
+    flush_releases(PacketTransport::Wake::later);
     // Known before it is sent: sending may have to read answers to make progress.
     const std::uint64_t request_id = ++last_request_id_;
     rests_ = false;
     const auto until =
         deadline_in(request.deadline.count() > 0 ? request.deadline : limits::request) + limits::request_grace;
-    const auto worker = request.awaited ? PacketLine::Sleeper::trusted : PacketLine::Sleeper::asked_after;
+    const auto worker = request.awaited ? PacketTransport::Sleeper::trusted : PacketTransport::Sleeper::asked_after;
     pending_.emplace(request_id, Pending{std::move(request), until, {}});
     if (const Result<> sent = send(infer_packet_, {}, worker); !sent) {
         pending_.erase(request_id);
@@ -273,7 +273,7 @@ void WorkerSession::give_back(const wire::LeaseRef& lease) {
 }
 
 /// Never waits: what a full socket does not take now stays queued.
-void WorkerSession::flush_releases(PacketLine::Wake wake) {
+void WorkerSession::flush_releases(PacketTransport::Wake wake) {
     while (!releases_.empty() && !ended_) {
         const std::size_t count = std::min(releases_.size(), channel::release_leases_max);
         channel::encode_release(std::span{releases_}.first(count), release_packet_);
@@ -287,12 +287,13 @@ void WorkerSession::flush_releases(PacketLine::Wake wake) {
     }
 }
 
-Result<> WorkerSession::send(std::span<const std::byte> packet, std::span<const int> fds, PacketLine::Sleeper worker) {
+Result<> WorkerSession::send(std::span<const std::byte> packet, std::span<const int> fds,
+                             PacketTransport::Sleeper worker) {
     const auto until = deadline_in(limits::send);
     for (;;) {
         if (ended_) return *ended_;
         const Result<> sent =
-            worker == PacketLine::Sleeper::trusted ? transport_.post(packet) : transport_.send(packet, fds);
+            worker == PacketTransport::Sleeper::trusted ? transport_.post(packet) : transport_.send(packet, fds);
         if (sent) return {};
         if (sent.error().code == ErrorCode::worker_lost) {
             // What it had delivered is read up to the end of file, so that answers are not lost with it.

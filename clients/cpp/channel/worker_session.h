@@ -160,8 +160,8 @@ private:
     Result<> handle(Packet& packet);
     Error closed();
     Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {},
-                  PacketLine::Sleeper worker = PacketLine::Sleeper::asked_after);
-    void flush_releases(PacketLine::Wake wake = PacketLine::Wake::now);
+                  PacketTransport::Sleeper worker = PacketTransport::Sleeper::asked_after);
+    void flush_releases(PacketTransport::Wake wake = PacketTransport::Wake::now);
 
     // One for each message; an error means that the worker broke the protocol.
     Result<> handle(channel::Welcome&& message, std::vector<UniqueFd>&& fds);

@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ipc/ring/packet_line.h"
+#include "ipc/ring/packet_transport.h"
 
 namespace bulkhead::test {
 
@@ -115,12 +115,12 @@ public:
     }
     void hang_up() {
         waitable_.reset();
-        line = PacketLine{-1};
+        line = PacketTransport{-1};
         socket_.reset();
     }
     [[nodiscard]] int socket() const { return socket_.get(); }
 
-    PacketLine line;
+    PacketTransport line;
     std::vector<UniqueFd> brought;  ///< by the last packet
 
 private:

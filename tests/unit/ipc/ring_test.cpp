@@ -1,7 +1,5 @@
 /// Rings under a peer that lies: it writes the shared memory by hand, from docs/channel.md alone.
 
-#include "ipc/ring/ring.h"
-
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -20,6 +18,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ipc/ring/ring.h"
 #include "tests/unit/ipc/line_end.h"
 
 namespace bulkhead::test {
@@ -316,7 +315,7 @@ TEST_F(RingTest, APipeInPlaceOfADoorbellIsNotAdopted) {
 
 TEST_F(RingTest, WhatIsAnnouncedMustBeOnTheSocket) {
     PacketPair pair = PacketPair::make(true).value();
-    PacketLine line{pair.first.get()};
+    PacketTransport line{pair.first.get()};
     const UniqueFd waitable = line.use(std::move(worker)).value();
     auto announcement = packet(0);
     const auto type = static_cast<std::uint16_t>(wire::MessageType::on_socket);
@@ -329,7 +328,7 @@ TEST_F(RingTest, WhatIsAnnouncedMustBeOnTheSocket) {
 
 TEST_F(RingTest, WhatIsOnTheSocketUnannouncedWaitsForTheEnd) {
     PacketPair pair = PacketPair::make(true).value();
-    PacketLine line{pair.first.get()};
+    PacketTransport line{pair.first.get()};
     const UniqueFd waitable = line.use(std::move(worker)).value();
     ASSERT_TRUE(line.sleep(std::chrono::milliseconds{0}).value()) << "a doorbell's first edge";
     ASSERT_TRUE(send_packet(pair.second.get(), packet(7)));

@@ -1,5 +1,3 @@
-#include "supervisor/fleet/stale_process.h"
-
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -7,6 +5,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include "supervisor/fleet/stale_process.h"
 #include "supervisor/reclaim/cgroup.h"
 #include "supervisor/replica/worker_environment.h"
 #include "tests/unit/supervisor/fake_gpus.h"
@@ -89,7 +88,7 @@ protected:
     bool wait(const std::function<bool()>& done) { return test::run_until(io_, done); }
     /// As a load does that is about to be granted memory.
     void ask(const std::string& uuid, bool& granted) {
-        context_.settle_queue(uuid).wait([&granted](SettleQueue::Turn) { granted = true; });
+        context_.gpu_mutex(uuid).wait([&granted](AsyncMutex::Lock) { granted = true; });
     }
 
     boost::asio::io_context io_;

@@ -179,11 +179,11 @@ TEST_F(GpuAdoptionTest, WhoHasItsGrantKeepsTheTurnAndOthersWait) {
     worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
     ASSERT_TRUE(wait([&] { return worker.got("grant"); }));
     supervisor_dies();
-    context_.settle_queues.clear();
+    context_.gpu_mutexes.clear();
     adopt();
     bool other_has_turn = false;
-    SettleQueue::Turn other;
-    context_.settle_queue("GPU-a").wait([&](SettleQueue::Turn turn) {
+    AsyncMutex::Lock other;
+    context_.gpu_mutex("GPU-a").wait([&](AsyncMutex::Lock turn) {
         other = std::move(turn);
         other_has_turn = true;
     });
@@ -200,7 +200,7 @@ TEST_F(GpuAdoptionTest, WhoWaitsForItsGrantGetsIt) {
     load();
     FakeWorker& worker = loading();
     supervisor_dies();
-    context_.settle_queues.clear();
+    context_.gpu_mutexes.clear();
     adopt();
     answer(worker, "loading",
            {{"state", {{"configured", true}, {"phase", "loading"}, {"in_flight", 0}, {"grant", "asked"}}}});

@@ -228,8 +228,8 @@ TEST_F(GpuDeathTest, TheSuccessorMayAllocateOnlyWhenTheMemoryIsBack) {
 }
 
 TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
-    SettleQueue::Turn taken;
-    context_.settle_queue("GPU-a").wait([&](SettleQueue::Turn turn) { taken = std::move(turn); });
+    AsyncMutex::Lock taken;
+    context_.gpu_mutex("GPU-a").wait([&](AsyncMutex::Lock turn) { taken = std::move(turn); });
     ASSERT_TRUE(wait([&] { return static_cast<bool>(taken); }));
     replica().preload();
     FakeWorker& worker = loading();

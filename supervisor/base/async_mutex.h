@@ -10,35 +10,36 @@
 
 namespace bulkhead::supervisor {
 
-/// Loads and unloads of one GPU take turns, so that a difference in its free memory has one cause.
-class SettleQueue {
+/// Callers hold it in the order in which they asked. Of a GPU: loads and unloads take turns, so that a difference in
+/// its free memory has one cause.
+class AsyncMutex {
     struct State;
 
 public:
-    /// The right to change the GPU's memory; its end lets the next one begin.
-    class Turn {
+    /// Its end lets the next caller have the mutex.
+    class Lock {
     public:
-        Turn() = default;
-        Turn(Turn&&) noexcept = default;
-        Turn& operator=(Turn&& other) noexcept {
-            const Turn former{std::exchange(queue_, std::exchange(other.queue_, nullptr))};
+        Lock() = default;
+        Lock(Lock&&) noexcept = default;
+        Lock& operator=(Lock&& other) noexcept {
+            const Lock former{std::exchange(queue_, std::exchange(other.queue_, nullptr))};
             return *this;
         }
-        ~Turn() {
+        ~Lock() {
             if (queue_) pass_on(queue_);
         }
         explicit operator bool() const noexcept { return queue_ != nullptr; }
 
     private:
-        friend class SettleQueue;
-        explicit Turn(std::shared_ptr<State> queue) : queue_{std::move(queue)} {}
+        friend class AsyncMutex;
+        explicit Lock(std::shared_ptr<State> queue) : queue_{std::move(queue)} {}
         std::shared_ptr<State> queue_;
     };
 
     /// Who waits may be gone when its turn comes: dropping the turn passes it on.
-    using Granted = std::function<void(Turn)>;
+    using Granted = std::function<void(Lock)>;
 
-    explicit SettleQueue(boost::asio::io_context& io) : state_{std::make_shared<State>(io)} {}
+    explicit AsyncMutex(boost::asio::io_context& io) : state_{std::make_shared<State>(io)} {}
 
     /// `granted` is called later, on the loop.
     void wait(Granted granted) {
@@ -61,7 +62,7 @@ private:
         }
         Granted next = std::move(state->waiting.front());
         state->waiting.pop_front();
-        boost::asio::post(state->io, [state, next = std::move(next)] { next(Turn{state}); });
+        boost::asio::post(state->io, [state, next = std::move(next)] { next(Lock{state}); });
     }
 
     std::shared_ptr<State> state_;

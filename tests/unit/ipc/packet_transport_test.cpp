@@ -1,7 +1,5 @@
 /// What a channel promises of its packets, over the socket alone and over rings.
 
-#include "ipc/ring/packet_line.h"
-
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -13,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ipc/ring/packet_transport.h"
 #include "tests/unit/ipc/line_end.h"
 
 namespace bulkhead::test {
@@ -25,10 +24,10 @@ std::string name_of(const testing::TestParamInfo<Over>& info) {
     return names[static_cast<std::size_t>(info.param)];
 }
 
-class PacketLineTest : public testing::TestWithParam<Over> {
+class PacketTransportTest : public testing::TestWithParam<Over> {
 protected:
-    PacketLineTest() : PacketLineTest{PacketPair::make(true).value()} {}
-    explicit PacketLineTest(PacketPair pair) : worker{std::move(pair.first)}, client{std::move(pair.second)} {}
+    PacketTransportTest() : PacketTransportTest{PacketPair::make(true).value()} {}
+    explicit PacketTransportTest(PacketPair pair) : worker{std::move(pair.first)}, client{std::move(pair.second)} {}
 
     [[nodiscard]] bool over_rings() const { return GetParam() != Over::socket; }
     void offer() {
@@ -64,7 +63,8 @@ protected:
     LineEnd client;
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, PacketLineTest, testing::Values(Over::socket, Over::rings, Over::small_rings), name_of);
+INSTANTIATE_TEST_SUITE_P(Over, PacketTransportTest, testing::Values(Over::socket, Over::rings, Over::small_rings),
+                         name_of);
 
 /// Small ones mostly, some that no ring carries.
 std::size_t random_size(std::mt19937& random) {
@@ -72,7 +72,7 @@ std::size_t random_size(std::mt19937& random) {
     return sizeof(wire::Header) + random() % (most - sizeof(wire::Header) + 1);
 }
 
-TEST_P(PacketLineTest, KeepsTheOrderWhateverTheSizes) {
+TEST_P(PacketTransportTest, KeepsTheOrderWhateverTheSizes) {
     connect();
     std::mt19937 random{1};
     std::uint64_t sent = 0, received = 0;
@@ -88,7 +88,7 @@ TEST_P(PacketLineTest, KeepsTheOrderWhateverTheSizes) {
     }
 }
 
-TEST_P(PacketLineTest, EverySizeArrivesWhole) {
+TEST_P(PacketTransportTest, EverySizeArrivesWhole) {
     connect();
     for (std::size_t size = sizeof(wire::Header); size <= 1200; ++size) {
         client.send(packet(size, size));
@@ -101,7 +101,7 @@ TEST_P(PacketLineTest, EverySizeArrivesWhole) {
     }
 }
 
-TEST_P(PacketLineTest, DescriptorsComeWithTheirPacketAndKeepItsPlace) {
+TEST_P(PacketTransportTest, DescriptorsComeWithTheirPacketAndKeepItsPlace) {
     connect();
     std::array<int, 2> pipe{};
     ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
@@ -120,7 +120,7 @@ TEST_P(PacketLineTest, DescriptorsComeWithTheirPacketAndKeepItsPlace) {
     EXPECT_EQ(worker.receive_number(), 6U);
 }
 
-TEST_P(PacketLineTest, AFullQueueRefusesAndTakesAgainWhatIsRead) {
+TEST_P(PacketTransportTest, AFullQueueRefusesAndTakesAgainWhatIsRead) {
     connect();
     std::uint64_t sent = 0, received = 0;
     for (int round = 0; round < 3; ++round) {
@@ -135,7 +135,7 @@ TEST_P(PacketLineTest, AFullQueueRefusesAndTakesAgainWhatIsRead) {
     EXPECT_EQ(client.receive_number(), sent);
 }
 
-TEST_P(PacketLineTest, ASocketThatIsFullOfLargePacketsKeepsTheOrder) {
+TEST_P(PacketTransportTest, ASocketThatIsFullOfLargePacketsKeepsTheOrder) {
     connect();
     std::uint64_t sent = 0;
     Result<> taken = worker.line.send(packet(sent, 60'000));
@@ -150,7 +150,7 @@ TEST_P(PacketLineTest, ASocketThatIsFullOfLargePacketsKeepsTheOrder) {
     reader.join();
 }
 
-TEST_P(PacketLineTest, BothWaysAtOnce) {
+TEST_P(PacketTransportTest, BothWaysAtOnce) {
     connect();
     constexpr std::uint64_t count = 20'000;
     const auto talk = [](LineEnd& end) {
@@ -171,7 +171,7 @@ TEST_P(PacketLineTest, BothWaysAtOnce) {
     peer.join();
 }
 
-TEST_P(PacketLineTest, NoWakeUpIsLost) {
+TEST_P(PacketTransportTest, NoWakeUpIsLost) {
     connect();
     constexpr std::uint64_t count = 20'000;
     std::thread echo{[&] {
@@ -187,7 +187,7 @@ TEST_P(PacketLineTest, NoWakeUpIsLost) {
     echo.join();
 }
 
-TEST_P(PacketLineTest, SendingTakesNoWakeUpAwayFromALoopThatWaits) {
+TEST_P(PacketTransportTest, SendingTakesNoWakeUpAwayFromALoopThatWaits) {
     if (!over_rings()) GTEST_SKIP() << "a socket is readable until it is read";
     connect();
     ASSERT_TRUE(worker.line.prepare_to_sleep(false)) << "so that the client looks after it";
@@ -201,7 +201,7 @@ TEST_P(PacketLineTest, SendingTakesNoWakeUpAwayFromALoopThatWaits) {
 }
 
 /// One that sleeps, while packets are gathered for it.
-class PacketLineCorking : public PacketLineTest {
+class PacketTransportCorking : public PacketTransportTest {
 protected:
     void SetUp() override { connect(); }
     /// Or is about to, where there is something to be read.
@@ -211,16 +211,16 @@ protected:
     }
     /// The packet that is to be told of with the next one.
     void cork(std::uint64_t number) {
-        const Result<> posted = worker.line.post(packet(number), PacketLine::Wake::later);
+        const Result<> posted = worker.line.post(packet(number), PacketTransport::Wake::later);
         ASSERT_TRUE(posted) << posted.error().text();
         EXPECT_FALSE(is_woken()) << "that was to come later";
     }
     [[nodiscard]] bool is_woken() { return client.line.sleep(std::chrono::milliseconds{0}).value(); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, PacketLineCorking, testing::Values(Over::rings, Over::small_rings), name_of);
+INSTANTIATE_TEST_SUITE_P(Over, PacketTransportCorking, testing::Values(Over::rings, Over::small_rings), name_of);
 
-TEST_P(PacketLineCorking, ThePacketThatFollowsWakesForBoth) {
+TEST_P(PacketTransportCorking, ThePacketThatFollowsWakesForBoth) {
     fall_asleep();
     cork(0);
     ASSERT_TRUE(worker.line.post(packet(1)));
@@ -229,7 +229,7 @@ TEST_P(PacketLineCorking, ThePacketThatFollowsWakesForBoth) {
     EXPECT_EQ(client.receive_number(), 1U);
 }
 
-TEST_P(PacketLineCorking, SoDoesOneThatFindsTheRingFull) {
+TEST_P(PacketTransportCorking, SoDoesOneThatFindsTheRingFull) {
     std::uint64_t sent = 0;
     while (worker.line.send(packet(sent))) ++sent;  // of one line each, while the client is awake
     ASSERT_EQ(client.receive_number(), 0U);         // room for one
@@ -241,7 +241,7 @@ TEST_P(PacketLineCorking, SoDoesOneThatFindsTheRingFull) {
     for (std::uint64_t number = 1; number <= sent; ++number) ASSERT_EQ(client.receive_number(), number);
 }
 
-TEST_P(PacketLineCorking, SoDoesOneThatFindsTheSocketFull) {
+TEST_P(PacketTransportCorking, SoDoesOneThatFindsTheSocketFull) {
     fall_asleep();
     while (send_packet(worker.socket(), packet(7, packet_bytes_max), {})) {
     }
@@ -252,7 +252,7 @@ TEST_P(PacketLineCorking, SoDoesOneThatFindsTheSocketFull) {
     EXPECT_EQ(client.receive_number(), 0U);
 }
 
-TEST_P(PacketLineTest, WhatWasSentBeforeTheEndIsReceivedBeforeIt) {
+TEST_P(PacketTransportTest, WhatWasSentBeforeTheEndIsReceivedBeforeIt) {
     connect();
     worker.send(packet(0));
     worker.send(packet(1, 50'000));
@@ -266,7 +266,7 @@ TEST_P(PacketLineTest, WhatWasSentBeforeTheEndIsReceivedBeforeIt) {
     EXPECT_EQ(client.line.send(packet(4)).error().code, ErrorCode::worker_lost);
 }
 
-TEST_P(PacketLineTest, APeerThatHungUpAsleepIsFoundGoneBySending) {
+TEST_P(PacketTransportTest, APeerThatHungUpAsleepIsFoundGoneBySending) {
     connect();
     worker.hang_up();
 
@@ -274,14 +274,14 @@ TEST_P(PacketLineTest, APeerThatHungUpAsleepIsFoundGoneBySending) {
     EXPECT_EQ(client.receive_number(), std::nullopt);
 }
 
-TEST_P(PacketLineTest, AReaderAsleepIsWokenByTheEnd) {
+TEST_P(PacketTransportTest, AReaderAsleepIsWokenByTheEnd) {
     connect();
     std::thread reader{[&] { EXPECT_EQ(client.receive_number(), std::nullopt); }};
     worker.hang_up();
     reader.join();
 }
 
-TEST_P(PacketLineTest, AWriterThatWaitsForRoomIsWokenByTheEnd) {
+TEST_P(PacketTransportTest, AWriterThatWaitsForRoomIsWokenByTheEnd) {
     connect();
     while (client.line.send(packet(0, 1000))) {
     }
@@ -293,7 +293,7 @@ TEST_P(PacketLineTest, AWriterThatWaitsForRoomIsWokenByTheEnd) {
     writer.join();
 }
 
-TEST_P(PacketLineTest, AKilledPeerIsHeardUpToItsLastPacketAtEachStep) {
+TEST_P(PacketTransportTest, AKilledPeerIsHeardUpToItsLastPacketAtEachStep) {
     for (std::uint64_t step = 0; step < 12; ++step) {
         PacketPair pair = PacketPair::make(true).value();
         LineEnd mine{std::move(pair.first)}, its{std::move(pair.second)};
@@ -312,7 +312,7 @@ TEST_P(PacketLineTest, AKilledPeerIsHeardUpToItsLastPacketAtEachStep) {
     }
 }
 
-TEST_P(PacketLineTest, TwoProcessesUnderRandomSizes) {
+TEST_P(PacketTransportTest, TwoProcessesUnderRandomSizes) {
     constexpr std::uint64_t count = 20'000;
     const pid_t child = fork_client([&] {
         std::mt19937 random{3};

@@ -12,15 +12,15 @@ namespace bulkhead::supervisor {
 
 /// Collects the results of several callbacks, in the order of their slots, and hands them on once.
 template <typename T>
-class Gather : public std::enable_shared_from_this<Gather<T>> {
+class WhenAll : public std::enable_shared_from_this<WhenAll<T>> {
 public:
     using Done = std::function<void(Result<std::vector<T>>)>;
     enum class OnError { answer_at_once, wait_for_all };  ///< either way the first error is the answer
 
-    static std::shared_ptr<Gather> make(std::size_t count, OnError on_error, Done done) {
-        return std::make_shared<Gather>(count, on_error, std::move(done));
+    static std::shared_ptr<WhenAll> make(std::size_t count, OnError on_error, Done done) {
+        return std::make_shared<WhenAll>(count, on_error, std::move(done));
     }
-    Gather(std::size_t count, OnError on_error, Done done)
+    WhenAll(std::size_t count, OnError on_error, Done done)
         : values_(count), left_{count}, on_error_{on_error}, done_{std::move(done)} {}
 
     [[nodiscard]] std::function<void(Result<T>)> slot(std::size_t index) {

@@ -23,7 +23,7 @@ namespace bulkhead {
 ///
 /// Owns    the rings; the socket stays the caller's
 /// Thread  one at a time
-class PacketLine {
+class PacketTransport {
 public:
     /// Of rings: a peer that sleeps may have died asleep.
     enum class Sleeper : std::uint8_t {
@@ -31,15 +31,15 @@ public:
         trusted,      ///< for who waits at the descriptor all the time, and hears of the end there
     };
 
-    explicit PacketLine(int socket, Sleeper sleeper = Sleeper::asked_after) noexcept
+    explicit PacketTransport(int socket, Sleeper sleeper = Sleeper::asked_after) noexcept
         : socket_{socket}, sleeper_{sleeper} {}
 
     /// From now on packets go through the rings, in both directions. Returns the descriptor to wait at instead of the
     /// socket, the caller's: readable when the doorbell was rung or the peer has hung up; an epoll descriptor.
-    /// Errors  resources_exhausted, after which the line is of no use
+    /// Errors  resources_exhausted, after which it must not be used
     Result<UniqueFd> use(std::unique_ptr<RingEnd> rings);
-    /// The same for who waits in a loop of its own: for edges at the doorbell (EPOLLET), whose descriptor is returned and
-    /// stays the line's, and for the peer's end, which it then tells by `note_end`. It never calls `sleep`.
+    /// The same for who waits in a loop of its own: for edges at the doorbell (EPOLLET), whose descriptor is returned
+    /// and stays ours, and for the end of the peer, which it reports by `note_end`. It never calls `sleep`.
     [[nodiscard]] int use_in_loop(std::unique_ptr<RingEnd> rings) noexcept;
     /// The peer has hung up: what it had sent is still received.
     void note_end() noexcept { hung_up_ = true; }
@@ -55,7 +55,8 @@ public:
         now,
         later,  ///< the `send` or `post` that follows at once wakes the peer, for both
     };
-    /// `send` to a peer that is trusted this once, for its end is heard of at the descriptor, where the caller waits next.
+    /// `send` to a peer that is trusted this once, for its end is heard of at the descriptor, where the caller waits
+    /// next.
     Result<> post(std::span<const std::byte> packet, Wake wake = Wake::now);
     /// After `queue_full`: whether the socket was full, rather than the ring.
     [[nodiscard]] bool socket_was_full() const noexcept { return socket_full_; }

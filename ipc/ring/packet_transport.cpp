@@ -1,4 +1,4 @@
-#include "ipc/ring/packet_line.h"
+#include "ipc/ring/packet_transport.h"
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -33,7 +33,7 @@ constexpr std::uint32_t doorbell_rang = 0, peer_hung_up = 1;
 
 }  // namespace
 
-Result<UniqueFd> PacketLine::use(std::unique_ptr<RingEnd> rings) {
+Result<UniqueFd> PacketTransport::use(std::unique_ptr<RingEnd> rings) {
     UniqueFd waitable{::epoll_create1(EPOLL_CLOEXEC)};
     if (!waitable) return system_error("waiting at rings", errno);
     // The socket's packets are announced: only its end is waited for.
@@ -46,32 +46,32 @@ Result<UniqueFd> PacketLine::use(std::unique_ptr<RingEnd> rings) {
     return waitable;
 }
 
-int PacketLine::use_in_loop(std::unique_ptr<RingEnd> rings) noexcept {
+int PacketTransport::use_in_loop(std::unique_ptr<RingEnd> rings) noexcept {
     rings_ = std::move(rings);
     return rings_->doorbell();
 }
 
-Result<> PacketLine::send(std::span<const std::byte> packet, std::span<const int> fds) {
+Result<> PacketTransport::send(std::span<const std::byte> packet, std::span<const int> fds) {
     return rings_ != nullptr ? send_through_rings(packet, fds, sleeper_, Wake::now) : send_on_socket(packet, fds);
 }
 
-Result<> PacketLine::post(std::span<const std::byte> packet, Wake wake) {
+Result<> PacketTransport::post(std::span<const std::byte> packet, Wake wake) {
     return rings_ != nullptr ? send_through_rings(packet, {}, Sleeper::trusted, wake) : send_on_socket(packet, {});
 }
 
-Result<> PacketLine::send_on_socket(std::span<const std::byte> packet, std::span<const int> fds) {
+Result<> PacketTransport::send_on_socket(std::span<const std::byte> packet, std::span<const int> fds) {
     const Result<> sent = send_packet(socket_, packet, fds);
     socket_full_ = !sent && sent.error().code == ErrorCode::queue_full;
     return sent;
 }
 
 /// Also where the packet that was to wake the peer was not sent: what was posted before it is there to be read.
-void PacketLine::announce_posted() {
+void PacketTransport::announce_posted() {
     if (std::exchange(unannounced_, false)) rings_->announce();
 }
 
-Result<> PacketLine::send_through_rings(std::span<const std::byte> packet, std::span<const int> fds, Sleeper sleeper,
-                                        Wake wake) {
+Result<> PacketTransport::send_through_rings(std::span<const std::byte> packet, std::span<const int> fds,
+                                             Sleeper sleeper, Wake wake) {
     // Who sleeps may have died asleep. Who is awake is not looked after: that would cost each post a system call.
     // Not by `sleep`, which would take a ring of the doorbell away from whoever waits for it.
     if (sleeper == Sleeper::asked_after && !hung_up_ && rings_->peer_sleeps()) {
@@ -103,7 +103,7 @@ Result<> PacketLine::send_through_rings(std::span<const std::byte> packet, std::
     return {};
 }
 
-bool PacketLine::has_room() {
+bool PacketTransport::has_room() {
     if (rings_ == nullptr) {
         pollfd entry{socket_, POLLOUT, 0};
         socket_full_ = ::poll(&entry, 1, 0) <= 0;
@@ -117,7 +117,7 @@ bool PacketLine::has_room() {
     return false;
 }
 
-Result<ReceiveOutcome> PacketLine::receive(std::span<std::byte> buffer, Packet& packet) {
+Result<ReceiveOutcome> PacketTransport::receive(std::span<std::byte> buffer, Packet& packet) {
     if (rings_ == nullptr) return receive_packet(socket_, buffer, packet);
     packet = {};
     // Known before the ring is looked at: what the peer wrote before its end is then seen.
@@ -134,11 +134,11 @@ Result<ReceiveOutcome> PacketLine::receive(std::span<std::byte> buffer, Packet& 
     return outcome;
 }
 
-bool PacketLine::prepare_to_sleep(bool for_room) {
+bool PacketTransport::prepare_to_sleep(bool for_room) {
     return rings_->prepare_to_sleep(for_room ? std::max<std::size_t>(refused_bytes_, 1) : 0) && !hung_up_;
 }
 
-Result<bool> PacketLine::sleep(std::chrono::milliseconds patience) {
+Result<bool> PacketTransport::sleep(std::chrono::milliseconds patience) {
     std::array<epoll_event, 2> events;
     const std::int64_t ms = std::max<std::int64_t>(patience.count(), 0);
     const int wait = ms > INT_MAX ? -1 : static_cast<int>(ms);

@@ -93,6 +93,26 @@ class Products(unittest.TestCase):
                     x = torch.randn(count, depth)
                     torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, weight), msg=lambda said: f"{count} x {depth} x {outs}: {said}")
 
+    def test_our_own_kernel_reads_parts_of_tensors(self) -> None:
+        class Parts(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.randn(24, 16))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                linear = torch.nn.functional.linear
+                return linear(x[3:], self.weight[8:24]) + linear(x[3:], self.weight[:16]) + linear(self.weight, self.weight).sum()
+
+        parts, x = Parts(), torch.randn(9, 16)
+        with tempfile.TemporaryDirectory() as folder, inductor.scratch_beside(Path(folder)), torch.no_grad():
+            with Rewriting("cpu", "prompt"):
+                program = torch.export.export(parts, (x,), strict=False)
+            file = Path(folder) / "parts.pt2"
+            constants = functions.compile_program(program, file, "cpu", "prompt")
+            compiled = functions.load(file)
+            compiled.load_constants(constants, check_full_update=True, user_managed=True)
+            torch.testing.assert_close(compiled(x), parts(x))
+
 
 if __name__ == "__main__":
     unittest.main()

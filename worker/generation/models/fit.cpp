@@ -114,8 +114,7 @@ Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& s
         ways.push_back(fmt::format("an export with --kv-dtype bfloat16 {}", more(kv / 2)));
     if (manifest.device == "cuda" && shape.buckets.size() > 1)
         ways.emplace_back("fewer generate.buckets need fewer graphs");
-    if (manifest.device == "cuda")
-        ways.emplace_back("a smaller generate.prefill_chunk needs less for a long prompt");
+    if (manifest.device == "cuda") ways.emplace_back("a smaller generate.prefill_chunk needs less for a long prompt");
     ways.emplace_back("unload another model");
     error.remedy = fmt::format("{}", fmt::join(ways, "; or "));
     return error;

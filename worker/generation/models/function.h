@@ -114,8 +114,7 @@ public:
 private:
     template <typename... Arguments>
     explicit AotiFunction(Arguments&&... arguments)
-        : runner_{std::forward<Arguments>(arguments)...}, inputs_{runner_.inputs()},
-          constants_{runner_.constants()} {}
+        : runner_{std::forward<Arguments>(arguments)...}, inputs_{runner_.inputs()}, constants_{runner_.constants()} {}
 
     TellingRunner<Runner> runner_;
     std::size_t inputs_;

@@ -109,9 +109,10 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
 Result<> GeneratingModel::load(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
     const Manifest& manifest = package_.manifest();
     // A copy of the weights is read faster; a model that fits only as the file is mapped runs all the same.
-    const bool has_room =
-        check_fit(manifest, shape, package_.weights().size_bytes(), device_->free_bytes(), device_->name()).has_value();
-    package_.place_weights(*device_, has_room ? threads_ : 0, context);
+    const auto has_room = [&](std::uint64_t bytes) {
+        return check_fit(manifest, shape, bytes, device_->free_bytes(), device_->name()).has_value();
+    };
+    package_.place_weights(*device_, threads_, has_room, context);
 
     const std::size_t kv = std::size_t{2} * manifest.layers;
     Parts parts{manifest, shape, spec.name, threads_, nullptr, {}};

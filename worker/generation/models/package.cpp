@@ -100,14 +100,17 @@ Result<> Package::check(const Machine& machine) const {
     return {};
 }
 
-void Package::place_weights(Device& device, int copy_with, const LoadContext& context) {
+void Package::place_weights(Device& device, int threads, const std::function<bool(std::uint64_t)>& has_room,
+                            const LoadContext& context) {
     if (!context.cuda) {
-        const auto tell = [&](std::uint64_t done, std::uint64_t total) {
-            if (context.progress) context.progress("loading", done, total, "bytes", manifest_.weights_file);
-        };
-        read_ahead(folder_, tell);
-        if (copy_with > 0)
-            weights_.copy_to_huge_pages(copy_with, [&](std::uint64_t done) { tell(done, weights_.size_bytes()); });
+        read_ahead(folder_, [&](std::uint64_t done, std::uint64_t total) {
+            if (context.progress) context.progress("reading", done, total, "bytes", manifest_.weights_file);
+        });
+        weights_.copy_to_huge_pages(threads, [&](std::uint64_t done) {
+            if (context.progress)
+                context.progress("loading", done, weights_.size_bytes(), "bytes", manifest_.weights_file);
+            return has_room(weights_.size_bytes() - done);
+        });
     }
     std::uint64_t done = 0;
     for (const auto& [name, weight] : weights_.tensors()) {

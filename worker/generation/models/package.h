@@ -46,9 +46,10 @@ public:
     /// prefill. Errors  package_incompatible
     [[nodiscard]] Result<> check(const Machine& machine) const;
 
-    /// Puts all weights onto the device. On a CPU they are copied to huge pages if `copy_with` threads > 0, else they
-    /// stay where they are mapped.
-    void place_weights(Device& device, int copy_with, const LoadContext& context);
+    /// Puts all weights onto the device. On a CPU they are copied to huge pages by `threads`, unless `has_room` says
+    /// that so many bytes do not fit: then they stay where they are mapped.
+    void place_weights(Device& device, int threads, const std::function<bool(std::uint64_t bytes)>& has_room,
+                       const LoadContext& context);
 
     /// Loads one of the manifest's files and gives it its weights.
     /// Errors  package_incompatible: a constant is missing, or has another dtype or size, or the number of inputs

@@ -92,16 +92,18 @@ std::string read_entry(const boost::json::value& entry, std::span<const std::byt
 
 }  // namespace
 
-void WeightsFile::copy_to_huge_pages(int threads, const std::function<void(std::uint64_t)>& progress) {
+void WeightsFile::copy_to_huge_pages(int threads, const std::function<bool(std::uint64_t)>& go_on) {
     auto memory = HugePages::reserve(size_bytes_);
     if (!memory) return;
     const std::span<const std::byte> file = mapping_.bytes();
     ParallelCopy copy{threads};
     for (std::size_t done = 0; done < file.size();) {
+        if (!go_on(done)) return;
         const auto part = file.subspan(done, std::min<std::size_t>(copied_at_once, file.size() - done));
         copy(memory->memory().data() + done, part);
-        progress(done += part.size());
+        done += part.size();
     }
+    (void)go_on(file.size());
     for (auto& [name, tensor] : tensors_)
         tensor.bytes =
             memory->memory().subspan(static_cast<std::size_t>(tensor.bytes.data() - file.data()), tensor.bytes.size());

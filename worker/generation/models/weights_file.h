@@ -37,9 +37,9 @@ public:
     static Result<WeightsFile> open(const std::filesystem::path& path, std::uint64_t expected_bytes);
 
     /// Copies all tensors into memory of this process and unmaps the file: whoever has a tensor's bytes must ask again.
-    /// Does nothing where there are no huge pages. `progress` hears how many bytes are done.
-    /// Thread  the caller's and `threads` - 1 of its own
-    void copy_to_huge_pages(int threads, const std::function<void(std::uint64_t done)>& progress);
+    /// Leaves them where they are if there are no huge pages, or `go_on`, asked before each part, says no. `done`
+    /// counts bytes; at the end `go_on` hears that all are done. Thread  the caller's and `threads` - 1 of its own
+    void copy_to_huge_pages(int threads, const std::function<bool(std::uint64_t done)>& go_on);
 
     [[nodiscard]] const std::map<std::string, WeightTensor, std::less<>>& tensors() const noexcept { return tensors_; }
     /// Null where there is none of that name.

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <new>
 
 namespace bulkhead_product {
 namespace {
@@ -23,6 +24,7 @@ struct alignas(64) CacheLine {
 using Vector = at::vec::Vectorized<float>;
 constexpr int64_t lanes = Vector::size();
 constexpr int64_t panel_outs = 2 * lanes;  // two vectors of y for each row that is computed together
+static_assert(panel_outs % floats_of_line == 0);
 // Accumulators, the two vectors of a panel and one of x fit the registers: 32 with AVX-512, else 16.
 constexpr int rows_at_once = lanes == 16 ? 12 : 6;
 // From so many rows on it pays to transpose w, panel by panel (measured from 4 to 512 rows).
@@ -111,12 +113,12 @@ BULKHEAD_INLINE void rest_by_panel(const float* x, const float* panel, float* y,
     }
 }
 
-inline void product(const float* x, const float* w, float* y, int64_t rows, int64_t outs, int64_t depth) {
+void product(const float* x, const float* w, float* y, int64_t rows, int64_t outs, int64_t depth) {
     const int64_t panels = (outs + panel_outs - 1) / panel_outs;
 #pragma omp parallel
     {
-        const std::unique_ptr<CacheLine[]> lines(rows < rows_many ? nullptr
-                                                                  : new CacheLine[depth * panel_outs / floats_of_line]);
+        std::unique_ptr<CacheLine[]> lines;
+        if (rows >= rows_many) lines.reset(new (std::nothrow) CacheLine[depth * panel_outs / floats_of_line]);
         float* const panel = reinterpret_cast<float*>(lines.get());
 #pragma omp for
         for (int64_t number = 0; number < panels; ++number) {

@@ -36,8 +36,16 @@ class _Product(CppTemplate):
         return f'{self.header().getvalue()}\n{_KERNEL}\nextern "C" {cpp.get_export_declaration()}\n{definition}\n{{\n    bulkhead_product::product(x, weight, y, {sizes});\n}}\n'
 
 
+def _whole(x: lowering.TensorBox) -> Any:
+    """x in a buffer, contiguous from its begin on: the kernel gets the buffer's address."""
+    found = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
+    return found if found.get_layout().offset == 0 else ir.ExternKernel.copy_input(found)
+
+
 @lowering.register_lowering(torch.ops.bulkhead.product.default, type_promotion_kind=None)
 def _lower(x: lowering.TensorBox, weight: lowering.TensorBox) -> lowering.TensorBox:
-    inputs = [ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(one)) for one in (x, weight)]
+    inputs = [_whole(x), _whole(weight)]
+    if inputs[0].get_name() == inputs[1].get_name():  # the kernel's arguments are told apart by name
+        inputs[1] = ir.ExternKernel.copy_input(inputs[1])
     layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [x.get_size()[0], weight.get_size()[0]])
     return _Product("product", inputs, layout, 1).generate().output_node()

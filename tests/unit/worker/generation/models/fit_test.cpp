@@ -37,7 +37,8 @@ TEST(SlotAlignment, OthersAreRefusedWithWhatWouldFit) {
 
     EXPECT_EQ(error.code, ErrorCode::config_invalid);
     EXPECT_EQ(error.text(),
-              "config_invalid: laying out KV: a layer's keys of a slot take 2700 bytes (90 positions of 30), and the next slot's must "
+              "config_invalid: laying out KV: a layer's keys of a slot take 2700 bytes (90 positions of 30), and the "
+              "next slot's must "
               "begin at a multiple of 16; what would fit: generate.length: 88, or generate.length: 96, or "
               "generate.slots: 1");
 }

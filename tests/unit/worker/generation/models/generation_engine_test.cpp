@@ -164,7 +164,8 @@ TEST_F(GenerationEngine, JoinsAndLeavesChangeNobodyElsesTokensButInNearTies) {
     };
     const auto newcomer = [&] {
         Running running;
-        running.wish.prompt = random_prompt(random_, shape(), std::uniform_int_distribution<std::size_t>{1, 60}(random_));
+        running.wish.prompt =
+            random_prompt(random_, shape(), std::uniform_int_distribution<std::size_t>{1, 60}(random_));
         running.wish.steps = std::uniform_int_distribution<std::uint32_t>{1, 30}(random_);
         return running;
     };
@@ -180,7 +181,8 @@ TEST_F(GenerationEngine, JoinsAndLeavesChangeNobodyElsesTokensButInNearTies) {
         for (std::size_t i = active.size(); i-- > 0;) {
             if (active[i].given.size() < active[i].wish.steps) continue;
             finished.push_back(active[i]);
-            ASSERT_TRUE(engine().exchange(static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(active.size() - 1)));
+            ASSERT_TRUE(
+                engine().exchange(static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(active.size() - 1)));
             std::swap(active[i], active.back());
             active.pop_back();
         }
@@ -191,7 +193,8 @@ TEST_F(GenerationEngine, JoinsAndLeavesChangeNobodyElsesTokensButInNearTies) {
     for (const Running& running : finished) {
         Wish wish = running.wish;
         tokens += wish.steps;
-        for (;;) {  // behind a near tie the lone sequence is given what the other one took, so that the rest is judged too
+        for (;;) {  // behind a near tie the lone sequence is given what the other one took, so that the rest is judged
+                    // too
             const auto alone = run_alone(engine(), wish);
             const auto [ours, theirs] = std::mismatch(alone.begin(), alone.end(), running.given.begin());
             if (ours == alone.end()) break;

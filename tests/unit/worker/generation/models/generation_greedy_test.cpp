@@ -88,7 +88,8 @@ class GreedyTokens : public SmolLm2, public testing::WithParamInterface<std::siz
 
 TEST_P(GreedyTokens, OfSmolLm2AreThoseOfTransformers) {
     load_with(1);
-    for (std::size_t i = GetParam(); i < said_.size(); i += 4) expect_said(said_[i], run_alone(engine(), said_[i].wish()));
+    for (std::size_t i = GetParam(); i < said_.size(); i += 4)
+        expect_said(said_[i], run_alone(engine(), said_[i].wish()));
     EXPECT_LE(near_ties_, 1 + said_.size() / 80) << "of a quarter of " << said_.size() << " prompts";
 }
 
@@ -117,7 +118,8 @@ TEST_F(SmolLm2, SequencesInFourSlotsAreThoseOfTransformers) {
         for (std::size_t i = active.size(); i-- > 0;) {
             if (active[i].given.size() < active[i].said->tokens.size()) continue;
             finished.push_back(active[i]);
-            ASSERT_TRUE(engine().exchange(static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(active.size() - 1)));
+            ASSERT_TRUE(
+                engine().exchange(static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(active.size() - 1)));
             std::swap(active[i], active.back());
             active.pop_back();
         }

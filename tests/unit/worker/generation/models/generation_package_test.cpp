@@ -93,8 +93,14 @@ TEST_F(GenerationPackage, WeightsAreTheSameInHugePages) {
     for (const auto& [name, tensor] : weights->tensors())
         before[name] = {tensor.bytes.data(), {tensor.bytes.begin(), tensor.bytes.end()}};
     ASSERT_FALSE(before.empty());
+    weights->copy_to_huge_pages(2, [](std::uint64_t /*done*/) { return false; });
+    for (const auto& [name, tensor] : weights->tensors())
+        EXPECT_EQ(tensor.bytes.data(), before.at(name).first) << "no room: they stay where they are";
     std::uint64_t done = 0;
-    weights->copy_to_huge_pages(2, [&](std::uint64_t bytes) { done = bytes; });
+    weights->copy_to_huge_pages(2, [&](std::uint64_t bytes) {
+        done = bytes;
+        return true;
+    });
     EXPECT_EQ(done, weights->size_bytes());
     const WeightsFile moved = std::move(*weights);
     for (const auto& [name, tensor] : moved.tensors()) {

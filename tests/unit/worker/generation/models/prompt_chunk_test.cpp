@@ -62,11 +62,13 @@ TEST(PromptChunk, PadsRopeAndExtrasAlongWithEmbeddings) {
     at::Tensor rope = at::arange(9, at::kLong).reshape({3, 3});
     at::Tensor given = at::arange(6, at::kFloat).reshape({3, 2});
     const auto view = [](std::string_view name, wire::DType dtype, at::Tensor& tensor) {
-        return TensorView{name, dtype, {tensor.sizes().data(), tensor.sizes().size()},
+        return TensorView{name,
+                          dtype,
+                          {tensor.sizes().data(), tensor.sizes().size()},
                           {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}};
     };
-    const std::array inputs{view("embeddings", wire::DType::float32, embeddings), view("rope", wire::DType::int64, rope),
-                            view("given", wire::DType::float32, given)};
+    const std::array inputs{view("embeddings", wire::DType::float32, embeddings),
+                            view("rope", wire::DType::int64, rope), view("given", wire::DType::float32, given)};
 
     const auto chunk = prompt_chunk(manifest, {inputs, 3}, 1, 2, 4, at::arange(4, at::kLong));
 
@@ -89,7 +91,8 @@ TEST(PromptChunk, LongerAttentionAndMoreRowsComputeTheSameAndWriteNoMoreKv) {
     auto package = Package::open(tiny_package(), context);
     ASSERT_TRUE(package) << package.error().text();
     const auto device = make_cpu_device();
-    package->place_weights(*device, 0, context);
+    package->place_weights(
+        *device, 1, [](std::uint64_t) { return false; }, context);
     const Manifest& manifest = package->manifest();
     const Shape shape = settle(manifest, {}).value();
     auto prefill = package->load(*device, manifest.prefill->file, 3 + 2 * manifest.layers);

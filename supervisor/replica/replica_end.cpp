@@ -406,8 +406,9 @@ void Replica::finish(std::optional<Receipt> receipt) {
 Replica::RestartPlan Replica::plan_restart(const ExitOutcome& outcome) {
     const std::string& uuid = process_->device.uuid;
     RestartPlan plan;
-    plan.how = outcome.ending;
-    if (outcome.blames_gpu) {
+    // Asked again: whoever waited for a load may have unloaded it when it heard of the end.
+    plan.how = is_asked_to_end() ? Ending::asked : outcome.ending;
+    if (outcome.blames_gpu && plan.how != Ending::asked) {
         if (context_.gpu_quarantine.model_failed(uuid, spec_.name, Clock::now()) && context_.on_gpu_quarantined)
             context_.on_gpu_quarantined(uuid);
         if (context_.gpu_quarantine.reason(uuid)) plan.how = Ending::gpu_failed;

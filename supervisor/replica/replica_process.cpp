@@ -59,8 +59,20 @@ constexpr MessageAnswer message_answers[] = {
 };
 // clang-format on
 static_assert(std::size(message_answers) == std::variant_size_v<worker_link::Message>);
-static_assert(std::ranges::all_of(message_answers,
-                                  [](const MessageAnswer& one) { return one.in_state.size() == worker_state_count; }));
+static_assert(std::ranges::all_of(message_answers, [](const MessageAnswer& one) {
+    return one.in_state.size() == worker_state_count && one.in_state.find_first_not_of("+!.") == std::string_view::npos;
+}));
+
+/// Whether a message is taken only where the transition that it causes exists: else a worker could end the supervisor.
+constexpr bool fits(std::string_view type, WorkerEvent event) {
+    const auto* const answer = std::ranges::find(message_answers, type, &MessageAnswer::type);
+    for (std::size_t state = 0; state < worker_state_count; ++state)
+        if (answer->in_state[state] == '+' && !next(static_cast<WorkerState>(state), event)) return false;
+    return true;
+}
+static_assert(fits("busy", WorkerEvent::became_busy) && fits("idle", WorkerEvent::became_idle));
+static_assert(fits("ready", WorkerEvent::became_ready) && fits("drained", WorkerEvent::stop_asked));
+static_assert(fits("overrun", WorkerEvent::lost) && fits("failed", WorkerEvent::lost));
 
 }  // namespace
 
@@ -261,7 +273,8 @@ void Replica::tell_progress() {
 }
 
 void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
-    if (process_->turn || process_->grant == Grant::awaited) return complain("grant_asked, a second time");
+    if (process_->turn || process_->grant == Grant::awaited || process_->grant == Grant::owed)
+        return complain("grant_asked, a second time");
     if (!process_->device.is_gpu()) return process_->send(worker_link::grant());
     process_->grant = Grant::awaited;
     process_->load_budget.pause(Clock::now());

@@ -3,7 +3,10 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include <boost/json.hpp>
@@ -321,6 +324,22 @@ namespace {
 
 constexpr std::string_view unknown_file = ":unknown";
 
+/// The order in which the first release wrote members: a hash that depends on it is compared with those of older
+/// supervisors. Members that are not named follow.
+constexpr std::array<std::string_view, 18> member_order{
+    "name",      "runtime", "file",    "package",     "device",  "replicas", "preload",   "threads",   "graphs",
+    "deadlines", "queue",   "channel", "environment", "restart", "state",    "log_level", "core_dump", "generate"};
+constexpr std::array<std::string_view, 4> generate_order{"prefill_chunk", "slots", "length", "buckets"};
+
+json::object in_order(json::object members, std::span<const std::string_view> order) {
+    json::object ordered;
+    for (const std::string_view name : order)
+        if (const auto found = members.find(name); found != members.end()) ordered[name] = std::move(found->value());
+    for (auto& member : members)
+        if (!ordered.contains(member.key())) ordered[member.key()] = std::move(member.value());
+    return ordered;
+}
+
 /// Of everything but the file, in 16 digits.
 std::string text_part(const config::ModelSpec& spec) {
     // What the supervisor alone acts upon needs no new process.
@@ -333,7 +352,10 @@ std::string text_part(const config::ModelSpec& spec) {
     told.deadlines.capture = other.deadlines.capture;
     told.deadlines.drain = other.deadlines.drain;
     told.deadlines.kill = other.deadlines.kill;
-    return fmt::format("{:016x}", fnv1a(json::serialize(config::to_json(told))));
+    json::object all = in_order(config::to_json(told), member_order);
+    if (auto* generate = all.if_contains("generate"))
+        *generate = in_order(std::move(generate->as_object()), generate_order);
+    return fmt::format("{:016x}", fnv1a(json::serialize(all)));
 }
 
 std::optional<std::string> file_identity(const std::filesystem::path& path) {

@@ -101,8 +101,8 @@ TEST(Ledger, OfCrashesOnTooManyGpusTheLastAreKept) {
     const auto read = ReplicaRecord::parse(ledger.to_text()).value();
     ASSERT_FALSE(read.on_gpu.empty());
     EXPECT_LT(read.on_gpu.size(), 5U);
-    EXPECT_EQ(read.on_gpu, std::vector(ledger.on_gpu.end() - static_cast<std::ptrdiff_t>(read.on_gpu.size()),
-                                       ledger.on_gpu.end()));
+    EXPECT_EQ(read.on_gpu,
+              std::vector(ledger.on_gpu.end() - static_cast<std::ptrdiff_t>(read.on_gpu.size()), ledger.on_gpu.end()));
 }
 
 TEST(Ledger, WhyItRunsEagerlyIsCutToo) {
@@ -114,6 +114,18 @@ TEST(Ledger, WhyItRunsEagerlyIsCutToo) {
     EXPECT_GE(read.eager.size(), 20U);
     EXPECT_EQ(read.reason, ledger.reason);
     EXPECT_EQ(read.crashes, ledger.crashes);
+}
+
+/// Computed by version 0.1.0 before the order of a declaration's members changed: an upgrade must not replace workers.
+TEST(Fingerprint, IsThatOfOlderSupervisors) {
+    config::ModelSpec spec;
+    spec.name = "m";
+    spec.runtime = config::Runtime::generate;
+    spec.file = "/m";
+    spec.environment["A"] = "1";
+    spec.generate.slots = 2;
+    spec.generate.length = 64;
+    EXPECT_EQ(fingerprint_of_text(spec), "7ef68ca5a6e2b1e8:unknown");
 }
 
 TEST(Fingerprint, OfAFileThatDoesNotAnswerIsTheTextsAlone) {
@@ -138,9 +150,9 @@ TEST(Ledger, RefusesWhatItDoesNotUnderstand) {
     for (const char* text : {"", "{", "[]", "7", "{}", R"({"v":2})", R"({"v":"1"})", "\xff\xfe"})
         EXPECT_FALSE(ReplicaRecord::parse(text)) << text;
     // Members of another type are as good as absent; nothing in it can hurt.
-    const auto odd =
-        ReplicaRecord::parse(R"({"v":1,"crashes":[-1,"x",5],"escalation":77,"keep":1,"ready_ms":-5,"device":{},)"
-                      R"("on_gpu":[7,"a",1e99,9223372036854775807,null,5,"b",1],"withdrawn_ms":-1,"by_count":"x"})");
+    const auto odd = ReplicaRecord::parse(
+        R"({"v":1,"crashes":[-1,"x",5],"escalation":77,"keep":1,"ready_ms":-5,"device":{},)"
+        R"("on_gpu":[7,"a",1e99,9223372036854775807,null,5,"b",1],"withdrawn_ms":-1,"by_count":"x"})");
     ASSERT_TRUE(odd);
     EXPECT_EQ(odd->escalation, Escalation::sigkill);
     EXPECT_EQ(odd->crashes.ready_before, std::vector{Millis{5}});

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests" / "python"), str(ROOT / "clients" / "python")]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests" / "python" / "export"), str(ROOT / "clients" / "python")]
 
 import requirements  # noqa: E402
 
@@ -29,7 +29,7 @@ def file(build: Path, family: str) -> Path:
 def stamp() -> str:
     digest = hashlib.sha256(" ".join(version(one) for one in ("torch", "triton", "transformers", "chatterbox-tts")).encode())
     sources = sorted((ROOT / "clients" / "python" / "bulkhead" / "export").rglob("*.*[yh]"))
-    for source in (Path(__file__), ROOT / "tests" / "python" / "tiny_models.py", *sources):
+    for source in (Path(__file__), ROOT / "tests" / "python" / "export" / "tiny_models.py", *sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()
 

@@ -27,7 +27,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Product(CppTemplate):
-    def render(self, kernel: CppTemplateKernel, template_buffer_node: Any = None, epilogue_nodes: Any = None, **unused: Any) -> str:  # type: ignore[override]
+    def render(self, kernel: CppTemplateKernel, template_buffer_node: Any = None, epilogue_nodes: Any = None, **unused: Any) -> str:
         assert not epilogue_nodes, "compiled with epilogue_fusion"
         x, weight = self.input_nodes
         y = self.output_node if template_buffer_node is None else template_buffer_node

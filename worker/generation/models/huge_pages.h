@@ -11,7 +11,7 @@
 namespace bulkhead::worker::generation {
 
 /// Anonymous memory in huge pages of 2 MiB, where the kernel has any to give. What is read as a whole again and again,
-/// as weights are by each step, is read 1.1 to 1.4 times as fast as through pages of 4 KiB (docs/benchmarks.md).
+/// as weights are by each step, is read 1.1 to 1.5 times as fast as through pages of 4 KiB (docs/decisions.md).
 ///
 /// Owns  the memory
 class HugePages {

@@ -20,7 +20,7 @@
 #include "supervisor/replica/crash_evidence.h"
 #include "supervisor/replica/lifecycle.h"
 #include "supervisor/replica/load.h"
-#include "supervisor/replica/worker_link.h"
+#include "supervisor/worker_link/worker_link.h"
 
 namespace bulkhead::supervisor {
 

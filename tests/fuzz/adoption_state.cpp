@@ -10,7 +10,7 @@
 #include "supervisor/keeper/state/saved_state.h"
 #include "supervisor/keeper_link/keeper_client.h"
 #include "supervisor/replica/replica_record.h"
-#include "supervisor/replica/worker_link.h"
+#include "supervisor/worker_link/worker_link.h"
 #include "tests/fuzz/fuzz_input.h"
 
 namespace {

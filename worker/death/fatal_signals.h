@@ -23,8 +23,8 @@ private:
 /// before they end the process as they would have: the kernel closes sockets only after it has freed the memory, 100
 /// to 200 ms later for some GB. Nothing in the handler allocates, and what it may wait for is bounded.
 ///
-/// A SIGABRT from another process asks where this one hangs: the suspect's thread reports, see below, or the main
-/// thread if there is no suspect.
+/// A SIGABRT from another process asks where this one hangs. The thread of the `HangSuspect` reports, else the main
+/// thread.
 void report_fatal_signals(int link_fd) noexcept;
 
 /// While this lives, the calling thread works on something that may hang: a SIGABRT from another process, whichever

@@ -233,8 +233,8 @@ public:
     /// Readable when an answer, or the end of the channel, has come; for callers with a loop of their own, who only
     /// poll it. Changes when the channel is reopened.
     [[nodiscard]] int fd();
-    /// Handles what the worker has sent, and gives back what is no longer used. Never waits. For a channel at rest:
-    /// call it when `fd` is readable and nothing waits for a request, so that the worker can ask for memory back, and
+    /// Handles the messages that the worker has sent, and returns unused slabs and leases. Never waits. For a channel
+    /// at rest: call it when `fd` is readable and nothing waits for a request, so that the worker can ask for memory back, and
     /// from time to time, so that idle slabs (`slab_idle`) return. Errors  why the channel has ended
     Result<> receive();
 

@@ -65,8 +65,8 @@ public:
     /// `error.data` of the last call that the daemon answered with an error: members that are not in an `Error`.
     [[nodiscard]] const boost::json::object& error_data() const noexcept { return error_data_; }
 
-    /// Readable when something has come; for callers with a loop of their own. -1 while there is no connection; changes
-    /// when a call reconnects.
+    /// Readable when the daemon has sent a message; for callers that poll in their own loop. -1 without a connection.
+    /// Changes when a call reconnects.
     [[nodiscard]] int fd() const noexcept;
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 

@@ -1,4 +1,4 @@
-#include "supervisor/replica/worker_link.h"
+#include "supervisor/worker_link/worker_link.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,0 +1,360 @@
+"""What an engine is written with: a class that ``runtime: python`` loads in a worker process of its own.
+
+    from bulkhead.engine import Context, Number, Result, Tensor, Text, method
+
+    class Beeper:
+        \"""A tone for each letter.\"""
+
+        def load(self, context: Context) -> None:
+            self.rate = int(context.options.get("rate", 16000))
+
+        @method(
+            parameters=[Text("text"), Number("pitch", 440.0, low=20, high=8000)],
+            outputs=[Tensor("audio", "float32", ["channels=1", "samples=0.."])],
+        )
+        def speak(self, *, text, pitch):
+            ...
+            return Result(audio=sound, values={"sample_rate": self.rate})
+
+``load`` and all methods run on the main thread of the process, one request at a time. A method that is a generator streams:
+each ``yield`` is a part, and what it returns is the whole answer. ``unload()`` is optional: the end of the process is the
+unload. ``docs/python-engines.md`` tells more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Mapping, Protocol, Sequence, TypeVar, Union
+
+from .errors import Error
+from .tensors import DTYPE_NUMBERS
+
+__all__ = [
+    "Boolean", "Cancelled", "Choice", "Context", "Integer", "InvalidInput", "LocalContext", "Method", "MissingModel", "Number",
+    "Parameter", "Result", "Tensor", "Text", "method", "methods_of",
+]  # fmt: skip
+
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,54}")
+_DIM = re.compile(r"(?:([A-Za-z_][A-Za-z0-9_]{0,31})=)?([0-9]+)(?:(\.\.)([0-9]*))?")
+_DIMS_MAX = 8
+_UNBOUNDED = (1 << 63) - 1
+_MARK = "__bulkhead_method__"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class InvalidInput(Error):
+    """A request that the engine cannot do as it was asked: its client gets ``input_invalid`` with this text."""
+
+    def __init__(self, attempt: str, remedy: str = "") -> None:
+        super().__init__("input_invalid", attempt, remedy)
+
+
+class MissingModel(Error):
+    """Raised in ``load`` where a file is not there: say what to fetch and where to put it. The model is not tried again."""
+
+    def __init__(self, attempt: str, remedy: str = "") -> None:
+        super().__init__("load_failed", attempt, remedy)
+
+
+class Cancelled(BaseException):
+    """The client no longer wants the answer. No ``Exception``, so that an engine's ``except Exception`` lets it pass."""
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension: ``low`` to ``high``, both included. Dimensions of one name have one size in a request."""
+
+    name: str
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        sizes = str(self.low) if self.low == self.high else f"{self.low}..{self.high}"
+        return f"{self.name}={sizes}" if self.name else sizes
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or an output.
+
+    ``shape`` has a size, ``"1..256"``, ``"1.."`` or ``"n=1.."`` for each dimension. An ``optional`` input that a request leaves
+    out is not passed to the method, whose own default then holds.
+    """
+
+    name: str
+    dtype: str
+    shape: Sequence[int | str]
+    optional: bool = field(default=False, kw_only=True)
+    description: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if self.dtype not in DTYPE_NUMBERS:
+            raise TypeError(f"tensor {self.name!r} has dtype {self.dtype!r}; it is one of {', '.join(DTYPE_NUMBERS)}")
+        self.dims  # noqa: B018  checked while the class is read
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        if len(self.shape) > _DIMS_MAX:
+            raise TypeError(f"tensor {self.name!r} has {len(self.shape)} dimensions, at most {_DIMS_MAX} are possible")
+        return tuple(_dim(self.name, entry) for entry in self.shape)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text. Without a ``default`` every request gives it. ``multiline`` is for forms."""
+
+    name: str
+    default: str | None = None
+    multiline: bool = field(default=False, kw_only=True)
+    description: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_parameter(self, str)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A float, from ``low`` to ``high``, both included. ``step`` is for forms."""
+
+    name: str
+    default: float | None = None
+    low: float | None = field(default=None, kw_only=True)
+    high: float | None = field(default=None, kw_only=True)
+    step: float | None = field(default=None, kw_only=True)
+    description: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_parameter(self, (int, float))
+        _check_range(self)
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer of 64 bits, from ``low`` to ``high``, both included. ``step`` is for forms."""
+
+    name: str
+    default: int | None = None
+    low: int | None = field(default=None, kw_only=True)
+    high: int | None = field(default=None, kw_only=True)
+    step: int | None = field(default=None, kw_only=True)
+    description: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_parameter(self, int)
+        _check_range(self)
+
+
+@dataclass(frozen=True)
+class Boolean:
+    """True or false."""
+
+    name: str
+    default: bool | None = None
+    description: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if self.default is not None and not isinstance(self.default, bool):
+            raise TypeError(f"parameter {self.name!r} has default {self.default!r}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several words; the default is the first, unless another is named."""
+
+    name: str
+    choices: Sequence[str]
+    default: str | None = None
+    description: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_parameter(self, str)
+        if isinstance(self.choices, str) or not self.choices or not all(isinstance(word, str) for word in self.choices):
+            raise TypeError(f"parameter {self.name!r} has choices {self.choices!r}; they are a list of words")
+        if self.default is None:
+            object.__setattr__(self, "default", self.choices[0])
+        elif self.default not in self.choices:
+            raise TypeError(f"parameter {self.name!r} has default {self.default!r}, which is none of its choices")
+
+
+Parameter = Union[Text, Number, Integer, Boolean, Choice]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What ``@method`` declares. ``streams`` where the function is a generator."""
+
+    name: str
+    description: str
+    inputs: tuple[Tensor, ...]
+    parameters: tuple[Parameter, ...]
+    outputs: tuple[Tensor, ...]
+    streams: bool
+
+
+def method(
+    *, inputs: Sequence[Tensor] = (), parameters: Sequence[Parameter] = (), outputs: Sequence[Tensor] = (), description: str = ""
+) -> Callable[[_Function], _Function]:
+    """Makes a function of the class one that clients call. It gets inputs and parameters as keyword arguments: inputs as
+    numpy arrays that are views of the memory shared with the client, valid until the method returns and not to be written.
+
+    ``description`` is the first paragraph of the docstring where it is left out.
+    """
+
+    def declare(function: _Function) -> _Function:
+        declared = Method(function.__name__, description or _first_paragraph(function), tuple(inputs), tuple(parameters),
+                          tuple(outputs), inspect.isgeneratorfunction(function))  # fmt: skip
+        _check_arguments(declared, function)
+        setattr(function, _MARK, declared)
+        return function
+
+    return declare
+
+
+def methods_of(engine: type) -> dict[str, Method]:
+    """The declared methods of an engine's class, in the order of the class. Raises ``TypeError`` where it is no engine."""
+    found: dict[str, Method] = {}
+    for base in reversed(engine.__mro__):
+        for name, value in vars(base).items():
+            if isinstance(declared := getattr(value, _MARK, None), Method):
+                found[name] = declared
+            else:
+                found.pop(name, None)
+    if not callable(getattr(engine, "load", None)):
+        raise TypeError(f"class {engine.__name__} has no method load(self, context)")
+    if not found:
+        raise TypeError(f"class {engine.__name__} has no function with @bulkhead.engine.method")
+    return found
+
+
+class Result:
+    """An answer, or a part of one: tensors by name, numpy arrays or torch tensors on any device, and ``values`` that are JSON."""
+
+    def __init__(self, *, values: Mapping[str, Any] | None = None, **tensors: Any) -> None:
+        self.values = dict(values or {})
+        self.tensors = tensors
+
+
+class Context(Protocol):
+    """What a worker gives to ``load``. The engine may keep it: ``check``, ``progress`` and ``graph``'s callables serve
+    requests too. Used on the main thread, where load and requests run."""
+
+    options: Mapping[str, Any]  #: ``options`` of the fleet file, as they are written there
+    device: str  #: ``cpu`` or ``cuda``, which then is the one GPU that the process sees
+    graphs: str  #: ``off``, ``preferred`` or ``required``
+    model: str  #: its name in the fleet file
+    cache: Path  #: a folder for what may be made again; of this user, mode 0700
+
+    def progress(self, done: int, total: int, detail: str = "") -> None:
+        """During ``load`` it starts the load deadline again where ``done`` grew. During a request it is a part with the values
+        ``{"progress": {"done", "total", "detail"}}`` for a client that streams, and nothing to others."""
+
+    def check(self) -> None:
+        """Raises ``Cancelled`` where the request was cancelled, its deadline passed or its channel ended. ``yield`` and
+        ``progress`` check too."""
+
+    def graph(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], *, padding: Mapping[str, float] | None = None,
+              name: str = "") -> Callable[..., Any]:  # fmt: skip
+        """In ``load`` only: captures ``fn`` as one CUDA graph for each bucket, and gives a callable that replays them.
+
+        A bucket maps the names of fn's keyword arguments to example tensors, whose shapes and dtypes it has, or to constants.
+        ``fn`` returns a tensor, or a tuple or dict of tensors, and reads and writes fixed memory otherwise: it runs several
+        times here. A call takes the bucket of equal shapes; with ``padding``, which names inputs and what fills their rest,
+        also the smallest one that holds it. Otherwise ``fn`` itself runs, which is counted with its reason.
+
+        What the callable returns lies in static buffers: it has the bucket's shapes, and the next call writes it again.
+        Raises ``capture_failed`` where ``graphs`` is ``required`` and a bucket cannot be captured.
+        """
+        ...
+
+
+class LocalContext:
+    """A context without a worker, for tests of an engine: nothing cancels, progress goes nowhere."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None, *, device: str = "cpu", graphs: str = "preferred",
+                 model: str = "local", cache: Path = Path(".")) -> None:  # fmt: skip
+        self.options = dict(options or {})
+        self.device, self.graphs, self.model, self.cache = device, graphs, model, cache
+        self._graphs: Any = None
+
+    def progress(self, done: int, total: int, detail: str = "") -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def graph(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], *, padding: Mapping[str, float] | None = None,
+              name: str = "") -> Callable[..., Any]:  # fmt: skip
+        from .worker.graphs import Graphs  # which needs torch
+
+        if self._graphs is None:
+            self._graphs = Graphs(self.device, self.graphs)
+        made: Callable[..., Any] = self._graphs.add(fn, buckets, padding=padding or {}, name=name)
+        return made
+
+
+def _dim(tensor: str, entry: int | str) -> Dim:
+    if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0:
+        return Dim("", entry, entry)
+    matched = _DIM.fullmatch(entry) if isinstance(entry, str) else None
+    if matched is None:
+        raise TypeError(f"tensor {tensor!r} has dimension {entry!r}; write 512, '1..256', '1..' or 'n=1..256'")
+    name, low, is_range, high = matched.groups()
+    lowest = int(low)
+    highest = lowest if is_range is None else int(high) if high else _UNBOUNDED
+    if not lowest <= highest <= _UNBOUNDED:
+        raise TypeError(f"tensor {tensor!r} has dimension {entry!r}, whose end is before its beginning")
+    return Dim(name or "", lowest, highest)
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TypeError(f"{name!r} is no name; a name is a Python identifier in ASCII of at most 55 letters")
+
+
+def _check_parameter(parameter: Any, kinds: Any) -> None:
+    _check_name(parameter.name)
+    if parameter.default is not None and (not isinstance(parameter.default, kinds) or isinstance(parameter.default, bool)):
+        raise TypeError(f"parameter {parameter.name!r} has default {parameter.default!r}")
+
+
+def _check_range(parameter: Any) -> None:
+    for value in (parameter.default, parameter.low, parameter.high, parameter.step):
+        if value is not None and not math.isfinite(value):
+            raise TypeError(f"parameter {parameter.name!r} has {value!r}; bounds and defaults are finite")
+    low = -math.inf if parameter.low is None else parameter.low
+    high = math.inf if parameter.high is None else parameter.high
+    if low > high or (parameter.default is not None and not low <= parameter.default <= high):
+        raise TypeError(f"parameter {parameter.name!r}: default {parameter.default}, low {parameter.low}, high {parameter.high}")
+
+
+def _check_arguments(declared: Method, function: Callable[..., Any]) -> None:
+    where = f"method {function.__qualname__}"
+    names = [item.name for item in (*declared.inputs, *declared.parameters)]
+    outputs = [output.name for output in declared.outputs]
+    for listed in (names, outputs):
+        if twice := {name for name in listed if listed.count(name) > 1}:
+            raise TypeError(f"{where} declares {', '.join(sorted(twice))} twice")
+    if "values" in outputs:
+        raise TypeError(f'{where} has an output "values", which names what is not a tensor')
+    if any(len(listed) > 32 for listed in (declared.inputs, declared.parameters, declared.outputs)):
+        raise TypeError(f"{where} declares more than 32 inputs, parameters or outputs")
+    taken = list(inspect.signature(function).parameters.values())[1:]
+    if any(argument.kind is argument.VAR_KEYWORD for argument in taken):
+        return
+    takes = {argument.name for argument in taken}
+    if missing := set(names) - takes:
+        raise TypeError(f"{where} declares {', '.join(sorted(missing))}, which the function does not take")
+    needs = {argument.name for argument in taken if argument.default is argument.empty and argument.kind is not argument.VAR_POSITIONAL}
+    optional = {tensor.name for tensor in declared.inputs if tensor.optional}
+    if unfilled := needs - (set(names) - optional):
+        raise TypeError(f"{where} takes {', '.join(sorted(unfilled))}, for which a request may give nothing: declare it, or give it a default")
+
+
+def _first_paragraph(documented: object) -> str:
+    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())

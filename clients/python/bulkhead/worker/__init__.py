@@ -1,0 +1,1 @@
+"""The worker of ``runtime: python``: one engine, in a process that the daemon starts (``docs/python-engines.md``)."""

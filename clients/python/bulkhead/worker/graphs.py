@@ -1,0 +1,248 @@
+"""``context.graph``: functions captured as CUDA graphs at load, replayed from static buffers, and counted as the C++ worker counts.
+
+All graphs share one memory pool, so that of several buckets only the largest costs memory. Nothing is ever freed: the end of the
+process is the unload. Used on the main thread; ``report`` on any.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Mapping, Sequence
+
+from ..errors import Error
+
+_WARM_UP_RUNS = 3
+
+NO_GPU, GRAPHS_OFF, NO_BUCKET = "no_gpu", "graphs_off", "no_bucket"
+CAPTURE_FAILED, PADDING_NOT_DECLARED = "capture_failed", "padding_not_declared"
+
+
+class Bucket:
+    """One set of shapes: its static inputs, and its graph once there is one."""
+
+    def __init__(self, arguments: Mapping[str, Any], device: str) -> None:
+        import torch
+
+        self.tensors = {name: value.detach().to(device, copy=True).contiguous() for name, value in arguments.items() if torch.is_tensor(value)}
+        self.constants = {name: value for name, value in arguments.items() if name not in self.tensors}
+        self.graph: Any = None
+        self.outputs: Any = None
+        self.failed = False
+        self.hits = self.pads = 0
+        self.capture_ms = 0.0
+
+    @property
+    def elements(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors.values())
+
+    @property
+    def shapes(self) -> list[list[int]]:
+        return [list(tensor.shape) for tensor in self.tensors.values()]
+
+    def __str__(self) -> str:
+        return " ".join(f"[{','.join(map(str, shape))}]" for shape in self.shapes)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {**self.tensors, **self.constants}
+
+    def takes(self, tensors: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
+        """Whether a call of these arguments differs in sizes alone."""
+        if constants != self.constants or tensors.keys() != self.tensors.keys():
+            return False
+        return all(value.dtype == self.tensors[name].dtype and value.dim() == self.tensors[name].dim() for name, value in tensors.items())
+
+    def padded_inputs(self, tensors: Mapping[str, Any]) -> list[str] | None:
+        """The inputs that are smaller than the bucket's; None where one does not fit. An empty dimension is never padded."""
+        smaller = []
+        for name, value in tensors.items():
+            room = self.tensors[name].shape
+            if value.shape == room:
+                continue
+            if any(size != most and not 0 < size < most for size, most in zip(value.shape, room)):
+                return None
+            smaller.append(name)
+        return smaller
+
+    def fill(self, tensors: Mapping[str, Any], padding: Mapping[str, float]) -> None:
+        for name, value in tensors.items():
+            room = self.tensors[name]
+            if value.shape != room.shape:
+                room.fill_(padding[name])
+                for axis, size in enumerate(value.shape):
+                    room = room.narrow(axis, 0, size)
+            if value.data_ptr() != room.data_ptr():
+                room.copy_(value, non_blocking=True)
+
+
+class Graphed:
+    """What ``context.graph`` gives: ``fn`` by its graphs, where there is one for the call's shapes."""
+
+    def __init__(self, graphs: Graphs, fn: Callable[..., Any], name: str, buckets: list[Bucket], padding: Mapping[str, float]) -> None:
+        self.name, self.fn = name, fn
+        self._graphs, self._buckets, self._padding = graphs, buckets, dict(padding)
+
+    def __call__(self, **arguments: Any) -> Any:
+        import torch
+
+        tensors = {name: value for name, value in arguments.items() if torch.is_tensor(value)}
+        constants = {name: value for name, value in arguments.items() if name not in tensors}
+        bucket, padded, reason = self._choose(tensors, constants)
+        if bucket is None or bucket.failed:
+            self._graphs.count_eager(reason if bucket is None else CAPTURE_FAILED)
+            return self.fn(**arguments)
+        bucket.fill(tensors, self._padding)
+        if bucket.graph is None:
+            self._graphs.count_eager(NO_GPU)
+            return self._run_static(bucket)
+        bucket.graph.replay()
+        bucket.hits += 1
+        bucket.pads += padded
+        return bucket.outputs
+
+    def _choose(self, tensors: Mapping[str, Any], constants: Mapping[str, Any]) -> tuple[Bucket | None, bool, str]:
+        """The bucket of exactly these shapes, else the smallest to which they may be padded; whether; else why not."""
+        if self._graphs.mode == "off":
+            return None, False, GRAPHS_OFF
+        smallest: Bucket | None = None
+        reason = NO_BUCKET
+        for bucket in self._buckets:
+            smaller = bucket.padded_inputs(tensors) if bucket.takes(tensors, constants) else None
+            if smaller is None:
+                continue
+            if not smaller:
+                return bucket, False, ""
+            if not self._padding.keys() >= set(smaller):
+                reason = PADDING_NOT_DECLARED
+            elif smallest is None or bucket.elements < smallest.elements:
+                smallest = bucket
+        return smallest, smallest is not None, reason
+
+    def _run_static(self, bucket: Bucket) -> Any:
+        """As a replay does it: from the static inputs into the static outputs."""
+        made = self.fn(**bucket.arguments)
+        if bucket.outputs is None:
+            bucket.outputs = made
+        else:
+            _copy_into(bucket.outputs, made)
+        return bucket.outputs
+
+
+class Graphs:
+    """All graphs of one process.
+
+    ``device`` is where static buffers lie; ``mode`` is ``off``, ``preferred`` or ``required``; ``cuda`` is the module that has
+    ``CUDAGraph``, ``Stream`` and the like: ``torch.cuda`` unless the device is a CPU.
+    """
+
+    def __init__(self, device: str, mode: str, *, progress: Callable[[int, int, str], None] | None = None, cuda: Any = None) -> None:
+        if cuda is None and device != "cpu":
+            import torch
+
+            cuda = torch.cuda
+        self.mode = mode
+        self._device, self._cuda, self._progress = device, cuda, progress
+        self._pool: Any = None
+        self._side: Any = None
+        self._pool_bytes = 0
+        self._buckets: list[tuple[str, Bucket]] = []
+        self._eager: dict[str, int] = {}
+        self._failures: list[dict[str, Any]] = []
+
+    def add(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], *, padding: Mapping[str, float], name: str) -> Graphed:
+        """Captures the largest bucket first, so that the others find their memory in the pool. Raises ``capture_failed`` where
+        graphs are required and one cannot be captured."""
+        name = name or getattr(fn, "__qualname__", type(fn).__name__)
+        if self.mode == "off":
+            return Graphed(self, fn, name, [], padding)
+        made = sorted((Bucket(one, self._device) for one in buckets), key=lambda bucket: -bucket.elements)
+        if self._cuda is not None:
+            for done, bucket in enumerate(made):
+                self._report_progress(done, len(made), f"{name} {bucket}")
+                self._capture_counted(fn, name, bucket)
+            self._report_progress(len(made), len(made), "")
+        return Graphed(self, fn, name, made, padding)
+
+    def count_eager(self, reason: str) -> None:
+        self._eager[reason] = self._eager.get(reason, 0) + 1
+
+    def report(self) -> dict[str, Any]:
+        """``graphs`` of ``ready`` and ``statistics``."""
+        captured = [(name, bucket) for name, bucket in list(self._buckets) if bucket.graph is not None]
+        report: dict[str, Any] = {
+            "mode": "off" if self.mode == "off" else "captured" if captured else "eager",
+            "pool_bytes": self._pool_bytes,
+            "buckets": [
+                {"method": name, "shapes": bucket.shapes, "hits": bucket.hits, "pads": bucket.pads, "capture_ms": round(bucket.capture_ms, 3)}
+                for name, bucket in captured
+            ],
+            "eager": dict(self._eager),
+        }
+        if self._failures:
+            report["failures"] = list(self._failures)
+        return report
+
+    def _report_progress(self, done: int, total: int, detail: str) -> None:
+        if self._progress is not None:
+            self._progress(done, total, detail)
+
+    def _capture_counted(self, fn: Callable[..., Any], name: str, bucket: Bucket) -> None:
+        begun = time.monotonic()
+        try:
+            self._capture(fn, bucket)
+        except Exception as error:
+            remedy = "capture no host access, no synchronization and no shape that depends on data; or set graphs: preferred"
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            if self.mode == "required":
+                raise Error("capture_failed", f"capturing {name} {bucket}: {reason}", remedy) from error
+            bucket.failed = True
+            self._failures.append({"method": name, "shapes": bucket.shapes, "cause": "exception", "reason": reason, "remedy": remedy})
+        else:
+            bucket.capture_ms = (time.monotonic() - begun) * 1000
+            self._buckets.append((name, bucket))
+
+    def _capture(self, fn: Callable[..., Any], bucket: Bucket) -> None:
+        cuda = self._cuda
+        if self._pool is None:
+            self._pool, self._side = cuda.graph_pool_handle(), cuda.Stream()
+        main, side = cuda.current_stream(), self._side
+        side.wait_stream(main)
+        with cuda.stream(side):
+            for _ in range(_WARM_UP_RUNS):
+                fn(**bucket.arguments)
+        main.wait_stream(side)
+        cuda.synchronize()
+        cuda.empty_cache()  # what the warm-up used is free for the pool
+        before = cuda.memory_reserved()
+        graph = cuda.CUDAGraph()
+        with cuda.stream(side):
+            # Of this thread alone: the others of the process may use CUDA meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = fn(**bucket.arguments)
+            except BaseException:
+                _end_failed(graph)
+                raise
+            graph.capture_end()
+        cuda.synchronize()
+        self._pool_bytes += max(cuda.memory_reserved() - before, 0)
+        bucket.graph, bucket.outputs = graph, outputs
+
+
+def _end_failed(graph: Any) -> None:
+    """The stream must leave the capture; its own error is an echo of the one that is being raised."""
+    try:
+        graph.capture_end()
+    except Exception:
+        pass
+
+
+def _copy_into(kept: Any, made: Any) -> None:
+    if isinstance(kept, dict):
+        for name, tensor in kept.items():
+            tensor.copy_(made[name])
+    elif isinstance(kept, (tuple, list)):
+        for tensor, value in zip(kept, made):
+            tensor.copy_(value)
+    else:
+        kept.copy_(made)

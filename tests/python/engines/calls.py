@@ -1,0 +1,33 @@
+"""Calling an engine's methods without a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from bulkhead.engine import LocalContext, Result, methods_of
+
+
+def loaded(kind: type, options: dict[str, Any] | None = None, graphs: str = "preferred") -> Any:
+    engine = kind()
+    engine.load(LocalContext(options, graphs=graphs))
+    return engine
+
+
+def started(engine: Any, name: str, **given: Any) -> Generator[Result, None, Result]:
+    """A request of a streaming method, with the declared defaults of what is not given."""
+    declared = methods_of(type(engine))[name]
+    defaults = {parameter.name: parameter.default for parameter in declared.parameters if parameter.default is not None}
+    stream: Generator[Result, None, Result] = getattr(engine, name)(**{**defaults, **given})
+    return stream
+
+
+def answered(engine: Any, name: str, **given: Any) -> tuple[list[Result], Result]:
+    """The parts of a streaming method's answer, and the whole."""
+    stream = started(engine, name, **given)
+    parts = []
+    while True:
+        try:
+            parts.append(next(stream))
+        except StopIteration as end:
+            return parts, end.value

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Makes docs/configuration.md from config/fleet.schema.json, and the tables of docs/worker-link.md from
-ipc/links/worker_link.json, so that they cannot differ.
+"""Makes docs/configuration.md from config/fleet.schema.json, the tables of docs/worker-link.md from
+ipc/links/worker_link.json, and the transitions in docs/operations.md from supervisor/replica/lifecycle.h, so that they
+cannot differ.
 
     reference.py            write them
     reference.py --check    exit 1 if one is not up to date
@@ -16,6 +17,8 @@ SCHEMA = ROOT / "config/fleet.schema.json"
 PAGE = ROOT / "docs/configuration.md"
 LINK = ROOT / "ipc/links/worker_link.json"
 LINK_PAGE = ROOT / "docs/worker-link.md"
+LIFECYCLE = ROOT / "supervisor/replica/lifecycle.h"
+LIFECYCLE_PAGE = ROOT / "docs/operations.md"
 
 INTRODUCTION = """\
 # The fleet file
@@ -122,17 +125,33 @@ def messages(entries):
     return "\n".join(rows)
 
 
-def link_page(link):
-    """The page as it is, with its tables made again."""
-    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", lambda found: f"<!-- {found[1]} -->\n{messages(link[found[1]])}\n<!-- end -->",
-                  LINK_PAGE.read_text(), flags=re.DOTALL)  # fmt: skip
+def transitions(header):
+    """The table of transitions in C++: a row for each state, a cell for each event."""
+    states, events = (re.findall(r'"(\w+)"', re.search(rf"worker_{kind}_names{{(.*?)}}", header, re.DOTALL)[1])
+                      for kind in ("state", "event"))  # fmt: skip
+    short_names = dict(re.findall(r"(\w+) = WorkerState::(\w+)", header))
+    rows = ["| in state | event → next state |", "| --- | --- |"]
+    for state, (name, cells) in zip(states, re.findall(r"/\*(\w+) *\*/{{(.*)}},", header), strict=True):
+        answers = zip(events, re.findall(r"\w+|{}", cells), strict=True)
+        assert state == name, f"{LIFECYCLE}: the row of {state} says {name}"
+        rows.append(f"| `{state}` | {', '.join(f'{event} → `{short_names[to]}`' for event, to in answers if to != '{}')} |")
+    return "\n".join(rows) + "\n"
+
+
+def page_with(tables, page):
+    """The page as it is, with its tables made again: each is between `<!-- its name -->` and `<!-- end -->`."""
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", lambda found: f"<!-- {found[1]} -->\n{tables[found[1]]}\n<!-- end -->",
+                  page.read_text(), flags=re.DOTALL)  # fmt: skip
 
 
 def main():
     if sys.argv[1:] not in ([], ["--check"]):
         print(__doc__)
         return 2
-    pages = {PAGE: page(json.loads(SCHEMA.read_text())), LINK_PAGE: link_page(json.loads(LINK.read_text()))}
+    link = json.loads(LINK.read_text())
+    link = {name: messages(link[name]) for name in ("to_daemon", "to_worker", "objects")}
+    pages = {PAGE: page(json.loads(SCHEMA.read_text())), LINK_PAGE: page_with(link, LINK_PAGE),
+             LIFECYCLE_PAGE: page_with({"transitions": transitions(LIFECYCLE.read_text())}, LIFECYCLE_PAGE)}  # fmt: skip
     outdated = [path for path, made in pages.items() if not path.exists() or path.read_text() != made]
     for path in outdated:
         if sys.argv[1:]:

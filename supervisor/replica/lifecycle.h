@@ -62,7 +62,8 @@ constexpr std::string_view to_string(WorkerEvent event) { return worker_event_na
 
 // clang-format off
 /// Every event in every state: a row for each WorkerState, a column for each WorkerEvent. `{}`: no transition, since the
-/// caller has a bug, or the worker said what does not fit. A test compares docs/operations.md with this table.
+/// caller has a bug, or the worker said what does not fit. scripts/reference.py makes the table of docs/operations.md of
+/// this one.
 inline constexpr auto transitions = [] {
     constexpr auto off = WorkerState::stopped, adop = WorkerState::adopting, spaw = WorkerState::spawning,
                    load = WorkerState::loading, capt = WorkerState::capturing, redy = WorkerState::ready,

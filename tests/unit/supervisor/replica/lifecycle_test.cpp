@@ -21,27 +21,6 @@ std::string operations_page() {
     return page.str();
 }
 
-/// The table of transitions as docs/operations.md shows it.
-std::string transitions_as_markdown() {
-    std::string text = "| in state | event → next state |\n| --- | --- |\n";
-    for (int s = 0; s < worker_state_count; ++s) {
-        std::string row;
-        for (int e = 0; e < worker_event_count; ++e)
-            if (const auto to = next(static_cast<S>(s), static_cast<E>(e)))
-                row +=
-                    fmt::format("{}{} → `{}`", row.empty() ? "" : ", ", to_string(static_cast<E>(e)), to_string(*to));
-        text += fmt::format("| `{}` | {} |\n", to_string(static_cast<S>(s)), row);
-    }
-    return text;
-}
-
-/// The page was written from the design: a transition is changed in both, or this fails.
-TEST(Lifecycle, HasExactlyTheTransitionsOfTheOperationsPage) {
-    EXPECT_NE(operations_page().find(transitions_as_markdown() + "\n"), std::string::npos)
-        << "docs/operations.md, \"States\", shall have:\n"
-        << transitions_as_markdown();
-}
-
 TEST(Lifecycle, TheOperationsPageExplainsEachState) {
     const std::string page = operations_page();
     const std::size_t begin = page.find("| state | means |");

@@ -31,3 +31,9 @@ def answered(engine: Any, name: str, **given: Any) -> tuple[list[Result], Result
             parts.append(next(stream))
         except StopIteration as end:
             return parts, end.value
+
+
+def counted(engine: Any) -> dict[str, int]:
+    """Calls of captured functions that were no replay, by their reason."""
+    eager: dict[str, int] = engine.context._graphs.report()["eager"]
+    return eager

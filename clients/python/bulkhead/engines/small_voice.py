@@ -71,7 +71,7 @@ class SmallVoice:
             self.step = context.graph(self.network.step, [{"letter": self._zeros(1, WIDTH), "loudness": self._zeros(1), **self._start(140.0)}])
 
     @method(
-        inputs=[Tensor("reference", "float32", ["channels=1..2", "samples=2400.."], optional=True, description="a voice, whose pitch is taken")],
+        inputs=[Tensor("reference", "float32", ["1..2", "2400.."], optional=True, description="a voice, whose pitch is taken")],
         parameters=[
             Text("text", multiline=True),
             Number("pitch", 140.0, low=PITCH_LOW, high=PITCH_HIGH, step=1, description="in Hz, where no reference is given"),
@@ -80,6 +80,7 @@ class SmallVoice:
         ],
         outputs=[Tensor("audio", "float32", ["channels=1", "samples=0.."])],
     )
+    @torch.inference_mode()
     def speak(self, *, text: str, pitch: float, speed: float, reference_rate: int, reference: Any = None) -> Generator[Result, None, Result]:
         """Speaks a text; streams a part for each fifth of a second of sound."""
         letters = text.strip().encode()
@@ -91,17 +92,15 @@ class SmallVoice:
         repeats = max(1, round(LETTER_STEPS / speed))
         spoken: list[Array] = []
         part: list[Array] = []
-        with torch.inference_mode():
-            read = self.network.read(letters)
-            going = self._start(pitch)
-            loud, silent = torch.ones(1, device=self.device), self._zeros(1)
+        read = self.network.read(letters)
+        going = self._start(pitch)
+        loud, silent = torch.ones(1, device=self.device), self._zeros(1)
         for index in range(len(letters) * repeats):
             at = index // repeats
-            with torch.inference_mode():  # not across a yield: the mode would be the caller's too
-                loudness = silent if letters[at : at + 1].isspace() else loud
-                sound, state, phase, levels = self.step(letter=read[at : at + 1], loudness=loudness, **going)
-                going.update(state=state, phase=phase, levels=levels)
-                part.append(sound.clone())
+            loudness = silent if letters[at : at + 1].isspace() else loud
+            sound, state, phase, levels = self.step(letter=read[at : at + 1], loudness=loudness, **going)
+            going.update(state=state, phase=phase, levels=levels)
+            part.append(sound.clone())
             if len(part) == PART_STEPS:
                 spoken.append(torch.cat(part)[None].cpu())
                 part.clear()

@@ -1,0 +1,110 @@
+"""What engines that drive transformers share: where a model lies, its dtype, and key-value caches of fixed sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from ..engine import Context, InvalidInput, MissingModel
+
+CACHE_LENGTHS = (1024, 4096, 8192)  #: of static caches, in positions
+
+
+def model_folder(context: Context, default: str) -> str:
+    """`options.model`, or `default`: a folder, or a repository of the Hugging Face Hub whose files are in its cache. Nothing is
+    downloaded here.
+
+    Errors: MissingModel, which says what to fetch and where to put it."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    name = str(context.options.get("model", default))
+    if (Path(name) / "config.json").is_file():
+        return name
+    remedy = f"fetch it with `hf download {default}`, or set options.model to a folder that has its files"
+    if Path(name).is_absolute() or name.startswith("."):
+        raise MissingModel(f"loading {name}, where no config.json is", remedy)
+    try:
+        found = Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
+        fetch = f"`hf download {name}`" if isinstance(error, LocalEntryNotFoundError) else f"`hf download {default}`"
+        raise MissingModel(
+            f"loading {name}, which is neither a folder nor in the cache {constants.HF_HUB_CACHE}",
+            f"fetch it with {fetch} (HF_HOME says where the cache is), or set options.model to a folder that has its files",
+        ) from error
+    if not (found / "config.json").is_file():
+        raise MissingModel(f"loading {name}, of which the cache {constants.HF_HUB_CACHE} has no config.json", remedy)
+    return str(found)
+
+
+def load_files(folder: str, load: Callable[[], Any]) -> Any:
+    """What `load` gives.
+
+    Errors: MissingModel, where a file is not there; its attempt names the file."""
+    try:
+        return load()
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise MissingModel(f"loading {folder}: {first}", "fetch all of its files with `hf download`, tokenizer and processor included") from error
+
+
+def dtype_of(context: Context) -> Any:
+    """`options.dtype`: a name such as bfloat16, or auto, the model's own."""
+    name = str(context.options.get("dtype", "auto"))
+    dtype = "auto" if name == "auto" else getattr(torch, name, None)
+    if dtype is None:
+        raise InvalidInput(f"loading with dtype {name!r}", "options.dtype is auto, float32, float16 or bfloat16")
+    return dtype
+
+
+class Caches:
+    """Static caches of `lengths` positions for a batch of one, each made once; none where graphs are off.
+
+    `graphed` captures a function that decodes one position, once for each cache: function(cache=…, **inputs)."""
+
+    def __init__(self, context: Context, config: Any, lengths: Sequence[int], dtype: torch.dtype) -> None:
+        self.config = config
+        self.static: list[Any] = []
+        text = config.get_text_config(decoder=True)
+        dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        for length in sorted(lengths) if context.graphs != "off" else ():
+            cache = transformers.StaticCache(config=config, max_cache_len=length)
+            cache.early_initialization(1, text.num_key_value_heads, dim, dtype, torch.device(context.device))
+            self.static.append(cache)
+
+    def graphed(self, context: Context, function: Callable[..., Any], **inputs: Tensor) -> Callable[..., Any]:
+        done = context.graph(function, [{**inputs, "cache": cache} for cache in self.static])
+        for cache in self.static:
+            cache.reset()  # capturing wrote into it
+        return done
+
+    def fresh(self, length: int) -> Any:
+        """The smallest static cache that holds so many positions, empty; a dynamic one where none does."""
+        for cache in self.static:
+            if length <= cache.layers[0].max_cache_len:
+                cache.reset()
+                return cache
+        return transformers.DynamicCache(config=self.config.get_text_config(decoder=True))
+
+
+def seen_mask(cache: Any, position: Tensor) -> Tensor | None:
+    """What one new position may attend to: bool [1, 1, 1, length] of a static cache; a dynamic one has nothing else in it.
+
+    Transformers makes the same mask, by ways that wait for the GPU."""
+    if not isinstance(cache, transformers.StaticCache):
+        return None
+    seen: Tensor = torch.arange(cache.layers[0].max_cache_len, device=position.device) <= position.view(-1, 1)
+    return seen[None, None]
+
+
+def position_of(cache: Any, device: Any) -> Tensor:
+    """int64 [1, 1]: where the next token stands."""
+    seen = cache.get_seq_length()
+    if isinstance(seen, Tensor):
+        return seen.clone().view(1, 1)
+    return torch.tensor([[seen]], device=device)

@@ -1,0 +1,192 @@
+"""Higgs Audio 2 against upstream's own classes called directly, sample by sample: small random models of the true classes."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+import numpy
+import small_models
+import torch
+import transformers
+from bulkhead.engine import InvalidInput, MissingModel
+from bulkhead.engines.higgs_audio_v2 import FramePenalty, HiggsAudio
+from calls import answered, counted, loaded, started
+
+TEXT = "[SPEAKER0] Hello there. [SPEAKER1] You again?"
+SYSTEM, SCENE = "Generate audio following instruction.", "Audio is recorded from a quiet room."
+VOICE, OTHER = (numpy.random.default_rng(seed).normal(0, 0.1, (1, 9600)).astype(numpy.float32) for seed in (1, 2))
+SAMPLING = {"temperature": 0.9, "top_k": 6, "top_p": 0.9, "seed": 5, "max_new_tokens": 60}
+
+
+class HiggsAudioTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        torch.set_num_threads(1)
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        kept = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(kept.cleanup)
+        cls.folder = small_models.higgs_audio_v2(Path(kept.name))
+        cls.model = transformers.HiggsAudioV2ForConditionalGeneration.from_pretrained(cls.folder).eval()
+        cls.processor = transformers.AutoProcessor.from_pretrained(cls.folder)
+        cls.engine = cls.fresh()
+
+    @classmethod
+    def fresh(cls, **context: Any) -> HiggsAudio:
+        engine: HiggsAudio = loaded(HiggsAudio, {"model": str(cls.folder), "cache_lengths": [256, 512]}, **context)
+        return engine
+
+    def spoken(self, engine: Any = None, **given: Any) -> torch.Tensor:
+        sound: torch.Tensor = answered(engine or self.engine, "speak", **{"text": TEXT, **SAMPLING, **given})[1].tensors["audio"]
+        return sound
+
+    def upstream(self, turns: list[Any], scene: list[Any] | None = None, ras: tuple[int, int] = (7, 2), **sampling: Any) -> torch.Tensor:
+        """Speaks TEXT after these turns; upstream alone."""
+        said = [("system", [text(SYSTEM)]), ("scene", scene or [text(SCENE)]), *turns, ("user", [text(TEXT)])]
+        inputs = self.processor.apply_chat_template(
+            [{"role": role, "content": content} for role, content in said],
+            add_generation_prompt=True, tokenize=True, return_dict=True, processor_kwargs={"sampling_rate": 24000, "return_tensors": "pt"},
+        )  # fmt: skip
+        asked = {**SAMPLING, **sampling}
+        torch.manual_seed(asked.pop("seed"))
+        config = copy.deepcopy(self.model.generation_config)
+        config.ras_win_len, config.ras_win_max_num_repeat = ras
+        for name, value in {"do_sample": True, **asked}.items():
+            setattr(config, name, value)
+        sound: torch.Tensor = self.processor.decode(self.model.generate(**inputs, generation_config=config))
+        return sound[None]
+
+    def equals(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        self.assertGreater(ours.shape[1], 24000 // 2)
+        self.assertTrue(torch.equal(ours, theirs), f"{ours.shape} and {theirs.shape}")
+
+    def test_a_text_alone_sounds_as_upstreams(self) -> None:
+        self.equals(self.spoken(), self.upstream([]))
+
+    def test_each_parameter_of_sampling_is_upstreams(self) -> None:
+        usual = self.spoken()
+        for given in ({"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.6}, {"seed": 6}):
+            with self.subTest(**given):
+                ours = self.spoken(**given)
+                self.equals(ours, self.upstream([], **given))
+                self.assertFalse(torch.equal(ours, usual))
+
+    def test_greedy_is_upstreams(self) -> None:
+        off = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "max_new_tokens": 40}
+        for given in ({"temperature": 0.0}, {"do_sample": False}):
+            with self.subTest(**given):
+                self.equals(self.spoken(**given, max_new_tokens=40), self.upstream([], **off))
+
+    def test_window_and_count_of_repetitions_are_upstreams(self) -> None:
+        for window, repeats in ((12, 1), (3, 3)):
+            with self.subTest(window=window, repeats=repeats):
+                self.equals(self.spoken(ras_window=window, ras_repeats=repeats), self.upstream([], ras=(window, repeats)))
+        self.equals(self.spoken(ras_window=0), self.upstream([], ras=(7, 1 << 30)))
+        self.assertFalse(torch.equal(self.spoken(ras_window=0), self.spoken(ras_window=12, ras_repeats=1)))
+
+    def test_a_reference_and_its_text_are_a_turn_before(self) -> None:
+        theirs = self.upstream([("user", [text("Who is it?")]), ("assistant", [sound(VOICE)])])
+        self.equals(self.spoken(reference=VOICE, reference_text="Who is it?"), theirs)
+
+    def test_two_speakers_are_turns_or_stand_in_the_scene(self) -> None:
+        voices = {"reference": VOICE, "second_reference": OTHER, "reference_text": "One.", "second_reference_text": "Two."}
+        turns = [("user", [text("[SPEAKER0] One.")]), ("assistant", [sound(VOICE)]), ("user", [text("[SPEAKER1] Two.")]), ("assistant", [sound(OTHER)])]
+        self.equals(self.spoken(multi_speaker="conversation", **voices), self.upstream(turns))
+        scene = [text(SCENE), text("SPEAKER0:"), sound(VOICE), text("SPEAKER1:"), sound(OTHER)]
+        self.equals(self.spoken(multi_speaker="scene", **voices), self.upstream([], scene))
+
+    def test_a_voice_of_two_channels_and_another_rate_is_resampled(self) -> None:
+        import torchaudio
+
+        stereo = numpy.concatenate([VOICE, OTHER])
+        mono = torchaudio.functional.resample(torch.tensor(stereo).mean(0), 16000, 24000).numpy()[None]
+        theirs = self.upstream([("user", [text("")]), ("assistant", [sound(mono)])])
+        self.equals(self.spoken(reference=stereo, reference_rate=16000), theirs)
+
+    def test_the_second_request_equals_that_of_a_fresh_worker(self) -> None:
+        first = self.spoken(self.fresh())
+        for graphs in ("preferred", "off"):
+            with self.subTest(graphs=graphs):
+                engine = self.fresh(graphs=graphs)
+                self.spoken(engine, text="Something else, and longer than that.", seed=8)
+                self.assertTrue(torch.equal(self.spoken(engine), first))
+                cancelled = started(engine, "speak", **{"text": TEXT, **SAMPLING, "max_new_tokens": 200})
+                next(cancelled)
+                cancelled.close()
+                self.assertTrue(torch.equal(self.spoken(engine), first))
+
+    def test_what_is_streamed_is_the_whole(self) -> None:
+        parts, whole = answered(self.engine, "speak", **{"text": TEXT, **SAMPLING, "max_new_tokens": 140})
+        self.assertGreater(len(parts), 3)
+        torch.testing.assert_close(torch.cat([part.tensors["audio"] for part in parts], dim=1), whole.tensors["audio"], atol=1e-6, rtol=1e-4)
+        self.assertEqual(whole.values["text"], TEXT)
+        self.assertEqual(whole.values["sample_rate"], 24000)
+
+    def test_static_caches_are_used_as_long_as_they_hold(self) -> None:
+        engine = self.fresh()
+        self.assertEqual([cache.layers[0].max_cache_len for cache in engine.caches.static], [256, 512])
+        self.spoken(engine)
+        self.assertEqual(set(counted(engine)), {"no_gpu"})
+        long = self.spoken(engine, max_new_tokens=500)  # beside the prompt that is too long for the cache of 512
+        self.assertEqual(set(counted(engine)), {"no_gpu", "no_bucket"})
+        self.equals(long, self.upstream([], max_new_tokens=500))
+
+    def test_without_graphs_there_is_no_static_cache(self) -> None:
+        engine = self.fresh(graphs="off")
+        self.assertEqual(engine.caches.static, [])
+        self.equals(self.spoken(engine), self.upstream([]))
+        self.assertEqual(set(counted(engine)), {"graphs_off"})
+
+    def test_the_penalty_is_upstreams_for_each_codebook(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        scores, frames = torch.randn(4, 26, generator=generator), torch.randint(0, 24, (1, 9, 4), generator=generator)
+        penalty = FramePenalty(1.3, {24, 25})
+        self.assertTrue(torch.equal(penalty(frames, scores), scores), "nothing was generated")
+        penalty.frames = frames
+        theirs = transformers.RepetitionPenaltyLogitsProcessor(1.3)(frames[0].T, scores)
+        self.assertTrue(torch.equal(penalty(frames, scores), theirs))
+        penalty.frames = torch.full_like(frames, 25)
+        self.assertTrue(torch.equal(penalty(frames, scores), scores), "the end is never penalised")
+
+    def test_penalty_and_min_p_change_what_is_drawn(self) -> None:
+        usual = self.spoken(ras_window=0)
+        self.assertFalse(torch.equal(self.spoken(ras_window=0, repetition_penalty=1.5), usual))
+        greedy = self.upstream([], ras=(7, 1 << 30), do_sample=False, temperature=None, top_k=None, top_p=None)
+        self.equals(self.spoken(ras_window=0, min_p=1.0), greedy)  # only the likeliest is left
+
+    def test_bad_input_is_refused(self) -> None:
+        for given in ({"text": " "}, {"second_reference": OTHER, "multi_speaker": "scene"}, {"reference": VOICE, "second_reference": OTHER}):
+            with self.subTest(given=sorted(given)), self.assertRaises(InvalidInput) as refused:
+                self.spoken(**given)
+            self.assertTrue(refused.exception.remedy)
+
+    def test_a_missing_model_says_what_to_fetch(self) -> None:
+        for name, told in (("bosonai/higgs-audio-v2-generation-3B-base", "hf download"), ("./nowhere", "options.model")):
+            with self.subTest(name), self.assertRaises(MissingModel) as missing:
+                loaded(HiggsAudio, {"model": name})
+            self.assertIn(name, missing.exception.attempt)
+            self.assertIn(told, missing.exception.remedy)
+
+    def test_a_folder_without_its_codec_says_so(self) -> None:
+        with tempfile.TemporaryDirectory() as kept:
+            folder = small_models.higgs_audio_v2(Path(kept))
+            (folder / "codec" / "model.safetensors").unlink()
+            with self.assertRaises(MissingModel) as missing:
+                loaded(HiggsAudio, {"model": str(folder)})
+        self.assertIn("codec", missing.exception.attempt)
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+def sound(voice: Any) -> dict[str, Any]:
+    return {"type": "audio", "audio": voice[0]}
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -19,10 +19,6 @@ AsyncChannelState::AsyncChannelState(asio::any_io_executor executor, std::shared
                                      std::unique_ptr<ReconnectingChannel> channel)
     : executor_{std::move(executor)}, control_{std::move(control)}, channel_{std::move(channel)}, alarm_{executor_} {}
 
-AsyncChannelState::~AsyncChannelState() {
-    if (io_) io_->release();
-}
-
 Result<AsyncChannel> AsyncChannelState::make(asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
                                              std::unique_ptr<ReconnectingChannel> channel) {
     std::shared_ptr<AsyncChannelState> state{
@@ -136,8 +132,11 @@ void AsyncChannelState::reopen(std::optional<milliseconds> deadline, Completing<
         if (!control_) return complete<void>(std::move(completing), channel_->reopen(deadline));  // it says why not
     }
     const asio::cancellation_slot slot = completing.slot();
-    add({Reopening{std::move(completing)}, Clock::time_point::max()}, slot);
-    start_reopening(deadline);
+    // The one that starts it gets the daemon's own error, which says more.
+    const bool joins = phase_ == Phase::reopening && deadline;
+    const std::uint64_t number =
+        add({Reopening{std::move(completing)}, joins ? deadline_in(*deadline) : Clock::time_point::max()}, slot);
+    start_reopening(deadline, number);
 }
 
 /// A signal on its cancellation slot cancels the operation.
@@ -180,15 +179,17 @@ void AsyncChannelState::pump() {
         if (advance(next++)) needs_worker = true;
     if (needs_worker) start_reopening(std::nullopt);
     set_alarm();
-    if (is_waited_for())
-        watch();
-    else if (io_)
-        io_->cancel();  // an idle channel keeps no loop running
+    watch();
 }
 
 bool AsyncChannelState::advance(Operations::iterator operation) {
     if (auto* inference = std::get_if<Inference>(&operation->second.kind)) return advance(operation, *inference);
-    if (auto* wait = std::get_if<SlabWait>(&operation->second.kind)) advance(operation, *wait);
+    if (auto* wait = std::get_if<SlabWait>(&operation->second.kind)) {
+        advance(operation, *wait);
+        return false;
+    }
+    if (Clock::now() < operation->second.until) return true;
+    end(operation, {ErrorCode::deadline_exceeded, "opening a channel again", "allow more time"});
     return false;
 }
 
@@ -202,11 +203,8 @@ bool AsyncChannelState::advance(Operations::iterator operation, Inference& infer
         const auto state = channel_->state_of(flight->request_id);
         if (state == ReconnectingChannel::RequestState::lost) return true;
         if (!inference.completing) return false;  // a stream: its parts stay with the session
-        // Too late: the session's own patience is over as well, and `wait` says so at once.
         if (state == ReconnectingChannel::RequestState::answered || now > until)
-            finish(operation, inference,
-                   inference.request.in_parts ? channel_->next(flight->request_id)
-                                              : channel_->wait(flight->request_id));
+            finish(operation, inference, channel_->take_now(flight->request_id, inference.request.in_parts));
         return false;
     }
     if (phase_ == Phase::serving || !inference.request.retry_safe) {
@@ -256,25 +254,29 @@ void AsyncChannelState::end(Operations::iterator operation, const Error& reason)
     operations_.erase(operation);
 }
 
-void AsyncChannelState::start_reopening(std::optional<milliseconds> deadline) {
+void AsyncChannelState::start_reopening(std::optional<milliseconds> deadline, std::uint64_t hasty) {
     if (phase_ != Phase::serving) return;
     phase_ = Phase::reopening;
-    asio::co_spawn(executor_, reopen_session(shared_from_this(), deadline), asio::detached);
+    asio::co_spawn(executor_, reopen_session(shared_from_this(), deadline, hasty), asio::detached);
 }
 
 AsyncChannelState::Awaitable<void> AsyncChannelState::reopen_session(std::shared_ptr<AsyncChannelState> self,
-                                                                     std::optional<milliseconds> deadline) {
+                                                                     std::optional<milliseconds> deadline,
+                                                                     std::uint64_t hasty) {
     ReconnectingChannel::Introduction asked = self->channel_->introduction(deadline, limits::reopen_tries);
     Result<std::shared_ptr<WorkerSession>> session = co_await connect_session(self->control_, *self->channel_, asked);
-    self->reopened(std::move(session));
+    self->reopened(std::move(session), deadline ? hasty : 0);
 }
 
-void AsyncChannelState::reopened(Result<std::shared_ptr<WorkerSession>> session) {
+void AsyncChannelState::reopened(Result<std::shared_ptr<WorkerSession>> session, std::uint64_t hasty) {
     if (phase_ == Phase::closed) return;
     phase_ = Phase::serving;
-    if (session) {
-        stop_watching();
-        channel_->replace_session(std::move(*session));
+    if (session) channel_->replace_session(std::move(*session));
+    if (!session && hasty != 0 && session.error().code == ErrorCode::deadline_exceeded) {
+        if (const auto operation = operations_.find(hasty); operation != operations_.end())
+            end(operation, session.error());
+        poll_idle();
+        return pump();  // which asks again for the others
     }
     for (auto next = operations_.begin(); next != operations_.end();) {
         const auto operation = next++;
@@ -296,31 +298,38 @@ void AsyncChannelState::reopened(Result<std::shared_ptr<WorkerSession>> session)
     pump();
 }
 
-bool AsyncChannelState::is_waited_for() const {
-    return std::ranges::any_of(operations_, [](const auto& each) {
-        const auto* inference = std::get_if<Inference>(&each.second.kind);
-        return inference != nullptr ? inference->in_flight() != nullptr && inference->completing.has_value()
-                                    : std::holds_alternative<SlabWait>(each.second.kind);
-    });
-}
-
-/// Waits for what the worker sends, while somebody waits for it.
 void AsyncChannelState::watch() {
-    if (io_waits_ || channel_->session().ended()) return;
-    if (!io_) io_.emplace(executor_, channel_->session().fd());
-    io_waits_ = true;
-    io_->async_wait(asio::posix::descriptor_base::wait_read, [self = shared_from_this()](boost::system::error_code) {
-        self->io_waits_ = false;
-        if (self->phase_ == Phase::closed) return;
-        static_cast<void>(self->channel_->session().receive_available());
-        if (self->channel_->session().ended()) self->stop_watching();
-        self->pump();
+    for (const auto& watched : watches_) watched->is_needed = false;
+    for (const auto& [number, operation] : operations_) {
+        if (const auto* inference = std::get_if<Inference>(&operation.kind)) {
+            const auto* flight = inference->in_flight();
+            if (flight != nullptr && inference->completing) watch(channel_->session_of(flight->request_id));
+        } else if (std::holds_alternative<SlabWait>(operation.kind)) {
+            watch(channel_->present_session());
+        }
+    }
+    std::erase_if(watches_, [this](const auto& watched) {
+        if (watched->is_needed) return false;
+        watched->io.cancel();  // an idle channel keeps no loop running
+        return watched->session->ended() || watched->session != channel_->present_session();
     });
 }
 
-void AsyncChannelState::stop_watching() {
-    if (io_) io_->release();
-    io_.reset();
+void AsyncChannelState::watch(const std::shared_ptr<WorkerSession>& session) {
+    if (session->ended()) return;
+    auto found = std::ranges::find(watches_, session, [](const auto& watched) { return watched->session; });
+    if (found == watches_.end())
+        found = watches_.insert(found, std::make_shared<Watch>(executor_, session));
+    Watch& watched = **found;
+    watched.is_needed = true;
+    if (std::exchange(watched.waits, true)) return;
+    watched.io.async_wait(asio::posix::descriptor_base::wait_read,
+                          [self = shared_from_this(), watched = *found](boost::system::error_code) {
+                              watched->waits = false;
+                              if (self->phase_ == Phase::closed) return;
+                              static_cast<void>(watched->session->receive_available());
+                              self->pump();
+                          });
 }
 
 void AsyncChannelState::set_alarm() {
@@ -363,7 +372,7 @@ void AsyncChannelState::close() {
     rests_ = false;
     alarm_.cancel();
     idle_poller_->leave();
-    stop_watching();
+    for (const auto& watched : std::exchange(watches_, {})) watched->io.cancel();
     while (!operations_.empty()) {
         const auto operation = operations_.begin();
         const auto* inference = std::get_if<Inference>(&operation->second.kind);

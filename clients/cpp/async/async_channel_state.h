@@ -30,8 +30,6 @@ public:
     /// `control` is null for an adopted channel; `channel` has its first session.
     static Result<AsyncChannel> make(boost::asio::any_io_executor executor, std::shared_ptr<AsyncControlState> control,
                                      std::unique_ptr<ReconnectingChannel> channel);
-    ~AsyncChannelState();
-
     void infer(Request request, Completing<Reply> completing);
     void allocate(wire::DType dtype, std::vector<std::int64_t> dims, bool on_gpu, Completing<Input> completing);
     void keep_outputs_on_gpu(std::uint64_t size_bytes, Completing<void> completing);
@@ -71,6 +69,17 @@ private:
     struct Reopening {
         Completing<void> completing;
     };
+    /// Waits at a session's descriptor, which it keeps. Owns  nothing of the session's
+    struct Watch {
+        Watch(const boost::asio::any_io_executor& executor, std::shared_ptr<WorkerSession> of)
+            : session{std::move(of)}, io{executor, session->fd()} {}
+        ~Watch() { io.release(); }
+
+        std::shared_ptr<WorkerSession> session;
+        boost::asio::posix::stream_descriptor io;
+        bool waits = false;
+        bool is_needed = false;  ///< an operation waits for what this worker sends
+    };
     struct Operation {
         std::variant<Inference, SlabWait, Reopening> kind;
         Clock::time_point until;  ///< the client's own patience
@@ -101,14 +110,15 @@ private:
     template <typename T>
     void complete(Completing<T> completing, Result<T> outcome);
 
-    void start_reopening(std::optional<std::chrono::milliseconds> deadline);
+    /// `deadline` is that of operation `hasty`, which is the only one that ends when it passes.
+    void start_reopening(std::optional<std::chrono::milliseconds> deadline, std::uint64_t hasty = 0);
     static Awaitable<void> reopen_session(std::shared_ptr<AsyncChannelState> self,
-                                          std::optional<std::chrono::milliseconds> deadline);
-    void reopened(Result<std::shared_ptr<WorkerSession>> session);
+                                          std::optional<std::chrono::milliseconds> deadline, std::uint64_t hasty);
+    void reopened(Result<std::shared_ptr<WorkerSession>> session, std::uint64_t hasty);
 
-    [[nodiscard]] bool is_waited_for() const;
+    /// Waits for what workers send, while somebody waits for it.
     void watch();
-    void stop_watching();
+    void watch(const std::shared_ptr<WorkerSession>& session);
     void set_alarm();
     void poll_idle();
 
@@ -125,8 +135,8 @@ private:
     Operations operations_;
     std::uint64_t last_operation_ = 0;
 
-    std::optional<boost::asio::posix::stream_descriptor> io_;  ///< only waits; the descriptor is the session's
-    bool io_waits_ = false;
+    /// Of the present session, and of those that drain and still owe answers.
+    std::vector<std::shared_ptr<Watch>> watches_;
     boost::asio::steady_timer alarm_;  ///< at the first of all `until`
     std::shared_ptr<IdlePoller> idle_poller_;
     std::uint64_t last_operation_polled_ = 0;  ///< the last one when `poll_idle` ran

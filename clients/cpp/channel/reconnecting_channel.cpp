@@ -192,7 +192,8 @@ Result<WorkerSession::Sending::Tensor> ReconnectingChannel::here(WorkerSession::
     return WorkerSession::Sending::Tensor{tensor.name, std::move(*lease)};
 }
 
-Result<std::uint64_t> ReconnectingChannel::send(const Request& request, bool awaited) {
+Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::optional<Clock::time_point> until,
+                                                bool awaited) {
     if (std::optional<Error> why = session_->why_not_now()) return *std::move(why);  // before anything is copied for it
     WorkerSession::Sending sending{
         request.method, {},     request.parameters, request.deadline, request.retry_safe, request.in_parts,
@@ -217,6 +218,7 @@ Result<std::uint64_t> ReconnectingChannel::send(const Request& request, bool awa
         copied = copied || (is_output && tensor->lease && tensor->lease->slab->gpu());
         sending.inputs.push_back(std::move(*tensor));
     }
+    if (until) sending.deadline = left_until(*until);
     Result<std::uint64_t> sent = session_->submit(std::move(sending));
     if (!sent) return not_sent(std::move(sent).error());
     return sent;
@@ -235,7 +237,7 @@ Result<std::uint64_t> ReconnectingChannel::submit(const Request& request, bool a
 Result<std::uint64_t> ReconnectingChannel::submit_now(const Request& request, Clock::time_point asked, bool awaited) {
     InFlight flight{session_, 0, {}, false, {}, {}};
     if (request.deadline.count() > 0) flight.until = asked + request.deadline;
-    const Result<std::uint64_t> sent = send(request, awaited);
+    const Result<std::uint64_t> sent = send(request, flight.until, awaited);
     if (!sent) return sent.error();
     flight.request_id = *sent;
     in_flight_.emplace(++last_request_id_, std::move(flight));
@@ -252,12 +254,12 @@ Error ReconnectingChannel::not_reopened(const Error& reason) const {
                     session_->welcome().model, session_->welcome().generation));
 }
 
-Result<Reply> ReconnectingChannel::take(std::uint64_t request_id, Take how) {
+Result<Reply> ReconnectingChannel::take(std::uint64_t request_id, bool in_parts) {
     const auto found = in_flight_.find(request_id);
     if (found == in_flight_.end())
         return Error{ErrorCode::input_invalid, fmt::format("request {} is not in flight", request_id),
                      "wait once for each request that was submitted"};
-    Result<Reply> outcome = outcome_of(found->second, how);
+    Result<Reply> outcome = outcome_of(found->second, in_parts);
     if (is_lost(found->second)) {
         const Error loss = outcome.error();
         std::optional<milliseconds> left;
@@ -265,8 +267,15 @@ Result<Reply> ReconnectingChannel::take(std::uint64_t request_id, Take how) {
         if (const Result<> reopened = reopen(left); !reopened)
             outcome = not_sent_again(loss, reopened.error());
         else
-            outcome = outcome_of(found->second, how);
+            outcome = outcome_of(found->second, in_parts);
     }
+    if (outcome && outcome->more) return outcome;
+    return completed(found, std::move(outcome));
+}
+
+Result<Reply> ReconnectingChannel::take_now(std::uint64_t request_id, bool in_parts) {
+    const auto found = in_flight_.find(request_id);
+    Result<Reply> outcome = outcome_of(found->second, in_parts, Clock::now());
     if (outcome && outcome->more) return outcome;
     return completed(found, std::move(outcome));
 }
@@ -297,9 +306,9 @@ Result<Reply> ReconnectingChannel::completed(Requests::iterator found, Result<Re
                     flight.session->welcome().model, *flight.lost_with, flight.session->welcome().generation));
 }
 
-Result<Reply> ReconnectingChannel::outcome_of(InFlight& flight, Take how) {
+Result<Reply> ReconnectingChannel::outcome_of(InFlight& flight, bool in_parts, Clock::time_point until) {
     if (flight.refused) return *flight.refused;
-    return (*flight.session.*how)(flight.request_id);
+    return flight.session->wait(flight.request_id, in_parts, until);
 }
 
 /// It died with its worker, and may be sent once more.

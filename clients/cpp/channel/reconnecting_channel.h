@@ -31,8 +31,8 @@ public:
 
     /// `awaited`: `wait` follows at once.
     Result<std::uint64_t> submit(const Request& request, bool awaited = false);
-    Result<Reply> wait(std::uint64_t request_id) { return take(request_id, &WorkerSession::wait); }
-    Result<Reply> next(std::uint64_t request_id) { return take(request_id, &WorkerSession::next); }
+    Result<Reply> wait(std::uint64_t request_id) { return take(request_id, false); }
+    Result<Reply> next(std::uint64_t request_id) { return take(request_id, true); }
     Result<> cancel(std::uint64_t request_id);
     void abandon(std::uint64_t request_id);
     /// Nothing to do while the worker serves.
@@ -68,10 +68,18 @@ public:
 
     enum class RequestState {
         in_flight,
-        answered,  ///< `wait`, or `next` where it was sent in parts, returns at once
+        answered,  ///< `take_now` has something to hand out
         lost,      ///< with its worker; to be sent once more by `replace_session`, or ended by `give_up`
     };
     [[nodiscard]] RequestState state_of(std::uint64_t request_id) const;
+    /// The session that a request in flight was sent on: the present one, or one whose worker drains.
+    [[nodiscard]] const std::shared_ptr<WorkerSession>& session_of(std::uint64_t request_id) const {
+        return in_flight_.at(request_id).session;
+    }
+    [[nodiscard]] const std::shared_ptr<WorkerSession>& present_session() const noexcept { return session_; }
+    /// `wait`, or `next` of a request `in_parts`, without waiting: cancels it where nothing has come.
+    /// Errors  also deadline_exceeded
+    Result<Reply> take_now(std::uint64_t request_id, bool in_parts);
     /// The outcome of a lost request that cannot be sent once more, and why.
     Result<Reply> give_up(std::uint64_t request_id, const Error& reason);
 
@@ -101,13 +109,13 @@ private:
     /// By itself, for a request that may be sent again.
     [[nodiscard]] bool can_reopen() const noexcept { return origin_ && !origin_->stateful && session_->died(); }
     [[nodiscard]] bool is_lost(const InFlight& flight) const;
-    using Take = Result<Reply> (WorkerSession::*)(std::uint64_t);
-    Result<Reply> take(std::uint64_t request_id, Take how);
-    static Result<Reply> outcome_of(InFlight& flight, Take how = &WorkerSession::wait);
+    Result<Reply> take(std::uint64_t request_id, bool in_parts);
+    static Result<Reply> outcome_of(InFlight& flight, bool in_parts = false,
+                                    Clock::time_point until = Clock::time_point::max());
     static Error not_sent_again(const Error& loss, const Error& reason);
     Result<Reply> completed(Requests::iterator found, Result<Reply> outcome);
     void send_again(InFlight& flight, WorkerSession::Sending request);
-    Result<std::uint64_t> send(const Request& request, bool awaited);
+    Result<std::uint64_t> send(const Request& request, std::optional<Clock::time_point> until, bool awaited);
     Result<std::shared_ptr<const Input::Lease>> placed(std::shared_ptr<const Input::Lease> lease);
     Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
                                                        std::span<const std::byte> bytes);

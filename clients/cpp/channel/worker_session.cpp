@@ -216,10 +216,7 @@ std::optional<WorkerSession::Sending> WorkerSession::take_lost(std::uint64_t req
     return std::move(lost.mapped());
 }
 
-Result<Reply> WorkerSession::wait(std::uint64_t request_id) { return await(request_id, false); }
-Result<Reply> WorkerSession::next(std::uint64_t request_id) { return await(request_id, true); }
-
-Result<Reply> WorkerSession::await(std::uint64_t request_id, bool in_parts) {
+Result<Reply> WorkerSession::wait(std::uint64_t request_id, bool in_parts, Clock::time_point until) {
     const auto request = pending_.find(request_id);
     if (request == pending_.end() || request->second.abandoned)
         return Error{ErrorCode::input_invalid, fmt::format("request {} is not in flight", request_id),
@@ -234,7 +231,7 @@ Result<Reply> WorkerSession::await(std::uint64_t request_id, bool in_parts) {
         }
         parts.clear();  // of a caller who wants but the last
         if (request->second.outcome) break;
-        const Result<> received = receive_one(request->second.until);
+        const Result<> received = receive_one(std::min(until, request->second.until));
         if (received || request->second.outcome || !parts.empty()) continue;
         // The worker has not kept its deadline. It still borrows the inputs, so the entry stays until it answers.
         Error error = Error{received.error()}.during(

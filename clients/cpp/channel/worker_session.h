@@ -50,7 +50,7 @@ public:
     [[nodiscard]] int fd() { return transport_.fd(); }
     /// Handles what has come, without waiting. Errors  what ended the channel; answers that came before stay
     Result<> receive_available();
-    /// `wait` for it, or `next` where it was sent in parts, would return at once.
+    /// `wait` for it would return at once.
     [[nodiscard]] bool answered(std::uint64_t request_id) const;
 
     /// On the GPU where `on_gpu`, and the worker shares it; else in host memory.
@@ -76,8 +76,9 @@ public:
     [[nodiscard]] bool lends() const noexcept { return (welcome_->features & wire::feature_lending) != 0; }
     /// All inputs lie in slabs of this session (`owns`), or are loans to it.
     Result<std::uint64_t> submit(Sending request);
-    Result<Reply> wait(std::uint64_t request_id);
-    Result<Reply> next(std::uint64_t request_id);
+    /// See Channel; for `Channel::next` where `in_parts`. Waits until the request's own deadline, or `until` if that is
+    /// earlier.
+    Result<Reply> wait(std::uint64_t request_id, bool in_parts, Clock::time_point until);
     Result<> cancel(std::uint64_t request_id);
     void abandon(std::uint64_t request_id);
 
@@ -178,7 +179,6 @@ private:
         return Error{ErrorCode::protocol_violation, "a message that was not agreed", {}};
     }
 
-    Result<Reply> await(std::uint64_t request_id, bool in_parts);
     void take_part(Requests::iterator request, Reply part);
     void spoil(Requests::iterator request, Error reason);
     void answer(Requests::iterator request, Result<Reply> outcome);

@@ -226,6 +226,60 @@ TEST(AsyncChannel, WhatIsStartedWhileTheNextWorkerLoadsWaitsForItAndMayBeCancell
     EXPECT_EQ(answered, 2);
 }
 
+TEST(AsyncChannel, AReopenThatJoinsAnotherKeepsItsOwnDeadline) {
+    Gate given_up;
+    FakeWorker first{[](FakeWorker& w) { w.greet(); }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        w.await_hang_up();
+    }};
+    FakeDaemon daemon{[&](FakeDaemon& d) {
+        introduce(d, first);
+        given_up.wait();
+        introduce(d, second);
+        d.await_hang_up();
+    }};
+    Loop loop;
+    AsyncControl control{loop.context.get_executor(), daemon.path()};
+    AsyncChannel channel = loop.open(control).value();
+    first.finish();
+    std::optional<Result<>> patient, hasty;
+    channel.async_reopen(std::nullopt, [&](Result<> done) { patient = std::move(done); });
+    channel.async_reopen(20ms, [&](Result<> done) {
+        hasty = std::move(done);
+        given_up.open();
+    });
+    EXPECT_EQ(loop.until(hasty).error().code, ErrorCode::deadline_exceeded);
+    EXPECT_TRUE(loop.until(patient));
+}
+
+TEST(AsyncChannel, AReopenThatComesTooLateEndsOnlyTheOneThatNamedTheDeadline) {
+    FakeWorker first{[](FakeWorker& w) { w.greet(); }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        w.answer(w.expect<channel::Infer>().request_id, {});
+        w.await_hang_up();
+    }};
+    FakeDaemon daemon{[&](FakeDaemon& d) {
+        introduce(d, first);
+        d.refuse(d.request("channel.open"), {ErrorCode::deadline_exceeded, "loading fake: not ready in 9 s", ""});
+        introduce(d, second);
+        d.await_hang_up();
+    }};
+    Loop loop;
+    AsyncControl control{loop.context.get_executor(), daemon.path()};
+    AsyncChannel channel = loop.open(control).value();
+    first.finish();
+    std::optional<Result<>> patient, hasty;
+    std::optional<Result<Reply>> reply;
+    channel.async_reopen(9s, [&](Result<> done) { hasty = std::move(done); });
+    channel.async_reopen(std::nullopt, [&](Result<> done) { patient = std::move(done); });
+    channel.async_infer({.retry_safe = true}, [&](Result<Reply> done) { reply = std::move(done); });
+    EXPECT_EQ(loop.until(hasty).error().code, ErrorCode::deadline_exceeded);
+    EXPECT_TRUE(loop.until(patient));
+    EXPECT_TRUE(loop.until(reply));
+}
+
 TEST(AsyncChannel, AWorkerThatRefusesIsTheErrorOfOpening) {
     FakeWorker worker{[](FakeWorker& w) {
         w.expect<channel::Hello>();

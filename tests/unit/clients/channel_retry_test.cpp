@@ -116,6 +116,35 @@ TYPED_TEST(ChannelRetry, OthersFailAndTheChannelCanBeReopenedWithTheInputsOfBefo
     EXPECT_EQ(channel.replays(), 0u);
 }
 
+TYPED_TEST(ChannelRetry, AWorkerThatDrainsStillAnswersAfterTheChannelWasReopened) {
+    Gate reopened;
+    FakeWorker first{[&](FakeWorker& w) {
+        w.greet();
+        const auto slow = w.expect<channel::Infer>(), quick = w.expect<channel::Infer>();
+        w.send(channel::encode(channel::Closing{ErrorCode::worker_draining, 1000ms}));
+        w.answer(quick.request_id, {});
+        reopened.wait();
+        w.answer(slow.request_id, {w.output("p", {42})});
+        w.await_hang_up();
+    }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.welcome.generation = 5;
+        w.greet();
+        w.await_hang_up();
+    }};
+    FakeDaemon daemon{introducing({&first, &second})};
+    {
+        TypeParam channel = opened<TypeParam>(daemon);
+        const Input x = filled(channel, {});
+        const std::uint64_t slow = submit(channel, x), quick = submit(channel, x);
+        EXPECT_TRUE(channel.wait(quick));
+        ASSERT_TRUE(channel.reopen());
+        EXPECT_EQ(channel.generation(), 5u);
+        reopened.open();
+        EXPECT_EQ(channel.wait(slow).value().find("p")->template as<float>()[0], 42);
+    }
+}
+
 TYPED_TEST(ChannelRetry, ASecondLossIsTheEndAndSaysWhatWasTried) {
     FakeWorker first{die_of_it};
     FakeWorker second{[](FakeWorker& w) {
@@ -292,6 +321,26 @@ TEST(ChannelDeadline, TheLoadOfTheNextWorkerCountsToTheDeadline) {
 
     EXPECT_EQ(error.code, ErrorCode::deadline_exceeded);
     EXPECT_THAT(error.attempt, HasSubstr("sending it once more: loading fake: not ready within 50 ms"));
+}
+
+TYPED_TEST(ChannelRetry, TheNextWorkerGetsWhatTheLoadLeftOfTheDeadline) {
+    FakeWorker first{[](FakeWorker& w) { w.greet(); }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        EXPECT_LE(request.deadline, 20s - 50ms);
+        w.answer(request.request_id, {});
+    }};
+    FakeDaemon daemon{[&](FakeDaemon& d) {
+        introduce(d, first);
+        introduce(d, second, false, 50ms);
+        d.await_hang_up();
+    }};
+    TypeParam channel = opened<TypeParam>(daemon);
+    first.finish();
+    const Input x = filled(channel, {});
+
+    EXPECT_TRUE(channel.infer(retry_safe(only(x), 20s)));
 }
 
 TYPED_TEST(ChannelRetry, ARequestWhoseDeadlinePassedDuringTheLoadIsNotSentWithTheOthers) {

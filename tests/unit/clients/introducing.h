@@ -1,6 +1,8 @@
 #pragma once
 
 #include <array>
+#include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -9,9 +11,11 @@
 
 namespace bulkhead::test {
 
-/// Answers the next channel.open with a worker's end, whichever connection it comes on.
-inline void introduce(FakeDaemon& daemon, FakeWorker& worker, bool stateful = false) {
+/// Answers the next channel.open with a worker's end, whichever connection it comes on, after a load of `load`.
+inline void introduce(FakeDaemon& daemon, FakeWorker& worker, bool stateful = false,
+                      std::chrono::milliseconds load = {}) {
     const boost::json::object asked = daemon.next_request("channel.open");
+    std::this_thread::sleep_for(load);
     const UniqueFd end = worker.client_end();
     const std::array<int, 1> fds{end.get()};
     daemon.answer(asked, {{"fds", 1}, {"stateful", stateful}}, fds);

@@ -17,10 +17,11 @@ struct Loop {
 
     template <typename T>
     Result<T> until(std::optional<Result<T>>& outcome) {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{20};
         context.restart();
-        while (!outcome && context.run_one() > 0) {
+        while (!outcome && context.run_one_until(deadline) > 0) {
         }
-        EXPECT_TRUE(outcome) << "the loop ran dry";
+        EXPECT_TRUE(outcome) << "the loop ran dry, or the operation took 20 s";
         return outcome ? std::move(*outcome) : Result<T>{Error{}};
     }
     /// `start` is given the operation's completion handler.

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
+import tempfile
+import unittest
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, ClassVar
 
+import torch
+import transformers
 from bulkhead.engine import LocalContext, Result, methods_of
+
+
+class SmallModelTest(unittest.TestCase):
+    """With `folder`, where a small model lies."""
+
+    make: ClassVar[Callable[[Path], Path]]
+    folder: ClassVar[Path]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        torch.set_num_threads(1)
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        kept = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(kept.cleanup)
+        cls.folder = cls.make(Path(kept.name))
 
 
 def loaded(kind: type, options: dict[str, Any] | None = None, graphs: str = "preferred") -> Any:

@@ -35,11 +35,11 @@ HIGGS_TEMPLATE = """
 
 
 def byte_tokenizer(special: list[str], **roles: str) -> Any:
-    """A token for each byte, then the special ones from 256 on."""
+    """A token for each byte, then the special ones from 256 on. Each token is one letter of the text that it is decoded to."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     inner = tokenizers.Tokenizer(tokenizers.models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.decoder = tokenizers.decoders.Fuse()
     inner.add_special_tokens(special)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **roles)
 
@@ -83,4 +83,43 @@ def higgs_audio_v2(folder: Path) -> Path:
         audio_stream_eos_id=25,
     )
     processor.save_pretrained(folder)
+    return folder
+
+
+QWEN_TEMPLATE = """
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- for item in message.content -%}
+{%- if item.type == 'image' -%}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- elif item.type == 'video' -%}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}
+{%- else -%}{{ item.text }}{%- endif -%}
+{%- endfor -%}
+{{- '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+
+
+def qwen3_vl(folder: Path) -> Path:
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    tokenizer = byte_tokenizer(special, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in special}
+    config = transformers.Qwen3VLConfig(
+        text_config={**tiny_models.TEXT, "vocab_size": 263, "max_position_embeddings": 4096, "eos_token_id": ids["<|im_end|>"], "bos_token_id": None, "head_dim": 16,
+                     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}},
+        vision_config={"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2,
+                       "out_hidden_size": 48, "num_position_embeddings": 36, "deepstack_visual_indexes": [1, 2]},
+        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
+    )  # fmt: skip
+    model = tiny_models.scattered(transformers.Qwen3VLForConditionalGeneration(config))
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.4)  # else the likeliest token is all but certain
+        model.lm_head.weight[ids["<|im_end|>"]].mul_(0.05)  # else it ends after a few tokens
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = ids["<|im_end|>"], ids["<|endoftext|>"]
+    model.save_pretrained(folder)
+    patches: dict[str, Any] = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}}
+    transformers.Qwen3VLProcessor(
+        transformers.Qwen2VLImageProcessor(**patches), tokenizer, transformers.Qwen3VLVideoProcessor(**patches), chat_template=QWEN_TEMPLATE
+    ).save_pretrained(folder)
     return folder

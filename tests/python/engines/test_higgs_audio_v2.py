@@ -14,7 +14,7 @@ import torch
 import transformers
 from bulkhead.engine import InvalidInput, MissingModel
 from bulkhead.engines.higgs_audio_v2 import FramePenalty, HiggsAudio
-from calls import answered, counted, loaded, started
+from calls import SmallModelTest, answered, counted, loaded, started
 
 TEXT = "[SPEAKER0] Hello there. [SPEAKER1] You again?"
 SYSTEM, SCENE = "Generate audio following instruction.", "Audio is recorded from a quiet room."
@@ -22,15 +22,12 @@ VOICE, OTHER = (numpy.random.default_rng(seed).normal(0, 0.1, (1, 9600)).astype(
 SAMPLING = {"temperature": 0.9, "top_k": 6, "top_p": 0.9, "seed": 5, "max_new_tokens": 60}
 
 
-class HiggsAudioTest(unittest.TestCase):
+class HiggsAudioTest(SmallModelTest):
+    make = staticmethod(small_models.higgs_audio_v2)
+
     @classmethod
     def setUpClass(cls) -> None:
-        torch.set_num_threads(1)
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        kept = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(kept.cleanup)
-        cls.folder = small_models.higgs_audio_v2(Path(kept.name))
+        super().setUpClass()
         cls.model = transformers.HiggsAudioV2ForConditionalGeneration.from_pretrained(cls.folder).eval()
         cls.processor = transformers.AutoProcessor.from_pretrained(cls.folder)
         cls.engine = cls.fresh()

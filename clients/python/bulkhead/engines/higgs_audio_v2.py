@@ -13,7 +13,6 @@ processors and prefills. What is replaced, and why:
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -23,7 +22,7 @@ import transformers
 from torch import Tensor as Array
 
 from ..engine import Boolean, Choice, Context, Integer, InvalidInput, Number, Result, Tensor, Text, method
-from .upstream import CACHE_LENGTHS, Caches, dtype_of, load_files, model_folder, position_of, seen_mask
+from .upstream import CACHE_LENGTHS, Caches, dtype_of, generation_config, load_files, model_folder, position_of, seen_mask
 
 MODEL = "bosonai/higgs-audio-v2-generation-3B-base"
 PART_FRAMES = 25  #: a second of sound
@@ -99,16 +98,21 @@ class HiggsAudio:
         outputs=[Tensor("audio", "float32", ["channels=1", "samples=0.."])],
     )  # fmt: skip
     @torch.no_grad()
-    def speak(self, *, max_new_tokens: int, seed: int, repetition_penalty: float, **given: Any) -> Generator[Result, None, Result]:
+    def speak(self, *, repetition_penalty: float, ras_window: int, ras_repeats: int, max_new_tokens: int, seed: int, do_sample: bool,
+              temperature: float, top_p: float, top_k: int, min_p: float, text: str, **prompt: Any) -> Generator[Result, None, Result]:  # fmt: skip
         """Speaks a text; streams the sound second by second."""
         started = time.monotonic()
-        inputs = self._prompt(**given).to(self.model.device)
+        inputs = self._prompt(text=text, **prompt).to(self.model.device)
         penalty = FramePenalty(repetition_penalty, {self.model.config.audio_stream_bos_id, self.eos})
+        config = generation_config(
+            self.model, max_new_tokens=max_new_tokens, do_sample=do_sample, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p
+        )
+        config.ras_win_len, config.ras_win_max_num_repeat = max(ras_window, 1), ras_repeats if ras_window else NEVER
         cache = self.caches.fresh(inputs["input_ids"].shape[1] + max_new_tokens)
         torch.manual_seed(seed)
         frames: Iterator[Array] = self.model.generate(
-            **inputs, generation_config=self._sampling(max_new_tokens=max_new_tokens, **given), past_key_values=cache,
-            logits_processor=[penalty] if repetition_penalty != 1 else None, custom_generate=self._frames, penalty=penalty,
+            **inputs, generation_config=config, past_key_values=cache, custom_generate=self._frames, penalty=penalty,
+            logits_processor=[penalty] if repetition_penalty != 1 else None,
         )  # fmt: skip
         made: list[Array] = []
         streamed = 0
@@ -122,12 +126,12 @@ class HiggsAudio:
                 self.context.check()
         audio = self._whole(made)
         took = time.monotonic() - started
-        values = {"sample_rate": self.rate, "text": given["text"], "seconds": audio.shape[1] / self.rate, "tokens": len(made), "tokens_per_second": len(made) / took}
+        values = {"sample_rate": self.rate, "text": text, "seconds": audio.shape[1] / self.rate, "tokens": len(made), "tokens_per_second": len(made) / took}
         yield Result(audio=audio[:, streamed * self.processor.audio_tokenizer.config.hop_length :], values={"sample_rate": self.rate})
         return Result(audio=audio, values=values)
 
     def _prompt(self, *, text: str, system_prompt: str, scene: str, multi_speaker: str, reference_text: str, second_reference_text: str,
-                reference_rate: int, second_reference_rate: int, reference: Any = None, second_reference: Any = None, **_: Any) -> Any:  # fmt: skip
+                reference_rate: int, second_reference_rate: int, reference: Any = None, second_reference: Any = None) -> Any:  # fmt: skip
         if not text.strip():
             raise InvalidInput("speaking an empty text", "give a text")
         voices = [
@@ -159,18 +163,6 @@ class HiggsAudio:
         import torchaudio
 
         return torchaudio.functional.resample(torch.tensor(sound).mean(dim=0), rate, self.rate).numpy()
-
-    def _sampling(self, *, max_new_tokens: int, do_sample: bool, temperature: float, top_p: float, top_k: int, min_p: float,
-                  ras_window: int, ras_repeats: int, **_: Any) -> Any:  # fmt: skip
-        config = copy.deepcopy(self.model.generation_config)
-        config.max_new_tokens, config.max_length = max_new_tokens, None
-        config.disable_compile = True  # a static cache would switch it on
-        config.do_sample = do_sample and temperature > 0
-        drawn = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p or None}
-        for name, value in drawn.items():
-            setattr(config, name, value if config.do_sample else None)
-        config.ras_win_len, config.ras_win_max_num_repeat = max(ras_window, 1), ras_repeats if ras_window else NEVER
-        return config
 
     def _decode(self, *, frame: Array, cache: Any) -> Array:
         """One frame [C] to the logits of the next, [1, C * V]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ def dtype_of(context: Context) -> Any:
     if dtype is None:
         raise InvalidInput(f"loading with dtype {name!r}", "options.dtype is auto, float32, float16 or bfloat16")
     return dtype
+
+
+def generation_config(model: Any, *, max_new_tokens: int, do_sample: bool, temperature: float, top_p: float, top_k: int, min_p: float) -> Any:
+    """The model's own, with what a request gives; temperature 0 is greedy."""
+    config = copy.deepcopy(model.generation_config)
+    config.max_new_tokens, config.max_length = max_new_tokens, None
+    config.disable_compile = True  # a static cache would switch it on
+    config.do_sample = do_sample and temperature > 0
+    drawn = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p or None}
+    for name, value in drawn.items():
+        setattr(config, name, value if config.do_sample else None)
+    return config
 
 
 class Caches:

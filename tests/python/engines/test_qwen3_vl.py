@@ -1,0 +1,173 @@
+"""Qwen3-VL against upstream's own classes called directly, token by token: small random models of the true classes."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+from unittest import mock
+
+import numpy
+import PIL.Image
+import small_models
+import torch
+import transformers
+from bulkhead.engine import InvalidInput, MissingModel
+from bulkhead.engines.qwen3_vl import Qwen3VL
+from bulkhead.errors import Error
+from calls import SmallModelTest, answered, counted, loaded, started
+
+PROMPT = "What is to be seen?"
+SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "max_new_tokens": 40, "seed": 4}
+RANDOM = numpy.random.default_rng(0)
+IMAGES = RANDOM.integers(0, 256, (2, 24, 32, 3), dtype=numpy.uint8)
+VIDEO = RANDOM.integers(0, 256, (5, 16, 24, 3), dtype=numpy.uint8)
+
+
+class Qwen3VLTest(SmallModelTest):
+    make = staticmethod(small_models.qwen3_vl)
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(cls.folder).eval()
+        cls.processor = transformers.AutoProcessor.from_pretrained(cls.folder)
+        cls.engine = cls.fresh()
+
+    @classmethod
+    def fresh(cls, graphs: str = "preferred", **options: Any) -> Qwen3VL:
+        engine: Qwen3VL = loaded(Qwen3VL, {"model": str(cls.folder), "cache_lengths": [128, 512], **options}, graphs)
+        return engine
+
+    def said(self, engine: Any = None, **given: Any) -> str:
+        text: str = answered(engine or self.engine, "answer", **{"prompt": PROMPT, **SAMPLING, **given})[1].values["text"]
+        return text
+
+    def upstream(self, images: Any = None, video: Any = None, fps: float = 2.0, system: str = "", **sampling: Any) -> str:
+        asked = {**SAMPLING, **sampling}
+        torch.manual_seed(asked.pop("seed"))
+        content: list[dict[str, Any]] = [{"type": "image", "image": PIL.Image.fromarray(image)} for image in (() if images is None else images)]
+        told: dict[str, Any] = {}
+        if video is not None:
+            content.append({"type": "video", "video": video.transpose(0, 3, 1, 2)})
+            told = {"do_sample_frames": False, "video_metadata": [{"total_num_frames": len(video), "fps": fps, "frames_indices": list(range(len(video)))}]}
+        turns = [{"role": "system", "content": [{"type": "text", "text": system}]}] if system else []
+        turns.append({"role": "user", "content": [*content, {"type": "text", "text": PROMPT}]})
+        inputs = self.processor.apply_chat_template(
+            turns, tokenize=True, add_generation_prompt=True, return_dict=True, processor_kwargs={"return_tensors": "pt", **told}
+        )
+        made = self.model.generate(**inputs, **asked)
+        text: str = self.processor.post_process_image_text_to_text(made[:, inputs["input_ids"].shape[1] :])[0]
+        return text
+
+    def equals(self, ours: str, theirs: str) -> None:
+        self.assertGreater(len(set(theirs)), 5, "a model that repeats itself proves little")
+        self.assertEqual(ours, theirs)
+
+    def test_text_alone_is_answered_as_upstream_answers(self) -> None:
+        self.equals(self.said(), self.upstream())
+        self.equals(self.said(system_prompt="Be short."), self.upstream(system="Be short."))
+
+    def test_pictures_and_video_are_seen_as_upstream_sees_them(self) -> None:
+        answers = set()
+        for given in ({"images": IMAGES}, {"images": IMAGES[:1]}, {"video": VIDEO}, {"images": IMAGES, "video": VIDEO}):
+            with self.subTest(given=sorted(given)):
+                ours = self.said(**given)
+                self.equals(ours, self.upstream(**given))
+                answers.add(ours)
+        self.assertEqual(len(answers), 4)
+
+    def test_the_time_of_frames_is_told(self) -> None:
+        slow = self.said(video=VIDEO, video_fps=0.5)
+        self.equals(slow, self.upstream(video=VIDEO, fps=0.5))
+        self.assertNotEqual(slow, self.said(video=VIDEO))
+
+    def test_each_parameter_of_sampling_is_upstreams(self) -> None:
+        for given in ({"top_k": 0, "temperature": 1.5}, {"top_k": 2}, {"top_p": 0.4}, {"temperature": 2.0}, {"min_p": 0.2}, {"repetition_penalty": 1.4}, {"seed": 9}):
+            with self.subTest(**given):
+                ours = self.said(**given)
+                self.equals(ours, self.upstream(**given))
+                self.assertNotEqual(ours, self.said())
+        greedy = self.upstream(do_sample=False, temperature=None, top_k=None, top_p=None)
+        for given in ({"do_sample": False}, {"temperature": 0.0}):
+            with self.subTest(**given):
+                self.equals(self.said(**given), greedy)
+
+    def test_the_second_request_equals_that_of_a_fresh_worker(self) -> None:
+        first = self.said(self.fresh(), images=IMAGES)
+        for graphs in ("preferred", "off"):
+            with self.subTest(graphs=graphs):
+                engine = self.fresh(graphs)
+                self.said(engine, video=VIDEO, seed=8)
+                self.assertEqual(self.said(engine, images=IMAGES), first)
+                cancelled = started(engine, "answer", **{"prompt": "Something else?", **SAMPLING})
+                next(cancelled)
+                cancelled.close()
+                self.assertEqual(self.said(engine, images=IMAGES), first)
+
+    def test_what_is_streamed_is_the_whole(self) -> None:
+        parts, whole = answered(self.engine, "answer", **{"prompt": PROMPT, **SAMPLING})
+        self.assertGreater(len(parts), 5)
+        self.assertEqual("".join(part.values["text"] for part in parts), whole.values["text"])
+
+    def test_what_was_loaded_is_told(self) -> None:
+        for options, dtype, attention in (({}, "float32", "sdpa"), ({"dtype": "bfloat16", "attention": "eager"}, "bfloat16", "eager")):
+            with self.subTest(**options):
+                engine = self.fresh(**options)
+                values = answered(engine, "answer", **{"prompt": PROMPT, **SAMPLING, "max_new_tokens": 3})[1].values
+                self.assertEqual((values["dtype"], values["attention"], values["attention_fallback"]), (dtype, attention, ""))
+                self.assertGreater(values["tokens_per_second"], 0)
+                self.assertGreater(values["load_seconds"], 0)
+
+    def test_eager_attention_reads_the_static_cache_as_sdpa_does(self) -> None:
+        self.equals(self.said(self.fresh(attention="eager"), images=IMAGES), self.upstream(images=IMAGES))
+
+    def test_attention_that_is_not_there_falls_back_by_name(self) -> None:
+        engine = self.fresh(attention="flash_attention_2")
+        values = answered(engine, "answer", **{"prompt": PROMPT, **SAMPLING})[1].values
+        self.assertEqual(values["attention"], "sdpa")
+        self.assertIn("flash-attn", values["attention_fallback"])
+        with mock.patch("transformers.utils.is_flash_attn_2_available", return_value=True), self.assertRaises(Error) as refused:
+            self.fresh("required", attention="flash_attention_2")
+        self.assertEqual(refused.exception.code, "capture_failed")
+
+    def test_static_caches_are_used_as_long_as_they_hold(self) -> None:
+        engine = self.fresh()
+        self.said(engine)
+        self.assertEqual(set(counted(engine)), {"no_gpu"})
+        self.equals(self.said(engine, max_new_tokens=600), self.upstream(max_new_tokens=600))
+        self.assertEqual(set(counted(engine)), {"no_gpu", "no_bucket"})
+
+    def test_without_graphs_there_is_no_static_cache(self) -> None:
+        engine = self.fresh("off")
+        self.assertEqual(engine.caches.static, [])
+        self.equals(self.said(engine), self.upstream())
+        self.assertEqual(set(counted(engine)), {"graphs_off"})
+
+    def test_bad_input_is_refused(self) -> None:
+        thin = numpy.zeros((1, 2, 900, 3), numpy.uint8)
+        for given in ({"prompt": " "}, {"images": thin}, {"max_new_tokens": 5000}):
+            with self.subTest(given=sorted(given)), self.assertRaises(InvalidInput) as refused:
+                self.said(**given)
+            self.assertTrue(refused.exception.remedy)
+
+    def test_one_pixel_is_a_picture(self) -> None:
+        self.assertTrue(self.said(images=IMAGES[:1, :1, :1]))
+
+    def test_options_that_cannot_be_are_refused(self) -> None:
+        for options, told in (({"attention": "best"}, "sdpa"), ({"dtype": "float5"}, "bfloat16"), ({"quantization": "3bit"}, "4bit")):
+            with self.subTest(**options), self.assertRaises(InvalidInput) as refused:
+                self.fresh(**options)
+            self.assertIn(told, refused.exception.remedy)
+        with mock.patch("importlib.util.find_spec", return_value=None), self.assertRaises(InvalidInput) as refused:
+            self.fresh(quantization="8bit")
+        self.assertIn("pip install bitsandbytes", refused.exception.remedy)
+
+    def test_a_missing_model_says_what_to_fetch(self) -> None:
+        with self.assertRaises(MissingModel) as missing:
+            loaded(Qwen3VL, {})
+        self.assertIn("Qwen/Qwen3-VL-4B-Instruct", missing.exception.attempt)
+        self.assertIn("hf download Qwen/Qwen3-VL-4B-Instruct", missing.exception.remedy)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -25,6 +25,11 @@ configure_file(${CMAKE_CURRENT_LIST_DIR}/bulkhead-client.pc.in ${PROJECT_BINARY_
 install(FILES ${PROJECT_BINARY_DIR}/bulkhead-client.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT client)
 
 # The daemon: its programs look for one another in the folder where they lie.
+# The worker of `runtime: python`, at the place beside the programs where the supervisor looks for it.
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/clients/python/bulkhead DESTINATION ${CMAKE_INSTALL_DATADIR}/bulkhead/python
+    COMPONENT daemon PATTERN __pycache__ EXCLUDE PATTERN "*.json" EXCLUDE)
+install(FILES ${PROJECT_SOURCE_DIR}/ipc/channel/wire.json ${PROJECT_SOURCE_DIR}/ipc/links/worker_link.json
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/bulkhead/python/bulkhead COMPONENT daemon)
 install(TARGETS bulkheadd bulkhead-supervisor bulkhead RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
 foreach(target bulkhead-worker bulkhead_cuda)
     if(TARGET ${target})

@@ -8,6 +8,8 @@
 #include <variant>
 #include <vector>
 
+#include <boost/json.hpp>
+
 #include "config/fleet_keys.h"
 #include "ipc/channel/wire.h"
 
@@ -60,17 +62,27 @@ struct MethodSpec {
     friend bool operator==(const MethodSpec&, const MethodSpec&) = default;
 };
 
+/// Of runtime python: what is loaded, and by which interpreter.
+struct PythonSpec {
+    std::string engine;                 ///< "module:Class", or "/absolute/file.py:Class"
+    std::filesystem::path interpreter;  ///< absolute; empty: `python3` on PATH
+    boost::json::object options;        ///< handed to the engine as they are
+    friend bool operator==(const PythonSpec&, const PythonSpec&) = default;
+};
+
 /// What a fleet file may say of a model. Keys that `defaults` may hold too are in `ModelSettings`: fleet.schema.json
 /// declares them, with their defaults.
 struct ModelSpec : ModelSettings {
     std::string name;
     Runtime runtime{};
-    std::filesystem::path file;  ///< absolute: TorchScript file, .pt2 package, or folder of a generating model
+    /// Absolute: TorchScript file, .pt2 package, folder of a generating model, or an engine's own file, if it has one.
+    std::filesystem::path file;
     std::map<std::string, std::string> environment;
     StateScope state = StateScope::none;  ///< channel: one channel at a time, reset between
     std::string reset_method;             ///< called between channels when `state` is channel
     std::vector<MethodSpec> methods;
     GenerateSpec generate;  ///< of runtime generate; what it leaves open, the package's manifest settles
+    PythonSpec python;
     friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
 

@@ -96,8 +96,14 @@ json::object to_json(const ModelSpec& model) {
     if (!model.reset_method.empty()) state["reset"] = model.reset_method;
 
     json::object all{{"name", model.name},
-                     {"runtime", word_of(model.runtime)},
-                     {model.runtime == Runtime::torchscript ? "file" : "package", model.file.string()}};
+                     {"runtime", word_of(model.runtime)}};
+    if (model.runtime == Runtime::python) {
+        all["engine"] = model.python.engine;
+        if (!model.python.interpreter.empty()) all["interpreter"] = model.python.interpreter.string();
+        all["options"] = model.python.options;
+    } else {
+        all[model.runtime == Runtime::torchscript ? "file" : "package"] = model.file.string();
+    }
     ModelSettings::keys(static_cast<const ModelSettings&>(model), KeyWriter{all});
     all["channel"].as_object()["spin_us"] = 0;  // of former releases
     all["environment"] = std::move(environment);

@@ -26,5 +26,7 @@ inline constexpr std::int64_t dim_max = std::int64_t{1} << 40;
 inline constexpr std::chrono::milliseconds duration_max = std::chrono::hours{24};
 /// argv and environment of a worker share one packet of 56 KiB on the keeper's link.
 inline constexpr std::size_t environment_bytes_max = 32 * 1024;
+/// As JSON: the whole declaration fits a packet of the worker link.
+inline constexpr std::size_t options_bytes_max = 16 * 1024;
 
 }  // namespace bulkhead::config::limits

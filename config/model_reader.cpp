@@ -7,6 +7,7 @@
 
 #include "config/limits.h"
 #include "config/method_reader.h"
+#include "config/python_reader.h"
 
 namespace bulkhead::config {
 namespace {
@@ -141,7 +142,7 @@ std::optional<std::filesystem::path> read_path(const Value& value, const std::fi
 
 void read_runtime_and_file(Fields& fields, const std::string& where, const std::filesystem::path& folder,
                            FileCheck check, ModelSpec& model) {
-    const auto runtime = fields.require("runtime", "add runtime: torchscript, aoti or generate");
+    const auto runtime = fields.require("runtime", "add runtime: torchscript, aoti, generate or python");
     const auto file = fields.take("file");
     const auto package = fields.take("package");
     if (!runtime || !runtime->word(model.runtime)) {
@@ -150,6 +151,7 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
                                 "add file: for runtime torchscript, package: for runtimes aoti and generate");
         return;
     }
+    if (model.runtime == Runtime::python) return;  // which is read elsewhere
     const bool is_package = model.runtime != Runtime::torchscript;
     const bool is_folder = model.runtime == Runtime::generate;
     const auto& wanted = is_package ? package : file;
@@ -224,6 +226,7 @@ void read_model(Fields& fields, const std::string& where, const std::filesystem:
     read_settings(fields, where, model);
     read_methods_or_shorthand(fields, where, model);
     read_generating(fields, where, model);
+    read_python(fields, where, folder, check, model);
     fields.finish();
 }
 

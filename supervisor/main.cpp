@@ -113,6 +113,7 @@ int supervise(const Arguments& arguments, const std::optional<supervisor::LogSto
     supervisor::Supervisor::Options options;
     options.socket = arguments.socket;
     options.worker_program = program.parent_path() / "bulkhead-worker";
+    options.python_start = program.parent_path().parent_path() / "share/bulkhead/python/bulkhead/worker/start.py";
     options.fleet = std::move(read.fleet);
     options.cache = *cache;
     options.fleet_error = std::move(fleet_error);

@@ -80,7 +80,8 @@ int Supervisor::run() {
 void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     context_.emplace(FleetContext{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr});
     context_->launch = {options_.worker_program, daemon_token(hello.keeper_pid, hello.started_unix_ms),
-                         options_.socket, options_.cache, std::move(options_.inherited)};
+                         options_.socket, options_.cache, std::move(options_.inherited),
+                         options_.python_start};
     if (options_.logs) {
         context_->crash_reports = std::make_shared<CrashReports>(options_.logs->folder / "crashes");
         context_->log_writer = options_.logs->writer;

@@ -23,6 +23,7 @@ public:
     struct Options {
         std::string socket;  ///< path of the control socket, which the keeper has made
         std::string worker_program;
+        std::filesystem::path python_start;  ///< of `bulkhead.worker`
         config::Fleet fleet;
         std::string fleet_error;  ///< why `fleet` is not what the file says now; empty: it is
         std::filesystem::path cache;

@@ -131,9 +131,11 @@ void Replica::on_placed(const Result<Device>& device) {
         return without_process(std::move(may.error()));
     }
 
+    auto command = context_.launch.command(spec_);
+    if (!command) return without_process(std::move(command.error()));
     SpawnRequest request;
     request.name = name();
-    request.argv = {context_.launch.program};
+    request.argv = std::move(*command);
     request.environment = context_.launch.environment(name(), device->uuid, environment_of(spec_));
     request.core_bytes_max = spec_.core_bytes_max;
     std::size_t bytes = 0;

@@ -47,6 +47,25 @@ std::filesystem::path cache_home() {
     return user != nullptr ? std::filesystem::path{user->pw_dir} / ".cache" : std::filesystem::path{"/var/cache"};
 }
 
+/// The value of "NAME=value" in a list of them; empty: it is not there.
+std::string value_of(const std::vector<std::string>& entries, std::string_view name) {
+    for (const std::string& entry : entries)
+        if (entry.size() > name.size() && entry.starts_with(name) && entry[name.size()] == '=')
+            return entry.substr(name.size() + 1);
+    return {};
+}
+
+std::optional<std::filesystem::path> find_program(std::string_view folders, std::string_view program) {
+    while (!folders.empty()) {
+        const auto colon = std::min(folders.find(':'), folders.size());
+        if (auto path = std::filesystem::path{folders.substr(0, colon)} / program;
+            path.is_absolute() && ::access(path.c_str(), X_OK) == 0)
+            return path;
+        folders.remove_prefix(std::min(colon + 1, folders.size()));
+    }
+    return std::nullopt;
+}
+
 }  // namespace
 
 std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_unix_ms) {
@@ -67,6 +86,31 @@ std::vector<std::string> WorkerLaunch::environment(const WorkerName& worker, con
     std::vector<std::string> entries;
     for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
     return entries;
+}
+
+Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& spec) const {
+    if (spec.runtime != config::Runtime::python) return std::vector{program};
+    const auto starting = [&] { return fmt::format("starting engine {}", spec.python.engine); };
+    if (std::error_code ec; !std::filesystem::exists(python_start, ec))
+        return Error{ErrorCode::config_invalid,
+                     fmt::format("{}: there is no {}", starting(), python_start.lexically_normal().string()),
+                     "install the Python package of this release there"};
+    std::filesystem::path interpreter = spec.python.interpreter;
+    if (interpreter.empty()) {
+        const auto declared = spec.environment.find("PATH");
+        const std::string path = declared != spec.environment.end() ? declared->second : value_of(inherited, "PATH");
+        const auto found = find_program(path, "python3");
+        if (!found)
+            return Error{ErrorCode::config_invalid, fmt::format("{}: no python3 on PATH ({})", starting(), path),
+                         "name an `interpreter`"};
+        interpreter = *found;
+    }
+    if (::access(interpreter.c_str(), X_OK) != 0)
+        return Error{ErrorCode::config_invalid,
+                     fmt::format("{}: {} cannot be executed", starting(), interpreter.string()),
+                     "name the python of a venv as `interpreter`"};
+    // Unbuffered: what an engine prints is in the log before the process ends, however it ends.
+    return std::vector{interpreter.string(), std::string{"-u"}, python_start.string()};
 }
 
 std::vector<std::string> inheritable(const char* const* environment) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "config/fleet.h"
 #include "ipc/base/error.h"
 #include "supervisor/base/worker_name.h"
 
@@ -21,9 +22,14 @@ struct WorkerLaunch {
     std::string socket;
     std::filesystem::path cache;         ///< where packages are unpacked
     std::vector<std::string> inherited;  ///< "NAME=value" of the daemon's own environment that may pass
+    std::filesystem::path python_start{};  ///< start.py of `bulkhead.worker`, which an interpreter runs
 
     /// "<token>:<model>/<replica>#<generation>"
     [[nodiscard]] std::string marker(const WorkerName& worker) const { return token + ":" + worker.text(); }
+
+    /// The program of a worker of this model, and its arguments.
+    /// Errors  config_invalid: no interpreter or no worker in Python is where it should be
+    [[nodiscard]] Result<std::vector<std::string>> command(const config::ModelSpec& spec) const;
 
     /// Complete and without duplicates. What the model declares wins over what is inherited, and what the
     /// daemon sets wins over both: a worker cannot be pointed at a neighbour's GPU.

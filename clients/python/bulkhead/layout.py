@@ -69,8 +69,9 @@ class Layout:
             raise TypeError(f"{self.name} has no {', '.join(values)}")
         return self._struct.pack(*flat)
 
-    def unpack(self, data: bytes | memoryview, offset: int = 0) -> dict[str, Any]:
-        """Raises ``struct.error`` when the data is too short."""
+    def unpack(self, data: bytes | memoryview, offset: int = 0, *, checked: bool = False) -> dict[str, Any]:
+        """Raises ``struct.error`` when the data is too short. ``checked``: a text that is not terminated, or cannot be printed,
+        is None; without it such text is taken, and ``UnicodeDecodeError`` raised for what is not UTF-8."""
         flat = self._struct.unpack_from(data, offset)
         result: dict[str, Any] = {}
         at = 0
@@ -79,7 +80,7 @@ class Layout:
                 result[member] = nested.unpack(flat[at])
                 at += 1
             elif kind == "char":
-                result[member] = flat[at].split(b"\0", 1)[0].decode("utf-8")
+                result[member] = _checked_text(flat[at]) if checked else flat[at].split(b"\0", 1)[0].decode("utf-8")
                 at += 1
             elif kind == "many":
                 result[member] = flat[at : at + count]
@@ -93,6 +94,15 @@ class Layout:
 def printable(text: str) -> str:
     """With question marks for what no text field takes."""
     return _UNPRINTABLE.sub("?", text)
+
+
+def _checked_text(field: bytes) -> str | None:
+    text, end, _ = field.partition(b"\0")
+    try:
+        decoded = text.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return decoded if end and not _UNPRINTABLE.search(decoded) else None
 
 
 def _field(what: str, text: str, bytes_max: int) -> bytes:

@@ -22,7 +22,8 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _PROT_READ, _PROT_WRITE, _MAP_SHARED, _MAP_POPULATE = 1, 2, 1, 0x8000
 _MADV_DONTFORK, _MADV_DONTDUMP = 10, 16
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
-_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_WRITE, _SEAL_FUTURE_WRITE = 1, 2, 4, 8, 16
+_SEALED = "offer a memfd that is sealed as docs/channel.md says"
 
 ALIGNMENT = LIMITS["tensor_alignment"]
 
@@ -119,8 +120,13 @@ class Mapping(Region):
     @classmethod
     def own(cls, size_bytes: int) -> Mapping:
         """New memory of this process, which only it can write, and which any worker takes as a loan."""
+        return cls.make(size_bytes, "bulkhead-client", only_we_write=True)
+
+    @classmethod
+    def make(cls, size_bytes: int, label: str, *, only_we_write: bool) -> Mapping:
+        """New memory, its pages allocated, sealed as ``docs/channel.md`` says: of an output where only we write it."""
         check_room(size_bytes)
-        fd = os.memfd_create("bulkhead-client", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size_bytes)
             os.posix_fallocate(fd, 0, size_bytes)
@@ -129,8 +135,31 @@ class Mapping(Region):
             raise Error("resources_exhausted", f"{size_bytes} bytes of shared memory: {error.strerror}",
                         "drop tensors that are no longer needed") from None  # fmt: skip
         mapping = cls(fd, size_bytes, writable=True, populate=True)
-        fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE)
+        # After the mapping above: FUTURE_WRITE keeps it writable and forbids every later one.
+        fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | (_SEAL_FUTURE_WRITE if only_we_write else 0))
         return mapping
+
+    @classmethod
+    def lent(cls, fd: int, size_bytes: int) -> Mapping:
+        """Takes over ``fd``: memory that another process lends to be read. Raises ``protocol_violation`` unless it is sealed
+        against any change of size and against writing, and all of its pages are allocated."""
+        try:
+            try:
+                seals = fcntl.fcntl(fd, _F_GET_SEALS)
+            except OSError:
+                raise Error("protocol_violation", f"adopting a slab of {size_bytes} bytes: the descriptor is no memfd", _SEALED) from None
+            status = os.fstat(fd)
+            needed = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW
+            why = ("it is not sealed against a change of size" if seals & needed != needed else
+                   "it is not sealed against writing" if not seals & (_SEAL_FUTURE_WRITE | _SEAL_WRITE) else
+                   f"the memfd has {status.st_size} bytes" if status.st_size != size_bytes else
+                   f"only {status.st_blocks * 512} of them have memory" if status.st_blocks * 512 < size_bytes else "")  # fmt: skip
+            if why:
+                raise Error("protocol_violation", f"adopting a slab of {size_bytes} bytes: {why}", _SEALED)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, size_bytes, writable=False, populate=True)
 
     def view(self, offset: int, size_bytes: int, owner: object) -> memoryview:
         """Bytes of the slab. Every view made of it, numpy arrays included, keeps ``owner`` alive."""

@@ -1,0 +1,22 @@
+"""The worker's own lines, as the C++ worker writes them; the daemon adds time and worker."""
+
+from __future__ import annotations
+
+import os
+
+LEVELS = ("trace", "debug", "info", "warn", "error")
+_least = 2
+
+
+def set_level(name: str) -> None:
+    global _least
+    _least = LEVELS.index(name) if name in LEVELS else _least
+
+
+def say(level: str, text: str) -> None:
+    """Any thread. Straight to the descriptor: an engine may have put something else in the place of ``sys.stderr``."""
+    if LEVELS.index(level) >= _least:
+        try:
+            os.write(2, f"{level}: {text}\n".encode("utf-8", "replace"))
+        except OSError:
+            pass  # nobody reads it any more

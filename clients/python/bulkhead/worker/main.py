@@ -1,0 +1,110 @@
+"""The process: what holds before the first line of an engine runs."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from ..errors import Error
+from .host import Host
+from .log import say
+from .page import StatusPage
+from .server import TERMINATE_DRAIN_SECONDS, Identity, Server
+
+_LINK_FD = 3
+_USAGE = 2
+
+
+def main() -> None:
+    """Does not return."""
+    try:
+        link = socket.socket(fileno=_LINK_FD)
+        if link.type != socket.SOCK_SEQPACKET:
+            raise OSError("another kind of socket")
+    except OSError as error:
+        _wrong_usage(f"descriptor {_LINK_FD} is not a daemon's link: {error}")
+    try:
+        identity = Identity.parse(os.environ.get("BULKHEAD_WORKER", ""))
+    except Error as error:
+        _wrong_usage(str(error))
+    link.set_inheritable(False)  # a program that the engine starts must not hold it open
+    # Its words go to the log, and the daemon takes the frames of the crash report from there. A descriptor of its own, because
+    # an engine may close or replace 2.
+    faulthandler.enable(file=os.dup(2), all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt within an engine
+    try:
+        page: StatusPage | None = StatusPage()  # on this thread, which lives as long as the process
+    except OSError as error:
+        page = None
+        say("warn", f"no page: {error}; a death of this worker is noticed later")
+    host = Host(page)
+    loop = asyncio.SelectorEventLoop()
+    server = Server(loop, link, identity, Path(os.environ.get("BULKHEAD_CACHE", ".")), host, page)
+    _close_in_children(server)
+    bell = _drain_on_sigterm(loop, server)
+    threading.Thread(target=_run_loop, args=(loop, server), name="bulkhead", daemon=True).start()
+    host.run_forever()
+    bell.close()  # not reached: the server ends the process
+
+
+def _wrong_usage(why: str) -> Any:
+    print(f"bulkhead.worker: {why}\nIt is started by bulkheadd, one process per model; what people start is `bulkhead up FLEET`.", file=sys.stderr)
+    sys.exit(_USAGE)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop, server: Server) -> None:
+    # Signals are for the main thread: it runs the engine, so its line is the one that a report shows.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+    def failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        import traceback
+
+        error = context.get("exception")
+        say("error", "".join(traceback.format_exception(error)) if error is not None else str(context["message"]))
+        os._exit(1)  # a worker whose books are wrong ends, as one that crashes
+
+    loop.set_exception_handler(failed)
+    loop.call_soon(server.start)
+    loop.run_forever()
+
+
+def _drain_on_sigterm(loop: asyncio.AbstractEventLoop, server: Server) -> socket.socket:
+    """By the wake-up descriptor, which the C handler writes while the main thread is in C code; the handler in Python is for an
+    engine that took that descriptor for its own loop."""
+
+    def drain() -> None:
+        server.drain(TERMINATE_DRAIN_SECONDS)
+
+    reading, writing = socket.socketpair()
+    reading.setblocking(False)
+    writing.setblocking(False)
+
+    def wake() -> None:
+        if signal.SIGTERM in reading.recv(4096):
+            drain()
+
+    def handle(*_: object) -> None:
+        loop.call_soon_threadsafe(drain)
+
+    loop.add_reader(reading.fileno(), wake)
+    signal.set_wakeup_fd(writing.detach(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, handle)
+    return reading
+
+
+def _close_in_children(server: Server) -> None:
+    """A child that an engine forks would keep the link and the channels open, so that nobody saw their end."""
+
+    def close() -> None:
+        os.close(_LINK_FD)
+        for descriptor in server.descriptors():
+            os.close(descriptor)
+
+    os.register_at_fork(after_in_child=close)

@@ -12,6 +12,7 @@ from pathlib import Path
 import bulkhead
 
 BUILD = Path(os.environ["BULKHEAD_BUILD"])
+MINIMAL = BUILD / "minimal" / "bin"
 
 FLEET = f"""
 version: 1
@@ -78,27 +79,17 @@ class Daemon:
             raise RuntimeError(f"bulkhead {arguments[0]}: {done.stderr}")
 
 
-class EchoDaemon:
-    """Of the programs with the minimal worker (tests/fakes/minimal_worker), and its one model `echo`, which gives its input back;
-    on the GPU of this UUID where there is one. With $BULKHEAD_LIBCUDA that is the fake driver's, which the fake NVML knows."""
+class MinimalDaemon:
+    """Of the programs with the minimal worker (tests/fakes/minimal_worker), whose models give their input back."""
 
-    def __init__(self, gpu: uuid.UUID | None = None) -> None:
+    def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="bh-")
-        here, programs = Path(self.folder.name), BUILD / "minimal" / "bin"
-        environment, for_worker = {**os.environ, "XDG_CACHE_HOME": str(BUILD / "test-cache")}, {}
-        if gpu is not None:
-            for_worker["MINIMAL_GPU_SLABS"] = "1"
-        if gpu is not None and (library := os.environ.get("BULKHEAD_LIBCUDA")):
-            for_worker["MINIMAL_ENV_BULKHEAD_LIBCUDA"] = library
-            machine = here / "machine"
-            machine.write_text(f"gpu GPU-{gpu} 80000000000 Fake\n")
-            environment |= {"BULKHEAD_NVML": str(BUILD / "lib/libbulkhead_fake_nvml.so"), "BULKHEAD_FAKE_NVML": str(machine)}
-        fleet = here / "fleet.yaml"
-        fleet.write_text(ECHO.format(file=programs / "bulkhead-worker", device="cpu" if gpu is None else f"GPU-{gpu}",
-                                     environment=json.dumps(for_worker)))  # fmt: skip
+        here = Path(self.folder.name)
+        self.fleet = here / "fleet.yaml"
+        environment = {**os.environ, "XDG_CACHE_HOME": str(BUILD / "test-cache"), **self.prepare(here)}
         self.socket = str(here / "control.sock")
         with open(here / "daemon.out", "w") as out:
-            self.keeper = subprocess.Popen([str(programs / "bulkheadd"), "--socket", self.socket, str(fleet)], env=environment,
+            self.keeper = subprocess.Popen([str(MINIMAL / "bulkheadd"), "--socket", self.socket, str(self.fleet)], env=environment,
                                            stdout=out, stderr=subprocess.STDOUT)  # fmt: skip
         while not os.path.exists(self.socket):
             try:
@@ -107,8 +98,40 @@ class EchoDaemon:
                 continue
             raise RuntimeError((here / "daemon.out").read_text())
 
+    def prepare(self, here: Path) -> dict[str, str]:
+        """Writes the fleet file; what the daemon's environment has besides."""
+        raise NotImplementedError
+
     def stop(self) -> None:
-        with bulkhead.connect(self.socket) as client:
-            client.stop()
-        self.keeper.wait(60)
+        if self.keeper.poll() is None:  # else a test has ended it
+            with bulkhead.connect(self.socket) as client:
+                client.stop()
+            self.keeper.wait(60)
         self.folder.cleanup()
+
+
+class EchoDaemon(MinimalDaemon):
+    """With one model, `echo`; on the GPU of this UUID where there is one. With $BULKHEAD_LIBCUDA that is the fake driver's, which
+    the fake NVML knows."""
+
+    def __init__(self, gpu: uuid.UUID | None = None) -> None:
+        self._gpu = gpu
+        super().__init__()
+
+    def prepare(self, here: Path) -> dict[str, str]:
+        gpu, environment, for_worker = self._gpu, {}, {}
+        if gpu is not None:
+            for_worker["MINIMAL_GPU_SLABS"] = "1"
+        if gpu is not None and (library := os.environ.get("BULKHEAD_LIBCUDA")):
+            for_worker["MINIMAL_ENV_BULKHEAD_LIBCUDA"] = library
+            machine = here / "machine"
+            machine.write_text(f"gpu GPU-{gpu} 80000000000 Fake\n")
+            environment = fake_nvml(machine)
+        self.fleet.write_text(ECHO.format(file=MINIMAL / "bulkhead-worker", device="cpu" if gpu is None else f"GPU-{gpu}",
+                                          environment=json.dumps(for_worker)))  # fmt: skip
+        return environment
+
+
+def fake_nvml(machine: Path) -> dict[str, str]:
+    """A daemon's environment in which GPUs are those of a text file."""
+    return {"BULKHEAD_NVML": str(BUILD / "lib/libbulkhead_fake_nvml.so"), "BULKHEAD_FAKE_NVML": str(machine)}

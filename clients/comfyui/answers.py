@@ -1,0 +1,85 @@
+"""One request to a model: loaded, listed with ComfyUI, asked, and its answer copied out of the memory shared with the worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from . import daemon, form, learnt, manager, running
+from .limits import REQUEST_SECONDS
+
+RUNNING = ("ready", "busy")
+
+
+class Answer(NamedTuple):
+    tensors: dict[str, Any]  #: torch tensors of ComfyUI's own memory
+    values: dict[str, Any]
+
+
+Part = Callable[[Answer], Awaitable[None]]
+
+
+async def ask(model: str, method: str | None, values: dict[str, Any], part: Part) -> Answer:
+    """Cancelled when the user interrupts. ``method``: None is the model's only one. ``part`` sees what comes of a stream."""
+    return await running.interruptible(_ask(model, method, values, part))
+
+
+async def _ask(model: str, method: str | None, values: dict[str, Any], part: Part) -> Answer:
+    async with daemon.connected() as client:
+        row = await load(client, model)
+        async with await client.open(model) as channel:
+            learnt.learn(model, methods=channel.methods)
+            name = _method(model, method, channel.methods)
+            tensors, parameters = form.request(channel.methods[name], values, of=f"{model}.{name}")
+            manager.enlist(model, row)
+            answer = Answer({}, {})
+            async for reply in channel.stream(tensors, method=name, parameters=parameters, deadline=REQUEST_SECONDS):
+                answer = Answer({one: tensor.torch() for one, tensor in reply.items()}, reply.values_json)
+                if reply.more and "progress" in answer.values:
+                    await running.show(answer.values["progress"]["done"], answer.values["progress"]["total"])
+                elif reply.more:
+                    await part(answer)
+            return answer
+
+
+def _method(model: str, name: str | None, methods: dict[str, Any]) -> str:
+    if name is None and len(methods) == 1:
+        return str(next(iter(methods)))
+    if name is not None and name in methods:
+        return name
+    wanted = "more than one method" if name is None else f"no method {name!r}"
+    raise daemon.NodeError(f"{model} has {wanted}: it has {', '.join(methods)}. Choose another model, or the node Run Any Model")
+
+
+async def load(client: Any, model: str) -> dict[str, Any]:
+    """Its row once it is ready. ComfyUI is asked for the room first; the load's progress is the node's."""
+    row = _row(await client.ps(), model)
+    if row["state"] in RUNNING:
+        return row
+    manager.make_room(model, row)
+    async with await client.events(model) as events:
+        watching = asyncio.ensure_future(_progress(events))
+        try:
+            await client.load(model)
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+    return _row(await client.ps(), model)
+
+
+async def _progress(events: Any) -> None:
+    async for event in events:
+        if event.get("event") == "progress":
+            await running.show(event["done"], event["total"])
+
+
+def _row(rows: list[dict[str, Any]], model: str) -> dict[str, Any]:
+    """The first of its replicas that runs, else the first."""
+    mine = sorted((row for row in rows if row["model"] == model), key=lambda row: row["state"] not in RUNNING)
+    if not mine:
+        raise daemon.NodeError(f"the daemon has no model {model!r}: it has {', '.join(sorted({row['model'] for row in rows})) or 'none'}. "
+                               "Press R, and choose one, or add it to the fleet file and run `bulkhead reload`")  # fmt: skip
+    return mine[0]

@@ -1,0 +1,98 @@
+"""The daemon, as nodes see it. Every failure is one sentence of what happened and one of what to do."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from .limits import LOOK_AGE_SECONDS, LOOK_SECONDS
+
+NAME = "ComfyUI"  #: in the daemon's logs and receipts
+
+
+class NodeError(RuntimeError):
+    """Shown in the node."""
+
+
+def library() -> Any:
+    """The Python client. Raises ``NodeError`` where it cannot be: the pack itself imports everywhere."""
+    if sys.platform != "linux":
+        raise NodeError(f"Bulkhead runs models on Linux, and this is {sys.platform}: start ComfyUI and the daemon on Linux, on Windows within WSL2")
+    try:
+        import bulkhead
+    except ImportError as error:
+        raise NodeError(f"Bulkhead's Python client is not installed ({error}): {sys.executable} -m pip install bulkhead-gpu") from None
+    if not hasattr(bulkhead, "aio"):
+        raise NodeError(f"{bulkhead.__file__} is another project's package: {sys.executable} -m pip uninstall bulkhead, then pip install bulkhead-gpu")
+    return bulkhead
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Errors of the client become ComfyUI's: memory that ran out is its own exception, after which it unloads its models."""
+    bulkhead = library()
+    try:
+        yield
+    except bulkhead.Error as error:
+        raise translated(error) from None
+
+
+def translated(error: Any) -> Exception:
+    from comfy import model_management
+
+    if error.code == "out_of_memory":
+        return model_management.OOM_EXCEPTION(str(error))  # type: ignore[no-any-return]
+    text = str(error)
+    if error.code in ("protocol_violation", "method_unknown", "internal"):
+        text += f" (the client is {library().__version__}, the daemon {_version()}: they are of one release)"
+    return NodeError(text)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Any]:
+    """A client for one run of a node: ComfyUI gives each prompt an event loop of its own, so nothing is kept."""
+    with reported():
+        async with library().aio.connect(name=NAME) as client:
+            yield client
+
+
+_lock = threading.Lock()
+_client: Any = None
+_seen = -LOOK_AGE_SECONDS
+_rows: list[dict[str, Any]] | Exception = []
+
+
+def ask(method: str, params: dict[str, Any] | None = None, *, deadline: float = LOOK_SECONDS) -> Any:
+    """One question, from any thread and without an event loop, as ComfyUI's model management asks. Raises the client's Error."""
+    global _client
+    bulkhead = library()
+    with _lock:
+        if _client is None:
+            _client = bulkhead.connect(name=NAME)
+        client = _client
+    return client.call(method, params, deadline=deadline)
+
+
+def rows(*, age: float = 0.0) -> list[dict[str, Any]]:
+    """``fleet.status``, at most ``age`` seconds old; so is its error, for a daemon that hangs is asked by many menus."""
+    global _seen, _rows
+    if age == 0.0 or time.monotonic() - _seen > age:
+        try:
+            _rows = ask("fleet.status")["models"]
+        except Exception as error:
+            _rows = error
+        _seen = time.monotonic()
+    if isinstance(_rows, Exception):
+        raise _rows
+    return _rows
+
+
+def _version() -> str:
+    try:
+        return str(ask("daemon.info")["version"])
+    except Exception as error:
+        return f"unknown, {error}"

@@ -1,0 +1,38 @@
+"""Which of ComfyUI's devices a worker is on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def device_of(row: dict[str, Any]) -> Any:
+    """ComfyUI's own object for the worker's GPU, found by UUID. ``cpu`` for a worker on the CPU, and for one on a GPU that
+    ComfyUI does not use: its memory is none that ComfyUI could give to another model."""
+    import torch
+    from comfy import model_management
+
+    uuid = gpu_uuid(row["device"])
+    for device in model_management.get_all_torch_devices():
+        if uuid is not None and device.type == "cuda" and uuid_of(device) == uuid:
+            return device
+    return torch.device("cpu")
+
+
+def gpu_uuid(device: str) -> str | None:
+    """Of ``cuda:1`` or ``GPU-…`` as the daemon writes it; None for the CPU."""
+    from .daemon import ask
+
+    if device.startswith("GPU-"):
+        return device.removeprefix("GPU-")
+    if not device.startswith("cuda:"):
+        return None
+    for gpu in ask("gpu.status")["gpus"]:
+        if gpu["index"] == int(device.removeprefix("cuda:")):
+            return str(gpu["uuid"]).removeprefix("GPU-")
+    return None
+
+
+def uuid_of(device: Any) -> str:
+    import torch
+
+    return str(torch.cuda.get_device_properties(device).uuid)

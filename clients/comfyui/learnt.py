@@ -1,0 +1,58 @@
+"""What was learnt of each model while it ran: its methods and its size in memory. Kept in ComfyUI's user folder, so that forms
+have their fields, and room is made for a model, before it is loaded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+_models: dict[str, dict[str, Any]] | None = None
+
+
+def methods(model: str) -> dict[str, Any]:
+    """As the worker described them last; empty where the model never ran here."""
+    return dict(_known().get(model, {}).get("methods", {}))
+
+
+def size(model: str) -> int:
+    """Bytes that it was last measured to have on its device; 0 where that is not known."""
+    return int(_known().get(model, {}).get("bytes", 0))
+
+
+def learn(model: str, **told: Any) -> None:
+    """``methods=`` or ``bytes=``."""
+    known = _known().setdefault(model, {})
+    if any(known.get(name) != value for name, value in told.items()):
+        known.update(told)
+        _write()
+
+
+def _file() -> Path:
+    import folder_paths
+
+    return Path(folder_paths.get_user_directory(), "bulkhead.json")
+
+
+def _known() -> dict[str, dict[str, Any]]:
+    global _models
+    if _models is None:
+        try:
+            read = json.loads(_file().read_text())
+            _models = {name: told for name, told in read["models"].items() if isinstance(told, dict)}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            _models = {}
+    return _models
+
+
+def _write() -> None:
+    path = _file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({"models": _models}))
+        os.replace(new, path)
+    except OSError as error:
+        logging.warning("Bulkhead: %s was not written: %s", path, error)

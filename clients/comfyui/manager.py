@@ -1,0 +1,64 @@
+"""The models that ComfyUI's model management lists, so that its Unload button, /free, its own need of memory and
+--disable-smart-memory reach them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from . import daemon, learnt, sizes
+from .devices import device_of
+from .limits import LOOK_AGE_SECONDS, UNLOAD_SECONDS
+from .patcher import Patcher
+
+#: ComfyUI holds weak references only. One for each model: a second one would list it twice.
+_patchers: dict[str, Patcher] = {}
+
+
+def make_room(model: str, row: dict[str, Any]) -> None:
+    """Asks ComfyUI to free what a load will take: it does not see what other processes need."""
+    from comfy import model_management
+
+    device = device_of(row) if row["device"] != "auto" else model_management.get_torch_device()
+    needed = sizes.expected(model)
+    if needed > 0 and device.type != "cpu":
+        model_management.free_memory(needed + model_management.extra_reserved_memory(), device)
+
+
+def enlist(model: str, row: dict[str, Any]) -> Patcher:
+    """Before each request: what ComfyUI has detached is listed again, and what it needs itself is freed. On ComfyUI's thread."""
+    from comfy import model_management
+
+    device = device_of(row)
+    patcher = _patchers.get(model)
+    if patcher is None or patcher.load_device != device:
+        patcher = _patchers[model] = _patcher(model, device)
+    learnt.learn(model, bytes=patcher.loaded_size())
+    model_management.load_models_gpu([patcher])
+    return patcher
+
+
+def _patcher(model: str, device: Any) -> Patcher:
+    return Patcher(
+        model,
+        device,
+        lambda: sizes.measured(daemon.rows(age=LOOK_AGE_SECONDS / 10), model, device.type != "cpu"),
+        lambda: sizes.expected(model),
+        lambda: unload(model),
+    )
+
+
+def unload(model: str) -> None:
+    """Blocks until the daemon has the memory back. Bounded: by the model's own deadlines, and by ours."""
+    for receipt in daemon.ask("model.unload", {"models": [model]}, deadline=UNLOAD_SECONDS)["receipts"]:
+        logging.info("Bulkhead: %s", sentence(receipt))
+    daemon.rows()
+
+
+def sentence(receipt: dict[str, Any]) -> str:
+    memory = receipt["gpu_bytes"] if receipt["gpu_bytes"] is not None else receipt["host_bytes"] or 0
+    text = f"{receipt['model']} is unloaded: {memory / 2**20:.1f} MiB came back in {receipt['ms'] / 1000:.2f} s, {receipt['ended']}"
+    if receipt["verified"]:
+        return text + ", verified"
+    held = ", ".join(f"{one['name']} ({one['pid']}) holds {one['bytes'] / 2**20:.1f} MiB" for one in receipt["held_by"])
+    return text + ", not verified" + (f": {held}" if held else "")

@@ -1,0 +1,61 @@
+"""The menus of models. Without a daemon they say what is needed: a menu is made whenever ComfyUI looks at a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import daemon, form, learnt
+from .limits import LOOK_AGE_SECONDS
+
+#: What nodes rely on, before a model told its own declaration: method, inputs, parameters.
+SPEECH = {"inputs": [], "parameters": [{"name": "text", "type": "string", "multiline": True}]}
+VISION = {"inputs": [], "parameters": [{"name": "prompt", "type": "string", "multiline": True}]}
+
+
+def models() -> list[str]:
+    """The fleet's, or one entry that says why there are none."""
+    try:
+        found = list(dict.fromkeys(row["model"] for row in daemon.rows(age=LOOK_AGE_SECONDS)))
+        return found or ["(the fleet file names no model)"]
+    except Exception as error:  # whatever it is, ComfyUI's page must open
+        return [f"({error})"]
+
+
+def speaking(apart: tuple[str, ...]) -> Any:
+    return _of_method("speak", SPEECH, apart)
+
+
+def answering(apart: tuple[str, ...]) -> Any:
+    return _of_method("answer", VISION, apart)
+
+
+def any_method() -> Any:
+    """All models with all their methods: ``model``, or ``model/method`` where it has several."""
+    from comfy_api.latest import IO
+
+    options = []
+    for model in models():
+        methods = learnt.methods(model)
+        for name, method in methods.items():
+            options.append(IO.DynamicCombo.Option(model if len(methods) == 1 else f"{model}/{name}", form.fields(method)))
+        if not methods:
+            options.append(IO.DynamicCombo.Option(model, []))
+    return IO.DynamicCombo.Input("model", options=options, tooltip=HINT)
+
+
+HINT = "A model that never ran has few fields: load it once, then press R."
+
+
+def _of_method(name: str, known: dict[str, Any], apart: tuple[str, ...]) -> Any:
+    """Models with that method, and those that never told; ``apart`` are inputs that the node has itself."""
+    from comfy_api.latest import IO
+
+    options = []
+    for model in models():
+        methods = learnt.methods(model)
+        if name in methods or not methods:
+            method = methods.get(name, known)
+            inputs = [one for one in method["inputs"] if one["name"] not in apart]
+            parameters = [one for one in method["parameters"] if one["name"].removesuffix("_rate") not in apart]
+            options.append(IO.DynamicCombo.Option(model, form.fields({"inputs": inputs, "parameters": parameters})))
+    return IO.DynamicCombo.Input("model", options=options or [IO.DynamicCombo.Option(f"(no model has a method {name!r})", [])], tooltip=HINT)

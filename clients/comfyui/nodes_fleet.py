@@ -1,0 +1,141 @@
+"""Nodes that look after the fleet: load, unload, status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from comfy_api.latest import IO, UI
+
+from . import answers, daemon, learnt, manager, menus, pictures, running
+from .limits import UNLOAD_SECONDS
+
+CATEGORY = "Bulkhead"
+ALL = "(all models)"
+
+
+class _Acts(IO.ComfyNode):
+    """Runs at each prompt: what it shows or does is no matter of its inputs alone."""
+
+    @classmethod
+    def fingerprint_inputs(cls, **inputs: Any) -> int:
+        return time.monotonic_ns()
+
+
+def _after() -> Any:
+    return IO.AnyType.Input("after", optional=True, tooltip="Connect anything that is to be done first.")
+
+
+class LoadModel(_Acts):
+    @classmethod
+    def define_schema(cls) -> Any:
+        return IO.Schema(
+            node_id="BulkheadLoad",
+            display_name="Load Model (Bulkhead)",
+            category=CATEGORY,
+            description="Starts a model's process ahead of its first use. Nodes that use a model load it by themselves.",
+            inputs=[IO.Combo.Input("model", options=menus.models()), _after()],
+            outputs=[IO.String.Output("info")],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def validate_inputs(cls, model: str) -> bool:
+        return True  # a name that is not in the menu any more is told of by `execute`, which knows why
+
+    @classmethod
+    async def execute(cls, model: str, after: Any = None) -> Any:
+        text = await running.interruptible(_load(model))
+        return IO.NodeOutput(text, ui=UI.PreviewText(text))
+
+
+async def _load(model: str) -> str:
+    async with daemon.connected() as client:
+        started = time.monotonic()
+        row = await answers.load(client, model)
+        async with await client.open(model) as channel:
+            learnt.learn(model, methods=channel.methods)
+        size = manager.enlist(model, row).loaded_size()
+    return f"{model} is ready on {row['device']} after {time.monotonic() - started:.2f} s: process {row['pid']}, {size / 2**20:.1f} MiB"
+
+
+class UnloadModel(_Acts):
+    @classmethod
+    def define_schema(cls) -> Any:
+        return IO.Schema(
+            node_id="BulkheadUnload",
+            display_name="Unload Model (Bulkhead)",
+            category=CATEGORY,
+            description="Ends a model's process, after what it is doing, and waits until its memory is back.",
+            inputs=[IO.Combo.Input("model", options=[ALL, *menus.models()]), _after()],
+            outputs=[IO.String.Output("receipt"), IO.Image.Output("memory")],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def validate_inputs(cls, model: str) -> bool:
+        return True
+
+    @classmethod
+    async def execute(cls, model: str, after: Any = None) -> Any:
+        receipts, text, picture = await running.interruptible(_unload(model))
+        return IO.NodeOutput(json.dumps(receipts), picture, ui=UI.PreviewText(text))
+
+
+async def _unload(model: str) -> tuple[list[dict[str, Any]], str, Any]:
+    async with daemon.connected() as client:
+        before = await _memory(client, model)
+        names = {"all": True} if model == ALL else {"models": [model]}
+        try:
+            answered = await asyncio.wait_for(client.call("model.unload", names), UNLOAD_SECONDS)
+        except asyncio.TimeoutError:
+            raise daemon.NodeError(f"{model} was not unloaded within {UNLOAD_SECONDS:.0f} s: `bulkhead why {model}` says why") from None
+        after = await _memory(client, model, on=before.device)
+    text = "\n".join(map(manager.sentence, answered["receipts"])) or f"{model} had no process"
+    return answered["receipts"], text, pictures.before_and_after(before, after, text.splitlines()[0])
+
+
+async def _memory(client: Any, model: str, *, on: str | None = None) -> pictures.Memory:
+    """Of the GPU that the model is on, else of the machine."""
+    rows = [row for row in await client.ps() if model in (ALL, row["model"])]
+    models = sum((row["gpu_bytes"] if row["gpu_bytes"] is not None else row["host_bytes"]) or 0 for row in rows)
+    placed = on or next((row["device"] for row in rows if row["device"].startswith(("cuda:", "GPU-"))), "cpu")
+    for gpu in (await client.gpus())["gpus"]:
+        if placed in (gpu["uuid"], f"cuda:{gpu['index']}") and gpu["total_bytes"]:
+            return pictures.Memory(placed, gpu["total_bytes"], gpu["total_bytes"] - gpu["free_bytes"], models)
+    import psutil
+
+    machine = psutil.virtual_memory()
+    return pictures.Memory(placed, machine.total, machine.total - machine.available, models)
+
+
+class FleetStatus(_Acts):
+    @classmethod
+    def define_schema(cls) -> Any:
+        return IO.Schema(
+            node_id="BulkheadStatus",
+            display_name="Fleet Status (Bulkhead)",
+            category=CATEGORY,
+            description="The models of the daemon, their states and their memory.",
+            inputs=[_after()],
+            outputs=[IO.String.Output("text"), IO.String.Output("json")],
+            is_output_node=True,
+        )
+
+    @classmethod
+    async def execute(cls, after: Any = None) -> Any:
+        rows, text = await running.interruptible(_status())
+        return IO.NodeOutput(text, json.dumps(rows), ui=UI.PreviewText(text))
+
+
+async def _status() -> tuple[list[dict[str, Any]], str]:
+    async with daemon.connected() as client:
+        info, rows = await client.info(), await client.ps()
+    lines = [f"bulkhead {info['version']}, {info['fleet']}"]
+    for row in rows:
+        size = row["gpu_bytes"] if row["gpu_bytes"] is not None else row["host_bytes"] or 0
+        lines.append(f"{row['model']}/{row['replica']}: {row['state']} on {row['device']}, {size / 2**20:.1f} MiB, "
+                     f"{row['requests']} requests, {row['errors']} errors, {row['restarts']} restarts")  # fmt: skip
+    return rows, "\n".join(lines)

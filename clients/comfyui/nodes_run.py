@@ -1,0 +1,138 @@
+"""Nodes that ask models: speech, vision-language, and any."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from comfy_api.latest import IO, UI
+
+from . import answers, daemon, form, layouts, menus, pictures, running
+from .limits import PREVIEW_SECONDS
+from .nodes_fleet import CATEGORY
+
+
+class GenerateSpeech(IO.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> Any:
+        return IO.Schema(
+            node_id="BulkheadSpeech",
+            display_name="Generate Speech (Bulkhead)",
+            category=CATEGORY,
+            description="Speaks a text, with the voice of a recording where the model can.",
+            inputs=[menus.speaking(apart=("reference",)), IO.Audio.Input("reference", optional=True, tooltip="A voice: Load Audio uploads one.")],
+            outputs=[IO.Audio.Output("audio"), IO.String.Output("info")],
+            accept_all_inputs=True,
+        )
+
+    @classmethod
+    async def execute(cls, reference: Any = None, **inputs: Any) -> Any:
+        model, values = form.chosen(inputs)
+        if not str(values.get("text", "")).strip():
+            raise daemon.NodeError("there is no text to speak: write some")
+        if reference is not None:
+            values["reference"] = reference
+        answer = await answers.ask(model, "speak", values, Heard().part)
+        if "audio" not in answer.tensors:
+            raise daemon.NodeError(f"{model} gave no `audio`: it gave {layouts.as_json(answer.values, answer.tensors)}")
+        sound = layouts.audio(answer.tensors["audio"], answer.values.get("sample_rate"))
+        return IO.NodeOutput(sound, layouts.as_json(answer.values, {}))
+
+
+class Heard:
+    """Sound so far, as the node's preview. Its length is not known before the end: the bar shows that it goes on."""
+
+    def __init__(self) -> None:
+        self._parts: list[Any] = []
+        self._shown = 0.0
+
+    async def part(self, answer: answers.Answer) -> None:
+        import torch
+
+        if "audio" in answer.tensors:
+            self._parts.append(answer.tensors["audio"].reshape(-1, answer.tensors["audio"].shape[-1]))
+        if self._parts and time.monotonic() - self._shown >= PREVIEW_SECONDS:
+            self._shown = time.monotonic()
+            sound = torch.cat(self._parts, dim=-1)
+            await running.show(len(self._parts), 2 * len(self._parts), pictures.waveform(sound))
+
+
+class VisionLanguage(IO.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> Any:
+        return IO.Schema(
+            node_id="BulkheadVision",
+            display_name="Vision Language (Bulkhead)",
+            category=CATEGORY,
+            description="Answers a prompt about images or a video, or without any.",
+            inputs=[
+                menus.answering(apart=("images", "video")),
+                IO.Image.Input("images", optional=True),
+                IO.Image.Input("video", optional=True, tooltip="The frames of one video."),
+            ],
+            outputs=[IO.String.Output("text"), IO.String.Output("info")],
+            accept_all_inputs=True,
+        )
+
+    @classmethod
+    async def execute(cls, images: Any = None, video: Any = None, **inputs: Any) -> Any:
+        model, values = form.chosen(inputs)
+        if not str(values.get("prompt", "")).strip():
+            raise daemon.NodeError("there is no prompt: write one")
+        values |= {name: value for name, value in (("images", images), ("video", video)) if value is not None}
+        answer = await answers.ask(model, "answer", values, _count())
+        text = answer.values.get("text")
+        if not isinstance(text, str):
+            raise daemon.NodeError(f"{model} gave no `text`: it gave {layouts.as_json(answer.values, answer.tensors)}")
+        info = layouts.as_json({name: value for name, value in answer.values.items() if name != "text"}, {})
+        return IO.NodeOutput(text, info, ui=UI.PreviewText(text))
+
+
+class RunAnyModel(IO.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> Any:
+        return IO.Schema(
+            node_id="BulkheadRun",
+            display_name="Run Any Model (Bulkhead)",
+            category=CATEGORY,
+            description="Runs a method of any model of the fleet. Its first tensor is given in each layout that it fits.",
+            inputs=[menus.any_method()],
+            outputs=[IO.String.Output("values"), IO.Image.Output("image"), IO.Mask.Output("mask"), IO.Latent.Output("latent"),
+                     IO.Audio.Output("audio")],
+            accept_all_inputs=True,
+        )  # fmt: skip
+
+    @classmethod
+    async def execute(cls, **inputs: Any) -> Any:
+        key, values = form.chosen(inputs)
+        model, _, method = key.partition("/")
+        answer = await answers.ask(model, method or None, values, _count())
+        text = layouts.as_json(answer.values, answer.tensors)
+        first = next(iter(answer.tensors.values()), None)
+        laid = [_laid(first, layouts.image), _laid(first, layouts.mask), _laid(first, layouts.latent),
+                _laid(first, lambda tensor: layouts.audio(tensor, answer.values.get("sample_rate")))]  # fmt: skip
+        return IO.NodeOutput(text, *laid, ui=UI.PreviewText(text))
+
+
+def _laid(tensor: Any, layout: Any) -> Any:
+    """In one of ComfyUI's layouts; where it does not fit, whoever uses that output is told why."""
+    from comfy_execution.graph_utils import ExecutionBlocker
+
+    if tensor is None:
+        return ExecutionBlocker("the model gave no tensor: use the output `values`")
+    try:
+        return layout(tensor)
+    except daemon.NodeError as error:
+        return ExecutionBlocker(str(error))
+
+
+def _count() -> answers.Part:
+    """Shows that parts come."""
+    count = 0
+
+    async def part(answer: answers.Answer) -> None:
+        nonlocal count
+        count += 1
+        await running.show(count, 2 * count)
+
+    return part

@@ -1,0 +1,64 @@
+"""Pictures: memory before and after, and sound as it comes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+WIDTH, BAR, GAP = 640, 56, 40
+BACK, FREE, USED, MODEL, INK = (24, 26, 31), (52, 56, 66), (92, 107, 140), (232, 145, 58), (225, 228, 235)
+
+
+class Memory(NamedTuple):
+    """Of a device, in bytes: all of it, what is used, and what of that the models have that are unloaded."""
+
+    device: str
+    total: int
+    used: int
+    models: int
+
+
+def before_and_after(before: Memory, after: Memory, text: str) -> Any:
+    """An IMAGE [1, height, width, 3]."""
+    from PIL import Image, ImageDraw
+
+    height = 3 * GAP + 2 * (BAR + GAP)
+    picture = Image.new("RGB", (WIDTH, height), BACK)
+    draw = ImageDraw.Draw(picture)
+    draw.text((GAP, GAP // 2), text, fill=INK)
+    for row, (when, memory) in enumerate((("before", before), ("after", after))):
+        top = 2 * GAP + row * (BAR + GAP)
+        draw.text((GAP, top - 16), f"{when}: {_gib(memory.used)} of {_gib(memory.total)} GiB used on {memory.device}, "
+                  f"{memory.models / 2**20:.1f} MiB of it by the model", fill=INK)  # fmt: skip
+        draw.rectangle((GAP, top, WIDTH - GAP, top + BAR), fill=FREE)
+        scale = (WIDTH - 2 * GAP) / max(memory.total, 1)
+        others = GAP + scale * max(memory.used - memory.models, 0)
+        draw.rectangle((GAP, top, others, top + BAR), fill=USED)
+        if memory.models:
+            draw.rectangle((others, top, max(others + scale * memory.models, others + 1), top + BAR), fill=MODEL)
+    return tensor_of(picture)
+
+
+def tensor_of(picture: Any) -> Any:
+    import numpy
+    import torch
+
+    return torch.from_numpy(numpy.array(picture, dtype=numpy.float32) / 255)[None]
+
+
+def waveform(samples: Any) -> Any:
+    """A PIL picture of sound [channels, samples]."""
+    from PIL import Image, ImageDraw
+
+    picture = Image.new("RGB", (WIDTH // 2, 2 * BAR), BACK)
+    draw = ImageDraw.Draw(picture)
+    loud = samples.abs().amax(dim=0)
+    columns = min(picture.width, loud.shape[0])
+    for at in range(columns):
+        piece = loud[at * loud.shape[0] // columns : (at + 1) * loud.shape[0] // columns]
+        half = max(1.0, float(piece.amax().clamp(max=1)) * BAR)
+        draw.line((at, BAR - half, at, BAR + half), fill=MODEL)
+    return picture
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f}"

@@ -1,0 +1,313 @@
+"""What ComfyUI's model management does to a guest, trap by trap, on a stand-in manager and a real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+import uuid
+import weakref
+from typing import Any, Callable
+
+import bulkhead
+import torch
+from pack import CLIENTS, GIB, WithPack, cuda
+from stand_in_manager import MEMBERS, Interrupted, Manager, OutOfMemory
+
+GPUS = (uuid.UUID(int=1), uuid.UUID(int=2))
+
+
+def row(client: bulkhead.Client, model: str) -> dict[str, Any]:
+    return next(row for row in client.ps() if row["model"] == model)
+
+
+def until(client: bulkhead.Client, model: str, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Its row as soon as it is so. The daemon is asked again and again: not all of a row is told by events."""
+    deadline = time.monotonic() + 10
+    while not reached(found := row(client, model)):
+        assert time.monotonic() < deadline, found
+    return found
+
+
+class OneModel(WithPack):
+    def setUp(self) -> None:
+        super().setUp()
+        self.client = self.fleet(echo={"size": 64 << 20})
+
+    def run_prompt(self) -> None:
+        self.manager.on_prompt_thread(lambda: self.assertEqual(asyncio.run(self.echo("echo")), [1.0, 1.0, 1.0]))
+
+    def test_free_unloads_and_the_next_prompt_loads(self) -> None:
+        for _ in range(3):
+            self.run_prompt()
+            self.assertEqual(self.manager.names(), ["echo"])
+            self.manager.press_free()
+            self.assertEqual((self.manager.names(), row(self.client, "echo")["state"]), ([], "stopped"))
+
+    def test_memory_is_the_measured_one(self) -> None:
+        self.run_prompt()
+        patcher = self.manager.listed[0].guest
+        self.assertGreater(patcher.loaded_size(), 64 << 20)
+        self.assertLess(patcher.loaded_size(), 128 << 20)
+        self.assertEqual(patcher.model_size(), patcher.loaded_size())
+        self.assertEqual(patcher.current_loaded_device(), torch.device("cpu"))
+        self.client.unload("echo")
+        self.pack("daemon").rows()  # as after the time for which an answer is used again
+        self.assertEqual(patcher.loaded_size(), 0)
+        self.assertGreater(patcher.model_size(), 64 << 20, "what was measured last")
+
+    def test_a_model_that_is_used_again_is_kept_and_listed_once(self) -> None:
+        self.run_prompt()
+        pid = row(self.client, "echo")["pid"]
+        for _ in range(3):
+            self.run_prompt()
+        self.assertEqual((self.manager.names(), row(self.client, "echo")["pid"]), (["echo"], pid))
+        self.manager.press_free()
+        self.assertIsNone(row(self.client, "echo")["pid"])
+
+    def test_detach_that_means_keep_keeps(self) -> None:
+        self.run_prompt()
+        pid = row(self.client, "echo")["pid"]
+        self.manager.listed[0].guest.detach(unpatch_all=False)
+        self.assertEqual(row(self.client, "echo")["pid"], pid)
+
+    def test_without_a_daemon_detach_does_not_raise(self) -> None:
+        self.run_prompt()
+        self.client.stop()
+        self.daemon.keeper.wait(60)
+        with self.assertLogs(level="ERROR") as logged:
+            self.manager.press_free()
+        self.assertIn("echo was not unloaded", logged.output[0])
+        self.assertTrue(self.manager.thread_lives)
+
+    def test_a_daemon_that_hangs_is_waited_for_no_longer_than_the_bound(self) -> None:
+        self.run_prompt()
+        for module in ("manager", "daemon"):
+            setattr(self.pack(module), "UNLOAD_SECONDS" if module == "manager" else "LOOK_SECONDS", 0.2)
+        supervisor = self.client.info()["supervisor_pid"]
+        os.kill(supervisor, signal.SIGSTOP)
+        try:
+            with self.assertLogs(level="ERROR"):
+                self.manager.press_free()
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
+        self.run_prompt()
+
+    def test_what_a_user_unloaded_elsewhere_is_loaded_by_the_next_prompt(self) -> None:
+        self.run_prompt()
+        self.client.unload("echo")
+        self.run_prompt()
+        self.assertEqual(self.manager.names(), ["echo"])
+
+    def test_a_restarted_worker_is_reached_by_the_next_unload(self) -> None:
+        self.run_prompt()
+        dead = row(self.client, "echo")["pid"]
+        os.kill(dead, signal.SIGKILL)
+        until(self.client, "echo", lambda now: now["state"] == "ready" and now["pid"] != dead)
+        self.manager.press_free()
+        self.assertEqual((self.manager.names(), row(self.client, "echo")["state"]), ([], "stopped"))
+
+    def test_a_hung_worker_is_killed_within_its_deadlines(self) -> None:
+        self.run_prompt()
+        os.kill(row(self.client, "echo")["pid"], signal.SIGSTOP)
+        with self.assertLogs(level="INFO") as logged:
+            self.manager.press_free()
+        self.assertIn("killed", logged.output[-1])
+        self.assertEqual(row(self.client, "echo")["state"], "stopped")
+        self.run_prompt()
+
+    def test_the_model_outlives_detach_and_only_the_pack_holds_the_patcher(self) -> None:
+        self.run_prompt()
+        gc.collect()
+        listed = self.manager.listed[0]
+        self.assertFalse(listed.guest.gone, "ComfyUI holds weak references only")
+        model = weakref.ref(listed.guest.model)
+        hash(model())
+        listed.guest.detach(True)
+        gc.collect()
+        self.assertIsNotNone(model())
+
+    def test_no_part_of_a_process_goes_alone(self) -> None:
+        self.run_prompt()
+        patcher = self.manager.listed[0].guest
+        for amount in (0.1, 1, 1e30):
+            self.assertEqual(patcher.partially_unload(patcher.offload_device, amount), 0)
+        self.manager.free = lambda device: 99
+        self.manager.free_memory(99.5, torch.device("cpu"))  # half a byte too little
+        self.assertEqual(row(self.client, "echo")["state"], "stopped")
+
+    def test_every_prompt_has_a_loop_of_its_own(self) -> None:
+        failed: list[BaseException] = []
+
+        def prompt() -> None:
+            try:
+                asyncio.run(self.echo("echo"))
+            except BaseException as error:
+                failed.append(error)
+
+        for _ in range(2):
+            thread = threading.Thread(target=prompt)
+            thread.start()
+            thread.join()
+        self.assertEqual(failed, [])
+
+    def test_all_that_the_manager_reads_is_there(self) -> None:
+        self.run_prompt()
+        guest = self.manager.listed[0].guest
+        for name in MEMBERS:
+            getattr(guest, name)
+        self.assertEqual((guest.parent, guest.is_dynamic(), guest.get_nested_additional_models()), (None, False, []))
+
+
+class Interrupts(WithPack):
+    def setUp(self) -> None:
+        super().setUp()
+        self.client = self.fleet(slow={"run_ms": 600_000, "deadlines": {"request": "900s", "drain": "300ms", "kill": "300ms"}})
+
+    def test_a_request_that_is_interrupted_is_cancelled(self) -> None:
+        async def prompt() -> None:
+            asking = asyncio.ensure_future(self.echo("slow"))
+            await asyncio.to_thread(until, self.client, "slow", lambda now: now["state"] == "busy")
+            self.manager.interrupted = True
+            with self.assertRaises(Interrupted):
+                await asking
+
+        asyncio.run(prompt())
+        self.assertFalse(self.manager.interrupted, "ComfyUI's flag is taken back, as its own nodes do")
+        until(self.client, "slow", lambda now: now["errors"] == 1)  # the worker has answered `cancelled`
+
+    def test_unload_during_a_request_drains_and_ends(self) -> None:
+        """Of another node of the same prompt, which blocks the loop that the request is awaited on."""
+
+        async def prompt() -> None:
+            asking = asyncio.ensure_future(self.echo("slow"))
+            await asyncio.to_thread(until, self.client, "slow", lambda now: now["state"] == "busy")
+            self.manager.press_free()
+            with self.assertRaises(self.pack("daemon").NodeError):
+                await asking
+
+        asyncio.run(prompt())
+        self.assertEqual(row(self.client, "slow")["state"], "stopped")
+
+    def test_a_comfyui_that_is_killed_leaves_no_request_behind(self) -> None:
+        code = "import bulkhead, sys; bulkhead.connect(sys.argv[1], name='ComfyUI').infer('slow', x=[1.0])"
+        other = subprocess.Popen([sys.executable, "-c", code, self.daemon.socket])
+        until(self.client, "slow", lambda now: now["state"] == "busy")
+        other.kill()
+        other.wait()
+        (receipt,) = self.client.unload("slow")
+        self.assertEqual(receipt["held_by"], [])
+
+
+class OnGpus(WithPack):
+    """GPUs of a fake driver: what is measured, asked for and given back are its figures."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.client = self.gpu_fleet(GPUS, first={"gpu": 0, "size": 3 * GIB}, second={"gpu": 0, "size": 4 * GIB},
+                                     elsewhere={"gpu": 1, "size": GIB})  # fmt: skip
+        self.manage(Manager(cuda(0), cuda(1), free=self.free_of))
+        self.numbers = {cuda(0): GPUS[0], cuda(1): GPUS[1]}
+        self.pack("devices").uuid_of = lambda device: str(self.numbers[device])
+
+    def free_of(self, device: torch.device) -> int:
+        return next(gpu["free_bytes"] for gpu in self.client.gpus()["gpus"] if gpu["uuid"] == f"GPU-{self.numbers[device]}")
+
+    def prompt(self, model: str) -> None:
+        self.manager.on_prompt_thread(lambda: asyncio.run(self.echo(model)))
+
+    def test_the_drivers_figure_is_counted_on_comfyuis_own_device(self) -> None:
+        self.prompt("first")
+        guest = self.manager.listed[0].guest
+        self.assertEqual((guest.loaded_size(), guest.load_device), (3 * GIB, cuda(0)))
+        self.assertEqual(guest.current_loaded_device(), cuda(0))
+        self.manager.press_free()
+        self.assertEqual(self.free_of(cuda(0)), 8 * GIB)
+        self.assertEqual(guest.current_loaded_device(), guest.offload_device)
+
+    def test_gpus_are_matched_by_uuid_whatever_their_numbers(self) -> None:
+        self.numbers = {cuda(0): GPUS[1], cuda(1): GPUS[0]}  # CUDA_DEVICE_ORDER
+        self.prompt("first")
+        self.assertEqual(self.manager.listed[0].guest.load_device, cuda(1))
+
+    def test_a_gpu_that_comfyui_does_not_use_is_none_of_its_memory(self) -> None:
+        self.manage(Manager(cuda(0), free=self.free_of))
+        self.prompt("elsewhere")
+        self.assertEqual(self.manager.listed[0].guest.load_device, torch.device("cpu"))
+        self.prompt("first")
+        self.manager.free_memory(8 * GIB, cuda(0))
+        self.assertEqual(self.manager.names(), ["elsewhere"])
+
+    def test_before_a_load_comfyui_is_asked_for_what_was_measured_last(self) -> None:
+        self.prompt("second")
+        self.manager.press_free()
+        self.assertEqual(self.manager.freed[-1][0], self.weights(), "nothing was measured before: its file")
+        self.prompt("second")
+        self.assertEqual(self.manager.freed[-1], (4 * GIB, cuda(0)))
+
+    def weights(self) -> int:
+        from daemon import MINIMAL
+
+        return (MINIMAL / "bulkhead-worker").stat().st_size
+
+    def test_what_was_measured_is_known_to_the_next_comfyui(self) -> None:
+        self.prompt("second")
+        self.client.unload("second")
+        self.new_comfyui()
+        self.pack("devices").uuid_of = lambda device: str(self.numbers[device])
+        self.prompt("second")
+        self.assertEqual(self.manager.freed[-1], (4 * GIB, cuda(0)))
+
+    def test_another_models_need_unloads_what_is_in_its_way(self) -> None:
+        self.prompt("first")
+        self.manager.on_prompt_thread(lambda: self.manager.free_memory(6 * GIB, cuda(0)))  # a checkpoint of ComfyUI's own
+        self.assertEqual(row(self.client, "first")["state"], "stopped")
+        self.assertEqual(self.free_of(cuda(0)), 8 * GIB)
+
+    def test_what_is_not_in_the_way_stays(self) -> None:
+        self.prompt("first")
+        self.manager.on_prompt_thread(lambda: self.manager.free_memory(5 * GIB, cuda(0)))
+        self.assertEqual((self.manager.names(), row(self.client, "first")["gpu_bytes"]), (["first"], 3 * GIB))
+
+    def test_without_smart_memory_a_load_unloads_the_rest(self) -> None:
+        self.prompt("first")
+        self.manager.disable_smart_memory = True
+        self.prompt("second")
+        self.assertEqual(self.manager.names(), ["second"])
+        self.assertEqual(row(self.client, "first")["state"], "stopped")
+
+    def test_out_of_memory_is_comfyuis_own_and_then_all_is_unloaded(self) -> None:
+        self.prompt("first")
+        error = bulkhead.Error("out_of_memory", "allocating 2 GiB for speak", "unload another model")
+        raised = self.pack("daemon").translated(error)
+        self.assertIsInstance(raised, OutOfMemory)
+        self.assertIn("allocating 2 GiB", str(raised))
+        self.manager.press_free()  # what ComfyUI does then
+        self.assertEqual(self.free_of(cuda(0)), 8 * GIB)
+
+
+class Pack(unittest.TestCase):
+    def test_what_the_registry_takes(self) -> None:
+        """No links and no compiled files; a name without ComfyUI in it; a version of three numbers; a publisher."""
+        import tomllib
+
+        folder = CLIENTS / "comfyui"
+        told = tomllib.loads((folder / "pyproject.toml").read_text())
+        self.assertRegex(told["project"]["name"], r"^[a-z][a-z0-9]*([-_.][a-z0-9]+)*$")
+        self.assertRegex(told["project"]["version"], r"^\d+\.\d+\.\d+$")
+        self.assertTrue(told["tool"]["comfy"]["PublisherId"])
+        self.assertNotIn("bulkhead", told["project"]["dependencies"], "which is another project's")
+        self.assertEqual(bulkhead.__version__, told["project"]["version"])
+        self.assertEqual([path for path in folder.rglob("*") if path.is_symlink()], [])
+        tracked = subprocess.run(["git", "ls-files", str(folder)], cwd=folder, capture_output=True, text=True, check=True).stdout
+        self.assertNotRegex(tracked, r"\.pyc|__pycache__")
+
+
+if __name__ == "__main__":
+    unittest.main()

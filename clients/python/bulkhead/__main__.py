@@ -1,4 +1,5 @@
-"""``python -m bulkhead generate MODEL "text"``, and ``chat MODEL``: models that generate, in words."""
+"""``python -m bulkhead generate MODEL "text"``, and ``chat MODEL``: models that generate, in words. ``comfyui install DIR`` puts the
+nodes into ComfyUI."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ import json
 import math
 import os
 import sys
+from pathlib import Path
 from typing import Any, Sequence
 
+from . import comfyui
 from .client import Client, connect
 from .errors import Error
 from .generation import Generation
@@ -55,6 +58,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         command.add_argument("--do-sample", dest="do_sample", choices=["true", "false"], help="draw, or take the likeliest")
         command.add_argument("--package", help="the model's folder, where it is another one here than for the daemon")
         command.add_argument("--socket", help="of the daemon; else where `bulkhead` would look")
+    nodes = commands.add_parser("comfyui", help="put the nodes into a ComfyUI folder, or take them out", epilog="Exit status: 0 done, 1 failed and why, 2 wrong usage.")
+    nodes.add_argument("does", choices=["install", "uninstall"])
+    nodes.add_argument("folder", type=Path, help="that of ComfyUI's main.py")
     return parser.parse_args(arguments)
 
 
@@ -203,6 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as arguments are: what is no text is refused by name
     try:
+        if options.command == "comfyui":
+            print({"install": comfyui.install, "uninstall": comfyui.uninstall}[options.does](options.folder))
+            return 0
         with connect(options.socket, name=f"python -m bulkhead {options.command}") as client:
             conversation = Conversation(client, options)
             if options.command == "chat":

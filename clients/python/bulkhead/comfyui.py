@@ -1,0 +1,55 @@
+"""``python -m bulkhead comfyui install DIR``: puts the nodes into a ComfyUI folder, and takes them out again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from .errors import Error
+
+PACK = Path(__file__).parent / "comfyui_pack"
+NAME = "bulkhead"  #: of its folder in custom_nodes
+UNFIT = ("__pycache__", ".mypy_cache")
+
+
+def install(comfyui: Path) -> str:
+    """Copies the nodes; an earlier copy gives way. What was done, as a sentence."""
+    target = _target(comfyui)
+    replaced = target.exists()
+    if replaced:
+        _remove(target)
+    shutil.copytree(PACK, target, ignore=shutil.ignore_patterns(*UNFIT))
+    count = sum(1 for path in target.rglob("*") if path.is_file())
+    return f"{'replaced' if replaced else 'made'} {target} with {count} files; start ComfyUI again to see its nodes"
+
+
+def uninstall(comfyui: Path) -> str:
+    """Removes the folder that ``install`` made, and what ComfyUI keeps of it. What was done, as a sentence."""
+    target = _target(comfyui)
+    if not target.exists():
+        return f"there is no {target}: nothing was done"
+    _remove(target)
+    done = f"removed {target}"
+    learnt = comfyui / "user" / "bulkhead.json"
+    if learnt.exists():
+        learnt.unlink()
+        done += f" and {learnt}"
+    return done + "; start ComfyUI again"
+
+
+def _target(comfyui: Path) -> Path:
+    nodes = comfyui / "custom_nodes"
+    if not (nodes.is_dir() and (comfyui / "main.py").is_file()):
+        raise Error("input_invalid", f"{comfyui} is no ComfyUI folder: main.py and custom_nodes are not there", "name the folder with ComfyUI's main.py")
+    return nodes / NAME
+
+
+def _remove(target: Path) -> None:
+    """Only what is ours: another project may have a folder of this name."""
+    if target.is_symlink():
+        target.unlink()
+        return
+    described = target / "pyproject.toml"
+    if not described.is_file() or 'DisplayName = "Bulkhead"' not in described.read_text():
+        raise Error("input_invalid", f"{target} was not made by this command", "move it away")
+    shutil.rmtree(target)

@@ -155,10 +155,11 @@ class Qwen3VLTest(SmallModelTest):
 
     def test_options_that_cannot_be_are_refused(self) -> None:
         for options, told in (({"attention": "best"}, "sdpa"), ({"dtype": "float5"}, "bfloat16"), ({"quantization": "3bit"}, "4bit")):
-            with self.subTest(**options), self.assertRaises(InvalidInput) as refused:
+            with self.subTest(**options), self.assertRaises(Error) as refused:
                 self.fresh(**options)
+            self.assertEqual(refused.exception.code, "config_invalid")
             self.assertIn(told, refused.exception.remedy)
-        with mock.patch("importlib.util.find_spec", return_value=None), self.assertRaises(InvalidInput) as refused:
+        with mock.patch("importlib.util.find_spec", return_value=None), self.assertRaises(Error) as refused:
             self.fresh(quantization="8bit")
         self.assertIn("pip install bitsandbytes", refused.exception.remedy)
 

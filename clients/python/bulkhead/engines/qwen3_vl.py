@@ -164,7 +164,7 @@ def _attention(context: Context) -> tuple[str, str]:
     """What is to be loaded, and why it is not what was asked for; empty where it is."""
     wanted = str(context.options.get("attention", "sdpa"))
     if wanted not in ATTENTIONS:
-        raise InvalidInput(f"loading with attention {wanted!r}", f"options.attention is one of {', '.join(ATTENTIONS)}")
+        raise Error("config_invalid", f"loading with attention {wanted!r}", f"options.attention is one of {', '.join(ATTENTIONS)}")
     if wanted == "flash_attention_2" and not transformers.utils.is_flash_attn_2_available():
         return "sdpa", "flash_attention_2 needs a GPU and the package flash-attn; sdpa was loaded"
     if wanted == "flash_attention_2" and context.graphs == "required":
@@ -177,9 +177,10 @@ def _quantization(context: Context) -> Any:
     if wanted == "none":
         return None
     if wanted not in ("8bit", "4bit"):
-        raise InvalidInput(f"loading with quantization {wanted!r}", "options.quantization is none, 8bit or 4bit")
+        raise Error("config_invalid", f"loading with quantization {wanted!r}", "options.quantization is none, 8bit or 4bit")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise InvalidInput(f"loading with quantization {wanted} without the package bitsandbytes", "pip install bitsandbytes, or set options.quantization to none")
+        raise Error("config_invalid", f"loading with quantization {wanted} without the package bitsandbytes",
+                    "pip install bitsandbytes, or set options.quantization to none")  # fmt: skip
     if wanted == "8bit":
         return transformers.BitsAndBytesConfig(load_in_8bit=True)
     return transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)

@@ -11,25 +11,26 @@ import torch
 import transformers
 from torch import Tensor
 
-from ..engine import Context, InvalidInput, MissingModel
+from ..engine import Context, MissingModel
+from ..errors import Error
 
 CACHE_LENGTHS = (1024, 4096, 8192)  #: of static caches, in positions
 
 
-def model_folder(context: Context, default: str) -> str:
+def model_folder(context: Context, default: str, file: str = "config.json") -> str:
     """`options.model`, or `default`: a folder, or a repository of the Hugging Face Hub whose files are in its cache. Nothing is
-    downloaded here.
+    downloaded here. `file` is one that it has.
 
     Errors: MissingModel, which says what to fetch and where to put it."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name = str(context.options.get("model", default))
-    if (Path(name) / "config.json").is_file():
+    if (Path(name) / file).is_file():
         return name
     remedy = f"fetch it with `hf download {default}`, or set options.model to a folder that has its files"
     if Path(name).is_absolute() or name.startswith("."):
-        raise MissingModel(f"loading {name}, where no config.json is", remedy)
+        raise MissingModel(f"loading {name}, where no {file} is", remedy)
     try:
         found = Path(snapshot_download(name, local_files_only=True))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
@@ -38,8 +39,8 @@ def model_folder(context: Context, default: str) -> str:
             f"loading {name}, which is neither a folder nor in the cache {constants.HF_HUB_CACHE}",
             f"fetch it with {fetch} (HF_HOME says where the cache is), or set options.model to a folder that has its files",
         ) from error
-    if not (found / "config.json").is_file():
-        raise MissingModel(f"loading {name}, of which the cache {constants.HF_HUB_CACHE} has no config.json", remedy)
+    if not (found / file).is_file():
+        raise MissingModel(f"loading {name}, of which the cache {constants.HF_HUB_CACHE} has no {file}", remedy)
     return str(found)
 
 
@@ -55,11 +56,13 @@ def load_files(folder: str, load: Callable[[], Any]) -> Any:
 
 
 def dtype_of(context: Context) -> Any:
-    """`options.dtype`: a name such as bfloat16, or auto, the model's own."""
+    """`options.dtype`: a name such as bfloat16, or auto, the model's own.
+
+    Errors: config_invalid, for no dtype."""
     name = str(context.options.get("dtype", "auto"))
     dtype = "auto" if name == "auto" else getattr(torch, name, None)
     if dtype is None:
-        raise InvalidInput(f"loading with dtype {name!r}", "options.dtype is auto, float32, float16 or bfloat16")
+        raise Error("config_invalid", f"loading with dtype {name!r}", "options.dtype is auto, float32, float16 or bfloat16")
     return dtype
 
 
@@ -76,18 +79,18 @@ def generation_config(model: Any, *, max_new_tokens: int, do_sample: bool, tempe
 
 
 class Caches:
-    """Static caches of `lengths` positions for a batch of one, each made once; none where graphs are off.
+    """Static caches of `lengths` positions for `rows` sequences of equal length, each made once; none where graphs are off.
 
     `graphed` captures a function that decodes one position, once for each cache: function(cache=…, **inputs)."""
 
-    def __init__(self, context: Context, config: Any, lengths: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(self, context: Context, config: Any, lengths: Sequence[int], dtype: torch.dtype, rows: int = 1) -> None:
         self.config = config
         self.static: list[Any] = []
         text = config.get_text_config(decoder=True)
         dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         for length in sorted(lengths) if context.graphs != "off" else ():
             cache = transformers.StaticCache(config=config, max_cache_len=length)
-            cache.early_initialization(1, text.num_key_value_heads, dim, dtype, torch.device(context.device))
+            cache.early_initialization(rows, text.num_key_value_heads, dim, dtype, torch.device(context.device))
             self.static.append(cache)
 
     def graphed(self, context: Context, function: Callable[..., Any], **inputs: Tensor) -> Callable[..., Any]:

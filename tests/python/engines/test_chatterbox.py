@@ -1,0 +1,169 @@
+"""ChatterBox against upstream's own classes called directly, sample by sample: random models of the true classes, with fewer layers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import unittest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy
+import torch
+from bulkhead.engine import InvalidInput, MissingModel
+from bulkhead.engines.chatterbox import TOKEN_SAMPLES, ChatterBox
+from bulkhead.errors import Error
+from calls import SmallModelTest, answered, counted, loaded, started
+
+try:
+    import small_chatterbox
+except ImportError as error:
+    raise unittest.SkipTest(f"{error}; scripts/install brings what ChatterBox imports") from error
+import soundfile
+from chatterbox.vc import ChatterboxVC
+from small_chatterbox import SmallChatterBox
+
+TEXT = "Hello there, you."
+VOICE = numpy.random.default_rng(1).normal(0, 0.1, (1, 16000)).astype(numpy.float32)
+SAMPLING = {"seed": 3, "max_new_tokens": 24, "stream": False}
+
+
+class ChatterBoxTest(SmallModelTest):
+    make = staticmethod(small_chatterbox.chatterbox)
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            super().setUpClass()
+            with small_chatterbox.small_sizes():
+                cls.upstream = small_chatterbox.ChatterboxTTS.from_local(cls.folder, "cpu")
+                cls.converter = ChatterboxVC.from_local(cls.folder, "cpu")
+            cls.engine = cls.fresh()
+        cls.voice = str(cls.folder / "other.wav")
+        soundfile.write(cls.voice, VOICE[0], 16000, subtype="FLOAT")
+
+    @classmethod
+    def fresh(cls, graphs: str = "preferred") -> SmallChatterBox:
+        with contextlib.redirect_stdout(io.StringIO()):
+            engine: SmallChatterBox = loaded(SmallChatterBox, {"model": str(cls.folder), "cache_lengths": [256]}, graphs)
+        return engine
+
+    def spoken(self, engine: Any = None, **given: Any) -> torch.Tensor:
+        sound: torch.Tensor = answered(engine or self.engine, "speak", **{"text": TEXT, **SAMPLING, **given})[1].tensors["audio"]
+        return sound
+
+    def theirs(self, seed: int = 3, **given: Any) -> torch.Tensor:
+        """Upstream alone, stopped after as many tokens: its own number is 1,000."""
+        inference = self.upstream.t3.inference
+        self.upstream.conds = small_chatterbox.Conditionals.load(self.folder / "conds.pt")
+        self.upstream.t3.inference = lambda **asked: inference(**{**asked, "max_new_tokens": SAMPLING["max_new_tokens"]})
+        self.addCleanup(vars(self.upstream.t3).pop, "inference", None)
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+            torch.manual_seed(seed)
+            sound: torch.Tensor = self.upstream.generate(TEXT, **given)
+        del self.upstream.t3.inference
+        return sound
+
+    def equals(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        self.assertGreater(ours.shape[1], 24000 // 4)
+        self.assertTrue(torch.equal(ours, theirs), f"{ours.shape} and {theirs.shape}")
+
+    def test_the_models_own_voice_sounds_as_upstreams(self) -> None:
+        self.equals(self.spoken(), self.theirs())
+
+    @mock.patch.object(small_chatterbox.S3Gen, "inference", lambda self, speech_tokens, ref_dict: (speech_tokens[None].repeat_interleave(960, 1) / 6561, None))
+    def test_each_parameter_is_upstreams(self) -> None:
+        """Of the speech tokens, which are compared as if they were the sound."""
+        usual = self.spoken()
+        for given in ({"exaggeration": 1.5}, {"cfg_weight": 0.9}, {"temperature": 0.5}, {"repetition_penalty": 2.0}, {"min_p": 0.5}, {"top_p": 0.5}, {"seed": 4}):
+            with self.subTest(**given):
+                ours = self.spoken(**given)
+                self.assertTrue(torch.equal(ours, self.theirs(**given)))
+                self.assertFalse(ours.shape == usual.shape and torch.equal(ours, usual))
+
+    def test_a_reference_is_heard_as_upstream_hears_it(self) -> None:
+        self.equals(self.spoken(reference=VOICE, reference_rate=16000), self.theirs(audio_prompt_path=self.voice))
+
+    def test_without_guidance_it_speaks_too(self) -> None:
+        self.assertGreater(self.spoken(cfg_weight=0.0).shape[1], 0)
+
+    def test_the_second_request_equals_that_of_a_fresh_worker(self) -> None:
+        first = self.spoken()
+        for graphs in ("preferred", "off"):
+            with self.subTest(graphs=graphs):
+                engine = self.fresh(graphs)
+                self.spoken(engine, reference=VOICE, reference_rate=16000, exaggeration=1.0)  # whose voice upstream would keep
+                self.assertTrue(torch.equal(self.spoken(engine), first))
+                cancelled = started(engine, "speak", **{"text": TEXT, **SAMPLING, "stream": True, "max_new_tokens": 100})
+                next(cancelled)
+                cancelled.close()
+                self.assertTrue(torch.equal(self.spoken(engine), first))
+
+    def test_the_first_sound_comes_before_t3_ends(self) -> None:
+        engine = self.fresh()
+        stream = started(engine, "speak", **{"text": TEXT, **SAMPLING, "stream": True, "max_new_tokens": 200})
+        first = next(stream)
+        self.assertGreater(first.tensors["audio"].shape[1], 20 * TOKEN_SAMPLES)
+        self.assertLess(counted(engine)["no_gpu"], 60)
+        stream.close()
+
+    def test_parts_are_as_long_as_the_whole_which_they_do_not_change(self) -> None:
+        parts, whole = answered(self.engine, "speak", **{"text": TEXT, **SAMPLING, "stream": True, "max_new_tokens": 60})
+        self.assertGreater(len(parts), 1)
+        self.assertEqual(sum(part.tensors["audio"].shape[1] for part in parts), whole.tensors["audio"].shape[1])
+        self.assertTrue(torch.equal(whole.tensors["audio"], self.spoken(max_new_tokens=60)))
+        loud = max(float(part.tensors["audio"].diff().abs().max()) for part in parts)
+        for before, after in zip(parts, parts[1:]):
+            jump = float((after.tensors["audio"][0, 0] - before.tensors["audio"][0, -1]).abs())
+            self.assertLessEqual(jump, loud)
+
+    def test_a_voice_is_converted_as_upstream_converts(self) -> None:
+        source = numpy.random.default_rng(2).normal(0, 0.1, (1, 24000)).astype(numpy.float32)
+        soundfile.write(self.folder / "source.wav", source[0], 24000, subtype="FLOAT")
+        for given, target in (({}, None), ({"reference": VOICE, "reference_rate": 16000}, self.voice), ({}, None)):
+            self.converter.ref_dict = dict(small_chatterbox.Conditionals.load(self.folder / "conds.pt").gen)
+            torch.manual_seed(5)
+            theirs = self.converter.generate(str(self.folder / "source.wav"), target)
+            ours = self.engine.convert(source=source, source_rate=24000, **{"reference_rate": 24000, "seed": 5, **given})
+            self.equals(ours.tensors["audio"], theirs)
+
+    def test_without_graphs_there_is_no_static_cache(self) -> None:
+        engine = self.fresh("off")
+        self.assertEqual(engine.caches.static, [])
+        self.equals(self.spoken(engine), self.theirs())
+        self.assertEqual(set(counted(engine)), {"graphs_off"})
+
+    def test_bad_input_is_refused(self) -> None:
+        for text in ("", "word " * 1000):
+            with self.subTest(letters=len(text)), self.assertRaises(InvalidInput) as refused:
+                self.spoken(text=text)
+            self.assertTrue(refused.exception.remedy)
+
+    def test_a_folder_without_a_voice_needs_a_reference(self) -> None:
+        voice = Path(self.folder, "conds.pt").rename(self.folder / "kept.pt")
+        try:
+            engine = self.fresh()
+        finally:
+            voice.rename(self.folder / "conds.pt")
+        for call in (lambda: self.spoken(engine), lambda: engine.convert(source=VOICE, source_rate=16000, reference_rate=1, seed=0)):
+            with self.assertRaises(InvalidInput) as refused:
+                call()
+            self.assertIn("conds.pt", refused.exception.remedy)
+        self.assertGreater(self.spoken(engine, reference=VOICE, reference_rate=16000).shape[1], 0)
+
+    def test_other_variants_are_refused_by_name(self) -> None:
+        for variant in ("multilingual", "turbo"):
+            with self.subTest(variant), self.assertRaises(Error) as refused:
+                loaded(ChatterBox, {"variant": variant})
+            self.assertEqual(refused.exception.code, "config_invalid")
+            self.assertIn(variant, refused.exception.attempt)
+
+    def test_a_missing_model_says_what_to_fetch(self) -> None:
+        with self.assertRaises(MissingModel) as missing:
+            loaded(ChatterBox, {})
+        self.assertIn("hf download ResembleAI/chatterbox", missing.exception.remedy)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -10,7 +10,7 @@ set(headers_dir ${CMAKE_INSTALL_INCLUDEDIR}/bulkhead)  # what users give to -I: 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/clients/cpp/include/bulkhead DESTINATION ${headers_dir} COMPONENT client)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/ipc DESTINATION ${headers_dir} COMPONENT client
     FILES_MATCHING REGEX "/(dtype|error|unique_fd|wire)[.]h$" PATTERN cuda EXCLUDE)
-install(TARGETS bulkhead_client client_headers ipc ipc_base ipc_channel ipc_slab ipc_ring ipc_links ipc_cuda boost_headers
+install(TARGETS bulkhead_client client_headers ipc ipc_base ipc_channel ipc_slab ipc_ring ipc_links ipc_cuda boost_headers fmt_library
     EXPORT BulkheadTargets
     ARCHIVE DESTINATION ${archive_dir} COMPONENT client
     INCLUDES DESTINATION ${headers_dir})

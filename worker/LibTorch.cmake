@@ -1,6 +1,7 @@
 # LibTorch out of the `torch` wheel, as two targets: `torch_cpu_only` (0.2 s, 120 MB in a process) and
 # `torch_cuda_all` (0.36 s, 475 MB) for the CUDA module. Torch's own package file is not used: under C++20
 # and CMake 3.25 it stops at an unknown CUDA dialect, and it links all of LibTorch to every user.
+set(OPENSSL_USE_STATIC_LIBS TRUE)  # a venv with torch has none, and a machine another one
 find_package(OpenSSL REQUIRED)
 
 set(BULKHEAD_PYTHON ${PROJECT_BINARY_DIR}/venv/bin/python CACHE FILEPATH "Python whose torch is used")

@@ -58,11 +58,16 @@ quietly() {
     fi
 }
 
-# install_and_build [TARGET...]: all targets where none is named.
-install_and_build() {
+# install_and_compile [TARGET...]: all targets where none is named.
+install_and_compile() {
     "$root/scripts/install"
     say "Building into build/"
     if [ ! -f "$build/build.ninja" ]; then quietly "configuring" cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release; fi
     quietly "compiling (${jobs} jobs)" cmake --build "$build" -j "$jobs" ${1:+--target "$@"}
+}
+
+# The same, and the demo's models.
+install_and_build() {
+    install_and_compile "$@"
     quietly "preparing the models" "$python" "$root/scripts/models/prepare.py" "$build/models"
 }

@@ -10,6 +10,7 @@
 
 #include "config/fleet.h"
 #include "supervisor/base/deadline.h"
+#include "supervisor/base/random_bits.h"
 #include "supervisor/log/model_log.h"
 #include "supervisor/reclaim/reclamation.h"
 #include "supervisor/replica/exit_outcome.h"
@@ -264,7 +265,7 @@ private:
     ExitedProcesses exited_;
     LastEnd last_end_{context_, [this] { remember(); }};
     AsyncMutex::Lock replacement_turn_;  ///< held until its successor serves, or nothing comes of it
-    std::minstd_rand jitter_{std::random_device{}()};
+    std::minstd_rand jitter_{static_cast<std::uint_fast32_t>(random_bits())};
     std::uint32_t restarts_ = 0;
     std::uint64_t past_requests_ = 0;  ///< of former generations
     std::uint64_t past_errors_ = 0;

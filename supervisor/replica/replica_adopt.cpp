@@ -1,12 +1,12 @@
 /// How a replica takes over what a former supervisor left: a process that runs, or the record of one that has ended.
 
 #include <algorithm>
-#include <random>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "supervisor/base/limits.h"
+#include "supervisor/base/random_bits.h"
 #include "supervisor/base/text.h"
 #include "supervisor/replica/replica.h"
 
@@ -16,12 +16,8 @@ using Clock = Deadline::Clock;
 
 namespace {
 
-/// Numbers that survive JSON in every language.
-std::uint64_t make_nonce() {
-    constexpr std::uint64_t max = (1ULL << 53U) - 1;
-    std::random_device device;
-    return std::uniform_int_distribution<std::uint64_t>{1, max}(device);
-}
+/// Not 0, and below 2^53: a number that survives JSON in every language.
+std::uint64_t make_nonce() { return (random_bits() >> 11U) | 1U; }
 
 /// A moment that another process noted, on this one's clock; never in the future.
 std::optional<Clock::time_point> moment_of(std::int64_t noted_unix_ms) {

@@ -89,7 +89,14 @@ std::vector<std::string> WorkerLaunch::environment(const WorkerName& worker, con
 }
 
 Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& spec) const {
-    if (spec.runtime != config::Runtime::python) return std::vector{program};
+    if (spec.runtime != config::Runtime::python) {
+        if (std::error_code ec; !std::filesystem::exists(program, ec))
+            return Error{ErrorCode::config_invalid,
+                         fmt::format("starting a worker of {}: there is no {}", spec.name, program),
+                         "install the wheel bulkhead-gpu-torch beside bulkhead-gpu, or put there what a build with LibTorch "
+                         "makes: `torchscript`, `aoti` and `generate` need it"};
+        return std::vector{program};
+    }
     const auto starting = [&] { return fmt::format("starting engine {}", spec.python.engine); };
     if (std::error_code ec; !std::filesystem::exists(python_start, ec))
         return Error{ErrorCode::config_invalid,

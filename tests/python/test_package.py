@@ -41,7 +41,7 @@ async def work():
         return (await b.infer("minilm", input_ids=ids, attention_mask=mask))["embedding"].tolist()
 third = asyncio.run(work())
 print(json.dumps({"same": first == second == third, "size": len(first[0]), "state": state,
-                  "version": importlib.metadata.version("bulkhead")}))
+                  "version": importlib.metadata.version("bulkhead-gpu")}))
 """
 
 

@@ -1,6 +1,6 @@
 """Text to token ids and back, as a model's package says: its tokenizer and its chat template.
 
-Needs the packages ``tokenizers`` and, for chat templates, ``jinja2``: ``pip install bulkhead[text]``.
+Needs the packages ``tokenizers`` and, for chat templates, ``jinja2``: ``pip install bulkhead-gpu[text]``.
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ json::object to_json(const ModelSpec& model) {
     json::object state{{"scope", word_of(model.state)}};
     if (!model.reset_method.empty()) state["reset"] = model.reset_method;
 
-    json::object all{{"name", model.name},
-                     {"runtime", word_of(model.runtime)}};
+    json::object all{{"name", model.name}, {"runtime", word_of(model.runtime)}};
     if (model.runtime == Runtime::python) {
         all["engine"] = model.python.engine;
         if (!model.python.interpreter.empty()) all["interpreter"] = model.python.interpreter.string();

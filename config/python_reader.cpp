@@ -76,8 +76,9 @@ void read_options(const Value& value, ModelSpec& model) {
     model.python.options = std::move(meaning_of(value.node()).as_object());
     const auto bytes = boost::json::serialize(model.python.options).size();
     if (bytes > limits::options_bytes_max)
-        value.refuse(fmt::format("{} has {} bytes", value.what(), bytes),
-                     fmt::format("at most {} bytes as JSON: put what is larger into a file", limits::options_bytes_max));
+        value.refuse(
+            fmt::format("{} has {} bytes", value.what(), bytes),
+            fmt::format("at most {} bytes as JSON: put what is larger into a file", limits::options_bytes_max));
 }
 
 }  // namespace
@@ -86,8 +87,7 @@ void read_python(Fields& fields, const std::string& where, const std::filesystem
                  ModelSpec& model) {
     const auto refuse = [&](std::string_view key, std::string_view remedy) {
         if (const auto place = fields.location_of(key))
-            fields.report().add(*place,
-                                fmt::format("{}\"{}\" of runtime {}", where, key, word_of(model.runtime)),
+            fields.report().add(*place, fmt::format("{}\"{}\" of runtime {}", where, key, word_of(model.runtime)),
                                 std::string{remedy});
     };
     if (model.runtime != Runtime::python) {
@@ -95,7 +95,8 @@ void read_python(Fields& fields, const std::string& where, const std::filesystem
             if (fields.take(key)) refuse(key, "remove it: it belongs to runtime python");
         return;
     }
-    if (const auto engine = fields.require("engine", "add engine: module:Class")) read_engine(*engine, folder, check, model);
+    if (const auto engine = fields.require("engine", "add engine: module:Class"))
+        read_engine(*engine, folder, check, model);
     if (const auto interpreter = fields.take("interpreter")) read_interpreter(*interpreter, folder, check, model);
     if (const auto options = fields.take("options")) read_options(*options, model);
     for (const std::string_view key : foreign_keys) refuse(key, "remove it: the engine's class declares its methods");

@@ -76,6 +76,7 @@ inline constexpr std::int64_t gpu_evidence_window_ms = 5'000;  ///< before the f
 inline constexpr std::size_t crash_reports_max = 64;           ///< files kept; the oldest go
 inline constexpr std::size_t crash_report_bytes_max = 256 * 1024;
 inline constexpr std::size_t crash_log_lines_max = 100;
+inline constexpr std::size_t crash_printed_lines_max = 1'000;  ///< that are searched for a traceback of Python
 inline constexpr std::size_t crash_frames_max = 64;
 inline constexpr std::size_t crash_demangled_bytes_max = 100;  ///< of a mangled symbol
 inline constexpr std::size_t crash_frame_bytes_max = 1024;

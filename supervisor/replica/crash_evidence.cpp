@@ -9,6 +9,7 @@
 
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
+#include "supervisor/crash/python_traceback.h"
 
 namespace bulkhead::supervisor {
 
@@ -59,6 +60,10 @@ bool CrashEvidence::take(worker_link::Backtrace message) {
     if (!report.signal && message.signal != 0) report.signal = message.signal;
     for (const std::string& frame : message.frames) report.backtrace.push_back(readable_frame(frame));
     return true;
+}
+
+void CrashEvidence::take_printed(const std::vector<std::string>& log) {
+    if (report.backtrace.empty()) report.backtrace = python_frames(log);
 }
 
 std::string CrashEvidence::cause(const std::optional<ProcessExit>& exit) const {

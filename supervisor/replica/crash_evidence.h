@@ -45,6 +45,8 @@ struct CrashEvidence {
     void read_host_bytes(OffLoop& off_loop, const std::string& worker, pid_t pid, const UniqueFd& pidfd) const;
     /// False: there was one before.
     [[nodiscard]] bool take(worker_link::Backtrace message);
+    /// What a worker in Python printed when it died, unless it said a backtrace.
+    void take_printed(const std::vector<std::string>& log);
 
     /// "SIGSEGV in evil_run (evil.so) while running forward(x float32[1,4]) for 12 ms"
     [[nodiscard]] std::string cause(const std::optional<ProcessExit>& exit) const;

@@ -22,7 +22,7 @@ void HangWatch::asked(Time now) {
 std::optional<HangWatch::Time> HangWatch::due() const {
     std::optional<Time> first = watchdog_at_;
     const auto also = [&first](Time other) { first = first ? std::min(*first, other) : other; };
-    if (asked_at_) also(*asked_at_ + limits::answer_deadline);
+    if (asked_at_) also(*asked_at_ + budgets_.answer);
     if (busy_) also(look_at_);
     if (busy_ && page_ && page_->running_since) also(still_since() + budgets_.step);
     return first;
@@ -33,7 +33,7 @@ HangWatch::Verdict HangWatch::look(Time now, const std::optional<Reading>& page)
         restart(now);
         return Verdict::nothing;
     }
-    if (asked_at_ && now - *asked_at_ >= limits::answer_deadline) return Verdict::unanswered;
+    if (asked_at_ && now - *asked_at_ >= budgets_.answer) return Verdict::unanswered;
     const bool moved = page.has_value() && page != page_;
     page_ = page;
     if (moved) moved_at_ = now;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "supervisor/base/limits.h"
+
 namespace bulkhead::supervisor {
 
 /// Judges whether one serving worker hangs: by questions that it does not answer and, while it is busy, by the steps
@@ -17,6 +19,7 @@ public:
     struct Budgets {
         Duration step{};      ///< of one inference, or one step of a long one; with the grace for its own words
         Duration watchdog{};  ///< how often an idle worker is asked; 0: never
+        Duration answer = limits::answer_deadline;  ///< to a question
     };
     /// What stands on the worker's page. Its clock is CLOCK_MONOTONIC, as ours.
     struct Reading {
@@ -27,7 +30,7 @@ public:
     enum class Verdict : std::uint8_t {
         nothing,
         ask,         ///< for statistics: its page shows no progress
-        unanswered,  ///< a question, for `limits::answer_deadline`
+        unanswered,  ///< a question, for longer than the budget of an answer
         no_step,     ///< something runs and made no step for its budget
     };
 

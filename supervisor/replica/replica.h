@@ -177,6 +177,8 @@ private:
     void begin_load_budget();
     void arm_load_deadline();
     void load_deadline_passed();
+    [[nodiscard]] std::chrono::milliseconds answer_budget(std::chrono::milliseconds running,
+                                                          std::chrono::milliseconds usual) const;
     void keep_watch();
     void arm_watch();
     void look_at_it();
@@ -226,7 +228,7 @@ private:
     // replica_adopt.cpp
     void adopt_settled(const ReplicaRecord& record, bool changed);
     void adopt_running(FoundWorker& found, const std::optional<ReplicaRecord>& record);
-    void adoption_deadline_passed();
+    void adoption_deadline_passed(std::chrono::milliseconds budget);
     void on_adoption_hello(worker_link::Hello& hello);
     void take_adoption_hello(worker_link::Hello& hello);
     void take_channels(worker_link::Hello& hello);

@@ -134,14 +134,15 @@ void Replica::adopt_running(FoundWorker& found, const std::optional<ReplicaRecor
     remember();
     adoption.nonce = make_nonce();
     process_->send(worker_link::hello_asked(adoption.nonce));
-    deadline_.arm(limits::adoption_deadline, [this] { adoption_deadline_passed(); });
+    const auto running = record && !process_->ready_at ? spec_.deadlines.load : spec_.deadlines.request;
+    const auto budget = answer_budget(running, limits::adoption_deadline);
+    deadline_.arm(budget, [this, budget] { adoption_deadline_passed(budget); });
 }
 
-void Replica::adoption_deadline_passed() {
+void Replica::adoption_deadline_passed(std::chrono::milliseconds budget) {
     if (process_->link) process_->link->receive_waiting();  // what has arrived speaks before the clock does
     if (!process_ || state_ != WorkerState::adopting) return;
-    hang(fmt::format("it did not answer a new supervisor within {}",
-                     duration_text(std::chrono::milliseconds{limits::adoption_deadline}.count())),
+    hang(fmt::format("it did not answer a new supervisor within {}", duration_text(budget.count())),
          "it was stopped, or its event loop hangs");
 }
 

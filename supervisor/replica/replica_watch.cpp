@@ -24,8 +24,8 @@ std::string text_of(Clock::duration duration) {
 
 /// At its start and at each progress: a load may take as long as it makes progress.
 void Replica::begin_load_budget() {
-    process_->load_budget.begin(
-        state_ == WorkerState::capturing ? spec_.deadlines.capture : spec_.deadlines.load, Clock::now());
+    process_->load_budget.begin(state_ == WorkerState::capturing ? spec_.deadlines.capture : spec_.deadlines.load,
+                                Clock::now());
     if (!process_->load_budget.is_paused()) arm_load_deadline();
 }
 
@@ -45,8 +45,7 @@ void Replica::load_deadline_passed() {
     const std::string last = process_->progress.phase.empty()
                                  ? fmt::format("it has reported nothing since its start {} ago", ago)
                                  : fmt::format("its last progress was \"{}\" {} ago", process_->progress.text(), ago);
-    const bool may_run_eagerly =
-        spec_.graphs == config::Graphs::preferred && eager_reason_.empty() && !unload_asked_;
+    const bool may_run_eagerly = spec_.graphs == config::Graphs::preferred && eager_reason_.empty() && !unload_asked_;
     if (capturing && may_run_eagerly)  // without graphs the next process may do better
         return hang(
             fmt::format("its capture made no progress within {}; {}", duration_text(budget), last),
@@ -60,10 +59,19 @@ void Replica::load_deadline_passed() {
 
 // --- hangs of what serves
 
+/// Of a worker's loop. In Python an engine can hold the interpreter's lock for as long as it runs: there the deadline
+/// of what it runs decides, with the grace for the worker's own word.
+std::chrono::milliseconds Replica::answer_budget(std::chrono::milliseconds running,
+                                                 std::chrono::milliseconds usual) const {
+    if (spec_.runtime != config::Runtime::python) return usual;
+    return std::max<std::chrono::milliseconds>(usual, running + limits::hang_grace);
+}
+
 /// After each change of state.
 void Replica::keep_watch() {
     if (!process_ || !is_serving(state_)) {
-        watch_ = HangWatch{{spec_.deadlines.request + limits::hang_grace, spec_.watchdog}};
+        watch_ = HangWatch{{spec_.deadlines.request + limits::hang_grace, spec_.watchdog,
+                            answer_budget(spec_.deadlines.request, limits::answer_deadline)}};
         return watch_deadline_.cancel();
     }
     watch_.serves(Clock::now(), state_ == WorkerState::busy, page_reading());

@@ -73,7 +73,7 @@ std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_u
 }
 
 std::vector<std::string> WorkerLaunch::environment(const WorkerName& worker, const std::string& gpu_uuid,
-                                                    const std::map<std::string, std::string>& declared) const {
+                                                   const std::map<std::string, std::string>& declared) const {
     // libgomp reads it once, at start: threads that spin between two requests take the cores from other workers.
     std::map<std::string, std::string> variables{{"OMP_WAIT_POLICY", "passive"}};
     for (const std::string& entry : inherited)

@@ -20,8 +20,8 @@ struct WorkerLaunch {
     std::string program;  ///< bulkhead-worker, beside this program
     std::string token;
     std::string socket;
-    std::filesystem::path cache;         ///< where packages are unpacked
-    std::vector<std::string> inherited;  ///< "NAME=value" of the daemon's own environment that may pass
+    std::filesystem::path cache;           ///< where packages are unpacked
+    std::vector<std::string> inherited;    ///< "NAME=value" of the daemon's own environment that may pass
     std::filesystem::path python_start{};  ///< start.py of `bulkhead.worker`, which an interpreter runs
 
     /// "<token>:<model>/<replica>#<generation>"

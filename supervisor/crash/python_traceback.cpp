@@ -1,0 +1,47 @@
+#include "supervisor/crash/python_traceback.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "supervisor/base/limits.h"
+#include "supervisor/base/text.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+/// `  File "/x/engine.py", line 31 in speak`; empty where a line is none of these.
+std::string frame_of(std::string_view line) {
+    constexpr std::string_view file = "  File \"", number = "\", line ", function = " in ";
+    if (!line.starts_with(file)) return {};
+    const std::size_t number_at = line.find(number, file.size());
+    if (number_at == std::string_view::npos) return {};
+    const std::size_t digits = number_at + number.size();
+    const std::size_t function_at = line.find(function, digits);
+    if (function_at == std::string_view::npos) return {};
+    const std::string_view path = line.substr(file.size(), number_at - file.size());
+    std::string frame = fmt::format("{} ({}:{})", line.substr(function_at + function.size()),
+                                    path.substr(path.rfind('/') + 1), line.substr(digits, function_at - digits));
+    if (frame.size() > limits::crash_frame_bytes_max) frame.resize(limits::crash_frame_bytes_max);
+    return escaped(frame);
+}
+
+}  // namespace
+
+std::vector<std::string> python_frames(const std::vector<std::string>& log) {
+    const auto is_title = [](const std::string& line) { return line.starts_with("Fatal Python error: "); };
+    const auto is_current = [](const std::string& line) { return line.starts_with("Current thread 0x"); };
+    const auto title = std::ranges::find_if(log.rbegin(), log.rend(), is_title);
+    if (title == log.rend()) return {};
+    std::vector<std::string> frames;
+    auto line = std::find_if(title.base(), log.end(), is_current);
+    for (line += line == log.end() ? 0 : 1; line != log.end() && frames.size() < limits::crash_frames_max; ++line) {
+        std::string frame = frame_of(*line);
+        if (frame.empty()) break;
+        frames.push_back(std::move(frame));
+    }
+    return frames;
+}
+
+}  // namespace bulkhead::supervisor

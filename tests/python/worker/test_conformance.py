@@ -1,0 +1,340 @@
+"""The same exchanges, good and bad, with the worker in C++ and the worker in Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import unittest
+
+from bulkhead import layout
+from bulkhead.layout import DIRECTION, FEATURE, LIMITS
+from exchanges import BEFORE_HELLO, BREAKING, REFUSED, Exchange
+from harness import Client, Worker, ask_slab
+
+
+class Conformance:
+    """Of one kind of worker; the two at the end are run."""
+
+    kind = ""
+
+    def worker(self, **how: object) -> Worker:
+        worker = Worker(self.kind, **how)  # type: ignore[arg-type]
+        self.addCleanup(worker.close)  # type: ignore[attr-defined]
+        return worker
+
+    def loaded(self, **how: object) -> Worker:
+        worker = self.worker(**how)
+        worker.load()
+        return worker
+
+    # --- the link
+
+    def test_the_first_hello_says_who_it_is_and_brings_the_page(self) -> None:
+        worker = self.worker()
+        hello = worker.expect("hello")
+        self.assertEqual([hello[name] for name in ("protocol", "model", "replica", "generation", "channels")], [[1, 1], "echo", 0, 7, []])
+        self.assertEqual(hello["state"], {"configured": False, "phase": "starting", "in_flight": 0, "grant": "none"})
+        self.assertTrue(hello["page"])
+        self.assertEqual(os.fstat(worker.fds[0]).st_size, 4096)
+        self.assertNotIn("nonce", hello)
+        self.assertNotIn("loaded", hello)
+
+    def test_ready_describes_the_methods_and_a_later_hello_repeats_it_with_the_channels(self) -> None:
+        worker = self.worker()
+        ready = worker.load()
+        forward = ready["methods"]["forward"]
+        self.assertEqual([(one["name"], one["dtype"], one["shape"]) for one in forward["inputs"]], [("x", "float32", ["0..16777216"])])
+        self.assertEqual([one["name"] for one in forward["outputs"]], ["y"])
+        worker.open_channel()
+        self.assertEqual(worker.expect("channel_opened")["channel"], 1)
+        received = len(worker.fds)
+        worker.send("hello_asked", nonce=41)
+        hello = worker.expect("hello")
+        self.assertEqual((hello["nonce"], hello["channels"], hello["state"]["phase"]), (41, [1], "ready"))
+        self.assertEqual(hello["loaded"]["methods"], ready["methods"])
+        self.assertEqual(len(worker.fds) - received, 2, "the page and the channel's end")
+
+    def test_what_is_no_message_is_ignored(self) -> None:
+        worker = self.loaded()
+        for packet in (b"", b"no JSON", b"[]", b'{"type": 7}', b'{"type": "unknown"}', b'{"type": "drain"}', b'{"type": "channel"}', b"{" * 4000):
+            worker.link.send(packet)
+        worker.send("channel", channel=4)  # without its descriptor
+        worker.send("statistics_asked")
+        self.assertEqual(worker.expect("statistics")["channels"], 0)
+
+    def test_statistics_count(self) -> None:
+        worker = self.loaded()
+        client = worker.open_channel()
+        client.write([1.0] * 4)
+        client.infer(1, client.tensor())
+        client.result(1)
+        client.infer(2, client.tensor("z"))
+        self.assertEqual(client.error(), ("input_invalid", 2))
+        worker.send("statistics_asked")
+        told = worker.expect("statistics")
+        while told["type"] != "statistics":
+            told = worker.receive()
+        self.assertEqual([told[name] for name in ("requests", "errors", "in_flight", "queued", "channels")], [2, 1, 0, 0, 1])
+        self.assertEqual(told["slabs"]["bytes"], 2 * 65536)
+        self.assertIn("mode", told["graphs"])
+
+    def test_busy_and_idle_enclose_requests(self) -> None:
+        worker = self.loaded()
+        client = worker.open_channel()
+        client.infer(1, client.tensor())
+        client.result(1)
+        said = [worker.receive()["type"] for _ in range(3)]
+        self.assertEqual(said, ["channel_opened", "busy", "idle"])
+
+    def test_a_load_that_fails_is_told_and_ends_the_process(self) -> None:
+        worker = self.worker(fails=True)
+        worker.expect("hello")
+        worker.send("configure", model=worker.model, device="cpu", protocol=1)
+        failed = worker.expect("failed")
+        self.assertEqual(failed["code"], "load_failed")
+        self.assertTrue(failed["attempt"])
+        self.assertIn(worker.process.wait(20), (1, 78))
+
+    def test_another_protocol_is_refused(self) -> None:
+        worker = self.worker()
+        worker.expect("hello")
+        worker.send("configure", model=worker.model, device="cpu", protocol=2)
+        self.assertEqual(worker.expect("failed")["code"], "protocol_violation")
+
+    def test_a_drain_says_closing_then_drained_and_ends_with_status_0(self) -> None:
+        worker = self.loaded(run_ms=200)
+        client = worker.open_channel()
+        client.write([1.0, 2.0, 3.0, 4.0])
+        client.infer(1, client.tensor())
+        worker.expect("busy")
+        worker.send("drain", deadline_ms=10000)
+        _, body = client.expect("closing")
+        self.assertGreater(layout.CLOSING.unpack(body)["deadline_ms"], 0)
+        client.infer(2, client.tensor())
+        self.assertEqual(client.error(), ("worker_draining", 2))
+        self.assertEqual(client.result(1)[0], [1.0, 2.0, 3.0, 4.0])
+        worker.expect("drained")
+        self.assertEqual(worker.process.wait(20), 0)
+        self.assertTrue(client.is_over())
+
+    def test_sigterm_drains(self) -> None:
+        worker = self.loaded()
+        worker.process.send_signal(signal.SIGTERM)
+        worker.expect("drained")
+        self.assertEqual(worker.process.wait(20), 0)
+
+    def test_the_end_of_the_link_ends_the_worker(self) -> None:
+        worker = self.loaded()
+        worker.link.shutdown(socket.SHUT_RDWR)
+        self.assertEqual(worker.process.wait(20), 1)
+
+    def test_channels_that_cannot_be_are_refused(self) -> None:
+        worker = self.loaded(channel={"count": 1})
+        first = worker.open_channel()
+        worker.expect("channel_opened")
+        again = worker.offer_channel(1)
+        self.assertEqual(worker.expect("channel_refused")["code"], "protocol_violation")
+        self.assertEqual(again.error(), ("protocol_violation", 0))
+        second = worker.offer_channel()
+        second.hello()
+        self.assertEqual(second.error(), ("resources_exhausted", 0))
+        self.assertTrue(second.is_over())
+        self.assertEqual(worker.expect("channel_refused")["code"], "resources_exhausted")
+        first.close()
+        self.assertEqual(worker.expect("channel_closed")["channel"], 1)
+
+    def test_a_channel_before_ready_is_refused(self) -> None:
+        worker = self.worker()
+        worker.expect("hello")
+        client = worker.offer_channel()
+        self.assertEqual(worker.expect("channel_refused")["code"], "model_loading")
+        self.assertEqual(client.error(), ("model_loading", 0))
+
+    # --- the channel
+
+    def test_welcome_agrees_and_offers(self) -> None:
+        worker = self.loaded(queue=8)
+        client = worker.open_channel(FEATURE["streaming"] | FEATURE["returning"])
+        welcome = client.welcome
+        self.assertEqual((welcome["version"], welcome["slab_count"], welcome["in_flight_max"]), (1, 2, 4))
+        self.assertEqual((welcome["generation"], welcome["channel"], welcome["model"]), (7, 1, "echo"))
+        self.assertEqual(welcome["features"], FEATURE["returning"])
+        self.assertEqual(sorted(client.memory), [1, 2])
+
+    def test_results_are_lent_until_they_are_released_once(self) -> None:
+        client = self.loaded().open_channel()
+        client.write([1.0, 2.0, 3.0, 4.0])
+        client.infer(1, client.tensor())
+        values, lease = client.result(1)
+        self.assertEqual(values, [1.0, 2.0, 3.0, 4.0])
+        client.infer(2, client.tensor(dims=(0,)))
+        empty, other = client.result(2)
+        self.assertEqual(empty, [])
+        self.assertNotEqual(lease["generation"], other["generation"])
+        client.release(lease, other)
+        client.release(lease)
+        self.assertEqual(client.error(), ("protocol_violation", 0))
+        self.lives(client)
+
+    def test_a_slab_more_for_each_side(self) -> None:
+        client = self.loaded().open_channel()
+        client.send("slab_request", ask_slab(DIRECTION["input"], 100_000), 9)
+        offer = client.take_slab()
+        self.assertEqual((offer["request_id"], offer["size_bytes"], offer["direction"]), (9, 102_400, DIRECTION["input"]))
+        client.write([float(i) for i in range(25_000)])
+        client.infer(1, client.tensor(dims=(25_000,)))  # more than the output slab has
+        self.assertEqual(client.take_slab()["direction"], DIRECTION["output"])
+        self.assertEqual(client.result(1)[0][-1], 24_999.0)
+
+    def test_an_input_slab_that_was_returned_is_gone(self) -> None:
+        client = self.loaded().open_channel()
+        client.send("slab_request", ask_slab(DIRECTION["input"], 4096), 9)
+        first, offer = client.input, client.take_slab()
+        client.send("slab_return", layout.SLAB_NAME.pack(slab_id=offer["slab_id"]))
+        client.infer(1, client.tensor())
+        self.assertEqual(client.error(), ("protocol_violation", 1))
+        client.input = first
+        self.lives(client)
+
+    def test_an_idle_slab_is_withdrawn(self) -> None:
+        client = self.loaded(channel={"idle": "50ms"}).open_channel()
+        client.send("slab_request", ask_slab(DIRECTION["output"], 4096), 9)
+        slab = client.take_slab()["slab_id"]
+        client.infer(1, client.tensor())
+        _, lease = client.result(1)
+        client.release(lease)
+        _, body = client.expect("slab_withdraw")
+        self.assertEqual(layout.SLAB_NAME.unpack(body)["slab_id"], slab)
+        client.send("slab_return", body)
+        self.lives(client)
+
+    def test_another_workers_output_is_read_where_it_lies(self) -> None:
+        taker = self.loaded().open_channel()
+        number = LIMITS["lent_slab_id_min"]
+        fd = _sealed([5.0, 6.0])
+        taker.send("slab_lend", layout.SLAB_LEND.pack(slab_id=number, kind=1, size_bytes=4096), 3, [fd])
+        os.close(fd)
+        head, body = taker.expect("slab_accepted")
+        self.assertEqual((head["request_id"], layout.SLAB_NAME.unpack(body)["slab_id"]), (3, number))
+        taker.infer(4, taker.tensor(dims=(2,), slab=number))
+        self.assertEqual(taker.result(4)[0], [5.0, 6.0])
+        taker.send("slab_return", body)
+        taker.infer(5, taker.tensor(dims=(2,), slab=number))
+        self.assertEqual(taker.error(), ("protocol_violation", 5))
+
+    def test_the_queue_is_bounded_and_a_cancel_frees_a_place(self) -> None:
+        worker = self.loaded(run_ms=400, queue=4)
+        client = worker.open_channel()
+        for number in (1, 2, 3):
+            client.infer(number, client.tensor(offset=64 * number))
+        self.assertEqual(client.error(), ("queue_full", 3))
+        client.send("cancel", number=2)
+        self.assertEqual(client.error(), ("cancelled", 2))
+        client.send("cancel", number=1)  # which runs: answered at once
+        self.assertEqual(client.error(), ("cancelled", 1))
+        client.send("cancel", number=77)  # ignored
+        self.lives(client)
+
+    def test_deadlines(self) -> None:
+        client = self.loaded(run_ms=300).open_channel()
+        client.infer(1, client.tensor(), deadline_ms=50)
+        client.infer(2, client.tensor(offset=64), deadline_ms=60)
+        self.assertEqual([client.error(), client.error()], [("deadline_exceeded", 1), ("deadline_exceeded", 2)])
+        self.lives(client)
+
+    def test_an_overrun_is_told(self) -> None:
+        worker = self.loaded(run_ms=60_000, request="100ms")
+        client = worker.open_channel()
+        client.infer(1, client.tensor())
+        self.assertEqual(client.error(), ("deadline_exceeded", 1))
+        overrun = worker.expect("overrun")
+        self.assertEqual((overrun["method"], overrun["budget_ms"]), ("forward", 100))
+        self.assertGreaterEqual(overrun["running_ms"], 600)
+
+    def test_leases_in_flight_are_the_workers(self) -> None:
+        client = self.loaded(run_ms=200).open_channel()
+        client.infer(1, client.tensor(dims=(32,), generation=50))
+        client.infer(2, client.tensor(dims=(32,), generation=50))  # the very same one may be named again
+        client.infer(3, client.tensor(offset=64))
+        self.assertEqual(client.error(), ("protocol_violation", 3))
+        client.infer(1, client.tensor(offset=256))
+        self.assertEqual(client.error(), ("protocol_violation", 0))
+        self.assertEqual((len(client.result(1)[0]), len(client.result(2)[0])), (32, 32))
+
+    def test_one_fault_too_many_ends_the_channel(self) -> None:
+        client = self.loaded().open_channel()
+        for _ in range(16):
+            client.infer(1, client.tensor(slab=77))
+            self.assertEqual(client.error(), ("protocol_violation", 1))
+        client.infer(1, client.tensor(slab=77))
+        self.assertEqual(client.error(), ("protocol_violation", 0))
+        self.assertTrue(client.is_over())
+
+    def test_a_client_that_does_not_read_ends_alone(self) -> None:
+        worker = self.loaded()
+        deaf, other = worker.open_channel(), worker.open_channel()
+        with self.assertRaises(BrokenPipeError):  # type: ignore[attr-defined]
+            for number in range(1, 100_000):
+                deaf.infer(number, deaf.tensor("z"))
+        self.lives(other)
+
+    def test_what_breaks_the_protocol_ends_the_channel(self) -> None:
+        worker = self.loaded()
+        for exchange in BEFORE_HELLO:
+            with self.subTest(exchange.name):  # type: ignore[attr-defined]
+                self.play(worker.offer_channel(), exchange)
+        for exchange in BREAKING:
+            with self.subTest(exchange.name):  # type: ignore[attr-defined]
+                self.play(worker.open_channel(), exchange)
+        with self.subTest("a message that was not agreed"):  # type: ignore[attr-defined]
+            client = worker.open_channel(0)
+            client.send("slab_return", layout.SLAB_NAME.pack(slab_id=client.input))
+            self.assertEqual(client.error(), ("protocol_violation", 0))
+            self.assertTrue(client.is_over())
+
+    def test_what_cannot_be_is_refused_and_the_channel_lives(self) -> None:
+        worker = self.loaded()
+        for exchange in REFUSED:
+            with self.subTest(exchange.name):  # type: ignore[attr-defined]
+                client = worker.open_channel()
+                self.play(client, exchange)
+                self.lives(client)
+                client.close()
+
+    def play(self, client: Client, exchange: Exchange) -> None:
+        exchange.say(client)
+        self.assertEqual(client.error(), (exchange.code, exchange.request))
+        if exchange.ends:
+            self.assertTrue(client.is_over())
+            client.close()
+
+    def lives(self, client: Client) -> None:
+        """It still serves, once an earlier request has ended."""
+        client.write([7.0])
+        client.infer(1000, client.tensor(dims=(1,)))
+        self.assertEqual(client.result(1000)[0], [7.0])
+
+
+def _sealed(values: list[float]) -> int:
+    """As another worker's output slab."""
+    from array import array
+    from fcntl import fcntl
+
+    fd = os.memfd_create("lent", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(fd, 0, 4096)
+    os.pwrite(fd, array("f", values).tobytes(), 0)
+    fcntl(fd, 1033, 1 | 2 | 4 | 8)
+    return fd
+
+
+class MinimalWorker(Conformance, unittest.TestCase):
+    kind = "minimal"
+
+
+class PythonWorker(Conformance, unittest.TestCase):
+    kind = "python"
+
+
+if __name__ == "__main__":
+    unittest.main()

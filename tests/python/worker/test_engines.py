@@ -1,0 +1,235 @@
+"""Engines in Python behind the real daemon: good ones, and each of the ordinary faults of bad ones."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import signal
+import sys
+import unittest
+from pathlib import Path
+from typing import Any, Callable
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # for daemon.py
+
+import bulkhead
+from daemon import Daemon
+
+ENGINES = Path(__file__).resolve().parent / "engines"
+BAD = ENGINES / "bad.py"
+
+
+def fleet() -> str:
+    def model(name: str, engine: str, load: str = "", more: str = "") -> str:
+        return f"  {name}: {{runtime: python, engine: \"{ENGINES}/{engine}\", interpreter: {sys.executable}, options: {{load: \"{load}\"}}{more}}}\n"
+
+    short = ", deadlines: {load: 1s, request: 1s, drain: 2s, kill: 500ms}"
+    models = [
+        model("good", "bad.py:Bad"), model("short", "bad.py:Bad", more=short), model("long", "bad.py:Bad", more=", deadlines: {request: 20s}"),
+        model("unimportable", "unimportable.py:Engine"), model("broken", "broken.py:Engine"), model("undeclared", "bad.py:Undeclared"),
+        model("unknown", "bad.py:Absent"), model("no-interpreter", "bad.py:Bad", more=", environment: {PATH: /nowhere}").replace(
+            f" interpreter: {sys.executable},", ""),
+        *(model(f"load-{what}", "bad.py:Bad", what, ", restart: never" + (short if what in ("hold", "spin") else ""))
+          for what in ("raise", "import", "missing", "exit", "memory", "hold", "spin", "segv")),
+    ]  # fmt: skip
+    return "version: 1\ndefaults: {device: cpu}\nmodels:\n" + "".join(models)
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(BAD.read_text().splitlines(), 1) if text in line)
+
+
+class Engines(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.daemon = Daemon(fleet())
+        cls.addClassCleanup(cls.daemon.stop)
+
+    def setUp(self) -> None:
+        self.client = bulkhead.connect(self.daemon.socket, name="test")
+        self.addCleanup(self.client.close)
+
+    def row(self, model: str) -> dict[str, Any]:
+        return next(row for row in self.client.ps() if row["model"] == model)
+
+    def act(self, what: str, seconds: int = 0, model: str = "good") -> bulkhead.Reply:
+        return self.client.infer(model, method="act", what=what, seconds=seconds)
+
+    def refused(self, call: Any, *arguments: Any) -> bulkhead.Error:
+        with self.assertRaises(bulkhead.Error) as caught:
+            call(*arguments)
+        return caught.exception
+
+    def ends(self, model: str, what: str) -> None:
+        self.assertIn(self.refused(self.act, what, 0, model).code, ("worker_lost", "deadline_exceeded"))
+
+    def serves(self, model: str = "good") -> None:
+        self.assertEqual(self.act("", model=model)["audio"].tolist(), [0.0])
+
+    # --- what is asked of an engine
+
+    def test_parts_come_as_they_are_made_and_the_answer_is_whole(self) -> None:
+        replies = [(reply["audio"].tolist(), reply.values_json) for reply in self.client.stream("good", method="stream", parts=3)]
+        self.assertEqual(replies, [([0.0, 0.0], {"part": 0}), ([1.0, 1.0], {"part": 1}), ([2.0, 2.0], {"part": 2}), ([0.0, 1.0, 2.0], {"parts": 3})])
+        self.assertEqual(self.client.infer("good", method="stream", parts=2)["audio"].tolist(), [0.0, 1.0])
+
+    def test_progress_of_a_request_is_a_part(self) -> None:
+        told = [reply.values_json["progress"] for reply in self.client.stream("good", method="stream", parts=1, ticks=5) if "progress" in reply.values_json]
+        self.assertEqual(told[0], {"done": 0, "total": 5, "detail": "ticking"})
+
+    def test_a_stream_that_is_left_ends_in_the_engine_whatever_it_catches(self) -> None:
+        for reply in self.client.stream("good", method="endless"):
+            self.assertEqual(reply.values_json, {"on": True})
+            break
+        self.assertEqual(self.client.infer("good", method="ended").values_json, {"ended": 1})
+        with self.client.open("good") as channel:
+            next(channel.stream(channel.submit(method="endless")))
+        self.assertEqual(self.client.infer("good", method="ended").values_json, {"ended": 2})
+
+    def test_results_of_several_kinds(self) -> None:
+        self.assertEqual(self.act("strided")["audio"].tolist(), [0.0, 2.0, 4.0, 6.0])
+        self.assertEqual(self.act("list")["audio"].tolist(), [1.0, 2.0])
+
+    def test_the_declaration_is_told(self) -> None:
+        with self.client.open("good") as channel:
+            act = channel.methods["act"]
+        self.assertEqual(act["description"], "Does it.")
+        self.assertEqual(act["parameters"], [{"name": "what", "type": "string"}, {"name": "seconds", "type": "integer", "default": 0}])
+
+    def test_an_unload_ends_the_process_with_a_receipt(self) -> None:
+        self.act("leak")
+        self.act("spawn")
+        pid = self.row("good")["pid"]
+        gc.collect()
+        (receipt,) = self.client.unload("good")
+        self.assertEqual((receipt["ended"], receipt["verified"]), ("drained", True), receipt)
+        self.assertFalse(Path(f"/proc/{pid}").exists())
+        self.serves()
+
+    # --- faults of a load
+
+    def test_loads_that_cannot_help_themselves_are_not_tried_again(self) -> None:
+        for model, code, words in (
+            ("unimportable", "config_invalid", f"No module named 'no_such_module' ({ENGINES}/unimportable.py:3)"),
+            ("broken", "config_invalid", f"KeyError: 'b' ({ENGINES}/broken.py:4)"),
+            ("undeclared", "config_invalid", "class Undeclared has no function with @bulkhead.engine.method"),
+            ("unknown", "config_invalid", "has no class Absent"),
+            ("no-interpreter", "config_invalid", "no python3 on PATH (/nowhere)"),
+            ("load-missing", "load_failed", "no folder /models/voice"),
+            ("load-import", "load_failed", "No module named 'no_such_module'"),
+        ):
+            with self.subTest(model):
+                with self.client.events(model) as events:
+                    error = self.refused(self.client.load, model)
+                    self.assertEqual(error.code, code)
+                    self.assertIn(words, error.attempt)
+                    states = (event["to"] for event in events if event["event"] == "state")
+                    self.assertEqual(next(state for state in states if state in ("backoff", "quarantined", "stopped")), "quarantined")
+
+    def test_what_a_load_raises_is_told_with_its_line(self) -> None:
+        error = self.refused(self.client.load, "load-raise")
+        self.assertEqual(error.code, "load_failed")
+        self.assertIn(f"RuntimeError: the engine's own words ({BAD}:{line_of('own words')} in raise_an_error)", error.attempt)
+        self.assertIn("SystemExit: 3", self.refused(self.client.load, "load-exit").attempt)
+        self.assertEqual(self.refused(self.client.load, "load-memory").code, "out_of_memory")
+        self.assertEqual(self.refused(self.client.load, "load-missing").remedy, "fetch org/voice, and put it into /models/voice")
+
+    def test_a_load_that_holds_the_lock_or_spins_ends_at_its_deadline_and_its_line_is_told(self) -> None:
+        for what, line in (("hold", "# the blocking line"), ("spin", "# the spinning line")):
+            with self.subTest(what):
+                report = self.crash(f"load-{what}", lambda: self.assertEqual(self.refused(self.client.load, f"load-{what}").code, "deadline_exceeded"))
+                self.assertIn(f"bad.py:{line_of(line)})", report["backtrace"][0])
+
+    def crash(self, model: str, act: Callable[[], object]) -> dict[str, Any]:
+        """The report of what ``act`` brings about."""
+        with self.client.events(model) as events:
+            act()
+            return next(json.loads(Path(event["report"]).read_text()) for event in events if event["event"] == "crash")
+
+    # --- faults of a request
+
+    def test_what_a_request_raises_ends_that_request_alone(self) -> None:
+        self.serves()
+        pid = self.row("good")["pid"]
+        for what, code, words in (
+            ("raise", "inference_failed", f"RuntimeError: the engine's own words ({BAD}:{line_of('own words')} in raise_an_error)"),
+            ("refuse", "input_invalid", "speaking: the text is empty"),
+            ("exit", "inference_failed", "SystemExit: 3"),
+            ("memory", "out_of_memory", "MemoryError: no room"),
+            ("nothing", "inference_failed", "act returned int"),
+            ("other dtype", "inference_failed", "is float64, declared is float32"),
+            ("other rank", "inference_failed", "has rank 2"),
+            ("no output", "inference_failed", 'returned no "audio"'),
+            ("more", "inference_failed", "returned video"),
+            ("no JSON", "inference_failed", "no JSON"),
+        ):
+            with self.subTest(what):
+                error = self.refused(self.act, what)
+                self.assertEqual(error.code, code)
+                self.assertIn(words, error.attempt)
+        self.serves()
+        self.assertEqual(self.row("good")["pid"], pid)
+
+    def test_a_stream_that_fails_gives_its_parts_first(self) -> None:
+        got = []
+        with self.assertRaises(bulkhead.Error) as caught:
+            for reply in self.client.stream("good", method="stream", parts=3, fails_at=2):
+                got.append(reply.values_json["part"])
+        self.assertEqual((caught.exception.code, got[:2]), ("inference_failed", [0, 1][: len(got)]))
+
+    def test_a_flood_of_words_and_closed_descriptors_harm_nobody(self) -> None:
+        self.act("print")
+        self.act("close")
+        self.serves()
+
+    def test_a_forked_child_that_returns_is_ended_and_answers_nothing(self) -> None:
+        self.assertEqual(self.act("fork")["audio"].tolist(), [0.0])
+        self.serves()
+
+    def test_a_request_may_hold_the_lock_for_as_long_as_it_may_run(self) -> None:
+        self.client.load("long")
+        pid = self.row("long")["pid"]
+        reply = self.act("hold", 8, model="long")  # beyond the five seconds in which a worker answers
+        self.assertEqual(reply.values_json["pid"], pid)
+
+    def test_one_that_holds_it_longer_is_ended_and_the_report_names_its_line(self) -> None:
+        for what in ("hold", "spin", "segv"):
+            with self.subTest(what):
+                self.client.load("short")
+                crash = self.crash("short", lambda: self.ends("short", what))
+                self.assertRegex(crash["backtrace"][0], r" \((bad|__init__)\.py:\d+\)$")
+                self.assertTrue(any(re.search(r"bad\.py:\d+\)$", frame) for frame in crash["backtrace"]), crash["backtrace"])
+                self.assertEqual(crash["request"], "act()")
+        self.serves("short")
+
+    def test_one_that_swallows_signals_is_killed(self) -> None:
+        self.client.load("short")
+        crash = self.crash("short", lambda: self.ends("short", "swallow"))
+        self.assertEqual(crash["exit"]["signal"], "SIGKILL")
+        self.serves("short")
+
+    # --- the daemon
+
+    def test_a_new_supervisor_adopts_a_worker_in_the_middle_of_a_request(self) -> None:
+        self.client.load("long")
+        pid, before = self.row("long")["pid"], self.client.info()["supervisor_pid"]
+        with self.client.open("long") as channel:
+            request = channel.submit(method="act", what="hold", seconds=2)
+            os.kill(before, signal.SIGKILL)
+            self.assertEqual(channel.wait(request).values_json["pid"], pid)
+            self.assertEqual(channel.infer(method="act", what="").values_json["pid"], pid)
+        self.assertNotEqual(self.client.info()["supervisor_pid"], before)
+        self.assertEqual(self.row("long")["pid"], pid)
+        (receipt,) = self.client.unload("long")
+        self.assertEqual((receipt["ended"], receipt["verified"]), ("drained", True), receipt)
+
+    def test_a_worker_that_is_killed_is_back(self) -> None:
+        self.serves()
+        os.kill(self.row("good")["pid"], signal.SIGKILL)
+        self.assertEqual(self.client.infer("good", method="act", what="", retry_safe=True)["audio"].tolist(), [0.0])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import unittest
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import transformers
 from bulkhead.engine import LocalContext, Result, methods_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 class SmallModelTest(unittest.TestCase):
@@ -29,10 +30,26 @@ class SmallModelTest(unittest.TestCase):
         cls.folder = cls.make(Path(kept.name))
 
 
-def loaded(kind: type, options: dict[str, Any] | None = None, graphs: str = "preferred") -> Any:
+class Capturing(LocalContext):
+    """Runs each function in `load` as often as capturing it on a GPU does, which is never done on a CPU."""
+
+    def graph(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], **given: Any) -> Callable[..., Any]:
+        for bucket in buckets:
+            for _ in range(4):
+                fn(**bucket)
+        return super().graph(fn, buckets, **given)
+
+
+def loaded(kind: type, options: dict[str, Any] | None = None, graphs: str = "preferred", context: type[LocalContext] = LocalContext) -> Any:
     engine = kind()
-    engine.load(LocalContext(options, graphs=graphs))
+    engine.load(context(options, graphs=graphs))
     return engine
+
+
+def waits_for_nothing(function: Callable[..., Any], **inputs: Any) -> None:
+    """Raises where the function reads a value on the host, with which it could not be captured: these tensors have none."""
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        function(**inputs)
 
 
 def started(engine: Any, name: str, **given: Any) -> Generator[Result, None, Result]:

@@ -11,10 +11,10 @@ from unittest import mock
 
 import numpy
 import torch
-from bulkhead.engine import InvalidInput, MissingModel
+from bulkhead.engine import InvalidInput, LocalContext, MissingModel
 from bulkhead.engines.chatterbox import TOKEN_SAMPLES, ChatterBox
 from bulkhead.errors import Error
-from calls import SmallModelTest, answered, counted, loaded, started
+from calls import Capturing, SmallModelTest, answered, counted, loaded, started, waits_for_nothing
 
 try:
     import small_chatterbox
@@ -44,9 +44,9 @@ class ChatterBoxTest(SmallModelTest):
         soundfile.write(cls.voice, VOICE[0], 16000, subtype="FLOAT")
 
     @classmethod
-    def fresh(cls, graphs: str = "preferred") -> SmallChatterBox:
+    def fresh(cls, graphs: str = "preferred", context: type[LocalContext] = LocalContext) -> SmallChatterBox:
         with contextlib.redirect_stdout(io.StringIO()):
-            engine: SmallChatterBox = loaded(SmallChatterBox, {"model": str(cls.folder), "cache_lengths": [256]}, graphs)
+            engine: SmallChatterBox = loaded(SmallChatterBox, {"model": str(cls.folder), "cache_lengths": [256]}, graphs, context)
         return engine
 
     def spoken(self, engine: Any = None, **given: Any) -> torch.Tensor:
@@ -127,6 +127,12 @@ class ChatterBoxTest(SmallModelTest):
             theirs = self.converter.generate(str(self.folder / "source.wav"), target)
             ours = self.engine.convert(source=source, source_rate=24000, **{"reference_rate": 24000, "seed": 5, **given})
             self.equals(ours.tensors["audio"], theirs)
+
+    def test_decoding_can_be_captured_and_capturing_leaves_nothing(self) -> None:
+        engine = self.fresh(context=Capturing)
+        self.equals(self.spoken(engine), self.theirs())
+        place = torch.zeros(1, 1, dtype=torch.int64)
+        waits_for_nothing(engine._decode, token=place, place=place, cache=engine.caches.static[0])
 
     def test_without_graphs_there_is_no_static_cache(self) -> None:
         engine = self.fresh("off")

@@ -14,7 +14,7 @@ import torch
 import transformers
 from bulkhead.engine import InvalidInput, MissingModel
 from bulkhead.engines.higgs_audio_v2 import FramePenalty, HiggsAudio
-from calls import SmallModelTest, answered, counted, loaded, started
+from calls import Capturing, SmallModelTest, answered, counted, loaded, started, waits_for_nothing
 
 TEXT = "[SPEAKER0] Hello there. [SPEAKER1] You again?"
 SYSTEM, SCENE = "Generate audio following instruction.", "Audio is recorded from a quiet room."
@@ -131,6 +131,11 @@ class HiggsAudioTest(SmallModelTest):
         long = self.spoken(engine, max_new_tokens=500)  # beside the prompt that is too long for the cache of 512
         self.assertEqual(set(counted(engine)), {"no_gpu", "no_bucket"})
         self.equals(long, self.upstream([], max_new_tokens=500))
+
+    def test_decoding_can_be_captured_and_capturing_leaves_nothing(self) -> None:
+        engine = self.fresh(context=Capturing)
+        self.equals(self.spoken(engine), self.upstream([]))
+        waits_for_nothing(engine._decode, frame=torch.zeros(4, dtype=torch.int64), cache=engine.caches.static[0])
 
     def test_without_graphs_there_is_no_static_cache(self) -> None:
         engine = self.fresh(graphs="off")

@@ -11,10 +11,10 @@ import PIL.Image
 import small_models
 import torch
 import transformers
-from bulkhead.engine import InvalidInput, MissingModel
+from bulkhead.engine import InvalidInput, LocalContext, MissingModel
 from bulkhead.engines.qwen3_vl import Qwen3VL
 from bulkhead.errors import Error
-from calls import SmallModelTest, answered, counted, loaded, started
+from calls import Capturing, SmallModelTest, answered, counted, loaded, started, waits_for_nothing
 
 PROMPT = "What is to be seen?"
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "max_new_tokens": 40, "seed": 4}
@@ -34,8 +34,8 @@ class Qwen3VLTest(SmallModelTest):
         cls.engine = cls.fresh()
 
     @classmethod
-    def fresh(cls, graphs: str = "preferred", **options: Any) -> Qwen3VL:
-        engine: Qwen3VL = loaded(Qwen3VL, {"model": str(cls.folder), "cache_lengths": [128, 512], **options}, graphs)
+    def fresh(cls, graphs: str = "preferred", context: type[LocalContext] = LocalContext, **options: Any) -> Qwen3VL:
+        engine: Qwen3VL = loaded(Qwen3VL, {"model": str(cls.folder), "cache_lengths": [128, 512], **options}, graphs, context)
         return engine
 
     def said(self, engine: Any = None, **given: Any) -> str:
@@ -136,6 +136,14 @@ class Qwen3VLTest(SmallModelTest):
         self.assertEqual(set(counted(engine)), {"no_gpu"})
         self.equals(self.said(engine, max_new_tokens=600), self.upstream(max_new_tokens=600))
         self.assertEqual(set(counted(engine)), {"no_gpu", "no_bucket"})
+
+    def test_decoding_can_be_captured_and_capturing_leaves_nothing(self) -> None:
+        place = torch.zeros(1, 1, dtype=torch.int64)
+        for attention in ("sdpa", "eager"):
+            with self.subTest(attention):
+                engine = self.fresh(context=Capturing, attention=attention)
+                self.equals(self.said(engine), self.upstream())
+                waits_for_nothing(engine._decode, token=place, delta=place, cache=engine.caches.static[0])
 
     def test_without_graphs_there_is_no_static_cache(self) -> None:
         engine = self.fresh("off")

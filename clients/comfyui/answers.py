@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, NamedTuple
 
 from . import daemon, form, learnt, manager, running
@@ -33,14 +33,17 @@ async def _ask(model: str, method: str | None, values: dict[str, Any], part: Par
             learnt.learn(model, methods=channel.methods)
             name = _method(model, method, channel.methods)
             tensors, parameters = form.request(channel.methods[name], values, of=f"{model}.{name}")
-            manager.enlist(model, row)
+            patcher = manager.enlist(model, row)
             answer = Answer({}, {})
-            async for reply in channel.stream(tensors, method=name, parameters=parameters, deadline=REQUEST_SECONDS):
-                answer = Answer({one: tensor.torch() for one, tensor in reply.items()}, reply.values_json)
-                if reply.more and "progress" in answer.values:
-                    await running.show(answer.values["progress"]["done"], answer.values["progress"]["total"])
-                elif reply.more:
-                    await part(answer)
+            async with aclosing(channel.stream(tensors, method=name, parameters=parameters, deadline=REQUEST_SECONDS)) as replies:
+                async for reply in replies:
+                    answer, more = Answer({one: tensor.torch() for one, tensor in reply.items()}, reply.values_json), reply.more
+                    del reply  # it looks at the worker's memory, and an interrupt leaves this frame in a traceback
+                    if more and "progress" in answer.values:
+                        await running.show(answer.values["progress"]["done"], answer.values["progress"]["total"])
+                    elif more:
+                        await part(answer)
+            manager.measure(patcher)
             return answer
 
 

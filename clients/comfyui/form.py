@@ -38,8 +38,7 @@ def _parameter(declared: dict[str, Any]) -> Any:
     low, high, step = declared.get("minimum"), declared.get("maximum"), declared.get("step")
     if declared["type"] == "integer":
         low, high = (-INTEGER_MAX if low is None else low), (INTEGER_MAX if high is None else min(high, INTEGER_MAX))
-        return IO.Int.Input(name, default=default if default is not None else max(low, 0), min=low, max=high, step=step or 1,
-                            control_after_generate=name == "seed", **common)  # fmt: skip
+        return IO.Int.Input(name, default=default if default is not None else max(low, 0), min=low, max=high, step=step or 1, **common)
     return IO.Float.Input(name, default=float(default or 0), min=-1e9 if low is None else low, max=1e9 if high is None else high,
                           step=step or 0.01, **common)  # fmt: skip
 

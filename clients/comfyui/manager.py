@@ -33,9 +33,15 @@ def enlist(model: str, row: dict[str, Any]) -> Patcher:
     patcher = _patchers.get(model)
     if patcher is None or patcher.load_device != device:
         patcher = _patchers[model] = _patcher(model, device)
-    learnt.learn(model, bytes=patcher.loaded_size())
+    measure(patcher)
     model_management.load_models_gpu([patcher])
     return patcher
+
+
+def measure(patcher: Patcher) -> None:
+    """Its size is what the next load will ask room for. Memory grows while a model runs, so it is looked at after that too."""
+    if size := patcher.loaded_size():
+        learnt.learn(patcher.name, bytes=size)
 
 
 def _patcher(model: str, device: Any) -> Patcher:

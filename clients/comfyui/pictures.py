@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-WIDTH, BAR, GAP = 640, 56, 40
+WIDTH, BAR, GAP, LETTERS = 640, 56, 40, 15
 BACK, FREE, USED, MODEL, INK = (24, 26, 31), (52, 56, 66), (92, 107, 140), (232, 145, 58), (225, 228, 235)
 
 
@@ -19,22 +19,22 @@ class Memory(NamedTuple):
 
 def before_and_after(before: Memory, after: Memory, text: str) -> Any:
     """An IMAGE [1, height, width, 3]."""
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
-    height = 3 * GAP + 2 * (BAR + GAP)
-    picture = Image.new("RGB", (WIDTH, height), BACK)
+    picture = Image.new("RGB", (WIDTH, 2 * (GAP + BAR + GAP)), BACK)
     draw = ImageDraw.Draw(picture)
-    draw.text((GAP, GAP // 2), text, fill=INK)
+    font = ImageFont.load_default(LETTERS)
+    draw.text((GAP, GAP // 4), text, fill=INK, font=font)
     for row, (when, memory) in enumerate((("before", before), ("after", after))):
         top = 2 * GAP + row * (BAR + GAP)
-        draw.text((GAP, top - 16), f"{when}: {_gib(memory.used)} of {_gib(memory.total)} GiB used on {memory.device}, "
-                  f"{memory.models / 2**20:.1f} MiB of it by the model", fill=INK)  # fmt: skip
-        draw.rectangle((GAP, top, WIDTH - GAP, top + BAR), fill=FREE)
+        draw.text((GAP, top - LETTERS - 5), f"{when}: {_gib(memory.used)} of {_gib(memory.total)} GiB used on {memory.device}, "
+                  f"{memory.models / 2**20:.1f} MiB by the model", fill=INK, font=font)  # fmt: skip
+        draw.rectangle((GAP, top, WIDTH - GAP, top + BAR - 1), fill=FREE)
         scale = (WIDTH - 2 * GAP) / max(memory.total, 1)
         others = GAP + scale * max(memory.used - memory.models, 0)
-        draw.rectangle((GAP, top, others, top + BAR), fill=USED)
+        draw.rectangle((GAP, top, others, top + BAR - 1), fill=USED)
         if memory.models:
-            draw.rectangle((others, top, max(others + scale * memory.models, others + 1), top + BAR), fill=MODEL)
+            draw.rectangle((others, top, max(others + scale * memory.models, others + 1), top + BAR - 1), fill=MODEL)
     return tensor_of(picture)
 
 

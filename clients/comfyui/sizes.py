@@ -11,8 +11,15 @@ WEIGHTS = (".safetensors", ".pt2", ".pt", ".pth", ".jit", ".gguf", ".bin")
 
 
 def measured(rows: list[dict[str, Any]], model: str, on_gpu: bool) -> int:
-    """Bytes of all processes of a model, as the daemon measures them: the driver's figure, or the process's own memory."""
-    return sum(row["gpu_bytes" if on_gpu else "host_bytes"] or 0 for row in rows if row["model"] == model)
+    """Bytes of all processes of a model: the daemon's figure, or the worker's own report where the driver tells none, as in
+    WSL2 and in containers. A process that reports neither has what is expected of it, so that it does not pass for unloaded."""
+    return sum(_of_process(row, on_gpu) for row in rows if row["model"] == model and row["pid"] is not None)
+
+
+def _of_process(row: dict[str, Any], on_gpu: bool) -> int:
+    if not on_gpu:
+        return row["host_bytes"] or 0
+    return row["gpu_bytes"] or (row["graphs"] or {}).get("reserved_bytes") or expected(row["model"])
 
 
 def expected(model: str) -> int:

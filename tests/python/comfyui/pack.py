@@ -24,7 +24,7 @@ GIB = 1 << 30
 
 
 class EchoFleet(MinimalDaemon):
-    """Models that echo, by name; on GPUs of a fake machine where ``gpus`` gives UUIDs. ``bytes`` are what each takes on its GPU."""
+    """Models that echo, by name; on GPUs of a fake machine where ``gpus`` gives UUIDs. ``size`` is what each takes there."""
 
     def __init__(self, models: dict[str, dict[str, Any]], gpus: tuple[uuid.UUID, ...] = ()) -> None:
         self._models, self._gpus = models, gpus

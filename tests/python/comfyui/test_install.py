@@ -67,7 +67,8 @@ class Registry(unittest.TestCase):
         self.assertRegex(told["project"]["name"], r"^[a-z][a-z0-9]*([-_.][a-z0-9]+)*$")
         self.assertRegex(told["project"]["version"], r"^\d+\.\d+\.\d+$")
         self.assertTrue(told["tool"]["comfy"]["PublisherId"])
-        self.assertNotIn("bulkhead", told["project"]["dependencies"], "which is another project's")
+        client = tomllib.loads((CLIENTS / "python" / "pyproject.toml").read_text())
+        self.assertEqual(told["project"]["dependencies"], [client["project"]["name"]])
         self.assertEqual(bulkhead.__version__, told["project"]["version"])
         self.assertEqual([path for path in folder.rglob("*") if path.is_symlink()], [])
         tracked = subprocess.run(["git", "ls-files", str(folder)], cwd=folder, capture_output=True, text=True, check=True).stdout

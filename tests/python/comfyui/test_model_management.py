@@ -231,6 +231,19 @@ class OnGpus(WithPack):
         self.assertEqual(self.free_of(cuda(0)), 8 * GIB)
         self.assertEqual(guest.current_loaded_device(), guest.offload_device)
 
+    def test_a_driver_that_tells_no_figure_of_a_process(self) -> None:
+        """As in WSL2 and in containers: then the worker's own report counts, else what is expected."""
+        with open(self.daemon.fleet.parent / "machine", "a") as machine:
+            machine.write("device 0 na_processes\n")
+        self.prompt("first")
+        guest = self.manager.listed[0].guest
+        self.assertIsNone(row(self.client, "first")["gpu_bytes"])
+        self.assertEqual((guest.loaded_size(), guest.current_loaded_device()), (self.weights(), cuda(0)))
+        told = {"model": "first", "pid": 1, "gpu_bytes": None, "host_bytes": 1, "graphs": {"reserved_bytes": 2 * GIB}}
+        self.assertEqual(self.pack("sizes").measured([told], "first", True), 2 * GIB)
+        self.manager.press_free()
+        self.assertEqual(row(self.client, "first")["state"], "stopped")
+
     def test_gpus_are_matched_by_uuid_whatever_their_numbers(self) -> None:
         self.numbers = {cuda(0): GPUS[1], cuda(1): GPUS[0]}  # CUDA_DEVICE_ORDER
         self.prompt("first")

@@ -180,6 +180,8 @@ class Graphs:
         }
         if self._failures:
             report["failures"] = list(self._failures)
+        if self._cuda is not None:
+            report["reserved_bytes"] = self._cuda.memory_reserved()
         return report
 
     def _report_progress(self, done: int, total: int, detail: str) -> None:

@@ -1,0 +1,365 @@
+"""The pack in a real ComfyUI: `COMFYUI_DIR` names its folder, `COMFYUI_PYTHON` the Python that runs it (else this one).
+
+`COMFYUI_CANARY_RECORD` names a file that the outcome of each test is appended to.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import math
+import os
+import re
+import signal
+import statistics
+import struct
+import sys
+import tempfile
+import time
+import unittest
+import wave
+from pathlib import Path
+from typing import Any
+
+import bulkhead
+from bulkhead.__main__ import main as bulkhead_main
+from comfyui_process import ComfyUI
+from daemon import BUILD, Daemon
+from stand_in_manager import MEMBERS
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parents[2]
+WORKFLOWS = SOURCE / "clients" / "comfyui" / "workflows"
+CYCLES = 100
+
+# What else is read under the same names: of the list's own entries, of guests with is_dynamic(), and of torch modules.
+OF_ENTRIES = {"device", "real_model", "currently_used", "model_finalizer", "model_offloaded_memory", "model_use_more_vram", "__class__"}
+OF_DYNAMIC = {"dynamic_pins", "loaded_ram_size", "partially_unload_ram", "unregister_inactive_pins"}
+OF_MODULES = {"named_modules"}
+
+FLEET = """
+version: 1
+defaults: {{device: cpu, threads: 1}}
+models:
+  voice: {{runtime: python, interpreter: {python}, engine: "bulkhead.engines.small_voice:SmallVoice", deadlines: {{drain: 2s}}}}
+  vision: {{runtime: python, interpreter: {python}, engine: "bulkhead.engines.qwen3_vl:Qwen3VL", options: {{model: {vision}}}}}
+  echo: {{runtime: python, interpreter: {python}, engine: "{here}/engines.py:Echo", deadlines: {{drain: 1s, kill: 1s}}, channel: {{max: 4GiB}}}}
+"""
+
+
+def recording(channels: int = 1, rate: int = 16000, seconds: float = 1.0) -> bytes:
+    """A WAV file with a tone of 220 Hz."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        for at in range(int(rate * seconds)):
+            file.writeframes(struct.pack("<h", int(8000 * math.sin(2 * math.pi * 220 * at / rate))) * channels)
+    return out.getvalue()
+
+
+@unittest.skipUnless(os.environ.get("COMFYUI_DIR"), "COMFYUI_DIR names no ComfyUI: see docs/comfyui.md")
+class Canary(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        sys.path.append(str(HERE.parent / "engines"))
+        sys.path.append(str(HERE.parent / "export"))
+        import small_models
+
+        cls.folder = Path(os.environ["COMFYUI_DIR"])
+        cls.python = os.environ.get("COMFYUI_PYTHON", sys.executable)
+        temporary = tempfile.TemporaryDirectory(prefix="bh-comfyui-")
+        cls.addClassCleanup(temporary.cleanup)
+        cls.base = Path(temporary.name)
+        for name in ("custom_nodes", "input", "output"):
+            (cls.base / name).mkdir()
+        (cls.base / "main.py").symlink_to(cls.folder / "main.py")
+        assert bulkhead_main(["comfyui", "install", str(cls.base)]) == 0
+        vision = small_models.qwen3_vl(cls.base / "vision")
+        cls.fleet = FLEET.format(python=sys.executable, vision=vision, here=HERE)
+        cls.daemon = Daemon(cls.fleet)
+        cls.addClassCleanup(lambda: cls.daemon.stop())
+        cls.start()
+        cls.addClassCleanup(lambda: cls.comfyui.stop())
+        cls.note(f"ComfyUI {cls.comfyui.version}, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}")
+
+    @classmethod
+    def start(cls) -> None:
+        cls.comfyui = ComfyUI(cls.folder, cls.python, cls.base, cls.daemon.socket)
+
+    @classmethod
+    def note(cls, text: str) -> None:
+        text = text.replace(f"{HERE}/", "").replace(cls.daemon.folder.name, "…").replace(str(cls.base), "…")
+        print(f"  {text}", flush=True)
+        if record := os.environ.get("COMFYUI_CANARY_RECORD"):
+            with open(record, "a") as file:
+                file.write(f"- {text}\n")
+
+    def setUp(self) -> None:
+        self.client = bulkhead.connect(self.daemon.socket, name="canary")
+        self.addCleanup(self.client.close)
+
+    def tearDown(self) -> None:
+        self.assertIsNone(self.comfyui.process.poll(), self.comfyui.log.read_text()[-4000:])
+
+    # --- what tests are made of
+
+    def workflow(self, name: str, **changes: Any) -> dict[str, Any]:
+        """A file of the pack's; ``changes`` are `2_text=…`: an input of a node, with `model.` in front where that is so."""
+        prompt = json.loads((WORKFLOWS / f"{name}.json").read_text())
+        for key, value in changes.items():
+            node, _, field = key.partition("_")
+            inputs = prompt[node[1:]]["inputs"]
+            inputs[f"model.{field}" if f"model.{field}" in inputs else field] = value
+        return prompt
+
+    def speech(self, text: str) -> dict[str, Any]:
+        return self.workflow("speech", n1_text=text)
+
+    def any_model(self, model: str, **fields: Any) -> dict[str, Any]:
+        run = {"class_type": "BulkheadRun", "inputs": {"model": model, **{f"model.{name}": value for name, value in fields.items()}}}
+        return {"1": run, "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}}}
+
+    def row(self, model: str) -> dict[str, Any]:
+        return next(row for row in self.client.ps() if row["model"] == model)
+
+    def until(self, model: str, *states: str) -> None:
+        deadline = time.monotonic() + 60
+        while (row := self.row(model))["state"] not in states:
+            self.assertLess(time.monotonic(), deadline, row)
+
+    def free(self, model: str, **flags: bool) -> None:
+        """Pressed until it is done: ComfyUI sleeps through what is pressed while it cleans up after a prompt."""
+        pressed = 0.0
+        while self.row(model)["state"] != "stopped":
+            if time.monotonic() - pressed > 2:
+                pressed = time.monotonic()
+                self.comfyui.post("/free", flags or {"unload_models": True})
+            self.assertIsNone(self.comfyui.process.poll())
+
+    def succeeds(self, prompt: dict[str, Any]) -> Any:
+        done = self.comfyui.run(prompt)
+        self.assertEqual((done.ended, done.error), ("execution_success", ""))
+        return done
+
+    def fails(self, prompt: dict[str, Any], *words: str) -> Any:
+        """The node says so, and the next prompt works."""
+        done = self.comfyui.run(prompt)
+        self.assertIn(done.ended, ("execution_error", "refused"))
+        for word in words:
+            self.assertIn(word, done.error)
+        self.note(f"the node says: {done.error.splitlines()[0][:300]}")
+        return done
+
+    def sound(self, done: Any, node: str = "2") -> Path:
+        (saved,) = done.outputs[node]["audio"]
+        return self.base / "output" / saved["subfolder"] / saved["filename"]
+
+    # --- tests
+
+    def test_01_all_that_model_management_reads_is_known(self) -> None:
+        source = (self.folder / "comfy" / "model_management.py").read_text()
+        unknown = members_read(source) - MEMBERS
+        self.assertEqual(unknown, set(), "the pack's patcher does not have these: see clients/comfyui/patcher.py")
+        self.note(f"model_management.py reads {len(members_read(source))} members of a guest, and all are known")
+
+    def test_02_text_to_speech_and_a_file(self) -> None:
+        done = self.succeeds(self.workflow("speech"))
+        path = self.sound(done)
+        self.assertGreater(path.stat().st_size, 1000)
+        self.note(f"workflows/speech.json: {path.name}, {path.stat().st_size} bytes, {done.previews} previews")
+        prompt = self.speech("A longer text shows how the sound comes bit by bit. " * 4)
+        prompt["2"] = {"class_type": "SaveAudio", "inputs": {"audio": ["1", 0], "filename_prefix": "audio/long"}}
+        done = self.succeeds(prompt)
+        self.assertGreater(done.previews, 0)
+        self.note(f"a longer text: {done.previews} previews while it was spoken")
+
+    def test_03_a_recording_is_uploaded_and_the_receipt_is_a_picture(self) -> None:
+        self.comfyui.upload("recording.wav", recording(channels=2, rate=22050))
+        done = self.succeeds(self.workflow("speech_like_a_recording"))
+        self.assertIn("verified", done.outputs["4"]["text"][0])
+        self.assertEqual(self.row("voice")["state"], "stopped")
+        picture = self.base / "output" / done.outputs["5"]["images"][0]["filename"]
+        self.assertGreater(picture.stat().st_size, 1000)
+        self.note(f"workflows/speech_like_a_recording.json: {done.outputs['4']['text'][0]}")
+
+    def test_04_image_to_text(self) -> None:
+        self.comfyui.upload("example.png", (self.folder / "input" / "example.png").read_bytes())
+        done = self.succeeds(self.workflow("image_to_text"))
+        text = done.outputs["3"]["text"][0]
+        self.assertGreater(len(text), 0)
+        self.note(f"workflows/image_to_text.json: {len(text)} characters of a Qwen3-VL with random weights")
+        prompt = self.workflow("image_to_text")
+        del prompt["2"]["inputs"]["images"], prompt["1"]
+        self.succeeds(prompt)
+        self.note("the same without an image")
+
+    def test_05_free_ends_the_process_and_the_next_prompt_works(self) -> None:
+        self.succeeds(self.speech("one"))
+        self.assertIn(self.row("voice")["state"], ("ready", "busy"))
+        for flags in ({"unload_models": True}, {"unload_models": True, "free_memory": True}):
+            self.free("voice", **flags)
+            self.succeeds(self.speech(f"again, after {flags}"))
+        self.note("/free with unload_models, and with free_memory: the process ended, the next prompt worked")
+
+    def test_06_an_interrupt_while_it_speaks(self) -> None:
+        prompt = self.comfyui.queue(self.speech("Nobody hears the end of this. " * 100))
+        prompt.progressed()
+        asked = time.monotonic()
+        self.comfyui.post("/interrupt", {})
+        prompt.finish()
+        took = time.monotonic() - asked
+        self.assertEqual(prompt.ended, "execution_interrupted")
+        self.until("voice", "ready")
+        (receipt,) = self.client.unload("voice")
+        self.assertEqual((receipt["ended"], receipt["held_by"]), ("drained", []))
+        self.succeeds(self.speech("and on"))
+        self.note(f"an interrupt in mid-sentence: the prompt ended after {took * 1000:.0f} ms; ComfyUI held no memory of the worker; the next one worked")
+
+    def test_07_an_interrupt_while_it_loads(self) -> None:
+        self.client.unload("voice")
+        prompt = self.comfyui.queue(self.speech("to be interrupted"))
+        while self.row("voice")["state"] not in ("spawning", "loading", "ready"):
+            pass
+        self.comfyui.post("/interrupt", {})
+        prompt.finish()
+        self.assertEqual(prompt.ended, "execution_interrupted")
+        self.succeeds(self.speech("and on again"))
+        self.note("an interrupt while the model loads: the prompt ended, the next one worked")
+
+    def test_08_a_worker_that_is_killed_in_mid_sentence(self) -> None:
+        prompt = self.comfyui.queue(self.speech("It dies in the middle of this. " * 100))
+        prompt.progressed()
+        os.kill(self.row("voice")["pid"], signal.SIGKILL)
+        prompt.finish()
+        self.assertEqual(prompt.ended, "execution_error")
+        self.assertIn("worker_lost", prompt.error)
+        self.note(f"a worker killed in mid-sentence: {prompt.error.splitlines()[0]}")
+        self.succeeds(self.speech("and it is back"))
+        self.free("voice")
+        self.note("the next prompt had a new process, and /free reached it")
+
+    def test_09_cycles(self) -> None:
+        self.succeeds(self.any_model("echo/repeat", x=json.dumps([[[[0.0]]]])))
+        before = self.rss()
+        took = []
+        for cycle in range(CYCLES):
+            self.succeeds(self.any_model("echo/repeat", x=json.dumps([[[[float(cycle + 1)]]]])))
+            asked = time.monotonic()
+            self.free("echo")
+            took.append(time.monotonic() - asked)
+        self.note(f"{CYCLES} cycles of a prompt and /free: from /free to stopped {statistics.median(took):.2f} s (median), {max(took):.2f} s (most); "
+                  f"ComfyUI's memory {before >> 20} MiB before, {self.rss() >> 20} MiB after")  # fmt: skip
+        self.assertLess(self.rss() - before, 200 << 20)
+
+    def rss(self) -> int:
+        status = Path(f"/proc/{self.comfyui.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) << 10  # type: ignore[index]
+
+    def test_10_out_of_memory_is_comfyuis_own(self) -> None:
+        self.succeeds(self.speech("listed"))
+        done = self.fails(self.any_model("echo/repeat", x="[[[[1.0]]]]", fail="memory"), "ran out of memory")
+        self.assertIn("OutOfMemory", done.error_type)
+        self.until("voice", "stopped")
+        self.until("echo", "stopped")
+        self.note("after it, ComfyUI had unloaded all models")
+
+    def test_11_bad_input(self) -> None:
+        from PIL import Image
+
+        def image(name: str, size: tuple[int, int]) -> None:
+            out = io.BytesIO()
+            Image.new("RGB", size, (40, 90, 200)).save(out, "PNG")
+            self.comfyui.upload(name, out.getvalue())
+
+        self.fails(self.workflow("speech", n1_model="nobody"), "no model 'nobody'")
+        self.fails(self.speech("   "), "no text")
+        self.fails(self.speech("It goes on and on. " * 1500), "of 28499 bytes")  # half an hour
+        self.fails(self.speech("It goes on and on. " * 6000), "at most")
+        self.comfyui.upload("six.wav", recording(channels=6))
+        self.fails(self.workflow("speech_like_a_recording", n1_audio="six.wav"), "reference")
+        self.comfyui.upload("slow.wav", recording(rate=4000))
+        self.fails(self.workflow("speech_like_a_recording", n1_audio="slow.wav"), "reference_rate")
+        self.fails(self.any_model("echo/repeat", x="[[[[1.0]]]]", fail="input"), "give another one")
+        self.fails(self.any_model("echo/repeat", x="[[[[1.0]]]]", fail="an engine's fault"), "an engine's fault")
+        self.fails(self.any_model("echo/repeat"), "also needs x")
+        for name, size in (("pixel.png", (1, 1)), ("8k.png", (7680, 4320))):
+            image(name, size)
+            done = self.comfyui.run(self.workflow("image_to_text", n1_image=name, n2_max_new_tokens=4))
+            self.assertIn(done.ended, ("execution_success", "execution_error"))
+            self.note(f"{name} to the vision model: {done.ended} {done.error.splitlines()[0] if done.error else ''}")
+            loaded = {"1": {"class_type": "LoadImage", "inputs": {"image": name}}}
+            self.succeeds({**loaded, "2": {"class_type": "BulkheadRun", "inputs": {"model": "echo/repeat", "model.x": ["1", 0]}},
+                           "3": {"class_type": "SaveImage", "inputs": {"images": ["2", 1], "filename_prefix": "echo"}}})  # fmt: skip
+            self.note(f"{name} to another model and back")
+        batch = {"1": {"class_type": "EmptyImage", "inputs": {"width": 256, "height": 256, "batch_size": 64, "color": 255}},
+                 "2": {"class_type": "BulkheadRun", "inputs": {"model": "echo/repeat", "model.x": ["1", 0]}},
+                 "3": {"class_type": "SaveImage", "inputs": {"images": ["2", 1], "filename_prefix": "batch"}}}  # fmt: skip
+        done = self.succeeds(batch)
+        self.assertEqual(len(done.outputs["3"]["images"]), 64)
+        self.note("a batch of 64 images to a model and back")
+        self.succeeds(self.speech("and it lives"))
+
+    def test_12_a_model_that_is_renamed_while_a_workflow_runs(self) -> None:
+        fleet = self.daemon.fleet.read_text()
+        self.daemon.fleet.write_text(fleet.replace("  echo:", "  echoes:"))
+        self.client.reload()
+        self.fails(self.any_model("echo/repeat", x="[[[[1.0]]]]"), "no model 'echo'", "echoes")
+        self.succeeds(self.any_model("echoes/repeat", x="[[[[1.0]]]]"))
+        self.daemon.fleet.write_text(fleet)
+        self.client.reload()
+        self.succeeds(self.any_model("echo/repeat", x="[[[[2.0]]]]"))
+
+    def test_13_another_client_uses_the_same_model(self) -> None:
+        prompt = self.comfyui.queue(self.speech("While this is spoken, others ask. " * 3))
+        spoken = self.client.infer("voice", method="speak", text="me too")["audio"].shape
+        prompt.finish()
+        self.assertEqual(prompt.ended, "execution_success")
+        self.assertGreater(spoken[1], 0)
+        self.free("voice")
+        self.assertGreater(self.client.infer("voice", method="speak", text="me again")["audio"].shape[1], 0)
+        self.note("a server used the model beside ComfyUI, and again after ComfyUI's /free")
+
+    def test_14_no_daemon(self) -> None:
+        self.succeeds(self.speech("there is one"))
+        self.client.stop()
+        self.fails(self.speech("there is none"), "not_running", "bulkhead up")
+        self.comfyui.post("/free", {"unload_models": True})
+        until = time.monotonic() + 60
+        while "bulkhead up" not in (menu := self.comfyui.get("/object_info/BulkheadLoad")["BulkheadLoad"]["input"]["required"]["model"][1]["options"][0]):
+            self.assertLess(time.monotonic(), until, menu)
+        type(self).daemon._bulkhead("up", str(self.daemon.fleet))
+        self.succeeds(self.speech("there is one again"))
+        self.note("the daemon was stopped and started: ComfyUI lived, and the next prompt worked")
+
+    def test_15_a_comfyui_that_is_killed(self) -> None:
+        prompt = self.comfyui.queue(self.any_model("echo/wait", prompt="for ever"))
+        prompt.progressed()
+        self.until("echo", "busy")
+        self.comfyui.stop()
+        prompt.close()
+        self.until("echo", "ready")
+        self.note("ComfyUI was killed in mid-request: the daemon ended the request, and the model was ready")
+        (receipt,) = self.client.unload("echo")
+        self.assertEqual((receipt["verified"], receipt["held_by"]), (True, []))
+        self.start()
+        self.succeeds(self.any_model("echo/repeat", x="[[[[3.0]]]]"))
+        self.note(f"it was started again, and the model too; unloaded before: {receipt['ended']}, verified, held by nobody")
+
+
+def members_read(source: str) -> set[str]:
+    """Attributes that model_management.py reads of patchers: of `….model` and of the names that it gives them."""
+    patchers = {"model", "x", "m", "add_model"}
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            of = node.value
+            if isinstance(of, ast.Attribute) and of.attr == "model" or isinstance(of, ast.Name) and of.id in patchers:
+                found.add(node.attr)
+    return found - OF_ENTRIES - OF_DYNAMIC - OF_MODULES
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -23,7 +23,7 @@ done
     -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_PREFIX_PATH="$folder/prefix" -DEXAMPLES="$source/clients/cpp/examples" \
     ${CCACHE:+-DCMAKE_CXX_COMPILER_LAUNCHER=$CCACHE} >"$folder/configure.log"
 "$cmake" --build "$folder/app" -j2 >"$folder/build.log" || { cat "$folder/build.log"; fail "it does not build"; }
-for program in infer async_infer dlpack_view; do
+for program in infer async_infer dlpack_view open_gpu; do
     ! readelf -d "$folder/app/$program" | grep -E 'NEEDED.*(torch|c10|cuda)' || fail "$program links LibTorch or CUDA"
 done
 
@@ -49,4 +49,5 @@ expect() {
 expect '16 bytes, the first value' "$folder/app/infer" echo x 4
 expect '4 of 4 answered' "$folder/app/async_infer" echo x 4 4
 expect 'has 2 dimensions, its second value is 1' "$folder/app/dlpack_view" table x
+expect 'GPU-........-\|libcuda.so.1' "$folder/app/open_gpu"
 echo "an outside project builds against the installed client, and runs"

@@ -86,7 +86,7 @@ private:
 
 Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape& shape, const LoadContext& context) {
     return guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&]() -> Result<> {
-        const std::uint64_t weights = context.cuda ? package_.weights().size_bytes() : 0;
+        std::uint64_t weights = context.cuda ? package_.weights().size_bytes() : 0;
         const std::uint64_t free = device_->free_bytes();
         if (auto fits = check_fit(package_.manifest(), shape, weights, free, device_->name()); !fits) return fits;
         if (context.cuda)
@@ -102,6 +102,7 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
             return Result<>{};
         });
         if (ready) return {};
+        if (package_.weights().is_copied()) weights = package_.weights().size_bytes();
         return say_what_leaves_more(ready.error(), package_.manifest(), shape, weights, free);
     });
 }

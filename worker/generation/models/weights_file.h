@@ -45,6 +45,7 @@ public:
     /// Null where there is none of that name.
     [[nodiscard]] const WeightTensor* find(std::string_view name) const;
     [[nodiscard]] std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+    [[nodiscard]] bool is_copied() const noexcept { return copy_.has_value(); }
 
 private:
     explicit WeightsFile(Mapping mapping) : mapping_{std::move(mapping)}, size_bytes_{mapping_.bytes().size()} {}

@@ -97,7 +97,7 @@ Result<> PacketTransport::send_through_rings(std::span<const std::byte> packet, 
             return sent;
         }
     }
-    rings_->write_unannounced(in_ring);
+    rings_->write(in_ring);
     unannounced_ = true;
     if (wake == Wake::now) announce_posted();
     return {};

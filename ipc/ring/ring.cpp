@@ -212,11 +212,6 @@ bool RingEnd::ring_if_asleep(std::uint32_t for_what) noexcept {
     return true;
 }
 
-void RingEnd::write(std::span<const std::byte> packet) noexcept {
-    write_unannounced(packet);
-    announce();
-}
-
 void RingEnd::announce() noexcept {
     order_stores_before_loads();
     ring_if_asleep(wants_packets);

@@ -132,10 +132,9 @@ public:
 
     [[nodiscard]] std::size_t packet_bytes_max() const noexcept { return writer_.packet_bytes_max(); }
     [[nodiscard]] Result<bool> has_room(std::size_t packet_bytes) { return writer_.has_room(packet_bytes); }
-    /// After `has_room` said so; rings the peer when that sleeps.
-    void write(std::span<const std::byte> packet) noexcept;
-    /// `write` in two: the peer may go on sleeping until `announce`.
-    void write_unannounced(std::span<const std::byte> packet) noexcept { writer_.write(packet); }
+    /// After `has_room` said so. The peer may go on sleeping until `announce`.
+    void write(std::span<const std::byte> packet) noexcept { writer_.write(packet); }
+    /// Rings the peer when that sleeps.
     void announce() noexcept;
     /// Says so itself; a dead one says what it said last.
     [[nodiscard]] bool peer_sleeps() const noexcept { return peers_->asleep.load(std::memory_order_relaxed) != 0; }

@@ -36,7 +36,6 @@ std::optional<SlabAllocator::Block> SlabAllocator::allocate(std::uint64_t size_b
     const auto [offset, available] = *best;
     free_.erase(best);
     if (available > *needed) free_.emplace(offset + *needed, available - *needed);
-    leased_bytes_ += *needed;
     const Block block{offset, size_bytes, next_generation_++};
     leased_.emplace(offset, block);
     return block;
@@ -51,7 +50,6 @@ Result<> SlabAllocator::release(const Block& block) {
     leased_.erase(block.offset_bytes);
     std::uint64_t offset = block.offset_bytes;
     std::uint64_t size = *range_bytes(block.size_bytes);
-    leased_bytes_ -= size;
 
     const auto after = free_.lower_bound(offset);
     if (after != free_.begin()) {

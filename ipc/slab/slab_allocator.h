@@ -31,7 +31,6 @@ public:
     [[nodiscard]] Result<> release(const Block& block);
 
     [[nodiscard]] bool is_leased(const Block& block) const;
-    [[nodiscard]] std::uint64_t leased_bytes() const noexcept { return leased_bytes_; }
     [[nodiscard]] std::size_t leases() const noexcept { return leased_.size(); }
 
 private:
@@ -40,7 +39,6 @@ private:
     using Table = std::map<std::uint64_t, Value, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Value>>>;
     Table<std::uint64_t> free_;  ///< offset → size
     Table<Block> leased_;
-    std::uint64_t leased_bytes_ = 0;
     std::uint64_t next_generation_ = 1;
 };
 

@@ -246,8 +246,11 @@ double post_ns() {
     std::vector<double> each;
     for (int turn = 0; turn < 200; ++turn) {
         each.push_back(microseconds([&] {
-                           for (int i = 0; i < 512; ++i)
-                               if (mine->has_room(56).value()) mine->write(packet);
+                           for (int i = 0; i < 512; ++i) {
+                               if (!mine->has_room(56).value()) continue;
+                               mine->write(packet);
+                               mine->announce();
+                           }
                        }) /
                        512 * 1000);
         while (its->read(buffer).value() > 0) {

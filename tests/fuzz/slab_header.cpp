@@ -150,7 +150,10 @@ void use_ring(Input& input) {
         case 3: {
             const auto bytes = input.take_bytes(carried);
             if (bytes.size() < sizeof(wire::Header)) break;
-            if (const auto room = (*rings)->has_room(bytes.size()); room && *room) (*rings)->write(bytes);
+            if (const auto room = (*rings)->has_room(bytes.size()); room && *room) {
+                (*rings)->write(bytes);
+                (*rings)->announce();
+            }
             break;
         }
         default: {

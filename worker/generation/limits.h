@@ -18,6 +18,5 @@ inline constexpr std::uint32_t slots_max = 64;
 inline constexpr std::uint32_t layers_max = 1024;
 inline constexpr std::uint32_t width_max = 1U << 20;
 inline constexpr std::uint32_t forced_steps_max = 4096;  ///< of one request
-inline constexpr std::uint64_t read_ahead_bytes = 8ULL << 20;
 
 }  // namespace bulkhead::worker::generation::limits

@@ -70,6 +70,10 @@ protected:
     LyingClient client{*worker};
     std::vector<std::byte> buffer = std::vector<std::byte>(packet_bytes_max);
 
+    void post(std::span<const std::byte> packet) const {
+        worker->write(packet);
+        worker->announce();
+    }
     std::vector<UniqueFd> offered_fds() const {
         std::vector<UniqueFd> fds;
         for (const int fd : worker->offer_fds()) fds.emplace_back(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
@@ -202,16 +206,16 @@ TEST_F(RingTest, APeerThatIsAwakeIsNotRung) {
     const auto rung = [&] { return ::epoll_wait(waiting.get(), &event, 1, 0) == 1; };
     ASSERT_TRUE(rung()) << "its count is 1";
 
-    worker->write(packet(1));
+    post(packet(1));
     EXPECT_FALSE(rung());
     client.put<std::uint32_t>(client_asleep_at, 2);
-    worker->write(packet(2));
+    post(packet(2));
     EXPECT_FALSE(rung()) << "it waits for room only";
     client.put<std::uint32_t>(client_asleep_at, 1);
-    worker->write(packet(3));
+    post(packet(3));
     EXPECT_TRUE(rung());
     EXPECT_EQ(client.get<std::uint32_t>(client_asleep_at), 0U);
-    worker->write(packet(4));
+    post(packet(4));
     EXPECT_FALSE(rung()) << "once is enough";
 }
 
@@ -248,7 +252,7 @@ TEST_F(RingTest, APostToAPeerThatIsAwakeMakesNoSystemCall) {
         const auto posted = packet(1, 56);
         if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
             ::_exit(77);
-        for (std::uint32_t i = 0; i < lines; ++i) worker->write(posted);
+        for (std::uint32_t i = 0; i < lines; ++i) post(posted);
         ::_exit(0);
     }
     int status = -1;
@@ -263,7 +267,7 @@ TEST_F(RingTest, PromisesNoBarriersWhateverItsPeerSays) {
     constexpr std::size_t worker_reserved_at = 4, client_reserved_at = 132;
     client.put<std::uint32_t>(client_reserved_at, 1);
     ASSERT_TRUE(worker->prepare_to_sleep(0));
-    worker->write(packet(1));
+    post(packet(1));
     EXPECT_EQ(client.get<std::uint32_t>(worker_reserved_at), 0U);
     EXPECT_EQ(client.get<std::uint32_t>(client_reserved_at), 1U);
 }
@@ -275,7 +279,7 @@ TEST_F(RingTest, AFullAndBlockingDoorbellDelaysNobody) {
     ASSERT_EQ(::fcntl(bell, F_SETFL, 0), 0) << "the flags are the client's as well";
     client.put<std::uint32_t>(client_asleep_at, 1);
 
-    worker->write(packet(1));  // returns
+    post(packet(1));  // returns
 
     EXPECT_EQ(client.get<std::uint32_t>(client_asleep_at), 0U);
 }

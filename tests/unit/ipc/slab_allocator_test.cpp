@@ -21,7 +21,6 @@ TEST(SlabAllocator, LeasesAlignedRangesUntilNoneIsLongEnough) {
     EXPECT_EQ(allocator.allocate(2 * unit), std::nullopt);
     EXPECT_EQ(allocator.allocate(unit)->offset_bytes, 3 * unit);
     EXPECT_EQ(allocator.allocate(0), std::nullopt);
-    EXPECT_EQ(allocator.leased_bytes(), 4 * unit);
 }
 
 TEST(SlabAllocator, AnEmptyTensorGetsARangeOfItsOwn) {
@@ -116,7 +115,6 @@ TEST(SlabAllocator, RandomInterleavingsNeverOverlapLoseOrInventBytes) {
                 held.pop_back();
             }
             ASSERT_EQ(allocator.leases(), held.size());
-            ASSERT_EQ(allocator.leased_bytes(), unit * static_cast<std::uint64_t>(std::ranges::count(taken, true)));
         }
         for (const auto& block : held) ASSERT_TRUE(allocator.release(block));
         EXPECT_EQ(allocator.allocate(unit_count * unit)->offset_bytes, 0u) << "all of it is one range again";

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <functional>
 #include <future>
-#include <numeric>
 #include <optional>
 
 #include <boost/asio/executor_work_guard.hpp>
@@ -15,7 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "bulkhead/async_channel.h"
-#include "tests/gpu/slabs/gpu_echo_daemon.h"
+#include "tests/gpu/slabs/gpu_channel.h"
 
 namespace bulkhead::test {
 namespace {
@@ -25,118 +24,35 @@ using cuda::Gpu;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
-constexpr std::int64_t count = 1024;
-
-class GpuAsyncChannel : public OnGpu {
+class GpuAsyncChannel : public GpuChannel {
 protected:
-    void SetUp() override {
-        OnGpu::SetUp();
-        if (IsSkipped() || HasFatalFailure()) return;
-        echo_daemon.emplace(*gpu);
-    }
-    void start(const std::string& device = {}) {
-        daemon.emplace(echo_daemon->fleet_of("m", {}, device), echo_daemon->options);
-        ASSERT_TRUE(daemon->load("m")) << daemon->why("m");
-        control.emplace(loop.get_executor(), daemon->socket());
-    }
-    /// Runs the loop until the operation that `begin` starts has ended.
-    template <typename T>
-    Result<T> ended(const std::function<void(std::function<void(Result<T>)>)>& begin) {
-        std::optional<Result<T>> outcome;
-        begin([&](Result<T> result) { outcome = std::move(result); });
-        while (!outcome) loop.run_one();
-        return std::move(*outcome);
-    }
-    AsyncChannel open(wire::SlabKind kind = wire::SlabKind::cuda_vmm) {
+    AsyncChannel open_async() {
+        control.emplace(loop.context.get_executor(), daemon->socket());
         ChannelOptions options;
         options.gpu = gpu;
-        options.gpu_kind = kind;
-        return ended<AsyncChannel>([&](auto done) { AsyncChannel::async_open(*control, "m", options, done); }).value();
+        return loop.open(*control, "m", options).value();
     }
     Result<Input> allocate(AsyncChannel& channel) {
-        return ended<Input>([&](auto done) { channel.async_allocate_on_gpu(wire::DType::float32, {count}, done); });
+        return loop.allocate_on_gpu(channel, wire::DType::float32, {count});
     }
-    Result<> keep_outputs(AsyncChannel& channel) {
-        return ended<void>([&](auto done) { channel.async_keep_outputs_on_gpu(count * sizeof(float), done); });
-    }
-    Result<Reply> infer(AsyncChannel& channel, const Input& input) {
-        const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
-        return ended<Reply>([&](auto done) { channel.async_infer({.inputs = inputs, .stream = stream}, done); });
-    }
-    void copy(void* to, const void* from) const {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(to),
-                                              reinterpret_cast<cuda::CUdeviceptr>(from), count * sizeof(float), stream),
-                  cuda::CUDA_SUCCESS);
-    }
-    static std::vector<float> values(float first) {
-        std::vector<float> list(count);
-        std::iota(list.begin(), list.end(), first);
-        return list;
+    /// Until `done`, which another thread or the loop brings about.
+    void run_until(const std::function<bool()>& done) {
+        loop.context.restart();
+        const auto until = std::chrono::steady_clock::now() + 30s;
+        while (!done()) {
+            ASSERT_LT(std::chrono::steady_clock::now(), until);
+            loop.context.run_one_for(10ms);
+        }
     }
 
-    std::optional<GpuEchoDaemon> echo_daemon;
-    std::optional<Daemon> daemon;
-    asio::io_context loop;
-    asio::executor_work_guard<asio::io_context::executor_type> work{loop.get_executor()};
+    Loop loop;
+    asio::executor_work_guard<asio::io_context::executor_type> work{loop.context.get_executor()};
     std::optional<AsyncControl> control;
 };
 
-TEST_F(GpuAsyncChannel, AnOutputOnTheGpuIsForwardedToAnotherChannel) {
-    start();
-    AsyncChannel first = open();
-    AsyncChannel second = open();
-    for (AsyncChannel* channel : {&first, &second}) ASSERT_TRUE(keep_outputs(*channel));
-    Input input = allocate(first).value();
-    const std::vector<float> data = values(8);
-    copy(input.bytes().data(), data.data());
-    auto given = infer(first, input);
-    ASSERT_TRUE(given) << given.error().text();
-
-    const std::array<NamedInput, 1> inputs{NamedInput{"x", &given->outputs.at(0)}};
-    auto reply = ended<Reply>([&](auto done) { second.async_infer({.inputs = inputs, .stream = stream}, done); });
-
-    ASSERT_TRUE(reply) << reply.error().text();
-    given->outputs.clear();
-    std::vector<float> seen(count);
-    ASSERT_TRUE(reply->outputs.at(0).read_on(stream));
-    copy(seen.data(), reply->outputs.at(0).bytes().data());
-    synchronize();
-    EXPECT_EQ(seen, data);
-}
-
-class GpuAsyncChannelKinds : public GpuAsyncChannel, public testing::WithParamInterface<wire::SlabKind> {};
-
-TEST_P(GpuAsyncChannelKinds, TensorsGoToAndFroOnTheGpu) {
-    start();
-    AsyncChannel channel = open(GetParam());
-    ASSERT_FALSE(channel.why_no_gpu()) << channel.why_no_gpu()->text();
-    ASSERT_TRUE(keep_outputs(channel));
-    Input input = allocate(channel).value();
-    ASSERT_EQ(input.gpu(), gpu->device());
-    for (int round = 0; round < 10; ++round) {
-        const std::vector<float> data = values(static_cast<float>(round));
-        copy(input.bytes().data(), data.data());
-        auto reply = infer(channel, input);
-        ASSERT_TRUE(reply) << reply.error().text();
-        Output& output = reply->outputs.at(0);
-        ASSERT_EQ(output.gpu(), gpu->device());
-        std::vector<float> seen(count);
-        ASSERT_TRUE(output.read_on(stream));
-        copy(seen.data(), output.bytes().data());
-        synchronize();
-        EXPECT_EQ(seen, data) << "round " << round;
-    }
-}
-
-INSTANTIATE_TEST_SUITE_P(Slabs, GpuAsyncChannelKinds,
-                         testing::Values(wire::SlabKind::cuda_vmm, wire::SlabKind::cuda_ipc), [](const auto& kind) {
-                             return kind.param == wire::SlabKind::cuda_vmm ? "Vmm" : "Legacy";
-                         });
-
 TEST_F(GpuAsyncChannel, SeveralThatAskAtOnceGetASlabEach) {
     start();
-    AsyncChannel channel = open();
+    AsyncChannel channel = open_async();
     constexpr std::int64_t whole = 2 << 20;  // of what the driver allocates in: no two fit one slab
     int kept = 0;
     std::vector<Input> inputs;
@@ -146,33 +62,18 @@ TEST_F(GpuAsyncChannel, SeveralThatAskAtOnceGetASlabEach) {
             ASSERT_TRUE(input) << input.error().text();
             inputs.push_back(std::move(*input));
         });
-    while (kept == 0 || inputs.size() < 3) loop.run_one();
+    run_until([&] { return kept != 0 && inputs.size() == 3; });
 
     for (const Input& input : inputs) EXPECT_EQ(input.gpu(), gpu->device());
-    const Result<Input> on_host =
-        ended<Input>([&](auto done) { channel.async_allocate(wire::DType::uint8, {whole}, done); });
+    const Result<Input> on_host = loop.allocate(channel, wire::DType::uint8, {whole});
     ASSERT_TRUE(on_host) << on_host.error().text();
     EXPECT_FALSE(on_host->gpu());
-}
-
-TEST_F(GpuAsyncChannel, WithoutTheWorkersGpuItGetsHostSlabsAndTheReason) {
-    if (!is_fake_cuda()) GTEST_SKIP() << "a second GPU is made up by the fake alone";
-    start(other_gpu);
-    AsyncChannel channel = open();
-    ASSERT_TRUE(channel.why_no_gpu());
-    EXPECT_THAT(channel.why_no_gpu()->attempt, HasSubstr(cuda::to_string(gpu->uuid())));
-    EXPECT_TRUE(keep_outputs(channel));
-    Input input = allocate(channel).value();
-    EXPECT_FALSE(input.gpu());
-    auto reply = infer(channel, input);
-    ASSERT_TRUE(reply) << reply.error().text();
-    EXPECT_FALSE(reply->outputs.at(0).gpu());
 }
 
 TEST_F(GpuAsyncChannel, AnImportThatFailsFallsBackToHostSlabsForAllThatAsk) {
     if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
     start();
-    AsyncChannel channel = open();
+    AsyncChannel channel = open_async();
     ::setenv("BULKHEAD_FAKE_CUDA_FAIL", "cuMemMap 304", 1);
     int kept = 0;
     std::vector<Input> inputs;
@@ -182,13 +83,14 @@ TEST_F(GpuAsyncChannel, AnImportThatFailsFallsBackToHostSlabsForAllThatAsk) {
             ASSERT_TRUE(input) << input.error().text();
             inputs.push_back(std::move(*input));
         });
-    while (kept == 0 || inputs.size() < 2) loop.run_one();
+    run_until([&] { return kept != 0 && inputs.size() == 2; });
 
     ASSERT_TRUE(channel.why_no_gpu());
     EXPECT_THAT(channel.why_no_gpu()->attempt, HasSubstr("cuMemMap"));
     for (const Input& input : inputs) EXPECT_FALSE(input.gpu());
     std::ranges::copy(values(2), inputs[0].as<float>().begin());
-    auto reply = infer(channel, inputs[0]);
+    const std::array<NamedInput, 1> named{NamedInput{"x", &inputs[0]}};
+    auto reply = loop.infer(channel, {.inputs = named});
     ASSERT_TRUE(reply) << reply.error().text();
     EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(2)));
 }
@@ -196,7 +98,7 @@ TEST_F(GpuAsyncChannel, AnImportThatFailsFallsBackToHostSlabsForAllThatAsk) {
 TEST_F(GpuAsyncChannel, AnImportThatFailsFallsBackToAHostSlabThatIsYetToBeMade) {
     if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
     start();
-    AsyncChannel channel = open();
+    AsyncChannel channel = open_async();
     ::setenv("BULKHEAD_FAKE_CUDA_FAIL", "cuMemMap 304", 1);
     int allocated = 0;
     for (int i = 0; i < 2; ++i)
@@ -205,7 +107,7 @@ TEST_F(GpuAsyncChannel, AnImportThatFailsFallsBackToAHostSlabThatIsYetToBeMade) 
             EXPECT_FALSE(input->gpu());
             ++allocated;
         });
-    while (allocated < 2) ASSERT_GT(loop.run_one_for(20s), 0U);
+    run_until([&] { return allocated == 2; });
     EXPECT_TRUE(channel.why_no_gpu());
 }
 
@@ -213,7 +115,7 @@ TEST_F(GpuAsyncChannel, AWorkerThatCannotMakeTheSlabTellsItsAskerAlone) {
     if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
     echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_FAIL: cuMemCreate 2";
     start();
-    AsyncChannel channel = open();
+    AsyncChannel channel = open_async();
     std::optional<ErrorCode> refused;
     std::optional<Result<Input>> on_host;
     channel.async_allocate_on_gpu(wire::DType::float32, {count}, [&](Result<Input> input) {
@@ -221,7 +123,7 @@ TEST_F(GpuAsyncChannel, AWorkerThatCannotMakeTheSlabTellsItsAskerAlone) {
         refused = input.error().code;
     });
     channel.async_allocate(wire::DType::uint8, {16 << 20}, [&](Result<Input> input) { on_host = std::move(input); });
-    while (!refused || !on_host) loop.run_one();
+    run_until([&] { return refused && on_host; });
 
     EXPECT_EQ(refused, ErrorCode::out_of_memory);
     ASSERT_TRUE(*on_host) << on_host->error().text();
@@ -230,16 +132,17 @@ TEST_F(GpuAsyncChannel, AWorkerThatCannotMakeTheSlabTellsItsAskerAlone) {
 
 TEST_F(GpuAsyncChannel, AtRestItLetsGoWhenItsWorkerIsToEnd) {
     start();
-    AsyncChannel channel = open();
-    ASSERT_TRUE(keep_outputs(channel));
+    AsyncChannel channel = open_async();
+    ASSERT_TRUE(loop.keep_outputs_on_gpu(channel, count * sizeof(float)));
     {
         Input input = allocate(channel).value();
-        ASSERT_TRUE(infer(channel, input));
+        const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
+        ASSERT_TRUE(loop.infer(channel, {.inputs = inputs, .stream = stream}));
     }
     auto asked = std::async(std::launch::async, [&] { return daemon->unload("m"); });
 
     // The program's loop runs, and does nothing with this channel.
-    while (asked.wait_for(0s) != std::future_status::ready) loop.run_one_for(10ms);
+    run_until([&] { return asked.wait_for(0s) == std::future_status::ready; });
 
     const Result<boost::json::object> receipt = asked.get();
     ASSERT_TRUE(receipt) << receipt.error().text();
@@ -249,13 +152,10 @@ TEST_F(GpuAsyncChannel, AtRestItLetsGoWhenItsWorkerIsToEnd) {
 
 TEST_F(GpuAsyncChannel, WhatItLetsGoOfWaitsForTheGpuBesideTheLoop) {
     start();
-    AsyncChannel channel = open();
+    AsyncChannel channel = open_async();
     ASSERT_EQ(allocate(channel).value().gpu(), gpu->device());  // and is dropped: an empty slab
     StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
+    hold(gate);
     // The GPU waits for the loop; the loop must not wait for the GPU.
     bool opened_by_loop = false;
     std::promise<void> opened;
@@ -263,18 +163,18 @@ TEST_F(GpuAsyncChannel, WhatItLetsGoOfWaitsForTheGpuBesideTheLoop) {
         if (by_loop.wait_for(20s) != std::future_status::ready) gate.let_pass();
     });
     auto asked = std::async(std::launch::async, [&] { return daemon->unload("m"); });
-    asio::steady_timer later{loop, 500ms};  // well after the worker has asked for the slab
+    asio::steady_timer later{loop.context, 500ms};  // well after the worker has asked for the slab
     later.async_wait([&](boost::system::error_code) {
         opened_by_loop = true;
         gate.let_pass();
         opened.set_value();
     });
 
-    while (asked.wait_for(0s) != std::future_status::ready) loop.run_one_for(10ms);
+    run_until([&] { return asked.wait_for(0s) == std::future_status::ready; });
 
     const Result<boost::json::object> receipt = asked.get();
     ASSERT_TRUE(receipt) << receipt.error().text();
-    while (!opened_by_loop) loop.run_one_for(10ms);
+    run_until([&] { return opened_by_loop; });
     for (const boost::json::value& holder : receipt->at("held_by").as_array())
         EXPECT_NE(holder.at("what").as_string(), "gpu_slab") << boost::json::serialize(*receipt);
 }

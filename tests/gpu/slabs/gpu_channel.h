@@ -12,6 +12,7 @@
 #include "bulkhead/channel.h"
 #include "ipc/cuda/gpu.h"
 #include "tests/gpu/slabs/gpu_echo_daemon.h"
+#include "tests/unit/clients/both_clients.h"
 
 namespace bulkhead::test {
 
@@ -36,13 +37,13 @@ protected:
         daemon.emplace(echo_daemon->fleet_of("m", extra, device), echo_daemon->options);
         ASSERT_TRUE(daemon->load("m")) << daemon->why("m");
     }
-    [[nodiscard]] Channel open(wire::SlabKind kind = wire::SlabKind::cuda_vmm) const {
-        ControlClient control = daemon->connect();
-        ChannelOptions channel;
-        channel.client = "gpu-test";
-        channel.gpu = gpu;
-        channel.gpu_kind = kind;
-        return Channel::open(control, "m", channel).value();
+    template <typename C = Channel>
+    [[nodiscard]] C open(wire::SlabKind kind = wire::SlabKind::cuda_vmm, const std::string& model = "m") const {
+        ChannelOptions options;
+        options.client = "gpu-test";
+        options.gpu = gpu;
+        options.gpu_kind = kind;
+        return opened<C>(daemon->socket(), model, options);
     }
 
     void copy(void* to, const void* from, std::size_t bytes) const {
@@ -57,7 +58,8 @@ protected:
         return list;
     }
     /// Queues the write of an input, and sends it: nobody waits for anything.
-    [[nodiscard]] Result<Reply> echo(Channel& channel, Input& input, const std::vector<float>& data) {
+    template <typename C>
+    [[nodiscard]] Result<Reply> echo(C& channel, Input& input, const std::vector<float>& data) {
         const PinnedFloats& kept = sent.emplace_back(gpu, data);
         copy(input.bytes().data(), kept.data(), kept.size_bytes());
         const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
@@ -73,9 +75,16 @@ protected:
         synchronize();
         return result;
     }
-    [[nodiscard]] Input input_on_gpu(Channel& channel) const {
+    template <typename C>
+    [[nodiscard]] Input input_on_gpu(C& channel) const {
         const std::array<std::int64_t, 1> dims{count};
         return channel.allocate_on_gpu(wire::DType::float32, dims).value();
+    }
+
+    /// The next thing on the stream waits for `gate`.
+    void hold(StreamGate& gate) const {
+        const Gpu::Current current{*gpu};
+        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
     }
 
     std::optional<GpuEchoDaemon> echo_daemon;

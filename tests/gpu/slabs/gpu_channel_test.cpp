@@ -9,13 +9,11 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
-#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <future>
 #include <iterator>
 #include <limits>
-#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
@@ -44,47 +42,121 @@ const json::object* holds_gpu_slab(const json::object& receipt) {
     return nullptr;
 }
 
-class GpuChannelKinds : public GpuChannel, public testing::WithParamInterface<wire::SlabKind> {};
+/// What both clients promise.
+template <typename C>
+class GpuClients : public GpuChannel {
+protected:
+    /// An input on the host comes back on the host, again and again.
+    void expect_echoes(C& channel, Input& input) {
+        std::ranges::copy(values(2), input.template as<float>().begin());
+        const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
+        for (int i = 0; i < 3; ++i) {
+            auto reply = channel.infer({.inputs = inputs});
+            ASSERT_TRUE(reply) << reply.error().text();
+            EXPECT_FALSE(reply->outputs.at(0).gpu());
+            EXPECT_THAT(reply->outputs.at(0).template as<float>(), testing::ElementsAreArray(values(2)));
+        }
+    }
+    static constexpr std::array kinds{wire::SlabKind::cuda_vmm, wire::SlabKind::cuda_ipc};
+};
+TYPED_TEST_SUITE(GpuClients, BothClients, ClientNames);
 
-TEST_P(GpuChannelKinds, TensorsGoToAndFroOnTheGpuRequestAfterRequest) {
-    start();
-    Channel channel = open(GetParam());
-    ASSERT_FALSE(channel.why_no_gpu()) << channel.why_no_gpu()->text();
-    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
-    Input input = input_on_gpu(channel);
-    ASSERT_EQ(input.gpu(), gpu->device());
-    for (int round = 0; round < 20; ++round) {
-        const std::vector<float> data = values(static_cast<float>(round));
-        auto reply = echo(channel, input, data);
-        ASSERT_TRUE(reply) << reply.error().text();
-        Output& output = reply->outputs.at(0);
-        ASSERT_EQ(output.gpu(), gpu->device());
-        EXPECT_EQ(fetch(output), data) << "round " << round;
+TYPED_TEST(GpuClients, TensorsGoToAndFroOnTheGpuRequestAfterRequest) {
+    this->start();
+    for (const wire::SlabKind kind : this->kinds) {
+        auto channel = this->template open<TypeParam>(kind);
+        ASSERT_FALSE(channel.why_no_gpu()) << channel.why_no_gpu()->text();
+        ASSERT_TRUE(channel.keep_outputs_on_gpu(this->count * sizeof(float)));
+        Input input = this->input_on_gpu(channel);
+        ASSERT_EQ(input.gpu(), this->gpu->device());
+        for (int round = 0; round < 20; ++round) {
+            const std::vector<float> data = this->values(static_cast<float>(round));
+            auto reply = this->echo(channel, input, data);
+            ASSERT_TRUE(reply) << reply.error().text();
+            Output& output = reply->outputs.at(0);
+            ASSERT_EQ(output.gpu(), this->gpu->device());
+            EXPECT_EQ(this->fetch(output), data) << "round " << round;
+        }
     }
 }
 
-TEST_P(GpuChannelKinds, InputsOnTheGpuAndOutputsOnTheHostMixInOneChannel) {
-    start();
-    Channel channel = open(GetParam());
-    Input input = input_on_gpu(channel);
-    const std::vector<float> data = values(5);
-    auto reply = echo(channel, input, data);
-    ASSERT_TRUE(reply) << reply.error().text();
-    EXPECT_FALSE(reply->outputs.at(0).gpu());
-    EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(data));
+TYPED_TEST(GpuClients, InputsOnTheGpuAndOutputsOnTheHostMixInOneChannel) {
+    this->start();
+    for (const wire::SlabKind kind : this->kinds) {
+        auto channel = this->template open<TypeParam>(kind);
+        Input input = this->input_on_gpu(channel);
+        const std::vector<float> data = this->values(5);
+        auto reply = this->echo(channel, input, data);
+        ASSERT_TRUE(reply) << reply.error().text();
+        EXPECT_FALSE(reply->outputs.at(0).gpu());
+        EXPECT_THAT(reply->outputs.at(0).template as<float>(), testing::ElementsAreArray(data));
 
-    const std::array<std::int64_t, 1> dims{count};
-    Input on_host = channel.allocate(wire::DType::float32, dims).value();
-    ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
-    std::ranges::copy(data, on_host.as<float>().begin());
-    const std::array<NamedInput, 1> inputs{NamedInput{"x", &on_host}};
-    auto second = channel.infer({.inputs = inputs});
-    ASSERT_TRUE(second) << second.error().text();
-    EXPECT_EQ(fetch(second->outputs.at(0)), data);
+        const std::array<std::int64_t, 1> dims{this->count};
+        Input on_host = channel.allocate(wire::DType::float32, dims).value();
+        ASSERT_TRUE(channel.keep_outputs_on_gpu(this->count * sizeof(float)));
+        std::ranges::copy(data, on_host.template as<float>().begin());
+        const std::array<NamedInput, 1> inputs{NamedInput{"x", &on_host}};
+        auto second = channel.infer({.inputs = inputs});
+        ASSERT_TRUE(second) << second.error().text();
+        EXPECT_EQ(this->fetch(second->outputs.at(0)), data);
+    }
 }
 
-INSTANTIATE_TEST_SUITE_P(Slabs, GpuChannelKinds, testing::Values(wire::SlabKind::cuda_vmm, wire::SlabKind::cuda_ipc),
-                         [](const auto& kind) { return kind.param == wire::SlabKind::cuda_vmm ? "Vmm" : "Legacy"; });
+TYPED_TEST(GpuClients, WithoutTheWorkersGpuTheyGetHostSlabsAndTheReason) {
+    if (!is_fake_cuda()) GTEST_SKIP() << "a second GPU is made up by the fake alone";
+    this->start({}, other_gpu);
+    auto channel = this->template open<TypeParam>();
+    ASSERT_TRUE(channel.why_no_gpu());
+    EXPECT_THAT(channel.why_no_gpu()->attempt, HasSubstr(cuda::to_string(this->gpu->uuid())));
+    Input input = this->input_on_gpu(channel);
+    EXPECT_FALSE(input.gpu());
+    EXPECT_TRUE(channel.keep_outputs_on_gpu(4096));
+    this->expect_echoes(channel, input);
+}
+
+TYPED_TEST(GpuClients, AnImportThatFailsFallsBackToHostSlabsAndTheChannelLivesOn) {
+    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
+    this->start();
+    for (const std::string call : {"cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess",
+                                   "cuIpcOpenMemHandle", "cuIpcOpenEventHandle"}) {
+        SCOPED_TRACE(call);
+        ::unsetenv("BULKHEAD_FAKE_CUDA_FAIL");
+        const auto kind = call == "cuIpcOpenMemHandle" ? wire::SlabKind::cuda_ipc : wire::SlabKind::cuda_vmm;
+        auto channel = this->template open<TypeParam>(kind);
+        auto other = this->template open<TypeParam>(kind);
+        ::setenv("BULKHEAD_FAKE_CUDA_FAIL", (call + " 304").c_str(), 1);
+
+        ASSERT_TRUE(channel.keep_outputs_on_gpu(4096));
+        Input input = this->input_on_gpu(channel);
+
+        ASSERT_TRUE(channel.why_no_gpu());
+        EXPECT_THAT(channel.why_no_gpu()->attempt, HasSubstr(call));
+        EXPECT_FALSE(input.gpu());
+        this->expect_echoes(channel, input);
+
+        // What fits no host slab yet gets one in its place.
+        const std::array<std::int64_t, 1> large{16 << 20};
+        const Result<Input> instead = other.allocate_on_gpu(wire::DType::uint8, large);
+        ASSERT_TRUE(instead) << instead.error().text();
+        EXPECT_FALSE(instead->gpu());
+        ASSERT_TRUE(other.why_no_gpu());
+        EXPECT_THAT(other.why_no_gpu()->attempt, HasSubstr(call));
+    }
+}
+
+TYPED_TEST(GpuClients, AWorkerThatCannotMakeTheSlabSaysSoAndServesOn) {
+    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
+    this->echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_FAIL: cuMemCreate 2";
+    this->start();
+    auto channel = this->template open<TypeParam>();
+    const std::array<std::int64_t, 1> dims{this->count};
+    const auto refused = channel.allocate_on_gpu(wire::DType::float32, dims);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory);
+    EXPECT_THAT(refused.error().attempt, HasSubstr("cuMemCreate"));
+    Input input = channel.allocate(wire::DType::float32, dims).value();
+    this->expect_echoes(channel, input);
+}
 
 TEST_F(GpuChannel, AResultComesBeforeItsInputIsWrittenAndIsRightOnceItIs) {
     start();
@@ -93,10 +165,7 @@ TEST_F(GpuChannel, AResultComesBeforeItsInputIsWrittenAndIsRightOnceItIs) {
     Input input = input_on_gpu(channel);
     const std::vector<float> data = values(3);
     StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
+    hold(gate);
 
     auto reply = echo(channel, input, data);  // the stream is held: nothing of it has happened yet
 
@@ -159,10 +228,7 @@ TEST_F(GpuChannel, AnInputOnTheHostIsReadBeforeItsResultOnTheGpuComes) {
     Input on_host = channel.allocate(wire::DType::float32, dims).value();
     std::ranges::copy(values(7), on_host.as<float>().begin());
     StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
+    hold(gate);
 
     const std::vector<float> first = values(1);
     const auto before = echo(channel, held, first);  // from here on, the worker's stream waits for the gate
@@ -205,81 +271,6 @@ TEST_F(GpuChannel, ATensorOnTheGpuIsExportedAsOne) {
     const std::array<NamedInput, 1> inputs{NamedInput{"x", &imported->input}};
     EXPECT_TRUE(channel.infer({.inputs = inputs, .stream = stream}));
     synchronize();
-}
-
-TEST_F(GpuChannel, AClientWithoutTheWorkersGpuGetsHostSlabsAndTheReason) {
-    if (!is_fake_cuda()) GTEST_SKIP() << "a second GPU is made up by the fake alone";
-    start({}, other_gpu);
-    Channel channel = open();
-    ASSERT_TRUE(channel.why_no_gpu());
-    EXPECT_THAT(channel.why_no_gpu()->attempt, HasSubstr(cuda::to_string(gpu->uuid())));
-    Input input = input_on_gpu(channel);
-    EXPECT_FALSE(input.gpu());
-    EXPECT_TRUE(channel.keep_outputs_on_gpu(4096));
-    const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
-    auto reply = channel.infer({.inputs = inputs});
-    ASSERT_TRUE(reply) << reply.error().text();
-    EXPECT_FALSE(reply->outputs.at(0).gpu());
-}
-
-class GpuChannelRefusals : public GpuChannel, public testing::WithParamInterface<const char*> {};
-
-TEST_P(GpuChannelRefusals, AnImportThatFailsFallsBackToHostSlabsAndTheChannelLivesOn) {
-    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
-    start();
-    Channel channel = open(std::string_view{GetParam()} == "cuIpcOpenMemHandle" ? wire::SlabKind::cuda_ipc
-                                                                                : wire::SlabKind::cuda_vmm);
-    ::setenv("BULKHEAD_FAKE_CUDA_FAIL", (std::string{GetParam()} + " 304").c_str(), 1);
-
-    ASSERT_TRUE(channel.keep_outputs_on_gpu(4096));
-    Input input = input_on_gpu(channel);
-
-    ASSERT_TRUE(channel.why_no_gpu());
-    EXPECT_THAT(channel.why_no_gpu()->attempt, HasSubstr(GetParam()));
-    EXPECT_FALSE(input.gpu());
-    std::ranges::copy(values(2), input.as<float>().begin());
-    const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
-    for (int i = 0; i < 3; ++i) {
-        auto reply = channel.infer({.inputs = inputs});
-        ASSERT_TRUE(reply) << reply.error().text();
-        EXPECT_FALSE(reply->outputs.at(0).gpu());
-        EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(2)));
-    }
-}
-
-TEST_P(GpuChannelRefusals, WhatFitsNoHostSlabYetGetsOneInItsPlace) {
-    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
-    start();
-    Channel channel = open(std::string_view{GetParam()} == "cuIpcOpenMemHandle" ? wire::SlabKind::cuda_ipc
-                                                                                : wire::SlabKind::cuda_vmm);
-    ::setenv("BULKHEAD_FAKE_CUDA_FAIL", (std::string{GetParam()} + " 304").c_str(), 1);
-    const std::array<std::int64_t, 1> dims{16 << 20};
-
-    const Result<Input> input = channel.allocate_on_gpu(wire::DType::uint8, dims);
-
-    ASSERT_TRUE(input) << input.error().text();
-    EXPECT_FALSE(input->gpu());
-    ASSERT_TRUE(channel.why_no_gpu());
-    EXPECT_THAT(channel.why_no_gpu()->attempt, HasSubstr(GetParam()));
-}
-
-INSTANTIATE_TEST_SUITE_P(Calls, GpuChannelRefusals,
-                         testing::Values("cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess",
-                                         "cuIpcOpenMemHandle", "cuIpcOpenEventHandle"));
-
-TEST_F(GpuChannel, AWorkerThatCannotMakeTheSlabSaysSoAndServesOn) {
-    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
-    echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_FAIL: cuMemCreate 2";
-    start();
-    Channel channel = open();
-    const std::array<std::int64_t, 1> dims{count};
-    const auto refused = channel.allocate_on_gpu(wire::DType::float32, dims);
-    ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory);
-    EXPECT_THAT(refused.error().attempt, HasSubstr("cuMemCreate"));
-    Input input = channel.allocate(wire::DType::float32, dims).value();
-    const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
-    EXPECT_TRUE(channel.infer({.inputs = inputs}));
 }
 
 TEST_F(GpuChannel, SlabsOnTheGpuCountToTheChannelsBound) {

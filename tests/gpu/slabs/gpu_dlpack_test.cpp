@@ -2,7 +2,6 @@
 
 #include <array>
 #include <numeric>
-#include <optional>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -13,7 +12,7 @@
 #include "bulkhead/channel.h"
 #include "bulkhead/dlpack.h"
 #include "clients/cpp/base/limits.h"
-#include "tests/gpu/slabs/gpu_echo_daemon.h"
+#include "tests/gpu/slabs/gpu_channel.h"
 
 namespace bulkhead::test {
 namespace {
@@ -69,20 +68,11 @@ private:
     cuda::CUdeviceptr memory_ = 0;
 };
 
-class GpuDLPack : public OnGpu {
+class GpuDLPack : public GpuChannel {
 protected:
     void SetUp() override {
-        OnGpu::SetUp();
-        if (IsSkipped() || HasFatalFailure()) return;
-        echo_daemon.emplace(*gpu);
-        daemon.emplace(echo_daemon->fleet_of("m"), echo_daemon->options);
-        ASSERT_TRUE(daemon->load("m")) << daemon->why("m");
-    }
-    [[nodiscard]] Channel open(bool with_gpu = true) const {
-        ControlClient control = daemon->connect();
-        ChannelOptions options;
-        if (with_gpu) options.gpu = gpu;
-        return Channel::open(control, "m", options).value();
+        GpuChannel::SetUp();
+        if (!IsSkipped() && !HasFatalFailure()) start();
     }
     /// What the worker reads of it.
     [[nodiscard]] std::vector<float> echo(Channel& channel, const Input& input) const {
@@ -95,9 +85,6 @@ protected:
         const auto values = reply->outputs.at(0).as<float>();
         return {values.begin(), values.end()};
     }
-
-    std::optional<GpuEchoDaemon> echo_daemon;
-    std::optional<Daemon> daemon;
 };
 
 TEST_F(GpuDLPack, AForeignTensorIsCopiedWithinTheGpuBehindWhatWritesIt) {
@@ -107,10 +94,7 @@ TEST_F(GpuDLPack, AForeignTensorIsCopiedWithinTheGpuBehindWhatWritesIt) {
     const PinnedFloats pinned{gpu, data};
     ForeignOnGpu foreign{*gpu, data.size(), {1024}, {1}};
     StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
+    hold(gate);
     foreign.fill(pinned, stream);  // held: nothing of it has happened yet
 
     auto imported = from_dlpack(channel, foreign.take(), stream);
@@ -128,32 +112,20 @@ TEST_F(GpuDLPack, AForeignTensorIsCopiedWithinTheGpuBehindWhatWritesIt) {
 }
 
 TEST_F(GpuDLPack, AnAsyncChannelCopiesItTheSameWay) {
-    boost::asio::io_context loop;
-    const auto work = boost::asio::make_work_guard(loop);
-    const auto ended = [&](auto& outcome) -> auto& {
-        while (!outcome) loop.run_one();
-        return *outcome;
-    };
-    const AsyncControl control{loop.get_executor(), daemon->socket()};
+    Loop loop;
+    const AsyncControl control{loop.context.get_executor(), daemon->socket()};
     ChannelOptions options;
     options.gpu = gpu;
-    std::optional<Result<AsyncChannel>> opened;
-    AsyncChannel::async_open(control, "m", options, [&](Result<AsyncChannel> channel) { opened = std::move(channel); });
-    AsyncChannel channel = std::move(ended(opened)).value();
+    AsyncChannel channel = loop.open(control, "m", options).value();
     ForeignOnGpu foreign{*gpu, 6, {3}, {2}};  // each second
     StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
+    hold(gate);
     const std::vector<float> data{0, 1, 2, 3, 4, 5};
     const PinnedFloats pinned{gpu, data};
     foreign.fill(pinned, stream);  // held: nothing of it has happened yet
 
-    std::optional<Result<ImportedInput>> outcome;
-    async_from_dlpack(channel, foreign.take(), stream,
-                      [&](Result<ImportedInput> input) { outcome = std::move(input); });
-    Result<ImportedInput>& imported = ended(outcome);
+    Result<ImportedInput> imported = loop.run<ImportedInput>(
+        [&](auto handler) { async_from_dlpack(channel, foreign.take(), stream, std::move(handler)); });
 
     gate.let_pass();
     ASSERT_TRUE(imported) << imported.error().text();
@@ -161,9 +133,7 @@ TEST_F(GpuDLPack, AnAsyncChannelCopiesItTheSameWay) {
     EXPECT_EQ(imported->input.gpu(), gpu->device());
     EXPECT_TRUE(imported->source) << "it may still be read";
     const std::array<NamedInput, 1> inputs{NamedInput{"x", &imported->input}};
-    std::optional<Result<Reply>> answered;
-    channel.async_infer({.inputs = inputs, .stream = stream}, [&](Result<Reply> reply) { answered = std::move(reply); });
-    Result<Reply>& reply = ended(answered);
+    Result<Reply> reply = loop.infer(channel, {.inputs = inputs, .stream = stream});
     ASSERT_TRUE(reply) << reply.error().text();
     EXPECT_THAT(reply->outputs.at(0).as<float>(), ElementsAre(0, 2, 4));
     synchronize();
@@ -206,7 +176,7 @@ TEST_F(GpuDLPack, WhatCannotBeCopiedThereIsRefusedAndDeleted) {
     elsewhere.tensor.dl_tensor.device.device_id = gpu->device() + 1;
     EXPECT_EQ(refusal(channel, elsewhere).code, ErrorCode::input_invalid);
 
-    Channel on_host = open(false);
+    Channel on_host = opened<Channel>(daemon->socket(), "m", {});
     ForeignOnGpu foreign{*gpu, 4, {4}, {1}};
     EXPECT_THAT(refusal(on_host, foreign).attempt, HasSubstr("without a GPU"));
 }

@@ -27,13 +27,12 @@ protected:
         daemon.emplace(fleet({model("m"), model("n")}), echo_daemon->options);
         for (const char* name : {"m", "n"}) ASSERT_TRUE(daemon->load(name)) << daemon->why(name);
     }
-    [[nodiscard]] Channel open_second(const std::shared_ptr<const Gpu>& on) const {
-        ControlClient control = daemon->connect();
-        ChannelOptions options;
-        options.gpu = on;
-        return Channel::open(control, "n", options).value();
+    template <typename C = Channel>
+    [[nodiscard]] C open_second() const {
+        return open<C>(wire::SlabKind::cuda_vmm, "n");
     }
-    [[nodiscard]] static Result<Reply> forward(Channel& channel, const Output& output, cuda::CUstream on) {
+    template <typename C>
+    [[nodiscard]] static Result<Reply> forward(C& channel, const Output& output, cuda::CUstream on) {
         const std::array<NamedInput, 1> inputs{NamedInput{"x", &output}};
         Request request;
         request.inputs = inputs;
@@ -42,34 +41,35 @@ protected:
     }
 };
 
-TEST_F(GpuForwarding, AnOutputOnTheGpuIsTheNextModelsInputAndNobodyWaitsForTheGpu) {
-    start_both();
-    Channel first = open();
-    Channel second = open_second(gpu);
-    for (Channel* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(count * sizeof(float)));
-    Input input = input_on_gpu(first);
-    const std::vector<float> data = values(3);
+template <typename C>
+class GpuForwardingClients : public GpuForwarding {};
+TYPED_TEST_SUITE(GpuForwardingClients, BothClients, ClientNames);
+
+TYPED_TEST(GpuForwardingClients, AnOutputOnTheGpuIsTheNextModelsInputAndNobodyWaitsForTheGpu) {
+    this->start_both();
+    auto first = this->template open<TypeParam>();
+    auto second = this->template open_second<TypeParam>();
+    for (TypeParam* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(this->count * sizeof(float)));
+    Input input = this->input_on_gpu(first);
+    const std::vector<float> data = this->values(3);
     StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
-    auto given = echo(first, input, data);
+    this->hold(gate);
+    auto given = this->echo(first, input, data);
     ASSERT_TRUE(given) << given.error().text();
 
-    auto reply = forward(second, given->outputs.at(0), stream);
+    auto reply = this->forward(second, given->outputs.at(0), this->stream);
 
     ASSERT_TRUE(reply) << "all of it is queued behind the gate: " << reply.error().text();
     given->outputs.clear();
     gate.let_pass();
-    EXPECT_EQ(fetch(reply->outputs.at(0)), data);
+    EXPECT_EQ(this->fetch(reply->outputs.at(0)), data);
 }
 
 TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
     if (finds_races) GTEST_SKIP() << "the order goes through the worker, where ThreadSanitizer sees nothing of it";
     start_both();
     Channel first = open();
-    Channel second = open_second(gpu);
+    Channel second = open_second();
     for (Channel* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(count * sizeof(float)));
     Input input = input_on_gpu(first);
     const std::array<std::vector<float>, 2> data{values(100), values(2000)};
@@ -113,16 +113,13 @@ TEST_F(GpuForwarding, ARoomThatIsStillToBeReadIsNotCopiedIntoOnAnotherStream) {
 TEST_F(GpuForwarding, WhatIsRefusedHereAnywayIsNotCopiedForNorWaitedFor) {
     start_both();
     Channel first = open();
-    Channel second = open_second(gpu);
+    Channel second = open_second();
     for (Channel* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(count * sizeof(float)));
     Input from = input_on_gpu(first), own = input_on_gpu(second);
     auto given = echo(first, from, values(1));
     ASSERT_TRUE(given) << given.error().text();
     StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
+    hold(gate);
     const auto submit = [&](const NamedInput& input) {
         Request request;
         request.inputs = {&input, 1};
@@ -146,16 +143,13 @@ TEST_F(GpuForwarding, WhatIsRefusedHereAnywayIsNotCopiedForNorWaitedFor) {
 TEST_F(GpuForwarding, ACopyForARequestThatTheWorkerRefusesIsWaitedFor) {
     start_both();
     Channel first = open();
-    Channel second = open_second(gpu);
+    Channel second = open_second();
     ASSERT_TRUE(first.keep_outputs_on_gpu(count * sizeof(float)));
     Input from = input_on_gpu(first);
     auto given = echo(first, from, values(1));
     ASSERT_TRUE(given) << given.error().text();
     StreamGate gate;
-    {
-        const Gpu::Current current{*gpu};
-        ASSERT_EQ(gpu->driver().cuLaunchHostFunc(stream, StreamGate::pass, &gate), cuda::CUDA_SUCCESS);
-    }
+    hold(gate);
     auto refused = std::async(std::launch::async, [&] {
         const std::array<NamedInput, 1> inputs{NamedInput{"x", &given->outputs.at(0)}};
         Request request;
@@ -176,7 +170,7 @@ TEST_F(GpuForwarding, ACopyForARequestThatTheWorkerRefusesIsWaitedFor) {
 TEST_F(GpuForwarding, ToAChannelWithoutThatGpuItIsRefusedWithTheRemedy) {
     start_both();
     Channel first = open();
-    Channel second = open_second(nullptr);
+    Channel second = opened<Channel>(daemon->socket(), "n", {});
     ASSERT_TRUE(first.keep_outputs_on_gpu(count * sizeof(float)));
     Input input = input_on_gpu(first);
     const std::vector<float> data = values(3);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -25,10 +26,11 @@ public:
         SteppedChannel made;
         return made.with(made.loop_->adopt(worker));
     }
-    static Result<SteppedChannel> open(FakeDaemon& daemon) {
+    static Result<SteppedChannel> open(const std::filesystem::path& socket, std::string model,
+                                       const ChannelOptions& options) {
         SteppedChannel made;
-        made.control_ = std::make_unique<AsyncControl>(made.loop_->context.get_executor(), daemon.path());
-        return made.with(made.loop_->open(*made.control_));
+        made.control_ = std::make_unique<AsyncControl>(made.loop_->context.get_executor(), socket);
+        return made.with(made.loop_->open(*made.control_, std::move(model), options));
     }
 
     [[nodiscard]] std::string_view model() const { return channel_.model(); }
@@ -39,6 +41,12 @@ public:
     Result<Input> allocate(wire::DType dtype, std::span<const std::int64_t> dims) {
         return loop_->allocate(channel_, dtype, {dims.begin(), dims.end()});
     }
+
+    Result<Input> allocate_on_gpu(wire::DType dtype, std::span<const std::int64_t> dims) {
+        return loop_->allocate_on_gpu(channel_, dtype, {dims.begin(), dims.end()});
+    }
+    Result<> keep_outputs_on_gpu(std::uint64_t size_bytes) { return loop_->keep_outputs_on_gpu(channel_, size_bytes); }
+    [[nodiscard]] std::optional<Error> why_no_gpu() const { return channel_.why_no_gpu(); }
 
     /// The handler of a request that the channel refuses runs right behind the channel's own.
     Result<std::uint64_t> submit(const Request& request) {
@@ -133,13 +141,17 @@ inline Result<SteppedChannel> adopt<SteppedChannel>(FakeWorker& worker) {
 }
 
 template <typename C>
-C opened(FakeDaemon& daemon) {
+C opened(const std::filesystem::path& socket, const std::string& model, const ChannelOptions& options) {
     if constexpr (std::is_same_v<C, Channel>) {
-        ControlClient control = daemon.connect();  // dropped: the channel asks for the next worker by itself
-        return Channel::open(control, "fake").value();
+        ControlClient control = ControlClient::connect(socket).value();  // the channel asks for the next one by itself
+        return Channel::open(control, model, options).value();
     } else {
-        return SteppedChannel::open(daemon).value();
+        return SteppedChannel::open(socket, model, options).value();
     }
+}
+template <typename C>
+C opened(FakeDaemon& daemon) {
+    return opened<C>(daemon.path(), "fake", {.client = "test", .deadline = {}});
 }
 
 /// What both clients promise: TYPED_TEST_SUITE(Suite, BothClients, ClientNames).

@@ -37,13 +37,21 @@ struct Loop {
             AsyncChannel::async_adopt(context.get_executor(), worker.client_end(), options, std::move(handler));
         });
     }
-    Result<AsyncChannel> open(AsyncControl& control) {
+    Result<AsyncChannel> open(const AsyncControl& control, std::string model = "fake",
+                              const ChannelOptions& options = {.client = "test", .deadline = {}}) {
         return run<AsyncChannel>([&](auto handler) {
-            AsyncChannel::async_open(control, "fake", {.client = "test", .deadline = {}}, std::move(handler));
+            AsyncChannel::async_open(control, std::move(model), options, std::move(handler));
         });
     }
     Result<Input> allocate(AsyncChannel& channel, wire::DType dtype, std::vector<std::int64_t> dims) {
         return run<Input>([&](auto handler) { channel.async_allocate(dtype, std::move(dims), std::move(handler)); });
+    }
+    Result<Input> allocate_on_gpu(AsyncChannel& channel, wire::DType dtype, std::vector<std::int64_t> dims) {
+        return run<Input>(
+            [&](auto handler) { channel.async_allocate_on_gpu(dtype, std::move(dims), std::move(handler)); });
+    }
+    Result<> keep_outputs_on_gpu(AsyncChannel& channel, std::uint64_t size_bytes) {
+        return run<void>([&](auto handler) { channel.async_keep_outputs_on_gpu(size_bytes, std::move(handler)); });
     }
     Input filled(AsyncChannel& channel, std::array<float, 3> values) {
         Input input = allocate(channel, wire::DType::float32, {3}).value();

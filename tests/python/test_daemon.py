@@ -49,31 +49,6 @@ class WithDaemon(unittest.TestCase):
         (receipt,) = self.client.unload("minilm")
         self.assertEqual((receipt["ended"], receipt["verified"]), ("drained", True), receipt)
 
-    def test_an_output_that_is_kept_is_named_in_the_receipt(self) -> None:
-        reply = self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)
-        (receipt,) = self.client.unload("minilm")
-        self.assertFalse(receipt["verified"])
-        self.assertEqual([holder["pid"] for holder in receipt["held_by"]], [os.getpid()])
-        self.assertEqual(len(reply["embedding"].tolist()[0]), 384)  # and stays readable
-
-    def test_a_dead_worker_is_told_and_the_next_request_has_the_next_one(self) -> None:
-        with self.client.open("minilm") as channel:
-            pid = self.pid("minilm")
-            os.kill(pid, signal.SIGSTOP)  # so that it cannot answer first
-            request = channel.submit(input_ids=IDS, attention_mask=MASK)
-            os.kill(pid, signal.SIGKILL)
-            with self.assertRaises(bulkhead.Error) as caught:
-                channel.wait(request)
-        self.assertEqual(caught.exception.code, "worker_lost")
-        self.assertEqual(self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)["embedding"].shape, (1, 384))
-
-    def test_retry_safe_hides_deaths(self) -> None:
-        self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)
-        os.kill(self.pid("minilm"), signal.SIGKILL)
-        for _ in range(20):
-            reply = self.client.infer("minilm", input_ids=IDS, attention_mask=MASK, retry_safe=True)
-        self.assertEqual(reply["embedding"].shape, (1, 384))
-
     def test_memory_of_the_clients_own_is_read_by_the_worker_where_it_lies(self) -> None:
         with self.client.allocate((1, 3), "int64") as ids:
             ids.data.cast("q")[:] = memoryview(array.array("q", IDS[0]))
@@ -93,28 +68,6 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual(died.returncode, -signal.SIGKILL)
         (receipt,) = self.client.unload("minilm")
         self.assertEqual((receipt["ended"], receipt["verified"]), ("drained", True), receipt)
-
-    def test_a_forked_child_uses_the_client_with_channels_of_its_own(self) -> None:
-        kept = self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)["embedding"]
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                shape = self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)["embedding"].shape
-                status = 0 if shape == (1, 384) else 2
-            finally:
-                os._exit(status)
-        self.assertEqual(os.waitpid(child, 0)[1], 0)
-        again = self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)["embedding"]  # ours is as it was
-        self.assertEqual(again.tolist(), kept.tolist())
-
-    def test_the_stateful_model_serves_one_channel(self) -> None:
-        with self.client.open("silero-vad") as channel:
-            silence = channel.infer(x=[[0.0] * 512], sr=16000)["probability"].tolist()[0][0]
-            self.assertLess(silence, 0.1)
-            with self.assertRaises(bulkhead.Error) as caught:
-                self.client.open("silero-vad")
-            self.assertEqual(caught.exception.code, "busy")
 
     def test_the_example_of_the_channels_page_runs_as_it_is_printed(self) -> None:
         page = (SOURCE / "docs/channel.md").read_text()
@@ -179,12 +132,6 @@ class WithDaemon(unittest.TestCase):
         with self.assertRaises(bulkhead.Error):
             self.client.unload()
 
-    def test_the_log_is_followed(self) -> None:
-        with self.client.logs("minilm", lines=0, follow=True) as lines:
-            self.client.unload("minilm")
-            self.client.load("minilm")  # a worker says that it is ready
-            self.assertEqual(next(lines)["model"], "minilm")
-
     def test_errors_name_what_there_is(self) -> None:
         with self.assertRaises(bulkhead.Error) as caught:
             self.client.infer("minilmm", input_ids=IDS)
@@ -195,25 +142,6 @@ class WithDaemon(unittest.TestCase):
         with self.assertRaises(bulkhead.Error) as caught:
             bulkhead.connect(self.daemon.socket + ".no")
         self.assertEqual(caught.exception.code, "not_running")
-
-    def test_a_supervisor_that_is_replaced_is_not_noticed(self) -> None:
-        self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)
-        before = self.pid("minilm")
-        os.kill(self.client.info()["supervisor_pid"], signal.SIGKILL)
-        self.assertEqual(self.client.infer("minilm", input_ids=IDS, attention_mask=MASK)["embedding"].shape, (1, 384))
-        self.assertEqual(self.pid("minilm"), before)
-
-    def test_events_tell_of_a_load(self) -> None:
-        self.client.unload("minilm")
-        with self.client.events("minilm") as events:  # from here on: no load can be missed
-            self.client.load("minilm")
-            states = []
-            for event in events:
-                if event["event"] == "state":
-                    states.append(event["to"])
-                if states[-1:] == ["ready"]:
-                    break
-        self.assertIn("loading", states)
 
     def test_the_timeline_is_the_same_as_that_of_the_cpp_client(self) -> None:
         voices = [f"/usr/share/sounds/alsa/Front_{side}.wav" for side in ("Center", "Left")]
@@ -300,22 +228,6 @@ class Generating(unittest.TestCase):
         self.assertEqual(asyncio.run(run()), tokens)
         self.assertEqual(self.client.infer("tiny", tokens=range_of(8), method="generate", max_new_tokens=30, **self.GREEDY)["tokens"].tolist(), tokens)
 
-    def test_what_the_model_does_not_take_is_refused_in_its_words(self) -> None:
-        for wrong in ({"top_p": 0}, {"temprature": 1.0}, {"max_new_tokens": 0}):
-            with self.assertRaises(bulkhead.Error) as caught:
-                list(self.client.generate("tiny", [1], **wrong))
-            self.assertEqual(caught.exception.code, "input_invalid")
-            self.assertIn(next(iter(wrong)), caught.exception.attempt)
-        with self.assertRaises(bulkhead.Error) as caught:
-            list(self.client.generate("tiny", [512]))
-        self.assertIn("512", caught.exception.attempt)
-
-    def test_leaving_frees_the_slots(self) -> None:
-        for _ in range(20):  # there are four
-            with self.client.generate("tiny", range_of(8), max_new_tokens=200, **self.GREEDY) as generation:
-                next(generation)
-        self.assertEqual(len(list(self.client.generate("tiny", [1], max_new_tokens=3, **self.GREEDY))), 3)
-
     def test_a_running_generation_is_adjusted(self) -> None:
         greedy = list(self.client.generate("tiny", range_of(8), max_new_tokens=240, **self.GREEDY))
 
@@ -348,24 +260,6 @@ class Generating(unittest.TestCase):
             with self.assertRaises(bulkhead.Error) as caught:
                 generation.adjust(temprature=1.0)
             self.assertEqual(caught.exception.code, "input_invalid")
-
-    def test_a_worker_that_dies_leaves_the_tokens_that_came(self) -> None:
-        lost = None
-        for _ in range(100):  # it may be over before the signal arrives
-            generation = self.client.generate("tiny", range_of(8), max_new_tokens=240, **self.GREEDY)
-            try:
-                next(generation)
-                os.kill(self.client.ps()[0]["pid"], signal.SIGKILL)
-                list(generation)
-            except bulkhead.Error as error:
-                if not generation.tokens:  # the signal before it came only now
-                    continue
-                lost = error
-                break
-        assert lost is not None
-        self.assertEqual(lost.code, "worker_lost")
-        self.assertIn(f"after {len(generation.tokens)} tokens", lost.attempt)
-        self.assertEqual(len(list(self.client.generate("tiny", [1], max_new_tokens=3, **self.GREEDY))), 3)
 
 
 def range_of(count: int) -> list[int]:

@@ -64,7 +64,7 @@ class GeneratingWorker(FakeWorker):
         return head["request_id"], parameters, prompt
 
 
-class Generating(WithFakeDaemon):
+class Serving(WithFakeDaemon):
     def serving(self, *scripts: Any, methods: dict[str, Any] = GENERATE, features: int = FEATURE["streaming"]) -> FakeDaemon:
         """A daemon that introduces one worker after the other, each with a script of its own."""
         failures: list[BaseException] = []
@@ -88,6 +88,8 @@ class Generating(WithFakeDaemon):
         daemon = self.daemon(channel_open=lambda connection, request: daemon.introduce(next(waiting), connection, request))
         return daemon
 
+
+class Generating(Serving):
     def test_tokens_come_one_by_one_and_then_what_it_took(self) -> None:
         def script(worker: GeneratingWorker) -> None:
             number, parameters, prompt = worker.asked()
@@ -287,7 +289,7 @@ class Generating(WithFakeDaemon):
         asyncio.run(run())
 
 
-class Words(Generating):
+class Words(Serving):
     """``python -m bulkhead``, with a tokenizer of a few words that is trained here."""
 
     def setUp(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-LAYERS = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+LAYERS = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 TEXT = {**LAYERS, "vocab_size": 300, "max_position_embeddings": 160, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
         "tie_word_embeddings": False}
 
@@ -20,7 +20,7 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "qwen2": {},
     "qwen3": {"head_dim": 16},
-    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "smollm3": {"no_rope_layers": [1, 0]},
 }  # fmt: skip
 
 

@@ -152,17 +152,5 @@ TEST(Fault25, ASupervisorKilledAmidACaptureLeavesItToTheNext) {
     EXPECT_TRUE(daemon.unload("m"));
 }
 
-TEST(KeeperDeath, AmidACaptureTakesWorkerAndSupervisorAlong) {
-    Capturing capturing;
-    const pid_t worker = capturing.daemon.pid("m");
-    const pid_t supervisor = capturing.supervisor();
-    constexpr std::chrono::seconds bound{2};  // they end within one; the other is for a busy machine
-
-    capturing.daemon.keeper().signal(SIGKILL);
-
-    EXPECT_TRUE(wait_gone(worker, bound));
-    EXPECT_TRUE(wait_gone(supervisor, bound));
-}
-
 }  // namespace
 }  // namespace bulkhead::test

@@ -17,7 +17,6 @@ namespace json = boost::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-
 json::value info(const Daemon& daemon) { return daemon.call("daemon.info").value(); }
 /// SIGKILL, and it is gone; the keeper starts the next one.
 void kill_supervisor(const Daemon& daemon) {
@@ -133,67 +132,6 @@ TEST(Adoption, AnUnloadThatWaitsGetsItsReceiptFromTheNextSupervisor) {
     EXPECT_EQ(daemon.state("evil"), "stopped");
 }
 
-TEST(Adoption, AWorkerThatDiesWhileNoSupervisorRunsIsStartedAgain) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    ASSERT_TRUE(daemon.load("echo"));
-    const pid_t worker = daemon.pid("echo");
-    const pid_t supervisor = supervisor_of(daemon);
-
-    ::kill(supervisor, SIGSTOP);
-    ::kill(worker, SIGKILL);
-    ASSERT_TRUE(wait_gone(worker));
-    ::kill(supervisor, SIGKILL);
-
-    ASSERT_TRUE(daemon.wait_until("echo", [&](const json::object& row) {
-        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != worker;
-    }));
-    EXPECT_EQ(daemon.row("echo").at("restarts").as_int64(), 1);
-    EXPECT_THAT(daemon.why("echo"), HasSubstr("SIGKILL"));
-}
-
-TEST(Adoption, AStoppedWorkerIsHeldToHangAndReplaced) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    ASSERT_TRUE(daemon.load("echo"));
-    const pid_t worker = daemon.pid("echo");
-
-    ::kill(worker, SIGSTOP);
-    kill_supervisor(daemon);
-
-    ASSERT_TRUE(daemon.wait_until("echo", [&](const json::object& row) {
-        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != worker;
-    }));
-    EXPECT_FALSE(is_alive(worker));
-}
-
-TEST(Adoption, AQuarantineOutlivesItsSupervisor) {
-    Daemon daemon{fleet({evil_model("evil", "segv", "ok", "preload: true")})};
-    ASSERT_TRUE(daemon.wait_state("evil", "quarantined"));
-    const auto generation = daemon.row("evil").at("generation").as_int64();
-
-    kill_supervisor(daemon);
-
-    EXPECT_EQ(daemon.state("evil"), "quarantined");
-    EXPECT_THAT(daemon.why("evil"), HasSubstr("SIGSEGV"));
-    EXPECT_EQ(daemon.row("evil").at("generation").as_int64(), generation);
-}
-
-TEST(Adoption, AReplacedModelFileMeansAReplacedProcess) {
-    TemporaryFolder folder;
-    std::filesystem::copy_file(model_file("test/echo.pt"), folder.path() / "echo.pt");
-    Daemon daemon{fleet({test_model("echo", (folder.path() / "echo.pt").string())})};
-    ASSERT_TRUE(daemon.load("echo"));
-    const pid_t worker = daemon.pid("echo");
-
-    std::filesystem::copy_file(model_file("test/echo.pt"), folder.path() / "new.pt");
-    std::filesystem::rename(folder.path() / "new.pt", folder.path() / "echo.pt");
-    kill_supervisor(daemon);
-
-    ASSERT_TRUE(daemon.wait_until("echo", [&](const json::object& row) {
-        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != worker;
-    }));
-    EXPECT_EQ(daemon.row("echo").at("restarts").as_int64(), 0);
-}
-
 TEST(Adoption, LogsTellWhatCameBefore) {
     Daemon daemon{fleet({evil_model("evil", "segv", "ok")})};
     ASSERT_FALSE(daemon.load("evil"));
@@ -236,23 +174,6 @@ TEST(Reload, AppliesWhatChangedAndKeepsWhatDidNot) {
     EXPECT_EQ(streamer.failed(), 0);
 }
 
-TEST(Reload, AFileWithErrorsChangesNothing) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    ASSERT_TRUE(daemon.load("echo"));
-    const pid_t worker = daemon.pid("echo");
-    const pid_t supervisor = supervisor_of(daemon);
-
-    daemon.folder().write("fleet.yaml", fleet({test_model("echo", "echo.pt", "quue: 7\nrestart: perhaps")}));
-    auto control = daemon.connect();
-    const auto result = control.call("fleet.reload");
-
-    ASSERT_FALSE(result);
-    EXPECT_EQ(result.error().code, ErrorCode::config_invalid);
-    EXPECT_EQ(control.error_data().at("errors").as_array().size(), 2U);
-    EXPECT_EQ(supervisor_of(daemon), supervisor);
-    EXPECT_EQ(daemon.pid("echo"), worker);
-}
-
 TEST(Reload, ASupervisorThatStartsWithABadFileGoesOnWithTheLastGoodFleet) {
     Daemon daemon{fleet({test_model("echo", "echo.pt")})};
     ASSERT_TRUE(daemon.load("echo"));
@@ -282,25 +203,6 @@ TEST(Reload, SighupDoesTheSame) {
     ASSERT_TRUE(wait_gone(before));
     EXPECT_TRUE(daemon.load("fresh"));
     EXPECT_EQ(daemon.pid("echo"), worker);
-}
-
-TEST(Upgrade, GivesANewSupervisorAndKeepsEveryWorker) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    Streamer streamer{daemon, "echo"};
-    const pid_t worker = daemon.pid("echo");
-    for (const bool with_keeper : {false, true}) {
-        const pid_t before = supervisor_of(daemon);
-
-        ASSERT_TRUE(daemon.call("daemon.upgrade", {{"keeper", with_keeper}}));
-
-        ASSERT_TRUE(wait_gone(before));
-        ASSERT_TRUE(daemon.load("echo"));
-        EXPECT_NE(supervisor_of(daemon), before);
-        EXPECT_EQ(info(daemon).at("keeper_pid").as_int64(), daemon.keeper().pid());
-        EXPECT_EQ(daemon.pid("echo"), worker);
-    }
-    streamer.wait_for_more(10);
-    EXPECT_EQ(streamer.failed(), 0);
 }
 
 }  // namespace

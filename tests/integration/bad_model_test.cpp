@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 #include "tests/support/file_text.h"
@@ -11,12 +10,10 @@
 namespace bulkhead::test {
 namespace {
 
-namespace json = boost::json;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
 
 std::string aoti_model(const std::string& name, const std::filesystem::path& package, const std::string& extra = {}) {
     return "  " + name + ":\n    runtime: aoti\n    package: " + package.string() +
@@ -167,16 +164,6 @@ INSTANTIATE_TEST_SUITE_P(How, MisbehavesAtInference,
                                            Misbehaviour{"loop", "deadline_exceeded"}),
                          [](const auto& each) { return std::string{each.param.how}; });
 
-TEST_F(BadModel, AnEndlessInferenceCostsTheWorkerItsProcess) {
-    start(evil_model("bad", "ok", "loop", "restart: never\ndeadlines: {request: 500ms, kill: 500ms}"));
-    auto channel = daemon->open("bad").value();
-
-    (void)infer_float(channel, "x", four, dims_four);
-
-    ASSERT_TRUE(daemon->wait_state("bad", "stopped"));
-    EXPECT_THAT(daemon->why("bad"), HasSubstr("budget"));
-}
-
 TEST_F(BadModel, ATorchScriptExceptionIsItsRequestsAlone) {
     start(test_model("bad", "raises.pt"));
     auto channel = daemon->open("bad");
@@ -189,19 +176,6 @@ TEST_F(BadModel, ATorchScriptExceptionIsItsRequestsAlone) {
     EXPECT_EQ(reply.error().code, ErrorCode::inference_failed);
     EXPECT_THAT(reply.error().attempt, Not(HasSubstr("frame #")));
     EXPECT_TRUE(infer_float(*channel, "x", four, dims_four)) << "a good request after a bad one";
-}
-
-TEST_F(BadModel, HundredMegabytesOfOutputAreBoundedAndHarmNobody) {
-    start(evil_model("bad", "print100mb", "ok"));
-
-    ASSERT_TRUE(daemon->load("bad")) << daemon->why("bad");
-
-    const auto lines = daemon->call("logs.tail", {{"model", "bad"}, {"lines", 2'000}}).value();
-    EXPECT_LT(json::serialize(lines).size(), 1u << 20);
-    std::uintmax_t kept = 0;
-    for (const auto& entry : std::filesystem::directory_iterator{daemon->runtime_directory() / "logs"})
-        kept += entry.file_size();
-    EXPECT_LT(kept, 8u << 20);
 }
 
 }  // namespace

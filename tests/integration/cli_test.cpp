@@ -1,4 +1,4 @@
-// Every command of the CLI, its exit code and its --json document.
+// The CLI with a real daemon: what it does, its exit codes and --json documents.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -80,39 +80,13 @@ TEST_F(Cli, AFailedOperationExitsWith1AndSaysWhatToDo) {
     EXPECT_THAT(unknown.out + raised.out + misshaped.out, IsEmpty());
 }
 
-TEST_F(Cli, WrongUsageExitsWith2) {
-    EXPECT_EQ(daemon.cli({"lod", "echo"}).exit_code, 2);
-    EXPECT_EQ(daemon.cli({"load"}).exit_code, 2);
-    EXPECT_EQ(daemon.cli({"infer", "echo", "--input", "x"}).exit_code, 2);
-    EXPECT_EQ(daemon.cli({}).exit_code, 2);
-}
-
-TEST(CliAlone, ExitsWith3WhenNoDaemonAnswers) {
-    TemporaryFolder folder;
-    for (const char* command : {"ps", "info", "down"}) {
-        const auto finished = run({program("bulkhead"), "--socket", folder.path() / "control.sock", command});
-        EXPECT_EQ(finished.exit_code, 3) << command;
-        EXPECT_THAT(finished.err, AllOf(HasSubstr("control.sock"), HasSubstr("bulkhead up")));
-    }
-}
-
-TEST(CliAlone, AnInvalidFleetExitsWith78AndNamesEveryPlace) {
+TEST(CliAlone, UpOfAnInvalidFleetExitsWith78AndNamesThePlace) {
     TemporaryFolder folder;
     const auto file =
         folder.write("fleet.yaml", "version: 1\nmodels:\n  a:\n    runtime: torchscript\n    fiel: a.pt\n");
 
-    const auto validated = run({program("bulkhead"), "--json", "validate", file});
     const auto started = run({program("bulkhead"), "--socket", folder.path() / "run/control.sock", "up", file});
 
-    EXPECT_EQ(validated.exit_code, 78);
-    const auto document = json::parse(validated.out);
-    const auto& errors = document.at("errors").as_array();
-    ASSERT_EQ(errors.size(), 2u) << validated.out;  // a key is missing, another unknown
-    for (const auto& error : errors) {
-        for (const char* key : {"file", "line", "column", "code", "attempt", "remedy"})
-            EXPECT_TRUE(error.as_object().contains(key)) << key;
-        EXPECT_EQ(error.at("code").as_string(), "config_invalid");
-    }
     EXPECT_EQ(started.exit_code, 78);
     EXPECT_THAT(started.err, HasSubstr("fleet.yaml:5:"));
 }
@@ -140,22 +114,6 @@ TEST_F(Cli, InfoCarriesWhatTheDesignNames) {
 
     for (const char* key : {"version", "keeper_pid", "supervisor_pid", "socket", "fleet", "uptime_s", "torch", "gpus"})
         EXPECT_TRUE(info.contains(key)) << key;
-}
-
-TEST_F(Cli, WhyIsASentence) {
-    const auto why = daemon.cli({"why", "echo"});
-
-    EXPECT_EQ(why.exit_code, 0);
-    EXPECT_THAT(why.out, HasSubstr("stopped"));
-}
-
-TEST_F(Cli, LogsShowWhatTheWorkerPrinted) {
-    ASSERT_EQ(daemon.cli({"load", "echo"}).exit_code, 0);
-
-    const auto logs = daemon.cli({"logs", "echo"});
-
-    EXPECT_EQ(logs.exit_code, 0);
-    EXPECT_FALSE(logs.out.empty());
 }
 
 TEST_F(Cli, RestartAllLeavesEveryModelReady) {
@@ -208,45 +166,6 @@ TEST_F(Cli, UpgradeKeepsEveryWorkerAndItsChannels) {
     EXPECT_TRUE(infer_float(channel, "x", x, dims)) << "opened before, and used after";
     EXPECT_EQ(daemon.cli({"upgrade", "--supervisor-only"}).exit_code, 0);
     EXPECT_EQ(daemon.pid("echo"), echo);
-}
-
-TEST_F(Cli, ReloadAppliesAValidFileAndRefusesAnInvalidOneWhole) {
-    const auto unchanged = json_of({"reload"});
-    daemon.folder().write("fleet.yaml", "version: 1\nmodels:\n  a:\n    fiel: a.pt\n");
-    const auto refused = json_of({"reload"}, 78);
-    const auto refused_text = daemon.cli({"reload"});
-    daemon.folder().write("fleet.yaml", fleet({test_model("echo", "echo.pt")}));
-    const auto applied = json_of({"reload"});
-
-    EXPECT_EQ(json::serialize(unchanged.at("unchanged")), R"(["echo","raises"])");
-    EXPECT_GE(refused.at("errors").as_array().size(), 2u);
-    EXPECT_THAT(refused_text.err, HasSubstr("fleet.yaml:4:"));
-    EXPECT_EQ(json::serialize(applied.at("removed")), R"(["raises"])");
-    EXPECT_EQ(json_of({"ps"}).as_array().size(), 1u);
-}
-
-TEST_F(Cli, InferThatIsRetrySafeOutlivesItsWorker) {
-    ASSERT_EQ(daemon.cli({"load", "echo"}).exit_code, 0);
-    Channel channel = daemon.open("echo").value();
-    ::kill(daemon.pid("echo"), SIGKILL);
-    Input x = channel.allocate(wire::DType::float32, std::array<std::int64_t, 1>{1}).value();
-    x.as<float>()[0] = 7;
-    const std::array<NamedInput, 1> inputs{{{"x", &x}}};
-
-    const auto reply = channel.infer({.inputs = inputs, .retry_safe = true});
-
-    ASSERT_TRUE(reply) << reply.error().text();
-    EXPECT_EQ(reply->outputs.at(0).as<float>()[0], 7);
-    EXPECT_EQ(channel.generation(), 2u);
-}
-
-TEST_F(Cli, EveryCommandHasHelp) {
-    for (const char* command : {"up", "down", "ps", "load", "unload", "restart", "infer", "logs", "events", "why",
-                                "crashes", "gpus", "info", "reload", "upgrade", "validate"}) {
-        const auto help = daemon.cli({command, "--help"});
-        EXPECT_EQ(help.exit_code, 0) << command;
-        EXPECT_GT(help.out.size(), 150u) << command;
-    }
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <sys/syscall.h>
 
 #include <fstream>
-#include <sstream>
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -20,16 +19,11 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-
 UniqueFd open_pidfd(pid_t pid) { return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))}; }
 
 bool is_readable(const UniqueFd& fd) {
     pollfd entry{fd.get(), POLLIN, 0};
     return ::poll(&entry, 1, 0) == 1;
-}
-
-json::array crashes(const Daemon& daemon, json::object params = {}) {
-    return daemon.call("crashes.list", std::move(params)).value().at("crashes").as_array();
 }
 
 /// The first report of a model, when it is there.
@@ -138,51 +132,6 @@ INSTANTIATE_TEST_SUITE_P(, CrashInRun,
                                            Fault{"stack_overflow", "SIGSEGV", "evil_recursion"}),
                          [](const auto& one) { return std::string{one.param.mode}; });
 
-TEST(Crash, ALoadThatCrashesIsReportedAndOneThatFailsInWordsIsNot) {
-    Daemon daemon{fleet({evil_model("crashes", "segv", "ok"), evil_model("fails", "throw", "ok")})};
-
-    EXPECT_FALSE(daemon.load("fails"));
-    EXPECT_FALSE(daemon.load("crashes"));
-
-    EXPECT_THAT(text(daemon.crash_of("crashes"), "cause"), HasSubstr("SIGSEGV"));
-    ASSERT_TRUE(daemon.wait_state("crashes", "stopped"));
-    EXPECT_EQ(crashes(daemon).size(), 1U);
-}
-
-TEST(Crash, TheListIsNewestFirstAndItsParametersAreChecked) {
-    Daemon daemon{fleet({minimal_model("a"), minimal_model("b")}), minimal()};
-    for (const char* model : {"a", "b", "a"}) {
-        ASSERT_TRUE(daemon.load(model));
-        const pid_t worker = daemon.pid(model);
-        const std::size_t before = crashes(daemon).size();
-        ::kill(worker, SIGKILL);
-        ASSERT_TRUE(daemon.wait_until(model, [&](const json::object&) { return crashes(daemon).size() > before; }));
-    }
-
-    EXPECT_EQ(text(crashes(daemon)[0].as_object(), "model"), "a");
-    EXPECT_EQ(text(crashes(daemon)[1].as_object(), "model"), "b");
-    EXPECT_EQ(crashes(daemon, {{"limit", 1}}).size(), 1U);
-    EXPECT_EQ(crashes(daemon, {{"model", "b"}}).size(), 1U);
-    EXPECT_TRUE(crashes(daemon, {{"model", "gone from the fleet"}}).empty());
-    EXPECT_EQ(daemon.call("crashes.list", {{"limt", 1}}).error().code, ErrorCode::input_invalid);
-    EXPECT_EQ(daemon.call("crashes.list", {{"limit", 65}}).error().code, ErrorCode::input_invalid);
-}
-
-TEST(Crash, AReportFolderThatCannotBeWrittenCostsNoRestart) {
-    Daemon daemon{fleet({minimal_model("a")}), minimal()};
-    std::ofstream{daemon.runtime_directory() / "logs" / "crashes"} << "in the way";
-    ASSERT_TRUE(daemon.load("a"));
-    const pid_t worker = daemon.pid("a");
-
-    ::kill(worker, SIGKILL);
-
-    ASSERT_TRUE(daemon.wait_until("a", [&](const json::object& row) {
-        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != worker;
-    }));
-    EXPECT_TRUE(crashes(daemon).empty());
-    EXPECT_THAT(daemon.why("a"), HasSubstr("SIGKILL"));
-}
-
 /// A core file, if one is written, lies in the daemon's folder: at most 4 KiB of it.
 TEST(Crash, WithCoreFilesAllowedADeathIsNoticedAsSoon) {
     Daemon daemon{fleet({minimal_model("dumps", "MINIMAL_BALLAST_BYTES: \"268435456\"", "core_dump: 4096"),
@@ -203,23 +152,6 @@ TEST(Crash, WithCoreFilesAllowedADeathIsNoticedAsSoon) {
 
     EXPECT_FALSE(was_reapable);
     EXPECT_EQ(text(daemon.crash_of("dumps"), "signal"), "SIGSEGV");
-}
-
-TEST(Crash, AStormOfCrashesLeavesABoundedHeapOfReports) {
-    Daemon daemon{fleet({minimal_model("a", "", "restart: never")}), minimal()};
-    for (int crash = 1; crash <= 70; ++crash) {
-        ASSERT_TRUE(daemon.call("model.restart", {{"model", "a"}}));  // forgives, or it would be quarantined
-        const pid_t worker = daemon.pid("a");
-        ::kill(worker, crash % 2 == 0 ? SIGSEGV : SIGKILL);
-        ASSERT_TRUE(daemon.wait_state("a", "stopped"));
-    }
-    ASSERT_TRUE(daemon.load("a"));
-    EXPECT_EQ(crashes(daemon, {{"limit", 64}}).size(), 64U);
-    std::size_t files = 0;
-    for ([[maybe_unused]] const auto& one :
-         std::filesystem::directory_iterator{daemon.runtime_directory() / "logs" / "crashes"})
-        ++files;
-    EXPECT_EQ(files, 64U);
 }
 
 }  // namespace

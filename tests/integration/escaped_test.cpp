@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -37,14 +36,6 @@ bool wait_stopped(pid_t pid) {
         }
         if (running == 0) return true;
     }
-    return false;
-}
-
-/// Its first thread has ended.
-bool wait_leaderless(pid_t pid) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{20};
-    while (std::chrono::steady_clock::now() < until)
-        if (file_text("/proc/" + std::to_string(pid) + "/stat").find(") Z ") != std::string::npos) return true;
     return false;
 }
 
@@ -98,47 +89,6 @@ protected:
 TEST_P(Escaped, AreGoneWhenAnUnloadReturns) {
     Daemon daemon{fleet({parent_of("setsid")}), options_};
     expect_containment(daemon);
-    ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = daemon.grandchild("parent");
-    ASSERT_TRUE(is_alive(child));
-
-    const auto receipt = daemon.unload("parent");
-
-    ASSERT_TRUE(receipt) << receipt.error().text();
-    EXPECT_FALSE(is_alive(child));
-    EXPECT_TRUE(receipt->at("verified").as_bool()) << json::serialize(*receipt);
-}
-
-TEST_P(Escaped, WithoutTheirFirstThreadAreGoneWhenAnUnloadReturns) {
-    Daemon daemon{fleet({parent_of("leaderless")}), options_};
-    ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = daemon.grandchild("parent");
-    ASSERT_TRUE(wait_leaderless(child));
-
-    const auto receipt = daemon.unload("parent");
-
-    ASSERT_TRUE(receipt) << receipt.error().text();
-    EXPECT_TRUE(receipt->at("verified").as_bool()) << json::serialize(*receipt);
-    EXPECT_TRUE(wait_gone(child));
-}
-
-TEST_P(Escaped, WithoutTheirFirstThreadEndAtTheLatestWithTheNextStart) {
-    Daemon daemon{fleet({parent_of("leaderless")}), options_};
-    ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    const pid_t child = daemon.grandchild("parent");
-    ASSERT_TRUE(wait_leaderless(child));
-
-    daemon.keeper().signal(SIGKILL);
-    ASSERT_TRUE(daemon.keeper().wait(std::chrono::seconds{20}));
-    const auto next = start_again(daemon);
-
-    EXPECT_TRUE(wait_gone(child));
-    next->signal(SIGTERM);
-    EXPECT_EQ(next->wait(std::chrono::seconds{20}), 0);
-}
-
-TEST_P(Escaped, OrStayedInTheGroupAreGoneWhenAnUnloadReturns) {
-    Daemon daemon{fleet({parent_of("group")}), options_};
     ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
     const pid_t child = daemon.grandchild("parent");
     ASSERT_TRUE(is_alive(child));

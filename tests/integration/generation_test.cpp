@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "tests/integration/fixture/fleets.h"
 #include "tests/integration/fixture/generation.h"
 
@@ -13,7 +11,6 @@ namespace {
 
 namespace json = boost::json;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr std::int64_t vocabulary = 512;
 constexpr std::int64_t length = 256;
@@ -92,28 +89,6 @@ TEST(Generation, AKnownPrefixIsNotComputedAgain) {
     EXPECT_EQ(reused.all, fresh.all);
 }
 
-TEST(Generation, SeveralClientsGenerateSideBySide) {
-    Daemon daemon{fleet({tiny("generate: {slots: 4}\n")})};
-    std::vector<Answered> answers(6);
-    {
-        std::vector<std::jthread> clients;
-        for (std::size_t i = 0; i < answers.size(); ++i)
-            clients.emplace_back([&, i] {
-                Channel channel = daemon.open("tiny").value();
-                answers[i] = generate(channel, prompt(static_cast<std::int64_t>(50 * i)), greedy(100));
-            });
-    }
-    for (const Answered& answered : answers) {
-        ASSERT_FALSE(answered.error) << answered.error->text();
-        EXPECT_EQ(answered.all.size(), 100u);
-        EXPECT_EQ(answered.streamed, answered.all);
-    }
-    EXPECT_TRUE(daemon.wait_until("tiny", [](const json::object& row) {
-        const json::object& generate = row.at("generate").as_object();
-        return generate.at("tokens").as_int64() == 600 && generate.at("active").as_int64() == 0;
-    }));
-}
-
 TEST(Generation, PsAndWhyShowIt) {
     Daemon daemon{fleet({tiny(), test_model("echo", "echo.pt")})};
     Channel channel = daemon.open("tiny").value();
@@ -130,90 +105,6 @@ TEST(Generation, PsAndWhyShowIt) {
     const std::string why = daemon.cli({"why", "tiny"}).out;
     EXPECT_THAT(why, HasSubstr("generating: 0/4 slots; 40 tokens, "));
     EXPECT_THAT(why, HasSubstr("steps: p50 "));
-}
-
-TEST(Generation, RefusesWhatMakesNoSenseAndServesOn) {
-    Daemon daemon{fleet({tiny()})};
-    Channel channel = daemon.open("tiny").value();
-    const auto refused = [&](const std::vector<std::int64_t>& ids, json::object parameters, const char* words) {
-        const Answered answered = generate(channel, ids, std::move(parameters));
-        ASSERT_TRUE(answered.error) << words;
-        EXPECT_EQ(answered.error->code, ErrorCode::input_invalid) << answered.error->text();
-        EXPECT_THAT(answered.error->text(), HasSubstr(words));
-        EXPECT_FALSE(answered.error->remedy.empty()) << answered.error->text();
-    };
-
-    refused({}, {}, "empty");
-    refused(prompt(1, length + 1), {}, "257");
-    refused({1, -1}, {}, "-1");
-    refused({1, vocabulary}, {}, "512");
-    refused({1}, {{"temperature", -1}}, "temperature");
-    refused({1}, {{"temperature", "hot"}}, "temperature");
-    refused({1}, {{"top_p", 0}}, "top_p");
-    refused({1}, {{"top_p", 1.5}}, "top_p");
-    refused({1}, {{"min_p", 2}}, "min_p");
-    refused({1}, {{"top_k", -1}}, "top_k");
-    refused({1}, {{"repetition_penalty", 0}}, "repetition_penalty");
-    refused({1}, {{"ras_repeats", 2}}, "ras_repeats");
-    refused({1}, {{"max_new_tokens", 0}}, "max_new_tokens");
-    refused({1}, {{"seed", 1.5}}, "seed");
-    refused({1}, {{"stop", json::array{vocabulary}}}, "stop");
-    refused({1}, {{"banned", json::array{-1}}}, "banned");
-    refused({1}, {{"temperature", 0}, {"do_sample", true}}, "do_sample");
-    refused({1}, {{"temprature", 1}}, "temprature");
-
-    const std::array<std::int64_t, 1> dims{1};
-    const Input narrow = channel.allocate(wire::DType::int32, dims).value();
-    const std::array<NamedInput, 1> of_int32{{{"tokens", &narrow}}};
-    EXPECT_EQ(channel.infer({.method = "generate", .inputs = of_int32}).error().code, ErrorCode::dtype_unsupported);
-    const Input wide = channel.allocate(wire::DType::int64, std::array<std::int64_t, 2>{1, 1}).value();
-    const std::array<NamedInput, 1> of_two_dims{{{"tokens", &wide}}};
-    EXPECT_EQ(channel.infer({.method = "generate", .inputs = of_two_dims}).error().code, ErrorCode::shape_mismatch);
-    EXPECT_EQ(channel.infer({.method = "generate"}).error().code, ErrorCode::input_invalid);
-    EXPECT_EQ(channel.infer({.method = "forward"}).error().code, ErrorCode::method_unknown);
-
-    EXPECT_FALSE(generate(channel, {1}, greedy(4)).error);
-}
-
-/// Loading a fleet with this package fails. Returns  how
-Error refused(const PackageCopy& package) {
-    Daemon daemon{fleet({generating("broken", package.path())})};
-    const auto loaded = daemon.load("broken");
-    EXPECT_FALSE(loaded);
-    return loaded ? Error{} : loaded.error();
-}
-
-TEST(BadPackage, SaysWhatIsWrongAndWhatToDo) {
-    const auto says = [](const Error& error, ErrorCode code, const char* words) {
-        EXPECT_EQ(error.code, code) << error.text();
-        EXPECT_THAT(error.text(), HasSubstr(words));
-        EXPECT_FALSE(error.remedy.empty()) << error.text();
-    };
-    {
-        const PackageCopy other_torch;
-        other_torch.set("torch", "1.13.1");
-        says(refused(other_torch), ErrorCode::package_incompatible, "1.13.1");
-    }
-    {
-        const PackageCopy of_a_gpu;
-        of_a_gpu.set("device", "cuda");
-        says(refused(of_a_gpu), ErrorCode::package_incompatible, "cuda");
-    }
-    {
-        const PackageCopy truncated;
-        std::filesystem::resize_file(truncated.path() / "weights.safetensors", 100'000);
-        says(refused(truncated), ErrorCode::package_incompatible, "weights.safetensors");
-    }
-    {
-        const PackageCopy without_method;
-        std::filesystem::remove(without_method.path() / "decode.pt2");
-        says(refused(without_method), ErrorCode::load_failed, "decode.pt2");
-    }
-    {
-        const PackageCopy of_nothing_known;
-        of_nothing_known.set("format", "bulkhead-generate/9");
-        says(refused(of_nothing_known), ErrorCode::package_incompatible, "bulkhead-generate/9");
-    }
 }
 
 }  // namespace

@@ -1,14 +1,10 @@
 /// Memory of a GPU from grant to receipt: the fake NVML, real processes, and a worker whose device memory is a line in
 /// the fake's machine that only the test takes out again.
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -104,34 +100,6 @@ TEST_F(GpuMemory, OfAnUnloadIsInItsReceiptByTheDriversAccount) {
     EXPECT_TRUE(receipt.at("held_by").as_array().empty());
 }
 
-TEST_F(GpuMemory, ThatAGhostKeepsIsNamedInTheReceipt) {
-    Daemon daemon{fleet({gpu_model("m")}), options_};
-    ASSERT_TRUE(daemon.load("m")) << daemon.why("m");
-    const pid_t worker = daemon.pid("m");
-
-    const auto receipt = daemon.unload("m").value();
-
-    EXPECT_FALSE(receipt.at("verified").as_bool());
-    EXPECT_EQ(receipt.at("gpu_bytes").as_int64(), 0);
-    ASSERT_EQ(receipt.at("held_by").as_array().size(), 1U) << json::serialize(receipt);
-    const auto& holder = receipt.at("held_by").as_array()[0];
-    EXPECT_EQ(holder.at("pid").as_int64(), worker);
-    EXPECT_EQ(holder.at("name").as_string(), "m/0");
-    EXPECT_EQ(holder.at("what").as_string(), "gpu");
-    EXPECT_EQ(holder.at("bytes").as_int64(), had);
-}
-
-TEST_F(GpuMemory, ThatTheDriverDoesNotTellIsNullAndNotZero) {
-    Daemon daemon{fleet({gpu_model("m")}), options_};
-    ASSERT_TRUE(daemon.load("m")) << daemon.why("m");
-    set(card + fmt::format("process 0 {} {} na\n", daemon.pid("m"), had));
-    EXPECT_TRUE(daemon.row("m").at("gpu_bytes").is_null());
-    const auto receipt = daemon.unload("m").value();
-    EXPECT_EQ(receipt.at("gpu_bytes").as_int64(), had);
-    EXPECT_EQ(receipt.at("gpu_bytes_by").as_string(), "device");
-    EXPECT_TRUE(receipt.at("verified").as_bool()) << json::serialize(receipt);
-}
-
 TEST_F(GpuMemory, OfALostGpuIsToldWithItsStateAndNothingIsStartedThere) {
     Daemon daemon{fleet({gpu_model("m"), minimal_model("cpu")}), options_};
     ASSERT_TRUE(daemon.call("gpu.status"));
@@ -184,61 +152,6 @@ TEST_F(GpuMemory, QuarantineIsToldAndLiftedByAPerson) {
     EXPECT_TRUE(quarantined(daemon).is_null());
     set(card);
     EXPECT_TRUE(daemon.load("three")) << daemon.why("three");
-    set(card);
-}
-
-TEST_F(GpuMemory, QuarantineKeepsInnocentModelsWaitingAndItsEndStartsThem) {
-    Daemon daemon{fleet({gpu_model("one"), gpu_model("two"), gpu_model("three"),
-                         minimal_model("innocent", {}, "device: cuda:0\n"),
-                         minimal_model("unwanted", {}, "device: cuda:0\nrestart: never\n")}),
-                  options_};
-    for (const char* model : {"innocent", "unwanted"}) ASSERT_TRUE(daemon.load(model)) << daemon.why(model);
-    for (const char* model : {"one", "two", "three"}) crash(daemon, model);
-    ASSERT_TRUE(quarantined(daemon).is_string()) << daemon.output();
-    for (const char* model : {"innocent", "unwanted"}) ::kill(daemon.pid(model), SIGKILL);
-    set(card);
-    ASSERT_TRUE(daemon.wait_state("unwanted", "stopped"));
-    for (const char* model : {"innocent", "three"}) {
-        EXPECT_TRUE(daemon.wait_until(model, [&](const json::object& row) {
-            return row.at("state").as_string() == "backoff" &&
-                   daemon.why(model).find("waits for its GPU, which is quarantined") != std::string::npos;
-        })) << daemon.why(model);
-    }
-    EXPECT_EQ(daemon.row("innocent").at("restarts").as_int64(), 0);
-    const auto opened = daemon.open("innocent");
-    ASSERT_FALSE(opened) << "who wants a channel is told, and not kept";
-    EXPECT_EQ(opened.error().code, ErrorCode::resources_exhausted);
-    EXPECT_THAT(opened.error().attempt, HasSubstr("3 different models failed"));
-
-    ASSERT_TRUE(daemon.call("gpu.lift", {{"uuid", "GPU-a"}}));
-    for (const char* model : {"innocent", "three"}) EXPECT_TRUE(daemon.wait_state(model, "ready")) << daemon.why(model);
-    EXPECT_EQ(daemon.state("unwanted"), "stopped");
-    set(card);
-}
-
-/// The disk that tells of it answers when the next supervisor has long been at work: a pipe in the place of the file.
-TEST_F(GpuMemory, QuarantineCountsHoweverLateItIsRead) {
-    Daemon daemon{fleet({gpu_model("one"), gpu_model("two"), gpu_model("three")}), options_};
-    for (const char* model : {"one", "two", "three"}) crash(daemon, model);
-    ASSERT_TRUE(quarantined(daemon).is_string()) << daemon.output();
-    const auto file = daemon.runtime_directory() / "logs/gpu-quarantine.json";
-    const std::string known = file_text(file);
-    ASSERT_THAT(known, HasSubstr("3 different models"));
-    std::filesystem::remove(file);
-    ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
-
-    kill_supervisor(daemon);
-    EXPECT_TRUE(quarantined(daemon).is_null()) << "nobody can know";
-    EXPECT_TRUE(std::filesystem::is_fifo(file)) << "and what is there is not written over";
-    {
-        const UniqueFd writer{::open(file.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC)};
-        ASSERT_TRUE(writer) << "nobody reads it";
-        ASSERT_EQ(::write(writer.get(), known.data(), known.size()), static_cast<ssize_t>(known.size()));
-    }
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{20};
-    while (!quarantined(daemon).is_string() && std::chrono::steady_clock::now() < until) {
-    }
-    EXPECT_TRUE(quarantined(daemon).is_string()) << daemon.output();
     set(card);
 }
 

@@ -15,40 +15,28 @@ using namespace std::chrono_literals;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-
 /// Waits for the next change of a model into a state, by events alone: nobody asks the worker anything. The reason.
 class StateEvents {
 public:
     explicit StateEvents(const Daemon& daemon) : client_{daemon.connect()} {
         client_.on_notification([this](std::string_view, const json::object& event) {
             if (event.contains("to")) changes_.emplace_back(event.at("to").as_string(), event.at("reason").as_string());
-            if (event.contains("done")) progress_ = event.at("done").to_number<std::uint64_t>();
         });
         EXPECT_TRUE(client_.call("events.subscribe", {}, 10s).has_value());
     }
     std::string reason_of(std::string_view state) {
-        std::string found;
-        wait([&] {
-            for (const auto& [to, reason] : changes_)
-                if (to == state) found = reason;
-            return !found.empty();
-        });
-        return found;
-    }
-    bool wait(const std::function<bool()>& done) {
         const auto until = std::chrono::steady_clock::now() + 60s;
-        while (!done()) {
+        for (;;) {
+            for (const auto& [to, reason] : changes_)
+                if (to == state) return reason;
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
-            if (left <= 0ms || !client_.wait_notification(left)) return false;
+            if (left <= 0ms || !client_.wait_notification(left)) return {};
         }
-        return true;
     }
-    [[nodiscard]] std::uint64_t progress() const { return progress_; }
 
 private:
     ControlClient client_;
     std::vector<std::pair<std::string, std::string>> changes_;
-    std::uint64_t progress_ = 0;
 };
 
 /// Ready again, in another process than this one, after a hang.
@@ -89,76 +77,6 @@ TEST(Hang, OpeningAChannelToAStoppedWorkerFailsAndFindsIt) {
     ASSERT_FALSE(channel) << "the stopped worker cannot have answered";
     EXPECT_EQ(channel.error().code, ErrorCode::worker_lost) << channel.error().text();
     expect_replaced(daemon, "m", former);
-}
-
-TEST(Hang, AWatchdogFindsAStoppedIdleWorkerThatNobodyAsks) {
-    Daemon daemon{fleet({minimal_model("m", {}, "watchdog: 1s")}), minimal()};
-    ASSERT_TRUE(daemon.load("m"));
-    const pid_t former = daemon.pid("m");
-    StateEvents events{daemon};
-    ASSERT_EQ(::kill(former, SIGSTOP), 0);
-    EXPECT_THAT(events.reason_of("crashed"), HasSubstr("does not answer"));
-    expect_replaced(daemon, "m", former);
-}
-
-TEST(Hang, AStoppedBusyWorkerIsFoundThoughNobodyAsks) {
-    Daemon daemon{fleet({minimal_model("m", "MINIMAL_RUN_MS: \"600000\"", "deadlines: {request: 10s}")}), minimal()};
-    auto channel = daemon.open("m").value();
-    const pid_t former = daemon.pid("m");
-    StateEvents events{daemon};
-    const auto input = channel.allocate(wire::DType::float32, dims_four).value();
-    const auto request = submit(channel, input).value();
-    EXPECT_FALSE(events.reason_of("busy").empty());
-
-    ASSERT_EQ(::kill(former, SIGSTOP), 0);
-
-    EXPECT_THAT(events.reason_of("crashed"), AnyOf(HasSubstr("does not answer"), HasSubstr("made no step")));
-    const auto reply = channel.wait(request);
-    ASSERT_FALSE(reply);
-    expect_replaced(daemon, "m", former);
-}
-
-TEST(Hang, AStoppedWorkerIsUnloadedTheHardWay) {
-    Daemon daemon{fleet({minimal_model("m", {}, "deadlines: {drain: 500ms, kill: 500ms}")}), minimal()};
-    ASSERT_TRUE(daemon.load("m"));
-    const pid_t former = daemon.pid("m");
-    ASSERT_EQ(::kill(former, SIGSTOP), 0);
-    const auto receipt = daemon.unload("m");
-    ASSERT_TRUE(receipt) << receipt.error().text();
-    EXPECT_EQ(receipt->at("ended").as_string(), "killed");
-    EXPECT_TRUE(receipt->at("verified").as_bool());
-    EXPECT_FALSE(is_alive(former));
-}
-
-TEST(Hang, ALoadThatGetsOnIsLeftAlone) {
-    Daemon daemon{fleet({minimal_model("m", "MINIMAL_LOAD_STEPS: \"1000000\"", "deadlines: {load: 1s}")}), minimal()};
-    StateEvents events{daemon};
-    auto control = daemon.connect();
-    ASSERT_FALSE(control.call("model.load", {{"model", "m"}, {"deadline_ms", 10}}, 10s)) << "it goes on behind this";
-    EXPECT_TRUE(events.wait([&] { return events.progress() >= 30; })) << "three times its budget";
-    EXPECT_EQ(daemon.state("m"), "loading");
-    EXPECT_TRUE(daemon.unload("m"));
-}
-
-TEST(Hang, ALoadThatStandsStillSaysWhatItLastSaid) {
-    Daemon daemon{fleet({minimal_model("m", "MINIMAL_LOAD_STEPS: \"3\", MINIMAL_LOAD_HANGS: \"1\"",
-                                       "restart: never\ndeadlines: {load: 1s}")}),
-                  minimal()};
-    const auto loaded = daemon.load("m");
-    ASSERT_FALSE(loaded);
-    EXPECT_EQ(loaded.error().code, ErrorCode::deadline_exceeded);
-    EXPECT_THAT(loaded.error().attempt, HasSubstr("no progress within 1.0 s; its last progress was \"loading, 3 of 3"));
-    ASSERT_TRUE(daemon.wait_state("m", "stopped"));
-}
-
-TEST(Hang, ACaptureThatStandsStillIsTriedAgainWithoutGraphs) {
-    Daemon daemon{fleet({minimal_model("m", "MINIMAL_CAPTURE: \"3\", MINIMAL_CAPTURE_HANGS: \"1\"",
-                                       "deadlines: {capture: 1s}")}),
-                  minimal()};
-    ASSERT_TRUE(daemon.load("m")) << daemon.why("m");
-    EXPECT_EQ(daemon.row("m").at("note").as_string(), "eager: capture hung for 1.0 s");
-    EXPECT_EQ(daemon.row("m").at("generation").as_int64(), 2);
-    EXPECT_THAT(daemon.why("m"), HasSubstr("its capture made no progress within 1.0 s; its last progress was"));
 }
 
 /// Model code that never returns, in the real worker.

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cctype>
@@ -16,8 +15,6 @@ namespace bulkhead::test {
 namespace {
 
 namespace json = boost::json;
-using ::testing::AnyOf;
-using ::testing::HasSubstr;
 
 constexpr std::array<float, 4> values{1.5f, -2.0f, 0.0f, 4.25f};
 
@@ -54,61 +51,6 @@ TEST(Lifecycle, LoadsInfersAndUnloadsWithAVerifiedReceipt) {
     EXPECT_TRUE(receipt.at("held_by").as_array().empty());
 }
 
-TEST(Lifecycle, OpeningAChannelLoadsTheModel) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-
-    auto channel = daemon.open("echo");
-
-    ASSERT_TRUE(channel) << channel.error().text();
-    EXPECT_THAT(daemon.state("echo"), AnyOf("ready", "busy"));
-    EXPECT_EQ(channel->model(), "echo");
-}
-
-TEST(Lifecycle, PreloadedModelsLoadByThemselves) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt", "preload: true")})};
-
-    EXPECT_TRUE(daemon.wait_state("echo", "ready"));
-}
-
-TEST(Lifecycle, TwoLoadsAtOnceAreOneLoad) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    std::array<Result<json::value>, 2> results{Error{}, Error{}};
-    {
-        std::jthread first{[&] { results[0] = daemon.load("echo"); }};
-        std::jthread second{[&] { results[1] = daemon.load("echo"); }};
-    }
-
-    ASSERT_TRUE(results[0] && results[1]);
-    EXPECT_EQ(results[0]->at("models").at(0).at("pid"), results[1]->at("models").at(0).at("pid"));
-    EXPECT_EQ(daemon.row("echo").at("generation").as_int64(), 1);
-}
-
-TEST(Lifecycle, UnloadingWhatIsNotLoadedGivesNoReceipt) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-
-    const auto result = daemon.call("model.unload", {{"model", "echo"}}).value();
-
-    EXPECT_TRUE(result.at("receipts").as_array().empty());
-}
-
-TEST(Lifecycle, UnloadDuringLoadCancelsTheLoad) {
-    Daemon daemon{fleet({evil_model("evil", "loop", "ok")})};
-    Result<json::value> loaded{Error{}};
-    Result<json::object> receipt{Error{}};
-    {
-        std::jthread loading{[&] { loaded = daemon.load("evil"); }};
-        ASSERT_TRUE(daemon.wait_state("evil", "loading"));
-        receipt = daemon.unload("evil");
-    }
-
-    ASSERT_FALSE(loaded);
-    EXPECT_EQ(loaded.error().code, ErrorCode::cancelled) << loaded.error().text();
-    ASSERT_TRUE(receipt) << receipt.error().text();
-    EXPECT_THAT(receipt->at("ended").as_string(), AnyOf("terminated", "killed"));
-    EXPECT_TRUE(receipt->at("verified").as_bool());
-    EXPECT_EQ(daemon.state("evil"), "stopped");
-}
-
 TEST(Lifecycle, UnloadLetsTheRequestInFlightFinish) {
     Daemon daemon{fleet({test_model("slow", "slow.pt", slow_model)})};
     auto channel = daemon.open("slow").value();
@@ -128,48 +70,6 @@ TEST(Lifecycle, UnloadLetsTheRequestInFlightFinish) {
     EXPECT_TRUE(reply) << reply.error().text();
     ASSERT_TRUE(receipt) << receipt.error().text();
     EXPECT_EQ(receipt->at("ended").as_string(), "drained");
-}
-
-TEST(Lifecycle, UnloadKillsARequestThatOutlivesTheDrainDeadline) {
-    Daemon daemon{fleet({evil_model("evil", "ok", "loop", "deadlines: {request: 100s, drain: 300ms, kill: 300ms}")})};
-    auto channel = daemon.open("evil").value();
-    auto tensor = channel.allocate(wire::DType::float32, dims_four).value();
-    std::ranges::copy(values, tensor.as<float>().begin());
-    const std::array<NamedInput, 1> inputs{{{"x", &tensor}}};
-    Request request;
-    request.inputs = inputs;
-    const auto sent = channel.submit(request).value();
-    ASSERT_TRUE(daemon.wait_state("evil", "busy"));
-
-    const auto receipt = daemon.unload("evil").value();
-
-    EXPECT_THAT(receipt.at("ended").as_string(), AnyOf("terminated", "killed"));
-    EXPECT_EQ(receipt.at("verified").as_bool(), receipt.at("held_by").as_array().empty());
-    EXPECT_THAT(channel.wait(sent).error().code, AnyOf(ErrorCode::worker_draining, ErrorCode::worker_lost));
-}
-
-TEST(Lifecycle, RestartGivesANewProcessAndAReceiptForTheOld) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    ASSERT_TRUE(daemon.load("echo"));
-    const pid_t before = daemon.pid("echo");
-
-    const auto result = daemon.call("model.restart", {{"model", "echo"}});
-
-    ASSERT_TRUE(result) << result.error().text();
-    EXPECT_EQ(result->at("receipts").at(0).at("pid").as_int64(), before);
-    EXPECT_NE(daemon.pid("echo"), before);
-    EXPECT_EQ(daemon.state("echo"), "ready");
-    EXPECT_EQ(daemon.row("echo").at("generation").as_int64(), 2);
-}
-
-TEST(Lifecycle, ReplicasShareTheChannels) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt", "replicas: 2")})};
-    ASSERT_TRUE(daemon.load("echo"));
-
-    const auto first = daemon.open("echo").value();
-    const auto second = daemon.open("echo").value();
-
-    EXPECT_NE(first.replica(), second.replica());
 }
 
 TEST(Lifecycle, TellsEveryStateAndTheProgressAsEvents) {
@@ -204,18 +104,6 @@ TEST(Lifecycle, EndsEverythingOnSigterm) {
     for (const auto& entry : std::filesystem::directory_iterator{daemon.runtime_directory()})
         left.push_back(entry.path().filename());
     EXPECT_THAT(left, ::testing::ElementsAre("logs"));
-}
-
-TEST(Lifecycle, EveryWorkerDiesWithTheKeeper) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    ASSERT_TRUE(daemon.load("echo"));
-    const pid_t worker = daemon.pid("echo");
-    const auto supervisor = static_cast<pid_t>(daemon.call("daemon.info")->at("supervisor_pid").as_int64());
-
-    daemon.keeper().signal(SIGKILL);
-
-    EXPECT_TRUE(wait_gone(worker));
-    EXPECT_TRUE(wait_gone(supervisor));
 }
 
 TEST(Lifecycle, LeavesNoNameInSharedMemoryOrTmp) {

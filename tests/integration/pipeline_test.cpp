@@ -185,26 +185,6 @@ protected:
     }
 };
 
-TEST_F(PipelineOfEchoes, TheFirstWorkersDeathLeavesItsOutputToTheSecond) {
-    Channel a = daemon.open("a").value();
-    Channel b = daemon.open("b").value();
-    {
-        const Reply reply = infer_float(a, "x", four, dims_four).value();
-        ASSERT_TRUE(forward(b, reply.outputs[0]));
-
-        kill_worker("a");
-
-        const Reply after = forward(b, reply.outputs[0]).value();
-        EXPECT_THAT(after.outputs[0].as<float>(), ::testing::ElementsAreArray(four));
-        expect_neighbour_served();
-        EXPECT_EQ(infer_float(a, "x", four, dims_four).error().code, ErrorCode::worker_lost);
-        ASSERT_TRUE(a.reopen());
-        const Reply next = infer_float(a, "x", four, dims_four).value();
-        EXPECT_TRUE(forward(b, next.outputs[0]));
-    }
-    EXPECT_EQ(slabs_of(daemon.pid("b"), ":a/0#1:").size(), 0U) << "the dead worker's loan was returned";
-}
-
 TEST_F(PipelineOfEchoes, TheSecondWorkersDeathIsRepeatedOnTheNextWithTheSameOutput) {
     Channel a = daemon.open("a").value();
     Channel b = daemon.open("b").value();

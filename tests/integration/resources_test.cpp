@@ -2,10 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -14,9 +11,7 @@ namespace bulkhead::test {
 namespace {
 
 namespace json = boost::json;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
 
 /// A small tmpfs on `folder`, or nothing where this user may not mount.
 class SmallDisk {
@@ -37,36 +32,6 @@ private:
     std::filesystem::path folder_;
     bool mounted_ = false;
 };
-
-TEST(Resources, AReadOnlyRuntimeDirectoryIsNamed) {
-    TemporaryFolder folder;
-    SmallDisk disk{folder.path() / "run", "mode=0700"};
-    if (!disk.mounted()) GTEST_SKIP() << "this user may not mount a file system";
-    disk.make_read_only();
-    const auto file = folder.write("fleet.yaml", fleet({test_model("echo", "echo.pt")}));
-
-    const auto finished = run({program("bulkheadd"), "--socket", folder.path() / "run/control.sock", file});
-
-    EXPECT_EQ(finished.exit_code, 1);
-    EXPECT_THAT(finished.err, HasSubstr("Read-only file system"));
-    EXPECT_THAT(finished.err, HasSubstr("run"));
-}
-
-TEST(Resources, AFullDiskUnderTheLogsStopsNothing) {
-    TemporaryFolder folder;
-    SmallDisk disk{folder.path() / "disk", "mode=0700,size=64k"};
-    if (!disk.mounted()) GTEST_SKIP() << "this user may not mount a file system";
-    const std::string socket = folder.path() / "disk/run/control.sock";
-    const auto file = folder.write("fleet.yaml", fleet({evil_model("loud", "print100mb", "ok")}));
-
-    const auto up = run({program("bulkhead"), "--socket", socket, "up", file});
-    ASSERT_EQ(up.exit_code, 0) << up.err;
-    const auto load = run({program("bulkhead"), "--socket", socket, "load", "loud"});
-    const auto down = run({program("bulkhead"), "--socket", socket, "down"});
-
-    EXPECT_EQ(load.exit_code, 0) << load.err;
-    EXPECT_EQ(down.exit_code, 0) << down.err;
-}
 
 TEST(Resources, AFullDiskUnderThePackageCacheIsALoadError) {
     TemporaryFolder folder;

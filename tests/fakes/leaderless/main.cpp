@@ -1,7 +1,7 @@
 /// A process whose first thread has ended while another goes on: the kernel then shows nothing of its memory under the
 /// process' own number. So looks a worker that was sent SIGKILL while another of its threads hangs in a driver.
 ///
-/// The other thread waits for the end of standard input; with any argument, for ever.
+/// The other thread waits for the end of standard input.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,9 +9,8 @@
 #include <cstdlib>
 #include <thread>
 
-int main(int argc, char** /*argv*/) {
-    std::thread{[argc] {
-        while (argc > 1) ::pause();
+int main() {
+    std::thread{[] {
         char byte = 0;
         while (::read(STDIN_FILENO, &byte, 1) > 0) {
         }

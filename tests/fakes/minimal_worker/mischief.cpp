@@ -52,21 +52,18 @@ void leave_a_child() {
     if (how.empty()) return;
     const pid_t child = ::fork();
     if (child != 0) {
-        if (how != "group") ::waitpid(child, nullptr, 0);
+        ::waitpid(child, nullptr, 0);
         return;
     }
-    if (how != "group") {
-        ::setsid();
-        if (::fork() != 0) ::_exit(0);
-    }
+    ::setsid();
+    if (::fork() != 0) ::_exit(0);
     fmt::print("pid {} is the grandchild\n", ::getpid());
     std::fflush(stdout);
-    const bool leaderless = how == "leaderless";
     char name[] = "sleep";
     char time[] = "100000";
     char* argv[] = {name, time, nullptr};
     char* none[] = {nullptr};
-    ::execve(leaderless ? MINIMAL_LEADERLESS : "/bin/sleep", argv, how == "bare" ? none : environ);
+    ::execve("/bin/sleep", argv, how == "bare" ? none : environ);
     ::_exit(127);
 }
 

@@ -10,9 +10,8 @@ namespace bulkhead::worker {
 /// Errors  out_of_memory: another process has some of the former kind, so the grant came too early
 [[nodiscard]] Result<> occupy_fake_gpu();
 
-/// Leaves a child that sleeps for ever and whose number is printed, "pid N is the grandchild": `MINIMAL_CHILD` is
-/// `group` (in the worker's process group), `setsid` (a grandchild in a session of its own), `bare` (likewise,
-/// without the environment) or `leaderless` (likewise, with it, and its first thread has ended).
+/// Leaves a grandchild in a session of its own that sleeps for ever, and prints "pid N is the grandchild":
+/// `MINIMAL_CHILD` is `setsid`, or `bare` for one without the environment.
 void leave_a_child();
 
 }  // namespace bulkhead::worker

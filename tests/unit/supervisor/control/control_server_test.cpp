@@ -79,6 +79,7 @@ TEST_F(ControlServerTest, EachKindOfGarbageHasItsNumberAndTheConnectionGoesOn) {
         {"[{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"echo\"}]", -32600},
         {"7", -32600},
         {"{}", -32600},
+        {"{\"id\":1,\"method\":\"echo\"}", -32600},
         {"{\"jsonrpc\":\"1.0\",\"id\":1,\"method\":\"echo\"}", -32600},
         {"{\"jsonrpc\":\"2.0\",\"id\":1}", -32600},
         {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":7}", -32600},

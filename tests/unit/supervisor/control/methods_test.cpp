@@ -154,6 +154,8 @@ TEST_F(MethodsTest, WrongParametersAreNamed) {
         {"channel.open", {{"model", "a"}, {"client", "a\nb"}}},
         {"logs.tail", {{"model", "a"}, {"lines", 1e9}}},
         {"logs.tail", {{"model", "a"}, {"follow", "yes"}}},
+        {"crashes.list", {{"limt", 1}}},
+        {"crashes.list", {{"limit", 65}}},
         {"fleet.status", {{"verbose", true}}},
         {"daemon.stop", {{"now", true}}},
     };

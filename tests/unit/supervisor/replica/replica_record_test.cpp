@@ -16,24 +16,24 @@ using namespace std::chrono_literals;
 void write(const std::filesystem::path& path, const std::string& content) { std::ofstream{path} << content; }
 
 ReplicaRecord full() {
-    ReplicaRecord ledger;
-    ledger.declaration = "0123456789abcdef:0123456789abcdef";
-    ledger.device = "cuda:15";
-    ledger.gpu_uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef";
-    ledger.has_cgroup = ledger.granted = ledger.keep_running = ledger.unload_asked = ledger.replacing = true;
-    ledger.eager = "capture crashed with SIGSEGV";
-    ledger.ready_unix_ms = ledger.end_began_unix_ms = ledger.restart_due_unix_ms = 1'700'000'000'000;
-    ledger.capturing = ledger.aborted = true;
-    ledger.escalation = Escalation::sigkill;
-    ledger.host_bytes = ledger.gpu_free_before = ledger.requests = ledger.errors = UINT64_MAX;
-    ledger.adoptions_tried = 2;
-    ledger.restarts = UINT32_MAX;
-    ledger.crashes.ready_before = {0ms, 0ms, 0ms, 299'999ms};
-    ledger.gave_up_by_count = true;
-    ledger.ready_before_withdrawn = 299'999ms;
-    for (int i = 0; i < 5; ++i) ledger.on_gpu.push_back({ledger.gpu_uuid, 1'700'000'000'000 + 10'000 * i});
-    ledger.reason = "forward ran 31.0 s, budget 30.0 s";
-    ledger.last_crash = LastCrash{41,
+    ReplicaRecord record;
+    record.declaration = "0123456789abcdef:0123456789abcdef";
+    record.device = "cuda:15";
+    record.gpu_uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef";
+    record.has_cgroup = record.granted = record.keep_running = record.unload_asked = record.replacing = true;
+    record.eager = "capture crashed with SIGSEGV";
+    record.ready_unix_ms = record.end_began_unix_ms = record.restart_due_unix_ms = 1'700'000'000'000;
+    record.capturing = record.aborted = true;
+    record.escalation = Escalation::sigkill;
+    record.host_bytes = record.gpu_free_before = record.requests = record.errors = UINT64_MAX;
+    record.adoptions_tried = 2;
+    record.restarts = UINT32_MAX;
+    record.crashes.ready_before = {0ms, 0ms, 0ms, 299'999ms};
+    record.gave_up_by_count = true;
+    record.ready_before_withdrawn = 299'999ms;
+    for (int i = 0; i < 5; ++i) record.on_gpu.push_back({record.gpu_uuid, 1'700'000'000'000 + 10'000 * i});
+    record.reason = "forward ran 31.0 s, budget 30.0 s";
+    record.last_crash = LastCrash{41,
                                   5239,
                                   true,
                                   6,
@@ -42,78 +42,78 @@ ReplicaRecord full() {
                                   "1700000000000-a-model-with-a-long-name-0-41.json",
                                   true,
                                   "writing a crash report: No space left on device"};
-    return ledger;
+    return record;
 }
 
-TEST(Ledger, ReadsBackWhatWasWritten) {
+TEST(ReplicaRecord, ReadsBackWhatWasWritten) {
     EXPECT_EQ(ReplicaRecord::parse(full().to_text()).value(), full());
     EXPECT_EQ(ReplicaRecord::parse(ReplicaRecord{}.to_text()).value(), ReplicaRecord{});
 }
 
-TEST(Ledger, IsCutToWhatTheKeeperTakes) {
-    ReplicaRecord ledger = full();
-    ledger.eager = std::string(5'000, 'e');
+TEST(ReplicaRecord, IsCutToWhatTheKeeperTakes) {
+    ReplicaRecord record = full();
+    record.eager = std::string(5'000, 'e');
     for (const char* text : {"\"", "\x01", "ä", "x"}) {
-        ledger.reason.clear();
-        for (int i = 0; i < 5'000; ++i) ledger.reason += text;
-        const std::string written = ledger.to_text();
+        record.reason.clear();
+        for (int i = 0; i < 5'000; ++i) record.reason += text;
+        const std::string written = record.to_text();
         EXPECT_LE(written.size(), keeper_link::ledger_bytes_max);
         const auto read = ReplicaRecord::parse(written);
         ASSERT_TRUE(read) << written;
-        EXPECT_EQ(read->crashes, ledger.crashes);
+        EXPECT_EQ(read->crashes, record.crashes);
         EXPECT_GT(read->reason.size(), 20U);
     }
 }
 
-TEST(Ledger, AHistoryOfManyForgivenCrashesIsKeptShortAndMeansTheSame) {
-    ReplicaRecord ledger;
+TEST(ReplicaRecord, AHistoryOfManyForgivenCrashesIsKeptShortAndMeansTheSame) {
+    ReplicaRecord record;
     for (int i = 0; i < 500; ++i) {
-        ledger.crashes.ready_before.push_back(0ms);
-        ledger.crashes.ready_before.push_back(std::chrono::milliseconds{6min});
-        ledger.crashes.ready_before.push_back(std::chrono::milliseconds{9min});
+        record.crashes.ready_before.push_back(0ms);
+        record.crashes.ready_before.push_back(std::chrono::milliseconds{6min});
+        record.crashes.ready_before.push_back(std::chrono::milliseconds{9min});
     }
-    const auto read = ReplicaRecord::parse(ledger.to_text()).value();
+    const auto read = ReplicaRecord::parse(record.to_text()).value();
     EXPECT_LT(read.crashes.ready_before.size(), 10U);
     for (const Millis ready : {Millis{0}, Millis{1min}, Millis{4min}, Millis{6min}, Millis{11min}})
-        EXPECT_EQ(unforgiven_crashes(read.crashes, ready), unforgiven_crashes(ledger.crashes, ready));
+        EXPECT_EQ(unforgiven_crashes(read.crashes, ready), unforgiven_crashes(record.crashes, ready));
 }
 
-TEST(Ledger, CutsTheCauseOfTheLastCrashBeforeTheReasonOfAQuarantine) {
-    ReplicaRecord ledger = full();
-    ledger.last_crash->cause = std::string(5'000, 'c');
-    const auto read = ReplicaRecord::parse(ledger.to_text()).value();
-    EXPECT_EQ(read.reason, ledger.reason);
+TEST(ReplicaRecord, CutsTheCauseOfTheLastCrashBeforeTheReasonOfAQuarantine) {
+    ReplicaRecord record = full();
+    record.last_crash->cause = std::string(5'000, 'c');
+    const auto read = ReplicaRecord::parse(record.to_text()).value();
+    EXPECT_EQ(read.reason, record.reason);
     ASSERT_TRUE(read.last_crash);
     EXPECT_GT(read.last_crash->cause.size(), 30U);
-    EXPECT_EQ(read.last_crash->report, ledger.last_crash->report);
+    EXPECT_EQ(read.last_crash->report, record.last_crash->report);
 
-    ledger.eager = std::string(160, 'e');
-    ledger.reason = std::string(500, '\x01');  // six bytes each
-    const std::string text = ledger.to_text();
+    record.eager = std::string(160, 'e');
+    record.reason = std::string(500, '\x01');  // six bytes each
+    const std::string text = record.to_text();
     EXPECT_LE(text.size(), keeper_link::ledger_bytes_max);
     EXPECT_GT(ReplicaRecord::parse(text)->reason.size(), 20U);
 }
 
-TEST(Ledger, OfCrashesOnTooManyGpusTheLastAreKept) {
-    ReplicaRecord ledger;
+TEST(ReplicaRecord, OfCrashesOnTooManyGpusTheLastAreKept) {
+    ReplicaRecord record;
     for (int i = 0; i < 5; ++i)
-        ledger.on_gpu.push_back({"GPU-01234567-89ab-cdef-0123-456789abcde" + std::to_string(i), 1'700'000'000'000 + i});
-    const auto read = ReplicaRecord::parse(ledger.to_text()).value();
+        record.on_gpu.push_back({"GPU-01234567-89ab-cdef-0123-456789abcde" + std::to_string(i), 1'700'000'000'000 + i});
+    const auto read = ReplicaRecord::parse(record.to_text()).value();
     ASSERT_FALSE(read.on_gpu.empty());
     EXPECT_LT(read.on_gpu.size(), 5U);
     EXPECT_EQ(read.on_gpu,
-              std::vector(ledger.on_gpu.end() - static_cast<std::ptrdiff_t>(read.on_gpu.size()), ledger.on_gpu.end()));
+              std::vector(record.on_gpu.end() - static_cast<std::ptrdiff_t>(read.on_gpu.size()), record.on_gpu.end()));
 }
 
-TEST(Ledger, WhyItRunsEagerlyIsCutToo) {
-    ReplicaRecord ledger = full();
-    ledger.eager = std::string(160, '\x01');  // six bytes each
-    const std::string text = ledger.to_text();
+TEST(ReplicaRecord, WhyItRunsEagerlyIsCutToo) {
+    ReplicaRecord record = full();
+    record.eager = std::string(160, '\x01');  // six bytes each
+    const std::string text = record.to_text();
     EXPECT_LE(text.size(), keeper_link::ledger_bytes_max);
     const auto read = ReplicaRecord::parse(text).value();
     EXPECT_GE(read.eager.size(), 20U);
-    EXPECT_EQ(read.reason, ledger.reason);
-    EXPECT_EQ(read.crashes, ledger.crashes);
+    EXPECT_EQ(read.reason, record.reason);
+    EXPECT_EQ(read.crashes, record.crashes);
 }
 
 /// Computed by version 0.1.0 before the order of a declaration's members changed: an upgrade must not replace workers.
@@ -146,7 +146,7 @@ TEST(Fingerprint, OfAFileThatDoesNotAnswerIsTheTextsAlone) {
     EXPECT_FALSE(is_same_declaration("", text)) << "nothing is known of what it was";
 }
 
-TEST(Ledger, RefusesWhatItDoesNotUnderstand) {
+TEST(ReplicaRecord, RefusesWhatItDoesNotUnderstand) {
     for (const char* text : {"", "{", "[]", "7", "{}", R"({"v":2})", R"({"v":"1"})", "\xff\xfe"})
         EXPECT_FALSE(ReplicaRecord::parse(text)) << text;
     // Members of another type are as good as absent; nothing in it can hurt.
@@ -161,8 +161,8 @@ TEST(Ledger, RefusesWhatItDoesNotUnderstand) {
     EXPECT_EQ(odd->on_gpu, (std::vector<CrashOnGpu>{{"a", 5}, {"b", 6}}));
 }
 
-/// Of bytes that no supervisor has written, too, the next one has a ledger that the keeper takes and that reads back.
-TEST(Ledger, IsBoundedAndMeansTheSameWhateverItWasReadFrom) {
+/// Of bytes that no supervisor has written, too, the next one has a record that the keeper takes and that reads back.
+TEST(ReplicaRecord, IsBoundedAndMeansTheSameWhateverItWasReadFrom) {
     const std::string far = std::to_string((std::int64_t{1} << 59) - 1);
     const std::string max = std::to_string(INT64_MAX);
     std::string crashes = "0";
@@ -176,18 +176,18 @@ TEST(Ledger, IsBoundedAndMeansTheSameWhateverItWasReadFrom) {
           R"({"v":1,"crashes":[)" + crashes + "]}",
           R"({"v":1,"crash":{"lost":")" + std::string(96, 'x') + R"("},"gpu":")" + std::string(96, 'g') +
               R"(","eager":")" + std::string(160, 'e') + R"(","reason":")" + std::string(400, 'r') + "\"}"}) {
-        const auto ledger = ReplicaRecord::parse(text);
-        ASSERT_TRUE(ledger) << text;
-        const std::string written = ledger->to_text();
+        const auto record = ReplicaRecord::parse(text);
+        ASSERT_TRUE(record) << text;
+        const std::string written = record->to_text();
         EXPECT_LE(written.size(), keeper_link::ledger_bytes_max);
         const auto read = ReplicaRecord::parse(written);
         ASSERT_TRUE(read) << written;
         EXPECT_EQ(read->to_text(), written);
     }
-    const auto ledger =
+    const auto record =
         ReplicaRecord::parse(R"({"v":1,"withdrawn_ms":)" + max + R"(,"crashes":[)" + max + "," + max + "]}").value();
     RestartPolicy policy{true};
-    ledger.restore(policy, RestartPolicy::Time{1h}, 0);
+    record.restore(policy, RestartPolicy::Time{1h}, 0);
     EXPECT_EQ(policy.ended({Ending::crashed, 1s, true, {}}, RestartPolicy::Time{1h}, 0).unforgiven, 1U)
         << "all that was before is forgiven, and nothing overflows";
 }

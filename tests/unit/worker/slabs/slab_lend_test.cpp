@@ -22,6 +22,13 @@ protected:
         ASSERT_TRUE(message && std::holds_alternative<channel::SlabAccepted>(*message));
         EXPECT_EQ(std::get<channel::SlabAccepted>(*message), (channel::SlabAccepted{request_id, id}));
     }
+    /// A channel to which `slab` is lent as `first_id`, by request 1.
+    TestClient open_with_loan(const ForeignSlab& slab) {
+        TestClient client = open_channel(both);
+        lend(client, 1, first_id, slab.memfd.get());
+        expect_accepted(client, 1, first_id);
+        return client;
+    }
     void expect_served(TestClient& client, std::uint64_t request_id) {
         client.infer(request_id, "echo", {client.tensor({1})});
         client.expect_result(request_id);
@@ -30,11 +37,8 @@ protected:
 
 TEST_F(SlabLend, ALentSlabIsReadWhereItLies) {
     start_ready();
-    TestClient client = open_channel(both);
     const ForeignSlab slab;
-
-    lend(client, 1, first_id, slab.memfd.get());
-    expect_accepted(client, 1, first_id);
+    TestClient client = open_with_loan(slab);
     client.infer(2, "echo", {ForeignSlab::tensor(first_id, 32, 3)});
 
     EXPECT_EQ(client.values(client.expect_result(2).tensors.at(0)), (std::vector<float>{32, 33, 34}));
@@ -43,10 +47,8 @@ TEST_F(SlabLend, ALentSlabIsReadWhereItLies) {
 
 TEST_F(SlabLend, RequestsInFlightMayReadTheSameBytes) {
     start_ready();
-    TestClient client = open_channel(both);
     const ForeignSlab slab;
-    lend(client, 1, first_id, slab.memfd.get());
-    expect_accepted(client, 1, first_id);
+    TestClient client = open_with_loan(slab);
 
     client.infer(2, "wait", {ForeignSlab::tensor(first_id, 0, 64)});
     client.infer(3, "wait", {ForeignSlab::tensor(first_id, 16, 64)});
@@ -140,10 +142,8 @@ TEST_F(SlabLend, ALoanOfAnotherKindIsClosedAtOnce) {
 
 TEST_F(SlabLend, ALeaseBeyondALoanIsRefused) {
     start_ready();
-    TestClient client = open_channel(both);
     const ForeignSlab slab;
-    lend(client, 1, first_id, slab.memfd.get());
-    expect_accepted(client, 1, first_id);
+    TestClient client = open_with_loan(slab);
     channel::Tensor beyond = ForeignSlab::tensor(first_id, ForeignSlab::size_bytes / sizeof(float) - 16, 32);
     channel::Tensor crooked = ForeignSlab::tensor(first_id, 1, 4);
     channel::Tensor unknown = ForeignSlab::tensor(first_id + 1, 0, 4);
@@ -179,10 +179,8 @@ TEST_F(SlabLend, LoansCountToTheNumberOfSlabs) {
 
 TEST_F(SlabLend, AReturnedLoanIsUnmappedWhenTheRequestThatReadsItHasEnded) {
     start_ready();
-    TestClient client = open_channel(both);
     const ForeignSlab slab;
-    lend(client, 1, first_id, slab.memfd.get());
-    expect_accepted(client, 1, first_id);
+    TestClient client = open_with_loan(slab);
     client.infer(2, "wait", {ForeignSlab::tensor(first_id, 16, 2)});
     log->gate.await_arrivals(1);
 
@@ -261,18 +259,6 @@ TEST_F(SlabLend, AModelThatWritesIntoItsInputsIsLentNothing) {
     TestClient client = open_channel(both);
 
     EXPECT_EQ(client.welcome.features & both, wire::feature_returning);
-}
-
-TEST_F(SlabLend, ALoanOfAKindThatWasNotAgreedIsRefused) {
-    start_ready();
-    TestClient client = open_channel(both);
-    const ForeignSlab slab;
-
-    client.send(channel::encode(channel::SlabLend{1, first_id, wire::SlabKind::cuda_vmm, ForeignSlab::size_bytes}),
-                slab.memfd.get());
-
-    client.expect_error(1, ErrorCode::input_invalid);
-    expect_served(client, 2);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ from typing import Any
 import bulkhead
 from bulkhead.__main__ import main as bulkhead_main
 from comfyui_process import ComfyUI
-from daemon import BUILD, Daemon
+from daemon import Daemon
 from stand_in_manager import MEMBERS
 
 HERE = Path(__file__).resolve().parent

@@ -44,6 +44,13 @@ def measure(patcher: Patcher) -> None:
         learnt.learn(patcher.name, bytes=size)
 
 
+def is_reached(patcher: Patcher) -> bool:
+    """Whether Unload Models goes over its device: it does over those that ComfyUI computes on."""
+    from comfy import model_management
+
+    return patcher.load_device in model_management.get_all_torch_devices()
+
+
 def _patcher(model: str, device: Any) -> Patcher:
     return Patcher(
         model,

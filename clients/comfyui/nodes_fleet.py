@@ -57,8 +57,11 @@ async def _load(model: str) -> str:
         row = await answers.load(client, model)
         async with await client.open(model) as channel:
             learnt.learn(model, methods=channel.methods)
-        size = manager.enlist(model, row).loaded_size()
-    return f"{model} is ready on {row['device']} after {time.monotonic() - started:.2f} s: process {row['pid']}, {size / 2**20:.1f} MiB"
+        patcher = manager.enlist(model, row)
+    text = f"{model} is ready on {row['device']} after {time.monotonic() - started:.2f} s: process {row['pid']}, {patcher.loaded_size() / 2**20:.1f} MiB"
+    if not manager.is_reached(patcher):
+        text += ". ComfyUI does not compute there: its button Unload Models does not reach it, the node Unload Model does"
+    return text
 
 
 class UnloadModel(_Acts):

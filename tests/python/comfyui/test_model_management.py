@@ -253,6 +253,9 @@ class OnGpus(WithPack):
         self.manage(Manager(cuda(0), free=self.free_of))
         self.prompt("elsewhere")
         self.assertEqual(self.manager.listed[0].guest.load_device, torch.device("cpu"))
+        load = self.pack("nodes_fleet").LoadModel.execute
+        self.assertIn("Unload Models does not reach it", asyncio.run(load("elsewhere")).args[0])
+        self.assertNotIn("reach", asyncio.run(load("first")).args[0])
         self.prompt("first")
         self.manager.free_memory(8 * GIB, cuda(0))
         self.assertEqual(self.manager.names(), ["elsewhere"])

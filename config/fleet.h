@@ -65,7 +65,7 @@ struct MethodSpec {
 /// Of runtime python: what is loaded, and by which interpreter.
 struct PythonSpec {
     std::string engine;                 ///< "module:Class", or "/absolute/file.py:Class"
-    std::filesystem::path interpreter;  ///< absolute; empty: `python3` on PATH
+    std::filesystem::path interpreter;  ///< absolute; empty: `python3` beside our programs, else on PATH
     boost::json::object options;        ///< handed to the engine as they are
     friend bool operator==(const PythonSpec&, const PythonSpec&) = default;
 };

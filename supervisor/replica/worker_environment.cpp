@@ -107,10 +107,13 @@ Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& 
     std::filesystem::path interpreter = spec.python.interpreter;
     if (interpreter.empty()) {
         const auto declared = spec.environment.find("PATH");
-        const std::string path = declared != spec.environment.end() ? declared->second : value_of(inherited, "PATH");
+        // A venv with the wheel has its Python beside our programs, and need not be activated.
+        const std::string path = declared != spec.environment.end()
+                                     ? declared->second
+                                     : std::filesystem::path{program}.parent_path().string() + ":" + value_of(inherited, "PATH");
         const auto found = find_program(path, "python3");
         if (!found)
-            return Error{ErrorCode::config_invalid, fmt::format("{}: no python3 on PATH ({})", starting(), path),
+            return Error{ErrorCode::config_invalid, fmt::format("{}: no python3 in {}", starting(), path),
                          "name an `interpreter`"};
         interpreter = *found;
     }

@@ -33,6 +33,20 @@ version: 1
 models:
   native: {{runtime: torchscript, file: {model}, device: cpu, inputs: {{x: {{dtype: float32, shape: [1]}}}}, outputs: {{y: {{dtype: float32, shape: [1]}}}}}}
   voice: {{runtime: python, engine: "bulkhead.engines.small_voice:SmallVoice", interpreter: {python}, device: cpu}}
+  which: {{runtime: python, engine: "{engine}:Which", device: cpu}}
+"""
+
+ENGINE = """
+import sys
+from bulkhead.engine import Result, method
+
+class Which:
+    def load(self, context):
+        pass
+
+    @method()
+    def which(self):
+        return Result(values={"prefix": sys.prefix})
 """
 
 #: Runs in the new environment.
@@ -99,8 +113,9 @@ class Installed(unittest.TestCase):
     def daemon(self, model: str = __file__, before: Callable[[], None] | None = None) -> Iterator[Callable[..., str]]:
         """The program `bulkhead`, for a daemon that runs meanwhile."""
         with tempfile.TemporaryDirectory(prefix="bh-") as folder:
-            fleet = Path(folder, "fleet.yaml")
-            fleet.write_text(FLEET.format(model=model, python=sys.executable))
+            fleet, engine = Path(folder, "fleet.yaml"), Path(folder, "engine.py")
+            engine.write_text(ENGINE)
+            fleet.write_text(FLEET.format(model=model, python=sys.executable, engine=engine))
             self.socket = str(Path(folder, "run", "control.sock"))
 
             def bulkhead(*arguments: str, **options: int) -> str:
@@ -143,6 +158,13 @@ class Wheel(Installed):
             refused = bulkhead("load", "native", status=78)
         self.assertIn("bulkhead-worker", refused)
         self.assertIn("bulkhead-gpu-torch", refused)
+
+    def test_an_engine_runs_in_the_venv_of_the_wheel_unless_it_names_another(self) -> None:
+        self.environment["PATH"] = "/usr/bin:/bin"  # the venv is not activated
+        self.addCleanup(self.environment.update, PATH=str(self.home / "bin"))
+        with self.daemon() as bulkhead:
+            said = json.loads(bulkhead("infer", "which", "--method", "which", "--json"))
+        self.assertEqual(said["values"]["prefix"], str(self.home))
 
     def use_a_fleet(self, before: Callable[[], None] | None = None) -> None:
         with self.daemon(before=before) as bulkhead:

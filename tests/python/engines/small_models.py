@@ -58,7 +58,7 @@ def higgs_audio_v2(folder: Path) -> Path:
     )  # fmt: skip
     model = tiny_models.scattered(transformers.HiggsAudioV2ForConditionalGeneration(config))
     with torch.no_grad():
-        model.audio_lm_head.weight.view(4, 26, -1)[:, 25].mul_(0.2)  # else it ends after a few frames
+        model.audio_lm_head.weight.mul_(2).view(4, 26, -1)[:, 25].zero_()  # else it ends after a few frames
     model.generation_config.ras_win_len, model.generation_config.ras_win_max_num_repeat = 7, 2
     model.save_pretrained(folder)
     codec = transformers.HiggsAudioV2TokenizerConfig(

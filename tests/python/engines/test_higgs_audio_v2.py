@@ -72,6 +72,12 @@ class HiggsAudioTest(SmallModelTest):
                 self.equals(ours, self.upstream([], **given))
                 self.assertFalse(torch.equal(ours, usual))
 
+    def test_a_model_that_ends_by_itself_ends_as_upstreams(self) -> None:
+        given = {"top_k": 0, "temperature": 2.0, "max_new_tokens": 200}
+        whole = answered(self.engine, "speak", **{"text": TEXT, **SAMPLING, **given})[1]
+        self.assertLess(whole.values["tokens"], 200)
+        self.assertTrue(torch.equal(whole.tensors["audio"], self.upstream([], **given)))
+
     def test_greedy_is_upstreams(self) -> None:
         off = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "max_new_tokens": 40}
         for given in ({"temperature": 0.0}, {"do_sample": False}):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import unittest
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,6 +18,7 @@ from bulkhead.engine import InvalidInput, LocalContext, MissingModel
 from bulkhead.engines.qwen3_vl import Qwen3VL
 from bulkhead.errors import Error
 from calls import Capturing, SmallModelTest, answered, counted, loaded, started, waits_for_nothing
+from safetensors.torch import load_file, save_file
 
 PROMPT = "What is to be seen?"
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "max_new_tokens": 40, "seed": 4}
@@ -176,6 +180,16 @@ class Qwen3VLTest(SmallModelTest):
             loaded(Qwen3VL, {})
         self.assertIn("Qwen/Qwen3-VL-4B-Instruct", missing.exception.attempt)
         self.assertIn("hf download Qwen/Qwen3-VL-4B-Instruct", missing.exception.remedy)
+
+    def test_a_folder_without_some_weights_is_not_filled_with_random_ones(self) -> None:
+        with tempfile.TemporaryDirectory() as kept:
+            folder = shutil.copytree(self.folder, Path(kept, "partial"))
+            weights = load_file(folder / "model.safetensors")
+            del weights["lm_head.weight"]
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+            with self.assertRaises(MissingModel) as missing:
+                loaded(Qwen3VL, {"model": str(folder)})
+        self.assertIn("lm_head.weight", missing.exception.attempt)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import transformers
 from torch import Tensor as Array
 
 from ..engine import Boolean, Choice, Context, Integer, InvalidInput, Number, Result, Tensor, Text, method
-from .upstream import CACHE_LENGTHS, Caches, dtype_of, generation_config, load_files, model_folder, position_of, seen_mask
+from .upstream import CACHE_LENGTHS, Caches, generation_config, load_files, load_weights, model_folder, position_of, seen_mask
 
 MODEL = "bosonai/higgs-audio-v2-generation-3B-base"
 PART_FRAMES = 25  #: a second of sound
@@ -54,12 +54,11 @@ class HiggsAudio:
     def load(self, context: Context) -> None:
         self.context = context
         folder = model_folder(context, MODEL)
-        given: dict[str, Any] = {"local_files_only": True, "device_map": context.device}
         context.progress(0, 3, "processor and codec")
+        given = {"local_files_only": True, "device_map": context.device}
         self.processor = load_files(folder, lambda: transformers.HiggsAudioV2Processor.from_pretrained(folder, **given))
         context.progress(1, 3, "weights")
-        kind = transformers.HiggsAudioV2ForConditionalGeneration
-        self.model = load_files(folder, lambda: kind.from_pretrained(folder, dtype=dtype_of(context), **given)).eval()
+        self.model = load_weights(transformers.HiggsAudioV2ForConditionalGeneration, folder, context)
         self.model._supported_logits_processor_types += (transformers.MinPLogitsWarper, FramePenalty)
         config = self.model.config
         self.codebooks, self.eos = config.num_codebooks, config.audio_stream_eos_id

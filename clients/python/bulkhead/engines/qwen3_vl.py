@@ -25,7 +25,7 @@ from torch import Tensor as Array
 
 from ..engine import Boolean, Context, Integer, InvalidInput, Number, Result, Tensor, Text, method
 from ..errors import Error
-from .upstream import CACHE_LENGTHS, Caches, dtype_of, generation_config, load_files, model_folder, position_of, seen_mask
+from .upstream import CACHE_LENGTHS, Caches, generation_config, load_files, load_weights, model_folder, position_of, seen_mask
 
 MODEL = "Qwen/Qwen3-VL-4B-Instruct"
 ATTENTIONS = ("sdpa", "flash_attention_2", "eager")
@@ -44,8 +44,7 @@ class Qwen3VL:
         self.processor = load_files(folder, lambda: transformers.AutoProcessor.from_pretrained(folder, local_files_only=True))
         context.progress(1, 3, "weights")
         kind = transformers.Qwen3VLForConditionalGeneration
-        given = {"dtype": dtype_of(context), "device_map": context.device, "attn_implementation": wanted, "local_files_only": True}
-        self.model = load_files(folder, lambda: kind.from_pretrained(folder, quantization_config=_quantization(context), **given)).eval()
+        self.model = load_weights(kind, folder, context, attn_implementation=wanted, quantization_config=_quantization(context))
         self.attention = str(self.model.config.text_config._attn_implementation)
         context.progress(2, 3, "graphs")
         with torch.no_grad():

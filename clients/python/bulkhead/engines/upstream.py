@@ -55,6 +55,21 @@ def load_files(folder: str, load: Callable[[], Any]) -> Any:
         raise MissingModel(f"loading {folder}: {first}", "fetch all of its files with `hf download`, tokenizer and processor included") from error
 
 
+def load_weights(kind: Any, folder: str, context: Context, **given: Any) -> Any:
+    """The model of class `kind`, its weights read straight onto the device.
+
+    Errors: MissingModel, also where the folder has not all of them: transformers would draw them at random."""
+
+    def read() -> Any:
+        return kind.from_pretrained(folder, dtype=dtype_of(context), device_map=context.device, local_files_only=True, output_loading_info=True, **given)
+
+    model, told = load_files(folder, read)
+    if absent := sorted(told["missing_keys"]):
+        raise MissingModel(f"loading {folder}, which has no {absent[0]} and {len(absent) - 1} other weights of {kind.__name__}",
+                           "fetch the model as transformers reads it; one of the original authors' format must be converted first")  # fmt: skip
+    return model.eval()
+
+
 def dtype_of(context: Context) -> Any:
     """`options.dtype`: a name such as bfloat16, or auto, the model's own.
 

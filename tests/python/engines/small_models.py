@@ -50,7 +50,7 @@ def higgs_audio_v2(folder: Path) -> Path:
     tokenizer = byte_tokenizer(special, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>", pad_token="<|eot_id|>")
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in special}
     config = transformers.HiggsAudioV2Config(
-        **{**tiny_models.TEXT, "vocab_size": 300, "bos_token_id": ids["<|begin_of_text|>"], "eos_token_id": ids["<|eot_id|>"], "pad_token_id": ids["<|eot_id|>"],
+        **{**tiny_models.TEXT, "num_hidden_layers": 3, "vocab_size": 300, "bos_token_id": ids["<|begin_of_text|>"], "eos_token_id": ids["<|eot_id|>"], "pad_token_id": ids["<|eot_id|>"],
            "max_position_embeddings": 4096},
         head_dim=12, num_codebooks=4, codebook_size=26, audio_token_id=ids["<|AUDIO_OUT|>"], audio_bos_token_id=ids["<|audio_out_bos|>"],
         audio_delay_token_id=ids["<|reserved_special_token_6|>"], audio_stream_bos_id=24, audio_stream_eos_id=25,
@@ -105,7 +105,7 @@ def qwen3_vl(folder: Path) -> Path:
     tokenizer = byte_tokenizer(special, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in special}
     config = transformers.Qwen3VLConfig(
-        text_config={**tiny_models.TEXT, "vocab_size": 263, "max_position_embeddings": 4096, "eos_token_id": ids["<|im_end|>"], "bos_token_id": None, "head_dim": 16,
+        text_config={**tiny_models.TEXT, "num_hidden_layers": 3, "vocab_size": 263, "max_position_embeddings": 4096, "eos_token_id": ids["<|im_end|>"], "bos_token_id": None, "head_dim": 16,
                      "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}},
         vision_config={"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2,
                        "out_hidden_size": 48, "num_position_embeddings": 36, "deepstack_visual_indexes": [1, 2]},

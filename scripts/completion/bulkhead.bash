@@ -18,7 +18,7 @@ _bulkhead() {
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --socket) where=(--socket "${COMP_WORDS[++i]}") ;;
-        --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --output | --limit | --lift) ((++i)) ;;
+        --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --output | --limit | --lift | --model) ((++i)) ;;
         --tokens | --temperature | --top-k | --top-p | --min-p | --repetition-penalty | --seed | --max-new-tokens) ((++i)) ;;
         --guidance | --stop | --stop-also | --banned | --forced | --do-sample) ((++i)) ;;
         -*) ;;

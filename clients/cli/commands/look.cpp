@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "bulkhead/channel.h"
 #include "clients/cli/commands/command.h"
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/limits.h"
@@ -28,9 +29,18 @@ Result<int> show_why(const Session& session, const std::string& model) {
     return session.json ? print_json(*why) : print(render_why(*why, Style::of(stdout)));
 }
 
-Result<int> show_info(const Session& session) {
+/// What a worker says in its welcome: so the model is loaded if need be.
+Result<int> show_methods(const Session& session, ControlClient& control, const std::string& model) {
+    const Result<Channel> channel = Channel::open(control, model, {.client = "bulkhead info", .deadline = {}});
+    if (!channel) return channel.error();
+    if (session.json) return print_json({{"model", model}, {"methods", channel->methods()}});
+    return print(render_methods(channel->methods(), Style::of(stdout)));
+}
+
+Result<int> show_info(const Session& session, const std::string& model) {
     Result<ControlClient> control = session.connect();
     if (!control) return control.error();
+    if (!model.empty()) return show_methods(session, *control, model);
     const Result<json::value> info = ask(*control, "daemon.info");
     if (!info) return info.error();
     return session.json ? print_json(*info) : print(render_info(*info, Style::of(stdout)));
@@ -104,15 +114,21 @@ void add_why(CLI::App& app, Session& session) {
 }
 
 void add_info(CLI::App& app, Session& session) {
-    CLI::App* info = app.add_subcommand("info", "Show the daemon: version, processes, fleet, GPUs");
+    CLI::App* info =
+        app.add_subcommand("info", "Show the daemon: version, processes, fleet, GPUs; or what a model takes and gives");
+    const auto model = std::make_shared<std::string>();
+    info->add_option("--model", *model, "Show this model's methods instead; it is loaded if need be");
     info->footer(
         "CONTAINMENT says what ends a worker's own children: a cgroup, or their process group and a marker. The start "
         "of\n"
         "a supervisor is counted under its keeper: the second means that one died, or was upgraded.\n"
         "With --json: "
-        "{\"version\",\"keeper_pid\",\"supervisor_pid\",\"socket\",\"fleet\",\"uptime_s\",\"torch\",\"gpus\",…}.\n"
+        "{\"version\",\"keeper_pid\",\"supervisor_pid\",\"socket\",\"fleet\",\"uptime_s\",\"torch\",\"gpus\",…}; of a "
+        "model "
+        "{\"model\",\"methods\"}.\n"
+        "\nExamples:\n  bulkhead info\n  bulkhead info --model minilm\n"
         "\nExit status: 0 done, 1 failed, 3 no daemon answers.");
-    info->callback([&session] { session.command = [&session] { return show_info(session); }; });
+    info->callback([&session, model] { session.command = [&session, model] { return show_info(session, *model); }; });
 }
 
 void add_crashes(CLI::App& app, Session& session) {

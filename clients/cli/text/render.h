@@ -41,6 +41,8 @@ namespace bulkhead::cli {
 [[nodiscard]] std::string render_loaded(const boost::json::array& models, Style style);
 [[nodiscard]] std::string render_receipts(const boost::json::array& receipts, Style style);
 [[nodiscard]] std::string render_info(const boost::json::value& info, Style style);
+/// As a worker describes them: inputs, parameters and outputs of each, a line each.
+[[nodiscard]] std::string render_methods(const boost::json::object& methods, Style style);
 [[nodiscard]] std::string render_why(const boost::json::value& why, Style style);
 [[nodiscard]] std::string render_crashes(const boost::json::array& reports, Style style);
 /// Reports that could not be written.

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from typing import Any, Callable
@@ -19,15 +20,17 @@ from daemon import Daemon
 
 ENGINES = Path(__file__).resolve().parent / "engines"
 BAD = ENGINES / "bad.py"
+PAGE = ENGINES.parents[3] / "docs/python-engines.md"
 
 
-def fleet() -> str:
+def fleet(example: Path) -> str:
     def model(name: str, engine: str, load: str = "", more: str = "") -> str:
         return f"  {name}: {{runtime: python, engine: \"{ENGINES}/{engine}\", interpreter: {sys.executable}, options: {{load: \"{load}\"}}{more}}}\n"
 
     short = ", deadlines: {load: 1s, request: 1s, drain: 2s, kill: 500ms}"
     models = [
         model("good", "bad.py:Bad"), model("short", "bad.py:Bad", more=short), model("long", "bad.py:Bad", more=", deadlines: {request: 20s}"),
+        f"  beeper: {{runtime: python, engine: \"{example}:Beeper\", interpreter: {sys.executable}, options: {{rate: 8000}}}}\n",
         model("unimportable", "unimportable.py:Engine"), model("broken", "broken.py:Engine"), model("undeclared", "bad.py:Undeclared"),
         model("unknown", "bad.py:Absent"), model("no-interpreter", "bad.py:Bad", more=", environment: {PATH: /nowhere}").replace(
             f" interpreter: {sys.executable},", ""),
@@ -44,7 +47,11 @@ def line_of(text: str) -> int:
 class Engines(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        cls.daemon = Daemon(fleet())
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        example = Path(folder.name, "beeper.py")
+        example.write_text(re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1])  # type: ignore[index]
+        cls.daemon = Daemon(fleet(example))
         cls.addClassCleanup(cls.daemon.stop)
 
     def setUp(self) -> None:
@@ -74,6 +81,11 @@ class Engines(unittest.TestCase):
         replies = [(reply["audio"].tolist(), reply.values_json) for reply in self.client.stream("good", method="stream", parts=3)]
         self.assertEqual(replies, [([0.0, 0.0], {"part": 0}), ([1.0, 1.0], {"part": 1}), ([2.0, 2.0], {"part": 2}), ([0.0, 1.0, 2.0], {"parts": 3})])
         self.assertEqual(self.client.infer("good", method="stream", parts=2)["audio"].tolist(), [0.0, 1.0])
+
+    def test_the_pages_example_beeps(self) -> None:
+        *parts, whole = self.client.stream("beeper", method="speak", text="hi")
+        self.assertEqual([part["audio"].shape for part in (*parts, whole)], [(1, 800), (1, 800), (1, 1600)])
+        self.assertEqual(whole["audio"].tolist()[0], [sample for part in parts for sample in part["audio"].tolist()[0]])
 
     def test_progress_of_a_request_is_a_part(self) -> None:
         told = [reply.values_json["progress"] for reply in self.client.stream("good", method="stream", parts=1, ticks=5) if "progress" in reply.values_json]

@@ -34,6 +34,21 @@ TEST(Times, HaveTheUnitThatSuitsThem) {
     EXPECT_EQ(uptime_text(90'000), "1d 1h");
 }
 
+TEST(Methods, AreShownWithTypesBoundsAndDescriptions) {
+    const auto methods = boost::json::parse(R"({"speak": {"description": "Says it.", "streams": true,
+        "inputs": [{"name": "reference", "dtype": "float32", "shape": ["channels=1..2", "n=1..9223372036854775807"],
+                    "optional": true}],
+        "parameters": [{"name": "rate", "type": "number", "default": 1.0, "minimum": 0, "maximum": 2, "step": 0.5},
+                       {"name": "kind", "type": "string", "choices": ["a", "b"], "default": "a",
+                        "description": "Which\u001b one."}],
+        "outputs": [{"name": "audio", "dtype": "float32", "shape": [1]}]}})");
+    const std::string text = render_methods(methods.as_object(), plain);
+    for (const char* words :
+         {"speak", "streams", "Says it.", "float32 [channels=1..2, n=1..], optional", "number, 0 to 2 in steps of 0.5",
+          "default 1", "string, one of: a, b, default \"a\"", "Which? one.", "float32 [1]"})
+        EXPECT_THAT(text, HasSubstr(words));
+}
+
 TEST(Errors, SayAttemptCodeAndRemedy) {
     const Error error{ErrorCode::model_unknown, "model \"x\"", "see `bulkhead ps`"};
     EXPECT_EQ(render_error(error, false, plain), "error: model \"x\" (model_unknown)\n  see `bulkhead ps`\n");

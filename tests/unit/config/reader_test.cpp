@@ -179,6 +179,23 @@ TEST(Reader, ReadsGeneratingModelsAndTellsThemToWorkers) {
     for (const ModelSpec& model : read.fleet.models) EXPECT_EQ(model_from_json(to_json(model)).value(), model);
 }
 
+TEST(Reader, ReadsEnginesInPythonAndTellsThemToWorkers) {
+    const ReadFleet read = read_fleet(examples / "good/python.yaml");
+    ASSERT_THAT(texts(read), IsEmpty());
+    const ModelSpec& module = read.fleet.models.at(0);
+    EXPECT_EQ(module.runtime, Runtime::python);
+    EXPECT_EQ(module.python, (PythonSpec{"bulkhead.engines.small_voice:SmallVoice", {}, {}}));
+    EXPECT_TRUE(module.file.empty());
+    const ModelSpec& file = read.fleet.models.at(1);
+    EXPECT_EQ(file.file, examples / "models/engine.py");
+    EXPECT_EQ(file.python.engine, (examples / "models/engine.py").string() + ":Engine");
+    EXPECT_EQ(file.python.interpreter, examples / "models/a.pt");
+    EXPECT_EQ(file.python.options,
+              boost::json::parse(R"({"text":"1","whole":1,"part":2.5,"on":true,"none":null,"list":[1,{"deep":"x"}]})")
+                  .as_object());
+    for (const ModelSpec& model : read.fleet.models) EXPECT_EQ(model_from_json(to_json(model)).value(), model);
+}
+
 TEST(Reader, ReadsEveryKey) {
     const ReadFleet read = read_fleet(examples / "good/everything.yaml");
     ASSERT_THAT(texts(read), IsEmpty());

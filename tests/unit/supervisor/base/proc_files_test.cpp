@@ -178,6 +178,23 @@ TEST(WorkerLaunch, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
                                               "BULKHEAD_SOCKET=/run/s", "BULKHEAD_CACHE=/cache"));
 }
 
+TEST(WorkerLaunch, AnEngineInPythonIsRunByItsInterpreterAndElseByPython3OnPath) {
+    const std::filesystem::path start = std::filesystem::path{BULKHEAD_SOURCE_DIR} / "clients/python/bulkhead/worker/start.py";
+    WorkerLaunch launch{"/bin/w", "tok", "/run/s", "/cache", {"PATH=/nowhere:/usr/bin:/bin"}, start};
+    config::ModelSpec spec;
+    EXPECT_THAT(launch.command(spec).value(), testing::ElementsAre("/bin/w"));
+    spec.runtime = config::Runtime::python;
+    spec.python = {"m:Engine", "/bin/sh", {}};
+    EXPECT_THAT(launch.command(spec).value(), testing::ElementsAre("/bin/sh", "-u", start.string()));
+    spec.python.interpreter = "/etc/hostname";
+    EXPECT_THAT(launch.command(spec).error().attempt, testing::HasSubstr("/etc/hostname cannot be executed"));
+    spec.python.interpreter.clear();
+    spec.environment["PATH"] = "/nowhere";
+    EXPECT_THAT(launch.command(spec).error().attempt, testing::HasSubstr("no python3 on PATH (/nowhere)"));
+    launch.python_start = "/nowhere/start.py";
+    EXPECT_EQ(launch.command(spec).error().code, ErrorCode::config_invalid);
+}
+
 TEST(WorkerLaunch, SecretsOfTheDaemonAreNotInherited) {
     const char* const environment[] = {
         "PATH=/bin", "AWS_SECRET_ACCESS_KEY=x", "LC_ALL=C", "BULKHEAD_SOCKET=/s", "PATHOLOGY=1", "odd", nullptr};

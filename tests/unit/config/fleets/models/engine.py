@@ -1,0 +1,1 @@
+# An engine; config tests look only whether it is there.

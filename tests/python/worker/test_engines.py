@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import re
+import select
 import signal
 import sys
 import tempfile
@@ -42,6 +43,22 @@ def fleet(example: Path) -> str:
 
 def line_of(text: str) -> int:
     return next(number for number, line in enumerate(BAD.read_text().splitlines(), 1) if text in line)
+
+
+class WithoutAKeeper(unittest.TestCase):
+    def test_the_worker_ends_with_its_keeper_also_while_its_engine_holds_the_lock(self) -> None:
+        own = Daemon(f"version: 1\nmodels:\n  bad: {{runtime: python, engine: \"{BAD}:Bad\", interpreter: {sys.executable}, device: cpu}}\n")
+        self.addCleanup(own.folder.cleanup)
+        with bulkhead.connect(own.socket) as client, client.open("bad") as channel:
+            (row,) = client.ps()
+            worker = os.pidfd_open(row["pid"])
+            self.addCleanup(os.close, worker)
+            request = channel.submit(method="act", what="hold", seconds=60)
+            os.kill(client.info()["keeper_pid"], signal.SIGKILL)
+            self.assertTrue(select.select([worker], [], [], 20)[0])
+            with self.assertRaises(bulkhead.Error) as caught:
+                channel.wait(request)
+        self.assertEqual(caught.exception.code, "worker_lost")
 
 
 class Engines(unittest.TestCase):

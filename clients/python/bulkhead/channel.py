@@ -10,6 +10,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
+from . import descriptors
 from .errors import Error, checked_deadline
 from .layout import LIMITS
 from .memory import CPU
@@ -43,7 +44,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 def receive(sock: socket.socket, core: ChannelCore) -> None:
     """One packet into the core. Raises BlockingIOError when there is none."""
     try:
-        data, fds, flags, _ = socket.recv_fds(sock, LIMITS["packet_bytes_max"], 4)
+        data, fds, flags = descriptors.receive(sock, LIMITS["packet_bytes_max"], 4)
     except (BlockingIOError, InterruptedError):
         raise
     except OSError as error:

@@ -16,6 +16,7 @@ from .control_lines import (
     ABSENCE_SECONDS, FDS_MAX, RECONNECT_PAUSE_MAX_SECONDS, RECONNECT_PAUSE_SECONDS, Call, ControlLines, Gone, Lost, NotSent,
     connecting_failed, find_socket, new_lines, nobody_answers, resumed,
 )  # fmt: skip
+from .descriptors import receive
 from .errors import Error, checked_deadline
 
 __all__ = ["Control", "Notifications", "find_socket"]
@@ -64,7 +65,7 @@ class _Connection:
                 if left <= 0 or not poll.poll(left * 1000 + 1):
                     raise Error("deadline_exceeded", "waiting for the daemon's answer", "allow more time")
             try:
-                data, fds, _, _ = socket.recv_fds(self._socket, 65536, FDS_MAX)
+                data, fds, _ = receive(self._socket, 65536, FDS_MAX)
             except OSError:
                 raise Lost from None
             self.lines.feed(data, fds)

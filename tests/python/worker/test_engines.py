@@ -217,6 +217,14 @@ class Engines(unittest.TestCase):
         self.assertEqual(self.act("fork")["audio"].tolist(), [0.0])
         self.serves()
 
+    def test_a_program_that_it_starts_gets_none_of_the_workers_descriptors(self) -> None:
+        with self.client.open("good") as channel:
+            child = channel.infer(method="act", what="spawn").values_json["child"]
+        held = [f"{entry.name} {os.readlink(entry)}" for entry in Path(f"/proc/{child}/fd").iterdir()]
+        self.assertFalse([one for one in held if "socket:" in one or "memfd:" in one], held)
+        self.client.unload("good")
+        self.assertFalse(Path(f"/proc/{child}").exists())
+
     def test_a_request_may_hold_the_lock_for_as_long_as_it_may_run(self) -> None:
         self.client.load("long")
         pid = self.row("long")["pid"]

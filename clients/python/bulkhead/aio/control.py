@@ -13,6 +13,7 @@ from ..control_lines import (
     ABSENCE_SECONDS, FDS_MAX, RECONNECT_PAUSE_MAX_SECONDS, RECONNECT_PAUSE_SECONDS, Call, ControlLines, Gone, Lost, NotSent,
     connecting_failed, new_lines, nobody_answers, resumed,
 )  # fmt: skip
+from ..descriptors import receive
 from ..errors import Error
 
 Answer = tuple[Any, list[int]]
@@ -91,7 +92,7 @@ class _Connection:
 
     def _read(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self._socket, 65536, FDS_MAX)
+            data, fds, _ = receive(self._socket, 65536, FDS_MAX)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

@@ -10,6 +10,8 @@ import time
 from collections import deque
 from typing import Callable, Sequence
 
+from ..descriptors import receive
+
 OUTBOX_MAX = 256  #: packets that wait for one peer, beside what its socket holds
 PACKETS_PER_TURN = 32  #: of one socket, before others have their turn
 PACKET_BYTES_MAX = 65536
@@ -145,7 +147,7 @@ class PacketStream:
             if not self.is_open:
                 return
             try:
-                data, fds, flags, _ = socket.recv_fds(self._socket, PACKET_BYTES_MAX, self._fds_max)
+                data, fds, flags = receive(self._socket, PACKET_BYTES_MAX, self._fds_max)
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionResetError:

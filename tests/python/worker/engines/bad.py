@@ -96,7 +96,8 @@ class Bad:
         if what == "fork" and os.fork() == 0:
             return {"audio": numpy.ones(1, "float32")}  # the child goes back as if it were the worker
         if what == "spawn":
-            _kept.append(os.posix_spawn("/bin/sleep", ["sleep", "600"], {}))
+            child = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
+            return Result(audio=numpy.zeros(1, "float32"), values={"child": child})
         if what == "close":
             os.close(1)
             os.close(2)

@@ -1,0 +1,16 @@
+"""Packets with descriptors, which a program that this process starts does not inherit."""
+
+from __future__ import annotations
+
+import array
+import socket
+
+
+def receive(sock: socket.socket, bytes_max: int, fds_max: int) -> tuple[bytes, list[int], int]:
+    """Data, descriptors, which are the caller's, and flags of one packet. ``socket.recv_fds`` takes no MSG_CMSG_CLOEXEC."""
+    fds = array.array("i")
+    data, ancillary, flags, _ = sock.recvmsg(bytes_max, socket.CMSG_LEN(fds_max * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, list(fds), flags

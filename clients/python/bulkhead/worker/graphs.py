@@ -6,6 +6,7 @@ process is the unload. Used on the main thread; ``report`` on any.
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any, Callable, Mapping, Sequence
 
@@ -214,6 +215,7 @@ class Graphs:
                 fn(**bucket.arguments)
         main.wait_stream(side)
         cuda.synchronize()
+        gc.collect()  # a tensor that is freed within a capture would break it
         cuda.empty_cache()  # what the warm-up used is free for the pool
         before = cuda.memory_reserved()
         graph = cuda.CUDAGraph()

@@ -179,7 +179,7 @@ TEST(WorkerLaunch, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
 }
 
 TEST(WorkerLaunch, AnEngineInPythonIsRunByItsInterpreterAndElseByPython3OnPath) {
-    const std::filesystem::path start = std::filesystem::path{BULKHEAD_SOURCE_DIR} / "clients/python/bulkhead/worker/start.py";
+    const std::filesystem::path start = BULKHEAD_SOURCE_DIR "/clients/python/bulkhead/worker/start.py";
     WorkerLaunch launch{"/bin/w", "tok", "/run/s", "/cache", {"PATH=/nowhere:/usr/bin:/bin"}, start};
     config::ModelSpec spec;
     EXPECT_THAT(launch.command(spec).value(), testing::ElementsAre("/bin/w"));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import tempfile
 import uuid
@@ -91,12 +92,17 @@ class MinimalDaemon:
         with open(here / "daemon.out", "w") as out:
             self.keeper = subprocess.Popen([str(MINIMAL / "bulkheadd"), "--socket", self.socket, str(self.fleet)], env=environment,
                                            stdout=out, stderr=subprocess.STDOUT)  # fmt: skip
-        while not os.path.exists(self.socket):
+        while not self._listens():
             try:
                 self.keeper.wait(0.01)
             except subprocess.TimeoutExpired:
                 continue
             raise RuntimeError((here / "daemon.out").read_text())
+
+    def _listens(self) -> bool:
+        """The file of a socket is there before it can be connected to."""
+        with socket.socket(socket.AF_UNIX) as one:
+            return one.connect_ex(self.socket) == 0
 
     def prepare(self, here: Path) -> dict[str, str]:
         """Writes the fleet file; what the daemon's environment has besides."""

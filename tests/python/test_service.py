@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,11 @@ LONG = "A sentence that takes a minute to say. " * 100
 
 
 def wav(samples: np.ndarray, rate: int) -> bytes:
-    pcm = (samples * 32767).astype("<i2").tobytes()
-    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
-    return struct.pack("<4sI4s", b"RIFF", 36 + len(pcm), b"WAVE") + form + struct.pack("<4sI", b"data", len(pcm)) + pcm
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, rate, 0, "NONE", ""))
+        out.writeframes((samples * 32767).astype("<i2").tobytes())
+    return file.getvalue()
 
 
 def pcm_of(sound: np.ndarray) -> bytes:

@@ -39,6 +39,7 @@ SPEECH = os.environ.get("SPEECH_MODEL", "speech")
 VISION = os.environ.get("VISION_MODEL", "vision")
 UPLOAD_BYTES_MAX = 32 << 20
 VOICES_MAX = 64
+PIECES_MAX = 8192  #: of an answer, that wait for a slow listener
 STATUS = {"input_invalid": 422, "model_unknown": 404, "queue_full": 503, "worker_lost": 503, "worker_draining": 503,
           "model_quarantined": 503, "not_running": 503, "deadline_exceeded": 504, "out_of_memory": 507}  # fmt: skip
 
@@ -116,14 +117,38 @@ async def progress(request: Request) -> StreamingResponse:
 
 async def streamed(content: AsyncIterator[bytes], media_type: str) -> StreamingResponse:
     """Begins when the model has given something: what fails before has an HTTP status of its own."""
-    first = await anext(content)
+    pieces = read_ahead(content)
+    first = await anext(pieces)
 
     async def whole() -> AsyncIterator[bytes]:
         yield first
-        async for piece in content:
+        async for piece in pieces:
             yield piece
 
     return StreamingResponse(whole(), media_type=media_type)
+
+
+async def read_ahead(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Takes what a model gives at once, however slow the listener's network is: a worker cancels a stream that is not read."""
+    queue: asyncio.Queue[bytes | bulkhead.Error | None] = asyncio.Queue(PIECES_MAX)
+
+    async def read() -> None:
+        end = None
+        try:
+            async for piece in content:
+                await queue.put(piece)
+        except bulkhead.Error as error:
+            end = error
+        await queue.put(end)
+
+    reading = asyncio.create_task(read())
+    try:
+        while isinstance(piece := await queue.get(), bytes):
+            yield piece
+    finally:
+        reading.cancel()
+    if piece is not None:
+        raise piece
 
 
 async def spoken(parts: AsyncIterator[bulkhead.Reply]) -> AsyncIterator[bytes]:

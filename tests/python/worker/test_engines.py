@@ -104,6 +104,14 @@ class Engines(unittest.TestCase):
         self.assertEqual([part["audio"].shape for part in (*parts, whole)], [(1, 800), (1, 800), (1, 1600)])
         self.assertEqual(whole["audio"].tolist()[0], [sample for part in parts for sample in part["audio"].tolist()[0]])
 
+    def test_a_client_that_reads_late_gets_every_part(self) -> None:
+        with self.client.open("good") as channel:
+            request = channel.submit(method="stream", parts=300)
+            self.client.infer("good", method="ended")  # answered after the last part was made
+            *parts, whole = channel.stream(request)
+        self.assertEqual([part.values_json["part"] for part in parts], list(range(300)))
+        self.assertEqual(whole.values_json, {"parts": 300})
+
     def test_progress_of_a_request_is_a_part(self) -> None:
         told = [reply.values_json["progress"] for reply in self.client.stream("good", method="stream", parts=1, ticks=5) if "progress" in reply.values_json]
         self.assertEqual(told[0], {"done": 0, "total": 5, "detail": "ticking"})

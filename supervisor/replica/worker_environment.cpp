@@ -93,10 +93,10 @@ std::vector<std::string> WorkerLaunch::environment(const WorkerName& worker, con
 Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& spec) const {
     if (spec.runtime != config::Runtime::python) {
         if (std::error_code ec; !std::filesystem::exists(program, ec))
-            return Error{ErrorCode::config_invalid,
-                         fmt::format("starting a worker of {}: there is no {}", spec.name, program),
-                         "install the wheel bulkhead-gpu-torch beside bulkhead-gpu, or put there what a build with LibTorch "
-                         "makes: `torchscript`, `aoti` and `generate` need it"};
+            return Error{
+                ErrorCode::config_invalid, fmt::format("starting a worker of {}: there is no {}", spec.name, program),
+                "install the wheel bulkhead-gpu-torch beside bulkhead-gpu, or put there what a build with LibTorch "
+                "makes: `torchscript`, `aoti` and `generate` need it"};
         return std::vector{program};
     }
     const auto starting = [&] { return fmt::format("starting engine {}", spec.python.engine); };
@@ -108,9 +108,10 @@ Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& 
     if (interpreter.empty()) {
         const auto declared = spec.environment.find("PATH");
         // A venv with the wheel has its Python beside our programs, and need not be activated.
-        const std::string path = declared != spec.environment.end()
-                                     ? declared->second
-                                     : std::filesystem::path{program}.parent_path().string() + ":" + value_of(inherited, "PATH");
+        const std::string path =
+            declared != spec.environment.end()
+                ? declared->second
+                : std::filesystem::path{program}.parent_path().string() + ":" + value_of(inherited, "PATH");
         const auto found = find_program(path, "python3");
         if (!found)
             return Error{ErrorCode::config_invalid, fmt::format("{}: no python3 on PATH ({})", starting(), path),

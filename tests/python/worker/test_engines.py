@@ -153,7 +153,7 @@ class Engines(unittest.TestCase):
             ("broken", "config_invalid", f"KeyError: 'b' ({ENGINES}/broken.py:4)"),
             ("undeclared", "config_invalid", "class Undeclared has no function with @bulkhead.engine.method"),
             ("unknown", "config_invalid", "has no class Absent"),
-            ("no-interpreter", "config_invalid", "no python3 on PATH (/nowhere)"),
+            ("no-interpreter", "config_invalid", "no python3 in /nowhere"),
             ("load-missing", "load_failed", "no folder /models/voice"),
             ("load-import", "load_failed", "No module named 'no_such_module'"),
         ):

@@ -192,7 +192,7 @@ TEST(WorkerLaunch, AnEngineInPythonIsRunByItsInterpreterAndElseByPython3OnPath) 
     EXPECT_THAT(launch.command(spec).error().attempt, testing::HasSubstr("/etc/hostname cannot be executed"));
     spec.python.interpreter.clear();
     spec.environment["PATH"] = "/nowhere";
-    EXPECT_THAT(launch.command(spec).error().attempt, testing::HasSubstr("no python3 on PATH (/nowhere)"));
+    EXPECT_THAT(launch.command(spec).error().attempt, testing::HasSubstr("no python3 in /nowhere"));
     launch.python_start = "/nowhere/start.py";
     EXPECT_EQ(launch.command(spec).error().code, ErrorCode::config_invalid);
 }

@@ -222,7 +222,8 @@ class Engines(unittest.TestCase):
         self.serves()
 
     def test_a_forked_child_that_returns_is_ended_and_answers_nothing(self) -> None:
-        self.assertEqual(self.act("fork")["audio"].tolist(), [0.0])
+        answer = self.act("fork")
+        self.assertEqual((answer["audio"].tolist(), answer.values_json), ([0.0], {"status": 0}))
         self.serves()
 
     def test_a_program_that_it_starts_gets_none_of_the_workers_descriptors(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import unittest
 from typing import Any
+from unittest import mock
 
 import torch
 from bulkhead.engine import LocalContext
 from bulkhead.errors import Error
 from bulkhead.worker.graphs import Graphs
+from bulkhead.worker.host import device_name
 from fake_cuda import FakeCuda
 
 WARM = ["side waits for main", "fn on side", "fn on side", "fn on side", "main waits for side", "synchronize", "empty_cache",
@@ -114,6 +117,14 @@ class OnTheStandIn(unittest.TestCase):
         self.assertEqual(double(x=torch.ones(1, 4)).tolist(), [[2.0] * 4])
         self.assertEqual(self.cuda.calls, ["fn on main"])
         self.assertEqual(graphs.report(), {"mode": "off", "pool_bytes": 0, "buckets": [], "eager": {"graphs_off": 1}, "reserved_bytes": 0})
+
+
+class OnAGpuWithoutTorch(unittest.TestCase):
+    def test_nothing_imports_it_before_the_engine_does(self) -> None:
+        with mock.patch.dict(sys.modules, torch=None):
+            self.assertEqual(Graphs("cuda", "preferred").report(), {"mode": "eager", "pool_bytes": 0, "buckets": [], "eager": {}})
+            self.assertEqual(device_name("cuda"), "cuda")
+        self.assertEqual(device_name("cuda"), "cuda", "torch is there, and uses no GPU")
 
 
 class OnACpu(unittest.TestCase):

@@ -7,6 +7,7 @@ process is the unload. Used on the main thread; ``report`` on any.
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from typing import Any, Callable, Mapping, Sequence
 
@@ -137,10 +138,6 @@ class Graphs:
     """
 
     def __init__(self, device: str, mode: str, *, progress: Callable[[int, int, str], None] | None = None, cuda: Any = None) -> None:
-        if cuda is None and device != "cpu":
-            import torch
-
-            cuda = torch.cuda
         self.mode = mode
         self._device, self._cuda, self._progress = device, cuda, progress
         self._pool: Any = None
@@ -156,6 +153,10 @@ class Graphs:
         name = name or getattr(fn, "__qualname__", type(fn).__name__)
         if self.mode == "off":
             return Graphed(self, fn, name, [], padding)
+        if self._cuda is None and self._device != "cpu":  # not sooner: an engine on a GPU may do without torch
+            import torch
+
+            self._cuda = torch.cuda
         made = sorted((Bucket(one, self._device) for one in buckets), key=lambda bucket: -bucket.elements)
         if self._cuda is not None:
             for done, bucket in enumerate(made):
@@ -181,8 +182,11 @@ class Graphs:
         }
         if self._failures:
             report["failures"] = list(self._failures)
-        if self._cuda is not None:
-            report["reserved_bytes"] = self._cuda.memory_reserved()
+        cuda = self._cuda
+        if cuda is None and self._device != "cpu":
+            cuda = getattr(sys.modules.get("torch"), "cuda", None)  # None before the engine has imported it
+        if reserved := getattr(cuda, "memory_reserved", None):
+            report["reserved_bytes"] = reserved()
         return report
 
     def _report_progress(self, done: int, total: int, detail: str) -> None:

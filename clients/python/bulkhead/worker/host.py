@@ -77,10 +77,7 @@ class Host:
     def run_forever(self) -> None:
         """The main thread's life; it ends with the process."""
         while True:
-            job = self._jobs.get()
-            job()
-            if os.getpid() != self._pid:
-                os._exit(0)  # a child that the engine forked, and that came back here: the worker is its parent
+            self._jobs.get()()
 
     def load(self, text: str, context: WorkerContext, wait_for_grant: Callable[[], None]) -> tuple[Error | None, int]:
         """The error and the exit status of a load that failed."""
@@ -91,8 +88,8 @@ class Host:
             self.engine = import_engine(text)
             if context.device != "cpu":
                 wait_for_grant()  # before the first allocation; importing makes none
-            self._object = self.engine.type()
-            self._object.load(context)
+            self._object = self._by_worker(self.engine.type)
+            self._by_worker(lambda: self._object.load(context))
             return None, 0
         except BaseException as error:  # noqa: BLE001  sys.exit() of an engine is no exit of its worker
             self._print(error)
@@ -126,7 +123,7 @@ class Host:
         if callable(unload):
             self._begin("unloading")
             try:
-                unload()
+                self._by_worker(unload)
             except BaseException as error:  # noqa: BLE001  the process ends in any case
                 self._print(error)
             finally:
@@ -134,7 +131,7 @@ class Host:
 
     def _call(self, request: Request) -> object:
         arguments = {name: self._argument(request, name, value) for name, value in request.arguments.items()}
-        returned = getattr(self._object, request.method.name)(**arguments)
+        returned = self._by_worker(lambda: getattr(self._object, request.method.name)(**arguments))
         return self._stream(request, returned) if request.method.streams else returned
 
     @staticmethod
@@ -148,7 +145,7 @@ class Host:
         try:
             while True:
                 try:
-                    part = next(parts)
+                    part = self._by_worker(lambda: next(parts))
                 except StopIteration as end:
                     return end.value
                 self.context.check()
@@ -158,6 +155,15 @@ class Host:
                     request.session.post_part(request, *results.write(request, part, whole=False))
         finally:
             parts.close()
+
+    def _by_worker(self, call: Callable[[], Any]) -> Any:
+        """What the engine's code gives. A child that it forked, and that comes back here, ends: the worker is its parent, and has
+        the memory that an answer goes to, which is not mapped in the child."""
+        try:
+            return call()
+        finally:
+            if os.getpid() != self._pid:
+                os._exit(0)
 
     def _begin(self, text: str) -> None:
         if self._page is not None:
@@ -181,6 +187,6 @@ def torch_version() -> str:
 
 def device_name(device: str) -> str:
     torch = sys.modules.get("torch")
-    if device == "cpu" or torch is None:
+    if device == "cpu" or torch is None or not torch.cuda.is_initialized():  # an engine may use the GPU by other ways
         return device
     return str(torch.cuda.get_device_name(0))

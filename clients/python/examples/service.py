@@ -130,14 +130,14 @@ async def streamed(content: AsyncIterator[bytes], media_type: str) -> StreamingR
 
 async def read_ahead(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Takes what a model gives at once, however slow the listener's network is: a worker cancels a stream that is not read."""
-    queue: asyncio.Queue[bytes | bulkhead.Error | None] = asyncio.Queue(PIECES_MAX)
+    queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(PIECES_MAX)
 
     async def read() -> None:
         end = None
         try:
             async for piece in content:
                 await queue.put(piece)
-        except bulkhead.Error as error:
+        except Exception as error:  # whatever it is, the listener's
             end = error
         await queue.put(end)
 

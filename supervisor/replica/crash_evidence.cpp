@@ -33,7 +33,6 @@ void CrashEvidence::note_running(const WorkerPageView* page, bool was_ready, boo
         report.request_unknown =
             adopting ? "the supervisor that watched it was gone" : "it has no page that would tell";
     if (page == nullptr || page->running_since_ns() == 0) return;
-    was_running = true;
     std::string& what = was_ready ? report.request : load_phase;
     what = page->request();
     what.erase(what.find_last_not_of(' ') + 1);
@@ -78,7 +77,7 @@ std::string CrashEvidence::cause(const std::optional<ProcessExit>& exit) const {
         cause = fmt::format("{} ({})", lost_by, how);
     }
     // The backtrace of a process that was aborted while it ran nothing shows where it waits: nothing is to blame.
-    const bool was_idle = aborted && !was_running;
+    const bool was_idle = first_sign == FirstSign::hung && report.request.empty() && load_phase.empty();
     if (const std::string where = was_idle ? "" : culprit(report.backtrace); !where.empty()) cause += " in " + where;
     if (!load_phase.empty())
         cause += load_phase == "loading" ? " while loading" : fmt::format(" while loading ({})", load_phase);

@@ -27,13 +27,11 @@ inline constexpr const char* main_thread_ended = "its main thread ended";
 struct CrashEvidence {
     FirstSign first_sign = FirstSign::none;
     std::string lost_by;                             ///< the first sign, in words
-    WorkerState lost_in{};                           ///< the state at the first sign
-    bool aborted = false;                            ///< SIGABRT was sent, for a backtrace
+    std::optional<WorkerState> lost_in;              ///< the state at the first sign
     std::optional<std::uint64_t> machine_oom_kills;  ///< when it was started
 
-    CrashReport report;        ///< as far as it is known: when, what ran, its last words
-    bool was_running = false;  ///< a request or a load
-    std::string load_phase;    ///< that ran before it was ready
+    CrashReport report;      ///< as far as it is known: when, what ran, its last words
+    std::string load_phase;  ///< that ran before it was ready
     /// Host memory while there still was some; 0: not known. Written and read off the loop.
     std::shared_ptr<std::atomic<std::uint64_t>> host_bytes = std::make_shared<std::atomic<std::uint64_t>>(0);
 

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int exit_config_invalid = 78;
 
-bool is_asked_to_end(const ExitFacts& facts) { return facts.unload_asked || facts.replacing; }
+bool is_asked_to_end(const ExitFacts& facts) { return facts.end_asked != EndAsked::no; }
 
 bool is_own_signal(const ExitFacts& facts) {
     return (facts.exit->number == SIGTERM && facts.escalation >= Escalation::sigterm) ||
@@ -57,16 +57,17 @@ ExitOutcome outcome_of(const ExitFacts& facts) {
 
     outcome.ended = ended_of(facts, lost);
     const bool ended_itself = !by_signal || facts.escalation != Escalation::none;
-    outcome.writes_report =
-        exit && outcome.ended == Ended::crashed && (!facts.failure || !ended_itself || facts.aborted);
+    outcome.writes_report = exit && outcome.ended == Ended::crashed &&
+                            (!facts.failure || !ended_itself || facts.first_sign == FirstSign::hung);
     outcome.unexplained_kill = by_signal && exit->number == SIGKILL && silent;
 
     // A signal that was sent to a process whose end had been noticed before did not end it.
     const bool by_other_signal =
         by_signal && (exit->number == SIGKILL || exit->number == SIGTERM) && (silent || !is_own_signal(facts));
     outcome.gives_up_graphs = lost && facts.was_capturing && exit && !facts.failure && !by_other_signal &&
-                              facts.graphs_preferred && !facts.unload_asked;
-    outcome.fails_loads = !exit || (!facts.was_ready && !outcome.gives_up_graphs && !facts.replacing);
+                              facts.graphs_preferred && facts.end_asked != EndAsked::unload;
+    outcome.fails_loads =
+        !exit || (!facts.was_ready && !outcome.gives_up_graphs && facts.end_asked != EndAsked::replacement);
 
     if (is_asked_to_end(facts)) {
         outcome.ending = Ending::asked;

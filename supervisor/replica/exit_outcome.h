@@ -15,12 +15,10 @@ namespace bulkhead::supervisor {
 struct ExitFacts {
     WorkerState state{};              ///< when the end became known
     std::optional<ProcessExit> exit;  ///< empty: no process was started, or it is not reaped
-    bool unload_asked = false;
-    bool replacing = false;      ///< drained so that a process of another declaration takes its place
+    EndAsked end_asked = EndAsked::no;
     bool drain_asked = false;
     bool drain_overdue = false;  ///< its drain deadline has passed
     Escalation escalation = Escalation::none;
-    bool aborted = false;  ///< SIGABRT was sent, for a backtrace
     FirstSign first_sign = FirstSign::none;
     bool was_capturing = false;  ///< at the first sign, or now if there was none
     bool was_ready = false;

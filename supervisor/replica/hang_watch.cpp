@@ -15,8 +15,10 @@ void HangWatch::serves(Time now, bool busy, const std::optional<Reading>& page) 
     if (budgets_.watchdog > Duration::zero() && !watchdog_at_) watchdog_at_ = now + budgets_.watchdog;
 }
 
-void HangWatch::asked(Time now) {
-    if (!asked_at_) asked_at_ = now;
+bool HangWatch::ask(Time now) {
+    if (asked_at_) return false;
+    asked_at_ = now;
+    return true;
 }
 
 std::optional<HangWatch::Time> HangWatch::due() const {

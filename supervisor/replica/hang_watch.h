@@ -39,8 +39,8 @@ public:
 
     /// It serves from now on, or became busy, or idle. `page`: empty for a worker that has none.
     void serves(Time now, bool busy, const std::optional<Reading>& page);
-    /// A question was sent. While one is open, another changes nothing.
-    void asked(Time now);
+    /// False: a question is open already, and another is not sent.
+    bool ask(Time now);
     void answered() { asked_at_.reset(); }
 
     [[nodiscard]] std::optional<Time> due() const;

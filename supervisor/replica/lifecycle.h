@@ -108,6 +108,13 @@ static_assert(!next(WorkerState::crashed, WorkerEvent::spawn_asked), "a crash is
 static_assert(!next(WorkerState::quarantined, WorkerEvent::spawn_asked), "only a person lifts a quarantine");
 static_assert(!next(WorkerState::reclaiming, WorkerEvent::exited), "a process is reaped once");
 
+/// Why a process shall end, where that was asked for.
+enum class EndAsked : std::uint8_t {
+    no,
+    replacement,  ///< one of another declaration takes its place
+    unload,       ///< and no other shall follow
+};
+
 /// The hardest means by which a process was asked to end so far.
 enum class Escalation : std::uint8_t { none, sigterm, sigkill, sigkill_past_keeper };
 
@@ -125,6 +132,7 @@ enum class FirstSign : std::uint8_t {
     end,     ///< of its link, its main thread or the process: only the exit tells more
     dying,   ///< it named the signal that it dies of
     judged,  ///< by us: a failed load, a hang, a wrong answer
+    hung,    ///< judged, and SIGABRT was sent for a backtrace
 };
 
 }  // namespace bulkhead::supervisor

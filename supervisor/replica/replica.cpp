@@ -60,7 +60,7 @@ void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::
         return loaded(Error{ErrorCode::resources_exhausted, fmt::format("loading {}: it {}", name().place(), reason_),
                             "see `bulkhead gpus`"});
     if (state_ == WorkerState::quarantined) clear_crashes();  // a person's load
-    if (process_ && process_->given_up) return loaded(unending_error());
+    if (process_ && process_->given_up) return loaded(*process_->given_up);
 
     if (load_waiters_.size() >= limits::load_waiters_max)
         return loaded(Error{ErrorCode::queue_full,
@@ -92,19 +92,20 @@ void Replica::unload(OnUnloaded unloaded) {
     load_waiters_.fail(
         {ErrorCode::cancelled, fmt::format("loading {}: it was asked to unload", name().place()), "load it again"});
     policy_.unload_asked();
-    eager_reason_.clear();
+    history_.eager.clear();
     switch (state_) {
     case WorkerState::stopped:
-    case WorkerState::quarantined: return unload_exited(std::move(unloaded));
+    case WorkerState::quarantined: return exited_.wait(std::move(unloaded));
     case WorkerState::backoff:
         transition(WorkerEvent::stop_asked, "unload asked");
         end_record();
-        return unload_exited(std::move(unloaded));
+        return exited_.wait(std::move(unloaded));
     default: break;
     }
-    if (process_->given_up) return unloaded(unending_error());
+    if (process_->given_up) return unloaded(*process_->given_up);
     unload_waiters_.push_back(std::move(unloaded));
-    if (std::exchange(unload_asked_, true)) return;  // one end of a process is shared by all who ask for it
+    if (std::exchange(process_->end_asked, EndAsked::unload) == EndAsked::unload)
+        return;  // one end of a process is shared by all who ask for it
     remember();
     if (is_live(state_)) process_->end_began = Deadline::Clock::now();
     if (is_loading(state_)) {
@@ -112,13 +113,13 @@ void Replica::unload(OnUnloaded unloaded) {
         sample_then(&Replica::escalate);
     } else if (is_serving(state_)) {
         transition(WorkerEvent::drain_asked, "unload asked");
-        prepare_drain();
+        take_turn();
     }
 }
 
 void Replica::clear_crashes() {
     policy_.lifted();
-    eager_reason_.clear();
+    history_.eager.clear();
     if (can(WorkerEvent::lifted)) transition(WorkerEvent::lifted, "a person asked for a restart");
 }
 
@@ -150,12 +151,8 @@ Result<OpenedChannel> Replica::open_channel(const Client& client) {
 
 void Replica::ask_statistics(std::function<void()> answered) {
     if (!is_serving(state_) && state_ != WorkerState::draining) return answered();
-    statistics_waiter_ = std::move(answered);
+    process_->statistics_waiter = std::move(answered);
     ask_whether_it_lives();
-}
-
-void Replica::statistics_are_known() {
-    if (const auto answered = std::exchange(statistics_waiter_, nullptr)) answered();
 }
 
 Error Replica::quarantine_error() const {
@@ -175,9 +172,9 @@ json::object Replica::row() const {
         {"device", device_text_},
         {"host_bytes", has_process ? or_null(process_->memory.host_bytes) : json::value(nullptr)},
         {"gpu_bytes", has_process ? or_null(process_->memory.gpu_bytes) : json::value(nullptr)},
-        {"requests", past_requests_ + now.requests},
-        {"errors", past_errors_ + now.errors},
-        {"restarts", restarts_},
+        {"requests", history_.requests + now.requests},
+        {"errors", history_.errors + now.errors},
+        {"restarts", history_.restarts},
         {"generation", generation_},
         {"in_flight", now.in_flight},
         {"queued", now.queued},
@@ -195,7 +192,7 @@ json::value Replica::generate() const {
 
 json::object Replica::graphs() const {
     json::object graphs = process_ ? process_->statistics.graphs : json::object{};
-    if (!eager_reason_.empty()) graphs["degraded"] = "eager: " + eager_reason_;
+    if (!history_.eager.empty()) graphs["degraded"] = "eager: " + history_.eager;
     return graphs;
 }
 
@@ -221,7 +218,7 @@ std::string Replica::sentence() const {
                             limits::restart_unforgiven_max);
     if (state_ == WorkerState::quarantined)
         text += fmt::format("; `bulkhead load {}` lifts it when the cause is removed", spec_.name);
-    if (is_serving(state_) || is_loading(state_)) text += last_end_.past(restarts_);
+    if (is_serving(state_) || is_loading(state_)) text += last_end_.past(history_.restarts);
     if (const std::string lost = last_end_.report_lost(); !lost.empty())
         text += "; the report of its last crash is lost: " + lost;
     if (const std::string more = note(); !more.empty()) text += "; " + more;
@@ -234,16 +231,13 @@ std::string Replica::sentence() const {
 ReplicaRecord Replica::record() const {
     ReplicaRecord record;
     record.declaration = declaration_;
-    record.eager = eager_reason_;
+    static_cast<ReplicaHistory&>(record) = history_;
     record.note(policy_, Clock::now(), unix_ms());
-    record.restarts = restarts_;
-    record.requests = past_requests_;
-    record.errors = past_errors_;
     record.reason = reason_;
     if (const auto& last = last_end_.last(); last && !last->cause.empty()) record.last_crash = *last;
 
     const bool is_of_present = process_ && kept_.is_of(process_->name);
-    record.unload_asked = (is_of_present && unload_asked_) || kept_receipt_.has_value();
+    record.unload_asked = (is_of_present && process_->end_asked == EndAsked::unload) || kept_receipt_.has_value();
     switch (state_) {
     case WorkerState::stopped: record.over = !record.unload_asked; break;
     case WorkerState::quarantined: record.quarantined = true; break;
@@ -264,18 +258,18 @@ ReplicaRecord Replica::record() const {
     const WorkerProcess& process = *process_;
     record.device = process.device.text;
     record.gpu_uuid = process.device.uuid;
-    record.has_cgroup = process.has_cgroup;
+    record.has_cgroup = process.cgroups != nullptr;
     record.granted = process.grant >= Grant::owed;
     record.capturing = state_ == WorkerState::capturing || process.evidence.lost_in == WorkerState::capturing ||
-                       (state_ == WorkerState::adopting && process.adoption.was_capturing);
+                       (state_ == WorkerState::adopting && kept_.was_capturing());
     record.ready_unix_ms = unix_of(process.ready_at);
     record.end_began_unix_ms = unix_of(process.end_began);
-    record.aborted = process.evidence.aborted;
+    record.aborted = process.evidence.first_sign == FirstSign::hung;
     record.escalation = std::min(process.escalation, Escalation::sigkill);
     record.host_bytes = process.memory.host_bytes;
     record.gpu_free_before = process.memory.gpu_free_before;
     record.adoptions_tried = process.adoption.tried;
-    record.replacing = process.replacing;
+    record.replacing = process.end_asked == EndAsked::replacement;
     return record;
 }
 
@@ -284,12 +278,12 @@ void Replica::remember() {
     if (kept_.exists()) kept_.keep(record());
 }
 
-/// A process was spawned: from now on its record is the replica's.
+/// A process was spawned: from now on its record is the replica's. One whose memory is not yet back is forgotten then.
 void Replica::begin_record() {
     const auto former = kept_.begin(process_->name);
     kept_receipt_.reset();
     remember();
-    if (former) forget_unless_reclaiming(*former);
+    if (former && !exited_.has(*former)) context_.keeper.forget(*former);
 }
 
 /// The last process is gone and its receipt was told. The record of a preloaded model stays, since it tells the next
@@ -297,21 +291,8 @@ void Replica::begin_record() {
 void Replica::end_record() {
     if (!kept_.exists() || state_ != WorkerState::stopped || kept_receipt_) return;
     remember();
-    if (!spec_.preload) forget_unless_reclaiming(kept_.end());
-}
-
-/// Its memory is back.
-void Replica::forget(const WorkerProcess& process) {
-    if (process.has_cgroup && context_.cgroups) context_.cgroups->remove(process.name);
-    if (kept_.is_of(process.name))
-        end_record();  // it may carry what the next supervisor must know
-    else
-        context_.keeper.forget(process.name);
-}
-
-/// A process whose memory is not yet back is forgotten then.
-void Replica::forget_unless_reclaiming(const WorkerName& name) {
-    if (!exited_.has(name)) context_.keeper.forget(name);
+    if (spec_.preload) return;
+    if (const WorkerName last = kept_.end(); !exited_.has(last)) context_.keeper.forget(last);
 }
 
 void Replica::receipt_told() {

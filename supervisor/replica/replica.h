@@ -6,6 +6,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "config/fleet.h"
@@ -38,6 +39,22 @@ struct OpenedChannel {
     pid_t pid = 0;
     UniqueFd client_end;
 };
+
+/// What a former supervisor left of a replica. `record`: null where there is none that can be read.
+struct RunningWorker {
+    FoundWorker found;
+    const ReplicaRecord* record;
+};
+struct EndedWorker {  ///< nobody has handled its end
+    FoundWorker found;
+    const ReplicaRecord* record;
+};
+struct SettledEnd {  ///< was handled; the record says what follows
+    pid_t pid;
+    ProcessExit exit;
+    const ReplicaRecord& record;
+};
+using Adoption = std::variant<RunningWorker, EndedWorker, SettledEnd>;
 
 /// One replica of one model: its state, its process, who waits for it, and what follows its end.
 ///
@@ -76,7 +93,9 @@ public:
     /// A former supervisor had a process of it, or the record of one.
     [[nodiscard]] bool was_found() const noexcept { return was_found_; }
     /// It is drained so that one of another declaration takes its place.
-    [[nodiscard]] bool is_being_replaced() const noexcept { return process_ && process_->replacing; }
+    [[nodiscard]] bool is_being_replaced() const noexcept {
+        return process_ && process_->end_asked == EndAsked::replacement;
+    }
     /// What the present or the last process was configured with; empty without one.
     [[nodiscard]] const std::string& declaration() const noexcept { return declaration_; }
 
@@ -103,7 +122,9 @@ public:
     [[nodiscard]] const std::shared_ptr<WorkerProcess>& process() const noexcept { return process_; }
     [[nodiscard]] json::object row() const;
     /// Reads the present process' memory. `sampled` is called when it is known or the process is gone.
-    void sample_memory(std::function<void()> sampled);
+    void sample_memory(std::function<void()> sampled) {
+        process_ ? process_->sample_memory(std::move(sampled)) : sampled();
+    }
     /// Why it is in its state, in a sentence.
     [[nodiscard]] std::string sentence() const;
     [[nodiscard]] json::object why() const;
@@ -131,35 +152,27 @@ private:
     [[nodiscard]] bool can(WorkerEvent event) const { return next(state_, event).has_value(); }
     [[nodiscard]] Error quarantine_error() const;
     [[nodiscard]] WorkerName name() const;
-    [[nodiscard]] bool is_asked_to_end() const { return unload_asked_ || (process_ && process_->replacing); }
-    void statistics_are_known();
+    [[nodiscard]] bool is_asked_to_end() const { return process_ && process_->end_asked != EndAsked::no; }
     [[nodiscard]] ReplicaRecord record() const;
     void remember();
     void begin_record();
     void end_record();
-    void forget(const WorkerProcess& process);
-    void forget_unless_reclaiming(const WorkerName& name);
 
     // replica_process.cpp
     void start(std::string cause);
-    void on_declaration_known(std::string declaration);
-    void on_file_unanswered(const Error& error);
-    void on_placed(const Result<Device>& device);
+    void on_file_seen(Result<std::string> declaration);
+    void on_placed(const Result<Device>& device, bool is_restart);
     void on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned);
     void open_link(UniqueFd link);
     void on_packet(Packet& packet);
-    void complain(const std::string& what);
     void on_message(worker_link::Hello& message);
-    [[nodiscard]] Result<std::string> configuration_for(const worker_link::Hello& hello) const;
     void on_message(worker_link::Progress& message);
-    void tell_progress();
     void on_message(const worker_link::GrantAsked& message);
+    void take_turn();
+    void on_turn();
     void on_message(worker_link::Ready& message);
     void become_ready(worker_link::Ready& message);
     void on_message(const worker_link::Failed& message) { fail(message.error); }
-    void on_message(const worker_link::ChannelOpened& message);
-    void on_message(const worker_link::ChannelClosed& message) { process_->channels.erase(message.channel); }
-    void on_message(const worker_link::ChannelRefused& message);
     void on_message(const worker_link::Busy& /*message*/) { transition(WorkerEvent::became_busy, "a request started"); }
     void on_message(const worker_link::Idle& /*message*/) {
         transition(WorkerEvent::became_idle, "nothing is in flight");
@@ -168,8 +181,6 @@ private:
     void on_message(const worker_link::Overrun& message);
     void on_message(const worker_link::Drained& message);
     void on_message(const worker_link::Dying& message);
-    void on_message(worker_link::Backtrace& message);
-    void on_message(const worker_link::Unknown& message);
     void take_page(worker_link::Hello& hello);
     void on_main_thread_ended();
 
@@ -177,24 +188,18 @@ private:
     void begin_load_budget();
     void arm_load_deadline();
     void load_deadline_passed();
-    [[nodiscard]] std::chrono::milliseconds answer_budget(std::chrono::milliseconds running,
-                                                          std::chrono::milliseconds usual) const;
     void keep_watch();
     void arm_watch();
     void look_at_it();
     void ask_whether_it_lives();
-    [[nodiscard]] std::optional<HangWatch::Reading> page_reading() const;
     void hang(std::string cause, const std::string& hint);
     void abort_process();
-    [[nodiscard]] Result<> refuse_quarantined_gpu() const;
-    [[nodiscard]] std::string gpu_refusal() const;
     void wait_for_gpu();
     void look_for_gpu();
     [[nodiscard]] bool waits_for_gpu() const { return gpu_awaited_ && state_ == WorkerState::backoff; }
     [[nodiscard]] std::string note() const;
 
     // replica_end.cpp
-    void prepare_drain();
     void sample_then(void (Replica::*next)());
     void begin_drain();
     void arm_drain_deadline();
@@ -204,34 +209,27 @@ private:
     void kill() { end_by(Escalation::sigkill); }
     void end_by(Escalation means);
     void give_up();
-    [[nodiscard]] Error unending_error() const;
-    void hold_turn();
     void lose(FirstSign sign, std::string cause, const std::string& hint = {});
     void fail(Error error);
+    void refuse(Error error);
     void on_link_closed(const Error* why);
     void on_exited(const ProcessExit& exit);
-    void without_process(Error error);
-    [[nodiscard]] ExitFacts exit_facts() const;
+    void without_process(Error error, Ending why = Ending::load_failed);
     void apply(const ExitOutcome& outcome);
     void note_crash(const ExitOutcome& outcome);
-    [[nodiscard]] CrashReport crash_report() const;
-    [[nodiscard]] std::string end_reason() const;
-    [[nodiscard]] Error load_error() const;
     [[nodiscard]] RestartPlan plan_restart(const ExitOutcome& outcome);
     void follow(const RestartPlan& plan);
-    void let_go();
     void reclaim(const std::shared_ptr<WorkerProcess>& process);
     void on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Reclaimed& reclaimed);
     void finish(std::optional<Receipt> receipt);
-    void unload_exited(OnUnloaded unloaded);
 
     // replica_adopt.cpp
-    void adopt_settled(const ReplicaRecord& record, bool changed);
-    void adopt_running(FoundWorker& found, const std::optional<ReplicaRecord>& record);
-    void adoption_deadline_passed(std::chrono::milliseconds budget);
+    void take_over(const SettledEnd& end, const std::string& change);
+    void take_over(EndedWorker& worker, const std::string& change);
+    void take_over(RunningWorker& worker, const std::string& change);
+    void take_process(FoundWorker& found, const ReplicaRecord* record, const std::string& change, std::string cause);
     void on_adoption_hello(worker_link::Hello& hello);
     void take_adoption_hello(worker_link::Hello& hello);
-    void take_channels(worker_link::Hello& hello);
     void adopt_loading(const worker_link::Hello& hello);
     void adopt_serving(worker_link::Hello& hello);
     void replace();
@@ -252,9 +250,6 @@ private:
 
     LoadWaiters load_waiters_{context_.io};
     std::vector<OnUnloaded> unload_waiters_;
-    bool unload_asked_ = false;  ///< the present process shall not be followed by another
-    std::function<void()> statistics_waiter_;
-    HangWatch watch_;  ///< of the present process
     Deadline watch_deadline_;
 
     // What follows an end.
@@ -263,14 +258,11 @@ private:
     std::optional<Device> same_device_;  ///< for the next start
     std::shared_ptr<bool> gpu_awaited_;  ///< this backoff ends when its GPU may be used; null: by its delay
     std::int64_t restart_due_unix_ms_ = 0;
-    std::string eager_reason_;  ///< why graphs are off although they are preferred; empty: they are not
     ExitedProcesses exited_;
     LastEnd last_end_{context_, [this] { remember(); }};
     AsyncMutex::Lock replacement_turn_;  ///< held until its successor serves, or nothing comes of it
     std::minstd_rand jitter_{static_cast<std::uint_fast32_t>(random_bits())};
-    std::uint32_t restarts_ = 0;
-    std::uint64_t past_requests_ = 0;  ///< of former generations
-    std::uint64_t past_errors_ = 0;
+    ReplicaHistory history_;
 
     KeptRecord kept_{context_.keeper};
     std::optional<Receipt> kept_receipt_;

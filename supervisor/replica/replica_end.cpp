@@ -18,16 +18,6 @@ namespace bulkhead::supervisor {
 
 using Clock = Deadline::Clock;
 
-/// On a GPU the unload waits for its turn, so that the difference in free memory has one cause.
-void Replica::prepare_drain() {
-    if (!process_->device.is_gpu()) return sample_then(&Replica::begin_drain);
-    context_.gpu_mutex(process_->device.uuid).wait([this, process = std::weak_ptr{process_}](AsyncMutex::Lock turn) {
-        if (!is_present(process) || state_ != WorkerState::draining) return;
-        process_->turn = std::move(turn);
-        sample_then(&Replica::begin_drain);
-    });
-}
-
 /// Reads the process' memory first, for the receipt; `next` runs at the latest after `sample_deadline`.
 void Replica::sample_then(void (Replica::*next)()) {
     if (process_->pid == 0) return (this->*next)();
@@ -36,7 +26,7 @@ void Replica::sample_then(void (Replica::*next)()) {
         if (is_present(process) && state_ == state && !std::exchange(*done, true)) (this->*next)();
     };
     deadline_.arm(limits::sample_deadline, once);
-    sample_memory(once);
+    process_->sample_memory(once);
 }
 
 void Replica::begin_drain() {
@@ -81,70 +71,33 @@ void Replica::escalate_after(Clock::duration patience) {
 void Replica::end_by(Escalation means) {
     process_->escalation = means;
     remember();
-    Clock::duration patience{};
-    switch (means) {
-    case Escalation::none: return;
-    case Escalation::sigterm:
-        context_.keeper.signal(process_->name, SIGTERM, false);
-        patience = spec_.deadlines.kill;
-        break;
-    case Escalation::sigkill:
-        if (process_->has_cgroup) context_.cgroups->kill(process_->name);
-        context_.keeper.signal(process_->name, SIGKILL, true);
-        patience = limits::killed_alive_max;
-        if (process_->pidfd) patience -= limits::kill_repeated_grace;
-        break;
-    case Escalation::sigkill_past_keeper:  // a stopped keeper forwards no signal
-        kill_process(process_->pidfd);
-        patience = limits::kill_repeated_grace;
-        break;
-    }
-    escalate_after(patience);
+    escalate_after(process_->send_signal());
 }
 
 /// It cannot be ended. It stays in its state; if it ends after all, or the keeper says that it has, that is handled
 /// as any end.
 void Replica::give_up() {
-    process_->given_up = true;
-    process_->turn = {};  // others must not wait for what may never come
-    const Error error = unending_error();
-    spdlog::error("worker={} pid={} cause={}", name().text(), process_->pid, in_quotes(error.text()));
-    const bool is_stuck = process_->pid != 0 && !has_ended(process_->pidfd);
+    process_->turn.reset();  // others must not wait for what may never come
+    const pid_t pid = process_->pid;
+    const bool is_stuck = pid != 0 && !has_ended(process_->pidfd);
+    const Error error =
+        is_stuck
+            ? Error{ErrorCode::deadline_exceeded,
+                    fmt::format("ending {}: process {} is alive {} after SIGKILL", name().text(), pid,
+                                duration_text(std::chrono::milliseconds{limits::killed_alive_max}.count())),
+                    fmt::format("it waits in the kernel for a device or a disk: see /proc/{}/stack", pid)}
+            : Error{ErrorCode::deadline_exceeded,
+                    pid == 0 ? fmt::format("ending {}: the keeper (pid {}) does not answer its spawn", name().text(),
+                                           ::getppid())
+                             : fmt::format("ending {}: process {} has ended, and the keeper (pid {}) does not say so",
+                                           name().text(), pid, ::getppid()),
+                    fmt::format("see whether the keeper was stopped: `kill -CONT {}`", ::getppid())};
+    process_->given_up = error;
+    spdlog::error("worker={} pid={} cause={}", name().text(), pid, in_quotes(error.text()));
     if (process_->device.is_gpu() && is_stuck)  // what it holds there never comes back
-        context_.gpu_quarantine.add(process_->device.uuid, error.attempt, process_->pid);
+        context_.gpu_quarantine.add(process_->device.uuid, error.attempt, pid);
     load_waiters_.fail(error);
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(error);
-}
-
-Error Replica::unending_error() const {
-    if (process_->pid == 0 || has_ended(process_->pidfd))
-        return {
-            ErrorCode::deadline_exceeded,
-            process_->pid == 0
-                ? fmt::format("ending {}: the keeper (pid {}) does not answer its spawn", name().text(), ::getppid())
-                : fmt::format("ending {}: process {} has ended, and the keeper (pid {}) does not say so", name().text(),
-                              process_->pid, ::getppid()),
-            fmt::format("see whether the keeper was stopped: `kill -CONT {}`", ::getppid())};
-    return {ErrorCode::deadline_exceeded,
-            fmt::format("ending {}: process {} is alive {} after SIGKILL", name().text(), process_->pid,
-                        duration_text(std::chrono::milliseconds{limits::killed_alive_max}.count())),
-            fmt::format("it waits in the kernel for a device or a disk: see /proc/{}/stack", process_->pid)};
-}
-
-/// The next load on this GPU waits until this process has what it was granted, or until its memory is back.
-void Replica::hold_turn() {
-    if (process_->turn || std::exchange(process_->awaits_turn, true)) return;
-    context_.gpu_mutex(process_->device.uuid).wait([process = std::weak_ptr{process_}](AsyncMutex::Lock turn) {
-        const auto holder = process.lock();
-        if (!holder) return;
-        holder->awaits_turn = false;
-        const bool serves = holder->ready_at && holder->evidence.first_sign == FirstSign::none;
-        if (serves || holder->turn) return;
-        holder->turn = std::move(turn);
-        if (holder->grant != Grant::owed) return;
-        holder->grant = Grant::given;
-        holder->send(worker_link::grant());
-    });
 }
 
 /// At the first sign of a death that nobody asked for: clients get their end of file now.
@@ -158,14 +111,16 @@ void Replica::lose(FirstSign sign, std::string cause, const std::string& hint) {
     if (!process_->exit && process_->pidfd)
         evidence.read_host_bytes(context_.off_loop, name().text(), process_->pid, process_->pidfd);
     if (process_->device.is_gpu()) {
-        if (!process_->memory.gpu_free_before) sample_memory([] {});
-        hold_turn();
+        if (!process_->memory.gpu_free_before) process_->sample_memory([] {});
+        take_turn();
     }
-    evidence.lost_in = process_->lost_in(state_);
-    evidence.first_sign = sign;
-    evidence.lost_by = cause;
+    if (!evidence.lost_in) evidence.lost_in = state_;
+    if (evidence.first_sign == FirstSign::none) {
+        evidence.first_sign = sign;
+        evidence.lost_by = cause;
+    }
     transition(WorkerEvent::lost, std::move(cause), hint);
-    statistics_are_known();
+    process_->statistics_are_known();
     escalate_after(spec_.deadlines.kill);
 }
 
@@ -176,10 +131,16 @@ void Replica::fail(Error error) {
     load_waiters_.fail(error);
 }
 
+/// It is of no use.
+void Replica::refuse(Error error) {
+    fail(std::move(error));
+    kill();
+}
+
 void Replica::on_link_closed(const Error* why) {
     process_->cut_channels();
-    statistics_are_known();
-    switch (meaning_of_link_end(exit_facts(), why != nullptr)) {
+    process_->statistics_are_known();
+    switch (meaning_of_link_end(process_->exit_facts(state_), why != nullptr)) {
     case EndMeaning::undrained: end_undrained(); return escalate_after(spec_.deadlines.kill);
     case EndMeaning::unclear:
         return deadline_.arm(limits::link_end_grace, [this] {
@@ -205,36 +166,17 @@ void Replica::on_exited(const ProcessExit& exit) {
     process_->exit = exit;
     process_->cut_channels();
     last_end_.ended(generation_, process_->pid, exit);
-    if (process_->has_cgroup) context_.cgroups->kill(process_->name);  // what it left behind
-    apply(outcome_of(exit_facts()));
+    if (process_->cgroups != nullptr) process_->cgroups->kill(process_->name);  // what it left behind
+    apply(outcome_of(process_->exit_facts(state_)));
 }
 
-void Replica::without_process(Error error) {
-    if (process_->gpu_refused && process_->is_restart) --restarts_;  // nothing was restarted
-    if (process_->has_cgroup) context_.cgroups->remove(process_->name);
+/// `why`: gpu_refused, or load_failed
+void Replica::without_process(Error error, Ending why) {
+    if (process_->cgroups != nullptr) process_->cgroups->remove(process_->name);
     process_->failure = std::move(error);
-    apply(outcome_of(exit_facts()));
-}
-
-ExitFacts Replica::exit_facts() const {
-    const WorkerProcess& process = *process_;
-    ExitFacts facts;
-    facts.state = state_;
-    facts.exit = process.exit;
-    facts.unload_asked = unload_asked_;
-    facts.replacing = process.replacing;
-    facts.drain_asked = process.drain_until.has_value();
-    facts.drain_overdue = process.drain_deadline_passed();
-    facts.escalation = process.escalation;
-    facts.aborted = process.evidence.aborted;
-    facts.first_sign = process.evidence.first_sign;
-    facts.was_capturing = process.lost_in(state_) == WorkerState::capturing;
-    facts.was_ready = process.ready_at.has_value();
-    facts.graphs_preferred = spec_.graphs == config::Graphs::preferred;
-    if (process.failure) facts.failure = process.failure->code;
-    facts.gpu_refused = process.gpu_refused;
-    facts.gpu_granted = process.device.is_gpu() && process.grant >= Grant::owed;
-    return facts;
+    ExitFacts facts = process_->exit_facts(state_);
+    facts.gpu_refused = why == Ending::gpu_refused;
+    apply(outcome_of(facts));
 }
 
 /// The only place that acts upon the end of a process: it was reaped, or none was started.
@@ -253,12 +195,14 @@ void Replica::apply(const ExitOutcome& outcome) {
     case EndMeaning::known:
     case EndMeaning::unclear: break;
     }
-    statistics_are_known();
+    process_->statistics_are_known();
     if (outcome.gives_up_graphs)
-        eager_reason_ = process->evidence.aborted
-                            ? fmt::format("capture hung for {}", duration_text(spec_.deadlines.capture.count()))
-                            : "capture crashed with " + exit->text();
-    if (outcome.fails_loads) load_waiters_.fail(process->failure ? *process->failure : load_error());
+        history_.eager = process->evidence.first_sign == FirstSign::hung
+                             ? fmt::format("capture hung for {}", duration_text(spec_.deadlines.capture.count()))
+                             : "capture crashed with " + exit->text();
+    if (outcome.fails_loads) load_waiters_.fail(process->failure ? *process->failure : process->load_error());
+    history_.requests += std::exchange(process->statistics.requests, 0);
+    history_.errors += std::exchange(process->statistics.errors, 0);
     transition(WorkerEvent::exited, exit ? exit->text() : "no process was started");
     if (exit) context_.gpu_quarantine.process_ended(process->pid);
     process->ended = outcome.ended;
@@ -270,7 +214,8 @@ void Replica::apply(const ExitOutcome& outcome) {
     // run, nothing is started.
     if (plan_->decision.event == WorkerEvent::restart_planned && exit->group_empty && !process->given_up) {
         follow(*std::exchange(plan_, std::nullopt));
-        let_go();
+        process->close();
+        exited_.add(std::exchange(process_, nullptr));
     }
     reclaim(process);
 }
@@ -280,121 +225,48 @@ void Replica::note_crash(const ExitOutcome& outcome) {
     // A process that exits with a status has usually printed why.
     last_end_.crashed(process.failure           ? process.failure->attempt
                       : process.exit->by_signal ? process.evidence.cause(process.exit)
-                                                : end_reason());
+                                                : process.end_reason());
     if (!outcome.writes_report) return;
     OomCounters counters;
     counters.machine_before = process.evidence.machine_oom_kills;
-    if (process.has_cgroup) counters.own_cgroup = context_.cgroups->oom_kills(process.name);
-    last_end_.write_report(crash_report(), counters, outcome.unexplained_kill, process.device.uuid,
+    if (process.cgroups != nullptr) counters.own_cgroup = process.cgroups->oom_kills(process.name);
+    last_end_.write_report(process.crash_report(), counters, outcome.unexplained_kill, process.device.uuid,
                            process.evidence.host_bytes);
 }
 
-CrashReport Replica::crash_report() const {
-    const WorkerProcess& process = *process_;
-    CrashReport report = process.evidence.report;
-    report.worker = process.name;
-    report.pid = process.pid;
-    if (report.time_ms == 0) report.time_ms = unix_ms();
-    report.cause = process.failure ? process.failure->attempt : process.evidence.cause(process.exit);
-    report.state = to_string(process.evidence.lost_in);
-    report.exit = *process.exit;
-    report.log = log_.last_lines(index_, generation_, limits::crash_log_lines_max);
-    report.host_bytes = process.memory.host_bytes;
-    report.gpu_bytes = process.memory.gpu_bytes;
-    report.device = process.device.text;
-    report.ready_for_ms = process.ready_for().count();
-    return report;
-}
-
-std::string Replica::end_reason() const {
-    if (process_->failure) return process_->failure->text();
-    std::string reason = process_->evidence.cause(process_->exit);
-    if (const std::string line = log_.last_line(index_, generation_); !line.empty())
-        reason += fmt::format("; last output: {}", line);
-    return reason;
-}
-
-/// The next process takes its place; it is kept until its memory is back.
-void Replica::let_go() {
-    past_requests_ += process_->statistics.requests;
-    past_errors_ += process_->statistics.errors;
-    process_->close();
-    exited_.add(std::exchange(process_, nullptr));
-}
-
 void Replica::reclaim(const std::shared_ptr<WorkerProcess>& process) {
-    Trace trace;
-    trace.worker = process->name;
-    trace.pid = process->pid;
-    trace.group_empty = process->exit->group_empty;
-    if (process->has_cgroup) trace.cgroup = context_.cgroups->folder(process->name);
-    trace.marker = context_.launch.marker(process->name);
-    trace.slab_prefix = slab_owner_prefix(context_.launch.token, spec_.name, index_, process->name.generation);
-    trace.gpu_uuid = process->device.uuid;
-    trace.gpu = process->memory.gpu;
-    trace.gpu_is_recent = process->memory.gpu_is_recent;
-    Reclamation::start(context_.io, context_.off_loop, context_.gpus, std::move(trace), unload_asked_,
+    Reclamation::start(context_.io, context_.off_loop, context_.gpus, process->trace(),
+                       process->end_asked == EndAsked::unload,
                        [this, weak = std::weak_ptr{process}](const Reclaimed& reclaimed) {
                            if (const auto reclaimed_process = weak.lock()) on_reclaimed(reclaimed_process, reclaimed);
                        });
 }
 
 void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const Reclaimed& reclaimed) {
-    Receipt receipt;
-    receipt.worker = process->name;
-    receipt.pid = process->pid;
-    receipt.ended = process->ended;
-    receipt.exit = *process->exit;
-    receipt.ms =
-        std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - process->end_began.value_or(Clock::now()))
-            .count();
-    std::uint64_t still_held = 0;
-    for (const auto& holder : reclaimed.remains.held_by)
-        if (holder.what != "gpu") still_held += holder.bytes;
-    const MemorySample& memory = process->memory;
-    if (memory.host_bytes) receipt.host_bytes = *memory.host_bytes - std::min(*memory.host_bytes, still_held);
-    const GpuReturn returned = gpu_return(memory.gpu, memory.gpu_free_before, reclaimed.remains);
-    receipt.gpu_bytes = returned.bytes;
-    receipt.gpu_bytes_by = returned.by;
-    receipt.verified = reclaimed.verified();
-    receipt.held_by = reclaimed.remains.held_by;
-    // Only the worker knows its importers: the driver attributes imported memory to no process.
-    for (const worker_link::Importer& importer : process->statistics.importers) {
-        const auto pid = static_cast<pid_t>(importer.pid);
-        if (!process_exists(pid)) continue;  // it let go by ending
-        receipt.held_by.push_back({pid, process_name(pid), importer.bytes, "gpu_slab"});
-        receipt.verified = false;
-    }
+    Receipt receipt = process->receipt(reclaimed);
     spdlog::info("{}", text_of(receipt));
     context_.events.publish("receipt", receipt.worker, to_json(receipt));
+    if (process->cgroups != nullptr) process->cgroups->remove(process->name);
     if (process == process_) return finish(std::move(receipt));
     const auto waiters = exited_.remove(process);
-    forget(*process);
-    process->turn = {};
+    kept_.is_of(process->name) ? end_record() : context_.keeper.forget(process->name);
+    process->turn.reset();
     for (const auto& unloaded : waiters) unloaded(std::optional{receipt});
-}
-
-/// An unload without a process to end waits for the receipt of the last one, if its memory is not yet back.
-void Replica::unload_exited(OnUnloaded unloaded) {
-    if (exited_.empty()) return unloaded(std::optional<Receipt>{});
-    exited_.wait(std::move(unloaded));
 }
 
 /// The end of the present process is over. Its memory is back or was given up; without a receipt there was none.
 void Replica::finish(std::optional<Receipt> receipt) {
-    past_requests_ += process_->statistics.requests;
-    past_errors_ += process_->statistics.errors;
-
     RestartPlan plan = *std::exchange(plan_, std::nullopt);
-    if (unload_asked_) plan = {{WorkerEvent::reclaimed, {}, {}, 0}, Ending::asked, "unloaded", {}};
+    const EndAsked asked = process_->end_asked;
+    if (asked == EndAsked::unload) plan = {{WorkerEvent::reclaimed, {}, {}, 0}, Ending::asked, "unloaded", {}};
     follow(plan);
-    if (std::exchange(unload_asked_, false)) kept_receipt_ = receipt;
-    const bool is_replaced = process_->replacing && policy_.keep_running;
-    const auto ended = std::exchange(process_, nullptr);
-    receipt ? forget(*ended) : end_record();
+    process_.reset();
+    if (asked == EndAsked::unload) kept_receipt_ = receipt;
+    end_record();
 
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(receipt);
-    if (state_ == WorkerState::stopped && is_replaced) start("takes the place of one with another declaration");
+    if (state_ == WorkerState::stopped && asked == EndAsked::replacement && policy_.keep_running)
+        start("takes the place of one with another declaration");
     if (state_ == WorkerState::stopped && load_waiters_.empty()) replacement_turn_ = {};
     if (load_waiters_.empty()) return;
     if (state_ == WorkerState::stopped)
@@ -415,7 +287,9 @@ Replica::RestartPlan Replica::plan_restart(const ExitOutcome& outcome) {
             context_.on_gpu_quarantined(uuid);
         if (context_.gpu_quarantine.reason(uuid)) plan.how = Ending::gpu_failed;
     }
-    plan.reason = unload_asked_ ? "unloaded" : process_->replacing ? "ended to be replaced" : end_reason();
+    plan.reason = process_->end_asked == EndAsked::unload        ? "unloaded"
+                  : process_->end_asked == EndAsked::replacement ? "ended to be replaced"
+                                                                 : process_->end_reason();
     plan.hint = outcome.unexplained_kill
                     ? "SIGKILL was not sent by Bulkhead; the kernel's log shows whether memory ran out"
                     : fmt::format("look at `bulkhead logs {}`", spec_.name);
@@ -436,7 +310,11 @@ void Replica::follow(const RestartPlan& plan) {
         restart_due_unix_ms_ = unix_ms() + decision.delay.count();
         gpu_awaited_.reset();
         if (how == Ending::gpu_refused) {
-            transition(decision.event, gpu_refusal(), process_->failure ? process_->failure->remedy : "");
+            const auto quarantined = process_->gpu_quarantined();
+            transition(decision.event,
+                       quarantined ? "waits for its GPU, which is quarantined: " + *quarantined
+                                   : "waits for its GPU: " + process_->failure->attempt,
+                       process_->failure->remedy);
             return wait_for_gpu();
         }
         transition(decision.event,
@@ -452,14 +330,6 @@ void Replica::follow(const RestartPlan& plan) {
         return deadline_.arm_until(decision.spawn_at, [this] { start("backoff over"); });
     default: return transition(decision.event, reason);
     }
-}
-
-Error Replica::load_error() const {
-    const std::string phase =
-        process_->progress.phase.empty() ? "before it said anything" : "in phase " + process_->progress.text();
-    return {ErrorCode::load_failed,
-            fmt::format("loading {}: process {} {}, {}", name().place(), process_->pid, end_reason(), phase),
-            fmt::format("look at `bulkhead logs {}`", spec_.name)};
 }
 
 }  // namespace bulkhead::supervisor

@@ -6,8 +6,6 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "ipc/base/packet.h"
-#include "ipc/channel/channel_codec.h"
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
@@ -80,14 +78,11 @@ using Clock = Deadline::Clock;
 
 void Replica::start(std::string cause) {
     const bool is_restart = state_ == WorkerState::backoff;
-    if (is_restart) ++restarts_;
-    process_ = std::make_shared<WorkerProcess>();
-    process_->is_restart = is_restart;
     // The keeper demands spawns in the order of generations. The off-loop thread keeps that order, and a replica whose
     // device is known waits behind those whose device is being looked for.
-    process_->name = {spec_.name, index_, generation_ = ++context_.generation_last};
+    generation_ = ++context_.generation_last;
+    process_ = std::make_shared<WorkerProcess>(context_, spec_, log_, name());
     transition(WorkerEvent::spawn_asked, std::move(cause));
-    process_->progressed_at = Clock::now();
     begin_load_budget();
     declaration_.clear();
     context_.off_loop.run(
@@ -95,11 +90,11 @@ void Replica::start(std::string cause) {
         [spec = spec_] { return fingerprint(spec); },
         [this, process = std::weak_ptr{process_}](Result<std::string> declaration) {
             if (!is_present(process)) return;
-            declaration ? on_declaration_known(std::move(*declaration)) : on_file_unanswered(declaration.error());
+            on_file_seen(std::move(declaration));
         });
     auto known = std::exchange(same_device_, std::nullopt);
     if (spec_.device == "cpu") known = Device{};
-    if (known && context_.placing == 0) return on_placed(*known);
+    if (known && context_.placing == 0) return on_placed(*known, is_restart);
     ++context_.placing;
     context_.off_loop.run(
         fmt::format("placing it on device \"{}\"", spec_.device),
@@ -110,26 +105,29 @@ void Replica::start(std::string cause) {
             if (known) return *known;
             return place(gpus, declared, quarantined);
         },
-        [this, &context = context_, process = std::weak_ptr{process_}](const Result<Device>& device) {
+        [this, &context = context_, process = std::weak_ptr{process_}, is_restart](const Result<Device>& device) {
             --context.placing;
-            if (!process.expired()) on_placed(device);
+            if (!process.expired()) on_placed(device, is_restart);
         });
 }
 
-void Replica::on_placed(const Result<Device>& device) {
+void Replica::on_placed(const Result<Device>& device, bool is_restart) {
     if (state_ != WorkerState::spawning)
         return without_process(
             process_->failure.value_or(Error{ErrorCode::cancelled, "it was not started: an unload came first", {}}));
-    if (!device) {
-        process_->gpu_refused = device.error().code == ErrorCode::resources_exhausted;
-        return without_process(Error{device.error()}.during("loading " + name().place()));
-    }
+    if (!device)
+        return without_process(Error{device.error()}.during("loading " + name().place()),
+                               device.error().code == ErrorCode::resources_exhausted ? Ending::gpu_refused
+                                                                                     : Ending::load_failed);
     process_->device = *device;
     device_text_ = device->text;
-    if (auto may = refuse_quarantined_gpu(); !may) {
-        process_->gpu_refused = true;
-        return without_process(std::move(may.error()));
-    }
+    if (const auto reason = process_->gpu_quarantined())
+        return without_process(
+            {ErrorCode::resources_exhausted,
+             fmt::format("loading {}: {} ({}) is quarantined: {}", name().place(), device->text, device->uuid, *reason),
+             fmt::format("see `bulkhead gpus`; when it is in order again: `bulkhead gpus --lift {}`", device->uuid)},
+            Ending::gpu_refused);
+    if (is_restart) ++history_.restarts;
 
     auto command = context_.launch.command(spec_);
     if (!command) return without_process(std::move(command.error()));
@@ -152,7 +150,7 @@ void Replica::on_placed(const Result<Device>& device) {
             spdlog::warn("worker={} is contained by its process group and marker alone: {}", name().text(),
                          folder.error().text());
     }
-    process_->has_cgroup = static_cast<bool>(request.cgroup);
+    if (request.cgroup) process_->cgroups = context_.cgroups.get();
     context_.keeper.spawn(
         std::move(request),
         [this, process = process_](Result<SpawnedProcess> spawned) { on_spawned(process, std::move(spawned)); },
@@ -181,28 +179,28 @@ void Replica::open_link(UniqueFd link) {
 void Replica::on_packet(Packet& packet) {
     const std::string_view text{reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size()};
     auto message = worker_link::parse(text);
-    if (!message) return complain(message.error().attempt);
+    if (!message) return process_->complain(message.error().attempt);
     if (auto* hello = std::get_if<worker_link::Hello>(&*message)) hello->fds = std::move(packet.fds);
     const auto& [type, answers] = message_answers[message->index()];
     switch (answers[static_cast<std::size_t>(state_)]) {
-    case '+': return std::visit([this](auto& value) { on_message(value); }, *message);
-    case '!': return complain(fmt::format("{}, while it was {}", type, to_string(state_)));
+    case '+':
+        return std::visit(
+            [this](auto& value) {
+                if constexpr (requires { on_message(value); })
+                    on_message(value);
+                else
+                    process_->take(std::move(value));
+            },
+            *message);
+    case '!': return process_->complain(fmt::format("{}, while it was {}", type, to_string(state_)));
     default: return;
     }
 }
 
-void Replica::complain(const std::string& what) {
-    if (++process_->complaints <= limits::link_complaints_max)
-        spdlog::warn("worker={} pid={} said what is ignored: {}", name().text(), process_->pid, escaped(what));
-}
-
 void Replica::on_message(worker_link::Hello& message) {
     if (state_ == WorkerState::adopting) return on_adoption_hello(message);
-    auto configuration = configuration_for(message);
-    if (!configuration) {
-        fail(configuration.error());
-        return kill();
-    }
+    auto configuration = process_->configuration_for(message, !history_.eager.empty());
+    if (!configuration) return refuse(configuration.error());
     take_page(message);
     transition(WorkerEvent::said_hello, "its process said hello");
     arm_load_deadline();
@@ -214,82 +212,61 @@ void Replica::on_message(worker_link::Hello& message) {
         process_->send(std::move(*configuration));
 }
 
-void Replica::on_declaration_known(std::string declaration) {
-    declaration_ = std::move(declaration);
-    remember();
-    if (!process_->configuration.empty()) process_->send(std::exchange(process_->configuration, {}));
-}
-
-/// The worker would hang on it as well.
-void Replica::on_file_unanswered(const Error& error) {
-    if (!is_live(state_)) return;
-    fail(error);
-    if (process_->pid != 0) kill();
-}
-
-Result<std::string> Replica::configuration_for(const worker_link::Hello& hello) const {
-    if (hello.name != process_->name)
-        return Error{ErrorCode::protocol_violation,
-                     fmt::format("{} calls itself {}", name().text(), escaped(hello.name.text())),
-                     "let only bulkheadd start workers"};
-    if (hello.protocol_min > worker_link::version_max || hello.protocol_max < worker_link::version_min)
-        return Error{ErrorCode::protocol_violation,
-                     fmt::format("{} speaks versions {} to {} of the worker link, this daemon {} to {}", name().place(),
-                                 hello.protocol_min, hello.protocol_max, worker_link::version_min,
-                                 worker_link::version_max),
-                     "install one release of all programs"};
-    config::ModelSpec spec = spec_;
-    if (!eager_reason_.empty()) spec.graphs = config::Graphs::off;
-    std::string configure = worker_link::configure(spec, process_->device.is_gpu());
-    if (configure.size() > packet_bytes_max)
-        return Error{ErrorCode::config_invalid,
-                     fmt::format("the declaration of {} has {} as JSON", spec_.name, bytes_text(configure.size())),
-                     fmt::format("declare fewer methods or buckets: {} is the most", bytes_text(packet_bytes_max))};
-    return configure;
+/// The worker would hang on a file that does not answer as well.
+void Replica::on_file_seen(Result<std::string> declaration) {
+    if (declaration) {
+        declaration_ = std::move(*declaration);
+        remember();
+        if (!process_->configuration.empty()) process_->send(std::exchange(process_->configuration, {}));
+    } else if (is_live(state_)) {
+        fail(declaration.error());
+        if (process_->pid != 0) kill();
+    }
 }
 
 void Replica::on_message(worker_link::Progress& message) {
     const bool captures = message.phase == "capturing" && can(WorkerEvent::capture_began);
     if (captures) transition(WorkerEvent::capture_began, "warmed up");
-    if (captures || message.phase != process_->progress.phase || message.done > process_->progress.done) {
-        process_->progressed_at = Clock::now();
-        begin_load_budget();
-    }
-    const bool is_new_phase = message.phase != process_->progress.phase;
-    const bool is_end_of_phase = message.done == message.total && message.done > process_->progress.done;
-    const bool is_news =
-        is_new_phase || is_end_of_phase || Clock::now() - process_->progress_told_at >= limits::progress_interval;
-    if (is_new_phase) tell_progress();  // how far the former phase came
-    process_->progress = std::move(message);
-    process_->progress_is_told = false;
-    if (is_news) tell_progress();
-}
-
-void Replica::tell_progress() {
-    const auto& now = process_->progress;
-    if (now.phase.empty() || std::exchange(process_->progress_is_told, true)) return;
-    process_->progress_told_at = Clock::now();
-    context_.events.publish(
-        "progress", name(),
-        {{"phase", now.phase}, {"done", now.done}, {"total", now.total}, {"unit", now.unit}, {"detail", now.detail}});
+    if (process_->take(std::move(message)) || captures) begin_load_budget();
 }
 
 void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
-    if (process_->turn || process_->grant == Grant::awaited || process_->grant == Grant::owed)
-        return complain("grant_asked, a second time");
+    if (process_->turn) return process_->complain("grant_asked, a second time");
     if (!process_->device.is_gpu()) return process_->send(worker_link::grant());
     process_->grant = Grant::awaited;
     process_->load_budget.pause(Clock::now());
     deadline_.cancel();
-    context_.gpu_mutex(process_->device.uuid).wait([this, process = std::weak_ptr{process_}](AsyncMutex::Lock turn) {
-        if (!is_present(process) || !is_loading(state_)) return;
-        process_->turn = std::move(turn);
+    take_turn();
+}
+
+/// On a GPU: whoever changes its memory waits for its turn, so that a difference in free memory has one cause.
+void Replica::take_turn() {
+    if (!process_->device.is_gpu()) return on_turn();
+    if (process_->turn) return;
+    process_->turn.emplace();
+    context_.gpu_mutex(process_->device.uuid).wait([this, weak = std::weak_ptr{process_}](AsyncMutex::Lock turn) {
+        const auto process = weak.lock();
+        if (!process || !process->turn || *process->turn) return;  // it is gone, or wants no turn any more
+        process->turn = std::move(turn);
+        if (process == process_) on_turn();
+    });
+}
+
+/// One that is lost keeps its turn until its memory is back.
+void Replica::on_turn() {
+    if (state_ == WorkerState::draining) return sample_then(&Replica::begin_drain);
+    if (process_->grant != Grant::awaited && process_->grant != Grant::owed) return;
+    if (!is_loading(state_)) {
+        if (process_->evidence.first_sign == FirstSign::none) process_->turn.reset();  // it has no memory to give back
+        return;
+    }
+    if (process_->load_budget.is_paused()) {
         process_->load_budget.resume(Clock::now());
         arm_load_deadline();
-        process_->grant = Grant::given;
-        remember();
-        process_->send(worker_link::grant());
-    });
+    }
+    process_->grant = Grant::given;
+    remember();
+    process_->send(worker_link::grant());
 }
 
 void Replica::on_message(worker_link::Ready& message) {
@@ -302,7 +279,7 @@ void Replica::on_message(worker_link::Ready& message) {
 void Replica::become_ready(worker_link::Ready& message) {
     process_->statistics.graphs = std::move(message.graphs);
     process_->ready_at = Clock::now();
-    process_->turn = {};
+    process_->turn.reset();
     if (!message.torch.empty()) context_.torch = message.torch;
     policy_.became_ready();
     transition(
@@ -313,25 +290,11 @@ void Replica::become_ready(worker_link::Ready& message) {
     sample_memory([] {});
 }
 
-void Replica::on_message(const worker_link::ChannelOpened& message) {
-    spdlog::debug("worker={} channel={} answered its client", name().text(), message.channel);
-}
-
-void Replica::on_message(const worker_link::ChannelRefused& message) {
-    spdlog::info("worker={} channel={} refused: {}", name().text(), message.channel, message.error.text());
-    // A worker that ran out of descriptors never had its end: its client is told on the one kept here.
-    if (const auto end = process_->channels.find(message.channel); end != process_->channels.end()) {
-        (void)send_packet(end->second.get(), channel::encode(channel::Failure{0, message.error}));
-        process_->channels.erase(end);
-    }
-}
-
 void Replica::on_message(worker_link::Statistics& message) {
     process_->statistics = std::move(message);
-    process_->statistics_asked = false;
-    watch_.answered();
+    process_->watch.answered();
     arm_watch();
-    statistics_are_known();
+    process_->statistics_are_known();
 }
 
 void Replica::on_message(const worker_link::Overrun& message) {
@@ -356,14 +319,6 @@ void Replica::on_message(const worker_link::Dying& message) {
         escalate_after(spec_.core_bytes_max > 0 ? limits::core_dump_deadline : limits::dying_deadline);
 }
 
-void Replica::on_message(worker_link::Backtrace& message) {
-    if (!process_->evidence.take(std::move(message))) complain("a second backtrace");
-}
-
-void Replica::on_message(const worker_link::Unknown& message) {
-    complain(fmt::format("a packet of type \"{}\"", message.type));
-}
-
 /// What else came along stays in the message.
 void Replica::take_page(worker_link::Hello& hello) {
     if (!hello.has_page || hello.fds.empty()) return;
@@ -371,7 +326,7 @@ void Replica::take_page(worker_link::Hello& hello) {
     const UniqueFd memfd = std::move(hello.fds.front());
     hello.fds.erase(hello.fds.begin());
     auto page = WorkerPageView::map(memfd);
-    if (!page) return complain(page.error().text());
+    if (!page) return process_->complain(page.error().text());
     process_->page = std::move(*page);
     process_->alive_watch = context_.alive->watch(process_->page, [this, process = std::weak_ptr{process_}] {
         if (is_present(process)) on_main_thread_ended();
@@ -384,29 +339,6 @@ void Replica::on_main_thread_ended() {
     process_->cut_channels();
     // A draining process may end as it was asked to: its exit decides.
     if (is_live(state_) && state_ != WorkerState::draining) lose(FirstSign::end, main_thread_ended);
-}
-
-void Replica::sample_memory(std::function<void()> sampled) {
-    struct Sample {
-        std::optional<std::uint64_t> host_bytes;
-        std::optional<GpuShare> gpu;
-    };
-    if (!process_ || process_->pid == 0) return sampled();
-    context_.off_loop.run(
-        "reading the memory of " + name().text(),
-        [pid = process_->pid, marker = context_.launch.marker(process_->name), uuid = process_->device.uuid,
-         &gpus = context_.gpus] {
-            const auto gpu = uuid.empty() ? std::nullopt : gpus.read(uuid);
-            return Sample{read_host_bytes(pid), gpu ? std::optional{share_of(*gpu, pid, marker)} : std::nullopt};
-        },
-        [weak = std::weak_ptr{process_}, sampled = std::move(sampled)](const Result<Sample>& sample) {
-            const auto process = weak.lock();
-            // A process that was reaped meanwhile keeps its last sample: the number may be another's by now.
-            const bool counts = sample && process && !process->exit;
-            if (counts && sample->host_bytes) process->memory.host_bytes = sample->host_bytes;
-            if (counts && sample->gpu) process->memory.take(*sample->gpu, process->end_began.has_value());
-            sampled();
-        });
 }
 
 }  // namespace bulkhead::supervisor

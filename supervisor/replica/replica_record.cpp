@@ -171,11 +171,8 @@ void ReplicaRecord::restore(RestartPolicy& policy, RestartPolicy::Time now, std:
 
 ReplicaRecord ReplicaRecord::of_replica() const {
     ReplicaRecord result;
-    result.eager = eager;
+    static_cast<ReplicaHistory&>(result) = *this;
     result.keep_running = keep_running;
-    result.restarts = restarts;
-    result.requests = requests;
-    result.errors = errors;
     result.crashes = crashes;
     result.gave_up_by_count = gave_up_by_count;
     result.ready_before_withdrawn = ready_before_withdrawn;
@@ -288,8 +285,8 @@ Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
     return record;
 }
 
-std::optional<WorkerName> KeptRecord::begin(const WorkerName& worker) {
-    sent_.reset();
+std::optional<WorkerName> KeptRecord::begin(const WorkerName& worker, std::optional<ReplicaRecord> kept) {
+    sent_ = std::move(kept);
     return std::exchange(worker_, worker);
 }
 

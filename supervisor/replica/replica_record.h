@@ -37,16 +37,24 @@ struct CrashOnGpu {
     friend bool operator==(const CrashOnGpu&, const CrashOnGpu&) = default;
 };
 
+/// What a replica went through before its present process.
+struct ReplicaHistory {
+    std::string eager;  ///< why graphs are turned off although they are preferred; empty: they are not
+    std::uint32_t restarts = 0;
+    std::uint64_t requests = 0;
+    std::uint64_t errors = 0;
+    friend bool operator==(const ReplicaHistory&, const ReplicaHistory&) = default;
+};
+
 /// What one supervisor leaves to the next about one replica, in the keeper's care and opaque to it: an object of JSON,
 /// at most `keeper_link::ledger_bytes_max`. It is written when it changes, before what it announces is done, and
 /// lies with the present generation's record, or with the last one's while the replica has none.
-struct ReplicaRecord {
+struct ReplicaRecord : ReplicaHistory {
     // The process.
     std::string declaration;  ///< `fingerprint` of what it was configured with
     std::string device;       ///< "cpu" or "cuda:0"
     std::string gpu_uuid;     ///< empty on a CPU
     bool has_cgroup = false;
-    std::string eager;                   ///< why graphs are turned off although they are preferred; empty: they are not
     bool granted = false;                ///< it may have device memory
     bool capturing = false;              ///< it captures, or did when it was lost
     std::int64_t ready_unix_ms = 0;      ///< 0: not yet
@@ -64,9 +72,6 @@ struct ReplicaRecord {
     bool quarantined = false;              ///< with `reason`
     bool over = false;                     ///< stopped, and to stay so until somebody asks; its end is told
     std::int64_t restart_due_unix_ms = 0;  ///< of a backoff; 0: none
-    std::uint32_t restarts = 0;
-    std::uint64_t requests = 0;  ///< of former generations
-    std::uint64_t errors = 0;
     CrashHistory crashes;
     bool gave_up_by_count = false;        ///< crashes have quarantined it
     Millis ready_before_withdrawn{};      ///< counts for the next crash
@@ -92,14 +97,16 @@ class KeptRecord {
 public:
     explicit KeptRecord(Keeper& keeper) : keeper_{keeper} {}
 
-    /// Of a process that was spawned or found. The record before it, which is to be forgotten.
-    std::optional<WorkerName> begin(const WorkerName& worker);
+    /// Of a process that was spawned, or found with what is `kept` of it. The record before it, which is to be
+    /// forgotten.
+    std::optional<WorkerName> begin(const WorkerName& worker, std::optional<ReplicaRecord> kept = {});
     /// Forgets the record; whose it was.
     WorkerName end();
     /// Sends what has changed.
     void keep(ReplicaRecord now);
 
     [[nodiscard]] bool exists() const { return worker_.has_value(); }
+    [[nodiscard]] bool was_capturing() const { return sent_ && sent_->capturing; }
     [[nodiscard]] bool is_of(const WorkerName& worker) const { return worker_ == worker; }
 
 private:

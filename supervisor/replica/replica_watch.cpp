@@ -41,11 +41,8 @@ void Replica::load_deadline_passed() {
     if (until > Clock::now()) return arm_load_deadline();
     const bool capturing = state_ == WorkerState::capturing;
     const std::int64_t budget = (capturing ? spec_.deadlines.capture : spec_.deadlines.load).count();
-    const std::string ago = text_of(Clock::now() - process_->progressed_at);
-    const std::string last = process_->progress.phase.empty()
-                                 ? fmt::format("it has reported nothing since its start {} ago", ago)
-                                 : fmt::format("its last progress was \"{}\" {} ago", process_->progress.text(), ago);
-    const bool may_run_eagerly = spec_.graphs == config::Graphs::preferred && eager_reason_.empty() && !unload_asked_;
+    const std::string last = process_->last_progress();
+    const bool may_run_eagerly = spec_.graphs == config::Graphs::preferred && history_.eager.empty();
     if (capturing && may_run_eagerly)  // without graphs the next process may do better
         return hang(
             fmt::format("its capture made no progress within {}; {}", duration_text(budget), last),
@@ -59,27 +56,15 @@ void Replica::load_deadline_passed() {
 
 // --- hangs of what serves
 
-/// Of a worker's loop. In Python an engine can hold the interpreter's lock for as long as it runs: there the deadline
-/// of what it runs decides, with the grace for the worker's own word.
-std::chrono::milliseconds Replica::answer_budget(std::chrono::milliseconds running,
-                                                 std::chrono::milliseconds usual) const {
-    if (spec_.runtime != config::Runtime::python) return usual;
-    return std::max<std::chrono::milliseconds>(usual, running + limits::hang_grace);
-}
-
 /// After each change of state.
 void Replica::keep_watch() {
-    if (!process_ || !is_serving(state_)) {
-        watch_ = HangWatch{{spec_.deadlines.request + limits::hang_grace, spec_.watchdog,
-                            answer_budget(spec_.deadlines.request, limits::answer_deadline)}};
-        return watch_deadline_.cancel();
-    }
-    watch_.serves(Clock::now(), state_ == WorkerState::busy, page_reading());
+    if (process_ && is_serving(state_))
+        process_->watch.serves(Clock::now(), state_ == WorkerState::busy, process_->reading());
     arm_watch();
 }
 
 void Replica::arm_watch() {
-    if (const auto due = watch_.due(); due && is_serving(state_))
+    if (const auto due = process_ && is_serving(state_) ? process_->watch.due() : std::nullopt)
         watch_deadline_.arm_until(*due, [this] { look_at_it(); });
     else
         watch_deadline_.cancel();
@@ -87,22 +72,23 @@ void Replica::arm_watch() {
 
 void Replica::look_at_it() {
     if (!process_ || !is_serving(state_)) return;
-    const auto due = watch_.due();
+    const auto due = process_->watch.due();
     const bool slept = due && had_stopped(*due, Clock::now());
     if (process_->link) process_->link->receive_waiting();  // what has arrived speaks before the clock does
     if (!process_ || !is_serving(state_)) return;
     const auto now = Clock::now();
-    if (!slept && watch_.due() > now) return arm_watch();
+    HangWatch& watch = process_->watch;
+    if (!slept && watch.due() > now) return arm_watch();
 
     const std::string request = process_->page ? process_->page->request() : "";
-    switch (watch_.look(now, page_reading())) {
+    switch (watch.look(now, process_->reading())) {
     case HangWatch::Verdict::unanswered:
-        return hang(fmt::format("it does not answer, for {} now{}", text_of(watch_.unanswered_for(now)),
+        return hang(fmt::format("it does not answer, for {} now{}", text_of(watch.unanswered_for(now)),
                                 state_ == WorkerState::busy && !request.empty() ? " while it ran " + request : ""),
                     fmt::format("it was stopped, or its event loop hangs: see `bulkhead crashes {}`", spec_.name));
     case HangWatch::Verdict::no_step:
         return hang(fmt::format("{} made no step for {}, budget {}", request.empty() ? "what it runs" : request,
-                                text_of(watch_.still_for(now)), duration_text(spec_.deadlines.request.count())),
+                                text_of(watch.still_for(now)), duration_text(spec_.deadlines.request.count())),
                     fmt::format("raise deadlines.request of {}, or see `bulkhead crashes {}`", spec_.name, spec_.name));
     case HangWatch::Verdict::ask: return ask_whether_it_lives();
     case HangWatch::Verdict::nothing: return arm_watch();
@@ -111,20 +97,8 @@ void Replica::look_at_it() {
 
 /// One question at a time: a worker that answers none must not drown in them.
 void Replica::ask_whether_it_lives() {
-    if (!std::exchange(process_->statistics_asked, true)) process_->send(worker_link::statistics_asked());
-    if (!is_serving(state_)) return;  // a load and a drain have budgets of their own
-    watch_.asked(Clock::now());
+    if (process_->watch.ask(Clock::now())) process_->send(worker_link::statistics_asked());
     arm_watch();
-}
-
-/// A start in the future is invalid: then only the steps count.
-std::optional<HangWatch::Reading> Replica::page_reading() const {
-    if (!process_->page) return std::nullopt;
-    HangWatch::Reading reading{process_->page->steps(), std::nullopt};
-    const Clock::time_point since{
-        std::chrono::nanoseconds{static_cast<std::int64_t>(process_->page->running_since_ns())}};
-    if (since > Clock::time_point{} && since <= Clock::now()) reading.running_since = since;
-    return reading;
 }
 
 /// Its clients are told at once. The process writes a backtrace, then it is ended with all that it started.
@@ -134,9 +108,9 @@ void Replica::hang(std::string cause, const std::string& hint) {
 }
 
 void Replica::abort_process() {
-    if (process_->pid == 0 || process_->evidence.aborted || process_->escalation >= Escalation::sigkill)
-        return escalate();
-    process_->evidence.aborted = true;
+    FirstSign& sign = process_->evidence.first_sign;
+    if (process_->pid == 0 || sign == FirstSign::hung || process_->escalation >= Escalation::sigkill) return escalate();
+    sign = FirstSign::hung;
     remember();
     context_.keeper.signal(process_->name, SIGCONT, false);  // a stopped process would hold the next one back
     context_.keeper.signal(process_->name, SIGABRT, false);
@@ -144,24 +118,6 @@ void Replica::abort_process() {
 }
 
 // --- what is not the model's fault
-
-Result<> Replica::refuse_quarantined_gpu() const {
-    const auto& device = process_->device;
-    const auto reason = device.is_gpu() ? context_.gpu_quarantine.reason(device.uuid) : std::nullopt;
-    if (!reason) return {};
-    return Error{
-        ErrorCode::resources_exhausted,
-        fmt::format("loading {}: {} ({}) is quarantined: {}", name().place(), device.text, device.uuid, *reason),
-        fmt::format("see `bulkhead gpus`; when it is in order again: `bulkhead gpus --lift {}`", device.uuid)};
-}
-
-/// What it waits for, by the refusal that it has just met.
-std::string Replica::gpu_refusal() const {
-    const auto& device = process_->device;
-    if (const auto reason = device.is_gpu() ? context_.gpu_quarantine.reason(device.uuid) : std::nullopt)
-        return "waits for its GPU, which is quarantined: " + *reason;
-    return "waits for its GPU: " + (process_->failure ? process_->failure->attempt : spec_.device);
-}
 
 /// In backoff, as long as it takes: nothing is spawned, counted or told until the GPU may be used.
 void Replica::wait_for_gpu() {
@@ -199,8 +155,8 @@ void Replica::gpu_was_quarantined(const std::string& uuid) {
 
 /// What an operator should see beside the state.
 std::string Replica::note() const {
-    if (process_ && process_->given_up) return unending_error().attempt;
-    return eager_reason_.empty() ? "" : "eager: " + eager_reason_;
+    if (process_ && process_->given_up) return process_->given_up->attempt;
+    return history_.eager.empty() ? "" : "eager: " + history_.eager;
 }
 
 }  // namespace bulkhead::supervisor

@@ -1,11 +1,29 @@
 #include "supervisor/replica/worker_process.h"
 
+#include <signal.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <utility>
 
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "ipc/base/packet.h"
+#include "ipc/channel/channel_codec.h"
+#include "ipc/slab/host_slab.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/base/proc_files.h"
+#include "supervisor/base/text.h"
+
 namespace bulkhead::supervisor {
+
+WorkerProcess::WorkerProcess(FleetContext& fleet, const config::ModelSpec& model, ModelLog& model_log,
+                             WorkerName worker)
+    : context{fleet}, spec{model}, lines{model_log}, name{std::move(worker)} {
+    watch = HangWatch{{spec.deadlines.request + limits::hang_grace, spec.watchdog,
+                       answer_budget(spec.deadlines.request, limits::answer_deadline)}};
+}
 
 WorkerProcess::~WorkerProcess() { close(); }
 
@@ -22,23 +40,250 @@ void WorkerProcess::cut_channels() {
     channels.clear();
 }
 
+void WorkerProcess::take_channels(worker_link::Hello& hello) {
+    channels.clear();
+    for (std::size_t i = 0; i < hello.channels.size() && i < spec.channel.channels_max; ++i)
+        channels[hello.channels[i]] = i < hello.fds.size() ? std::move(hello.fds[i]) : UniqueFd{};
+    hello.fds.clear();
+}
+
+void WorkerProcess::complain(const std::string& what) {
+    if (++complaints <= limits::link_complaints_max)
+        spdlog::warn("worker={} pid={} said what is ignored: {}", name.text(), pid, escaped(what));
+}
+
+// --- its load and its life
+
+Result<std::string> WorkerProcess::configuration_for(const worker_link::Hello& hello, bool eager) const {
+    if (hello.name != name)
+        return Error{ErrorCode::protocol_violation,
+                     fmt::format("{} calls itself {}", name.text(), escaped(hello.name.text())),
+                     "let only bulkheadd start workers"};
+    if (hello.protocol_min > worker_link::version_max || hello.protocol_max < worker_link::version_min)
+        return Error{ErrorCode::protocol_violation,
+                     fmt::format("{} speaks versions {} to {} of the worker link, this daemon {} to {}", name.place(),
+                                 hello.protocol_min, hello.protocol_max, worker_link::version_min,
+                                 worker_link::version_max),
+                     "install one release of all programs"};
+    config::ModelSpec told = spec;
+    if (eager) told.graphs = config::Graphs::off;
+    std::string configure = worker_link::configure(told, device.is_gpu());
+    if (configure.size() > packet_bytes_max)
+        return Error{ErrorCode::config_invalid,
+                     fmt::format("the declaration of {} has {} as JSON", spec.name, bytes_text(configure.size())),
+                     fmt::format("declare fewer methods or buckets: {} is the most", bytes_text(packet_bytes_max))};
+    return configure;
+}
+
+bool WorkerProcess::take(worker_link::Progress now) {
+    const bool is_new_phase = now.phase != progress.phase;
+    const bool is_more = now.done > progress.done;
+    if (is_new_phase) tell_progress();  // how far the former phase came
+    progress = std::move(now);
+    progress_at = Clock::now();
+    if (is_new_phase || is_more) progressed_at = progress_at;
+    if (is_new_phase || (is_more && progress.done == progress.total) ||
+        progress_at - progress_told >= limits::progress_interval)
+        tell_progress();
+    return is_new_phase || is_more;
+}
+
+void WorkerProcess::tell_progress() {
+    if (progress.phase.empty() || progress_told == progress_at) return;
+    progress_told = progress_at;
+    context.events.publish("progress", name,
+                           {{"phase", progress.phase},
+                            {"done", progress.done},
+                            {"total", progress.total},
+                            {"unit", progress.unit},
+                            {"detail", progress.detail}});
+}
+
+void WorkerProcess::take(const worker_link::ChannelOpened& message) const {
+    spdlog::debug("worker={} channel={} answered its client", name.text(), message.channel);
+}
+
+void WorkerProcess::take(const worker_link::ChannelRefused& message) {
+    spdlog::info("worker={} channel={} refused: {}", name.text(), message.channel, message.error.text());
+    // A worker that ran out of descriptors never had its end: its client is told on the one kept here.
+    if (const auto end = channels.find(message.channel); end != channels.end()) {
+        (void)send_packet(end->second.get(), channel::encode(channel::Failure{0, message.error}));
+        channels.erase(end);
+    }
+}
+
+void WorkerProcess::take(worker_link::Backtrace message) {
+    if (!evidence.take(std::move(message))) complain("a second backtrace");
+}
+
+void WorkerProcess::statistics_are_known() {
+    if (const auto answered = std::exchange(statistics_waiter, nullptr)) answered();
+}
+
+std::string WorkerProcess::last_progress() const {
+    const auto ago =
+        duration_text(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - progressed_at).count());
+    return progress.phase.empty() ? fmt::format("it has reported nothing since its start {} ago", ago)
+                                  : fmt::format("its last progress was \"{}\" {} ago", progress.text(), ago);
+}
+
+std::optional<HangWatch::Reading> WorkerProcess::reading() const {
+    if (!page) return std::nullopt;
+    HangWatch::Reading reading{page->steps(), std::nullopt};
+    const Clock::time_point since{std::chrono::nanoseconds{static_cast<std::int64_t>(page->running_since_ns())}};
+    if (since > Clock::time_point{} && since <= Clock::now()) reading.running_since = since;
+    return reading;
+}
+
+std::chrono::milliseconds WorkerProcess::answer_budget(std::chrono::milliseconds running,
+                                                       std::chrono::milliseconds usual) const {
+    if (spec.runtime != config::Runtime::python) return usual;
+    return std::max<std::chrono::milliseconds>(usual, running + limits::hang_grace);
+}
+
+void MemorySample::take(const GpuShare& share, bool ending) {
+    if (ending && !gpu_free_before) gpu_free_before = share.free_bytes;
+    if (gpu && share.pids.empty()) return;  // dying: it has let go already
+    gpu = share;
+    gpu_at = std::chrono::steady_clock::now();
+    gpu_bytes = share.own_bytes;
+}
+
+void WorkerProcess::sample_memory(std::function<void()> sampled) {
+    struct Sample {
+        std::optional<std::uint64_t> host_bytes;
+        std::optional<GpuShare> gpu;
+    };
+    if (pid == 0) return sampled();
+    context.off_loop.run(
+        "reading the memory of " + name.text(),
+        [pid = pid, marker = context.launch.marker(name), uuid = device.uuid, &gpus = context.gpus] {
+            const auto gpu = uuid.empty() ? std::nullopt : gpus.read(uuid);
+            return Sample{read_host_bytes(pid), gpu ? std::optional{share_of(*gpu, pid, marker)} : std::nullopt};
+        },
+        [weak = weak_from_this(), sampled = std::move(sampled)](const Result<Sample>& sample) {
+            const auto process = weak.lock();
+            // A process that was reaped meanwhile keeps its last sample: the number may be another's by now.
+            const bool counts = sample && process && !process->exit;
+            if (counts && sample->host_bytes) process->memory.host_bytes = sample->host_bytes;
+            if (counts && sample->gpu) process->memory.take(*sample->gpu, process->end_began.has_value());
+            sampled();
+        });
+}
+
+std::optional<std::string> WorkerProcess::gpu_quarantined() const {
+    return device.is_gpu() ? context.gpu_quarantine.reason(device.uuid) : std::nullopt;
+}
+
+// --- its end
+
+WorkerProcess::Clock::duration WorkerProcess::send_signal() const {
+    switch (escalation) {
+    case Escalation::none: break;
+    case Escalation::sigterm: context.keeper.signal(name, SIGTERM, false); break;
+    case Escalation::sigkill:
+        if (cgroups != nullptr) cgroups->kill(name);
+        context.keeper.signal(name, SIGKILL, true);
+        return pidfd ? limits::killed_alive_max - limits::kill_repeated_grace : limits::killed_alive_max;
+    case Escalation::sigkill_past_keeper:  // a stopped keeper forwards no signal
+        kill_process(pidfd);
+        return limits::kill_repeated_grace;
+    }
+    return spec.deadlines.kill;
+}
+
 std::chrono::milliseconds WorkerProcess::ready_for() const {
     if (!ready_at) return {};
     return std::chrono::duration_cast<std::chrono::milliseconds>(end_began.value_or(Clock::now()) - *ready_at);
 }
 
-WorkerState WorkerProcess::lost_in(WorkerState now) const {
-    if (evidence.first_sign != FirstSign::none) return evidence.lost_in;
-    return adoption.was_lost && adoption.was_capturing ? WorkerState::capturing : now;
+ExitFacts WorkerProcess::exit_facts(WorkerState state) const {
+    ExitFacts facts;
+    facts.state = state;
+    facts.exit = exit;
+    facts.end_asked = end_asked;
+    facts.drain_asked = drain_until.has_value();
+    facts.drain_overdue = drain_deadline_passed();
+    facts.escalation = escalation;
+    facts.first_sign = evidence.first_sign;
+    facts.was_capturing = evidence.lost_in.value_or(state) == WorkerState::capturing;
+    facts.was_ready = ready_at.has_value();
+    facts.graphs_preferred = spec.graphs == config::Graphs::preferred;
+    if (failure) facts.failure = failure->code;
+    facts.gpu_granted = device.is_gpu() && grant >= Grant::owed;
+    return facts;
 }
 
-void MemorySample::take(const GpuShare& share, bool ending) {
-    if (ending && !gpu_free_before) gpu_free_before = share.free_bytes;
-    const bool is_listed = !share.pids.empty();
-    if (gpu && !is_listed) return;  // dying: it has let go already
-    gpu = share;
-    gpu_bytes = share.own_bytes;
-    gpu_is_recent = is_listed && ending;
+std::string WorkerProcess::end_reason() const {
+    if (failure) return failure->text();
+    std::string reason = evidence.cause(exit);
+    if (const std::string line = lines.last_line(name.replica, name.generation); !line.empty())
+        reason += fmt::format("; last output: {}", line);
+    return reason;
+}
+
+Error WorkerProcess::load_error() const {
+    return {ErrorCode::load_failed,
+            fmt::format("loading {}: process {} {}, {}", name.place(), pid, end_reason(),
+                        progress.phase.empty() ? "before it said anything" : "in phase " + progress.text()),
+            fmt::format("look at `bulkhead logs {}`", spec.name)};
+}
+
+CrashReport WorkerProcess::crash_report() const {
+    CrashReport report = evidence.report;
+    report.worker = name;
+    report.pid = pid;
+    if (report.time_ms == 0) report.time_ms = unix_ms();
+    report.cause = failure ? failure->attempt : evidence.cause(exit);
+    report.state = to_string(evidence.lost_in.value_or(WorkerState::stopped));
+    report.exit = *exit;
+    report.log = lines.last_lines(name.replica, name.generation, limits::crash_log_lines_max);
+    report.host_bytes = memory.host_bytes;
+    report.gpu_bytes = memory.gpu_bytes;
+    report.device = device.text;
+    report.ready_for_ms = ready_for().count();
+    return report;
+}
+
+Trace WorkerProcess::trace() const {
+    Trace trace;
+    trace.worker = name;
+    trace.pid = pid;
+    trace.group_empty = exit->group_empty;
+    if (cgroups != nullptr) trace.cgroup = cgroups->folder(name);
+    trace.marker = context.launch.marker(name);
+    trace.slab_prefix = slab_owner_prefix(context.launch.token, spec.name, name.replica, name.generation);
+    trace.gpu_uuid = device.uuid;
+    trace.gpu = memory.gpu;
+    trace.gpu_is_recent = memory.gpu && !memory.gpu->pids.empty() && end_began && memory.gpu_at >= *end_began;
+    return trace;
+}
+
+Receipt WorkerProcess::receipt(const Reclaimed& reclaimed) const {
+    const auto now = Clock::now();
+    Receipt receipt;
+    receipt.worker = name;
+    receipt.pid = pid;
+    receipt.ended = ended;
+    receipt.exit = *exit;
+    receipt.ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - end_began.value_or(now)).count();
+    std::uint64_t still_held = 0;
+    for (const auto& holder : reclaimed.remains.held_by)
+        if (holder.what != "gpu") still_held += holder.bytes;
+    if (memory.host_bytes) receipt.host_bytes = *memory.host_bytes - std::min(*memory.host_bytes, still_held);
+    const GpuReturn returned = gpu_return(memory.gpu, memory.gpu_free_before, reclaimed.remains);
+    receipt.gpu_bytes = returned.bytes;
+    receipt.gpu_bytes_by = returned.by;
+    receipt.verified = reclaimed.verified();
+    receipt.held_by = reclaimed.remains.held_by;
+    // Only the worker knows its importers: the driver attributes imported memory to no process.
+    for (const worker_link::Importer& importer : statistics.importers) {
+        const auto importer_pid = static_cast<pid_t>(importer.pid);
+        if (!process_exists(importer_pid)) continue;  // it let go by ending
+        receipt.held_by.push_back({importer_pid, process_name(importer_pid), importer.bytes, "gpu_slab"});
+        receipt.verified = false;
+    }
+    return receipt;
 }
 
 bool ExitedProcesses::has(const WorkerName& name) const {

@@ -12,59 +12,59 @@
 #include "supervisor/base/alive_watch.h"
 #include "supervisor/base/async_mutex.h"
 #include "supervisor/base/packet_link.h"
-#include "supervisor/gpu/gpus.h"
-#include "supervisor/keeper_link/keeper.h"
 #include "supervisor/log/log_pipe.h"
-#include "supervisor/reclaim/receipt.h"
 #include "supervisor/reclaim/reclamation.h"
 #include "supervisor/replica/crash_evidence.h"
-#include "supervisor/replica/lifecycle.h"
+#include "supervisor/replica/exit_outcome.h"
+#include "supervisor/replica/fleet_context.h"
+#include "supervisor/replica/hang_watch.h"
 #include "supervisor/replica/load.h"
-#include "supervisor/worker_link/worker_link.h"
 
 namespace bulkhead::supervisor {
 
 /// What is known of memory that a process has.
 struct MemorySample {
     std::optional<std::uint64_t> host_bytes;
-    std::optional<std::uint64_t> gpu_bytes;        ///< by the driver's account of this process
-    std::optional<std::uint64_t> gpu_free_before;  ///< of the device, before it was asked to end
-    std::optional<GpuShare> gpu;                   ///< the last in which the driver listed it, or else the last
-    bool gpu_is_recent = false;                    ///< that one was taken after its end began
+    std::optional<std::uint64_t> gpu_bytes;          ///< by the driver's account of this process
+    std::optional<std::uint64_t> gpu_free_before;    ///< of the device, before it was asked to end
+    std::optional<GpuShare> gpu;                     ///< the last in which the driver listed it, or else the last
+    std::chrono::steady_clock::time_point gpu_at{};  ///< when that one was taken
 
     void take(const GpuShare& share, bool ending);
 };
 
-/// How a process was found that a former supervisor had spawned.
-struct Adoption {
+/// Of a process that a former supervisor had spawned.
+struct AdoptionAttempt {
     std::uint64_t nonce = 0;     ///< of the hello_asked that it has yet to answer; 0: none
     std::uint32_t tried = 0;     ///< supervisors that ended in the middle of adopting it
-    bool was_capturing = false;  ///< as the former supervisor knew it last
-    bool was_lost = false;       ///< under the former supervisor, or while there was none
     std::string replace_reason;  ///< why it shall be replaced; empty: it shall not
 };
 
 /// One generation of a replica: what is known of its process from the moment it was asked for until its memory is
 /// back. Its replica often starts the next generation before that: a callback that acts upon the replica asks first
 /// whether its process is the present one.
-struct WorkerProcess {
+/// Thread  the loop
+struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     using Clock = std::chrono::steady_clock;
 
-    WorkerProcess() = default;
+    /// All of them outlive it.
+    WorkerProcess(FleetContext& fleet, const config::ModelSpec& model, ModelLog& model_log, WorkerName worker);
     WorkerProcess(const WorkerProcess&) = delete;
     WorkerProcess& operator=(const WorkerProcess&) = delete;
     /// As `close`.
     ~WorkerProcess();
 
-    WorkerName name;
+    FleetContext& context;
+    const config::ModelSpec& spec;
+    ModelLog& lines;
+    const WorkerName name;
     Device device;
-    bool is_restart = false;  ///< was counted as one
 
     pid_t pid = 0;  ///< 0 until it was spawned
     UniqueFd pidfd;
     std::shared_ptr<PacketLink> link;
     std::shared_ptr<LogPipe> log;
-    bool has_cgroup = false;
+    Cgroups* cgroups = nullptr;  ///< null: it has no cgroup of its own
 
     /// Duplicates of its ends of channels, kept to be shut down at the first sign of its death: clients then
     /// have their end of file at once, not after the kernel has torn down gigabytes.
@@ -72,33 +72,33 @@ struct WorkerProcess {
 
     std::string configuration;  ///< to be sent as soon as its file was looked at
     Grant grant = Grant::none;
-    AsyncMutex::Lock turn;     ///< among those who change the memory of its GPU
-    bool awaits_turn = false;  ///< it stands in the queue by `hold_turn`
-    Adoption adoption;
-    bool replacing = false;  ///< ended so that one of another declaration can take its place
+    /// Among those who change the memory of its GPU. Empty: it wants none; without a lock: it waits.
+    std::optional<AsyncMutex::Lock> turn;
+    AdoptionAttempt adoption;
 
     std::shared_ptr<const WorkerPageView> page;  ///< null for a worker without one
     std::shared_ptr<AliveWatch::Watch> alive_watch;
+    HangWatch watch;
 
     worker_link::Progress progress;
-    Clock::time_point progress_told_at{};
-    bool progress_is_told = false;      ///< as an event
-    Clock::time_point progressed_at{};  ///< another phase, or more done; at first: when it was asked for
+    Clock::time_point progress_at{};                 ///< when it came
+    Clock::time_point progress_told{};               ///< `progress_at` of the one that was told last, as an event
+    Clock::time_point progressed_at = Clock::now();  ///< another phase, or more done; at first: when it was asked for
     LoadBudget load_budget;
     worker_link::Statistics statistics;
-    bool statistics_asked = false;  ///< and not yet answered
+    std::function<void()> statistics_waiter;
     std::optional<Clock::time_point> ready_at;
     std::uint32_t complaints = 0;  ///< packets that were no good
     MemorySample memory;           ///< the last
 
     // How it ends.
+    EndAsked end_asked = EndAsked::no;
     std::optional<Clock::time_point> end_began;    ///< the request to end it, or the first sign of its death
     std::optional<Clock::time_point> drain_until;  ///< set when it was asked to drain
     Escalation escalation = Escalation::none;
-    bool given_up = false;  ///< it cannot be ended, and nobody waits for it any more
+    std::optional<Error> given_up;  ///< why it cannot be ended; nobody waits for it any more
     CrashEvidence evidence;
     std::optional<Error> failure;     ///< a load that failed in an orderly way
-    bool gpu_refused = false;         ///< never started: its GPU is quarantined or lost
     std::optional<ProcessExit> exit;  ///< reaped
     Ended ended{};                    ///< with `exit`
 
@@ -109,11 +109,51 @@ struct WorkerProcess {
     void close();
     /// Clients of all its channels get their end of file now.
     void cut_channels();
+    /// Its ends of channels follow the page, in the order of their numbers; of those without one, the death is told to
+    /// clients by the kernel alone.
+    void take_channels(worker_link::Hello& hello);
+    /// It said what is ignored.
+    void complain(const std::string& what);
+
+    /// What it is told to load.
+    /// Errors  protocol_violation: it is another, or of another release; config_invalid: too long
+    [[nodiscard]] Result<std::string> configuration_for(const worker_link::Hello& hello, bool eager) const;
+    /// True: it came further.
+    bool take(worker_link::Progress now);
+    void take(const worker_link::ChannelOpened& message) const;
+    void take(const worker_link::ChannelClosed& message) { channels.erase(message.channel); }
+    void take(const worker_link::ChannelRefused& message);
+    void take(worker_link::Backtrace message);
+    void take(const worker_link::Unknown& message) { complain("a packet of type \"" + message.type + "\""); }
+    /// Or will not be.
+    void statistics_are_known();
+    /// As an event, unless it was.
+    void tell_progress();
+    /// "it has reported nothing since its start 3.0 s ago"
+    [[nodiscard]] std::string last_progress() const;
+    /// A start in the future is invalid: then only the steps count.
+    [[nodiscard]] std::optional<HangWatch::Reading> reading() const;
+    /// Of a worker's loop. In Python an engine can hold the interpreter's lock for as long as it runs: there the
+    /// deadline of what it runs decides, with the grace for the worker's own word.
+    [[nodiscard]] std::chrono::milliseconds answer_budget(std::chrono::milliseconds running,
+                                                          std::chrono::milliseconds usual) const;
+    /// Reads its memory. `sampled` is called when it is known or the process is gone.
+    void sample_memory(std::function<void()> sampled);
+
+    /// Why its GPU may not be used; empty: it may.
+    [[nodiscard]] std::optional<std::string> gpu_quarantined() const;
+    /// By `escalation`. How long its end may take from now.
+    Clock::duration send_signal() const;
     /// What was in flight at its drain deadline is given up: ending then is what it was asked for.
     [[nodiscard]] bool drain_deadline_passed() const { return drain_until && Clock::now() >= *drain_until; }
     [[nodiscard]] std::chrono::milliseconds ready_for() const;
-    /// The state at the first sign of its death, which is now if there was none.
-    [[nodiscard]] WorkerState lost_in(WorkerState now) const;
+    [[nodiscard]] ExitFacts exit_facts(WorkerState state) const;
+    [[nodiscard]] std::string end_reason() const;
+    [[nodiscard]] Error load_error() const;
+    /// Of one that was reaped.
+    [[nodiscard]] CrashReport crash_report() const;
+    [[nodiscard]] Trace trace() const;
+    [[nodiscard]] Receipt receipt(const Reclaimed& reclaimed) const;
 };
 
 /// Ended processes that were followed by another before their memory was back.
@@ -123,9 +163,10 @@ public:
 
     void add(std::shared_ptr<WorkerProcess> process) { all_.push_back({std::move(process), {}}); }
     [[nodiscard]] bool has(const WorkerName& name) const;
-    [[nodiscard]] bool empty() const { return all_.empty(); }
-    /// For the receipt of the last one.
-    void wait(OnUnloaded unloaded) { all_.back().waiters.push_back(std::move(unloaded)); }
+    /// For the receipt of the last one, if there is one.
+    void wait(OnUnloaded unloaded) {
+        all_.empty() ? unloaded(std::optional<Receipt>{}) : all_.back().waiters.push_back(std::move(unloaded));
+    }
     /// Its memory is back, or given up; who waits for its receipt.
     [[nodiscard]] std::vector<OnUnloaded> remove(const std::shared_ptr<WorkerProcess>& process);
 

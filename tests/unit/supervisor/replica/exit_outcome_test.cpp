@@ -27,13 +27,15 @@ ExitFacts facts_of(const Text& text) {
                                                     {"cancelled", ErrorCode::cancelled},
                                                     {"resources_exhausted", ErrorCode::resources_exhausted}};
     static const std::map<Text, FirstSign> signs{
-        {"end", FirstSign::end}, {"dying", FirstSign::dying}, {"judged", FirstSign::judged}};
-    static const std::map<Text, bool ExitFacts::*> flags{
-        {"unload", &ExitFacts::unload_asked},   {"replacing", &ExitFacts::replacing},
-        {"drain", &ExitFacts::drain_asked},     {"overdue", &ExitFacts::drain_overdue},
-        {"capturing", &ExitFacts::was_capturing}, {"ready", &ExitFacts::was_ready},
-        {"graphs-preferred", &ExitFacts::graphs_preferred}, {"gpu", &ExitFacts::gpu_granted},
-        {"gpu-refused", &ExitFacts::gpu_refused}};
+        {"end", FirstSign::end}, {"dying", FirstSign::dying}, {"judged", FirstSign::judged}, {"hung", FirstSign::hung}};
+    static const std::map<Text, EndAsked> asked{{"unload", EndAsked::unload}, {"replacing", EndAsked::replacement}};
+    static const std::map<Text, bool ExitFacts::*> flags{{"drain", &ExitFacts::drain_asked},
+                                                         {"overdue", &ExitFacts::drain_overdue},
+                                                         {"capturing", &ExitFacts::was_capturing},
+                                                         {"ready", &ExitFacts::was_ready},
+                                                         {"graphs-preferred", &ExitFacts::graphs_preferred},
+                                                         {"gpu", &ExitFacts::gpu_granted},
+                                                         {"gpu-refused", &ExitFacts::gpu_refused}};
     std::istringstream words{text};
     Text word;
     words >> word;
@@ -47,12 +49,12 @@ ExitFacts facts_of(const Text& text) {
             facts.exit = ProcessExit{true, signals.at(word), true};
         else if (word.starts_with("status:"))
             facts.exit = ProcessExit{false, std::stoi(value), true};
-        else if (word == "sent:SIGABRT")
-            facts.aborted = true;
         else if (word.starts_with("sent:"))
             facts.escalation = value == "SIGKILL" ? Escalation::sigkill : Escalation::sigterm;
         else if (word.starts_with("sign:"))
             facts.first_sign = signs.at(value);
+        else if (asked.contains(word))
+            facts.end_asked = asked.at(word);
         else if (word.starts_with("failed:"))
             facts.failure = failures.at(value);
         else
@@ -104,9 +106,8 @@ const std::pair<const char*, const char*> exits[] = {
     {"busy SIGKILL ready gpu", "lost crashed crashed report unexplained-kill"},
     {"crashed SIGKILL sent:SIGKILL sign:end ready gpu", "known crashed crashed report unexplained-kill"},
     {"crashed SIGTERM sent:SIGKILL sign:end ready gpu", "known crashed crashed report"},
-    {"crashed SIGABRT sent:SIGABRT sign:judged ready gpu", "known crashed crashed report blames-gpu"},
-    {"crashed SIGKILL sent:SIGKILL sent:SIGABRT sign:judged ready gpu",
-     "known crashed crashed report blames-gpu"},
+    {"crashed SIGABRT sign:hung ready gpu", "known crashed crashed report blames-gpu"},
+    {"crashed SIGKILL sent:SIGKILL sign:hung ready gpu", "known crashed crashed report blames-gpu"},
     {"crashed SIGSEGV sign:dying ready gpu", "known crashed crashed report blames-gpu"},
     {"crashed SIGSEGV unload sign:dying ready gpu", "known crashed asked report"},
     // Of a load.
@@ -117,15 +118,12 @@ const std::pair<const char*, const char*> exits[] = {
     {"crashed status:1 sign:judged failed:out_of_memory gpu", "known crashed load_failed fails-loads"},
     {"crashed SIGKILL sent:SIGKILL sign:judged failed:load_failed", "known crashed load_failed fails-loads"},
     {"crashed SIGSEGV sign:judged failed:load_failed", "known crashed load_failed report fails-loads"},
-    {"crashed SIGKILL sent:SIGKILL sent:SIGABRT sign:judged failed:deadline_exceeded",
-     "known crashed load_failed report fails-loads"},
+    {"crashed SIGKILL sent:SIGKILL sign:hung failed:deadline_exceeded", "known crashed load_failed report fails-loads"},
     // Of a capture: without graphs the next process serves who waits.
     {"capturing SIGSEGV capturing graphs-preferred gpu", "lost crashed crashed report no-graphs blames-gpu"},
-    {"crashed SIGABRT sent:SIGABRT sign:judged capturing graphs-preferred",
-     "known crashed crashed report no-graphs"},
+    {"crashed SIGABRT sign:hung capturing graphs-preferred", "known crashed crashed report no-graphs"},
     {"capturing SIGSEGV capturing", "lost crashed crashed report fails-loads"},
-    {"capturing SIGKILL capturing graphs-preferred gpu",
-     "lost crashed crashed report fails-loads unexplained-kill"},
+    {"capturing SIGKILL capturing graphs-preferred gpu", "lost crashed crashed report fails-loads unexplained-kill"},
     {"crashed status:1 sign:judged capturing graphs-preferred failed:load_failed",
      "known crashed load_failed fails-loads"},
     {"stopping SIGTERM unload sent:SIGTERM capturing graphs-preferred", "known terminated asked fails-loads"},
@@ -172,7 +170,7 @@ TEST(ExitOutcome, AReportIsOfACrashAndNothingOfWhatWasAskedForIsRestarted) {
             if (bit(0))
                 facts.exit = bit(1) ? ProcessExit{true, bit(2) ? SIGKILL : SIGTERM, true}
                                     : ProcessExit{false, bit(2) ? 1 : 0, true};
-            facts.unload_asked = bit(3);
+            facts.end_asked = bit(3) ? EndAsked::unload : EndAsked::no;
             facts.drain_asked = bit(4);
             facts.escalation = bit(5) ? Escalation::sigkill : Escalation::none;
             facts.first_sign = bit(6) ? FirstSign::end : FirstSign::none;
@@ -183,7 +181,7 @@ TEST(ExitOutcome, AReportIsOfACrashAndNothingOfWhatWasAskedForIsRestarted) {
             EXPECT_TRUE(!outcome.writes_report || (facts.exit && outcome.ended == Ended::crashed));
             EXPECT_TRUE(facts.exit || outcome.fails_loads) << "nobody waits for what was never started";
             EXPECT_FALSE(outcome.fails_loads && outcome.gives_up_graphs);
-            if (facts.unload_asked) {
+            if (facts.end_asked == EndAsked::unload) {
                 EXPECT_EQ(outcome.ending, Ending::asked);
                 EXPECT_FALSE(outcome.blames_gpu || outcome.gives_up_graphs);
             }

@@ -43,7 +43,7 @@ protected:
         for (int i = 0; i < 100; ++i) {
             const Verdict verdict = look();
             if (verdict == Verdict::ask) {
-                watch.asked(now);
+                watch.ask(now);
                 if (answers) watch.answered();
             } else if (verdict != Verdict::nothing) {
                 return verdict;
@@ -60,9 +60,9 @@ TEST_F(HangWatchTest, AnIdleWorkerThatNobodyAsksIsNeverLookedAt) {
 
 TEST_F(HangWatchTest, AQuestionIsDueInFiveSeconds) {
     serve(false);
-    watch.asked(now);
+    watch.ask(now);
     now += 1s;
-    watch.asked(now);  // changes nothing: the first is still open
+    EXPECT_FALSE(watch.ask(now)) << "the first is still open";
     EXPECT_EQ(look(), Verdict::unanswered);
     EXPECT_EQ(now - start, 5s);
     EXPECT_EQ(watch.unanswered_for(now), 5s);
@@ -70,7 +70,7 @@ TEST_F(HangWatchTest, AQuestionIsDueInFiveSeconds) {
 
 TEST_F(HangWatchTest, AnAnswerEndsTheWait) {
     serve(false);
-    watch.asked(now);
+    watch.ask(now);
     watch.answered();
     EXPECT_EQ(watch.due(), std::nullopt);
 }
@@ -81,7 +81,7 @@ TEST_F(HangWatchTest, AWatchdogAsksAgainAndAgain) {
     for (int i = 1; i <= 3; ++i) {
         EXPECT_EQ(look(), Verdict::ask);
         EXPECT_EQ(now - start, i * 60s);
-        watch.asked(now);
+        watch.ask(now);
         watch.answered();
     }
 }
@@ -151,7 +151,7 @@ TEST_F(HangWatchTest, WithoutAPageQuestionsDecide) {
 TEST_F(HangWatchTest, WhoSleptItselfJudgesNobody) {
     runs();
     serve(true);
-    watch.asked(now);
+    watch.ask(now);
     now += 1h;  // the whole machine was stopped: nobody answered, nobody moved
     EXPECT_EQ(watch.look(now, page), Verdict::nothing);
     const Time woke = now;
@@ -193,7 +193,7 @@ TEST_F(Hang, AnAnswerInTheSocketCountsThoughNobodyHasReadIt) {
     ASSERT_TRUE(worker.got("statistics_asked"));
     worker.say({{"type", "statistics"}});
     std::this_thread::sleep_for(limits::answer_deadline + 500ms);  // the loop itself stands still, by less than a sleep
-    ASSERT_TRUE(wait([&] { return !replica().process()->statistics_asked; }));
+    ASSERT_TRUE(wait([&] { return replica().process()->watch.unanswered_for(Deadline::Clock::now()) == 0s; }));
     EXPECT_EQ(replica().state(), WorkerState::ready);
     EXPECT_TRUE(worker.signals.empty());
 }

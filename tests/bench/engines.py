@@ -1,0 +1,184 @@
+"""The bench "engines": engines in Python in a worker of their own, against the same class called in-process by the same Python.
+
+    engines.py [--rounds N] [--reloads N]        BULKHEAD_BUILD names the build folder
+
+Rounds alternate, and each line names its baseline. "beside a spinning thread" has a thread in the caller's process that runs
+Python without end, as ComfyUI's may: in-process it shares the interpreter with the engine. The node's lines are what a ComfyUI
+node adds: its layouts made into tensors, sent to a worker that gives them back, and made into ComfyUI's again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("BULKHEAD_BUILD", ROOT / "build"))
+sys.path[:0] = [str(ROOT / "clients/python"), str(ROOT / "clients"), str(ROOT / "tests/python/engines")]
+
+import bulkhead  # noqa: E402
+
+PEERS = Path(__file__).parent / "peers"
+VOICE = {"text": "Bulkhead keeps each model in a process of its own, and ends that process to unload it."}
+ANSWER = {"prompt": "What is in the picture?", "max_new_tokens": 128, "do_sample": False}
+
+
+class Spinner:
+    """A thread that runs Python without end, inside `with`."""
+
+    def __enter__(self) -> None:
+        self._ended = False
+        self._thread = threading.Thread(target=self._spin)
+        self._thread.start()
+
+    def _spin(self) -> None:
+        while not self._ended:
+            pass
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self._thread.join()
+
+
+class InProcess:
+    """A Python process that calls an engine's class itself."""
+
+    def __init__(self, engine: str, options: dict[str, Any]) -> None:
+        arguments = [sys.executable, str(PEERS / "engine_in_process.py"), engine, json.dumps(options)]
+        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def seconds(self, method: str, parameters: dict[str, Any], *, spins: bool) -> float:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"method": method, "parameters": parameters, "spins": spins}) + "\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+def in_worker(client: bulkhead.Client, model: str, method: str, parameters: dict[str, Any]) -> float:
+    begun = time.monotonic()
+    for part in client.stream(model, method=method, parameters=parameters):
+        for tensor in part.values():
+            tensor.numpy().copy()
+    return time.monotonic() - begun
+
+
+def compare(client: bulkhead.Client, model: str, engine: str, options: dict[str, Any], method: str, parameters: dict[str, Any], rounds: int) -> None:
+    """The speed in the worker over the speed in-process: 1 is equal, above it the worker is faster."""
+    peer = InProcess(engine, options)
+    taken: dict[str, list[float]] = {"worker": [], "in-process": [], "worker, spinning": [], "in-process, spinning": []}
+    try:
+        in_worker(client, model, method, parameters)
+        peer.seconds(method, parameters, spins=False)
+        for _ in range(rounds):
+            taken["worker"].append(in_worker(client, model, method, parameters))
+            taken["in-process"].append(peer.seconds(method, parameters, spins=False))
+            with Spinner():
+                taken["worker, spinning"].append(in_worker(client, model, method, parameters))
+            taken["in-process, spinning"].append(peer.seconds(method, parameters, spins=True))
+    finally:
+        peer.end()
+    middle = {name: statistics.median(seconds) for name, seconds in taken.items()}
+    print(f"{model}: {method}, {rounds} rounds")
+    for name, seconds in middle.items():
+        print(f"  {name:<24} median {1000 * seconds:8.1f} ms   min {1000 * min(taken[name]):8.1f}   max {1000 * max(taken[name]):8.1f}")
+    print(f"  speed in the worker : in-process                                   {middle['in-process'] / middle['worker']:.3f}   goal 0.98")
+    print(f"  beside a spinning thread, worker : in-process                      {middle['in-process, spinning'] / middle['worker, spinning']:.3f}")
+    print(f"  worker beside a spinning thread : in-process without one           {middle['in-process'] / middle['worker, spinning']:.3f}   goal 0.98\n")
+
+
+def reloads(client: bulkhead.Client, model: str, method: str, parameters: dict[str, Any], count: int) -> None:
+    """The speed after each of so many reloads; how long an unload takes until its receipt."""
+    speeds, receipts, loads = [], [], []
+    for _ in range(count):
+        begun = time.monotonic()
+        receipt = client.unload(model)[0]
+        receipts.append(time.monotonic() - begun)
+        if not receipt["verified"]:
+            raise SystemExit(f"a receipt is not verified: {receipt}")
+        begun = time.monotonic()
+        client.load(model)
+        loads.append(time.monotonic() - begun)
+        in_worker(client, model, method, parameters)
+        speeds.append(statistics.median(in_worker(client, model, method, parameters) for _ in range(5)))
+    middle = statistics.median(speeds)
+    print(f"{model}: {count} reloads, the median of five requests after each")
+    print(f"  (slowest - fastest) / median                                       {(max(speeds) - min(speeds)) / middle:.3f}   goal 0.02")
+    print(f"  unload until the receipt: median {1000 * statistics.median(receipts):.0f} ms; load: median {1000 * statistics.median(loads):.0f} ms\n")
+
+
+def node_overhead(client: bulkhead.Client, rounds: int) -> None:
+    import torch
+    from comfyui import layouts
+
+    sound = {"waveform": torch.rand(1, 2, 30 * 48000), "sample_rate": 48000}
+    image = torch.rand(1, 1024, 1024, 3)
+    methods = client.open("echo").methods
+    cases: list[tuple[str, str, Any, Any, Callable[[Any], Any]]] = [
+        ("30 s of AUDIO", "sound", sound, sound["waveform"], lambda made: layouts.audio(made, 48000)),
+        ("an IMAGE of 1024 x 1024", "image", image, image, layouts.image),
+    ]
+    print("a ComfyUI node's own cost: into a worker that gives it back, and out")
+    for name, method, given, tensor, back in cases:
+        declared = methods[method]["inputs"][0]
+        copy, node = [], []
+        for _ in range(rounds):
+            begun = time.monotonic()
+            kept = tensor.clone()
+            copy.append(time.monotonic() - begun)
+            begun = time.monotonic()
+            sent, _ = layouts.to_tensor(given, declared)
+            reply = client.infer("echo", {declared["name"]: sent}, method=method)
+            answer = back(reply["out"].torch())
+            node.append(time.monotonic() - begun)
+        made = answer["waveform"] if isinstance(answer, dict) else answer
+        if not torch.equal(made, kept):
+            raise SystemExit(f"{name} changed on its way")
+        print(f"  {name:<24} median {1000 * statistics.median(node):6.1f} ms = {statistics.median(node) / statistics.median(copy):5.1f} x one copy of it")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--reloads", type=int, default=10)
+    options = parser.parse_args()
+    import small_models
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["BULKHEAD_SOCKET"] = f"{folder}/run/control.sock"
+        qwen = {"model": str(small_models.qwen3_vl(Path(folder) / "qwen")), "cache_lengths": [1024]}
+        voice = "bulkhead.engines.small_voice:SmallVoice"
+        python: dict[str, Any] = {"runtime": "python", "interpreter": sys.executable, "device": "cpu"}
+        models = {
+            "small-voice": {**python, "engine": voice},
+            "qwen3-vl": {**python, "engine": "bulkhead.engines.qwen3_vl:Qwen3VL", "options": qwen},
+            "echo": {**python, "engine": "echo_engine:Echo", "environment": {"PYTHONPATH": str(PEERS)}},
+        }
+        fleet = Path(folder) / "fleet.json"
+        fleet.write_text(json.dumps({"version": 1, "models": models}))
+        program = str(BUILD / "bin/bulkhead")
+        subprocess.run([program, "up", str(fleet)], check=True, stdout=subprocess.DEVNULL)
+        try:
+            with bulkhead.connect(name="bench") as client:
+                client.load("*")
+                compare(client, "small-voice", voice, {}, "speak", VOICE, options.rounds)
+                compare(client, "qwen3-vl", models["qwen3-vl"]["engine"], qwen, "answer", ANSWER, options.rounds)
+                reloads(client, "small-voice", "speak", VOICE, options.reloads)
+                node_overhead(client, options.rounds)
+        finally:
+            subprocess.run([program, "down"], check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,15 +25,14 @@ std::string generate(generation::Engine& engine, std::vector<std::int64_t>& toke
     const generation::Prompt prompt{inputs, length};
     generation::Start start;
     start.presence = tokens;
-    start.first_input = std::span{tokens}.last(1);
     if (const Result<> done = engine.reset(0, start); !done) return done.error().text();
-    for (std::uint32_t at = 0; at + 1 < length;) {  // the last one is what the first step reads
-        const std::uint32_t count = std::min(engine.shape().chunk_max, length - 1 - at);
-        if (const auto done = engine.prefill(0, prompt, at, count, at + count + 1 == length); !done)
+    for (std::uint32_t at = 0, count = 0; at < length; at += count) {
+        count = std::min(engine.shape().chunk_max, length - at);
+        if (const auto done = engine.prefill(0, prompt, at, count, at + count == length); !done)
             return done.error().text();
-        at += count;
     }
-    for (std::uint32_t step = 0; step < new_tokens; ++step) {
+    if (const auto done = engine.collect(); !done) return done.error().text();
+    for (std::uint32_t step = 1; step < new_tokens; ++step) {
         if (const Result<> done = engine.launch(1); !done) return done.error().text();
         if (const auto done = engine.collect(); !done) return done.error().text();
     }
@@ -60,6 +59,7 @@ int main(int argc, char** argv) {
     if (!model) return bench::refuse_rounds(model.error().text());
     generation::Engine* const engine = (*model)->generator();
     if (engine == nullptr) return bench::refuse_rounds("the package does not generate");
+    if (!engine->shape().prefill_gives) return bench::refuse_rounds("the package's prefill gives no token; export it again");
 
     std::vector<std::int64_t> tokens;
     std::istringstream ids{argv[4]};

@@ -59,39 +59,37 @@ class Products(unittest.TestCase):
         return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
 
     def test_vectors_meet_sums_and_a_prompt_our_own_kernel(self) -> None:
-        product, linear = "bulkhead.product.default", "aten.linear.default"
+        product, linear = "bulkhead.product_float32.default", "aten.linear.default"
         self.assertFalse({product, linear} & self.operators("cpu", torch.float32, "vectors"))
         self.assertIn(product, self.operators("cpu", torch.float32, "prompt"))
         for device, dtype, meets in (("cpu", torch.bfloat16, "prompt"), ("cpu", torch.float32, "anything"), ("cuda", torch.float32, "vectors")):
             seen = self.operators(device, dtype, meets)  # type: ignore[arg-type]
             self.assertTrue(linear in seen and product not in seen, (device, dtype, meets))
 
-    def test_4_bits_are_written_out(self) -> None:
-        """No worker knows the operator itself."""
-        layer = quantised.Int4Linear(torch.nn.Linear(32, 5))
-        for meets in ("vectors", "prompt", "anything"):
-            seen = self.operators("cpu", torch.float32, meets, layer)  # type: ignore[arg-type]
-            self.assertNotIn("bulkhead.linear_int4.default", seen)
-            self.assertEqual("aten.linear.default" in seen, meets == "anything")
-            self.assertEqual("bulkhead.product.default" in seen, meets == "prompt")
+    def test_8_and_4_bits_are_written_out(self) -> None:
+        """No worker knows the operators themselves."""
+        for kind, layer in (("int8", quantised.Int8Linear(torch.nn.Linear(32, 5))), ("int4", quantised.Int4Linear(torch.nn.Linear(32, 5)))):
+            for meets in ("vectors", "prompt", "anything"):
+                seen = self.operators("cpu", torch.float32, meets, layer)  # type: ignore[arg-type]
+                self.assertNotIn(f"bulkhead.linear_{kind}.default", seen)
+                self.assertEqual("aten.linear.default" in seen, meets == "anything")
+                self.assertEqual(f"bulkhead.product_{kind}.default" in seen, meets == "prompt")
 
     def test_our_own_kernel_is_right_for_any_sizes(self) -> None:
-        """Rows below and above its threshold, and around its tiles; depths and outs that fill no vector and no panel."""
+        """Rows around its vectors and panels; depths and outs that fill no vector, no tile and no thread's part of the copy."""
         rows = torch.export.Dim("rows", min=2, max=300)
-        for depth, outs in ((64, 96), (37, 71)):
-            weight = torch.randn(outs, depth)
+        plain = [torch.nn.Linear(depth, outs) for depth, outs in ((160, 96), (37, 71), (37, 71), (96, 71))]
+        for layer in (*plain[:2], quantised.Int8Linear(plain[2]), quantised.Int4Linear(plain[3])):
             with tempfile.TemporaryDirectory() as folder, inductor.scratch_beside(Path(folder)), torch.no_grad():
-                layer = torch.nn.Linear(depth, outs, bias=False)
-                layer.weight.copy_(weight)
                 with Rewriting("cpu", "prompt"):
-                    program = torch.export.export(layer, (torch.randn(7, depth),), dynamic_shapes=({0: rows},), strict=False)
+                    program = torch.export.export(layer, (torch.randn(7, layer.in_features),), dynamic_shapes=({0: rows},), strict=False)
                 file = Path(folder) / "product.pt2"
                 constants = functions.compile_program(program, file, "cpu", "prompt")
                 compiled = functions.load(file)
                 compiled.load_constants(constants, check_full_update=True, user_managed=True)
-                for count in (2, 3, 4, 5, 11, 16, 17, 18, 24, 29, 130):
-                    x = torch.randn(count, depth)
-                    torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, weight), msg=lambda said: f"{count} x {depth} x {outs}: {said}")
+                for count in (2, 3, 7, 8, 9, 15, 16, 17, 24, 25, 32, 33, 47, 48, 49, 130):
+                    x = torch.randn(count, layer.in_features)
+                    torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5, msg=lambda said: f"{count} rows, {layer}: {said}")
 
     def test_our_own_kernel_reads_parts_of_tensors(self) -> None:
         class Parts(torch.nn.Module):

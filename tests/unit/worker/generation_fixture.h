@@ -45,7 +45,7 @@ struct Wish {
     std::uint32_t chunk = 0;  ///< positions of one prefill; 0: all
 };
 
-/// Resets and prefills `slot` as the batcher does: the last prompt token is what the first step reads.
+/// Resets and prefills `slot`. The last prompt token is what the first step reads, also where prefill could give a token.
 inline void begin(Engine& engine, std::uint32_t slot, const Wish& wish) {
     Start start;
     start.keep = wish.keep;
@@ -64,8 +64,8 @@ inline void begin(Engine& engine, std::uint32_t slot, const Wish& wish) {
     const std::uint32_t chunk = wish.chunk == 0 ? engine.shape().chunk_max : wish.chunk;
     for (std::uint32_t first = wish.keep; first < until; first += chunk) {
         const std::uint32_t count = std::min(chunk, until - first);
-        const auto done = engine.prefill(slot, {{&view, 1}, static_cast<std::uint32_t>(length)}, first, count,
-                                         first + count == until);
+        const bool last = first + count == until && !engine.shape().prefill_gives;
+        const auto done = engine.prefill(slot, {{&view, 1}, static_cast<std::uint32_t>(length)}, first, count, last);
         ASSERT_TRUE(done) << done.error().text();
     }
 }

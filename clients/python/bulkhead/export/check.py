@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import Error
 from . import functions, manifest, weights
 from .families import Family, Prompt
 
@@ -51,17 +50,18 @@ class Package:
         return logits.reshape(n, self.manifest["rows"], self.manifest["codebooks"], -1)
 
     def run_prefill(self, prompt: Prompt, start: int, stop: int, span: int, buffers: list[Tensor]) -> Tensor:
-        """Positions [start, stop) of a prompt, at least two."""
+        """Positions [start, stop) of a prompt; of one alone its row twice."""
         said = self.manifest["prefill"]
-        rest = [] if prompt.rope is None else [prompt.rope[:, start:stop]]
+        positions = torch.arange(start, max(stop, start + 2)).clamp(max=stop - 1)
+        rest = [] if prompt.rope is None else [prompt.rope[:, positions]]
         for extra in said["extras"]:
-            rest.append(prompt.extras[extra["name"]].narrow(extra["shape"].index("T"), start, stop - start).contiguous())
+            rest.append(prompt.extras[extra["name"]].index_select(extra["shape"].index("T"), positions))
         if prompt.embeddings is not None:
-            part = prompt.embeddings[:, start:stop].contiguous()
+            part = prompt.embeddings[:, positions]
         else:
             assert prompt.tokens is not None
-            part = prompt.tokens[start:stop].contiguous()
-        given = [part, torch.arange(start, stop), torch.arange(span), *rest]
+            part = prompt.tokens[positions]
+        given = [part, positions, torch.arange(span), *rest]
         logits: Tensor = self.prefill(*(tensor.contiguous().to(self.device) for tensor in given), *buffers)
         return logits
 
@@ -91,20 +91,14 @@ class Package:
         said = self.manifest["prefill"]
         whole = prompt.embeddings is not None or said["logits"]
         end = size if whole else size - 1  # the last token is the first step's
-        start, logits = 0, None
-        while end - start >= 2:
+        logits = None
+        for start in range(0, end, said["chunk_max"]):
             stop = min(end, start + said["chunk_max"])
-            stop -= end - stop == 1 and stop - start > 2  # no chunk of one is left over
             logits = self.run_prefill(prompt, start, stop, stop, buffers)
-            start = stop
         if whole:
-            if start != end:
-                raise Error("input_invalid", f"checking with a prompt of {size} positions", "prefill takes 2 or more at a time")
             return logits if said["logits"] else None
         assert prompt.tokens is not None
-        for position in range(start, size):
-            logits = self.run_decode(prompt.tokens[position][None], torch.tensor([position]), position + 1, buffers, delta)[0]
-        return logits
+        return self.run_decode(prompt.tokens[end][None], torch.tensor([end]), size, buffers, delta)[0]
 
 
 @dataclass(frozen=True)

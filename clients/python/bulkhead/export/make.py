@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def make(loaded: Loaded, out: Path, *, device: str, kv_dtype: str, length: int |
     check_sizes(length_max, slots, slots_max, buckets, chunk, numbers.length_max)
     sizes = Sizes(length_max, slots_max, min(chunk, length_max), device, PACKAGED_DTYPES[kv_dtype])
     form = family.prompt_form()
+    if device == "cpu" and form.input == "tokens":
+        form = replace(form, logits=True)  # saves a step, which on a CPU costs nearly what a short prompt does
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -1,17 +1,23 @@
 // y = x * wᵀ in float32, as a compiled function for a CPU has it: Inductor puts this text before its first product.
 // LibTorch's own products copy all of w at each call, which a prompt of some tens of tokens does not repay.
 //
-// x [rows, depth], w [outs, depth], y [rows, outs], all contiguous, none overlapping. Any sizes.
+// x is copied, so that rows of x are the lanes of a vector: each number of w then meets a vector of rows. w is read once,
+// in order and as it lies, and where rows are few its memory is the bound. w of 8 or 4 bits is widened some rows at a
+// time, in the cache.
+//
+// x [rows, depth], w [outs, depth], y [rows, outs], all contiguous, none overlapping. Any sizes above 0.
+// Throws std::bad_alloc, for the copies.
 #ifndef BULKHEAD_PRODUCT_KERNEL_H
 #define BULKHEAD_PRODUCT_KERNEL_H
 
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <new>
 
 namespace bulkhead_product {
 namespace {
@@ -22,117 +28,175 @@ struct alignas(64) CacheLine {
 };
 
 using Vector = at::vec::Vectorized<float>;
+using Integers = at::vec::Vectorized<int32_t>;
 constexpr int64_t lanes = Vector::size();
-constexpr int64_t panel_outs = 2 * lanes;  // two vectors of y for each row that is computed together
-static_assert(panel_outs % floats_of_line == 0);
-// Accumulators, the two vectors of a panel and one of x fit the registers: 32 with AVX-512, else 16.
-constexpr int rows_at_once = lanes == 16 ? 12 : 6;
-// From so many rows on it pays to transpose w, panel by panel (measured from 4 to 512 rows).
-constexpr int64_t rows_many = 17;
+// Accumulators, the vectors of a panel and one of w fit the registers: 32 with AVX-512, else 16.
+constexpr int outs_at_once = lanes == 16 ? 8 : 4;
+constexpr int vectors_most = 3;
+constexpr int64_t panel_rows = vectors_most * lanes;
+constexpr int64_t tile_outs = 16;  // whole vectors of y for each row
+static_assert(tile_outs % outs_at_once == 0 && tile_outs % lanes == 0);
+constexpr int64_t columns_at_once = 64;  // of x, copied by one thread
 
 // GCC 12 keeps the sums in memory unless these functions are inlined.
 #define BULKHEAD_INLINE __attribute__((always_inline)) inline
 
-// Dot products of Rows rows of x with Outs rows of w, each of which is read once and in order.
-template <int Rows, int Outs>
-BULKHEAD_INLINE void dots(const float* x, const float* w, float* y, int64_t depth, int64_t outs) {
-    Vector sums[Rows][Outs];
-    for (auto& row : sums)
-        for (Vector& one : row) one = Vector(0.f);
-    const auto add = [&](int64_t at, int64_t count) __attribute__((always_inline)) {
-        Vector weights[Outs];
-        for (int out = 0; out < Outs; ++out) weights[out] = Vector::loadu(w + out * depth + at, count);
-        for (int row = 0; row < Rows; ++row) {
-            const Vector values = Vector::loadu(x + row * depth + at, count);
-            for (int out = 0; out < Outs; ++out) sums[row][out] = at::vec::fmadd(values, weights[out], sums[row][out]);
+struct Float32 {
+    const float* values;  // [outs, depth]
+
+    static constexpr bool narrow = false;
+    const float* row(int64_t out, int64_t depth) const { return values + out * depth; }
+};
+
+// As quantised.Int8Linear has them.
+struct Int8 {
+    const int8_t* values;  // [outs, depth]
+    const float* scale;    // [outs]
+
+    static constexpr bool narrow = true;
+    BULKHEAD_INLINE void widen(int64_t out, int64_t depth, float* to) const {
+        const int8_t* const from = values + out * depth;
+        int64_t at = 0;
+        for (; at + lanes <= depth; at += lanes)
+            (at::vec::convert<float>(at::vec::convert_to_int32<int8_t>(from + at)) * Vector(scale[out])).store(to + at);
+        for (; at < depth; ++at) to[at] = static_cast<float>(from[at]) * scale[out];
+    }
+};
+
+// As products.packed: of a group, the low halves of its bytes come first.
+struct Int4 {
+    const uint8_t* values;  // [outs, depth / 2]
+    const float* scale;     // [outs, depth / group]
+    const float* least;     // [outs, depth / group]
+
+    static constexpr bool narrow = true;
+    static constexpr int64_t group = 32;
+    static_assert(group / 2 % lanes == 0);
+    BULKHEAD_INLINE void widen(int64_t out, int64_t depth, float* to) const {
+        const int64_t first = out * (depth / group);
+        for (int64_t number = first; number < first + depth / group; ++number, to += group) {
+            const Vector low_scale(scale[number]);
+            const Vector high_scale(scale[number] / 16);  // of a byte whose low half is taken off
+            const Vector base(least[number]);
+            for (int64_t i = 0; i < group / 2; i += lanes) {
+                const Integers bytes = at::vec::convert_to_int32<uint8_t>(values + number * (group / 2) + i);
+                const Vector low = at::vec::convert<float>(bytes & Integers(15));
+                const Vector high = at::vec::convert<float>(bytes) - low;
+                at::vec::fmadd(low, low_scale, base).store(to + i);
+                at::vec::fmadd(high, high_scale, base).store(to + group / 2 + i);
+            }
+        }
+    }
+};
+
+// to [columns, rows] from `from` [rows, columns]; strides of rows are given.
+BULKHEAD_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
+                               int64_t columns) {
+    int64_t row = 0;
+    for (; row + lanes <= rows; row += lanes) {
+        int64_t column = 0;
+        for (; column + lanes <= columns; column += lanes)
+            at::vec::transpose_mxn<float>(from + row * from_stride + column, from_stride, to + column * to_stride + row,
+                                          to_stride, lanes, lanes);
+        for (; column < columns; ++column)
+            for (int64_t lane = 0; lane < lanes; ++lane)
+                to[column * to_stride + row + lane] = from[(row + lane) * from_stride + column];
+    }
+    for (; row < rows; ++row)
+        for (int64_t column = 0; column < columns; ++column)
+            to[column * to_stride + row] = from[row * from_stride + column];
+}
+
+// Rows of x, transposed: [depth, vectors * lanes], zeros where there is no row.
+struct Panel {
+    float* values;
+    int64_t rows;
+    int vectors;
+
+    static int64_t width_of(int64_t rows) { return (rows + lanes - 1) / lanes * lanes; }
+
+    Panel(float* panels, int64_t number, int64_t all_rows, int64_t depth)
+        : values{panels + number * panel_rows * depth}, rows{std::min(panel_rows, all_rows - number * panel_rows)},
+          vectors{static_cast<int>(width_of(rows) / lanes)} {}
+
+    // Columns `first` to `last` of x, which begins with the first row of the panel.
+    BULKHEAD_INLINE void fill(const float* x, int64_t depth, int64_t first, int64_t last) const {
+        const int64_t width = vectors * lanes;
+        transpose(x + first, depth, values + first * width, width, rows, last - first);
+        for (int64_t column = first; column < last; ++column)
+            std::fill(values + column * width + rows, values + (column + 1) * width, 0.f);
+    }
+};
+
+// Outs rows of w with all of a panel, to tile [Outs, panel_rows]. Asks for the rows of w that come next.
+template <int Outs, int Vectors>
+BULKHEAD_INLINE void multiply(const float* w, const float* panel, float* tile, int64_t depth) {
+    Vector sums[Outs][Vectors];
+    for (auto& out : sums)
+        for (Vector& one : out) one = Vector(0.f);
+    const auto add = [&](int64_t at) __attribute__((always_inline)) {
+        Vector values[Vectors];
+        for (int i = 0; i < Vectors; ++i) values[i] = Vector::loadu(panel + (at * Vectors + i) * lanes);
+        for (int out = 0; out < Outs; ++out) {
+            const Vector weight(w[out * depth + at]);
+            for (int i = 0; i < Vectors; ++i) sums[out][i] = at::vec::fmadd(weight, values[i], sums[out][i]);
         }
     };
     int64_t at = 0;
-    for (; at + lanes <= depth; at += lanes) add(at, lanes);
-    if (at < depth) add(at, depth - at);
-    for (int row = 0; row < Rows; ++row)
-        for (int out = 0; out < Outs; ++out)
-            y[row * outs + out] =
-                at::vec::vec_reduce_all<float>([](Vector& a, Vector& b) { return a + b; }, sums[row][out]);
+    for (; at + floats_of_line <= depth; at += floats_of_line) {
+        for (int out = 0; out < Outs; ++out) __builtin_prefetch(w + (Outs + out) * depth + at);
+        for (int64_t i = 0; i < floats_of_line; ++i) add(at + i);
+    }
+    for (; at < depth; ++at) add(at);
+    for (int out = 0; out < Outs; ++out)
+        for (int i = 0; i < Vectors; ++i) sums[out][i].store(tile + out * panel_rows + i * lanes);
 }
 
 template <int Outs>
-BULKHEAD_INLINE void dots(const float* x, const float* w, float* y, int64_t rows, int64_t depth, int64_t outs) {
-    for (; rows >= 4; rows -= 4, x += 4 * depth, y += 4 * outs) dots<4, Outs>(x, w, y, depth, outs);
-    if (rows == 3) dots<3, Outs>(x, w, y, depth, outs);
-    if (rows == 2) dots<2, Outs>(x, w, y, depth, outs);
-    if (rows == 1) dots<1, Outs>(x, w, y, depth, outs);
+BULKHEAD_INLINE void multiply(const float* w, const Panel& panel, float* tile, int64_t depth) {
+    if (panel.vectors == 1) return multiply<Outs, 1>(w, panel.values, tile, depth);
+    if (panel.vectors == 2) return multiply<Outs, 2>(w, panel.values, tile, depth);
+    multiply<Outs, vectors_most>(w, panel.values, tile, depth);
 }
 
-// Few rows: outs `first` to `last`.
-BULKHEAD_INLINE void few(const float* x, const float* w, float* y, int64_t rows, int64_t depth, int64_t outs,
-                         int64_t first, int64_t last) {
-    int64_t out = first;
-    for (; out + 4 <= last; out += 4) dots<4>(x, w + out * depth, y + out, rows, depth, outs);
-    for (; out < last; ++out) dots<1>(x, w + out * depth, y + out, rows, depth, outs);
+// So many floats, none of them set.
+std::unique_ptr<CacheLine[]> lines_of(int64_t floats) {
+    return std::unique_ptr<CacheLine[]>{new CacheLine[(floats + floats_of_line - 1) / floats_of_line]};
 }
 
-// panel [depth, panel_outs] from panel_outs rows of w.
-BULKHEAD_INLINE void transpose(const float* w, float* panel, int64_t depth) {
-    int64_t at = 0;
-    for (; at + lanes <= depth; at += lanes)
-        for (int64_t half = 0; half < panel_outs; half += lanes)
-            at::vec::transpose_mxn<float>(w + half * depth + at, depth, panel + at * panel_outs + half, panel_outs,
-                                          lanes, lanes);
-    for (; at < depth; ++at)
-        for (int64_t out = 0; out < panel_outs; ++out) panel[at * panel_outs + out] = w[out * depth + at];
-}
-
-// Rows rows of x with all of a panel.
-template <int Rows>
-BULKHEAD_INLINE void by_panel(const float* x, const float* panel, float* y, int64_t depth, int64_t outs) {
-    Vector sums[Rows][2];
-    for (auto& row : sums) row[0] = row[1] = Vector(0.f);
-    for (int64_t at = 0; at < depth; ++at) {
-        const Vector left = Vector::loadu(panel + at * panel_outs);
-        const Vector right = Vector::loadu(panel + at * panel_outs + lanes);
-        for (int row = 0; row < Rows; ++row) {
-            const Vector value(x[row * depth + at]);
-            sums[row][0] = at::vec::fmadd(value, left, sums[row][0]);
-            sums[row][1] = at::vec::fmadd(value, right, sums[row][1]);
-        }
-    }
-    for (int row = 0; row < Rows; ++row) {
-        sums[row][0].store(y + row * outs);
-        sums[row][1].store(y + row * outs + lanes);
-    }
-}
-
-// `rows` of them, fewer than Rows.
-template <int Rows>
-BULKHEAD_INLINE void rest_by_panel(const float* x, const float* panel, float* y, int64_t rows, int64_t depth,
-                                   int64_t outs) {
-    if constexpr (Rows > 1) {
-        if (rows == Rows - 1) return by_panel<Rows - 1>(x, panel, y, depth, outs);
-        rest_by_panel<Rows - 1>(x, panel, y, rows, depth, outs);
-    }
-}
-
-void product(const float* x, const float* w, float* y, int64_t rows, int64_t outs, int64_t depth) {
-    const int64_t panels = (outs + panel_outs - 1) / panel_outs;
+template <typename Weights>
+void product(const float* x, const Weights& weights, float* y, int64_t rows, int64_t outs, int64_t depth) {
+    const int64_t panels = (rows + panel_rows - 1) / panel_rows;
+    const auto copied = lines_of(Panel::width_of(rows) * depth);
+    const int64_t wide_floats = Weights::narrow ? tile_outs * depth : 0;
+    const auto wide = lines_of(omp_get_max_threads() * wide_floats);
 #pragma omp parallel
     {
-        std::unique_ptr<CacheLine[]> lines;
-        if (rows >= rows_many) lines.reset(new (std::nothrow) CacheLine[depth * panel_outs / floats_of_line]);
-        float* const panel = reinterpret_cast<float*>(lines.get());
 #pragma omp for
-        for (int64_t number = 0; number < panels; ++number) {
-            const int64_t first = number * panel_outs;
-            const int64_t last = std::min(first + panel_outs, outs);
-            if (panel == nullptr || last - first < panel_outs) {
-                few(x, w, y, rows, depth, outs, first, last);
-                continue;
+        for (int64_t first = 0; first < depth; first += columns_at_once)
+            for (int64_t number = 0; number < panels; ++number)
+                Panel(copied[0].values, number, rows, depth)
+                    .fill(x + number * panel_rows * depth, depth, first, std::min(first + columns_at_once, depth));
+#pragma omp for
+        for (int64_t first = 0; first < outs; first += tile_outs) {
+            alignas(64) float tile[tile_outs * panel_rows];
+            const int64_t count = std::min(tile_outs, outs - first);
+            const float* w;
+            if constexpr (Weights::narrow) {
+                float* const own = wide[0].values + omp_get_thread_num() * wide_floats;
+                for (int64_t out = 0; out < count; ++out) weights.widen(first + out, depth, own + out * depth);
+                w = own;
+            } else {
+                w = weights.row(first, depth);
             }
-            transpose(w + first * depth, panel, depth);
-            int64_t row = 0;
-            for (; row + rows_at_once <= rows; row += rows_at_once)
-                by_panel<rows_at_once>(x + row * depth, panel, y + row * outs + first, depth, outs);
-            rest_by_panel<rows_at_once>(x + row * depth, panel, y + row * outs + first, rows - row, depth, outs);
+            for (int64_t number = 0; number < panels; ++number) {
+                const Panel panel(copied[0].values, number, rows, depth);
+                int64_t out = 0;
+                for (; out + outs_at_once <= count; out += outs_at_once)
+                    multiply<outs_at_once>(w + out * depth, panel, tile + out * panel_rows, depth);
+                for (; out < count; ++out) multiply<1>(w + out * depth, panel, tile + out * panel_rows, depth);
+                transpose(tile, panel_rows, y + number * panel_rows * outs + first, outs, count, panel.rows);
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
-"""Products of float32 matrices on a CPU, as a kernel of our own in what Inductor writes."""
+"""Products in float32 on a CPU, as a kernel of our own in what Inductor writes: product_kernel.h."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +16,42 @@ from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
 _KERNEL = (Path(__file__).parent / "product_kernel.h").read_text()
 
 _library = torch.library.Library("bulkhead", "FRAGMENT")
-_library.define("product(Tensor x, Tensor weight) -> Tensor")
-_library.impl("product", lambda x, weight: torch.nn.functional.linear(x, weight), "CompositeExplicitAutograd")
-_library.impl("product", lambda x, weight: x.new_empty(x.shape[0], weight.shape[0]), "Meta")
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [rows, in] and weight [out, in], float32 on a CPU, to [rows, out]: in a compiled function by product_kernel.h."""
-    done: Tensor = torch.ops.bulkhead.product(x, weight)
-    return done
+def product(kind: str, members: tuple[str, ...], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Defines the operator (x, *members): x float32 [rows, in] times a matrix [out, in], transposed, gives [rows, out]. The
+    matrix is what the struct `kind` of product_kernel.h is made of. In a compiled function the operator is the kernel,
+    elsewhere `plain`."""
+    name = f"product_{kind.lower()}"
+    _library.define(f"{name}({', '.join(f'Tensor {one}' for one in ('x', *members))}) -> Tensor")
+    _library.impl(name, plain, "CompositeExplicitAutograd")
+    _library.impl(name, lambda x, *matrix: x.new_empty(x.shape[0], matrix[0].shape[0]), "Meta")
+    operator = getattr(torch.ops.bulkhead, name).default
 
+    class Product(CppTemplate):
+        def render(self, kernel: CppTemplateKernel, template_buffer_node: Any = None, epilogue_nodes: Any = None, **unused: Any) -> str:
+            assert not epilogue_nodes, "compiled with epilogue_fusion"
+            x, *matrix = self.input_nodes
+            y = self.output_node if template_buffer_node is None else template_buffer_node
+            definition = kernel.def_kernel(inputs={"x": x, **dict(zip(members, matrix, strict=True))}, outputs={"y": y})
+            sizes = ", ".join((kernel.size(y, 0), kernel.size(y, 1), kernel.size(x, 1)))
+            call = f"bulkhead_product::product(x, bulkhead_product::{kind}{{{', '.join(members)}}}, y, {sizes});"
+            return f'{self.header().getvalue()}\n{_KERNEL}\nextern "C" {cpp.get_export_declaration()}\n{definition}\n{{\n    {call}\n}}\n'
 
-class _Product(CppTemplate):
-    def render(self, kernel: CppTemplateKernel, template_buffer_node: Any = None, epilogue_nodes: Any = None, **unused: Any) -> str:
-        assert not epilogue_nodes, "compiled with epilogue_fusion"
-        x, weight = self.input_nodes
-        y = self.output_node if template_buffer_node is None else template_buffer_node
-        definition = kernel.def_kernel(inputs={"x": x, "weight": weight}, outputs={"y": y})
-        sizes = ", ".join((kernel.size(y, 0), kernel.size(y, 1), kernel.size(weight, 1)))
-        return f'{self.header().getvalue()}\n{_KERNEL}\nextern "C" {cpp.get_export_declaration()}\n{definition}\n{{\n    bulkhead_product::product(x, weight, y, {sizes});\n}}\n'
+    @lowering.register_lowering(operator, type_promotion_kind=None)
+    def lower(x: lowering.TensorBox, *matrix: lowering.TensorBox) -> lowering.TensorBox:
+        inputs = [_whole(one) for one in (x, *matrix)]
+        for i, one in enumerate(inputs):  # the kernel's arguments are told apart by name
+            if any(one.get_name() == other.get_name() for other in inputs[:i]):
+                inputs[i] = ir.ExternKernel.copy_input(one)
+        layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [x.get_size()[0], matrix[0].get_size()[0]])
+        return Product(name, inputs, layout, 1).generate().output_node()
+
+    called: Callable[..., Tensor] = operator
+    return called
 
 
 def _whole(x: lowering.TensorBox) -> Any:
     """x in a buffer, contiguous from its begin on: the kernel gets the buffer's address."""
     found = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
     return found if found.get_layout().offset == 0 else ir.ExternKernel.copy_input(found)
-
-
-@lowering.register_lowering(torch.ops.bulkhead.product.default, type_promotion_kind=None)
-def _lower(x: lowering.TensorBox, weight: lowering.TensorBox) -> lowering.TensorBox:
-    inputs = [_whole(x), _whole(weight)]
-    if inputs[0].get_name() == inputs[1].get_name():  # the kernel's arguments are told apart by name
-        inputs[1] = ir.ExternKernel.copy_input(inputs[1])
-    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [x.get_size()[0], weight.get_size()[0]])
-    return _Product("product", inputs, layout, 1).generate().output_node()

@@ -1,8 +1,8 @@
 """Products of a matrix with what it meets, as a compiled function shall have them.
 
 With few vectors a product is bound by reading the matrix: it is written as plain sums, row by row, which read the matrix
-once and in order however many vectors there are, and which Inductor fuses with what stands around them. With many it is
-bound by arithmetic: on a CPU, in float32, by a kernel of our own.
+once and in order however many vectors there are, and which Inductor fuses with what stands around them. With a prompt it
+is soon bound by arithmetic: on a CPU, in float32, by a kernel of our own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .product_kernel import product
 from .materialized import materialized
+from .product_kernel import product
 
 #: Rows that a GPU's sums are written for: both of a sequence with guidance, or of two such. cuBLAS would pad them to a tile, and
 #: nothing could be fused with what it writes.
@@ -28,16 +28,12 @@ _library = torch.library.Library("bulkhead", "FRAGMENT")
 
 def rewritten(device: str, meets: Meets) -> dict[Any, Callable[..., Any]]:
     """Decompositions for a function, by what its matrices meet."""
-    vectors = meets == "vectors"
-    found: dict[Any, Callable[..., Any]] = {
-        torch.ops.bulkhead.linear_int4.default: _int4_as_sum if vectors else _int4_as_linear,
-        torch.ops.bulkhead.linear_int8.default: _int8_as_sum if vectors else _int8_as_linear,
-    }
-    if device == "cpu" and meets != "anything":
-        found[torch.ops.aten.linear.default] = _as_sum if vectors else _as_product
-    elif device == "cuda" and vectors:
-        found[torch.ops.aten.linear.default] = _as_sum_of_few
-    return found
+    linear, int8, int4 = torch.ops.aten.linear.default, torch.ops.bulkhead.linear_int8.default, torch.ops.bulkhead.linear_int4.default
+    if meets == "vectors":
+        return {linear: _as_sum if device == "cpu" else _as_sum_of_few, int8: _int8_as_sum, int4: _int4_as_sum}
+    if device == "cpu" and meets == "prompt":
+        return {linear: _as_product, int8: _int8_as_product, int4: _int4_as_product}
+    return {int8: _int8_as_linear, int4: _int4_as_linear}
 
 
 def _as_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -53,13 +49,23 @@ def _as_sum_of_few(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     return _as_sum(x, weight, bias) if isinstance(rows, int) and 1 < rows <= FEW else NotImplemented
 
 
+_product = product("Float32", ("weight",), torch.nn.functional.linear)
+
+
 def _as_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    if isinstance(rows.shape[0], int) and rows.shape[0] == 1:  # a head, of the last position alone
+    if _is_one_row(x):
         return _as_sum(x, weight, bias)
-    if x.dtype != torch.float32:
-        return NotImplemented  # as it is
-    done = product(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
+    return _computed(_product, x, weight, bias=bias) if x.dtype == torch.float32 else NotImplemented
+
+
+def _is_one_row(x: Tensor) -> bool:
+    """As a head meets, of the last position alone."""
+    rows = x.numel() // x.shape[-1]
+    return isinstance(rows, int) and rows == 1
+
+
+def _computed(kernel: Callable[..., Tensor], x: Tensor, *matrix: Tensor, bias: Tensor | None) -> Tensor:
+    done = kernel(x.reshape(-1, x.shape[-1]), *matrix).reshape(*x.shape[:-1], matrix[0].shape[0])
     return done if bias is None else done + bias
 
 
@@ -77,6 +83,15 @@ def _int8_as_sum(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None =
     sums = (weight.to(x.dtype).unsqueeze(1) * rows.unsqueeze(0)).sum(-1, dtype=torch.float32) * scale[:, None]
     done = materialized(sums.to(x.dtype).t()).reshape(*x.shape[:-1], weight.shape[0])
     return done if bias is None else done + bias
+
+
+_int8_product = product("Int8", ("weight", "scale"), _int8_as_linear)
+
+
+def _int8_as_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    if _is_one_row(x):
+        return _int8_as_sum(x, weight, scale, bias)
+    return _computed(_int8_product, x, weight, scale, bias=bias) if x.dtype == torch.float32 else _int8_as_linear(x, weight, scale, bias)
 
 
 _library.impl("linear_int8", _int8_as_linear, "CompositeExplicitAutograd")
@@ -115,6 +130,15 @@ def _int4_as_sum(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: 
     terms = (low * parts[:, 0] + high * parts[:, 1]) * scale[:, None, :, None] + both * least[:, None, :, None]
     done = materialized(terms.sum((-2, -1)).t()).reshape(*x.shape[:-1], weight.shape[0])
     return done if bias is None else done + bias
+
+
+_int4_product = product("Int4", ("weight", "scale", "least"), _int4_as_linear)
+
+
+def _int4_as_product(x: Tensor, weight: Tensor, scale: Tensor, least: Tensor, bias: Tensor | None = None) -> Tensor:
+    if _is_one_row(x):
+        return _int4_as_sum(x, weight, scale, least, bias)
+    return _computed(_int4_product, x, weight, scale, least, bias=bias) if x.dtype == torch.float32 else _int4_as_linear(x, weight, scale, least, bias)
 
 
 _library.impl("linear_int4", _int4_as_linear, "CompositeExplicitAutograd")

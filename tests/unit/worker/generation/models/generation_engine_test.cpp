@@ -48,6 +48,27 @@ TEST_F(GenerationEngine, PromptOfOneTokenNeedsNoPrefill) {
     EXPECT_EQ(tokens.size(), 5U);
 }
 
+TEST_F(GenerationEngine, PrefillGivesTheTokenThatAStepWould) {
+    ASSERT_TRUE(shape().prefill_gives);
+    for (const std::size_t length : {1U, 2U, 30U}) {
+        const Wish wish{random_prompt(random_, shape(), length), 6};
+        const auto by_steps = run_alone(engine(), wish);
+        Tokens prompt = wish.prompt;
+        Start start;
+        start.presence = prompt;
+        ASSERT_TRUE(engine().reset(0, start));
+        const std::int64_t dims = std::ssize(prompt);
+        const TensorView view{"tokens", wire::DType::int64, {&dims, 1}, std::as_writable_bytes(std::span{prompt})};
+        const auto count = static_cast<std::uint32_t>(length);
+        ASSERT_TRUE(engine().prefill(0, {{&view, 1}, count}, 0, count, true));
+        const auto first = engine().collect();
+        ASSERT_TRUE(first && first->size() == 1);
+        std::vector<std::int32_t> tokens{first->front().tokens[0]};
+        while (tokens.size() < wish.steps) tokens.push_back(step(engine(), 1)[0]);
+        EXPECT_EQ(tokens, by_steps) << length;
+    }
+}
+
 TEST_F(GenerationEngine, KeptPrefixGivesTheTokensOfAWholePrefill) {
     const Tokens prompt = random_prompt(random_, shape(), 60);
     const auto whole = run_alone(engine(), {prompt, 12});

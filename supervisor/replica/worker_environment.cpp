@@ -114,7 +114,7 @@ Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& 
                 : std::filesystem::path{program}.parent_path().string() + ":" + value_of(inherited, "PATH");
         const auto found = find_program(path, "python3");
         if (!found)
-            return Error{ErrorCode::config_invalid, fmt::format("{}: no python3 on PATH ({})", starting(), path),
+            return Error{ErrorCode::config_invalid, fmt::format("{}: no python3 in {}", starting(), path),
                          "name an `interpreter`"};
         interpreter = *found;
     }

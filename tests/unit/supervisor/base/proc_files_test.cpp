@@ -188,8 +188,8 @@ TEST(WorkerLaunch, AnEngineInPythonIsRunByItsInterpreterAndElseByPython3OnPath) 
     spec.runtime = config::Runtime::python;
     spec.python = {"m:Engine", "/bin/sh", {}};
     EXPECT_THAT(launch.command(spec).value(), testing::ElementsAre("/bin/sh", "-u", start.string()));
-    spec.python.interpreter = "/etc/hostname";
-    EXPECT_THAT(launch.command(spec).error().attempt, testing::HasSubstr("/etc/hostname cannot be executed"));
+    spec.python.interpreter = "/etc/passwd";
+    EXPECT_THAT(launch.command(spec).error().attempt, testing::HasSubstr("/etc/passwd cannot be executed"));
     spec.python.interpreter.clear();
     spec.environment["PATH"] = "/nowhere";
     EXPECT_THAT(launch.command(spec).error().attempt, testing::HasSubstr("no python3 in /nowhere"));

@@ -30,6 +30,22 @@ TEST_F(GenerationEnds, CancelsBeforeTheNextStep) {
     await_active(0);  // though no second step was let through
 }
 
+TEST_F(GenerationEnds, SendsNoTokenBehindTheAnswerToACancel) {
+    gated = true;
+    start_ready();
+    TestClient client = open_channel(streaming);
+    ask(client, 1, {1, 2, 3});
+    log->gate.await_arrivals(1);
+    log->gate.let_one_pass();
+    log->gate.await_arrivals(2);  // the token of the first step is read behind the launch of the second
+    client.send(channel::encode(channel::Cancel{1}));
+    ASSERT_TRUE(listen(client, 1)[1].error);
+    log->gate.open();
+    await_active(0);
+    ask(client, 2, {1, 2, 3}, {{"max_new_tokens", 2}, {"ignore_stop", true}});
+    EXPECT_FALSE(listen(client, 1).contains(1));
+}
+
 TEST_F(GenerationEnds, FreesTheSlotOfAClientThatIsGone) {
     shape.slots = 1;
     shape.length = 1 << 18;  // which the sequence would take minutes to fill

@@ -333,6 +333,15 @@ class MinimalWorker(Conformance, unittest.TestCase):
 class PythonWorker(Conformance, unittest.TestCase):
     kind = "python"
 
+    def test_a_drain_does_not_wait_for_a_load(self) -> None:
+        worker = self.worker(engine="Loads")
+        worker.expect("hello")
+        worker.send("configure", model=worker.model, device="cpu", protocol=1)
+        worker.expect("progress")
+        worker.send("drain", deadline_ms=60_000)
+        worker.expect("drained")
+        self.assertEqual(worker.process.wait(20), 0)
+
 
 if __name__ == "__main__":
     unittest.main()

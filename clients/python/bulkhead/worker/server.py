@@ -288,6 +288,8 @@ class Server:
             return
         if self._phase != DRAINING:
             say("info", f"draining within {round(seconds * 1000)} ms, {self._dispatcher.in_flight} requests in flight")
+            if self._phase in (STARTING, LOADING):
+                self._unload = "done"  # there is no engine to ask yet, and nobody waits for the end of its load
             self._phase = DRAINING
             for session in list(self._sessions.values()):
                 session.drain(seconds)

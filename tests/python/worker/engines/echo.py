@@ -21,3 +21,13 @@ class Echo:
 class Fails(Echo):
     def load(self, context: Context) -> None:
         raise RuntimeError("the weights are of another model")
+
+
+class Loads(Echo):
+    """For ever."""
+
+    def load(self, context: Context) -> None:
+        super().load(context)
+        while True:
+            context.progress(1, 2)
+            time.sleep(0.01)

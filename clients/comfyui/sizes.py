@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,23 @@ def weights(path: Path) -> int:
 
 
 def _files(model: str) -> list[Path]:
-    """What its declaration names: a file, a package, or a folder among its options."""
+    """What its declaration names: a file, a package, or, as the option ``model``, a folder or a repository in the Hugging
+    Face cache."""
     try:
         import yaml
 
         fleet = Path(daemon.ask("daemon.info")["fleet"])
         declared = yaml.safe_load(fleet.read_text())["models"][model]
-        named = [declared.get("file"), declared.get("package"), *(declared.get("options") or {}).values()]
+        named = [declared.get("file"), declared.get("package"), (declared.get("options") or {}).get("model")]
     except Exception:  # a daemon on its way out, a file that was moved, another user's: then nothing is known
         return []
-    return [path for name in named if isinstance(name, str) and (path := fleet.parent / name).exists()]
+    return [path for name in named if isinstance(name, str) for path in (fleet.parent / name, _cached(name)) if path.exists()]
+
+
+def _cached(repository: str) -> Path:
+    """The folder in which the Hugging Face Hub's library keeps the main revision of ``owner/name``."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    main = folder / "refs" / "main"
+    return folder / "snapshots" / (main.read_text() if main.is_file() else "main")

@@ -183,7 +183,10 @@ def read_wav(data: bytes) -> tuple[np.ndarray, int]:
     with wave.open(io.BytesIO(data)) as file:
         if file.getsampwidth() != 2:
             raise wave.Error("16-bit PCM is read")
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
+        frames = file.readframes(file.getnframes())
+        if len(frames) % (2 * file.getnchannels()):
+            raise wave.Error("the file is truncated")
+        samples = np.frombuffer(frames, "<i2").reshape(-1, file.getnchannels())
         return np.ascontiguousarray(samples.T, np.float32) / np.float32(32768), file.getframerate()
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import signal
-import subprocess
-import sys
+import tempfile
 import threading
 import time
 import unittest
 import uuid
 import weakref
+from pathlib import Path
 from typing import Any, Callable
+from unittest import mock
 
 import bulkhead
 import torch
@@ -195,14 +197,19 @@ class Interrupts(WithPack):
         asyncio.run(prompt())
         self.assertEqual(row(self.client, "slow")["state"], "stopped")
 
-    def test_a_comfyui_that_is_killed_leaves_no_request_behind(self) -> None:
-        code = "import bulkhead, sys; bulkhead.connect(sys.argv[1], name='ComfyUI').infer('slow', x=[1.0])"
-        other = subprocess.Popen([sys.executable, "-c", code, self.daemon.socket])
-        until(self.client, "slow", lambda now: now["state"] == "busy")
-        other.kill()
-        other.wait()
-        (receipt,) = self.client.unload("slow")
-        self.assertEqual(receipt["held_by"], [])
+    def test_the_weights_of_a_repository_are_those_in_the_hubs_cache(self) -> None:
+        hub = {"runtime": "python", "engine": "a:B", "options": {"model": "owner/name"}}
+        self.daemon.fleet.write_text(json.dumps({"version": 1, "models": {"hub": hub}}))  # the daemon does not read it again
+        with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, {"HF_HOME": home, "HF_HUB_CACHE": ""}):
+            expected = self.pack("sizes").expected
+            self.assertEqual(expected("hub"), 0)
+            kept = Path(home, "hub/models--owner--name")
+            for revision, size in (("old", 5), ("new", 7)):
+                (kept / "snapshots" / revision).mkdir(parents=True)
+                (kept / "snapshots" / revision / "model.safetensors").write_bytes(bytes(size))
+            (kept / "refs").mkdir()
+            (kept / "refs/main").write_text("new")
+            self.assertEqual(expected("hub"), 7)
 
 
 class OnGpus(WithPack):

@@ -14,7 +14,7 @@ from typing import Any, Callable
 from ..errors import Error
 from . import link_messages
 from .log import say
-from .packets import FULL, QUEUED, REFUSED, PacketStream
+from .packets import FULL, QUEUED, NOT_TAKEN, PacketStream
 
 FLUSH_SECONDS = 1.0
 TEXT_BYTES_MAX = 8 * 1024  #: of an error in one packet
@@ -54,7 +54,7 @@ class WorkerLink:
             sent = self._stream.send_now(link_messages.encode("hello", **members), fds)
             if sent == QUEUED:
                 return  # made again when somebody reads
-            if sent != REFUSED:
+            if sent != NOT_TAKEN:
                 break
             say("warn", f"the kernel refuses a hello with {len(fds)} descriptors")
         self._hello_owed = self._dropped = False

@@ -16,7 +16,7 @@ OUTBOX_MAX = 256  #: packets that wait for one peer, beside what its socket hold
 PACKETS_PER_TURN = 32  #: of one socket, before others have their turn
 PACKET_BYTES_MAX = 65536
 
-YES, QUEUED, FULL, REFUSED, CLOSED = "yes", "queued", "full", "refused", "closed"
+YES, QUEUED, FULL, NOT_TAKEN, CLOSED = "yes", "queued", "full", "not_taken", "closed"
 
 
 class PacketStream:
@@ -121,7 +121,7 @@ class PacketStream:
             self._loop.call_soon(self._lose, error.strerror or str(error))
             return CLOSED
         except OSError:
-            return REFUSED
+            return NOT_TAKEN
         return YES
 
     def _await_room(self) -> None:

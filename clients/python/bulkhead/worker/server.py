@@ -112,7 +112,7 @@ class Server:
             "page": True if page is not None else None, "nonce": self._nonce, "loaded": self._ready,
         }  # fmt: skip
         if len(link_messages.encode("hello", **members)) > link_messages.PACKET_BYTES_MAX and self._ready is not None:
-            members["loaded"] = {**self._ready, "graphs": {}}  # the buckets' counters can be asked for later
+            members["loaded"] = _without_counters(self._ready)
         return members, fds
 
     def _caught_up(self) -> None:
@@ -213,7 +213,8 @@ class Server:
         self._ready = {"load_ms": round((time.monotonic() - begun) * 1000), "methods": described, "torch": torch_version(),
                        "device": device_name(self._host.context.device), "graphs": self._graphs()}  # fmt: skip
         say("info", f"ready after {self._ready['load_ms']} ms on {self._ready['device']}")
-        self._link.send("ready", **self._ready)
+        fits = len(link_messages.encode("ready", **self._ready)) <= link_messages.PACKET_BYTES_MAX
+        self._link.send("ready", **(self._ready if fits else _without_counters(self._ready)))
 
     def _fail_load(self, error: Error, status: int) -> None:
         say("error", str(error))
@@ -342,3 +343,8 @@ class Server:
 def _seconds(duration: str) -> float:
     """Of the declaration's "30000ms"."""
     return int(duration.removesuffix("ms")) / 1000
+
+
+def _without_counters(ready: dict[str, Any]) -> dict[str, Any]:
+    """What a packet takes where there are very many buckets: their counters can be asked for later."""
+    return {**ready, "graphs": {}}

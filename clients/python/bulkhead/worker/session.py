@@ -20,7 +20,7 @@ from . import declaration, messages
 from .declaration import Input
 from .log import say
 from .messages import Broken, Message, Output, Refused
-from .packets import FULL, PacketStream
+from .packets import FULL, NOT_TAKEN, PacketStream
 from .requests import Dispatcher, Request
 from .slabs import INPUT, OUTPUT, Budget, ChannelSlabs
 
@@ -367,8 +367,13 @@ class ChannelSession:
             self.close("its client said no hello in time")
 
     def _send(self, data: bytes, fd: int | None = None) -> None:
-        if not self.is_closed and self._stream.send(data, () if fd is None else (fd,)) == FULL:
+        if self.is_closed:
+            return
+        sent = self._stream.send(data, () if fd is None else (fd,))
+        if sent == FULL:
             self.close("its client does not read its answers")
+        elif sent == NOT_TAKEN:
+            self.close("the kernel refuses a packet with a descriptor: too many are in flight")
 
     def _send_offers(self) -> None:
         for data, fd in self.slabs.take_offers():

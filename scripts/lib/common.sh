@@ -58,9 +58,10 @@ quietly() {
     fi
 }
 
-# install_and_compile [TARGET...]: all targets where none is named.
+# install_and_compile [TARGET...]: all targets where none is named. `install_options` are those of scripts/install.
+install_options=()
 install_and_compile() {
-    "$root/scripts/install"
+    "$root/scripts/install" ${install_options[@]+"${install_options[@]}"}
     say "Building into build/"
     if [ ! -f "$build/build.ninja" ]; then quietly "configuring" cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release; fi
     quietly "compiling (${jobs} jobs)" cmake --build "$build" -j "$jobs" ${1:+--target "$@"}

@@ -19,7 +19,7 @@ from calls import Capturing, SmallModelTest, answered, counted, loaded, started,
 try:
     import small_chatterbox
 except ImportError as error:
-    raise unittest.SkipTest(f"{error}; scripts/install brings what ChatterBox imports") from error
+    raise unittest.SkipTest(f"{error}; scripts/install --tests brings what ChatterBox imports") from error
 import soundfile
 from chatterbox.vc import ChatterboxVC
 from small_chatterbox import SmallChatterBox

@@ -95,7 +95,7 @@ class ServedTest(unittest.TestCase):
 class ServedChatterBox(unittest.TestCase):
     def test_chatterbox_sounds_as_upstream_and_comes_in_parts(self) -> None:
         if not CHATTERBOX.is_dir():
-            self.skipTest(f"no {CHATTERBOX}: scripts/install brings what ChatterBox imports")
+            self.skipTest(f"no {CHATTERBOX}: scripts/install --tests brings what ChatterBox imports")
         sys.path.append(str(CHATTERBOX))
         import small_chatterbox
 

@@ -154,7 +154,7 @@ void Replica::on_adoption_hello(worker_link::Hello& hello) {
     take_page(hello);  // also of a hello to a former supervisor: if the worker has died since, its page is still true
     const auto process = process_;
     AdoptionAttempt& adoption = process->adoption;
-    if (hello.nonce == 0 || hello.nonce != adoption.nonce) return;  // said to a former supervisor
+    if (hello.nonce.value_or(0) == 0 || hello.nonce != adoption.nonce) return;  // said to a former supervisor
     adoption.nonce = 0;
     // Count the attempt before handling the answer. If handling it crashes us, our successors see the count and finally
     // kill the worker. A supervisor that ends before the answer is not counted: the worker is not to blame.
@@ -166,22 +166,22 @@ void Replica::on_adoption_hello(worker_link::Hello& hello) {
 }
 
 void Replica::take_adoption_hello(worker_link::Hello& hello) {
-    const bool is_itself = hello.name == process_->name && (hello.pid == 0 || hello.pid == process_->pid);
+    const bool is_itself = hello.name() == process_->name && (hello.pid == 0 || hello.pid == process_->pid);
     if (!is_itself) {
         lose(FirstSign::judged, fmt::format("{} (pid {}) calls itself {} (pid {})", name().text(), process_->pid,
-                                            escaped(hello.name.text()), hello.pid));
+                                            escaped(hello.name().text()), hello.pid));
         return kill();
     }
     std::string& replace_reason = process_->adoption.replace_reason;
-    if (hello.protocol_min > worker_link::version_max || hello.protocol_max < worker_link::version_min)
+    if (!hello.speaks_our_version())
         replace_reason =
-            fmt::format("it speaks versions {} to {} of the worker link", hello.protocol_min, hello.protocol_max);
+            fmt::format("it speaks versions {} to {} of the worker link", hello.protocol[0], hello.protocol[1]);
     process_->take_channels(hello);
     ++context_.adopted;
     if (hello.loaded && !hello.loaded->device.empty() && process_->device.text == "auto")
         process_->device.text = hello.loaded->device.substr(0, 64);
 
-    if (hello.phase == "ready" || hello.phase == "draining") return adopt_serving(hello);
+    if (hello.state.phase == "ready" || hello.state.phase == "draining") return adopt_serving(hello);
     if (is_asked_to_end() || !replace_reason.empty()) {  // it serves nobody yet
         if (!is_asked_to_end()) process_->end_asked = EndAsked::replacement;
         if (!process_->end_began) process_->end_began = Clock::now();
@@ -193,7 +193,7 @@ void Replica::take_adoption_hello(worker_link::Hello& hello) {
 }
 
 void Replica::adopt_loading(const worker_link::Hello& hello) {
-    if (!hello.configured) {
+    if (!hello.state.configured) {
         auto configuration = process_->configuration_for(hello, !history_.eager.empty());
         if (!configuration) return refuse(configuration.error());
         transition(WorkerEvent::said_hello, "adopted before it was told what to load");
@@ -201,9 +201,9 @@ void Replica::adopt_loading(const worker_link::Hello& hello) {
         return process_->send(std::move(*configuration));
     }
     transition(WorkerEvent::said_hello, "adopted while it loads");
-    if (hello.phase == "capturing") transition(WorkerEvent::capture_began, "adopted while it captures");
+    if (hello.state.phase == "capturing") transition(WorkerEvent::capture_began, "adopted while it captures");
     begin_load_budget();
-    if (hello.grant != "asked") return;
+    if (hello.state.grant != "asked") return;
     // A former supervisor had noted the grant and died before it sent it: the turn is ours, or is being waited for.
     if (!process_->turn) return on_message(worker_link::GrantAsked{});
     *process_->turn ? process_->send(worker_link::grant()) : void(process_->grant = Grant::owed);
@@ -211,7 +211,7 @@ void Replica::adopt_loading(const worker_link::Hello& hello) {
 
 void Replica::adopt_serving(worker_link::Hello& hello) {
     const auto ready_at = process_->ready_at;
-    if (hello.phase == "draining" && !is_asked_to_end()) process_->end_asked = EndAsked::replacement;
+    if (hello.state.phase == "draining" && !is_asked_to_end()) process_->end_asked = EndAsked::replacement;
     become_ready(hello.loaded ? *hello.loaded : hello.loaded.emplace());
     if (ready_at) {
         process_->ready_at = ready_at;
@@ -219,15 +219,15 @@ void Replica::adopt_serving(worker_link::Hello& hello) {
     }
     reason_ += "; adopted by another supervisor";
     spdlog::info("worker={} pid={} adopted phase={} in_flight={} channels={}", name().text(), process_->pid,
-                 hello.phase, hello.in_flight, process_->channels.size());
-    if (hello.phase == "draining") {
+                 hello.state.phase, hello.state.in_flight, process_->channels.size());
+    if (hello.state.phase == "draining") {
         // Its drain goes on; the time it has left is known to itself alone.
         if (!process_->end_began) process_->end_began = Clock::now();
         transition(WorkerEvent::drain_asked, "adopted while it drains");
         process_->drain_until = Clock::now() + spec_.deadlines.drain;
         return arm_drain_deadline();
     }
-    if (hello.in_flight > 0) transition(WorkerEvent::became_busy, "adopted with requests in flight");
+    if (hello.state.in_flight > 0) transition(WorkerEvent::became_busy, "adopted with requests in flight");
     if (process_->end_asked == EndAsked::unload) {
         transition(WorkerEvent::drain_asked, "unload asked of a former supervisor");
         return take_turn();

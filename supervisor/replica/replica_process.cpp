@@ -321,7 +321,7 @@ void Replica::on_message(const worker_link::Dying& message) {
 
 /// What else came along stays in the message.
 void Replica::take_page(worker_link::Hello& hello) {
-    if (!hello.has_page || hello.fds.empty()) return;
+    if (!hello.page.value_or(false) || hello.fds.empty()) return;
     if (process_->page) return (void)hello.fds.erase(hello.fds.begin());  // it is the same one
     const UniqueFd memfd = std::move(hello.fds.front());
     hello.fds.erase(hello.fds.begin());

@@ -55,15 +55,15 @@ void WorkerProcess::complain(const std::string& what) {
 // --- its load and its life
 
 Result<std::string> WorkerProcess::configuration_for(const worker_link::Hello& hello, bool eager) const {
-    if (hello.name != name)
+    if (hello.name() != name)
         return Error{ErrorCode::protocol_violation,
-                     fmt::format("{} calls itself {}", name.text(), escaped(hello.name.text())),
+                     fmt::format("{} calls itself {}", name.text(), escaped(hello.name().text())),
                      "let only bulkheadd start workers"};
-    if (hello.protocol_min > worker_link::version_max || hello.protocol_max < worker_link::version_min)
+    if (!hello.speaks_our_version())
         return Error{ErrorCode::protocol_violation,
                      fmt::format("{} speaks versions {} to {} of the worker link, this daemon {} to {}", name.place(),
-                                 hello.protocol_min, hello.protocol_max, worker_link::version_min,
-                                 worker_link::version_max),
+                                 hello.protocol[0], hello.protocol[1], worker_link::packets::version,
+                                 worker_link::packets::version),
                      "install one release of all programs"};
     config::ModelSpec told = spec;
     if (eager) told.graphs = config::Graphs::off;

@@ -32,21 +32,6 @@ void make_safe(T& value) {
     }
 }
 
-Message of(packets::Hello&& hello) {
-    return Hello{.protocol_min = hello.protocol[0],
-                 .protocol_max = hello.protocol[1],
-                 .name = {std::move(hello.model), hello.replica, hello.generation},
-                 .pid = hello.pid,
-                 .nonce = hello.nonce.value_or(0),
-                 .configured = hello.state.configured,
-                 .phase = std::move(hello.state.phase),
-                 .in_flight = hello.state.in_flight,
-                 .grant = std::move(hello.state.grant),
-                 .loaded = std::move(hello.loaded),
-                 .channels = std::move(hello.channels),
-                 .has_page = hello.page.value_or(false)};
-}
-
 /// `failed` or `channel_refused`
 Error error_of(auto& message) {
     return {error_code_from(message.code).value_or(ErrorCode::internal), std::move(message.attempt),
@@ -54,6 +39,7 @@ Error error_of(auto& message) {
 }
 Message of(packets::Failed&& message) { return Failed{error_of(message)}; }
 Message of(packets::ChannelRefused&& message) { return ChannelRefused{message.channel, error_of(message)}; }
+Message of(packets::Hello&& message) { return Hello{std::move(message)}; }
 Message of(packets::Progress&& message) { return Progress{std::move(message)}; }
 Message of(Unknown&& message) { return Unknown{escaped(std::string_view{message.type}.substr(0, 64))}; }
 Message of(Backtrace&& message) {
@@ -89,7 +75,7 @@ std::string Progress::text() const {
 }
 
 std::string configure(const config::ModelSpec& model, bool cuda) {
-    return packet_of(packets::Configure{config::to_json(model), cuda ? "cuda" : "cpu", version_max});
+    return packet_of(packets::Configure{config::to_json(model), cuda ? "cuda" : "cpu", packets::version});
 }
 std::string grant() { return packet_of(packets::Grant{}); }
 std::string channel(std::uint64_t id, std::int64_t client_pid, std::int64_t client_uid) {

@@ -23,24 +23,14 @@ using packets::Backtrace, packets::Busy, packets::ChannelClosed, packets::Channe
     packets::Dying, packets::GrantAsked, packets::Idle, packets::Importer, packets::Overrun, packets::Ready,
     packets::Statistics, packets::Unknown;
 
-inline constexpr std::uint64_t version_min = packets::version;
-inline constexpr std::uint64_t version_max = packets::version;
-
 /// Carries the full state, so that a new supervisor can adopt its sender.
-struct Hello {
-    std::uint64_t protocol_min = 0;
-    std::uint64_t protocol_max = 0;
-    WorkerName name;
-    std::int64_t pid = 0;     ///< 0: not told
-    std::uint64_t nonce = 0;  ///< of the hello_asked that it answers; 0: the first one, unasked
-    bool configured = false;
-    std::string phase;  ///< starting loading capturing ready draining
-    std::uint64_t in_flight = 0;
-    std::string grant;            ///< none asked given
-    std::optional<Ready> loaded;  ///< what it said when it became ready
-    std::vector<std::uint64_t> channels;
-    bool has_page = false;
+struct Hello : packets::Hello {
     std::vector<UniqueFd> fds{};  ///< that came with it: the page, if it has one, then its ends of the channels
+
+    [[nodiscard]] WorkerName name() const { return {model, replica, generation}; }
+    [[nodiscard]] bool speaks_our_version() const {
+        return protocol[0] <= packets::version && protocol[1] >= packets::version;
+    }
 };
 struct Progress : packets::Progress {
     /// "reading, 12 of 90 bytes"

@@ -52,7 +52,9 @@ std::string parameter_text(const json::value& parameter) {
 
 std::string render_methods(const json::object& methods, Style style) {
     Table table{{{"METHOD"}, {"KIND"}, {"NAME"}, {"TYPE"}, {"DESCRIPTION"}}};
-    for (const auto& [name, method] : methods) {
+    for (const auto& entry : methods) {
+        const std::string_view name = entry.key();
+        const json::value& method = entry.value();  // a structured binding could not be captured below by clang 14
         table.row({std::string{name}, bool_member(method, "streams") ? "streams" : "-", "-", "-",
                    text_member(method, "description")});
         const auto rows = [&](std::string_view members, const char* kind, const auto& type_text) {

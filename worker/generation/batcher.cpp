@@ -48,14 +48,21 @@ void Batcher::set_sampling(Number number, const Sampling& sampling) {
 
 bool Batcher::turn() {
     if (broken_) fail_all(*std::exchange(broken_, std::nullopt));
-    const bool computes = !prompts_.empty();
+    const bool steps_first = std::exchange(step_is_due_, false) && active_ > 0;
+    const bool computes = !prompts_.empty() && !steps_first;
     if (computes) {
         const Number number = prompts_.front();
         prompts_.pop_front();
         compute_chunk(number);
     }
     const auto must_collect = [this] { return launched_.size() >= engine_.launches_ahead(); };
-    if (must_collect()) collect();  // the prompt's end was a launch too
+    if (must_collect()) {  // the prompt's end was a launch too
+        collect();
+        if (computes && engine_.launches_ahead() == 1) {
+            step_is_due_ = true;  // a step would compute now, and the first token wait for it
+            return true;
+        }
+    }
     let_go_of_the_complete();
     const bool launched = active_ > 0 && launch();
     const bool collects = !launched_.empty() && (!launched || must_collect());

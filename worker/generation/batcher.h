@@ -60,7 +60,8 @@ public:
     /// Ends all by `error`: what the slots hold is unknown.
     void fail_all(const Error& error);
 
-    /// One chunk of one prompt, then one step of all that are active. False when there was nothing to do.
+    /// One chunk of one prompt, then one step of all that are active. Where steps compute at their launch and the chunk
+    /// gave a first token, that step is the next turn's. False when there was nothing to do.
     bool turn();
 
     [[nodiscard]] std::uint32_t active() const noexcept { return active_; }
@@ -117,6 +118,7 @@ private:
     std::map<Number, Sequence> sequences_;
     std::deque<Number> prompts_;   ///< not computed yet, by turns
     std::uint32_t active_ = 0;     ///< the sequences in slots [0, active_) step
+    bool step_is_due_ = false;     ///< before the next prompt's chunk
     std::deque<Launch> launched_;  ///< and not collected
     Clock::time_point collected_{};
     std::optional<Error> broken_;  ///< an exchange failed: what the slots hold is unknown

@@ -276,6 +276,25 @@ TEST_F(BatcherTest, LaunchesTheFirstStepBeforeItReadsTheTokenOfAPrefill) {
     expect_right(number);
 }
 
+TEST_F(BatcherTest, WhereStepsComputeAtTheirLaunchAPrefillsTokenIsHeardBeforeAStepAndTheStepComesBeforeTheNextPrompt) {
+    Shape gives = FakeEngine::usual();
+    gives.prefill_gives = true;
+    make(gives, 8, 1);
+    const auto first = add({1, 2}, ask(3), true);
+    const auto second = add({3, 4}, ask(3), true);
+    batcher->turn();
+    EXPECT_EQ(heard[first].size(), 1U);
+    EXPECT_THAT(engine->calls, ElementsAre("reset 0 0", "prefill 0 0+2", "collect"));
+    engine->calls.clear();
+    batcher->turn();
+    EXPECT_THAT(engine->calls, ElementsAre("launch 1", "collect"));
+    batcher->turn();
+    EXPECT_EQ(heard[second].size(), 1U);
+    run();
+    expect_right(first);
+    expect_right(second);
+}
+
 TEST_F(BatcherTest, CollectsTheStepBeforeAPrefillThatGivesSoThatNoMoreIsAheadThanMayBe) {
     Shape gives = FakeEngine::usual();
     gives.prefill_gives = true;

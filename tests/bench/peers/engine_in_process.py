@@ -1,12 +1,11 @@
 """engine_in_process.py MODULE:CLASS OPTIONS: an engine called without a worker, a baseline of the bench "engines".
 
-Reads a line of JSON for each request, {"method", "parameters", "spins"}, and prints how many seconds its answer took, to the end of
-its stream. `spins`: a thread of this process runs Python without end meanwhile.
+Reads a line of JSON for each request, {"method", "parameters"}, and prints how many seconds its answer took, to the end of its
+stream.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import sys
@@ -14,10 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[3] / "clients/python"), str(Path(__file__).resolve().parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "clients/python"))
 
 from bulkhead.engine import LocalContext, methods_of  # noqa: E402
-from engines import Spinner  # noqa: E402
 
 
 def seconds(engine: Any, method: str, parameters: dict[str, Any]) -> float:
@@ -35,9 +33,7 @@ def main() -> None:
     engine.load(LocalContext(json.loads(sys.argv[2])))
     for line in sys.stdin:
         asked = json.loads(line)
-        with Spinner() if asked["spins"] else contextlib.nullcontext():
-            taken = seconds(engine, asked["method"], asked["parameters"])
-        print(taken, flush=True)
+        print(seconds(engine, asked["method"], asked["parameters"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """ComfyUI's layouts and a model's tensors.
 
-AUDIO is ``{"waveform": float32 [batch, channels, samples], "sample_rate"}``, IMAGE float32 [batch, height, width, channels] from 0
-to 1, MASK float32 [batch, height, width], LATENT ``{"samples": float32 [batch, channels, height, width]}``.
+AUDIO is ``{"waveform": float32 [batch, channels, samples], "sample_rate"}``, IMAGE float32 [batch,
+height, width, channels] from 0 to 1, MASK float32 [batch, height, width], LATENT ``{"samples":
+float32 [batch, channels, height, width]}``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ COLOURS = (1, 3, 4)
 
 
 def to_tensor(value: Any, declared: dict[str, Any]) -> tuple[Any, int | None]:
-    """What a node was given, as the method declares it, and the sample rate of AUDIO. Values keep their meaning: an image's 0 to 1
-    become 0 to 255 in uint8."""
+    """What a node was given, as the method declares it, and the sample rate of AUDIO. Values keep
+    their meaning: an image's 0 to 1 become 0 to 255 in uint8."""
     if isinstance(value, str):
         return _of_json(value, declared), None
     rate = None
@@ -81,7 +82,7 @@ def audio(tensor: Any, rate: Any) -> dict[str, Any]:
     if not isinstance(rate, int) or rate <= 0:
         raise NodeError(f"the model gave no sample rate ({rate!r}): its answer's values must have `sample_rate`")
     if tensor.dim() > 3 or tensor.dim() == 0 or not tensor.is_floating_point():
-        raise NodeError(f"{_shown(tensor)} is no sound: AUDIO is made of float samples, [samples] or [channels, samples]")
+        raise NodeError(f"{_shown(tensor)} cannot be AUDIO (no sound): AUDIO has float samples, [samples] or [channels, samples]")
     waveform = tensor.reshape([1] * (3 - tensor.dim()) + list(tensor.shape)).float()
     if waveform.shape[1] > CHANNELS_MAX:
         raise NodeError(f"the model gave {waveform.shape[1]} channels, and ComfyUI keeps {CHANNELS_MAX}: let the model mix them")

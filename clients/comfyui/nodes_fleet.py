@@ -17,7 +17,7 @@ ALL = "(all models)"
 
 
 class _Acts(IO.ComfyNode):
-    """Runs at each prompt: what it shows or does is no matter of its inputs alone."""
+    """Runs at each prompt, because its result also depends on the daemon."""
 
     @classmethod
     def fingerprint_inputs(cls, **inputs: Any) -> int:

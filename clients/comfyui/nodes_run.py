@@ -29,7 +29,7 @@ class GenerateSpeech(IO.ComfyNode):
     async def execute(cls, reference: Any = None, **inputs: Any) -> Any:
         model, values = form.chosen(inputs)
         if not str(values.get("text", "")).strip():
-            raise daemon.NodeError("there is no text to speak: write some")
+            raise daemon.NodeError("the text is empty: write what the model shall speak")
         if reference is not None:
             values["reference"] = reference
         answer = await answers.ask(model, "speak", values, Heard().part)
@@ -78,7 +78,7 @@ class VisionLanguage(IO.ComfyNode):
     async def execute(cls, images: Any = None, video: Any = None, **inputs: Any) -> Any:
         model, values = form.chosen(inputs)
         if not str(values.get("prompt", "")).strip():
-            raise daemon.NodeError("there is no prompt: write one")
+            raise daemon.NodeError("the prompt is empty: write a question")
         values |= {name: value for name, value in (("images", images), ("video", video)) if value is not None}
         answer = await answers.ask(model, "answer", values, _count())
         text = answer.values.get("text")

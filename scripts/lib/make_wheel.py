@@ -1,5 +1,6 @@
-"""make_wheel.py PROGRAMS OUT [--torch]: the wheel `bulkhead-gpu` with the native programs of the folder PROGRAMS, into the folder OUT;
-with --torch, the wheel `bulkhead-gpu-torch`, which has bulkhead-worker for the torch of scripts/requirements.txt.
+"""make_wheel.py PROGRAMS OUT [--torch]: the wheel `bulkhead-gpu` with the native programs of the
+folder PROGRAMS, into the folder OUT; with --torch, the wheel `bulkhead-gpu-torch`, which has
+bulkhead-worker for the torch of scripts/requirements.txt.
 
 The tag of the first is that of the oldest glibc that its programs run on, which `auditwheel show` finds and this prints.
 The second is for the venv that has torch: the worker looks for LibTorch there, relative to itself.

@@ -1,5 +1,5 @@
-"""``python -m bulkhead generate MODEL "text"``, and ``chat MODEL``: models that generate, in words. ``comfyui install DIR`` puts the
-nodes into ComfyUI."""
+"""``python -m bulkhead generate MODEL "text"``, and ``chat MODEL``: models that generate, in words.
+``comfyui install DIR`` puts the nodes into ComfyUI."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def method(
 
 
 def methods_of(engine: type) -> dict[str, Method]:
-    """The declared methods of an engine's class, in the order of the class. Raises ``TypeError`` where it is no engine."""
+    """The declared methods of an engine's class, in the order of the class. Raises ``TypeError`` if it lacks ``load`` or methods."""
     found: dict[str, Method] = {}
     for base in reversed(engine.__mro__):
         for name, value in vars(base).items():
@@ -314,7 +314,7 @@ def _dim(tensor: str, entry: int | str) -> Dim:
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise TypeError(f"{name!r} is no name; a name is a Python identifier in ASCII of at most 55 letters")
+        raise TypeError(f"the name {name!r} is invalid; use an ASCII Python identifier of at most 55 characters")
 
 
 def _check_parameter(parameter: Any, kinds: Any) -> None:

@@ -147,7 +147,7 @@ class Mapping(Region):
             try:
                 seals = fcntl.fcntl(fd, _F_GET_SEALS)
             except OSError:
-                raise Error("protocol_violation", f"adopting a slab of {size_bytes} bytes: the descriptor is no memfd", _SEALED) from None
+                raise Error("protocol_violation", f"adopting a slab of {size_bytes} bytes: the descriptor is not a memfd", _SEALED) from None
             status = os.fstat(fd)
             needed = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW
             why = ("it is not sealed against a change of size" if seals & needed != needed else

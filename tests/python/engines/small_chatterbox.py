@@ -1,5 +1,5 @@
-"""ChatterBox of the true classes with few and small layers, and the engine that loads it. Sizes that upstream's classes take from nowhere
-are given to them while they are made."""
+"""ChatterBox of the true classes with few and small layers, and the engine that loads it. Sizes
+that upstream's classes take from nowhere are given to them while they are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ChatterBox against upstream's own classes called directly, sample by sample: random models of the true classes, with fewer layers."""
+"""ChatterBox against upstream's own classes called directly, sample by sample: random models of the
+true classes, with fewer layers."""
 
 from __future__ import annotations
 

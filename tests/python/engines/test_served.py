@@ -1,4 +1,5 @@
-"""Each engine by a real daemon, from a folder of small random weights: what a client hears or reads is what upstream says directly."""
+"""Each engine by a real daemon, from a folder of small random weights: what a client hears or reads
+is what upstream says directly."""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@ replaced, and why:
 
 - The loop of `T3.inference`, by `_speech`: upstream's returns only when all is generated, so that it can neither stream nor be
   cancelled. It draws the same random numbers in the same order. It also works with cfg_weight 0, where upstream's fails.
-- The forward call of one speech token, by `_decode` through `context.graph`: upstream asks for the weights of attention, which only
-  its multilingual model reads, and its cache grows. It calls upstream's modules.
+- The forward call of one speech token, by `_decode` through `context.graph`: upstream asks for the
+  weights of attention, which only its multilingual model reads, and its cache grows. It calls
+  upstream's modules.
 
 A part of a stream is 25 speech tokens, made with the 50 before them and faded into the part before. The whole that follows
 is upstream's own, made of all tokens at once. Each part has upstream's watermark.
@@ -189,8 +190,8 @@ class ChatterBox:
             logits = self.decode(token=drawn, place=torch.full_like(start, index + 1), cache=cache)
 
     def _part(self, spoken: list[int], done: int, faded: Array | None, last: bool = False) -> tuple[Array, Array]:
-        """The sound [1, N] of what was spoken since `done`, and its end, which fades into the part that follows; the last part has
-        its end in it."""
+        """The sound [1, N] of what was spoken since `done`, and its end, which fades into the part
+        that follows; the last part has its end in it."""
         first = max(done - AROUND, 0)
         with torch.random.fork_rng(devices=[torch.cuda.current_device()] if self.tts.t3.device.type == "cuda" else []):  # T3 draws on
             window = torch.tensor(spoken[first:], device=self.tts.t3.device)

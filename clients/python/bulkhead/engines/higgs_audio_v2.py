@@ -5,8 +5,9 @@ processors and prefills. What is replaced, and why:
 
 - The loop `_sample`, by `_frames`, which `generate` calls as its `custom_generate`: upstream's returns only when all is
   generated, so that it can neither stream nor be cancelled. It draws the same random numbers in the same order.
-- The forward call of one frame, by `_decode` through `context.graph`: upstream's builds the mask and the positions from numbers on
-  the host, which cannot be captured. It calls upstream's `forward`.
+- The forward call of one frame, by `_decode` through `context.graph`: upstream's builds the mask
+  and the positions from numbers on the host, which cannot be captured. It calls upstream's
+  `forward`.
 - `min_p`, which upstream refuses though its own class works for each codebook alone, and `repetition_penalty`, whose class at
   upstream takes audio codes for text, are added to the processors.
 """

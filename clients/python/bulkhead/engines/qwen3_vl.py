@@ -5,8 +5,9 @@ prefills. What is replaced, and why:
 
 - The loop `_sample`, by `_tokens`, which `generate` calls as its `custom_generate`: upstream's streams only from a second thread,
   and cannot be cancelled. It draws the same random numbers in the same order.
-- The forward call of one token, by `_decode` through `context.graph`: upstream's builds the mask and the positions from numbers on
-  the host, which cannot be captured. It calls upstream's `forward`.
+- The forward call of one token, by `_decode` through `context.graph`: upstream's builds the mask
+  and the positions from numbers on the host, which cannot be captured. It calls upstream's
+  `forward`.
 
 Options: `model`, `dtype`, `attention` (sdpa, flash_attention_2, eager), `quantization` (none, 8bit, 4bit), `cache_lengths`.
 """

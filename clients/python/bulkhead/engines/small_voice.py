@@ -48,8 +48,9 @@ class Network(nn.Module):
         return torch.tanh(self.neighbours(embedded.T[None]))[0].T
 
     def step(self, letter: Array, loudness: Array, pitch: Array, state: Array, phase: Array, levels: Array) -> tuple[Array, ...]:
-        """letter [1, WIDTH], loudness [1] from 0 to 1, pitch [1] in Hz, state [1, STATE], phase [1] in radians, levels [1, HARMONICS]
-        of the last step: samples [STEP], then the next state, phase and levels."""
+        """letter [1, WIDTH], loudness [1] from 0 to 1, pitch [1] in Hz, state [1, STATE], phase [1]
+        in radians, levels [1, HARMONICS] of the last step: samples [STEP], then the next state,
+        phase and levels."""
         state = self.cell(torch.cat([letter, levels], dim=1), state)
         heads = self.heads(state)
         target = loudness * torch.sigmoid(3 * heads[:, 1:]) / self.numbers

@@ -107,7 +107,7 @@ BULKHEAD_INLINE void transpose(const float* from, int64_t from_stride, float* to
             to[column * to_stride + row] = from[row * from_stride + column];
 }
 
-// Rows of x, transposed: [depth, vectors * lanes], zeros where there is no row.
+// Rows of x, transposed: [depth, vectors * lanes], missing rows filled with zeros.
 struct Panel {
     float* values;
     int64_t rows;

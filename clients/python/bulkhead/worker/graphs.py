@@ -1,4 +1,5 @@
-"""``context.graph``: functions captured as CUDA graphs at load, replayed from static buffers, and counted as the C++ worker counts.
+"""``context.graph``: functions captured as CUDA graphs at load, replayed from static buffers, and
+counted as the C++ worker counts.
 
 All graphs share one memory pool, so that of several buckets only the largest costs memory. Nothing is ever freed: the end of the
 process is the unload. Used on the main thread; ``report`` on any.

@@ -109,8 +109,8 @@ class Speech(OfFakes):
         self.fake(lambda worker: None)
         two = {"waveform": torch.zeros(2, 1, 100), "sample_rate": 22050}
         for inputs, words in (
-            ({"model": {"model": "voice", "text": " \n"}}, ["no text"]),
-            ({"model": {"model": "voice"}}, ["no text"]),
+            ({"model": {"model": "voice", "text": " \n"}}, ["the text is empty"]),
+            ({"model": {"model": "voice"}}, ["the text is empty"]),
             ({}, ["no model is chosen"]),
             ({"model": {"model": "voice", "text": "hi"}, "reference": two}, ["reference", "batch of 2", "one at a time"]),
             ({"model": {"model": "voice", "text": "hi"}, "model.pitch": 3}, ["voice.speak has no field 'pitch'", "temperature", "Press R"]),

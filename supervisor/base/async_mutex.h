@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -12,60 +13,71 @@ namespace bulkhead::supervisor {
 
 /// Callers hold it in the order in which they asked. Of a GPU: loads and unloads take turns, so that a difference in
 /// its free memory has one cause.
+/// Thread  the loop
 class AsyncMutex {
-    struct State;
+    struct Queue;
+    struct Place;
 
 public:
-    /// Its end lets the next caller have the mutex.
-    class Lock {
+    /// One caller's turn. Its end leaves the queue, or lets the next caller have the mutex.
+    class Turn {
     public:
-        Lock() = default;
-        Lock(Lock&&) noexcept = default;
-        Lock& operator=(Lock&& other) noexcept {
-            const Lock former{std::exchange(queue_, std::exchange(other.queue_, nullptr))};
-            return *this;
+        enum class State : std::uint8_t { none, waiting, held };
+
+        /// `held` is called later, on the loop, unless the turn was ended before. Nothing happens unless the state is
+        /// `none`.
+        void take(AsyncMutex& mutex, std::function<void()> held = [] {}) {
+            if (place_) return;
+            place_ = std::make_shared<Place>(mutex.queue_, std::move(held));
+            mutex.queue_->places.push_back(place_);
+            if (mutex.queue_->first.expired()) pass_on(mutex.queue_);
         }
-        ~Lock() {
-            if (queue_) pass_on(queue_);
+        void end() { place_.reset(); }
+        [[nodiscard]] State state() const noexcept {
+            if (!place_) return State::none;
+            return place_->held ? State::waiting : State::held;
         }
-        explicit operator bool() const noexcept { return queue_ != nullptr; }
 
     private:
-        friend class AsyncMutex;
-        explicit Lock(std::shared_ptr<State> queue) : queue_{std::move(queue)} {}
-        std::shared_ptr<State> queue_;
+        std::shared_ptr<Place> place_;
     };
 
-    /// Who waits may be gone when its turn comes: dropping the turn passes it on.
-    using Granted = std::function<void(Lock)>;
-
-    explicit AsyncMutex(boost::asio::io_context& io) : state_{std::make_shared<State>(io)} {}
-
-    /// `granted` is called later, on the loop.
-    void wait(Granted granted) {
-        state_->waiting.push_back(std::move(granted));
-        if (!std::exchange(state_->taken, true)) pass_on(state_);
-    }
+    explicit AsyncMutex(boost::asio::io_context& io) : queue_{std::make_shared<Queue>(io)} {}
 
 private:
-    struct State {
-        explicit State(boost::asio::io_context& loop) : io{loop} {}
+    struct Queue {
+        explicit Queue(boost::asio::io_context& loop) : io{loop} {}
         boost::asio::io_context& io;
-        std::deque<Granted> waiting;
-        bool taken = false;
+        std::deque<std::weak_ptr<Place>> places;  ///< behind the first
+        std::weak_ptr<Place> first;               ///< has the mutex, or is about to be told so
+    };
+    struct Place {
+        Place(std::shared_ptr<Queue> in, std::function<void()> when_held)
+            : queue{std::move(in)}, held{std::move(when_held)} {}
+        Place(const Place&) = delete;
+        Place& operator=(const Place&) = delete;
+        ~Place() {
+            if (queue->first.expired()) pass_on(queue);
+        }
+        std::shared_ptr<Queue> queue;
+        std::function<void()> held;  ///< empty: was called
     };
 
-    static void pass_on(const std::shared_ptr<State>& state) {
-        if (state->waiting.empty()) {
-            state->taken = false;
-            return;
+    /// Nobody has the mutex.
+    static void pass_on(const std::shared_ptr<Queue>& queue) {
+        std::shared_ptr<Place> next;
+        while (!next && !queue->places.empty()) {
+            next = queue->places.front().lock();
+            queue->places.pop_front();
         }
-        Granted next = std::move(state->waiting.front());
-        state->waiting.pop_front();
-        boost::asio::post(state->io, [state, next = std::move(next)] { next(Lock{state}); });
+        if (!next) return;
+        queue->first = next;
+        boost::asio::post(queue->io, [weak = std::weak_ptr{next}] {
+            if (const auto place = weak.lock()) std::exchange(place->held, nullptr)();
+        });
     }
 
-    std::shared_ptr<State> state_;
+    std::shared_ptr<Queue> queue_;
 };
 
 }  // namespace bulkhead::supervisor

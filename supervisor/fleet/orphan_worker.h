@@ -3,9 +3,9 @@
 #include <memory>
 #include <string>
 
-#include "supervisor/base/deadline.h"
 #include "supervisor/reclaim/receipt.h"
 #include "supervisor/replica/fleet_context.h"
+#include "supervisor/replica/termination.h"
 
 namespace bulkhead::supervisor {
 
@@ -19,16 +19,13 @@ public:
 
 private:
     OrphanWorker(FleetContext& context, FoundWorker found, std::string gpu_uuid);
-    void kill();
-    void cannot_be_ended();
     void on_exited(const ProcessExit& exit);
 
     FleetContext& context_;
     FoundWorker found_;
     std::string gpu_uuid_;
-    AsyncMutex::Lock turn_;
-    bool gone_ = false;
-    Deadline deadline_;
+    AsyncMutex::Turn turn_;
+    Termination termination_;
 };
 
 }  // namespace bulkhead::supervisor

@@ -64,7 +64,7 @@ void StaleProcessWatch::look(std::function<void()> looked) {
             if (sight)
                 self->judge(*sight);
             else
-                self->pause_.arm(limits::gpu_retry, [self] { self->look({}); });
+                self->look_after(limits::gpu_retry);
             if (looked) looked();
         });
 }
@@ -72,31 +72,22 @@ void StaleProcessWatch::look(std::function<void()> looked) {
 void StaleProcessWatch::judge(const Sight& sight) {
     for (const StaleProcess& process : *processes_)
         if (!sight.alive.contains(process.pid)) context_.gpu_quarantine.process_ended(process.pid);
-    if (gave_up_) {
-        if (!sight.alive.empty()) return pause_.arm(limits::gpu_retry, [self = shared_from_this()] { self->look({}); });
-        return;
+    if (state_ == State::holding) {
+        for (const auto& [uuid, users] : sight.users) turns_[uuid].take(context_.gpu_mutex(uuid));
+        std::erase_if(turns_, [&](const auto& turn) { return !sight.users.contains(turn.first); });
+        if (sight.alive.empty() && sight.users.empty()) return;
+        if (Deadline::Clock::now() < until_) return look_after(limits::settle_poll);
+        give_up(sight);
     }
-    for (const auto& [uuid, users] : sight.users) hold(uuid);
-    std::erase_if(turns_, [&](const auto& turn) { return !sight.users.contains(turn.first); });
-    if (sight.alive.empty() && sight.users.empty()) return;
-    if (Deadline::Clock::now() < until_)
-        return pause_.arm(limits::settle_poll, [self = shared_from_this()] { self->look({}); });
-    give_up(sight);
-    if (!sight.alive.empty()) pause_.arm(limits::gpu_retry, [self = shared_from_this()] { self->look({}); });
+    if (!sight.alive.empty()) look_after(limits::gpu_retry);
 }
 
-/// Nobody else may begin to load there.
-void StaleProcessWatch::hold(const std::string& uuid) {
-    if (!turns_.try_emplace(uuid).second) return;
-    context_.gpu_mutex(uuid).wait([weak = weak_from_this(), uuid](AsyncMutex::Lock turn) {
-        const auto self = weak.lock();
-        if (!self) return;
-        if (const auto wanted = self->turns_.find(uuid); wanted != self->turns_.end()) wanted->second = std::move(turn);
-    });
+void StaleProcessWatch::look_after(Deadline::Clock::duration pause) {
+    pause_.arm(pause, [self = shared_from_this()] { self->look({}); });
 }
 
 void StaleProcessWatch::give_up(const Sight& sight) {
-    gave_up_ = true;
+    state_ = State::given_up;
     turns_.clear();
     for (const StaleProcess& process : *processes_) {
         const bool lives = sight.alive.contains(process.pid);

@@ -50,14 +50,17 @@ private:
     [[nodiscard]] static Sight look_at(const std::vector<StaleProcess>& processes, Gpus& gpus);
     void look(std::function<void()> looked);
     void judge(const Sight& sight);
-    void hold(const std::string& uuid);
+    void look_after(Deadline::Clock::duration pause);
     void give_up(const Sight& sight);
 
     FleetContext& context_;
     std::shared_ptr<const std::vector<StaleProcess>> processes_;
     Deadline::Clock::time_point until_;
-    bool gave_up_ = false;
-    std::map<std::string, AsyncMutex::Lock> turns_;  ///< by UUID; without a turn: it is waited for
+    enum class State : std::uint8_t {
+        holding,   ///< back their GPUs
+        given_up,  ///< looks on, for what is alive
+    } state_ = State::holding;
+    std::map<std::string, AsyncMutex::Turn> turns_;  ///< by UUID
     Deadline pause_;
 };
 

@@ -126,6 +126,14 @@ enum class Grant : std::uint8_t {
     given,
 };
 
+/// What a process does with its turn among those who change the memory of its GPU.
+enum class TurnUse : std::uint8_t {
+    keep,     ///< it has a grant and becomes ready, or its memory is yet to come back
+    pass_on,  ///< it has no memory to give back
+    drain,
+    grant,
+};
+
 /// How a death that nobody asked for was first noticed.
 enum class FirstSign : std::uint8_t {
     none,
@@ -134,5 +142,13 @@ enum class FirstSign : std::uint8_t {
     judged,  ///< by us: a failed load, a hang, a wrong answer
     hung,    ///< judged, and SIGABRT was sent for a backtrace
 };
+
+/// When its turn comes.
+constexpr TurnUse use_of_turn(WorkerState state, Grant grant, FirstSign sign) {
+    if (state == WorkerState::draining) return TurnUse::drain;
+    if (grant != Grant::awaited && grant != Grant::owed) return TurnUse::keep;
+    if (is_loading(state)) return TurnUse::grant;
+    return sign == FirstSign::none ? TurnUse::pass_on : TurnUse::keep;
+}
 
 }  // namespace bulkhead::supervisor

@@ -34,6 +34,7 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
     }
     const WorkerState from = std::exchange(state_, *to);
     deadline_.cancel();
+    gpu_wait_.end();
     since_ms_ = unix_ms();
 
     const bool routine = (is_serving(from) && is_serving(state_));
@@ -47,8 +48,10 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
     if (bad)
         log_.append({since_ms_, index_, generation_, true, fmt::format("{}: {}", to_string(state_), escaped(cause))});
     if (!routine) reason_ = std::move(cause);
-    if (is_serving(state_) || state_ == WorkerState::backoff || state_ == WorkerState::quarantined)
-        replacement_turn_ = {};
+    const bool has_successor =
+        is_serving(state_) || state_ == WorkerState::backoff || state_ == WorkerState::quarantined;
+    if (has_successor && replacement_turn_.state() == AsyncMutex::Turn::State::held)
+        replacement_turn_.end();
     remember();
     keep_watch();
 }
@@ -56,11 +59,11 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
 void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::milliseconds> deadline) {
     if (is_serving(state_)) return loaded(LoadedReplica{name(), state_, process_->pid, 0});
     if (state_ == WorkerState::quarantined && urgency == Urgency::when_due) return loaded(quarantine_error());
-    if (waits_for_gpu() && urgency == Urgency::when_due)  // nobody knows for how long
+    if (gpu_wait_.is_on() && urgency == Urgency::when_due)  // nobody knows for how long
         return loaded(Error{ErrorCode::resources_exhausted, fmt::format("loading {}: it {}", name().place(), reason_),
                             "see `bulkhead gpus`"});
     if (state_ == WorkerState::quarantined) clear_crashes();  // a person's load
-    if (process_ && process_->given_up) return loaded(*process_->given_up);
+    if (process_ && process_->termination.given_up()) return loaded(*process_->termination.given_up());
 
     if (load_waiters_.size() >= limits::load_waiters_max)
         return loaded(Error{ErrorCode::queue_full,
@@ -102,7 +105,7 @@ void Replica::unload(OnUnloaded unloaded) {
         return exited_.wait(std::move(unloaded));
     default: break;
     }
-    if (process_->given_up) return unloaded(*process_->given_up);
+    if (const auto& given_up = process_->termination.given_up()) return unloaded(*given_up);
     unload_waiters_.push_back(std::move(unloaded));
     if (std::exchange(process_->end_asked, EndAsked::unload) == EndAsked::unload)
         return;  // one end of a process is shared by all who ask for it
@@ -110,7 +113,7 @@ void Replica::unload(OnUnloaded unloaded) {
     if (is_live(state_)) process_->end_began = Deadline::Clock::now();
     if (is_loading(state_)) {
         transition(WorkerEvent::stop_asked, "unload asked while it was loading");
-        sample_then(&Replica::escalate);
+        sample_then(&Replica::terminate);
     } else if (is_serving(state_)) {
         transition(WorkerEvent::drain_asked, "unload asked");
         take_turn();
@@ -211,7 +214,7 @@ std::string Replica::sentence() const {
     if (is_loading(state_) && process_ && !process_->progress.phase.empty())
         text += fmt::format(" ({})", process_->progress.text());
     if (!reason_.empty()) text += ": " + reason_;
-    if (waits_for_gpu())
+    if (gpu_wait_.is_on())
         text += "; it starts when that may be used: see `bulkhead gpus`";
     else if (state_ == WorkerState::backoff)
         text += fmt::format("; it starts again by itself (crash {} of {})", unforgiven_crashes(policy_.crashes),
@@ -265,7 +268,7 @@ ReplicaRecord Replica::record() const {
     record.ready_unix_ms = unix_of(process.ready_at);
     record.end_began_unix_ms = unix_of(process.end_began);
     record.aborted = process.evidence.first_sign == FirstSign::hung;
-    record.escalation = std::min(process.escalation, Escalation::sigkill);
+    record.escalation = std::min(process.termination.means(), Escalation::sigkill);
     record.host_bytes = process.memory.host_bytes;
     record.gpu_free_before = process.memory.gpu_free_before;
     record.adoptions_tried = process.adoption.tried;

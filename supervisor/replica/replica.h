@@ -16,6 +16,7 @@
 #include "supervisor/reclaim/reclamation.h"
 #include "supervisor/replica/exit_outcome.h"
 #include "supervisor/replica/fleet_context.h"
+#include "supervisor/replica/gpu_wait.h"
 #include "supervisor/replica/hang_watch.h"
 #include "supervisor/replica/last_end.h"
 #include "supervisor/replica/lifecycle.h"
@@ -108,7 +109,7 @@ public:
     void gpu_was_quarantined(const std::string& uuid);
 
     /// A GPU may be used again: starts if it waits for one.
-    void gpu_was_lifted();
+    void gpu_was_lifted() { gpu_wait_.look(); }
 
     /// Asks the worker for its statistics. `answered` is called when they came or its process is lost, unless somebody
     /// asks again before. The caller sets the deadline.
@@ -159,6 +160,7 @@ private:
     void end_record();
 
     // replica_process.cpp
+    void make_process(const WorkerName& name);
     void start(std::string cause);
     void on_file_seen(Result<std::string> declaration);
     void on_placed(const Result<Device>& device, bool is_restart);
@@ -194,9 +196,6 @@ private:
     void ask_whether_it_lives();
     void hang(std::string cause, const std::string& hint);
     void abort_process();
-    void wait_for_gpu();
-    void look_for_gpu();
-    [[nodiscard]] bool waits_for_gpu() const { return gpu_awaited_ && state_ == WorkerState::backoff; }
     [[nodiscard]] std::string note() const;
 
     // replica_end.cpp
@@ -204,11 +203,9 @@ private:
     void begin_drain();
     void arm_drain_deadline();
     void end_undrained();
-    void escalate();
-    void escalate_after(Deadline::Clock::duration patience);
-    void kill() { end_by(Escalation::sigkill); }
-    void end_by(Escalation means);
-    void give_up();
+    void terminate() { process_->termination.escalate(Escalation::sigterm); }
+    void terminate_unless_ended();
+    void on_given_up(const Error& error);
     void lose(FirstSign sign, std::string cause, const std::string& hint = {});
     void fail(Error error);
     void refuse(Error error);
@@ -256,11 +253,14 @@ private:
     RestartPolicy policy_{spec_.restart == config::RestartPolicy::on_crash};
     std::optional<RestartPlan> plan_;    ///< of the present process, reaped, while it is reclaimed
     std::optional<Device> same_device_;  ///< for the next start
-    std::shared_ptr<bool> gpu_awaited_;  ///< this backoff ends when its GPU may be used; null: by its delay
+    GpuWait gpu_wait_{context_, spec_.device, [this](std::optional<Device> device) {
+                          same_device_ = std::move(device);
+                          start("its GPU may be used again");
+                      }};  ///< ends this backoff, instead of its delay
     std::int64_t restart_due_unix_ms_ = 0;
     ExitedProcesses exited_;
     LastEnd last_end_{context_, [this] { remember(); }};
-    AsyncMutex::Lock replacement_turn_;  ///< held until its successor serves, or nothing comes of it
+    AsyncMutex::Turn replacement_turn_;  ///< held until its successor serves, or nothing comes of it
     std::minstd_rand jitter_{static_cast<std::uint_fast32_t>(random_bits())};
     ReplicaHistory history_;
 

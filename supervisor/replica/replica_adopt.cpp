@@ -38,7 +38,7 @@ void restore(WorkerProcess& process, const ReplicaRecord& record, bool has_ended
         process.evidence.lost_by = record.reason;
     }
     if (record.capturing && (has_ended || process.end_began)) process.evidence.lost_in = WorkerState::capturing;
-    process.escalation = record.escalation;
+    process.termination.restore(record.escalation);
     process.memory.host_bytes = record.host_bytes;
     process.memory.gpu_free_before = record.gpu_free_before;
     process.adoption.tried = record.adoptions_tried;
@@ -108,7 +108,7 @@ void Replica::take_over(EndedWorker& worker, const std::string& change) {
 
 void Replica::take_process(FoundWorker& found, const ReplicaRecord* record, const std::string& change,
                            std::string cause) {
-    process_ = std::make_shared<WorkerProcess>(context_, spec_, log_, found.name);
+    make_process(found.name);
     process_->pid = found.pid;
     process_->pidfd = std::move(found.pidfd);
     process_->device = {spec_.device, ""};
@@ -130,11 +130,11 @@ void Replica::take_over(RunningWorker& worker, const std::string& change) {
     AdoptionAttempt& adoption = process_->adoption;
     if (adoption.tried >= limits::adoptions_tried_max) {
         lose(FirstSign::judged, fmt::format("{} supervisors ended while they adopted it", adoption.tried));
-        return kill();
+        return process_->termination.kill();
     }
     if (worker.record != nullptr && process_->end_began && !is_asked_to_end()) {
         lose(first_sign_of(worker.record->reason), worker.record->reason);
-        return kill();
+        return process_->termination.kill();
     }
     remember();
     adoption.nonce = make_nonce();
@@ -170,7 +170,7 @@ void Replica::take_adoption_hello(worker_link::Hello& hello) {
     if (!is_itself) {
         lose(FirstSign::judged, fmt::format("{} (pid {}) calls itself {} (pid {})", name().text(), process_->pid,
                                             escaped(hello.name().text()), hello.pid));
-        return kill();
+        return process_->termination.kill();
     }
     std::string& replace_reason = process_->adoption.replace_reason;
     if (!hello.speaks_our_version())
@@ -187,7 +187,7 @@ void Replica::take_adoption_hello(worker_link::Hello& hello) {
         if (!process_->end_began) process_->end_began = Clock::now();
         transition(WorkerEvent::stop_asked,
                    process_->end_asked == EndAsked::unload ? "unload asked" : std::exchange(replace_reason, {}));
-        return sample_then(&Replica::escalate);
+        return sample_then(&Replica::terminate);
     }
     adopt_loading(hello);
 }
@@ -205,8 +205,11 @@ void Replica::adopt_loading(const worker_link::Hello& hello) {
     begin_load_budget();
     if (hello.state.grant != "asked") return;
     // A former supervisor had noted the grant and died before it sent it: the turn is ours, or is being waited for.
-    if (!process_->turn) return on_message(worker_link::GrantAsked{});
-    *process_->turn ? process_->send(worker_link::grant()) : void(process_->grant = Grant::owed);
+    switch (process_->turn.state()) {
+    case AsyncMutex::Turn::State::none: return on_message(worker_link::GrantAsked{});
+    case AsyncMutex::Turn::State::waiting: process_->grant = Grant::owed; return;
+    case AsyncMutex::Turn::State::held: return process_->send(worker_link::grant());
+    }
 }
 
 void Replica::adopt_serving(worker_link::Hello& hello) {
@@ -240,9 +243,8 @@ void Replica::replace() {
     std::string& reason = process_->adoption.replace_reason;
     if (reason.empty()) reason = "a former supervisor was replacing it";
     process_->end_asked = EndAsked::no;  // until its turn it serves as any other
-    context_.replacements.wait([this, process = std::weak_ptr{process_}](AsyncMutex::Lock turn) {
-        if (!is_present(process) || !is_serving(state_)) return;  // the turn passes on
-        replacement_turn_ = std::move(turn);
+    replacement_turn_.take(context_.replacements, [this, process = std::weak_ptr{process_}] {
+        if (!is_present(process) || !is_serving(state_)) return replacement_turn_.end();
         process_->end_asked = EndAsked::replacement;
         process_->end_began = Clock::now();
         transition(WorkerEvent::drain_asked, std::exchange(process_->adoption.replace_reason, {}) + "; it is replaced");

@@ -40,7 +40,7 @@ void Replica::begin_drain() {
 void Replica::arm_drain_deadline() {
     deadline_.arm_until(*process_->drain_until + limits::drain_grace, [this] {
         end_undrained();
-        escalate();
+        terminate();
     });
 }
 
@@ -49,53 +49,14 @@ void Replica::end_undrained() {
                fmt::format("not drained within {}", duration_text(spec_.deadlines.drain.count())));
 }
 
-/// One step harder: SIGTERM, SIGKILL of everything it started, SIGKILL without the keeper, then a person.
-void Replica::escalate() {
-    if (process_->pid == 0 || has_ended(process_->pidfd))  // the keeper has not yet said so
-        deadline_.arm(limits::killed_alive_max, [this] { give_up(); });
-    else if (state_ == WorkerState::stopping && process_->escalation == Escalation::none)
-        end_by(Escalation::sigterm);
-    else if (process_->escalation < Escalation::sigkill)
-        end_by(Escalation::sigkill);
-    else if (process_->escalation == Escalation::sigkill && process_->pidfd)
-        end_by(Escalation::sigkill_past_keeper);
-    else
-        give_up();
+/// It should end by itself, as it was asked to.
+void Replica::terminate_unless_ended() {
+    process_->termination.escalate_after(spec_.deadlines.kill, Escalation::sigterm);
 }
 
-/// It should end by itself until then.
-void Replica::escalate_after(Clock::duration patience) {
-    deadline_.arm(patience, [this] { escalate(); });
-}
-
-void Replica::end_by(Escalation means) {
-    process_->escalation = means;
-    remember();
-    escalate_after(process_->send_signal());
-}
-
-/// It cannot be ended. It stays in its state; if it ends after all, or the keeper says that it has, that is handled
-/// as any end.
-void Replica::give_up() {
-    process_->turn.reset();  // others must not wait for what may never come
-    const pid_t pid = process_->pid;
-    const bool is_stuck = pid != 0 && !has_ended(process_->pidfd);
-    const Error error =
-        is_stuck
-            ? Error{ErrorCode::deadline_exceeded,
-                    fmt::format("ending {}: process {} is alive {} after SIGKILL", name().text(), pid,
-                                duration_text(std::chrono::milliseconds{limits::killed_alive_max}.count())),
-                    fmt::format("it waits in the kernel for a device or a disk: see /proc/{}/stack", pid)}
-            : Error{ErrorCode::deadline_exceeded,
-                    pid == 0 ? fmt::format("ending {}: the keeper (pid {}) does not answer its spawn", name().text(),
-                                           ::getppid())
-                             : fmt::format("ending {}: process {} has ended, and the keeper (pid {}) does not say so",
-                                           name().text(), pid, ::getppid()),
-                    fmt::format("see whether the keeper was stopped: `kill -CONT {}`", ::getppid())};
-    process_->given_up = error;
-    spdlog::error("worker={} pid={} cause={}", name().text(), pid, in_quotes(error.text()));
-    if (process_->device.is_gpu() && is_stuck)  // what it holds there never comes back
-        context_.gpu_quarantine.add(process_->device.uuid, error.attempt, pid);
+/// It stays in its state; if it ends after all, or the keeper says that it has, that is handled as any end.
+void Replica::on_given_up(const Error& error) {
+    process_->turn.end();  // others must not wait for what may never come
     load_waiters_.fail(error);
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(error);
 }
@@ -121,7 +82,7 @@ void Replica::lose(FirstSign sign, std::string cause, const std::string& hint) {
     }
     transition(WorkerEvent::lost, std::move(cause), hint);
     process_->statistics_are_known();
-    escalate_after(spec_.deadlines.kill);
+    process_->termination.escalate_after(spec_.deadlines.kill, Escalation::sigkill);
 }
 
 /// A load failed with an error: its callers get it now. The process ends by itself, or is ended.
@@ -134,26 +95,26 @@ void Replica::fail(Error error) {
 /// It is of no use.
 void Replica::refuse(Error error) {
     fail(std::move(error));
-    kill();
+    process_->termination.kill();
 }
 
 void Replica::on_link_closed(const Error* why) {
     process_->cut_channels();
     process_->statistics_are_known();
     switch (meaning_of_link_end(process_->exit_facts(state_), why != nullptr)) {
-    case EndMeaning::undrained: end_undrained(); return escalate_after(spec_.deadlines.kill);
+    case EndMeaning::undrained: end_undrained(); return terminate_unless_ended();
     case EndMeaning::unclear:
         return deadline_.arm(limits::link_end_grace, [this] {
             lose(FirstSign::end, link_ended);
-            kill();
+            process_->termination.kill();
         });
     case EndMeaning::as_asked:
         transition(WorkerEvent::stop_asked, "its link ended, as it was asked to");
-        return escalate_after(spec_.deadlines.kill);
+        return terminate_unless_ended();
     case EndMeaning::lost:
         // Its exit tells more, and comes at once if the process has ended; one that lives on is of no use.
         why != nullptr ? lose(FirstSign::judged, why->text()) : lose(FirstSign::end, link_ended);
-        return kill();
+        return process_->termination.kill();
     default: return;
     }
 }
@@ -203,6 +164,7 @@ void Replica::apply(const ExitOutcome& outcome) {
     if (outcome.fails_loads) load_waiters_.fail(process->failure ? *process->failure : process->load_error());
     history_.requests += std::exchange(process->statistics.requests, 0);
     history_.errors += std::exchange(process->statistics.errors, 0);
+    process->termination.over();
     transition(WorkerEvent::exited, exit ? exit->text() : "no process was started");
     if (exit) context_.gpu_quarantine.process_ended(process->pid);
     process->ended = outcome.ended;
@@ -212,7 +174,7 @@ void Replica::apply(const ExitOutcome& outcome) {
     if (!exit) return finish(std::nullopt);
     // The next process does not wait for this one's memory: its grant does. Only while something of this one may still
     // run, nothing is started.
-    if (plan_->decision.event == WorkerEvent::restart_planned && exit->group_empty && !process->given_up) {
+    if (plan_->decision.event == WorkerEvent::restart_planned && exit->group_empty && !process->termination.given_up()) {
         follow(*std::exchange(plan_, std::nullopt));
         process->close();
         exited_.add(std::exchange(process_, nullptr));
@@ -250,7 +212,7 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     if (process == process_) return finish(std::move(receipt));
     const auto waiters = exited_.remove(process);
     kept_.is_of(process->name) ? end_record() : context_.keeper.forget(process->name);
-    process->turn.reset();
+    process->turn.end();
     for (const auto& unloaded : waiters) unloaded(std::optional{receipt});
 }
 
@@ -267,7 +229,7 @@ void Replica::finish(std::optional<Receipt> receipt) {
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(receipt);
     if (state_ == WorkerState::stopped && asked == EndAsked::replacement && policy_.keep_running)
         start("takes the place of one with another declaration");
-    if (state_ == WorkerState::stopped && load_waiters_.empty()) replacement_turn_ = {};
+    if (state_ == WorkerState::stopped && load_waiters_.empty()) replacement_turn_.end();
     if (load_waiters_.empty()) return;
     if (state_ == WorkerState::stopped)
         start("load asked");
@@ -308,14 +270,13 @@ void Replica::follow(const RestartPlan& plan) {
                                                             decision.unforgiven, reason));
     case WorkerEvent::restart_planned:
         restart_due_unix_ms_ = unix_ms() + decision.delay.count();
-        gpu_awaited_.reset();
         if (how == Ending::gpu_refused) {
             const auto quarantined = process_->gpu_quarantined();
             transition(decision.event,
                        quarantined ? "waits for its GPU, which is quarantined: " + *quarantined
                                    : "waits for its GPU: " + process_->failure->attempt,
                        process_->failure->remedy);
-            return wait_for_gpu();
+            return gpu_wait_.begin();
         }
         transition(decision.event,
                    how == Ending::gpu_failed

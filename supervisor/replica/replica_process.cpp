@@ -76,12 +76,17 @@ static_assert(fits("overrun", WorkerEvent::lost) && fits("failed", WorkerEvent::
 
 using Clock = Deadline::Clock;
 
+void Replica::make_process(const WorkerName& name) {
+    process_ = std::make_shared<WorkerProcess>(
+        context_, spec_, log_, name, [this] { remember(); }, [this](const Error& error) { on_given_up(error); });
+}
+
 void Replica::start(std::string cause) {
     const bool is_restart = state_ == WorkerState::backoff;
     // The keeper demands spawns in the order of generations. The off-loop thread keeps that order, and a replica whose
     // device is known waits behind those whose device is being looked for.
     generation_ = ++context_.generation_last;
-    process_ = std::make_shared<WorkerProcess>(context_, spec_, log_, name());
+    make_process(name());
     transition(WorkerEvent::spawn_asked, std::move(cause));
     begin_load_budget();
     declaration_.clear();
@@ -167,7 +172,8 @@ void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<S
     CrashEvidence::note_oom_kills(context_.off_loop, std::shared_ptr<CrashEvidence>{process, &process->evidence});
     open_link(std::move(spawned->link));
     begin_record();
-    if (!is_live(state_)) escalate();  // it was given up on the way
+    if (!is_live(state_))  // it was given up on the way
+        process_->termination.escalate(state_ == WorkerState::stopping ? Escalation::sigterm : Escalation::sigkill);
 }
 
 void Replica::open_link(UniqueFd link) {
@@ -220,7 +226,7 @@ void Replica::on_file_seen(Result<std::string> declaration) {
         if (!process_->configuration.empty()) process_->send(std::exchange(process_->configuration, {}));
     } else if (is_live(state_)) {
         fail(declaration.error());
-        if (process_->pid != 0) kill();
+        if (process_->pid != 0) process_->termination.kill();
     }
 }
 
@@ -231,7 +237,8 @@ void Replica::on_message(worker_link::Progress& message) {
 }
 
 void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
-    if (process_->turn) return process_->complain("grant_asked, a second time");
+    if (process_->turn.state() != AsyncMutex::Turn::State::none)
+        return process_->complain("grant_asked, a second time");
     if (!process_->device.is_gpu()) return process_->send(worker_link::grant());
     process_->grant = Grant::awaited;
     process_->load_budget.pause(Clock::now());
@@ -242,23 +249,17 @@ void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
 /// On a GPU: whoever changes its memory waits for its turn, so that a difference in free memory has one cause.
 void Replica::take_turn() {
     if (!process_->device.is_gpu()) return on_turn();
-    if (process_->turn) return;
-    process_->turn.emplace();
-    context_.gpu_mutex(process_->device.uuid).wait([this, weak = std::weak_ptr{process_}](AsyncMutex::Lock turn) {
-        const auto process = weak.lock();
-        if (!process || !process->turn || *process->turn) return;  // it is gone, or wants no turn any more
-        process->turn = std::move(turn);
-        if (process == process_) on_turn();
+    process_->turn.take(context_.gpu_mutex(process_->device.uuid), [this, process = std::weak_ptr{process_}] {
+        if (is_present(process)) on_turn();
     });
 }
 
-/// One that is lost keeps its turn until its memory is back.
 void Replica::on_turn() {
-    if (state_ == WorkerState::draining) return sample_then(&Replica::begin_drain);
-    if (process_->grant != Grant::awaited && process_->grant != Grant::owed) return;
-    if (!is_loading(state_)) {
-        if (process_->evidence.first_sign == FirstSign::none) process_->turn.reset();  // it has no memory to give back
-        return;
+    switch (use_of_turn(state_, process_->grant, process_->evidence.first_sign)) {
+    case TurnUse::keep: return;
+    case TurnUse::pass_on: return process_->turn.end();
+    case TurnUse::drain: return sample_then(&Replica::begin_drain);
+    case TurnUse::grant: break;
     }
     if (process_->load_budget.is_paused()) {
         process_->load_budget.resume(Clock::now());
@@ -279,7 +280,7 @@ void Replica::on_message(worker_link::Ready& message) {
 void Replica::become_ready(worker_link::Ready& message) {
     process_->statistics.graphs = std::move(message.graphs);
     process_->ready_at = Clock::now();
-    process_->turn.reset();
+    process_->turn.end();
     if (!message.torch.empty()) context_.torch = message.torch;
     policy_.became_ready();
     transition(
@@ -307,7 +308,7 @@ void Replica::on_message(const worker_link::Overrun& message) {
 void Replica::on_message(const worker_link::Drained& /*message*/) {
     if (!process_->drain_until) process_->drain_until = Clock::now();
     transition(WorkerEvent::stop_asked, "drained");
-    escalate_after(spec_.deadlines.kill);
+    terminate_unless_ended();
 }
 
 void Replica::on_message(const worker_link::Dying& message) {
@@ -315,8 +316,9 @@ void Replica::on_message(const worker_link::Dying& message) {
     if (!is_live(state_)) return process_->cut_channels();
     lose(FirstSign::dying, fmt::format("dying of {}", signal_name(message.signal)));
     // It ends by itself, after its backtrace and its core file, if it may write one: not later than this.
-    if (process_->escalation < Escalation::sigkill)
-        escalate_after(spec_.core_bytes_max > 0 ? limits::core_dump_deadline : limits::dying_deadline);
+    if (process_->termination.means() < Escalation::sigkill)
+        process_->termination.escalate_after(
+            spec_.core_bytes_max > 0 ? limits::core_dump_deadline : limits::dying_deadline, Escalation::sigkill);
 }
 
 /// What else came along stays in the message.

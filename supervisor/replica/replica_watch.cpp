@@ -1,4 +1,4 @@
-/// Budgets of loads, detection of hangs, and waiting for a GPU.
+/// Budgets of loads, detection of hangs, and a GPU that failed.
 
 #include <signal.h>
 
@@ -109,41 +109,17 @@ void Replica::hang(std::string cause, const std::string& hint) {
 
 void Replica::abort_process() {
     FirstSign& sign = process_->evidence.first_sign;
-    if (process_->pid == 0 || sign == FirstSign::hung || process_->escalation >= Escalation::sigkill) return escalate();
+    Termination& termination = process_->termination;
+    if (process_->pid == 0 || sign == FirstSign::hung || termination.means() >= Escalation::sigkill)
+        return termination.escalate(Escalation::sigkill);
     sign = FirstSign::hung;
     remember();
     context_.keeper.signal(process_->name, SIGCONT, false);  // a stopped process would hold the next one back
     context_.keeper.signal(process_->name, SIGABRT, false);
-    escalate_after(limits::abort_grace);
+    termination.escalate_after(limits::abort_grace, Escalation::sigkill);
 }
 
 // --- what is not the model's fault
-
-/// In backoff, as long as it takes: nothing is spawned, counted or told until the GPU may be used.
-void Replica::wait_for_gpu() {
-    gpu_awaited_ = std::make_shared<bool>(true);
-    deadline_.arm(limits::gpu_retry, [this] { look_for_gpu(); });
-}
-
-void Replica::gpu_was_lifted() {
-    if (waits_for_gpu()) look_for_gpu();
-}
-
-void Replica::look_for_gpu() {
-    context_.off_loop.run(
-        fmt::format("placing it on device \"{}\"", spec_.device),
-        [&gpus = context_.gpus, declared = spec_.device, quarantined = context_.gpu_quarantine.all()] {
-            return place(gpus, declared, quarantined);
-        },
-        [this, awaited = std::weak_ptr{gpu_awaited_}](Result<Device> device) {
-            if (awaited.expired() || !waits_for_gpu()) return;
-            if (!device && (device.error().code == ErrorCode::resources_exhausted ||
-                            device.error().code == ErrorCode::deadline_exceeded))
-                return deadline_.arm(limits::gpu_retry, [this] { look_for_gpu(); });
-            if (device) same_device_ = std::move(*device);
-            start("its GPU may be used again");
-        });
-}
 
 void Replica::gpu_was_quarantined(const std::string& uuid) {
     const bool lifts = policy_.gpu_quarantined(uuid, Clock::now());
@@ -155,7 +131,7 @@ void Replica::gpu_was_quarantined(const std::string& uuid) {
 
 /// What an operator should see beside the state.
 std::string Replica::note() const {
-    if (process_ && process_->given_up) return process_->given_up->attempt;
+    if (process_ && process_->termination.given_up()) return process_->termination.given_up()->attempt;
     return history_.eager.empty() ? "" : "eager: " + history_.eager;
 }
 

@@ -1,6 +1,5 @@
 #include "supervisor/replica/worker_process.h"
 
-#include <signal.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -19,8 +18,10 @@
 namespace bulkhead::supervisor {
 
 WorkerProcess::WorkerProcess(FleetContext& fleet, const config::ModelSpec& model, ModelLog& model_log,
-                             WorkerName worker)
-    : context{fleet}, spec{model}, lines{model_log}, name{std::move(worker)} {
+                             WorkerName worker, std::function<void()> noted,
+                             std::function<void(const Error&)> given_up)
+    : context{fleet}, spec{model}, lines{model_log}, name{std::move(worker)},
+      termination{fleet, {name, pid, pidfd, device.uuid}, model.deadlines.kill, std::move(noted), std::move(given_up)} {
     watch = HangWatch{{spec.deadlines.request + limits::hang_grace, spec.watchdog,
                        answer_budget(spec.deadlines.request, limits::answer_deadline)}};
 }
@@ -177,21 +178,6 @@ std::optional<std::string> WorkerProcess::gpu_quarantined() const {
 
 // --- its end
 
-WorkerProcess::Clock::duration WorkerProcess::send_signal() const {
-    switch (escalation) {
-    case Escalation::none: break;
-    case Escalation::sigterm: context.keeper.signal(name, SIGTERM, false); break;
-    case Escalation::sigkill:
-        if (cgroups != nullptr) cgroups->kill(name);
-        context.keeper.signal(name, SIGKILL, true);
-        return pidfd ? limits::killed_alive_max - limits::kill_repeated_grace : limits::killed_alive_max;
-    case Escalation::sigkill_past_keeper:  // a stopped keeper forwards no signal
-        kill_process(pidfd);
-        return limits::kill_repeated_grace;
-    }
-    return spec.deadlines.kill;
-}
-
 std::chrono::milliseconds WorkerProcess::ready_for() const {
     if (!ready_at) return {};
     return std::chrono::duration_cast<std::chrono::milliseconds>(end_began.value_or(Clock::now()) - *ready_at);
@@ -204,7 +190,7 @@ ExitFacts WorkerProcess::exit_facts(WorkerState state) const {
     facts.end_asked = end_asked;
     facts.drain_asked = drain_until.has_value();
     facts.drain_overdue = drain_deadline_passed();
-    facts.escalation = escalation;
+    facts.escalation = termination.means();
     facts.first_sign = evidence.first_sign;
     facts.was_capturing = evidence.lost_in.value_or(state) == WorkerState::capturing;
     facts.was_ready = ready_at.has_value();

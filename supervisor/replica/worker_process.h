@@ -19,6 +19,7 @@
 #include "supervisor/replica/fleet_context.h"
 #include "supervisor/replica/hang_watch.h"
 #include "supervisor/replica/load.h"
+#include "supervisor/replica/termination.h"
 
 namespace bulkhead::supervisor {
 
@@ -47,8 +48,9 @@ struct AdoptionAttempt {
 struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     using Clock = std::chrono::steady_clock;
 
-    /// All of them outlive it.
-    WorkerProcess(FleetContext& fleet, const config::ModelSpec& model, ModelLog& model_log, WorkerName worker);
+    /// All of them outlive it. `noted`, `given_up`: of its Termination; not called after the destruction
+    WorkerProcess(FleetContext& fleet, const config::ModelSpec& model, ModelLog& model_log, WorkerName worker,
+                  std::function<void()> noted, std::function<void(const Error&)> given_up);
     WorkerProcess(const WorkerProcess&) = delete;
     WorkerProcess& operator=(const WorkerProcess&) = delete;
     /// As `close`.
@@ -72,8 +74,7 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
 
     std::string configuration;  ///< to be sent as soon as its file was looked at
     Grant grant = Grant::none;
-    /// Among those who change the memory of its GPU. Empty: it wants none; without a lock: it waits.
-    std::optional<AsyncMutex::Lock> turn;
+    AsyncMutex::Turn turn;  ///< among those who change the memory of its GPU
     AdoptionAttempt adoption;
 
     std::shared_ptr<const WorkerPageView> page;  ///< null for a worker without one
@@ -95,8 +96,7 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     EndAsked end_asked = EndAsked::no;
     std::optional<Clock::time_point> end_began;    ///< the request to end it, or the first sign of its death
     std::optional<Clock::time_point> drain_until;  ///< set when it was asked to drain
-    Escalation escalation = Escalation::none;
-    std::optional<Error> given_up;  ///< why it cannot be ended; nobody waits for it any more
+    Termination termination;
     CrashEvidence evidence;
     std::optional<Error> failure;     ///< a load that failed in an orderly way
     std::optional<ProcessExit> exit;  ///< reaped
@@ -142,8 +142,6 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
 
     /// Why its GPU may not be used; empty: it may.
     [[nodiscard]] std::optional<std::string> gpu_quarantined() const;
-    /// By `escalation`. How long its end may take from now.
-    Clock::duration send_signal() const;
     /// What was in flight at its drain deadline is given up: ending then is what it was asked for.
     [[nodiscard]] bool drain_deadline_passed() const { return drain_until && Clock::now() >= *drain_until; }
     [[nodiscard]] std::chrono::milliseconds ready_for() const;

@@ -2,6 +2,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <list>
+
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -88,7 +90,11 @@ protected:
     bool wait(const std::function<bool()>& done) { return test::run_until(io_, done); }
     /// As a load does that is about to be granted memory.
     void ask(const std::string& uuid, bool& granted) {
-        context_.gpu_mutex(uuid).wait([&granted](AsyncMutex::Lock) { granted = true; });
+        AsyncMutex::Turn& turn = turns_.emplace_back();
+        turn.take(context_.gpu_mutex(uuid), [&granted, &turn] {
+            granted = true;
+            turn.end();
+        });
     }
 
     boost::asio::io_context io_;
@@ -97,6 +103,7 @@ protected:
     OffLoop off_loop_{io_};
     test::FakeKeeper keeper_{io_};
     FleetContext context_{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr};
+    std::list<AsyncMutex::Turn> turns_;
     MarkedProcess process_{{}};
     test::FakeGpus fake_{fmt::format("gpu GPU-a 1000 A\ngpu GPU-b 1000 B\nprocess 1 {} 400 ghost\n", process_.pid())};
 };

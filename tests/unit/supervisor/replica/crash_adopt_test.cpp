@@ -181,19 +181,15 @@ TEST_F(GpuAdoptionTest, WhoHasItsGrantKeepsTheTurnAndOthersWait) {
     supervisor_dies();
     context_.gpu_mutexes.clear();
     adopt();
-    bool other_has_turn = false;
-    AsyncMutex::Lock other;
-    context_.gpu_mutex("GPU-a").wait([&](AsyncMutex::Lock turn) {
-        other = std::move(turn);
-        other_has_turn = true;
-    });
+    AsyncMutex::Turn other;
+    other.take(context_.gpu_mutex("GPU-a"));
     answer(worker, "loading",
            {{"state", {{"configured", true}, {"phase", "loading"}, {"in_flight", 0}, {"grant", "given"}}}});
     wait_for(WorkerState::loading);
-    EXPECT_FALSE(other_has_turn);
+    EXPECT_EQ(other.state(), AsyncMutex::Turn::State::waiting);
     worker.ready();
     wait_for(WorkerState::ready);
-    EXPECT_TRUE(wait([&] { return other_has_turn; }));
+    EXPECT_TRUE(wait([&] { return other.state() == AsyncMutex::Turn::State::held; }));
 }
 
 TEST_F(GpuAdoptionTest, WhoWaitsForItsGrantGetsIt) {

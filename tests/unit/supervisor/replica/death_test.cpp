@@ -228,9 +228,9 @@ TEST_F(GpuDeathTest, TheSuccessorMayAllocateOnlyWhenTheMemoryIsBack) {
 }
 
 TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
-    AsyncMutex::Lock taken;
-    context_.gpu_mutex("GPU-a").wait([&](AsyncMutex::Lock turn) { taken = std::move(turn); });
-    ASSERT_TRUE(wait([&] { return static_cast<bool>(taken); }));
+    AsyncMutex::Turn taken;
+    taken.take(context_.gpu_mutex("GPU-a"));
+    ASSERT_TRUE(wait([&] { return taken.state() == AsyncMutex::Turn::State::held; }));
     replica().preload();
     FakeWorker& worker = loading();
     worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
@@ -242,11 +242,11 @@ TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
     next.say({{"type", "progress"}, {"phase", "loading"}});
     ASSERT_TRUE(wait([&] { return replica().process()->progress.phase == "loading"; }));
 
-    taken = {};
+    taken.end();
     for (int turn = 0; turn < 20; ++turn) io_.run_one_for(1ms);
 
     EXPECT_FALSE(next.got("grant")) << "it has not asked yet, and the first one's memory is not back";
-    EXPECT_FALSE(static_cast<bool>(replica().process()->turn));
+    EXPECT_EQ(replica().process()->turn.state(), AsyncMutex::Turn::State::none);
 }
 
 // --- what is kept of it

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "supervisor/replica/termination.h"
+
 namespace bulkhead::supervisor {
 namespace {
 
@@ -20,6 +22,23 @@ std::string operations_page() {
     page << std::ifstream{BULKHEAD_SOURCE_DIR "/docs/operations.md"}.rdbuf();
     return page.str();
 }
+
+static_assert(harder(Escalation::none, Escalation::sigterm) == Escalation::sigterm);
+static_assert(harder(Escalation::none, Escalation::sigkill) == Escalation::sigkill, "nobody asked it to end");
+static_assert(harder(Escalation::sigterm, Escalation::sigterm) == Escalation::sigkill);
+static_assert(harder(Escalation::sigkill, Escalation::sigterm) == Escalation::sigkill_past_keeper);
+static_assert(!harder(Escalation::sigkill_past_keeper, Escalation::sigterm), "a person is told");
+
+constexpr bool keeps_turn(WorkerState state, Grant grant, FirstSign sign) {
+    return use_of_turn(state, grant, sign) == TurnUse::keep;
+}
+static_assert(use_of_turn(S::loading, Grant::awaited, FirstSign::none) == TurnUse::grant);
+static_assert(use_of_turn(S::capturing, Grant::owed, FirstSign::none) == TurnUse::grant);
+static_assert(use_of_turn(S::draining, Grant::given, FirstSign::none) == TurnUse::drain);
+static_assert(use_of_turn(S::stopping, Grant::awaited, FirstSign::none) == TurnUse::pass_on, "it has no memory");
+static_assert(keeps_turn(S::crashed, Grant::awaited, FirstSign::end), "until its memory is back");
+static_assert(keeps_turn(S::crashed, Grant::given, FirstSign::dying));
+static_assert(keeps_turn(S::loading, Grant::none, FirstSign::none), "adopted, and has not asked");
 
 TEST(Lifecycle, TheOperationsPageExplainsEachState) {
     const std::string page = operations_page();

@@ -15,6 +15,7 @@ protected:
     void supervisor_dies() {
         replica_.reset();
         found_ = keeper_.hand_over();
+        context_.gpu_mutexes.clear();
         loads_.clear();
         unloads_.clear();
     }
@@ -45,15 +46,6 @@ protected:
             hello["loaded"] = {{"load_ms", 12}, {"torch", "2.11.0"}, {"device", "cpu"}, {"graphs", json::object{}}};
         for (auto& [name, value] : more) hello[name] = value;
         worker.say(hello);
-    }
-    /// At once, for a package that this machine cannot run.
-    FakeWorker& quarantined() {
-        load();
-        FakeWorker& worker = loading();
-        worker.say({{"type", "failed"}, {"code", "package_incompatible"}, {"attempt", "wrong CPU"}, {"remedy", ""}});
-        keeper_.exit(worker, {false, 78, true});
-        wait_for(WorkerState::quarantined);
-        return worker;
     }
     ReplicaRecord kept(const FakeWorker& worker) {
         return ReplicaRecord::parse(keeper_.ledgers.at(worker.name.generation)).value();

@@ -42,14 +42,17 @@ struct FakeWorker {
     void say_text(std::string_view text) { (void)send_packet(link.get(), text); }
     void print(std::string_view text) { (void)!::write(output.get(), text.data(), text.size()); }
 
-    void hello() {
-        say({{"type", "hello"},
-             {"protocol", boost::json::array{1, 1}},
-             {"model", name.model},
-             {"replica", name.replica},
-             {"generation", name.generation},
-             {"pid", pid},
-             {"channels", boost::json::array{}}});
+    void hello(int page = -1) {
+        boost::json::object said{{"type", "hello"},
+                                 {"protocol", boost::json::array{1, 1}},
+                                 {"model", name.model},
+                                 {"replica", name.replica},
+                                 {"generation", name.generation},
+                                 {"pid", pid},
+                                 {"channels", boost::json::array{}}};
+        if (page < 0) return say(said);
+        said["page"] = true;
+        (void)send_packet(link.get(), boost::json::serialize(said), {&page, 1});
     }
     void ready() {
         say({{"type", "ready"},

@@ -10,9 +10,7 @@
 
 #include "supervisor/base/json_members.h"
 #include "supervisor/crash/crash_report.h"
-#include "tests/unit/supervisor/page_owner.h"
-#include "tests/unit/supervisor/replica_fixture.h"
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/unit/supervisor/scenario.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -20,22 +18,10 @@ namespace {
 using namespace std::chrono_literals;
 using test::FakeWorker;
 using test::PageOwner;
+using test::play_scenarios;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
-
-void say_hello(FakeWorker& worker, PageOwner& owner) {
-    const json::object hello{{"type", "hello"},
-                             {"protocol", json::array{1, 1}},
-                             {"model", worker.name.model},
-                             {"replica", worker.name.replica},
-                             {"generation", worker.name.generation},
-                             {"pid", worker.pid},
-                             {"page", true},
-                             {"channels", json::array{}}};
-    const std::array<int, 1> fds{owner.page().memfd().get()};
-    (void)send_packet(worker.link.get(), json::serialize(hello), fds);
-}
 
 /// While it lives nothing that is done off the loop gets done.
 class OffLoopHeldUp {
@@ -82,7 +68,7 @@ protected:
     FakeWorker& ready_with_page() {
         this->load();
         FakeWorker& worker = this->spawned();
-        say_hello(worker, owner_);
+        worker.hello(owner_.page().memfd().get());
         EXPECT_TRUE(this->wait([&] { return worker.got("configure"); }));
         worker.ready();
         this->wait_for(WorkerState::ready);
@@ -125,19 +111,6 @@ TEST_F(DeathTest, TheEndOfItsMainThreadEndsItsChannelsWhileItsLinkIsStillOpen) {
     EXPECT_THAT(std::string{reports()[0].at("cause").as_string()}, HasSubstr("ended by SIGKILL"));
 }
 
-TEST_F(DeathTest, ItsLastWordsComeBeforeItsDeath) {
-    FakeWorker& worker = ready_with_page();
-    unload();
-    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
-    worker.say({{"type", "drained"}});
-    owner_.die();
-    wait_for(WorkerState::stopping);
-    keeper_.exit(worker, {false, 0, true});
-
-    EXPECT_EQ(receipt().ended, Ended::drained);
-    EXPECT_TRUE(reports().empty());
-}
-
 TEST_F(DeathTest, APageThatIsNoneCostsTheEarlyNoticeAndNothingElse) {
     load();
     FakeWorker& worker = spawned();
@@ -150,81 +123,6 @@ TEST_F(DeathTest, APageThatIsNoneCostsTheEarlyNoticeAndNothingElse) {
     wait_for(WorkerState::ready);
     keeper_.exit(worker, {true, SIGKILL, true});
     loading(2);
-}
-
-TEST_F(DeathTest, ASuccessorIsStartedBeforeTheMemoryIsSeenToBeBack) {
-    FakeWorker& worker = ready_with_page();
-    {
-        const OffLoopHeldUp held{off_loop_};
-        keeper_.exit(worker, {true, SIGSEGV, true});
-        FakeWorker& next = successor();
-        next.ready();
-        wait_for(WorkerState::ready);
-        EXPECT_TRUE(keeper_.forgotten.empty());
-    }
-    EXPECT_TRUE(wait([&] { return keeper_.forgotten == std::vector{keeper_.workers[0]->name}; }));
-    EXPECT_EQ(replica().state(), WorkerState::ready) << "the end of the first is not the end of the second";
-}
-
-TEST_F(DeathTest, ASuccessorWaitsWhereSomethingOfTheFirstMayStillRun) {
-    FakeWorker& worker = ready_with_page();
-    {
-        const OffLoopHeldUp held{off_loop_};
-        keeper_.exit(worker, {true, SIGSEGV, false});
-        wait_for(WorkerState::reclaiming);
-        for (int turn = 0; turn < 5; ++turn) io_.run_one_for(1ms);
-        EXPECT_EQ(keeper_.workers.size(), 1U);
-    }
-    loading(2).ready();
-    wait_for(WorkerState::ready);
-}
-
-TEST_F(DeathTest, AnUnloadBeforeTheSuccessorRunsGetsTheReceiptOfTheFirst) {
-    FakeWorker& worker = ready_with_page();
-    {
-        const OffLoopHeldUp held{off_loop_};
-        keeper_.exit(worker, {true, SIGSEGV, true});
-        wait_for(WorkerState::backoff);
-        unload();
-        EXPECT_EQ(replica().state(), WorkerState::stopped);
-        EXPECT_TRUE(unloads_.empty()) << "its memory is not yet seen to be back";
-    }
-    const Receipt got = receipt();
-    EXPECT_EQ(got.ended, Ended::crashed);
-    EXPECT_EQ(got.worker.generation, 1U);
-    EXPECT_EQ(keeper_.workers.size(), 1U);
-    unload();
-    EXPECT_FALSE(unloads_.back()->has_value());
-}
-
-TEST_F(DeathTest, AnUnloadOfTheSuccessorGetsItsOwnReceipt) {
-    FakeWorker& worker = ready_with_page();
-    {
-        const OffLoopHeldUp held{off_loop_};
-        keeper_.exit(worker, {true, SIGSEGV, true});
-        successor();
-        unload();
-    }
-    EXPECT_EQ(receipt().worker.generation, 2U);
-    EXPECT_TRUE(wait([&] { return !keeper_.forgotten.empty(); }));
-    EXPECT_EQ(keeper_.forgotten.front().generation, 1U);
-    EXPECT_EQ(unloads_.size(), 1U);
-}
-
-TEST_F(GpuDeathTest, TheSuccessorMayAllocateOnlyWhenTheMemoryIsBack) {
-    FakeWorker& worker = ready_with_page();
-    {
-        const OffLoopHeldUp held{off_loop_};
-        keeper_.exit(worker, {true, SIGSEGV, true});
-        FakeWorker& next = successor();
-        EXPECT_THAT(next.environment, testing::Contains("CUDA_VISIBLE_DEVICES=GPU-a"));
-        next.say({{"type", "grant_asked"}, {"device_bytes", 1}});
-        next.say({{"type", "progress"}, {"phase", "loading"}});
-        ASSERT_TRUE(wait([&] { return replica().process()->progress.phase == "loading"; }));
-        EXPECT_FALSE(next.got("grant"));
-    }
-    ASSERT_TRUE(wait([&] { return keeper_.latest().got("grant"); }));
-    EXPECT_EQ(keeper_.forgotten.size(), 1U);
 }
 
 TEST_F(GpuDeathTest, WhatTheFirstHadAskedForIsNotGivenToTheSuccessor) {
@@ -285,47 +183,6 @@ TEST_F(DeathTest, TheReportTellsWhatRanAndWhere) {
     EXPECT_THAT(json::serialize(log_.tail(10)), HasSubstr("crashed: dying of SIGSEGV"));
 }
 
-TEST_F(DeathTest, ADeathDuringALoadIsReportedToo) {
-    load();
-    FakeWorker& worker = loading();
-    worker.say({{"type", "progress"}, {"phase", "warming"}, {"done", 0}, {"total", 0}});
-    keeper_.exit(worker, {false, 3, true});
-    ASSERT_TRUE(wait([&] { return reports().size() == 1; }));
-    EXPECT_THAT(std::string{reports()[0].at("cause").as_string()}, HasSubstr("status 3"));
-    EXPECT_EQ(reports()[0].at("state").as_string(), "loading");
-}
-
-TEST_F(DeathTest, ALoadThatDiesIsNotToldAsARequest) {
-    load();
-    FakeWorker& worker = spawned();
-    say_hello(worker, owner_);
-    wait_for(WorkerState::loading);
-    owner_.page().runs("reading ", 1);
-    keeper_.exit(worker, {true, SIGSEGV, true});
-    ASSERT_TRUE(wait([&] { return reports().size() == 1; }));
-    EXPECT_EQ(reports()[0].at("cause").as_string(), "ended by SIGSEGV while loading (reading)");
-    EXPECT_THAT(json::serialize(reports()[0]), Not(HasSubstr("\"reading")));
-}
-
-/// Woken to tell where it hangs, an idle worker stands where idle ones stand.
-TEST_F(DeathTest, OfAHangWithNothingRunningNobodyIsBlamed) {
-    keeper_.obeys = [](int) { return false; };
-    FakeWorker& worker = ready_with_page();
-    const auto hangs = [&](FakeWorker& one) {
-        one.say({{"type", "overrun"}, {"method", "forward"}, {"running_ms", 31'000}, {"budget_ms", 30'000}});
-        wait_for(WorkerState::crashed);
-        one.say({{"type", "backtrace"},
-                 {"signal", SIGABRT},
-                 {"thread", "main"},
-                 {"frames", json::array{"/lib/libtorch_cpu.so(gomp_thread_start+0x12) [0x7f12]"}}});
-        keeper_.exit(one, {true, SIGABRT, true});
-    };
-    hangs(worker);
-    ASSERT_TRUE(wait([&] { return reports().size() == 1; }));
-    EXPECT_EQ(reports()[0].at("cause").as_string(), "forward ran 31.0 s, budget 30.0 s (SIGABRT)");
-    EXPECT_FALSE(reports()[0].at("backtrace").as_array().empty()) << "it is kept all the same";
-}
-
 TEST_F(DeathTest, WhyNamesTheCauseWhenTheNextProcessRuns) {
     FakeWorker& worker = ready_with_page();
     worker.say({{"type", "dying"}, {"signal", SIGSEGV}});
@@ -370,46 +227,6 @@ TEST_F(DeathTest, TheEndOfEachPhaseOfALoadIsAnEvent) {
     EXPECT_THAT(told, HasSubstr("reading:100 copying:0 copying:6 warming:0"));
 }
 
-TEST_F(DeathTest, WhatWasAskedForIsNoCrash) {
-    load();
-    FakeWorker& failing = loading();
-    failing.say({{"type", "failed"}, {"code", "load_failed"}, {"attempt", "no such file"}, {"remedy", "x"}});
-    keeper_.exit(failing, {false, 1, true});
-    wait_for(WorkerState::stopped);
-    load();
-    loading(2);
-    unload();
-    EXPECT_EQ(receipt().ended, Ended::terminated);
-
-    bool off_loop_done = false;
-    off_loop_.run(
-        "x", [] { return true; }, [&](const Result<bool>&) { off_loop_done = true; });
-    ASSERT_TRUE(wait([&] { return off_loop_done; }));
-    EXPECT_TRUE(reports().empty());
-    EXPECT_TRUE(replica().why().at("report").is_null());
-}
-
-TEST_F(DeathTest, AFolderThatCannotBeWrittenCostsTheReportAndNoRestart) {
-    std::ofstream{reports_path()} << "in the way";
-    const auto events = std::make_shared<Collector>();
-    events_.subscribe(events, {});
-    keeper_.exit(ready_with_page(), {true, SIGSEGV, true});
-    loading(2).ready();
-    wait_for(WorkerState::ready);
-    ASSERT_TRUE(wait([&] { return events->find("crash") != nullptr; }));
-    EXPECT_TRUE(events->find("crash")->at("report").is_null());
-    EXPECT_TRUE(replica().why().at("report").is_null());
-}
-
-TEST_F(DeathTest, OneThatSaysItIsDyingAndStaysIsKilled) {
-    keeper_.obeys = [](int number) { return number == SIGKILL; };
-    FakeWorker& worker = ready_with_page();
-    worker.say({{"type", "dying"}, {"signal", SIGSEGV}});
-    ASSERT_TRUE(wait([&] { return worker.got_signal(SIGKILL); }));
-    ASSERT_TRUE(wait([&] { return reports().size() == 1; }));
-    EXPECT_THAT(std::string{reports()[0].at("cause").as_string()}, HasSubstr("SIGSEGV (ended by SIGKILL)"));
-}
-
 TEST_F(DeathTest, GarbageInABacktraceIsBounded) {
     FakeWorker& worker = ready_with_page();
     json::array frames;
@@ -425,56 +242,14 @@ TEST_F(DeathTest, GarbageInABacktraceIsBounded) {
     EXPECT_THAT(json::serialize(reports()[0]), AllOf(HasSubstr("f\\\\x1b"), Not(HasSubstr("\\u001b"))));
 }
 
-/// The supervisor was SIGKILLed; what follows happens while none runs.
-class UnwatchedDeath : public Dying<test::ReplicaTest> {
-protected:
-    void supervisor_dies() {
-        replica_.reset();
-        (void)keeper_.hand_over();
-    }
-    void next_supervisor() {
-        auto found = keeper_.hand_over();
-        ASSERT_EQ(found.size(), 1U);
-        const auto ledger = ReplicaRecord::parse(found[0].ledger);
-        replica().adopt(std::move(found[0]), ledger ? std::optional{*ledger} : std::nullopt, fingerprint(spec_));
-        ASSERT_TRUE(wait([&] { return reports().size() == 1; }));
-    }
-};
-
-TEST_F(UnwatchedDeath, DoesNotPassForOneWithNothingInFlight) {
-    FakeWorker& worker = ready_with_page();
-    owner_.page().runs("forward(x float32[1,4])", 1);
-    supervisor_dies();
-    keeper_.exit(worker, {true, SIGSEGV, true});
-
-    next_supervisor();
-
-    EXPECT_TRUE(reports()[0].at("request").is_null());
-    EXPECT_EQ(reports()[0].at("request_unknown").as_string(), "the supervisor that watched it was gone");
-}
-
-TEST_F(UnwatchedDeath, IsToldFromThePageWhereThatIsFound) {
-    load();
-    FakeWorker& worker = spawned();
-    ASSERT_TRUE(wait([&] { return off_loop_.waiting() == 0; }));
-    supervisor_dies();
-    say_hello(worker, owner_);
-    worker.ready();
-    owner_.page().runs("forward(x float32[1,4])", 1);
-    keeper_.exit(worker, {true, SIGSEGV, true});
-
-    next_supervisor();
-
-    EXPECT_EQ(reports()[0].at("request").as_string(), "forward(x float32[1,4])");
-    EXPECT_TRUE(reports()[0].at("request_unknown").is_null());
-}
-
 TEST_F(DeathTest, AReportThatIsLostIsToldWhereItIsMissed) {
     std::ofstream{reports_path()} << "a file where the folder should be";
     const auto events = std::make_shared<Collector>();
     events_.subscribe(events, {});
     FakeWorker& worker = ready_with_page();
     keeper_.exit(worker, {true, SIGSEGV, true});
+    loading(2).ready();  // that costs no restart
+    wait_for(WorkerState::ready);
     ASSERT_TRUE(wait([&] { return events->find("crash") != nullptr; }));
 
     EXPECT_TRUE(events->find("crash")->at("report").is_null());
@@ -484,6 +259,38 @@ TEST_F(DeathTest, AReportThatIsLostIsToldWhereItIsMissed) {
     EXPECT_EQ(context_.crash_reports->lost().count, 1U);
     EXPECT_THAT(context_.crash_reports->lost().reason, HasSubstr("Not a directory"));
 }
+
+[[maybe_unused]] const bool of_DeathScenario = play_scenarios(
+    "DeathScenario", __FILE__, __LINE__,
+    {
+
+        {"ItsLastWordsComeBeforeItsDeath", R"(paged; unload; got drain; says drained; page_dies; state stopping; exits 0
+        receipt drained; reports 0)"},
+        {"ASuccessorIsStartedBeforeTheMemoryIsSeenToBeBack", R"(paged; hold; exits SIGSEGV; spawned 2; says hello
+        state loading; says ready; state ready; forgotten; go_on; forgotten 1; is ready)"},
+        {"ASuccessorWaitsWhereSomethingOfTheFirstMayStillRun", R"(paged; hold; exits SIGSEGV remains; state reclaiming
+        turns; workers 1; go_on; ready 2)"},
+        {"AnUnloadBeforeTheSuccessorRunsGetsTheReceiptOfTheFirst", R"(paged; hold; exits SIGSEGV; state backoff; unload
+        is stopped; unloads 0; go_on; receipt crashed generation=1; workers 1; unload; receipt none)"},
+        {"AnUnloadOfTheSuccessorGetsItsOwnReceipt", R"(paged; hold; exits SIGSEGV; spawned 2; says hello; state loading
+        unload; go_on; receipt terminated generation=2; forgotten 1; unloads 1)"},
+        {"TheSuccessorMayAllocateOnlyWhenTheMemoryIsBack", R"(gpu; paged; hold; exits SIGSEGV; spawned 2; says hello
+        state loading; environment CUDA_VISIBLE_DEVICES=GPU-a; says grant_asked device_bytes=1
+        says progress phase=loading; phase loading; lacks grant; go_on; got grant; forgotten 1)"},
+        {"ADeathDuringALoadIsReportedToo", R"(load; loading; says progress phase=warming done=0 total=0; exits 3
+        reports 1; report cause '~status 3'; report state loading)"},
+        {"ALoadThatDiesIsNotToldAsARequest", R"(load; spawned; pages; state loading; runs 'reading '; exits SIGSEGV
+        reports 1; report cause 'ended by SIGSEGV while loading (reading)'; report request null)"},
+        // Woken to tell where it hangs, an idle worker stands where idle ones stand.
+        {"OfAHangWithNothingRunningNobodyIsBlamed", R"(obeys; paged; overruns; state crashed
+        says backtrace signal=6 thread=main frames=["/lib/libtorch_cpu.so(gomp_thread_start+0x12) [0x7f12]"]
+        exits SIGABRT; reports 1; report cause 'forward ran 31.0 s, budget 30.0 s (SIGABRT)'; report backtrace.size 1)"},
+        {"WhatWasAskedForIsNoCrash",
+         R"(load; loading; says failed code=load_failed attempt='no such file' remedy=x; exits 1
+        state stopped; load; loading 2; unload; receipt terminated; settled; reports 0; why report null)"},
+        {"OneThatSaysItIsDyingAndStaysIsKilled", R"(obeys SIGKILL; paged; says dying signal=11; gets SIGKILL
+        reports 1; report cause '~SIGSEGV (ended by SIGKILL)')"},
+    });
 
 }  // namespace
 }  // namespace bulkhead::supervisor

@@ -2,16 +2,9 @@
 
 #include "supervisor/replica/hang_watch.h"
 
-#include <linux/futex.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstring>
 #include <thread>
 
-#include "ipc/links/worker_page.h"
-#include "supervisor/base/limits.h"
-#include "tests/unit/supervisor/replica_fixture.h"
+#include "tests/unit/supervisor/scenario.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -21,6 +14,7 @@ using Reading = HangWatch::Reading;
 using Time = HangWatch::Time;
 using Verdict = HangWatch::Verdict;
 using test::FakeWorker;
+using test::play_scenarios;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -170,22 +164,8 @@ protected:
     Hang() {
         keeper_.obeys = [](int number) { return number == SIGKILL; };
     }
-    static constexpr std::pair<int, bool> goes_on{SIGCONT, false}, aborts{SIGABRT, false}, all_killed{SIGKILL, true};
+    static constexpr std::pair<int, bool> goes_on{SIGCONT, false}, aborts{SIGABRT, false};
 };
-
-TEST_F(Hang, AQuestionThatIsNotAnsweredCostsTheWorkerItsProcessAndTheModelIsStartedAgain) {
-    FakeWorker& worker = ready();
-    auto opened = replica().open_channel({"test", 1, 0});
-    ASSERT_TRUE(opened) << opened.error().text();
-
-    wait_for(WorkerState::crashed);
-
-    EXPECT_TRUE(at_end_of_file(opened->client_end)) << "the client knows before the process has ended";
-    EXPECT_THAT(replica().sentence(), HasSubstr("does not answer, for 5.0 s"));
-    loading(2).ready();
-    wait_for(WorkerState::ready);
-    EXPECT_THAT(worker.signals, ElementsAre(goes_on, aborts, all_killed));
-}
 
 TEST_F(Hang, AnAnswerInTheSocketCountsThoughNobodyHasReadIt) {
     FakeWorker& worker = ready();
@@ -196,16 +176,6 @@ TEST_F(Hang, AnAnswerInTheSocketCountsThoughNobodyHasReadIt) {
     ASSERT_TRUE(wait([&] { return replica().process()->watch.unanswered_for(Deadline::Clock::now()) == 0s; }));
     EXPECT_EQ(replica().state(), WorkerState::ready);
     EXPECT_TRUE(worker.signals.empty());
-}
-
-TEST_F(Hang, OneThatWritesItsBacktraceAndEndsIsNotKilled) {
-    keeper_.obeys = [](int number) { return number == SIGABRT; };
-    FakeWorker& worker = ready();
-    worker.say({{"type", "overrun"}, {"method", "forward"}, {"running_ms", 31'000}, {"budget_ms", 30'000}});
-    loading(2).ready();
-    wait_for(WorkerState::ready);
-    EXPECT_THAT(worker.signals, ElementsAre(goes_on, aborts));
-    EXPECT_THAT(json::serialize(log_.tail(10)), HasSubstr("forward ran 31.0 s, budget 30.0 s"));
 }
 
 TEST_F(Hang, ALoadThatGetsOnMayTakeAsLongAsItLikes) {
@@ -242,156 +212,29 @@ TEST_F(Hang, AReportThatIsRepeatedIsNoProgress) {
     EXPECT_THAT(worker.signals, ElementsAre(goes_on, aborts));
 }
 
-TEST_F(Hang, CapturingHasABudgetOfItsOwn) {
-    spec_.deadlines.capture = 200ms;
-    spec_.graphs = config::Graphs::required;
-    load();
-    FakeWorker& worker = loading();
-    worker.say({{"type", "progress"}, {"phase", "capturing"}, {"done", 1}, {"total", 4}, {"unit", "steps"}});
-    ASSERT_TRUE(wait([&] { return !loads_.empty(); }));
-    EXPECT_THAT(loads_[0].error().attempt, HasSubstr("capturing, 1 of 4 steps"));
-    EXPECT_THAT(loads_[0].error().remedy, HasSubstr("deadlines.capture of m"));
-}
-
-TEST_F(Hang, OneThatNeverSaysHelloHasReportedNothing) {
-    spec_.deadlines.load = 200ms;
-    load();
-    spawned();
-    ASSERT_TRUE(wait([&] { return !loads_.empty(); }));
-    EXPECT_THAT(loads_[0].error().attempt, HasSubstr("it has reported nothing since its start"));
-    wait_for(WorkerState::stopped);
-}
-
-TEST_F(Hang, ACrashInCaptureIsTriedAgainWithoutGraphsAndTheLoadSucceeds) {
-    load();
-    FakeWorker& first = loading();
-    EXPECT_EQ(first.received[0].at("model").at("graphs").as_string(), "preferred");
-    first.say({{"type", "progress"}, {"phase", "capturing"}, {"done", 1}, {"total", 4}});
-    wait_for(WorkerState::capturing);
-    keeper_.exit(first, {true, SIGSEGV, true});
-
-    FakeWorker& second = loading(2);
-    EXPECT_EQ(second.received[0].at("model").at("graphs").as_string(), "off");
-    second.ready();
-    wait_for(WorkerState::ready);
-
-    ASSERT_EQ(loads_.size(), 1U);
-    EXPECT_TRUE(loads_[0]) << loads_[0].error().text();
-    const std::string note = "eager: capture crashed with SIGSEGV";
-    EXPECT_EQ(replica().row().at("note").as_string(), note);
-    EXPECT_EQ(replica().graphs().at("degraded").as_string(), note);
-    EXPECT_THAT(replica().sentence(), HasSubstr(note));
-}
-
-TEST_F(Hang, ACaptureThatHangsIsTriedAgainWithoutGraphsAndTheLoadSucceeds) {
-    spec_.deadlines.capture = 200ms;
-    load();
-    FakeWorker& first = loading();
-    first.say({{"type", "progress"}, {"phase", "capturing"}, {"done", 1}, {"total", 4}, {"unit", "steps"}});
-
-    FakeWorker& second = loading(2);
-    EXPECT_TRUE(first.got_signal(SIGABRT));
-    EXPECT_EQ(second.received[0].at("model").at("graphs").as_string(), "off");
-    second.ready();
-    wait_for(WorkerState::ready);
-
-    ASSERT_EQ(loads_.size(), 1U);
-    EXPECT_TRUE(loads_[0]) << loads_[0].error().text();
-    EXPECT_EQ(replica().row().at("note").as_string(), "eager: capture hung for 200 ms");
-    EXPECT_THAT(replica().sentence(), HasSubstr("capturing, 1 of 4 steps"));
-}
-
-TEST_F(Hang, GraphsComeBackWithAPersonsRestart) {
-    load();
-    FakeWorker& first = loading();
-    first.say({{"type", "progress"}, {"phase", "capturing"}});
-    wait_for(WorkerState::capturing);
-    keeper_.exit(first, {true, SIGSEGV, true});
-    loading(2).ready();
-    wait_for(WorkerState::ready);
-    keeper_.obeys = [](int) { return true; };
-    unload();
-    ASSERT_TRUE(wait([&] { return keeper_.latest().got("drain"); }));
-    keeper_.exit(keeper_.latest(), {false, 0, true});
-    wait_for(WorkerState::stopped);
-    load();
-    EXPECT_EQ(loading(3).received[0].at("model").at("graphs").as_string(), "preferred");
-    EXPECT_TRUE(replica().row().at("note").is_null());
-}
-
-TEST_F(Hang, ARequiredGraphIsNotGivenUp) {
-    spec_.graphs = config::Graphs::required;
-    load();
-    FakeWorker& first = loading();
-    first.say({{"type", "progress"}, {"phase", "capturing"}});
-    wait_for(WorkerState::capturing);
-    keeper_.exit(first, {true, SIGSEGV, true});
-    ASSERT_TRUE(wait([&] { return !loads_.empty(); }));
-    EXPECT_EQ(loads_[0].error().code, ErrorCode::load_failed);
-}
-
-TEST_F(Hang, AKillFromOutsideIsNotCapturesFault) {
-    load();
-    FakeWorker& first = loading();
-    first.say({{"type", "progress"}, {"phase", "capturing"}});
-    wait_for(WorkerState::capturing);
-    keeper_.exit(first, {true, SIGKILL, true});
-    ASSERT_TRUE(wait([&] { return !loads_.empty(); }));
-    EXPECT_TRUE(replica().row().at("note").is_null());
-}
-
-/// A worker's page as it writes it, sent with its hello.
 class HangWithPage : public Hang {
 protected:
     HangWithPage() { spec_.deadlines.request = 100ms; }
-    static UniqueFd make_page(worker_page::Page*& page) {
-        UniqueFd memfd{::memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-        EXPECT_EQ(::ftruncate(memfd.get(), worker_page::page_bytes), 0);
-        void* bytes = ::mmap(nullptr, worker_page::page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0);
-        page = new (bytes) worker_page::Page{};
-        const auto word = static_cast<std::uint32_t>(::gettid()) | FUTEX_WAITERS;  // held by one that lives
-        std::memcpy(page->alive.data(), &word, sizeof word);
-        page->magic_number = worker_page::magic;
-        EXPECT_EQ(::fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
-        return memfd;
-    }
-    ~HangWithPage() override {
-        replica_.reset();
-        if (page_ != nullptr) ::munmap(page_, worker_page::page_bytes);
-    }
-    FakeWorker& ready_with_page() {
+    /// A request begins, as the worker tells it.
+    FakeWorker& begin() {
         load();
         FakeWorker& worker = spawned();
-        const UniqueFd memfd = make_page(page_);
-        const std::string hello = boost::json::serialize(boost::json::object{{"type", "hello"},
-                                                                             {"protocol", boost::json::array{1, 1}},
-                                                                             {"model", "m"},
-                                                                             {"replica", 0},
-                                                                             {"generation", worker.name.generation},
-                                                                             {"pid", worker.pid},
-                                                                             {"page", true},
-                                                                             {"channels", boost::json::array{}}});
-        const std::array<int, 1> fds{memfd.get()};
-        EXPECT_TRUE(send_packet(worker.link.get(), hello, fds));
+        worker.hello(owner_.page().memfd().get());
         EXPECT_TRUE(wait([&] { return worker.got("configure"); }));
         EXPECT_NE(replica().process()->page, nullptr) << "it was not taken";
         worker.ready();
         wait_for(WorkerState::ready);
-        return worker;
-    }
-    /// A request begins, as the worker tells it.
-    void begin(FakeWorker& worker, const std::string& request) {
-        std::copy(request.begin(), request.end(), page_->request.begin());
-        page_->running_since_ns = static_cast<std::uint64_t>(Deadline::Clock::now().time_since_epoch().count());
+        owner_.page().runs("forward(x f32[4])",
+                           static_cast<std::uint64_t>(Deadline::Clock::now().time_since_epoch().count()));
         worker.say({{"type", "busy"}, {"in_flight", 1}});
         wait_for(WorkerState::busy);
+        return worker;
     }
-    worker_page::Page* page_ = nullptr;
+    test::PageOwner owner_;
 };
 
 TEST_F(HangWithPage, AnInferenceThatMakesNoStepIsToldWithWhatRan) {
-    FakeWorker& worker = ready_with_page();
-    begin(worker, "forward(x f32[4])");
+    FakeWorker& worker = begin();
     ASSERT_TRUE(wait([&] {
         if (worker.got("statistics_asked")) {  // its loop is well
             worker.received.clear();
@@ -404,15 +247,46 @@ TEST_F(HangWithPage, AnInferenceThatMakesNoStepIsToldWithWhatRan) {
 }
 
 TEST_F(HangWithPage, OneThatMakesStepsIsNotJudged) {
-    FakeWorker& worker = ready_with_page();
-    begin(worker, "forward(x f32[4])");
+    begin();
     const auto until = Deadline::Clock::now() + 4s;
     ASSERT_TRUE(wait([&] {
-        ++page_->steps;
+        ++owner_.page().page().steps;
         return Deadline::Clock::now() >= until || replica().state() != WorkerState::busy;
     }));
     EXPECT_EQ(replica().state(), WorkerState::busy) << replica().sentence();
 }
+
+[[maybe_unused]] const bool of_HangScenario = play_scenarios(
+    "HangScenario", __FILE__, __LINE__,
+    {
+
+        {"AQuestionThatIsNotAnsweredCostsTheWorkerItsProcessAndTheModelIsStartedAgain",
+         R"(obeys SIGKILL; ready; opens ok
+        state crashed; hung_up; sentence 'does not answer, for 5.0 s'; ready 2
+        worker 1; signals SIGCONT SIGABRT SIGKILL*)"},
+        {"OneThatWritesItsBacktraceAndEndsIsNotKilled", R"(obeys SIGABRT; ready; overruns; ready 2
+        worker 1; signals SIGCONT SIGABRT; logged 'forward ran 31.0 s, budget 30.0 s')"},
+        {"CapturingHasABudgetOfItsOwn", R"(declare capture 200ms; declare graphs required; load; loading
+        says progress phase=capturing done=1 total=4 unit=steps
+        loads 1 * '~capturing, 1 of 4 steps' '~deadlines.capture of m')"},
+        {"OneThatNeverSaysHelloHasReportedNothing",
+         "declare load 200ms; load; spawned; loads 1 * '~it has reported nothing since its start'; state stopped"},
+        {"ACrashInCaptureIsTriedAgainWithoutGraphsAndTheLoadSucceeds", R"(load; loading; told graphs preferred
+        says progress phase=capturing done=1 total=4; state capturing; exits SIGSEGV; loading 2; told graphs off
+        says ready; state ready; loads 1 ok; row note 'eager: capture crashed with SIGSEGV'
+        graphs degraded 'eager: capture crashed with SIGSEGV'; sentence 'eager: capture crashed with SIGSEGV')"},
+        {"ACaptureThatHangsIsTriedAgainWithoutGraphsAndTheLoadSucceeds", R"(obeys SIGKILL; declare capture 200ms
+        load; loading; says progress phase=capturing done=1 total=4 unit=steps; gets SIGABRT; loading 2
+        told graphs off; says ready; state ready; loads 1 ok; row note 'eager: capture hung for 200 ms'
+        sentence 'capturing, 1 of 4 steps')"},
+        {"GraphsComeBackWithAPersonsRestart", R"(load; loading; says progress phase=capturing; state capturing
+        exits SIGSEGV; ready 2; unload; got drain; exits 0; state stopped
+        load; loading 3; told graphs preferred; row note null)"},
+        {"ARequiredGraphIsNotGivenUp", R"(declare graphs required; load; loading; says progress phase=capturing
+        state capturing; exits SIGSEGV; loads 1 load_failed)"},
+        {"AKillFromOutsideIsNotCapturesFault", R"(load; loading; says progress phase=capturing; state capturing
+        exits SIGKILL; loads 1 *; row note null)"},
+    });
 
 }  // namespace
 }  // namespace bulkhead::supervisor

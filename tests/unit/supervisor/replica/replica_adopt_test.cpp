@@ -1,32 +1,16 @@
 /// A replica that takes over what its predecessor, under a former supervisor, left with the keeper.
 
-#include "supervisor/base/limits.h"
-#include "tests/unit/supervisor/adoption_fixture.h"
+#include <fstream>
+
+#include "tests/unit/supervisor/scenario.h"
 
 namespace bulkhead::supervisor {
 namespace {
 
-using namespace std::chrono_literals;
 using test::AdoptionTest;
 using test::FakeWorker;
+using test::play_scenarios;
 using testing::HasSubstr;
-
-TEST_F(AdoptionTest, WhatIsReadyStaysReadyWithItsProcess) {
-    FakeWorker& worker = ready();
-    supervisor_dies();
-    adopt();
-    EXPECT_EQ(replica().state(), WorkerState::adopting);
-    load();
-    answer(worker, "ready");
-    wait_for(WorkerState::ready);
-
-    ASSERT_EQ(loads_.size(), 1U);
-    EXPECT_EQ(loads_[0]->pid, worker.pid);
-    EXPECT_EQ(context_.adopted, 1U);
-    EXPECT_TRUE(worker.signals.empty());
-    EXPECT_EQ(keeper_.workers.size(), 1U);
-    EXPECT_EQ(kept(worker).adoptions_tried, 0U);
-}
 
 TEST_F(AdoptionTest, WithRequestsInFlightItIsBusyAndItsChannelsEndWithIt) {
     FakeWorker& worker = ready();
@@ -54,16 +38,6 @@ TEST_F(AdoptionTest, WithRequestsInFlightItIsBusyAndItsChannelsEndWithIt) {
     EXPECT_TRUE(at_end_of_file(channel.second));
 }
 
-TEST_F(AdoptionTest, WhatWasSaidBeforeTheAnswerIsOutdated) {
-    FakeWorker& worker = ready();
-    supervisor_dies();
-    worker.say({{"type", "busy"}, {"in_flight", 1}});
-    worker.hello();
-    adopt();
-    answer(worker, "ready");
-    wait_for(WorkerState::ready);
-}
-
 TEST_F(AdoptionTest, OneWhoseDescriptorsDidNotComeIsEndedAndStartedAgain) {
     FakeWorker& worker = ready();
     supervisor_dies();
@@ -79,156 +53,6 @@ TEST_F(AdoptionTest, OneWhoseDescriptorsDidNotComeIsEndedAndStartedAgain) {
     EXPECT_THAT(replica().sentence(), HasSubstr("receiving its descriptors"));
 }
 
-TEST_F(AdoptionTest, OneThatDoesNotAnswerIsEndedAndReplaced) {
-    keeper_.obeys = [](int number) { return number == SIGKILL; };
-    FakeWorker& worker = ready();
-    supervisor_dies();
-    adopt();
-    wait_for(WorkerState::crashed);
-    EXPECT_THAT(replica().sentence(), HasSubstr("did not answer a new supervisor within 5.0 s"));
-    FakeWorker& next = loading(2);
-    EXPECT_TRUE(worker.got_signal(SIGKILL));
-    EXPECT_GT(next.name.generation, worker.name.generation);
-}
-
-TEST_F(AdoptionTest, OneThatIsSomebodyElseIsKilled) {
-    FakeWorker& worker = ready();
-    supervisor_dies();
-    adopt();
-    answer(worker, "ready", {{"model", "other"}});
-    ASSERT_TRUE(wait([&] { return worker.got_signal(SIGKILL); }));
-    loading(2).ready();
-    wait_for(WorkerState::ready);
-}
-
-TEST_F(AdoptionTest, AnotherDeclarationIsDrainedThenReplaced) {
-    FakeWorker& worker = ready();
-    supervisor_dies();
-    spec_.threads = 3;
-    adopt();
-    answer(worker, "ready");
-    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
-    EXPECT_TRUE(replica().is_being_replaced());
-    worker.say({{"type", "drained"}});
-    keeper_.exit(worker, {false, 0, true});
-    FakeWorker& next = loading(2);
-    EXPECT_EQ(next.received[0].at("model").at("threads").to_number<int>(), 3);
-    next.ready();
-    wait_for(WorkerState::ready);
-    EXPECT_EQ(replica().row().at("restarts").to_number<int>(), 0) << "that was no crash";
-}
-
-TEST_F(AdoptionTest, WhatTheSupervisorAloneActsUponNeedsNoNewProcess) {
-    FakeWorker& worker = ready();
-    supervisor_dies();
-    spec_.preload = true;
-    spec_.deadlines.drain = 7s;
-    adopt();
-    answer(worker, "ready");
-    wait_for(WorkerState::ready);
-    EXPECT_FALSE(worker.got("drain"));
-}
-
-TEST_F(AdoptionTest, AnUnreadableLedgerMeansReplaced) {
-    FakeWorker& worker = ready();
-    supervisor_dies();
-    found_.back().ledger = "{\"v\":99}";
-    adopt();
-    answer(worker, "ready");
-    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
-    worker.say({{"type", "drained"}});
-    keeper_.exit(worker, {false, 0, true});
-    loading(2).ready();
-    wait_for(WorkerState::ready);
-}
-
-TEST_F(AdoptionTest, OneOfAnotherReleaseIsDrainedAndReplaced) {
-    FakeWorker& worker = ready();
-    supervisor_dies();
-    adopt();
-    answer(worker, "ready", {{"protocol", json::array{7, 9}}});
-    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
-}
-
-TEST_F(AdoptionTest, ALoadGoesOn) {
-    load();
-    FakeWorker& worker = loading();
-    supervisor_dies();
-    adopt();
-    load();
-    answer(worker, "loading");
-    wait_for(WorkerState::loading);
-    worker.ready();
-    ASSERT_TRUE(wait([&] { return !loads_.empty(); }));
-    EXPECT_EQ(loads_[0]->pid, worker.pid);
-    EXPECT_EQ(keeper_.workers.size(), 1U);
-}
-
-TEST_F(AdoptionTest, OneThatWasNotYetToldWhatToLoadIsTold) {
-    load();
-    FakeWorker& worker = spawned();
-    ASSERT_TRUE(wait([&] { return !replica().declaration().empty() && replica().process()->pid != 0; }));
-    supervisor_dies();
-    adopt();
-    answer(worker, "starting", {{"state", {{"configured", false}, {"phase", "starting"}}}});
-    ASSERT_TRUE(wait([&] { return worker.got("configure"); }));
-    EXPECT_EQ(replica().state(), WorkerState::loading);
-}
-
-TEST_F(AdoptionTest, AnUnloadGoesOnAndItsReceiptIsKeptUntilItIsTold) {
-    FakeWorker& worker = ready();
-    unload();
-    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
-    supervisor_dies();
-    adopt();
-    answer(worker, "draining");
-    wait_for(WorkerState::draining);
-    worker.say({{"type", "drained"}});
-    keeper_.exit(worker, {false, 0, true});
-    wait_for(WorkerState::stopped);
-
-    ASSERT_TRUE(replica().kept_receipt());
-    EXPECT_EQ(replica().kept_receipt()->ended, Ended::drained);
-    EXPECT_EQ(replica().kept_receipt()->pid, worker.pid);
-    EXPECT_TRUE(keeper_.forgotten.empty()) << "the next supervisor may have to tell it";
-    replica().receipt_told();
-    EXPECT_EQ(keeper_.forgotten, std::vector{worker.name});
-}
-
-TEST_F(AdoptionTest, AnUnloadThatWasFinishedMeanwhileHasItsReceipt) {
-    FakeWorker& worker = ready();
-    unload();
-    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
-    replica_.reset();
-    (void)keeper_.hand_over();
-    worker.say({{"type", "drained"}});
-    keeper_.exit(worker, {false, 0, true});
-    found_ = keeper_.hand_over();
-    adopt();
-    wait_for(WorkerState::stopped);
-    ASSERT_TRUE(replica().kept_receipt());
-    EXPECT_EQ(replica().kept_receipt()->ended, Ended::drained);
-    EXPECT_EQ(keeper_.workers.size(), 1U);
-
-    // And once more, should this supervisor die before anybody has asked.
-    replica_.reset();
-    found_ = keeper_.hand_over();
-    adopt();
-    wait_for(WorkerState::stopped);
-    EXPECT_TRUE(replica().kept_receipt());
-}
-
-TEST_F(AdoptionTest, AnUnloadAskedForBeforeTheDrainWasSentIsDone) {
-    FakeWorker& worker = ready();
-    unload();
-    replica_.reset();  // before the loop ran: the ledger left, the drain did not
-    found_ = keeper_.hand_over();
-    EXPECT_FALSE(worker.got("drain"));
-    adopt();
-    answer(worker, "ready");
-    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
-}
-
 TEST_F(AdoptionTest, ItHasBeenReadyForAsLongAsItSaidToTheFormerSupervisor) {
     FakeWorker& worker = ready();
     supervisor_dies();
@@ -241,46 +65,143 @@ TEST_F(AdoptionTest, ItHasBeenReadyForAsLongAsItSaidToTheFormerSupervisor) {
     EXPECT_GE(replica().why().at("since_ms").to_number<std::int64_t>(), 3'600'000);
 }
 
-TEST_F(AdoptionTest, OneThatWasBeingKilledIsKilled) {
-    keeper_.obeys = [](int) { return false; };
+/// The former supervisor had begun to write the report of a crash.
+TEST_F(AdoptionTest, AReportThatWasNotWrittenIsLostAndItsSuccessorSaysSo) {
+    const test::TemporaryFolder folder;
+    context_.crash_reports = std::make_shared<CrashReports>(folder.path());
     FakeWorker& worker = ready();
-    worker.say({{"type", "overrun"}, {"method", "forward"}, {"running_ms", 31'000}, {"budget_ms", 30'000}});
-    wait_for(WorkerState::crashed);
-    supervisor_dies();
-    worker.signals.clear();
-    adopt();
-    EXPECT_EQ(replica().state(), WorkerState::crashed);
-    EXPECT_TRUE(worker.got_signal(SIGKILL));
-    EXPECT_THAT(replica().sentence(), HasSubstr("forward ran 31.0 s"));
+    ReplicaRecord ledger = kept(worker);
+    ledger.last_crash = LastCrash{1, 4711, true, SIGSEGV, unix_ms(), "SIGSEGV", "1700000000000-m-0-1.json", true, {}};
+    const auto adopted = [&](bool is_written) {
+        if (is_written) std::ofstream{folder.path() / ledger.last_crash->report} << "{}";
+        supervisor_dies();
+        found_.back().ledger = ledger.to_text();
+        adopt();
+        answer(worker, "ready");
+        wait_for(WorkerState::ready);
+    };
+
+    adopted(false);
+    ASSERT_TRUE(wait([&] { return !replica().why().at("report_lost").is_null(); }));
+    EXPECT_EQ(replica().why().at("report_lost").as_string(), "the supervisor that was to write it was killed");
+    EXPECT_EQ(context_.crash_reports->lost().count, 1U);
+    const auto next = kept(worker).last_crash.value();
+    EXPECT_FALSE(next.report_due);
+    EXPECT_EQ(next.lost, "the supervisor that was to write it was killed");
+
+    adopted(true);
+    ASSERT_TRUE(wait([&] { return !replica().why().at("report").is_null(); }));
+    EXPECT_TRUE(replica().why().at("report_lost").is_null());
+    EXPECT_EQ(context_.crash_reports->lost().count, 1U);
 }
 
-TEST_F(AdoptionTest, OneThatEndedThreeSupervisorsIsKilledInstead) {
-    FakeWorker& worker = ready();
+class GpuAdoptionTest : public AdoptionTest {
+protected:
+    GpuAdoptionTest() { spec_.device = "cuda:0"; }
+    test::FakeGpus fake_{"gpu GPU-a 10000000000 Fake\n"};
+};
+
+TEST_F(GpuAdoptionTest, WhoHasItsGrantKeepsTheTurnAndOthersWait) {
+    load();
+    FakeWorker& worker = loading();
+    worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
+    ASSERT_TRUE(wait([&] { return worker.got("grant"); }));
     supervisor_dies();
-    auto ledger = ReplicaRecord::parse(found_.back().ledger).value();
-    ledger.adoptions_tried = limits::adoptions_tried_max;
-    found_.back().ledger = ledger.to_text();
     adopt();
-    EXPECT_TRUE(worker.got_signal(SIGKILL));
-    loading(2);
+    AsyncMutex::Turn other;
+    other.take(context_.gpu_mutex("GPU-a"));
+    answer(worker, "loading",
+           {{"state", {{"configured", true}, {"phase", "loading"}, {"in_flight", 0}, {"grant", "given"}}}});
+    wait_for(WorkerState::loading);
+    EXPECT_EQ(other.state(), AsyncMutex::Turn::State::waiting);
+    worker.ready();
+    wait_for(WorkerState::ready);
+    EXPECT_TRUE(wait([&] { return other.state() == AsyncMutex::Turn::State::held; }));
 }
 
-TEST_F(AdoptionTest, APreloadedModelThatWasUnloadedStaysUnloaded) {
-    spec_.preload = true;
-    FakeWorker& worker = ready();
-    unload();
-    ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
-    worker.say({{"type", "drained"}});
-    keeper_.exit(worker, {false, 0, true});
-    (void)receipt();
-    replica().receipt_told();
-    EXPECT_TRUE(keeper_.forgotten.empty());
-    supervisor_dies();
-    adopt();
-    EXPECT_EQ(replica().state(), WorkerState::stopped);
-    EXPECT_TRUE(replica().was_found());
-    EXPECT_FALSE(replica().kept_receipt());
-}
+[[maybe_unused]] const bool of_AdoptionScenario = play_scenarios(
+    "AdoptionScenario", __FILE__, __LINE__,
+    {
+
+        {"WhatIsReadyStaysReadyWithItsProcess", R"(ready; dies; adopts; is adopting; load; answers ready; state ready
+        loads 1 ok; adopted 1; signals; workers 1; ledger tried absent)"},
+        {"WhatWasSaidBeforeTheAnswerIsOutdated",
+         "ready; dies; says busy in_flight=1; says hello; adopts; answers ready; state ready"},
+        {"OneThatDoesNotAnswerIsEndedAndReplaced", R"(obeys SIGKILL; ready; dies; adopts; state crashed
+        sentence 'did not answer a new supervisor within 5.0 s'; loading 2; row generation 2; worker 1; gets SIGKILL)"},
+        {"OneThatIsSomebodyElseIsKilled", "ready; dies; adopts; answers ready model=other; gets SIGKILL; ready 2"},
+        {"AnotherDeclarationIsDrainedThenReplaced", R"(ready; dies; declare threads 3; adopts; answers ready; got drain
+        replaced; says drained; exits 0; loading 2; told threads 3; says ready; state ready; row restarts 0)"},
+        {"WhatTheSupervisorAloneActsUponNeedsNoNewProcess",
+         R"(ready; dies; declare preload; declare drain 7000ms; adopts
+        answers ready; state ready; lacks drain)"},
+        {"AnUnreadableLedgerMeansReplaced",
+         "ready; dies; record v 99; adopts; answers ready; got drain; says drained; exits 0; ready 2"},
+        {"OneOfAnotherReleaseIsDrainedAndReplaced", "ready; dies; adopts; answers ready protocol=[7,9]; got drain"},
+        {"ALoadGoesOn", R"(load; loading; dies; adopts; load; answers loading; state loading; says ready
+        loads 1 ok; workers 1)"},
+        {"OneThatWasNotYetToldWhatToLoadIsTold", R"(load; spawned; declared; dies; adopts
+        answers starting state={"configured":false,"phase":"starting"}; got configure; is loading)"},
+        {"AnUnloadGoesOnAndItsReceiptIsKeptUntilItIsTold", R"(ready; unload; got drain; dies; adopts; answers draining
+        state draining; says drained; exits 0; state stopped
+        kept_receipt drained; forgotten; receipt_told; forgotten 1)"},
+        {"AnUnloadThatWasFinishedMeanwhileHasItsReceipt", R"(ready; unload; got drain; dies; says drained; exits 0
+        adopts; state stopped; kept_receipt drained; workers 1
+        dies; adopts; state stopped; kept_receipt drained)"},
+        {"AnUnloadAskedForBeforeTheDrainWasSentIsDone",
+         "ready; unload; dies; lacks drain; adopts; answers ready; got drain"},
+        {"OneThatWasBeingKilledIsKilled", R"(obeys; ready; overruns; state crashed; signals SIGCONT SIGABRT
+        dies; adopts; is crashed; signals SIGCONT SIGABRT SIGKILL*; sentence 'forward ran 31.0 s')"},
+        {"OneThatEndedThreeSupervisorsIsKilledInstead", "ready; dies; record tried 3; adopts; gets SIGKILL; loading 2"},
+        {"APreloadedModelThatWasUnloadedStaysUnloaded",
+         R"(declare preload; ready; unload; got drain; says drained; exits 0
+        receipt drained; receipt_told; forgotten; dies; adopts; is stopped; found; kept_receipt none)"},
+        // What a former supervisor knew of crashes, captures and quarantines.
+        {"ACrashWhileNoSupervisorRanIsACrash", R"(ready; dies; prints 'last words'; exits SIGSEGV; adopts; ready 2
+        row restarts 1; why last_exit.signal SIGSEGV; log 1 'last words'; ledger crashes.size 1)"},
+        {"OneThatBecameReadyAndDiedMeanwhileIsStartedAgain",
+         "load; loading; dies; says ready; exits SIGKILL; adopts; loading 2"},
+        {"ACrashInCaptureWhileNoSupervisorRanIsFollowedByOneWithoutGraphs", R"(declare preload; preload; loading
+        says progress phase=capturing; state capturing; dies; exits SIGSEGV; adopts; loading 2; told graphs off
+        says ready; state ready; row note 'eager: capture crashed with SIGSEGV')"},
+        {"ACaptureThatHungUnderAFormerSupervisorIsNotTriedAgain",
+         R"(obeys SIGKILL; declare capture 200ms; declare preload
+        preload; loading; says progress phase=capturing; gets SIGABRT; dies; adopts; gets SIGKILL
+        loading 2; told graphs off; says ready; state ready; row note 'eager: capture hung for 200 ms')"},
+        {"AQuarantineStaysWithItsReasonUntilALoad", R"(load; loading
+        says failed code=package_incompatible attempt='wrong CPU'; exits 78; state quarantined
+        dies; adopts; is quarantined; sentence 'wrong CPU'; load; ready 2; forgotten 1)"},
+        {"AChangedDeclarationLiftsAQuarantine", R"(load; loading
+        says failed code=package_incompatible attempt='wrong CPU'; exits 78; state quarantined
+        dies; declare threads 2; adopts; is stopped)"},
+        {"ABackoffWaitsForWhatIsLeft", R"(ready; exits SIGSEGV; ready 2; exits SIGSEGV; state backoff
+        dies; adopts; is backoff; loading 3; ledger crashes.size 2; ledger restarts 2)"},
+        {"WhyTheLastProcessDiedOutlivesTheSupervisor", R"(obeys SIGABRT; ready; overruns; ready 2
+        sentence 'restarted 1 time, its last process 5000000 died: forward ran 31.0 s, budget 30.0 s (SIGABRT)'
+        dies; adopts; answers ready; state ready; why last_exit.pid 5000000
+        sentence 'restarted 1 time, its last process 5000000 died: forward ran 31.0 s, budget 30.0 s (SIGABRT)')"},
+        {"WhoWaitsForItsGrantGetsIt", R"(gpu; load; loading; dies; adopts
+        answers loading state={"configured":true,"phase":"loading","in_flight":0,"grant":"asked"}; got grant)"},
+        // One that is ready and idle: no change of its state tells the next supervisor later.
+        {"CrashesThatWereTakenBackAreNotedAsSuch", R"(gpu; ready; exits SIGSEGV; loading 2; exits SIGSEGV; load; ready 3
+        ledger crashes.size 2; gpu_quarantined GPU-a; ledger crashes absent; ledger on_gpu absent)"},
+        // What had quarantined it was the GPU's doing: that shows only under the next supervisor.
+        {"CrashesAreTakenBackThoughTheirGpuIsFoundGuiltyUnderAnotherSupervisor", R"(gpu
+        load; loading 1; says grant_asked; got grant; exits SIGSEGV; state stopped
+        load; loading 2; says grant_asked; got grant; exits SIGSEGV; state stopped
+        load; loading 3; says grant_asked; got grant; exits SIGSEGV; state stopped
+        load; loading 4; says grant_asked; got grant; exits SIGSEGV; state stopped
+        load; loading 5; says grant_asked; got grant; exits SIGSEGV; state quarantined
+        dies; adopts; is quarantined; gpu_quarantined GPU-b; is quarantined; gpu_quarantined GPU-a; is stopped
+        sentence 'its GPU failed, not the model')"},
+        // Of a death that no supervisor watched, what ran is unknown but where its page is found.
+        {"AnUnwatchedDeathDoesNotPassForOneWithNothingInFlight", R"(paged; runs 'forward(x float32[1,4])'
+        dies; exits SIGSEGV; adopts; reports 1; report request null
+        report request_unknown 'the supervisor that watched it was gone')"},
+        {"AnUnwatchedDeathIsToldFromThePageWhereThatIsFound", R"(load; spawned; settled; dies; pages; says ready
+        runs 'forward(x float32[1,4])'; exits SIGSEGV; adopts
+        reports 1; report request 'forward(x float32[1,4])'; report request_unknown null)"},
+    });
 
 }  // namespace
 }  // namespace bulkhead::supervisor

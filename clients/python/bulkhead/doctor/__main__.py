@@ -1,0 +1,109 @@
+"""Says where, and why, code cannot be captured as a CUDA graph, on a machine without a GPU as well as with one."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Sequence
+
+from ..errors import Error
+
+_GRACE_SECONDS = 5.0  #: after the deadline, for code that does not come back to Python
+DONE, FOUND, FAILED = 0, 1, 2
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m bulkhead.doctor", description=__doc__, epilog="Exit status: 0 nothing prevents capture, 1 a finding does, "
+                                     "2 the target could not be looked at to the end, and why.")  # fmt: skip
+    parser.add_argument("target", metavar="TARGET", help="package.module:function, file.py:function or …:Class, or an exported program (.pt2)")
+    parser.add_argument("--inputs", metavar="FILE.py:FACTORY", help="a function that is given the device and returns the arguments: a tuple, or a dictionary of names; "
+                        "of a class (arguments of the constructor, arguments of the call)")  # fmt: skip
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="one JSON document")
+    shape.add_argument("--sarif", action="store_true", help="SARIF 2.1.0, for editors and CI")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="leave out the findings that this file accepts")
+    parser.add_argument("--write-baseline", type=Path, metavar="FILE", help="accept all findings of this run in this file")
+    parser.add_argument("--deadline", type=float, default=120.0, metavar="S", help="seconds after which a callable that does not return is given up (120)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parsed(arguments)
+    try:
+        return examine(options)
+    except Error as error:
+        if options.json:
+            print(json.dumps({"error": {"code": error.code, "attempt": error.attempt, "remedy": error.remedy}}), file=sys.stderr)
+        else:
+            print(f"error: {error.attempt} ({error.code})" + (f"\n  {error.remedy}" if error.remedy else ""), file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def examine(options: argparse.Namespace) -> int:
+    accepted = _baseline(options.baseline)
+    watchdog = threading.Timer(options.deadline + _GRACE_SECONDS, _give_up, (options.target, options.deadline))
+    watchdog.daemon = True
+    watchdog.start()
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # what the target prints is not the report
+        warnings.simplefilter("ignore")
+        report = _report(options)
+    watchdog.cancel()
+    if options.write_baseline is not None:
+        from . import baseline
+
+        baseline.write(options.write_baseline, report.findings)
+    found = len(report.findings)
+    if accepted:
+        from . import baseline
+
+        report.findings = baseline.without(report.findings, accepted)
+    if options.json:
+        print(json.dumps(report.document(), ensure_ascii=False))
+    elif options.sarif:
+        from . import sarif
+
+        print(json.dumps(sarif.document(report), ensure_ascii=False))
+    else:
+        from . import report as words
+
+        print(words.text(report, found - len(report.findings)), end="")
+    return FAILED if report.error else FOUND if report.prevents_capture else DONE
+
+
+def _baseline(file: Path | None) -> list[dict[str, str]]:
+    if file is None:
+        return []
+    from . import baseline
+
+    return baseline.read(file)
+
+
+def _report(options: argparse.Namespace):  # type: ignore[no-untyped-def]
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise Error("input_invalid", f"looking at {options.target}: PyTorch is missing in {sys.prefix}",
+                    "run the doctor in the model's environment, or name it with --python") from None  # fmt: skip
+    from .diagnose import diagnose
+    from .target import load
+
+    factory = load(options.inputs, "--inputs") if options.inputs else None
+    return diagnose(load(options.target, "TARGET"), factory, deadline=options.deadline, name=options.target)
+
+
+def _give_up(target: str, deadline: float) -> None:
+    """The target is stuck outside Python, where no signal handler of Python runs."""
+    print(f"error: {target} did not return within {deadline:g} s (deadline_exceeded)\n  give a longer --deadline, or smaller inputs", file=sys.stderr, flush=True)
+    os._exit(FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Which lines of the user's files a run has executed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections import defaultdict
+from types import FrameType
+from typing import Any, Iterator
+
+from .source import is_users, tree
+
+
+class Executed(defaultdict[str, set[int]]):
+    """Lines by file. Records while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__(set)
+        self._before: Any = None
+        self._nodes: dict[str, list[tuple[ast.AST, str]]] = {}
+
+    def __enter__(self) -> Executed:
+        self._before = sys.gettrace()
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        sys.settrace(self._before)
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
+        file = frame.f_code.co_filename
+        if not is_users(file):
+            return None
+        lines = self[os.path.abspath(file)]
+        lines.add(frame.f_lineno)
+
+        def stepped(frame: FrameType, event: str, argument: Any) -> Any:
+            lines.add(frame.f_lineno)
+            return stepped
+
+        return stepped
+
+    def nodes(self, file: str) -> list[tuple[ast.AST, str]]:
+        """All nodes of a file, each with the name of the function that it is in; empty at the level of the module."""
+        if file not in self._nodes:
+            self._nodes[file] = list(_named(tree(file), ""))
+        return self._nodes[file]
+
+
+def _named(node: ast.AST, function: str) -> Iterator[tuple[ast.AST, str]]:
+    for child in ast.iter_child_nodes(node):
+        inner = function
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inner = f"{function}.{child.name}" if function else child.name
+        yield child, inner
+        yield from _named(child, inner)

@@ -1,0 +1,222 @@
+"""A callable under watch: made and called with fake tensors of a GPU, a few times, and what that showed."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import signal
+import threading
+import traceback
+from typing import Any, Callable, Iterator
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from . import fake_cuda, findings, numbers, settings, state
+from .coverage import Executed
+from .findings import Findings, Report
+from .modes import Concatenation, CustomOperator, Functions, Operators, Watch
+from .source import Place, is_users, one_line, short
+
+_CALLS = 3  #: the first may prepare, the second and the third are compared
+_PAST = re.compile(r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist)", re.IGNORECASE)  #: the first operand's name
+DEVICE = "cuda"
+
+
+class Expired(BaseException):
+    """The deadline is over. No ``Exception``, so that user code lets it pass."""
+
+
+def diagnose(target: Callable[..., Any], factory: Callable[[str], Any] | None = None, *, deadline: float = 0, name: str = "") -> Report:
+    """Calls ``target`` with what ``factory("cuda")`` returns: a tuple of arguments, a dictionary of named ones, or one argument. Of a
+    class the factory returns (arguments of the constructor, arguments of the call).
+
+    ``deadline`` is in seconds, 0 for none; it is kept on the main thread. Nothing is computed and nothing allocated but small tensors.
+    """
+    report = Report(name or getattr(target, "__qualname__", type(target).__name__))
+    run = _Run(target, factory, report)
+    _warm_up()
+    with _kept_settings(), _deadline(deadline):
+        run.all()
+    return report
+
+
+def _warm_up() -> None:
+    """What PyTorch imports at the first fake operator is not the target's time."""
+    with FakeTensorMode():
+        torch.zeros(2, 2).sum()
+
+
+class _Run:
+    def __init__(self, target: Any, factory: Any, report: Report) -> None:
+        self._target, self._factory, self._report = target, factory, report
+        self._found = Findings()
+        self._watch = Watch(self._found)
+        self._setup, self._executed = Executed(), Executed()
+        self._stand_ins = fake_cuda.StandIns(self._watch.observe)
+
+    def all(self) -> None:
+        settings.environment(self._found)
+        with self._guarded(), self._stand_ins, FakeTensorMode(allow_non_fake_inputs=True), Operators(self._watch), Functions(self._watch), torch.no_grad():
+            with self._setup:
+                step, args, kwargs = self._made()
+            self._call_often(step, args, kwargs)
+        for executed in (self._setup, self._executed):
+            settings.scan(self._found, executed)
+        self._report.findings = self._found.sorted()
+
+    def _made(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        given = self._factory(DEVICE) if self._factory is not None else ()
+        step = self._target
+        if inspect.isclass(step):
+            constructor, given = given if isinstance(given, tuple) and len(given) == 2 else ((), given)
+            args, kwargs = _arguments(constructor)
+            step = step(*args, **kwargs)
+            if isinstance(step, torch.nn.Module):
+                step = step.to(DEVICE).eval()
+        args, kwargs = _arguments(given)
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                self._watch.born(tensor, None, "argument")
+        return step, args, kwargs
+
+    def _call_often(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        before: Any = None
+        traces: list[Any] = []
+        for _ in range(_CALLS):
+            result = self._call(step, args, kwargs)
+            after = state.snapshot(roots(step, args, kwargs))
+            traces.append(self._watch.trace)
+            if self._report.calls == 1:
+                self._tell_concatenations(result, args, kwargs)
+            elif self._report.calls == _CALLS:
+                state.tell(self._found, state.changes(before, after, self._watch.used), self._executed, None)
+            before = after
+        numbers.tell_differences(self._found, traces[-2], traces[-1], "differs from call to call")
+        numbers.vary(self._found, self._watch, step, args, kwargs, traces[-1])
+
+    def _call(self, step: Any, args: Any, kwargs: Any) -> Any:
+        self._watch.begin_call()
+        self._watch.step = self._watch.recording = True
+        try:
+            with self._executed:
+                result = step(*args, **kwargs)
+                if inspect.isgenerator(result):
+                    result = list(result)
+        finally:
+            self._watch.step = self._watch.recording = False
+        self._report.calls += 1
+        for place in self._stand_ins.streams.end_call():
+            self._watch.not_joined(place)
+        return result
+
+    def _tell_concatenations(self, result: Any, args: Any, kwargs: Any) -> None:
+        """A cache that is an argument, and is returned longer: the next call's argument has another shape."""
+        given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
+        for leaf in tree_leaves(result):
+            made: Concatenation | None = getattr(leaf, "_doctor_cat", None)
+            if made is not None and given & set(made.operands) and _PAST.search(made.place.text):
+                self._found.add(findings.PYTHON_STATE, findings.RECAPTURES, made.place, "an argument is returned longer than it was: as the next call's "
+                                "argument it has another shape", "write into a cache of a fixed length: cache.index_copy_(dim, position, new), and mask what is behind")  # fmt: skip
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Whatever ends the run early becomes a sentence of the report."""
+        report = self._report
+        try:
+            yield
+        except CustomOperator as unknown:
+            report.skipped.append(f"{unknown}; what comes after it was not looked at. torch.library.register_fake gives it one")
+        except Expired as expired:
+            report.error, report.remedy = f"{report.target} did not end: {expired}", "give a longer --deadline, or smaller inputs"
+        except (Exception, SystemExit) as error:
+            report.error, report.remedy = described(error, report.target)
+
+
+def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(given, dict):
+        return (), given
+    return (given if isinstance(given, tuple) else (given,)), {}
+
+
+def described(error: BaseException, target: str) -> tuple[str, str]:
+    """What failed, at which line of the user's, and the remedy."""
+    place = place_of(error)
+    where = f" at {place}" if place else ""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{target} needs the package {error.name!r}{where}, which is missing here", f"install it into this environment, or name the model's own with --python: pip install {error.name}"
+    if isinstance(error, SystemExit):
+        return f"{target} ended the process{where}: SystemExit({error.code})", "let the callable return"
+    return f"{target} raised {type(error).__name__}{where}: {one_line(str(error) or 'without a message', 300)}", "call it with these inputs on the CPU first: it must return"
+
+
+def place_of(error: BaseException) -> Place | None:
+    """The innermost line of the user's that the error came through."""
+    users = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    if not users:
+        return None
+    frame = users[-1]
+    return Place(os.path.abspath(frame.filename), frame.lineno or 0, (getattr(frame, "colno", None) or 0) + 1, 0, frame.name,
+                 tuple(f"{short(one.filename)}:{one.lineno} {one.name}" for one in users[:-1]))  # fmt: skip
+
+
+def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The objects that may keep something from one call to the next."""
+    found: dict[str, Any] = {f"argument {index}": value for index, value in enumerate(args)} | {f"argument {name}": value for name, value in kwargs.items()}
+    function = step
+    if not inspect.isfunction(step) and not inspect.ismethod(step):
+        found["self"] = step
+        function = getattr(type(step), "forward", None) or getattr(type(step), "__call__", None)
+    elif inspect.ismethod(step):
+        found["self"] = step.__self__
+    function = inspect.unwrap(getattr(function, "__func__", function)) if function is not None else None
+    if inspect.isfunction(function) and is_users(function.__code__.co_filename):
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            with contextlib.suppress(ValueError):  # an empty cell
+                found[f"variable {name}"] = cell.cell_contents
+        found |= {f"default {index}": value for index, value in enumerate(function.__defaults__ or ())}
+        for name, value in list(function.__globals__.items()):
+            if not name.startswith("__") and not inspect.ismodule(value) and not callable(value):
+                found[f"global {name}"] = value
+    return found
+
+
+@contextlib.contextmanager
+def _kept_settings() -> Iterator[None]:
+    """What user code sets is undone: the environment, and the settings of the compiler."""
+    environment = dict(os.environ)
+    random = torch.random.get_rng_state()
+    cudnn = torch.backends.cudnn.enabled
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.cudnn.enabled = False  # it asks for the driver
+    torch.backends.mha.set_fastpath_enabled(False)  # its operator has no fake implementation
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = cudnn
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.random.set_rng_state(random)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    if seconds <= 0 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def over(number: int, frame: Any) -> None:
+        where = next((f" at {short(one.f_code.co_filename)}:{line}" for one, line in traceback.walk_stack(frame) if is_users(one.f_code.co_filename)), ", before it was called")
+        raise Expired(f"{seconds:g} s are over{where}")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

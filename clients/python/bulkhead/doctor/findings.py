@@ -1,0 +1,103 @@
+"""What the doctor reports: one finding for each place and code."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from .source import Place
+
+HOST_READ, CPU_TENSOR, HOST_COPY, DYNAMIC_SHAPE = "host_read", "cpu_tensor", "host_copy", "dynamic_shape"
+PYTHON_STATE, BAKED_CONSTANT, RNG, SYNC = "python_state", "baked_constant", "rng", "sync"
+HIDDEN_SETTING, DUCK_TYPED_CACHE = "hidden_setting", "duck_typed_cache"
+
+#: What each code is, in a sentence.
+CODES = {
+    HOST_READ: "the host reads a value that the GPU computes",
+    CPU_TENSOR: "a tensor that is made on the CPU meets tensors of the GPU",
+    HOST_COPY: "a step copies from host memory to the GPU",
+    DYNAMIC_SHAPE: "a shape depends on values that the GPU computes",
+    PYTHON_STATE: "Python objects change from call to call; a replayed graph does not change them",
+    BAKED_CONSTANT: "a Python number becomes part of the captured graph",
+    RNG: "random numbers come from a generator that the graph does not advance",
+    SYNC: "the host waits for the GPU, or work leaves the captured stream",
+    HIDDEN_SETTING: "a setting hides that graphs are lost",
+    DUCK_TYPED_CACHE: "a cache is used by the names of its attributes",
+}
+
+PREVENTS_CAPTURE, RECAPTURES, SLOW, STALE = "prevents_capture", "recaptures", "slow", "stale"
+SEVERITIES = {
+    PREVENTS_CAPTURE: "prevents capture",
+    RECAPTURES: "captures again and again",
+    SLOW: "slow",
+    STALE: "replays old values",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``line`` and ``column`` count from 1; ``path`` is the way of calls to the place, outermost first."""
+
+    code: str
+    severity: str
+    file: str
+    line: int
+    column: int
+    function: str
+    reason: str
+    remedy: str
+    path: tuple[str, ...] = ()
+    end_column: int = 0  #: one behind the last character; 0: not known
+    use: str = ""  #: what the value was used for
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.file, self.line, self.code
+
+    def document(self) -> dict[str, Any]:
+        document = asdict(self)
+        document["path"] = list(self.path)
+        return document
+
+
+@dataclass
+class Report:
+    """``skipped`` names what could not be looked at, and why; ``error`` says why the run ended early, empty where it did not."""
+
+    target: str
+    findings: list[Finding] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    error: str = ""
+    remedy: str = ""  #: of the error
+    calls: int = 0  #: that ended by themselves
+
+    @property
+    def prevents_capture(self) -> bool:
+        return any(finding.severity == PREVENTS_CAPTURE for finding in self.findings)
+
+    def document(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"findings": [finding.document() for finding in self.findings], "skipped": self.skipped, "calls": self.calls}
+        if self.error:
+            document["error"] = {"attempt": self.error, "remedy": self.remedy}
+        return document
+
+
+class Findings:
+    """Collects; the first finding of a place and code is kept."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int, str], Finding] = {}
+
+    def add(self, code: str, severity: str, place: Place, reason: str, remedy: str, use: str = "") -> None:
+        finding = Finding(code, severity, place.file, place.line, place.column, place.function, reason, remedy, place.path, place.end_column, use)
+        self._found.setdefault(finding.key, finding)
+
+    def has(self, code: str, place: Place) -> bool:
+        return (place.file, place.line, code) in self._found
+
+    def change(self, code: str, place: Place, **changes: Any) -> None:
+        key = place.file, place.line, code
+        self._found[key] = replace(self._found[key], **changes)
+
+    def sorted(self) -> list[Finding]:
+        return sorted(self._found.values(), key=lambda finding: (finding.file, finding.line, finding.column, finding.code))

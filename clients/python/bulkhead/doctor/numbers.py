@@ -1,0 +1,70 @@
+"""Python numbers that become part of a captured graph: found by comparing the operators of two calls."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Sequence
+
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from . import findings
+from .findings import Findings
+from .modes import Kernel, Watch
+from .source import use_of
+
+_NUMBERS_MAX = 8  #: that are varied, each by a call of its own
+_NUDGE = 1.0625
+#: With integers these compare with a token's number or a vocabulary's size, which the model is made with.
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "clamp", "clamp_min", "clamp_max", "remainder", "where", "masked_fill", "masked_fill_", "full", "fill_")
+
+
+def tell_differences(found: Findings, before: Sequence[Kernel], after: Sequence[Kernel], why: str, apart_from: tuple[str, ...] = ()) -> None:
+    for one, other in zip(before, after):
+        if one.where != other.where:
+            return
+        if one.name in apart_from:
+            continue
+        if one.scalars != other.scalars and one.shapes == other.shapes and one.place is not None:
+            use = use_of(one.place)
+            number = next((a for a, b in zip(one.scalars, other.scalars) if a != b), None)
+            found.add(findings.BAKED_CONSTANT, findings.STALE, one.place, f"`{use.text}` takes a number ({number!r}) that {why}: the graph keeps the one of its capture",
+                      "pass it as a tensor of the device: torch.full((), value, device=x.device) before the step, then value.fill_(new)", use.kind)  # fmt: skip
+
+
+def vary(found: Findings, watch: Watch, step: Any, args: Any, kwargs: Any, before: Sequence[Kernel]) -> None:
+    """Calls once more for each number among the arguments, with that number changed. One that changes shapes, or how many operators
+    run, only chooses among graphs."""
+    leaves, spec = tree_flatten((args, kwargs))
+    varied = 0
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, bool) or not isinstance(leaf, (int, float)) or varied == _NUMBERS_MAX:
+            continue
+        varied += 1
+        for other in _others(leaf):
+            trace = _trace(watch, step, *tree_unflatten([*leaves[:index], other, *leaves[index + 1 :]], spec))
+            if trace is None:
+                continue
+            if [(one.where, one.shapes) for one in trace] == [(one.where, one.shapes) for one in before]:
+                tell_differences(found, before, trace, "comes from an argument", _COMPARISONS if isinstance(leaf, int) else ())
+            break
+
+
+def _others(number: int | float) -> Iterator[int | float]:
+    if isinstance(number, float):
+        yield number * _NUDGE if number else 0.0625
+    else:
+        yield number + 1
+        yield number - 1
+
+
+def _trace(watch: Watch, step: Any, args: Any, kwargs: Any) -> list[Kernel] | None:
+    """The operators of a call whose findings do not count; None where it raises."""
+    kept, watch.found = watch.found, Findings()
+    watch.begin_call()
+    watch.step = watch.recording = True
+    try:
+        step(*args, **kwargs)
+    except Exception:
+        return None
+    finally:
+        watch.found, watch.step, watch.recording = kept, False, False
+    return watch.trace

@@ -1,0 +1,93 @@
+"""What to write instead, in terms of the line that was found."""
+
+from __future__ import annotations
+
+from .source import Use
+
+#: How a reader calls what a value was used for.
+USES = {
+    "if": "decides the branch `{around}`",
+    "while": "decides whether the loop `{around}` goes on",
+    "assert": "is asserted",
+    "f-string": "is written into a text",
+    "print": "is printed",
+    "index": "is an index in `{around}`",
+    "slice": "bounds the slice `{around}`",
+    "range": "bounds a loop",
+    "argument": "is an argument of `{around}`",
+    "return": "is returned",
+    "value": "",
+}
+
+
+def purpose(use: Use) -> str:
+    text = USES[use.kind].format(around=use.around)
+    return f"; it {text}" if text else ""
+
+
+def host_read(use: Use) -> str:
+    kept = _without_read(use.text)
+    if use.kind == "if":
+        return (f"compute both branches and choose on the device, torch.where({kept}, a, b), or decide once before the step; "
+                ".item() and bool() read the same value")  # fmt: skip
+    if use.kind == "while":
+        return f"run a fixed number of iterations and mask those after the end: done = done | ~({kept}); x = torch.where(done, x, new)"
+    if use.kind == "assert":
+        return f"check it before the step, or on the device: torch._assert_async({kept})"
+    if use.kind in ("print", "f-string"):
+        return "return the tensor, and write it after the replay, outside the step"
+    if use.kind == "slice":
+        return "keep the full length and mask what is behind the end: torch.arange(length, device=x.device) < end"
+    if use.kind == "index":
+        return "index with a tensor of one element: x.index_select(dim, i.view(1)), or cache.index_copy_(dim, i.view(1), new)"
+    if use.kind == "range":
+        return "run a fixed number of iterations: for i in range(maximum), with x = torch.where(i < count, new, x)"
+    if use.kind == "argument" and use.around.split("(")[0].split(".")[-1] in ("arange", "zeros", "ones", "full", "empty", "linspace", "randn", "rand"):
+        return f"make it of the greatest size once, before the step, and mask it: torch.arange(maximum, device=x.device) < {kept}"
+    return f"keep {kept} a tensor on the device, or pass the number into the step from outside"
+
+
+def _without_read(text: str) -> str:
+    for read in (".item()", ".tolist()", ".cpu()", ".numpy()", ".detach()"):
+        if text.endswith(read):
+            return _without_read(text[: -len(read)])
+    for call in ("int(", "float(", "bool("):
+        if text.startswith(call) and text.endswith(")"):
+            return _without_read(text[len(call) : -1])
+    return text
+
+
+_FACTORIES = ("arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "linspace", "logspace", "eye", "hann_window")
+
+
+def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool) -> str:
+    if in_init and is_module:
+        return f'self.register_buffer("name", {use.text}, persistent=False): a buffer moves with the module'
+    if in_init:
+        return f"make it on the device once: {_with_device(use.text, 'device')}"
+    if made_by in ("tensor", "as_tensor", "from_numpy"):
+        return "make it once, before the step, on the device, and keep it; a number that changes is an input: x.fill_(value) of a static tensor"
+    return f"give it the device: {_with_device(use.text, 'x.device')}"
+
+
+def _with_device(text: str, device: str) -> str:
+    for name in _FACTORIES:
+        start = text.find(f"torch.{name}(")
+        if start >= 0:
+            depth = 0
+            for at in range(start, len(text)):
+                depth += (text[at] == "(") - (text[at] == ")")
+                if depth == 0 and text[at] == ")":
+                    return f"{text[start:at]}, device={device})"
+    return f"{text}, with device={device}"
+
+
+DYNAMIC = {
+    "nonzero": "keep the full shape and a mask: torch.where(mask, x, 0)",
+    "index": "keep the full shape: torch.where(mask, x, 0), or x.masked_fill(~mask, 0)",
+    "index_put": "torch.where(mask, new, x), or x.masked_fill_(mask, value) where the value is one number",
+    "masked_select": "keep the full shape: torch.where(mask, x, 0)",
+    "unique": "count into a fixed number of bins: torch.zeros(bins, device=x.device).scatter_add_(0, x, ones)",
+    "repeat_interleave": "pass output_size=, which is known before the step",
+    "bincount": "count into a fixed number of bins: torch.zeros(bins, device=x.device).scatter_add_(0, x, ones)",
+}

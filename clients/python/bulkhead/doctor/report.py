@@ -1,0 +1,47 @@
+"""The report in words: by file, each finding with its line of source and a caret."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import textwrap
+
+from .findings import SEVERITIES, Finding, Report
+from .source import short
+
+_WIDTH = 100
+
+
+def text(report: Report, accepted: int = 0) -> str:
+    lines: list[str] = []
+    for file, found in itertools.groupby(report.findings, key=lambda finding: finding.file):
+        lines += [short(file), ""]
+        for finding in found:
+            lines += [*_finding(finding), ""]
+    lines += [f"skipped: {reason}" for reason in report.skipped]
+    if report.error:
+        lines += [f"error: {report.error}", f"  {report.remedy}"]
+    return "\n".join([*lines, summary(report, accepted)]) + "\n"
+
+
+def _finding(finding: Finding) -> list[str]:
+    lines = [f"  {finding.line}:{finding.column} {finding.code} ({SEVERITIES[finding.severity]}) in {finding.function or 'the module'}"]
+    source = linecache.getline(finding.file, finding.line).rstrip("\n").expandtabs()
+    if source:
+        margin = len(source) - len(source.lstrip())
+        first = max(finding.column - 1 - margin, 0)
+        last = min(finding.end_column - 1 - margin if finding.end_column else len(source), len(source) - margin)
+        lines += [f"      {source.strip()}", "      " + " " * first + "^" * max(last - first, 1)]
+    lines += textwrap.wrap(finding.reason, _WIDTH - 4, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    lines += textwrap.wrap(finding.remedy, _WIDTH - 4, initial_indent="    remedy: ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
+    if finding.path:
+        lines += textwrap.wrap("called by " + " > ".join(finding.path), _WIDTH - 4, initial_indent="    ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
+    return lines
+
+
+def summary(report: Report, accepted: int = 0) -> str:
+    counts = {severity: sum(finding.severity == severity for finding in report.findings) for severity in SEVERITIES}
+    told = ", ".join(f"{count} {SEVERITIES[severity]}" for severity, count in counts.items() if count)
+    count = len(report.findings)
+    line = f"{report.target}: {count} finding{'s' * (count != 1)}" + (f" ({told})" if told else "") + f" in {report.calls} calls"
+    return line + (f"; {accepted} accepted by the baseline" if accepted else "")

@@ -1,0 +1,110 @@
+"""What the text of executed lines shows: settings that hide lost graphs, and caches used by the names of their attributes."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from typing import Iterator
+
+from . import findings
+from .coverage import Executed
+from .findings import Findings
+from .source import Place
+
+#: Of `torch._dynamo.config` and `torch._inductor.config`: what each one hides.
+HIDING = {
+    "suppress_errors": "compile errors then fall back to eager code, silently",
+    "capture_scalar_outputs": "`.item()` then no longer breaks the compiled graph, but the host still reads the value and CUDA Graphs are skipped",
+    "capture_dynamic_output_shape_ops": "shapes that depend on data no longer break the compiled graph, but CUDA Graphs are skipped",
+    "disable": "nothing is compiled",
+    "cache_size_limit": "recompilations are allowed to go on",
+    "recompile_limit": "recompilations are allowed to go on",
+    "accumulated_cache_size_limit": "recompilations are allowed to go on",
+    "accumulated_recompile_limit": "recompilations are allowed to go on",
+    "cudagraph_skip_dynamic_graphs": "graphs of dynamic shapes are skipped without a word",
+    "cudagraph_dynamic_shape_warn_limit": "the warning about many graphs is turned off",
+}
+#: Environment variables, and what each one hides.
+VARIABLES = {
+    "TORCHDYNAMO_SUPPRESS_ERRORS": HIDING["suppress_errors"],
+    "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS": HIDING["capture_scalar_outputs"],
+    "TORCHDYNAMO_CAPTURE_DYNAMIC_OUTPUT_SHAPE_OPS": HIDING["capture_dynamic_output_shape_ops"],
+    "TORCHDYNAMO_DISABLE": HIDING["disable"],
+    "TORCH_COMPILE_DISABLE": HIDING["disable"],
+    "CUDA_LAUNCH_BLOCKING": "the host waits for each kernel",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "each allocation calls cudaMalloc, which a capture refuses",
+}
+_REMEDY = "remove it while you look for what breaks capture, and mend that"
+_CACHE = re.compile(r"cache|past|kv", re.IGNORECASE)
+_CACHE_NAMES = frozenset("reset key_cache value_cache _key_cache _value_cache get_seq_length get_max_length get_max_cache_shape crop layers seen_tokens".split())
+_PRIVATE = frozenset(("_key_cache", "_value_cache", "_seen_tokens"))
+
+
+def scan(found: Findings, executed: Executed) -> None:
+    for file, lines in list(executed.items()):
+        for node, function in executed.nodes(file):
+            if isinstance(node, (ast.stmt, ast.expr)) and (node.lineno in lines or not function):
+                for code, severity, reason, remedy in _told(node):
+                    end = node.end_col_offset or 0
+                    place = Place(file, node.lineno, node.col_offset + 1, end + 1 if node.end_lineno == node.lineno else 0, function)
+                    found.add(code, severity, place, reason, remedy)
+
+
+def environment(found: Findings) -> None:
+    for name, hides in VARIABLES.items():
+        if os.environ.get(name, "0") not in ("0", ""):
+            place = Place("environment", 0, 0, 0, name)
+            found.add(findings.HIDDEN_SETTING, findings.SLOW, place, f"{name} is set: {hides}", f"unset {name}")
+
+
+_Told = tuple[str, str, str, str]
+
+
+def _told(node: ast.AST) -> Iterator[_Told]:
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from _setting(target, node.value)
+    elif isinstance(node, ast.Attribute):
+        yield from _private(node)
+    elif isinstance(node, ast.Call):
+        yield from _call(node)
+
+
+def _setting(target: ast.expr, value: ast.expr) -> Iterator[_Told]:
+    if isinstance(value, ast.Constant) and not value.value:
+        return
+    text = ast.unparse(target)
+    if isinstance(target, ast.Attribute) and target.attr in HIDING and "config" in text:
+        yield findings.HIDDEN_SETTING, findings.SLOW, f"`{text}` is set: {HIDING[target.attr]}", _REMEDY
+    if isinstance(target, ast.Subscript) and ast.unparse(target.value).endswith("environ") and isinstance(target.slice, ast.Constant):
+        yield from _variable(str(target.slice.value), value)
+
+
+def _variable(name: str, value: ast.expr) -> Iterator[_Told]:
+    if name in VARIABLES and not (isinstance(value, ast.Constant) and str(value.value) in ("0", "")):
+        yield findings.HIDDEN_SETTING, findings.SLOW, f"the environment variable {name} is set: {VARIABLES[name]}", _REMEDY
+
+
+def _call(node: ast.Call) -> Iterator[_Told]:
+    called = ast.unparse(node.func)
+    arguments = [ast.unparse(argument) for argument in node.args]
+    if called.endswith(("config.patch", "config.update", "_dynamo.config.patch")):
+        for keyword in node.keywords:
+            if keyword.arg in HIDING and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value):
+                yield findings.HIDDEN_SETTING, findings.SLOW, f"`{keyword.arg}` is set: {HIDING[keyword.arg]}", _REMEDY
+    if called.endswith(("environ.setdefault", "os.putenv")) and len(node.args) == 2 and isinstance(node.args[0], ast.Constant):
+        yield from _variable(str(node.args[0].value), node.args[1])
+    if called in ("hasattr", "getattr") and len(node.args) >= 2 and isinstance(node.args[1], ast.Constant):
+        if node.args[1].value in _CACHE_NAMES and _CACHE.search(arguments[0]):
+            yield (findings.DUCK_TYPED_CACHE, findings.STALE, f"`{called}` asks a cache for {node.args[1].value!r}: a cache of another class, or of another "
+                   "release, is passed over silently and keeps old keys", "ask for the class: isinstance(cache, StaticCache), and call its method")  # fmt: skip
+    if called.endswith("__new__") and arguments and (_CACHE.search(arguments[0]) or _CACHE.search(called)):
+        yield (findings.DUCK_TYPED_CACHE, findings.STALE, f"`{called}` makes a cache without its __init__: attributes that its methods need are missing",
+               "call the constructor; for graphs use a StaticCache, whose tensors keep their addresses")  # fmt: skip
+
+
+def _private(node: ast.Attribute) -> Iterator[_Told]:
+    if node.attr in _PRIVATE and ast.unparse(node.value) != "self":
+        yield (findings.DUCK_TYPED_CACHE, findings.STALE, f"`{ast.unparse(node)}` is a private attribute of a cache, which other releases name otherwise",
+               "use the cache's methods; for graphs a StaticCache, whose tensors keep their addresses")  # fmt: skip

@@ -1,0 +1,208 @@
+"""Where the user's code is: the innermost line that is the user's own, its column, and what a value is used for there."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import linecache
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+import torch
+
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PATH_LENGTH_MAX = 12
+_LIBRARIES = ("numpy", "triton", "functorch", "torchgen")
+
+
+@functools.lru_cache(maxsize=None)
+def is_users(file: str) -> bool:
+    """Not PyTorch's, not the doctor's, not the standard library's, and a file at all."""
+    if file.startswith("<"):
+        return False
+    path = os.path.abspath(file)
+    if path.startswith((_OWN, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)):
+        return False
+    parts = path.split(os.sep)
+    for site in ("site-packages", "dist-packages"):
+        if site in parts:
+            return parts[len(parts) - parts[::-1].index(site)] not in _LIBRARIES
+    return not path.startswith(sysconfig.get_path("stdlib") + os.sep)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of the user's code. ``column`` counts from 1; ``end_column`` is 0 where it is not known, or on another line."""
+
+    file: str
+    line: int
+    column: int
+    end_column: int
+    function: str
+    path: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return linecache.getline(self.file, self.line).rstrip("\n")
+
+    def __str__(self) -> str:
+        return f"{short(self.file)}:{self.line}"
+
+
+def short(file: str) -> str:
+    """A path as a reader knows it: relative to where the doctor runs, or from the package's folder on."""
+    for site in ("site-packages/", "dist-packages/"):
+        if site in file:
+            return file.rsplit(site, 1)[1]
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") else relative
+
+
+def here(frame: FrameType | None = None) -> Place | None:
+    """The innermost place of the user's code on the stack; None where all of it is PyTorch's."""
+    at: FrameType | None = frame or sys._getframe(1)
+    users: list[FrameType] = []
+    while at is not None:
+        if is_users(at.f_code.co_filename):
+            users.append(at)
+        at = at.f_back
+    if not users:
+        return None
+    inner = users[0]
+    line, column, end = position(inner.f_code, inner.f_lasti, inner.f_lineno)
+    outer = [f"{short(one.f_code.co_filename)}:{one.f_lineno} {name_of(one.f_code)}" for one in users[1:_PATH_LENGTH_MAX]]
+    return Place(os.path.abspath(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), tuple(reversed(outer)))
+
+
+def name_of(code: CodeType) -> str:
+    return str(getattr(code, "co_qualname", code.co_name)).replace("<locals>.", "")
+
+
+def position(code: CodeType, instruction: int, line: int) -> tuple[int, int, int]:
+    """Line, column and end column of an instruction. Python 3.10 knows lines alone: there the statement's."""
+    if hasattr(code, "co_positions"):
+        found = next(itertools.islice(code.co_positions(), instruction // 2, None), None)
+        if found is not None and found[0] is not None and found[2] is not None:
+            first, last, column, end = found
+            return first or line, (column or 0) + 1, (end or 0) + 1 if last == first else 0
+    text = linecache.getline(code.co_filename, line)
+    return line, len(text) - len(text.lstrip()) + 1, len(text.rstrip()) + 1
+
+
+@dataclass(frozen=True)
+class Use:
+    """What becomes of a value: ``kind`` is one of those that `remedies.py` knows, ``text`` the source of the expression,
+    ``around`` that of what it is used in."""
+
+    kind: str
+    text: str
+    around: str = ""
+
+
+class _File:
+    def __init__(self, file: str) -> None:
+        self.text = "".join(linecache.getlines(file))
+        try:
+            self.tree = ast.parse(self.text)
+        except SyntaxError:
+            self.tree = ast.parse("")
+        self.parents: dict[ast.AST, ast.AST] = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+
+@functools.lru_cache(maxsize=256)
+def parsed(file: str) -> _File:
+    return _File(file)
+
+
+def tree(file: str) -> ast.Module:
+    return parsed(file).tree
+
+
+def statement_at(file: str, line: int) -> ast.stmt | None:
+    """The innermost statement that has this line."""
+    best: ast.stmt | None = None
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            if best is None or node.lineno >= best.lineno:
+                best = node
+    return best
+
+
+def expression_at(place: Place) -> ast.expr | None:
+    """The outermost expression that begins where the place does and, where that is known, ends there."""
+    best: ast.expr | None = None
+    for node in ast.walk(tree(place.file)):
+        if isinstance(node, ast.expr) and node.lineno == place.line and node.col_offset == place.column - 1:
+            if place.end_column and (node.end_lineno != place.line or (node.end_col_offset or 0) + 1 != place.end_column):
+                continue
+            if best is None or (node.end_lineno or 0, node.end_col_offset or 0) > (best.end_lineno or 0, best.end_col_offset or 0):
+                best = node
+    return best
+
+
+def use_of(place: Place, is_index: bool = False) -> Use:
+    """What the value of the place's expression is used for; ``is_index`` where the expression is a subscript that reads its index."""
+    node = expression_at(place)
+    if node is None:
+        return Use("value", place.text.strip())
+    text = one_line(ast.unparse(node))
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "range":
+        return Use("range", ", ".join(one_line(ast.unparse(argument)) for argument in node.args), text)
+    if is_index and isinstance(node, ast.Subscript):
+        sliced = any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
+        return Use("slice" if sliced else "index", one_line(ast.unparse(node.slice)), text)
+    file = parsed(place.file)
+    inner: ast.AST = node
+    parent = file.parents.get(inner)
+    while parent is not None:
+        kind = _kind(parent, inner)
+        if kind:
+            return Use(kind, text, one_line(_unparsed(parent)))
+        if isinstance(parent, ast.stmt):
+            break
+        inner, parent = parent, file.parents.get(parent)
+    return Use("value", text, one_line(_unparsed(parent)) if parent is not None else "")
+
+
+def _kind(parent: ast.AST, inner: ast.AST) -> str:
+    if isinstance(parent, (ast.If, ast.IfExp)) and parent.test is inner:
+        return "if"
+    if isinstance(parent, ast.While) and parent.test is inner:
+        return "while"
+    if isinstance(parent, ast.Assert) and parent.test is inner:
+        return "assert"
+    if isinstance(parent, (ast.JoinedStr, ast.FormattedValue)):
+        return "f-string"
+    if isinstance(parent, ast.Slice):
+        return "slice"
+    if isinstance(parent, ast.Subscript) and parent.slice is inner:
+        return "index"
+    if isinstance(parent, ast.Call) and inner is not parent.func:
+        called = ast.unparse(parent.func)
+        if called == "range":
+            return "range"
+        if called == "print" or called.split(".")[-1] in ("debug", "info", "warning", "error", "log", "tqdm"):
+            return "print"
+        if called in ("int", "float", "bool"):
+            return ""
+        return "argument"
+    if isinstance(parent, ast.Return):
+        return "return"
+    if isinstance(parent, (ast.For, ast.comprehension)):
+        return "range"
+    return ""
+
+
+def _unparsed(node: ast.AST) -> str:
+    if isinstance(node, (ast.If, ast.While)):
+        return ast.unparse(node.test)
+    return ast.unparse(node) if isinstance(node, (ast.expr, ast.Assert, ast.Return, ast.Assign, ast.AugAssign, ast.Expr)) else ""
+
+
+def one_line(text: str, width: int = 100) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,145 @@
+"""Python objects that change from call to call: what a replayed graph does not do."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Iterator
+
+import torch
+
+from . import findings
+from .coverage import Executed
+from .findings import Findings
+from .source import Place, is_users, one_line
+
+_OBJECTS_MAX, _DEPTH_MAX = 50_000, 10
+_CHANGES = frozenset("append extend insert pop popleft appendleft remove clear update setdefault add discard popitem reverse sort put".split())
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One object: what of it can change, and the object itself where it is a tensor, so that its id stays its own."""
+
+    summary: Any
+    tensor: Any = None
+
+
+Path = tuple[str, ...]  #: how it is reached, the names of attributes with a dot in front
+
+
+def snapshot(roots: dict[str, Any]) -> dict[Path, Seen]:
+    seen: dict[Path, Seen] = {}
+    visited: set[int] = set()
+    waiting: deque[tuple[Path, Any]] = deque(((name,), value) for name, value in roots.items())
+    while waiting and len(seen) < _OBJECTS_MAX:
+        path, value = waiting.popleft()
+        if isinstance(value, torch.Tensor):
+            seen[path] = Seen(tuple(value.shape), value)
+        elif isinstance(value, _PLAIN):
+            seen[path] = Seen(value)
+        elif id(value) not in visited and len(path) < _DEPTH_MAX:
+            visited.add(id(value))
+            if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+                seen[path] = Seen(len(value))
+            waiting.extend(((*path, name), child) for name, child in _children(value))
+    return seen
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((repr(key), child) for key, child in list(value.items()))
+    elif isinstance(value, (list, tuple, deque)):
+        yield from ((str(index), child) for index, child in enumerate(value))
+    elif isinstance(value, (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+        return
+    elif isinstance(value, torch.nn.Module):
+        plain = {name: child for name, child in vars(value).items() if not name.startswith("_") or is_own(value, name)}
+        yield from ((f".{name}", child) for name, child in plain.items())
+        for tensors in (value._buffers, value._modules):
+            yield from ((f".{name}", child) for name, child in tensors.items())
+    elif _is_plain_object(value):
+        yield from ((f".{name}", child) for name, child in list(vars(value).items()))
+
+
+def is_own(module: Any, name: str) -> bool:
+    """An attribute that begins with an underscore, and is not of `nn.Module` itself."""
+    return name not in _MODULE_NAMES
+
+
+_MODULE_NAMES = frozenset(vars(torch.nn.Module()))
+
+
+def _is_plain_object(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not type(value).__module__.startswith(("torch", "builtins", "threading", "logging", "re"))
+
+
+@dataclass(frozen=True)
+class Change:
+    path: Path
+    what: str
+    severity: str
+
+    @property
+    def name(self) -> str:
+        """Of the attribute, or of the variable, that holds it."""
+        return next((part[1:] for part in reversed(self.path) if part.startswith(".")), self.path[0].split()[-1])
+
+    @property
+    def is_variable(self) -> bool:
+        return not any(part.startswith(".") for part in self.path)
+
+
+def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -> list[Change]:
+    """``used`` are the ids of the tensors that the call between the two took."""
+    found: list[Change] = []
+    for path, new in after.items():
+        old = before.get(path)
+        if old is None:
+            continue  # its container has grown, and is told
+        if (old.tensor is None) != (new.tensor is None):
+            found.append(Change(path, "is replaced", findings.STALE))
+        elif new.tensor is not None:
+            if old.summary != new.summary:
+                found.append(Change(path, f"changes its shape from {list(old.summary)} to {list(new.summary)} in a call", findings.RECAPTURES))
+            elif new.tensor is not old.tensor and id(old.tensor) in used:
+                found.append(Change(path, "becomes another tensor at each call, and the call reads the one before", findings.STALE))
+        elif old.summary != new.summary:
+            what = f"changes from {one_line(repr(old.summary), 30)} to {one_line(repr(new.summary), 30)} in a call"
+            found.append(Change(path, what, findings.STALE))
+    return found
+
+
+def tell(found: Findings, changed: list[Change], executed: Executed, fallback: Place | None) -> None:
+    for change in changed:
+        places = list(_places(change, executed)) or ([fallback] if fallback else [])
+        for place in places:
+            remedy = (f"keep it in a tensor of the device and of a fixed shape, changed in place: self.{change.name}.copy_(new), index_copy_ at a position "
+                      "that is a tensor; or change it outside the step")  # fmt: skip
+            found.add(findings.PYTHON_STATE, change.severity, place, f"`{change.name}` {change.what}; a replay runs no Python", remedy)
+
+
+def _places(change: Change, executed: Executed) -> Iterator[Place]:
+    for file, lines in executed.items():
+        for node, function in executed.nodes(file):
+            if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call, ast.Delete)) and node.lineno in lines and _writes(node, change):
+                end = node.end_col_offset or 0
+                yield Place(file, node.lineno, node.col_offset + 1, end + 1 if node.end_lineno == node.lineno else 0, function)
+
+
+def _writes(node: ast.AST, change: Change) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES and _is_it(node.func.value, change)
+    targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target]  # type: ignore[attr-defined]
+    return any(_is_it(part, change) for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target]))
+
+
+def _is_it(node: ast.expr, change: Change) -> bool:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Attribute):
+        return node.attr == change.name
+    return isinstance(node, ast.Name) and change.is_variable and (node.id == change.name or change.path[0].startswith("argument"))

@@ -1,0 +1,68 @@
+"""TARGET and --inputs of the command line: what they name, loaded."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import Error
+from .diagnose import described
+
+
+def load(text: str, what: str) -> Any:
+    """``package.module:name`` or ``file.py:name``, where name may have dots.
+
+    Errors: input_invalid, which says what is missing."""
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise Error("input_invalid", f"{what} {text!r} names no function", f"write {what} as file.py:function or package.module:function")
+    value = _from_file(Path(place), what) if place.endswith(".py") else _from_module(place, what)
+    for part in name.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            here = ", ".join(sorted(one for one, it in vars(value).items() if callable(it) and not one.startswith("_")))[:200] if hasattr(value, "__dict__") else ""
+            raise Error("input_invalid", f"{what} {text!r}: there is no {part!r} in {place}", f"it has: {here}" if here else "") from None
+    if not callable(value):
+        raise Error("input_invalid", f"{what} {text!r} is not callable: {type(value).__name__}", "name a function or a class")
+    return value
+
+
+def _from_file(file: Path, what: str) -> Any:
+    if not file.is_file():
+        raise Error("input_invalid", f"{what}: there is no file {file}", "name a file of Python that is there")
+    if str(file.parent.resolve()) not in sys.path:
+        sys.path.insert(0, str(file.parent.resolve()))  # its neighbours, as when it is run
+    name = f"doctored_{abs(hash(str(file.resolve())))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        raise _refused(error, f"{what} {file}") from None
+    return module
+
+
+def _from_module(name: str, what: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except BaseException as error:
+        raise _refused(error, f"{what} {name}") from None
+
+
+def _refused(error: BaseException, target: str) -> BaseException:
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    attempt, remedy = described(error, target)
+    return Error("input_invalid", attempt, remedy)

@@ -1,0 +1,90 @@
+"""Values of small tensors, kept on the CPU beside their fake tensors, so that branches, lengths and counts which follow from
+known inputs are the real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_any, tree_leaves, tree_map
+
+ELEMENTS_MAX = 4096  #: of a tensor whose value is kept
+_NAME = "_doctor_value"
+_lost: set[int] = set()  #: storages whose contents are not known any more
+_kept: list[Any] = []  #: those storages, so that no other gets their number
+
+
+def known(tensor: Any) -> Any:
+    """The value as a real tensor on the CPU, or None."""
+    value = getattr(tensor, _NAME, None)
+    if value is None or value.untyped_storage()._cdata in _lost or tuple(value.shape) != tuple(tensor.shape):
+        return None
+    return value
+
+
+def keep(tensor: Any, value: Any) -> None:
+    if value.numel() <= ELEMENTS_MAX:
+        setattr(tensor, _NAME, value)
+
+
+def follow(function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+    """Computes the result's value where all arguments have theirs. In-place operators change the kept values too."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    changed = changed_arguments(function, args, kwargs)
+    if all(known(tensor) is not None for tensor in tensors) and not tree_any(_is_large, result):
+        try:
+            made = compute(function, args, kwargs)
+        except Exception:  # such as a dtype that the CPU cannot do
+            made = None
+        if made is not None:
+            for fake, value in zip(tree_leaves(result), tree_leaves(made)):
+                if isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor) and not any(fake is one for one in changed):
+                    keep(fake, value)
+            return
+    for tensor in changed:
+        forget(tensor)
+
+
+def compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The operator itself, on the CPU. Every tensor among the arguments is known."""
+    args, kwargs = tree_map(_real, (args, kwargs))
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    kwargs.pop("generator", None)
+    kwargs.pop("pin_memory", None)
+    with no_dispatch():
+        return function(*args, **kwargs)
+
+
+def ask(question: Any, value: Any) -> Any:
+    """What a function says of a known value: outside all modes."""
+    with no_dispatch():
+        return question(value)
+
+
+def forget(tensor: Any) -> None:
+    value = getattr(tensor, _NAME, None)
+    if value is not None:
+        _kept.append(value.untyped_storage())
+        _lost.add(value.untyped_storage()._cdata)
+
+
+def changed_arguments(function: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that the operator writes."""
+    changed: list[Any] = []
+    for index, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name, args[index] if index < len(args) else None)
+            changed += [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    return changed
+
+
+def _real(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return known(leaf)
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+def _is_large(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.numel() > ELEMENTS_MAX

@@ -1,0 +1,149 @@
+"""The doctor's command line: its forms of report, its exit status, and bad input, which is never answered with a traceback of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).parent
+STEPS = HERE / "steps.py"
+
+
+def doctor(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "bulkhead.doctor", *arguments], capture_output=True, text=True, timeout=240, cwd=HERE,
+                          env={**os.environ, **(environment or {})})  # fmt: skip
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(STEPS.read_text().splitlines(), 1) if text in line)
+
+
+class Reports(unittest.TestCase):
+    def test_clean_code_has_no_finding_and_status_0(self) -> None:
+        ended = doctor("steps.py:clean", "--inputs", "steps.py:inputs", "--json")
+        self.assertEqual((ended.returncode, json.loads(ended.stdout)["findings"]), (0, []), ended.stderr)
+
+    def test_all_places_of_a_path_are_found_in_one_run(self) -> None:
+        ended = doctor("steps.py:branches", "--inputs", "steps.py:inputs", "--json")
+        found = json.loads(ended.stdout)["findings"]
+        self.assertEqual(ended.returncode, 1, ended.stderr)
+        first = line_of("if lengths.max() > 2")
+        self.assertEqual([(one["line"], one["code"], one["severity"]) for one in found],
+                         [(first, "host_read", "prevents_capture"), (first + 2, "host_read", "prevents_capture"), (first + 3, "host_read", "prevents_capture")])  # fmt: skip
+        self.assertEqual([one["use"] for one in found], ["if", "range", "slice"])
+        self.assertEqual((found[0]["column"], found[0]["function"], Path(found[0]["file"])), (8, "branches", STEPS))
+        self.assertIn("taken as True by the arguments' values", found[0]["reason"])
+        self.assertIn("torch.where(lengths.max() > 2, a, b)", found[0]["remedy"])
+
+    def test_text_shows_the_line_and_a_caret_under_the_expression(self) -> None:
+        ended = doctor("steps.py:branches", "--inputs", "steps.py:inputs")
+        lines = ended.stdout.splitlines()
+        at = next(index for index, line in enumerate(lines) if line.strip() == "if lengths.max() > 2:")
+        self.assertEqual(lines[at + 1].index("^"), lines[at].index("lengths"))
+        self.assertEqual(lines[at + 1].count("^"), len("lengths.max() > 2"))
+        self.assertIn("steps.py:branches: 3 findings (3 prevents capture)", lines[-1])
+
+    def test_sarif_names_the_rule_and_the_region(self) -> None:
+        ended = doctor("steps.py:Decoder", "--inputs", "steps.py:decoder_inputs", "--sarif")
+        (run,) = json.loads(ended.stdout)["runs"]
+        (result,) = run["results"]
+        region = result["locations"][0]["physicalLocation"]
+        self.assertEqual((result["ruleId"], result["level"]), ("cpu_tensor", "error"))
+        self.assertEqual((region["artifactLocation"]["uri"], region["region"]["startLine"]), ("steps.py", line_of("self.scale = torch.full")))
+        self.assertIn("register_buffer", result["message"]["text"])
+
+    def test_a_baseline_accepts_what_it_was_written_with_and_nothing_else(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = f"{folder}/baseline.json"
+            self.assertEqual(doctor("steps.py:branches", "--inputs", "steps.py:inputs", "--write-baseline", file).returncode, 1)
+            accepted = doctor("steps.py:branches", "--inputs", "steps.py:inputs", "--baseline", file)
+            self.assertEqual(accepted.returncode, 0, accepted.stdout)
+            self.assertIn("3 accepted by the baseline", accepted.stdout)
+            self.assertEqual(doctor("steps.py:Decoder", "--inputs", "steps.py:decoder_inputs", "--baseline", file).returncode, 1)
+
+    def test_settings_of_the_environment_are_findings(self) -> None:
+        ended = doctor("steps.py:clean", "--inputs", "steps.py:inputs", "--json", environment={"TORCHDYNAMO_SUPPRESS_ERRORS": "1"})
+        (found,) = json.loads(ended.stdout)["findings"]
+        self.assertEqual((found["code"], found["function"]), ("hidden_setting", "TORCHDYNAMO_SUPPRESS_ERRORS"))
+
+
+class BadInput(unittest.TestCase):
+    def refused(self, *arguments: str) -> str:
+        ended = doctor(*arguments)
+        self.assertEqual(ended.returncode, 2, ended.stdout + ended.stderr)
+        self.assertNotIn("Traceback", ended.stdout + ended.stderr)
+        return ended.stdout + ended.stderr
+
+    def test_targets_that_are_not_there(self) -> None:
+        for arguments, said in {
+            ("no_such_file.py:step",): "there is no file no_such_file.py",
+            ("steps.py:no_such_step",): "there is no 'no_such_step' in steps.py; it has: ",
+            ("steps.py",): "names no function",
+            ("no_such_package.inner:step",): "needs the package 'no_such_package'",
+            ("steps.py:clean", "--inputs", "steps.py:no_factory"): "--inputs 'steps.py:no_factory'",
+            ("steps.py:clean", "--baseline", "no_such_baseline"): "reading the baseline",
+        }.items():
+            with self.subTest(arguments):
+                self.assertIn(said.split("; ")[0], self.refused(*arguments))
+
+    def test_a_callable_that_raises_is_told_with_its_line(self) -> None:
+        said = self.refused("steps.py:raises", "--inputs", "steps.py:inputs")
+        self.assertIn(f"raised ValueError at steps.py:{line_of('raise ValueError')}: no weights for", said)
+
+    def test_a_callable_that_needs_inputs(self) -> None:
+        self.assertIn("raised TypeError", self.refused("steps.py:clean"))
+
+    def test_a_callable_that_ends_the_process(self) -> None:
+        self.assertIn(f"ended the process at steps.py:{line_of('raise SystemExit')}: SystemExit(3)", self.refused("steps.py:exits"))
+
+    def test_a_callable_that_never_returns_meets_the_deadline(self) -> None:
+        for step in ("endless", "swallows"):
+            with self.subTest(step):
+                said = self.refused(f"steps.py:{step}", "--deadline", "1", *(["--inputs", "steps.py:inputs"] if step == "swallows" else []))
+                self.assertIn("did not end: 1 s are over at steps.py:", said)
+
+    def test_a_missing_package_is_named(self) -> None:
+        self.assertIn(f"needs the package 'surely_not_installed' at steps.py:{line_of('import surely_not_installed')}", self.refused("steps.py:needs_package"))
+
+    def test_a_custom_operator_without_a_fake_implementation_is_named_and_skipped(self) -> None:
+        ended = doctor("steps.py:custom", "--inputs", "steps.py:inputs", "--json")
+        report = json.loads(ended.stdout)
+        self.assertIn(f"doctor_test::secret at steps.py:{line_of('torch.ops.doctor_test.secret')}", report["skipped"][0])
+        self.assertEqual([one["code"] for one in report["findings"]], ["host_read"])
+
+    def test_fake_tensors_take_no_memory(self) -> None:
+        ended = doctor("steps.py:huge", "--json")  # 4 TiB each
+        self.assertEqual(json.loads(ended.stdout)["findings"], [], ended.stderr)
+        self.assertEqual(ended.returncode, 0)
+
+
+class Library(unittest.TestCase):
+    def test_what_the_target_sets_is_undone(self) -> None:
+        import torch
+
+        import steps
+        from bulkhead.doctor import diagnose
+
+        available, name = torch.cuda.is_available(), torch.cuda.is_available
+        report = diagnose(steps.sets_environment, steps.inputs)
+        self.assertEqual([finding.code for finding in report.findings], ["hidden_setting"])
+        self.assertNotIn("TORCHDYNAMO_SUPPRESS_ERRORS", os.environ)
+        self.assertEqual((torch.cuda.is_available(), torch.cuda.is_available), (available, name))
+        self.assertEqual(torch.zeros(2).sum().item(), 0.0)
+
+    def test_the_step_sees_a_gpu(self) -> None:
+        import steps
+        from bulkhead.doctor import diagnose
+
+        seen: list[object] = []
+        diagnose(lambda: seen.append(steps.host_of_gpu()))
+        self.assertEqual(seen[0], (True, "a GPU that is not there", "cuda"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -18,7 +18,6 @@ The multilingual and the turbo model are refused: their T3 samples by other rule
 from __future__ import annotations
 
 import dataclasses
-import io
 import time
 from collections.abc import Generator
 from typing import Any
@@ -29,7 +28,7 @@ from torch import Tensor as Array
 
 from ..engine import Boolean, Context, Integer, InvalidInput, MissingModel, Number, Result, Tensor, Text, method
 from ..errors import Error
-from .upstream import Caches, load_files, model_folder, position_of, seen_mask
+from .upstream import Caches, load_files, model_folder, position_of, seen_mask, wave_file
 
 MODEL = "ResembleAI/chatterbox"
 CACHE_LENGTHS = (512, 1280)
@@ -122,13 +121,13 @@ class ChatterBox:
             raise InvalidInput("converting without a reference", "give a reference: the model's folder has no conds.pt, which is its own voice")
         torch.manual_seed(seed)
         self.vc.ref_dict = None if self.own_voice is None else dict(self.own_voice.gen)
-        audio = self.vc.generate(_wave(source, source_rate), None if reference is None else _wave(reference, reference_rate))
+        audio = self.vc.generate(wave_file(source, source_rate), None if reference is None else wave_file(reference, reference_rate))
         return Result(audio=audio, values={"sample_rate": self.vc.sr, "seconds": audio.shape[1] / self.vc.sr})
 
     def _hear(self, reference: Any, rate: int, exaggeration: float) -> None:
         """Sets the voice. Upstream keeps the last reference for requests that give none."""
         if reference is not None:
-            self.tts.prepare_conditionals(_wave(reference, rate), exaggeration=exaggeration)
+            self.tts.prepare_conditionals(wave_file(reference, rate), exaggeration=exaggeration)
             return
         if self.own_voice is None:
             raise InvalidInput("speaking without a reference", "give a reference: the model's folder has no conds.pt, which is its own voice")
@@ -218,13 +217,3 @@ class ChatterBox:
         missing = max(MARKED_MIN - sound.shape[0], 0)
         marked = self.tts.watermarker.apply_watermark(torch.nn.functional.pad(sound, (0, missing)).cpu().numpy(), sample_rate=self.tts.sr)
         return torch.from_numpy(marked)[None, : sound.shape[0]]
-
-
-def _wave(sound: Any, rate: int) -> io.BytesIO:
-    """[channels, samples] as a file: upstream reads references with librosa."""
-    import soundfile
-
-    file = io.BytesIO()
-    soundfile.write(file, sound.T, rate, format="WAV", subtype="FLOAT")
-    file.seek(0)
-    return file

@@ -22,14 +22,40 @@ import torch
 import transformers
 from torch import Tensor as Array
 
-from ..engine import Boolean, Choice, Context, Integer, InvalidInput, Number, Result, Tensor, Text, method
+from ..engine import Boolean, Choice, Context, Integer, InvalidInput, Number, Parameter, Result, Tensor, Text, method
 from .upstream import CACHE_LENGTHS, Caches, generation_config, load_files, load_weights, model_folder, position_of, seen_mask
 
 MODEL = "bosonai/higgs-audio-v2-generation-3B-base"
 PART_FRAMES = 25  #: a second of sound
 AROUND = 12  #: frames to each side that the codec's convolutions reach: with them, parts are what the whole is
 NEVER = 1 << 30  #: repetitions; None would stand for the model's own number
-_VOICE = ["1..2", "2400.."]
+_VOICE: list[int | str] = ["1..2", "2400.."]
+
+VOICES = [
+    Tensor("reference", "float32", _VOICE, optional=True, description="the voice to speak in"),
+    Tensor("second_reference", "float32", _VOICE, optional=True, description="the voice of SPEAKER1"),
+]
+TEXTS: list[Parameter] = [
+    Text("text", multiline=True, description="with two speakers, [SPEAKER0] and [SPEAKER1] say who speaks"),
+    Text("reference_text", "", multiline=True, description="what is said in the reference"),
+    Text("second_reference_text", "", multiline=True),
+    Integer("reference_rate", 24000, low=8000, high=192000, description="samples of the reference in a second"),
+    Integer("second_reference_rate", 24000, low=8000, high=192000),
+    Text("system_prompt", "Generate audio following instruction.", multiline=True),
+    Text("scene", "Audio is recorded from a quiet room.", multiline=True),
+]
+SAMPLING: list[Parameter] = [
+    Boolean("do_sample", True),
+    Number("temperature", 1.0, low=0, high=2, step=0.05, description="0 is greedy"),
+    Number("top_p", 0.95, low=0.05, high=1, step=0.01),
+    Integer("top_k", 50, low=0, high=1026, description="0 is all"),
+    Number("min_p", 0.0, low=0, high=1, step=0.01),
+    Number("repetition_penalty", 1.0, low=1, high=2, step=0.01),
+    Integer("ras_window", 7, low=0, high=1024, description="frames in which repetitions are counted; 0 counts none"),
+    Integer("ras_repeats", 2, low=1, high=1024, description="repetitions at which a code is drawn once more"),
+    Integer("max_new_tokens", 1024, low=16, high=8192, description="frames, 25 a second"),
+    Integer("seed", 0, low=0),
+]
 
 
 class FramePenalty(transformers.LogitsProcessor):
@@ -40,8 +66,8 @@ class FramePenalty(transformers.LogitsProcessor):
         self.frames: Array | None = None
 
     def __call__(self, input_ids: Array, scores: Array) -> Array:
-        if self.frames is None:
-            return scores
+        if self.frames is None or scores.shape[0] != self.frames.shape[2]:
+            return scores  # the second: of text
         codes = self.frames[0].T
         found = scores.gather(1, codes)
         penalised = scores.scatter(1, codes, torch.where(found < 0, found * self.penalty, found / self.penalty))
@@ -71,29 +97,11 @@ class HiggsAudio:
             self.decode = self.caches.graphed(context, self._decode, frame=frame)
 
     @method(
-        inputs=[
-            Tensor("reference", "float32", _VOICE, optional=True, description="the voice to speak in"),
-            Tensor("second_reference", "float32", _VOICE, optional=True, description="the voice of SPEAKER1"),
-        ],
+        inputs=VOICES,
         parameters=[
-            Text("text", multiline=True, description="with two speakers, [SPEAKER0] and [SPEAKER1] say who speaks"),
-            Text("reference_text", "", multiline=True, description="what is said in the reference"),
-            Text("second_reference_text", "", multiline=True),
-            Integer("reference_rate", 24000, low=8000, high=192000, description="samples of the reference in a second"),
-            Integer("second_reference_rate", 24000, low=8000, high=192000),
+            *TEXTS,
             Choice("multi_speaker", ["off", "conversation", "scene"], description="where the references stand: as turns before, or in the scene"),
-            Text("system_prompt", "Generate audio following instruction.", multiline=True),
-            Text("scene", "Audio is recorded from a quiet room.", multiline=True),
-            Boolean("do_sample", True),
-            Number("temperature", 1.0, low=0, high=2, step=0.05, description="0 is greedy"),
-            Number("top_p", 0.95, low=0.05, high=1, step=0.01),
-            Integer("top_k", 50, low=0, high=1026, description="0 is all"),
-            Number("min_p", 0.0, low=0, high=1, step=0.01),
-            Number("repetition_penalty", 1.0, low=1, high=2, step=0.01),
-            Integer("ras_window", 7, low=0, high=1024, description="frames in which repetitions are counted; 0 counts none"),
-            Integer("ras_repeats", 2, low=1, high=1024, description="repetitions at which a code is drawn once more"),
-            Integer("max_new_tokens", 1024, low=16, high=8192, description="frames, 25 a second"),
-            Integer("seed", 0, low=0),
+            *SAMPLING,
         ],
         outputs=[Tensor("audio", "float32", ["channels=1", "samples=0.."])],
     )  # fmt: skip

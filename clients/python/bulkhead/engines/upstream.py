@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,18 @@ from ..errors import Error
 CACHE_LENGTHS = (1024, 4096, 8192)  #: of static caches, in positions
 
 
-def model_folder(context: Context, default: str, file: str = "config.json") -> str:
-    """`options.model`, or `default`: a folder, or a repository of the Hugging Face Hub whose files are in its cache. Nothing is
+def model_folder(context: Context, default: str, file: str = "config.json", option: str = "model") -> str:
+    """The option, or `default`: a folder, or a repository of the Hugging Face Hub whose files are in its cache. Nothing is
     downloaded here. `file` is one that it has.
 
     Errors: MissingModel, which says what to fetch and where to put it."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    name = str(context.options.get("model", default))
+    name = str(context.options.get(option, default))
     if (Path(name) / file).is_file():
         return name
-    remedy = f"fetch it with `hf download {default}`, or set options.model to a folder that has its files"
+    remedy = f"fetch it with `hf download {default}`, or set options.{option} to a folder that has its files"
     if Path(name).is_absolute() or name.startswith("."):
         raise MissingModel(f"loading {name}, where no {file} is", remedy)
     try:
@@ -37,11 +38,21 @@ def model_folder(context: Context, default: str, file: str = "config.json") -> s
         fetch = f"`hf download {name}`" if isinstance(error, LocalEntryNotFoundError) else f"`hf download {default}`"
         raise MissingModel(
             f"loading {name}, which is neither a folder nor in the cache {constants.HF_HUB_CACHE}",
-            f"fetch it with {fetch} (HF_HOME says where the cache is), or set options.model to a folder that has its files",
+            f"fetch it with {fetch} (HF_HOME says where the cache is), or set options.{option} to a folder that has its files",
         ) from error
     if not (found / file).is_file():
         raise MissingModel(f"loading {name}, of which the cache {constants.HF_HUB_CACHE} has no {file}", remedy)
     return str(found)
+
+
+def wave_file(sound: Any, rate: int) -> io.BytesIO:
+    """[channels, samples] as a file: upstream reads references with librosa."""
+    import soundfile
+
+    file = io.BytesIO()
+    soundfile.write(file, sound.T, rate, format="WAV", subtype="FLOAT")
+    file.seek(0)
+    return file
 
 
 def load_files(folder: str, load: Callable[[], Any]) -> Any:

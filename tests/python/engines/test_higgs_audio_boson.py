@@ -1,0 +1,180 @@
+"""Higgs Audio 2 by boson-multimodal against that package's own `HiggsAudioServeEngine`, sample by sample: a small random model
+of the true classes. Run where transformers is as old as the package wants it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import unittest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import bulkhead
+import numpy
+import torch
+from bulkhead.engine import InvalidInput, LocalContext, MissingModel
+
+try:
+    import small_boson
+except ImportError as error:
+    raise unittest.SkipTest(f"{error}; scripts/install --tests brings what boson-multimodal imports") from error
+from boson_multimodal.data_types import AudioContent, ChatMLSample, Message
+from boson_multimodal.serve.serve_engine import HiggsAudioServeEngine
+from bulkhead.engines.higgs_audio_boson import HiggsAudio
+from bulkhead.engines.upstream import wave_file
+from calls import Capturing, SmallModelTest, answered, counted, loaded, started, waits_for_nothing
+from daemon import Daemon
+from loguru import logger
+
+TEXT = "[SPEAKER0] Hello there. [SPEAKER1] You again?"
+SYSTEM = "Generate audio following instruction.\n\n<|scene_desc_start|>\nAudio is recorded from a quiet room.\n<|scene_desc_end|>"
+VOICE, OTHER = (numpy.random.default_rng(seed).normal(0, 0.1, (1, 9600)).astype(numpy.float32) for seed in (1, 2))
+SAMPLING = {"temperature": 0.9, "top_k": 6, "top_p": 0.9, "seed": 3, "max_new_tokens": 70}
+
+
+class HiggsAudioTest(SmallModelTest):
+    make = staticmethod(small_boson.boson)
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        logger.remove()
+        super().setUpClass()
+        cls.enterClassContext(small_boson.hub(cls.folder / "hub"))
+        cls.model = HiggsAudioServeEngine(str(cls.folder), str(cls.folder / "codec"), device="cpu", kv_cache_lengths=[256, 512])
+        cls.engine = cls.fresh()
+
+    @classmethod
+    def fresh(cls, graphs: str = "preferred", context: type[LocalContext] = LocalContext) -> HiggsAudio:
+        engine: HiggsAudio = loaded(HiggsAudio, cls.options(), graphs, context)
+        return engine
+
+    @classmethod
+    def options(cls) -> dict[str, Any]:
+        return {"model": str(cls.folder), "codec": str(cls.folder / "codec"), "cache_lengths": [256, 512]}
+
+    def said(self, engine: Any = None, **given: Any) -> tuple[torch.Tensor, str]:
+        whole = answered(engine or self.engine, "speak", **{"text": TEXT, **SAMPLING, **given})[1]
+        return whole.tensors["audio"], whole.values["text"]
+
+    def upstream(self, *turns: Any, forced: bool = True, **sampling: Any) -> tuple[torch.Tensor, str]:
+        """Speaks TEXT after these turns; upstream alone."""
+        sample = ChatMLSample([Message("system", SYSTEM), *turns, Message("user", TEXT)])
+        done = self.model.generate(sample, force_audio_gen=forced, **{**SAMPLING, **sampling})
+        return torch.from_numpy(done.audio)[None], done.generated_text
+
+    def equals(self, ours: tuple[torch.Tensor, str], theirs: tuple[torch.Tensor, str]) -> None:
+        self.assertGreater(ours[0].shape[1], 2000)
+        self.assertTrue(torch.equal(ours[0], theirs[0]), f"{ours[0].shape} and {theirs[0].shape}")
+        self.assertEqual(ours[1], theirs[1])
+
+    def test_sound_and_text_are_upstreams(self) -> None:
+        self.equals(self.said(), self.upstream())
+        self.equals(self.said(speech_only=False), self.upstream(forced=False))
+
+    def test_each_parameter_of_sampling_is_upstreams(self) -> None:
+        usual = self.said()
+        for given, theirs in (({"top_k": 3}, {}), ({"top_k": 0}, {"top_k": None}), ({"top_p": 0.5}, {}), ({"temperature": 0.6}, {}), ({"seed": 6}, {}),
+                              ({"ras_window": 12, "ras_repeats": 1}, {"ras_win_len": 12, "ras_win_max_num_repeat": 1}),
+                              ({"ras_window": 0}, {"ras_win_len": None})):  # fmt: skip
+            with self.subTest(**given):
+                ours = self.said(**given)
+                self.equals(ours, self.upstream(**(theirs or given)))
+                self.assertNotEqual(ours[1], usual[1])
+
+    def test_greedy_is_upstreams(self) -> None:
+        greedy = self.upstream(temperature=0.0, top_k=None, ras_win_len=None)
+        for given in ({"temperature": 0.0}, {"do_sample": False}, {"min_p": 1.0}):  # of which the last leaves only the likeliest
+            with self.subTest(**given):
+                self.equals(self.said(ras_window=0, **given), greedy)
+
+    def test_references_are_turns_before(self) -> None:
+        self.equals(self.said(reference=VOICE, reference_text="Who is it?"), self.upstream(*turn("Who is it?", VOICE)))
+        voices = {"reference": VOICE, "second_reference": OTHER, "reference_text": "One.", "second_reference_text": "Two."}
+        theirs = self.upstream(*turn("[SPEAKER0] One.", VOICE), *turn("[SPEAKER1] Two.", OTHER))
+        self.equals(self.said(multi_speaker="conversation", **voices), theirs)
+
+    def test_the_second_request_equals_that_of_a_fresh_worker(self) -> None:
+        for graphs in ("preferred", "off"):
+            with self.subTest(graphs=graphs):
+                first = self.said(self.fresh(graphs))
+                engine = self.fresh(graphs)
+                self.said(engine, text="Something else, and longer than that.", seed=8)
+                self.equals(self.said(engine), first)
+                cancelled = started(engine, "speak", **{"text": TEXT, **SAMPLING, "max_new_tokens": 200})
+                next(cancelled)
+                cancelled.close()
+                self.equals(self.said(engine), first)
+
+    def test_what_is_streamed_is_the_whole(self) -> None:
+        parts, whole = answered(self.engine, "speak", **{"text": TEXT, **SAMPLING, "seed": 10, "max_new_tokens": 160})
+        self.assertGreater(len(parts), 2)
+        torch.testing.assert_close(torch.cat([part.tensors["audio"] for part in parts], dim=1), whole.tensors["audio"], atol=1e-6, rtol=1e-4)
+
+    def test_static_caches_are_used_as_long_as_they_hold(self) -> None:
+        engine = self.fresh()
+        self.said(engine)
+        steps = counted(engine)["no_gpu"]
+        self.assertGreater(steps, 50)
+        self.said(engine, max_new_tokens=500)  # beside the prompt that is too long for the cache of 512
+        self.assertEqual(counted(engine), {"no_gpu": steps})
+
+    def test_without_graphs_there_is_no_static_cache_and_the_sound_is_the_same(self) -> None:
+        engine = self.fresh("off")
+        self.assertEqual(engine.caches, {})
+        self.equals(self.said(engine), self.said())
+
+    def test_a_step_can_be_captured_and_capturing_leaves_nothing(self) -> None:
+        engine = self.fresh(context=Capturing)
+        self.equals(self.said(engine), self.upstream())
+        cache, place = engine.caches[256], torch.zeros(1, 1, dtype=torch.int64)
+        hidden, mask = torch.zeros(1, 1, engine.model.config.text_config.hidden_size), torch.zeros(1, 1, 1, 256)
+        for of_sound in (True, False):
+            waits_for_nothing(engine._step, cache=cache, of_sound=of_sound, hidden_states=hidden, causal_mask=mask, position_ids=place,
+                              audio_discrete_codes_mask=place > 0, cache_position=place[0], audio_attention_mask=mask,
+                              fast_forward_attention_mask=mask)  # fmt: skip
+
+    def test_the_penalty_changes_what_is_drawn(self) -> None:
+        self.assertNotEqual(self.said(ras_window=0, repetition_penalty=1.5)[1], self.said(ras_window=0)[1])
+
+    def test_bad_input_is_refused(self) -> None:
+        for given in ({"text": " "}, {"second_reference": OTHER, "multi_speaker": "conversation"}, {"reference": VOICE, "second_reference": OTHER}):
+            with self.subTest(given=sorted(given)), self.assertRaises(InvalidInput) as refused:
+                self.said(**given)
+            self.assertTrue(refused.exception.remedy)
+
+    def test_what_is_missing_is_said(self) -> None:
+        for changed, told in (({"model": "./nowhere"}, "options.model"), ({"codec": "./nowhere"}, "options.codec")):
+            with self.subTest(told), self.assertRaises(MissingModel) as missing:
+                loaded(HiggsAudio, {**self.options(), **changed})
+            self.assertIn(told, missing.exception.remedy)
+        with small_boson.hub(Path("/nowhere")), self.assertRaises(MissingModel) as missing:
+            self.fresh()
+        self.assertIn("codec", missing.exception.attempt)
+
+    def test_a_failure_of_upstreams_loop_is_the_requests(self) -> None:
+        with mock.patch.object(self.engine.model, "_sample_audio_tokens", side_effect=RuntimeError("a broken loop")), self.assertRaisesRegex(RuntimeError, "broken"):
+            self.said()
+        self.equals(self.said(), self.upstream())
+
+    def test_a_daemon_gives_the_same(self) -> None:
+        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_CACHE": str(self.folder / "hub")}
+        model = {"runtime": "python", "engine": "bulkhead.engines.higgs_audio_boson:HiggsAudio", "interpreter": sys.executable, "device": "cpu",
+                 "threads": 1, "options": self.options(), "environment": environment}  # fmt: skip
+        daemon = Daemon(json.dumps({"version": 1, "models": {"higgs": model}}))
+        self.addCleanup(daemon.stop)
+        with bulkhead.connect(daemon.socket) as client:
+            parts = list(client.stream("higgs", method="speak", parameters={"text": TEXT, **SAMPLING}, deadline=120))
+        self.assertGreater(len(parts), 2)
+        self.equals((torch.tensor(parts[-1]["audio"].numpy()), parts[-1].values_json["text"]), self.upstream())
+
+
+def turn(said: str, voice: Any) -> list[Message]:
+    sound = base64.b64encode(wave_file(voice, 24000).getvalue()).decode()
+    return [Message("user", said), Message("assistant", AudioContent("placeholder", raw_audio=sound))]
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,4 +1,4 @@
-// Faults 6, 7, 8, 12 and 20: descriptors that come, and those that a child gets.
+// Faults 6 and 20: descriptors that come, and those that a child gets.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -13,7 +13,6 @@
 
 #include "tests/faults/raw_channel.h"
 #include "tests/integration/fixture/fleets.h"
-#include "tests/unit/clients/fake_worker.h"
 
 namespace bulkhead::test {
 namespace {
@@ -67,99 +66,6 @@ TEST(Fault06, AMessageCutShortForWantOfDescriptorsLosesThatChannelAlone) {
     RawChannel third{daemon, "echo"};
     third.greet();
     third.expect_served(1);
-}
-
-/// What a client makes of a slab that a lying worker offers.
-Error adopt_from(const std::function<UniqueFd()>& make, std::uint64_t claimed_bytes = 4096) {
-    FakeWorker worker{[&](FakeWorker& self) {
-        self.expect<channel::Hello>();
-        self.send(channel::encode(self.welcome).value());
-        const UniqueFd fd = make();
-        const std::array<int, 1> fds{fd.get()};
-        self.send(channel::encode(
-                      channel::SlabOffer{0, 0, wire::SlabDirection::input, wire::SlabKind::host_memfd, claimed_bytes}),
-                  fds);
-        self.await_hang_up();
-    }};
-    const auto channel = Channel::adopt(worker.client_end());
-    return channel ? Error{} : channel.error();
-}
-
-TEST(Fault07, APipeOrDevZeroAsMemoryIsRejected) {
-    const auto pipe_end = [] {
-        std::array<int, 2> ends{};
-        EXPECT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
-        ::close(ends[1]);
-        return UniqueFd{ends[0]};
-    };
-    EXPECT_EQ(adopt_from(pipe_end).code, ErrorCode::protocol_violation);
-    EXPECT_EQ(adopt_from([] { return UniqueFd{::open("/dev/zero", O_RDWR | O_CLOEXEC)}; }).code,
-              ErrorCode::protocol_violation);
-    EXPECT_EQ(adopt_from([] { return UniqueFd{::open("/proc/self/exe", O_RDONLY | O_CLOEXEC)}; }).code,
-              ErrorCode::protocol_violation);
-
-    // The other way round nothing is taken at all: slabs are the worker's to make, and tensors lie in slabs.
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    RawChannel client{daemon, "echo"};
-    client.greet();
-    const std::size_t fds_before = open_fds(daemon.pid("echo"));
-    const UniqueFd pipe = pipe_end();
-    const std::array<int, 1> fds{pipe.get()};
-    channel::Tensor elsewhere = client.tensor(4);
-    elsewhere.lease.slab_id = 77;
-    channel::Infer request;
-    request.request_id = 1;
-    request.method = "forward";
-    request.tensors = {elsewhere};
-    client.send(channel::encode(request).value(), fds);
-    EXPECT_EQ(client.expect_error().code, ErrorCode::protocol_violation);
-    EXPECT_LE(open_fds(daemon.pid("echo")), fds_before);
-}
-
-TEST(Fault08, AnUnsealedMemfdIsRejectedSoThatNobodyDiesOfSigbus) {
-    const auto memfd = [](int seals) {
-        return [seals] {
-            UniqueFd fd{::memfd_create("fault", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-            EXPECT_EQ(::ftruncate(fd.get(), 4096), 0);
-            EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, seals), 0);
-            return fd;
-        };
-    };
-    EXPECT_THAT(adopt_from(memfd(0)).attempt, HasSubstr("not sealed"));
-    EXPECT_THAT(adopt_from(memfd(F_SEAL_GROW | F_SEAL_SEAL)).attempt, HasSubstr("not sealed"));
-    EXPECT_EQ(adopt_from(memfd(F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 1 << 20).code, ErrorCode::protocol_violation)
-        << "sealed, and smaller than it claims";
-
-    // What a real worker offers cannot be shrunk under it by its client.
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    RawChannel client{daemon, "echo"};
-    client.greet();
-    EXPECT_EQ(::ftruncate(client.slab(wire::SlabDirection::input).memory.fd(), 0), -1);
-    EXPECT_EQ(errno, EPERM);
-    client.expect_served(1);
-}
-
-// What needs GPU slabs, an importer that holds a handle of a dead worker, is provable only with them.
-TEST(Fault12, AWrongGpuUuidAndAGpuSlabWhereThereAreNoneAreErrorsThatHurtNobody) {
-    TemporaryFolder folder;
-    const auto gpus = folder.write("gpus", "");
-    SpawnOptions options;
-    options.environment["BULKHEAD_NVML"] = std::string{BULKHEAD_BINARY_DIR} + "/lib/libbulkhead_fake_nvml.so";
-    options.environment["BULKHEAD_FAKE_NVML"] = gpus;
-    Daemon daemon{fleet({test_model("lost", "echo.pt", "device: GPU-00000000-1111-2222-3333-444444444444"),
-                         test_model("echo", "echo.pt")}),
-                  options};
-    RawChannel client{daemon, "echo"};
-    client.greet();
-
-    const auto loaded = daemon.load("lost");
-    client.send(channel::encode(channel::SlabRequest{5, wire::SlabDirection::input, wire::SlabKind::cuda_vmm, 4096}));
-
-    ASSERT_FALSE(loaded);
-    EXPECT_THAT(loaded.error().text(), HasSubstr("GPU-00000000-1111-2222-3333-444444444444"));
-    EXPECT_FALSE(loaded.error().remedy.empty());
-    EXPECT_EQ(client.expect_error().code, ErrorCode::input_invalid);
-    client.expect_served(1);
 }
 
 TEST(Fault20, AChildHasExactlyTheDescriptorsItWasMeantToHave) {

@@ -24,7 +24,6 @@ namespace json = boost::json;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-
 TEST(Fault14, AWorkerKilledWithSlotsLeasedIsLostToItsClientsWhoKeepWhatWasDelivered) {
     Daemon daemon{
         fleet({evil_model("victim", "ok", "loop", "deadlines: {request: 1m}"), test_model("other", "echo.pt")})};

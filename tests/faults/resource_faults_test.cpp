@@ -23,7 +23,6 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-
 TEST(Fault21, ASymlinkedForeignOrOpenRuntimeDirectoryIsRefused) {
     TemporaryFolder folder;
     const auto fleet_file = folder.write("fleet.yaml", fleet({test_model("echo", "echo.pt")}));

@@ -65,6 +65,9 @@ def _named(kind: str, number: int, body: bytes) -> Callable[[Client], None]:
 #: In place of the hello.
 BEFORE_HELLO = [
     Exchange("an infer", lambda client: client.infer(1), ends=True),
+    Exchange("a slab_request", lambda client: client.send("slab_request", ask_slab(1, 4096), 1), ends=True),
+    Exchange("a cancel", lambda client: client.send("cancel", number=1), ends=True),
+    Exchange("a release", lambda client: client.release(), ends=True),
     Exchange("a hello of other versions", lambda client: client.hello(low=2, high=3), ends=True),
     Exchange("a hello that is too short", lambda client: client.send("hello", bytes(72)), ends=True),
     Exchange("a hello whose client has no end", lambda client: client.send("hello", b"\1\0\1\0" + bytes(12) + b"c" * 48 + bytes(16)), ends=True),
@@ -114,6 +117,10 @@ REFUSED = [
     Exchange("a negative dim", _infer(dims=(-4,), size=16), "shape_mismatch", 5),
     Exchange("more bytes than there are", _infer(dims=(1 << 62,), size=16), "shape_mismatch", 5),
     Exchange("strides", _infer(strides=(2,)), "shape_mismatch", 5),
+    Exchange("one element for all", _infer(strides=(0,)), "shape_mismatch", 5),
+    Exchange("backward strides", _infer(strides=(-1,)), "shape_mismatch", 5),
+    Exchange("strides beyond 64 bits", _infer(strides=((1 << 63) - 1,)), "shape_mismatch", 5),
+    Exchange("a product that wraps to 0", _infer(dims=(1 << 32, 1 << 32), size=0), "shape_mismatch", 5),
     Exchange("a lease of another size", _infer(size=12), "shape_mismatch", 5),
     Exchange("more than the declared range", _infer(dims=(16777217,), size=4 * 16777217), "protocol_violation", 5),
     Exchange("generation 0", _infer(generation=0), "protocol_violation", 5),

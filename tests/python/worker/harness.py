@@ -110,6 +110,8 @@ class Client:
         self.input = self.output = 0
         self.generation = 0
         self.fds: list[int] = []
+        self.altered: tuple[int, bytes] | None = None  # of the next packet: what it says from there on
+        self.sent_bytes = 0
 
     def close(self) -> None:
         self.socket.close()
@@ -120,6 +122,10 @@ class Client:
     # --- sending
 
     def raw(self, data: bytes, fds: list[int] = []) -> None:
+        if self.altered is not None:
+            at, says = self.altered
+            data, self.altered = data[:at] + says + data[at + len(says) :], None
+        self.sent_bytes = len(data)
         socket.send_fds(self.socket, [data], fds)
 
     def send(self, kind: str | int, body: bytes = b"", number: int = 0, fds: list[int] = [], **header: int) -> None:

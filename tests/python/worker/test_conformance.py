@@ -8,7 +8,7 @@ import socket
 import unittest
 
 from bulkhead import layout
-from bulkhead.layout import DIRECTION, FEATURE, LIMITS
+from bulkhead.layout import DIRECTION, FEATURE, LIMITS, MESSAGE
 from exchanges import BEFORE_HELLO, BREAKING, REFUSED, Exchange
 from harness import Client, Worker, ask_slab
 
@@ -238,7 +238,7 @@ class Conformance:
         client = self.loaded(run_ms=300).open_channel()
         client.infer(1, client.tensor(), deadline_ms=50)
         client.infer(2, client.tensor(offset=64), deadline_ms=60)
-        self.assertEqual([client.error(), client.error()], [("deadline_exceeded", 1), ("deadline_exceeded", 2)])
+        self.assertEqual({client.error(), client.error()}, {("deadline_exceeded", 1), ("deadline_exceeded", 2)})
         self.lives(client)
 
     def test_an_overrun_is_told(self) -> None:
@@ -300,6 +300,39 @@ class Conformance:
                 self.lives(client)
                 client.close()
 
+    def test_whatever_a_word_of_a_message_says_is_one_error_at_most_and_hurts_nobody(self) -> None:
+        worker = self.loaded(channel={"count": 8})
+        neighbour = worker.open_channel()
+        for name, say in MESSAGES.items():
+            at, size = 0, 1
+            while at < size:
+                for word in (bytes(4), b"\xff" * 4):
+                    with self.subTest(f"{name}, byte {at}: {word.hex()}"):  # type: ignore[attr-defined]
+                        client = worker.offer_channel() if name == "hello" else worker.open_channel()
+                        say(client, (at, word))
+                        size = client.sent_bytes
+                        errors, is_over = self.heard(client, name == "hello")
+                        self.assertLessEqual(errors, 1)
+                        self.assertTrue(errors or not is_over, "the end came without a word")
+                        client.close()
+                at += 4
+            self.lives(neighbour)
+
+    def heard(self, client: Client, only_welcome: bool) -> tuple[int, bool]:
+        """How many errors came before the answer to one more request, and whether the end came instead of that."""
+        errors = 0
+        try:
+            if not only_welcome:
+                client.infer(1000, client.tensor(offset=4096))
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        while (received := client.receive()) is not None:
+            head = received[0]
+            errors += head["type"] == MESSAGE["error"]
+            if head["type"] == MESSAGE["welcome"] or head["request_id"] == 1000:
+                return errors, False
+        return errors, True
+
     def play(self, client: Client, exchange: Exchange) -> None:
         exchange.say(client)
         self.assertEqual(client.error(), (exchange.code, exchange.request))
@@ -324,6 +357,44 @@ def _sealed(values: list[float]) -> int:
     os.pwrite(fd, array("f", values).tobytes(), 0)
     fcntl(fd, 1033, 1 | 2 | 4 | 8)
     return fd
+
+
+def _infer(client: Client, altered: tuple[int, bytes]) -> None:
+    client.altered = altered
+    client.infer(5, client.tensor())
+
+
+def _hello(client: Client, altered: tuple[int, bytes]) -> None:
+    client.altered = altered
+    client.hello()
+
+
+def _ask_slab(client: Client, altered: tuple[int, bytes]) -> None:
+    client.altered = altered
+    client.send("slab_request", ask_slab(1, 4096), 5)
+
+
+def _release(client: Client, altered: tuple[int, bytes]) -> None:
+    client.infer(4, client.tensor())
+    _, lease = client.result(4)
+    client.altered = altered
+    client.release(lease)
+
+
+def _lend(client: Client, altered: tuple[int, bytes]) -> None:
+    fd = _sealed([1.0])
+    client.altered = altered
+    client.send("slab_lend", layout.SLAB_LEND.pack(slab_id=LIMITS["lent_slab_id_min"], kind=1, size_bytes=4096), 5, [fd])
+    os.close(fd)
+
+
+def _return(client: Client, altered: tuple[int, bytes]) -> None:
+    client.altered = altered
+    client.send("slab_return", layout.SLAB_NAME.pack(slab_id=client.output))
+
+
+#: Each message of a client, whose packet is altered.
+MESSAGES = {"hello": _hello, "infer": _infer, "slab_request": _ask_slab, "release": _release, "slab_lend": _lend, "slab_return": _return}
 
 
 class MinimalWorker(Conformance, unittest.TestCase):

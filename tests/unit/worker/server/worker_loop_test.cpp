@@ -12,28 +12,6 @@ using WorkerLoop = LoopTest;
 
 // --- the link and the load
 
-TEST_F(WorkerLoop, SaysHelloWithItsIdentityAndState) {
-    start();
-
-    EXPECT_EQ(boost::json::serialize(hello.at("protocol")), "[1,1]");
-    EXPECT_EQ(hello.at("model").as_string(), "fake");
-    EXPECT_EQ(number(hello, "replica"), 2U);
-    EXPECT_EQ(number(hello, "generation"), 7U);
-    EXPECT_EQ(number(hello, "pid"), static_cast<std::uint64_t>(::getpid()));
-    EXPECT_FALSE(hello.at("state").at("configured").as_bool());
-    EXPECT_TRUE(hello.at("channels").as_array().empty());
-}
-
-TEST_F(WorkerLoop, SaysReadyWithItsMethods) {
-    start_ready();
-
-    EXPECT_EQ(ready.at("torch").as_string(), "9.9");
-    EXPECT_EQ(ready.at("device").as_string(), "cpu");
-    EXPECT_TRUE(ready.at("methods").as_object().contains("echo"));
-    EXPECT_EQ(ready.at("graphs").at("mode").as_string(), "off");
-    EXPECT_GE(ready.at("load_ms").as_int64(), 0);
-}
-
 TEST_F(WorkerLoop, WaitsForTheGrantAndAnswersMeanwhile) {
     load = [this](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
         if (Result<> granted = context.wait_for_grant(12345); !granted) return granted.error();
@@ -183,18 +161,6 @@ TEST_F(WorkerLoop, RefusesAConfigurationOfAnotherRelease) {
     EXPECT_EQ(expect_exit(), 78);
 }
 
-TEST_F(WorkerLoop, IgnoresGarbageOnTheLink) {
-    start();
-    for (const std::string_view text : {"", "nonsense", "[1]", "{}", R"({"type":1})", R"({"type":"dance"})",
-                                        R"({"type":"drain"})", R"({"type":"channel","channel":1})"})
-        ASSERT_TRUE(send_packet(link.get(), text));
-    ASSERT_TRUE(send_packet(link.get(), std::string(packet_bytes_max + 1, 'x')));
-
-    configure();
-
-    expect_said("ready");
-}
-
 TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGone) {
     start_ready();
     TestClient client = open_channel();
@@ -207,56 +173,25 @@ TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGone) {
     client.expect_end();
 }
 
-TEST_F(WorkerLoop, CountsRequestsErrorsAndSlabs) {
-    start_ready();
-    TestClient client = open_channel();
-    client.infer(1, "echo", {client.tensor({1})});
-    client.expect_result(1);
-    client.infer(2, "fail", {client.tensor({1})});
-    client.expect_error(2, ErrorCode::inference_failed);
-    client.infer(3, "nothing", {});
-    client.expect_error(3, ErrorCode::method_unknown);
+TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGoneAmidALoad) {
+    Gate loading;
+    load = [&](const config::ModelSpec&, const LoadContext& context) -> Result<std::unique_ptr<Model>> {
+        context.progress("capturing", 0, 2, "steps", "forward");
+        loading.pass();
+        return std::unique_ptr<Model>{std::make_unique<FakeModel>(log)};
+    };
+    start();
+    configure();
+    loading.await_arrivals(1);
 
-    say({{"type", "statistics_asked"}});
+    link.reset();
 
-    const boost::json::object statistics = expect_said("statistics");
-    EXPECT_EQ(number(statistics, "requests"), 3U);
-    EXPECT_EQ(number(statistics, "errors"), 2U);
-    EXPECT_EQ(number(statistics, "queued"), 0U);
-    EXPECT_EQ(number(statistics, "channels"), 1U);
-    EXPECT_EQ(statistics.at("slabs").at("bytes").to_number<std::uint64_t>(), 128U * 1024);
-    EXPECT_EQ(statistics.at("graphs").at("mode").as_string(), "off");
-}
-
-TEST_F(WorkerLoop, SaysBusyOnceAndIdleOnce) {
-    start_ready();
-    TestClient client = open_channel();
-    for (std::uint64_t id = 1; id <= 3; ++id) {
-        client.infer(id, "echo", {client.tensor({1})});
-        client.expect_result(id);
-    }
-
-    EXPECT_EQ(number(expect_said("idle"), "in_flight"), 0U);
-
-    EXPECT_EQ(std::ranges::count(said, "busy"), 1);
+    EXPECT_EQ(expect_exit(), 1);
+    loading.open();
+    stop();
 }
 
 // --- channels side by side
-
-TEST_F(WorkerLoop, RefusesChannelsBeyondTheBound) {
-    spec.channel.channels_max = 1;
-    start_ready();
-    TestClient first = open_channel();
-    TestClient second = introduce();
-
-    second.send(channel::encode(channel::Hello{0, "second"}));
-
-    EXPECT_NE(second.expect_error(0, ErrorCode::resources_exhausted).text().find("channel.count"), std::string::npos);
-    second.expect_end();
-    EXPECT_EQ(number(expect_said("channel_refused"), "channel"), second.id);
-    first.infer(1, "echo", {first.tensor({1})});
-    first.expect_result(1);
-}
 
 TEST_F(WorkerLoop, AStatefulModelIsBusyWhileItHasAClient) {
     make_stateful();
@@ -326,33 +261,6 @@ TEST_F(WorkerLoop, RefusesTheChannelWhenTheResetFails) {
 
 // --- the end
 
-TEST_F(WorkerLoop, DrainsWhatIsInFlightAndRefusesWhatIsNew) {
-    start_ready();
-    TestClient client = open_channel();
-    client.infer(1, "wait", {client.tensor({1})});
-    client.infer(2, "echo", {client.tensor({2}, 64)});
-    log->gate.await_arrivals(1);
-    TestClient late = introduce();
-
-    say({{"type", "drain"}, {"deadline_ms", 20'000}});
-    const auto closing = client.receive();
-    client.infer(3, "echo", {client.tensor({3}, 128)});
-    late.send(channel::encode(channel::Hello{0, "late"}));
-
-    ASSERT_TRUE(closing && std::holds_alternative<channel::Closing>(*closing));
-    EXPECT_EQ(std::get<channel::Closing>(*closing).code, ErrorCode::worker_draining);
-    EXPECT_EQ(std::get<channel::Closing>(*closing).deadline, 20s);
-    client.expect_error(3, ErrorCode::worker_draining);
-    late.expect_error(0, ErrorCode::worker_draining);
-    log->gate.open();
-    EXPECT_EQ(number(expect_said("statistics"), "requests"), 3U);
-    expect_said("drained");
-    EXPECT_EQ(expect_exit(), 0);
-    client.expect_result(1);
-    client.expect_result(2);
-    client.expect_end();
-}
-
 TEST_F(WorkerLoop, RefusesAChannelThatIsBeingOpenedWhenTheDrainBegins) {
     spec.channel = {.input_bytes = 24u << 20, .output_bytes = 24u << 20, .bytes_max = 64u << 20, .channels_max = 2};
     start_ready();
@@ -372,19 +280,6 @@ TEST_F(WorkerLoop, RefusesAChannelThatIsBeingOpenedWhenTheDrainBegins) {
     log->gate.open();
     expect_said("drained");
     EXPECT_EQ(expect_exit(), 0);
-}
-
-TEST_F(WorkerLoop, DrainsAtOnceWhenNothingIsInFlight) {
-    start_ready();
-    TestClient client = open_channel();
-
-    say({{"type", "drain"}, {"deadline_ms", 20'000}});
-
-    expect_said("drained");
-    EXPECT_EQ(expect_exit(), 0);
-    const auto closing = client.receive();
-    EXPECT_TRUE(closing && std::holds_alternative<channel::Closing>(*closing));
-    client.expect_end();
 }
 
 TEST_F(WorkerLoop, DrainsWhileItLoads) {

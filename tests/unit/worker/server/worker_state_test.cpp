@@ -10,24 +10,6 @@ namespace {
 
 using WorkerState = LoopTest;
 
-TEST_F(WorkerState, TellsANewSupervisorItsFullState) {
-    start_ready();
-    TestClient client = open_channel();
-
-    say({{"type", "hello_asked"}, {"nonce", 4711}});
-
-    const boost::json::object again = expect_said("hello");
-    EXPECT_EQ(number(again, "nonce"), 4711U);
-    EXPECT_TRUE(again.at("state").at("configured").as_bool());
-    EXPECT_EQ(again.at("state").at("phase").as_string(), "ready");
-    EXPECT_EQ(again.at("state").at("grant").as_string(), "none");
-    EXPECT_EQ(again.at("channels").as_array(), boost::json::array{client.id});
-    ready.erase("type");
-    EXPECT_EQ(again.at("loaded").as_object(), ready);
-    EXPECT_FALSE(hello.contains("nonce")) << "the first one answers nothing";
-    EXPECT_FALSE(hello.contains("loaded"));
-}
-
 TEST_F(WorkerState, BringsItsPageAndItsEndOfEachChannelWithAHello) {
     page = StatusPage::make().value();
     start_ready();

@@ -1,0 +1,191 @@
+"""What a graph can capture. No line has a finding."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def normalised(x, weight):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def rotated(q, position, inv_freq):
+    angles = position[:, None].float() * inv_freq[None]
+    cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    half = q.shape[-1] // 2
+    return q * cos + torch.cat([-q[..., half:], q[..., :half]], dim=-1) * sin
+
+
+def scored_in_place(x, mask):
+    x = x.clone()
+    x[mask] = 0.0
+    return x
+
+
+def top_k_filtered(logits):
+    kth = logits.topk(4, dim=-1).values[..., -1:]
+    return torch.where(logits < kth, torch.full_like(logits, float("-inf")), logits)
+
+
+def noised(x):
+    return F.dropout(x + torch.randn_like(x) + torch.rand(x.shape, device=x.device), p=0.1, training=True)
+
+
+def shape_decides(x):
+    if x.shape[1] > 2 and x.dim() == 2 and x.is_floating_point():
+        x = x[:, : x.shape[1] // 2]
+    return x.numel() * x
+
+
+def optional_mask(x, mask=None):
+    if mask is None:
+        mask = x.new_ones(x.shape)
+    return x * mask
+
+
+def same_device(x):
+    return x.to(x.device).to(torch.float32).contiguous() + torch.zeros(4, device=x.device)
+
+
+def layers_in_a_list(x, first, second):
+    seen = []
+    for weight in (first, second):
+        x = (x @ weight).relu()
+        seen.append(x)
+    return torch.stack(seen).mean(dim=0)
+
+
+def written_by_index(cache, k, position):
+    cache.index_copy_(1, position, k)
+    return cache.sum(dim=1)
+
+
+def embedded(tokens, table):
+    return F.embedding(tokens, table) + table.new_zeros(1)
+
+
+def scattered(x, tokens):
+    return torch.zeros(x.shape[0], 16, device=x.device).scatter_add_(1, tokens, x)
+
+
+def attended(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def windows_unfolded(x):
+    return F.pad(x, (2, 2)).unfold(-1, 4, 2).mean(dim=-1)
+
+
+def tempered_by_tensor(logits, temperature):
+    return (logits / temperature).softmax(dim=-1)
+
+
+def chunked_by_shape(x):
+    return torch.cat([part * 2 for part in x.split(2, dim=-1)], dim=-1)
+
+
+def gathered_beams(states, beams):
+    return states.gather(0, beams[:, None].expand(-1, states.shape[1]))
+
+
+def mixed(a, b):
+    return torch.einsum("bij,bjk->bik", a, b).half().float() / len(a)
+
+
+def rounded_to_steps(x):
+    step = x.abs().amax(dim=-1, keepdim=True) / 127
+    return (x / step).round().clamp(-128, 127) * step
+
+
+def named_parts(x):
+    parts = {"low": x.clamp(max=0), "high": x.clamp(min=0)}
+    parts["sum"] = parts["low"] + parts["high"]
+    return parts
+
+
+class Convolutions(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.down = nn.Conv1d(channels, channels, 4, stride=2, padding=1)
+        self.norm = nn.BatchNorm1d(channels)
+        self.up = nn.ConvTranspose1d(channels, channels, 4, stride=2, padding=1)
+
+    def forward(self, x):
+        return self.up(F.gelu(self.norm(self.down(x))))
+
+
+class Encoder(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(dim, 2, dim * 2, batch_first=True)
+
+    def forward(self, x, mask):
+        return self.layer(x, src_key_padding_mask=mask)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.cell = nn.GRUCell(dim, dim)
+        self.register_buffer("hidden", torch.zeros(1, dim), persistent=False)
+
+    def forward(self, x):
+        self.hidden.copy_(self.cell(x, self.hidden))
+        return self.hidden * 2
+
+
+class CountsOnDevice(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long), persistent=False)
+
+    def forward(self, x):
+        self.steps += 1
+        return self.linear(x) * self.steps
+
+
+class StaticCache(nn.Module):
+    def __init__(self, dim, length):
+        super().__init__()
+        self.scale = dim**-0.5
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.register_buffer("keys", torch.zeros(1, length, dim), persistent=False)
+        self.register_buffer("values", torch.zeros(1, length, dim), persistent=False)
+
+    def forward(self, x, position):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        self.keys[:, position] = k
+        self.values[:, position] = v
+        scores = q @ self.keys.transpose(1, 2) * self.scale
+        scores = scores.masked_fill(torch.arange(scores.shape[-1], device=x.device) > position, float("-inf"))
+        return scores.softmax(dim=-1) @ self.values
+
+
+CASES = {
+    "normalised": lambda device: (torch.randn(2, 8, device=device), torch.ones(8, device=device)),
+    "rotated": lambda device: (torch.randn(3, 8, device=device), torch.arange(3, device=device), torch.rand(4, device=device)),
+    "scored_in_place": lambda device: (torch.randn(4, device=device), torch.ones(4, dtype=torch.bool, device=device)),
+    "top_k_filtered": lambda device: (torch.randn(2, 8, device=device),),
+    "noised": lambda device: (torch.randn(2, 8, device=device),),
+    "shape_decides": lambda device: (torch.randn(2, 8, device=device),),
+    "optional_mask": lambda device: (torch.randn(2, 8, device=device),),
+    "same_device": lambda device: (torch.randn(2, 4, device=device),),
+    "layers_in_a_list": lambda device: (torch.randn(2, 8, device=device), torch.randn(8, 8, device=device), torch.randn(8, 8, device=device)),
+    "written_by_index": lambda device: (torch.zeros(1, 8, 4, device=device), torch.randn(1, 1, 4, device=device), torch.tensor([3], device=device)),
+    "embedded": lambda device: (torch.arange(4, device=device), torch.randn(16, 8, device=device)),
+    "scattered": lambda device: (torch.randn(2, 3, device=device), torch.ones(2, 3, dtype=torch.long, device=device)),
+    "attended": lambda device: tuple(torch.randn(1, 2, 4, 8, device=device) for _ in range(3)),
+    "windows_unfolded": lambda device: (torch.randn(2, 8, device=device),),
+    "tempered_by_tensor": lambda device: (torch.randn(2, 8, device=device), torch.tensor(0.7, device=device)),
+    "chunked_by_shape": lambda device: (torch.randn(2, 8, device=device),),
+    "gathered_beams": lambda device: (torch.randn(3, 8, device=device), torch.tensor([2, 0, 1], device=device)),
+    "mixed": lambda device: (torch.randn(2, 3, 4, device=device), torch.randn(2, 4, 3, device=device)),
+    "rounded_to_steps": lambda device: (torch.randn(2, 8, device=device),),
+    "named_parts": lambda device: (torch.randn(2, 8, device=device),),
+    "Convolutions": lambda device: ((4,), (torch.randn(1, 4, 16, device=device),)),
+    "Encoder": lambda device: ((8,), (torch.randn(1, 4, 8, device=device), torch.zeros(1, 4, dtype=torch.bool, device=device))),
+    "Recurrent": lambda device: ((8,), (torch.randn(1, 8, device=device),)),
+    "CountsOnDevice": lambda device: ((8,), (torch.randn(1, 8, device=device),)),
+    "StaticCache": lambda device: ((8, 16), (torch.randn(1, 1, 8, device=device), torch.tensor([3], device=device))),
+}

@@ -1,0 +1,47 @@
+"""Python numbers that a captured graph keeps, and generators that no graph knows."""
+
+import torch
+
+
+def tempered(logits, temperature):
+    return (logits / temperature).softmax(dim=-1)  # finds: baked_constant
+
+
+def nucleus(logits, top_p):
+    ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+    drop = ordered.cumsum(dim=-1) - ordered > top_p  # finds: baked_constant
+    return logits.masked_fill(drop.scatter(1, order, drop), float("-inf"))
+
+
+def guided(cond, uncond, scale):
+    return uncond + scale * (cond - uncond)  # finds: baked_constant
+
+
+def written_at(cache, k, position):
+    cache[:, position] = k  # finds: baked_constant
+    return cache
+
+
+def own_generator(x, generator):
+    noise = torch.randn(x.shape, device=x.device, generator=generator)  # finds: rng
+    return x + noise
+
+
+def sampled_with_generator(probs, generator):
+    return torch.bernoulli(probs, generator=generator)  # finds: rng
+
+
+def seeded_each_step(x):
+    torch.manual_seed(0)  # finds: rng
+    return x + torch.randn_like(x)
+
+
+CASES = {
+    "tempered": lambda device: (torch.randn(2, 8, device=device), 0.7),
+    "nucleus": lambda device: (torch.randn(2, 8, device=device), 0.9),
+    "guided": lambda device: (torch.randn(2, 8, device=device), torch.randn(2, 8, device=device), 3.0),
+    "written_at": lambda device: (torch.zeros(1, 8, 4, device=device), torch.randn(1, 4, device=device), 3),
+    "own_generator": lambda device: (torch.randn(2, 8, device=device), torch.Generator(device=device)),
+    "sampled_with_generator": lambda device: (torch.rand(2, 8, device=device), torch.Generator(device=device)),
+    "seeded_each_step": lambda device: (torch.randn(2, 8, device=device),),
+}

@@ -1,0 +1,107 @@
+"""Tensors born on the CPU, and copies to the device in the step."""
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def counted_without_device(x):
+    return x + torch.arange(x.shape[-1])  # finds: cpu_tensor
+
+
+def scaled_by_host_scalar(x):
+    half = torch.tensor(0.5)  # finds: cpu_tensor
+    return x * half
+
+
+def zeros_moved(x):
+    state = torch.zeros(x.shape[0], 4).to(x.device)  # finds: cpu_tensor host_copy
+    return torch.cat([x, state], dim=-1)
+
+
+def causal_mask_on_host(scores):
+    mask = torch.ones(scores.shape[-1], scores.shape[-1], dtype=torch.bool)  # finds: cpu_tensor
+    mask = mask.tril()
+    return scores.masked_fill(~mask.to(scores.device), float("-inf"))  # finds: host_copy
+
+
+def window_from_numpy(x):
+    window = torch.from_numpy(np.hanning(x.shape[-1]).astype(np.float32))  # finds: cpu_tensor
+    return x * window.to(x.device)  # finds: host_copy
+
+
+def token_from_list(x, table):
+    token = torch.tensor([[3]], device=x.device)  # finds: host_copy
+    return x + table[token]
+
+
+def weight_as_tensor(x):
+    weight = torch.as_tensor(0.5, device=x.device, dtype=x.dtype)  # finds: host_copy
+    return x * weight
+
+
+def weight_to_cuda(x):
+    weight = torch.linspace(0, 1, x.shape[-1])  # finds: cpu_tensor
+    return x * weight.cuda()  # finds: host_copy
+
+
+def copied_into_slot(x, slot):
+    slot.copy_(torch.full((4,), 2.0))  # finds: cpu_tensor host_copy
+    return x + slot
+
+
+class Unregistered(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.scale = torch.ones(dim)  # finds: cpu_tensor
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class LazilyMoved(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.table = torch.randn(16, dim)  # finds: cpu_tensor
+
+    def forward(self, x):
+        self.table = self.table.to(x.device)  # finds: host_copy
+        return x + self.table[: x.shape[1]]
+
+
+class NoiseMadeOnce(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+        self.noise = torch.randn(1, dim)  # finds: cpu_tensor
+
+    def forward(self, x):
+        return self.linear(x) + self.noise
+
+
+class TensorsInAList(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.scales = [torch.full((dim,), float(level)) for level in range(2)]  # finds: cpu_tensor
+
+    def forward(self, x):
+        for scale in self.scales:
+            x = x * scale.to(x.device)  # finds: host_copy
+        return x
+
+
+CASES = {
+    "counted_without_device": lambda device: (torch.randn(2, 4, device=device),),
+    "scaled_by_host_scalar": lambda device: (torch.randn(2, 4, device=device),),
+    "zeros_moved": lambda device: (torch.randn(2, 4, device=device),),
+    "causal_mask_on_host": lambda device: (torch.randn(4, 4, device=device),),
+    "window_from_numpy": lambda device: (torch.randn(2, 8, device=device),),
+    "token_from_list": lambda device: (torch.randn(1, 1, 8, device=device), torch.randn(16, 8, device=device)),
+    "weight_as_tensor": lambda device: (torch.randn(2, 8, device=device),),
+    "weight_to_cuda": lambda device: (torch.randn(2, 8, device=device),),
+    "copied_into_slot": lambda device: (torch.randn(4, device=device), torch.zeros(4, device=device)),
+    "Unregistered": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+    "LazilyMoved": lambda device: ((8,), (torch.randn(1, 4, 8, device=device),)),
+    "NoiseMadeOnce": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+    "TensorsInAList": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+}

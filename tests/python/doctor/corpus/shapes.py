@@ -1,0 +1,61 @@
+"""Shapes that depend on values."""
+
+import torch
+
+
+def marked_positions(mask):
+    return mask.nonzero()  # finds: dynamic_shape
+
+
+def kept_rows(x, mask):
+    return x[mask] * 2  # finds: dynamic_shape
+
+
+def distinct_tokens(tokens):
+    return torch.unique(tokens)  # finds: dynamic_shape
+
+
+def positive_values(x):
+    return torch.masked_select(x, x > 0)  # finds: dynamic_shape
+
+
+def where_of_one(x):
+    (found,) = torch.where(x > 0)  # finds: dynamic_shape
+    return x.index_select(0, found)
+
+
+def argwhere_pairs(x):
+    return torch.argwhere(x > 0).float()  # finds: dynamic_shape
+
+
+def without_repeats(tokens):
+    return torch.unique_consecutive(tokens, dim=-1)  # finds: dynamic_shape
+
+
+def spread_by_duration(x, durations):
+    return torch.repeat_interleave(x, durations, dim=0)  # finds: dynamic_shape
+
+
+def copied_where_marked(x, y, mask):
+    x = x.clone()
+    x[mask] = y[mask]  # finds: dynamic_shape
+    return x
+
+
+def first_end(tokens):
+    ends = (tokens == 2).nonzero(as_tuple=True)[0]  # finds: dynamic_shape
+    return ends.float().mean()
+
+
+CASES = {
+    "marked_positions": lambda device: (torch.ones(4, dtype=torch.bool, device=device),),
+    "kept_rows": lambda device: (torch.randn(4, 3, device=device), torch.ones(4, dtype=torch.bool, device=device)),
+    "distinct_tokens": lambda device: (torch.arange(4, device=device),),
+    "positive_values": lambda device: (torch.randn(4, device=device),),
+    "where_of_one": lambda device: (torch.randn(4, device=device),),
+    "argwhere_pairs": lambda device: (torch.randn(4, 3, device=device),),
+    "without_repeats": lambda device: (torch.arange(4, device=device),),
+    "spread_by_duration": lambda device: (torch.randn(3, 4, device=device), torch.tensor([1, 2, 1], device=device)),
+    "copied_where_marked": lambda device: (torch.randn(4, device=device), torch.randn(4, device=device), torch.ones(4, dtype=torch.bool, device=device)),
+    "first_end": lambda device: (torch.arange(4, device=device),),
+}

@@ -1,0 +1,90 @@
+"""Python-side state that changes with each call."""
+
+import torch
+from torch import nn
+
+SEEN = []
+
+
+def remembered_in_module(x):
+    SEEN.append(x.mean())  # finds: python_state
+    return x * 2
+
+
+class KeepsHistory(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+        self.history = []
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.history.append(y)  # finds: python_state
+        return y
+
+
+class CountsCalls(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.table = nn.Embedding(16, dim)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1  # finds: python_state
+        return x + self.table.weight[0]
+
+
+class GrowingCache(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.keys = nn.Linear(dim, dim)
+        self.register_buffer("seen", torch.zeros(1, 1, dim), persistent=False)
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, self.keys(x)], dim=1)  # finds: python_state
+        return (x @ self.seen.transpose(1, 2)).softmax(dim=-1) @ self.seen
+
+
+class GrowingMask(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(1, 4), persistent=False)
+
+    def forward(self, x):
+        self.mask = torch.cat([self.mask, self.mask.new_ones(1, 1)], dim=-1)  # finds: python_state
+        return x * self.mask.sum()
+
+
+class CacheByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cache = {}
+
+    def forward(self, x):
+        self.cache[len(self.cache)] = x * 2  # finds: python_state
+        return x * 2
+
+
+class ListOfLayersCache(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+        self.cache = [None]
+
+    def forward(self, x):
+        k = self.linear(x)
+        if self.cache[0] is not None:
+            k = torch.cat([self.cache[0], k], dim=1)
+        self.cache[0] = k  # finds: python_state
+        return x + k[:, -1:]
+
+
+CASES = {
+    "remembered_in_module": lambda device: (torch.randn(4, device=device),),
+    "KeepsHistory": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+    "CountsCalls": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+    "GrowingCache": lambda device: ((8,), (torch.randn(1, 1, 8, device=device),)),
+    "GrowingMask": lambda device: ((), (torch.randn(2, 8, device=device),)),
+    "CacheByName": lambda device: ((), (torch.randn(2, 8, device=device),)),
+    "ListOfLayersCache": lambda device: ((8,), (torch.randn(1, 1, 8, device=device),)),
+}

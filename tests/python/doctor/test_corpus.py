@@ -1,0 +1,66 @@
+"""The doctor over the corpus, where it must find exactly what each file expects, and over the blind set, which only measures it."""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+import torch._dynamo
+from bulkhead.doctor import diagnose
+from findings import Case, cases
+
+FOLDER = Path(__file__).parent / "corpus"
+SETTINGS = {"suppress_errors": False, "capture_scalar_outputs": False, "capture_dynamic_output_shape_ops": False}
+
+
+class Score:
+    """Of one set of cases: how many findings were right, wrong and missed."""
+
+    def __init__(self) -> None:
+        self.functions = self.clean = self.right = 0
+        self.wrong: list[str] = []
+        self.missed: list[str] = []
+
+    def add(self, case: Case) -> None:
+        self.functions += 1
+        self.clean += not case.expected
+        expected = {(str(case.file), line, code) for line, code in case.expected}
+        found = {(str(Path(finding.file).resolve()), finding.line, finding.code) for finding in diagnose(case.target, case.factory).findings}
+        self.right += len(expected & found)
+        self.wrong += [f"{case.name}: {Path(file).name}:{line} {code}" for file, line, code in sorted(found - expected)]
+        self.missed += [f"{case.name}: {Path(file).name}:{line} {code}" for file, line, code in sorted(expected - found)]
+
+    def __str__(self) -> str:
+        precision = self.right / max(1, self.right + len(self.wrong))
+        recall = self.right / max(1, self.right + len(self.missed))
+        return (
+            f"{self.functions} functions, {self.clean} of them clean, {self.right + len(self.missed)} findings:"
+            f" precision {precision:.1%}, recall {recall:.1%}"
+        )
+
+
+def scored(files: list[Path]) -> Score:
+    score = Score()
+    for file in files:
+        with torch._dynamo.config.patch(SETTINGS):
+            for case in cases(file.resolve()):
+                score.add(case)
+    return score
+
+
+class Corpus(unittest.TestCase):
+    def test_finds_what_each_line_expects(self) -> None:
+        score = scored([file for file in sorted(FOLDER.glob("*.py")) if file.stem != "blind"])
+        print(f"\ncorpus: {score}")
+        self.assertGreaterEqual(score.functions, 60)
+        self.assertGreaterEqual(score.clean * 4, score.functions)
+        self.assertEqual((score.wrong, score.missed), ([], []))
+
+    def test_blind_set(self) -> None:
+        score = scored([FOLDER / "blind.py"])
+        print(f"\nblind set: {score}", *(f"\n  wrong  {wrong}" for wrong in score.wrong), *(f"\n  missed {missed}" for missed in score.missed))
+        self.assertEqual(score.functions, 15)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -75,7 +75,7 @@ class NoiseKept(nn.Module):
 
     def forward(self, mu):
         if self.rand_noise.device != mu.device:
-            self.rand_noise = self.rand_noise.to(mu.device)  # finds: host_copy
+            self.rand_noise = self.rand_noise.to(mu.device)  # finds: cpu_tensor
         return self.rand_noise[:, :, : mu.size(2)] + mu
 
 

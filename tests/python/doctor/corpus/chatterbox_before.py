@@ -22,7 +22,7 @@ def flow_masks(token, token_len, prompt_feat, h):
     mask = (~make_pad_mask(token_len)).unsqueeze(-1).to(h)
     token = token.unsqueeze(-1) * mask
     mel_len1, mel_len2 = prompt_feat.shape[1], h.shape[1] - prompt_feat.shape[1]
-    mask = (~make_pad_mask(torch.tensor([mel_len1 + mel_len2]))).to(h)  # finds: cpu_tensor host_copy
+    mask = (~make_pad_mask(torch.tensor([mel_len1 + mel_len2]))).to(h)  # finds: cpu_tensor
     return token, h * mask.unsqueeze(-1)
 
 
@@ -96,19 +96,19 @@ class PositionalEncoding(nn.Module):
         self.pe = self.pe.unsqueeze(0)
 
     def forward(self, x):
-        self.pe = self.pe.to(x.device)  # finds: host_copy
+        self.pe = self.pe.to(x.device)  # finds: cpu_tensor
         return x * self.xscale + self.pe[:, : x.size(1)]
 
 
 # models/s3gen/transformer/embedding.py: position_encoding, batched offsets
 def batched_positions(offset, table):
-    index = offset.unsqueeze(1) + torch.arange(0, 4).to(offset.device)  # finds: cpu_tensor host_copy
+    index = offset.unsqueeze(1) + torch.arange(0, 4).to(offset.device)  # finds: cpu_tensor
     return F.embedding(index * (index > 0), table)
 
 
 # models/s3gen/s3gen.py (0.1.1): S3Token2Mel.forward
 def token_lengths(speech_tokens):
-    speech_token_lens = torch.LongTensor([speech_tokens.size(1)]).to(speech_tokens.device)  # finds: cpu_tensor host_copy
+    speech_token_lens = torch.LongTensor([speech_tokens.size(1)]).to(speech_tokens.device)  # finds: cpu_tensor
     return speech_tokens * speech_token_lens
 
 

@@ -15,7 +15,7 @@ def scaled_by_host_scalar(x):
 
 
 def zeros_moved(x):
-    state = torch.zeros(x.shape[0], 4).to(x.device)  # finds: cpu_tensor host_copy
+    state = torch.zeros(x.shape[0], 4).to(x.device)  # finds: cpu_tensor
     return torch.cat([x, state], dim=-1)
 
 
@@ -46,7 +46,7 @@ def weight_to_cuda(x):
 
 
 def copied_into_slot(x, slot):
-    slot.copy_(torch.full((4,), 2.0))  # finds: cpu_tensor host_copy
+    slot.copy_(torch.full((4,), 2.0))  # finds: cpu_tensor
     return x + slot
 
 
@@ -65,7 +65,7 @@ class LazilyMoved(nn.Module):
         self.table = torch.randn(16, dim)  # finds: cpu_tensor
 
     def forward(self, x):
-        self.table = self.table.to(x.device)  # finds: host_copy
+        self.table = self.table.to(x.device)  # finds: cpu_tensor
         return x + self.table[: x.shape[1]]
 
 

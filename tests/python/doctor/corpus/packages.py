@@ -49,7 +49,7 @@ def overwritten_text(final, embeds, text_mask):
 
 # boson-multimodal 0.1.1, utils.py: merge_input_ids_with_audio_features, the features' mask
 def feature_mask(lengths):
-    return torch.arange(4).expand(2, 4).to(lengths.device) < lengths.unsqueeze(1)  # finds: cpu_tensor host_copy
+    return torch.arange(4).expand(2, 4).to(lengths.device) < lengths.unsqueeze(1)  # finds: cpu_tensor
 
 
 # transformers 4.46, generation/utils.py: _update_model_kwargs_for_generation
@@ -72,7 +72,7 @@ def lengths_of_rows(attention_mask, x):
 
 # s3tokenizer 0.3.0, utils.py: log_mel_spectrogram
 def magnitudes(audio):
-    window = torch.hann_window(16).to(audio.device)  # finds: cpu_tensor host_copy
+    window = torch.hann_window(16).to(audio.device)  # finds: cpu_tensor
     return torch.stft(audio, 16, 4, window=window, return_complex=True)[..., :-1].abs() ** 2
 
 

@@ -33,10 +33,11 @@ class Score:
     def __str__(self) -> str:
         precision = self.right / max(1, self.right + len(self.wrong))
         recall = self.right / max(1, self.right + len(self.missed))
-        return (
+        figures = (
             f"{self.functions} functions, {self.clean} of them clean, {self.right + len(self.missed)} findings:"
             f" precision {precision:.1%}, recall {recall:.1%}"
         )
+        return "\n  ".join([figures, *(f"wrong  {one}" for one in self.wrong), *(f"missed {one}" for one in self.missed)])
 
 
 def scored(files: list[Path]) -> Score:
@@ -54,11 +55,11 @@ class Corpus(unittest.TestCase):
         print(f"\ncorpus: {score}")
         self.assertGreaterEqual(score.functions, 60)
         self.assertGreaterEqual(score.clean * 4, score.functions)
-        self.assertEqual((score.wrong, score.missed), ([], []))
+        self.assertFalse(score.wrong + score.missed, "printed above")
 
     def test_blind_set(self) -> None:
         score = scored([FOLDER / "blind.py"])
-        print(f"\nblind set: {score}", *(f"\n  wrong  {wrong}" for wrong in score.wrong), *(f"\n  missed {missed}" for missed in score.missed))
+        print(f"\nblind set: {score}")
         self.assertEqual(score.functions, 15)
 
 

@@ -7,6 +7,7 @@ import torch._dynamo
 from torch import nn
 from transformers import DynamicCache
 
+STOP_SPEECH_TOKEN, VOCAB_SIZE = 6562, 6561
 
 # make_pad_mask: the tensor is made on the device, which copies it there, and its maximum is still read
 def pad_mask_on_device(h):
@@ -118,30 +119,30 @@ class SlicedPositions(nn.Module):
 
 
 # the loop stops on a flag that stays on the device, and always runs to its bound
-def sampling_to_bound(logits, speech_emb, stop_speech_token):
+def sampling_to_bound(logits, speech_emb):
     stopped = torch.zeros(logits.shape[0], dtype=torch.bool, device=logits.device)
     predicted = []
     for _ in range(3):
         next_token = torch.where(stopped, torch.full_like(stopped, 1, dtype=torch.long), logits.argmax(dim=-1))
-        stopped = stopped | (next_token == stop_speech_token)
+        stopped = stopped | (next_token == STOP_SPEECH_TOKEN)
         predicted.append(next_token)
         logits = logits + speech_emb[next_token]
     return torch.stack(predicted, dim=1)
 
 
 # the loop asks each eighth token: fewer reads, and still one
-def sampling_in_chunks(logits, speech_emb, stop_speech_token):
+def sampling_in_chunks(logits, speech_emb):
     for step in range(8):
         next_token = logits.argmax(dim=-1)
-        if step % 8 == 7 and (next_token == stop_speech_token).any():  # finds: host_read
+        if step % 8 == 7 and (next_token == STOP_SPEECH_TOKEN).any():  # finds: host_read
             break
         logits = logits + speech_emb[next_token]
     return logits
 
 
 # out of range tokens: clamped, not asked
-def tokens_clamped(token, vocab_size):
-    return token.clamp(max=vocab_size - 1).long()
+def tokens_clamped(token):
+    return token.clamp(max=VOCAB_SIZE - 1).long()
 
 
 # a cache made around its constructor, and read by a name of other versions
@@ -183,9 +184,9 @@ CASES = {
     "NoiseBuffer": lambda device: ((), (torch.randn(1, 80, 12, device=device),)),
     "PositionalBuffer": lambda device: ((8, 32), (torch.randn(1, 4, 8, device=device),)),
     "SlicedPositions": lambda device: ((16, 8), (torch.randn(1, 1, 8, device=device),)),
-    "sampling_to_bound": lambda device: (torch.randn(1, 16, device=device), torch.randn(16, 16, device=device), 6562),
-    "sampling_in_chunks": lambda device: (torch.randn(1, 16, device=device), torch.randn(16, 16, device=device), 6562),
-    "tokens_clamped": lambda device: (torch.ones(1, 4, dtype=torch.int32, device=device), 6561),
+    "sampling_to_bound": lambda device: (torch.randn(1, 16, device=device), torch.randn(16, 16, device=device)),
+    "sampling_in_chunks": lambda device: (torch.randn(1, 16, device=device), torch.randn(16, 16, device=device)),
+    "tokens_clamped": lambda device: (torch.ones(1, 4, dtype=torch.int32, device=device),),
     "cache_of_parts": lambda device: (torch.randn(1, 4, 8, device=device), torch.randn(1, 4, 8, device=device)),
     "scalars_made_silent": lambda device: (torch.randn(2, 4, device=device), torch.tensor([4, 3], device=device)),
     "MaskTable": lambda device: ((16,), (torch.randn(1, 16, device=device), torch.tensor([3], device=device))),

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+STOP_SPEECH_TOKEN, VOCAB_SIZE = 6562, 6561
 
 # models/s3gen/utils/mask.py: make_pad_mask
 def make_pad_mask(lengths, max_len=0):
@@ -27,9 +28,9 @@ def flow_masks(token, token_len, prompt_feat, h):
 
 
 # models/s3gen/flow.py (0.1.7): CausalMaskedDiffWithXvec.inference
-def out_of_range_tokens(token, vocab_size):
-    if (token >= vocab_size).any():  # finds: host_read
-        token = token.clamp(max=vocab_size - 1)
+def out_of_range_tokens(token):
+    if (token >= VOCAB_SIZE).any():  # finds: host_read
+        token = token.clamp(max=VOCAB_SIZE - 1)
     return token.long()
 
 
@@ -149,14 +150,14 @@ class LearnedPositionEmbeddings(nn.Module):
 
 
 # models/t3/t3.py: T3.inference, its loop
-def sampling_loop(logits, speech_emb, stop_speech_token):
+def sampling_loop(logits, speech_emb):
     generated_ids = torch.tensor([[6561]], dtype=torch.long, device=logits.device)  # finds: host_copy
     predicted = []
     for _ in range(3):
         next_token = torch.argmax(logits, dim=-1, keepdim=True)
         predicted.append(next_token)
         generated_ids = torch.cat([generated_ids, next_token], dim=1)
-        if next_token.view(-1) == stop_speech_token:  # finds: host_read
+        if next_token.view(-1) == STOP_SPEECH_TOKEN:  # finds: host_read
             break
         logits = logits + speech_emb[next_token[:, 0]]
     return torch.cat(predicted, dim=1)
@@ -185,7 +186,7 @@ CASES = {
     "flow_masks": lambda device: (
         torch.ones(1, 4, device=device), torch.tensor([4], device=device), torch.zeros(1, 2, 8, device=device), torch.zeros(1, 6, 8, device=device)
     ),
-    "out_of_range_tokens": lambda device: (torch.ones(1, 4, dtype=torch.int32, device=device), 6561),
+    "out_of_range_tokens": lambda device: (torch.ones(1, 4, dtype=torch.int32, device=device),),
     "mel_length": lambda device: (torch.tensor(25, device=device), torch.randn(1, 4, 8, device=device)),
     "CausalNoise": lambda device: ((), (torch.randn(1, 80, 12, device=device), 0.8)),
     "euler_reading_time": lambda device: (torch.randn(1, 4, device=device), torch.linspace(0, 1, 4, device=device)),
@@ -198,7 +199,7 @@ CASES = {
     "Vocoder": lambda device: ((), (torch.randn(1, 64, device=device),)),
     "ensure_start_and_stop": lambda device: (torch.tensor([[255, 4, 0]], device=device),),
     "LearnedPositionEmbeddings": lambda device: ((16, 8), (torch.randn(1, 1, 8, device=device),)),
-    "sampling_loop": lambda device: (torch.randn(1, 16, device=device), torch.randn(16, 16, device=device), 6562),
+    "sampling_loop": lambda device: (torch.randn(1, 16, device=device), torch.randn(16, 16, device=device)),
     "cast_condition": lambda device: (torch.randn(1, 8, device=device), torch.float16),
     "drop_invalid_tokens": lambda device: (torch.tensor([6561, 4, 6562], device=device),),
     "speech_only": lambda device: (torch.tensor([4, 5, 6562], device=device),),

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from . import fake_cuda, findings, remedies, values
+from . import branches, fake_cuda, findings, remedies, values
 from .findings import Findings
 from .source import Place, Use, here, use_of
 
@@ -75,12 +75,15 @@ class Watch:
         self.used = set()
         self._counts = {}
 
-    def same_read(self, value: Any) -> Any:
-        """What was read there in an earlier call, so that two calls differ by Python's doing alone."""
+    def answer(self, value: Any, dtype: Any) -> Any:
+        """What was read there in an earlier call, so that two calls differ by Python's doing alone. ``value`` is None where it is not
+        known."""
         place = here() if self.step else None
         if place is None:
-            return value
+            return _stand_in(dtype) if value is None else value
         count = self._counts[place.file, place.line] = self._counts.get((place.file, place.line), -1) + 1
+        if value is None:
+            value = branches.truth(place, count) if dtype == torch.bool else type(_stand_in(dtype))(branches.number(place, count))
         return self._reads.setdefault((place.file, place.line, count), value)
 
     # --- what the stand-ins of torch.cuda saw
@@ -164,7 +167,7 @@ class Watch:
         """A tensor of the CPU is copied to the GPU."""
         place = here() if self.step else None
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
-        if place is None or origin.kind == INTERNAL:
+        if place is None or origin.kind == INTERNAL or (origin.kind == LITERAL and tensor.numel() == 0):
             return
         use = use_of(place)
         if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
@@ -278,6 +281,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 result = function(*args, **kwargs)
                 result._doctor_pinned = True
                 return result
+            if name in ("tensor", "as_tensor", "asarray") and args and isinstance(args[0], (list, tuple)):
+                args = (tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, args[0]), *args[1:])
             if name in ("stft", "istft") and len(args) > 0:
                 args, kwargs = self._same_device(name, args, kwargs)
             return function(*args, **kwargs)
@@ -368,11 +373,12 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         if "cuda" in devices:
             self._watch.read(args[0], {"_local_scalar_dense": "this", "is_nonzero": "bool()"}.get(name, f"torch.{name}"))
         known = all(values.known(leaf) is not None for leaf in args if isinstance(leaf, torch.Tensor))
-        value = values.compute(function, args, kwargs) if known else True if name != "_local_scalar_dense" else _stand_in(args[0].dtype)
+        value = values.compute(function, args, kwargs) if known else None
+        dtype = args[0].dtype if name == "_local_scalar_dense" else torch.bool
         if "cuda" in devices:
-            value = self._watch.same_read(value)
-            self._watch.not_taken(value, known)
-        return value
+            value = self._watch.answer(value, dtype)
+            self._watch.not_taken(value, known and not any(values.is_assumed(leaf) for leaf in args))
+        return _stand_in(dtype) if value is None else value
 
     def _transfer(self, name: str, args: Any, target: Any) -> None:
         source = args[1] if name in ("copy", "copy_") else args[0]

@@ -105,6 +105,6 @@ def _call(node: ast.Call) -> Iterator[_Told]:
 
 
 def _private(node: ast.Attribute) -> Iterator[_Told]:
-    if node.attr in _PRIVATE and ast.unparse(node.value) != "self":
+    if node.attr in _PRIVATE and _CACHE.search(ast.unparse(node.value)):
         yield (findings.DUCK_TYPED_CACHE, findings.STALE, f"`{ast.unparse(node)}` is a private attribute of a cache, which other releases name otherwise",
                "use the cache's methods; for graphs a StaticCache, whose tensors keep their addresses")  # fmt: skip

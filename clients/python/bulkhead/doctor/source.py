@@ -141,6 +141,9 @@ def expression_at(place: Place) -> ast.expr | None:
                 continue
             if best is None or (node.end_lineno or 0, node.end_col_offset or 0) > (best.end_lineno or 0, best.end_col_offset or 0):
                 best = node
+    if best is None:  # where a branch asks, the instruction is the whole statement's
+        statement = statement_at(place.file, place.line)
+        best = statement.test if isinstance(statement, (ast.If, ast.While)) and statement.lineno == place.line else None
     return best
 
 

@@ -1,5 +1,6 @@
 """Values of small tensors, kept on the CPU beside their fake tensors, so that branches, lengths and counts which follow from
-known inputs are the real ones."""
+known inputs are the real ones. A whole number that follows from nothing known is assumed to be one, so that what is computed
+from it agrees."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 ELEMENTS_MAX = 4096  #: of a tensor whose value is kept
-_NAME = "_doctor_value"
+_NAME, _ASSUMED = "_doctor_value", "_doctor_assumed"
 _lost: set[int] = set()  #: storages whose contents are not known any more
 _kept: list[Any] = []  #: those storages, so that no other gets their number
 
@@ -28,6 +29,10 @@ def keep(tensor: Any, value: Any) -> None:
         setattr(tensor, _NAME, value)
 
 
+def is_assumed(tensor: Any) -> bool:
+    return hasattr(tensor, _ASSUMED)
+
+
 def follow(function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
     """Computes the result's value where all arguments have theirs. In-place operators change the kept values too."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -38,12 +43,26 @@ def follow(function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Non
         except Exception:  # such as a dtype that the CPU cannot do
             made = None
         if made is not None:
+            assumed = any(is_assumed(tensor) for tensor in tensors)
             for fake, value in zip(tree_leaves(result), tree_leaves(made)):
                 if isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor) and not any(fake is one for one in changed):
-                    keep(fake, value)
+                    _keep_of(fake, value, assumed)
             return
     for tensor in changed:
         forget(tensor)
+    for fake in tree_leaves(result):
+        if isinstance(fake, torch.Tensor) and fake.dim() == 0 and not fake.is_floating_point() and not any(fake is one for one in changed):
+            with no_dispatch():
+                one = torch.ones((), dtype=fake.dtype)
+            _keep_of(fake, one, True)
+
+
+def _keep_of(fake: Any, value: Any, assumed: bool) -> None:
+    """Of what is assumed no truth follows: `branches.py` decides."""
+    if not (assumed and value.dtype == torch.bool):
+        keep(fake, value)
+        if assumed:
+            setattr(fake, _ASSUMED, True)
 
 
 def compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 from . import descriptors
 from .errors import Error, checked_deadline
 from .layout import LIMITS
-from .memory import CPU
+from .placing import PlacingChannel, Steps, T
 from .protocol import ChannelCore, Packet, Reply, Request
-from .shared_tensors import Input, SlabTensor
-from .slabs import Placed
-from .tensors import Source, dtype_name
+from .shared_tensors import Input
 
 if TYPE_CHECKING:
     from .cuda import Events
@@ -85,7 +83,7 @@ def declared_dtype(core: ChannelCore, method: str, name: str) -> str | None:
     return None
 
 
-class Channel:
+class Channel(PlacingChannel):
     """``Client.open`` makes one. A worker lends what it answers: arrays of a reply are views of its memory."""
 
     def __init__(self, sock: socket.socket, *, client: str = "bulkhead-py", deadline: float = OPEN_SECONDS, stateful: bool = True,
@@ -106,21 +104,6 @@ class Channel:
                 self.close()
                 raise Error("deadline_exceeded", "opening a channel: the worker has not said welcome in time",
                             "see `bulkhead ps`; `bulkhead restart` gives it a new process")  # fmt: skip
-
-    @property
-    def model(self) -> str:
-        """Its name."""
-        return self.core.model
-
-    @property
-    def generation(self) -> int:
-        """Of the worker: the next process of the model has another."""
-        return self.core.generation
-
-    @property
-    def methods(self) -> dict[str, Any]:
-        """As the worker describes them: ``{"forward": {"inputs": [{"name", "dtype", "shape"}], …}}``."""
-        return self.core.methods
 
     @property
     def is_open(self) -> bool:
@@ -144,28 +127,26 @@ class Channel:
 
         ``on_gpu``: in memory of the GPU that the channel was opened with; to be written on its stream.
         """
-        name = dtype_name(dtype)
         self._raise_if_ended()
-        while (found := self.core.slabs.try_allocate(shape, name, on_gpu=on_gpu)) is None:
-            self._grown()
-        return found
+        return self._waited(self._allocated(shape, dtype, on_gpu))
 
     def results_on_gpu(self, size_bytes: int) -> bool:
         """From now on results lie in memory of the GPU, of which the worker makes so much at first. False, and results stay in
         CPU memory, where no GPU is shared with this worker."""
-        self._grown()  # one that an earlier call has stopped waiting for
-        if not self.core.slabs.ask_for_gpu_results(size_bytes):
-            return False
-        self._grown()
-        return self.core.slabs.gpu_results()
+        return self._waited(self._results_placed(size_bytes))
 
-    def _grown(self) -> None:
-        until = time.monotonic() + SLAB_SECONDS
-        while self.core.slabs.growing and self.core.ended is None:
-            if not self._pump(until):
-                raise Error("deadline_exceeded", "waiting for one more slab", "look at `bulkhead why` of this model")
-        self._raise_if_ended()
-        self._flush(until)  # one that could not be mapped is returned
+    def _waited(self, steps: Steps[T]) -> T:
+        try:
+            while True:
+                condition, attempt = next(steps)
+                until = time.monotonic() + SLAB_SECONDS
+                while not condition() and self.core.ended is None:
+                    if not self._pump(until):
+                        raise Error("deadline_exceeded", attempt, "look at `bulkhead why` of this model")
+                self._raise_if_ended()
+                self._flush(until)  # one that could not be mapped is returned
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
     def place(self, value: Any, dtype: str | None = None) -> Input:
         """Copies a tensor of anybody's into the memory shared with the worker, once, to be sent often.
@@ -173,35 +154,7 @@ class Channel:
         ``dtype`` is of nested lists, which have none of their own. What lies on the channel's GPU stays there, in the order of
         its stream.
         """
-        return (self._copied(value, dtype))[0]
-
-    def _copied(self, value: Any, dtype: str | None) -> tuple[Input, object]:
-        """And what must live until the copy was made."""
-        slabs = self.core.slabs
-        if isinstance(value, SlabTensor) and slabs.gpu_kind is None:
-            value = value.cpu()
-        source = Source.of(value, dtype, slabs.gpu_stream)
-        room = self.allocate(source.shape, source.dtype, on_gpu=source.device != CPU)
-        return room, slabs.fill(room, source)
-
-    def _prepare(self, value: Any, dtype: str | None) -> Placed:
-        """Copied only where the worker cannot read it where it lies."""
-        if isinstance(value, SlabTensor) and value.lease is not None:
-            if placed := self.core.slabs.own(value):
-                return placed
-            if loan := self.core.slabs.lend(value):
-                until = time.monotonic() + SLAB_SECONDS
-                while loan.pending and self.core.ended is None:
-                    if not self._pump(until):
-                        raise Error("deadline_exceeded", "waiting for the worker to take a loan", "look at `bulkhead why` of this model")
-                self._raise_if_ended()
-                if loan.refused is None:
-                    return Placed(value, loan.slab_id, loan)
-        copy, keep = self._copied(value, dtype)
-        placed = self.core.slabs.own(copy)
-        assert placed is not None
-        placed.keep = keep
-        return placed
+        return self._waited(self._copied(value, dtype))[0]
 
     def infer(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
               deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Reply:  # fmt: skip
@@ -219,7 +172,7 @@ class Channel:
         self._take_what_came()
         self._raise_if_ended()
         tensors, more = split_arguments(self.core, method, {**(inputs or {}), **named})
-        placed = [(name, self._prepare(value, declared_dtype(self.core, method, name))) for name, value in tensors.items()]
+        placed = [(name, self._waited(self._placed(value, declared_dtype(self.core, method, name)))) for name, value in tensors.items()]
         request = self.core.submit(method, placed, {**more, **(parameters or {})}, deadline, retry_safe)
         request.until = time.monotonic() + patience + GRACE_SECONDS
         self._flush(time.monotonic() + SEND_SECONDS)

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, AsyncGenerator, Callable, Mapping, Sequen
 
 from ..channel import GRACE_SECONDS, OPEN_SECONDS, PATIENCE_SECONDS, SLAB_SECONDS, declared_dtype, receive, send, split_arguments
 from ..errors import Error, checked_deadline
-from ..memory import CPU
+from ..placing import PlacingChannel, Steps, T
 from ..protocol import ChannelCore, Reply, Request
-from ..shared_tensors import Input, SlabTensor
-from ..slabs import Placed
-from ..tensors import Source, dtype_name
+from ..shared_tensors import Input
 from .waiting import Turns, Waiters
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 _BURST = 32  # packets, then the others have their turn
 
 
-class Channel:
+class Channel(PlacingChannel):
     """One channel on the running loop; many tasks may share it."""
 
     def __init__(self, sock: socket.socket, client: str, stateful: bool = True, events: Events | None = None) -> None:
@@ -52,21 +50,6 @@ class Channel:
         return channel
 
     @property
-    def model(self) -> str:
-        """Its name."""
-        return self.core.model
-
-    @property
-    def generation(self) -> int:
-        """Of the worker: the next process of the model has another."""
-        return self.core.generation
-
-    @property
-    def methods(self) -> dict[str, Any]:
-        """As the worker describes them: ``{"forward": {"inputs": [{"name", "dtype", "shape"}], …}}``."""
-        return self.core.methods
-
-    @property
     def is_open(self) -> bool:
         """Whether requests may be sent: the worker has neither ended nor said that it will."""
         return self.core.accepts
@@ -84,54 +67,26 @@ class Channel:
 
     async def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, on_gpu: bool = False) -> Input:
         """As ``bulkhead.Channel.allocate``."""
-        name = dtype_name(dtype)
-        while True:
-            if self.core.ended is not None:
-                raise self.core.ended.again()
-            if (found := self.core.slabs.try_allocate(shape, name, on_gpu=on_gpu)) is not None:
-                return found
-            await self._grown()
+        self._raise_if_ended()
+        return await self._waited(self._allocated(shape, dtype, on_gpu))
 
     async def results_on_gpu(self, size_bytes: int) -> bool:
         """As ``bulkhead.Channel.results_on_gpu``."""
-        await self._until(lambda: not self.core.slabs.growing, SLAB_SECONDS, "waiting for one more slab")
-        if not self.core.slabs.ask_for_gpu_results(size_bytes):
-            return False
-        await self._grown()
-        return self.core.slabs.gpu_results()
+        return await self._waited(self._results_placed(size_bytes))
 
-    async def _grown(self) -> None:
-        self._flush()
-        await self._until(lambda: not self.core.slabs.growing, SLAB_SECONDS, "waiting for one more slab")
+    async def _waited(self, steps: Steps[T]) -> T:
+        try:
+            while True:
+                condition, attempt = next(steps)
+                self._flush()
+                await self._until(condition, SLAB_SECONDS, attempt)
+                self._raise_if_ended()
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
     async def place(self, value: Any, dtype: str | None = None) -> Input:
         """As ``bulkhead.Channel.place``."""
-        return (await self._copied(value, dtype))[0]
-
-    async def _copied(self, value: Any, dtype: str | None) -> tuple[Input, object]:
-        """And what must live until the copy was made."""
-        slabs = self.core.slabs
-        if isinstance(value, SlabTensor) and slabs.gpu_kind is None:
-            value = value.cpu()
-        source = Source.of(value, dtype, slabs.gpu_stream)
-        room = await self.allocate(source.shape, source.dtype, on_gpu=source.device != CPU)
-        return room, slabs.fill(room, source)
-
-    async def _prepare(self, value: Any, dtype: str | None) -> Placed:
-        """Copied only where the worker cannot read it where it lies."""
-        if isinstance(value, SlabTensor) and value.lease is not None:
-            if placed := self.core.slabs.own(value):
-                return placed
-            if loan := self.core.slabs.lend(value):
-                self._flush()
-                await self._until(lambda: not loan.pending, SLAB_SECONDS, "waiting for the worker to take a loan")
-                if loan.refused is None:
-                    return Placed(value, loan.slab_id, loan)
-        copy, keep = await self._copied(value, dtype)
-        placed = self.core.slabs.own(copy)
-        assert placed is not None
-        placed.keep = keep
-        return placed
+        return (await self._waited(self._copied(value, dtype)))[0]
 
     async def infer(self, inputs: Mapping[str, Any] | None = None, /, *, method: str = "forward", parameters: Mapping[str, Any] | None = None,
                     deadline: float | None = None, retry_safe: bool = False, **named: Any) -> Reply:  # fmt: skip
@@ -158,7 +113,7 @@ class Channel:
         await self._turns.take(until - self._loop.time(), f"waiting until one of the {self.core.in_flight_max} requests in flight is answered")
         try:
             tensors, more = split_arguments(self.core, method, {**(inputs or {}), **named})
-            placed = [(name, await self._prepare(value, declared_dtype(self.core, method, name))) for name, value in tensors.items()]
+            placed = [(name, await self._waited(self._placed(value, declared_dtype(self.core, method, name)))) for name, value in tensors.items()]
             left = None if deadline is None else max(until - self._loop.time(), 0.001)
             request = self.core.submit(method, placed, {**more, **(parameters or {})}, left, retry_safe)
         except BaseException:
@@ -188,11 +143,14 @@ class Channel:
         if request.done:
             self._turns.give()
 
+    def _raise_if_ended(self) -> None:
+        if self.core.ended is not None:
+            raise self.core.ended.again()
+
     async def _until(self, condition: Callable[[], bool], seconds: float, attempt: str) -> None:
         end = self._loop.time() + seconds
         while not condition():
-            if self.core.ended is not None:
-                raise self.core.ended.again()
+            self._raise_if_ended()
             await self._heard.wait(end - self._loop.time(), attempt)
 
     # --- the socket

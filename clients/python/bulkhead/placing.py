@@ -1,0 +1,76 @@
+"""What the blocking and the asyncio channel do alike: bringing tensors to where the worker reads them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Generator, Sequence, TypeVar
+
+from .memory import CPU
+from .protocol import ChannelCore
+from .shared_tensors import Input, SlabTensor
+from .slabs import Placed
+from .tensors import Source, dtype_name
+
+T = TypeVar("T")
+#: Yields what is waited for, and the words for a wait in vain; goes on when it is so.
+Steps = Generator[tuple[Callable[[], bool], str], None, T]
+
+
+class PlacingChannel:
+    """A channel's facts, and the steps that a channel takes in its own way of waiting."""
+
+    core: ChannelCore
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+        return self.core.model
+
+    @property
+    def generation(self) -> int:
+        """Of the worker: the next process of the model has another."""
+        return self.core.generation
+
+    @property
+    def methods(self) -> dict[str, Any]:
+        """As the worker describes them: ``{"forward": {"inputs": [{"name", "dtype", "shape"}], …}}``."""
+        return self.core.methods
+
+    def _grown(self) -> Steps[None]:
+        yield lambda: not self.core.slabs.growing, "waiting for one more slab"
+
+    def _allocated(self, shape: Sequence[int], dtype: Any, on_gpu: bool) -> Steps[Input]:
+        name = dtype_name(dtype)
+        while (found := self.core.slabs.try_allocate(shape, name, on_gpu=on_gpu)) is None:
+            yield from self._grown()
+        return found
+
+    def _results_placed(self, size_bytes: int) -> Steps[bool]:
+        yield from self._grown()  # one that an earlier call has stopped waiting for
+        if not self.core.slabs.ask_for_gpu_results(size_bytes):
+            return False
+        yield from self._grown()
+        return self.core.slabs.gpu_results()
+
+    def _copied(self, value: Any, dtype: str | None) -> Steps[tuple[Input, object]]:
+        """And what must live until the copy was made."""
+        slabs = self.core.slabs
+        if isinstance(value, SlabTensor) and slabs.gpu_kind is None:
+            value = value.cpu()
+        source = Source.of(value, dtype, slabs.gpu_stream)
+        room = yield from self._allocated(source.shape, source.dtype, source.device != CPU)
+        return room, slabs.fill(room, source)
+
+    def _placed(self, value: Any, dtype: str | None) -> Steps[Placed]:
+        """Copied only where the worker cannot read it where it lies."""
+        if isinstance(value, SlabTensor) and value.lease is not None:
+            if placed := self.core.slabs.own(value):
+                return placed
+            if loan := self.core.slabs.lend(value):
+                yield lambda: not loan.pending, "waiting for the worker to take a loan"
+                if loan.refused is None:
+                    return Placed(value, loan.slab_id, loan)
+        copy, keep = yield from self._copied(value, dtype)
+        placed = self.core.slabs.own(copy)
+        assert placed is not None
+        placed.keep = keep
+        return placed

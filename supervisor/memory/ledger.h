@@ -1,0 +1,56 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "supervisor/memory/declaration.h"
+
+namespace bulkhead::supervisor::memory {
+
+/// One replica of one model.
+struct ReplicaId {
+    std::string model;
+    std::uint32_t replica = 0;
+    /// "minilm/0"
+    [[nodiscard]] std::string text() const { return model + "/" + std::to_string(replica); }
+    friend auto operator<=>(const ReplicaId&, const ReplicaId&) = default;
+};
+
+/// One device's books. `reserved`, `resident` and `reclaiming` are sums over workers.
+struct DeviceLedger {
+    DeviceId id;
+    bool lost = false;
+    Bytes total = 0;
+    Bytes limit = 0;       ///< the daemon's share of it
+    Bytes margin = 0;      ///< kept free for others
+    Bytes foreign = 0;     ///< used by other programs
+    Bytes promised = 0;    ///< made free for others by a reclaim, and not yet taken by them
+    Bytes reserved = 0;    ///< granted to loads
+    Bytes resident = 0;    ///< of workers that are ready, or drain
+    Bytes reclaiming = 0;  ///< of ended workers without a receipt
+    Bytes mapped = 0;      ///< page cache of mapped weights, not counted as used
+
+    [[nodiscard]] Bytes used() const { return reserved + resident + reclaiming; }
+    /// What a grant may take at once; negative where others took the margin, or a limit was lowered.
+    [[nodiscard]] std::int64_t free() const;
+    friend bool operator==(const DeviceLedger&, const DeviceLedger&) = default;
+};
+
+enum class Holds : std::uint8_t { reserved, resident, reclaiming };
+
+/// One worker's part of the books, and all that the next supervisor needs of it.
+struct Holding {
+    ReplicaId who;
+    Holds holds{};
+    bool draining = false;
+    DeviceId device;
+    Bytes device_bytes = 0;
+    Bytes host_bytes = 0;    ///< of a GPU worker
+    Bytes mapped_bytes = 0;  ///< on the host
+    friend bool operator==(const Holding&, const Holding&) = default;
+};
+
+/// The sums of `holdings`, device by device, written into `devices`: what the policy keeps up to date must equal it.
+void sum_up(const std::vector<Holding>& holdings, std::vector<DeviceLedger>& devices);
+
+}  // namespace bulkhead::supervisor::memory

@@ -1,6 +1,9 @@
 #include "ipc/base/text.h"
 
+#include <array>
+
 #include <boost/locale/utf.hpp>
+#include <fmt/format.h>
 
 namespace bulkhead {
 
@@ -36,6 +39,22 @@ std::string made_printable(std::string_view text, std::size_t bytes_max) {
         text.remove_prefix(bytes == 0 ? 1 : bytes);
     }
     return clean;
+}
+
+std::string bytes_text(std::uint64_t bytes) {
+    constexpr std::array units{"KiB", "MiB", "GiB", "TiB"};
+    if (bytes < 1024) return fmt::format("{} bytes", bytes);
+    double value = static_cast<double>(bytes) / 1024;
+    std::size_t unit = 0;
+    for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
+    return fmt::format("{:.1f} {}", value, units.at(unit));
+}
+
+std::string duration_text(std::int64_t milliseconds) {
+    if (milliseconds < 1'000) return fmt::format("{} ms", milliseconds);
+    if (milliseconds < 120'000) return fmt::format("{:.1f} s", static_cast<double>(milliseconds) / 1'000);
+    if (milliseconds < 7'200'000) return fmt::format("{} min", milliseconds / 60'000);
+    return fmt::format("{} h", milliseconds / 3'600'000);
 }
 
 }  // namespace bulkhead

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -23,5 +24,11 @@ struct Character {
 /// A peer's free text, safe to show: bytes that are no UTF-8, control characters but newline and tab, and direction
 /// overrides become '?', and what exceeds `bytes_max` is cut between characters.
 [[nodiscard]] std::string made_printable(std::string_view text, std::size_t bytes_max);
+
+/// "8 bytes", "12.5 MiB"
+[[nodiscard]] std::string bytes_text(std::uint64_t bytes);
+
+/// "350 ms", "12.5 s", "3 min"
+[[nodiscard]] std::string duration_text(std::int64_t milliseconds);
 
 }  // namespace bulkhead

@@ -1,11 +1,8 @@
 #include "supervisor/base/text.h"
 
-#include <array>
 #include <chrono>
 
 #include <fmt/format.h>
-
-#include "ipc/base/text.h"
 
 namespace bulkhead::supervisor {
 
@@ -54,15 +51,6 @@ std::string file_name(std::string_view model) {
     return name;
 }
 
-std::string bytes_text(std::uint64_t bytes) {
-    constexpr std::array units{"KiB", "MiB", "GiB", "TiB"};
-    if (bytes < 1024) return fmt::format("{} bytes", bytes);
-    double value = static_cast<double>(bytes) / 1024;
-    std::size_t unit = 0;
-    for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
-    return fmt::format("{:.1f} {}", value, units.at(unit));
-}
-
 std::string count_text(std::uint64_t count) {
     const std::string digits = std::to_string(count);
     std::string text;
@@ -71,13 +59,6 @@ std::string count_text(std::uint64_t count) {
         text += digits[i];
     }
     return text;
-}
-
-std::string duration_text(std::int64_t milliseconds) {
-    if (milliseconds < 1'000) return fmt::format("{} ms", milliseconds);
-    if (milliseconds < 120'000) return fmt::format("{:.1f} s", static_cast<double>(milliseconds) / 1'000);
-    if (milliseconds < 7'200'000) return fmt::format("{} min", milliseconds / 60'000);
-    return fmt::format("{} h", milliseconds / 3'600'000);
 }
 
 std::int64_t unix_ms() {

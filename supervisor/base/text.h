@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "ipc/base/text.h"
+
 namespace bulkhead::supervisor {
 
 /// One printable line of UTF-8: control characters (C0, DEL, C1), direction overrides and bytes that are no
@@ -17,14 +19,8 @@ namespace bulkhead::supervisor {
 /// A model's name as a part of a file's name: nothing in it leaves the folder or hides the file.
 [[nodiscard]] std::string file_name(std::string_view model);
 
-/// "8 bytes", "12.5 MiB"
-[[nodiscard]] std::string bytes_text(std::uint64_t bytes);
-
 /// "81,234"
 [[nodiscard]] std::string count_text(std::uint64_t count);
-
-/// "350 ms", "12.5 s", "3 min"
-[[nodiscard]] std::string duration_text(std::int64_t milliseconds);
 
 /// Milliseconds since 1970, what every surface shows as `time`.
 [[nodiscard]] std::int64_t unix_ms();

@@ -9,9 +9,7 @@
 namespace bulkhead::supervisor::memory {
 
 enum class EvictCause : std::uint8_t {
-    room,        ///< for a load
-    exclusive,   ///< of one group with a load
-    together,    ///< its group goes
+    room,        ///< for a load, or of one exclusive group with it
     keep_alive,  ///< idle for as long as it was to be kept
     surplus,     ///< a replica beyond the minimum, and idle
     pressure,    ///< others took the margin, or a limit was lowered
@@ -25,6 +23,8 @@ namespace action {
 struct Place {
     ReplicaId who;
     DeviceId device;
+    Bytes device_bytes = 0;  ///< it is to get; of a load of unknown size all there is, which may change until `Grant`
+    Bytes host_bytes = 0;
 };
 /// The memory is there and reserved: it may load now. Follows its `Place`, at once or after receipts.
 struct Grant {
@@ -34,8 +34,8 @@ struct Grant {
     Bytes host_bytes = 0;
     Basis basis{};
 };
-/// A placed replica that was not granted is not wanted any more: its process ends. Answered by `Ended`, `Receipt` only if
-/// a process was started, and neither is needed.
+/// A placed replica that was not granted is not wanted any more: its process ends. Answered by `Ended`, `Receipt` only
+/// if a process was started, and neither is needed.
 struct Withdraw {
     ReplicaId who;
     std::string why;
@@ -46,7 +46,7 @@ struct Evict {
     EvictCause cause{};
     std::string for_whom;  ///< a model, or a client of a reclaim; empty with `keep_alive`, `surplus`, `pressure`
     Time until{};
-    std::string why;       ///< a sentence
+    std::string why;  ///< a sentence
 };
 /// The answer to a ticket: this replica is ready, and has the least to do.
 struct Serve {
@@ -74,8 +74,8 @@ struct Reclaimed {
 
 }  // namespace action
 
-using Action = std::variant<action::Place, action::Grant, action::Withdraw, action::Evict, action::Serve, action::Refuse,
-                            action::Queued, action::Reclaimed>;
+using Action = std::variant<action::Place, action::Grant, action::Withdraw, action::Evict, action::Serve,
+                            action::Refuse, action::Queued, action::Reclaimed>;
 using Actions = std::vector<Action>;
 
 }  // namespace bulkhead::supervisor::memory

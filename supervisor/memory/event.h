@@ -15,9 +15,9 @@ namespace bulkhead::supervisor::memory {
 using Ticket = std::uint64_t;
 
 enum class Asker : std::uint8_t {
-    channel,   ///< wants one ready replica, and to use it
-    person,    ///< `load`, `preload`, the startup order: wants all replicas of `min`, and of the group
-    restart,   ///< the restart policy, after a crash
+    channel,  ///< wants one ready replica, and to use it
+    person,   ///< `load`, `preload`, the startup order: wants all replicas of `min`, and of the group
+    restart,  ///< the restart policy, after a crash
 };
 
 namespace event {
@@ -42,7 +42,7 @@ struct LoadAsked {
     Ticket ticket = 0;
     std::string model;
     Asker asker{};
-    std::string client{};          ///< who asks, for fairness and for words
+    std::string client{};  ///< who asks, for fairness and for words
     std::optional<Time> deadline{};
 };
 /// The client of a waiting ticket left.
@@ -76,7 +76,7 @@ struct Ending {
 /// Its process is gone; or it never started. Its memory counts until the receipt.
 struct Ended {
     ReplicaId who;
-    bool out_of_memory = false;   ///< its own word, or the kernel's
+    bool out_of_memory = false;    ///< its own word, or the kernel's
     std::optional<Error> error{};  ///< of a load that failed: the answer to who waits for it
     std::int64_t unix_ms = 0;      ///< dates a corrected figure
 };
@@ -109,8 +109,8 @@ struct Tick {};
 
 }  // namespace event
 
-using Event = std::variant<event::Declared, event::Device, event::Foreign, event::LoadAsked, event::Left, event::InFlight,
-                           event::Channels, event::Ready, event::Measured, event::Ending, event::Ended, event::Receipt,
-                           event::Adopted, event::Pin, event::ReclaimAsked, event::Tick>;
+using Event = std::variant<event::Declared, event::Device, event::Foreign, event::LoadAsked, event::Left,
+                           event::InFlight, event::Channels, event::Ready, event::Measured, event::Ending, event::Ended,
+                           event::Receipt, event::Adopted, event::Pin, event::ReclaimAsked, event::Tick>;
 
 }  // namespace bulkhead::supervisor::memory

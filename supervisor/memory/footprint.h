@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -15,7 +16,7 @@ namespace bulkhead::supervisor::memory {
 /// Of one worker on one device, in bytes. `graph_pools` and `slabs` are parts of the first three.
 struct Usage {
     Bytes at_ready = 0;
-    Bytes load_peak = 0;     ///< weights in flight, capture
+    Bytes load_peak = 0;  ///< weights in flight, capture
     Bytes serving_peak = 0;
     Bytes graph_pools = 0;
     Bytes slabs = 0;
@@ -32,29 +33,30 @@ struct Usage {
 
 /// What was measured of one model with one declaration and file.
 struct Footprint {
-    Usage device;  ///< of the device it runs on; of a CPU worker the host
-    Usage host;    ///< of a GPU worker beside it
-    Millis load{0};     ///< the last one, from spawn to ready
-    Millis reclaim{0};  ///< the last one, from the end of its drain to the receipt
-    std::uint32_t count = 0;        ///< loads that were measured
-    std::int64_t measured_ms = 0;   ///< unix time of the last
+    Usage device;                  ///< of the device it runs on; of a CPU worker the host
+    Usage host;                    ///< of a GPU worker beside it
+    Millis load{0};                ///< the last one, from spawn to ready
+    Millis reclaim{0};             ///< the last one, from the end of its drain to the receipt
+    std::uint32_t count = 0;       ///< loads that were measured
+    std::int64_t measured_ms = 0;  ///< unix time of the last
     friend bool operator==(const Footprint&, const Footprint&) = default;
 };
 
-/// Where a load's figure comes from, the best first.
-enum class Basis : std::uint8_t { measured, package, declared, unknown };
+/// Where a load's figure comes from.
+enum class Basis : std::uint8_t { unknown, measured, package, declared };
 [[nodiscard]] std::string_view to_string(Basis basis);
 
 /// All footprints, by `Declaration::key`.
 class Footprints {
 public:
     [[nodiscard]] const Footprint* find(const std::string& key) const;
-    /// Of a worker that became ready, served, or ended: figures only grow, but those of a new load replace the old ones.
+    /// Of a worker that became ready, served, or ended: figures only grow, but those of a new load replace the old
+    /// ones.
     void loaded(const std::string& key, const Footprint& measured);
     void grew(const std::string& key, const Usage& device, const Usage& host);
     void reclaimed(const std::string& key, Millis took);
-    /// Memory ran out at `had` bytes: a quarter more from now on.
-    void ran_out(const std::string& key, Bytes had, std::int64_t now_ms);
+    /// Memory ran out at `had` bytes, while it loaded or served: a quarter more from now on.
+    void ran_out(const std::string& key, Bytes had, bool loading, std::int64_t now_ms);
 
     [[nodiscard]] boost::json::object to_json() const;
     /// What does not read as a footprint is left out: it is measured again.

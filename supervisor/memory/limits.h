@@ -17,12 +17,12 @@ inline constexpr std::size_t tickets_of_asker_max = 1'024;  ///< of one asker, s
 /// A model in use keeps its place for so many times what it took to swap it in: swapping costs a fifth of the time.
 inline constexpr int turn_per_swap = 4;
 inline constexpr auto turn_max = 60s;
-/// A pause between two requests, as a part of the load time, that does not end a turn: waiting for the next request adds
-/// an eighth to a swap at most.
+/// A pause between two requests, as a part of the load time, that does not end a turn: waiting for the next request
+/// adds an eighth to a swap at most.
 inline constexpr int gap_of_load = 8;
 inline constexpr auto gap_min = 100ms;
 inline constexpr auto gap_max = 2s;
-inline constexpr auto first_use_grace = 1s;  ///< from ready to the first request of whoever waited for the load
+inline constexpr auto first_use_grace = 1s;  ///< from an opened channel to its first request
 
 // --- what is not known yet
 inline constexpr auto load_time_unknown = 5s;
@@ -37,7 +37,7 @@ inline constexpr auto surplus_idle = 30s;  ///< until one beyond the minimum end
 inline constexpr int corrected_by_percent = 125;
 inline constexpr auto promise_for = 30s;  ///< that room made by a reclaim is kept for others
 
-inline constexpr std::size_t assignments_max = 256;  ///< of a together group's members to devices, that are compared
+inline constexpr std::size_t assignments_max = 256;   ///< of a together group's members to devices, that are compared
 inline constexpr std::size_t footprints_max = 4'096;  ///< kept; the oldest go
 inline constexpr std::uint64_t bytes_max = std::uint64_t{1} << 50;  ///< of one figure: a sum of all cannot overflow
 

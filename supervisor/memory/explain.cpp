@@ -1,0 +1,232 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ipc/base/text.h"
+#include "supervisor/memory/policy.h"
+#include "supervisor/memory/settle.h"
+
+namespace bulkhead::supervisor::memory {
+namespace {
+
+std::string sizes_of(const State& state, std::size_t device) {
+    const DeviceLedger& books = state.devices[device].books;
+    Bytes pinned = 0;
+    state.each_slot([&](const Slot& slot) {
+        if (!slot.model->pinned || slot.is_going()) return;
+        pinned += (slot.device == device ? slot.device_bytes : 0) + (device == 0 ? slot.host_bytes : 0);
+    });
+    std::string text = fmt::format("{} has {}", device_text(books.id), bytes_text(books.total));
+    if (books.limit < books.total) text += fmt::format(", {} of it for the fleet", bytes_text(books.limit));
+    if (books.foreign > 0) text += fmt::format(", of which {} are others'", bytes_text(books.foreign));
+    if (books.margin > 0) text += fmt::format(", {} are kept free", bytes_text(books.margin));
+    if (books.promised > 0) text += fmt::format(", {} are promised to others", bytes_text(books.promised));
+    if (pinned > 0) text += fmt::format(", pinned models hold {}", bytes_text(pinned));
+    return text;
+}
+
+std::string names_of(const Survey& survey, const std::vector<std::size_t>& candidates) {
+    std::vector<std::string> names;
+    for (const std::size_t one : candidates)
+        for (const Slot* slot : survey.candidates()[one].slots) names.push_back(slot->id().text());
+    return fmt::format("{}", fmt::join(names, ", "));
+}
+
+std::string state_text(const State& state, const Slot& slot, Time now) {
+    const std::string where = device_text(state.devices[slot.device].books.id);
+    const std::string bytes = bytes_text(slot.device_bytes);
+    switch (slot.phase) {
+    case Phase::none:
+    case Phase::leaving: break;
+    case Phase::placed: return fmt::format("{} waits for {} on {} to come free", slot.id().text(), bytes, where);
+    case Phase::loading: return fmt::format("{} loads on {} with {} reserved", slot.id().text(), where, bytes);
+    case Phase::ready: {
+        const std::string use = slot.in_flight > 0 ? fmt::format("has {} in flight", slot.in_flight)
+                                                   : fmt::format("has been idle for {}",
+                                                                 duration_text(millis(now - slot.idle_since).count()));
+        const auto until = unload_time(slot);
+        return fmt::format(
+            "{} holds {} on {} and {}{}", slot.id().text(), bytes, where, use,
+            until ? fmt::format("; it goes in {}", duration_text(millis(std::max(*until, now) - now).count())) : "");
+    }
+    case Phase::draining: return fmt::format("{} on {} ends", slot.id().text(), where);
+    case Phase::reclaiming:
+        return fmt::format("{} has ended; the receipt for {} on {} is awaited", slot.id().text(), bytes, where);
+    }
+    return "";
+}
+
+}  // namespace
+
+std::string_view to_string(EvictCause cause) {
+    switch (cause) {
+    case EvictCause::room: return "room";
+    case EvictCause::keep_alive: return "keep_alive";
+    case EvictCause::surplus: return "surplus";
+    case EvictCause::pressure: return "pressure";
+    case EvictCause::reclaim: break;
+    }
+    return "reclaim";
+}
+
+std::string_view to_string(Plan::Outcome outcome) {
+    switch (outcome) {
+    case Plan::Outcome::serves: return "serves";
+    case Plan::Outcome::loads: return "loads";
+    case Plan::Outcome::fits: return "fits";
+    case Plan::Outcome::evicts: return "evicts";
+    case Plan::Outcome::waits: return "waits";
+    case Plan::Outcome::refused: break;
+    }
+    return "refused";
+}
+
+std::string device_text(const DeviceId& id) { return id == host ? "the host" : id; }
+
+Error never_fits(const State& state, const std::vector<Piece>& pieces) {
+    std::string needs;
+    std::vector<std::size_t> devices;
+    for (const Piece& piece : pieces) {
+        const std::string size =
+            piece.need.basis == Basis::unknown
+                ? "what is not known yet"
+                : fmt::format("{} ({})", bytes_text(piece.need.device), to_string(piece.need.basis));
+        needs += fmt::format("{}{} needs {}", needs.empty() ? "" : ", ", piece.slot->id().text(), size);
+        if (piece.need.host > 0 && piece.slot->model->declared.devices != std::vector{DeviceId{host}}) {
+            needs += fmt::format(" and {} of the host", bytes_text(piece.need.host));
+            devices.push_back(0);
+        }
+        for (const DeviceId& id : piece.slot->model->declared.devices)
+            if (const auto device = state.device_of(id); device && std::ranges::find(devices, *device) == devices.end())
+                devices.push_back(*device);
+    }
+    std::vector<std::string> sizes;
+    for (const std::size_t device : devices)
+        sizes.push_back(state.devices[device].books.lost
+                            ? fmt::format("{} is lost", device_text(state.devices[device].books.id))
+                            : sizes_of(state, device));
+    if (sizes.empty()) sizes.emplace_back("none of its devices is there");
+    std::string pinned;
+    state.each_slot([&](const Slot& slot) {
+        const bool in_the_way = slot.model->pinned && std::ranges::find(devices, slot.device) != devices.end();
+        if (in_the_way && pinned.empty()) pinned = slot.model->declared.model;
+    });
+    return {
+        ErrorCode::out_of_memory,
+        fmt::format("loading {}: {}; {}", pieces.front().slot->model->declared.model, needs, fmt::join(sizes, "; ")),
+        pinned.empty() ? "use a smaller type such as int4, another device, or a larger share in `limits`"
+                       : fmt::format("unpin {}, use a smaller type such as int4, or another device", pinned)};
+}
+
+std::string waits_for(const Survey& survey, const Option& option, Time now) {
+    if (option.victims.empty()) return "waits for whoever came before it";
+    const Candidate* last = nullptr;  // the last to go
+    for (const std::size_t victim : option.victims)
+        if (const Candidate& one = survey.candidates()[victim];
+            last == nullptr || one.in_use_until > last->in_use_until)
+            last = &one;
+    const std::string all = names_of(survey, option.victims);
+    if (option.when <= now) return fmt::format("waits for the receipts of {}", all);
+    const std::string in = duration_text(millis(option.when - now).count());
+    const std::string first = last->slots.front()->id().text();
+    if (last->starting) return fmt::format("waits for the room of {}; {} is being loaded", all, first);
+    if (last->protected_until >= option.when)
+        return fmt::format("waits for the room of {}; {} is protected by `min_resident` for {}", all, first, in);
+    return fmt::format("waits for the room of {}; {} is in use, {} at most", all, first, in);
+}
+
+Millis expected_of(const State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option,
+                   Time now) {
+    Millis reclaim{0};
+    for (const std::size_t victim : option.victims)
+        for (const Slot* slot : survey.candidates()[victim].slots)
+            reclaim = std::max(reclaim, state.reclaim_time(*slot->model));
+    Millis load{0};
+    for (const Piece& piece : pieces) load = std::max(load, state.load_time(*piece.slot->model));
+    return millis(option.when - now) + reclaim + load;
+}
+
+Plan Policy::plan(const std::string& model, Time now) const {
+    Plan plan;
+    Model* known = state_->find(model);
+    if (known == nullptr || !known->known) {
+        plan.outcome = Plan::Outcome::refused;
+        plan.why = "no such model";
+        return plan;
+    }
+    const std::vector<Slot*> missing = state_->missing(*known->unit);
+    const Entry* entry = state_->entry_of(*known->unit);
+    if (missing.empty()) {
+        const bool starting = std::ranges::any_of(known->slots, &Slot::is_starting) && least_busy(*known) == nullptr;
+        plan.outcome = starting ? Plan::Outcome::loads : Plan::Outcome::serves;
+        plan.expected = starting ? state_->load_time(*known) : Millis{0};
+        plan.why = starting ? "it is being loaded" : "it is ready";
+        return plan;
+    }
+    const Survey survey{*state_, now};
+    const std::vector<Piece> pieces = pieces_of(*state_, missing);
+    const int priority = priority_of(*known->unit);
+    const auto fill = [&](const Option& option) {
+        for (std::size_t i = 0; i < pieces.size(); ++i)
+            plan.pieces.push_back({pieces[i].slot->id(), state_->devices[option.device[i]].books.id, option.bytes[i],
+                                   pieces[i].need.host, pieces[i].need.basis});
+        for (const std::size_t victim : option.victims)
+            for (const Slot* slot : survey.candidates()[victim].slots) plan.victims.push_back(slot->id());
+        plan.expected = expected_of(*state_, survey, pieces, option, now);
+    };
+    const bool ending = std::ranges::any_of(missing, [](const Slot* slot) { return slot->phase != Phase::none; });
+    const auto at_once = ending ? std::nullopt : survey.place(pieces, priority, Reach::now);
+    if (at_once) {
+        fill(*at_once);
+        plan.outcome = at_once->victims.empty() ? Plan::Outcome::fits : Plan::Outcome::evicts;
+        plan.why =
+            at_once->victims.empty() ? "there is room" : fmt::format("evicts {}", names_of(survey, at_once->victims));
+        return plan;
+    }
+    if (const auto later = survey.place(pieces, priority, Reach::ever)) {
+        fill(*later);
+        plan.outcome = Plan::Outcome::waits;
+        plan.why = entry != nullptr && !entry->why.empty() ? entry->why
+                   : ending                                ? "waits until its former worker has ended"
+                                                           : waits_for(survey, *later, now);
+        return plan;
+    }
+    plan.outcome = Plan::Outcome::refused;
+    const Error error = never_fits(*state_, pieces);
+    plan.why = error.attempt + "; " + error.remedy;
+    return plan;
+}
+
+std::string Policy::why(const std::string& model, Time now) const {
+    const Model* known = state_->find(model);
+    if (known == nullptr) return "no such model";
+    std::vector<std::string> sentences;
+    for (const Slot& slot : known->slots)
+        if (std::string text = state_text(*state_, slot, now); !text.empty()) sentences.push_back(std::move(text));
+    if (sentences.empty()) sentences.emplace_back("it is not loaded");
+    if (known->pinned) sentences.emplace_back("it is pinned");
+    const Need need = state_->need_of(*known);
+    if (need.basis == Basis::unknown) {
+        sentences.emplace_back("what it needs is not known: its first load gets all that is idle");
+    } else {
+        std::string text = fmt::format("a load takes {} ({})", bytes_text(need.device), to_string(need.basis));
+        const auto estimate = known->declared.package ? known->declared.package : known->declared.memory;
+        if (need.basis == Basis::measured && estimate)
+            text += fmt::format("; {} were {}{}", bytes_text(*estimate),
+                                to_string(known->declared.package ? Basis::package : Basis::declared),
+                                *estimate < need.device ? ", too little" : "");
+        sentences.push_back(std::move(text));
+    }
+    for (const Entry& entry : state_->entries)
+        if (entry.unit == known->unit && !entry.waiters.empty())
+            sentences.push_back(fmt::format("{} wait for it: {}", entry.waiters.size(), entry.why));
+    if (!known->last.empty())
+        sentences.push_back(
+            !known->last_at
+                ? known->last
+                : fmt::format("{} ago: {}", duration_text(millis(now - *known->last_at).count()), known->last));
+    return fmt::format("{}", fmt::join(sentences, ". "));
+}
+
+}  // namespace bulkhead::supervisor::memory

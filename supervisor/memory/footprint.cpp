@@ -1,0 +1,157 @@
+#include "supervisor/memory/footprint.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "supervisor/memory/limits.h"
+
+namespace bulkhead::supervisor::memory {
+namespace json = boost::json;
+namespace {
+
+constexpr std::array usage_members{std::pair{"at_ready", &Usage::at_ready},
+                                   std::pair{"load_peak", &Usage::load_peak},
+                                   std::pair{"serving_peak", &Usage::serving_peak},
+                                   std::pair{"graph_pools", &Usage::graph_pools},
+                                   std::pair{"slabs", &Usage::slabs},
+                                   std::pair{"mapped", &Usage::mapped}};
+
+/// A figure that a file or a worker gave, so bounded that sums cannot overflow.
+Bytes bounded(Bytes bytes) { return std::min<Bytes>(bytes, limits::bytes_max); }
+
+Usage bounded(Usage usage) {
+    for (const auto& [name, member] : usage_members) usage.*member = bounded(usage.*member);
+    return usage;
+}
+
+json::object to_json(const Usage& usage) {
+    json::object out;
+    for (const auto& [name, member] : usage_members) out.emplace(name, usage.*member);
+    return out;
+}
+
+std::optional<std::uint64_t> number(const json::object& from, std::string_view key, std::uint64_t max) {
+    const json::value* value = from.if_contains(key);
+    if (value == nullptr || !value->is_number()) return std::nullopt;
+    boost::system::error_code wrong;
+    const auto read = value->to_number<std::uint64_t>(wrong);
+    if (wrong || read > max) return std::nullopt;
+    return read;
+}
+
+std::optional<Usage> usage_from(const json::object& from, std::string_view key) {
+    const json::value* value = from.if_contains(key);
+    if (value == nullptr || !value->is_object()) return std::nullopt;
+    Usage usage;
+    for (const auto& [name, member] : usage_members) {
+        const auto read = number(value->get_object(), name, limits::bytes_max);
+        if (!read) return std::nullopt;
+        usage.*member = *read;
+    }
+    return usage;
+}
+
+std::optional<Footprint> footprint_from(const json::value& value) {
+    if (!value.is_object()) return std::nullopt;
+    const json::object& from = value.get_object();
+    constexpr std::uint64_t ms_max = std::uint64_t{1} << 52;
+    const auto device = usage_from(from, "device");
+    const auto host_usage = usage_from(from, "host");
+    const auto load = number(from, "load_ms", ms_max);
+    const auto reclaim = number(from, "reclaim_ms", ms_max);
+    const auto count = number(from, "count", UINT32_MAX);
+    const auto date = number(from, "measured_ms", ms_max);
+    if (!device || !host_usage || !load || !reclaim || !count || !date) return std::nullopt;
+    return Footprint{*device,
+                     *host_usage,
+                     Millis{*load},
+                     Millis{*reclaim},
+                     static_cast<std::uint32_t>(*count),
+                     static_cast<std::int64_t>(*date)};
+}
+
+}  // namespace
+
+void Usage::merge(const Usage& other) {
+    for (const auto& [name, member] : usage_members) this->*member = std::max(this->*member, other.*member);
+}
+
+std::string_view to_string(Basis basis) {
+    switch (basis) {
+    case Basis::measured: return "measured";
+    case Basis::package: return "estimated from its package";
+    case Basis::declared: return "declared";
+    case Basis::unknown: break;
+    }
+    return "unknown";
+}
+
+const Footprint* Footprints::find(const std::string& key) const {
+    const auto found = by_key_.find(key);
+    return found == by_key_.end() ? nullptr : &found->second;
+}
+
+void Footprints::loaded(const std::string& key, const Footprint& measured) {
+    Footprint& known = by_key_[key];
+    const Bytes served = known.device.serving_peak;
+    const Bytes served_on_host = known.host.serving_peak;
+    const Millis reclaim = known.reclaim;
+    const std::uint32_t count = known.count;
+    known = measured;
+    known.device = bounded(known.device);
+    known.host = bounded(known.host);
+    known.device.serving_peak = std::max(known.device.serving_peak, served);
+    known.host.serving_peak = std::max(known.host.serving_peak, served_on_host);
+    known.reclaim = reclaim;
+    known.count = count + 1;
+    bound();
+}
+
+void Footprints::grew(const std::string& key, const Usage& device, const Usage& host_usage) {
+    const auto found = by_key_.find(key);
+    if (found == by_key_.end()) return;
+    found->second.device.merge(bounded(device));
+    found->second.host.merge(bounded(host_usage));
+}
+
+void Footprints::reclaimed(const std::string& key, Millis took) {
+    if (const auto found = by_key_.find(key); found != by_key_.end()) found->second.reclaim = took;
+}
+
+void Footprints::ran_out(const std::string& key, Bytes had, bool loading, std::int64_t now_ms) {
+    Footprint& known = by_key_[key];
+    const Bytes corrected = bounded(bounded(had) / 100 * limits::corrected_by_percent);
+    Bytes& figure = loading ? known.device.load_peak : known.device.serving_peak;
+    figure = std::max(figure, corrected);
+    known.measured_ms = now_ms;
+    bound();
+}
+
+void Footprints::bound() {
+    while (by_key_.size() > limits::footprints_max)
+        by_key_.erase(std::ranges::min_element(by_key_, {}, [](const auto& one) { return one.second.measured_ms; }));
+}
+
+json::object Footprints::to_json() const {
+    json::object out;
+    for (const auto& [key, one] : by_key_)
+        out.emplace(key, json::object{{"device", memory::to_json(one.device)},
+                                      {"host", memory::to_json(one.host)},
+                                      {"load_ms", one.load.count()},
+                                      {"reclaim_ms", one.reclaim.count()},
+                                      {"count", one.count},
+                                      {"measured_ms", one.measured_ms}});
+    return out;
+}
+
+Footprints Footprints::from_json(const json::value& value) {
+    Footprints out;
+    if (!value.is_object()) return out;
+    for (const auto& [key, member] : value.get_object())
+        if (const auto one = footprint_from(member)) out.by_key_.emplace(key, *one);
+    out.bound();
+    return out;
+}
+
+}  // namespace bulkhead::supervisor::memory

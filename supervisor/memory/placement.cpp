@@ -1,0 +1,145 @@
+#include "supervisor/memory/placement.h"
+
+#include <algorithm>
+
+namespace bulkhead::supervisor::memory {
+namespace {
+
+/// Members of one exclusive group that are not one model.
+bool exclude_each_other(const Model& a, const Model& b) {
+    const auto& group = a.declared.group;
+    return &a != &b && group && group->kind == GroupKind::exclusive && b.declared.group == group;
+}
+
+bool contains(const std::vector<std::size_t>& all, std::size_t one) { return std::ranges::find(all, one) != all.end(); }
+
+}  // namespace
+
+std::vector<Piece> pieces_of(const State& state, const std::vector<Slot*>& slots) {
+    std::vector<Piece> pieces;
+    for (const Slot* slot : slots) pieces.push_back({slot, state.need_of(*slot->model)});
+    return pieces;
+}
+
+std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, const std::vector<std::size_t>& devices,
+                                          int priority, Reach reach) const {
+    Option option;
+    option.device = devices;
+    option.when = now_;
+    std::vector<std::int64_t> short_by(room_.size());
+    std::vector<std::size_t> touched;
+    std::vector<std::size_t> unknown(room_.size());  // pieces
+    const auto touch = [&](std::size_t device, Bytes bytes) {
+        short_by[device] += static_cast<std::int64_t>(bytes);
+        if (!contains(touched, device)) touched.push_back(device);
+    };
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        const Model& model = *pieces[i].slot->model;
+        touch(devices[i], pieces[i].need.device);
+        if (pieces[i].need.host > 0) touch(0, pieces[i].need.host);
+        if (pieces[i].need.basis == Basis::unknown) ++unknown[devices[i]];
+        for (const std::size_t other : on_device_[devices[i]]) {
+            const bool excluded = std::ranges::any_of(candidates_[other].slots, [&](const Slot* slot) {
+                return slot->device == devices[i] && exclude_each_other(model, *slot->model);
+            });
+            if (excluded && !contains(option.victims, other)) option.victims.push_back(other);
+        }
+        for (const Slot& sibling : model.slots)
+            if (sibling.is_there() && sibling.device == devices[i]) ++option.cost.together;
+        for (std::size_t j = 0; j < i; ++j)
+            if (pieces[j].slot->model == &model && devices[j] == devices[i]) ++option.cost.together;
+    }
+    const bool is_claimed =
+        std::ranges::any_of(touched, [&](std::size_t device) { return claim_of(device).has_value(); });
+    if (is_claimed && reach == Reach::bounded) return std::nullopt;
+
+    const auto let_go = [&](std::size_t victim) {
+        const auto when = may_go(candidates_[victim], priority, reach);
+        if (!when) return false;
+        option.when = std::max(option.when, *when);
+        for (const auto& [device, bytes] : candidates_[victim].freed)
+            short_by[device] -= static_cast<std::int64_t>(bytes);
+        return true;
+    };
+    for (const std::size_t device : touched) {
+        if (reach == Reach::now && short_by[device] > claim_of(device).value_or(short_by[device])) return std::nullopt;
+        short_by[device] -= room_[device];
+    }
+    for (const std::size_t victim : option.victims)
+        if (!let_go(victim)) return std::nullopt;
+
+    const Unit* own = pieces.front().slot->model->unit;
+    const auto others_on = [&](std::size_t device) {
+        std::vector<std::size_t> listed;
+        for (const std::size_t i : on_device_[device])
+            if (candidates_[i].unit != own && !contains(option.victims, i)) listed.push_back(i);
+        return listed;
+    };
+    for (std::size_t device = 0; device < unknown.size(); ++device) {  // alone, with everything idle gone
+        if (unknown[device] == 0) continue;
+        for (const std::size_t i : others_on(device)) {
+            const Candidate& one = candidates_[i];
+            if (reach == Reach::now && one.starting) return std::nullopt;
+            if ((reach != Reach::now || use_of(one) == 0) && let_go(i)) option.victims.push_back(i);
+        }
+        if (short_by[device] >= 0) return std::nullopt;
+    }
+    std::vector<std::size_t> listed;
+    for (const std::size_t device : touched)
+        if (short_by[device] > 0)
+            for (const std::size_t i : others_on(device))
+                if (!contains(listed, i) && may_go(candidates_[i], priority, reach)) listed.push_back(i);
+    for (std::size_t device = 0; device < short_by.size(); ++device)
+        if (!contains(touched, device)) short_by[device] = 0;
+    if (!choose(listed, short_by)) return std::nullopt;
+    for (const std::size_t victim : listed) {
+        (void)let_go(victim);
+        option.victims.push_back(victim);
+    }
+    if (is_claimed && reach == Reach::now && !option.victims.empty()) return std::nullopt;
+
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        const std::size_t device = devices[i];
+        option.bytes.push_back(unknown[device] > 0 && pieces[i].need.basis == Basis::unknown
+                                   ? static_cast<Bytes>(-short_by[device]) / unknown[device]
+                                   : pieces[i].need.device);
+        option.cost.lacking += short_by[device];
+    }
+    for (const std::size_t victim : option.victims) {
+        const Candidate& one = candidates_[victim];
+        option.cost.use = std::max(option.cost.use, use_of(one));
+        option.cost.priority = option.cost.victims == 0 ? one.priority : std::max(option.cost.priority, one.priority);
+        ++option.cost.victims;
+    }
+    return option;
+}
+
+std::optional<Option> Survey::place(const std::vector<Piece>& pieces, int priority, Reach reach) const {
+    if (pieces.empty()) return std::nullopt;
+    std::vector<std::vector<std::size_t>> allowed;
+    for (const Piece& piece : pieces) {
+        auto& devices = allowed.emplace_back();
+        for (const DeviceId& id : piece.slot->model->declared.devices)
+            if (const auto device = state_.device_of(id); device && !state_.devices[*device].books.lost)
+                devices.push_back(*device);
+        if (devices.empty()) return std::nullopt;
+    }
+    std::optional<Option> best;
+    std::vector<std::size_t> turn(pieces.size());
+    std::vector<std::size_t> devices(pieces.size());
+    for (std::size_t tried = 0; tried < limits::assignments_max; ++tried) {
+        for (std::size_t i = 0; i < pieces.size(); ++i) devices[i] = allowed[i][turn[i]];
+        if (auto option = try_devices(pieces, devices, priority, reach)) {
+            const bool better =
+                !best || (reach == Reach::now || option->when == best->when ? option->cost < best->cost
+                                                                            : option->when < best->when);
+            if (better) best = std::move(option);
+        }
+        std::size_t digit = 0;
+        while (digit < turn.size() && ++turn[digit] == allowed[digit].size()) turn[digit++] = 0;
+        if (digit == turn.size()) break;
+    }
+    return best;
+}
+
+}  // namespace bulkhead::supervisor::memory

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "supervisor/memory/state.h"
+
+namespace bulkhead::supervisor::memory {
+
+/// A worker, or a together group's workers, that could go, and what the devices would get back.
+struct Candidate {
+    std::vector<const Slot*> slots;
+    const Unit* unit = nullptr;
+    int priority = 0;
+    bool pinned = false;
+    bool starting = false;   ///< one of them is not ready yet
+    Time protected_until{};  ///< by `min_resident`
+    Time in_use_until{};     ///< `Time::max()`: busy
+    Time turn_until{};       ///< while it is in use
+    Time idle_since{};
+    std::vector<std::pair<std::size_t, Bytes>> freed;  ///< by device
+
+    [[nodiscard]] Bytes freed_on(std::size_t device) const;
+};
+
+/// What is looked for: victims that may go now, those that may in bounded time, those that may at all.
+enum class Reach : std::uint8_t { now, bounded, ever };
+
+/// Below every model's: who asks takes the place only of what is not in use.
+inline constexpr int lowest_priority = std::numeric_limits<int>::min();
+inline constexpr int undeclared_priority = lowest_priority + 1;  ///< of workers whose model a reload has removed
+
+/// A replica that is to be placed.
+struct Piece {
+    const Slot* slot = nullptr;
+    Need need;
+};
+[[nodiscard]] std::vector<Piece> pieces_of(const State& state, const std::vector<Slot*>& slots);
+
+/// A way to place all pieces.
+struct Option {
+    std::vector<std::size_t> device;   ///< of each piece
+    std::vector<std::size_t> victims;  ///< candidates
+    std::vector<Bytes> bytes;  ///< of each piece on its device: what it needs, or all there is where that is unknown
+    Time when{};               ///< the last victim may go
+
+    /// Worse is larger: whom it evicts, then how many replicas of a model share a device, then how full devices become.
+    struct Cost {
+        int use = -1;  ///< of the worst victim: 0 idle, 1 between two requests, 2 busy; -1 without victims
+        int priority = 0;
+        std::size_t victims = 0;
+        std::size_t together = 0;
+        std::int64_t lacking = 0;  ///< negative: room that is left
+        friend auto operator<=>(const Cost&, const Cost&) = default;
+    } cost;
+};
+
+/// All devices and workers at one moment, as far as a placement needs them.
+class Survey {
+public:
+    Survey(const State& state, Time now);
+
+    /// The best way to place all pieces together for somebody of this priority.
+    [[nodiscard]] std::optional<Option> place(const std::vector<Piece>& pieces, int priority, Reach reach) const;
+    /// Who goes at once so that `bytes` more come free on the device.
+    struct Victims {
+        std::vector<std::size_t> candidates;  ///< the fewest that suffice; all there are where none do
+        bool enough = false;
+    };
+    [[nodiscard]] Victims victims_for(std::size_t device, std::int64_t bytes, int priority) const;
+    /// When it may go for somebody of this priority; empty: not within `reach`.
+    [[nodiscard]] std::optional<Time> may_go(const Candidate& one, int priority, Reach reach) const;
+
+    [[nodiscard]] const std::vector<Candidate>& candidates() const { return candidates_; }
+    /// Free, or about to come free, and meant for nobody.
+    [[nodiscard]] std::int64_t room(std::size_t device) const { return room_[device]; }
+    [[nodiscard]] int use_of(const Candidate& one) const;  ///< as in `Option::Cost`
+    /// Room there would be if all went that may in bounded time.
+    [[nodiscard]] std::int64_t room_in_time(std::size_t device, int priority) const;
+
+private:
+    [[nodiscard]] std::optional<Option> try_devices(const std::vector<Piece>& pieces,
+                                                    const std::vector<std::size_t>& devices, int priority,
+                                                    Reach reach) const;
+    [[nodiscard]] std::optional<std::int64_t> claim_of(std::size_t device) const {
+        return device < state_.claims.size() ? state_.claims[device] : std::nullopt;
+    }
+    /// Of those listed, the fewest that free what is short, the best to go first. False: all together do not suffice.
+    [[nodiscard]] bool choose(std::vector<std::size_t>& listed, const std::vector<std::int64_t>& short_by) const;
+
+    const State& state_;
+    Time now_;
+    std::vector<Candidate> candidates_;
+    std::vector<std::vector<std::size_t>> on_device_;  ///< candidates
+    std::vector<std::int64_t> room_;
+};
+
+}  // namespace bulkhead::supervisor::memory

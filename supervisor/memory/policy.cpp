@@ -1,0 +1,401 @@
+#include "supervisor/memory/policy.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "ipc/base/text.h"
+#include "supervisor/memory/settle.h"
+
+namespace bulkhead::supervisor::memory {
+namespace {
+
+/// Whether two models are members of one together group.
+bool go_together(const Model& a, const Model& b) {
+    const auto& group = a.declared.group;
+    return a.known && b.known && group && group->kind == GroupKind::together && b.declared.group == group;
+}
+
+void make_units(State& state) {
+    state.units.clear();
+    for (auto& [name, model] : state.models) model.unit = nullptr;
+    for (auto& [name, model] : state.models) {
+        for (Unit& unit : state.units)
+            if (model.unit == nullptr && go_together(*unit.models.front(), model)) {
+                unit.models.push_back(&model);
+                unit.together = true;
+                model.unit = &unit;
+            }
+        if (model.unit == nullptr) {
+            model.unit = &state.units.emplace_back();
+            model.unit->models.push_back(&model);
+        }
+    }
+}
+
+/// A model's replicas up to `count`; those there are keep their places.
+void make_slots(Model& model, std::size_t count) {
+    while (model.slots.size() < count) {
+        Slot& slot = model.slots.emplace_back();
+        slot.model = &model;
+        slot.replica = static_cast<std::uint32_t>(model.slots.size() - 1);
+    }
+    while (model.slots.size() > count && model.slots.back().phase == Phase::none) model.slots.pop_back();
+}
+
+Entry& entry_for(State& state, Unit& unit) {
+    if (Entry* known = state.entry_of(unit)) return *known;
+    Entry& entry = state.entries.emplace_back();
+    entry.unit = &unit;
+    entry.number = ++state.number_last;
+    return entry;
+}
+
+Error unknown_model(const std::string& model) {
+    return {ErrorCode::model_unknown, fmt::format("loading {}: no such model", model), "choose one of the fleet file"};
+}
+
+void refuse(State& state, Ticket ticket, Error error) {
+    state.actions.emplace_back(action::Refuse{ticket, std::move(error)});
+}
+
+void apply(State& state, const event::Declared& event, Time /*now*/) {
+    state.limits = event.limits;
+    for (Device& device : state.devices) state.apply_limit(device);
+    for (auto& [name, model] : state.models) model.known = model.pinned = false;
+    bool elsewhere = false;  // what is placed may have to go to another device
+    for (const Declaration& declared : event.models) {
+        Model& model = state.models[declared.model];
+        elsewhere = elsewhere || model.declared.devices != declared.devices || model.declared.group != declared.group;
+        model.declared = declared;
+        model.declared.replicas_min = std::max(declared.replicas_min, 1U);
+        model.declared.replicas_max = std::max(declared.replicas_max, model.declared.replicas_min);
+        model.known = true;
+        model.pinned = declared.pin;
+        make_slots(model, model.declared.replicas_max);
+    }
+    // Whoever waits keeps his place, whatever unit his model is in now.
+    std::list<Entry> before;
+    before.swap(state.entries);
+    for (Entry& entry : before)
+        for (auto waiter = entry.waiters.begin(); waiter != entry.waiters.end();) {
+            const auto one = waiter++;
+            if (one->model->known) continue;
+            refuse(state, one->ticket, unknown_model(one->model->declared.model));
+            forget(state, entry, one);
+        }
+    for (auto& [name, model] : state.models) {
+        for (Slot& slot : model.slots)
+            if (slot.phase == Phase::placed && (elsewhere || !model.known))
+                withdraw(state, slot, model.known ? "the fleet file changed" : "the fleet has no such model any more");
+        if (model.known) continue;
+        model.declared.priority = undeclared_priority;  // what was said of it no longer holds
+        model.declared.min_resident = Millis{0};
+        model.declared.keep_alive.reset();
+        model.declared.group.reset();
+        make_slots(model, 0);
+    }
+    std::erase_if(state.models, [](const auto& one) { return !one.second.known && one.second.slots.empty(); });
+    make_units(state);
+    for (Entry& entry : before)
+        for (Waiter& waiter : entry.waiters) {
+            Entry& now_in = entry_for(state, *waiter.model->unit);
+            now_in.number = std::min(now_in.number, entry.number);
+            now_in.retried = now_in.retried || entry.retried;
+            now_in.expected = entry.expected;
+            now_in.why = entry.why;
+            now_in.waiters.push_back(std::move(waiter));
+        }
+}
+
+void apply(State& state, const event::Device& event, Time /*now*/) {
+    Device& device = state.devices[state.device_or_new(event.id)];
+    device.books.total = std::min(event.total, limits::bytes_max);
+    device.books.lost = event.lost;
+    state.apply_limit(device);
+}
+
+void apply(State& state, const event::Foreign& event, Time /*now*/) {
+    const auto known = state.device_of(event.device);
+    if (!known) return;
+    Device& device = state.devices[*known];
+    device.books.foreign = std::min(event.bytes, limits::bytes_max);
+    state.settle_promise(device);
+}
+
+void apply(State& state, const event::LoadAsked& event, Time now) {
+    Model* model = state.find(event.model);
+    if (model == nullptr || !model->known) return refuse(state, event.ticket, unknown_model(event.model));
+    if (event.asker == Asker::channel)
+        if (Slot* slot = least_busy(*model)) {
+            return serve(state, event.ticket, event.asker, *slot, now);
+        }
+    std::size_t& of_client = state.tickets_of[event.client];
+    if (state.tickets >= limits::tickets_max || of_client >= limits::tickets_of_asker_max) {
+        const std::size_t waiting = state.tickets >= limits::tickets_max ? state.tickets : of_client;
+        if (of_client == 0) state.tickets_of.erase(event.client);
+        return refuse(state, event.ticket,
+                      {ErrorCode::queue_full, fmt::format("loading {}: {} callers wait already", event.model, waiting),
+                       "try again when they have been served"});
+    }
+    ++of_client;
+    ++state.tickets;
+    entry_for(state, *model->unit)
+        .waiters.push_back({event.ticket, model, event.asker, event.client, event.deadline, 0});
+}
+
+void apply(State& state, const event::Left& event, Time /*now*/) {
+    for (auto entry = state.entries.begin(); entry != state.entries.end(); ++entry) {
+        const auto waiter = std::ranges::find(entry->waiters, event.ticket, &Waiter::ticket);
+        if (waiter == entry->waiters.end()) continue;
+        forget(state, *entry, waiter);
+        return abandon_if_unwanted(state, *entry);
+    }
+    std::erase_if(state.reclaims, [&](const Reclaim& one) { return one.ticket == event.ticket; });
+}
+
+void apply(State& state, const event::InFlight& event, Time now) {
+    Slot* slot = state.find(event.who);
+    if (slot == nullptr || (slot->phase != Phase::ready && slot->phase != Phase::draining)) return;
+    if (slot->in_flight > 0 || event.requests > 0) slot->idle_since = now;
+    slot->used = slot->used || event.requests > 0;
+    if (event.requests > 0) slot->awaited.reset();
+    slot->in_flight = event.requests;
+}
+
+void apply(State& state, const event::Channels& event, Time /*now*/) {
+    if (Slot* slot = state.find(event.who); slot != nullptr && slot->phase == Phase::ready) slot->channels = event.open;
+}
+
+void apply(State& state, const event::Ready& event, Time now) {
+    Slot* slot = state.find(event.who);
+    if (slot == nullptr || slot->phase != Phase::loading) return;
+    Model& model = *slot->model;
+    const Need planned = state.need_of(model);
+    state.footprints.loaded(model.declared.key, event.measured);
+    const Footprint& known = *state.footprints.find(model.declared.key);
+    if (planned.basis != Basis::unknown && known.device.loading() > planned.device)
+        state.note(model,
+                   fmt::format("it took {}, more than the {} that was {}", bytes_text(known.device.loading()),
+                               bytes_text(planned.device), to_string(planned.basis)),
+                   now);
+    state.hold(*slot, known.device.resident(), known.host.resident(),
+               slot->device == 0 ? known.device.mapped : known.host.mapped);
+    state.enter(*slot, Phase::ready);
+    slot->ready_at = slot->idle_since = now;
+    slot->turn_until = now + state.turn_of(model);
+    slot->in_flight = 0;
+    slot->used = false;
+    slot->awaited.reset();
+}
+
+void apply(State& state, const event::Measured& event, Time /*now*/) {
+    Slot* slot = state.find(event.who);
+    if (slot == nullptr || (slot->phase != Phase::ready && slot->phase != Phase::draining)) return;
+    state.footprints.grew(slot->model->declared.key, event.device, event.host);
+    state.hold(*slot, std::max(slot->device_bytes, event.device.resident()),
+               std::max(slot->host_bytes, event.host.resident()),
+               std::max(slot->mapped_bytes, slot->device == 0 ? event.device.mapped : event.host.mapped));
+}
+
+void fail_entry_of(State& state, Slot& slot, const Error& error) {
+    if (Entry* entry = state.entry_of(*slot.model->unit)) fail(state, *entry, error);
+}
+
+void apply(State& state, const event::Ending& event, Time /*now*/) {
+    Slot* slot = state.find(event.who);
+    if (slot == nullptr) return;
+    if (slot->phase == Phase::ready) return state.enter(*slot, Phase::draining);
+    if (slot->is_starting())
+        fail_entry_of(state, *slot,
+                      {ErrorCode::cancelled, fmt::format("loading {}: it was unloaded", event.who.model), ""});
+}
+
+void ran_out(State& state, Slot& slot, const event::Ended& event, Time now) {
+    Model& model = *slot.model;
+    const bool loading = slot.phase == Phase::loading;
+    state.footprints.ran_out(model.declared.key, slot.device_bytes, loading, event.unix_ms);
+    const Bytes corrected = state.footprints.find(model.declared.key)->device.loading();
+    state.note(model,
+               fmt::format("{} ran out of memory with {} {}; from now on it gets {}", slot.id().text(),
+                           bytes_text(slot.device_bytes), loading ? "reserved" : "resident", bytes_text(corrected)),
+               now);
+    Entry* entry = state.entry_of(*model.unit);
+    if (!loading || entry == nullptr) return;
+    if (!entry->retried) {
+        entry->retried = true;
+        return;
+    }
+    fail(state, *entry,
+         {ErrorCode::out_of_memory,
+          fmt::format("loading {} on {}: memory ran out twice, at last with {}", event.who.model,
+                      device_text(state.devices[slot.device].books.id), bytes_text(slot.device_bytes)),
+          "declare its `memory`, use a smaller type such as int4, or choose another device"});
+}
+
+void apply(State& state, const event::Ended& event, Time now) {
+    Slot* slot = state.find(event.who);
+    if (slot == nullptr) return;
+    const Error error = event.error.value_or(Error{ErrorCode::load_failed,
+                                                   fmt::format("loading {}: its process ended", event.who.model),
+                                                   fmt::format("see `bulkhead logs {}`", event.who.model)});
+    switch (slot->phase) {
+    case Phase::placed: state.enter(*slot, Phase::none); return fail_entry_of(state, *slot, error);
+    case Phase::leaving: return state.enter(*slot, Phase::none);
+    case Phase::loading:
+        event.out_of_memory ? ran_out(state, *slot, event, now) : fail_entry_of(state, *slot, error);
+        break;
+    case Phase::ready:
+    case Phase::draining:
+        if (event.out_of_memory) ran_out(state, *slot, event, now);
+        break;
+    case Phase::none:
+    case Phase::reclaiming: return;
+    }
+    slot->in_flight = 0;
+    state.enter(*slot, Phase::reclaiming);
+}
+
+void apply(State& state, const event::Receipt& event, Time now) {
+    Slot* slot = state.find(event.who);
+    if (slot == nullptr || slot->phase != Phase::reclaiming) return;
+    Model& model = *slot->model;
+    state.footprints.reclaimed(model.declared.key, event.reclaim);
+    for (Reclaim& one : state.reclaims) {
+        if (std::erase(one.awaited, event.who) == 0) continue;
+        one.ended.push_back(event.who);
+        one.freed += (slot->device == one.device ? slot->device_bytes : 0) + (one.device == 0 ? slot->host_bytes : 0);
+    }
+    if (!model.last.empty() && model.last_at)
+        state.note(model,
+                   fmt::format("{}, its receipt came after {}", model.last.substr(0, model.last.find(", its receipt")),
+                               duration_text(event.reclaim.count())),
+                   now);
+    state.enter(*slot, Phase::none);
+    if (model.known) return make_slots(model, model.declared.replicas_max);
+    make_slots(model, 0);
+    if (!model.slots.empty()) return;
+    std::erase_if(state.units, [&](const Unit& unit) { return &unit == model.unit; });
+    state.models.erase(event.who.model);
+}
+
+void apply(State& state, const event::Adopted& event, Time now) {
+    const Holding& found = event.holding;
+    Model& model = state.models[found.who.model];
+    if (model.unit == nullptr) {
+        model.declared.model = found.who.model;
+        model.declared.priority = undeclared_priority;
+        model.known = false;
+        make_units(state);
+    }
+    make_slots(model, std::max<std::size_t>(model.slots.size(), found.who.replica + 1));
+    Slot& slot = model.slots[found.who.replica];
+    if (slot.phase != Phase::none) return;
+    slot.device = state.device_or_new(found.device);
+    state.hold(slot, found.device_bytes, found.host_bytes, found.mapped_bytes);
+    slot.basis = state.need_of(model).basis;
+    slot.ready_at = now - event.ready_for;
+    slot.idle_since = now - event.idle_for;
+    slot.turn_until = slot.ready_at + state.turn_of(model);
+    slot.in_flight = event.in_flight;
+    slot.used = true;
+    state.enter(slot, found.holds == Holds::reserved     ? Phase::loading
+                      : found.holds == Holds::reclaiming ? Phase::reclaiming
+                      : found.draining                   ? Phase::draining
+                                                         : Phase::ready);
+}
+
+void apply(State& state, const event::Pin& event, Time /*now*/) {
+    if (Model* model = state.find(event.model)) model->pinned = event.pinned;
+}
+
+void apply(State& state, const event::ReclaimAsked& event, Time now) {
+    const auto known = state.device_of(event.device);
+    if (!known || state.devices[*known].books.lost)
+        return refuse(state, event.ticket,
+                      {ErrorCode::input_invalid, fmt::format("making room on {}: no such device", event.device),
+                       "`bulkhead gpu` lists them"});
+    Device& device = state.devices[*known];
+    const auto taken = [&] { return static_cast<std::int64_t>(device.books.used() + device.books.foreign); };
+    std::int64_t coming = static_cast<std::int64_t>(device.books.total) - taken();
+    Reclaim& one = state.reclaims.emplace_back();
+    one.ticket = event.ticket;
+    one.device = *known;
+    one.client = event.client;
+    one.deadline = event.deadline;
+    one.asked = std::min(event.bytes, limits::bytes_max);
+    const Survey survey{state, now};
+    state.each_slot([&](const Slot& slot) {
+        const std::int64_t bytes = static_cast<std::int64_t>((slot.device == *known ? slot.device_bytes : 0) +
+                                                             (*known == 0 ? slot.host_bytes : 0));
+        if (bytes == 0) return;
+        if (slot.is_going()) {
+            coming += bytes;
+            one.awaited.push_back(slot.id());
+        } else if (slot.phase == Phase::placed) {
+            coming -= bytes;
+        }
+    });
+    if (coming >= static_cast<std::int64_t>(one.asked)) one.awaited.clear();
+    for (const std::size_t victim :
+         survey.victims_for(*known, static_cast<std::int64_t>(one.asked) - coming, lowest_priority).candidates)
+        for (const Slot* slot : survey.candidates()[victim].slots) {
+            const auto& freed = survey.candidates()[victim];
+            if (slot == freed.slots.front()) coming += static_cast<std::int64_t>(freed.freed_on(*known));
+            one.awaited.push_back(slot->id());
+            evict(state, *state.find(slot->id()), EvictCause::reclaim, event.client,
+                  fmt::format("{} asked for {} on {}", event.client, bytes_text(one.asked), device_text(event.device)),
+                  now);
+        }
+    // Nobody of ours takes what is made free, until the others have it.
+    device.foreign_at_promise = device.books.foreign;
+    device.promise = static_cast<Bytes>(std::clamp<std::int64_t>(coming, 0, static_cast<std::int64_t>(one.asked)));
+    device.promise_until.reset();
+    state.settle_promise(device);
+}
+
+void apply(State& /*state*/, const event::Tick& /*event*/, Time /*now*/) {}
+
+}  // namespace
+
+Policy::Policy(Footprints known) : state_{std::make_unique<State>()} {
+    state_->footprints = std::move(known);
+    (void)state_->device_or_new(DeviceId{host});
+}
+Policy::~Policy() = default;
+
+Actions Policy::on(const Event& event, Time now) {
+    state_->actions.clear();
+    std::visit([&](const auto& one) { apply(*state_, one, now); }, event);
+    settle(*state_, now);
+    return std::move(state_->actions);
+}
+
+std::optional<Time> Policy::next_tick() const { return state_->next; }
+
+std::vector<DeviceLedger> Policy::ledger() const {
+    std::vector<DeviceLedger> all;
+    for (const Device& device : state_->devices) all.push_back(device.books);
+    return all;
+}
+
+std::vector<Holding> Policy::holdings() const { return state_->holdings(); }
+const Footprints& Policy::footprints() const { return state_->footprints; }
+std::size_t Policy::waiting() const { return state_->tickets; }
+
+Bytes Policy::expected_bytes(const std::string& model) const {
+    const Model* known = state_->find(model);
+    return known == nullptr ? 0 : state_->need_of(*known).device;
+}
+
+Basis Policy::basis(const std::string& model) const {
+    const Model* known = state_->find(model);
+    return known == nullptr ? Basis::unknown : state_->need_of(*known).basis;
+}
+
+std::optional<Time> Policy::unload_at(const ReplicaId& who) const {
+    const Slot* slot = state_->find(who);
+    return slot == nullptr ? std::nullopt : unload_time(*slot);
+}
+
+}  // namespace bulkhead::supervisor::memory

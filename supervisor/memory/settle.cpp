@@ -1,0 +1,375 @@
+#include "supervisor/memory/settle.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "ipc/base/text.h"
+
+namespace bulkhead::supervisor::memory {
+namespace {
+
+/// Slots of the entry's unit that are placed or load. Those beyond the minimum came by themselves.
+bool any_starting(const Unit& unit) {
+    return std::ranges::any_of(
+        unit.models, [](const Model* model) { return std::ranges::any_of(model->slots, &Slot::is_starting); });
+}
+
+void withdraw_placed(State& state, Unit& unit, const std::string& why) {
+    for (Model* model : unit.models)
+        for (Slot& slot : model->slots)
+            if (slot.phase == Phase::placed) withdraw(state, slot, why);
+}
+
+Error too_late(const Entry& entry, const Waiter& waiter) {
+    return {ErrorCode::deadline_exceeded,
+            fmt::format("loading {}: {}", waiter.model->declared.model,
+                        entry.why.empty() ? "it was not ready in time" : entry.why),
+            "raise the deadline, or unload what is in its way"};
+}
+
+void meet_deadlines(State& state, Time now) {
+    for (auto entry = state.entries.begin(); entry != state.entries.end();) {
+        for (auto waiter = entry->waiters.begin(); waiter != entry->waiters.end();) {
+            const auto one = waiter++;
+            if (!one->deadline || *one->deadline > now) continue;
+            state.actions.emplace_back(action::Refuse{one->ticket, too_late(*entry, *one)});
+            forget(state, *entry, one);
+        }
+        abandon_if_unwanted(state, *entry);
+        entry = entry->waiters.empty() && !any_starting(*entry->unit) ? state.entries.erase(entry) : std::next(entry);
+    }
+    for (Device& device : state.devices) {
+        if (!device.promise_until || *device.promise_until > now) continue;
+        device.promise_until.reset();
+        device.promise = device.books.promised = 0;
+    }
+}
+
+/// Others took what was to be granted: more room is made, or the last one placed gives up its place.
+void repair_placements(State& state, Time now) {
+    for (std::size_t device = 0; device < state.devices.size();) {
+        Slot* last = nullptr;
+        for (auto& [name, model] : state.models)
+            for (Slot& slot : model.slots)
+                if (slot.phase == Phase::placed && (slot.device == device || (device == 0 && slot.host_bytes > 0)) &&
+                    (last == nullptr || slot.placed_as > last->placed_as))
+                    last = &slot;
+        if (last == nullptr) {
+            ++device;
+            continue;
+        }
+        const Survey survey{state, now};
+        const bool is_lost = state.devices[device].books.lost;
+        if (survey.room(device) >= 0 && !is_lost) {
+            ++device;
+            continue;
+        }
+        if (last->basis == Basis::unknown && last->device == device && !is_lost) {  // takes what there is
+            const auto taken = static_cast<std::int64_t>(last->device_bytes) + survey.room(device);
+            if (taken > 0) {
+                last->device_bytes = static_cast<Bytes>(taken);
+                continue;
+            }
+        }
+        const auto victims = survey.victims_for(device, -survey.room(device), priority_of(*last->model->unit));
+        if (victims.enough && !is_lost) {
+            for (const std::size_t victim : victims.candidates)
+                for (const Slot* slot : survey.candidates()[victim].slots)
+                    evict(state, *state.find(slot->id()), EvictCause::room, last->model->declared.model,
+                          "others took memory that had been made free", now);
+            continue;
+        }
+        const std::string why = is_lost ? "its GPU is lost" : "others took the memory that it was to get";
+        state.note(*last->model, why, now);
+        withdraw_placed(state, *last->model->unit, why);
+    }
+}
+
+bool has_company(const State& state, const Slot& slot) {
+    const auto& group = slot.model->declared.group;
+    if (!group || group->kind != GroupKind::exclusive) return false;
+    for (const auto& [name, model] : state.models) {
+        if (&model == slot.model || model.declared.group != group) continue;
+        for (const Slot& other : model.slots)
+            if (other.is_there() && other.phase != Phase::placed && other.device == slot.device) return true;
+    }
+    return false;
+}
+
+void give_grants(State& state) {
+    std::vector<Slot*> placed;
+    for (auto& [name, model] : state.models)
+        for (Slot& slot : model.slots)
+            if (slot.phase == Phase::placed) placed.push_back(&slot);
+    std::ranges::sort(placed, {}, &Slot::placed_as);
+    std::vector<std::int64_t> before(state.devices.size());  // bytes of those whose turn is first
+    for (Slot* slot : placed) {
+        const auto free_on = [&](std::size_t device) { return state.devices[device].books.free() - before[device]; };
+        bool fits = !has_company(state, *slot);
+        if (slot->basis == Basis::unknown) {  // all there is, once everybody who goes has gone
+            bool somebody_goes = false;
+            state.each_slot([&](const Slot& other) {
+                somebody_goes = somebody_goes || (other.is_going() && other.device == slot->device);
+            });
+            fits = fits && !somebody_goes;
+        }
+        const Bytes on_host = slot->device == 0 ? 0 : slot->host_bytes;
+        fits = fits &&
+               free_on(slot->device) >=
+                   static_cast<std::int64_t>(slot->device_bytes + (slot->device == 0 ? slot->host_bytes : 0)) &&
+               (on_host == 0 || free_on(0) >= static_cast<std::int64_t>(on_host));
+        if (!fits) {
+            before[slot->device] += static_cast<std::int64_t>(slot->device_bytes);
+            before[0] += static_cast<std::int64_t>(slot->host_bytes);
+            continue;
+        }
+        state.enter(*slot, Phase::loading);
+        state.actions.emplace_back(action::Grant{slot->id(), state.devices[slot->device].books.id, slot->device_bytes,
+                                                 slot->host_bytes, slot->basis});
+    }
+}
+
+bool is_complete(State& state, const Unit& unit) {
+    return state.missing(unit).empty() && std::ranges::none_of(unit.models, [](const Model* model) {
+               return std::ranges::any_of(model->slots, [model](const Slot& slot) {
+                   return slot.is_starting() && slot.replica < model->declared.replicas_min;
+               });
+           });
+}
+
+void answer_waiters(State& state, Time now) {
+    for (auto entry = state.entries.begin(); entry != state.entries.end();) {
+        const bool complete = is_complete(state, *entry->unit);
+        for (auto waiter = entry->waiters.begin(); waiter != entry->waiters.end();) {
+            const auto one = waiter++;
+            Slot* slot = least_busy(*one->model);
+            if (slot == nullptr || !(complete || one->asker == Asker::channel)) continue;
+            serve(state, one->ticket, one->asker, *slot, now);
+            forget(state, *entry, one);
+        }
+        entry = entry->waiters.empty() && !any_starting(*entry->unit) ? state.entries.erase(entry) : std::next(entry);
+    }
+}
+
+void start(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option,
+           const std::string& for_whom, Time now) {
+    for (const std::size_t victim : option.victims) {
+        const Candidate& one = survey.candidates()[victim];
+        const std::string why =
+            fmt::format("{} needs its place; {}", for_whom,
+                        one.in_use_until <= now
+                            ? fmt::format("it was idle for {}", duration_text(millis(now - one.idle_since).count()))
+                        : one.priority < priority_of(*pieces.front().slot->model->unit) ? "it has a lower priority"
+                                                                                        : "its turn is over");
+        for (const Slot* slot : one.slots) evict(state, *state.find(slot->id()), EvictCause::room, for_whom, why, now);
+    }
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        Slot& slot = *state.find(pieces[i].slot->id());
+        state.enter(slot, Phase::placed);
+        slot.device = option.device[i];
+        slot.device_bytes = option.bytes[i];
+        slot.host_bytes = pieces[i].need.host;
+        slot.basis = pieces[i].need.basis;
+        slot.placed_as = ++state.placed_last;
+        state.actions.emplace_back(
+            action::Place{slot.id(), state.devices[slot.device].books.id, slot.device_bytes, slot.host_bytes});
+    }
+}
+
+/// Keeps the devices of an option that will come for those who were here before.
+void claim(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option, int priority) {
+    std::vector<std::int64_t> need(state.devices.size());
+    std::vector<bool> touched(state.devices.size());
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        touched[option.device[i]] = true;
+        need[option.device[i]] += static_cast<std::int64_t>(option.bytes[i]);
+        need[0] += static_cast<std::int64_t>(pieces[i].need.host);
+        touched[0] = touched[0] || pieces[i].need.host > 0;
+    }
+    for (std::size_t device = 0; device < touched.size(); ++device)
+        if (touched[device]) state.claims[device] = survey.room_in_time(device, priority) - need[device];
+}
+
+void tell_positions(State& state, Entry& entry, std::size_t position, Time now) {
+    const Millis expected = entry.expected ? millis(std::max(*entry.expected, now) - now) : Millis{0};
+    for (Waiter& waiter : entry.waiters) {
+        if (waiter.told_position == position) continue;
+        waiter.told_position = position;
+        state.actions.emplace_back(action::Queued{waiter.ticket, position, expected, entry.why});
+    }
+}
+
+/// Gives each entry its place, or says what it waits for. Returns false where it was refused.
+bool place_entry(State& state, std::optional<Survey>& survey, Entry& entry, Clock::duration& ahead, Time now) {
+    const std::vector<Slot*> missing = state.missing(*entry.unit);
+    if (missing.empty() || entry.waiters.empty()) return true;
+    if (!survey) survey.emplace(state, now);
+    const int priority = priority_of(*entry.unit);
+    const std::vector<Piece> pieces = pieces_of(state, missing);
+    const std::string& name = entry.unit->models.front()->declared.model;
+    const auto going = std::ranges::find_if(missing, [](const Slot* slot) { return slot->phase != Phase::none; });
+    const bool ending = going != missing.end();
+    if (const auto at_once = ending ? std::nullopt : survey->place(pieces, priority, Reach::now)) {
+        entry.expected = now + expected_of(state, *survey, pieces, *at_once, now);
+        entry.why = at_once->victims.empty() ? "it is being loaded" : waits_for(*survey, *at_once, now);
+        start(state, *survey, pieces, *at_once, name, now);
+        survey.emplace(state, now);
+        return true;
+    }
+    const auto in_time = ending ? std::nullopt : survey->place(pieces, priority, Reach::bounded);
+    const auto later = in_time ? in_time : survey->place(pieces, priority, Reach::ever);
+    if (!later) {
+        fail(state, entry, never_fits(state, pieces));
+        return false;
+    }
+    const Millis alone = expected_of(state, *survey, pieces, *later, now);
+    entry.expected = now + alone + ahead;
+    entry.why = ending ? fmt::format("waits until its former worker {} has ended", (*going)->id().text())
+                       : waits_for(*survey, *later, now);
+    if (in_time) {
+        ahead += alone + state.turn_of(*entry.unit->models.front());
+        claim(state, *survey, pieces, *in_time, priority);
+    }
+    return true;
+}
+
+void place_entries(State& state, Time now) {
+    state.claims.assign(state.devices.size(), std::nullopt);
+    state.entries.sort([](const Entry& a, const Entry& b) {
+        const int first = priority_of(*a.unit);
+        const int second = priority_of(*b.unit);
+        return first != second ? first > second : a.number < b.number;
+    });
+    std::optional<Survey> survey;
+    std::size_t position = 0;
+    Clock::duration ahead{};
+    for (auto entry = state.entries.begin(); entry != state.entries.end();) {
+        const bool stays = place_entry(state, survey, *entry, ahead, now);
+        if (!stays && !any_starting(*entry->unit)) {
+            entry = state.entries.erase(entry);
+            continue;
+        }
+        const bool granted = std::ranges::none_of(entry->unit->models,
+                                                  [](const Model* model) {
+                                                      return std::ranges::any_of(model->slots, [](const Slot& slot) {
+                                                          return slot.phase == Phase::placed;
+                                                      });
+                                                  }) &&
+                             state.missing(*entry->unit).empty();
+        if (!granted) tell_positions(state, *entry, ++position, now);
+        ++entry;
+    }
+    if (!survey) return;
+    for (const Candidate& one : survey->candidates())
+        for (const Time when : {one.protected_until, one.in_use_until, one.turn_until})
+            if (when > now && when != Time::max()) state.wake_at(when);
+}
+
+/// Of a model whose replicas all have more to do than they can: one more, where there is room that nobody waits for.
+void start_surplus(State& state, Time now) {
+    for (auto& [name, model] : state.models) {
+        std::size_t ready = 0;
+        bool pressed = true;
+        Slot* spare = nullptr;
+        for (Slot& slot : model.slots) {
+            if (slot.phase == Phase::ready) {
+                ++ready;
+                pressed = pressed && slot.in_flight >= limits::pressure_in_flight;
+            } else if (slot.phase != Phase::none) {
+                pressed = false;
+            } else if (spare == nullptr && slot.replica < model.declared.replicas_max) {
+                spare = &slot;
+            }
+        }
+        if (!model.known || ready == 0 || !pressed || spare == nullptr) {
+            model.pressed_since.reset();
+            continue;
+        }
+        if (!model.pressed_since) model.pressed_since = now;
+        if (now < *model.pressed_since + limits::pressure_for) {
+            state.wake_at(*model.pressed_since + limits::pressure_for);
+            continue;
+        }
+        const Survey survey{state, now};
+        const std::vector<Piece> pieces = pieces_of(state, {spare});
+        const auto option = survey.place(pieces, lowest_priority, Reach::now);
+        if (!option || !option->victims.empty() || pieces.front().need.basis == Basis::unknown) continue;
+        model.pressed_since.reset();
+        state.note(model, fmt::format("replica {} was started: every other has requests that wait", spare->replica),
+                   now);
+        start(state, survey, pieces, *option, name, now);
+    }
+}
+
+}  // namespace
+
+void settle(State& state, Time now) {
+    state.next.reset();
+    meet_deadlines(state, now);
+    answer_waiters(state, now);
+    unload_idle(state, now);
+    relieve_pressure(state, now);
+    repair_placements(state, now);
+    place_entries(state, now);
+    start_surplus(state, now);
+    give_grants(state);
+    answer_reclaims(state, now);
+    for (const Entry& entry : state.entries)
+        for (const Waiter& waiter : entry.waiters)
+            if (waiter.deadline) state.wake_at(*waiter.deadline);
+    for (const Device& device : state.devices)
+        if (device.promise_until) state.wake_at(*device.promise_until);
+}
+
+void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter) {
+    --state.tickets;
+    if (const auto of = state.tickets_of.find(waiter->client); of != state.tickets_of.end() && --of->second == 0)
+        state.tickets_of.erase(of);
+    entry.waiters.erase(waiter);
+}
+
+void fail(State& state, Entry& entry, const Error& error) {
+    for (auto waiter = entry.waiters.begin(); waiter != entry.waiters.end();) {
+        const auto one = waiter++;
+        state.actions.emplace_back(action::Refuse{one->ticket, error});
+        one->model->last = "a load was refused: " + error.attempt;
+        one->model->last_at.reset();
+        forget(state, entry, one);
+    }
+    withdraw_placed(state, *entry.unit, "the load was refused");
+}
+
+void abandon_if_unwanted(State& state, Entry& entry) {
+    if (entry.waiters.empty()) withdraw_placed(state, *entry.unit, "nobody waits for it any more");
+}
+
+void withdraw(State& state, Slot& slot, const std::string& why) {
+    state.actions.emplace_back(action::Withdraw{slot.id(), why});
+    state.enter(slot, Phase::leaving);
+}
+
+void evict(State& state, Slot& slot, EvictCause cause, const std::string& for_whom, const std::string& why, Time now) {
+    state.actions.emplace_back(action::Evict{slot.id(), cause, for_whom, now + slot.model->declared.drain, why});
+    state.note(*slot.model, fmt::format("{} was evicted: {}", slot.id().text(), why), now);
+    state.enter(slot, Phase::draining);
+}
+
+void serve(State& state, Ticket ticket, Asker asker, Slot& slot, Time now) {
+    state.actions.emplace_back(action::Serve{ticket, slot.id()});
+    if (asker != Asker::channel) return;
+    ++slot.channels;
+    slot.awaited = now + limits::first_use_grace;
+}
+
+Slot* least_busy(Model& model) {
+    Slot* best = nullptr;
+    for (Slot& slot : model.slots) {
+        if (slot.phase != Phase::ready) continue;
+        const auto load = [](const Slot& one) { return std::pair{one.in_flight, one.channels}; };
+        if (best == nullptr || load(slot) < load(*best)) best = &slot;
+    }
+    return best;
+}
+
+}  // namespace bulkhead::supervisor::memory

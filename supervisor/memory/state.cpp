@@ -1,0 +1,172 @@
+#include "supervisor/memory/state.h"
+
+#include <algorithm>
+
+namespace bulkhead::supervisor::memory {
+
+ReplicaId Slot::id() const { return {model->declared.model, replica}; }
+
+int priority_of(const Unit& unit) {
+    return std::ranges::max(unit.models, {}, [](const Model* one) { return one->declared.priority; })
+        ->declared.priority;
+}
+
+bool is_pinned(const Unit& unit) {
+    return std::ranges::any_of(unit.models, [](const Model* one) { return one->pinned; });
+}
+
+std::optional<std::size_t> State::device_of(const DeviceId& id) const {
+    for (std::size_t i = 0; i < devices.size(); ++i)
+        if (devices[i].books.id == id) return i;
+    return std::nullopt;
+}
+
+std::size_t State::device_or_new(const DeviceId& id) {
+    if (const auto known = device_of(id)) return *known;
+    devices.emplace_back().books.id = id;
+    return devices.size() - 1;
+}
+
+void State::apply_limit(Device& device) {
+    const auto found = limits.find(device.books.id);
+    device.limit = found == limits.end() ? DeviceLimit{} : found->second;
+    const auto share = static_cast<Bytes>(std::clamp(device.limit.share_percent, 0, 100));
+    device.books.limit = device.books.total / 100 * share + device.books.total % 100 * share / 100;
+    device.books.margin = std::min(device.limit.margin, device.books.total);
+}
+
+void State::settle_promise(Device& device) {
+    const Bytes taken = device.books.foreign - std::min(device.books.foreign, device.foreign_at_promise);
+    device.books.promised = device.promise - std::min(device.promise, taken);
+}
+
+Slot* State::find(const ReplicaId& who) {
+    Model* model = find(who.model);
+    return model != nullptr && who.replica < model->slots.size() ? &model->slots[who.replica] : nullptr;
+}
+
+Model* State::find(const std::string& model) {
+    const auto found = models.find(model);
+    return found == models.end() ? nullptr : &found->second;
+}
+
+const Model* State::find(const std::string& model) const {
+    const auto found = models.find(model);
+    return found == models.end() ? nullptr : &found->second;
+}
+
+Entry* State::entry_of(const Unit& unit) {
+    const auto found = std::ranges::find(entries, &unit, [](const Entry& one) -> const Unit* { return one.unit; });
+    return found == entries.end() ? nullptr : &*found;
+}
+
+void State::book(const Slot& slot, bool add) {
+    const auto part = [&](DeviceLedger& books) -> Bytes* {
+        switch (slot.phase) {
+        case Phase::loading: return &books.reserved;
+        case Phase::ready:
+        case Phase::draining: return &books.resident;
+        case Phase::reclaiming: return &books.reclaiming;
+        case Phase::none:
+        case Phase::placed:
+        case Phase::leaving: break;
+        }
+        return nullptr;
+    };
+    const auto count = [&](std::size_t device, Bytes bytes, Bytes mapped) {
+        DeviceLedger& books = devices[device].books;
+        Bytes* sum = part(books);
+        if (sum == nullptr) return;
+        *sum = add ? *sum + bytes : *sum - bytes;
+        books.mapped = add ? books.mapped + mapped : books.mapped - mapped;
+    };
+    count(slot.device, slot.device_bytes, 0);
+    count(0, slot.host_bytes, slot.mapped_bytes);
+}
+
+void State::enter(Slot& slot, Phase phase) {
+    book(slot, false);
+    slot.phase = phase;
+    if (phase == Phase::none) {
+        slot.device_bytes = slot.host_bytes = slot.mapped_bytes = 0;
+        slot.in_flight = slot.channels = 0;
+        slot.used = false;
+        slot.awaited.reset();
+    }
+    book(slot, true);
+}
+
+void State::hold(Slot& slot, Bytes device_bytes, Bytes host_bytes, Bytes mapped_bytes) {
+    book(slot, false);
+    slot.device_bytes = std::min(device_bytes, limits::bytes_max);
+    slot.host_bytes = std::min(host_bytes, limits::bytes_max);
+    slot.mapped_bytes = std::min(mapped_bytes, limits::bytes_max);
+    book(slot, true);
+}
+
+Need State::need_of(const Model& model) const {
+    if (const Footprint* known = footprints.find(model.declared.key))
+        return {known->device.loading(), known->host.loading(), Basis::measured};
+    if (model.declared.package) return {*model.declared.package, 0, Basis::package};
+    if (model.declared.memory) return {*model.declared.memory, 0, Basis::declared};
+    return {};
+}
+
+Millis State::load_time(const Model& model) const {
+    const Footprint* known = footprints.find(model.declared.key);
+    return known != nullptr && known->load.count() > 0 ? known->load : Millis{limits::load_time_unknown};
+}
+
+Millis State::reclaim_time(const Model& model) const {
+    const Footprint* known = footprints.find(model.declared.key);
+    return known != nullptr && known->reclaim.count() > 0 ? known->reclaim : Millis{limits::reclaim_time_unknown};
+}
+
+Millis State::turn_of(const Model& model) const {
+    const Millis turn = (load_time(model) + reclaim_time(model)) * limits::turn_per_swap;
+    return std::min(turn, Millis{limits::turn_max});
+}
+
+Millis State::gap_of(const Model& model) const {
+    return std::clamp(load_time(model) / limits::gap_of_load, Millis{limits::gap_min}, Millis{limits::gap_max});
+}
+
+Time State::in_use_until(const Slot& slot) const {
+    if (slot.in_flight > 0) return Time::max();
+    const Time pause = slot.used ? slot.idle_since + gap_of(*slot.model) : slot.ready_at;
+    return std::max(pause, slot.awaited.value_or(pause));
+}
+
+std::vector<Holding> State::holdings() const {
+    std::vector<Holding> all;
+    each_slot([&](const Slot& slot) {
+        Holding one{slot.id(),
+                    Holds::resident,
+                    slot.phase == Phase::draining,
+                    devices[slot.device].books.id,
+                    slot.device_bytes,
+                    slot.host_bytes,
+                    slot.mapped_bytes};
+        switch (slot.phase) {
+        case Phase::loading: one.holds = Holds::reserved; break;
+        case Phase::ready:
+        case Phase::draining: break;
+        case Phase::reclaiming: one.holds = Holds::reclaiming; break;
+        case Phase::none:
+        case Phase::placed:
+        case Phase::leaving: return;
+        }
+        all.push_back(std::move(one));
+    });
+    return all;
+}
+
+std::vector<Slot*> State::missing(const Unit& unit) {
+    std::vector<Slot*> all;
+    for (Model* model : unit.models)
+        for (std::uint32_t i = 0; i < model->declared.replicas_min && i < model->slots.size(); ++i)
+            if (Slot& slot = model->slots[i]; slot.phase != Phase::ready && !slot.is_starting()) all.push_back(&slot);
+    return all;
+}
+
+}  // namespace bulkhead::supervisor::memory

@@ -1,0 +1,163 @@
+#include <algorithm>
+
+#include "supervisor/memory/placement.h"
+
+namespace bulkhead::supervisor::memory {
+namespace {
+
+void add(Candidate& to, std::size_t device, Bytes bytes) {
+    if (bytes == 0) return;
+    const auto known = std::ranges::find(to.freed, device, &std::pair<std::size_t, Bytes>::first);
+    known == to.freed.end() ? void(to.freed.emplace_back(device, bytes)) : void(known->second += bytes);
+}
+
+void add(Candidate& to, const Slot& slot, const State& state) {
+    const Model& model = *slot.model;
+    to.slots.push_back(&slot);
+    to.pinned = to.pinned || model.pinned;
+    to.priority = to.slots.size() == 1 ? model.declared.priority : std::max(to.priority, model.declared.priority);
+    add(to, slot.device, slot.device_bytes);
+    add(to, 0, slot.host_bytes);
+    if (slot.is_starting()) {
+        to.starting = true;
+        return;
+    }
+    to.protected_until = std::max(to.protected_until, slot.ready_at + model.declared.min_resident);
+    to.in_use_until = std::max(to.in_use_until, state.in_use_until(slot));
+    to.turn_until = std::max(to.turn_until, slot.turn_until);
+    to.idle_since = std::max(to.idle_since, slot.idle_since);
+}
+
+}  // namespace
+
+Bytes Candidate::freed_on(std::size_t device) const {
+    const auto known = std::ranges::find(freed, device, &std::pair<std::size_t, Bytes>::first);
+    return known == freed.end() ? 0 : known->second;
+}
+
+Survey::Survey(const State& state, Time now)
+    : state_{state}, now_{now}, on_device_(state.devices.size()), room_(state.devices.size()) {
+    for (std::size_t i = 0; i < room_.size(); ++i) room_[i] = state.devices[i].books.free();
+    state.each_slot([&](const Slot& slot) {
+        const std::int64_t sign = slot.is_going() ? 1 : slot.phase == Phase::placed ? -1 : 0;
+        room_[slot.device] += sign * static_cast<std::int64_t>(slot.device_bytes);
+        room_[0] += sign * static_cast<std::int64_t>(slot.host_bytes);
+        const bool stays = slot.phase == Phase::ready || slot.is_starting();
+        if (stays && !slot.model->unit->together) add(candidates_.emplace_back(), slot, state);
+    });
+    for (const Unit& unit : state.units) {
+        if (!unit.together) continue;
+        Candidate one;
+        for (const Model* model : unit.models)
+            for (const Slot& slot : model->slots)
+                if (slot.phase == Phase::ready || slot.is_starting()) add(one, slot, state);
+        if (!one.slots.empty()) candidates_.push_back(std::move(one));
+    }
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+        Candidate& one = candidates_[i];
+        one.unit = one.slots.front()->model->unit;
+        std::vector<std::size_t> seen;
+        for (const Slot* slot : one.slots)  // also where it holds nothing: an exclusive group asks for the device
+            if (std::ranges::find(seen, slot->device) == seen.end()) seen.push_back(slot->device);
+        for (const auto& [device, bytes] : one.freed)
+            if (std::ranges::find(seen, device) == seen.end()) seen.push_back(device);
+        for (const std::size_t device : seen) on_device_[device].push_back(i);
+    }
+}
+
+int Survey::use_of(const Candidate& one) const {
+    return one.in_use_until <= now_ ? 0 : one.in_use_until == Time::max() ? 2 : 1;
+}
+
+/// Whoever is in use goes for a higher priority at once, for the same when its turn is over, for a lower one never.
+std::optional<Time> Survey::may_go(const Candidate& one, int priority, Reach reach) const {
+    if (one.pinned) return std::nullopt;
+    Time when = std::max(one.protected_until, now_);
+    if (one.starting) {
+        if (reach == Reach::now || (reach == Reach::bounded && priority < one.priority)) return std::nullopt;
+        for (const Slot* slot : one.slots)
+            when = std::max(when, now_ + state_.load_time(*slot->model) + state_.turn_of(*slot->model) +
+                                      slot->model->declared.min_resident);
+    } else if (one.in_use_until > now_ && priority <= one.priority) {
+        if (priority == one.priority)
+            when = std::max(when, std::min(one.turn_until, one.in_use_until));
+        else if (reach == Reach::ever)
+            when = std::max(when, one.in_use_until == Time::max() ? now_ + limits::turn_max : one.in_use_until);
+        else
+            return std::nullopt;
+    }
+    if (reach == Reach::now && when > now_) return std::nullopt;
+    return when;
+}
+
+bool Survey::choose(std::vector<std::size_t>& listed, const std::vector<std::int64_t>& short_by) const {
+    struct Ranked {
+        std::size_t index;
+        int use;
+        int priority;
+        double weight;  ///< idle time times bytes of use: the least recently used per byte is the largest
+    };
+    std::vector<Ranked> ranked;
+    ranked.reserve(listed.size());
+    for (const std::size_t i : listed) {
+        const Candidate& one = candidates_[i];
+        std::int64_t useful = 0;
+        for (const auto& [device, bytes] : one.freed)
+            useful += std::clamp<std::int64_t>(short_by[device], 0, static_cast<std::int64_t>(bytes));
+        if (useful == 0) continue;
+        const double idle = std::chrono::duration<double>(std::max(now_ - one.idle_since, Clock::duration{1})).count();
+        ranked.push_back({i, use_of(one), one.priority, idle * static_cast<double>(useful)});
+    }
+    std::ranges::sort(ranked, [](const Ranked& a, const Ranked& b) {
+        if (a.use != b.use) return a.use < b.use;
+        if (a.priority != b.priority) return a.priority < b.priority;
+        return a.weight != b.weight ? a.weight > b.weight : a.index < b.index;
+    });
+    std::vector<std::int64_t> left = short_by;
+    const auto suffices = [&] { return std::ranges::all_of(left, [](std::int64_t bytes) { return bytes <= 0; }); };
+    listed.clear();
+    for (const Ranked& one : ranked) {
+        if (suffices()) break;
+        bool helps = false;
+        for (const auto& [device, bytes] : candidates_[one.index].freed) {
+            helps = helps || left[device] > 0;
+            left[device] -= static_cast<std::int64_t>(bytes);
+        }
+        if (helps)
+            listed.push_back(one.index);
+        else
+            for (const auto& [device, bytes] : candidates_[one.index].freed)
+                left[device] += static_cast<std::int64_t>(bytes);
+    }
+    if (!suffices()) return false;
+    for (std::size_t i = listed.size(); i-- > 0;) {  // who should rather stay is spared first
+        const auto& freed = candidates_[listed[i]].freed;
+        for (const auto& [device, bytes] : freed) left[device] += static_cast<std::int64_t>(bytes);
+        if (suffices()) {
+            listed.erase(listed.begin() + static_cast<std::ptrdiff_t>(i));
+        } else {
+            for (const auto& [device, bytes] : freed) left[device] -= static_cast<std::int64_t>(bytes);
+        }
+    }
+    return true;
+}
+
+Survey::Victims Survey::victims_for(std::size_t device, std::int64_t bytes, int priority) const {
+    Victims victims;
+    for (const std::size_t i : on_device_[device])
+        if (may_go(candidates_[i], priority, Reach::now)) victims.candidates.push_back(i);
+    std::vector<std::int64_t> short_by(room_.size());
+    short_by[device] = bytes;
+    victims.enough = choose(victims.candidates, short_by);
+    return victims;
+}
+
+std::int64_t Survey::room_in_time(std::size_t device, int priority) const {
+    std::int64_t room = room_[device];
+    for (const std::size_t i : on_device_[device])
+        if (may_go(candidates_[i], priority, Reach::bounded))
+            room += static_cast<std::int64_t>(candidates_[i].freed_on(device));
+    return room;
+}
+
+}  // namespace bulkhead::supervisor::memory

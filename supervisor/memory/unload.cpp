@@ -1,0 +1,112 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "ipc/base/text.h"
+#include "supervisor/memory/settle.h"
+
+namespace bulkhead::supervisor::memory {
+namespace {
+
+/// Empty: not by time.
+std::optional<Time> due(const Slot& slot) {
+    const Model& model = *slot.model;
+    if (slot.phase != Phase::ready || slot.in_flight > 0 || model.pinned) return std::nullopt;
+    std::optional<Millis> keep = model.declared.keep_alive;
+    if (slot.replica >= model.declared.replicas_min)
+        keep = std::min(keep.value_or(Millis{limits::surplus_idle}), Millis{limits::surplus_idle});
+    if (!keep) return std::nullopt;
+    const Time at = slot.idle_since + *keep;
+    return std::max(at, slot.used ? slot.awaited.value_or(at) : slot.ready_at + limits::first_use_grace);
+}
+
+}  // namespace
+
+std::optional<Time> unload_time(const Slot& slot) {
+    if (!slot.model->unit->together) return due(slot);
+    Time last{};
+    for (const Model* model : slot.model->unit->models)
+        for (const Slot& member : model->slots) {
+            if (member.phase == Phase::none) continue;
+            const auto at = due(member);
+            if (!at) return std::nullopt;
+            last = std::max(last, *at);
+        }
+    return last;
+}
+
+void unload_idle(State& state, Time now) {
+    for (auto& [name, model] : state.models)
+        for (Slot& slot : model.slots) {
+            const auto at = unload_time(slot);
+            if (!at) continue;
+            if (*at > now) {
+                state.wake_at(*at);
+                continue;
+            }
+            const bool surplus = slot.replica >= model.declared.replicas_min;
+            const auto idle = millis(now - slot.idle_since);
+            for (Model* member : model.unit->models)
+                for (Slot& other : member->slots)
+                    if (other.phase == Phase::ready && (&other == &slot || model.unit->together))
+                        evict(state, other, surplus ? EvictCause::surplus : EvictCause::keep_alive, "",
+                              fmt::format("it was idle for {}", duration_text(idle.count())), now);
+        }
+}
+
+/// Half of the margin is for others to come and go in; beyond it somebody idle makes room.
+void relieve_pressure(State& state, Time now) {
+    for (std::size_t device = 0; device < state.devices.size(); ++device) {
+        const DeviceLedger& books = state.devices[device].books;
+        if (books.lost) continue;
+        const auto used = static_cast<std::int64_t>(books.used());
+        std::int64_t over = used - static_cast<std::int64_t>(books.limit);
+        const auto kept = static_cast<std::int64_t>(books.margin / 2);
+        const auto beyond =
+            used + static_cast<std::int64_t>(books.foreign) - static_cast<std::int64_t>(books.total) + kept;
+        if (beyond > 0) over = std::max(over, beyond + static_cast<std::int64_t>(books.margin) - kept);
+        state.each_slot([&](const Slot& slot) {
+            if (!slot.is_going()) return;
+            if (slot.device == device) over -= static_cast<std::int64_t>(slot.device_bytes);
+            if (device == 0) over -= static_cast<std::int64_t>(slot.host_bytes);
+        });
+        if (over <= 0) continue;
+        const Survey survey{state, now};
+        for (const std::size_t victim : survey.victims_for(device, over, lowest_priority).candidates)
+            for (const Slot* slot : survey.candidates()[victim].slots)
+                evict(state, *state.find(slot->id()), EvictCause::pressure, "",
+                      fmt::format("{} has {} less than is in use", device_text(books.id),
+                                  bytes_text(static_cast<Bytes>(over))),
+                      now);
+        for (const Candidate& one : survey.candidates())
+            for (const Time when : {one.protected_until, one.in_use_until})
+                if (when > now && when != Time::max()) state.wake_at(when);
+    }
+}
+
+void answer_reclaims(State& state, Time now) {
+    for (auto one = state.reclaims.begin(); one != state.reclaims.end();) {
+        const bool late = one->deadline && *one->deadline <= now;
+        if (!one->awaited.empty() && !late) {
+            if (one->deadline) state.wake_at(*one->deadline);
+            ++one;
+            continue;
+        }
+        Device& device = state.devices[one->device];
+        const std::int64_t there = static_cast<std::int64_t>(device.books.total) -
+                                   static_cast<std::int64_t>(device.books.foreign + device.books.used());
+        std::string short_of;
+        if (there < static_cast<std::int64_t>(one->asked))
+            short_of = late ? fmt::format("{} did not end in time", one->awaited.front().text())
+                            : fmt::format("{} of {} asked for are free; the rest is pinned, in use, within "
+                                          "`min_resident` or held by others",
+                                          bytes_text(static_cast<Bytes>(std::max<std::int64_t>(there, 0))),
+                                          bytes_text(one->asked));
+        device.promise_until = now + limits::promise_for;
+        state.wake_at(*device.promise_until);
+        state.actions.emplace_back(action::Reclaimed{one->ticket, one->freed, one->ended, std::move(short_of)});
+        one = state.reclaims.erase(one);
+    }
+}
+
+}  // namespace bulkhead::supervisor::memory

@@ -1,0 +1,389 @@
+#include "tests/simulation/invariants.h"
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "supervisor/memory/limits.h"
+
+namespace bulkhead::simulation {
+
+using At = Process::State;
+
+Invariants::Invariants(World& world, OurPolicy& ours) : world_{world}, ours_{&ours} {
+    world.check = [this](const Event& /*event*/, const Actions& actions) { check(actions); };
+}
+
+void Invariants::fail(const std::string& what) {
+    if (broken_.empty()) broken_ = what;
+    world_.stopped = true;
+}
+
+void Invariants::check(const Actions& actions) {
+    if (paused || !broken_.empty()) return;
+    ledger_ = ours_->policy.ledger();
+    check_ledger();
+    check_grants(actions);
+    check_evictions(actions);
+    check_refusals(actions);
+    check_nobody_waits_in_vain();
+}
+
+Bytes Invariants::held(const ReplicaId& who, const DeviceId& device) const {
+    const Process& one = world_.processes.at(who);
+    return (one.device == device ? one.device_bytes : 0) + (device == host ? one.host_bytes : 0);
+}
+
+std::vector<DeviceLedger> Invariants::shadow() const {
+    std::vector<DeviceLedger> all;
+    for (const auto& [id, machine] : world_.machines) {
+        DeviceLedger& books = all.emplace_back();
+        books.id = id;
+        books.lost = machine.lost;
+        books.total = machine.total;
+        books.foreign = machine.foreign;
+        const auto limit = world_.limits.find(id);
+        const DeviceLimit of = limit == world_.limits.end() ? DeviceLimit{} : limit->second;
+        books.limit = machine.total / 100 * static_cast<Bytes>(of.share_percent) +
+                      machine.total % 100 * static_cast<Bytes>(of.share_percent) / 100;
+        books.margin = std::min(of.margin, machine.total);
+        for (const auto& [who, one] : world_.processes) {
+            if (one.state == At::loading) books.reserved += held(who, id);
+            if (one.state == At::ready || one.state == At::draining) books.resident += held(who, id);
+            if (one.state == At::ended) books.reclaiming += held(who, id);
+        }
+    }
+    return all;
+}
+
+/// Every figure equals the sum of what the machine's processes hold; what is promised is the policy's own word.
+void Invariants::check_ledger() {
+    for (const DeviceLedger& mine : shadow()) {
+        const auto found = std::ranges::find(ledger_, mine.id, &DeviceLedger::id);
+        if (found == ledger_.end()) return fail("the ledger lacks " + mine.id);
+        DeviceLedger theirs = *found;
+        if (theirs.promised > theirs.total) return fail("more is promised than there is");
+        theirs.promised = 0;
+        if (!(theirs == mine))
+            return fail(
+                fmt::format("ledger of {}: reserved {} resident {} reclaiming {} limit {} foreign {}, where the "
+                            "machine has {} {} {} {} {}",
+                            mine.id, theirs.reserved, theirs.resident, theirs.reclaiming, theirs.limit, theirs.foreign,
+                            mine.reserved, mine.resident, mine.reclaiming, mine.limit, mine.foreign));
+    }
+    auto sums = ledger_;
+    sum_up(ours_->policy.holdings(), sums);
+    if (sums != ledger_) fail("the ledger is not the sum of its holdings");
+}
+
+/// A grant never brings a device over its limit, nor into what is kept free for others.
+void Invariants::check_grants(const Actions& actions) {
+    for (const Action& action : actions) {
+        const auto* grant = std::get_if<action::Grant>(&action);
+        if (grant == nullptr) continue;
+        for (const DeviceLedger& books : ledger_)
+            if ((books.id == grant->device && grant->device_bytes > 0) || (books.id == host && grant->host_bytes > 0))
+                if (books.free() < 0)
+                    return fail(fmt::format("granting {} leaves {} of {}", grant->who.text(), books.free(), books.id));
+        if (world_.machines.at(grant->device).lost) return fail("a grant on a lost device");
+    }
+}
+
+std::vector<std::string> Invariants::unit_of(const std::string& model) const {
+    const auto& group = world_.declared.at(model).group;
+    if (!group || group->kind != GroupKind::together) return {model};
+    std::vector<std::string> all;
+    for (const auto& [name, one] : world_.declared)
+        if (one.group == group) all.push_back(name);
+    return all;
+}
+
+int Invariants::priority_of(const std::vector<std::string>& unit) const {
+    int priority = INT_MIN;
+    for (const std::string& model : unit) priority = std::max(priority, world_.declared.at(model).priority);
+    return priority;
+}
+
+Invariants::Victim Invariants::victim_of(const std::vector<ReplicaId>& members) const {
+    Victim victim;
+    victim.members = members;
+    victim.priority = INT_MIN + 1;
+    for (const ReplicaId& who : members) {
+        const Process& one = world_.processes.at(who);
+        const Truth& real = world_.truth.at(who.model);
+        const auto known = world_.declared.find(who.model);
+        if (known != world_.declared.end()) {
+            victim.priority = std::max(victim.priority, known->second.priority);
+            victim.pinned = victim.pinned || world_.pinned.at(who.model);
+            if (one.state == At::ready || one.state == At::draining)
+                victim.protected_until = std::max(victim.protected_until, one.ready_at + known->second.min_resident);
+        }
+        if (one.state != At::ready && one.state != At::draining) {
+            victim.starting = true;
+            continue;
+        }
+        const Millis gap =
+            std::clamp(real.load / limits::gap_of_load, Millis{limits::gap_min}, Millis{limits::gap_max});
+        victim.busy = victim.busy || !one.requests.empty();
+        victim.in_use = victim.in_use || !one.requests.empty() || (one.used && world_.now < one.idle_since + gap);
+        const auto turn_for = [&](Millis swap) {
+            return one.ready_at + std::min(swap * limits::turn_per_swap, Millis{limits::turn_max});
+        };
+        victim.turn_until = std::max(victim.turn_until, turn_for(real.load));
+        victim.turn_over = std::max(victim.turn_over,
+                                    turn_for(real.load + std::max(real.reclaim, Millis{limits::reclaim_time_unknown})));
+    }
+    return victim;
+}
+
+std::vector<Invariants::Victim> Invariants::victims() const {
+    std::vector<Victim> all;
+    std::set<std::string> seen;
+    for (const auto& [who, one] : world_.processes) {
+        if (one.state != At::ready && one.state != At::loading && one.state != At::placed) continue;
+        const bool known = world_.declared.contains(who.model);
+        const auto unit = known ? unit_of(who.model) : std::vector{who.model};
+        const auto& group = known ? world_.declared.at(who.model).group : std::nullopt;
+        if (!group || group->kind != GroupKind::together) {
+            all.push_back(victim_of({who}));
+            continue;
+        }
+        if (!seen.insert(unit.front()).second) continue;
+        std::vector<ReplicaId> members;
+        for (const auto& [other, process] : world_.processes)
+            if (std::ranges::find(unit, other.model) != unit.end() &&
+                (process.state == At::ready || process.state == At::loading || process.state == At::placed))
+                members.push_back(other);
+        all.push_back(victim_of(members));
+    }
+    return all;
+}
+
+std::int64_t Invariants::room(const DeviceId& device) const {
+    std::int64_t room = std::ranges::find(ledger_, device, &DeviceLedger::id)->free();
+    for (const auto& [who, one] : world_.processes) {
+        const bool going = one.state == At::draining || one.state == At::ended;
+        if (going) room += static_cast<std::int64_t>(held(who, device));
+        if (one.state == At::placed) room -= static_cast<std::int64_t>(held(who, device));
+    }
+    return room;
+}
+
+bool Invariants::is_lone_load_placed() const {
+    return std::ranges::any_of(world_.processes, [&](const auto& one) {
+        return one.second.state == At::placed && ours_->policy.basis(one.first.model) == Basis::unknown;
+    });
+}
+
+/// Whoever goes was allowed to go, and without any one of them there would be too little room.
+void Invariants::check_evictions(const Actions& actions) {
+    bool several = false;  // loads, or one that gave up: what one freed may have served the other
+    for (const Action& one : actions) {
+        several = several || std::holds_alternative<action::Withdraw>(one);
+        if (const auto* first = std::get_if<action::Evict>(&one))
+            for (const Action& other : actions)
+                if (const auto* second = std::get_if<action::Evict>(&other))
+                    several = several || first->for_whom != second->for_whom;
+    }
+    for (const Action& action : actions) {
+        const auto* evict = std::get_if<action::Evict>(&action);
+        if (evict == nullptr) continue;
+        std::vector<ReplicaId> members;
+        for (const Action& other : actions)
+            if (const auto* also = std::get_if<action::Evict>(&other);
+                also != nullptr &&
+                (also->who == evict->who ||
+                 (world_.declared.contains(evict->who.model) && world_.declared.at(evict->who.model).group &&
+                  world_.declared.at(evict->who.model).group->kind == GroupKind::together &&
+                  world_.declared.contains(also->who.model) &&
+                  world_.declared.at(also->who.model).group == world_.declared.at(evict->who.model).group)))
+                members.push_back(also->who);
+        const Victim victim = victim_of(members);
+        const std::string name = evict->who.text();
+        if (victim.pinned) return fail(name + " is pinned, and was evicted");
+        if (evict->cause == EvictCause::keep_alive || evict->cause == EvictCause::surplus) {
+            if (victim.busy) return fail(name + " was unloaded for being idle, and is busy");
+            continue;
+        }
+        if (world_.now < victim.protected_until) return fail(name + " was evicted within min_resident");
+        if (evict->cause != EvictCause::room) {
+            if (victim.in_use) return fail(name + " was evicted for others while in use");
+            continue;
+        }
+        const int priority = priority_of(unit_of(evict->for_whom));
+        if (victim.in_use && priority < victim.priority) return fail(name + " was in use, and of a higher priority");
+        if (victim.in_use && priority == victim.priority && world_.now < victim.turn_until)
+            return fail(name + " was in use, and its turn was not over");
+        if (several || is_lone_load_placed() || ours_->policy.basis(evict->for_whom) == Basis::unknown) continue;
+        const auto& group = world_.declared.at(evict->for_whom).group;
+        const bool excluded = group && group->kind == GroupKind::exclusive &&
+                              world_.declared.contains(evict->who.model) &&
+                              world_.declared.at(evict->who.model).group == group;
+        if (excluded) continue;
+        bool needed = false;
+        for (const auto& [device, machine] : world_.machines) {
+            std::int64_t freed = 0;
+            for (const ReplicaId& who : members) freed += static_cast<std::int64_t>(held(who, device));
+            needed = needed || (freed > 0 && room(device) - freed < 0);
+        }
+        if (!needed) return fail(name + " was evicted and nobody needed its place");
+    }
+}
+
+std::vector<Invariants::Piece> Invariants::missing(const std::vector<std::string>& unit, bool& ending) const {
+    std::vector<Piece> pieces;
+    for (const std::string& model : unit)
+        for (std::uint32_t i = 0; i < std::max(world_.declared.at(model).replicas_min, 1U); ++i) {
+            const auto found = world_.processes.find({model, i});
+            if (found == world_.processes.end()) {
+                const std::string& key = world_.declared.at(model).key;
+                const Footprint* known = ours_->policy.footprints().find(key);
+                pieces.push_back({model, ours_->policy.expected_bytes(model),
+                                  known == nullptr ? 0 : known->host.loading(),
+                                  ours_->policy.basis(model) == Basis::unknown});
+            } else {
+                const At state = found->second.state;
+                ending = ending || state == At::draining || state == At::ended || state == At::leaving;
+            }
+        }
+    return pieces;
+}
+
+bool Invariants::fits(const std::vector<Piece>& pieces, const std::vector<std::string>& unit,
+                      const std::function<bool(const Victim&)>& may_go, const std::vector<DeviceId>& closed) const {
+    const std::vector<Victim> all = victims();
+    std::vector<std::vector<DeviceId>> allowed;
+    for (const Piece& piece : pieces) {
+        auto& devices = allowed.emplace_back();
+        for (const DeviceId& id : world_.declared.at(piece.model).devices)
+            if (const auto machine = world_.machines.find(id);
+                machine != world_.machines.end() && !machine->second.lost &&
+                std::ranges::find(closed, id) == closed.end() &&
+                (piece.host == 0 || std::ranges::find(closed, DeviceId{host}) == closed.end()))
+                devices.push_back(id);
+        if (devices.empty()) return false;
+    }
+    const auto of_unit = [&](const Victim& one) {
+        return std::ranges::find(unit, one.members.front().model) != unit.end();
+    };
+    const std::function<bool(std::size_t, std::vector<DeviceId>&)> try_from = [&](std::size_t i,
+                                                                                  std::vector<DeviceId>& chosen) {
+        if (i < pieces.size()) {
+            for (const DeviceId& id : allowed[i]) {
+                chosen.push_back(id);
+                if (try_from(i + 1, chosen)) return true;
+                chosen.pop_back();
+            }
+            return false;
+        }
+        std::map<DeviceId, std::int64_t> left;
+        for (const auto& [id, machine] : world_.machines) left[id] = room(id);
+        for (const Victim& one : all) {
+            const bool excluded = std::ranges::any_of(one.members, [&](const ReplicaId& who) {
+                for (std::size_t piece = 0; piece < pieces.size(); ++piece) {
+                    const auto& group = world_.declared.at(pieces[piece].model).group;
+                    if (group && group->kind == GroupKind::exclusive && who.model != pieces[piece].model &&
+                        world_.declared.contains(who.model) && world_.declared.at(who.model).group == group &&
+                        world_.processes.at(who).device == chosen[piece])
+                        return true;
+                }
+                return false;
+            });
+            const bool goes = !of_unit(one) && may_go(one);
+            if (excluded && !goes) return false;
+            if (!goes) continue;
+            for (const ReplicaId& who : one.members)
+                for (auto& [id, bytes] : left) bytes += static_cast<std::int64_t>(held(who, id));
+        }
+        for (std::size_t piece = 0; piece < pieces.size(); ++piece) {
+            left[chosen[piece]] -= static_cast<std::int64_t>(pieces[piece].device) + (pieces[piece].unknown ? 1 : 0);
+            left[DeviceId{host}] -= static_cast<std::int64_t>(pieces[piece].host);
+        }
+        for (std::size_t piece = 0; piece < pieces.size(); ++piece)
+            if (left[chosen[piece]] < 0 || (pieces[piece].host > 0 && left[DeviceId{host}] < 0)) return false;
+        return true;
+    };
+    std::vector<DeviceId> chosen;
+    return try_from(0, chosen);
+}
+
+/// What is refused for its size fits nowhere, even if all that is not pinned went.
+void Invariants::check_refusals(const Actions& actions) {
+    for (const Action& action : actions) {
+        const auto* refuse = std::get_if<action::Refuse>(&action);
+        if (refuse == nullptr || refuse->error.code != ErrorCode::out_of_memory) continue;
+        if (refuse->error.remedy.empty()) return fail("a refusal without a remedy");
+        if (refuse->error.attempt.find("twice") != std::string::npos) continue;
+        const std::string model = refuse->error.attempt.substr(8, refuse->error.attempt.find(':') - 8);
+        if (!world_.declared.contains(model)) return fail("a refusal that names no model: " + refuse->error.attempt);
+        const auto unit = unit_of(model);
+        bool ending = false;
+        const auto pieces = missing(unit, ending);
+        if (!ending && !pieces.empty() && fits(pieces, unit, [](const Victim& one) { return !one.pinned; }, {}))
+            return fail(model + " was refused, and would fit: " + refuse->error.text());
+    }
+}
+
+/// Nobody waits while a legal eviction would make room, unless for those who came first.
+void Invariants::check_nobody_waits_in_vain() {
+    struct Waiting {
+        std::vector<std::string> unit;
+        std::vector<Piece> pieces;
+        int priority;
+        Ticket ticket;
+        bool possible;
+    };
+    std::vector<Waiting> all;
+    std::set<std::string> seen;
+    for (const auto& [ticket, model] : world_.tickets) {
+        if (!world_.declared.contains(model)) continue;
+        const auto unit = unit_of(model);
+        if (!seen.insert(unit.front()).second) continue;
+        bool ending = false;
+        auto pieces = missing(unit, ending);
+        if (ending || pieces.empty()) continue;
+        all.push_back({unit, std::move(pieces), priority_of(unit), ticket, false});
+    }
+    if (all.empty() || is_lone_load_placed()) return;
+    const auto may_go_for = [&](const Waiting& waiting) {
+        const bool unknown = std::ranges::any_of(waiting.pieces, &Piece::unknown);
+        return [this, unknown, priority = waiting.priority](const Victim& one) {
+            if (one.pinned || one.starting || world_.now < one.protected_until) return false;
+            if (unknown) return !one.in_use;
+            return !one.in_use || priority > one.priority || (priority == one.priority && world_.now >= one.turn_over);
+        };
+    };
+    const auto alone = [&](const Waiting& waiting) {  // where its size is not known
+        if (std::ranges::none_of(waiting.pieces, &Piece::unknown)) return true;
+        for (const auto& [who, one] : world_.processes)
+            if (one.state == At::loading || one.state == At::placed) return false;
+        return true;
+    };
+    int highest = INT_MIN;
+    for (Waiting& one : all) {
+        highest = std::max(highest, one.priority);
+        one.possible = alone(one) && fits(one.pieces, one.unit, may_go_for(one), {});
+    }
+    bool first_is_stuck = false;
+    for (const Waiting& one : all) {
+        first_is_stuck = first_is_stuck || (one.priority == highest && !one.possible);
+        if (!one.possible) continue;
+        std::vector<DeviceId> closed;  // who may have come first
+        for (const Waiting& other : all)
+            if (&other != &one && other.priority >= one.priority)
+                for (const Piece& piece : other.pieces) {
+                    const auto& devices = world_.declared.at(piece.model).devices;
+                    closed.insert(closed.end(), devices.begin(), devices.end());
+                    if (piece.host > 0) closed.emplace_back(host);
+                }
+        if (fits(one.pieces, one.unit, may_go_for(one), closed))
+            if (fits(one.pieces, one.unit, may_go_for(one), closed))
+                return fail(fmt::format("{} waits with ticket {}, and there is room that nobody else waits for",
+                                        one.unit.front(), one.ticket));
+    }
+    if (!first_is_stuck)
+        fail(all.front().unit.front() + " waits, and everybody of the highest priority could be placed");
+}
+
+}  // namespace bulkhead::simulation

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tests/simulation/world.h"
+
+namespace bulkhead::simulation {
+
+/// What must hold after every event whatever happened before: written from the rules of docs/operations.md and the
+/// simulated machine, not from the policy's own books.
+class Invariants {
+public:
+    Invariants(World& world, OurPolicy& ours);
+
+    /// The first that was broken; empty: none.
+    [[nodiscard]] const std::string& broken() const { return broken_; }
+    /// Something else than the rules here was broken.
+    void fail(const std::string& what);
+    /// Another supervisor's policy from now on.
+    void watch(OurPolicy& ours) { ours_ = &ours; }
+    bool paused = false;  ///< while a new supervisor adopts
+
+    /// The ledger's figures, from what processes hold.
+    [[nodiscard]] std::vector<DeviceLedger> shadow() const;
+
+private:
+    struct Victim {  ///< what goes together
+        std::vector<ReplicaId> members;
+        int priority = 0;
+        bool pinned = false;
+        bool starting = false;
+        bool in_use = false;
+        bool busy = false;
+        Time protected_until{};
+        Time turn_until{};  ///< at least
+        Time turn_over{};   ///< at most
+    };
+    struct Piece {
+        std::string model;
+        Bytes device = 0;
+        Bytes host = 0;
+        bool unknown = false;
+    };
+    void check(const Actions& actions);
+    void check_ledger();
+    void check_grants(const Actions& actions);
+    void check_evictions(const Actions& actions);
+    void check_refusals(const Actions& actions);
+    void check_nobody_waits_in_vain();
+    [[nodiscard]] std::vector<std::string> unit_of(const std::string& model) const;
+    [[nodiscard]] int priority_of(const std::vector<std::string>& unit) const;
+    [[nodiscard]] std::vector<Victim> victims() const;
+    [[nodiscard]] Victim victim_of(const std::vector<ReplicaId>& members) const;
+    [[nodiscard]] std::vector<Piece> missing(const std::vector<std::string>& unit, bool& ending) const;
+    /// Whether some way to place them exists, if whoever `may_go` does, on devices that are not `closed`.
+    [[nodiscard]] bool fits(const std::vector<Piece>& pieces, const std::vector<std::string>& unit,
+                            const std::function<bool(const Victim&)>& may_go,
+                            const std::vector<DeviceId>& closed) const;
+    [[nodiscard]] std::int64_t room(const DeviceId& device) const;
+    [[nodiscard]] bool is_lone_load_placed() const;
+    [[nodiscard]] Bytes held(const ReplicaId& who, const DeviceId& device) const;
+
+    World& world_;
+    OurPolicy* ours_;
+    std::vector<DeviceLedger> ledger_;  ///< after the present event
+    std::string broken_;
+};
+
+}  // namespace bulkhead::simulation

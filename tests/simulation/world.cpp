@@ -1,0 +1,381 @@
+#include "tests/simulation/world.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace bulkhead::simulation {
+
+using State = Process::State;
+
+World::World(std::unique_ptr<Decider> decider, std::uint64_t seed) : random{seed}, decider_{std::move(decider)} {}
+
+void World::declare(std::vector<Declaration> models, std::map<DeviceId, DeviceLimit> new_limits) {
+    declared.clear();
+    pinned.clear();
+    for (const Declaration& one : models) {
+        declared[one.model] = one;
+        pinned[one.model] = one.pin;
+    }
+    limits = new_limits;
+    send(event::Declared{std::move(models), std::move(new_limits)});
+}
+
+void World::add_device(const DeviceId& id, Bytes total) {
+    machines[id].total = total;
+    send(event::Device{id, total, false});
+}
+
+void World::set_foreign(const DeviceId& id, Bytes bytes) {
+    machines[id].foreign = bytes;
+    send(event::Foreign{id, bytes});
+}
+
+void World::lose_device(const DeviceId& id, bool lost) {
+    machines[id].lost = lost;
+    send(event::Device{id, machines[id].total, lost});
+    if (!lost) return;
+    std::vector<ReplicaId> there;
+    for (const auto& [who, one] : processes)
+        if (one.device == id && one.state != State::ended && one.state != State::placed) there.push_back(who);
+    for (const ReplicaId& who : there) crash(who, false);
+}
+
+std::uint64_t World::request(const std::string& model, Millis service, std::optional<Millis> deadline,
+                             std::function<void(World&, const Request&, Outcome)> done) {
+    const std::uint64_t id = ++number_;
+    Request& one = requests[id];
+    one.model = model;
+    one.service = service;
+    one.asked = now;
+    if (deadline) one.deadline = now + *deadline;
+    one.done = std::move(done);
+    for (const auto& [who, process] : processes)
+        one.was_ready = one.was_ready || (who.model == model && process.state == State::ready);
+    ask(id);
+    return id;
+}
+
+void World::ask(std::uint64_t id) {
+    Request& one = requests.at(id);
+    one.ticket = ++number_;
+    tickets[one.ticket] = one.model;
+    askers[one.ticket] = Asker::channel;
+    request_of_[one.ticket] = id;
+    send(event::LoadAsked{one.ticket, one.model, Asker::channel, "client " + std::to_string(id % 7), one.deadline});
+}
+
+Ticket World::load(const std::string& model, Asker asker, std::optional<Millis> deadline) {
+    const Ticket ticket = ++number_;
+    tickets[ticket] = model;
+    askers[ticket] = asker;
+    send(event::LoadAsked{ticket, model, asker, "person", deadline ? std::optional{now + *deadline} : std::nullopt});
+    return ticket;
+}
+
+void World::leave(Ticket ticket) {
+    tickets.erase(ticket);
+    askers.erase(ticket);
+    if (const auto of = request_of_.find(ticket); of != request_of_.end()) {
+        const std::uint64_t id = of->second;
+        request_of_.erase(of);
+        requests.erase(id);
+    }
+    send(event::Left{ticket});
+}
+
+void World::unload(const ReplicaId& who) {
+    const auto found = processes.find(who);
+    if (found == processes.end() || found->second.state != State::ready) return;
+    found->second.state = State::draining;
+    found->second.drain_until = now;
+    send(event::Ending{who});
+    after(Millis{50}, [who, generation = found->second.generation](World& world) {
+        if (Process* process = world.find(who, generation); process != nullptr && process->state == State::draining)
+            world.end(who, false);
+    });
+}
+
+Ticket World::reclaim(const DeviceId& device, Bytes bytes) {
+    const Ticket ticket = ++number_;
+    tickets[ticket] = "";
+    send(event::ReclaimAsked{ticket, device, bytes, "game", now + Millis{60'000}});
+    return ticket;
+}
+
+void World::send(Event event) {
+    to_send_.push_back(std::move(event));
+    pump();
+}
+
+/// One event at a time: what an action leads to comes after it.
+void World::pump() {
+    if (std::exchange(sending_, true)) return;
+    while (!to_send_.empty() && !stopped) {
+        const Event event = std::move(to_send_.front());
+        to_send_.pop_front();
+        if (before) before(event);
+        const Actions actions = decider_->on(event, now);
+        for (const Action& action : actions) std::visit([&](const auto& one) { do_one(one); }, action);
+        if (check) check(event, actions);
+    }
+    sending_ = false;
+}
+
+void World::at(Time when, std::function<void(World&)> what) { timed_.push({when, ++number_, std::move(what)}); }
+
+void World::run_until(Time when) {
+    while (!stopped) {
+        const auto tick = decider_->next_tick();
+        const Time first = timed_.empty() ? Time::max() : timed_.top().when;
+        const Time next = std::min(first, tick.value_or(Time::max()));
+        if (next > when) break;
+        now = std::max(now, next);
+        if (first <= next) {
+            auto what = timed_.top().what;
+            timed_.pop();
+            what(*this);
+        } else {
+            send(event::Tick{});
+        }
+    }
+    now = std::max(now, when);
+}
+
+bool World::run_out(Time limit) {
+    while (!stopped && (!tickets.empty() || !requests.empty())) {
+        const auto tick = decider_->next_tick();
+        const Time first = timed_.empty() ? Time::max() : timed_.top().when;
+        const Time next = std::min(first, tick.value_or(Time::max()));
+        if (next > limit) return false;
+        run_until(next);
+    }
+    return true;
+}
+
+Process* World::find(const ReplicaId& who, std::uint64_t generation) {
+    const auto found = processes.find(who);
+    return found == processes.end() || found->second.generation != generation ? nullptr : &found->second;
+}
+
+void World::do_one(const action::Place& place) {
+    Process& process = processes[place.who];
+    process = {};
+    process.state = State::placed;
+    process.generation = ++number_;
+    process.device = place.device;
+    process.device_bytes = place.device_bytes;
+    process.host_bytes = place.host_bytes;
+}
+
+void World::do_one(const action::Grant& grant) {
+    Process& process = processes.at(grant.who);
+    process.state = State::loading;
+    process.device_bytes = grant.device_bytes;
+    process.host_bytes = grant.host_bytes;
+    ++loads;
+    const Truth& real = truth.at(grant.who.model);
+    const auto chance = static_cast<int>(random() % 100);
+    const bool crashes = chance < load_crashes;
+    std::int64_t room = static_cast<std::int64_t>(
+        machines[grant.device].total - std::min(machines[grant.device].total, machines[grant.device].foreign));
+    for (const auto& [who, one] : processes)
+        if (who != grant.who && one.device == grant.device && one.state != State::placed && one.state != State::leaving)
+            room -= static_cast<std::int64_t>(one.device_bytes);
+    const bool runs_out =
+        !crashes && (chance < load_crashes + load_runs_out || static_cast<std::int64_t>(real.load_peak) > room);
+    after(crashes || runs_out ? real.load / 2 : real.load,
+          [who = grant.who, generation = process.generation, crashes, runs_out](World& world) {
+              const Process* one = world.find(who, generation);
+              if (one == nullptr || one->state != State::loading) return;
+              crashes || runs_out ? world.end(who, runs_out) : world.become_ready(who);
+          });
+}
+
+void World::become_ready(const ReplicaId& who) {
+    const Truth& real = truth.at(who.model);
+    Process& process = processes.at(who);
+    process.state = State::ready;
+    process.ready_at = process.idle_since = now;
+    process.used = false;
+    Footprint told;
+    told.device.at_ready = real.at_ready;
+    told.device.load_peak = real.load_peak;
+    told.host.at_ready = real.host;
+    told.load = real.load;
+    told.measured_ms = 1;
+    const auto& [peak, host_peak] = served_peak[who.model];
+    process.device_bytes = std::max(real.at_ready, peak);
+    process.host_bytes = std::max(real.host, host_peak);
+    send(event::Ready{who, told});
+    begin_next(who);
+}
+
+void World::do_one(const action::Withdraw& withdraw) {
+    processes.at(withdraw.who).state = State::leaving;
+    after(Millis{static_cast<int>(random() % 20)},
+          [who = withdraw.who, generation = processes.at(withdraw.who).generation](World& world) {
+              if (world.find(who, generation) == nullptr) return;
+              world.processes.erase(who);
+              world.send(event::Ended{who, false, std::nullopt, 1});
+          });
+}
+
+void World::do_one(const action::Evict& evict) {
+    ++evictions;
+    Process& process = processes.at(evict.who);
+    process.state = State::draining;
+    process.drain_until = evict.until;
+    const auto end_it = [who = evict.who, generation = process.generation](World& world) {
+        if (const Process* one = world.find(who, generation); one != nullptr && one->state == State::draining)
+            world.end(who, false);
+    };
+    process.requests.empty() ? after(Millis{1}, end_it) : at(evict.until, end_it);
+}
+
+void World::pin(const std::string& model, bool is_pinned) {
+    pinned[model] = is_pinned;
+    send(event::Pin{model, is_pinned});
+}
+
+void World::grow(const ReplicaId& who) {
+    const auto found = processes.find(who);
+    if (found == processes.end() || (found->second.state != State::ready && found->second.state != State::draining))
+        return;
+    const Bytes peak = truth.at(who.model).serving_peak;
+    auto& known = served_peak[who.model].first;
+    known = std::max(known, peak);
+    found->second.device_bytes = std::max(found->second.device_bytes, peak);
+    Usage usage;
+    usage.serving_peak = peak;
+    send(event::Measured{who, usage, {}});
+}
+
+void World::crash(const ReplicaId& who, bool out_of_memory) {
+    const auto found = processes.find(who);
+    if (found == processes.end()) return;
+    const State state = found->second.state;
+    if (state == State::loading || state == State::ready || state == State::draining) end(who, out_of_memory);
+}
+
+/// Whatever its state: it is reaped. Its requests fail, its memory comes back later.
+void World::end(const ReplicaId& who, bool out_of_memory) {
+    Process& process = processes.at(who);
+    if (out_of_memory && process.state != State::loading) {
+        auto& known = served_peak[who.model].first;
+        known = std::max(known, process.device_bytes / 100 * 125);
+    }
+    process.state = State::ended;
+    const auto lost = std::exchange(process.requests, {});
+    const std::uint64_t generation = process.generation;
+    send(event::Ended{who, out_of_memory, std::nullopt, 1});
+    const Millis reclaim = truth.at(who.model).reclaim;
+    after(reclaim, [who, generation, reclaim](World& world) {
+        if (world.find(who, generation) == nullptr) return;
+        world.processes.erase(who);
+        world.send(event::Receipt{who, reclaim});
+    });
+    for (const std::uint64_t id : lost) answer(id, Outcome::failed);
+}
+
+void World::do_one(const action::Serve& serve) {
+    if (tickets.erase(serve.ticket) == 0 && check) check(event::Tick{}, {serve});
+    askers.erase(serve.ticket);
+    const auto of = request_of_.find(serve.ticket);
+    if (of == request_of_.end()) {
+        if (answered) answered(serve.ticket, serve);
+        return;
+    }
+    const std::uint64_t id = of->second;
+    request_of_.erase(of);
+    requests.at(id).ticket = 0;
+    Process& process = processes.at(serve.who);
+    process.requests.push_back(id);
+    process.used = true;
+    to_send_.push_back(event::InFlight{serve.who, static_cast<std::uint32_t>(process.requests.size())});
+    if (process.requests.size() == 1) begin_next(serve.who);
+}
+
+void World::begin_next(const ReplicaId& who) {
+    Process& process = processes.at(who);
+    if (process.requests.empty()) return;
+    const std::uint64_t id = process.requests.front();
+    Request& one = requests.at(id);
+    one.began = now;
+    after(one.service, [who, generation = process.generation, id](World& world) { world.finish(who, generation, id); });
+}
+
+void World::finish(const ReplicaId& who, std::uint64_t generation, std::uint64_t id) {
+    Process* process = find(who, generation);
+    if (process == nullptr || process->requests.empty() || process->requests.front() != id) return;
+    process->requests.erase(process->requests.begin());
+    process->idle_since = now;
+    const bool drained = process->state == State::draining && process->requests.empty();
+    send(event::InFlight{who, static_cast<std::uint32_t>(process->requests.size())});
+    begin_next(who);
+    answer(id, Outcome::served);
+    if (drained)
+        after(Millis{1}, [who, generation](World& world) {
+            if (const Process* one = world.find(who, generation); one != nullptr && one->state == State::draining)
+                world.end(who, false);
+        });
+}
+
+void World::answer(std::uint64_t id, Outcome outcome) {
+    const auto found = requests.find(id);
+    if (found == requests.end()) return;
+    const Request one = std::move(found->second);
+    requests.erase(found);
+    if (one.done) one.done(*this, one, outcome);
+}
+
+void World::do_one(const action::Refuse& refuse) {
+    tickets.erase(refuse.ticket);
+    askers.erase(refuse.ticket);
+    const auto of = request_of_.find(refuse.ticket);
+    if (of == request_of_.end()) {
+        if (answered) answered(refuse.ticket, refuse);
+        return;
+    }
+    const std::uint64_t id = of->second;
+    request_of_.erase(of);
+    after(Millis{0}, [id](World& world) { world.answer(id, Outcome::refused); });
+}
+
+void World::do_one(const action::Reclaimed& reclaimed) {
+    tickets.erase(reclaimed.ticket);
+    if (answered) answered(reclaimed.ticket, reclaimed);
+}
+
+void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>& holdings,
+                    const std::function<void()>& adopted) {
+    decider_ = std::move(decider);
+    std::vector<Declaration> models;
+    for (const auto& [name, one] : declared) models.push_back(one);
+    send(event::Declared{models, limits});
+    for (const auto& [id, machine] : machines) {
+        send(event::Device{id, machine.total, machine.lost});
+        send(event::Foreign{id, machine.foreign});
+    }
+    std::erase_if(processes, [](const auto& one) {
+        return one.second.state == State::placed || one.second.state == State::leaving;
+    });
+    for (const Holding& one : holdings) {
+        Process& process = processes.at(one.who);
+        process.used = true;
+        send(event::Adopted{one, millis_since(process.ready_at), millis_since(process.idle_since),
+                            static_cast<std::uint32_t>(process.requests.size())});
+    }
+    adopted();
+    // Whoever waited asks the new one.
+    const auto waiting = std::exchange(tickets, {});
+    const auto asked = std::exchange(askers, {});
+    const auto of = std::exchange(request_of_, {});
+    for (const auto& [ticket, model] : waiting) {
+        if (const auto request_id = of.find(ticket); request_id != of.end())
+            ask(request_id->second);
+        else if (!model.empty())
+            (void)load(model, asked.at(ticket), Millis{60'000});
+    }
+}
+
+}  // namespace bulkhead::simulation

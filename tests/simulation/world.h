@@ -1,0 +1,177 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "supervisor/memory/policy.h"
+
+namespace bulkhead::simulation {
+
+using namespace supervisor::memory;
+
+/// Who decides: our policy, or one it is compared with. Sees what a supervisor sees.
+class Decider {
+public:
+    virtual ~Decider() = default;
+    virtual Actions on(const Event& event, Time now) = 0;
+    [[nodiscard]] virtual std::optional<Time> next_tick() const { return std::nullopt; }
+};
+
+class OurPolicy : public Decider {
+public:
+    explicit OurPolicy(Footprints known = {}) : policy{std::move(known)} {}
+    Actions on(const Event& event, Time now) override { return policy.on(event, now); }
+    [[nodiscard]] std::optional<Time> next_tick() const override { return policy.next_tick(); }
+    Policy policy;
+};
+
+/// What a model of the simulated machine is in truth, whatever is declared of it.
+struct Truth {
+    Bytes at_ready = 0;
+    Bytes load_peak = 0;
+    Bytes serving_peak = 0;
+    Bytes host = 0;  ///< beside its GPU
+    Millis load{1'000};
+    Millis reclaim{100};
+};
+
+/// A simulated worker's process.
+struct Process {
+    enum class State : std::uint8_t { placed, leaving, loading, ready, draining, ended };
+    State state{};
+    std::uint64_t generation = 0;
+    DeviceId device;
+    Bytes device_bytes = 0;  ///< that it is to get, has reserved, or holds
+    Bytes host_bytes = 0;
+    Time ready_at{};
+    Time idle_since{};
+    bool used = false;
+    std::vector<std::uint64_t> requests;  ///< accepted, the first one runs
+    Time drain_until = Time::max();
+};
+
+/// What became of a request or a load.
+enum class Outcome : std::uint8_t { served, refused, failed };
+
+/// Devices, processes and clients that carry out what a decider says, on a clock of their own.
+class World {
+public:
+    struct Request {
+        std::string model;
+        Millis service{0};
+        Time asked{};
+        Time began{};
+        bool was_ready = false;  ///< at its arrival
+        std::optional<Time> deadline;
+        std::function<void(World&, const Request&, Outcome)> done;
+        Ticket ticket = 0;  ///< while it waits for its model
+    };
+
+    World(std::unique_ptr<Decider> decider, std::uint64_t seed);
+
+    // --- the machine
+    void declare(std::vector<Declaration> models, std::map<DeviceId, DeviceLimit> limits);
+    void add_device(const DeviceId& id, Bytes total);
+    void set_foreign(const DeviceId& id, Bytes bytes);
+    void lose_device(const DeviceId& id, bool lost);
+    std::map<std::string, Truth> truth;
+
+    // --- what people and clients do
+    /// Asks for the model, then for an answer that takes `service` of a worker's time.
+    std::uint64_t request(const std::string& model, Millis service, std::optional<Millis> deadline,
+                          std::function<void(World&, const Request&, Outcome)> done = {});
+    Ticket load(const std::string& model, Asker asker, std::optional<Millis> deadline);
+    void leave(Ticket ticket);
+    void unload(const ReplicaId& who);
+    void pin(const std::string& model, bool pinned);
+    /// A worker serves more than ever: its peak is measured.
+    void grow(const ReplicaId& who);
+    void crash(const ReplicaId& who, bool out_of_memory);
+    Ticket reclaim(const DeviceId& device, Bytes bytes);
+    void send(Event event);
+    void at(Time when, std::function<void(World&)> what);
+    void after(Millis wait, std::function<void(World&)> what) { at(now + wait, std::move(what)); }
+
+    // --- its clock
+    /// Everything that happens until then.
+    void run_until(Time when);
+    /// Until nothing is left to happen, or `limit` has come. False: something is left.
+    bool run_out(Time limit);
+    bool stopped = false;  ///< nothing happens any more
+    Time now{std::chrono::hours{1}};
+
+    // --- what can be seen
+    std::map<ReplicaId, Process> processes;
+    std::map<Ticket, std::string> tickets;  ///< unanswered, by model; "" of a reclaim
+    std::map<Ticket, Asker> askers;
+    std::map<std::uint64_t, Request> requests;  ///< unanswered
+    std::map<std::string, Declaration> declared;
+    std::map<DeviceId, DeviceLimit> limits;
+    struct Machine {
+        Bytes total = 0;
+        Bytes foreign = 0;
+        bool lost = false;
+    };
+    std::map<DeviceId, Machine> machines;
+    std::map<std::string, std::pair<Bytes, Bytes>> served_peak;  ///< by key of a model: of its device, and of the host
+    std::map<std::string, bool> pinned;
+    std::uint64_t loads = 0;
+    std::uint64_t evictions = 0;
+    std::mt19937_64 random;
+
+    /// Chance, in percent, that a load crashes, or runs out of memory.
+    int load_crashes = 0;
+    int load_runs_out = 0;
+    /// Called around every event, with the actions it led to.
+    std::function<void(const Event&)> before;
+    std::function<void(const Event&, const Actions&)> check;
+    /// A ticket's answer, for loads that are no requests.
+    std::function<void(Ticket, const Action&)> answered;
+
+    /// A new supervisor: its decider is told what the former one's processes hold. `adopted` is called before whoever
+    /// waits asks again.
+    void replace(std::unique_ptr<Decider> decider, const std::vector<Holding>& holdings,
+                 const std::function<void()>& adopted);
+    [[nodiscard]] Decider& decider() { return *decider_; }
+
+private:
+    struct Timed {
+        Time when;
+        std::uint64_t number;
+        std::function<void(World&)> what;
+        bool operator>(const Timed& other) const { return std::tie(when, number) > std::tie(other.when, other.number); }
+    };
+    [[nodiscard]] Millis millis_since(Time when) const { return std::chrono::duration_cast<Millis>(now - when); }
+    void pump();
+    void do_one(const action::Place& place);
+    void do_one(const action::Grant& grant);
+    void do_one(const action::Withdraw& withdraw);
+    void do_one(const action::Evict& evict);
+    void do_one(const action::Serve& serve);
+    void do_one(const action::Refuse& refuse);
+    void do_one(const action::Queued& queued) { (void)queued; }
+    void do_one(const action::Reclaimed& reclaimed);
+    void become_ready(const ReplicaId& who);
+    void end(const ReplicaId& who, bool out_of_memory);
+    void ask(std::uint64_t id);
+    void begin_next(const ReplicaId& who);
+    void finish(const ReplicaId& who, std::uint64_t generation, std::uint64_t id);
+    void answer(std::uint64_t id, Outcome outcome);
+    [[nodiscard]] Process* find(const ReplicaId& who, std::uint64_t generation);
+
+    std::unique_ptr<Decider> decider_;
+    std::priority_queue<Timed, std::vector<Timed>, std::greater<>> timed_;
+    std::deque<Event> to_send_;
+    bool sending_ = false;
+    std::uint64_t number_ = 0;
+    std::map<Ticket, std::uint64_t> request_of_;
+};
+
+}  // namespace bulkhead::simulation

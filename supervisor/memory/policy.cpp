@@ -23,12 +23,12 @@ void make_units(State& state) {
         for (Unit& unit : state.units)
             if (model.unit == nullptr && go_together(*unit.models.front(), model)) {
                 unit.models.push_back(&model);
-                unit.together = true;
                 model.unit = &unit;
             }
         if (model.unit == nullptr) {
             model.unit = &state.units.emplace_back();
             model.unit->models.push_back(&model);
+            model.unit->together = go_together(model, model);
         }
     }
 }

@@ -12,15 +12,18 @@ _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 _ENDING = (0, 1 << 30, -(1 << 30))  #: one of them ends a loop that compares a number
 
 
-def truth(place: Place, count: int) -> bool:
-    """Of a tensor that the statement asks; ``count`` reads at its line came before in this call."""
+def truth(place: Place, count: int, otherwise: bool) -> bool:
+    """Of a tensor that the statement asks; ``count`` reads at its line came before in this call; ``otherwise`` holds where it
+    is no branch."""
     statement = statement_at(place.file, place.line)
     if isinstance(statement, ast.While):
         taken = count < _ROUNDS
     elif isinstance(statement, ast.If):
         taken = bool(statement.orelse) and isinstance(statement.orelse[-1], _LEAVES)
+    elif isinstance(statement, ast.Assert):
+        taken = True
     else:
-        return True
+        return otherwise
     test = statement.test
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         taken, test = not taken, test.operand

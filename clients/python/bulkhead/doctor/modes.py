@@ -75,15 +75,15 @@ class Watch:
         self.used = set()
         self._counts = {}
 
-    def answer(self, value: Any, dtype: Any) -> Any:
+    def answer(self, value: Any, dtype: Any, otherwise: bool) -> Any:
         """What was read there in an earlier call, so that two calls differ by Python's doing alone. ``value`` is None where it is not
-        known."""
+        known; ``otherwise`` is what then holds where no branch asks."""
         place = here() if self.step else None
         if place is None:
             return _stand_in(dtype) if value is None else value
         count = self._counts[place.file, place.line] = self._counts.get((place.file, place.line), -1) + 1
         if value is None:
-            value = branches.truth(place, count) if dtype == torch.bool else type(_stand_in(dtype))(branches.number(place, count))
+            value = branches.truth(place, count, otherwise) if dtype == torch.bool else type(_stand_in(dtype))(branches.number(place, count))
         return self._reads.setdefault((place.file, place.line, count), value)
 
     # --- what the stand-ins of torch.cuda saw
@@ -331,12 +331,10 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         namespace, name = function.namespace, function._schema.name.split("::")[1]
         if namespace == "prim":
             return function(*args, **kwargs)
-        if function._can_decompose() if hasattr(function, "_can_decompose") else False:
-            if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), torch._C.DispatchKey.CompositeImplicitAutograd):
-                with self:
-                    decomposed = function.decompose(*args, **kwargs)
-                if decomposed is not NotImplemented:
-                    return decomposed
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), composite):
+            with self:  # reached whole in inference mode; its own kernel, for a decomposition in Python leaves out what the kernel asks
+                return function._op_dk(composite, *args, **kwargs)
         watch = self._watch
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         devices = {tensor.device.type for tensor in tensors}
@@ -376,7 +374,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         value = values.compute(function, args, kwargs) if known else None
         dtype = args[0].dtype if name == "_local_scalar_dense" else torch.bool
         if "cuda" in devices:
-            value = self._watch.answer(value, dtype)
+            value = self._watch.answer(value, dtype, otherwise=name != "equal")
             self._watch.not_taken(value, known and not any(values.is_assumed(leaf) for leaf in args))
         return _stand_in(dtype) if value is None else value
 

@@ -1,7 +1,9 @@
 #include "supervisor/crash/python_traceback.h"
 
 #include <algorithm>
-#include <string_view>
+#include <array>
+#include <csignal>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -10,6 +12,8 @@
 
 namespace bulkhead::supervisor {
 namespace {
+
+constexpr std::string_view title = "Fatal Python error: ";
 
 /// `  File "/x/engine.py", line 31 in speak`; empty where a line is none of these.
 std::string frame_of(std::string_view line) {
@@ -29,14 +33,24 @@ std::string frame_of(std::string_view line) {
 
 }  // namespace
 
-std::vector<std::string> python_frames(const std::vector<std::string>& log) {
-    const auto is_title = [](const std::string& line) { return line.starts_with("Fatal Python error: "); };
+std::optional<int> fatal_signal(std::string_view line) {
+    constexpr std::array<std::pair<std::string_view, int>, 6> names{{{"Segmentation fault", SIGSEGV},
+                                                                     {"Aborted", SIGABRT},
+                                                                     {"Bus error", SIGBUS},
+                                                                     {"Floating point exception", SIGFPE},
+                                                                     {"Floating-point exception", SIGFPE},
+                                                                     {"Illegal instruction", SIGILL}}};
+    if (!line.starts_with(title)) return std::nullopt;
+    for (const auto& [name, number] : names)
+        if (line.substr(title.size()) == name) return number;
+    return std::nullopt;
+}
+
+std::vector<std::string> python_frames(const std::vector<std::string>& lines) {
     const auto is_current = [](const std::string& line) { return line.starts_with("Current thread 0x"); };
-    const auto title = std::ranges::find_if(log.rbegin(), log.rend(), is_title);
-    if (title == log.rend()) return {};
     std::vector<std::string> frames;
-    auto line = std::find_if(title.base(), log.end(), is_current);
-    for (line += line == log.end() ? 0 : 1; line != log.end() && frames.size() < limits::crash_frames_max; ++line) {
+    auto line = std::ranges::find_if(lines, is_current);
+    for (line += line == lines.end() ? 0 : 1; line != lines.end() && frames.size() < limits::crash_frames_max; ++line) {
         std::string frame = frame_of(*line);
         if (frame.empty()) break;
         frames.push_back(std::move(frame));

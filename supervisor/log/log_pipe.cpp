@@ -2,16 +2,18 @@
 
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
 
 namespace bulkhead::supervisor {
 
-LogPipe::LogPipe(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& worker, ModelLog& log)
-    : pipe_{io, pipe.release()}, mark_{io}, log_{log}, emit_{[this, replica = worker.replica,
-                                                              generation = worker.generation](std::string text,
-                                                                                              bool by_daemon) {
+LogPipe::LogPipe(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& worker, ModelLog& log, Heard heard)
+    : pipe_{io, pipe.release()}, mark_{io}, log_{log},
+      emit_{[this, replica = worker.replica, generation = worker.generation, heard = std::move(heard)](
+                std::string text, bool by_daemon) {
+          if (heard && !by_daemon) heard(text);
           log_.append({unix_ms(), replica, generation, by_daemon, std::move(text)});
       }} {
     boost::system::error_code ignored;
@@ -19,8 +21,8 @@ LogPipe::LogPipe(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& w
 }
 
 std::shared_ptr<LogPipe> LogPipe::open(boost::asio::io_context& io, UniqueFd pipe, const WorkerName& worker,
-                                       ModelLog& log) {
-    const std::shared_ptr<LogPipe> self{new LogPipe{io, std::move(pipe), worker, log}};
+                                       ModelLog& log, Heard heard) {
+    const std::shared_ptr<LogPipe> self{new LogPipe{io, std::move(pipe), worker, log, std::move(heard)}};
     self->wait_readable();
     return self;
 }

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
 #include "supervisor/crash/python_traceback.h"
@@ -61,8 +62,12 @@ bool CrashEvidence::take(worker_link::Backtrace message) {
     return true;
 }
 
-void CrashEvidence::take_printed(const std::vector<std::string>& log) {
-    if (report.backtrace.empty()) report.backtrace = python_frames(log);
+void CrashEvidence::take_printed(const std::string& line) {
+    if (printed.size() < limits::crash_printed_lines_max) printed.push_back(line);
+}
+
+void CrashEvidence::end_printed() {
+    if (report.backtrace.empty()) report.backtrace = python_frames(printed);
 }
 
 std::string CrashEvidence::cause(const std::optional<ProcessExit>& exit) const {

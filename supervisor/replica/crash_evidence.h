@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "supervisor/base/alive_watch.h"
 #include "supervisor/base/off_loop.h"
@@ -32,6 +33,7 @@ struct CrashEvidence {
 
     CrashReport report;      ///< as far as it is known: when, what ran, its last words
     std::string load_phase;  ///< that ran before it was ready
+    std::vector<std::string> printed;  ///< by `faulthandler`, at most `crash_printed_lines_max`
     /// Host memory while there still was some; 0: not known. Written and read off the loop.
     std::shared_ptr<std::atomic<std::uint64_t>> host_bytes = std::make_shared<std::atomic<std::uint64_t>>(0);
 
@@ -43,8 +45,9 @@ struct CrashEvidence {
     void read_host_bytes(OffLoop& off_loop, const std::string& worker, pid_t pid, const UniqueFd& pidfd) const;
     /// False: there was one before.
     [[nodiscard]] bool take(worker_link::Backtrace message);
-    /// What a worker in Python printed when it died, unless it said a backtrace.
-    void take_printed(const std::vector<std::string>& log);
+    /// What `faulthandler` wrote when a worker in Python died, line by line; the frames come with its end.
+    void take_printed(const std::string& line);
+    void end_printed();
 
     /// "SIGSEGV in evil_run (evil.so) while running forward(x float32[1,4]) for 12 ms"
     [[nodiscard]] std::string cause(const std::optional<ProcessExit>& exit) const;

@@ -167,6 +167,7 @@ private:
     void on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned);
     void open_link(UniqueFd link);
     void on_packet(Packet& packet);
+    void dispatch(worker_link::Message& message);
     void on_message(worker_link::Hello& message);
     void on_message(worker_link::Progress& message);
     void on_message(const worker_link::GrantAsked& message);
@@ -184,6 +185,7 @@ private:
     void on_message(const worker_link::Drained& message);
     void on_message(const worker_link::Dying& message);
     void take_page(worker_link::Hello& hello);
+    void take_fault(worker_link::Hello& hello);
     void on_main_thread_ended();
 
     // replica_watch.cpp

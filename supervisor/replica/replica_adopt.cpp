@@ -152,6 +152,7 @@ void Replica::take_over(RunningWorker& worker, const std::string& change) {
 
 void Replica::on_adoption_hello(worker_link::Hello& hello) {
     take_page(hello);  // also of a hello to a former supervisor: if the worker has died since, its page is still true
+    take_fault(hello);
     const auto process = process_;
     AdoptionAttempt& adoption = process->adoption;
     if (hello.nonce.value_or(0) == 0 || hello.nonce != adoption.nonce) return;  // said to a former supervisor

@@ -122,8 +122,8 @@ void Replica::on_link_closed(const Error* why) {
 void Replica::on_exited(const ProcessExit& exit) {
     if (process_->link) process_->link->receive_waiting();  // its last words come first: drained, failed, dying
     if (process_->log) process_->log->finish();
-    if (spec_.runtime == config::Runtime::python)
-        process_->evidence.take_printed(log_.last_lines(index_, generation_, limits::crash_printed_lines_max));
+    if (process_->fault) process_->fault->finish();
+    process_->evidence.end_printed();
     process_->exit = exit;
     process_->cut_channels();
     last_end_.ended(generation_, process_->pid, exit);

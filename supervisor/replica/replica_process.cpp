@@ -10,6 +10,7 @@
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
+#include "supervisor/crash/python_traceback.h"
 #include "supervisor/replica/replica.h"
 
 namespace bulkhead::supervisor {
@@ -187,7 +188,11 @@ void Replica::on_packet(Packet& packet) {
     auto message = worker_link::parse(text);
     if (!message) return process_->complain(message.error().attempt);
     if (auto* hello = std::get_if<worker_link::Hello>(&*message)) hello->fds = std::move(packet.fds);
-    const auto& [type, answers] = message_answers[message->index()];
+    dispatch(*message);
+}
+
+void Replica::dispatch(worker_link::Message& message) {
+    const auto& [type, answers] = message_answers[message.index()];
     switch (answers[static_cast<std::size_t>(state_)]) {
     case '+':
         return std::visit(
@@ -197,7 +202,7 @@ void Replica::on_packet(Packet& packet) {
                 else
                     process_->take(std::move(value));
             },
-            *message);
+            message);
     case '!': return process_->complain(fmt::format("{}, while it was {}", type, to_string(state_)));
     default: return;
     }
@@ -208,6 +213,7 @@ void Replica::on_message(worker_link::Hello& message) {
     auto configuration = process_->configuration_for(message, !history_.eager.empty());
     if (!configuration) return refuse(configuration.error());
     take_page(message);
+    take_fault(message);
     transition(WorkerEvent::said_hello, "its process said hello");
     arm_load_deadline();
     // The file is looked at before the worker may read it. Were it looked at later, a file that was replaced meanwhile
@@ -335,9 +341,28 @@ void Replica::take_page(worker_link::Hello& hello) {
     });
 }
 
+/// The handler of a fatal signal can run no Python, so `faulthandler` says there what `dying` and `backtrace` would.
+void Replica::take_fault(worker_link::Hello& hello) {
+    if (!hello.fault.value_or(false) || hello.fds.empty()) return;
+    UniqueFd pipe = std::move(hello.fds.front());
+    hello.fds.erase(hello.fds.begin());
+    if (process_->fault) return;  // it is the same one
+    process_->fault = LogPipe::open(context_.io, std::move(pipe), process_->name, log_,
+                                    [this, weak = std::weak_ptr{process_}](const std::string& line) {
+                                        const auto process = weak.lock();
+                                        if (!process) return;
+                                        process->evidence.take_printed(line);
+                                        const auto signal = fatal_signal(line);
+                                        if (!signal || process != process_) return;
+                                        worker_link::Message dying = worker_link::Dying{*signal};
+                                        dispatch(dying);
+                                    });
+}
+
 /// The first sign of most deaths: the kernel has not yet freed its memory and closed its sockets.
 void Replica::on_main_thread_ended() {
     process_->link->receive_waiting();  // its last words come first: drained, failed, dying
+    if (process_->fault) process_->fault->finish();
     process_->cut_channels();
     // A draining process may end as it was asked to: its exit decides.
     if (is_live(state_) && state_ != WorkerState::draining) lose(FirstSign::end, main_thread_ended);

@@ -31,6 +31,7 @@ WorkerProcess::~WorkerProcess() { close(); }
 void WorkerProcess::close() {
     if (link) link->close();
     if (log) log->finish();
+    if (fault) fault->finish();
     alive_watch.reset();
     page.reset();
     pidfd.reset();

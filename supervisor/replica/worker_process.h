@@ -66,6 +66,7 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     UniqueFd pidfd;
     std::shared_ptr<PacketLink> link;
     std::shared_ptr<LogPipe> log;
+    std::shared_ptr<LogPipe> fault;  ///< what Python's `faulthandler` writes; null for other workers
     Cgroups* cgroups = nullptr;  ///< null: it has no cgroup of its own
 
     /// Duplicates of its ends of channels, kept to be shut down at the first sign of its death: clients then

@@ -17,6 +17,7 @@ class Conformance:
     """Of one kind of worker; the two at the end are run."""
 
     kind = ""
+    own_descriptors = 1  #: of a hello, before those of channels: the page
 
     def worker(self, **how: object) -> Worker:
         worker = Worker(self.kind, **how)  # type: ignore[arg-type]
@@ -53,7 +54,7 @@ class Conformance:
         hello = worker.expect("hello")
         self.assertEqual((hello["nonce"], hello["channels"], hello["state"]["phase"]), (41, [1], "ready"))
         self.assertEqual(hello["loaded"]["methods"], ready["methods"])
-        self.assertEqual(len(worker.fds) - received, 2, "the page and the channel's end")
+        self.assertEqual(len(worker.fds) - received, self.own_descriptors + 1, "its own and the channel's end")
 
     def test_what_is_no_message_is_ignored(self) -> None:
         worker = self.loaded()
@@ -400,9 +401,24 @@ MESSAGES = {"hello": _hello, "infer": _infer, "slab_request": _ask_slab, "releas
 class MinimalWorker(Conformance, unittest.TestCase):
     kind = "minimal"
 
+    def test_a_fatal_signal_is_told_at_once(self) -> None:
+        worker = self.loaded()
+        worker.process.send_signal(signal.SIGSEGV)
+        self.assertEqual(worker.expect("dying")["signal"], signal.SIGSEGV)
+
 
 class PythonWorker(Conformance, unittest.TestCase):
     kind = "python"
+    own_descriptors = 2  #: the page, and the pipe that faulthandler writes to
+
+    def test_a_fatal_signal_is_told_at_once(self) -> None:
+        worker = self.loaded()
+        self.assertTrue(worker.hello["fault"])
+        worker.process.send_signal(signal.SIGSEGV)
+        with open(worker.fds.pop(1)) as fault:
+            self.assertEqual(fault.readline(), "Fatal Python error: Segmentation fault\n")
+            self.assertIn("Current thread 0x", fault.read())
+        self.assertEqual(worker.process.wait(20), -signal.SIGSEGV)
 
     def test_a_drain_does_not_wait_for_a_load(self) -> None:
         worker = self.worker(engine="Loads")

@@ -248,7 +248,18 @@ class Engines(unittest.TestCase):
                 self.assertRegex(crash["backtrace"][0], r" \((bad|__init__)\.py:\d+\)$")
                 self.assertTrue(any(re.search(r"bad\.py:\d+\)$", frame) for frame in crash["backtrace"]), crash["backtrace"])
                 self.assertEqual(crash["request"], "act()")
+        self.assertEqual(crash["signal"], "SIGSEGV")
+        self.assertRegex(crash["cause"], r"^SIGSEGV in \w+ \(\w+\.py:\d+\) while running act\(\)")
         self.serves("short")
+
+    def test_the_crash_of_a_child_is_not_the_workers(self) -> None:
+        self.assertEqual(self.act("forked segv", model="short").values_json, {"status": -signal.SIGSEGV})
+        pid = self.row("short")["pid"]
+        self.serves("short")
+        self.assertEqual(self.row("short")["pid"], pid)
+        crash = self.crash("short", lambda: os.kill(pid, signal.SIGKILL))
+        self.assertTrue(any("Fatal Python error" in line for line in crash["log"]), "the child's words are in the log")
+        self.assertEqual((crash["backtrace"], crash["signal"]), ([], None))
 
     def test_one_that_swallows_signals_is_killed(self) -> None:
         self.client.load("short")

@@ -35,9 +35,9 @@ def main() -> None:
     except Error as error:
         _wrong_usage(str(error))
     link.set_inheritable(False)  # a program that the engine starts must not hold it open
-    # Its words go to the log, and the daemon takes the frames of the crash report from there. A descriptor of its own, because
-    # an engine may close or replace 2.
-    faulthandler.enable(file=os.dup(2), all_threads=True)
+    fault, crashing = os.pipe()  # the daemon reads there that this process dies, and where
+    os.set_blocking(crashing, False)
+    faulthandler.enable(file=crashing, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt within an engine
     try:
         page: StatusPage | None = StatusPage()  # on this thread, which lives as long as the process
@@ -46,8 +46,8 @@ def main() -> None:
         say("warn", f"no page: {error}; a death of this worker is noticed later")
     host = Host(page)
     loop = asyncio.SelectorEventLoop()
-    server = Server(loop, link, identity, Path(os.environ.get("BULKHEAD_CACHE", ".")), host, page)
-    _close_in_children(server)
+    server = Server(loop, link, identity, Path(os.environ.get("BULKHEAD_CACHE", ".")), host, page, fault)
+    _close_in_children(server, [_LINK_FD, fault, crashing])
     bell = _drain_on_sigterm(loop, server)
     threading.Thread(target=_run_loop, args=(loop, server), name="bulkhead", daemon=True).start()
     host.run_forever()
@@ -99,12 +99,13 @@ def _drain_on_sigterm(loop: asyncio.AbstractEventLoop, server: Server) -> socket
     return reading
 
 
-def _close_in_children(server: Server) -> None:
-    """A child that an engine forks would keep the link and the channels open, so that nobody saw their end."""
+def _close_in_children(server: Server, own: list[int]) -> None:
+    """A child that an engine forks would keep the link and the channels open, so that nobody saw their end; and its crash is
+    not the worker's."""
 
     def close() -> None:
-        os.close(_LINK_FD)
-        for descriptor in server.descriptors():
+        faulthandler.enable(file=2, all_threads=True)
+        for descriptor in (*own, *server.descriptors()):
             os.close(descriptor)
 
     os.register_at_fork(after_in_child=close)

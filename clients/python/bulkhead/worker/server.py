@@ -54,8 +54,10 @@ class Identity:
 class Server:
     """Used on the thread of the loop. ``leave`` ends the process."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, link: socket.socket, identity: Identity, cache: Path, host: Host, page: StatusPage | None) -> None:
-        self._loop, self._identity, self._cache, self._host, self._page = loop, identity, cache, host, page
+    def __init__(self, loop: asyncio.AbstractEventLoop, link: socket.socket, identity: Identity, cache: Path, host: Host, page: StatusPage | None,
+                 fault: int) -> None:  # fmt: skip
+        """``fault``: the end from which the daemon reads what ``faulthandler`` writes."""
+        self._loop, self._identity, self._cache, self._host, self._page, self._fault = loop, identity, cache, host, page, fault
         self._phase = STARTING
         self._capturing = False
         self._grant, self._granted = "none", threading.Event()
@@ -100,7 +102,7 @@ class Server:
 
     def _hello(self, with_descriptors: bool) -> tuple[dict[str, Any], list[int]]:
         page = self._page if with_descriptors else None
-        fds = [] if page is None else [page.fd]
+        fds = ([] if page is None else [page.fd]) + ([self._fault] if with_descriptors else [])
         open_ones = [session for session in self._sessions.values() if not session.is_closed]
         if with_descriptors:
             fds += [session.descriptor for session in open_ones][: link_messages.PACKET_FDS_MAX - len(fds)]
@@ -109,7 +111,7 @@ class Server:
             "protocol": [link_messages.VERSION, link_messages.VERSION], "model": self._identity.model, "replica": self._identity.replica,
             "generation": self._identity.generation, "pid": os.getpid(), "channels": [session.number for session in open_ones],
             "state": {"configured": self._phase != STARTING, "phase": phase, "in_flight": self._dispatcher.in_flight, "grant": self._grant},
-            "page": True if page is not None else None, "nonce": self._nonce, "loaded": self._ready,
+            "page": True if page is not None else None, "fault": True if with_descriptors else None, "nonce": self._nonce, "loaded": self._ready,
         }  # fmt: skip
         if len(link_messages.encode("hello", **members)) > link_messages.PACKET_BYTES_MAX and self._ready is not None:
             members["loaded"] = _without_counters(self._ready)

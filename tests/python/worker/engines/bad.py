@@ -93,8 +93,10 @@ class Bad:
             for number in (signal.SIGTERM, signal.SIGABRT, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             hold_the_lock(seconds or 60)
-        if what == "fork":
+        if what in ("fork", "forked segv"):
             if (child := os.fork()) == 0:
+                if what == "forked segv":
+                    ctypes.string_at(0)
                 return {"audio": numpy.ones(1, "float32")}  # the child goes back as if it were the worker
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             return Result(audio=numpy.zeros(1, "float32"), values={"status": status})

@@ -1,5 +1,7 @@
 #include "supervisor/crash/python_traceback.h"
 
+#include <csignal>
+
 #include <gmock/gmock.h>
 
 namespace bulkhead::supervisor {
@@ -21,12 +23,17 @@ TEST(PythonTraceback, IsOfTheThreadThatDiedInnermostFirst) {
 
 TEST(PythonTraceback, IsEmptyWhereNoneWasWritten) {
     EXPECT_THAT(python_frames({}), IsEmpty());
-    EXPECT_THAT(python_frames({"Current thread 0x1 (most recent call first):", "  File \"/x.py\", line 1 in f"}),
-                IsEmpty());
     EXPECT_THAT(python_frames({"Fatal Python error: Aborted"}), IsEmpty());
     EXPECT_THAT(python_frames({"Fatal Python error: Aborted",
                                "Current thread 0x1 (most recent call first):", "  File \"/x.py\", of no line"}),
                 IsEmpty());
+}
+
+TEST(PythonTraceback, ItsTitleNamesTheSignal) {
+    EXPECT_EQ(fatal_signal("Fatal Python error: Segmentation fault"), SIGSEGV);
+    EXPECT_EQ(fatal_signal("Fatal Python error: Floating-point exception"), SIGFPE);
+    for (const char* other : {"Segmentation fault", "Fatal Python error: init_sys_streams", "Fatal Python error: ", ""})
+        EXPECT_EQ(fatal_signal(other), std::nullopt) << other;
 }
 
 }  // namespace

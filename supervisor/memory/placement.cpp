@@ -117,13 +117,8 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
 std::optional<Option> Survey::place(const std::vector<Piece>& pieces, int priority, Reach reach) const {
     if (pieces.empty()) return std::nullopt;
     std::vector<std::vector<std::size_t>> allowed;
-    for (const Piece& piece : pieces) {
-        auto& devices = allowed.emplace_back();
-        for (const DeviceId& id : piece.slot->model->declared.devices)
-            if (const auto device = state_.device_of(id); device && !state_.devices[*device].books.lost)
-                devices.push_back(*device);
-        if (devices.empty()) return std::nullopt;
-    }
+    for (const Piece& piece : pieces)
+        if (allowed.emplace_back(devices_for(piece, priority, reach)).empty()) return std::nullopt;
     std::optional<Option> best;
     std::vector<std::size_t> turn(pieces.size());
     std::vector<std::size_t> devices(pieces.size());
@@ -134,6 +129,7 @@ std::optional<Option> Survey::place(const std::vector<Piece>& pieces, int priori
                 !best || (reach == Reach::now || option->when == best->when ? option->cost < best->cost
                                                                             : option->when < best->when);
             if (better) best = std::move(option);
+            if (reach == Reach::ever) break;  // one way is as good as another: it says whether to wait at all
         }
         std::size_t digit = 0;
         while (digit < turn.size() && ++turn[digit] == allowed[digit].size()) turn[digit++] = 0;

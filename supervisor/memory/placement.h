@@ -1,9 +1,12 @@
 #pragma once
 
 #include <limits>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include <boost/container/small_vector.hpp>
 
 #include "supervisor/memory/state.h"
 
@@ -11,7 +14,7 @@ namespace bulkhead::supervisor::memory {
 
 /// A worker, or a together group's workers, that could go, and what the devices would get back.
 struct Candidate {
-    std::vector<const Slot*> slots;
+    boost::container::small_vector<const Slot*, 2> slots;
     const Unit* unit = nullptr;
     int priority = 0;
     bool pinned = false;
@@ -20,7 +23,7 @@ struct Candidate {
     Time in_use_until{};     ///< `Time::max()`: busy
     Time turn_until{};       ///< while it is in use
     Time idle_since{};
-    std::vector<std::pair<std::size_t, Bytes>> freed;  ///< by device
+    boost::container::small_vector<std::pair<std::size_t, Bytes>, 2> freed;  ///< by device
 
     [[nodiscard]] Bytes freed_on(std::size_t device) const;
 };
@@ -77,10 +80,14 @@ public:
     /// Free, or about to come free, and meant for nobody.
     [[nodiscard]] std::int64_t room(std::size_t device) const { return room_[device]; }
     [[nodiscard]] int use_of(const Candidate& one) const;  ///< as in `Option::Cost`
-    /// Room there would be if all went that may in bounded time.
-    [[nodiscard]] std::int64_t room_in_time(std::size_t device, int priority) const;
+    /// Room there would be if all went that may within `reach`.
+    [[nodiscard]] std::int64_t room_within(Reach reach, std::size_t device, int priority) const;
+    /// Whether a place within `reach` is thinkable at all: false is certain, and cheaper to know than a place.
+    [[nodiscard]] bool may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const;
+    [[nodiscard]] bool may_fit(const std::vector<Piece>& pieces, int priority, Reach reach) const;
 
 private:
+    [[nodiscard]] std::vector<std::size_t> devices_for(const Piece& piece, int priority, Reach reach) const;
     [[nodiscard]] std::optional<Option> try_devices(const std::vector<Piece>& pieces,
                                                     const std::vector<std::size_t>& devices, int priority,
                                                     Reach reach) const;
@@ -95,6 +102,7 @@ private:
     std::vector<Candidate> candidates_;
     std::vector<std::vector<std::size_t>> on_device_;  ///< candidates
     std::vector<std::int64_t> room_;
+    mutable std::map<std::pair<Reach, int>, std::vector<std::int64_t>> room_within_;  ///< once computed
 };
 
 }  // namespace bulkhead::supervisor::memory

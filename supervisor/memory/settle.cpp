@@ -46,15 +46,28 @@ void meet_deadlines(State& state, Time now) {
     }
 }
 
+Slot* last_placed_on(const std::vector<Slot*>& placed, std::size_t device) {
+    Slot* last = nullptr;
+    for (Slot* slot : placed)
+        if (slot->phase == Phase::placed && (slot->device == device || (device == 0 && slot->host_bytes > 0)) &&
+            (last == nullptr || slot->placed_as > last->placed_as))
+            last = slot;
+    return last;
+}
+
+std::vector<Slot*> placed_slots(State& state) {
+    std::vector<Slot*> placed;
+    for (auto& [name, model] : state.models)
+        for (Slot& slot : model.slots)
+            if (slot.phase == Phase::placed) placed.push_back(&slot);
+    return placed;
+}
+
 /// Others took what was to be granted: more room is made, or the last one placed gives up its place.
 void repair_placements(State& state, Time now) {
+    const std::vector<Slot*> placed = placed_slots(state);
     for (std::size_t device = 0; device < state.devices.size();) {
-        Slot* last = nullptr;
-        for (auto& [name, model] : state.models)
-            for (Slot& slot : model.slots)
-                if (slot.phase == Phase::placed && (slot.device == device || (device == 0 && slot.host_bytes > 0)) &&
-                    (last == nullptr || slot.placed_as > last->placed_as))
-                    last = &slot;
+        Slot* last = last_placed_on(placed, device);
         if (last == nullptr) {
             ++device;
             continue;
@@ -98,10 +111,7 @@ bool has_company(const State& state, const Slot& slot) {
 }
 
 void give_grants(State& state) {
-    std::vector<Slot*> placed;
-    for (auto& [name, model] : state.models)
-        for (Slot& slot : model.slots)
-            if (slot.phase == Phase::placed) placed.push_back(&slot);
+    std::vector<Slot*> placed = placed_slots(state);
     std::ranges::sort(placed, {}, &Slot::placed_as);
     std::vector<std::int64_t> before(state.devices.size());  // bytes of those whose turn is first
     for (Slot* slot : placed) {
@@ -188,7 +198,7 @@ void claim(State& state, const Survey& survey, const std::vector<Piece>& pieces,
         touched[0] = touched[0] || pieces[i].need.host > 0;
     }
     for (std::size_t device = 0; device < touched.size(); ++device)
-        if (touched[device]) state.claims[device] = survey.room_in_time(device, priority) - need[device];
+        if (touched[device]) state.claims[device] = survey.room_within(Reach::bounded, device, priority) - need[device];
 }
 
 void tell_positions(State& state, Entry& entry, std::size_t position, Time now) {
@@ -201,7 +211,7 @@ void tell_positions(State& state, Entry& entry, std::size_t position, Time now) 
 }
 
 /// Gives each entry its place, or says what it waits for. Returns false where it was refused.
-bool place_entry(State& state, std::optional<Survey>& survey, Entry& entry, Clock::duration& ahead, Time now) {
+bool place_entry(State& state, std::optional<Survey>& survey, Entry& entry, Time now) {
     const std::vector<Slot*> missing = state.missing(*entry.unit);
     if (missing.empty() || entry.waiters.empty()) return true;
     if (!survey) survey.emplace(state, now);
@@ -224,41 +234,44 @@ bool place_entry(State& state, std::optional<Survey>& survey, Entry& entry, Cloc
         return false;
     }
     const Millis alone = expected_of(state, *survey, pieces, *later, now);
-    entry.expected = now + alone + ahead;
+    entry.expected = now + alone + state.queued_for;
     entry.why = ending ? fmt::format("waits until its former worker {} has ended", (*going)->id().text())
                        : waits_for(*survey, *later, now);
     if (in_time) {
-        ahead += alone + state.turn_of(*entry.unit->models.front());
+        state.queued_for += alone + state.turn_of(*entry.unit->models.front());
         claim(state, *survey, pieces, *in_time, priority);
     }
     return true;
 }
 
+/// In their order. When one is refused, what was placed for it comes free: all others are looked at again.
 void place_entries(State& state, Time now) {
-    state.claims.assign(state.devices.size(), std::nullopt);
     state.entries.sort([](const Entry& a, const Entry& b) {
         const int first = priority_of(*a.unit);
         const int second = priority_of(*b.unit);
         return first != second ? first > second : a.number < b.number;
     });
     std::optional<Survey> survey;
-    std::size_t position = 0;
-    Clock::duration ahead{};
+    state.claims.clear();
     for (auto entry = state.entries.begin(); entry != state.entries.end();) {
-        const bool stays = place_entry(state, survey, *entry, ahead, now);
-        if (!stays && !any_starting(*entry->unit)) {
-            entry = state.entries.erase(entry);
+        if (entry == state.entries.begin()) {
+            survey.reset();
+            state.claims.assign(state.devices.size(), std::nullopt);
+            state.queued_for = {};
+        }
+        if (place_entry(state, survey, *entry, now)) {
+            ++entry;
             continue;
         }
-        const bool granted = std::ranges::none_of(entry->unit->models,
-                                                  [](const Model* model) {
-                                                      return std::ranges::any_of(model->slots, [](const Slot& slot) {
-                                                          return slot.phase == Phase::placed;
-                                                      });
-                                                  }) &&
-                             state.missing(*entry->unit).empty();
-        if (!granted) tell_positions(state, *entry, ++position, now);
-        ++entry;
+        if (!any_starting(*entry->unit)) state.entries.erase(entry);
+        entry = state.entries.begin();
+    }
+    std::size_t position = 0;
+    for (Entry& entry : state.entries) {
+        const bool is_placed = std::ranges::any_of(entry.unit->models, [](const Model* model) {
+            return std::ranges::any_of(model->slots, [](const Slot& slot) { return slot.phase == Phase::placed; });
+        });
+        if (is_placed || !state.missing(*entry.unit).empty()) tell_positions(state, entry, ++position, now);
     }
     if (!survey) return;
     for (const Candidate& one : survey->candidates())
@@ -268,6 +281,9 @@ void place_entries(State& state, Time now) {
 
 /// Of a model whose replicas all have more to do than they can: one more, where there is room that nobody waits for.
 void start_surplus(State& state, Time now) {
+    const bool somebody_waits = std::ranges::any_of(state.entries, [&](const Entry& entry) {
+        return !entry.waiters.empty() && !state.missing(*entry.unit).empty();
+    });
     for (auto& [name, model] : state.models) {
         std::size_t ready = 0;
         bool pressed = true;
@@ -291,6 +307,7 @@ void start_surplus(State& state, Time now) {
             state.wake_at(*model.pressed_since + limits::pressure_for);
             continue;
         }
+        if (somebody_waits) continue;
         const Survey survey{state, now};
         const std::vector<Piece> pieces = pieces_of(state, {spare});
         const auto option = survey.place(pieces, lowest_priority, Reach::now);

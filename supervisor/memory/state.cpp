@@ -60,6 +60,13 @@ Entry* State::entry_of(const Unit& unit) {
     return found == entries.end() ? nullptr : &*found;
 }
 
+bool State::is_being_loaded(const Unit& unit) const {
+    const auto found = std::ranges::find(entries, &unit, [](const Entry& one) -> const Unit* { return one.unit; });
+    return found != entries.end() && !found->waiters.empty() && std::ranges::any_of(unit.models, [](const Model* one) {
+               return std::ranges::any_of(one->slots, &Slot::is_starting);
+           });
+}
+
 void State::book(const Slot& slot, bool add) {
     const auto part = [&](DeviceLedger& books) -> Bytes* {
         switch (slot.phase) {

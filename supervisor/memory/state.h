@@ -132,7 +132,8 @@ struct State {
     /// By device: who waits for it in bounded time, so that nobody who comes later may evict there, or use more than so
     /// many bytes of it.
     std::vector<std::optional<std::int64_t>> claims;
-    std::optional<Time> next;  ///< when time alone changes something
+    Clock::duration queued_for{};  ///< expected of those with a claim, one after the other
+    std::optional<Time> next;      ///< when time alone changes something
     Actions actions;           ///< of the present event
 
     [[nodiscard]] std::optional<std::size_t> device_of(const DeviceId& id) const;
@@ -143,6 +144,8 @@ struct State {
     [[nodiscard]] Model* find(const std::string& model);
     [[nodiscard]] const Model* find(const std::string& model) const;
     [[nodiscard]] Entry* entry_of(const Unit& unit);
+    /// Somebody waits for it, and a part of it is on its way: the other parts stay until it is complete.
+    [[nodiscard]] bool is_being_loaded(const Unit& unit) const;
     template <typename Visit>
     void each_slot(Visit visit) const {
         for (const auto& [name, model] : models)

@@ -56,7 +56,8 @@ Survey::Survey(const State& state, Time now)
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
         Candidate& one = candidates_[i];
         one.unit = one.slots.front()->model->unit;
-        std::vector<std::size_t> seen;
+        one.starting = one.starting || state.is_being_loaded(*one.unit);
+        boost::container::small_vector<std::size_t, 4> seen;
         for (const Slot* slot : one.slots)  // also where it holds nothing: an exclusive group asks for the device
             if (std::ranges::find(seen, slot->device) == seen.end()) seen.push_back(slot->device);
         for (const auto& [device, bytes] : one.freed)
@@ -152,12 +153,39 @@ Survey::Victims Survey::victims_for(std::size_t device, std::int64_t bytes, int 
     return victims;
 }
 
-std::int64_t Survey::room_in_time(std::size_t device, int priority) const {
-    std::int64_t room = room_[device];
-    for (const std::size_t i : on_device_[device])
-        if (may_go(candidates_[i], priority, Reach::bounded))
-            room += static_cast<std::int64_t>(candidates_[i].freed_on(device));
-    return room;
+std::int64_t Survey::room_within(Reach reach, std::size_t device, int priority) const {
+    const auto [known, is_new] = room_within_.try_emplace({reach, priority});
+    std::vector<std::int64_t>& rooms = known->second;
+    if (is_new) {
+        rooms = room_;
+        for (const Candidate& one : candidates_)
+            if (may_go(one, priority, reach))
+                for (const auto& [where, bytes] : one.freed) rooms[where] += static_cast<std::int64_t>(bytes);
+    }
+    return rooms[device];
+}
+
+bool Survey::may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const {
+    const auto claim = claim_of(device);
+    if (claim && reach == Reach::bounded) return false;
+    const bool is_unknown = piece.need.basis == Basis::unknown;
+    const auto need = is_unknown ? 1 : static_cast<std::int64_t>(piece.need.device);
+    if (claim && reach == Reach::now && (need > *claim || need > room_[device])) return false;
+    return need <= room_within(reach, device, priority) || need <= room_[device];
+}
+
+std::vector<std::size_t> Survey::devices_for(const Piece& piece, int priority, Reach reach) const {
+    std::vector<std::size_t> devices;
+    for (const DeviceId& id : piece.slot->model->declared.devices)
+        if (const auto device = state_.device_of(id);
+            device && !state_.devices[*device].books.lost && may_fit(piece, *device, priority, reach))
+            devices.push_back(*device);
+    return devices;
+}
+
+bool Survey::may_fit(const std::vector<Piece>& pieces, int priority, Reach reach) const {
+    return std::ranges::none_of(pieces,
+                                [&](const Piece& piece) { return devices_for(piece, priority, reach).empty(); });
 }
 
 }  // namespace bulkhead::supervisor::memory

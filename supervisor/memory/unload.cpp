@@ -39,7 +39,7 @@ void unload_idle(State& state, Time now) {
     for (auto& [name, model] : state.models)
         for (Slot& slot : model.slots) {
             const auto at = unload_time(slot);
-            if (!at) continue;
+            if (!at || state.is_being_loaded(*model.unit)) continue;
             if (*at > now) {
                 state.wake_at(*at);
                 continue;

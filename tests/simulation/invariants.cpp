@@ -157,6 +157,19 @@ std::vector<Invariants::Victim> Invariants::victims() const {
                 members.push_back(other);
         all.push_back(victim_of(members));
     }
+    for (Victim& victim : all) {  // what is not complete yet stays for whoever waits for it
+        const std::string& model = victim.members.front().model;
+        if (!world_.declared.contains(model)) continue;
+        const auto unit = unit_of(model);
+        const auto is_of_unit = [&](const std::string& name) { return std::ranges::find(unit, name) != unit.end(); };
+        const bool awaited =
+            std::ranges::any_of(world_.tickets, [&](const auto& one) { return is_of_unit(one.second); });
+        victim.starting =
+            victim.starting || (awaited && std::ranges::any_of(world_.processes, [&](const auto& one) {
+                                    return is_of_unit(one.first.model) &&
+                                           (one.second.state == At::placed || one.second.state == At::loading);
+                                }));
+    }
     return all;
 }
 

@@ -23,6 +23,7 @@ namespace {
 
 constexpr const char* usage =
     "usage: bulkhead_soak [--worker-kills N] [--supervisor-kills N] [--client-kills N]\n"
+    "                     [--memory-histories N]\n"
     "                     [--model minimal|minimal-gpu|gpu-slabs|silero-vad] [--workers N] [--clients N] [--life-ms N]\n"
     "                     [--pause-ms N] [--minutes N] [--seed N]\n";
 
@@ -78,6 +79,8 @@ int main(int argc, char** argv) {
             options.supervisor_kills = number;
         else if (name == "--client-kills")
             options.client_kills = number;
+        else if (name == "--memory-histories")
+            options.memory_histories = number;
         else if (name == "--workers")
             options.workers = static_cast<int>(number);
         else if (name == "--clients")
@@ -95,12 +98,14 @@ int main(int argc, char** argv) {
     }
     if (std::ranges::find(bulkhead::soak::kinds, options.model) == std::end(bulkhead::soak::kinds))
         return std::fputs(usage, stderr), 2;
-    if (options.worker_kills == 0 && options.supervisor_kills == 0 && options.client_kills == 0)
+    if (options.worker_kills == 0 && options.supervisor_kills == 0 && options.client_kills == 0 &&
+        options.memory_histories == 0)
         return std::fputs(usage, stderr), 2;
     int wrong = 0;
     if (options.worker_kills > 0) wrong += bulkhead::soak::kill_workers(options);
     if (options.supervisor_kills > 0) wrong += bulkhead::soak::kill_supervisors(options);
     if (options.client_kills > 0) wrong += bulkhead::soak::kill_clients(options);
+    if (options.memory_histories > 0) wrong += bulkhead::soak::live_memory_histories(options);
     if (::testing::Test::HasFailure()) ++wrong;
     std::printf(wrong == 0 ? "nothing drifted, nothing was wrong\n" : "%d things were wrong\n", wrong);
     return wrong == 0 ? 0 : 1;

@@ -15,6 +15,7 @@ struct Options {
     std::int64_t worker_kills = 0;
     std::int64_t supervisor_kills = 0;
     std::int64_t client_kills = 0;  ///< while they hold leases; others come on top
+    std::int64_t memory_histories = 0;
     int workers = 30;          ///< under a supervisor that is killed
     int clients = 4;           ///< that stream all the while, or so many side by side that are killed
     int pause_ms = 0;          ///< of a client that streams, between an answer and its next request
@@ -34,5 +35,8 @@ int kill_supervisors(const Options& options);
 /// to others at any moment before that, while one that nobody kills is served. Of a model "gpu-slabs" the leases lie on
 /// the GPU, else on the host.
 int kill_clients(const Options& options);
+
+/// Random lives of a fleet under the memory policy, on a simulated machine: each with another seed.
+int live_memory_histories(const Options& options);
 
 }  // namespace bulkhead::soak

@@ -13,12 +13,12 @@ _bulkhead_gpus() {
 
 _bulkhead() {
     local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='up down ps load unload restart infer generate logs events why crashes gpus info reload upgrade validate'
+    local commands='up down ps load unload restart infer generate logs events why crashes gpus info reload upgrade validate doctor'
     local command='' named=0 where=() i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --socket) where=(--socket "${COMP_WORDS[++i]}") ;;
-        --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --output | --limit | --lift | --model) ((++i)) ;;
+        --deadline | --lines | --count | --repeat | --method | --client | --input | --param | --output | --limit | --lift | --model | --inputs | --python | --fleet | --baseline | --write-baseline) ((++i)) ;;
         --tokens | --temperature | --top-k | --top-p | --min-p | --repetition-penalty | --seed | --max-new-tokens) ((++i)) ;;
         --guidance | --stop | --stop-also | --banned | --forced | --do-sample) ((++i)) ;;
         -*) ;;
@@ -62,6 +62,7 @@ _bulkhead() {
     gpus) options+=' --lift' ;;
     upgrade) options+=' --supervisor-only' ;;
     why) names=one ;;
+    doctor) options+=' --inputs --python --fleet --baseline --write-baseline --deadline --sarif --compile --gpu' names=one ;;
     up | validate)
         [[ $word == -* ]] || mapfile -t COMPREPLY < <(compgen -f -X '!*.y?(a)ml' -- "$word"; compgen -d -S / -- "$word")
         ;;

@@ -41,6 +41,7 @@ void add_gpus(CLI::App& app, Session& session);
 void add_upgrade(CLI::App& app, Session& session);
 void add_reload(CLI::App& app, Session& session);
 void add_validate(CLI::App& app, Session& session);
+void add_doctor(CLI::App& app, Session& session);
 
 /// Reads the command line into `session`; `session.command` is then what to do.
 /// Returns  an exit status where nothing is left to do: help was shown, or wrong usage told

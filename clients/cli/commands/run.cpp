@@ -78,6 +78,7 @@ std::optional<int> parse(int argc, const char* const* argv, Session& session) {
     add_reload(app, session);
     add_upgrade(app, session);
     add_validate(app, session);
+    add_doctor(app, session);
 
     try {
         app.parse(argc, argv);

@@ -288,6 +288,15 @@ std::string graphs_lines(const json::value& graphs) {
             "  bucket {} {}: {} hits, {} pads, captured in {} ms\n", one_line(text_or_dash(bucket, "method")),
             member(bucket, "shapes") != nullptr ? one_line(json::serialize(*member(bucket, "shapes"))) : "",
             text_or_dash(bucket, "hits"), text_or_dash(bucket, "pads"), text_or_dash(bucket, "capture_ms"));
+    for (const json::value& failure : array_member(graphs, "failures")) {
+        const std::string remedy = one_line(text_member(failure, "remedy"));
+        text += fmt::format("  not captured: {} {}: {}\n", one_line(text_or_dash(failure, "method")),
+                            member(failure, "shapes") != nullptr
+                                ? one_line(json::serialize(*member(failure, "shapes")))
+                                : "",
+                            one_line(text_or_dash(failure, "reason")));
+        if (!remedy.empty()) text += "    " + remedy + '\n';
+    }
     return text;
 }
 

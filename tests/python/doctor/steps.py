@@ -87,3 +87,17 @@ def sets_environment(x, lengths):
 
 
 torch.library.define("doctor_test::secret", "(Tensor x) -> Tensor")
+
+
+def launches(x, lengths):
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def double(source, result, n: tl.constexpr):
+        index = tl.arange(0, n)
+        tl.store(result + index, tl.load(source + index) * 2)
+
+    y = torch.zeros_like(x)
+    double[(1,)](x, y, 16)
+    return y.sum().item()

@@ -116,6 +116,12 @@ class BadInput(unittest.TestCase):
         self.assertIn(f"doctor_test::secret at steps.py:{line_of('torch.ops.doctor_test.secret')}", report["skipped"][0])
         self.assertEqual([one["code"] for one in report["findings"]], ["host_read"])
 
+    def test_a_triton_kernel_is_named_and_not_launched(self) -> None:
+        ended = doctor("steps.py:launches", "--inputs", "steps.py:inputs", "--json")
+        report = json.loads(ended.stdout)
+        self.assertIn(f"Triton kernel double at steps.py:{line_of('double[(1,)]')}", report["skipped"][0])
+        self.assertEqual([one["line"] for one in report["findings"]], [line_of("return y.sum().item()")])
+
     def test_fake_tensors_take_no_memory(self) -> None:
         ended = doctor("steps.py:huge", "--json")  # 4 TiB each
         self.assertEqual(json.loads(ended.stdout)["findings"], [], ended.stderr)

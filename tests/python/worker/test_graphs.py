@@ -101,6 +101,23 @@ class OnTheStandIn(unittest.TestCase):
         self.assertEqual(report["eager"], {"capture_failed": 1})
         self.assertIsNone(self.cuda.capturing, "the stream has left the capture")
 
+    def test_a_failed_capture_is_told_as_the_doctor_tells_it(self) -> None:
+        refused = RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+        def reads(x: torch.Tensor) -> torch.Tensor:
+            count = x.sum().item()
+            return x + count
+
+        graphs = self.graphs()
+        with mock.patch.object(torch.Tensor, "item", side_effect=[1, 1, 1, refused]):  # three runs of warm-up, then the capture
+            graphs.add(reads, [bucket(4)], padding={}, name="reads")
+        (failure,) = graphs.report()["failures"]
+        line = reads.__code__.co_firstlineno + 1
+        self.assertEqual(failure["cause"], "host_read")
+        self.assertIn(f"test_graphs.py:{line} in ", failure["reason"])
+        self.assertIn("`count = x.sum().item()`: the line does what a capture refuses (CUDA's error 900)", failure["reason"])
+        self.assertIn("torch.where", failure["remedy"])
+
     def test_it_is_an_error_where_graphs_are_required(self) -> None:
         def waits(x: torch.Tensor) -> torch.Tensor:
             self.cuda.synchronize()

@@ -179,6 +179,16 @@ TEST(Why, SaysOfSeveralReplicasWhatHappenedToEach) {
               "  replica 1: ready for 9.00 ms: loaded\n");
 }
 
+TEST(Why, QuotesTheFindingsOfCapturesThatFailed) {
+    EXPECT_THAT(render_why(boost::json::parse(R"({"model":"m","state":"ready","sentence":"It is ready.","replicas":[],
+        "graphs":{"mode":"eager","eager":{"capture_failed":2},"buckets":[],"failures":[{"method":"step","shapes":[[1,8]],
+        "cause":"host_read","reason":"voice.py:7 in step: `t.item()`: refused","remedy":"torch.where(t > 0, a, b)"}]}})"),
+                           plain),
+                HasSubstr("  graphs: eager; 2 eager runs (capture_failed)\n"
+                          "  not captured: step [[1,8]]: voice.py:7 in step: `t.item()`: refused\n"
+                          "    torch.where(t > 0, a, b)\n"));
+}
+
 TEST(Why, CountsWhatTheGraphsDid) {
     EXPECT_EQ(render_why(boost::json::parse(R"({"model":"m","state":"ready","sentence":"It is ready.","replicas":[],
                   "graphs":{"mode":"captured","buckets":[{"method":"forward","shapes":{"x":[1,32]},"hits":7,"pads":2,

@@ -6,10 +6,14 @@
     for finding in report.findings:
         print(finding.file, finding.line, finding.code, finding.remedy)
 
-It needs PyTorch 2.9 or newer. ``docs/doctor.md`` says what each code means.
+``docs/doctor.md`` says what each code means.
 """
 
-from .diagnose import diagnose
-from .findings import CODES, SEVERITIES, Finding, Report
+try:
+    from .findings import CODES, SEVERITIES, Finding, Report
+    from .run import diagnose
+except ModuleNotFoundError as missing:  # the command line says so itself
+    if missing.name != "torch":
+        raise
 
 __all__ = ["CODES", "SEVERITIES", "Finding", "Report", "diagnose"]

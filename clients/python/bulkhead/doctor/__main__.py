@@ -10,9 +10,12 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from ..errors import Error
+
+if TYPE_CHECKING:  # it needs PyTorch, whose absence is told first
+    from .findings import Report
 
 _GRACE_SECONDS = 5.0  #: after the deadline, for code that does not come back to Python
 DONE, FOUND, FAILED = 0, 1, 2
@@ -24,6 +27,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("target", metavar="TARGET", help="package.module:function, file.py:function or …:Class, or an exported program (.pt2)")
     parser.add_argument("--inputs", metavar="FILE.py:FACTORY", help="a function that is given the device and returns the arguments: a tuple, or a dictionary of names; "
                         "of a class (arguments of the constructor, arguments of the call)")  # fmt: skip
+    parser.add_argument("--compile", action="store_true", help="also what torch.compile says: graph breaks, and where CUDA Graphs are skipped")
+    parser.add_argument("--gpu", action="store_true", help="also capture on this machine's GPU, and measure what each finding costs; never tried on a GPU so far")
+    parser.add_argument("--engine", type=_options, metavar="JSON", help="TARGET is the class of an engine, with these options; the functions that it gives to context.graph are looked at")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON document")
     shape.add_argument("--sarif", action="store_true", help="SARIF 2.1.0, for editors and CI")
@@ -86,17 +92,28 @@ def _baseline(file: Path | None) -> list[dict[str, str]]:
     return baseline.read(file)
 
 
-def _report(options: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _report(options: argparse.Namespace) -> Report:
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError:
         raise Error("input_invalid", f"looking at {options.target}: PyTorch is missing in {sys.prefix}",
                     "run the doctor in the model's environment, or name it with --python") from None  # fmt: skip
-    from .diagnose import diagnose
+    if options.gpu and not torch.cuda.is_available():
+        raise Error("input_invalid", "capturing on a GPU: PyTorch finds none here", "leave out --gpu: the findings need none")
+    from .run import diagnose
+    from .exported import Program
     from .target import load
 
     factory = load(options.inputs, "--inputs") if options.inputs else None
-    return diagnose(load(options.target, "TARGET"), factory, deadline=options.deadline, name=options.target)
+    target = Program(Path(options.target)) if options.target.endswith(".pt2") else load(options.target, "TARGET")
+    return diagnose(target, factory, options=options.engine, compiler=options.compile, gpu=options.gpu, deadline=options.deadline, name=options.target)
+
+
+def _options(text: str) -> dict[str, Any]:
+    read = json.loads(text)
+    if not isinstance(read, dict):
+        raise ValueError(text)
+    return read
 
 
 def _give_up(target: str, deadline: float) -> None:

@@ -7,17 +7,19 @@ matter to a capture.
 from __future__ import annotations
 
 import contextlib
+import sys
 from types import SimpleNamespace
 from typing import Any, Callable, Iterator
 
 import torch
 from torch._subclasses import fake_tensor
 
+from . import values
 from .source import Place, here
 
 Observe = Callable[[str, str], None]  #: (what happened, the call by name)
 
-SYNCHRONIZE, SEED, STREAM_NOT_FORKED, STATE_READ = "synchronize", "seed", "stream_not_forked", "rng_state"
+SYNCHRONIZE, SEED, STREAM_NOT_FORKED, STATE_READ, LAUNCHED = "synchronize", "seed", "stream_not_forked", "rng_state", "launched"
 
 _PROPERTIES = SimpleNamespace(
     name="a GPU that is not there", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30, is_integrated=False, warp_size=32,
@@ -261,6 +263,9 @@ class StandIns(contextlib.ExitStack):
             self._set(fake_tensor, "init_gpu_context", _always(None))  # would make a tensor there
         if hasattr(fake_tensor.FakeTensorMode, "avoid_device_init"):
             self._set(fake_tensor.FakeTensorMode, "avoid_device_init", property(_always(True), _always(None)))
+        for module_name, launcher in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
+            if (kernels := sys.modules.get(module_name)) is not None:
+                self._set(getattr(kernels, launcher), "run", _launching(observe))
         guard = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
         if guard is not None:
             guard()
@@ -271,6 +276,17 @@ class StandIns(contextlib.ExitStack):
         before = vars(owner).get(name)
         setattr(owner, name, value)
         self.callback(delattr, owner, name) if missing else self.callback(setattr, owner, name, before)
+
+
+def _launching(observe: Observe) -> Any:
+    """In the place of a launch of a Triton kernel: what it writes is not known afterwards."""
+
+    def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        for argument in (*args, *kwargs.values()):
+            values.forget(argument)
+        observe(LAUNCHED, getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__))
+
+    return run
 
 
 def _seeding(observe: Observe, seed: Any) -> Any:

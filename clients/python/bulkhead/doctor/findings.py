@@ -62,11 +62,14 @@ class Finding:
 
 @dataclass
 class Report:
-    """``skipped`` names what could not be looked at, and why; ``error`` says why the run ended early, empty where it did not."""
+    """``skipped`` names what could not be looked at, and why; ``notes`` are the compiler's words on lines without a finding;
+    ``error`` says why the run ended early, empty where it did not."""
 
     target: str
     findings: list[Finding] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    captures: list[dict[str, Any]] = field(default_factory=list)  #: of a real GPU: `capture.Captured`
     error: str = ""
     remedy: str = ""  #: of the error
     calls: int = 0  #: that ended by themselves
@@ -76,7 +79,9 @@ class Report:
         return any(finding.severity == PREVENTS_CAPTURE for finding in self.findings)
 
     def document(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"findings": [finding.document() for finding in self.findings], "skipped": self.skipped, "calls": self.calls}
+        document: dict[str, Any] = {"findings": [finding.document() for finding in self.findings], "skipped": self.skipped, "notes": self.notes, "calls": self.calls}
+        if self.captures:
+            document["captures"] = self.captures
         if self.error:
             document["error"] = {"attempt": self.error, "remedy": self.remedy}
         return document

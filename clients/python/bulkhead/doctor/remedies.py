@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from .source import Use
+
+_ATTRIBUTE = re.compile(r"self\.(\w+) = ")
 
 #: How a reader calls what a value was used for.
 USES = {
@@ -62,7 +66,9 @@ _FACTORIES = ("arange", "zeros", "ones", "full", "empty", "rand", "randn", "rand
 
 def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool) -> str:
     if in_init and is_module:
-        return f'self.register_buffer("name", {use.text}, persistent=False): a buffer moves with the module'
+        assigned = _ATTRIBUTE.match(use.around)
+        name = assigned[1] if assigned else "name"
+        return f'self.register_buffer("{name}", {use.text}, persistent=False): a buffer moves with the module'
     if in_init:
         return f"make it on the device once: {_with_device(use.text, 'device')}"
     if made_by in ("tensor", "as_tensor", "from_numpy"):

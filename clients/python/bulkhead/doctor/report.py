@@ -18,7 +18,10 @@ def text(report: Report, accepted: int = 0) -> str:
         lines += [short(file), ""]
         for finding in found:
             lines += [*_finding(finding), ""]
-    lines += [f"skipped: {reason}" for reason in report.skipped]
+    lines += [f"skipped: {reason}" for reason in report.skipped] + [f"note: {note}" for note in report.notes]
+    for one in report.captures:
+        lines.append(f"captured: a replay takes {one['replay_ms']} ms, the step itself {one['eager_ms']} ms" if one["captured"] else f"not captured: {one['error']}")
+        lines += [f"  {short(cost['file'])}:{cost['line']} holds the host for {cost['ms']} ms in a call" for cost in one["costs"]]
     if report.error:
         lines += [f"error: {report.error}", f"  {report.remedy}"]
     return "\n".join([*lines, summary(report, accepted)]) + "\n"

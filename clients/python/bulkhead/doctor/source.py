@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 import linecache
 import os
 import sys
 import sysconfig
+import traceback
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Iterator
 
 import torch
 
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_OWN = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("doctor", "worker"))
+_CALLERS = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("run.py", "numbers.py"))  #: what calls a target
 _PATH_LENGTH_MAX = 12
 _LIBRARIES = ("numpy", "triton", "functorch", "torchgen")
 
@@ -25,7 +30,7 @@ def is_users(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = os.path.abspath(file)
-    if path.startswith((_OWN, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)):
+    if os.path.realpath(file).startswith(_OWN) or path.startswith(os.path.dirname(os.path.abspath(torch.__file__)) + os.sep):
         return False
     parts = path.split(os.sep)
     for site in ("site-packages", "dist-packages"):
@@ -62,20 +67,45 @@ def short(file: str) -> str:
     return file if relative.startswith("..") else relative
 
 
+_told: list[Place] = []
+
+
+@contextlib.contextmanager
+def as_if(place: Place) -> Iterator[None]:
+    """What runs meanwhile is this place's: a node of an exported program has no frame of its own."""
+    _told.append(place)
+    try:
+        yield
+    finally:
+        _told.pop()
+
+
 def here(frame: FrameType | None = None) -> Place | None:
     """The innermost place of the user's code on the stack; None where all of it is PyTorch's."""
+    if _told:
+        return _told[-1]
     at: FrameType | None = frame or sys._getframe(1)
     users: list[FrameType] = []
-    while at is not None:
+    while at is not None and not (users and at.f_code.co_filename in _CALLERS):
         if is_users(at.f_code.co_filename):
             users.append(at)
         at = at.f_back
     if not users:
         return None
     inner = users[0]
-    line, column, end = position(inner.f_code, inner.f_lasti, inner.f_lineno)
+    line, column, end = tested(inner.f_code.co_filename, *position(inner.f_code, inner.f_lasti, inner.f_lineno))
     outer = [f"{short(one.f_code.co_filename)}:{one.f_lineno} {name_of(one.f_code)}" for one in users[1:_PATH_LENGTH_MAX]]
     return Place(os.path.abspath(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), tuple(reversed(outer)))
+
+
+def place_of(error: BaseException) -> Place | None:
+    """The innermost line of the user's that the error came through."""
+    users = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    if not users:
+        return None
+    frame = users[-1]
+    return Place(os.path.abspath(frame.filename), frame.lineno or 0, (getattr(frame, "colno", None) or 0) + 1, 0, frame.name,
+                 tuple(f"{short(one.filename)}:{one.lineno} {one.name}" for one in users[:-1]))  # fmt: skip
 
 
 def name_of(code: CodeType) -> str:
@@ -91,6 +121,15 @@ def position(code: CodeType, instruction: int, line: int) -> tuple[int, int, int
             return first or line, (column or 0) + 1, (end or 0) + 1 if last == first else 0
     text = linecache.getline(code.co_filename, line)
     return line, len(text) - len(text.lstrip()) + 1, len(text.rstrip()) + 1
+
+
+def tested(file: str, line: int, column: int, end: int) -> tuple[int, int, int]:
+    """Of a place that is a whole `if`, `while` or `assert`: that of its condition, which is what is read."""
+    statement = statement_at(file, line)
+    if isinstance(statement, (ast.If, ast.While, ast.Assert)) and (statement.lineno, statement.col_offset) == (line, column - 1):
+        test = statement.test
+        return test.lineno, test.col_offset + 1, (test.end_col_offset or 0) + 1 if test.end_lineno == test.lineno else 0
+    return line, column, end
 
 
 @dataclass(frozen=True)
@@ -110,6 +149,13 @@ class _File:
             self.tree = ast.parse(self.text)
         except SyntaxError:
             self.tree = ast.parse("")
+        self.expressions: dict[int, list[ast.expr]] = {}
+        self.statements: dict[int, ast.stmt] = {}  #: the innermost of each line
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.expr):
+                self.expressions.setdefault(node.lineno, []).append(node)
+            elif isinstance(node, ast.stmt):  # outer ones come first
+                self.statements.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), node))
         self.parents: dict[ast.AST, ast.AST] = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
 
@@ -124,26 +170,18 @@ def tree(file: str) -> ast.Module:
 
 def statement_at(file: str, line: int) -> ast.stmt | None:
     """The innermost statement that has this line."""
-    best: ast.stmt | None = None
-    for node in ast.walk(tree(file)):
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
-            if best is None or node.lineno >= best.lineno:
-                best = node
-    return best
+    return parsed(file).statements.get(line)
 
 
 def expression_at(place: Place) -> ast.expr | None:
     """The outermost expression that begins where the place does and, where that is known, ends there."""
     best: ast.expr | None = None
-    for node in ast.walk(tree(place.file)):
-        if isinstance(node, ast.expr) and node.lineno == place.line and node.col_offset == place.column - 1:
+    for node in parsed(place.file).expressions.get(place.line, ()):
+        if node.col_offset == place.column - 1:
             if place.end_column and (node.end_lineno != place.line or (node.end_col_offset or 0) + 1 != place.end_column):
                 continue
             if best is None or (node.end_lineno or 0, node.end_col_offset or 0) > (best.end_lineno or 0, best.end_col_offset or 0):
                 best = node
-    if best is None:  # where a branch asks, the instruction is the whole statement's
-        statement = statement_at(place.file, place.line)
-        best = statement.test if isinstance(statement, (ast.If, ast.While)) and statement.lineno == place.line else None
     return best
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Error
-from .diagnose import described
+from .run import described
 
 
 def load(text: str, what: str) -> Any:

@@ -199,12 +199,11 @@ class Graphs:
         try:
             self._capture(fn, bucket)
         except Exception as error:
-            remedy = "capture no host access, no synchronization and no shape that depends on data; or set graphs: preferred"
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            cause, reason, remedy = _explained(error)
             if self.mode == "required":
                 raise Error("capture_failed", f"capturing {name} {bucket}: {reason}", remedy) from error
             bucket.failed = True
-            self._failures.append({"method": name, "shapes": bucket.shapes, "cause": "exception", "reason": reason, "remedy": remedy})
+            self._failures.append({"method": name, "shapes": bucket.shapes, "cause": cause, "reason": reason, "remedy": remedy})
         else:
             bucket.capture_ms = (time.monotonic() - begun) * 1000
             self._buckets.append((name, bucket))
@@ -236,6 +235,17 @@ class Graphs:
         cuda.synchronize()
         self._pool_bytes += max(cuda.memory_reserved() - before, 0)
         bucket.graph, bucket.outputs = graph, outputs
+
+
+def _explained(error: Exception) -> tuple[str, str, str]:
+    """Cause, reason and remedy, in the words of the graph doctor where the error came through a line of the engine's."""
+    from ..doctor.capture import explain
+    from ..doctor.source import short
+
+    if (finding := explain(error)) is not None:
+        return finding.code, f"{short(finding.file)}:{finding.line} in {finding.function}: {finding.reason}", f"{finding.remedy}; or set graphs: preferred"
+    remedy = "capture no host access, no synchronization and no shape that depends on data; or set graphs: preferred"
+    return "exception", f"{type(error).__name__}: {error}".splitlines()[0], remedy
 
 
 def _end_failed(graph: Any) -> None:

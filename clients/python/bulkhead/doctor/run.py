@@ -9,17 +9,21 @@ import re
 import signal
 import threading
 import traceback
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
+from torch._dynamo import config as dynamo
+from torch._inductor import config as inductor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from . import fake_cuda, findings, numbers, settings, state
+from ..errors import Error
+from . import compiled, engine, exported, fake_cuda, findings, numbers, settings, state
 from .coverage import Executed
+from .engine import Step
 from .findings import Findings, Report
 from .modes import Concatenation, CustomOperator, Functions, Operators, Watch
-from .source import Place, is_users, one_line, short
+from .source import Place, is_users, one_line, place_of, short
 
 _CALLS = 3  #: the first may prepare, the second and the third are compared
 _PAST = re.compile(r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist)", re.IGNORECASE)  #: the first operand's name
@@ -30,17 +34,21 @@ class Expired(BaseException):
     """The deadline is over. No ``Exception``, so that user code lets it pass."""
 
 
-def diagnose(target: Callable[..., Any], factory: Callable[[str], Any] | None = None, *, deadline: float = 0, name: str = "") -> Report:
+def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, options: Mapping[str, Any] | None = None, compiler: bool = False, gpu: bool = False,
+             deadline: float = 0, name: str = "") -> Report:  # fmt: skip
     """Calls ``target`` with what ``factory("cuda")`` returns: a tuple of arguments, a dictionary of named ones, or one argument. Of a
     class the factory returns (arguments of the constructor, arguments of the call).
 
+    With ``gpu`` the step is then captured on this machine's GPU. With ``compiler`` also what torch.compile says. ``target`` may also be an ``exported.Program``, or an engine's class, whose ``options`` then are not None.
     ``deadline`` is in seconds, 0 for none; it is kept on the main thread. Nothing is computed and nothing allocated but small tensors.
     """
     report = Report(name or getattr(target, "__qualname__", type(target).__name__))
-    run = _Run(target, factory, report)
+    run = _Run(target, factory, options, compiler, report)
     _warm_up()
     with _kept_settings(), _deadline(deadline):
         run.all()
+        if gpu:
+            run.on_gpu()
     return report
 
 
@@ -51,8 +59,8 @@ def _warm_up() -> None:
 
 
 class _Run:
-    def __init__(self, target: Any, factory: Any, report: Report) -> None:
-        self._target, self._factory, self._report = target, factory, report
+    def __init__(self, target: Any, factory: Any, options: Mapping[str, Any] | None, compiler: bool, report: Report) -> None:
+        self._target, self._factory, self._options, self._compiler, self._report = target, factory, options, compiler, report
         self._found = Findings()
         self._watch = Watch(self._found)
         self._setup, self._executed = Executed(), Executed()
@@ -60,15 +68,46 @@ class _Run:
 
     def all(self) -> None:
         settings.environment(self._found)
-        with self._guarded(), self._stand_ins, FakeTensorMode(allow_non_fake_inputs=True), Operators(self._watch), Functions(self._watch), torch.no_grad():
-            with self._setup:
-                step, args, kwargs = self._made()
-            self._call_often(step, args, kwargs)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with self._guarded(), self._stand_ins, torch.no_grad():
+            with fake, Operators(self._watch), Functions(self._watch):
+                with self._setup:
+                    steps = self._made()
+                for step, args, kwargs in steps:
+                    self._call_often(step, args, kwargs)
+            if self._compiler:
+                for step, args, kwargs in steps:
+                    self._report.notes += compiled.tell(self._found, fake, step, args, kwargs)
+        self._report.skipped += self._watch.skipped
         for executed in (self._setup, self._executed):
             settings.scan(self._found, executed)
         self._report.findings = self._found.sorted()
 
-    def _made(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def on_gpu(self) -> None:
+        """Never run on a GPU so far."""
+        from . import capture
+
+        with self._guarded(), torch.no_grad():
+            for step, args, kwargs in self._made():
+                captured = capture.capture(lambda: step(*args, **kwargs), self._report.findings, torch.cuda)
+                self._report.captures.append(captured.document())
+                if captured.failure is not None and captured.failure.key not in {one.key for one in self._report.findings}:
+                    self._report.findings.append(captured.failure)
+
+    def _made(self) -> list[Step]:
+        if self._options is not None:
+            steps = engine.steps(self._target, self._options, DEVICE)
+        elif isinstance(self._target, exported.Program):
+            given = (self._factory or self._target.inputs)(DEVICE)
+            steps = self._target.steps(_arguments(given), DEVICE)
+        else:
+            steps = [self._step()]
+        for tensor in tree_leaves([(args, kwargs) for _, args, kwargs in steps]):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                self._watch.born(tensor, None, "argument")
+        return steps
+
+    def _step(self) -> Step:
         given = self._factory(DEVICE) if self._factory is not None else ()
         step = self._target
         if inspect.isclass(step):
@@ -77,22 +116,18 @@ class _Run:
             step = step(*args, **kwargs)
             if isinstance(step, torch.nn.Module):
                 step = step.to(DEVICE).eval()
-        args, kwargs = _arguments(given)
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
-                self._watch.born(tensor, None, "argument")
-        return step, args, kwargs
+        return step, *_arguments(given)
 
     def _call_often(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         before: Any = None
         traces: list[Any] = []
-        for _ in range(_CALLS):
+        for number in range(1, _CALLS + 1):
             result = self._call(step, args, kwargs)
             after = state.snapshot(roots(step, args, kwargs))
             traces.append(self._watch.trace)
-            if self._report.calls == 1:
+            if number == 1:
                 self._tell_concatenations(result, args, kwargs)
-            elif self._report.calls == _CALLS:
+            elif number == _CALLS:
                 state.tell(self._found, state.changes(before, after, self._watch.used), self._executed, None)
             before = after
         numbers.tell_differences(self._found, traces[-2], traces[-1], "differs from call to call")
@@ -146,21 +181,13 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
     """What failed, at which line of the user's, and the remedy."""
     place = place_of(error)
     where = f" at {place}" if place else ""
+    if isinstance(error, Error):
+        return error.attempt, error.remedy
     if isinstance(error, ModuleNotFoundError):
         return f"{target} needs the package {error.name!r}{where}, which is missing here", f"install it into this environment, or name the model's own with --python: pip install {error.name}"
     if isinstance(error, SystemExit):
         return f"{target} ended the process{where}: SystemExit({error.code})", "let the callable return"
     return f"{target} raised {type(error).__name__}{where}: {one_line(str(error) or 'without a message', 300)}", "call it with these inputs on the CPU first: it must return"
-
-
-def place_of(error: BaseException) -> Place | None:
-    """The innermost line of the user's that the error came through."""
-    users = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
-    if not users:
-        return None
-    frame = users[-1]
-    return Place(os.path.abspath(frame.filename), frame.lineno or 0, (getattr(frame, "colno", None) or 0) + 1, 0, frame.name,
-                 tuple(f"{short(one.filename)}:{one.lineno} {one.name}" for one in users[:-1]))  # fmt: skip
 
 
 def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -188,6 +215,7 @@ def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def _kept_settings() -> Iterator[None]:
     """What user code sets is undone: the environment, and the settings of the compiler."""
     environment = dict(os.environ)
+    compiler = {(config, name): getattr(config, name) for config in (dynamo, inductor) for name in settings.HIDING if hasattr(config, name)}
     random = torch.random.get_rng_state()
     cudnn = torch.backends.cudnn.enabled
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -199,6 +227,8 @@ def _kept_settings() -> Iterator[None]:
         torch.backends.cudnn.enabled = cudnn
         torch.backends.mha.set_fastpath_enabled(fast)
         torch.random.set_rng_state(random)
+        for (config, name), value in compiler.items():
+            setattr(config, name, value)
         os.environ.clear()
         os.environ.update(environment)
 

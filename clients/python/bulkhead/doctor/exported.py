@@ -1,0 +1,63 @@
+"""An exported program (.pt2): run node by node, where each node knows the line of source that it came from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import Error
+from .source import Place, as_if, is_users, one_line
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+class Program:
+    """Callable as the exported function was. Errors: input_invalid for a file that is no exported program."""
+
+    def __init__(self, file: Path) -> None:
+        self.__qualname__ = file.name
+        if not file.is_file():
+            raise Error("input_invalid", f"TARGET: there is no file {file}", "name a file that torch.export.save wrote")
+        try:
+            self._program = torch.export.load(file)
+        except Exception as error:
+            raise Error("input_invalid", f"reading {file}: {one_line(str(error) or type(error).__name__, 200)}",
+                        "name a file that torch.export.save wrote; a compiled package holds no operators to look at") from None  # fmt: skip
+
+    def inputs(self, device: str) -> Any:
+        if self._program.example_inputs is None:
+            raise Error("input_invalid", f"{self.__qualname__} keeps no example inputs", "give --inputs")
+        args, kwargs = self._program.example_inputs
+        if kwargs:
+            raise Error("input_invalid", f"{self.__qualname__} has named example inputs", "give --inputs, a function that returns a dictionary of them")
+        return tuple(one.to(device) if isinstance(one, torch.Tensor) else one for one in args)
+
+    def steps(self, given: tuple[tuple[Any, ...], dict[str, Any]], device: str) -> list[Any]:
+        from torch.export.passes import move_to_device_pass
+
+        module = move_to_device_pass(self._program, device).module()
+        interpreter = _Lines(module)
+        return [(lambda *args, **kwargs: interpreter.run(*args, *kwargs.values()), *given)]
+
+
+class _Lines(torch.fx.Interpreter):  # type: ignore[misc]
+    def run_node(self, node: Any) -> Any:
+        place = place_of(node)
+        if place is None:
+            return super().run_node(node)
+        with as_if(place):
+            return super().run_node(node)
+
+
+def place_of(node: Any) -> Place | None:
+    """The innermost line of the user's that a node came from."""
+    frames = [(file, int(line), name) for file, line, name in _FRAME.findall(node.meta.get("stack_trace") or "") if is_users(file)]
+    if not frames:
+        return None
+    file, line, name = frames[-1]
+    place = Place(file, line, 1, 0, name, tuple(f"{one}:{at} {called}" for one, at, called in frames[:-1]))
+    text = place.text
+    return Place(file, line, len(text) - len(text.lstrip()) + 1, len(text.rstrip()) + 1, name, place.path)

@@ -1,0 +1,63 @@
+"""`bulkhead doctor`: it becomes the Python doctor, in the interpreter of a model of the fleet, or in one that is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BULKHEAD = Path(os.environ.get("BULKHEAD_BUILD", "build")) / "bin/bulkhead"
+FLEET = """\
+version: 1
+models:
+  voice: {{runtime: python, engine: "{here}/voice.py:Voice", interpreter: "{python}", device: cpu, options: {{scale: 0.5}}}}
+  plain: {{runtime: python, engine: "{here}/voice.py:Plain", interpreter: "{python}", device: cpu}}
+"""
+
+
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the package is found without it
+    return subprocess.run([BULKHEAD.resolve(), "--socket", "/nowhere/control.sock", "doctor", *arguments], capture_output=True, text=True,
+                          timeout=240, cwd=HERE, env=environment)  # fmt: skip
+
+
+class Doctor(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.fleet = f"{folder.name}/fleet.yaml"
+        Path(cls.fleet).write_text(FLEET.format(here=HERE, python=sys.executable))
+
+    def test_a_function_with_an_interpreter_that_is_named(self) -> None:
+        ended = doctor("steps.py:branches", "--inputs", "steps.py:inputs", "--python", sys.executable, "--json")
+        self.assertEqual(ended.returncode, 1, ended.stderr)
+        self.assertEqual({one["code"] for one in json.loads(ended.stdout)["findings"]}, {"host_read"})
+
+    def test_a_model_of_the_fleet_is_loaded_by_its_interpreter_with_its_options(self) -> None:
+        ended = doctor("voice", "--fleet", self.fleet, "--json")
+        self.assertEqual(ended.returncode, 1, ended.stderr)
+        (found,) = json.loads(ended.stdout)["findings"]
+        self.assertEqual((found["code"], found["function"], Path(found["file"])), ("host_read", "Voice.compute", HERE / "voice.py"))
+
+    def test_what_cannot_be_looked_at_is_told_with_a_remedy(self) -> None:
+        for arguments, status, said in (
+            (("plain", "--fleet", self.fleet), 2, "its load gives nothing to context.graph"),
+            (("nobody", "--fleet", self.fleet), 1, "model_unknown"),
+            (("voice",), 3, "name the fleet file with --fleet"),
+            (("steps.py:clean", "--python", "/nowhere/python"), 1, "starting the doctor with /nowhere/python"),
+        ):
+            with self.subTest(arguments):
+                ended = doctor(*arguments)
+                self.assertEqual(ended.returncode, status, ended.stdout + ended.stderr)
+                self.assertIn(said, ended.stdout + ended.stderr)
+                self.assertNotIn("Traceback", ended.stdout + ended.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,14 @@ class Program:
         self.__qualname__ = file.name
         if not file.is_file():
             raise Error("input_invalid", f"TARGET: there is no file {file}", "name a file that torch.export.save wrote")
+        logging.disable(logging.WARNING)  # it writes a traceback before it raises
         try:
             self._program = torch.export.load(file)
         except Exception as error:
             raise Error("input_invalid", f"reading {file}: {one_line(str(error) or type(error).__name__, 200)}",
                         "name a file that torch.export.save wrote; a compiled package holds no operators to look at") from None  # fmt: skip
+        finally:
+            logging.disable(logging.NOTSET)
 
     def inputs(self, device: str) -> Any:
         if self._program.example_inputs is None:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import Error
-from . import compiled, engine, exported, fake_cuda, findings, numbers, settings, state
+from . import capture, compiled, engine, exported, fake_cuda, findings, numbers, settings, state
 from .coverage import Executed
 from .engine import Step
 from .findings import Findings, Report
@@ -69,7 +69,7 @@ class _Run:
     def all(self) -> None:
         settings.environment(self._found)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with self._guarded(), self._stand_ins, torch.no_grad():
+        with self._guarded(), self._stand_ins, _without_cudnn(), torch.no_grad():
             with fake, Operators(self._watch), Functions(self._watch):
                 with self._setup:
                     steps = self._made()
@@ -85,8 +85,6 @@ class _Run:
 
     def on_gpu(self) -> None:
         """Never run on a GPU so far."""
-        from . import capture
-
         with self._guarded(), torch.no_grad():
             for step, args, kwargs in self._made():
                 captured = capture.capture(lambda: step(*args, **kwargs), self._report.findings, torch.cuda)
@@ -217,8 +215,19 @@ def _kept_settings() -> Iterator[None]:
     environment = dict(os.environ)
     compiler = {(config, name): getattr(config, name) for config in (dynamo, inductor) for name in settings.HIDING if hasattr(config, name)}
     random = torch.random.get_rng_state()
-    cudnn = torch.backends.cudnn.enabled
-    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(random)
+        for (config, name), value in compiler.items():
+            setattr(config, name, value)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+@contextlib.contextmanager
+def _without_cudnn() -> Iterator[None]:
+    cudnn, fast = torch.backends.cudnn.enabled, torch.backends.mha.get_fastpath_enabled()
     torch.backends.cudnn.enabled = False  # it asks for the driver
     torch.backends.mha.set_fastpath_enabled(False)  # its operator has no fake implementation
     try:
@@ -226,11 +235,6 @@ def _kept_settings() -> Iterator[None]:
     finally:
         torch.backends.cudnn.enabled = cudnn
         torch.backends.mha.set_fastpath_enabled(fast)
-        torch.random.set_rng_state(random)
-        for (config, name), value in compiler.items():
-            setattr(config, name, value)
-        os.environ.clear()
-        os.environ.update(environment)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,68 @@
+"""Targets that are no functions, and the compiler's own view."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+from pathlib import Path
+
+import steps
+import torch
+from bulkhead.doctor import diagnose
+from bulkhead.doctor.exported import Program
+from bulkhead.errors import Error
+
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line and "line_of" not in line)
+
+
+class Masked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        kept = y[y > 0]
+        return kept * 2
+
+
+class Exported(unittest.TestCase):
+    def test_a_program_is_looked_at_with_its_own_example_inputs_by_lines_of_source(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "masked.pt2"
+            torch.export.save(torch.export.export(Masked(), (torch.ones(4, 8),)), file)
+            program = Program(file)
+            report = diagnose(program, program.inputs)
+        self.assertEqual((report.error, report.calls), ("", 3))
+        found = [(Path(one.file), one.line, one.code, one.function) for one in report.findings]
+        self.assertEqual(found, [(Path(__file__), line_of("kept = y[y > 0]"), "dynamic_shape", "forward")])
+
+    def test_what_is_no_exported_program_is_refused(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "not.pt2"
+            file.write_bytes(b"not a program")
+            with self.assertRaises(Error) as caught, self.assertNoLogs():
+                Program(file)
+        self.assertEqual(caught.exception.code, "input_invalid")
+        self.assertIn("not.pt2", caught.exception.attempt)
+
+
+class Compiler(unittest.TestCase):
+    def test_what_it_says_joins_the_finding_of_the_line(self) -> None:
+        report = diagnose(steps.Decoder, steps.decoder_inputs, compiler=True)
+        (found,) = report.findings
+        self.assertEqual(found.code, "cpu_tensor")
+        self.assertTrue(any("cudagraphs due to cpu device" in note or "gives up" in note for note in report.notes), report.notes)
+
+    def test_a_graph_break_joins_the_finding_of_its_line(self) -> None:
+        report = diagnose(steps.branches, steps.inputs, compiler=True)
+        first = report.findings[0]
+        self.assertIn("torch.compile: graph break, a branch depends on data", first.reason)
+        self.assertEqual([one.code for one in report.findings], ["host_read"] * 3)
+
+
+if __name__ == "__main__":
+    unittest.main()

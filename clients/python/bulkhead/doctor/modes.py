@@ -3,251 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from . import branches, fake_cuda, findings, remedies, values
-from .findings import Findings
-from .source import Place, Use, here, use_of
+from . import fake_cuda, values
+from .source import here
+from .watch import FOLLOWS, INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, stand_in
 
-ARGUMENT, SETUP, STEP, LITERAL, INTERNAL, READ, FOLLOWS = "argument", "setup", "step", "literal", "internal", "read", "follows"
 _STAND_IN_ROWS = 2  #: of a result whose number of rows is not known
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a tensor of the CPU comes from. ``kind``: an argument, made before the step or in it, from a literal for the device,
-    made within PyTorch, read from the GPU, or made for the device of another tensor."""
-
-    kind: str
-    place: Place | None = None
-    made_by: str = ""
-    is_module: bool = False
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One operator of a run, to compare two runs by."""
-
-    name: str
-    scalars: tuple[Any, ...]
-    shapes: tuple[Any, ...]
-    place: Place | None
-
-    @property
-    def where(self) -> tuple[str, str, int]:
-        return self.name, self.place.file if self.place else "", self.place.line if self.place else 0
-
-
-@dataclass(frozen=True)
-class Concatenation:
-    place: Place
-    operands: tuple[int, ...]
-
-
-class CustomOperator(BaseException):
-    """An operator without a fake implementation: what it returns is not guessed. No ``Exception``, so that user code lets it pass."""
-
-
-class Watch:
-    """What one run of a callable shows. ``step`` is false while the callable is made and its arguments are."""
-
-    def __init__(self, found: Findings) -> None:
-        self.found = found
-        self.step = False
-        self.recording = False
-        self.skipped: list[str] = []
-        self.trace: list[Kernel] = []
-        self.used: set[int] = set()  #: ids of the tensors that operators of this call took
-        self._reads: dict[tuple[str, int, int], Any] = {}  #: what the n-th read at a line gave
-        self._counts: dict[tuple[str, int], int] = {}
-        self._functions: list[tuple[str, Any]] = []
-
-    def begin_call(self) -> None:
-        self.trace = []
-        self.used = set()
-        self._counts = {}
-
-    def answer(self, value: Any, dtype: Any, otherwise: bool) -> Any:
-        """What was read there in an earlier call, so that two calls differ by Python's doing alone. ``value`` is None where it is not
-        known; ``otherwise`` is what then holds where no branch asks."""
-        place = here() if self.step else None
-        if place is None:
-            return _stand_in(dtype) if value is None else value
-        count = self._counts[place.file, place.line] = self._counts.get((place.file, place.line), -1) + 1
-        if value is None:
-            value = branches.truth(place, count, otherwise) if dtype == torch.bool else type(_stand_in(dtype))(branches.number(place, count))
-        return self._reads.setdefault((place.file, place.line, count), value)
-
-    # --- what the stand-ins of torch.cuda saw
-
-    def observe(self, what: str, name: str) -> None:
-        place = here() if self.step else None
-        if place is None:
-            return
-        if what == fake_cuda.LAUNCHED:
-            told = f"Triton kernel {name} at {place}: it is not launched, and what it writes is not known"
-            self.skipped += [] if told in self.skipped else [told]
-            return
-        if what == fake_cuda.SYNCHRONIZE:
-            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place, f"{name} makes the host wait for the GPU, which a capture refuses",
-                           "do it before or after the step, outside the graph")  # fmt: skip
-        elif what == fake_cuda.STREAM_NOT_FORKED:
-            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place, "work goes to a stream that does not wait for the one that is captured",
-                           "side.wait_stream(torch.cuda.current_stream()) before `with torch.cuda.stream(side)`")  # fmt: skip
-        elif what == fake_cuda.SEED:
-            self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place, f"{name} sets a seed within the step: a capture refuses it",
-                           "seed before the step; a replay advances the generator by itself")  # fmt: skip
-        else:
-            self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place, f"{name} copies the generator's state within the step",
-                           "save and restore the state outside the step")  # fmt: skip
-
-    def not_joined(self, place: Place) -> None:
-        self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place, "work goes to a stream that is not waited for (CUDA's error 904)",
-                       "torch.cuda.current_stream().wait_stream(side) after the `with`")  # fmt: skip
-
-    # --- origins of tensors of the CPU
-
-    def born(self, tensor: Any, place: Place | None, kind: str = "") -> None:
-        function, device = self._functions[-1] if self._functions else ("", None)
-        if not kind:
-            kind = (STEP if self.step else SETUP) if place is not None else INTERNAL
-            if function and function not in _FACTORIES:
-                kind = INTERNAL
-            elif _is_gpu(device):
-                kind = LITERAL
-            elif device is not None:
-                kind = FOLLOWS
-        tensor._doctor_origin = Origin(kind, place, function, self._in_module())
-
-    def _in_module(self) -> bool:
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            if isinstance(frame.f_locals.get("self"), torch.nn.Module) and frame.f_code.co_name == "__init__":
-                return True
-            frame = frame.f_back
-        return False
-
-    @contextlib.contextmanager
-    def function(self, name: str, device: Any) -> Iterator[None]:
-        self._functions.append((name, device))
-        try:
-            yield
-        finally:
-            self._functions.pop()
-
-    # --- findings
-
-    def read(self, tensor: Any, how: str) -> None:
-        place = here() if self.step else None
-        if place is None:
-            return
-        use = use_of(place, bool(self._functions) and self._functions[-1][0] in ("__getitem__", "__setitem__"))
-        reason = f"{how} reads a value that the GPU computes; the host waits for it{remedies.purpose(use)}"
-        self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, place, reason, remedies.host_read(use), use.kind)
-
-    def not_taken(self, value: Any, is_known: bool) -> None:
-        """A branch was chosen by a value that was read."""
-        place = here() if self.step else None
-        if place is None or not self.found.has(findings.HOST_READ, place):
-            return
-        use = use_of(place)
-        if use.kind in ("if", "while", "assert"):
-            why = "by the arguments' values" if is_known else "by a stand-in, as the value is not known"
-            self.found.change(findings.HOST_READ, place, reason=self._reason(place, use, f"taken as {bool(value)} {why}; the other branch was not run"))
-
-    def _reason(self, place: Place, use: Use, told: str) -> str:
-        reason = next(one.reason for one in self.found.sorted() if one.key == (place.file, place.line, findings.HOST_READ))
-        return reason if told in reason else f"{reason} ({told})"
-
-    def copied(self, tensor: Any, pinned: bool) -> None:
-        """A tensor of the CPU is copied to the GPU."""
-        place = here() if self.step else None
-        origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
-        if place is None or origin.kind == INTERNAL or (origin.kind == LITERAL and tensor.numel() == 0):
-            return
-        use = use_of(place)
-        if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
-            same = (origin.place.file, origin.place.line) == (place.file, place.line)
-            lazy = origin.kind == SETUP and _is_lazy_move(use, place)
-            self._born_on_cpu(origin, f"and is copied to the GPU {'there' if same else f'in {place}'}", place)
-            if lazy:
-                self.found.add(findings.CPU_TENSOR, findings.SLOW, place, f"`{use.text}` moves the tensor made in {origin.place} at the first call: a "
-                               "capture without a call before it fails, and the address changes", remedies.cpu_tensor(use_of(origin.place), origin.made_by, True, True))  # fmt: skip
-                return
-            if same:
-                return
-        what = "a literal" if origin.kind == LITERAL else "a tensor in host memory"
-        kind = "pinned" if pinned else "pageable"
-        reason = f"`{use.text}` copies {what} to the GPU in the step ({kind} memory)"
-        severity = findings.STALE if pinned else findings.PREVENTS_CAPTURE
-        remedy = "copy before the step into a static tensor of the device: static.copy_(value)"
-        if origin.kind == LITERAL:
-            remedy = "make it once, outside the step; or fill a static tensor: torch.full((), value, device=x.device)"
-        self.found.add(findings.HOST_COPY, severity, place, reason, remedy, use.kind)
-
-    def met(self, tensor: Any, function: str) -> None:
-        """A tensor of the CPU is an argument beside tensors of the GPU."""
-        place = here() if self.step else None
-        origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
-        if place is None or origin.kind == INTERNAL:
-            return
-        if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
-            self._born_on_cpu(origin, f"and meets a tensor of the GPU in {place} ({function})", place)
-        else:
-            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place, f"{function} takes a tensor in host memory beside tensors of the GPU",
-                           "move it to the device before the step")  # fmt: skip
-
-    def _born_on_cpu(self, origin: Origin, then: str, place: Place) -> None:
-        assert origin.place is not None
-        use = use_of(origin.place)
-        made = "is made on the CPU, before the step," if origin.kind == SETUP else "is made on the CPU"
-        remedy = remedies.cpu_tensor(use, origin.made_by, origin.kind == SETUP, origin.is_module)
-        self.found.add(findings.CPU_TENSOR, findings.PREVENTS_CAPTURE, origin.place, f"`{use.text}` {made} {then}", remedy, use.kind)
-
-    def pinned(self) -> None:
-        place = here() if self.step else None
-        if place is not None:
-            self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place, "pinned host memory is allocated in the step, which a capture refuses",
-                           "allocate it once, before the step")  # fmt: skip
-
-    def dynamic(self, name: str) -> None:
-        place = here() if self.step else None
-        if place is not None:
-            use = use_of(place)
-            self.found.add(findings.DYNAMIC_SHAPE, findings.PREVENTS_CAPTURE, place,
-                           f"`{use.text}` ({name}) has a shape that depends on values of the GPU: the host waits for the count",
-                           remedies.DYNAMIC.get(name.strip("_").removesuffix("2").removesuffix("_dim").removesuffix("_consecutive"), remedies.DYNAMIC["nonzero"]), use.kind)  # fmt: skip
-
-    def drawn(self, name: str) -> None:
-        place = here() if self.step else None
-        if place is not None:
-            self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place, f"{name} draws from a generator that is not registered with the graph",
-                           "graph.register_generator_state(generator) before the capture, or use the device's default generator")  # fmt: skip
-
-
-def _is_lazy_move(use: Use, place: Place) -> bool:
-    import ast
-
-    from .source import statement_at
-
-    statement = statement_at(place.file, place.line)
-    return isinstance(statement, ast.Assign) and any(ast.unparse(target) in use.text and isinstance(target, ast.Attribute) for target in statement.targets)
-
-
-#: Functions that make a tensor which the user asked for.
-_FACTORIES = frozenset(
-    "tensor as_tensor from_numpy asarray arange zeros ones full empty rand randn randint randperm linspace logspace eye hann_window hamming_window "
-    "blackman_window bartlett_window kaiser_window range scalar_tensor tril_indices triu_indices complex polar normal empty_strided vander "
-    "frombuffer sparse_coo_tensor FloatTensor LongTensor __get__ aten::lift_fresh bernoulli multinomial cartesian_prod meshgrid".split()
-)
 _TEXTS = frozenset(("__repr__", "__format__", "__str__"))
 
 
@@ -304,7 +71,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
             self._watch.read(tensor, "print" if name != "__format__" else "formatting")
         value = values.known(tensor)
         if name == "__format__" and tensor.dim() == 0:
-            item = values.ask(lambda one: one.item(), value) if value is not None else _stand_in(tensor.dtype)
+            item = values.ask(lambda one: one.item(), value) if value is not None else stand_in(tensor.dtype)
             return format(item, args[1])
         return f"tensor(…, size={tuple(tensor.shape)})"
 
@@ -380,7 +147,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         if "cuda" in devices:
             value = self._watch.answer(value, dtype, otherwise=name != "equal")
             self._watch.not_taken(value, known and not any(values.is_assumed(leaf) for leaf in args))
-        return _stand_in(dtype) if value is None else value
+        return stand_in(dtype) if value is None else value
 
     def _transfer(self, name: str, args: Any, target: Any) -> None:
         source = args[1] if name in ("copy", "copy_") else args[0]
@@ -514,16 +281,6 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             watch.trace.append(Kernel(name, scalars, shapes, place))
             if name == "cat":
                 result._doctor_cat = Concatenation(place, tuple(id(one) for one in tensors))
-
-
-def _is_gpu(device: Any) -> bool:
-    if isinstance(device, int):
-        return True
-    return device is not None and str(device).split(":")[0] == "cuda"
-
-
-def _stand_in(dtype: Any) -> Any:
-    return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
 
 
 def _numpy_dtype(dtype: Any) -> Any:

@@ -8,8 +8,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import findings
 from .findings import Findings
-from .modes import Kernel, Watch
 from .source import use_of
+from .watch import Kernel, Watch
 
 _NUMBERS_MAX = 8  #: that are varied, each by a call of its own
 _NUDGE = 1.0625

@@ -22,8 +22,9 @@ from . import capture, compiled, engine, exported, fake_cuda, findings, numbers,
 from .coverage import Executed
 from .engine import Step
 from .findings import Findings, Report
-from .modes import Concatenation, CustomOperator, Functions, Operators, Watch
-from .source import Place, is_users, one_line, place_of, short
+from .modes import Functions, Operators
+from .source import is_users, one_line, place_of, short
+from .watch import Concatenation, CustomOperator, Watch
 
 _CALLS = 3  #: the first may prepare, the second and the third are compared
 _PAST = re.compile(r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist)", re.IGNORECASE)  #: the first operand's name

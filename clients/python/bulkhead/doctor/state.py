@@ -13,7 +13,7 @@ import torch
 from . import findings
 from .coverage import Executed
 from .findings import Findings
-from .source import Place, is_users, one_line
+from .source import Place, one_line
 
 _OBJECTS_MAX, _DEPTH_MAX = 50_000, 10
 _CHANGES = frozenset("append extend insert pop popleft appendleft remove clear update setdefault add discard popitem reverse sort put".split())

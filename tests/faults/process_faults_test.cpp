@@ -150,20 +150,6 @@ TEST(Fault17, AStormOfCoreDumpsDelaysNobodyAndFillsNoDisk) {
     EXPECT_TRUE(infer_float(neighbour, "x", four, dims_four));
 }
 
-TEST(Fault18, GrandchildrenInSessionsOfTheirOwnAreGoneWhenTheUnloadReturns) {
-    Daemon daemon{fleet({evil_model("parent", "setsid_child", "ok")})};
-    ASSERT_TRUE(daemon.load("parent")) << daemon.why("parent");
-    EXPECT_FALSE(daemon.call("daemon.info")->at("containment").as_string().empty()) << "which means is in force";
-    const pid_t grandchild = daemon.grandchild("parent");
-    ASSERT_TRUE(is_alive(grandchild));
-
-    const auto receipt = daemon.unload("parent");
-
-    ASSERT_TRUE(receipt) << receipt.error().text();
-    EXPECT_FALSE(is_alive(grandchild));
-    EXPECT_TRUE(receipt->at("verified").as_bool()) << json::serialize(*receipt);
-}
-
 /// A process that is nobody's worker, and leads a group, under a number of our choice; -1 where this user may not.
 pid_t stranger_with_pid(pid_t wanted) {
     clone_args arguments{};

@@ -109,23 +109,6 @@ TEST(CliAlone, UpAndDownLeaveNothing) {
     EXPECT_FALSE(std::filesystem::exists(socket));
 }
 
-TEST_F(Cli, InfoCarriesWhatTheDesignNames) {
-    const auto info = json_of({"info"}).as_object();
-
-    for (const char* key : {"version", "keeper_pid", "supervisor_pid", "socket", "fleet", "uptime_s", "torch", "gpus"})
-        EXPECT_TRUE(info.contains(key)) << key;
-}
-
-TEST_F(Cli, RestartAllLeavesEveryModelReady) {
-    ASSERT_EQ(daemon.cli({"load", "--all"}).exit_code, 0);
-    const pid_t before = daemon.pid("echo");
-
-    EXPECT_EQ(daemon.cli({"restart", "--all"}).exit_code, 0);
-
-    EXPECT_NE(daemon.pid("echo"), before);
-    EXPECT_EQ(daemon.state("raises"), "ready");
-}
-
 TEST_F(Cli, CrashesShowTheReportOfADeathAndWhyNamesItsFile) {
     ASSERT_EQ(daemon.cli({"load", "echo"}).exit_code, 0);
     const pid_t dead = daemon.pid("echo");

@@ -31,21 +31,6 @@ std::string text(const json::object& object, std::string_view member) {
     return object.contains(member) && object.at(member).is_string() ? std::string{object.at(member).as_string()} : "";
 }
 
-/// Waits until the model has printed this.
-bool wait_output(const Daemon& daemon, std::string_view model, const std::string& words) {
-    bool seen = false;
-    const auto look = [&](const json::object& line) {
-        seen = seen || json::serialize(line).find(words) != std::string::npos;
-    };
-    auto client = daemon.connect();
-    client.on_notification([&](std::string_view, const json::object& line) { look(line); });
-    const auto past = client.call("logs.tail", {{"model", model}, {"follow", true}}, std::chrono::seconds{10});
-    if (past) look(past->result.as_object());
-    while (past && !seen && client.wait_notification(std::chrono::seconds{30})) {
-    }
-    return seen;
-}
-
 /// A line of /proc/PID/limits.
 std::string limit_of(pid_t pid, std::string_view name) {
     std::ifstream file{"/proc/" + std::to_string(pid) + "/limits"};
@@ -73,31 +58,6 @@ TEST(Crash, ClientsHearOfADeathBeforeItsProcessCanBeReaped) {
     auto reply = infer_float(channel, "x", four, dims_four);
     ASSERT_FALSE(reply);
     EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
-}
-
-TEST(Crash, ARequestInFlightIsLostAndItsShapeReported) {
-    Daemon daemon{fleet({minimal_model("slow", "MINIMAL_RUN_MS: \"600000\"")}), minimal()};
-    auto channel = daemon.open("slow").value();
-    auto input = channel.allocate(wire::DType::float32, dims_four).value();
-    const std::uint64_t request = submit(channel, input).value();
-    ASSERT_TRUE(wait_output(daemon, "slow", "minimal: running"));
-    ASSERT_TRUE(daemon.wait_state("slow", "busy"));
-    const pid_t worker = daemon.pid("slow");
-
-    ::kill(worker, SIGKILL);
-    const auto reply = channel.wait(request);
-
-    ASSERT_FALSE(reply);
-    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
-    const json::object report = daemon.crash_of("slow");
-    EXPECT_THAT(text(report, "request"), AllOf(HasSubstr("forward("), HasSubstr("x float32[4]")));
-    EXPECT_THAT(text(report, "cause"), AllOf(HasSubstr("SIGKILL"), HasSubstr("while running forward(")));
-    EXPECT_EQ(text(report, "state"), "busy");
-    EXPECT_EQ(report.at("pid").as_int64(), worker);
-    EXPECT_TRUE(std::filesystem::exists(text(report, "report"))) << json::serialize(report);
-    EXPECT_THAT(daemon.why("slow"), HasSubstr(text(report, "report")));
-    ASSERT_TRUE(daemon.wait_state("slow", "ready"));
-    EXPECT_THAT(daemon.why("slow"), HasSubstr("SIGKILL"));
 }
 
 struct Fault {

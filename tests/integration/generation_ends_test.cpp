@@ -59,11 +59,6 @@ std::string endless(int slots) {
                              "generate: {length: 131072, slots: " + std::to_string(slots) + "}\n")});
 }
 
-bool is_idle(const json::object& row) {
-    return row.at("in_flight").as_int64() == 0 && row.at("generate").is_object() &&
-           row.at("generate").at("active").as_int64() == 0;
-}
-
 /// `bulkhead generate`, going on for ever; what it prints goes into a file.
 class Generating {
 public:
@@ -89,27 +84,6 @@ private:
     std::filesystem::path output_;
     Process process_;
 };
-
-TEST(GenerationEnds, AClientThatIsKilledInTheMidstFreesItsSlotForTheNext) {
-    Daemon daemon{endless(1)};
-    Generating killed{daemon};
-    ASSERT_TRUE(daemon.wait_until("tiny", [](const json::object& row) {
-        return row.at("generate").is_object() && row.at("generate").at("tokens").as_int64() > 0;
-    }));
-    Channel next = daemon.open("tiny").value();
-    const std::uint64_t waiting = submit(next, prompt(1), greedy(4)).value();
-    ASSERT_TRUE(daemon.wait_until("tiny", [](const json::object& row) { return row.at("in_flight").as_int64() == 2; }));
-    EXPECT_EQ(told(daemon).at("active").as_int64(), 1) << "there is one slot";
-
-    killed.process().signal(SIGKILL);
-    const Answered answered = rest_of(next, waiting);
-
-    EXPECT_FALSE(answered.error) << answered.error->text();
-    EXPECT_EQ(answered.all.size(), 4u);
-    EXPECT_TRUE(daemon.wait_until(
-        "tiny", [](const json::object& row) { return is_idle(row) && row.at("channels").as_int64() == 1; }));
-    EXPECT_LT(told(daemon).at("tokens").as_int64(), endless_answer);
-}
 
 TEST(GenerationEnds, AWorkerKilledUnderTheCommandLineSaysAfterHowManyTokens) {
     Daemon daemon{endless(1)};

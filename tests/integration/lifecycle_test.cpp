@@ -18,11 +18,6 @@ namespace json = boost::json;
 
 constexpr std::array<float, 4> values{1.5f, -2.0f, 0.0f, 4.25f};
 
-/// `rounds` products of two 256 x 256 matrices: as long as a test needs.
-const std::string slow_model = "inputs: {x: {dtype: float32, shape: [256, 256]}}\n"
-                               "parameters: {rounds: {type: integer, default: 1}}\n"
-                               "outputs: {y: {dtype: float32, shape: [256, 256]}}\n";
-
 TEST(Lifecycle, LoadsInfersAndUnloadsWithAVerifiedReceipt) {
     Daemon daemon{fleet({test_model("echo", "echo.pt")})};
     EXPECT_EQ(daemon.state("echo"), "stopped");
@@ -49,27 +44,6 @@ TEST(Lifecycle, LoadsInfersAndUnloadsWithAVerifiedReceipt) {
     EXPECT_GT(receipt.at("host_bytes").as_int64(), 1 << 20);
     EXPECT_TRUE(receipt.at("verified").as_bool()) << json::serialize(receipt);
     EXPECT_TRUE(receipt.at("held_by").as_array().empty());
-}
-
-TEST(Lifecycle, UnloadLetsTheRequestInFlightFinish) {
-    Daemon daemon{fleet({test_model("slow", "slow.pt", slow_model)})};
-    auto channel = daemon.open("slow").value();
-    auto tensor = channel.allocate(wire::DType::float32, std::array<std::int64_t, 2>{256, 256}).value();
-    const std::array<NamedInput, 1> inputs{{{"x", &tensor}}};
-    Request slow;
-    slow.inputs = inputs;
-    slow.parameters = {{"rounds", 3'000}};
-    const auto request = channel.submit(slow).value();
-    ASSERT_TRUE(daemon.wait_state("slow", "busy"));
-
-    Result<json::object> receipt{Error{}};
-    std::jthread unloading{[&] { receipt = daemon.unload("slow"); }};
-    const auto reply = channel.wait(request);
-    unloading.join();
-
-    EXPECT_TRUE(reply) << reply.error().text();
-    ASSERT_TRUE(receipt) << receipt.error().text();
-    EXPECT_EQ(receipt->at("ended").as_string(), "drained");
 }
 
 TEST(Lifecycle, TellsEveryStateAndTheProgressAsEvents) {

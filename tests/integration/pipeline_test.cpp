@@ -201,28 +201,6 @@ TEST_F(PipelineOfEchoes, TheSecondWorkersDeathIsRepeatedOnTheNextWithTheSameOutp
     expect_neighbour_served();
 }
 
-TEST_F(PipelineOfEchoes, TheReceiptOfTheFirstNamesTheSecondWhileItBorrows) {
-    Channel a = daemon.open("a").value();
-    Channel b = daemon.open("b").value();
-    std::optional<Reply> reply = infer_float(a, "x", four, dims_four).value();
-    ASSERT_TRUE(forward(b, reply->outputs[0]));
-
-    const json::object receipt = daemon.unload("a").value();
-
-    EXPECT_FALSE(receipt.at("verified").as_bool());
-    std::vector<std::int64_t> holders;
-    for (const json::value& holder : receipt.at("held_by").as_array())
-        holders.push_back(holder.as_object().at("pid").as_int64());
-    EXPECT_THAT(holders, ::testing::UnorderedElementsAre(daemon.pid("b"), ::getpid())) << json::serialize(receipt);
-    EXPECT_FALSE(infer_float(a, "x", four, dims_four));  // reads that it is closing
-    reply.reset();
-    ASSERT_TRUE(infer_float(b, "x", four, dims_four));
-    for (const auto until = std::chrono::steady_clock::now() + 30s;
-         !slabs_of(daemon.pid("b"), ":a/").empty() && std::chrono::steady_clock::now() < until;)
-        expect_neighbour_served();
-    EXPECT_TRUE(slabs_of(daemon.pid("b"), ":a/").empty());
-}
-
 /// Who dies, in this order: a and b are workers, c is the client.
 class PipelineDeaths : public PipelineOfEchoes, public testing::WithParamInterface<const char*> {};
 

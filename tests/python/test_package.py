@@ -1,11 +1,10 @@
-"""The package as somebody gets it who has nothing but pip: built, installed, looked at, used."""
+"""The package as it is built and looked at; tests/install installs it and uses it."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,36 +12,13 @@ import sys
 import tarfile
 import tempfile
 import unittest
-import venv
 import zipfile
 from pathlib import Path
 
 import bulkhead
-from daemon import Daemon
 
 SOURCE = Path(__file__).resolve().parents[2]
 PACKAGE = SOURCE / "clients" / "python"
-
-#: Runs in the new environment, which has neither numpy nor this checkout.
-USE = """
-import asyncio, importlib.metadata, importlib.util, json, sys
-import bulkhead
-assert importlib.util.find_spec("numpy") is None and importlib.util.find_spec("torch") is None
-assert not bulkhead.__file__.startswith(sys.argv[2]), bulkhead.__file__
-ids, mask = [[101, 7592, 102]], [[1, 1, 1]]
-with bulkhead.connect(sys.argv[1]) as b:
-    first = b.infer("minilm", input_ids=ids, attention_mask=mask)["embedding"].tolist()
-    with b.allocate((1, 3), "int64") as x:
-        x.data.cast("q")[:] = memoryview(__import__("array").array("q", ids[0]))
-        second = b.infer("minilm", input_ids=x, attention_mask=mask)["embedding"].tolist()
-    state = [row["state"] in ("ready", "busy") for row in b.ps() if row["model"] == "minilm"]
-async def work():
-    async with bulkhead.aio.connect(sys.argv[1]) as b:
-        return (await b.infer("minilm", input_ids=ids, attention_mask=mask))["embedding"].tolist()
-third = asyncio.run(work())
-print(json.dumps({"same": first == second == third, "size": len(first[0]), "state": state,
-                  "version": importlib.metadata.version("bulkhead-gpu")}))
-"""
 
 
 class Built(unittest.TestCase):
@@ -81,20 +57,6 @@ class Built(unittest.TestCase):
             (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
             needs = [line for line in wheel.read(name).decode().splitlines() if line.startswith("Requires-Dist")]
         self.assertEqual([line for line in needs if "extra ==" not in line], [])
-
-    def test_a_virtual_environment_with_nothing_but_pip_uses_a_real_daemon(self) -> None:
-        home = Path(self.folder.name, "venv")
-        venv.create(home, with_pip=True)
-        python = str(home / "bin" / "python")
-        clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-        done = subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", "--disable-pip-version-check", str(self.wheel)],
-                              capture_output=True, text=True, env=clean)  # fmt: skip
-        self.assertEqual(done.returncode, 0, done.stderr)
-        daemon = Daemon()
-        self.addCleanup(daemon.stop)
-        done = subprocess.run([python, "-c", USE, daemon.socket, str(SOURCE)], capture_output=True, text=True, env=clean, cwd=home)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(json.loads(done.stdout), {"same": True, "size": 384, "state": [True], "version": bulkhead.__version__})
 
 
 class Copied(unittest.TestCase):

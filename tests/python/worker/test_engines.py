@@ -282,11 +282,6 @@ class Engines(unittest.TestCase):
         (receipt,) = self.client.unload("long")
         self.assertEqual((receipt["ended"], receipt["verified"]), ("drained", True), receipt)
 
-    def test_a_worker_that_is_killed_is_back(self) -> None:
-        self.serves()
-        os.kill(self.row("good")["pid"], signal.SIGKILL)
-        self.assertEqual(self.client.infer("good", method="act", what="", retry_safe=True)["audio"].tolist(), [0.0])
-
 
 if __name__ == "__main__":
     unittest.main()

@@ -50,17 +50,6 @@ TEST_F(BatcherTest, GivesForcedTokensFirst) {
     EXPECT_EQ(ending_of(number).tokens[2], 11);
 }
 
-TEST_F(BatcherTest, TellsEachStepOfThoseThatHear) {
-    make(FakeEngine::usual());
-    const auto loud = add({1, 2, 3}, ask(5), true);
-    const auto quiet = add({4, 5, 6}, ask(5));
-    run();
-    expect_right(loud);
-    expect_right(quiet);
-    EXPECT_EQ(heard[loud], ending_of(loud).tokens);
-    EXPECT_THAT(heard[quiet], IsEmpty());
-}
-
 TEST_F(BatcherTest, FillsTheLastPositionAndNoFurther) {
     make(FakeEngine::usual());
     const auto number = add(counting(0, 60), ask(5));  // 59 + 5 fed: all 64 positions
@@ -238,31 +227,6 @@ TEST_F(BatcherTest, CollectsTheStepThatRanAheadAtOnceAndDoesNotTimeIt) {
     EXPECT_EQ(engine->calls.back(), "collect");
     EXPECT_FALSE(batcher->busy());
     EXPECT_EQ(statistics.object(), before);
-}
-
-TEST_F(BatcherTest, RowsThatRideAlongSpoilNoPromptInChunksAndNoPrefixThatWasLeft) {
-    make(FakeEngine::usual(), 8, 2);
-    std::vector<Batcher::Number> active;
-    for (std::int64_t i = 0; i < 3; ++i) active.push_back(add({1 + i, 2, 3}, ask(20)));
-    for (int i = 0; i < 4; ++i) batcher->turn();
-    ASSERT_EQ(batcher->active(), 3U);
-    const auto in_chunks = add(counting(10, 40), ask(4));
-    run();
-    for (const auto number : active) expect_right(number);
-    expect_right(in_chunks);
-    EXPECT_THAT(engine->calls, Contains("launch 3"));
-}
-
-TEST_F(BatcherTest, TakesTheFirstTokenFromAPrefillThatGivesOne) {
-    Shape gives = FakeEngine::usual();
-    gives.prefill_gives = true;
-    make(gives);
-    const auto several = add(counting(0, 20), ask(4), true);
-    const auto one = add(counting(30, 20), ask(1), true);
-    run();
-    expect_right(several);
-    expect_right(one);
-    EXPECT_EQ(heard[one].size(), 1U);
 }
 
 TEST_F(BatcherTest, LaunchesTheFirstStepBeforeItReadsTheTokenOfAPrefill) {

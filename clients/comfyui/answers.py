@@ -30,7 +30,7 @@ async def _ask(model: str, method: str | None, values: dict[str, Any], part: Par
     async with daemon.connected() as client:
         row = await load(client, model)
         async with await client.open(model) as channel:
-            learnt.learn(model, methods=channel.methods)
+            learnt.learn(model, channel.methods)
             name = _method(model, method, channel.methods)
             tensors, parameters = form.request(channel.methods[name], values, of=f"{model}.{name}")
             patcher = manager.enlist(model, row)

@@ -22,11 +22,18 @@ def size(model: str) -> int:
     return int(_known().get(model, {}).get("bytes", 0))
 
 
-def learn(model: str, **told: Any) -> None:
-    """``methods=`` or ``bytes=``."""
+def learn(model: str, methods: dict[str, Any]) -> None:
     known = _known().setdefault(model, {})
-    if any(known.get(name) != value for name, value in told.items()):
-        known.update(told)
+    if known.get("methods") != methods:
+        known["methods"] = methods
+        _write()
+
+
+def learn_size(model: str, size: int) -> None:
+    """Written where it has changed by more than a twentieth: memory differs a little after each request."""
+    known = _known().setdefault(model, {})
+    if abs(known.get("bytes", 0) - size) > size // 20:
+        known["bytes"] = size
         _write()
 
 

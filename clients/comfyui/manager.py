@@ -41,7 +41,7 @@ def enlist(model: str, row: dict[str, Any]) -> Patcher:
 def measure(patcher: Patcher) -> None:
     """Its size is what the next load will ask room for. Memory grows while a model runs, so it is looked at after that too."""
     if size := patcher.loaded_size():
-        learnt.learn(patcher.name, bytes=size)
+        learnt.learn_size(patcher.name, size)
 
 
 def is_reached(patcher: Patcher) -> bool:
@@ -69,9 +69,8 @@ def unload(model: str) -> None:
 
 
 def sentence(receipt: dict[str, Any]) -> str:
-    memory = receipt["gpu_bytes"] if receipt["gpu_bytes"] is not None else receipt["host_bytes"] or 0
-    text = f"{receipt['model']} is unloaded: {memory / 2**20:.1f} MiB came back in {receipt['ms'] / 1000:.2f} s, {receipt['ended']}"
+    text = f"{receipt['model']} is unloaded: {sizes.text(sizes.held(receipt))} came back in {receipt['ms'] / 1000:.2f} s, {receipt['ended']}"
     if receipt["verified"]:
         return text + ", verified"
-    held = ", ".join(f"{one['name']} ({one['pid']}) holds {one['bytes'] / 2**20:.1f} MiB" for one in receipt["held_by"])
+    held = ", ".join(f"{one['name']} ({one['pid']}) holds {sizes.text(one['bytes'])}" for one in receipt["held_by"])
     return text + ", not verified" + (f": {held}" if held else "")

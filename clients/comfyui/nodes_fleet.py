@@ -9,7 +9,7 @@ from typing import Any
 
 from comfy_api.latest import IO, UI
 
-from . import answers, daemon, learnt, manager, menus, pictures, running
+from . import answers, daemon, learnt, manager, menus, pictures, running, sizes
 from .limits import UNLOAD_SECONDS
 
 CATEGORY = "Bulkhead"
@@ -56,9 +56,9 @@ async def _load(model: str) -> str:
         started = time.monotonic()
         row = await answers.load(client, model)
         async with await client.open(model) as channel:
-            learnt.learn(model, methods=channel.methods)
+            learnt.learn(model, channel.methods)
         patcher = manager.enlist(model, row)
-    text = f"{model} is ready on {row['device']} after {time.monotonic() - started:.2f} s: process {row['pid']}, {patcher.loaded_size() / 2**20:.1f} MiB"
+    text = f"{model} is ready on {row['device']} after {time.monotonic() - started:.2f} s: process {row['pid']}, {sizes.text(patcher.loaded_size())}"
     if not manager.is_reached(patcher):
         text += ". ComfyUI does not compute there: its button Unload Models does not reach it, the node Unload Model does"
     return text
@@ -90,20 +90,31 @@ class UnloadModel(_Acts):
 async def _unload(model: str) -> tuple[list[dict[str, Any]], str, Any]:
     async with daemon.connected() as client:
         before = await _memory(client, model)
-        names = {"all": True} if model == ALL else {"models": [model]}
-        try:
-            answered = await asyncio.wait_for(client.call("model.unload", names), UNLOAD_SECONDS)
-        except asyncio.TimeoutError:
-            raise daemon.NodeError(f"{model} was not unloaded within {UNLOAD_SECONDS:.0f} s: `bulkhead why {model}` says why") from None
+        receipts = await _receipts(client, model)
         after = await _memory(client, model, on=before.device)
-    text = "\n".join(map(manager.sentence, answered["receipts"])) or f"{model} had no process"
-    return answered["receipts"], text, pictures.before_and_after(before, after, text.splitlines()[0])
+    text = "\n".join(map(manager.sentence, receipts)) or f"{model} had no process"
+    return receipts, text, pictures.before_and_after(before, after, text.splitlines()[0])
+
+
+async def unload(model: str) -> None:
+    """Returns when its memory is back."""
+    async with daemon.connected() as client:
+        await _receipts(client, model)
+
+
+async def _receipts(client: Any, model: str) -> list[dict[str, Any]]:
+    names = {"all": True} if model == ALL else {"models": [model]}
+    try:
+        answered = await asyncio.wait_for(client.call("model.unload", names), UNLOAD_SECONDS)
+    except asyncio.TimeoutError:
+        raise daemon.NodeError(f"{model} was not unloaded within {UNLOAD_SECONDS:.0f} s: `bulkhead why {model}` says why") from None
+    return list(answered["receipts"])
 
 
 async def _memory(client: Any, model: str, *, on: str | None = None) -> pictures.Memory:
     """Of the GPU that the model is on, else of the machine."""
     rows = [row for row in await client.ps() if model in (ALL, row["model"])]
-    models = sum((row["gpu_bytes"] if row["gpu_bytes"] is not None else row["host_bytes"]) or 0 for row in rows)
+    models = sum(map(sizes.held, rows))
     placed = on or next((row["device"] for row in rows if row["device"].startswith(("cuda:", "GPU-"))), "cpu")
     for gpu in (await client.gpus())["gpus"]:
         if placed in (gpu["uuid"], f"cuda:{gpu['index']}") and gpu["total_bytes"]:
@@ -138,7 +149,6 @@ async def _status() -> tuple[list[dict[str, Any]], str]:
         info, rows = await client.info(), await client.ps()
     lines = [f"bulkhead {info['version']}, {info['fleet']}"]
     for row in rows:
-        size = row["gpu_bytes"] if row["gpu_bytes"] is not None else row["host_bytes"] or 0
-        lines.append(f"{row['model']}/{row['replica']}: {row['state']} on {row['device']}, {size / 2**20:.1f} MiB, "
+        lines.append(f"{row['model']}/{row['replica']}: {row['state']} on {row['device']}, {sizes.text(sizes.held(row))}, "
                      f"{row['requests']} requests, {row['errors']} errors, {row['restarts']} restarts")  # fmt: skip
     return rows, "\n".join(lines)

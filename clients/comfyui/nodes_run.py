@@ -7,7 +7,7 @@ from typing import Any
 
 from comfy_api.latest import IO, UI
 
-from . import answers, daemon, form, layouts, menus, pictures, running
+from . import answers, daemon, form, layouts, menus, nodes_fleet, pictures, running
 from .limits import PREVIEW_SECONDS
 from .nodes_fleet import CATEGORY
 
@@ -69,18 +69,22 @@ class VisionLanguage(IO.ComfyNode):
                 menus.answering(apart=("images", "video")),
                 IO.Image.Input("images", optional=True),
                 IO.Image.Input("video", optional=True, tooltip="The frames of one video."),
+                IO.Boolean.Input("keep_model_loaded", default=True, optional=True,
+                                 tooltip="Off: its process ends after the answer. It is one process for all nodes that use the model."),
             ],
             outputs=[IO.String.Output("text"), IO.String.Output("info")],
             accept_all_inputs=True,
-        )
+        )  # fmt: skip
 
     @classmethod
-    async def execute(cls, images: Any = None, video: Any = None, **inputs: Any) -> Any:
+    async def execute(cls, images: Any = None, video: Any = None, keep_model_loaded: bool = True, **inputs: Any) -> Any:
         model, values = form.chosen(inputs)
         if not str(values.get("prompt", "")).strip():
             raise daemon.NodeError("the prompt is empty: write a question")
         values |= {name: value for name, value in (("images", images), ("video", video)) if value is not None}
         answer = await answers.ask(model, "answer", values, _count())
+        if not keep_model_loaded:
+            await running.interruptible(nodes_fleet.unload(model))
         text = answer.values.get("text")
         if not isinstance(text, str):
             raise daemon.NodeError(f"{model} gave no `text`: it gave {layouts.as_json(answer.values, answer.tensors)}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from . import sizes
+
 WIDTH, BAR, GAP, LETTERS = 640, 56, 40, 15
 BACK, FREE, USED, MODEL, INK = (24, 26, 31), (52, 56, 66), (92, 107, 140), (232, 145, 58), (225, 228, 235)
 
@@ -28,7 +30,7 @@ def before_and_after(before: Memory, after: Memory, text: str) -> Any:
     for row, (when, memory) in enumerate((("before", before), ("after", after))):
         top = 2 * GAP + row * (BAR + GAP)
         draw.text((GAP, top - LETTERS - 5), f"{when}: {_gib(memory.used)} of {_gib(memory.total)} GiB used on {memory.device}, "
-                  f"{memory.models / 2**20:.1f} MiB by the model", fill=INK, font=font)  # fmt: skip
+                  f"{sizes.text(memory.models)} by the model", fill=INK, font=font)  # fmt: skip
         draw.rectangle((GAP, top, WIDTH - GAP, top + BAR - 1), fill=FREE)
         scale = (WIDTH - 2 * GAP) / max(memory.total, 1)
         others = GAP + scale * max(memory.used - memory.models, 0)

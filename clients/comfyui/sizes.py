@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from . import daemon, learnt
+from . import caches, daemon, learnt
 
 WEIGHTS = (".safetensors", ".pt2", ".pt", ".pth", ".jit", ".gguf", ".bin")
 
@@ -19,13 +19,22 @@ def measured(rows: list[dict[str, Any]], model: str, on_gpu: bool) -> int:
 
 def _of_process(row: dict[str, Any], on_gpu: bool) -> int:
     if not on_gpu:
-        return row["host_bytes"] or 0
+        return int(row["host_bytes"] or 0)
     return row["gpu_bytes"] or (row["graphs"] or {}).get("reserved_bytes") or expected(row["model"])
 
 
 def expected(model: str) -> int:
-    """Bytes that a load will take: what was measured last, else its weights on disk, else 0."""
-    return learnt.size(model) or sum(map(weights, _files(model)))
+    """Bytes that a load will take: what was measured last, else its weights on disk and the caches that it makes, else 0."""
+    return learnt.size(model) or _declared(model)
+
+
+def held(told: dict[str, Any]) -> int:
+    """Bytes of a row or a receipt: on its GPU, where it has one, else in the machine's memory."""
+    return int((told["gpu_bytes"] if told["gpu_bytes"] is not None else told["host_bytes"]) or 0)
+
+
+def text(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
 
 
 def weights(path: Path) -> int:
@@ -34,8 +43,8 @@ def weights(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _files(model: str) -> list[Path]:
-    """What its declaration names: a file, a package, or, as the option ``model``, a folder or a repository in the Hugging
+def _declared(model: str) -> int:
+    """Of what its declaration names: a file, a package, or, as the option ``model``, a folder or a repository in the Hugging
     Face cache."""
     try:
         import yaml
@@ -44,8 +53,9 @@ def _files(model: str) -> list[Path]:
         declared = yaml.safe_load(fleet.read_text())["models"][model]
         named = [declared.get("file"), declared.get("package"), (declared.get("options") or {}).get("model")]
     except Exception:  # a daemon on its way out, a file that was moved, another user's: then nothing is known
-        return []
-    return [path for name in named if isinstance(name, str) for path in (fleet.parent / name, _cached(name)) if path.exists()]
+        return 0
+    paths = [path for name in named if isinstance(name, str) for path in (fleet.parent / name, _cached(name)) if path.exists()]
+    return sum(weights(path) + caches.of_package(path, declared) + caches.of_engine(path, declared) for path in paths)
 
 
 def _cached(repository: str) -> Path:

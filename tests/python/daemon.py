@@ -7,13 +7,34 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import bulkhead
 
 BUILD = Path(os.environ["BULKHEAD_BUILD"])
 MINIMAL = BUILD / "minimal" / "bin"
+
+
+def row(client: bulkhead.Client, model: str) -> dict[str, Any]:
+    return next(row for row in client.ps() if row["model"] == model)
+
+
+def until(client: bulkhead.Client, model: str, reached: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
+    """Its row as soon as it is so: looked at again at each of the model's events."""
+    with client.events(model) as events:
+        too_late = threading.Timer(seconds, events.close)
+        too_late.start()
+        try:
+            while not reached(found := row(client, model)):
+                assert next(events, None) is not None, f"after {seconds} s: {found}"
+        finally:
+            too_late.cancel()
+    return found
+
 
 FLEET = f"""
 version: 1

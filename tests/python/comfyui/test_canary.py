@@ -16,6 +16,7 @@ import statistics
 import struct
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import wave
@@ -25,7 +26,7 @@ from typing import Any
 import bulkhead
 from bulkhead.__main__ import main as bulkhead_main
 from comfyui_process import ComfyUI
-from daemon import Daemon
+from daemon import Daemon, row, until
 from stand_in_manager import MEMBERS
 
 HERE = Path(__file__).resolve().parent
@@ -123,21 +124,28 @@ class Canary(unittest.TestCase):
         return {"1": run, "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}}}
 
     def row(self, model: str) -> dict[str, Any]:
-        return next(row for row in self.client.ps() if row["model"] == model)
+        return row(self.client, model)
 
     def until(self, model: str, *states: str) -> None:
-        deadline = time.monotonic() + 60
-        while (row := self.row(model))["state"] not in states:
-            self.assertLess(time.monotonic(), deadline, row)
+        until(self.client, model, lambda now: now["state"] in states)
 
     def free(self, model: str, **flags: bool) -> None:
         """Pressed until it is done: ComfyUI sleeps through what is pressed while it cleans up after a prompt."""
-        pressed = 0.0
-        while self.row(model)["state"] != "stopped":
-            if time.monotonic() - pressed > 2:
-                pressed = time.monotonic()
+        done = threading.Event()
+
+        def press() -> None:
+            while not done.is_set():
                 self.comfyui.post("/free", flags or {"unload_models": True})
-            self.assertIsNone(self.comfyui.process.poll())
+                done.wait(2)
+
+        pressing = threading.Thread(target=press)
+        pressing.start()
+        try:
+            self.until(model, "stopped")
+        finally:
+            done.set()
+            pressing.join()
+        self.assertIsNone(self.comfyui.process.poll())
 
     def succeeds(self, prompt: dict[str, Any]) -> Any:
         done = self.comfyui.run(prompt)
@@ -195,6 +203,10 @@ class Canary(unittest.TestCase):
         del prompt["2"]["inputs"]["images"], prompt["1"]
         self.succeeds(prompt)
         self.note("the same without an image")
+        prompt["2"]["inputs"] |= {"keep_model_loaded": False, "model.seed": 5}
+        self.succeeds(prompt)
+        self.assertEqual(self.row("vision")["state"], "stopped")
+        self.note("the same with keep_model_loaded off: its process has ended")
 
     def test_05_free_ends_the_process_and_the_next_prompt_works(self) -> None:
         self.succeeds(self.speech("one"))
@@ -221,8 +233,7 @@ class Canary(unittest.TestCase):
     def test_07_an_interrupt_while_it_loads(self) -> None:
         self.client.unload("voice")
         prompt = self.comfyui.queue(self.speech("to be interrupted"))
-        while self.row("voice")["state"] not in ("spawning", "loading", "ready"):
-            pass
+        self.until("voice", "spawning", "loading", "ready")
         self.comfyui.post("/interrupt", {})
         prompt.finish()
         self.assertEqual(prompt.ended, "execution_interrupted")

@@ -9,32 +9,19 @@ import os
 import signal
 import tempfile
 import threading
-import time
 import unittest
 import uuid
 import weakref
 from pathlib import Path
-from typing import Any, Callable
 from unittest import mock
 
 import bulkhead
 import torch
+from daemon import row, until
 from pack import GIB, WithPack, cuda
 from stand_in_manager import MEMBERS, Interrupted, Manager, OutOfMemory
 
 GPUS = (uuid.UUID(int=1), uuid.UUID(int=2))
-
-
-def row(client: bulkhead.Client, model: str) -> dict[str, Any]:
-    return next(row for row in client.ps() if row["model"] == model)
-
-
-def until(client: bulkhead.Client, model: str, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Its row as soon as it is so. The daemon is asked again and again: not all of a row is told by events."""
-    deadline = time.monotonic() + 10
-    while not reached(found := row(client, model)):
-        assert time.monotonic() < deadline, found
-    return found
 
 
 class OneModel(WithPack):
@@ -182,7 +169,7 @@ class Interrupts(WithPack):
 
         asyncio.run(prompt())
         self.assertFalse(self.manager.interrupted, "ComfyUI's flag is taken back, as its own nodes do")
-        until(self.client, "slow", lambda now: now["errors"] == 1)  # the worker has answered `cancelled`
+        self.assertEqual(row(self.client, "slow")["errors"], 1, "the worker has answered `cancelled`")
 
     def test_unload_during_a_request_drains_and_ends(self) -> None:
         """Of another node of the same prompt, which blocks the loop that the request is awaited on."""
@@ -210,6 +197,30 @@ class Interrupts(WithPack):
             (kept / "refs").mkdir()
             (kept / "refs/main").write_text("new")
             self.assertEqual(expected("hub"), 7)
+            text = {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64, "dtype": "bfloat16"}
+            (kept / "snapshots/new/config.json").write_text(json.dumps({"text_config": text}))
+            self.assertEqual(expected("hub"), 7, "whose caches nobody knows")
+            hub |= {"engine": "bulkhead.engines.qwen3_vl:Qwen3VL", "options": {"model": "owner/name", "cache_lengths": [256, 1024]}}
+            self.daemon.fleet.write_text(json.dumps({"version": 1, "models": {"hub": hub}}))
+            self.assertEqual(expected("hub"), 7 + 2 * 3 * 2 * 8 * (256 + 1024) * 2)
+
+    def test_a_package_has_its_weights_and_its_cache(self) -> None:
+        manifest = {"kv": {"layers": 3, "heads": 2, "dim": 8}, "rows": 2, "length": 512, "slots": 4, "dtypes": {"kv": "float32"}}
+        with tempfile.TemporaryDirectory() as package:
+            Path(package, "weights.safetensors").write_bytes(bytes(9))
+            Path(package, "manifest.json").write_text(json.dumps(manifest))
+            for told, positions in (({}, 4 * 512), ({"generate": {"slots": 1, "length": 64}}, 64)):
+                model = {"runtime": "generate", "package": package, **told}
+                self.daemon.fleet.write_text(json.dumps({"version": 1, "models": {"package": model}}))
+                self.assertEqual(self.pack("sizes").expected("package"), 9 + 2 * 3 * 2 * 8 * 2 * positions * 4)
+
+    def test_a_size_that_hardly_differs_is_not_written_again(self) -> None:
+        learnt = self.pack("learnt")
+        learnt.learn_size("one", 1000)
+        file = Path(self.user.name, "bulkhead.json")
+        for size, written in ((1030, 1000), (990, 1000), (1100, 1100)):
+            learnt.learn_size("one", size)
+            self.assertEqual(json.loads(file.read_text())["models"]["one"]["bytes"], written)
 
 
 class OnGpus(WithPack):

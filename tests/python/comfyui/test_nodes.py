@@ -15,6 +15,7 @@ from unittest import mock
 import bulkhead
 import stand_in_interface
 import torch
+from bulkhead import layout
 from fake_daemon import Connection, FakeDaemon
 from fake_worker import FakeWorker
 from pack import WithPack
@@ -34,6 +35,7 @@ SPEAKER = {
         "streams": True,
     }
 }
+SEEING = {"answer": {"inputs": [], "parameters": [{"name": "prompt", "type": "string"}], "outputs": [], "streams": True}}
 
 
 class OfFakes(WithPack):
@@ -63,8 +65,6 @@ class OfFakes(WithPack):
 
 def send_sound(worker: FakeWorker, number: int, samples: list[float], *, channels: int = 1, rate: int | None = 8000, more: bool = False) -> None:
     """A part, or the whole, of an answer: `audio` [channels, samples], and its rate."""
-    from bulkhead import layout
-
     values = json.dumps({} if rate is None else {"sample_rate": rate}).encode()
     floats = samples * channels
     import struct
@@ -74,6 +74,27 @@ def send_sound(worker: FakeWorker, number: int, samples: list[float], *, channel
     tensor = layout.TENSOR.pack(name="audio", dtype=9, rank=2, lease=lease, dims=[channels, len(samples)], strides=[len(samples), 1])
     worker.send("result", layout.RESULT.pack(tensor_count=1, queued_us=1, run_us=2, json_bytes=len(values)) + tensor + values, number,
                 MORE if more else 0)  # fmt: skip
+
+
+class Vision(OfFakes):
+    def test_a_model_is_kept_or_unloaded_after_its_answer(self) -> None:
+        def serve(worker: FakeWorker) -> None:
+            head, _ = worker.expect("infer")
+            text = b'{"text": "a cat"}'
+            worker.send("result", layout.RESULT.pack(tensor_count=0, queued_us=1, run_us=2, json_bytes=len(text)) + text, head["request_id"])
+
+        def unload(connection: Connection, request: dict[str, Any]) -> None:
+            unloaded.append(request["params"])
+            connection.answer(request, {"receipts": []})
+
+        unloaded: list[Any] = []
+        self.fake(serve, methods=SEEING, model_unload=unload)
+        node = self.pack("nodes_run").VisionLanguage
+        self.assertIn("keep_model_loaded", [one.id for one in node.define_schema().inputs])
+        asked = {"model": {"model": "voice", "prompt": "what is it?"}}
+        for given, told in (({}, []), ({"keep_model_loaded": True}, []), ({"keep_model_loaded": False}, [{"models": ["voice"]}])):
+            self.assertEqual(asyncio.run(node.execute(**asked, **given)).args[0], "a cat")
+            self.assertEqual(unloaded, told)
 
 
 class Speech(OfFakes):
@@ -239,7 +260,7 @@ class Nodes(WithPack):
         self.client = self.fleet(echo={"size": 8 << 20})
 
     def test_the_form_is_made_from_the_declaration(self) -> None:
-        self.pack("learnt").learn("echo", methods=SPEAKER)
+        self.pack("learnt").learn("echo", SPEAKER)
         options = {one.key: {field.id: field for field in one.inputs} for one in self.menu("speaking", ("reference",))}
         form = options["echo"]
         self.assertEqual(list(form), ["text", "temperature", "voice"])
@@ -252,7 +273,7 @@ class Nodes(WithPack):
 
     def test_a_model_without_the_method_is_not_in_the_menu_and_one_that_never_ran_is(self) -> None:
         self.assertEqual([one.key for one in self.menu("answering", ())], ["echo"])
-        self.pack("learnt").learn("echo", methods=SPEAKER)
+        self.pack("learnt").learn("echo", SPEAKER)
         self.assertIn("no model has a method 'answer'", self.menu("answering", ())[0].key)
 
     def test_any_model_runs_and_gives_each_layout_that_fits(self) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import mmap
 import os
 import select
+import shutil
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,8 @@ from bulkhead.layout import DIRECTION, DTYPE, ERROR_NAMES, FEATURE, KIND, MESSAG
 
 HERE = Path(__file__).resolve().parent
 START = HERE.parents[2] / "clients/python/bulkhead/worker/start.py"
-MINIMAL = Path(os.environ["BULKHEAD_BUILD"], "minimal/bin/bulkhead-worker")
+BUILD = Path(os.environ["BULKHEAD_BUILD"])
+PROGRAMS = {"minimal": BUILD / "minimal/bin/bulkhead-worker", "torch": BUILD / "bin/bulkhead-worker"}
 SECONDS = 20.0
 
 ECHO = {"inputs": {"x": {"dtype": "float32", "shape": ["0..16777216"]}}, "parameters": {},
@@ -26,8 +31,31 @@ ECHO = {"inputs": {"x": {"dtype": "float32", "shape": ["0..16777216"]}}, "parame
 CHANNEL = {"input": 65536, "output": 65536, "max": 4 << 20, "count": 4, "worker_max": 16 << 20, "idle": "30000ms", "huge_pages": False}
 
 
+@functools.cache
+def scripted_echo(run_ms: int) -> str:
+    """A TorchScript file that computes for some such time: it can read no clock."""
+    import torch
+
+    class Echo(torch.nn.Module):
+        def __init__(self, loops: int) -> None:
+            super().__init__()
+            self.loops = loops
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            count = 0
+            while count < self.loops and x.numel() > 0:  # the warm-up's is empty
+                count += 1
+            return x.clone()
+
+    folder = tempfile.mkdtemp(prefix="bh-")
+    atexit.register(shutil.rmtree, folder)
+    torch.jit.script(Echo(run_ms * 40_000)).save(f"{folder}/echo.pt")  # type: ignore[no-untyped-call]
+    return f"{folder}/echo.pt"
+
+
 class Worker:
-    """A process of the worker in C++ (``minimal``) or in Python (``python``), with the daemon's end of its link."""
+    """A process of a worker in C++ (``minimal``, and ``torch``, which has LibTorch) or in Python (``python``), with the
+    daemon's end of its link."""
 
     def __init__(self, kind: str, *, run_ms: int = 0, queue: int = 8, request: str = "30000ms", engine: str = "Echo",
                  fails: bool = False, channel: dict[str, Any] = {}) -> None:  # fmt: skip
@@ -36,7 +64,7 @@ class Worker:
         own = {"BULKHEAD_WORKER": "token:echo/0#7", "BULKHEAD_CACHE": "/tmp", "CUDA_VISIBLE_DEVICES": "", "MINIMAL_RUN_MS": str(run_ms)}
         if fails and kind == "minimal":
             own["EVIL_LOAD"] = "throw"
-        command = [str(MINIMAL)] if kind == "minimal" else [sys.executable, "-u", str(START)]
+        command = [str(PROGRAMS[kind])] if kind in PROGRAMS else [sys.executable, "-u", str(START)]
         number = theirs.fileno()
         self.process = subprocess.Popen(command, preexec_fn=lambda: os.dup2(number, 3), close_fds=False, env={**os.environ, **own},
                                         stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
@@ -46,8 +74,9 @@ class Worker:
             "deadlines": {"load": "30000ms", "capture": "30000ms", "request": request, "drain": "10000ms", "kill": "5000ms"},
             "channel": {**CHANNEL, **channel}, "environment": {}, "state": {"scope": "none"}, "restart": "on_crash", "core_dump": 0,
         }  # fmt: skip
-        if kind == "minimal":
-            self.model |= {"runtime": "torchscript", "file": "/echo.pt", "methods": {"forward": ECHO}}
+        if kind in PROGRAMS:
+            file = "/nowhere.pt" if fails else "/echo.pt" if kind == "minimal" else scripted_echo(run_ms)
+            self.model |= {"runtime": "torchscript", "file": file, "methods": {"forward": ECHO}}
         else:
             self.model |= {"runtime": "python", "engine": f"{HERE}/engines/echo.py:{'Fails' if fails else engine}", "options": {"run_ms": run_ms}}
         self.fds: list[int] = []

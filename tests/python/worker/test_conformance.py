@@ -1,4 +1,4 @@
-"""The same exchanges, good and bad, with the worker in C++ and the worker in Python."""
+"""The same exchanges, good and bad, with the workers in C++ and the worker in Python."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import unittest
 from bulkhead import layout
 from bulkhead.layout import DIRECTION, FEATURE, LIMITS, MESSAGE
 from exchanges import BEFORE_HELLO, BREAKING, REFUSED, Exchange
-from harness import Client, Worker, ask_slab
+from harness import PROGRAMS, Client, Worker, ask_slab
 
 
 class Conformance:
-    """Of one kind of worker; the two at the end are run."""
+    """Of one kind of worker; those at the end are run."""
 
     kind = ""
     own_descriptors = 1  #: of a hello, before those of channels: the page
@@ -398,13 +398,20 @@ def _return(client: Client, altered: tuple[int, bytes]) -> None:
 MESSAGES = {"hello": _hello, "infer": _infer, "slab_request": _ask_slab, "release": _release, "slab_lend": _lend, "slab_return": _return}
 
 
-class MinimalWorker(Conformance, unittest.TestCase):
-    kind = "minimal"
-
+class InCpp(Conformance):
     def test_a_fatal_signal_is_told_at_once(self) -> None:
         worker = self.loaded()
         worker.process.send_signal(signal.SIGSEGV)
-        self.assertEqual(worker.expect("dying")["signal"], signal.SIGSEGV)
+        self.assertEqual(worker.expect("dying")["signal"], signal.SIGSEGV)  # type: ignore[attr-defined]
+
+
+class MinimalWorker(InCpp, unittest.TestCase):
+    kind = "minimal"
+
+
+@unittest.skipUnless(PROGRAMS["torch"].exists(), f"no {PROGRAMS['torch']}: this build is without LibTorch")
+class TorchWorker(InCpp, unittest.TestCase):
+    kind = "torch"
 
 
 class PythonWorker(Conformance, unittest.TestCase):

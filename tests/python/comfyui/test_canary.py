@@ -286,7 +286,7 @@ class Canary(unittest.TestCase):
             self.comfyui.upload(name, out.getvalue())
 
         self.fails(self.workflow("speech", n1_model="nobody"), "no model 'nobody'")
-        self.fails(self.speech("   "), "no text")
+        self.fails(self.speech("   "), "the text is empty")
         self.fails(self.speech("It goes on and on. " * 1500), "of 28499 bytes")  # half an hour
         self.fails(self.speech("It goes on and on. " * 6000), "at most")
         self.comfyui.upload("six.wav", recording(channels=6))
@@ -314,9 +314,15 @@ class Canary(unittest.TestCase):
         self.succeeds(self.speech("and it lives"))
 
     def test_12_a_model_that_is_renamed_while_a_workflow_runs(self) -> None:
+        prompt = self.comfyui.queue(self.any_model("echo/wait", prompt="for ever"))
+        prompt.progressed()
+        self.until("echo", "busy")
         fleet = self.daemon.fleet.read_text()
         self.daemon.fleet.write_text(fleet.replace("  echo:", "  echoes:"))
         self.client.reload()
+        prompt.finish()
+        self.assertEqual(prompt.ended, "execution_error")
+        self.note(f"a model that was renamed while it ran: {prompt.error.splitlines()[0]}")
         self.fails(self.any_model("echo/repeat", x="[[[[1.0]]]]"), "no model 'echo'", "echoes")
         self.succeeds(self.any_model("echoes/repeat", x="[[[[1.0]]]]"))
         self.daemon.fleet.write_text(fleet)

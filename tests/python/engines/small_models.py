@@ -100,15 +100,16 @@ QWEN_TEMPLATE = """
 """
 
 
-def qwen3_vl(folder: Path) -> Path:
+def qwen3_vl(folder: Path, text: dict[str, Any] = {}, vision: dict[str, Any] = {}) -> Path:
+    """With sizes of its own where `text` and `vision` say so."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
     tokenizer = byte_tokenizer(special, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in special}
     config = transformers.Qwen3VLConfig(
         text_config={**tiny_models.TEXT, "num_hidden_layers": 3, "vocab_size": 263, "max_position_embeddings": 4096, "eos_token_id": ids["<|im_end|>"], "bos_token_id": None, "head_dim": 16,
-                     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}},
+                     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}, **text},
         vision_config={"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2,
-                       "out_hidden_size": 48, "num_position_embeddings": 36, "deepstack_visual_indexes": [1, 2]},
+                       "out_hidden_size": 48, "num_position_embeddings": 36, "deepstack_visual_indexes": [1, 2], **vision},
         image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
     )  # fmt: skip

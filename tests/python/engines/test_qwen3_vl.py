@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import tempfile
 import unittest
@@ -27,6 +28,24 @@ IMAGES = RANDOM.integers(0, 256, (2, 24, 32, 3), dtype=numpy.uint8)
 VIDEO = RANDOM.integers(0, 256, (5, 16, 24, 3), dtype=numpy.uint8)
 
 
+def upstream(model: Any, processor: Any, images: Any = None, video: Any = None, fps: float = 2.0, system: str = "", **sampling: Any) -> str:
+    asked = {**SAMPLING, **sampling}
+    torch.manual_seed(asked.pop("seed"))
+    content: list[dict[str, Any]] = [{"type": "image", "image": PIL.Image.fromarray(image)} for image in (() if images is None else images)]
+    told: dict[str, Any] = {}
+    if video is not None:
+        content.append({"type": "video", "video": video.transpose(0, 3, 1, 2)})
+        told = {"do_sample_frames": False, "video_metadata": [{"total_num_frames": len(video), "fps": fps, "frames_indices": list(range(len(video)))}]}
+    turns = [{"role": "system", "content": [{"type": "text", "text": system}]}] if system else []
+    turns.append({"role": "user", "content": [*content, {"type": "text", "text": PROMPT}]})
+    inputs = processor.apply_chat_template(
+        turns, tokenize=True, add_generation_prompt=True, return_dict=True, processor_kwargs={"return_tensors": "pt", **told}
+    )
+    made = model.generate(**inputs, **asked)
+    text: str = processor.post_process_image_text_to_text(made[:, inputs["input_ids"].shape[1] :])[0]
+    return text
+
+
 class Qwen3VLTest(SmallModelTest):
     make = staticmethod(small_models.qwen3_vl)
 
@@ -46,22 +65,8 @@ class Qwen3VLTest(SmallModelTest):
         text: str = answered(engine or self.engine, "answer", **{"prompt": PROMPT, **SAMPLING, **given})[1].values["text"]
         return text
 
-    def upstream(self, images: Any = None, video: Any = None, fps: float = 2.0, system: str = "", **sampling: Any) -> str:
-        asked = {**SAMPLING, **sampling}
-        torch.manual_seed(asked.pop("seed"))
-        content: list[dict[str, Any]] = [{"type": "image", "image": PIL.Image.fromarray(image)} for image in (() if images is None else images)]
-        told: dict[str, Any] = {}
-        if video is not None:
-            content.append({"type": "video", "video": video.transpose(0, 3, 1, 2)})
-            told = {"do_sample_frames": False, "video_metadata": [{"total_num_frames": len(video), "fps": fps, "frames_indices": list(range(len(video)))}]}
-        turns = [{"role": "system", "content": [{"type": "text", "text": system}]}] if system else []
-        turns.append({"role": "user", "content": [*content, {"type": "text", "text": PROMPT}]})
-        inputs = self.processor.apply_chat_template(
-            turns, tokenize=True, add_generation_prompt=True, return_dict=True, processor_kwargs={"return_tensors": "pt", **told}
-        )
-        made = self.model.generate(**inputs, **asked)
-        text: str = self.processor.post_process_image_text_to_text(made[:, inputs["input_ids"].shape[1] :])[0]
-        return text
+    def upstream(self, **given: Any) -> str:
+        return upstream(self.model, self.processor, **given)
 
     def equals(self, ours: str, theirs: str) -> None:
         self.assertGreater(len(set(theirs)), 5, "a model that repeats itself proves little")
@@ -190,6 +195,33 @@ class Qwen3VLTest(SmallModelTest):
             with self.assertRaises(MissingModel) as missing:
                 loaded(Qwen3VL, {"model": str(folder)})
         self.assertIn("lm_head.weight", missing.exception.attempt)
+
+
+@unittest.skipUnless(importlib.util.find_spec("bitsandbytes"), "no bitsandbytes: scripts/install --tests brings it")
+class Quantised(SmallModelTest):
+    """A model wide enough for blocks of 64 weights, which is what bitsandbytes takes on a CPU."""
+
+    @staticmethod
+    def make(folder: Path) -> Path:
+        wide = {"hidden_size": 64, "intermediate_size": 128}
+        return small_models.qwen3_vl(folder, text=wide, vision={**wide, "out_hidden_size": 64})
+
+    def test_8_and_4_bits_answer_as_upstream_does_with_them(self) -> None:
+        processor = transformers.AutoProcessor.from_pretrained(self.folder)
+        half = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+        for bits, config, layer in (
+            ("8bit", transformers.BitsAndBytesConfig(load_in_8bit=True), "Linear8bitLt"),
+            ("4bit", transformers.BitsAndBytesConfig(load_in_4bit=True, **half), "Linear4bit"),
+        ):
+            with self.subTest(bits):
+                model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(self.folder, quantization_config=config, device_map="cpu").eval()
+                engine = loaded(Qwen3VL, {"model": str(self.folder), "cache_lengths": [128], "quantization": bits})
+                self.assertIn(layer, {type(module).__name__ for module in engine.model.modules()})
+                for _ in range(2):
+                    for images in (None, IMAGES[:1]):
+                        ours = answered(engine, "answer", prompt=PROMPT, images=images, **SAMPLING)[1].values["text"]
+                        self.assertGreater(len(set(ours)), 5)
+                        self.assertEqual(ours, upstream(model, processor, images))
 
 
 if __name__ == "__main__":

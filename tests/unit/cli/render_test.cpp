@@ -180,9 +180,9 @@ TEST(Why, SaysOfSeveralReplicasWhatHappenedToEach) {
 }
 
 TEST(Why, QuotesTheFindingsOfCapturesThatFailed) {
-    EXPECT_THAT(render_why(boost::json::parse(R"({"model":"m","state":"ready","sentence":"It is ready.","replicas":[],
+    EXPECT_THAT(render_why(boost::json::parse(R"json({"model":"m","state":"ready","sentence":"It is ready.","replicas":[],
         "graphs":{"mode":"eager","eager":{"capture_failed":2},"buckets":[],"failures":[{"method":"step","shapes":[[1,8]],
-        "cause":"host_read","reason":"voice.py:7 in step: `t.item()`: refused","remedy":"torch.where(t > 0, a, b)"}]}})"),
+        "cause":"host_read","reason":"voice.py:7 in step: `t.item()`: refused","remedy":"torch.where(t > 0, a, b)"}]}})json"),
                            plain),
                 HasSubstr("  graphs: eager; 2 eager runs (capture_failed)\n"
                           "  not captured: step [[1,8]]: voice.py:7 in step: `t.item()`: refused\n"

@@ -76,10 +76,10 @@ class Products(unittest.TestCase):
                 self.assertEqual(f"bulkhead.product_{kind}.default" in seen, meets == "prompt")
 
     def test_our_own_kernel_is_right_for_any_sizes(self) -> None:
-        """Rows around its vectors and panels; depths and outs that fill no vector, no tile and no thread's part of the copy."""
+        """Rows around its blocks, vectors and panels; depths and outs that fill no span, no tile and no thread's part of the copy."""
         rows = torch.export.Dim("rows", min=2, max=300)
-        plain = [torch.nn.Linear(depth, outs) for depth, outs in ((160, 96), (37, 71), (37, 71), (96, 71))]
-        for layer in (*plain[:2], quantised.Int8Linear(plain[2]), quantised.Int4Linear(plain[3])):
+        plain = [torch.nn.Linear(depth, outs) for depth, outs in ((160, 96), (37, 71), (37, 71), (96, 71), (96, 71))]
+        for layer in (*plain[:2], *map(quantised.Int8Linear, plain[2:4]), quantised.Int4Linear(plain[4])):
             with tempfile.TemporaryDirectory() as folder, inductor.scratch_beside(Path(folder)), torch.no_grad():
                 with Rewriting("cpu", "prompt"):
                     program = torch.export.export(layer, (torch.randn(7, layer.in_features),), dynamic_shapes=({0: rows},), strict=False)

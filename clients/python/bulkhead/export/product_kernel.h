@@ -3,7 +3,8 @@
 //
 // x is copied, so that rows of x are the lanes of a vector: each number of w then meets a vector of rows. w is read once,
 // in order and as it lies, and where rows are few its memory is the bound. w of 8 or 4 bits is widened some rows at a
-// time, in the cache.
+// time, in the cache. Where rows are few that would cost more than the product: then parts of a row of w are widened in
+// registers, and meet the same parts of each row of x.
 //
 // x [rows, depth], w [outs, depth], y [rows, outs], all contiguous, none overlapping. Any sizes above 0.
 // Throws std::bad_alloc, for the copies.
@@ -37,6 +38,12 @@ constexpr int64_t panel_rows = vectors_most * lanes;
 constexpr int64_t tile_outs = 16;  // whole vectors of y for each row
 static_assert(tile_outs % outs_at_once == 0 && tile_outs % lanes == 0);
 constexpr int64_t columns_at_once = 64;  // of x, copied by one thread
+constexpr int64_t span = 32;             // of a row of w, widened at once
+constexpr int span_vectors = span / lanes;
+static_assert(span % lanes == 0);
+// So few rows of x are multiplied with w of 8 or 4 bits as it is widened, in registers.
+constexpr int64_t few_rows = 24;
+constexpr int block_rows = 6;  // with two rows of w; those of x then stay in the first cache up to a depth of 2,000
 
 // GCC 12 keeps the sums in memory unless these functions are inlined.
 #define BULKHEAD_INLINE __attribute__((always_inline)) inline
@@ -54,40 +61,51 @@ struct Int8 {
     const float* scale;    // [outs]
 
     static constexpr bool narrow = true;
-    BULKHEAD_INLINE void widen(int64_t out, int64_t depth, float* to) const {
-        const int8_t* const from = values + out * depth;
-        int64_t at = 0;
-        for (; at + lanes <= depth; at += lanes)
-            (at::vec::convert<float>(at::vec::convert_to_int32<int8_t>(from + at)) * Vector(scale[out])).store(to + at);
-        for (; at < depth; ++at) to[at] = static_cast<float>(from[at]) * scale[out];
-    }
-};
-
-// As products.packed: of a group, the low halves of its bytes come first.
-struct Int4 {
-    const uint8_t* values;  // [outs, depth / 2]
-    const float* scale;     // [outs, depth / group]
-    const float* least;     // [outs, depth / group]
-
-    static constexpr bool narrow = true;
-    static constexpr int64_t group = 32;
-    static_assert(group / 2 % lanes == 0);
-    BULKHEAD_INLINE void widen(int64_t out, int64_t depth, float* to) const {
-        const int64_t first = out * (depth / group);
-        for (int64_t number = first; number < first + depth / group; ++number, to += group) {
-            const Vector low_scale(scale[number]);
-            const Vector high_scale(scale[number] / 16);  // of a byte whose low half is taken off
-            const Vector base(least[number]);
-            for (int64_t i = 0; i < group / 2; i += lanes) {
-                const Integers bytes = at::vec::convert_to_int32<uint8_t>(values + number * (group / 2) + i);
-                const Vector low = at::vec::convert<float>(bytes & Integers(15));
-                const Vector high = at::vec::convert<float>(bytes) - low;
-                at::vec::fmadd(low, low_scale, base).store(to + i);
-                at::vec::fmadd(high, high_scale, base).store(to + group / 2 + i);
-            }
+    BULKHEAD_INLINE void widen(int64_t out, int64_t depth, int64_t at, Vector (&to)[span_vectors]) const {
+        for (int i = 0; i < span_vectors; ++i) {
+            const int8_t* const from = values + out * depth + at + i * lanes;
+            to[i] = at::vec::convert<float>(at::vec::convert_to_int32<int8_t>(from)) * Vector(scale[out]);
         }
     }
+    float one(int64_t out, int64_t depth, int64_t at) const { return values[out * depth + at] * scale[out]; }
 };
+
+// As products.packed: of a group, which is a span, the low halves of its bytes come first.
+struct Int4 {
+    const uint8_t* values;  // [outs, depth / 2]
+    const float* scale;     // [outs, depth / span]
+    const float* least;     // [outs, depth / span]
+
+    static constexpr bool narrow = true;
+    static constexpr int half = span_vectors / 2;
+    static_assert(half * 2 == span_vectors);
+    BULKHEAD_INLINE void widen(int64_t out, int64_t depth, int64_t at, Vector (&to)[span_vectors]) const {
+        const int64_t number = (out * depth + at) / span;
+        const Vector low_scale(scale[number]);
+        const Vector high_scale(scale[number] / 16);  // of a byte whose low half is taken off
+        const Vector base(least[number]);
+        for (int i = 0; i < half; ++i) {
+            const Integers bytes = at::vec::convert_to_int32<uint8_t>(values + number * (span / 2) + i * lanes);
+            const Vector low = at::vec::convert<float>(bytes & Integers(15));
+            const Vector high = at::vec::convert<float>(bytes) - low;
+            to[i] = at::vec::fmadd(low, low_scale, base);
+            to[half + i] = at::vec::fmadd(high, high_scale, base);
+        }
+    }
+    static float one(int64_t, int64_t, int64_t) { return 0; }  // depth is whole spans
+};
+
+// Row `out` of w, to `to` [depth].
+template <typename Weights>
+BULKHEAD_INLINE void widen(const Weights& weights, int64_t out, int64_t depth, float* to) {
+    int64_t at = 0;
+    for (; at + span <= depth; at += span) {
+        Vector wide[span_vectors];
+        weights.widen(out, depth, at, wide);
+        for (int i = 0; i < span_vectors; ++i) wide[i].store(to + at + i * lanes);
+    }
+    for (; at < depth; ++at) to[at] = weights.one(out, depth, at);
+}
 
 // to [columns, rows] from `from` [rows, columns]; strides of rows are given.
 BULKHEAD_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
@@ -164,8 +182,67 @@ std::unique_ptr<CacheLine[]> lines_of(int64_t floats) {
     return std::unique_ptr<CacheLine[]>{new CacheLine[(floats + floats_of_line - 1) / floats_of_line]};
 }
 
+// Outs rows of w with Rows of x, as `fill_block` copies them, to y [Rows, outs] from column `out` on.
+template <int Rows, int Outs, typename Weights>
+BULKHEAD_INLINE void multiply_few(const float* x, const Weights& weights, int64_t out, float* y, int64_t outs,
+                                  int64_t depth) {
+    Vector sums[Outs][Rows];
+    for (auto& of_out : sums)
+        for (Vector& one : of_out) one = Vector(0.f);
+    for (int64_t at = 0; at < depth; at += span, x += Rows * span) {
+        Vector wide[Outs][span_vectors];
+        for (int i = 0; i < Outs; ++i) weights.widen(out + i, depth, at, wide[i]);
+        for (int part = 0; part < span_vectors; ++part)
+            for (int row = 0; row < Rows; ++row) {
+                const Vector values = Vector::loadu(x + row * span + part * lanes);
+                for (int i = 0; i < Outs; ++i) sums[i][row] = at::vec::fmadd(wide[i][part], values, sums[i][row]);
+            }
+    }
+    for (int row = 0; row < Rows; ++row)
+        for (int i = 0; i < Outs; ++i)
+            y[row * outs + out + i] =
+                at::vec::vec_reduce_all<float>([](Vector one, Vector other) { return one + other; }, sums[i][row]);
+}
+
+// Rows `first` to `last` of w with so many of x, at most Rows.
+template <int Rows, typename Weights>
+void multiply_block(int64_t rows, const float* x, const Weights& weights, int64_t first, int64_t last, float* y,
+                    int64_t outs, int64_t depth) {
+    if constexpr (Rows > 1)
+        if (rows < Rows) return multiply_block<Rows - 1>(rows, x, weights, first, last, y, outs, depth);
+    for (; first + 2 <= last; first += 2) multiply_few<Rows, 2>(x, weights, first, y, outs, depth);
+    if (first < last) multiply_few<Rows, 1>(x, weights, first, y, outs, depth);
+}
+
+// x [rows, depth] to [depth / span, rows, span]: in the order in which it is read.
+BULKHEAD_INLINE void fill_block(const float* x, int64_t rows, int64_t depth, float* to) {
+    for (int64_t at = 0; at < depth; at += span)
+        for (int64_t row = 0; row < rows; ++row, to += span) std::copy_n(x + row * depth + at, span, to);
+}
+
+// `product` of few rows and whole spans. Each thread copies x, which costs less than waiting for another's copy.
+template <typename Weights>
+void product_of_few(const float* x, const Weights& weights, float* y, int64_t rows, int64_t outs, int64_t depth) {
+    const int64_t blocks = (rows + block_rows - 1) / block_rows;
+    const auto copied = lines_of(omp_get_max_threads() * rows * depth);
+#pragma omp parallel
+    {
+        float* const own = copied[0].values + omp_get_thread_num() * rows * depth;
+        const auto begin = [&](int64_t block) { return rows * block / blocks; };
+        for (int64_t block = 0; block < blocks; ++block)
+            fill_block(x + begin(block) * depth, begin(block + 1) - begin(block), depth, own + begin(block) * depth);
+#pragma omp for
+        for (int64_t first = 0; first < outs; first += tile_outs)
+            for (int64_t block = 0; block < blocks; ++block)
+                multiply_block<block_rows>(begin(block + 1) - begin(block), own + begin(block) * depth, weights, first,
+                                           std::min(first + tile_outs, outs), y + begin(block) * outs, outs, depth);
+    }
+}
+
 template <typename Weights>
 void product(const float* x, const Weights& weights, float* y, int64_t rows, int64_t outs, int64_t depth) {
+    if constexpr (Weights::narrow)
+        if (rows <= few_rows && depth % span == 0) return product_of_few(x, weights, y, rows, outs, depth);
     const int64_t panels = (rows + panel_rows - 1) / panel_rows;
     const auto copied = lines_of(Panel::width_of(rows) * depth);
     const int64_t wide_floats = Weights::narrow ? tile_outs * depth : 0;
@@ -184,7 +261,7 @@ void product(const float* x, const Weights& weights, float* y, int64_t rows, int
             const float* w;
             if constexpr (Weights::narrow) {
                 float* const own = wide[0].values + omp_get_thread_num() * wide_floats;
-                for (int64_t out = 0; out < count; ++out) weights.widen(first + out, depth, own + out * depth);
+                for (int64_t out = 0; out < count; ++out) widen(weights, first + out, depth, own + out * depth);
                 w = own;
             } else {
                 w = weights.row(first, depth);

@@ -9,7 +9,9 @@ set_target_properties(bulkhead_client PROPERTIES EXPORT_NAME client)
 set(headers_dir ${CMAKE_INSTALL_INCLUDEDIR}/bulkhead)  # what users give to -I: they include <bulkhead/channel.h>
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/clients/cpp/include/bulkhead DESTINATION ${headers_dir} COMPONENT client)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/ipc DESTINATION ${headers_dir} COMPONENT client
-    FILES_MATCHING REGEX "/(base/(error|unique_fd)|channel/(dtype|wire)|cuda/(gpu|driver|driver_types))[.]h$")
+    FILES_MATCHING REGEX "/(base/(error|unique_fd)|channel/dtype|cuda/(gpu|driver|driver_types))[.]h$")
+install(FILES ${PROJECT_BINARY_DIR}/generated/ipc/base/error_code.h DESTINATION ${headers_dir}/ipc/base COMPONENT client)
+install(FILES ${PROJECT_BINARY_DIR}/generated/ipc/channel/wire.h DESTINATION ${headers_dir}/ipc/channel COMPONENT client)
 install(TARGETS bulkhead_client client_headers ipc ipc_base ipc_channel ipc_slab ipc_ring ipc_links ipc_cuda boost_headers fmt_library
     EXPORT BulkheadTargets
     ARCHIVE DESTINATION ${archive_dir} COMPONENT client

@@ -13,13 +13,13 @@ function(bulkhead_room target folder)
     bulkhead_may_include(${CMAKE_CURRENT_SOURCE_DIR}/${folder} ${target} ${room_LINK} ${room_PRIVATE})
 endfunction()
 
-# Runs SCRIPT DATA HEADER at configure time, and again when SCRIPT or DATA has changed: C++ made from a file that other
-# languages read too. HEADER lies under build/generated/.
+# Writes what SCRIPT DATA prints to HEADER at configure time, and again when SCRIPT or DATA has changed: C++ made from a
+# file that other languages read too. HEADER lies under build/generated/; an unchanged one keeps its time.
 function(bulkhead_generate script data header)
     execute_process(
-        COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/${script} ${CMAKE_CURRENT_SOURCE_DIR}/${data}
-                ${PROJECT_BINARY_DIR}/generated/${header}
-        COMMAND_ERROR_IS_FATAL ANY)
+        COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/${script} ${CMAKE_CURRENT_SOURCE_DIR}/${data} ${ARGN}
+        OUTPUT_VARIABLE made COMMAND_ERROR_IS_FATAL ANY)
+    file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/generated/${header} CONTENT "${made}")
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script} ${data})
 endfunction()
 

@@ -1,4 +1,4 @@
-"""fleet_keys.py SCHEMA HEADER: writes the keys of fleet.schema.json as C++. Run by CMake at configure time.
+"""fleet_keys.py SCHEMA: writes the keys of fleet.schema.json as C++. Run by CMake at configure time.
 
 Each struct has a member for each key, with its default, and `keys(self, visit)`, which calls `visit(key, member, rule)` for
 each: reader and writer are such visitors. `environment` and `state` are read by hand.
@@ -95,12 +95,5 @@ class Schema:
             "}  // namespace bulkhead::config", ""])  # fmt: skip
 
 
-def main() -> None:
-    made, target = Schema(json.loads(Path(sys.argv[1]).read_text("utf-8"))).header(), Path(sys.argv[2])
-    if not target.exists() or target.read_text("utf-8") != made:  # an unchanged one keeps its time
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(made, "utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    print(Schema(json.loads(Path(sys.argv[1]).read_text("utf-8"))).header(), end="")

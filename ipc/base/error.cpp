@@ -1,57 +1,24 @@
 #include "ipc/base/error.h"
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 namespace bulkhead {
-namespace {
-
-constexpr std::array<std::pair<ErrorCode, std::string_view>, 25> names{{
-    {ErrorCode::internal, "internal"},
-    {ErrorCode::config_invalid, "config_invalid"},
-    {ErrorCode::model_unknown, "model_unknown"},
-    {ErrorCode::method_unknown, "method_unknown"},
-    {ErrorCode::model_loading, "model_loading"},
-    {ErrorCode::model_quarantined, "model_quarantined"},
-    {ErrorCode::queue_full, "queue_full"},
-    {ErrorCode::deadline_exceeded, "deadline_exceeded"},
-    {ErrorCode::cancelled, "cancelled"},
-    {ErrorCode::shape_mismatch, "shape_mismatch"},
-    {ErrorCode::dtype_unsupported, "dtype_unsupported"},
-    {ErrorCode::out_of_memory, "out_of_memory"},
-    {ErrorCode::worker_lost, "worker_lost"},
-    {ErrorCode::worker_draining, "worker_draining"},
-    {ErrorCode::capture_failed, "capture_failed"},
-    {ErrorCode::load_failed, "load_failed"},
-    {ErrorCode::package_incompatible, "package_incompatible"},
-    {ErrorCode::busy, "busy"},
-    {ErrorCode::resources_exhausted, "resources_exhausted"},
-    {ErrorCode::already_running, "already_running"},
-    {ErrorCode::protocol_violation, "protocol_violation"},
-    {ErrorCode::not_permitted, "not_permitted"},
-    {ErrorCode::not_running, "not_running"},
-    {ErrorCode::input_invalid, "input_invalid"},
-    {ErrorCode::inference_failed, "inference_failed"},
-}};
-
-}  // namespace
-
 std::string_view to_string(ErrorCode code) noexcept {
-    for (const auto& [value, name] : names)
+    for (const auto& [value, name] : error_code_names)
         if (value == code) return name;
     return "unknown";
 }
 
 std::optional<ErrorCode> error_code_from(std::string_view text) noexcept {
-    for (const auto& [value, name] : names)
+    for (const auto& [value, name] : error_code_names)
         if (name == text) return value;
     return std::nullopt;
 }
 
 std::optional<ErrorCode> error_code_from(std::uint16_t wire_value) noexcept {
-    for (const auto& [value, name] : names)
+    for (const auto& [value, name] : error_code_names)
         if (static_cast<std::uint16_t>(value) == wire_value) return value;
     return std::nullopt;
 }

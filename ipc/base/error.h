@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -8,37 +7,13 @@
 
 #include <boost/system/result.hpp>
 
+#include "ipc/base/error_code.h"
+
 namespace bulkhead {
 
-/// What a caller branches on. The spelling of `to_string` is the one on every surface: log, CLI,
-/// JSON-RPC, channel. Values travel in the channel's error message: append, never renumber.
-enum class ErrorCode : std::uint16_t {
-    internal = 1,  ///< a defect of Bulkhead itself, reported instead of hidden
-    config_invalid = 2,
-    model_unknown = 3,
-    method_unknown = 4,
-    model_loading = 5,
-    model_quarantined = 6,
-    queue_full = 7,
-    deadline_exceeded = 8,
-    cancelled = 9,
-    shape_mismatch = 10,
-    dtype_unsupported = 11,
-    out_of_memory = 12,
-    worker_lost = 13,
-    worker_draining = 14,
-    capture_failed = 15,
-    load_failed = 16,
-    package_incompatible = 17,
-    busy = 18,                 ///< a stateful model has its one client
-    resources_exhausted = 19,  ///< fds, memfds, disk, slab bytes
-    already_running = 20,
-    protocol_violation = 21,
-    not_permitted = 22,
-    not_running = 23,       ///< no daemon answers
-    input_invalid = 24,     ///< missing, surplus or misnamed inputs and parameters
-    inference_failed = 25,  ///< the model's own code raised
-};
+// ErrorCode is what a caller branches on. The spelling of `to_string` is the one on every surface: log, CLI, JSON-RPC,
+// channel. Values travel in the channel's error message: append in wire.json, never renumber. `internal` is a defect of
+// Bulkhead itself.
 
 [[nodiscard]] std::string_view to_string(ErrorCode code) noexcept;
 [[nodiscard]] std::optional<ErrorCode> error_code_from(std::string_view text) noexcept;

@@ -1,10 +1,8 @@
 #pragma once
 
 /// The channel's messages as values that own what they hold. `parse_…` copies a packet's bytes once, checks
-/// them, and hands out only what passed; `encode` is its inverse. Layout: `ipc/channel/wire.h`; prose: `docs/channel.md`.
-///
-/// What travels with each request lies in place: reading or writing an infer, a result or a release takes no heap,
-/// unless it carries JSON.
+/// them, and hands out only what passed; `encode` is its inverse. Layout: `ipc/channel/wire.json`;
+/// prose: `docs/channel.md`.
 
 #include <chrono>
 #include <cstddef>
@@ -14,11 +12,9 @@
 #include <variant>
 #include <vector>
 
-#include <boost/container/small_vector.hpp>
 #include <boost/json.hpp>
 
 #include "ipc/base/error.h"
-#include "ipc/base/fixed_text.h"
 #include "ipc/channel/tensor_layout.h"
 #include "ipc/channel/wire.h"
 
@@ -27,7 +23,7 @@ namespace bulkhead::channel {
 /// A checked descriptor: dtype known, name printable, `lease.size_bytes` what dims and dtype ask for.
 /// That the lease lies in its slab is for the owner of the slab table to check (`check_placement`).
 struct Tensor {
-    FixedText<wire::name_bytes> name;
+    std::string name;
     wire::DType dtype{};
     Dims dims;
     wire::LeaseRef lease{};
@@ -35,10 +31,7 @@ struct Tensor {
     bool operator==(const Tensor& other) const;
 };
 
-/// Only more than `wire::tensors_max` of them, which no message may carry, would take the heap.
-using Tensors = boost::container::small_vector<Tensor, wire::tensors_max>;
-/// What a client gives back before its next request seldom is more than these.
-using Leases = boost::container::small_vector<wire::LeaseRef, 32>;
+using Tensors = std::vector<Tensor>;
 
 // Client → worker
 
@@ -59,7 +52,7 @@ struct SlabRequest {
 
 struct Infer {
     std::uint64_t request_id = 0;
-    FixedText<wire::method_bytes> method{};
+    std::string method{};
     std::chrono::milliseconds deadline{0};  ///< from receipt; 0: the model's own
     bool retry_safe = false;
     Tensors tensors{};
@@ -73,7 +66,7 @@ struct Cancel {
 };
 
 struct Release {
-    Leases leases;
+    std::vector<wire::LeaseRef> leases;
 };
 
 /// Brings one descriptor.
@@ -210,14 +203,7 @@ struct Refusal {
 [[nodiscard]] std::vector<std::byte> encode(const SlabWithdraw& message);
 [[nodiscard]] std::vector<std::byte> encode(const EventOffer& message);
 
-// The same into a vector that is used again: its capacity stays, so that it soon allocates no more. After an error it
-// holds no packet.
-[[nodiscard]] Result<> encode(const Infer& message, std::vector<std::byte>& packet);
-[[nodiscard]] Result<> encode(const InferResult& message, std::vector<std::byte>& packet);
-void encode_release(std::span<const wire::LeaseRef> leases, std::vector<std::byte>& packet);
-
-/// Leases of one release message: it then stays far below a packet's bound.
-inline constexpr std::size_t release_leases_max = 1024;
+using wire::release_leases_max;
 /// Bytes of an error's attempt and of its remedy, each.
 inline constexpr std::size_t error_text_bytes_max = 8 * 1024;
 

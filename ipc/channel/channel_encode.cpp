@@ -12,13 +12,11 @@
 namespace bulkhead::channel {
 namespace {
 
-/// One packet, built front to back in a vector that may have served before; its size is written last.
+/// One packet, built front to back; its size is written last.
 class Writer {
 public:
-    Writer(std::vector<std::byte>& packet, wire::MessageType type, std::uint64_t request_id, std::uint32_t flags = 0)
-        : header_{wire::magic, wire::version, static_cast<std::uint16_t>(type), 0, flags, request_id, 0}, packet_{
-                                                                                                              packet} {
-        packet_.clear();
+    Writer(wire::MessageType type, std::uint64_t request_id, std::uint32_t flags = 0)
+        : header_{wire::magic, wire::version, static_cast<std::uint16_t>(type), 0, flags, request_id, 0} {
         put(header_);
     }
 
@@ -33,23 +31,22 @@ public:
         packet_.insert(packet_.end(), bytes.begin(), bytes.end());
         return *this;
     }
-    void finish() {
+    [[nodiscard]] std::vector<std::byte> finish() {
         header_.size_bytes = static_cast<std::uint32_t>(packet_.size());
         std::memcpy(packet_.data(), &header_, sizeof header_);
+        return std::move(packet_);
     }
 
 private:
     wire::Header header_;
-    std::vector<std::byte>& packet_;
+    std::vector<std::byte> packet_;
 };
 
 /// A packet of a fixed body and, where there is one, text.
 template <typename Body>
 std::vector<std::byte> packet_of(wire::MessageType type, std::uint64_t request_id, const Body& body,
                                  std::string_view text = {}) {
-    std::vector<std::byte> packet;
-    Writer{packet, type, request_id}.put(body).put_text(text).finish();
-    return packet;
+    return Writer{type, request_id}.put(body).put_text(text).finish();
 }
 
 /// The caller has checked that text and terminator fit.
@@ -61,9 +58,8 @@ std::array<char, size> field(std::string_view text) {
     return bytes;
 }
 
-template <std::size_t field_bytes>
-Result<> check_name(std::string_view what, const FixedText<field_bytes>& name) {
-    if (!name.empty() && name.fits() && is_printable(name)) return {};
+Result<> check_name(std::string_view what, std::string_view name, std::size_t field_bytes) {
+    if (!name.empty() && name.size() < field_bytes && is_printable(name)) return {};
     return Error{ErrorCode::input_invalid,
                  fmt::format("{} \"{}\" of {} bytes", what, made_printable(name, field_bytes), name.size()),
                  fmt::format("name it in 1 to {} bytes of printable UTF-8", field_bytes - 1)};
@@ -80,7 +76,7 @@ Result<std::string> json_text(const boost::json::object& object) {
 
 Result<> put_tensors(Writer& writer, const Tensors& tensors) {
     for (const Tensor& tensor : tensors) {
-        if (const Result<> name = check_name("tensor", tensor.name); !name) return name;
+        if (const Result<> name = check_name("tensor", tensor.name, wire::name_bytes); !name) return name;
         const Result<std::uint64_t> bytes = tensor_bytes(tensor.dtype, tensor.dims);
         if (!bytes) return Error{bytes.error()}.during(fmt::format("tensor \"{}\"", tensor.name));
         wire::TensorDescriptor descriptor{};
@@ -130,14 +126,8 @@ std::vector<std::byte> encode(const SlabRequest& message) {
 }
 
 Result<std::vector<std::byte>> encode(const Infer& message) {
-    std::vector<std::byte> packet;
-    if (Result<> encoded = encode(message, packet); !encoded) return std::move(encoded).error();
-    return packet;
-}
-
-Result<> encode(const Infer& message, std::vector<std::byte>& packet) {
-    if (Result<> count = check_tensor_count(message.tensors.size()); !count) return count;
-    if (Result<> name = check_name("method", message.method); !name) return name;
+    if (Result<> count = check_tensor_count(message.tensors.size()); !count) return std::move(count).error();
+    if (Result<> name = check_name("method", message.method, wire::method_bytes); !name) return std::move(name).error();
     Result<std::string> json = json_text(message.parameters);
     if (!json) return std::move(json).error();
     wire::Infer body{};
@@ -145,36 +135,26 @@ Result<> encode(const Infer& message, std::vector<std::byte>& packet) {
     body.deadline_ms = static_cast<std::uint32_t>(std::clamp<std::int64_t>(message.deadline.count(), 0, UINT32_MAX));
     body.tensor_count = static_cast<std::uint16_t>(message.tensors.size());
     body.json_bytes = static_cast<std::uint32_t>(json->size());
-    Writer writer{packet, wire::MessageType::infer, message.request_id, message.retry_safe ? wire::flag_retry_safe : 0};
+    Writer writer{wire::MessageType::infer, message.request_id, message.retry_safe ? wire::flag_retry_safe : 0};
     writer.put(body);
-    if (Result<> tensors = put_tensors(writer, message.tensors); !tensors) return tensors;
-    writer.put_text(*json).finish();
-    return {};
+    if (Result<> tensors = put_tensors(writer, message.tensors); !tensors) return std::move(tensors).error();
+    return writer.put_text(*json).finish();
 }
 
 std::vector<std::byte> encode(const Cancel& message) {
-    std::vector<std::byte> packet;
-    Writer{packet, wire::MessageType::cancel, message.request_id}.finish();
-    return packet;
+    return Writer{wire::MessageType::cancel, message.request_id}.finish();
 }
 
 std::vector<std::byte> encode(const Release& message) {
-    std::vector<std::byte> packet;
-    encode_release({message.leases.data(), message.leases.size()}, packet);
-    return packet;
-}
-
-void encode_release(std::span<const wire::LeaseRef> leases, std::vector<std::byte>& packet) {
-    assert(leases.size() <= release_leases_max);
-    Writer writer{packet, wire::MessageType::release, 0};
-    writer.put(wire::Release{static_cast<std::uint32_t>(leases.size()), 0});
-    for (const wire::LeaseRef& lease : leases) writer.put(lease);
-    writer.finish();
+    assert(message.leases.size() <= release_leases_max);
+    Writer writer{wire::MessageType::release, 0};
+    writer.put(wire::Release{static_cast<std::uint32_t>(message.leases.size()), 0});
+    for (const wire::LeaseRef& lease : message.leases) writer.put(lease);
+    return writer.finish();
 }
 
 Result<std::vector<std::byte>> encode(const Welcome& message) {
-    const FixedText<wire::method_bytes> model{message.model};
-    if (Result<> name = check_name("model", model); !name) return std::move(name).error();
+    if (Result<> name = check_name("model", message.model, wire::method_bytes); !name) return std::move(name).error();
     Result<std::string> json = json_text(message.methods);
     if (!json) return std::move(json).error();
     wire::Welcome body{};
@@ -187,7 +167,7 @@ Result<std::vector<std::byte>> encode(const Welcome& message) {
     body.slab_bytes_max = message.slab_bytes_max;
     body.replica = message.replica;
     body.json_bytes = static_cast<std::uint32_t>(json->size());
-    body.model = field<wire::method_bytes>(model);
+    body.model = field<wire::method_bytes>(message.model);
     return packet_of(wire::MessageType::welcome, 0, body, *json);
 }
 
@@ -197,22 +177,14 @@ std::vector<std::byte> encode(const SlabOffer& message) {
     body.direction = static_cast<std::uint16_t>(message.direction);
     body.kind = static_cast<std::uint16_t>(message.kind);
     body.size_bytes = message.size_bytes;
-    std::vector<std::byte> packet;
-    Writer writer{packet, wire::MessageType::slab_offer, message.request_id};
+    Writer writer{wire::MessageType::slab_offer, message.request_id};
     writer.put(body);
     if (message.kind == wire::SlabKind::cuda_ipc) writer.put(message.handle);
-    writer.finish();
-    return packet;
+    return writer.finish();
 }
 
 Result<std::vector<std::byte>> encode(const InferResult& message) {
-    std::vector<std::byte> packet;
-    if (Result<> encoded = encode(message, packet); !encoded) return std::move(encoded).error();
-    return packet;
-}
-
-Result<> encode(const InferResult& message, std::vector<std::byte>& packet) {
-    if (Result<> count = check_tensor_count(message.tensors.size()); !count) return count;
+    if (Result<> count = check_tensor_count(message.tensors.size()); !count) return std::move(count).error();
     Result<std::string> json = json_text(message.values);
     if (!json) return std::move(json).error();
     wire::InferResult body{};
@@ -220,11 +192,10 @@ Result<> encode(const InferResult& message, std::vector<std::byte>& packet) {
     body.json_bytes = static_cast<std::uint32_t>(json->size());
     body.queued_us = static_cast<std::uint64_t>(std::max<std::int64_t>(message.queued.count(), 0));
     body.run_us = static_cast<std::uint64_t>(std::max<std::int64_t>(message.run.count(), 0));
-    Writer writer{packet, wire::MessageType::result, message.request_id, message.more ? wire::flag_more : 0};
+    Writer writer{wire::MessageType::result, message.request_id, message.more ? wire::flag_more : 0};
     writer.put(body);
-    if (Result<> tensors = put_tensors(writer, message.tensors); !tensors) return tensors;
-    writer.put_text(*json).finish();
-    return {};
+    if (Result<> tensors = put_tensors(writer, message.tensors); !tensors) return std::move(tensors).error();
+    return writer.put_text(*json).finish();
 }
 
 std::vector<std::byte> encode(const Failure& message) {

@@ -205,7 +205,7 @@ Parsed<ClientMessage> parse_infer(Reader& reader, const wire::Header& header) {
         return Refusal{Error{ErrorCode::input_invalid, "a method name that is empty, not terminated or not printable",
                              fmt::format("name the method in at most {} bytes", wire::method_bytes - 1)},
                        header.request_id};
-    return ClientMessage{Infer{header.request_id, *method, std::chrono::milliseconds{body.deadline_ms},
+    return ClientMessage{Infer{header.request_id, std::string{*method}, std::chrono::milliseconds{body.deadline_ms},
                                (header.flags & wire::flag_retry_safe) != 0, std::move(payload->tensors),
                                std::move(payload->json)}};
 }

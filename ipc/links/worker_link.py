@@ -1,4 +1,4 @@
-"""worker_link.py JSON HEADER: writes the messages of worker_link.json as C++ structs. Run by CMake at configure time."""
+"""worker_link.py JSON: writes the messages of worker_link.json as C++ structs. Run by CMake at configure time."""
 
 import json
 import re
@@ -56,12 +56,5 @@ def header(spec: dict) -> str:
     return "\n".join([*parts, "", "}  // namespace bulkhead::worker_link", ""])
 
 
-def main() -> None:
-    made, target = header(json.loads(Path(sys.argv[1]).read_text("utf-8"))), Path(sys.argv[2])
-    if not target.exists() or target.read_text("utf-8") != made:  # an unchanged one keeps its time
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(made, "utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    print(header(json.loads(Path(sys.argv[1]).read_text("utf-8"))), end="")

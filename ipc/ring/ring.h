@@ -30,8 +30,8 @@ namespace bulkhead {
 namespace ring {
 
 inline constexpr std::size_t payload_bytes = 56;  ///< of one line
-inline constexpr std::uint32_t lines_min = 64;
-inline constexpr std::uint32_t lines_max = 1 << 16;
+inline constexpr std::uint32_t lines_min = wire::ring_lines_min;
+inline constexpr std::uint32_t lines_max = wire::ring_lines_max;
 /// What the worker makes, of each direction: as many requests as a channel may have in flight, at 6 lines each, twice.
 inline constexpr std::uint32_t lines_usual = 1024;
 

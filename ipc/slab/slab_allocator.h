@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "ipc/base/error.h"
-#include "ipc/base/pool_allocator.h"
 
 namespace bulkhead {
 
@@ -34,11 +33,8 @@ public:
     [[nodiscard]] std::size_t leases() const noexcept { return leased_.size(); }
 
 private:
-    /// By offset. Their nodes are used again, so that leasing allocates nothing in the steady state.
-    template <typename Value>
-    using Table = std::map<std::uint64_t, Value, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Value>>>;
-    Table<std::uint64_t> free_;  ///< offset → size
-    Table<Block> leased_;
+    std::map<std::uint64_t, std::uint64_t> free_;  ///< offset → size
+    std::map<std::uint64_t, Block> leased_;        ///< by offset
     std::uint64_t next_generation_ = 1;
 };
 

@@ -1,12 +1,11 @@
 // What one request costs once everything is warm: nothing but wake-ups. A worker and a client of the real thing, with
-// allocations counted in both processes, page faults as the kernel counts them, and system calls by strace.
+// page faults as the kernel counts them, and system calls by strace.
 //
 // Each is counted in rounds, and the best round is looked at: whatever is done once in a round's requests shows in
 // every round, while a worker that says on its link that it is idle, or is asked for its statistics, shows in few.
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -18,7 +17,6 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <new>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -28,7 +26,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "tests/fakes/allocation_count/allocation_count.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
 
@@ -61,7 +58,7 @@ SpawnOptions minimal() {
     return options;
 }
 
-/// Faults of a process without disk access, as `/proc/PID/stat` has them in its tenth field. Allocates nothing here.
+/// Faults of a process without disk access, as `/proc/PID/stat` has them in its tenth field.
 std::uint64_t faults_of(pid_t pid) {
     std::array<char, 64> path{};
     *fmt::format_to(path.data(), "/proc/{}/stat", pid) = '\0';
@@ -77,10 +74,8 @@ std::uint64_t faults_of(pid_t pid) {
 }
 
 struct Costs {
-    std::uint64_t client_allocations, worker_allocations, client_faults, worker_faults;
+    std::uint64_t client_faults, worker_faults;
     void keep_least(const Costs& other) {
-        client_allocations = std::min(client_allocations, other.client_allocations);
-        worker_allocations = std::min(worker_allocations, other.worker_allocations);
         client_faults = std::min(client_faults, other.client_faults);
         worker_faults = std::min(worker_faults, other.worker_faults);
     }
@@ -112,24 +107,13 @@ bool is_traced(pid_t pid) {
 class SteadyState : public testing::TestWithParam<Over> {
 protected:
     SteadyState() {
-        std::ofstream{count_file()} << std::string(4096, '\0');
-        const int fd = ::open(count_file().c_str(), O_RDWR | O_CLOEXEC);
-        worker_count_ = static_cast<AllocationCount*>(
-            ::mmap(nullptr, sizeof(AllocationCount), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
-        ::close(fd);
-        daemon_.emplace(fleet({minimal_model("echo",
-                                             fmt::format("LD_PRELOAD: \"{}\", ALLOCATION_COUNT_FILE: \"{}\"",
-                                                         ALLOCATION_COUNT_PRELOAD, count_file().string()))}),
-                        minimal());
+        daemon_.emplace(fleet({minimal_model("echo")}), minimal());
         ControlClient control = daemon_->connect();
         ChannelOptions options;
         options.rings = GetParam() != Over::socket;
         channel_.emplace(Channel::open(control, "echo", options).value());
         worker_ = daemon_->pid("echo");
     }
-    ~SteadyState() override { ::munmap(worker_count_, sizeof(AllocationCount)); }
-
-    [[nodiscard]] std::filesystem::path count_file() const { return folder_.path() / "allocations"; }
 
     /// Allocate, fill, send, read, give back.
     bool request(float value) {
@@ -150,36 +134,29 @@ protected:
     [[nodiscard]] Costs costs() const {
         rusage own{};
         ::getrusage(RUSAGE_SELF, &own);
-        return {allocation_count().allocations, worker_count_->allocations, static_cast<std::uint64_t>(own.ru_minflt),
-                faults_of(worker_)};
+        return {static_cast<std::uint64_t>(own.ru_minflt), faults_of(worker_)};
     }
     Costs costs_of_round() {
         const Costs before = costs();
         EXPECT_TRUE(requests(round_requests));
         const Costs after = costs();
-        return {after.client_allocations - before.client_allocations,
-                after.worker_allocations - before.worker_allocations, after.client_faults - before.client_faults,
-                after.worker_faults - before.worker_faults};
+        return {after.client_faults - before.client_faults, after.worker_faults - before.worker_faults};
     }
 
     void expect_only_wake_ups(pid_t pid, std::uint64_t calls_per_request_max);
 
     TemporaryFolder folder_;
-    AllocationCount* worker_count_ = nullptr;
     std::optional<Daemon> daemon_;
     std::optional<Channel> channel_;
     pid_t worker_ = 0;
 };
 
-TEST_P(SteadyState, ARequestAllocatesNothingAndFaultsNothingIn) {
-    ASSERT_GT(worker_count_->allocations, 0u) << "the worker's allocations are not counted";
+TEST_P(SteadyState, ARequestFaultsNothingIn) {
     ASSERT_TRUE(requests(warm_up));
 
     Costs least = costs_of_round();
     for (int i = 1; i < rounds; ++i) least.keep_least(costs_of_round());
 
-    EXPECT_EQ(least.client_allocations, 0u) << "in the client";
-    EXPECT_EQ(least.worker_allocations, 0u) << "in the worker";
     EXPECT_EQ(least.client_faults, 0u) << "in the client";
     EXPECT_EQ(least.worker_faults, 0u) << "in the worker";
 }
@@ -227,22 +204,6 @@ TEST_P(SteadyState, TheWorkerMakesNoSystemCallsButThoseOfWakeUps) {
 
 TEST_P(SteadyState, TheClientMakesNoSystemCallsButThoseOfWakeUps) {
     expect_only_wake_ups(::getpid(), client_calls_max(GetParam()));
-}
-
-TEST_P(SteadyState, TheCounterSeesOneAllocationForEachRequest) {
-    ASSERT_TRUE(requests(warm_up));
-
-    std::uint64_t least = ~std::uint64_t{0};
-    for (int i = 0; i < rounds; ++i) {
-        const std::uint64_t before = allocation_count().allocations;
-        for (int j = 0; j < round_requests; ++j) {
-            ASSERT_TRUE(request(1));
-            delete std::launder(new int{j});
-        }
-        least = std::min(least, allocation_count().allocations - before);
-    }
-
-    EXPECT_GE(least, static_cast<std::uint64_t>(round_requests));
 }
 
 INSTANTIATE_TEST_SUITE_P(Transport, SteadyState, testing::Values(Over::socket, Over::rings),

@@ -132,8 +132,7 @@ void ChannelSession::open() {
     const bool stateful = context_.spec.state == config::StateScope::channel;
     auto prepare = [slabs = slabs_, &context = context_, &limits, stateful]() -> Result<> {
         if (stateful) {
-            const auto words = [&](BoundedText& text) { text << context.spec.reset_method << "()"; };
-            const RunningMark mark{context.page, Clock::now(), words};
+            const RunningMark mark{context.page, Clock::now(), context.spec.reset_method + "()"};
             if (Result<> reset = context.model.reset(); !reset)
                 return std::move(reset).error().during("resetting the model for a new channel");
         }
@@ -334,7 +333,7 @@ Result<> ChannelSession::try_submit(channel::Infer& message) {
         if (adjusted) send(channel::encode(channel::InferResult{message.request_id, false, {}}).value());
         return adjusted;
     }
-    RequestPtr request = context_.dispatcher.take_request();
+    auto request = std::make_unique<Request>();
     if (Result<> fit = admit(message, context_.model, steps == nullptr ? nullptr : &steps->method(),
                              context_.spec.deadlines.request, *slabs_, in_flight_, *request);
         !fit)
@@ -417,12 +416,11 @@ void ChannelSession::completed(const Request& request, Completion completion) {
     if (is_closed()) return;
     end_stream(request.id, true);
     send_offers();  // of slabs that this result may lie in
-    const Result<> encoded =
+    const auto result =
         channel::encode(channel::InferResult{request.id, false, completion.outputs.tensors(),
-                                             std::move(completion.values), completion.queued, completion.run},
-                        result_);
-    if (!encoded) return fail(request.id, Error{encoded.error()}.during("packing the result"));
-    send(result_);
+                                             std::move(completion.values), completion.queued, completion.run});
+    if (!result) return fail(request.id, Error{result.error()}.during("packing the result"));
+    send(*result);
     if (is_open()) completion.outputs.hand_over();
 }
 

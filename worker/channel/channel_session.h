@@ -111,7 +111,7 @@ public:
 
 private:
     void on_packet(Packet& packet);
-    [[nodiscard]] bool agreed(wire::Feature feature) const noexcept { return (features_ & feature) != 0; }
+    [[nodiscard]] bool agreed(std::uint64_t feature) const noexcept { return (features_ & feature) != 0; }
     void on_message(const channel::Hello& message);
     void on_message(const channel::SlabRequest& message);
     void on_message(channel::Infer& message);
@@ -155,7 +155,6 @@ private:
     State state_ = State::awaiting_hello;
     std::shared_ptr<PacketStream> stream_;
     std::shared_ptr<ChannelSlabs> slabs_;
-    std::vector<std::byte> result_;                       ///< the last packet, kept for its capacity
     std::vector<generation::TokenStream> token_streams_;  ///< of requests that have given tokens and are not answered
     std::vector<const Request*> in_flight_;               ///< the dispatcher's; from submit to `let_go`
     std::size_t slabs_pending_ = 0;                       ///< being made on the executor

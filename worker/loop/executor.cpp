@@ -5,18 +5,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <utility>
+
 #include "worker/death/fatal_signals.h"
 
 namespace bulkhead::worker {
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "the kernel reads it as a word");
 
-void Executor::post(Job& job) noexcept {
+void Executor::post(std::function<void()> job) {
     {
         const std::lock_guard lock{mutex_};
-        job.next_ = nullptr;
-        (first_ == nullptr ? first_ : last_->next_) = &job;
-        last_ = &job;
+        jobs_.push_back(std::move(job));
     }
     wake();
 }
@@ -34,13 +34,17 @@ void Executor::sleep(std::uint32_t seen) noexcept {
     asleep_.store(false);
 }
 
-Executor::Job* Executor::take() {
+std::function<void()> Executor::take() {
     for (;;) {
         const std::uint32_t seen = posted_.load();
         {
             const std::lock_guard lock{mutex_};
             if (stopped_) return nullptr;
-            if (first_ != nullptr) return std::exchange(first_, first_->next_);
+            if (!jobs_.empty()) {
+                auto job = std::move(jobs_.front());
+                jobs_.pop_front();
+                return job;
+            }
         }
         sleep(seen);
     }
@@ -49,9 +53,9 @@ Executor::Job* Executor::take() {
 void Executor::work() {
     ::pthread_setname_np(::pthread_self(), "executor");
     const SignalStack stack;  // a model that recurses too deep is reported as well
-    while (Job* const job = take()) {
+    while (const auto job = take()) {
         const HangSuspect suspect;
-        job->run();
+        job();
     }
 }
 
@@ -62,7 +66,7 @@ void Executor::stop() {
     }
     wake();
     if (thread_.joinable()) thread_.join();
-    while (first_ != nullptr) std::exchange(first_, first_->next_)->drop();
+    jobs_.clear();
 }
 
 }  // namespace bulkhead::worker

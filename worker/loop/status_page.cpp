@@ -56,6 +56,25 @@ Result<> StatusPage::hold_word() {
     return {};
 }
 
+void StatusPage::begin(Clock::time_point started, std::string_view what) noexcept {
+    tell(what);
+    page_.running_since_ns.store(static_cast<std::uint64_t>(started.time_since_epoch().count()),
+                                 std::memory_order_release);
+}
+
+void StatusPage::step(std::string_view what) noexcept {
+    tell(what);
+    page_.steps.fetch_add(1, std::memory_order_release);
+}
+
+void StatusPage::tell(std::string_view what) noexcept {
+    const std::uint32_t sequence = page_.request_sequence.load(std::memory_order_relaxed);
+    page_.request_sequence.store(sequence + 1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    page_.request[what.copy(page_.request.data(), page_.request.size() - 1)] = '\0';
+    page_.request_sequence.store(sequence + 2, std::memory_order_release);
+}
+
 StatusPage::~StatusPage() {
     if (page_.magic_number == worker_page::magic) ::pthread_mutex_unlock(mutex_of(page_));
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -61,23 +62,18 @@ Result<> check_tensor(const config::MethodSpec& method, const config::TensorSpec
 
 /// Inputs in the method's order, each of a fitting shape: dimensions of one name must be of one size.
 Result<> check_named_dims(const config::MethodSpec& method, std::span<const TensorView> ordered) {
-    /// Where a dimension of this name stands first: few are named, so a table of them would cost more than the search.
-    const auto first_of = [&](std::string_view name) -> std::pair<std::size_t, std::size_t> {
-        for (std::size_t i = 0;; ++i)
-            for (std::size_t d = 0; d < method.inputs[i].shape.size(); ++d)
-                if (method.inputs[i].shape[d].name == name) return {i, d};
-    };
+    std::map<std::string_view, std::pair<std::string_view, std::int64_t>> firsts;  ///< input and size, by name
     for (std::size_t i = 0; i < ordered.size(); ++i) {
         const auto& spec = method.inputs[i];
         for (std::size_t d = 0; d < spec.shape.size(); ++d) {
             const auto& name = spec.shape[d].name;
             if (name.empty()) continue;
-            const auto [input, dim] = first_of(name);
             const auto size = ordered[i].dims[d];
-            if (const auto first = ordered[input].dims[dim]; first != size)
+            const auto& [input, first] = firsts.try_emplace(name, spec.name, size).first->second;
+            if (first != size)
                 return Error{ErrorCode::shape_mismatch,
                              fmt::format("calling {}: inputs \"{}\" and \"{}\" share the dimension {}: {} and {} came",
-                                         method.name, method.inputs[input].name, spec.name, name, first, size),
+                                         method.name, input, spec.name, name, first, size),
                              fmt::format("send them with one size of {}, padded where one is shorter", name)};
         }
     }

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <exception>
 
-#include <boost/asio/bind_allocator.hpp>
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "ipc/channel/dtype.h"
 #include "worker/loop/limits.h"
@@ -32,18 +32,11 @@ Result<> run_guarded(Model& model, const Request& request, RequestOutputs& outpu
 }
 
 /// "forward(input_ids int64[1,16], attention_mask int64[1,16])"
-void describe(const Request& request, BoundedText& text) noexcept {
-    text << request.method->name << "(";
-    for (const TensorView& input : request.inputs) {
-        if (&input != &request.inputs.front()) text << ", ";
-        text << input.name << " " << to_string(input.dtype) << "[";
-        for (const std::int64_t& dim : input.dims) {
-            if (&dim != input.dims.data()) text << ",";
-            text << dim;
-        }
-        text << "]";
-    }
-    text << ")";
+std::string describe(const Request& request) {
+    std::vector<std::string> inputs;
+    for (const TensorView& input : request.inputs)
+        inputs.push_back(fmt::format("{} {}[{}]", input.name, to_string(input.dtype), fmt::join(input.dims, ",")));
+    return fmt::format("{}({})", request.method->name, fmt::join(inputs, ", "));
 }
 
 Error deadline_passed(const Request& request, bool running, Clock::time_point now) {
@@ -104,7 +97,7 @@ void Dispatcher::start_next() {
     if (!running_) return;
     started_ = Clock::now();
     deadlines_.no_later_than(started_ + request_deadline_ + limits::overrun_grace);
-    executor_.post(*this);
+    executor_.post([this] { run(); });
 }
 
 void Dispatcher::run() {
@@ -112,12 +105,12 @@ void Dispatcher::run() {
     request.started = Clock::now();
     request.outputs.emplace(request.slabs, *model_, request.tensors);
     {
-        const RunningMark mark{page_, request.started, [&](BoundedText& text) { describe(request, text); }};
+        const RunningMark mark{page_, request.started, describe(request)};
         request.result = run_guarded(*model_, request, *request.outputs);
     }
     if (!request.result) request.outputs->take_back();
     request.ended = Clock::now();
-    boost::asio::post(io_, boost::asio::bind_allocator(completions_, [this] { finished(); }));
+    boost::asio::post(io_, [this] { finished(); });
 }
 
 void Dispatcher::finished() {

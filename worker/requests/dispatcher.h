@@ -9,7 +9,6 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include "ipc/base/pool_allocator.h"
 #include "worker/loop/alarm.h"
 #include "worker/loop/executor.h"
 #include "worker/loop/status_page.h"
@@ -27,7 +26,7 @@ namespace bulkhead::worker {
 /// inputs are let go only after it has ended, because the model reads them until then.
 ///
 /// Thread  the event loop
-class Dispatcher : private Executor::Job {
+class Dispatcher {
 public:
     struct Events {
         std::function<void()> busy;     ///< the first request in flight
@@ -42,8 +41,6 @@ public:
     /// Before the first `submit`. The model must outlive the executor's jobs.
     void serve(Model& model, const config::ModelSpec& spec);
 
-    /// For `submit`. Reuses requests that have ended.
-    [[nodiscard]] RequestPtr take_request() { return pool_.take(); }
     /// Errors  queue_full: the request was not accepted, and `let_go` is not called
     Result<> submit(RequestPtr request);
     /// No effect when the request is not in flight: its answer is on its way.
@@ -72,7 +69,7 @@ public:
 
 private:
     void start_next();
-    void run() override;  ///< on the executor: runs `running_`
+    void run();  ///< on the executor: runs `running_`
     void finished();
     void answer_early(const Error& error);  ///< `running_`
     void end_queued(RequestPtr request, const Error& error);
@@ -86,12 +83,10 @@ private:
     Events events_;
     Model* model_ = nullptr;
     std::chrono::milliseconds request_deadline_{0};
-    RequestPool pool_;  ///< outlives the requests below
     Scheduler scheduler_{0};
     RequestPtr running_;  ///< the executor reads it; meanwhile the loop changes nothing but `answered`
     Clock::time_point started_;
     std::unique_ptr<generation::StepLoop> steps_;
-    PoolAllocator<std::byte> completions_;  ///< memory for the posted `finished`
     bool busy_ = false;
     bool overrun_told_ = false;
     Clock::time_point settled_at_;

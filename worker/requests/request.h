@@ -75,32 +75,6 @@ struct Request {
     void let_go();
 };
 
-class RequestPool;
-
-/// Gives a request back to its pool, or frees it if it has none.
-struct ReturnRequest {
-    ReturnRequest() = default;
-    explicit ReturnRequest(RequestPool* from) noexcept : pool{from} {}
-    ReturnRequest(std::default_delete<Request> /*of a request without a pool*/) noexcept {}
-    void operator()(Request* request) const noexcept;
-    RequestPool* pool = nullptr;
-};
-using RequestPtr = std::unique_ptr<Request, ReturnRequest>;
-
-/// Keeps requests that have ended, for reuse with the capacity of their containers: as many as were ever in flight at
-/// once. Must outlive them.
-///
-/// Thread  the event loop
-class RequestPool {
-public:
-    [[nodiscard]] RequestPtr take();
-
-private:
-    friend struct ReturnRequest;
-    void give_back(Request& request) noexcept;
-
-    std::vector<std::unique_ptr<Request>> free_;
-    std::size_t made_ = 0;
-};
+using RequestPtr = std::unique_ptr<Request>;
 
 }  // namespace bulkhead::worker

@@ -12,7 +12,8 @@ Result<> Scheduler::push(RequestPtr& request, std::size_t running) {
         return Error{ErrorCode::queue_full,
                      fmt::format("{} requests wait or run already, and `queue` is {}", size_ + running, bound_),
                      "send the request again later, or raise `queue` or `replicas` of the model"};
-    queues_.try_emplace(request->channel, places_).first->second.push_back(std::move(request));
+    Queue& queue = queues_[request->channel];
+    queue.push_back(std::move(request));
     ++size_;
     return {};
 }

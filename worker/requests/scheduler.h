@@ -2,13 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "ipc/base/pool_allocator.h"
 #include "worker/requests/request.h"
 
 namespace bulkhead::worker {
@@ -38,16 +37,14 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
 private:
-    using Queue = std::list<RequestPtr, PoolAllocator<RequestPtr>>;
-    using Queues = std::map<std::uint64_t, Queue, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Queue>>>;
+    using Queue = std::deque<RequestPtr>;
     template <typename Matches>
     void remove_if(Queue& queue, std::vector<RequestPtr>& removed, Matches matches);
 
     std::size_t bound_;
     std::size_t size_ = 0;
-    PoolAllocator<RequestPtr> places_;
-    Queues queues_;                  ///< never an empty one
-    std::uint64_t served_last_ = 0;  ///< the channel that had the last turn
+    std::map<std::uint64_t, Queue> queues_;  ///< by channel; never an empty one
+    std::uint64_t served_last_ = 0;          ///< the channel that had the last turn
 };
 
 }  // namespace bulkhead::worker

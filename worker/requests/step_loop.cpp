@@ -64,7 +64,7 @@ void StepLoop::start_more() {
 void StepLoop::tell(Command command) {
     const std::lock_guard lock{mutex_};
     commands_.push_back(command);
-    if (!std::exchange(turns_, true)) executor_.post(*this);
+    if (!std::exchange(turns_, true)) executor_.post([this] { run(); });
 }
 
 bool StepLoop::end(std::uint64_t channel, std::uint64_t id, const Error& error) {
@@ -222,7 +222,7 @@ void StepLoop::run() {
         if (!std::exchange(delivers_, true)) boost::asio::post(io_, [this] { deliver(); });
     }
     turns_ = batcher_.busy() || !commands_.empty();
-    if (turns_) executor_.post(*this);
+    if (turns_) executor_.post([this] { run(); });
 }
 
 void StepLoop::obey(const Command& command) {
@@ -245,10 +245,9 @@ void StepLoop::turn() {
     const Clock::time_point began = Clock::now();
     turn_began_.store(began.time_since_epoch().count());
     {
-        const RunningMark mark{page_, began, [&](BoundedText& text) {
-                                   text << method_name << "(" << static_cast<std::int64_t>(batcher_.sequences())
-                                        << " sequences, " << static_cast<std::int64_t>(batcher_.active()) << " active)";
-                               }};
+        const RunningMark mark{
+            page_, began,
+            fmt::format("{}({} sequences, {} active)", method_name, batcher_.sequences(), batcher_.active())};
         try {
             batcher_.turn();
         } catch (const std::bad_alloc&) {

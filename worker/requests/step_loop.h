@@ -26,7 +26,7 @@ namespace bulkhead::worker::generation {
 /// One that ends early (cancelled, out of time, its client gone) loses its slot before the next step.
 ///
 /// Thread  the event loop, except where a member says otherwise
-class StepLoop : private Executor::Job, private Batcher::Listener {
+class StepLoop : private Batcher::Listener {
 public:
     struct Events {
         std::function<void()> settled;  ///< some have ended; maybe all
@@ -99,7 +99,7 @@ private:
     void end_queued(RequestPtr request, const Error& error);
 
     // The executor.
-    void run() override;
+    void run();
     void obey(const Command& command);
     void turn();
     void gave(Number number, std::span<const std::int32_t> tokens) override;

@@ -175,7 +175,7 @@ void Server::load() {
                                    std::string_view unit, std::string_view detail) {
                                 capturing_ = phase == "capturing";
                                 if (options_.page != nullptr)
-                                    options_.page->step([&](BoundedText& text) { text << phase << " " << detail; });
+                                    options_.page->step(fmt::format("{} {}", phase, detail));
                                 progress_->update({phase, done, total, unit, detail});
                             },
                         .wait_for_grant =
@@ -188,7 +188,7 @@ void Server::load() {
                             }};
     executor_.post([this, context = std::move(context)] {
         Result<std::unique_ptr<Model>> model = [&]() -> Result<std::unique_ptr<Model>> {
-            const RunningMark mark{options_.page, load_started_, [](BoundedText& text) { text << "loading"; }};
+            const RunningMark mark{options_.page, load_started_, "loading"};
             try {
                 return options_.load(spec_, context);
             } catch (const std::exception& exception) {

@@ -97,7 +97,7 @@ std::shared_ptr<Input::Lease> ClientSlabs::allocate(std::uint64_t size_bytes, wi
     for (const std::shared_ptr<InputSlab>& slab : inputs_) {
         if (slab->gpu().has_value() != on_gpu) continue;
         if (const auto block = slab->allocator.allocate(size_bytes))
-            return std::allocate_shared<Input::Lease>(input_leases_, slab, *block, dtype, dims);
+            return std::make_shared<Input::Lease>(slab, *block, dtype, dims);
     }
     return nullptr;
 }

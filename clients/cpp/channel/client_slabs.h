@@ -17,7 +17,6 @@
 #include "clients/cpp/base/wait_ready.h"
 #include "clients/cpp/channel/gpu_events.h"
 #include "clients/cpp/channel/slab_memory.h"
-#include "ipc/base/pool_allocator.h"
 #include "ipc/channel/channel_codec.h"
 #include "ipc/slab/slab_allocator.h"
 
@@ -182,7 +181,6 @@ private:
     std::uint64_t bytes_max_ = 0;
     std::uint64_t bytes_ = 0;
     std::size_t count_ = 0;
-    PoolAllocator<Input::Lease> input_leases_;
     std::vector<std::shared_ptr<InputSlab>> inputs_;
     std::map<std::uint32_t, std::shared_ptr<OutputSlab>> outputs_;
     boost::container::flat_set<std::uint32_t> returned_unasked_;  ///< and not asked for since; no id comes twice

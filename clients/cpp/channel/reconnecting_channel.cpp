@@ -162,9 +162,8 @@ ReconnectingChannel::copied(wire::DType dtype, std::span<const std::int64_t> dim
 
 /// An output where it lies, lent; a copy of it where the worker takes no loans, or has no room for one more, and of one
 /// on the GPU always.
-Result<WorkerSession::Sending::Tensor> ReconnectingChannel::forwarded(const FixedText<wire::name_bytes>& name,
-                                                                      std::shared_ptr<Output::Lease> lease,
-                                                                      void* stream) {
+Result<WorkerSession::Sending::Tensor>
+ReconnectingChannel::forwarded(const std::string& name, std::shared_ptr<Output::Lease> lease, void* stream) {
     if (lease->slab->gpu()) {
         Result<std::shared_ptr<const Input::Lease>> copy = session_->copy_on_gpu(*lease, stream);
         if (!copy) return std::move(copy).error();
@@ -195,9 +194,14 @@ Result<WorkerSession::Sending::Tensor> ReconnectingChannel::here(WorkerSession::
 Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::optional<Clock::time_point> until,
                                                 bool awaited) {
     if (std::optional<Error> why = session_->why_not_now()) return *std::move(why);  // before anything is copied for it
-    WorkerSession::Sending sending{
-        request.method, {},     request.parameters, request.deadline, request.retry_safe, request.in_parts,
-        request.stream, awaited};
+    WorkerSession::Sending sending{std::string{request.method},
+                                   {},
+                                   request.parameters,
+                                   request.deadline,
+                                   request.retry_safe,
+                                   request.in_parts,
+                                   request.stream,
+                                   awaited};
     bool copied = false;
     // What was copied on the GPU for it may still be queued, into room that others may have from now on.
     const auto not_sent = [&](Error reason) {
@@ -212,7 +216,8 @@ Result<std::uint64_t> ReconnectingChannel::send(const Request& request, std::opt
                              fmt::format("input \"{}\" was not allocated on this channel", named.name),
                              "allocate inputs on the channel they are sent on, or forward an output"});
         Result<WorkerSession::Sending::Tensor> tensor =
-            here({named.name, is_own ? named.input->lease_ : nullptr, is_own ? nullptr : named.output->lease_, nullptr},
+            here({std::string{named.name}, is_own ? named.input->lease_ : nullptr,
+                  is_own ? nullptr : named.output->lease_, nullptr},
                  request.stream);
         if (!tensor) return not_sent(Error{tensor.error()}.during(fmt::format("input \"{}\"", named.name)));
         copied = copied || (is_output && tensor->lease && tensor->lease->slab->gpu());

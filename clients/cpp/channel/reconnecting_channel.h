@@ -101,8 +101,7 @@ private:
         std::optional<Error> refused;            ///< why it could not be
     };
 
-    using Requests =
-        std::map<std::uint64_t, InFlight, std::less<>, PoolAllocator<std::pair<const std::uint64_t, InFlight>>>;
+    using Requests = std::map<std::uint64_t, InFlight>;
 
     Result<> connect(ControlClient& control, Introduction asked);
     static void limit(Introduction& asked);
@@ -119,8 +118,8 @@ private:
     Result<std::shared_ptr<const Input::Lease>> placed(std::shared_ptr<const Input::Lease> lease);
     Result<std::shared_ptr<const Input::Lease>> copied(wire::DType dtype, std::span<const std::int64_t> dims,
                                                        std::span<const std::byte> bytes);
-    Result<WorkerSession::Sending::Tensor> forwarded(const FixedText<wire::name_bytes>& name,
-                                                     std::shared_ptr<Output::Lease> lease, void* stream);
+    Result<WorkerSession::Sending::Tensor> forwarded(const std::string& name, std::shared_ptr<Output::Lease> lease,
+                                                     void* stream);
     Result<WorkerSession::Sending::Tensor> here(WorkerSession::Sending::Tensor tensor, void* stream);
 
     std::uint64_t number_;          ///< of the slabs that are ours

@@ -191,7 +191,8 @@ Result<std::uint64_t> WorkerSession::submit(Sending request) {
         }
     }
     if (Result<> ordered = order_inputs(request, message); !ordered) return std::move(ordered).error();
-    if (Result<> encoded = channel::encode(message, infer_packet_); !encoded) return std::move(encoded).error();
+    const Result<std::vector<std::byte>> packet = channel::encode(message);
+    if (!packet) return packet.error();
     return_idle_inputs();
     // First: the worker may need the room for this very request, which then wakes it.
     flush_releases(PacketTransport::Wake::later);
@@ -202,7 +203,7 @@ Result<std::uint64_t> WorkerSession::submit(Sending request) {
         deadline_in(request.deadline.count() > 0 ? request.deadline : limits::request) + limits::request_grace;
     const auto worker = request.awaited ? PacketTransport::Sleeper::trusted : PacketTransport::Sleeper::asked_after;
     pending_.emplace(request_id, Pending{std::move(request), until, {}});
-    if (const Result<> sent = send(infer_packet_, {}, worker); !sent) {
+    if (const Result<> sent = send(*packet, {}, worker); !sent) {
         pending_.erase(request_id);
         lost_.erase(request_id);  // it was never sent
         return sent.error();
@@ -272,10 +273,10 @@ void WorkerSession::give_back(const wire::LeaseRef& lease) {
 /// Never waits: what a full socket does not take now stays queued.
 void WorkerSession::flush_releases(PacketTransport::Wake wake) {
     while (!releases_.empty() && !ended_) {
-        const std::size_t count = std::min(releases_.size(), channel::release_leases_max);
-        channel::encode_release(std::span{releases_}.first(count), release_packet_);
-        if (!transport_.post(release_packet_, wake)) return;
-        releases_.erase(releases_.begin(), releases_.begin() + static_cast<std::ptrdiff_t>(count));
+        const auto end =
+            releases_.begin() + static_cast<std::ptrdiff_t>(std::min(releases_.size(), channel::release_leases_max));
+        if (!transport_.post(channel::encode(channel::Release{{releases_.begin(), end}}), wake)) return;
+        releases_.erase(releases_.begin(), end);
     }
     // After the releases: what is returned holds nothing any more.
     while (!returns_.empty() && releases_.empty() && !ended_) {

@@ -16,7 +16,6 @@
 #include "clients/cpp/channel/client_slabs.h"
 #include "clients/cpp/channel/transport.h"
 #include "ipc/base/packet.h"
-#include "ipc/base/pool_allocator.h"
 #include "ipc/channel/channel_codec.h"
 
 namespace bulkhead {
@@ -26,13 +25,13 @@ public:
     /// One request: what is sent, and what it takes to send it once more.
     struct Sending {
         struct Tensor {
-            FixedText<wire::name_bytes> name;
+            std::string name;
             std::shared_ptr<const Input::Lease> lease;  ///< nothing for a forwarded one
             std::shared_ptr<Output::Lease> forwarded{};
             std::shared_ptr<const Loan> loan{};  ///< of the slab that `forwarded` lies in
         };
-        FixedText<wire::method_bytes> method;
-        boost::container::small_vector<Tensor, 8> inputs;
+        std::string method;
+        std::vector<Tensor> inputs;
         boost::json::object parameters;
         std::chrono::milliseconds deadline{0};
         bool retry_safe = false;
@@ -119,9 +118,7 @@ private:
         std::optional<Error> spoilt{};  ///< why no further part is kept; becomes the outcome
         bool abandoned = false;         ///< nobody waits any more; kept because the worker still borrows
     };
-    /// Nodes are reused: in the steady state a request allocates nothing.
-    using Requests =
-        std::map<std::uint64_t, Pending, std::less<>, PoolAllocator<std::pair<const std::uint64_t, Pending>>>;
+    using Requests = std::map<std::uint64_t, Pending>;
 
     WorkerSession(Transport transport, std::uint64_t channel) : transport_{std::move(transport)}, slabs_{channel} {}
 
@@ -193,9 +190,6 @@ private:
     ClientSlabs slabs_;
     std::chrono::milliseconds slab_idle_{0};
     Requests pending_;
-    PoolAllocator<Output::Lease> output_leases_;
-    std::vector<std::byte> infer_packet_;  ///< the last one, for its room
-    std::vector<std::byte> release_packet_;
     std::vector<wire::LeaseRef> releases_;
     std::vector<std::uint32_t> returns_;  ///< slabs to be named in slab_return
     bool rests_ = false;                  ///< nothing has been asked for since `settle`

@@ -162,8 +162,8 @@ Result<> WorkerSession::handle(channel::InferResult&& result, std::vector<Unique
     reply.values = std::move(result.values);
     reply.outputs.reserve(result.tensors.size());
     for (const channel::Tensor& tensor : result.tensors)
-        reply.outputs.push_back(Output{std::allocate_shared<Output::Lease>(
-            output_leases_, tensor, slabs_.output(tensor.lease.slab_id), weak_from_this(), events_)});
+        reply.outputs.push_back(Output{
+            std::make_shared<Output::Lease>(tensor, slabs_.output(tensor.lease.slab_id), weak_from_this(), events_)});
     reply.more = result.more;
     if (reply.more)
         take_part(request, std::move(reply));

@@ -53,9 +53,7 @@ public:
     SlabAllocator outputs{slab_bytes};
     std::vector<UniqueFd> brought;  ///< with the last message
 
-    void send(const std::vector<std::byte>& packet, std::span<const int> fds = {}) {
-        end_.send(packet, fds);
-    }
+    void send(const std::vector<std::byte>& packet, std::span<const int> fds = {}) { end_.send(packet, fds); }
     void offer(std::uint32_t id, wire::SlabDirection direction, std::uint64_t size = slab_bytes,
                std::uint64_t request_id = 0) {
         slabs.push_back(HostSlab::create(size, direction, "fake").value());
@@ -92,7 +90,7 @@ public:
         const std::uint64_t bytes = values.size() * sizeof(float);
         const SlabAllocator::Block block = outputs.allocate(bytes).value();
         std::memcpy(slabs.at(1).bytes().data() + block.offset_bytes, values.data(), bytes);
-        return {name,
+        return {std::string{name},
                 wire::DType::float32,
                 {static_cast<std::int64_t>(values.size())},
                 {1, 0, block.offset_bytes, bytes, block.generation}};

@@ -287,7 +287,7 @@ TEST(ChannelCodec, TheLargestMessagesFitOnePacket) {
 
     EXPECT_LE(packet.size(), packet_bytes_max);
     EXPECT_EQ(from_client<Infer>(packet), largest);
-    EXPECT_LE(encode(Release{Leases(release_leases_max)}).size(), packet_bytes_max);
+    EXPECT_LE(encode(Release{std::vector<wire::LeaseRef>(release_leases_max)}).size(), packet_bytes_max);
 }
 
 TEST(ChannelCodec, ALongOrUnreadableClientNameIsMadeToFit) {

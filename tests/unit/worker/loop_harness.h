@@ -274,7 +274,7 @@ public:
     }
     void infer(std::uint64_t request_id, std::string_view method, channel::Tensors tensors,
                boost::json::object parameters = {}, std::chrono::milliseconds deadline = 0ms) {
-        send(channel::encode(channel::Infer{request_id, method, deadline, false, std::move(tensors),
+        send(channel::encode(channel::Infer{request_id, std::string{method}, deadline, false, std::move(tensors),
                                             std::move(parameters)})
                  .value());
     }

@@ -34,21 +34,17 @@ TEST(StatusPage, TellsWhatRunsInBoundedWords) {
     const auto page = StatusPage::make().value();
     const std::string endless(5'000, 'x');
     {
-        const RunningMark mark{page.get(), Clock::time_point{42ns}, [&](BoundedText& text) { text << 12 << endless; }};
+        const RunningMark mark{page.get(), Clock::time_point{42ns}, "12" + endless};
         const SeenPage seen = page_seen(page->fd());
         EXPECT_EQ(seen.running_since_ns, 42U);
         EXPECT_EQ(std::string{seen.request.data()}, "12" + endless.substr(0, worker_page::request_text_bytes - 3));
         EXPECT_EQ(seen.request_sequence % 2, 0U);
-        page->step([](BoundedText& text) { text << "forward " << std::int64_t{-1}; });
+        page->step("forward -1");
         EXPECT_STREQ(page_seen(page->fd()).request.data(), "forward -1");
         EXPECT_EQ(page_seen(page->fd()).steps, 1U);
     }
     EXPECT_EQ(page_seen(page->fd()).steps, 2U);
     EXPECT_EQ(page_seen(page->fd()).running_since_ns, 0U);
-}
-
-TEST(StatusPage, AWorkerWithoutOneGoesOn) {
-    const RunningMark mark{nullptr, Clock::now(), [](BoundedText&) { FAIL() << "nobody reads this"; }};
 }
 
 /// A process of `resident_bytes` that holds its word, killed; true when its word told before its pidfd did.

@@ -421,6 +421,12 @@ protected:
         return client;
     }
 
+    /// Of a worker that is started for it.
+    TestClient first_channel(std::uint64_t features = 0) {
+        start_ready();
+        return open_channel(features);
+    }
+
     UniqueFd link;
     boost::json::object hello;
     boost::json::object ready;

@@ -6,9 +6,7 @@ namespace {
 using ChannelTest = LoopTest;
 
 TEST_F(ChannelTest, WelcomesAClientWithBothSlabsAndTheMethods) {
-    start_ready();
-
-    TestClient client = open_channel();
+    TestClient client = first_channel();
 
     EXPECT_EQ(client.welcome.model, "fake");
     EXPECT_EQ(client.welcome.replica, 2U);
@@ -23,8 +21,7 @@ TEST_F(ChannelTest, WelcomesAClientWithBothSlabsAndTheMethods) {
 }
 
 TEST_F(ChannelTest, AnswersAnInferenceWithTensorsInTheOutputSlab) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
 
     client.infer(1, "echo", {client.tensor({1, 2, 3})});
 
@@ -36,8 +33,7 @@ TEST_F(ChannelTest, AnswersAnInferenceWithTensorsInTheOutputSlab) {
 }
 
 TEST_F(ChannelTest, RefusesAnUnknownMethodByNamingTheKnownOnes) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
 
     client.infer(1, "ecko", {client.tensor({1})});
 
@@ -49,8 +45,7 @@ TEST_F(ChannelTest, RefusesAnUnknownMethodByNamingTheKnownOnes) {
 }
 
 TEST_F(ChannelTest, RefusesALeaseOutsideItsInputSlab) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     const auto lying = [&](auto change) {
         channel::Tensor tensor = client.tensor({1, 2, 3, 4});
         change(tensor.lease);
@@ -72,8 +67,7 @@ TEST_F(ChannelTest, RefusesALeaseOutsideItsInputSlab) {
 }
 
 TEST_F(ChannelTest, ReportsTheModelsOwnFailureAndGoesOn) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
 
     client.infer(1, "throw", {client.tensor({1})});
     client.infer(2, "fail", {client.tensor({1})});
@@ -86,8 +80,7 @@ TEST_F(ChannelTest, ReportsTheModelsOwnFailureAndGoesOn) {
 
 TEST_F(ChannelTest, TakesBackTheOutputsOfAFailedInference) {
     spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));  // most of the output slab
 
     for (std::uint64_t id = 1; id <= 5; ++id) {
@@ -101,8 +94,7 @@ TEST_F(ChannelTest, TakesBackTheOutputsOfAFailedInference) {
 
 TEST_F(ChannelTest, FreesAnOutputWhenItsLeaseIsGivenBack) {
     spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));
 
     client.infer(1, "echo", {input});
@@ -119,8 +111,7 @@ TEST_F(ChannelTest, FreesAnOutputWhenItsLeaseIsGivenBack) {
 }
 
 TEST_F(ChannelTest, RefusesStaleAndForeignLeasesAndClosesAfterTooMany) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     client.infer(1, "echo", {client.tensor({1})});
     const wire::LeaseRef lease = client.expect_result(1).tensors[0].lease;
     client.send(channel::encode(channel::Release{{lease}}));
@@ -142,8 +133,7 @@ TEST_F(ChannelTest, RefusesStaleAndForeignLeasesAndClosesAfterTooMany) {
 }
 
 TEST_F(ChannelTest, OffersAnotherOutputSlabBeforeTheResultThatLiesInIt) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
 
     client.infer(1, "fill", {}, {{"bytes", 2 << 20}});
 
@@ -156,8 +146,7 @@ TEST_F(ChannelTest, OffersAnotherOutputSlabBeforeTheResultThatLiesInIt) {
 }
 
 TEST_F(ChannelTest, GrowsBySlabsOnRequestUpToTheBound) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     const auto ask = [&](std::uint64_t id, wire::SlabDirection direction, std::uint64_t bytes) {
         client.send(channel::encode(channel::SlabRequest{id, direction, wire::SlabKind::host_memfd, bytes}));
     };
@@ -178,8 +167,7 @@ TEST_F(ChannelTest, GrowsBySlabsOnRequestUpToTheBound) {
 
 TEST_F(ChannelTest, MakesALargeSlabWhileAnInferenceOfAnotherChannelRuns) {
     spec.channel.bytes_max = 128u << 20;
-    start_ready();
-    TestClient neighbour = open_channel();
+    TestClient neighbour = first_channel();
     TestClient client = open_channel();
     neighbour.infer(1, "wait", {neighbour.tensor({1})});
     log->gate.await_arrivals(1);
@@ -196,17 +184,14 @@ TEST_F(ChannelTest, MakesALargeSlabWhileAnInferenceOfAnotherChannelRuns) {
 
 TEST_F(ChannelTest, OpensAChannelWhoseSlabsAreTooLargeForTheEventLoop) {
     spec.channel = {.input_bytes = 24u << 20, .output_bytes = 24u << 20, .bytes_max = 64u << 20, .channels_max = 2};
-    start_ready();
-
-    TestClient client = open_channel();
+    TestClient client = first_channel();
 
     client.infer(1, "echo", {client.tensor({1})});
     client.expect_result(1);
 }
 
 TEST_F(ChannelTest, ClosesAfterAPacketBeyondTheBoundOrWithDescriptors) {
-    start_ready();
-    TestClient large = open_channel();
+    TestClient large = first_channel();
     auto [client_end, worker_end] = PacketPair::make().value();
     say({{"type", "channel"}, {"channel", 77}}, worker_end.get());
 
@@ -231,8 +216,7 @@ TEST_F(ChannelTest, ClosesAClientThatNeverSaysHello) {
 }
 
 TEST_F(ChannelTest, KeepsTheSlabsOfAClientThatIsGoneUntilItsRequestHasEnded) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     client.infer(1, "wait", {client.tensor({1})});
     client.infer(2, "echo", {client.tensor({2}, 64)});
     log->gate.await_arrivals(1);

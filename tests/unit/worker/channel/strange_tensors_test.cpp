@@ -47,8 +47,7 @@ protected:
 };
 
 TEST_F(StrangeTensors, ScalarsEmptyOnesAndThoseOfEightDimensionsPass) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     const std::array<std::tuple<const char*, channel::Tensor, std::uint64_t>, 4> sound{{
         {"scalar", shaped(client, {}, 4), 4},
         {"eight", shaped(client, {2, 1, 2, 1, 2, 1, 2, 1}, 64), 64},
@@ -68,8 +67,7 @@ TEST_F(StrangeTensors, ScalarsEmptyOnesAndThoseOfEightDimensionsPass) {
 }
 
 TEST_F(StrangeTensors, TwoOfOneRequestShareAllTheirBytesOrNone) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     const std::vector<float> values(32, 3);
     const auto w = [&](std::size_t count, std::uint64_t offset) {
         channel::Tensor tensor = client.tensor(std::vector<float>(count, 3), offset);

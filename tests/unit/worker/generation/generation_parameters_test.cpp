@@ -18,8 +18,7 @@ using testing::HasSubstr;
 using GenerationParameters = test::GenerationChannel;
 
 TEST_F(GenerationParameters, TellsTheSeedThatItChose) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     ask(client, 1, {1, 2, 3}, {{"temperature", 0.5}, {"max_new_tokens", 8}, {"ignore_stop", true}});
     const Heard first = listen(client, 1)[1];
     ask(client, 2, {1, 2, 3},
@@ -31,8 +30,7 @@ TEST_F(GenerationParameters, TellsTheSeedThatItChose) {
 TEST_F(GenerationParameters, ObeysTheManifestsDefaultsAndTheRequestsStops) {
     shape.sampling = {{"max_new_tokens", 5}, {"do_sample", true}, {"temperature", 0.5}, {"top_k", 1000}};
     shape.stop = {static_cast<std::int32_t>(expected({1, 2, 3}, 4).back())};
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     ask(client, 1, {1, 2, 3}, {{"ignore_stop", true}, {"seed", 9}});
     const Heard sampled = listen(client, 1)[1];
     EXPECT_EQ(test::number(sampled.last->values, "new_tokens"), 5U);
@@ -50,8 +48,7 @@ TEST_F(GenerationParameters, ObeysTheManifestsDefaultsAndTheRequestsStops) {
 
 TEST_F(GenerationParameters, ChangesHowARunningSequenceDraws) {
     gated = true;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     ask(client, 1, {1, 2, 3}, {{"seed", 5}, {"temperature", 0.7}, {"max_new_tokens", 6}, {"ignore_stop", true}});
     log->gate.await_arrivals(1);
     client.infer(2, "generate.adjust", {}, {{"request", 1}, {"temperature", 0}});
@@ -106,8 +103,7 @@ TEST_F(GenerationParameters, OfAModelThatLooksBackHoldTheRepeatsThatItAllows) {
 
 TEST_F(GenerationParameters, GreedySequencesThatComeToDrawHaveSeedsOfTheirOwn) {
     gated = true;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     for (std::uint64_t request = 1; request <= 2; ++request)
         ask(client, request, {1, 2, 3}, {{"max_new_tokens", 4}, {"ignore_stop", true}});
     log->gate.await_arrivals(1);
@@ -134,8 +130,7 @@ std::string all_banned() {
 }
 
 TEST_F(GenerationParameters, RefusesBadRequestsInWordsThatHelp) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     const Bad all[] = {
         {{}, "{}", ErrorCode::input_invalid, "the prompt is empty"},
         {Ids(65, 1), "{}", ErrorCode::input_invalid, "the prompt has 65 positions, and a sequence has 64"},

@@ -17,8 +17,7 @@ using test::streaming;
 using test::TestClient;
 
 TEST_F(GenerationChannel, IsDescribedToClientsAndDaemon) {
-    start_ready();
-    TestClient client = open_channel(streaming);
+    TestClient client = first_channel(streaming);
     EXPECT_EQ(client.welcome.features & streaming, streaming);
     for (const json::object& methods : {client.welcome.methods, ready.at("methods").as_object()}) {
         const json::object& generate = methods.at("generate").as_object();
@@ -34,8 +33,7 @@ TEST_F(GenerationChannel, IsDescribedToClientsAndDaemon) {
 }
 
 TEST_F(GenerationChannel, StreamsTokensAndThenAnswersWithAllOfThem) {
-    start_ready();
-    TestClient client = open_channel(streaming);
+    TestClient client = first_channel(streaming);
     ask(client, 7, {1, 2, 3}, {{"max_new_tokens", 12}, {"ignore_stop", true}});
     const Heard heard = listen(client, 1)[7];
     ASSERT_TRUE(heard.last) << heard.error->text();
@@ -52,8 +50,7 @@ TEST_F(GenerationChannel, StreamsTokensAndThenAnswersWithAllOfThem) {
 }
 
 TEST_F(GenerationChannel, AnswersOnceWhereStreamingWasNotAgreed) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     ask(client, 7, {1, 2, 3}, {{"max_new_tokens", 12}, {"ignore_stop", true}});
     const Heard heard = listen(client, 1)[7];
     ASSERT_TRUE(heard.last);
@@ -64,8 +61,7 @@ TEST_F(GenerationChannel, AnswersOnceWhereStreamingWasNotAgreed) {
 TEST_F(GenerationChannel, SendsAnArrayForEachStepOfSeveralCodebooks) {
     shape.codebooks = 2;
     shape.inputs[0].shape.push_back({2, 2});
-    start_ready();
-    TestClient client = open_channel(streaming);
+    TestClient client = first_channel(streaming);
     channel::Tensor prompt = tensor(client, {1, 2, 3, 4}, 1);
     prompt.dims = {2, 2};
     client.infer(1, "generate", {prompt}, {{"max_new_tokens", 3}, {"ignore_stop", true}});
@@ -119,8 +115,7 @@ TEST_F(GenerationChannel, ServesManySequencesOfManyChannels) {
 TEST_F(GenerationChannel, QueuesBeyondTheSlotsByTurnsOfChannels) {
     shape.slots = 1;
     gated = true;
-    start_ready();
-    TestClient many = open_channel();
+    TestClient many = first_channel();
     TestClient one = open_channel();
     const json::object two_steps{{"max_new_tokens", 1}, {"ignore_stop", true}};
     for (std::uint64_t request = 1; request <= 3; ++request) ask(many, request, {1, 2}, two_steps);
@@ -143,16 +138,14 @@ TEST_F(GenerationChannel, RefusesBeyondTheQueue) {
     spec.queue_bound = 2;
     spec.channel.channels_max = 1;  // so that one channel may fill the queue
     gated = true;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     for (std::uint64_t request = 1; request <= 4; ++request) ask(client, request, {1, 2});
     EXPECT_EQ(listen(client, 1)[4].error->code, ErrorCode::queue_full) << "one runs, two wait";
 }
 
 TEST_F(GenerationChannel, RunsOtherMethodsBetweenTwoSteps) {
     gated = true;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     ask(client, 15, {1, 2}, {{"max_new_tokens", 3}, {"ignore_stop", true}});
     log->gate.await_arrivals(1);
     client.infer(2, "echo", {client.tensor({4})});
@@ -166,8 +159,7 @@ TEST_F(GenerationChannel, RunsOtherMethodsBetweenTwoSteps) {
 TEST_F(GenerationChannel, GathersTokensForAClientThatReadsSlowly) {
     shape.length = 4096;
     shape.inputs[0].shape[0].max = 4096;
-    start_ready();
-    TestClient client = open_channel(streaming);
+    TestClient client = first_channel(streaming);
     ask(client, 1, {1, 2}, {{"max_new_tokens", 4000}, {"ignore_stop", true}});
     await_statistics("requests", 1);
     await_active(0);  // it was generated to its end, and nobody has read

@@ -20,8 +20,7 @@ using GenerationEnds = test::GenerationChannel;
 
 TEST_F(GenerationEnds, CancelsBeforeTheNextStep) {
     gated = true;
-    start_ready();
-    TestClient client = open_channel(streaming);
+    TestClient client = first_channel(streaming);
     ask(client, 1, {1, 2, 3});
     log->gate.await_arrivals(1);
     client.send(channel::encode(channel::Cancel{1}));
@@ -32,8 +31,7 @@ TEST_F(GenerationEnds, CancelsBeforeTheNextStep) {
 
 TEST_F(GenerationEnds, SendsNoTokenBehindTheAnswerToACancel) {
     gated = true;
-    start_ready();
-    TestClient client = open_channel(streaming);
+    TestClient client = first_channel(streaming);
     ask(client, 1, {1, 2, 3});
     log->gate.await_arrivals(1);
     log->gate.let_one_pass();
@@ -50,8 +48,7 @@ TEST_F(GenerationEnds, FreesTheSlotOfAClientThatIsGone) {
     shape.slots = 1;
     shape.length = 1 << 18;  // which the sequence would take minutes to fill
     gated = true;
-    start_ready();
-    TestClient gone = open_channel(streaming);
+    TestClient gone = first_channel(streaming);
     ask(gone, 1, {1, 2, 3}, {{"ignore_stop", true}});
     log->gate.await_arrivals(1);
     gone.close();
@@ -68,8 +65,7 @@ TEST_F(GenerationEnds, EndsTheStreamOfAClientThatStopsReading) {
     unread_stream = 30ms;
     shape.length = 1 << 18;
     shape.inputs[0].shape[0].max = 1 << 18;
-    start_ready();
-    TestClient client = open_channel(streaming);
+    TestClient client = first_channel(streaming);
     ask(client, 1, {1, 2}, {{"ignore_stop", true}});
     await_statistics("requests", 1);
     await_active(0);
@@ -85,8 +81,7 @@ TEST_F(GenerationEnds, EndsTheStreamOfAClientThatStopsReading) {
 TEST_F(GenerationEnds, EndsWhatIsOutOfTimeRunningOrWaiting) {
     shape.slots = 1;
     gated = true;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     ask(client, 1, {1, 2}, {}, 30ms);
     log->gate.await_arrivals(1);
     ask(client, 2, {1, 2}, {}, 30ms);
@@ -100,8 +95,7 @@ TEST_F(GenerationEnds, EndsWhatIsOutOfTimeRunningOrWaiting) {
 TEST_F(GenerationEnds, SaysWhenOneStepExceedsTheModelsDeadline) {
     spec.deadlines.request = 20ms;
     gated = true;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     ask(client, 1, {1, 2});
     const json::object overrun = expect_said("overrun");
     EXPECT_EQ(overrun.at("method").as_string(), "generate");
@@ -113,8 +107,7 @@ TEST_F(GenerationEnds, LetsASequenceTakeLongerThanAStepMay) {
     shape.length = 4096;
     shape.inputs[0].shape[0].max = 4096;
     spec.channel.input_bytes = 256 * 1024;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     ask(client, 1, {1, 2}, {{"max_new_tokens", 4000}, {"ignore_stop", true}});
     EXPECT_TRUE(listen(client, 1)[1].last);
     EXPECT_THAT(said, testing::Not(testing::Contains("overrun")));
@@ -122,8 +115,7 @@ TEST_F(GenerationEnds, LetsASequenceTakeLongerThanAStepMay) {
 
 TEST_F(GenerationEnds, FinishesSequencesBeforeItIsDrained) {
     gated = true;
-    start_ready();
-    TestClient client = open_channel(streaming);
+    TestClient client = first_channel(streaming);
     ask(client, 1, {1, 2}, {{"max_new_tokens", 6}, {"ignore_stop", true}});
     log->gate.await_arrivals(1);
     say({{"type", "drain"}, {"deadline_ms", 20000}});
@@ -138,8 +130,7 @@ TEST_F(GenerationEnds, FinishesSequencesBeforeItIsDrained) {
 
 TEST_F(GenerationEnds, EndsSequencesWhenTheDrainTakesTooLong) {
     gated = true;
-    start_ready();
-    TestClient client = open_channel(streaming);
+    TestClient client = first_channel(streaming);
     ask(client, 1, {1, 2});
     log->gate.await_arrivals(1);
     say({{"type", "drain"}, {"deadline_ms", 50}});

@@ -6,8 +6,7 @@ namespace {
 using RequestQueue = LoopTest;
 
 TEST_F(RequestQueue, AnswersARequestWhoseDeadlinePassesInTheQueue) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     client.infer(1, "wait", {client.tensor({1})});
     log->gate.await_arrivals(1);
 
@@ -23,8 +22,7 @@ TEST_F(RequestQueue, AnswersARequestWhoseDeadlinePassesInTheQueue) {
 
 TEST_F(RequestQueue, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
     spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));  // most of the output slab
 
     client.infer(1, "wait", {input}, {}, 5ms);
@@ -54,8 +52,7 @@ TEST_F(RequestQueue, WhatAClientThatIsGoneHadRunningIsAnsweredToNobody) {
     load = [this](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
         return std::unique_ptr<Model>{std::make_unique<FailingLate>(log)};
     };
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     client.infer(1, "wait", {client.tensor({1})});
     log->gate.await_arrivals(1);
     client.close();
@@ -69,8 +66,7 @@ TEST_F(RequestQueue, WhatAClientThatIsGoneHadRunningIsAnsweredToNobody) {
 
 TEST_F(RequestQueue, ReportsAnOverrunOnce) {
     spec.deadlines.request = 5ms;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
 
     client.infer(1, "wait", {client.tensor({1})});
     client.expect_error(1, ErrorCode::deadline_exceeded);

@@ -162,8 +162,7 @@ TEST_F(WorkerLoop, RefusesAConfigurationOfAnotherRelease) {
 }
 
 TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGone) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     client.infer(1, "wait", {client.tensor({1})});
     log->gate.await_arrivals(1);
 
@@ -195,8 +194,7 @@ TEST_F(WorkerLoop, EndsAtOnceWhenTheKeeperIsGoneAmidALoad) {
 
 TEST_F(WorkerLoop, AStatefulModelIsBusyWhileItHasAClient) {
     make_stateful();
-    start_ready();
-    TestClient first = open_channel();
+    TestClient first = first_channel();
     TestClient second = introduce();
 
     second.send(channel::encode(channel::Hello{0, "second"}));
@@ -225,8 +223,7 @@ TEST_F(WorkerLoop, AStatefulModelIsResetForEachOfItsClientsInTurn) {
 
 TEST_F(WorkerLoop, AStatefulModelsNextClientWaitsForTheRequestOfOneThatIsGone) {
     make_stateful();
-    start_ready();
-    TestClient first = open_channel();
+    TestClient first = first_channel();
     first.infer(1, "wait", {first.tensor({1})});
     log->gate.await_arrivals(1);
     first.close();
@@ -263,8 +260,7 @@ TEST_F(WorkerLoop, RefusesTheChannelWhenTheResetFails) {
 
 TEST_F(WorkerLoop, RefusesAChannelThatIsBeingOpenedWhenTheDrainBegins) {
     spec.channel = {.input_bytes = 24u << 20, .output_bytes = 24u << 20, .bytes_max = 64u << 20, .channels_max = 2};
-    start_ready();
-    TestClient first = open_channel();
+    TestClient first = first_channel();
     first.infer(1, "wait", {first.tensor({1})});
     log->gate.await_arrivals(1);
     TestClient second = introduce();
@@ -301,8 +297,7 @@ TEST_F(WorkerLoop, DrainsWhileItLoads) {
 }
 
 TEST_F(WorkerLoop, EndsWithAnErrorWhenTheDrainDeadlinePasses) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     client.infer(1, "wait", {client.tensor({1})});
     client.infer(2, "echo", {client.tensor({1}, 64)});
     log->gate.await_arrivals(1);
@@ -320,8 +315,7 @@ TEST_F(WorkerLoop, EndsWithAnErrorWhenTheDrainDeadlinePasses) {
 
 TEST_F(WorkerLoop, FlushesAnswersToAClientThatReadsLate) {
     spec.queue_bound = 128;
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     const channel::Tensor input = client.tensor({1});
     // More answers than its socket holds, fewer than the outbox takes.
     for (std::uint64_t id = 1; id <= 400; ++id) client.infer(id, "nothing", {input});

@@ -81,8 +81,7 @@ TEST_F(WorkerState, TellsWhereALoadIs) {
 
 TEST_F(WorkerState, ItsPageTellsWhatRuns) {
     page = StatusPage::make().value();
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     const std::uint64_t steps = page_seen(page->fd()).steps;
     client.infer(1, "wait", {client.tensor({1, 2, 3})});
     log->gate.await_arrivals(1);
@@ -104,8 +103,7 @@ TEST_F(WorkerState, ItsPageTellsWhatRuns) {
 // --- nobody reads the link
 
 TEST_F(WorkerState, ServesOnWhenNobodyReadsTheLink) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}});  // far more than socket and outbox hold
 
     client.infer(1, "echo", {client.tensor({1})});
@@ -119,8 +117,7 @@ TEST_F(WorkerState, ServesOnWhenNobodyReadsTheLink) {
 }
 
 TEST_F(WorkerState, AnswersTheLastQuestionWhenSomebodyReadsAgain) {
-    start_ready();
-    TestClient client = open_channel();
+    TestClient client = first_channel();
     for (int i = 0; i < 3'000; ++i) say({{"type", "statistics_asked"}});
     client.infer(1, "echo", {client.tensor({1})});
     client.expect_result(1);

@@ -59,8 +59,7 @@ TEST_F(SlabLend, RequestsInFlightMayReadTheSameBytes) {
 }
 
 TEST_F(SlabLend, WhatIsNoSealedMemfdOfThatSizeIsRefusedAndTheChannelLives) {
-    start_ready();
-    TestClient client = open_channel(both);
+    TestClient client = first_channel(both);
     TestClient other = open_channel(both);
     const auto sealed = [](int seals, std::uint64_t size, std::uint64_t allocated) {
         UniqueFd fd{::memfd_create("lie", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
@@ -100,8 +99,7 @@ TEST_F(SlabLend, WhatIsNoSealedMemfdOfThatSizeIsRefusedAndTheChannelLives) {
 }
 
 TEST_F(SlabLend, AnIdBelowTheBoundOrUsedBeforeIsRefused) {
-    start_ready();
-    TestClient client = open_channel(both);
+    TestClient client = first_channel(both);
     const ForeignSlab slab;
 
     lend(client, 1, first_id - 1, slab.memfd.get());
@@ -124,8 +122,7 @@ TEST_F(SlabLend, AnIdBelowTheBoundOrUsedBeforeIsRefused) {
 }
 
 TEST_F(SlabLend, ALoanOfAnotherKindIsClosedAtOnce) {
-    start_ready();
-    TestClient client = open_channel(both);
+    TestClient client = first_channel(both);
     int ends[2];
     ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
     const UniqueFd reader{ends[0]};
@@ -160,8 +157,7 @@ TEST_F(SlabLend, ALeaseBeyondALoanIsRefused) {
 }
 
 TEST_F(SlabLend, LoansCountToTheNumberOfSlabs) {
-    start_ready();
-    TestClient client = open_channel(both);
+    TestClient client = first_channel(both);
     const ForeignSlab slab;
     for (std::uint32_t i = 0; i < limits::channel_slabs_max - 2; ++i) {
         lend(client, i + 1, first_id + i, slab.memfd.get());
@@ -196,8 +192,7 @@ TEST_F(SlabLend, AReturnedLoanIsUnmappedWhenTheRequestThatReadsItHasEnded) {
 }
 
 TEST_F(SlabLend, TheEndOfAChannelEndsItsLoansOnceNothingReadsThem) {
-    start_ready();
-    TestClient client = open_channel(both);
+    TestClient client = first_channel(both);
     {
         const ForeignSlab slab;
         lend(client, 1, first_id, slab.memfd.get());
@@ -216,8 +211,7 @@ TEST_F(SlabLend, TheEndOfAChannelEndsItsLoansOnceNothingReadsThem) {
 }
 
 TEST_F(SlabLend, ALargeSlabIsMappedWhileAnInferenceOfAnotherChannelRuns) {
-    start_ready();
-    TestClient busy = open_channel();
+    TestClient busy = first_channel();
     TestClient client = open_channel(both);
     const HostSlab large =
         HostSlab::create(limits::loop_slab_bytes_max + 4096, wire::SlabDirection::output, "large").value();
@@ -254,9 +248,7 @@ TEST_F(SlabLend, AModelThatWritesIntoItsInputsIsLentNothing) {
     load = [this](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
         return std::unique_ptr<Model>{std::make_unique<Scribbler>(log)};
     };
-    start_ready();
-
-    TestClient client = open_channel(both);
+    TestClient client = first_channel(both);
 
     EXPECT_EQ(client.welcome.features & both, wire::feature_returning);
 }

@@ -15,8 +15,7 @@ protected:
 };
 
 TEST_F(SlabReturn, AnAddedOutputSlabThatStaysEmptyIsWithdrawnAndItsBytesComeBack) {
-    start_ready();
-    TestClient client = open_channel(both);
+    TestClient client = first_channel(both);
     const wire::LeaseRef lease = fill(client, 1, 100 * kib);
     await_slab_bytes(at_first + 4 * mib);
 
@@ -31,8 +30,7 @@ TEST_F(SlabReturn, AnAddedOutputSlabThatStaysEmptyIsWithdrawnAndItsBytesComeBack
 
 TEST_F(SlabReturn, ASlabWithOneResultThatAClientKeepsStays) {
     spec.channel.bytes_max = 32 * mib;
-    start_ready();
-    TestClient client = open_channel(both);
+    TestClient client = first_channel(both);
     const wire::LeaseRef kept = fill(client, 1, 100 * kib);
     const wire::LeaseRef dropped = fill(client, 2, 5 * mib);
     ASSERT_NE(kept.slab_id, dropped.slab_id);
@@ -48,8 +46,7 @@ TEST_F(SlabReturn, ASlabWithOneResultThatAClientKeepsStays) {
 
 TEST_F(SlabReturn, AWithdrawnSlabHoldsNoResultAndFillsTheBoundOfItsOwnClientAlone) {
     spec.channel.bytes_max = at_first + 4 * mib;
-    start_ready();
-    TestClient slow = open_channel(both);
+    TestClient slow = first_channel(both);
     TestClient other = open_channel(both);
     const wire::LeaseRef lease = fill(slow, 1, 100 * kib);
     release(slow, lease);
@@ -65,8 +62,7 @@ TEST_F(SlabReturn, AWithdrawnSlabHoldsNoResultAndFillsTheBoundOfItsOwnClientAlon
 }
 
 TEST_F(SlabReturn, WhoDidNotAgreeIsAskedForNothing) {
-    start_ready();
-    TestClient client = open_channel(0);
+    TestClient client = first_channel(0);
     TestClient other = open_channel(both);
     release(client, fill(client, 1, 100 * kib));
     const wire::LeaseRef lease = fill(other, 1, 100 * kib);
@@ -82,8 +78,7 @@ TEST_F(SlabReturn, WhoDidNotAgreeIsAskedForNothing) {
 }
 
 TEST_F(SlabReturn, AnInputSlabGoesWhenTheRequestThatReadsItHasEnded) {
-    start_ready();
-    TestClient client = open_channel(both);
+    TestClient client = first_channel(both);
     client.send(
         channel::encode(channel::SlabRequest{1, wire::SlabDirection::input, wire::SlabKind::host_memfd, 1 * mib}));
     ASSERT_TRUE(client.receive());
@@ -111,8 +106,7 @@ TEST_F(SlabReturn, AnInputSlabGoesWhenTheRequestThatReadsItHasEnded) {
 }
 
 TEST_F(SlabReturn, WhatCannotBeReturnedIsAnErrorAndTooManyOfThemTheEnd) {
-    start_ready();
-    TestClient client = open_channel(both);
+    TestClient client = first_channel(both);
     TestClient other = open_channel(both);
     const std::uint32_t output = client.find_slab(wire::SlabDirection::output)->offer.slab_id;
     const std::uint32_t input = client.find_slab(wire::SlabDirection::input)->offer.slab_id;
@@ -136,8 +130,7 @@ TEST_F(SlabReturn, WhatCannotBeReturnedIsAnErrorAndTooManyOfThemTheEnd) {
 TEST_F(SlabReturn, AClientThatNeverFreesMeetsItsBoundAndNobodyElseDoes) {
     spec.channel.bytes_max = 8 * mib;
     spec.channel.idle = 1h;  // nothing of the other one's is withdrawn
-    start_ready();
-    TestClient hoarder = open_channel(both);
+    TestClient hoarder = first_channel(both);
     TestClient other = open_channel(both);
     std::vector<wire::LeaseRef> kept;
     for (std::uint64_t id = 1; id < 100; ++id) {
@@ -164,8 +157,7 @@ TEST_F(SlabReturn, AClientThatNeverFreesMeetsItsBoundAndNobodyElseDoes) {
 TEST_F(SlabReturn, AClientMayHoldNearlyItsWholeBoundInSmallResults) {
     spec.channel.bytes_max = limits::channel_slabs_max * limits::output_growth_bytes;
     spec.channel.idle = 1h;
-    start_ready();
-    TestClient hoarder = open_channel(both);
+    TestClient hoarder = first_channel(both);
     const std::uint64_t each = limits::output_growth_bytes / 2 + 128 * kib;  // one to a slab, did all grow by the least
     std::uint64_t held = 0;
     for (std::uint64_t id = 1;; ++id) {
@@ -180,8 +172,7 @@ TEST_F(SlabReturn, AClientMayHoldNearlyItsWholeBoundInSmallResults) {
 
 TEST_F(SlabReturn, TheBoundOfAllChannelsIsNamedAndIsFreedByOneThatCloses) {
     spec.channel.worker_bytes_max = 2 * at_first + 4 * mib;
-    start_ready();
-    TestClient first = open_channel(both);
+    TestClient first = first_channel(both);
     TestClient second = open_channel(both);
     fill(first, 1, 1 * mib);
 
@@ -214,8 +205,8 @@ private:
 
 TEST(Request, HoldsNoSlabsWhenItsRequesterHearsThatItGoes) {
     Request request;
-    request.slabs =
-        std::make_shared<ChannelSlabs>("test", config::ChannelLimits{}, std::make_shared<SlabBudget>(std::uint64_t{1} << 20));
+    request.slabs = std::make_shared<ChannelSlabs>("test", config::ChannelLimits{},
+                                                   std::make_shared<SlabBudget>(std::uint64_t{1} << 20));
     const auto holder = std::make_shared<LastHolder>(request.slabs);
     request.requester = holder;
     request.let_go();

@@ -15,11 +15,7 @@ using keeper_link::Signal;
 using keeper_link::Type;
 using keeper_link::WorkerFate;
 
-struct Exit : ::testing::Test {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    void SetUp() override { seat.take_over(); }
-
+struct Exit : Seated {
     Exited hear_exit() { return seat.hear<Exited>(Type::exited); }
     void signal(const WorkerSeen& worker, int number, bool whole_group) {
         seat.say(Type::signal, Signal{worker.key, number, whole_group ? 1U : 0U});

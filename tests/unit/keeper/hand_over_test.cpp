@@ -15,11 +15,7 @@ using keeper_link::WorkerFate;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-struct HandedOver : ::testing::Test {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    void SetUp() override { seat.take_over(); }
-
+struct HandedOver : Seated {
     HandOver hand_over() {
         seat.say(Type::hand_over);
         seat.end_with(0);

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "ipc/base/packet.h"
 #include "ipc/base/unique_fd.h"
 #include "ipc/links/keeper_link.h"
@@ -138,6 +140,13 @@ private:
     UniqueFd relay_;
     pid_t pid_ = -1;
     bool waited_ = false;
+};
+
+/// A keeper whose first supervisor is the test, and has said hello.
+struct Seated : ::testing::Test {
+    KeeperProcess keeper;
+    Seat seat = keeper.next_seat();
+    void SetUp() override { seat.take_over(); }
 };
 
 /// Runs bulkheadd to its end.

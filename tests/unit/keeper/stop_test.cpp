@@ -15,6 +15,11 @@ using keeper_link::Exited;
 using keeper_link::Signal;
 using keeper_link::Type;
 using ::testing::HasSubstr;
+using StopBySupervisor = Seated;
+using StopTwice = Seated;
+using StopAsked = Seated;
+using Reload = Seated;
+using Footprint = Seated;
 
 struct Stop : ::testing::TestWithParam<int> {
     KeeperProcess keeper;
@@ -42,11 +47,7 @@ TEST_P(Stop, OnASignalAsksTheSupervisorAndEndsWhenItSaysSo) {
 INSTANTIATE_TEST_SUITE_P(By, Stop, ::testing::Values(SIGTERM, SIGINT),
                          [](const auto& signal) { return std::string{::sigabbrev_np(signal.param)}; });
 
-TEST(StopBySupervisor, RemovesTheSocketBeforeTheSupervisorEnds) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
-
+TEST_F(StopBySupervisor, RemovesTheSocketBeforeTheSupervisorEnds) {
     seat.say(Type::stop);
 
     EXPECT_FALSE(seat.hear_or_end()) << "the keeper ends the link only with itself";
@@ -54,10 +55,7 @@ TEST(StopBySupervisor, RemovesTheSocketBeforeTheSupervisorEnds) {
     EXPECT_TRUE(ends(seat.process()));
 }
 
-TEST(StopBySupervisor, IsHeardEvenWhenItEndsAtOnceWithWordsUnread) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(StopBySupervisor, IsHeardEvenWhenItEndsAtOnceWithWordsUnread) {
     for (std::uint64_t generation = 1; generation < 5; ++generation)
         seat.ask_spawn(key_of("m", generation), {"/nonexistent"});
 
@@ -68,10 +66,7 @@ TEST(StopBySupervisor, IsHeardEvenWhenItEndsAtOnceWithWordsUnread) {
     EXPECT_EQ(keeper.errors(), "");
 }
 
-TEST(StopBySupervisor, TakesWorkersAlongThatItLeft) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(StopBySupervisor, TakesWorkersAlongThatItLeft) {
     const WorkerSeen worker = seat.spawn_fake(1);
     const UniqueFd straggler = worker.child("fork");
     const UniqueFd outsider = worker.child("setsid");
@@ -85,10 +80,7 @@ TEST(StopBySupervisor, TakesWorkersAlongThatItLeft) {
     EXPECT_FALSE(is_alive(outsider)) << "orphans are the keeper's children, and go with it";
 }
 
-TEST(StopTwice, KillsEverythingAtOnce) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(StopTwice, KillsEverythingAtOnce) {
     const WorkerSeen worker = seat.spawn_fake(1);
     const UniqueFd outsider = worker.child("setsid");
 
@@ -104,10 +96,7 @@ TEST(StopTwice, KillsEverythingAtOnce) {
     EXPECT_FALSE(std::filesystem::exists(keeper.socket()));
 }
 
-TEST(StopAsked, IsToldAgainToTheNextSupervisor) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(StopAsked, IsToldAgainToTheNextSupervisor) {
     keeper.signal(SIGTERM);
     EXPECT_TRUE(seat.hear().is(Type::stop_asked));
 
@@ -121,11 +110,7 @@ TEST(StopAsked, IsToldAgainToTheNextSupervisor) {
     EXPECT_EQ(keeper.wait(), 0);
 }
 
-TEST(Reload, IsAskedOnHangup) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
-
+TEST_F(Reload, IsAskedOnHangup) {
     keeper.signal(SIGHUP);
 
     EXPECT_TRUE(seat.hear().is(Type::reload_asked));
@@ -171,10 +156,7 @@ TEST(KeeperDeath, DuringASpawnLeavesNothing) {
     }
 }
 
-TEST(Footprint, IsOneThreadAndLittleMemory) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(Footprint, IsOneThreadAndLittleMemory) {
     const auto resident_kib = [&] { return std::stol(status_of(keeper.pid(), "VmRSS")); };
     std::cout << "resident: " << resident_kib() << " KiB idle";
 

@@ -20,6 +20,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using RunningSupervisor = Seated;
 
 Seat kill_and_succeed(KeeperProcess& keeper, Seat seat) {
     seat.kill();
@@ -47,10 +48,7 @@ TEST(Supervisor, IsStartedWithItsArgumentsEnvironmentAndHandOver) {
     EXPECT_THAT(environment, ::testing::Not(Contains("BULKHEAD_SOCKET=/elsewhere")));
 }
 
-TEST(Supervisor, ThatIsKilledIsRestartedAndGetsTheSameWorkersAsTheyAre) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(RunningSupervisor, ThatIsKilledIsRestartedAndGetsTheSameWorkersAsTheyAre) {
     const WorkerSeen first = seat.spawn_fake(1);
     const WorkerSeen second = seat.spawn_fake(2);
     const std::string blob = std::string{"blob\0with\xff bytes", 16};
@@ -79,10 +77,7 @@ TEST(Supervisor, ThatIsKilledIsRestartedAndGetsTheSameWorkersAsTheyAre) {
     EXPECT_EQ(next.hear<Exited>(Type::exited).key, second.key);
 }
 
-TEST(Supervisor, FindsTheLastWordsOfWorkersInTheirLogAndLink) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(RunningSupervisor, FindsTheLastWordsOfWorkersInTheirLogAndLink) {
     {
         const WorkerSeen worker = seat.spawn_fake(1);
         worker.tell("print said while nobody listened");
@@ -101,10 +96,7 @@ TEST(Supervisor, FindsTheLastWordsOfWorkersInTheirLogAndLink) {
     EXPECT_EQ(all.workers[0].worker.ask("echo second"), "unread");
 }
 
-TEST(Supervisor, IsToldOfTheDeadThatWereNotForgotten) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(RunningSupervisor, IsToldOfTheDeadThatWereNotForgotten) {
     const WorkerSeen worker = seat.spawn_fake(1);
     worker.tell("exit 42");
     (void)seat.hear<Exited>(Type::exited);
@@ -123,10 +115,7 @@ TEST(Supervisor, IsToldOfTheDeadThatWereNotForgotten) {
     EXPECT_THAT(kill_and_succeed(keeper, std::move(next)).take_over().workers, IsEmpty());
 }
 
-TEST(Supervisor, GetsAFullTableThroughASocketThatHoldsLess) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(RunningSupervisor, GetsAFullTableThroughASocketThatHoldsLess) {
     const std::string blob(keeper_link::ledger_bytes_max, 'x');
     for (std::uint64_t generation = 1; generation <= keeper_link::workers_max; ++generation) {
         const WorkerSeen worker = seat.spawn(key_of("m", generation), {"/bin/sleep", "infinity"});
@@ -143,11 +132,7 @@ TEST(Supervisor, GetsAFullTableThroughASocketThatHoldsLess) {
     next.settle(1001);
 }
 
-TEST(Supervisor, SpawnsAndEndsThatItDoesNotReadAreNotLost) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
-
+TEST_F(RunningSupervisor, SpawnsAndEndsThatItDoesNotReadAreNotLost) {
     for (std::uint64_t generation = 1; generation <= 200; ++generation)
         seat.ask_spawn(key_of("m", generation), {"/bin/true"});
 
@@ -161,10 +146,7 @@ TEST(Supervisor, SpawnsAndEndsThatItDoesNotReadAreNotLost) {
     EXPECT_EQ(spawned, 200);
 }
 
-TEST(Supervisor, ConnectionsWaitWhileItRestarts) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(RunningSupervisor, ConnectionsWaitWhileItRestarts) {
     seat.kill();
     EXPECT_TRUE(ends(seat.process()));
 
@@ -190,10 +172,7 @@ TEST(Supervisor, WhoseConfigurationIsInvalidAtFirstEndsTheKeeperWithoutAWord) {
     EXPECT_FALSE(std::filesystem::exists(folder / "run/control.sock"));
 }
 
-TEST(Supervisor, WhoseConfigurationIsInvalidLaterIsTriedAgain) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(RunningSupervisor, WhoseConfigurationIsInvalidLaterIsTriedAgain) {
     const WorkerSeen worker = seat.spawn_fake(1);
 
     seat.end_with(78);
@@ -232,10 +211,7 @@ TEST(Supervisor, OfAnotherProtocolVersionEndsTheKeeperAtFirst) {
     EXPECT_THAT(keeper.errors(), HasSubstr("it speaks versions 7 to 9, this keeper 1 to 1; install bulkheadd and"));
 }
 
-TEST(Supervisor, OfAnotherProtocolVersionLaterCostsNoWorker) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(RunningSupervisor, OfAnotherProtocolVersionLaterCostsNoWorker) {
     const WorkerSeen worker = seat.spawn_fake(1);
     Seat next = kill_and_succeed(keeper, std::move(seat));
     next.receive_hand_over();
@@ -257,10 +233,7 @@ TEST(Supervisor, OfALaterReleaseIsSpokenToInTheVersionBothKnow) {
     EXPECT_EQ(seat.spawn_fake(1).ask("echo fine"), "fine");
 }
 
-TEST(Supervisor, ThatDoesNotReadWhatItWasToldIsKilled) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(RunningSupervisor, ThatDoesNotReadWhatItWasToldIsKilled) {
     const WorkerSeen dead = seat.spawn_fake(1);
     const WorkerSeen alive = seat.spawn_fake(2);
     dead.tell("exit 3");
@@ -276,11 +249,7 @@ TEST(Supervisor, ThatDoesNotReadWhatItWasToldIsKilled) {
     EXPECT_THAT(keeper.errors(), HasSubstr("it hangs: it has not read its link for 10 s"));
 }
 
-TEST(Supervisor, ThatClosesItsLinkAndLivesOnIsKilled) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
-
+TEST_F(RunningSupervisor, ThatClosesItsLinkAndLivesOnIsKilled) {
     ::shutdown(seat.link().get(), SHUT_RDWR);
 
     EXPECT_TRUE(ends(seat.process()));

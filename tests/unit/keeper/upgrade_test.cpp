@@ -28,6 +28,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::Pair;
 using ::testing::StartsWith;
+using UpgradedKeeperDeath = Seated;
 
 Seat upgrade(KeeperProcess& keeper, Seat seat) {
     seat.say(Type::upgrade);
@@ -40,11 +41,7 @@ bool was_executed_anew(const KeeperProcess& keeper) {
            std::string::npos;
 }
 
-struct Upgrade : ::testing::Test {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    void SetUp() override { seat.take_over(); }
-};
+using Upgrade = Seated;
 
 TEST_F(Upgrade, KeepsPidWorkersLinksLogsAndLedgers) {
     const WorkerSeen threaded = seat.spawn_fake(1);
@@ -198,10 +195,7 @@ TEST_F(Upgrade, WhileAStopIsAskedForIsAHandOver) {
     EXPECT_FALSE(was_executed_anew(keeper));
 }
 
-TEST(UpgradedKeeperDeath, TakesEveryWorkerAndTheSupervisorAlong) {
-    KeeperProcess keeper;
-    Seat seat = keeper.next_seat();
-    seat.take_over();
+TEST_F(UpgradedKeeperDeath, TakesEveryWorkerAndTheSupervisorAlong) {
     const WorkerSeen plain = seat.spawn_fake(1);
     const WorkerSeen threaded = seat.spawn_fake(2);
     EXPECT_EQ(threaded.ask("threads"), "started");

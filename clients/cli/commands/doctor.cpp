@@ -121,7 +121,7 @@ void add_doctor(CLI::App& app, Session& session) {
     flag("--gpu", "Also a capture on this machine's GPU, and what each finding costs there");
     command->footer(
         "Needs no GPU: the code runs with tensors that have a shape and a device, and no memory. The interpreter is\n"
-        "--python, else that of the fleet's model, else python3; it needs PyTorch 2.9 or newer. docs/doctor.md lists the\n"
+        "--python, else that of the fleet's model, else python3; without a GPU it needs PyTorch 2.10. docs/doctor.md lists the\n"
         "codes. With --json: {\"findings\":[{\"code\",\"severity\",\"file\",\"line\",\"column\",\"function\",\"reason\","
         "\"remedy\"}]}.\n"
         "\nExamples:\n  bulkhead doctor step.py:decode --inputs step.py:inputs\n  bulkhead doctor my-voice\n"

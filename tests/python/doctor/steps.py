@@ -67,6 +67,14 @@ def swallows(x, lengths):
             pass
 
 
+def never_python():
+    return sum(range(10**15))
+
+
+def kills():
+    os.kill(os.getpid(), 11)
+
+
 class Decoder(nn.Module):
     def __init__(self, size):
         super().__init__()

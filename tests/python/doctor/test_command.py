@@ -107,6 +107,20 @@ class BadInput(unittest.TestCase):
                 said = self.refused(f"steps.py:{step}", "--deadline", "1", *(["--inputs", "steps.py:inputs"] if step == "swallows" else []))
                 self.assertIn("did not end: 1 s are over at steps.py:", said)
 
+    def test_a_callable_that_never_comes_back_to_python_is_killed(self) -> None:
+        self.assertIn("steps.py:never_python: it did not return within 1 s, and took no signal", self.refused("steps.py:never_python", "--deadline", "1"))
+
+    def test_a_callable_that_crashes(self) -> None:
+        self.assertIn("steps.py:kills: it ended its process by SIGSEGV", self.refused("steps.py:kills"))
+
+    def test_a_deadline_that_is_none(self) -> None:
+        for deadline in ("0", "nan", "-1", "soon"):
+            with self.subTest(deadline):
+                self.assertIn("--deadline", self.refused("steps.py:clean", "--deadline", deadline))
+
+    def test_a_baseline_that_cannot_be_written(self) -> None:
+        self.assertIn("/nowhere/baseline", self.refused("steps.py:clean", "--inputs", "steps.py:inputs", "--write-baseline", "/nowhere/baseline"))
+
     def test_a_missing_package_is_named(self) -> None:
         self.assertIn(f"needs the package 'surely_not_installed' at steps.py:{line_of('import surely_not_installed')}", self.refused("steps.py:needs_package"))
 

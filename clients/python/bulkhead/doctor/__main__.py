@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import json
 import os
+import select
+import signal
 import sys
-import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
@@ -17,7 +18,7 @@ from ..errors import Error
 if TYPE_CHECKING:  # it needs PyTorch, whose absence is told first
     from .findings import Report
 
-_GRACE_SECONDS = 5.0  #: after the deadline, for code that does not come back to Python
+_GRACE_SECONDS = 30.0  #: after the deadline, which begins when PyTorch and the target are imported
 DONE, FOUND, FAILED = 0, 1, 2
 
 
@@ -35,33 +36,67 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     shape.add_argument("--sarif", action="store_true", help="SARIF 2.1.0, for editors and CI")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="leave out the findings that this file accepts")
     parser.add_argument("--write-baseline", type=Path, metavar="FILE", help="accept all findings of this run in this file")
-    parser.add_argument("--deadline", type=float, default=120.0, metavar="S", help="seconds after which a callable that does not return is given up (120)")
+    parser.add_argument("--deadline", type=seconds, default=120.0, metavar="S", help="seconds after which a callable that does not return is given up (120)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """The target runs in a child: what it does to its process, or never ends, is told by this one."""
     options = parsed(arguments)
+    ended, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ended)
+        status = FAILED
+        try:
+            status = _told(options)
+            sys.stdout.flush()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(end)
+    try:
+        if not select.select([ended], [], [], options.deadline + _GRACE_SECONDS)[0]:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return _refuse(options, Error("deadline_exceeded", f"looking at {options.target}: it did not return within {options.deadline:g} s, and took no signal",
+                                          "give a longer --deadline, or smaller inputs"))  # fmt: skip
+        how = os.waitpid(child, 0)[1]
+    except KeyboardInterrupt:  # the child has it too
+        return 130
+    if os.WIFSIGNALED(how):
+        name = signal.Signals(os.WTERMSIG(how)).name
+        return _refuse(options, Error("input_invalid", f"looking at {options.target}: it ended its process by {name}", "call it with these inputs on the CPU first: it must return"))
+    return os.WEXITSTATUS(how)
+
+
+def _told(options: argparse.Namespace) -> int:
     try:
         return examine(options)
     except Error as error:
-        if options.json:
-            print(json.dumps({"error": {"code": error.code, "attempt": error.attempt, "remedy": error.remedy}}), file=sys.stderr)
-        else:
-            print(f"error: {error.attempt} ({error.code})" + (f"\n  {error.remedy}" if error.remedy else ""), file=sys.stderr)
+        return _refuse(options, error)
+    except BrokenPipeError:  # such as `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FAILED
+    except OSError as error:
+        return _refuse(options, Error("input_invalid", f"looking at {options.target}: {error}", ""))
     except KeyboardInterrupt:
         return 130
 
 
+def _refuse(options: argparse.Namespace, error: Error) -> int:
+    if options.json:
+        print(json.dumps({"error": {"code": error.code, "attempt": error.attempt, "remedy": error.remedy}}), file=sys.stderr)
+    else:
+        print(f"error: {error.attempt} ({error.code})" + (f"\n  {error.remedy}" if error.remedy else ""), file=sys.stderr)
+    return FAILED
+
+
 def examine(options: argparse.Namespace) -> int:
-    accepted = _baseline(options.baseline)
-    watchdog = threading.Timer(options.deadline + _GRACE_SECONDS, _give_up, (options.target, options.deadline))
-    watchdog.daemon = True
-    watchdog.start()
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # what the target prints is not the report
         warnings.simplefilter("ignore")
         report = _report(options)
-    watchdog.cancel()
+    accepted = _baseline(options.baseline)
     if options.write_baseline is not None:
         from . import baseline
 
@@ -98,10 +133,13 @@ def _report(options: argparse.Namespace) -> Report:
     except ImportError:
         raise Error("input_invalid", f"looking at {options.target}: PyTorch is missing in {sys.prefix}",
                     "run the doctor in the model's environment, or name it with --python") from None  # fmt: skip
+    if not torch.cuda.is_available() and not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+        raise Error("input_invalid", f"looking at {options.target} without a GPU: fake tensors of PyTorch {torch.__version__} need a driver",
+                    "use PyTorch 2.10 or newer, or a machine with a GPU")  # fmt: skip
     if options.gpu and not torch.cuda.is_available():
         raise Error("input_invalid", "capturing on a GPU: PyTorch finds none here", "leave out --gpu: the findings need none")
-    from .run import diagnose
     from .exported import Program
+    from .run import diagnose
     from .target import load
 
     factory = load(options.inputs, "--inputs") if options.inputs else None
@@ -116,10 +154,11 @@ def _options(text: str) -> dict[str, Any]:
     return read
 
 
-def _give_up(target: str, deadline: float) -> None:
-    """The target is stuck outside Python, where no signal handler of Python runs."""
-    print(f"error: {target} did not return within {deadline:g} s (deadline_exceeded)\n  give a longer --deadline, or smaller inputs", file=sys.stderr, flush=True)
-    os._exit(FAILED)
+def seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1e6:
+        raise ValueError(text)
+    return number
 
 
 if __name__ == "__main__":

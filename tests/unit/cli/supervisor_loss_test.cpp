@@ -207,40 +207,26 @@ TEST(Upgrade, WhoseAnswerWasLostIsKnownByTheNewSupervisor) {
                           R"("version":"0.2","workers":[{"model":"m","replica":0,"pid":7,"kept":true}]})"));
 }
 
-TEST(Upgrade, ThatCostAWorkerSaysWhichAndFails) {
-    FakeDaemon daemon{[](FakeDaemon& d) {
-        upgrade(d, true);
-        d.answer(d.request("fleet.status"), fleet("loading", 8));
-    }};
+TEST(Upgrade, FailsForAWorkerThatItCostAndNotForOneThatWasUnloaded) {
+    struct Fate {
+        const char* state;
+        json::value pid;
+        int status;
+        const char* told;
+    };
+    const char* const lost = "a process was not taken over: m/0, pid 7 (worker_lost)";
+    for (const Fate& fate : {Fate{"loading", 8, exit_failed, lost}, Fate{"quarantined", nullptr, exit_failed, lost},
+                             Fate{"stopped", nullptr, exit_done, "m/0, pid 7: ended meanwhile"}}) {
+        FakeDaemon daemon{[&](FakeDaemon& d) {
+            upgrade(d, true);
+            d.answer(d.request("fleet.status"), fleet(fate.state, fate.pid));
+        }};
 
-    const Ran upgraded = ran_on(daemon, {"upgrade"});
+        const Ran upgraded = ran_on(daemon, {"upgrade"});
 
-    EXPECT_EQ(upgraded.status, exit_failed);
-    EXPECT_THAT(upgraded.err, HasSubstr("a process was not taken over: m/0, pid 7 (worker_lost)"));
-}
-
-TEST(Upgrade, DoesNotFailForAWorkerThatSomebodyUnloadedMeanwhile) {
-    FakeDaemon daemon{[](FakeDaemon& d) {
-        upgrade(d, true);
-        d.answer(d.request("fleet.status"), fleet("stopped", nullptr));
-    }};
-
-    const Ran upgraded = ran_on(daemon, {"upgrade"});
-
-    EXPECT_EQ(upgraded.status, exit_done) << upgraded.err;
-    EXPECT_THAT(upgraded.out, HasSubstr("m/0, pid 7: ended meanwhile"));
-}
-
-TEST(Upgrade, FailsForAWorkerThatCrashed) {
-    FakeDaemon daemon{[](FakeDaemon& d) {
-        upgrade(d, true);
-        d.answer(d.request("fleet.status"), fleet("quarantined", nullptr));
-    }};
-
-    const Ran upgraded = ran_on(daemon, {"upgrade"});
-
-    EXPECT_EQ(upgraded.status, exit_failed);
-    EXPECT_THAT(upgraded.err, HasSubstr("m/0, pid 7 (worker_lost)"));
+        EXPECT_EQ(upgraded.status, fate.status) << fate.state;
+        EXPECT_THAT(upgraded.out + upgraded.err, HasSubstr(fate.told));
+    }
 }
 
 TEST(Upgrade, WhoseKeeperWasNotExecutedAnewFailsAndSaysWhy) {

@@ -136,6 +136,7 @@ Alternating alternate(std::unique_ptr<Decider> decider, int models, int clients,
     world.run_until(end);
     for (const auto& [id, request] : world.requests)  // they wait still
         if (request.ticket != 0) result.wait_longest = std::max(result.wait_longest, since(request.asked, world.now));
+    result.events = world.events;
     result.swaps = world.evictions;
     return result;
 }

@@ -53,6 +53,7 @@ void make_world(World& world, const Trace& trace);
 
 /// Two models that exclude each other, and `clients` of each that ask again as soon as they are answered.
 struct Alternating {
+    std::uint64_t events = 0;
     std::uint64_t answered = 0;
     std::uint64_t swaps = 0;
     Millis wait_longest{0};

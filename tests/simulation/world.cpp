@@ -113,7 +113,7 @@ void World::pump() {
     while (!to_send_.empty() && !stopped) {
         const Event event = std::move(to_send_.front());
         to_send_.pop_front();
-        if (before) before(event);
+        ++events;
         const Actions actions = decider_->on(event, now);
         for (const Action& action : actions) std::visit([&](const auto& one) { do_one(one); }, action);
         if (check) check(event, actions);

@@ -122,6 +122,7 @@ public:
     std::map<DeviceId, Machine> machines;
     std::map<std::string, std::pair<Bytes, Bytes>> served_peak;  ///< by key of a model: of its device, and of the host
     std::map<std::string, bool> pinned;
+    std::uint64_t events = 0;
     std::uint64_t loads = 0;
     std::uint64_t evictions = 0;
     std::mt19937_64 random;
@@ -129,8 +130,7 @@ public:
     /// Chance, in percent, that a load crashes, or runs out of memory.
     int load_crashes = 0;
     int load_runs_out = 0;
-    /// Called around every event, with the actions it led to.
-    std::function<void(const Event&)> before;
+    /// Called after every event, with the actions it led to.
     std::function<void(const Event&, const Actions&)> check;
     /// A ticket's answer, for loads that are no requests.
     std::function<void(Ticket, const Action&)> answered;

@@ -15,7 +15,8 @@ int live_memory_histories(const Options& options) {
     simulation::History all;
     std::int64_t histories = 0;
     for (; histories < options.memory_histories; ++histories) {
-        if (options.minutes > 0 && std::chrono::steady_clock::now() - began > std::chrono::minutes{options.minutes}) break;
+        if (options.minutes > 0 && std::chrono::steady_clock::now() - began > std::chrono::minutes{options.minutes})
+            break;
         const std::uint64_t seed = (options.seed << 32) + static_cast<std::uint64_t>(histories);
         const simulation::History one = simulation::live(seed, steps);
         all.events += one.events;
@@ -32,7 +33,8 @@ int live_memory_histories(const Options& options) {
         return 1;
     }
     std::printf("memory policy: %lld random histories of %d steps and what follows, no invariant broken\n"
-                "  %llu events, %llu loads, %llu evictions, %llu answers to clients; the longest wait was %.0f s of their time\n",
+                "  %llu events, %llu loads, %llu evictions, %llu answers to clients; the longest wait was %.0f s of "
+                "their time\n",
                 static_cast<long long>(histories), steps, static_cast<unsigned long long>(all.events),
                 static_cast<unsigned long long>(all.loads), static_cast<unsigned long long>(all.evictions),
                 static_cast<unsigned long long>(all.answered), static_cast<double>(all.longest_wait_ms) / 1'000);

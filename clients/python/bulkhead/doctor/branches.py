@@ -8,6 +8,7 @@ import ast
 from .source import Place, statement_at
 
 _ROUNDS = 2
+_PATIENCE = 32  #: reads at one line, after which the other way is gone once: what ends a loop may be asked by a function that it calls
 _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
 _ENDING = (0, 1 << 30, -(1 << 30))  #: one of them ends a loop that compares a number
 
@@ -24,6 +25,8 @@ def truth(place: Place, count: int, otherwise: bool) -> bool:
         taken = True
     else:
         return otherwise
+    if count % _PATIENCE == _PATIENCE - 1:
+        taken = not taken
     test = statement.test
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         taken, test = not taken, test.operand

@@ -1,11 +1,12 @@
-"""`python examine.py PARTS FOLDER`: runs each part of a module on the CPU, then gives it to the doctor. FOLDER receives the outputs,
-`examined.json` with the package's executed lines and the findings, and the report as text. A process of its own, since a patched copy
-of a package has the same name as the package."""
+"""`python examine.py PARTS FOLDER`: runs each part of a module on the CPU, then gives it to the doctor. FOLDER receives the outputs, and
+in `examined.json` the findings, the package's executed lines, and the lines of any package that read a tensor's value on the CPU. A
+process of its own, since a patched copy of a package has the same name as the package."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from types import FrameType
@@ -13,6 +14,10 @@ from typing import Any
 
 import torch
 from bulkhead.doctor import diagnose
+from torch.utils._python_dispatch import TorchDispatchMode
+
+TORCH = os.path.dirname(torch.__file__) + os.sep
+READS = ("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim")
 
 
 class Executed:
@@ -29,9 +34,27 @@ class Executed:
         return self.trace
 
 
+class Reads(TorchDispatchMode):  # type: ignore[misc]
+    """The lines whose operators read values, or make shapes of them. It knows nothing of the doctor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: set[tuple[str, int]] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function._schema.name.split("::")[1]
+        by_mask = name in ("index", "index_put_") and any(one is not None and one.dtype == torch.bool for one in args[1])
+        if name in READS or (by_mask and not (name == "index_put_" and args[2].numel() == 1)):
+            frame = sys._getframe(1)
+            while frame.f_code.co_filename.startswith(TORCH) and frame.f_back is not None:
+                frame = frame.f_back
+            self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return function(*args, **(kwargs or {}))
+
+
 def main(module: str, folder: Path) -> None:
     parts = importlib.import_module(module)
-    executed = Executed(parts.PACKAGE)
+    executed, reads = Executed(parts.PACKAGE), Reads()
     outputs, findings, errors = [], set(), []
     for part, factory in parts.PARTS:
         torch.manual_seed(0)
@@ -39,7 +62,8 @@ def main(module: str, folder: Path) -> None:
         torch.manual_seed(1)
         sys.settrace(executed.trace)
         try:
-            outputs.append(part(*arguments))
+            with reads:
+                outputs.append(part(*arguments))
         finally:
             sys.settrace(None)
         report = diagnose(part, factory)
@@ -47,7 +71,8 @@ def main(module: str, folder: Path) -> None:
         errors += [report.error] if report.error else []
     torch.save(outputs, folder / "outputs.pt")
     lines = [(relative(file), line, Path(file).read_text().splitlines()[line - 1].strip()) for file, line in sorted(executed.lines)]
-    (folder / "examined.json").write_text(json.dumps({"executed": lines, "findings": sorted(findings), "errors": errors}))
+    read = [(relative(file), line) for file, line in sorted(reads.lines)]
+    (folder / "examined.json").write_text(json.dumps({"executed": lines, "reads": read, "findings": sorted(findings), "errors": errors}))
 
 
 def relative(file: str) -> str:

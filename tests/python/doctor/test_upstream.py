@@ -1,4 +1,4 @@
-"""ChatterBox as published, of small random weights, without a GPU: the doctor finds what a list that was checked by
+"""ChatterBox and Higgs Audio 2 as published, of small random weights, without a GPU: the doctor finds what a list that was checked by
 hand says, no executed line that reads a value is left unexplained, and its remedies, tried on a copy, mend without changing the
 outputs."""
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import chatterbox_patches
+import higgs_patches
 import torch
 from upstream import FORMS, Patch, checked, examined, found, patched
 
@@ -59,6 +60,10 @@ class Upstream:
 
 class ChatterBox(Upstream, unittest.TestCase):
     name, beside, needs, patches = "chatterbox", "chatterbox", ("chatterbox", "s3tokenizer"), chatterbox_patches.PATCHES
+
+
+class HiggsAudio(Upstream, unittest.TestCase):
+    name, beside, needs, patches = "higgs", "boson", ("boson_multimodal",), higgs_patches.PATCHES
 
 
 if __name__ == "__main__":

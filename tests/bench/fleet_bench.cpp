@@ -1,5 +1,7 @@
 /// The memory policy on a simulated machine, beside what other programs do: nothing here takes a model's time.
 
+#include <time.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -80,6 +82,13 @@ void play_alternating() {
     }
 }
 
+/// Of this thread: what else runs on the machine does not count.
+double cpu_microseconds() {
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return 1e6 * static_cast<double>(time.tv_sec) + 1e-3 * static_cast<double>(time.tv_nsec);
+}
+
 /// 256 models of one replica each on eight devices that hold half of them; clients open, ask, leave.
 Records time_decisions() {
     constexpr int models = 256;
@@ -88,7 +97,9 @@ Records time_decisions() {
     public:
         Actions on(const Event& event, Time now) override {
             Actions actions;
-            const double took = microseconds([&] { actions = OurPolicy::on(event, now); });
+            const double began = cpu_microseconds();
+            actions = OurPolicy::on(event, now);
+            const double took = cpu_microseconds() - began;
             all.push_back(took);
             const bool decides = std::ranges::any_of(actions, [](const Action& one) {
                 return std::holds_alternative<action::Place>(one) || std::holds_alternative<action::Evict>(one);
@@ -125,9 +136,10 @@ Records time_decisions() {
                 static_cast<unsigned long long>(world.tickets.size()));
     const double all = percentile(times.all, 0.99);
     const double deciding = percentile(times.deciding, 0.99);
-    return {{fmt::format("p99 of {} events", times.all.size()), all, "us", "the goal", 1'000},
-            {fmt::format("p99 of {} that place or evict", times.deciding.size()), deciding, "us", "the goal", 1'000},
-            {"the longest", *std::ranges::max_element(times.all), "us", "the goal", 1'000}};
+    return {{fmt::format("CPU time, p99 of {} events", times.all.size()), all, "us", "the goal", 1'000},
+            {fmt::format("CPU time, p99 of {} that place or evict", times.deciding.size()), deciding, "us", "the goal",
+             1'000},
+            {"CPU time, the longest", *std::ranges::max_element(times.all), "us", "the goal", 1'000}};
 }
 
 const Bench fleet{"fleet", "the memory policy on a simulated machine: traces, alternating clients, decision time", [] {

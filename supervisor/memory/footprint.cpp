@@ -93,7 +93,7 @@ const Footprint* Footprints::find(const std::string& key) const {
 }
 
 void Footprints::loaded(const std::string& key, const Footprint& measured) {
-    Footprint& known = by_key_[key];
+    Footprint& known = entry(key);
     const Bytes served = known.device.serving_peak;
     const Bytes served_on_host = known.host.serving_peak;
     const Millis reclaim = known.reclaim;
@@ -105,7 +105,6 @@ void Footprints::loaded(const std::string& key, const Footprint& measured) {
     known.host.serving_peak = std::max(known.host.serving_peak, served_on_host);
     known.reclaim = reclaim;
     known.count = count + 1;
-    bound();
 }
 
 void Footprints::grew(const std::string& key, const Usage& device, const Usage& host_usage) {
@@ -120,16 +119,20 @@ void Footprints::reclaimed(const std::string& key, Millis took) {
 }
 
 void Footprints::ran_out(const std::string& key, Bytes had, bool loading, std::int64_t now_ms) {
-    Footprint& known = by_key_[key];
+    Footprint& known = entry(key);
     const Bytes corrected = bounded(bounded(had) / 100 * limits::corrected_by_percent);
     Bytes& figure = loading ? known.device.load_peak : known.device.serving_peak;
     figure = std::max(figure, corrected);
     known.measured_ms = now_ms;
-    bound();
 }
 
-void Footprints::bound() {
-    while (by_key_.size() > limits::footprints_max)
+Footprint& Footprints::entry(const std::string& key) {
+    if (!by_key_.contains(key)) keep(limits::footprints_max - 1);
+    return by_key_[key];
+}
+
+void Footprints::keep(std::size_t count) {
+    while (by_key_.size() > count)
         by_key_.erase(std::ranges::min_element(by_key_, {}, [](const auto& one) { return one.second.measured_ms; }));
 }
 
@@ -150,7 +153,7 @@ Footprints Footprints::from_json(const json::value& value) {
     if (!value.is_object()) return out;
     for (const auto& [key, member] : value.get_object())
         if (const auto one = footprint_from(member)) out.by_key_.emplace(key, *one);
-    out.bound();
+    out.keep(limits::footprints_max);
     return out;
 }
 

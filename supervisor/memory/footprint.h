@@ -64,7 +64,9 @@ public:
     friend bool operator==(const Footprints&, const Footprints&) = default;
 
 private:
-    void bound();
+    /// Of this key; a new one takes the place of the oldest where there are too many.
+    Footprint& entry(const std::string& key);
+    void keep(std::size_t count);  ///< the latest
     std::map<std::string, Footprint> by_key_;
 };
 

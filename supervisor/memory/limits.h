@@ -12,6 +12,7 @@ using namespace std::chrono_literals;
 
 inline constexpr std::size_t tickets_max = 4'096;           ///< callers that wait, of all models
 inline constexpr std::size_t tickets_of_asker_max = 1'024;  ///< of one asker, so that it cannot fill the queue
+inline constexpr std::size_t reclaims_max = 64;             ///< that wait for receipts
 
 // --- turns of models that push each other out
 /// A model in use keeps its place for so many times what it took to swap it in: swapping costs a fifth of the time.

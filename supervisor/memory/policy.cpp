@@ -74,7 +74,7 @@ void apply(State& state, const event::Declared& event, Time /*now*/) {
         model.pinned = declared.pin;
         make_slots(model, model.declared.replicas_max);
     }
-    // Whoever waits keeps his place, whatever unit his model is in now.
+    // Waiters keep their places, whatever unit their model is in now.
     std::list<Entry> before;
     before.swap(state.entries);
     for (Entry& entry : before)
@@ -144,14 +144,17 @@ void apply(State& state, const event::LoadAsked& event, Time now) {
         .waiters.push_back({event.ticket, model, event.asker, event.client, event.deadline, 0});
 }
 
-void apply(State& state, const event::Left& event, Time /*now*/) {
+void apply(State& state, const event::Left& event, Time now) {
     for (auto entry = state.entries.begin(); entry != state.entries.end(); ++entry) {
         const auto waiter = std::ranges::find(entry->waiters, event.ticket, &Waiter::ticket);
         if (waiter == entry->waiters.end()) continue;
         forget(state, *entry, waiter);
         return abandon_if_unwanted(state, *entry);
     }
-    std::erase_if(state.reclaims, [&](const Reclaim& one) { return one.ticket == event.ticket; });
+    const auto reclaim = std::ranges::find(state.reclaims, event.ticket, &Reclaim::ticket);
+    if (reclaim == state.reclaims.end()) return;
+    state.devices[reclaim->device].promise_until = now + limits::promise_for;
+    state.reclaims.erase(reclaim);
 }
 
 void apply(State& state, const event::InFlight& event, Time now) {
@@ -286,7 +289,8 @@ void apply(State& state, const event::Adopted& event, Time now) {
         model.declared.model = found.who.model;
         model.declared.priority = undeclared_priority;
         model.known = false;
-        make_units(state);
+        model.unit = &state.units.emplace_back();
+        model.unit->models.push_back(&model);
     }
     make_slots(model, std::max<std::size_t>(model.slots.size(), found.who.replica + 1));
     Slot& slot = model.slots[found.who.replica];
@@ -315,6 +319,11 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
         return refuse(state, event.ticket,
                       {ErrorCode::input_invalid, fmt::format("making room on {}: no such device", event.device),
                        "`bulkhead gpu` lists them"});
+    if (state.reclaims.size() >= limits::reclaims_max)
+        return refuse(state, event.ticket,
+                      {ErrorCode::queue_full,
+                       fmt::format("making room on {}: {} callers wait already", event.device, state.reclaims.size()),
+                       "try again when they have been answered"});
     Device& device = state.devices[*known];
     const auto taken = [&] { return static_cast<std::int64_t>(device.books.used() + device.books.foreign); };
     std::int64_t coming = static_cast<std::int64_t>(device.books.total) - taken();
@@ -347,7 +356,7 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
                   fmt::format("{} asked for {} on {}", event.client, bytes_text(one.asked), device_text(event.device)),
                   now);
         }
-    // Nobody of ours takes what is made free, until the others have it.
+    // No load takes what is made free, until the others have it.
     device.foreign_at_promise = device.books.foreign;
     device.promise = static_cast<Bytes>(std::clamp<std::int64_t>(coming, 0, static_cast<std::int64_t>(one.asked)));
     device.promise_until.reset();

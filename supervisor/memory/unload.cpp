@@ -23,6 +23,7 @@ std::optional<Time> due(const Slot& slot) {
 }  // namespace
 
 std::optional<Time> unload_time(const Slot& slot) {
+    if (slot.phase != Phase::ready) return std::nullopt;
     if (!slot.model->unit->together) return due(slot);
     Time last{};
     for (const Model* model : slot.model->unit->models)
@@ -97,11 +98,12 @@ void answer_reclaims(State& state, Time now) {
                                    static_cast<std::int64_t>(device.books.foreign + device.books.used());
         std::string short_of;
         if (there < static_cast<std::int64_t>(one->asked))
-            short_of = late ? fmt::format("{} did not end in time", one->awaited.front().text())
-                            : fmt::format("{} of {} asked for are free; the rest is pinned, in use, within "
-                                          "`min_resident` or held by others",
-                                          bytes_text(static_cast<Bytes>(std::max<std::int64_t>(there, 0))),
-                                          bytes_text(one->asked));
+            short_of = one->awaited.empty()
+                           ? fmt::format("{} of {} asked for are free; the rest is pinned, in use, within "
+                                         "`min_resident` or held by others",
+                                         bytes_text(static_cast<Bytes>(std::max<std::int64_t>(there, 0))),
+                                         bytes_text(one->asked))
+                           : fmt::format("{} did not end in time", one->awaited.front().text());
         device.promise_until = now + limits::promise_for;
         state.wake_at(*device.promise_until);
         state.actions.emplace_back(action::Reclaimed{one->ticket, one->freed, one->ended, std::move(short_of)});

@@ -5,6 +5,7 @@
 #include <utility>
 
 namespace bulkhead {
+
 std::string_view to_string(ErrorCode code) noexcept {
     for (const auto& [value, name] : error_code_names)
         if (value == code) return name;

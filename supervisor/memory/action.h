@@ -34,8 +34,8 @@ struct Grant {
     Bytes host_bytes = 0;
     Basis basis{};
 };
-/// A placed replica that was not granted is not wanted any more: its process ends. Answered by `Ended`, `Receipt` only
-/// if a process was started, and neither is needed.
+/// A placed replica that was not granted is not wanted any more: its process ends. Answered by `Ended`, also where no
+/// process was started. It needs no `Receipt`.
 struct Withdraw {
     ReplicaId who;
     std::string why;

@@ -18,8 +18,8 @@ std::string sizes_of(const State& state, std::size_t device) {
         pinned += (slot.device == device ? slot.device_bytes : 0) + (device == 0 ? slot.host_bytes : 0);
     });
     std::string text = fmt::format("{} has {}", device_text(books.id), bytes_text(books.total));
-    if (books.limit < books.total) text += fmt::format(", {} of it for the fleet", bytes_text(books.limit));
     if (books.foreign > 0) text += fmt::format(", of which {} are others'", bytes_text(books.foreign));
+    if (books.limit < books.total) text += fmt::format(", at most {} are for the fleet", bytes_text(books.limit));
     if (books.margin > 0) text += fmt::format(", {} are kept free", bytes_text(books.margin));
     if (books.promised > 0) text += fmt::format(", {} are promised to others", bytes_text(books.promised));
     if (pinned > 0) text += fmt::format(", pinned models hold {}", bytes_text(pinned));

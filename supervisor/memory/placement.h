@@ -82,7 +82,7 @@ public:
     [[nodiscard]] int use_of(const Candidate& one) const;  ///< as in `Option::Cost`
     /// Room there would be if all went that may within `reach`.
     [[nodiscard]] std::int64_t room_within(Reach reach, std::size_t device, int priority) const;
-    /// Whether a place within `reach` is thinkable at all: false is certain, and cheaper to know than a place.
+    /// Whether there may be a place within `reach`: false is certain, and cheaper than to look for the place.
     [[nodiscard]] bool may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const;
     [[nodiscard]] bool may_fit(const std::vector<Piece>& pieces, int priority, Reach reach) const;
 

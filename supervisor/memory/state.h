@@ -1,6 +1,6 @@
 #pragma once
 
-/// The policy's own books, and what changes them together with the ledger. Seen by policy*.cpp alone.
+/// The policy's own books, and what changes them together with the ledger. Only sources of this folder include it.
 
 #include <deque>
 #include <list>
@@ -134,7 +134,7 @@ struct State {
     std::vector<std::optional<std::int64_t>> claims;
     Clock::duration queued_for{};  ///< expected of those with a claim, one after the other
     std::optional<Time> next;      ///< when time alone changes something
-    Actions actions;           ///< of the present event
+    Actions actions;               ///< of the present event
 
     [[nodiscard]] std::optional<std::size_t> device_of(const DeviceId& id) const;
     [[nodiscard]] std::size_t device_or_new(const DeviceId& id);

@@ -32,7 +32,7 @@ public:
             step();
             world_.run_until(world_.now + (one_in(8) ? Millis{below(90'000)} : Millis{below(1'500)}));
         }
-        // It settles: no more foreign use, no GPU away, and everybody is answered.
+        // The machine stays as it is now; everybody is answered.
         const bool ended = world_.run_out(world_.now + std::chrono::hours{24});
         history_.broken = invariants_.broken();
         if (history_.broken.empty() && !ended)

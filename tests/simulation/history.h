@@ -18,7 +18,7 @@ struct History {
 
 /// A random fleet on random devices, and `steps` random things that happen to it: loads, requests, crashes, memory that
 /// runs out, others' use, reloads, GPUs lost and found, pins, reclaims, clients that leave, new supervisors. Then
-/// nothing more happens until everybody has his answer. The same seed is the same history. `story`: gets a line for
+/// nothing more happens until everybody is answered. The same seed is the same history. `story`: gets a line for
 /// each event and action.
 [[nodiscard]] History live(std::uint64_t seed, int steps, std::vector<std::string>* story = nullptr);
 

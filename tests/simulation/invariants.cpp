@@ -391,9 +391,8 @@ void Invariants::check_nobody_waits_in_vain() {
                     if (piece.host > 0) closed.emplace_back(host);
                 }
         if (fits(one.pieces, one.unit, may_go_for(one), closed))
-            if (fits(one.pieces, one.unit, may_go_for(one), closed))
-                return fail(fmt::format("{} waits with ticket {}, and there is room that nobody else waits for",
-                                        one.unit.front(), one.ticket));
+            return fail(fmt::format("{} waits with ticket {}, and there is room that nobody else waits for",
+                                    one.unit.front(), one.ticket));
     }
     if (!first_is_stuck)
         fail(all.front().unit.front() + " waits, and everybody of the highest priority could be placed");

@@ -102,7 +102,7 @@ public:
     // --- its clock
     /// Everything that happens until then.
     void run_until(Time when);
-    /// Until nothing is left to happen, or `limit` has come. False: something is left.
+    /// Until every ticket and request is answered. False: by `limit` some are not.
     bool run_out(Time limit);
     bool stopped = false;  ///< nothing happens any more
     Time now{std::chrono::hours{1}};
@@ -132,7 +132,7 @@ public:
     int load_runs_out = 0;
     /// Called after every event, with the actions it led to.
     std::function<void(const Event&, const Actions&)> check;
-    /// A ticket's answer, for loads that are no requests.
+    /// The answer to a load or a reclaim that does not belong to a request.
     std::function<void(Ticket, const Action&)> answered;
 
     /// A new supervisor: its decider is told what the former one's processes hold. `adopted` is called before whoever

@@ -265,7 +265,7 @@ TEST_F(DeathTest, AReportThatIsLostIsToldWhereItIsMissed) {
     {
 
         {"ItsLastWordsComeBeforeItsDeath", R"(paged; unload; got drain; says drained; page_dies; state stopping; exits 0
-        receipt drained; reports 0)"},
+        receipt drained; settled; reports 0)"},
         {"ASuccessorIsStartedBeforeTheMemoryIsSeenToBeBack", R"(paged; hold; exits SIGSEGV; spawned 2; says hello
         state loading; says ready; state ready; forgotten; go_on; forgotten 1; is ready)"},
         {"ASuccessorWaitsWhereSomethingOfTheFirstMayStillRun", R"(paged; hold; exits SIGSEGV remains; state reclaiming

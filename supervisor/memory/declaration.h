@@ -54,8 +54,8 @@ struct DeviceLimit {
     friend bool operator==(const DeviceLimit&, const DeviceLimit&) = default;
 };
 
-/// What no fleet may say: memory of 0 or beyond reason, a share outside 1 to 100, one group of two kinds, an exclusive
-/// group with a pinned pair on one device, more replicas at least than at most.
+/// What no fleet may say: memory of 0 or beyond reason, a share outside 1 to 100, one group of two kinds, more
+/// replicas at least than at most.
 /// Returns  one `config_invalid` for each; empty when all is well
 [[nodiscard]] std::vector<Error> check(const std::vector<Declaration>& models);
 [[nodiscard]] std::optional<Error> check(const DeviceId& device, const DeviceLimit& limit);

@@ -24,7 +24,7 @@ def row(client: bulkhead.Client, model: str) -> dict[str, Any]:
 
 
 def until(client: bulkhead.Client, model: str, reached: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
-    """Its row as soon as it is so: looked at again at each of the model's events."""
+    """The model's row once the condition holds; read again at each of the model's events."""
     with client.events(model) as events:
         too_late = threading.Timer(seconds, events.close)
         too_late.start()

@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio channel do alike: bringing tensors to where the worker reads them."""
+"""What the blocking and the asyncio channel share: bringing tensors to where the worker reads them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .slabs import Placed
 from .tensors import Source, dtype_name
 
 T = TypeVar("T")
-#: Yields what is waited for, and the words for a wait in vain; goes on when it is so.
+#: Yields a condition to wait for, and what the error says if the wait fails; continues once it holds.
 Steps = Generator[tuple[Callable[[], bool], str], None, T]
 
 
 class PlacingChannel:
-    """A channel's facts, and the steps that a channel takes in its own way of waiting."""
+    """What a channel knows of its worker, and the steps of placing a tensor; a subclass waits in its own way."""
 
     core: ChannelCore
 

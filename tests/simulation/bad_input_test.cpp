@@ -126,6 +126,29 @@ TEST_F(MemoryBadInput, OneClientCannotFillTheQueue) {
     EXPECT_THAT(all<action::Refuse>(), IsEmpty());
 }
 
+TEST_F(MemoryBadInput, AReclaimWithoutTimeIsToldWhatIsFree) {
+    auto pinned = model("pinned", 8 * gib);
+    pinned.pin = true;
+    declare({pinned});
+    load("pinned", 8 * gib);
+    send(event::ReclaimAsked{99, "GPU-0", 6 * gib, "game", now});
+    ASSERT_EQ(all<action::Reclaimed>().size(), 1U);
+    EXPECT_THAT(all<action::Reclaimed>()[0].short_of, HasSubstr("2.0 GiB of 6.0 GiB asked for are free"));
+}
+
+TEST_F(MemoryBadInput, RoomForAClientThatLeftIsNotKeptForEver) {
+    declare({model("a", 4 * gib)});
+    load("a", 4 * gib);
+    now += 1min;
+    send(event::ReclaimAsked{99, "GPU-0", 8 * gib, "game", std::nullopt});
+    EXPECT_THAT(evicted(), ElementsAre("a/0"));
+    send(event::Left{99});
+    EXPECT_EQ(gpu().promised, 8 * gib);
+    now += limits::promise_for;
+    send(event::Tick{});
+    EXPECT_EQ(gpu().promised, 0U);
+}
+
 /// A waits for B's drain; B's request ends only when A has answered. The drain's bound ends it.
 TEST(MemoryCycle, OfWaitsEndsWithTheBoundOfTheDrain) {
     World world{std::make_unique<OurPolicy>(), 1};

@@ -33,7 +33,7 @@ CHANNEL = {"input": 65536, "output": 65536, "max": 4 << 20, "count": 4, "worker_
 
 @functools.cache
 def scripted_echo(run_ms: int) -> str:
-    """A TorchScript file that computes for some such time: it can read no clock."""
+    """A TorchScript file that computes for about `run_ms`. It counts, because TorchScript cannot read a clock."""
     import torch
 
     class Echo(torch.nn.Module):

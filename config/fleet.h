@@ -70,6 +70,13 @@ struct PythonSpec {
     friend bool operator==(const PythonSpec&, const PythonSpec&) = default;
 };
 
+/// Models that are loaded one at a time on a device, or all together.
+struct ModelGroup {
+    std::string name;
+    GroupKind kind{};
+    friend bool operator==(const ModelGroup&, const ModelGroup&) = default;
+};
+
 /// What a fleet file may say of a model. Keys that `defaults` may hold too are in `ModelSettings`: fleet.schema.json
 /// declares them, with their defaults.
 struct ModelSpec : ModelSettings {
@@ -77,6 +84,11 @@ struct ModelSpec : ModelSettings {
     Runtime runtime{};
     /// Absolute: TorchScript file, .pt2 package, folder of a generating model, or an engine's own file, if it has one.
     std::filesystem::path file;
+    std::string device{"auto"};
+    std::vector<std::string> other_devices;  ///< where `device` has no room, in this order
+    std::uint32_t replicas = 1;              ///< at most
+    std::uint32_t replicas_min = 1;
+    std::optional<ModelGroup> group;
     std::map<std::string, std::string> environment;
     StateScope state = StateScope::none;  ///< channel: one channel at a time, reset between
     std::string reset_method;             ///< called between channels when `state` is channel
@@ -86,9 +98,19 @@ struct ModelSpec : ModelSettings {
     friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
 
+/// What all models together may use of one device's memory.
+struct DeviceLimit {
+    std::uint32_t share_percent = 100;
+    std::optional<std::uint64_t> share_bytes{};  ///< instead of the share
+    std::uint64_t margin_bytes = 0;              ///< for other programs
+    friend bool operator==(const DeviceLimit&, const DeviceLimit&) = default;
+};
+
 struct Fleet {
-    std::filesystem::path source;   ///< absolute path of the YAML file
-    std::vector<ModelSpec> models;  ///< in the order of the file
+    std::filesystem::path source;               ///< absolute path of the YAML file
+    std::vector<ModelSpec> models;              ///< in the order of the file
+    std::map<std::string, DeviceLimit> limits{};  ///< by device, as it is written
+    std::vector<std::string> startup{};           ///< models to load first, in this order
     friend bool operator==(const Fleet&, const Fleet&) = default;
 };
 

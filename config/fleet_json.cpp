@@ -1,5 +1,6 @@
 #include "config/fleet_json.h"
 
+#include "config/limit_reader.h"
 #include "config/model_reader.h"
 #include "config/yaml_tree.h"
 #include "ipc/channel/dtype.h"
@@ -69,6 +70,13 @@ struct KeyWriter {
     void operator()(std::string_view key, const std::optional<std::uint32_t>& from, rule::Integer) const {
         if (from) to[key] = *from;
     }
+    void operator()(std::string_view key, const std::optional<std::uint64_t>& from, rule::Size) const {
+        if (from) to[key] = *from;
+    }
+    void operator()(std::string_view key, std::uint64_t from, rule::Size) const { to[key] = from; }
+    void operator()(std::string_view key, const std::optional<std::chrono::milliseconds>& from, rule::KeepAlive) const {
+        if (from) to[key] = from->count() == 0 ? std::string{"0"} : duration_text(*from);
+    }
     void operator()(std::string_view key, std::chrono::milliseconds from, rule::Duration) const {
         if (from.count() > 0) to[key] = duration_text(from);
     }
@@ -104,6 +112,18 @@ json::object to_json(const ModelSpec& model) {
         all[model.runtime == Runtime::torchscript ? "file" : "package"] = model.file.string();
     }
     ModelSettings::keys(static_cast<const ModelSettings&>(model), KeyWriter{all});
+    if (model.other_devices.empty()) {
+        all["device"] = model.device;
+    } else {
+        json::array& devices = all["device"].emplace_array();
+        devices.emplace_back(model.device);
+        for (const std::string& device : model.other_devices) devices.emplace_back(device);
+    }
+    if (model.replicas == model.replicas_min)
+        all["replicas"] = model.replicas;
+    else
+        all["replicas"] = json::object{{"min", model.replicas_min}, {"max", model.replicas}};
+    if (model.group) all["group"] = json::object{{"name", model.group->name}, {"kind", word_of(model.group->kind)}};
     all["channel"].as_object()["spin_us"] = 0;  // of former releases
     all["environment"] = std::move(environment);
     all["state"] = std::move(state);
@@ -114,6 +134,30 @@ json::object to_json(const ModelSpec& model) {
         all["methods"] = std::move(methods);
     }
     return all;
+}
+
+json::object limits_and_startup_to_json(const Fleet& fleet) {
+    json::object all;
+    for (const auto& [device, limit] : fleet.limits) {
+        json::object one{{"margin", limit.margin_bytes}};
+        if (limit.share_bytes)
+            one["share"] = *limit.share_bytes;
+        else
+            one["share"] = fmt::format("{}%", limit.share_percent);
+        if (!all.contains("limits")) all["limits"].emplace_object();
+        all["limits"].as_object()[device] = std::move(one);
+    }
+    if (!fleet.startup.empty()) all["startup"] = json::value_from(fleet.startup);
+    return all;
+}
+
+Result<> limits_and_startup_from_json(const json::object& json, Fleet& fleet) {
+    Report report{"", ""};
+    Fields fields{Value{from_json(json), "fleet", report}, ""};
+    read_limits_and_startup(fields, fleet);
+    auto diagnostics = std::move(report).take();
+    if (!diagnostics.empty()) return std::move(diagnostics.front().error);
+    return {};
 }
 
 Result<ModelSpec> model_from_json(const json::object& json) {

@@ -1,7 +1,7 @@
 """fleet_keys.py SCHEMA: writes the keys of fleet.schema.json as C++. Run by CMake at configure time.
 
 Each struct has a member for each key, with its default, and `keys(self, visit)`, which calls `visit(key, member, rule)` for
-each: reader and writer are such visitors. `environment` and `state` are read by hand.
+each: reader and writer are such visitors. those of BY_HAND are read by hand.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 STRUCTS = {"deadlines": "Deadlines", "channel": "ChannelLimits", "generate": "GenerateSpec", "defaults": "ModelSettings"}
-BY_HAND = ("environment", "state")
+BY_HAND = ("device", "environment", "group", "replicas", "state")
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "": 1}
 CPP = {True: "true", False: "false"}
 
@@ -39,13 +39,14 @@ class Schema:
             return entry["cpp"], key, f"{entry['cpp']}::{default}", "Enumeration{}"
         if key in STRUCTS:
             return STRUCTS[key], name, "", "Group{}"
-        if entry["title"] == "device":
-            return "std::string", name, json.dumps(default), "Device{}"
+        if key == "keep_alive":
+            return "std::optional<std::chrono::milliseconds>", name, "", "KeepAlive{}"
         if entry["title"] == "duration":
             return "std::chrono::milliseconds", name, str(amount(default or 0)), "Duration{}"
         if entry["title"] == "size":
             bounds = entry["oneOf"][0]
-            return "std::uint64_t", name, str(amount(default)), f"Size{{{bounds['minimum']}, {bounds['maximum']}}}"
+            cpp = "std::uint64_t" if default is not None else "std::optional<std::uint64_t>"
+            return cpp, name, "" if default is None else str(amount(default)), f"Size{{{bounds['minimum']}, {bounds['maximum']}}}"
         if kind == "boolean":
             return "bool", name, CPP[default], "Boolean{}"
         if kind == "integer":

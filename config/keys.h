@@ -42,9 +42,9 @@ struct Size {
     std::uint64_t max;
 };
 struct Duration {};
+struct KeepAlive {};  ///< empty: for ever
 struct Boolean {};
 struct Enumeration {};
-struct Device {};
 struct Group {};
 struct Ignored {  ///< of former releases
     std::string_view remedy;

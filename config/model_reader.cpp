@@ -13,7 +13,7 @@ namespace bulkhead::config {
 namespace {
 
 template <typename T>
-void assign(std::optional<T> value, T& to) {
+void assign(std::optional<T> value, auto& to) {
     if (value) to = std::move(*value);
 }
 
@@ -44,16 +44,20 @@ struct KeyReader {
         assign(value.size(bounds.min, bounds.max), to);
     }
     static void read(const Value& value, auto& to, rule::Duration) { assign(value.duration(), to); }
+    static void read(const Value& value, std::optional<std::chrono::milliseconds>& to, rule::KeepAlive) {
+        const bool is_scalar = value.node().kind == Node::Kind::scalar;
+        const std::string& text = value.node().text;
+        if (is_scalar && text == "forever")
+            to.reset();
+        else if (is_scalar && text == "0")
+            to = std::chrono::milliseconds{0};
+        else if (const auto time = is_scalar ? parse_duration(text) : std::nullopt)
+            to = time;
+        else
+            value.refuse("write forever, 0, or a whole number and a unit, such as 30s or 10m; at most 24h");
+    }
     static void read(const Value& value, auto& to, rule::Boolean) { assign(value.boolean(), to); }
     static void read(const Value& value, auto& to, rule::Enumeration) { value.word(to); }
-    static void read(const Value& value, std::string& to, rule::Device) {
-        auto device = value.text();
-        if (!device) return;
-        if (is_device(*device))
-            to = std::move(*device);
-        else
-            value.refuse("write auto, cpu, cuda:N, or a GPU's UUID as GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx");
-    }
     static void read(const Value& value, std::vector<std::uint32_t>& to, rule::Lengths bounds) {
         for (const Value& item : value.items(bounds.count_max))
             if (const auto number = item.integer(bounds.min, bounds.max))
@@ -95,6 +99,70 @@ void read_environment(const Value& map, std::map<std::string, std::string>& envi
     if (bytes > limits::environment_bytes_max)
         map.refuse(fmt::format("{} has {} bytes", map.what(), bytes),
                    fmt::format("at most {} bytes, names and values together", limits::environment_bytes_max));
+}
+
+constexpr std::size_t devices_max = 16;
+constexpr std::int64_t replicas_max = 8;
+
+std::optional<std::string> read_device_name(const Value& value, bool may_be_auto) {
+    auto device = value.text();
+    if (device && is_device(*device) && (may_be_auto || *device != "auto")) return device;
+    if (device)
+        value.refuse(fmt::format("write {}cpu, cuda:N, or a GPU's UUID as GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx",
+                                 may_be_auto ? "auto, " : ""));
+    return std::nullopt;
+}
+
+void read_device(const Value& value, ModelSpec& model) {
+    model.other_devices.clear();  // of the defaults
+    if (value.node().kind != Node::Kind::sequence) {
+        if (auto device = read_device_name(value, true)) model.device = std::move(*device);
+        return;
+    }
+    std::vector<std::string> devices;
+    for (const Value& item : value.items(devices_max)) {
+        auto device = read_device_name(item, false);
+        if (device && std::ranges::find(devices, *device) != devices.end())
+            item.refuse("name it once");
+        else if (device)
+            devices.push_back(std::move(*device));
+    }
+    if (value.node().items.empty()) value.refuse(value.what() + " is empty", "name a device, or write auto");
+    if (devices.empty()) return;
+    model.device = devices.front();
+    model.other_devices.assign(devices.begin() + 1, devices.end());
+}
+
+void read_replicas(const Value& value, ModelSpec& model) {
+    if (value.node().kind != Node::Kind::map) {
+        if (const auto number = value.integer(1, replicas_max))
+            model.replicas = model.replicas_min = static_cast<std::uint32_t>(*number);
+        return;
+    }
+    Fields fields{value, value.what() + "."};
+    model.replicas = model.replicas_min = 1;
+    if (const auto min = fields.take("min"))
+        if (const auto number = min->integer(1, replicas_max))
+            model.replicas = model.replicas_min = static_cast<std::uint32_t>(*number);
+    if (const auto max = fields.take("max"))
+        if (const auto number = max->integer(1, replicas_max)) model.replicas = static_cast<std::uint32_t>(*number);
+    fields.finish();
+    if (model.replicas < model.replicas_min)
+        value.refuse(fmt::format("{}: min {} exceeds max {}", value.what(), model.replicas_min, model.replicas),
+                     "raise max, or lower min");
+}
+
+void read_group(const Value& map, ModelSpec& model) {
+    Fields fields{map, map.what() + "."};
+    ModelGroup group;
+    if (const auto value = fields.require("name", "add name: what the members of the group name alike"))
+        if (auto name = value->text()) {
+            if (!is_model_name(*name)) value->refuse("write 1 to 63 of A-Z a-z 0-9 . _ - , a letter or digit first");
+            group.name = std::move(*name);
+        }
+    if (const auto value = fields.require("kind", "add kind: exclusive or together")) value->word(group.kind);
+    fields.finish();
+    model.group = std::move(group);
 }
 
 void read_state(const Value& map, ModelSpec& model) {
@@ -211,6 +279,9 @@ void read_generating(Fields& fields, const std::string& where, ModelSpec& model)
 
 void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
     ModelSettings::keys(static_cast<ModelSettings&>(model), KeyReader{fields});
+    if (const auto value = fields.take("device")) read_device(*value, model);
+    if (const auto value = fields.take("replicas")) read_replicas(*value, model);
+    if (const auto value = fields.take("group")) read_group(*value, model);
     if (const auto value = fields.take("environment")) read_environment(*value, model.environment);
     if (const auto value = fields.take("state")) read_state(*value, model);
 

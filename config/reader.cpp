@@ -1,9 +1,11 @@
 #include "config/reader.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <set>
 
+#include "config/limit_reader.h"
 #include "config/limits.h"
 #include "config/model_reader.h"
 #include "config/yaml_tree.h"
@@ -30,6 +32,18 @@ void read_models(const Value& map, const ModelSpec& defaults, Fleet& fleet) {
         workers += model.replicas;
         fleet.models.push_back(std::move(model));
     }
+    for (const ModelSpec& model : fleet.models) {
+        if (!model.group) continue;
+        const auto other = std::ranges::find_if(fleet.models, [&](const ModelSpec& one) {
+            return one.group && one.group->name == model.group->name && one.group->kind != model.group->kind;
+        });
+        if (other == fleet.models.end()) continue;
+        map.refuse(fmt::format("group {} is {} by model {}, and {} by model {}", in_quotes(model.group->name),
+                               word_of(model.group->kind), in_quotes(model.name), word_of(other->group->kind),
+                               in_quotes(other->name)),
+                   "give both the same kind, or name two groups");
+        break;
+    }
     if (workers > limits::workers_max)
         map.refuse(fmt::format("{} replicas of all models together", workers),
                    fmt::format("one daemon runs at most {}", limits::workers_max));
@@ -52,6 +66,7 @@ void read_root(const NodeRef& root, Report& report, Fleet& fleet) {
     }
     if (const auto models = fields.require("models", "add models: with at least one model"))
         read_models(*models, defaults, fleet);
+    read_limits_and_startup(fields, fleet);
     fields.finish();
 }
 

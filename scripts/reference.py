@@ -43,6 +43,8 @@ VALUES = """\
 - **path**: a relative one is taken from the folder of the fleet file. `~` and `$VARIABLES` are not expanded, in paths or
   anywhere else.
 - **device**: `auto`, `cpu`, `cuda:0` (in NVML's order), `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+- **range** of replicas: `{min: 1, max: 3}`, each from 1 to 8. Those beyond `min` are started while requests wait at
+  every other one, and unloaded when they are idle.
 - **dimension**: `512`, or a range `1..256` with both ends included; with a name, `n=1..256`. Dimensions of one name are
   of one size in a request. A package (`aoti`) with several dynamic dimensions among its inputs needs them named: it
   does not check that they agree. Different names mean sizes that may differ.
@@ -64,8 +66,8 @@ fleet.yaml:9:44: error: model "minilm": inputs.input_ids: shape[1] = 256..1
 ```
 """
 
-SECTIONS = ["defaults", "model", "deadlines", "channel", "state", "generate", "method", "tensor", "parameter"]
-TITLES = {"defaults": "defaults", "model": "A model", "deadlines": "deadlines", "channel": "channel", "state": "state", "generate": "generate",
+SECTIONS = ["limit", "defaults", "model", "group", "deadlines", "channel", "state", "generate", "method", "tensor", "parameter"]
+TITLES = {"limit": "A limit", "defaults": "defaults", "model": "A model", "group": "group", "deadlines": "deadlines", "channel": "channel", "state": "state", "generate": "generate",
           "method": "A method", "tensor": "A tensor", "parameter": "A parameter"}
 
 
@@ -83,7 +85,7 @@ def kind(schema, entry):
     if title in SECTIONS and entry.get("type") == "object":
         return f"[{title}](#{TITLES[title].lower().replace(' ', '-')})"
     for plural, single in [("map of tensors", "tensor"), ("map of parameters", "parameter"), ("map of methods", "method"),
-                           ("map of models", "model")]:
+                           ("map of models", "model"), ("map of limits", "limit")]:
         if title == plural:
             return f"map of [{single}s](#a-{single})"
     return title

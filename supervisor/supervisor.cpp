@@ -51,12 +51,12 @@ int Supervisor::run() {
                    [this] {
                        spdlog::info("the keeper was asked to stop");
                        stop_asked_ = true;
-                       if (fleet_) stop([](const std::vector<Receipt>&) {});
+                       if (server_) stop([](const std::vector<Receipt>&) {});
                    },
                    [this] {
                        spdlog::info("the keeper was asked to reload");
                        reload_asked_ = true;
-                       if (fleet_) reload([](const Reloaded&) {});
+                       if (server_) reload([](const Reloaded&) {});
                    },
                    [this](const Error* why) {
                        if (!ending_) {
@@ -79,9 +79,12 @@ int Supervisor::run() {
 
 void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     context_.emplace(FleetContext{io_, keeper_, off_loop_, gpus_, events_, {}, nullptr});
-    context_->launch = {options_.worker_program, daemon_token(hello.keeper_pid, hello.started_unix_ms),
-                         options_.socket, options_.cache, std::move(options_.inherited),
-                         options_.python_start};
+    context_->launch = {options_.worker_program,
+                        daemon_token(hello.keeper_pid, hello.started_unix_ms),
+                        options_.socket,
+                        options_.cache,
+                        std::move(options_.inherited),
+                        options_.python_start};
     if (options_.logs) {
         context_->crash_reports = std::make_shared<CrashReports>(options_.logs->folder / "crashes");
         context_->log_writer = options_.logs->writer;
@@ -106,17 +109,20 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     std::set<std::string> keep;
     for (const FoundWorker& worker : found_) keep.insert(context_->launch.marker(worker.name));
     off_loop_.run(
-        "looking at the models' files", [models = options_.fleet.models] { return declarations_of(models); },
-        [this](Result<Declarations> declarations) {
-            declarations_ =
-                declarations ? std::move(*declarations) : declarations_of(options_.fleet.models, fingerprint_of_text);
+        "looking at the models' files",
+        [models = options_.fleet.models] {
+            return std::pair{declarations_of(models), Fleet::file_bytes(models)};
+        },
+        [this](Result<std::pair<Declarations, std::map<std::string, std::uint64_t>>> seen) {
+            declarations_ = seen ? std::move(seen->first) : declarations_of(options_.fleet.models, fingerprint_of_text);
+            if (seen) known_.file_bytes = std::move(seen->second);
         });
     off_loop_.run(
         "ending what a former daemon left behind",
         [socket = options_.socket, keep = std::move(keep)] { return kill_stale_processes(socket, keep); },
         [this](Result<std::vector<StaleProcess>> processes) {
             StaleProcessWatch::start(*context_, processes ? std::move(*processes) : std::vector<StaleProcess>{},
-                                 [this] { begin(); });
+                                     [this] { begin(); });
         });
 }
 
@@ -135,11 +141,13 @@ void Supervisor::read_former(const LogStore& logs, const keeper_link::KeeperHell
             });
             FormerLines lines;
             for (const std::string& model : models) lines[model] = ModelLog::read_back(folder, model, since);
-            return lines;
+            return std::pair{std::move(lines), FootprintFile{{folder, writer}}.load()};
         },
-        [this](Result<FormerLines> lines) {
-            if (lines) former_lines_ = std::move(*lines);
-            if (!lines) spdlog::error("{}; a quarantine counts from the moment that it is read", lines.error().text());
+        [this](Result<std::pair<FormerLines, memory::Footprints>> former) {
+            if (former) former_lines_ = std::move(former->first);
+            if (former) known_.footprints = std::move(former->second);
+            if (!former)
+                spdlog::error("{}; a quarantine counts from the moment that it is read", former.error().text());
         });
 }
 
@@ -163,7 +171,13 @@ void Supervisor::begin() {
     kill_with_keeper(context_->cgroups ? context_->cgroups->kill_all_fd() : -1);
     facts_.containment =
         context_->cgroups ? "cgroup " + context_->cgroups->path().string() : "process group and marker";
+    context_->memory_limits = MemoryLimits::make(context_->cgroups.get(), static_cast<pid_t>(facts_.keeper_pid));
     fleet_.emplace(*context_, options_.fleet, options_.logs);
+    known_.keys = declarations_;
+    fleet_->begin(std::move(known_), [this] { serve(); });
+}
+
+void Supervisor::serve() {
     daemon_.emplace(Daemon{*fleet_, facts_, [this](auto stopped) { stop(std::move(stopped)); },
                            [this](auto reloaded) { reload(std::move(reloaded)); },
                            [this](bool with_keeper, auto checked) { upgrade(with_keeper, std::move(checked)); }});

@@ -50,6 +50,7 @@ private:
     void keep_gpu_quarantine(const GpuQuarantineFile& file, const std::shared_ptr<LogWriter>& writer,
                              std::optional<GpuQuarantine::State> known);
     void begin();
+    void serve();
     void stop(std::function<void(std::vector<Receipt>)> stopped);
     void end();
     void end_when_flushed();
@@ -78,6 +79,7 @@ private:
     std::uint16_t keeper_version_min_ = 0, keeper_version_max_ = 0;  ///< of the keeper link
     std::vector<FoundWorker> found_;                                 ///< until they are adopted
     Declarations declarations_;                                      ///< when this supervisor started
+    Admission::Known known_;                                         ///< until the fleet has it
     FormerLines former_lines_;                                       ///< of its models, until they are there
     Deadline end_check_{io_};
     Deadline::Clock::time_point end_by_{};

@@ -13,7 +13,7 @@ _bulkhead_gpus() {
 
 _bulkhead() {
     local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='up down ps load unload restart infer generate logs events why crashes gpus info reload upgrade validate doctor'
+    local commands='up down ps load unload restart infer generate logs events why plan pin crashes gpus info reload upgrade validate doctor'
     local command='' named=0 where=() i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
@@ -61,7 +61,8 @@ _bulkhead() {
     crashes) options+=' --limit --full' names=one ;;
     gpus) options+=' --lift' ;;
     upgrade) options+=' --supervisor-only' ;;
-    why) names=one ;;
+    why | plan) names=one ;;
+    pin) options+=' --off' names=one ;;
     doctor) options+=' --inputs --python --fleet --baseline --write-baseline --deadline --sarif --compile --gpu' names=one ;;
     up | validate)
         [[ $word == -* ]] || mapfile -t COMPREPLY < <(compgen -f -X '!*.y?(a)ml' -- "$word"; compgen -d -S / -- "$word")

@@ -44,7 +44,8 @@ std::optional<Number> parse_number(std::string_view text, int base) {
 }
 
 /// Of lines such as "RssAnon:      123 kB", each of which must be there; in bytes.
-std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, std::array<std::string_view, 2> names) {
+template <std::size_t count>
+std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, const std::array<std::string_view, count>& names) {
     std::uint64_t kilobytes = 0;
     std::size_t found = 0;
     for_each_line(text, [&](std::string_view line) {
@@ -139,7 +140,7 @@ std::optional<std::string> read_proc_file(pid_t pid, const char* file, std::size
 }
 
 std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup) {
-    return sum_of_kilobytes(smaps_rollup, {"Pss_Anon:", "Pss_Shmem:"});
+    return sum_of_kilobytes<2>(smaps_rollup, {"Pss_Anon:", "Pss_Shmem:"});
 }
 
 std::optional<std::uint64_t> read_host_bytes(pid_t pid) {
@@ -147,8 +148,15 @@ std::optional<std::uint64_t> read_host_bytes(pid_t pid) {
     return text ? parse_host_bytes(*text) : std::nullopt;
 }
 
+std::optional<HostMemory> read_host_memory(pid_t pid) {
+    const auto text = read_proc_file(pid, "smaps_rollup", 64 * 1024);
+    const auto bytes = text ? parse_host_bytes(*text) : std::nullopt;
+    if (!bytes) return std::nullopt;
+    return HostMemory{*bytes, sum_of_kilobytes<1>(*text, {"Pss_File:"}).value_or(0)};
+}
+
 std::optional<std::uint64_t> parse_resident_bytes(std::string_view status) {
-    return sum_of_kilobytes(status, {"RssAnon:", "RssShmem:"});
+    return sum_of_kilobytes<2>(status, {"RssAnon:", "RssShmem:"});
 }
 
 std::optional<std::uint64_t> read_resident_bytes(pid_t pid) {

@@ -44,6 +44,12 @@ private:
 /// `Pss_Anon` + `Pss_Shmem` of an smaps_rollup, in bytes: what is gone when the process is, page cache is not.
 [[nodiscard]] std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup);
 [[nodiscard]] std::optional<std::uint64_t> read_host_bytes(pid_t pid);
+/// Memory of a process on the host.
+struct HostMemory {
+    std::uint64_t bytes = 0;   ///< as `read_host_bytes`
+    std::uint64_t mapped = 0;  ///< its share of pages of files, which the kernel can take back
+};
+[[nodiscard]] std::optional<HostMemory> read_host_memory(pid_t pid);
 
 /// `RssAnon` + `RssShmem` of /proc/PID/status: quicker than the above, and still there while a process is ending, until
 /// the kernel takes its memory. Empty after that.

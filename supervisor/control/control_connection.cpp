@@ -5,6 +5,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
@@ -129,21 +130,25 @@ void ControlConnection::dispatch(rpc::Request request) {
                                                 request.method, in_flight_),
                                     "wait for answers, or open another connection"});
     ++in_flight_;
-    method->second({std::move(request.params), peer_, weak_from_this(),
-                    [weak = weak_from_this(), id = std::move(request.id)](Result<rpc::Answer> result) {
-                        const auto self = std::static_pointer_cast<ControlConnection>(weak.lock());
-                        if (!self) return;
-                        --self->in_flight_;
-                        if (id) self->answer(*id, std::move(result));
-                        self->close_if_done();
-                    }});
+    rpc::Call call{std::move(request.params), peer_, weak_from_this(), {}};
+    when_left_.insert(call.client_left);
+    call.answer = [weak = weak_from_this(), id = std::move(request.id),
+                   left = call.client_left](Result<rpc::Answer> result) {
+        const auto self = std::static_pointer_cast<ControlConnection>(weak.lock());
+        if (!self) return;
+        --self->in_flight_;
+        self->when_left_.erase(left);
+        if (id) self->answer(*id, std::move(result));
+        self->close_if_done();
+    };
+    method->second(std::move(call));
 }
 
 void ControlConnection::answer(const json::value& id, Result<rpc::Answer> answer) {
     if (!answer) return enqueue(rpc::error_line(id, rpc::number_of(answer.error()), answer.error()));
-    std::string line = answer->error ? rpc::error_line(id, rpc::number_of(*answer->error), *answer->error,
-                                                       std::move(answer->result))
-                                     : rpc::result_line(id, std::move(answer->result));
+    std::string line =
+        answer->error ? rpc::error_line(id, rpc::number_of(*answer->error), *answer->error, std::move(answer->result))
+                      : rpc::result_line(id, std::move(answer->result));
     if (line.size() > limits::control_answer_bytes_max)
         return enqueue(rpc::error_line(
             id, rpc::failed,
@@ -215,6 +220,8 @@ void ControlConnection::close() {
     outbox_.clear();
     boost::system::error_code ignored;
     socket_.close(ignored);
+    for (const auto& left : std::exchange(when_left_, {}))
+        if (*left) (*left)();
     on_closed_(self);
 }
 

@@ -3,6 +3,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -61,6 +62,7 @@ private:
     std::size_t outbox_bytes_ = 0;
     bool waits_writable_ = false;
     std::size_t in_flight_ = 0;
+    std::set<std::shared_ptr<std::function<void()>>> when_left_;  ///< of requests without an answer
     bool subscribed_ = false;
     bool ended_ = false;    ///< the client sends nothing more
     bool closing_ = false;  ///< when the outbox is empty

@@ -9,6 +9,7 @@ namespace bulkhead::supervisor {
 rpc::MethodTable make_methods(Daemon& daemon) {
     rpc::MethodTable methods;
     add_fleet_methods(methods, daemon);
+    add_memory_methods(methods, daemon.fleet);
     add_model_methods(methods, daemon.fleet);
     add_channel_methods(methods, daemon.fleet);
     add_event_methods(methods, daemon.fleet);
@@ -44,6 +45,13 @@ Result<Fleet::Models> selected_models(const json::object& params, const Fleet& f
         models.push_back(*model);
     }
     return models;
+}
+
+Result<> require_plan(const Fleet& fleet, const std::string& model) {
+    if (fleet.admission().plans(model)) return {};
+    return Error{ErrorCode::input_invalid,
+                 fmt::format("model {} starts when it is asked to: its device has no limit", model),
+                 "declare `limits` in the fleet file, and reload"};
 }
 
 Result<std::optional<std::chrono::milliseconds>> selected_deadline(const json::object& params) {

@@ -50,7 +50,8 @@ struct Daemon {
 [[nodiscard]] rpc::MethodTable make_methods(Daemon& daemon);
 
 void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon);   // fleet.status reload
-void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);     // model.load unload restart why
+void add_memory_methods(rpc::MethodTable& methods, Fleet& fleet);    // fleet.plan reclaim memory
+void add_model_methods(rpc::MethodTable& methods, Fleet& fleet);     // model.load unload restart pin why
 void add_channel_methods(rpc::MethodTable& methods, Fleet& fleet);   // channel.open
 void add_event_methods(rpc::MethodTable& methods, Fleet& fleet);     // events.subscribe
 void add_log_methods(rpc::MethodTable& methods, Fleet& fleet);       // logs.tail
@@ -61,6 +62,9 @@ void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);  // daemon.i
 /// {"model": …}, {"models": […]} or {"all": true}, exactly one of them.
 /// Errors  input_invalid, model_unknown
 [[nodiscard]] Result<Fleet::Models> selected_models(const json::object& params, const Fleet& fleet);
+
+/// Errors  input_invalid: memory is not planned for this model
+[[nodiscard]] Result<> require_plan(const Fleet& fleet, const std::string& model);
 
 /// `deadline_ms`, how long the caller wants to wait.
 [[nodiscard]] Result<std::optional<std::chrono::milliseconds>> selected_deadline(const json::object& params);

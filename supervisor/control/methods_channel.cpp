@@ -25,20 +25,22 @@ void open(Fleet& fleet, rpc::Call call) {
     const auto model = fleet.find(*name);
     if (!model) return call.answer(model.error());
     const bool stateful = (*model)->spec.state != config::StateScope::none;
-    fleet.open_channel(**model, {*client, call.peer.pid, call.peer.uid}, *deadline,
-                       [stateful, answer = std::move(call.answer)](Result<OpenedChannel> opened) {
-                           if (!opened) return answer(opened.error());
-                           rpc::Answer result{{{"fds", 1},
-                                               {"channel", opened->id},
-                                               {"model", opened->worker.model},
-                                               {"replica", opened->worker.replica},
-                                               {"generation", opened->worker.generation},
-                                               {"pid", opened->pid},
-                                               {"stateful", stateful}},
-                                              {}};
-                           result.fds.push_back(std::move(opened->client_end));
-                           answer(std::move(result));
-                       });
+    fleet.open_channel(
+        **model, {*client, call.peer.pid, call.peer.uid}, *deadline,
+        [stateful, answer = std::move(call.answer)](Result<OpenedChannel> opened) {
+            if (!opened) return answer(opened.error());
+            rpc::Answer result{{{"fds", 1},
+                                {"channel", opened->id},
+                                {"model", opened->worker.model},
+                                {"replica", opened->worker.replica},
+                                {"generation", opened->worker.generation},
+                                {"pid", opened->pid},
+                                {"stateful", stateful}},
+                               {}};
+            result.fds.push_back(std::move(opened->client_end));
+            answer(std::move(result));
+        },
+        call.client_left.get());
 }
 
 }  // namespace

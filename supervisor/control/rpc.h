@@ -64,6 +64,8 @@ struct Call {
     Peer peer;
     std::weak_ptr<NotificationSink> sink;
     std::function<void(Result<Answer>)> answer;  ///< to be called once, now or later, on the loop
+    /// What is to be done when the client goes before its answer; empty: nothing.
+    std::shared_ptr<std::function<void()>> client_left = std::make_shared<std::function<void()>>();
 };
 
 using Method = std::function<void(Call)>;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include "supervisor/base/limits.h"
 #include "supervisor/base/when_all.h"
@@ -18,8 +19,10 @@ Model::Model(FleetContext& context, config::ModelSpec declared, const std::optio
 }
 
 Fleet::Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs)
-    : context_{context}, status_deadline_{context.io} {
-    for (const auto& spec : declared.models) models_.push_back(std::make_unique<Model>(context, spec, logs));
+    : context_{context}, declared_{declared}, footprints_{logs ? std::optional{FootprintFile{*logs}} : std::nullopt},
+      admission_{context, [this](const auto& model, std::uint32_t replica) { return replica_of(model, replica); }},
+      status_deadline_{context.io} {
+    for (const auto& spec : declared_.models) models_.push_back(std::make_unique<Model>(context, spec, logs));
     context_.on_gpu_quarantined = [this](const std::string& uuid) {
         for (Replica* replica : replicas_of(all())) replica->gpu_was_quarantined(uuid);
     };
@@ -28,11 +31,47 @@ Fleet::Fleet(FleetContext& context, const config::Fleet& declared, const std::op
     };
 }
 
-Replica* Fleet::replica_of(const WorkerName& worker) const {
+Replica* Fleet::replica_of(const std::string& name, std::uint32_t replica) const {
     for (const auto& model : models_)
-        if (model->spec.name == worker.model)
-            return worker.replica < model->replicas.size() ? model->replicas[worker.replica].get() : nullptr;
+        if (model->spec.name == name)
+            return replica < model->replicas.size() ? model->replicas[replica].get() : nullptr;
     return nullptr;
+}
+
+namespace {
+
+/// Of a model's file, or of those in a package's folder.
+std::uint64_t bytes_of(const std::filesystem::path& path) {
+    std::error_code failed;
+    if (const auto bytes = std::filesystem::file_size(path, failed); !failed) return bytes;
+    std::uint64_t sum = 0;
+    std::size_t files = 0;
+    for (std::filesystem::directory_iterator entry{path, failed}, end;
+         !failed && entry != end && ++files <= limits::package_files_max; entry.increment(failed))
+        if (std::error_code ignored; entry->is_regular_file(ignored)) sum += entry->file_size(ignored);
+    return sum;
+}
+
+}  // namespace
+
+std::map<std::string, std::uint64_t> Fleet::file_bytes(const std::vector<config::ModelSpec>& models) {
+    std::map<std::string, std::uint64_t> bytes;
+    for (const auto& model : models) bytes[model.name] = bytes_of(model.file);
+    return bytes;
+}
+
+void Fleet::begin(Admission::Known known, std::function<void()> begun) {
+    const auto begin = [this, begun = std::move(begun)](Admission::Known all) {
+        admission_.begin(declared_, footprints_, std::move(all));
+        begun();
+    };
+    if (!Admission::needs_gpus(declared_)) return begin(std::move(known));
+    context_.off_loop.run(
+        "asking which GPUs there are", [&gpus = context_.gpus] { return gpus.read(); },
+        [begin, known = std::move(known)](Result<std::vector<Gpu>> gpus) mutable {
+            if (gpus) known.gpus = std::move(*gpus);
+            begin(std::move(known));
+        });
 }
 
 void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, std::string>& declarations,
@@ -44,7 +83,7 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
         return ledger ? ledger->gpu_uuid : std::string{};
     };
     for (FoundWorker& worker : found) {
-        if (Replica* replica = replica_of(worker.name)) {
+        if (Replica* replica = replica_of(worker.name.model, worker.name.replica)) {
             by_replica[replica].push_back(std::move(worker));
         } else {
             std::string gpu = gpu_of(worker);
@@ -65,17 +104,38 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
             std::string gpu = gpu_of(older);
             OrphanWorker::end(context_, std::move(older), std::move(gpu), "a later process has taken its place");
         }
+        admission_.adopt(newest, ledger ? std::optional{*ledger} : std::nullopt);
         const auto declaration = declarations.find(newest.name.model);
         replica->adopt(std::move(newest), ledger ? std::optional{*ledger} : std::nullopt,
                        declaration == declarations.end() ? "" : declaration->second);
     }
 }
 
-void Fleet::preload() {
-    for (const auto& model : models_)
-        if (model->spec.preload)
+void Fleet::preload() { start_next(0); }
+
+/// First those of `startup`, one after the other, whatever becomes of each; then the others.
+void Fleet::start_next(std::size_t index) {
+    const auto was_found = [](const Model& model) {
+        return std::ranges::any_of(model.replicas, [](const auto& replica) { return replica->was_found(); });
+    };
+    if (index < declared_.startup.size()) {
+        Model* model = *find(declared_.startup[index]);
+        if (was_found(*model)) return start_next(index + 1);
+        for (const auto& replica : model->replicas) replica->keep_running();
+        return load({model}, {}, [this, index](const auto&) { start_next(index + 1); });
+    }
+    for (const auto& model : models_) {
+        const bool is_started = std::ranges::find(declared_.startup, model->spec.name) != declared_.startup.end();
+        if (!model->spec.preload || is_started) continue;
+        if (admission_.plans(model->spec.name)) {
+            if (was_found(*model)) continue;
+            for (std::uint32_t i = 0; i < model->spec.replicas_min; ++i) model->replicas[i]->keep_running();
+            load({model.get()}, {}, [](const auto&) { /* told by the log */ });
+        } else {
             for (const auto& replica : model->replicas)
                 if (!replica->was_found()) replica->preload();
+        }
+    }
 }
 
 void Fleet::retire(const config::Fleet& next, std::function<void()> retired) {
@@ -142,17 +202,60 @@ Result<> Fleet::refuse_when_stopping() const {
     return Error{ErrorCode::worker_draining, "loading: the daemon is stopping", "start it again"};
 }
 
-void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded) {
+void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded,
+                 ClientLeft* client_left) {
     if (const auto may = refuse_when_stopping(); !may) return loaded(may.error());
-    const auto replicas = replicas_of(models);
-    if (replicas.empty()) return loaded(std::vector<LoadedReplica>{});
-    const auto gather = WhenAll<LoadedReplica>::make(replicas.size(), WhenAll<LoadedReplica>::OnError::answer_at_once,
-                                                     std::move(loaded));
-    for (std::size_t i = 0; i < replicas.size(); ++i)
-        replicas[i]->load(gather->slot(i), Replica::Urgency::now, deadline);
+    if (models.empty()) return loaded(std::vector<LoadedReplica>{});
+    using Loaded = std::vector<LoadedReplica>;
+    const auto all = WhenAll<Loaded>::make(models.size(), WhenAll<Loaded>::OnError::answer_at_once,
+                                           [loaded = std::move(loaded)](Result<std::vector<Loaded>> by_model) {
+                                               if (!by_model) return loaded(by_model.error());
+                                               Loaded flat;
+                                               for (Loaded& one : *by_model)
+                                                   flat.insert(flat.end(), one.begin(), one.end());
+                                               loaded(std::move(flat));
+                                           });
+    std::vector<Admission::Ticket> tickets;
+    for (std::size_t i = 0; i < models.size(); ++i) {
+        if (admission_.plans(models[i]->spec.name)) {
+            tickets.push_back(load_planned(*models[i], deadline, all->slot(i)));
+            continue;
+        }
+        const auto& replicas = models[i]->replicas;
+        const auto gather = WhenAll<LoadedReplica>::make(replicas.size(),
+                                                         WhenAll<LoadedReplica>::OnError::answer_at_once, all->slot(i));
+        for (std::size_t k = 0; k < replicas.size(); ++k)
+            replicas[k]->load(gather->slot(k), Replica::Urgency::now, deadline);
+    }
+    if (client_left != nullptr && !tickets.empty())
+        *client_left = [this, tickets] {
+            for (const auto ticket : tickets) admission_.leave(ticket);
+        };
+}
+
+Admission::Ticket Fleet::load_planned(const Model& model, std::optional<std::chrono::milliseconds> deadline,
+                                      OnLoaded loaded) {
+    for (const auto& replica : model.replicas)
+        if (replica->state() == WorkerState::quarantined) replica->clear_crashes();  // a person's load
+    return admission_.ask(
+        model.spec.name, memory::Asker::person, "load", deadline,
+        [&model, loaded = std::move(loaded), began = Deadline::Clock::now()](const Result<Replica*>& served) {
+            if (!served) return loaded(served.error());
+            const auto took =
+                std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - began).count();
+            std::vector<LoadedReplica> all;
+            for (const auto& replica : model.replicas)
+                if (is_serving(replica->state()))
+                    all.push_back({replica->process()->name, replica->state(), replica->process()->pid, took});
+            loaded(std::move(all));
+        });
 }
 
 void Fleet::unload(const Models& models, OnUnloaded unloaded, bool again) {
+    for (const Model* model : models)
+        admission_.refuse(model->spec.name,
+                          {ErrorCode::cancelled, fmt::format("loading {}: it was asked to unload", model->spec.name),
+                           "load it again"});
     unload_replicas(replicas_of(models), std::move(unloaded), again);
 }
 
@@ -194,7 +297,7 @@ void Fleet::restart(const Models& models, std::function<void(Result<Restarted>)>
 }
 
 void Fleet::open_channel(Model& model, const Client& client, std::optional<std::chrono::milliseconds> deadline,
-                         std::function<void(Result<OpenedChannel>)> opened) {
+                         std::function<void(Result<OpenedChannel>)> opened, ClientLeft* client_left) {
     if (const auto may = refuse_when_stopping(); !may) return opened(may.error());
     // Ready ones first, the least used of them; else one that is on its way, else any.
     const auto rank = [](const Replica& replica) {
@@ -207,8 +310,17 @@ void Fleet::open_channel(Model& model, const Client& client, std::optional<std::
     });
     Replica& replica = **best;
     if ((replica.state() == WorkerState::draining || replica.state() == WorkerState::stopping) &&
-        !replica.is_being_replaced())
+        !replica.is_being_replaced() && !admission_.is_evicting(replica))
         return opened(replica.open_channel(client));  // refuses: an unload is not undone by whoever reconnects
+    if (admission_.plans(model.spec.name) && replica.state() != WorkerState::quarantined) {
+        const auto ticket = admission_.ask(model.spec.name, memory::Asker::channel, fmt::format("{}", client.pid),
+                                           deadline, [client, opened](const Result<Replica*>& served) {
+                                               if (!served) return opened(served.error());
+                                               opened((*served)->open_channel(client));
+                                           });
+        if (client_left != nullptr) *client_left = [this, ticket] { admission_.leave(ticket); };
+        return;
+    }
     replica.load(
         [&replica, client, opened = std::move(opened)](const Result<LoadedReplica>& loaded) {
             if (!loaded) return opened(loaded.error());
@@ -243,12 +355,17 @@ void Fleet::status(std::function<void(json::array)> answered) {
 void Fleet::tell_status() {
     status_deadline_.cancel();
     json::array rows;
-    for (const Replica* replica : replicas_of(all())) rows.push_back(replica->row());
+    for (const Replica* replica : replicas_of(all())) {
+        json::object row = replica->row();
+        row["memory"] = admission_.footprint(replica->spec().name);
+        rows.push_back(std::move(row));
+    }
     for (const auto& answered : std::exchange(status_waiters_, {})) answered(rows);
 }
 
 void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
     stopping_ = true;
+    admission_.refuse("", {ErrorCode::worker_draining, "loading: the daemon is stopping", "start it again"});
     using Maybe = std::optional<Receipt>;
     const auto replicas = replicas_of(all());
     const auto gather = WhenAll<Maybe>::make(replicas.size() + 1, WhenAll<Maybe>::OnError::wait_for_all,

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "supervisor/fleet/admission.h"
 #include "supervisor/replica/replica.h"
 
 namespace bulkhead::supervisor {
@@ -27,6 +28,8 @@ class Fleet {
 public:
     using Models = std::vector<Model*>;
     using OnLoaded = std::function<void(Result<std::vector<LoadedReplica>>)>;
+    /// To be called when the client of a call goes before its answer; empty while there is nothing to do.
+    using ClientLeft = std::function<void()>;
     using OnUnloaded = std::function<void(Result<std::vector<Receipt>>)>;
     struct Restarted {
         std::vector<LoadedReplica> loaded;
@@ -35,7 +38,11 @@ public:
 
     Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs);
 
-    /// Takes over what former supervisors of this keeper left: to be called once, first of all.
+    /// Asks for the GPUs where memory of one is planned; then `begun`. To be called once, first of all.
+    void begin(Admission::Known known, std::function<void()> begun);
+    /// Sizes of the models' files, by model; 0 of what is not there. Blocks for the disk.
+    [[nodiscard]] static std::map<std::string, std::uint64_t> file_bytes(const std::vector<config::ModelSpec>& models);
+    /// Takes over what former supervisors of this keeper left: to be called once, after `begin`.
     /// `declarations`  `fingerprint` by model
     /// `former_lines`  what those logged
     void adopt(std::vector<FoundWorker> found, const std::map<std::string, std::string>& declarations,
@@ -47,14 +54,16 @@ public:
     [[nodiscard]] Result<Model*> find(const std::string& name) const;
 
     /// Answers when all replicas are ready, or at the first failure.
-    void load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded);
+    void load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded,
+              ClientLeft* client_left = nullptr);
     /// `again`: the caller's former call was lost with a supervisor. A model that has been unloaded since then answers
     /// with the receipt of that.
     void unload(const Models& models, OnUnloaded unloaded, bool again = false);
     void restart(const Models& models, std::function<void(Result<Restarted>)> restarted);
-    /// To the ready replica with the fewest channels; loads the model if none is.
+    /// To the ready replica with the least to do; loads the model if none is. Whoever waits for room is told of by
+    /// `client_left` how to leave.
     void open_channel(Model& model, const Client& client, std::optional<std::chrono::milliseconds> deadline,
-                      std::function<void(Result<OpenedChannel>)> opened);
+                      std::function<void(Result<OpenedChannel>)> opened, ClientLeft* client_left = nullptr);
 
     /// One row a replica, after every worker was asked for its statistics; who does not answer within
     /// `statistics_deadline` is shown as last known.
@@ -72,15 +81,23 @@ public:
     [[nodiscard]] bool is_stopping() const noexcept { return stopping_; }
 
     [[nodiscard]] FleetContext& context() noexcept { return context_; }
+    [[nodiscard]] Admission& admission() noexcept { return admission_; }
+    [[nodiscard]] const Admission& admission() const noexcept { return admission_; }
 
 private:
     [[nodiscard]] std::vector<Replica*> replicas_of(const Models& models) const;
-    [[nodiscard]] Replica* replica_of(const WorkerName& worker) const;
+    [[nodiscard]] Replica* replica_of(const std::string& name, std::uint32_t replica) const;
+    Admission::Ticket load_planned(const Model& model, std::optional<std::chrono::milliseconds> deadline,
+                                   OnLoaded loaded);
+    void start_next(std::size_t index);
     void unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded unloaded, bool again);
     [[nodiscard]] Result<> refuse_when_stopping() const;
     void tell_status();
 
     FleetContext& context_;
+    const config::Fleet declared_;
+    std::optional<FootprintFile> footprints_;
+    Admission admission_;
     std::vector<std::unique_ptr<Model>> models_;
     bool stopping_ = false;
     std::vector<std::function<void(json::array)>> status_waiters_;  ///< of the one inquiry under way

@@ -14,7 +14,11 @@ struct FleetChange {
     std::vector<std::string> changed;  ///< another declaration, or another model file than their process has
     std::vector<std::string> unchanged;
 
-    [[nodiscard]] bool is_nothing() const { return added.empty() && removed.empty() && changed.empty(); }
+    bool limits_changed = false;  ///< or what is loaded at the start
+
+    [[nodiscard]] bool is_nothing() const {
+        return added.empty() && removed.empty() && changed.empty() && !limits_changed;
+    }
 };
 
 /// `replaced_files`  models whose process was configured with what is no longer there

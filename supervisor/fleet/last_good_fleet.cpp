@@ -11,7 +11,10 @@ LastGoodFleet::LastGoodFleet(const std::filesystem::path& folder) : file_{folder
 void LastGoodFleet::save(const config::Fleet& fleet) const {
     json::array models;
     for (const auto& model : fleet.models) models.push_back(config::to_json(model));
-    if (const auto saved = file_.save({{"source", fleet.source.string()}, {"models", std::move(models)}}); !saved)
+    json::object all = config::limits_and_startup_to_json(fleet);
+    all["source"] = fleet.source.string();
+    all["models"] = std::move(models);
+    if (const auto saved = file_.save(all); !saved)
         spdlog::warn("{}; if the fleet file gets errors, a new supervisor cannot continue without it",
                      saved.error().attempt);
 }
@@ -28,6 +31,7 @@ std::optional<config::Fleet> LastGoodFleet::load() const {
         if (!model) return std::nullopt;
         fleet.models.push_back(std::move(*model));
     }
+    if (!config::limits_and_startup_from_json(*content, fleet)) return std::nullopt;
     return fleet;
 }
 

@@ -16,8 +16,9 @@
 
 namespace bulkhead::supervisor {
 
-KeeperFile::KeeperFile(std::filesystem::path path)
-    : path_{std::move(path)}, keeper_{process_identity(::getppid()).value_or("")} {}
+KeeperFile::KeeperFile(std::filesystem::path path, Of whose)
+    : path_{std::move(path)},
+      keeper_{whose == Of::every_keeper ? "every" : process_identity(::getppid()).value_or("")} {}
 
 Result<> KeeperFile::save(json::object content) const {
     content["keeper"] = keeper_;

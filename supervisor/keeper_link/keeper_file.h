@@ -9,14 +9,15 @@
 
 namespace bulkhead::supervisor {
 
-/// A small object of JSON that one supervisor leaves to the next in a file beside the logs. Only of use under the
-/// keeper that it was written under: of another daemon nothing is to be taken over.
+/// A small object of JSON that one supervisor leaves to the next in a file beside the logs. Most are only of use under
+/// the keeper that they were written under: of another daemon nothing is to be taken over.
 ///
 /// Blocks for the disk, which is why it is small.
 class KeeperFile {
 public:
+    enum class Of : std::uint8_t { this_keeper, every_keeper };
     /// The keeper is the parent of the calling process.
-    explicit KeeperFile(std::filesystem::path path);
+    explicit KeeperFile(std::filesystem::path path, Of whose = Of::this_keeper);
 
     /// Replaces the file whole or not at all. A supervisor's crash does not lose it, a power failure may.
     [[nodiscard]] Result<> save(json::object content) const;

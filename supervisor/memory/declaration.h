@@ -49,8 +49,9 @@ struct Declaration {
 
 /// What the daemon may use of one device.
 struct DeviceLimit {
-    int share_percent = 100;  ///< of the device's memory
-    Bytes margin = 0;         ///< kept free for others
+    int share_percent = 100;       ///< of the device's memory
+    Bytes margin = 0;              ///< kept free for others
+    std::optional<Bytes> bytes{};  ///< at most, of that share
     friend bool operator==(const DeviceLimit&, const DeviceLimit&) = default;
 };
 

@@ -32,6 +32,7 @@ void State::apply_limit(Device& device) {
     device.limit = found == limits.end() ? DeviceLimit{} : found->second;
     const auto share = static_cast<Bytes>(std::clamp(device.limit.share_percent, 0, 100));
     device.books.limit = device.books.total / 100 * share + device.books.total % 100 * share / 100;
+    if (device.limit.bytes) device.books.limit = std::min(device.books.limit, *device.limit.bytes);
     device.books.margin = std::min(device.limit.margin, device.books.total);
 }
 

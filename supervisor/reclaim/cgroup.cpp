@@ -48,14 +48,12 @@ bool is_writable_folder(const std::filesystem::path& path) {
     return ::access(path.c_str(), W_OK | X_OK) == 0 && ::access((path / "cgroup.procs").c_str(), W_OK) == 0;
 }
 
-constexpr std::string_view folder_prefix = "bulkhead-";
-
 /// Of keepers that are gone. One may be invisible from this pid namespace: who lives there need not be left behind.
 std::vector<std::filesystem::path> folders_of_gone_keepers(const std::filesystem::path& parent, pid_t keeper) {
     auto folders = folders_in(parent);
     std::erase_if(folders, [&](const std::filesystem::path& folder) {
         const std::string name = folder.filename().string();
-        const int pid = name.starts_with(folder_prefix) ? std::atoi(name.c_str() + folder_prefix.size()) : 0;
+        const int pid = name.starts_with(keeper_folder_prefix) ? std::atoi(name.c_str() + keeper_folder_prefix.size()) : 0;
         return pid <= 0 || pid == keeper || process_exists(pid);
     });
     return folders;
@@ -91,7 +89,7 @@ std::unique_ptr<Cgroups> Cgroups::make(const Owner& owner, const std::vector<Wor
 
 std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, const Owner& owner,
                                           const std::vector<WorkerName>& keep) {
-    const std::filesystem::path path = parent / fmt::format("{}{}", folder_prefix, owner.keeper);
+    const std::filesystem::path path = parent / fmt::format("{}{}", keeper_folder_prefix, owner.keeper);
     std::unique_ptr<Cgroups> cgroups{new Cgroups{path, owner.socket}};
     if (!cgroups->make_folder() && errno != EEXIST) return nullptr;
     if (!cgroups->open_kill_all()) return nullptr;  // before Linux 5.14

@@ -18,6 +18,9 @@
 
 namespace bulkhead::supervisor {
 
+/// Of the folders of one keeper's workers; its pid follows.
+inline constexpr std::string_view keeper_folder_prefix = "bulkhead-";
+
 /// Whether a process lives in this folder or below it: one that was killed does until the kernel is done with it.
 [[nodiscard]] bool cgroup_is_populated(const std::filesystem::path& folder);
 

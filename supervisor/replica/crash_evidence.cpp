@@ -73,7 +73,11 @@ void CrashEvidence::end_printed() {
 std::string CrashEvidence::cause(const std::optional<ProcessExit>& exit) const {
     const std::string how = exit ? exit->text() : "";
     std::string cause;
-    if (first_sign == FirstSign::dying && report.signal) {
+    if (memory_bound) {
+        cause = *memory_bound > 0
+                    ? fmt::format("out_of_memory: the kernel ended it at its bound of {}", bytes_text(*memory_bound))
+                    : "out_of_memory: the kernel ended it";
+    } else if (first_sign == FirstSign::dying && report.signal) {
         cause = signal_name(*report.signal);
         if (!how.empty() && how != cause) cause += " (ended by " + how + ")";
     } else if (first_sign == FirstSign::none || first_sign == FirstSign::end) {

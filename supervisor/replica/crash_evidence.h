@@ -30,6 +30,7 @@ struct CrashEvidence {
     std::string lost_by;                             ///< the first sign, in words
     std::optional<WorkerState> lost_in;              ///< the state at the first sign
     std::optional<std::uint64_t> machine_oom_kills;  ///< when it was started
+    std::optional<std::uint64_t> memory_bound;       ///< the kernel ended it for this bound; 0: for another's
 
     CrashReport report;      ///< as far as it is known: when, what ran, its last words
     std::string load_phase;  ///< that ran before it was ready

@@ -17,6 +17,8 @@
 #include "supervisor/keeper_link/keeper.h"
 #include "supervisor/log/log_writer.h"
 #include "supervisor/reclaim/cgroup.h"
+#include "supervisor/reclaim/memory_limits.h"
+#include "supervisor/replica/memory_gate.h"
 #include "supervisor/replica/worker_environment.h"
 
 namespace bulkhead::supervisor {
@@ -50,6 +52,9 @@ struct FleetContext {
     std::shared_ptr<LogWriter> log_writer{};  ///< null: nothing is written to disk
 
     std::size_t placing = 0;  ///< starts that wait for their device
+
+    MemoryGate* gate = nullptr;                     ///< null: every start is allowed, and nobody is told
+    std::unique_ptr<MemoryLimits> memory_limits{};  ///< null where none can be set
 
     [[nodiscard]] AsyncMutex& gpu_mutex(const std::string& uuid) {
         return gpu_mutexes.try_emplace(uuid, io).first->second;

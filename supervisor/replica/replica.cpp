@@ -54,6 +54,7 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
         replacement_turn_.end();
     remember();
     keep_watch();
+    if (context_.gate != nullptr) context_.gate->changed(*this, from, state_);
 }
 
 void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::milliseconds> deadline) {
@@ -89,6 +90,18 @@ void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::
 void Replica::preload() {
     policy_.preloaded();
     load([](const Result<LoadedReplica>&) { /* told by the log, and tried again by the policy */ });
+}
+
+void Replica::load_on(Device device, OnLoaded loaded) {
+    same_device_ = std::move(device);
+    load(std::move(loaded));
+}
+
+void Replica::no_room(const Error& why) {
+    load_waiters_.fail(why);
+    if (!can(WorkerEvent::spawn_asked)) return;
+    reason_ = why.text();
+    if (policy_.keep_running) deadline_.arm(limits::restart_delay_max, [this] { start("asks for memory again"); });
 }
 
 void Replica::unload(OnUnloaded unloaded) {
@@ -175,6 +188,7 @@ json::object Replica::row() const {
         {"device", device_text_},
         {"host_bytes", has_process ? or_null(process_->memory.host_bytes) : json::value(nullptr)},
         {"gpu_bytes", has_process ? or_null(process_->memory.gpu_bytes) : json::value(nullptr)},
+        {"memory_bound", process_ ? or_null(process_->memory_bound) : json::value(nullptr)},
         {"requests", history_.requests + now.requests},
         {"errors", history_.errors + now.errors},
         {"restarts", history_.restarts},

@@ -80,6 +80,12 @@ public:
     void load(OnLoaded loaded, Urgency urgency = Urgency::now, std::optional<std::chrono::milliseconds> deadline = {});
     /// At the start of the daemon. The restart policy tries failed loads again.
     void preload();
+    /// There is room for it on this device.
+    void load_on(Device device, OnLoaded loaded);
+    /// It asked for room, and there will be none. A model that is to run asks again.
+    void no_room(const Error& why);
+    /// A crash is answered by a restart from now on.
+    void keep_running() { policy_.preloaded(); }
     /// Errors  deadline_exceeded: the process does not end even by SIGKILL
     void unload(OnUnloaded unloaded);
     /// A person's restart: lifts a quarantine and forgives all crashes.
@@ -165,6 +171,7 @@ private:
     void on_file_seen(Result<std::string> declaration);
     void on_placed(const Result<Device>& device, bool is_restart);
     void on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned);
+    void bound_memory();
     void open_link(UniqueFd link);
     void on_packet(Packet& packet);
     void dispatch(worker_link::Message& message);
@@ -194,6 +201,7 @@ private:
     void load_deadline_passed();
     void keep_watch();
     void arm_watch();
+    void keep_sampling();
     void look_at_it();
     void ask_whether_it_lives();
     void hang(std::string cause, const std::string& hint);

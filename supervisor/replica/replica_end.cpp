@@ -125,6 +125,8 @@ void Replica::on_exited(const ProcessExit& exit) {
     if (process_->fault) process_->fault->finish();
     process_->evidence.end_printed();
     process_->exit = exit;
+    if (exit.by_signal && exit.number == SIGKILL && process_->ran_out_of_memory())
+        process_->evidence.memory_bound = process_->memory_bound.value_or(0);
     process_->cut_channels();
     last_end_.ended(generation_, process_->pid, exit);
     if (process_->cgroups != nullptr) process_->cgroups->kill(process_->name);  // what it left behind
@@ -171,7 +173,10 @@ void Replica::apply(const ExitOutcome& outcome) {
     if (exit && outcome.ended == Ended::crashed) note_crash(outcome);
 
     plan_ = plan_restart(outcome);
-    if (!exit) return finish(std::nullopt);
+    if (!exit) {
+        if (context_.gate != nullptr) context_.gate->reclaimed(*this);
+        return finish(std::nullopt);
+    }
     // The next process does not wait for this one's memory: its grant does. Only while something of this one may still
     // run, nothing is started.
     if (plan_->decision.event == WorkerEvent::restart_planned && exit->group_empty && !process->termination.given_up()) {
@@ -209,6 +214,8 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     spdlog::info("{}", text_of(receipt));
     context_.events.publish("receipt", receipt.worker, to_json(receipt));
     if (process->cgroups != nullptr) process->cgroups->remove(process->name);
+    if (context_.memory_limits) context_.memory_limits->remove(process->name);
+    if (context_.gate != nullptr) context_.gate->reclaimed(*this);
     if (process == process_) return finish(std::move(receipt));
     const auto waiters = exited_.remove(process);
     kept_.is_of(process->name) ? end_record() : context_.keeper.forget(process->name);

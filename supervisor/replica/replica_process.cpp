@@ -83,6 +83,10 @@ void Replica::make_process(const WorkerName& name) {
 }
 
 void Replica::start(std::string cause) {
+    if (context_.gate != nullptr && !context_.gate->may_start(*this)) {
+        reason_ = cause + "; it waits for memory";
+        return;
+    }
     const bool is_restart = state_ == WorkerState::backoff;
     // The keeper demands spawns in the order of generations. The off-loop thread keeps that order, and a replica whose
     // device is known waits behind those whose device is being looked for.
@@ -99,7 +103,7 @@ void Replica::start(std::string cause) {
             on_file_seen(std::move(declaration));
         });
     auto known = std::exchange(same_device_, std::nullopt);
-    if (spec_.device == "cpu") known = Device{};
+    if (!known && spec_.device == "cpu") known = Device{};
     if (known && context_.placing == 0) return on_placed(*known, is_restart);
     ++context_.placing;
     context_.off_loop.run(
@@ -169,12 +173,26 @@ void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<S
     if (!spawned) return without_process(std::move(spawned.error()));
     process->pid = spawned->pid;
     process->pidfd = std::move(spawned->pidfd);
+    process->spawned_at = Clock::now();
+    bound_memory();
     process->log = LogPipe::open(context_.io, std::move(spawned->log), process->name, log_);
     CrashEvidence::note_oom_kills(context_.off_loop, std::shared_ptr<CrashEvidence>{process, &process->evidence});
     open_link(std::move(spawned->link));
     begin_record();
     if (!is_live(state_))  // it was given up on the way
         process_->termination.escalate(state_ == WorkerState::stopping ? Escalation::sigterm : Escalation::sigkill);
+}
+
+/// So that a leak ends this process, and not the machine.
+void Replica::bound_memory() {
+    const auto bytes =
+        context_.gate == nullptr || process_->device.is_gpu() ? std::nullopt : context_.gate->bound(*this);
+    if (!bytes || !context_.memory_limits) return;
+    if (const auto set = context_.memory_limits->set(name(), process_->pid, *bytes); set)
+        process_->memory_bound = bytes;
+    else
+        spdlog::warn("worker={} pid={} may use memory without a bound: {}", name().text(), process_->pid,
+                     set.error().text());
 }
 
 void Replica::open_link(UniqueFd link) {
@@ -294,7 +312,9 @@ void Replica::become_ready(worker_link::Ready& message) {
         fmt::format("loaded in {} on {}", duration_text(static_cast<std::int64_t>(message.load_ms)), device_text_));
     // Of one that is asked to end, they wait for the next process.
     if (!is_asked_to_end()) load_waiters_.answer({name(), state_, process_->pid, 0});
-    sample_memory([] {});
+    sample_memory([this, process = std::weak_ptr{process_}] {
+        if (is_present(process) && context_.gate != nullptr) context_.gate->measured(*this);
+    });
 }
 
 void Replica::on_message(worker_link::Statistics& message) {
@@ -302,6 +322,7 @@ void Replica::on_message(worker_link::Statistics& message) {
     process_->watch.answered();
     arm_watch();
     process_->statistics_are_known();
+    if (context_.gate != nullptr) context_.gate->counted(*this);
 }
 
 void Replica::on_message(const worker_link::Overrun& message) {

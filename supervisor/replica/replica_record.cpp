@@ -337,19 +337,29 @@ json::object in_order(json::object members, std::span<const std::string_view> or
     return ordered;
 }
 
+/// What the supervisor alone acts upon, of releases that came after the first.
+constexpr std::array<std::string_view, 6> supervisor_keys{"memory",     "priority",     "pin",
+                                                         "keep_alive", "min_resident", "group"};
+
 /// Of everything but the file, in 16 digits.
 std::string text_part(const config::ModelSpec& spec) {
     // What the supervisor alone acts upon needs no new process.
     config::ModelSpec told = spec;
     const config::ModelSpec other;
     told.replicas = other.replicas;
+    told.replicas_min = other.replicas_min;
+    told.other_devices.clear();
     told.preload = other.preload;
     told.restart = other.restart;
     told.watchdog = other.watchdog;
     told.deadlines.capture = other.deadlines.capture;
     told.deadlines.drain = other.deadlines.drain;
     told.deadlines.kill = other.deadlines.kill;
-    json::object all = in_order(config::to_json(told), member_order);
+    json::object all = config::to_json(told);
+    // Not in the hash of a former release: a process that it started serves on.
+    for (const std::string_view key : supervisor_keys)
+        if (const auto found = all.find(key); found != all.end()) all.stable_erase(found);
+    all = in_order(std::move(all), member_order);
     if (auto* generate = all.if_contains("generate"))
         *generate = in_order(std::move(generate->as_object()), generate_order);
     return fmt::format("{:016x}", fnv1a(json::serialize(all)));

@@ -61,6 +61,18 @@ void Replica::keep_watch() {
     if (process_ && is_serving(state_))
         process_->watch.serves(Clock::now(), state_ == WorkerState::busy, process_->reading());
     arm_watch();
+    keep_sampling();
+}
+
+void Replica::keep_sampling() {
+    if (!process_) return;
+    process_->sample_while(state_, [this, process = std::weak_ptr{process_}] {
+        if (!is_present(process)) return;
+        if (context_.gate != nullptr && is_serving(state_)) context_.gate->measured(*this);
+        // Only of these does anybody want to know how many requests wait.
+        if (state_ == WorkerState::busy && spec_.replicas > spec_.replicas_min) ask_whether_it_lives();
+        keep_sampling();
+    });
 }
 
 void Replica::arm_watch() {

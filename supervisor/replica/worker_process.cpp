@@ -18,9 +18,8 @@
 namespace bulkhead::supervisor {
 
 WorkerProcess::WorkerProcess(FleetContext& fleet, const config::ModelSpec& model, ModelLog& model_log,
-                             WorkerName worker, std::function<void()> noted,
-                             std::function<void(const Error&)> given_up)
-    : context{fleet}, spec{model}, lines{model_log}, name{std::move(worker)},
+                             WorkerName worker, std::function<void()> noted, std::function<void(const Error&)> given_up)
+    : context{fleet}, spec{model}, lines{model_log}, name{std::move(worker)}, sampling{fleet.io},
       termination{fleet, {name, pid, pidfd, device.uuid}, model.deadlines.kill, std::move(noted), std::move(given_up)} {
     watch = HangWatch{{spec.deadlines.request + limits::hang_grace, spec.watchdog,
                        answer_budget(spec.deadlines.request, limits::answer_deadline)}};
@@ -32,6 +31,7 @@ void WorkerProcess::close() {
     if (link) link->close();
     if (log) log->finish();
     if (fault) fault->finish();
+    sampling.cancel();
     alive_watch.reset();
     page.reset();
     pidfd.reset();
@@ -143,7 +143,24 @@ std::chrono::milliseconds WorkerProcess::answer_budget(std::chrono::milliseconds
     return std::max<std::chrono::milliseconds>(usual, running + limits::hang_grace);
 }
 
-void MemorySample::take(const GpuShare& share, bool ending) {
+namespace {
+
+void note(memory::Usage& usage, std::uint64_t bytes, bool is_ready) {
+    if (is_ready && usage.at_ready == 0) usage.at_ready = bytes;
+    std::uint64_t& peak = is_ready ? usage.serving_peak : usage.load_peak;
+    peak = std::max(peak, bytes);
+}
+
+}  // namespace
+
+void MemorySample::take(const HostMemory& host, bool is_ready) {
+    host_bytes = host.bytes;
+    host_usage.mapped = std::max<std::uint64_t>(host_usage.mapped, host.mapped);
+    note(host_usage, host.bytes, is_ready);
+}
+
+void MemorySample::take(const GpuShare& share, bool ending, bool is_ready) {
+    if (share.own_bytes) note(gpu_usage, *share.own_bytes, is_ready);
     if (ending && !gpu_free_before) gpu_free_before = share.free_bytes;
     if (gpu && share.pids.empty()) return;  // dying: it has let go already
     gpu = share;
@@ -153,7 +170,7 @@ void MemorySample::take(const GpuShare& share, bool ending) {
 
 void WorkerProcess::sample_memory(std::function<void()> sampled) {
     struct Sample {
-        std::optional<std::uint64_t> host_bytes;
+        std::optional<HostMemory> host;
         std::optional<GpuShare> gpu;
     };
     if (pid == 0) return sampled();
@@ -161,16 +178,35 @@ void WorkerProcess::sample_memory(std::function<void()> sampled) {
         "reading the memory of " + name.text(),
         [pid = pid, marker = context.launch.marker(name), uuid = device.uuid, &gpus = context.gpus] {
             const auto gpu = uuid.empty() ? std::nullopt : gpus.read(uuid);
-            return Sample{read_host_bytes(pid), gpu ? std::optional{share_of(*gpu, pid, marker)} : std::nullopt};
+            return Sample{read_host_memory(pid), gpu ? std::optional{share_of(*gpu, pid, marker)} : std::nullopt};
         },
         [weak = weak_from_this(), sampled = std::move(sampled)](const Result<Sample>& sample) {
             const auto process = weak.lock();
             // A process that was reaped meanwhile keeps its last sample: the number may be another's by now.
             const bool counts = sample && process && !process->exit;
-            if (counts && sample->host_bytes) process->memory.host_bytes = sample->host_bytes;
-            if (counts && sample->gpu) process->memory.take(*sample->gpu, process->end_began.has_value());
+            if (counts && sample->host) process->memory.take(*sample->host, process->ready_at.has_value());
+            if (counts && sample->gpu)
+                process->memory.take(*sample->gpu, process->end_began.has_value(), process->ready_at.has_value());
             sampled();
         });
+}
+
+void WorkerProcess::sample_while(WorkerState state, const std::function<void()>& sampled) {
+    if (!is_loading(state) && !is_serving(state)) {
+        sampling.cancel();
+        is_sampling = false;
+    }
+    if ((!is_loading(state) && state != WorkerState::busy) || std::exchange(is_sampling, true)) return;
+    sampling.arm(is_loading(state) ? Clock::duration{limits::sample_loading_every} : limits::sample_busy_every,
+                 [this, sampled] {
+                     is_sampling = false;
+                     sample_memory(sampled);
+                 });
+}
+
+bool WorkerProcess::ran_out_of_memory() const {
+    const auto killed = [&](const auto& limits) { return limits && limits->oom_kills(name).value_or(0) > 0; };
+    return killed(context.memory_limits) || (cgroups != nullptr && cgroups->oom_kills(name).value_or(0) > 0);
 }
 
 std::optional<std::string> WorkerProcess::gpu_quarantined() const {
@@ -210,7 +246,7 @@ std::string WorkerProcess::end_reason() const {
 }
 
 Error WorkerProcess::load_error() const {
-    return {ErrorCode::load_failed,
+    return {evidence.memory_bound ? ErrorCode::out_of_memory : ErrorCode::load_failed,
             fmt::format("loading {}: process {} {}, {}", name.place(), pid, end_reason(),
                         progress.phase.empty() ? "before it said anything" : "in phase " + progress.text()),
             fmt::format("look at `bulkhead logs {}`", spec.name)};

@@ -12,7 +12,9 @@
 #include "supervisor/base/alive_watch.h"
 #include "supervisor/base/async_mutex.h"
 #include "supervisor/base/packet_link.h"
+#include "supervisor/base/proc_files.h"
 #include "supervisor/log/log_pipe.h"
+#include "supervisor/memory/footprint.h"
 #include "supervisor/reclaim/reclamation.h"
 #include "supervisor/replica/crash_evidence.h"
 #include "supervisor/replica/exit_outcome.h"
@@ -30,8 +32,11 @@ struct MemorySample {
     std::optional<std::uint64_t> gpu_free_before;    ///< of the device, before it was asked to end
     std::optional<GpuShare> gpu;                     ///< the last in which the driver listed it, or else the last
     std::chrono::steady_clock::time_point gpu_at{};  ///< when that one was taken
+    memory::Usage host_usage{};                      ///< what was seen so far
+    memory::Usage gpu_usage{};
 
-    void take(const GpuShare& share, bool ending);
+    void take(const HostMemory& host, bool is_ready);
+    void take(const GpuShare& share, bool ending, bool is_ready);
 };
 
 /// Of a process that a former supervisor had spawned.
@@ -92,6 +97,10 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     std::optional<Clock::time_point> ready_at;
     std::uint32_t complaints = 0;  ///< packets that were no good
     MemorySample memory;           ///< the last
+    Deadline sampling;             ///< until the next one
+    bool is_sampling = false;
+    std::optional<Clock::time_point> spawned_at;  ///< empty of an adopted one
+    std::optional<std::uint64_t> memory_bound;    ///< that the kernel holds it to
 
     // How it ends.
     EndAsked end_asked = EndAsked::no;
@@ -140,6 +149,10 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
                                                           std::chrono::milliseconds usual) const;
     /// Reads its memory. `sampled` is called when it is known or the process is gone.
     void sample_memory(std::function<void()> sampled);
+    /// Again and again while this process loads, or runs a request; `sampled` after each.
+    void sample_while(WorkerState state, const std::function<void()>& sampled);
+    /// The kernel ended it for its bound.
+    [[nodiscard]] bool ran_out_of_memory() const;
 
     /// Why its GPU may not be used; empty: it may.
     [[nodiscard]] std::optional<std::string> gpu_quarantined() const;

@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* usage =
     "usage: bulkhead_soak [--worker-kills N] [--supervisor-kills N] [--client-kills N]\n"
-    "                     [--memory-histories N]\n"
+    "                     [--memory-histories N] [--swap-seconds N]\n"
     "                     [--model minimal|minimal-gpu|gpu-slabs|silero-vad] [--workers N] [--clients N] [--life-ms N]\n"
     "                     [--pause-ms N] [--minutes N] [--seed N]\n";
 
@@ -81,6 +81,8 @@ int main(int argc, char** argv) {
             options.client_kills = number;
         else if (name == "--memory-histories")
             options.memory_histories = number;
+        else if (name == "--swap-seconds")
+            options.swap_seconds = number;
         else if (name == "--workers")
             options.workers = static_cast<int>(number);
         else if (name == "--clients")
@@ -99,10 +101,11 @@ int main(int argc, char** argv) {
     if (std::ranges::find(bulkhead::soak::kinds, options.model) == std::end(bulkhead::soak::kinds))
         return std::fputs(usage, stderr), 2;
     if (options.worker_kills == 0 && options.supervisor_kills == 0 && options.client_kills == 0 &&
-        options.memory_histories == 0)
+        options.memory_histories == 0 && options.swap_seconds == 0)
         return std::fputs(usage, stderr), 2;
     int wrong = 0;
     if (options.worker_kills > 0) wrong += bulkhead::soak::kill_workers(options);
+    if (options.swap_seconds > 0) wrong += bulkhead::soak::swap_models(options);
     if (options.supervisor_kills > 0) wrong += bulkhead::soak::kill_supervisors(options);
     if (options.client_kills > 0) wrong += bulkhead::soak::kill_clients(options);
     if (options.memory_histories > 0) wrong += bulkhead::soak::live_memory_histories(options);

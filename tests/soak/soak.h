@@ -16,6 +16,7 @@ struct Options {
     std::int64_t supervisor_kills = 0;
     std::int64_t client_kills = 0;  ///< while they hold leases; others come on top
     std::int64_t memory_histories = 0;
+    std::int64_t swap_seconds = 0;  ///< that models which exclude each other are used for
     int workers = 30;          ///< under a supervisor that is killed
     int clients = 4;           ///< that stream all the while, or so many side by side that are killed
     int pause_ms = 0;          ///< of a client that streams, between an answer and its next request
@@ -38,5 +39,8 @@ int kill_clients(const Options& options);
 
 /// Random lives of a fleet under the memory policy, on a simulated machine: each with another seed.
 int live_memory_histories(const Options& options);
+/// Three models under a limit that holds one and a half, two clients each: every request must be answered
+/// within its deadline, every unload verified, and the kernel never see more than the limit.
+int swap_models(const Options& options);
 
 }  // namespace bulkhead::soak

@@ -35,6 +35,8 @@ void add_generate(CLI::App& app, Session& session);
 void add_logs(CLI::App& app, Session& session);
 void add_events(CLI::App& app, Session& session);
 void add_why(CLI::App& app, Session& session);
+void add_plan(CLI::App& app, Session& session);
+void add_pin(CLI::App& app, Session& session);
 void add_info(CLI::App& app, Session& session);
 void add_crashes(CLI::App& app, Session& session);
 void add_gpus(CLI::App& app, Session& session);

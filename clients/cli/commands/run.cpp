@@ -72,6 +72,8 @@ std::optional<int> parse(int argc, const char* const* argv, Session& session) {
     add_logs(app, session);
     add_events(app, session);
     add_why(app, session);
+    add_plan(app, session);
+    add_pin(app, session);
     add_crashes(app, session);
     add_gpus(app, session);
     add_info(app, session);

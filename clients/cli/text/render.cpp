@@ -79,7 +79,8 @@ const json::value* generate_of(const json::value& row) {
 /// "2/4", "4/4 +3" where requests wait.
 std::string slots_text(const json::value& generate) {
     std::string text = text_or_dash(generate, "active") + "/" + text_or_dash(generate, "slots");
-    if (const auto queued = integer_member(generate, "queued").value_or(0); queued > 0) text += fmt::format(" +{}", queued);
+    if (const auto queued = integer_member(generate, "queued").value_or(0); queued > 0)
+        text += fmt::format(" +{}", queued);
     return text;
 }
 
@@ -167,11 +168,11 @@ json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics)
     json::array all;
     for (const config::Diagnostic& diagnostic : diagnostics)
         all.push_back({{"file", diagnostic.file.string()},
-                          {"line", diagnostic.line},
-                          {"column", diagnostic.column},
-                          {"code", to_string(diagnostic.error.code)},
-                          {"attempt", diagnostic.error.attempt},
-                          {"remedy", diagnostic.error.remedy}});
+                       {"line", diagnostic.line},
+                       {"column", diagnostic.column},
+                       {"code", to_string(diagnostic.error.code)},
+                       {"attempt", diagnostic.error.attempt},
+                       {"remedy", diagnostic.error.remedy}});
     return all;
 }
 
@@ -274,7 +275,8 @@ std::string render_info(const json::value& info, Style style) {
 
 namespace {
 
-/// "  graphs: off; 34 eager runs (a CPU has no graphs)", then a line a bucket. Reasons that held no run back are left out.
+/// "  graphs: off; 34 eager runs (a CPU has no graphs)", then a line a bucket. Reasons that held no run back are left
+/// out.
 std::string graphs_lines(const json::value& graphs) {
     std::string text = "  graphs: " + one_line(text_member(graphs, "mode"));
     if (const json::value* eager = member(graphs, "eager"); eager != nullptr && eager->is_object())
@@ -300,11 +302,12 @@ std::string graphs_lines(const json::value& graphs) {
     return text;
 }
 
-/// "  generating: 1/4 slots; 320 tokens, 26.1 tokens/s; steps: p50 37.9 ms, p99 39.2 ms, last 38.0 ms", and what else is known.
+/// "  generating: 1/4 slots; 320 tokens, 26.1 tokens/s; steps: p50 37.9 ms, p99 39.2 ms, last 38.0 ms", and what else
+/// is known.
 std::string generate_lines(const json::value& generate) {
     const auto count = [&](std::string_view name) { return integer_member(generate, name).value_or(0); };
-    std::string text = fmt::format("  generating: {} slots; {} tokens, {} tokens/s", slots_text(generate), count("tokens"),
-                                   rate_text(generate));
+    std::string text = fmt::format("  generating: {} slots; {} tokens, {} tokens/s", slots_text(generate),
+                                   count("tokens"), rate_text(generate));
     if (const json::value* steps = member(generate, "step_ms"); steps != nullptr)
         text += fmt::format("; steps: p50 {}, p99 {}, last {}", ms_text(number_member(*steps, "p50").value_or(0)),
                             ms_text(number_member(*steps, "p99").value_or(0)),
@@ -317,7 +320,8 @@ std::string generate_lines(const json::value& generate) {
                 "\n";
     if (const json::value* eager = member(generate, "eager"); eager != nullptr && eager->is_object())
         for (const auto& [reason, steps] : eager->as_object())
-            text += one_line(fmt::format("  {} eager steps ({})", json::serialize(steps), std::string_view{reason})) + "\n";
+            text +=
+                one_line(fmt::format("  {} eager steps ({})", json::serialize(steps), std::string_view{reason})) + "\n";
     return text;
 }
 
@@ -346,6 +350,22 @@ std::string render_why(const json::value& why, Style style) {
         graphs != nullptr && graphs->is_object() && member(*graphs, "mode") != nullptr)
         text += graphs_lines(*graphs);
     if (const json::value* generate = generate_of(why)) text += generate_lines(*generate);
+    return text;
+}
+
+std::string render_plan(const json::value& plan) {
+    std::string text =
+        fmt::format("{}: {}\n", one_line(text_member(plan, "outcome")), one_line(text_member(plan, "reason")));
+    for (const json::value& load : array_member(plan, "loads"))
+        text += fmt::format("  loads {}/{} on {}: {} ({})\n", one_line(text_member(load, "model")),
+                            one_line(text_or_dash(load, "replica")), one_line(text_member(load, "device")),
+                            bytes_text(static_cast<std::uint64_t>(number_member(load, "bytes").value_or(0))),
+                            one_line(text_member(load, "basis")));
+    for (const json::value& victim : array_member(plan, "evicts"))
+        text += fmt::format("  unloads {}/{}\n", one_line(text_member(victim, "model")),
+                            one_line(text_or_dash(victim, "replica")));
+    if (const auto expected = number_member(plan, "expected_ms"))
+        text += fmt::format("  ready in about {}\n", ms_text(*expected));
     return text;
 }
 

@@ -43,6 +43,8 @@ namespace bulkhead::cli {
 [[nodiscard]] std::string render_info(const boost::json::value& info, Style style);
 /// As a worker describes them: inputs, parameters and outputs of each, a line each.
 [[nodiscard]] std::string render_methods(const boost::json::object& methods, Style style);
+/// What `fleet.plan` answers: the sentence, then a line for each replica that would load or go.
+[[nodiscard]] std::string render_plan(const boost::json::value& plan);
 [[nodiscard]] std::string render_why(const boost::json::value& why, Style style);
 [[nodiscard]] std::string render_crashes(const boost::json::array& reports, Style style);
 /// Reports that could not be written.

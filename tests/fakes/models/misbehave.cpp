@@ -28,6 +28,14 @@ EVIL_API void evil_deadlock() {
     pthread_mutex_lock(&mutex);
     pthread_mutex_lock(&mutex);
 }
+EVIL_API void evil_leak() {
+    announce("leak");
+    constexpr std::size_t step = 1 << 20;
+    while (void* const taken = std::malloc(step)) {
+        volatile char* const pages = static_cast<char*>(taken);
+        for (std::size_t at = 0; at < step; at += 4096) pages[at] = 1;
+    }
+}
 EVIL_API void evil_abort() { std::abort(); }
 EVIL_API void evil_segv() {
     volatile int* volatile nowhere = nullptr;
@@ -74,6 +82,7 @@ bool misbehave(std::string_view what) {
     if (what == "stack_overflow") (void)evil_recursion(1);
     if (what == "loop" || what == "spin") evil_spin();
     if (what == "deadlock") evil_deadlock();
+    if (what == "leak") evil_leak();
     if (what == "ignore_sigterm") evil_ignore_sigterm();
     if (what == "setsid_child") evil_setsid_child();
     if (what == "throw") {

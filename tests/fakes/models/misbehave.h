@@ -9,6 +9,7 @@
 ///   loop, spin      computes for ever; `deadlock` waits for a lock that it holds
 ///   ignore_sigterm  SIGTERM is ignored from now on, a thread takes no signal and never ends, and neither does the call
 ///   setsid_child    leaves a grandchild, in a session of its own and with every descriptor, that sleeps for ever
+///   leak            takes memory until it is ended
 ///   throw           fails, with a word on std::cerr
 ///   print100mb      prints that much
 ///   print1gib       writes that much to standard error, in lines with colours, zeros and bells

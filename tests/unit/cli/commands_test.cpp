@@ -302,7 +302,7 @@ TEST(Usage, IsWrongWithStatus2) {
 
 TEST(Help, OfEveryCommandSaysPurposeAndExitStatus) {
     EXPECT_EQ(ran({"--help"}).status, exit_done);
-    for (const char* command : {"up", "down", "ps", "load", "unload", "restart", "infer", "generate", "logs", "events", "why",
+    for (const char* command : {"up", "down", "ps", "load", "unload", "restart", "infer", "generate", "logs", "events", "why", "plan", "pin",
                                 "crashes", "gpus", "info", "reload", "upgrade", "validate"}) {
         const Ran help = ran({command, "--help"});
         EXPECT_EQ(help.status, exit_done) << command;

@@ -22,7 +22,7 @@ config::Fleet two_models() {
     a.device = "cpu";
     config::ModelSpec b = a;
     b.name = "b";
-    b.replicas = 2;
+    b.replicas = b.replicas_min = 2;
     return {"/fleet.yaml", {a, b}};
 }
 
@@ -85,7 +85,7 @@ TEST_F(MethodsTest, StatusHasOneRowAReplicaWithExactlyTheDocumentedMembers) {
     for (const auto& [name, value] : rows[0].as_object()) members.emplace_back(name);
     EXPECT_THAT(members,
                 testing::UnorderedElementsAre("model", "replica", "state", "pid", "device", "host_bytes", "gpu_bytes",
-                                              "requests", "errors", "restarts", "generation", "in_flight", "queued",
+                                              "memory", "memory_bound", "requests", "errors", "restarts", "generation", "in_flight", "queued",
                                               "channels", "ignored_frames", "note", "graphs", "generate"));
     EXPECT_EQ(rows[0].at("state").as_string(), "stopped");
     EXPECT_TRUE(rows[0].at("pid").is_null() && rows[0].at("host_bytes").is_null() && rows[0].at("gpu_bytes").is_null());

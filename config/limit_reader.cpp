@@ -1,0 +1,65 @@
+#include "config/limit_reader.h"
+
+#include <algorithm>
+
+#include "config/limits.h"
+
+namespace bulkhead::config {
+namespace {
+
+constexpr std::uint64_t share_bytes_min = 1u << 20;
+
+void read_share(const Value& value, DeviceLimit& limit) {
+    const std::string& text = value.node().text;
+    if (value.node().kind != Node::Kind::scalar || !text.ends_with('%')) {
+        if (const auto bytes = value.size(share_bytes_min, limits::memory_bytes_max)) limit.share_bytes = *bytes;
+        return;
+    }
+    const auto percent = parse_integer(std::string_view{text}.substr(0, text.size() - 1));
+    if (percent && *percent >= 1 && *percent <= 100)
+        limit.share_percent = static_cast<std::uint32_t>(*percent);
+    else
+        value.refuse("write a share from 1% to 100%, or a size such as 8GiB");
+}
+
+void read_limit(const Value& map, DeviceLimit& limit) {
+    Fields fields{map, map.what() + "."};
+    if (const auto value = fields.take("share")) read_share(*value, limit);
+    if (const auto value = fields.take("margin"))
+        if (const auto bytes = value->size(0, limits::memory_bytes_max)) limit.margin_bytes = *bytes;
+    fields.finish();
+}
+
+void read_limits(const Value& map, Fleet& fleet) {
+    const Fields fields{map, map.what() + "."};
+    for (const Fields::Member& member : fields.members()) {
+        if (member.key == "auto" || !is_device(member.key))
+            map.report().add(member.place, fmt::format("{}: {}", map.what(), in_quotes(member.key)),
+                             "name a device: cpu, cuda:N, or a GPU's UUID as `nvidia-smi -L` prints it");
+        else
+            read_limit(member.value, fleet.limits[member.key]);
+    }
+}
+
+void read_startup(const Value& list, Fleet& fleet) {
+    for (const Value& item : list.items(limits::workers_max)) {
+        auto name = item.text();
+        if (!name) continue;
+        const bool is_known = std::ranges::any_of(fleet.models, [&](const auto& model) { return model.name == *name; });
+        if (!is_known)
+            item.refuse("name a model of this file");
+        else if (std::ranges::find(fleet.startup, *name) != fleet.startup.end())
+            item.refuse("name it once");
+        else
+            fleet.startup.push_back(std::move(*name));
+    }
+}
+
+}  // namespace
+
+void read_limits_and_startup(Fields& fields, Fleet& fleet) {
+    if (const auto value = fields.take("limits")) read_limits(*value, fleet);
+    if (const auto value = fields.take("startup")) read_startup(*value, fleet);
+}
+
+}  // namespace bulkhead::config

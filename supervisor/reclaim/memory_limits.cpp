@@ -1,0 +1,92 @@
+#include "supervisor/reclaim/memory_limits.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "ipc/base/own_cgroup.h"
+#include "ipc/base/unique_fd.h"
+#include "supervisor/base/proc_files.h"
+#include "supervisor/base/text.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+Result<> write_number(const std::filesystem::path& path, std::uint64_t number) {
+    const std::string text = fmt::format("{}", number);
+    const UniqueFd fd{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
+    if (fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return {};
+    return system_error(fmt::format("writing {} to {}", text, path.string()), errno);
+}
+
+/// Empty folders of keepers that are gone, and of this one's former supervisors.
+void remove_empty_folders(const std::filesystem::path& parent, pid_t keeper) {
+    std::error_code ec;
+    for (const auto& former : std::filesystem::directory_iterator{parent, ec}) {
+        const std::string name = former.path().filename().string();
+        if (!name.starts_with(keeper_folder_prefix)) continue;
+        const int pid = std::atoi(name.c_str() + keeper_folder_prefix.size());
+        if (pid <= 0 || (pid != keeper && process_exists(pid))) continue;
+        std::error_code ignored;
+        for (const auto& worker : std::filesystem::directory_iterator{former, ignored}) ::rmdir(worker.path().c_str());
+        ::rmdir(former.path().c_str());
+    }
+}
+
+}  // namespace
+
+std::unique_ptr<MemoryLimits> MemoryLimits::make(const Cgroups* cgroups, pid_t keeper) {
+    if (cgroups != nullptr && ::access((cgroups->path() / "memory.max").c_str(), W_OK) == 0)
+        return std::unique_ptr<MemoryLimits>{new MemoryLimits{cgroups, {}}};
+    const auto mountinfo = read_proc_file(::getpid(), "mountinfo", 1 << 20);
+    const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
+    const auto own = mountinfo && cgroup ? own_cgroup(*mountinfo, *cgroup, "memory") : std::nullopt;
+    if (!own || ::access(own->c_str(), W_OK | X_OK) != 0) return nullptr;
+    remove_empty_folders(*own, keeper);
+    const auto path = *own / fmt::format("{}{}", keeper_folder_prefix, keeper);
+    if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return nullptr;
+    if (::access((path / "cgroup.procs").c_str(), W_OK) != 0) return nullptr;
+    return std::unique_ptr<MemoryLimits>{new MemoryLimits{cgroups, path}};
+}
+
+MemoryLimits::~MemoryLimits() {
+    for (const auto& folder : unwanted_) ::rmdir(folder.c_str());
+    if (!path_.empty()) ::rmdir(path_.c_str());
+}
+
+std::filesystem::path MemoryLimits::folder(const WorkerName& worker) const {
+    if (path_.empty()) return cgroups_->folder(worker);
+    return path_ / fmt::format("{}.{}.{}", worker.model, worker.replica, worker.generation);
+}
+
+Result<> MemoryLimits::set(const WorkerName& worker, pid_t pid, std::uint64_t bytes) {
+    const auto path = folder(worker);
+    if (path_.empty()) return write_number(path / "memory.max", bytes);
+    if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return system_error("making " + path.string(), errno);
+    if (auto limited = write_number(path / "memory.limit_in_bytes", bytes); !limited) return limited;
+    return write_number(path / "cgroup.procs", static_cast<std::uint64_t>(pid));
+}
+
+std::optional<std::uint64_t> MemoryLimits::oom_kills(const WorkerName& worker) const {
+    std::ifstream events{folder(worker) / (path_.empty() ? "memory.events" : "memory.oom_control")};
+    std::string name;
+    std::uint64_t count = 0;
+    while (events >> name >> count)
+        if (name == "oom_kill") return count;
+    return std::nullopt;
+}
+
+void MemoryLimits::remove(const WorkerName& worker) {
+    if (path_.empty()) return;  // it goes with the worker's cgroup
+    unwanted_.insert(folder(worker));
+    std::erase_if(unwanted_, [](const auto& path) { return ::rmdir(path.c_str()) == 0 || errno == ENOENT; });
+}
+
+}  // namespace bulkhead::supervisor

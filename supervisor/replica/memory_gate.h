@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "supervisor/replica/lifecycle.h"
+
+namespace bulkhead::supervisor {
+
+class Replica;
+
+/// Who decides over memory: asked before a process is started, and told what becomes of it.
+/// Thread  the loop. What follows from a call is done later, never within it.
+class MemoryGate {
+public:
+    virtual ~MemoryGate() = default;
+    /// Whether a process of it may be started now. Else there is no room yet: `Replica::load_on` is called when there
+    /// is, or `Replica::no_room` when there will be none.
+    [[nodiscard]] virtual bool may_start(Replica& replica) = 0;
+    /// After each change of state.
+    virtual void changed(Replica& replica, WorkerState from, WorkerState to) = 0;
+    /// Its memory was read: the first time after it became ready, or again.
+    virtual void measured(Replica& replica) = 0;
+    /// A new count of its requests came.
+    virtual void counted(Replica& replica) = 0;
+    /// The memory of an ended process is back, or was given up.
+    virtual void reclaimed(Replica& replica) = 0;
+    /// Bytes that the kernel shall give a process on a CPU at most; empty: no bound.
+    [[nodiscard]] virtual std::optional<std::uint64_t> bound(const Replica& replica) const = 0;
+};
+
+}  // namespace bulkhead::supervisor

@@ -1,0 +1,158 @@
+// More models than memory: who stays is decided by what was measured, and room is made by unloads that were seen to
+// end.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+namespace json = boost::json;
+
+/// A model that holds 100 MiB, and says that it needs 110.
+std::string holder(const std::string& name, const std::string& extra = {}, const std::string& environment = {}) {
+    return minimal_model(name, "MINIMAL_BALLAST_BYTES: \"104857600\"" + (environment.empty() ? "" : ", " + environment),
+                         "memory: 110MiB\nmin_resident: 1ms\n" + extra);
+}
+
+/// Room for one of them and a half.
+constexpr const char* one_and_a_half = "limits: {cpu: {share: 165MiB}}\n";
+
+/// What a load of `model` would do, once the millisecond of `min_resident` is over.
+json::value plan_of(const Daemon& daemon, const std::string& model) {
+    const auto deadline = std::chrono::steady_clock::now() + 10s;
+    auto plan = daemon.call("fleet.plan", {{"model", model}}).value();
+    while (plan.at("outcome").as_string() == "waits" && std::chrono::steady_clock::now() < deadline)
+        plan = daemon.call("fleet.plan", {{"model", model}}).value();
+    return plan;
+}
+
+json::object memory_of_cpu(const Daemon& daemon) {
+    const auto answer = daemon.call("fleet.memory").value();
+    for (const json::value& device : answer.at("devices").as_array())
+        if (device.at("device").as_string() == "cpu") return device.as_object();
+    return {};
+}
+
+TEST(MemoryPlan, ALoadUnloadsWhoIsIdle) {
+    Daemon daemon{fleet({holder("a"), holder("b")}) + one_and_a_half, minimal()};
+    ASSERT_TRUE(daemon.load("a"));
+
+    const auto plan = plan_of(daemon, "b");
+    EXPECT_EQ(plan.at("outcome").as_string(), "evicts") << json::serialize(plan);
+    EXPECT_EQ(plan.at("evicts").at(0).at("model").as_string(), "a");
+    EXPECT_EQ(daemon.state("a"), "ready") << "a plan does nothing";
+
+    ASSERT_TRUE(daemon.load("b")) << daemon.why("b");
+    EXPECT_EQ(daemon.state("a"), "stopped");
+    EXPECT_THAT(daemon.why("a"), HasSubstr("b")) << "for whom it went";
+    EXPECT_LE(memory_of_cpu(daemon).at("resident").to_number<std::uint64_t>(), 165u << 20);
+}
+
+TEST(MemoryPlan, AChannelIsOpenedWhenThereIsRoom) {
+    Daemon daemon{fleet({holder("a"), holder("b")}) + one_and_a_half, minimal()};
+    for (const char* model : {"a", "b", "a"}) {
+        auto channel = daemon.open(model);
+        ASSERT_TRUE(channel) << channel.error().text();
+        EXPECT_TRUE(infer_float(*channel, "x", four, dims_four));
+    }
+}
+
+TEST(MemoryPlan, WhatCanNeverFitIsRefusedWithSizes) {
+    Daemon daemon{fleet({minimal_model("a", "", "memory: 400MiB\n")}) + one_and_a_half, minimal()};
+    const auto refused = daemon.load("a");
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory) << refused.error().text();
+    EXPECT_THAT(refused.error().text(), HasSubstr("400"));
+    EXPECT_THAT(refused.error().text(), HasSubstr("165"));
+}
+
+TEST(MemoryPlan, APinnedModelStays) {
+    Daemon daemon{fleet({holder("a"), holder("b")}) + one_and_a_half, minimal()};
+    ASSERT_TRUE(daemon.load("a"));
+    ASSERT_TRUE(daemon.call("model.pin", {{"model", "a"}}));
+
+    EXPECT_FALSE(daemon.call("model.load", {{"model", "b"}, {"deadline_ms", 500}}));
+    EXPECT_EQ(daemon.state("a"), "ready");
+
+    ASSERT_TRUE(daemon.call("model.pin", {{"model", "a"}, {"pin", false}}));
+    EXPECT_TRUE(daemon.load("b"));
+}
+
+TEST(MemoryPlan, AnIdleModelIsUnloadedAfterItsTime) {
+    Daemon daemon{fleet({minimal_model("a", "", "keep_alive: 100ms\n")}), minimal()};
+    ASSERT_TRUE(daemon.load("a"));
+    EXPECT_TRUE(daemon.wait_state("a", "stopped"));
+}
+
+TEST(MemoryPlan, OthersGetRoomWithReceipts) {
+    Daemon daemon{fleet({holder("a"), holder("b")}) + one_and_a_half, minimal()};
+    ASSERT_TRUE(daemon.load("a"));
+    ASSERT_EQ(plan_of(daemon, "b").at("outcome").as_string(), "evicts") << "`a` may go by now";
+    const std::uint64_t all = memory_of_cpu(daemon).at("total").to_number<std::uint64_t>();
+
+    const auto made = daemon.call("fleet.reclaim", {{"device", "cpu"}, {"bytes", all}, {"client", "game"}});
+    ASSERT_TRUE(made) << made.error().text();
+    ASSERT_EQ(made->at("receipts").as_array().size(), 1u) << json::serialize(*made);
+    EXPECT_TRUE(made->at("receipts").at(0).at("verified").as_bool());
+    EXPECT_GE(made->at("freed").to_number<std::uint64_t>(), 100u << 20);
+    EXPECT_FALSE(made->at("short_of").as_string().empty()) << "the machine itself uses some";
+}
+
+TEST(MemoryPlan, WhatWasMeasuredPlansTheNextLoad) {
+    Daemon daemon{fleet({minimal_model("a", "MINIMAL_BALLAST_BYTES: \"104857600\"", "min_resident: 1ms\n")}) +
+                      one_and_a_half,
+                  minimal()};
+    ASSERT_TRUE(daemon.load("a"));
+    ASSERT_TRUE(daemon.unload("a"));
+    const auto plan = daemon.call("fleet.plan", {{"model", "a"}}).value();
+    ASSERT_EQ(plan.at("loads").as_array().size(), 1u);
+    EXPECT_EQ(plan.at("loads").at(0).at("basis").as_string(), "measured");
+    EXPECT_NEAR(plan.at("loads").at(0).at("bytes").to_number<double>(), 100 << 20, 20 << 20);
+    const auto measured = daemon.row("a").at("memory").at("measured");
+    EXPECT_EQ(measured.at("count").to_number<int>(), 1);
+}
+
+TEST(MemoryPlan, TheLedgerSurvivesTheSupervisor) {
+    Daemon daemon{fleet({holder("a"), holder("b")}) + "limits: {cpu: {share: 400MiB}}\n", minimal()};
+    ASSERT_TRUE(daemon.load("a"));
+    ASSERT_TRUE(daemon.load("b"));
+    auto before = memory_of_cpu(daemon);
+
+    const pid_t former = supervisor_of(daemon);
+    ::kill(former, SIGKILL);
+    ASSERT_TRUE(daemon.wait_until("b", [&](const json::object& row) {
+        return row.at("state").as_string() == "ready" && supervisor_of(daemon) != former;
+    }));
+
+    auto after = memory_of_cpu(daemon);
+    for (const char* part : {"limit", "margin", "reserved", "reclaiming"})
+        EXPECT_EQ(before.at(part), after.at(part)) << part;
+    EXPECT_NEAR(before.at("resident").to_number<double>(), after.at("resident").to_number<double>(), 1 << 20);
+}
+
+TEST(MemoryPlan, ALeakEndsItsOwnModelAlone) {
+    Daemon daemon{fleet({minimal_model("leaky", "EVIL_RUN: leak", "memory: 64MiB\nrestart: never\n"), holder("a")}),
+                  minimal()};
+    ASSERT_TRUE(daemon.load("a"));
+    ASSERT_TRUE(daemon.load("leaky"));
+    if (daemon.row("leaky").at("memory_bound").is_null()) GTEST_SKIP() << "no memory cgroup that this user may limit";
+    const pid_t neighbour = daemon.pid("a");
+    auto channel = daemon.open("leaky").value();
+
+    EXPECT_FALSE(infer_float(channel, "x", four, dims_four));
+
+    EXPECT_THAT(json::serialize(daemon.crash_of("leaky")), HasSubstr("out_of_memory"));
+    EXPECT_THAT(daemon.why("leaky"), HasSubstr("out_of_memory"));
+    EXPECT_EQ(daemon.pid("a"), neighbour);
+    EXPECT_EQ(daemon.state("a"), "ready");
+}
+
+}  // namespace
+}  // namespace bulkhead::test

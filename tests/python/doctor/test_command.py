@@ -37,7 +37,7 @@ class Reports(unittest.TestCase):
                          [(first, "host_read", "prevents_capture"), (first + 2, "host_read", "prevents_capture"), (first + 3, "host_read", "prevents_capture")])  # fmt: skip
         self.assertEqual([one["use"] for one in found], ["if", "range", "slice"])
         self.assertEqual((found[0]["column"], found[0]["function"], Path(found[0]["file"])), (8, "branches", STEPS))
-        self.assertIn("taken as True by the arguments' values", found[0]["reason"])
+        self.assertIn("`lengths.max() > 2` is True with these inputs; the other branch was not run", found[0]["reason"])
         self.assertIn("torch.where(lengths.max() > 2, a, b)", found[0]["remedy"])
 
     def test_text_shows_the_line_and_a_caret_under_the_expression(self) -> None:
@@ -47,6 +47,31 @@ class Reports(unittest.TestCase):
         self.assertEqual(lines[at + 1].index("^"), lines[at].index("lengths"))
         self.assertEqual(lines[at + 1].count("^"), len("lengths.max() > 2"))
         self.assertIn("steps.py:branches: 3 findings (3 prevents capture)", lines[-1])
+
+    def test_a_growing_cache_is_told_where_it_grows_and_hides_no_number(self) -> None:
+        ended = doctor("steps.py:Attention", "--inputs", "steps.py:attention_inputs", "--json")
+        found = json.loads(ended.stdout)["findings"]
+        grows, asked = line_of("self.cache = torch.cat"), line_of("if not x.any().item()")
+        self.assertEqual([(one["line"], one["code"]) for one in found],
+                         [(grows, "python_state"), (grows + 1, "baked_constant"), (asked, "host_read"), (asked + 2, "host_read")])  # fmt: skip
+
+    def test_a_remedy_is_the_condition_without_its_read(self) -> None:
+        ended = doctor("steps.py:Attention", "--inputs", "steps.py:attention_inputs", "--json")
+        *_, first, second = json.loads(ended.stdout)["findings"]
+        self.assertIn("torch.where(~(x.any()), a, b)", first["remedy"])
+        self.assertIn("torch.where(x.max() > 1, a, b)", second["remedy"])
+        self.assertIn("`x.max().item()` is ", second["reason"])
+
+    def test_a_method_of_a_class_is_called_of_an_object(self) -> None:
+        ended = doctor("steps.py:Attention.token", "--inputs", "steps.py:token_inputs", "--json")
+        printed, greatest = json.loads(ended.stdout)["findings"]
+        self.assertEqual([one["function"] for one in (printed, greatest)], ["Attention.token"] * 2)
+        self.assertIn("write it after the replay", printed["remedy"])
+        self.assertIn("x.max()", greatest["remedy"])
+
+    def test_a_coroutine_runs_to_its_end(self) -> None:
+        ended = doctor("steps.py:awaited", "--inputs", "steps.py:inputs", "--json")
+        self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("return lengths.max().item()")])
 
     def test_sarif_names_the_rule_and_the_region(self) -> None:
         ended = doctor("steps.py:Decoder", "--inputs", "steps.py:decoder_inputs", "--sarif")
@@ -95,8 +120,19 @@ class BadInput(unittest.TestCase):
         said = self.refused("steps.py:raises", "--inputs", "steps.py:inputs")
         self.assertIn(f"raised ValueError at steps.py:{line_of('raise ValueError')}: no weights for", said)
 
-    def test_a_callable_that_needs_inputs(self) -> None:
-        self.assertIn("raised TypeError", self.refused("steps.py:clean"))
+    def test_inputs_that_do_not_fit(self) -> None:
+        for arguments, said in {
+            ("steps.py:clean",): "steps.py:clean takes (x, lengths), and the inputs do not fit: missing a required argument: 'x'\n  give --inputs",
+            ("steps.py:Decoder",): "the constructor of steps.py:Decoder takes (size), and the inputs do not fit",
+            ("steps.py:Attention", "--inputs", "steps.py:inputs"): "returns (arguments of the constructor, arguments of the call)",
+            ("steps.py:clean", "--inputs", "steps.py:exits"): "the function of --inputs raised TypeError",
+            ("steps.py:clean", "--inputs", "steps.py:on_cpu"): "all tensors of its calls lie on the CPU",
+        }.items():
+            with self.subTest(arguments):
+                self.assertIn(said, self.refused(*arguments))
+
+    def test_a_shape_that_is_wrong_is_told_without_the_traceback_of_pytorch(self) -> None:
+        self.assertIn(f"raised RuntimeError at steps.py:{line_of('return x @ x')}", self.refused("steps.py:wrong_shape", "--inputs", "steps.py:inputs"))
 
     def test_a_callable_that_ends_the_process(self) -> None:
         self.assertIn(f"ended the process at steps.py:{line_of('raise SystemExit')}: SystemExit(3)", self.refused("steps.py:exits"))

@@ -9,13 +9,15 @@ from typing import Any, Callable, Iterator
 
 import torch
 from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from . import exported, findings
 from .findings import Findings
-from .source import Place, is_users, one_line
+from .source import Place, is_users, one_line, place_of
 
 _READS = re.compile(r"data.dependent|depends on data|Tensor\.item|scalar", re.IGNORECASE)
 _SHAPES = re.compile(r"dynamic shape|dynamic output|nonzero", re.IGNORECASE)
+_MET = re.compile(r"got \w+\(['\"](.+?)['\"]\)")
 _Said = tuple["Place | None", str]
 
 
@@ -41,7 +43,7 @@ def _said(mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list[_
         with mode, _stand_in_values(mode):
             explained = torch._dynamo.explain(step)(*args, **kwargs)
     except Exception as error:
-        return [(_innermost(getattr(error, "real_stack", None)), f"gives up, {_sentence(str(error) or type(error).__name__)}")]
+        return [(_innermost(getattr(error, "real_stack", None)) or place_of(error), f"gives up, {_why(error)}")]
     finally:
         logging.disable(logging.NOTSET)
         torch._dynamo.reset()
@@ -61,6 +63,14 @@ def _skip(node: Any) -> _Said:
 
     reason = str(check_multiple_devices_or_any_cpu_nodes({torch.device("cpu"): node, torch.device("cuda"): node}))
     return exported.place_of(node), one_line(reason.splitlines()[0].removesuffix(". Found from : "))
+
+
+def _why(error: Exception) -> str:
+    """The words of the error that Dynamo met, where it wraps one."""
+    if isinstance(error, DynamicOutputShapeException):
+        return f"the shape that {error} returns depends on data"
+    inner = _MET.search(str(error))
+    return one_line(inner[1], 120) if inner else _sentence(str(error) or type(error).__name__)
 
 
 def _sentence(text: str) -> str:

@@ -97,8 +97,8 @@ class Findings:
         finding = Finding(code, severity, place.file, place.line, place.column, place.function, reason, remedy, place.path, place.end_column, use)
         self._found.setdefault(finding.key, finding)
 
-    def has(self, code: str, place: Place) -> bool:
-        return (place.file, place.line, code) in self._found
+    def at(self, code: str, place: Place) -> Finding | None:
+        return self._found.get((place.file, place.line, code))
 
     def change(self, code: str, place: Place, **changes: Any) -> None:
         key = place.file, place.line, code

@@ -68,7 +68,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
 
     def _text(self, tensor: Any, name: str, args: Any) -> str:
         if tensor.device.type == "cuda":
-            self._watch.read(tensor, "print" if name != "__format__" else "formatting")
+            self._watch.read()
         value = values.known(tensor)
         if name == "__format__" and tensor.dim() == 0:
             item = values.ask(lambda one: one.item(), value) if value is not None else stand_in(tensor.dtype)
@@ -79,7 +79,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
         import numpy
 
         if tensor.device.type == "cuda":
-            self._watch.read(tensor, "numpy")
+            self._watch.read()
         value = values.known(tensor)
         if value is not None:
             array = values.ask(lambda one: one.detach().to(torch.float32 if one.dtype == torch.bfloat16 else one.dtype).numpy().copy(), value)
@@ -140,7 +140,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _read(self, function: Any, name: str, args: Any, kwargs: Any, devices: set[str]) -> Any:
         if "cuda" in devices:
-            self._watch.read(args[0], {"_local_scalar_dense": "this", "is_nonzero": "bool()"}.get(name, f"torch.{name}"))
+            self._watch.read()
         known = all(values.known(leaf) is not None for leaf in args if isinstance(leaf, torch.Tensor))
         value = values.compute(function, args, kwargs) if known else None
         dtype = args[0].dtype if name == "_local_scalar_dense" else torch.bool
@@ -155,7 +155,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         if source.device.type == "cpu" and to == "cuda":
             self._watch.copied(source, getattr(source, "_doctor_pinned", False))
         elif source.device.type == "cuda" and to == "cpu":
-            self._watch.read(source, "the copy to the CPU")
+            self._watch.read()
 
     def _meet(self, name: str, args: Any, kwargs: Any) -> Any:
         """The tensors of the CPU are told, and taken as if they lay on the GPU: otherwise the run would end here."""
@@ -263,6 +263,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _after(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
         watch = self._watch
+        if watch.step:
+            watch.devices.update(leaf.device.type for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
         values.follow(function, args, kwargs, result)
         place = here() if watch.step or not tensors else None
         origins = [one._doctor_origin for one in tensors if hasattr(one, "_doctor_origin") and one.device.type == "cpu"]

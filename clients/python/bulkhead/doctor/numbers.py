@@ -7,6 +7,7 @@ from typing import Any, Iterator, Sequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import findings
+from .calls import called
 from .findings import Findings
 from .source import use_of
 from .watch import Kernel, Watch
@@ -17,22 +18,28 @@ _NUDGE = 1.0625
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "clamp", "clamp_min", "clamp_max", "remainder", "where", "masked_fill", "masked_fill_", "full", "fill_")
 
 
-def tell_differences(found: Findings, before: Sequence[Kernel], after: Sequence[Kernel], why: str, apart_from: tuple[str, ...] = ()) -> None:
+def tell_differences(found: Findings, before: Sequence[Kernel], after: Sequence[Kernel], why: str) -> None:
     for one, other in zip(before, after):
         if one.where != other.where:
             return
-        if one.name in apart_from:
-            continue
-        if one.scalars != other.scalars and one.shapes == other.shapes and one.place is not None:
-            use = use_of(one.place)
-            number = next((a for a, b in zip(one.scalars, other.scalars) if a != b), None)
-            found.add(findings.BAKED_CONSTANT, findings.STALE, one.place, f"`{use.text}` takes a number ({number!r}) that {why}: the graph keeps the one of its capture",
-                      "pass it as a tensor of the device: torch.full((), value, device=x.device) before the step, then value.fill_(new)", use.kind)  # fmt: skip
+        if one.shapes == other.shapes:
+            _tell(found, one, other, why)
 
 
-def vary(found: Findings, watch: Watch, step: Any, args: Any, kwargs: Any, before: Sequence[Kernel]) -> None:
+def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
+    number = next((a for a, b in zip(one.scalars, other.scalars) if a != b), None)
+    if number is not None and one.place is not None:
+        use = use_of(one.place)
+        found.add(findings.BAKED_CONSTANT, findings.STALE, one.place,
+                  f"`{use.text}` takes a number ({number!r}) that {why}: the graph keeps the one of its capture",
+                  "pass it as a tensor of the device: torch.full((), value, device=x.device) before the step, then value.fill_(new)", use.kind)  # fmt: skip
+
+
+def vary(found: Findings, watch: Watch, step: Any, args: Any, kwargs: Any, earlier: Sequence[Kernel], last: Sequence[Kernel]) -> None:
     """Calls once more for each number among the arguments, with that number changed. One that changes shapes, or how many operators
-    run, only chooses among graphs."""
+    run, only chooses among graphs. Shapes and numbers that differ between the two calls so far, as of a cache that grows, say nothing."""
+    if [one.where for one in earlier] != [one.where for one in last]:
+        earlier = last
     leaves, spec = tree_flatten((args, kwargs))
     varied = 0
     for index, leaf in enumerate(leaves):
@@ -43,8 +50,11 @@ def vary(found: Findings, watch: Watch, step: Any, args: Any, kwargs: Any, befor
             trace = _trace(watch, step, *tree_unflatten([*leaves[:index], other, *leaves[index + 1 :]], spec))
             if trace is None:
                 continue
-            if [(one.where, one.shapes) for one in trace] == [(one.where, one.shapes) for one in before]:
-                tell_differences(found, before, trace, "comes from an argument", _COMPARISONS if isinstance(leaf, int) else ())
+            runs = list(zip(earlier, last, trace))
+            if len(trace) == len(last) and all(two.where == new.where and new.shapes == two.shapes for one, two, new in runs if one.shapes == two.shapes):
+                for one, two, new in runs:
+                    if one.scalars == two.scalars and not (isinstance(leaf, int) and two.name in _COMPARISONS):
+                        _tell(found, two, new, "comes from an argument")
             break
 
 
@@ -62,7 +72,7 @@ def _trace(watch: Watch, step: Any, args: Any, kwargs: Any) -> list[Kernel] | No
     watch.begin_call()
     watch.step = watch.recording = True
     try:
-        step(*args, **kwargs)
+        called(step, args, kwargs)
     except Exception:
         return None
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 from .source import Use
@@ -26,18 +27,24 @@ USES = {
 
 def purpose(use: Use) -> str:
     text = USES[use.kind].format(around=use.around)
+    if use.around == use.text:
+        text = {"if": "decides the branch", "while": "decides whether the loop goes on"}.get(use.kind, text)
     return f"; it {text}" if text else ""
 
 
-def host_read(use: Use) -> str:
+def host_read(use: Use, function: str = "") -> str:
+    """``function`` is the one of PyTorch that was called."""
     kept = _without_read(use.text)
+    called = use.text.split("(")[0].split(".")[-1]
+    if function == "istft":
+        return "it asks whether the windows' sum is zero: add the overlaps up yourself, torch.fft.irfft and torch.nn.functional.fold"
     if use.kind == "if":
-        return (f"compute both branches and choose on the device, torch.where({kept}, a, b), or decide once before the step; "
+        return (f"compute both branches and choose on the device, torch.where({condition(use)}, a, b), or decide once before the step; "
                 ".item() and bool() read the same value")  # fmt: skip
     if use.kind == "while":
-        return f"run a fixed number of iterations and mask those after the end: done = done | ~({kept}); x = torch.where(done, x, new)"
+        return f"run a fixed number of iterations and mask those after the end: done = done | ~({condition(use)}); x = torch.where(done, x, new)"
     if use.kind == "assert":
-        return f"check it before the step, or on the device: torch._assert_async({kept})"
+        return f"check it before the step, or on the device: torch._assert_async({condition(use)})"
     if use.kind in ("print", "f-string"):
         return "return the tensor, and write it after the replay, outside the step"
     if use.kind == "slice":
@@ -46,9 +53,49 @@ def host_read(use: Use) -> str:
         return "index with a tensor of one element: x.index_select(dim, i.view(1)), or cache.index_copy_(dim, i.view(1), new)"
     if use.kind == "range":
         return "run a fixed number of iterations: for i in range(maximum), with x = torch.where(i < count, new, x)"
-    if use.kind == "argument" and use.around.split("(")[0].split(".")[-1] in ("arange", "zeros", "ones", "full", "empty", "linspace", "randn", "rand"):
+    if called in _SIZED:
+        return "make it of the greatest size once, before the step, and mask it: torch.arange(maximum, device=x.device) < end"
+    if use.kind == "argument" and use.around.split("(")[0].split(".")[-1] in _SIZED:
         return f"make it of the greatest size once, before the step, and mask it: torch.arange(maximum, device=x.device) < {kept}"
+    if use.text.startswith(("max(", "min(", "any(", "all(")):
+        return f"Python's {called}() reads each element: use the tensor's own, x.{called}()"
     return f"keep {kept} a tensor on the device, or pass the number into the step from outside"
+
+
+_SIZED = frozenset(("arange", "zeros", "ones", "full", "empty", "linspace", "randn", "rand"))
+_READS = frozenset(("item", "tolist", "cpu", "numpy", "detach"))
+_TRUTHS = frozenset("any all eq ne lt le gt ge isnan isinf isfinite isin logical_and logical_or logical_not equal bool".split())
+
+
+class _OnDevice(ast.NodeTransformer):
+    """An expression without its reads: what is left computes the same on the device."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _READS and not node.args:
+            return node.func.value
+        if isinstance(node.func, ast.Name) and node.func.id in ("int", "float", "bool") and len(node.args) == 1:
+            return node.args[0]
+        return node
+
+
+def condition(use: Use) -> str:
+    """The tensor of truths that decides an `if`, `while` or `assert`: of `and` and `or` the part that was read."""
+    try:
+        node: ast.expr = ast.parse(use.around, mode="eval").body
+    except SyntaxError:  # it was cut
+        return _without_read(use.text)
+    while isinstance(node, ast.BoolOp):
+        node = next((part for part in node.values if use.text in ast.unparse(part)), node.values[0])
+    inverted = False
+    while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        inverted, node = not inverted, node.operand
+    node = _OnDevice().visit(node)
+    text = ast.unparse(node)
+    called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+    if isinstance(node, ast.Compare) or called in _TRUTHS:
+        return f"~({text})" if inverted else text
+    return f"{text} {'==' if inverted else '!='} 0"
 
 
 def _without_read(text: str) -> str:

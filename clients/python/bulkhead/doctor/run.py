@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import Error
-from . import capture, compiled, engine, exported, fake_cuda, findings, numbers, settings, state
+from . import calls, capture, compiled, engine, exported, fake_cuda, findings, numbers, settings, state
 from .coverage import Executed
 from .engine import Step
 from .findings import Findings, Report
@@ -46,7 +47,7 @@ def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, option
     report = Report(name or getattr(target, "__qualname__", type(target).__name__))
     run = _Run(target, factory, options, compiler, report)
     _warm_up()
-    with _kept_settings(), _deadline(deadline):
+    with _kept_settings(), _quiet(), _deadline(deadline):
         run.all()
         if gpu:
             run.on_gpu()
@@ -64,7 +65,7 @@ class _Run:
         self._target, self._factory, self._options, self._compiler, self._report = target, factory, options, compiler, report
         self._found = Findings()
         self._watch = Watch(self._found)
-        self._setup, self._executed = Executed(), Executed()
+        self._setup, self._executed, self._again = Executed(), Executed(), Executed()  #: before the calls, in the first, in the others
         self._stand_ins = fake_cuda.StandIns(self._watch.observe)
 
     def all(self) -> None:
@@ -79,8 +80,11 @@ class _Run:
             if self._compiler:
                 for step, args, kwargs in steps:
                     self._report.notes += compiled.tell(self._found, fake, step, args, kwargs)
+        if not self._report.error and self._watch.devices == {"cpu"}:
+            self._report.error = f"{self._report.target}: all tensors of its calls lie on the CPU, so nothing was looked at"
+            self._report.remedy = "make the arguments, and what the function keeps, on the device that the function of --inputs is given"
         self._report.skipped += self._watch.skipped
-        for executed in (self._setup, self._executed):
+        for executed in (self._setup, self._executed, self._again):
             settings.scan(self._found, executed)
         self._report.findings = self._found.sorted()
 
@@ -98,7 +102,7 @@ class _Run:
             steps = engine.steps(self._target, self._options, DEVICE)
         elif isinstance(self._target, exported.Program):
             given = (self._factory or self._target.inputs)(DEVICE)
-            steps = self._target.steps(_arguments(given), DEVICE)
+            steps = self._target.steps(calls.arguments(given), DEVICE)
         else:
             steps = [self._step()]
         for tensor in tree_leaves([(args, kwargs) for _, args, kwargs in steps]):
@@ -107,39 +111,55 @@ class _Run:
         return steps
 
     def _step(self) -> Step:
-        given = self._factory(DEVICE) if self._factory is not None else ()
+        given = self._given()
         step = self._target
+        method = step.name if isinstance(step, calls.Method) else ""
+        if method:
+            step = step.of
         if inspect.isclass(step):
             constructor, given = given if isinstance(given, tuple) and len(given) == 2 else ((), given)
-            args, kwargs = _arguments(constructor)
+            args, kwargs = calls.arguments(constructor)
+            calls.fits(step, args, kwargs, f"the constructor of {self._report.target}", calls.OF_CLASS)
             step = step(*args, **kwargs)
             if isinstance(step, torch.nn.Module):
                 step = step.to(DEVICE).eval()
-        return step, *_arguments(given)
+        args, kwargs = calls.arguments(given)
+        called = getattr(step, method) if method else step
+        calls.fits(called.forward if isinstance(called, torch.nn.Module) else called, args, kwargs, self._report.target, calls.OF_FUNCTION if called is self._target else calls.OF_CLASS)
+        return called, args, kwargs
+
+    def _given(self) -> Any:
+        if self._factory is None:
+            return ()
+        try:
+            return self._factory(DEVICE)
+        except Exception as error:
+            attempt, remedy = described(error, "the function of --inputs")
+            if isinstance(error, TypeError) and place_of(error) is None:
+                remedy = "it is called with the device: def inputs(device): return (torch.zeros(1, device=device),)"
+            raise Error("input_invalid", attempt, remedy) from error
 
     def _call_often(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         before: Any = None
         traces: list[Any] = []
         for number in range(1, _CALLS + 1):
-            result = self._call(step, args, kwargs)
+            result = self._call(step, args, kwargs, number > 1)
             after = state.snapshot(roots(step, args, kwargs))
             traces.append(self._watch.trace)
             if number == 1:
                 self._tell_concatenations(result, args, kwargs)
             elif number == _CALLS:
-                state.tell(self._found, state.changes(before, after, self._watch.used), self._executed, None)
+                state.tell(self._found, state.changes(before, after, self._watch.used), self._again, None)
             before = after
         numbers.tell_differences(self._found, traces[-2], traces[-1], "differs from call to call")
-        numbers.vary(self._found, self._watch, step, args, kwargs, traces[-1])
+        numbers.vary(self._found, self._watch, step, args, kwargs, *traces[-2:])
 
-    def _call(self, step: Any, args: Any, kwargs: Any) -> Any:
+    def _call(self, step: Any, args: Any, kwargs: Any, again: bool) -> Any:
         self._watch.begin_call()
         self._watch.step = self._watch.recording = True
         try:
-            with self._executed:
-                result = step(*args, **kwargs)
-                if inspect.isgenerator(result):
-                    result = list(result)
+            with self._again if again else self._executed:
+                result = calls.called(step, args, kwargs)
         finally:
             self._watch.step = self._watch.recording = False
         self._report.calls += 1
@@ -168,12 +188,6 @@ class _Run:
             report.error, report.remedy = f"{report.target} did not end: {expired}", "give a longer --deadline, or smaller inputs"
         except (Exception, SystemExit) as error:
             report.error, report.remedy = described(error, report.target)
-
-
-def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(given, dict):
-        return (), given
-    return (given if isinstance(given, tuple) else (given,)), {}
 
 
 def described(error: BaseException, target: str) -> tuple[str, str]:
@@ -224,6 +238,17 @@ def _kept_settings() -> Iterator[None]:
             setattr(config, name, value)
         os.environ.clear()
         os.environ.update(environment)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch writes a traceback of its own where a shape is wrong, before it raises."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextlib.contextmanager

@@ -196,6 +196,8 @@ def use_of(place: Place, is_index: bool = False) -> Use:
     if is_index and isinstance(node, ast.Subscript):
         sliced = any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
         return Use("slice" if sliced else "index", one_line(ast.unparse(node.slice)), text)
+    if kind := _own_kind(node):
+        return Use(kind, text, text)
     file = parsed(place.file)
     inner: ast.AST = node
     parent = file.parents.get(inner)
@@ -207,6 +209,17 @@ def use_of(place: Place, is_index: bool = False) -> Use:
             break
         inner, parent = parent, file.parents.get(parent)
     return Use("value", text, one_line(_unparsed(parent)) if parent is not None else "")
+
+
+def _own_kind(node: ast.expr) -> str:
+    if isinstance(node, (ast.JoinedStr, ast.FormattedValue)):
+        return "f-string"
+    return "print" if isinstance(node, ast.Call) and _writes_text(node) else ""
+
+
+def _writes_text(node: ast.Call) -> bool:
+    called = ast.unparse(node.func)
+    return called == "print" or called.split(".")[-1] in ("debug", "info", "warning", "error", "log", "tqdm") and not called.startswith("torch.")
 
 
 def _kind(parent: ast.AST, inner: ast.AST) -> str:
@@ -226,7 +239,7 @@ def _kind(parent: ast.AST, inner: ast.AST) -> str:
         called = ast.unparse(parent.func)
         if called == "range":
             return "range"
-        if called == "print" or called.split(".")[-1] in ("debug", "info", "warning", "error", "log", "tqdm"):
+        if _writes_text(parent):
             return "print"
         if called in ("int", "float", "bool"):
             return ""
@@ -239,9 +252,9 @@ def _kind(parent: ast.AST, inner: ast.AST) -> str:
 
 
 def _unparsed(node: ast.AST) -> str:
-    if isinstance(node, (ast.If, ast.While)):
+    if isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Assert)):
         return ast.unparse(node.test)
-    return ast.unparse(node) if isinstance(node, (ast.expr, ast.Assert, ast.Return, ast.Assign, ast.AugAssign, ast.Expr)) else ""
+    return ast.unparse(node) if isinstance(node, (ast.expr, ast.Return, ast.Assign, ast.AugAssign, ast.Expr)) else ""
 
 
 def one_line(text: str, width: int = 100) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from ..errors import Error
+from .calls import Method
 from .run import described
 
 
@@ -21,14 +23,17 @@ def load(text: str, what: str) -> Any:
     if not colon or not place or not name:
         raise Error("input_invalid", f"{what} {text!r} names no function", f"write {what} as file.py:function or package.module:function")
     value = _from_file(Path(place), what) if place.endswith(".py") else _from_module(place, what)
+    owner: Any = None
     for part in name.split("."):
         try:
-            value = getattr(value, part)
+            owner, value = value, getattr(value, part)
         except AttributeError:
             here = ", ".join(sorted(one for one, it in vars(value).items() if callable(it) and not one.startswith("_")))[:200] if hasattr(value, "__dict__") else ""
             raise Error("input_invalid", f"{what} {text!r}: there is no {part!r} in {place}", f"it has: {here}" if here else "") from None
     if not callable(value):
         raise Error("input_invalid", f"{what} {text!r} is not callable: {type(value).__name__}", "name a function or a class")
+    if inspect.isclass(owner) and inspect.isfunction(inspect.getattr_static(owner, part)):
+        return Method(owner, part)
     return value
 
 
@@ -65,4 +70,4 @@ def _refused(error: BaseException, target: str) -> BaseException:
     if isinstance(error, KeyboardInterrupt):
         return error
     attempt, remedy = described(error, target)
-    return Error("input_invalid", attempt, remedy)
+    return Error("input_invalid", attempt, remedy if isinstance(error, (Error, ModuleNotFoundError)) else "mend the file first: it must load")

@@ -24,6 +24,9 @@ _FACTORIES = frozenset(
 )
 
 
+_CHOSEN = "; here "
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a tensor of the CPU comes from. ``kind``: an argument, made before the step or in it, from a literal for the device,
@@ -68,6 +71,7 @@ class Watch:
         self.recording = False
         self.skipped: list[str] = []
         self.trace: list[Kernel] = []
+        self.devices: set[str] = set()  #: of the tensors of all calls
         self.used: set[int] = set()  #: ids of the tensors that operators of this call took
         self._reads: dict[tuple[str, int, int], Any] = {}  #: what the n-th read at a line gave
         self._counts: dict[tuple[str, int], int] = {}
@@ -148,27 +152,27 @@ class Watch:
 
     # --- findings
 
-    def read(self, tensor: Any, how: str) -> None:
+    def read(self) -> None:
         place = here() if self.step else None
         if place is None:
             return
-        use = use_of(place, bool(self._functions) and self._functions[-1][0] in ("__getitem__", "__setitem__"))
-        reason = f"{how} reads a value that the GPU computes; the host waits for it{remedies.purpose(use)}"
-        self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, place, reason, remedies.host_read(use), use.kind)
+        function = self._functions[-1][0] if self._functions else ""
+        use = use_of(place, function in ("__getitem__", "__setitem__"))
+        reason = f"`{use.text}` reads a value that the GPU computes; the host waits for it{remedies.purpose(use)}"
+        self.found.add(findings.HOST_READ, findings.PREVENTS_CAPTURE, place, reason, remedies.host_read(use, function), use.kind)
 
     def not_taken(self, value: Any, is_known: bool) -> None:
-        """A branch was chosen by a value that was read."""
+        """A branch was chosen by a value that was read. The first time at a line is told."""
         place = here() if self.step else None
-        if place is None or not self.found.has(findings.HOST_READ, place):
+        found = self.found.at(findings.HOST_READ, place) if place is not None else None
+        if place is None or found is None or _CHOSEN in found.reason:
             return
         use = use_of(place)
         if use.kind in ("if", "while", "assert"):
-            why = "by the arguments' values" if is_known else "by a stand-in, as the value is not known"
-            self.found.change(findings.HOST_READ, place, reason=self._reason(place, use, f"taken as {bool(value)} {why}; the other branch was not run"))
-
-    def _reason(self, place: Place, use: Use, told: str) -> str:
-        reason = next(one.reason for one in self.found.sorted() if one.key == (place.file, place.line, findings.HOST_READ))
-        return reason if told in reason else f"{reason} ({told})"
+            read = f"{value:.4g}" if isinstance(value, float) else str(value)
+            told = f"{read} with these inputs" if is_known else f"taken as {read}, as its value is not known"
+            after = {"if": "; the other branch was not run", "while": " at first", "assert": ""}[use.kind]
+            self.found.change(findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}`{use.text.removeprefix('not ')}` is {told}{after}")
 
     def copied(self, tensor: Any, pinned: bool) -> None:
         """A tensor of the CPU is copied to the GPU."""
@@ -205,8 +209,9 @@ class Watch:
         if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
             self._born_on_cpu(origin, f"and meets a tensor of the GPU in {place} ({function})", place)
         else:
-            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place, f"{function} takes a tensor in host memory beside tensors of the GPU",
-                           "move it to the device before the step")  # fmt: skip
+            what = "an argument" if origin.kind == ARGUMENT else "a tensor"
+            self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place, f"`{use_of(place).text}` ({function}) takes {what} in host memory "
+                           "beside tensors of the GPU", "move it to the device before the step; --inputs is given the device")  # fmt: skip
 
     def _born_on_cpu(self, origin: Origin, then: str, place: Place) -> None:
         assert origin.place is not None

@@ -1,0 +1,56 @@
+"""How a target is called: whether the inputs fit, and what a generator or a coroutine does once it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from dataclasses import dataclass
+from typing import Any, AsyncIterator, Callable
+
+from ..errors import Error
+from .source import one_line
+
+OF_FUNCTION = "give --inputs FILE.py:FACTORY, a function of the device that returns the arguments: a tuple, or a dictionary of names"
+OF_CLASS = ("--inputs names a function of the device that returns (arguments of the constructor, arguments of the call), each a tuple or a "
+            "dictionary")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a class, of an object that the run makes."""
+
+    of: type
+    name: str
+
+
+def arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(given, dict):
+        return (), given
+    return (given if isinstance(given, tuple) else (given,)), {}
+
+
+def fits(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str, remedy: str) -> None:
+    """Errors: input_invalid where the call would not begin."""
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        parameters = one_line(str(signature).split(" -> ")[0], 200)
+        raise Error("input_invalid", f"{what} takes {parameters}, and the inputs do not fit: {error}", remedy) from None
+
+
+def called(step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What ``step`` returns. A generator and a coroutine run to their end."""
+    result = step(*args, **kwargs)
+    if inspect.isgenerator(result):
+        return list(result)
+    if inspect.isasyncgen(result):
+        return asyncio.run(_collected(result))
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+
+async def _collected(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]

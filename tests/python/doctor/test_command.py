@@ -192,6 +192,18 @@ class Library(unittest.TestCase):
         self.assertEqual((torch.cuda.is_available(), torch.cuda.is_available), (available, name))
         self.assertEqual(torch.zeros(2).sum().item(), 0.0)
 
+    def test_remedies_name_the_device_and_the_buffer_that_the_line_has(self) -> None:
+        import steps
+        from bulkhead.doctor import diagnose
+
+        first, typed, _, read = (finding.remedy for finding in diagnose(steps.moves, steps.inputs).findings)
+        self.assertEqual(first, "give it the device: torch.zeros(8, device=lengths.device)")
+        self.assertNotIn("LongTensor", typed)
+        self.assertIn("torch.stack", read)
+        made, moved = (finding.remedy for finding in diagnose(steps.Moves, steps.token_inputs).findings)
+        self.assertTrue(made.startswith('self.register_buffer("table", torch.ones(8), persistent=False)'), made)
+        self.assertTrue(moved.startswith('in __init__, self.register_buffer("table", '), moved)
+
     def test_the_step_sees_a_gpu(self) -> None:
         import steps
         from bulkhead.doctor import diagnose

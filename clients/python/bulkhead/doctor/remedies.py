@@ -53,6 +53,8 @@ def host_read(use: Use, function: str = "") -> str:
         return "index with a tensor of one element: x.index_select(dim, i.view(1)), or cache.index_copy_(dim, i.view(1), new)"
     if use.kind == "range":
         return "run a fixed number of iterations: for i in range(maximum), with x = torch.where(i < count, new, x)"
+    if called in ("tensor", "as_tensor", "asarray"):
+        return f"torch.{called} reads each tensor of its list: torch.stack and arithmetic keep them on the device, such as n - starts[-1:]"
     if called in _SIZED:
         return "make it of the greatest size once, before the step, and mask it: torch.arange(maximum, device=x.device) < end"
     if use.kind == "argument" and use.around.split("(")[0].split(".")[-1] in _SIZED:
@@ -108,19 +110,25 @@ def _without_read(text: str) -> str:
     return text
 
 
+_TYPED = re.compile(r"torch\.\w*Tensor\(")  #: their constructors take no device of a GPU
+_MOVED = re.compile(r"\.to\((?:device=)?([\w.]*\bdevice)\b")
 _FACTORIES = ("arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "linspace", "logspace", "eye", "hann_window")
 
 
 def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool) -> str:
     if in_init and is_module:
         assigned = _ATTRIBUTE.match(use.around)
-        name = assigned[1] if assigned else "name"
-        return f'self.register_buffer("{name}", {use.text}, persistent=False): a buffer moves with the module'
+        return buffer(assigned[1], use.text) if assigned else f"{buffer('name', 'value')}, where it is kept"
     if in_init:
         return f"make it on the device once: {_with_device(use.text, 'device')}"
-    if made_by in ("tensor", "as_tensor", "from_numpy"):
+    if made_by in ("tensor", "as_tensor", "from_numpy") or _TYPED.match(use.text):
         return "make it once, before the step, on the device, and keep it; a number that changes is an input: x.fill_(value) of a static tensor"
-    return f"give it the device: {_with_device(use.text, 'x.device')}"
+    moved = _MOVED.search(use.around)
+    return f"give it the device: {_with_device(use.text, moved[1] if moved else 'x.device')}"
+
+
+def buffer(name: str, value: str) -> str:
+    return f'self.register_buffer("{name}", {value}, persistent=False): a buffer moves with the module'
 
 
 def _with_device(text: str, device: str) -> str:

@@ -183,11 +183,11 @@ class Watch:
         use = use_of(place)
         if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
             same = (origin.place.file, origin.place.line) == (place.file, place.line)
-            lazy = origin.kind == SETUP and _is_lazy_move(use, place)
+            lazy = _lazily_moved(use, place) if origin.kind == SETUP else ""
             self._born_on_cpu(origin, f"and is copied to the GPU {'there' if same else f'in {place}'}", place)
             if lazy:
                 self.found.add(findings.CPU_TENSOR, findings.SLOW, place, f"`{use.text}` moves the tensor made in {origin.place} at the first call: a "
-                               "capture without a call before it fails, and the address changes", remedies.cpu_tensor(use_of(origin.place), origin.made_by, True, True))  # fmt: skip
+                               "capture without a call before it fails, and the address changes", f"in __init__, {remedies.buffer(lazy, 'value')}")  # fmt: skip
                 return
             if same:
                 return
@@ -196,7 +196,9 @@ class Watch:
         reason = f"`{use.text}` copies {what} to the GPU in the step ({kind} memory)"
         severity = findings.STALE if pinned else findings.PREVENTS_CAPTURE
         remedy = "copy before the step into a static tensor of the device: static.copy_(value)"
-        if origin.kind == LITERAL:
+        if origin.kind == SETUP and origin.place is not None:
+            remedy = f"not needed once {origin.place} is mended"
+        elif origin.kind == LITERAL:
             remedy = "make it once, outside the step; or fill a static tensor: torch.full((), value, device=x.device)"
         self.found.add(findings.HOST_COPY, severity, place, reason, remedy, use.kind)
 
@@ -241,9 +243,11 @@ class Watch:
                            "graph.register_generator_state(generator) before the capture, or use the device's default generator")  # fmt: skip
 
 
-def _is_lazy_move(use: Use, place: Place) -> bool:
+def _lazily_moved(use: Use, place: Place) -> str:
+    """The attribute that an assignment moves, `self.x = self.x.to(device)`; empty where it is none."""
     statement = statement_at(place.file, place.line)
-    return isinstance(statement, ast.Assign) and any(ast.unparse(target) in use.text and isinstance(target, ast.Attribute) for target in statement.targets)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return next((target.attr for target in targets if isinstance(target, ast.Attribute) and ast.unparse(target) in use.text), "")
 
 
 def is_gpu(device: Any) -> bool:

@@ -118,7 +118,7 @@ _FACTORIES = ("arange", "zeros", "ones", "full", "empty", "rand", "randn", "rand
 def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool) -> str:
     if in_init and is_module:
         assigned = _ATTRIBUTE.match(use.around)
-        return buffer(assigned[1], use.text) if assigned else f"{buffer('name', 'value')}, where it is kept"
+        return buffer(assigned[1], use.text) if assigned else f"where it is kept, {buffer('name', 'value')}"
     if in_init:
         return f"make it on the device once: {_with_device(use.text, 'device')}"
     if made_by in ("tensor", "as_tensor", "from_numpy") or _TYPED.match(use.text):
@@ -146,7 +146,8 @@ def _with_device(text: str, device: str) -> str:
 DYNAMIC = {
     "nonzero": "keep the full shape and a mask: torch.where(mask, x, 0)",
     "index": "keep the full shape: torch.where(mask, x, 0), or x.masked_fill(~mask, 0)",
-    "index_put": "torch.where(mask, new, x), or x.masked_fill_(mask, value) where the value is one number",
+    "index_put": "x.masked_scatter_(mask, new) where new has a row for each, x.masked_fill_(mask, value) where it is one number, "
+    "torch.where(mask, new, x) where it has the shape of x",
     "masked_select": "keep the full shape: torch.where(mask, x, 0)",
     "unique": "count into a fixed number of bins: torch.zeros(bins, device=x.device).scatter_add_(0, x, ones)",
     "repeat_interleave": "pass output_size=, which is known before the step",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes docs/configuration.md from config/fleet.schema.json, the tables of docs/worker-link.md from
-ipc/links/worker_link.json, and the transitions in docs/operations.md from supervisor/replica/lifecycle.h, so that they
+ipc/links/worker_link.json, and the transitions in docs/operations.md from supervisor/states/lifecycle.h, so that they
 cannot differ.
 
     reference.py            write them
@@ -17,7 +17,7 @@ SCHEMA = ROOT / "config/fleet.schema.json"
 PAGE = ROOT / "docs/configuration.md"
 LINK = ROOT / "ipc/links/worker_link.json"
 LINK_PAGE = ROOT / "docs/worker-link.md"
-LIFECYCLE = ROOT / "supervisor/replica/lifecycle.h"
+LIFECYCLE = ROOT / "supervisor/states/lifecycle.h"
 LIFECYCLE_PAGE = ROOT / "docs/operations.md"
 
 INTRODUCTION = """\

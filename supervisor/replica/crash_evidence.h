@@ -12,7 +12,7 @@
 #include "supervisor/base/off_loop.h"
 #include "supervisor/crash/crash_report.h"
 #include "supervisor/keeper_link/keeper.h"
-#include "supervisor/replica/lifecycle.h"
+#include "supervisor/states/lifecycle.h"
 #include "supervisor/worker_link/worker_link.h"
 
 namespace bulkhead::supervisor {

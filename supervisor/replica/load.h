@@ -10,7 +10,7 @@
 #include "ipc/base/error.h"
 #include "supervisor/base/deadline.h"
 #include "supervisor/base/worker_name.h"
-#include "supervisor/replica/lifecycle.h"
+#include "supervisor/states/lifecycle.h"
 
 namespace bulkhead::supervisor {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "supervisor/replica/lifecycle.h"
+#include "supervisor/states/lifecycle.h"
 
 namespace bulkhead::supervisor {
 

@@ -9,7 +9,7 @@
 #include "config/fleet.h"
 #include "ipc/base/error.h"
 #include "supervisor/keeper_link/keeper.h"
-#include "supervisor/replica/restart_policy.h"
+#include "supervisor/states/restart_policy.h"
 
 namespace bulkhead::supervisor {
 

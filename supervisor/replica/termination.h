@@ -7,7 +7,7 @@
 
 #include "supervisor/base/deadline.h"
 #include "supervisor/replica/fleet_context.h"
-#include "supervisor/replica/lifecycle.h"
+#include "supervisor/states/lifecycle.h"
 
 namespace bulkhead::supervisor {
 

@@ -17,9 +17,9 @@
 #include "supervisor/memory/footprint.h"
 #include "supervisor/reclaim/reclamation.h"
 #include "supervisor/replica/crash_evidence.h"
-#include "supervisor/replica/exit_outcome.h"
+#include "supervisor/states/exit_outcome.h"
 #include "supervisor/replica/fleet_context.h"
-#include "supervisor/replica/hang_watch.h"
+#include "supervisor/states/hang_watch.h"
 #include "supervisor/replica/load.h"
 #include "supervisor/replica/termination.h"
 

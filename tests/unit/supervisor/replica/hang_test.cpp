@@ -1,6 +1,6 @@
 /// Hangs: judged on a virtual clock, and what a replica does about them; budgets of loads; GPUs that are to blame.
 
-#include "supervisor/replica/hang_watch.h"
+#include "supervisor/states/hang_watch.h"
 
 #include <thread>
 

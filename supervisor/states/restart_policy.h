@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "supervisor/replica/lifecycle.h"
+#include "supervisor/states/lifecycle.h"
 
 namespace bulkhead::supervisor {
 

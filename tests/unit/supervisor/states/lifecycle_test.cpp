@@ -1,4 +1,4 @@
-#include "supervisor/replica/lifecycle.h"
+#include "supervisor/states/lifecycle.h"
 
 #include <cstddef>
 #include <fstream>

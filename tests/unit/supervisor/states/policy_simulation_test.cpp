@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "supervisor/replica/replica_record.h"
-#include "supervisor/replica/lifecycle.h"
-#include "supervisor/replica/restart_policy.h"
+#include "supervisor/states/lifecycle.h"
+#include "supervisor/states/restart_policy.h"
 
 namespace bulkhead::supervisor {
 namespace {

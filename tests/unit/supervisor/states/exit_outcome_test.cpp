@@ -1,4 +1,4 @@
-#include "supervisor/replica/exit_outcome.h"
+#include "supervisor/states/exit_outcome.h"
 
 #include <signal.h>
 

@@ -6,8 +6,8 @@
 #include "ipc/base/error.h"
 #include "supervisor/keeper_link/keeper.h"
 #include "supervisor/reclaim/receipt.h"
-#include "supervisor/replica/lifecycle.h"
-#include "supervisor/replica/restart_policy.h"
+#include "supervisor/states/lifecycle.h"
+#include "supervisor/states/restart_policy.h"
 
 namespace bulkhead::supervisor {
 

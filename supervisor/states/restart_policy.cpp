@@ -1,4 +1,4 @@
-#include "supervisor/replica/restart_policy.h"
+#include "supervisor/states/restart_policy.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "supervisor/replica/hang_watch.h"
+#include "supervisor/states/hang_watch.h"
 
 #include <algorithm>
 

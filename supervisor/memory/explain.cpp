@@ -120,12 +120,15 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
 }
 
 std::string waits_for(const Survey& survey, const Option& option, Time now) {
-    if (option.victims.empty()) return "waits for whoever came before it";
+    if (option.victims.empty()) return "waits for whoever came before it, or for room that others were promised";
     const Candidate* last = nullptr;  // the last to go
-    for (const std::size_t victim : option.victims)
-        if (const Candidate& one = survey.candidates()[victim];
-            last == nullptr || one.in_use_until > last->in_use_until)
+    for (const std::size_t victim : option.victims) {
+        const Candidate& one = survey.candidates()[victim];
+        const bool is_protected = one.protected_until >= option.when;
+        if (last == nullptr || is_protected ||
+            (last->protected_until < option.when && one.in_use_until > last->in_use_until))
             last = &one;
+    }
     const std::string all = names_of(survey, option.victims);
     if (option.when <= now) return fmt::format("waits for the receipts of {}", all);
     const std::string in = duration_text(millis(option.when - now).count());

@@ -64,6 +64,7 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
     for (const std::size_t device : touched) {
         if (reach == Reach::now && short_by[device] > claim_of(device).value_or(short_by[device])) return std::nullopt;
         short_by[device] -= room_[device];
+        if (reach == Reach::ever) short_by[device] -= promised_room(device);
     }
     for (const std::size_t victim : option.victims)
         if (!let_go(victim)) return std::nullopt;

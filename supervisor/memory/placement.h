@@ -80,6 +80,7 @@ public:
     /// Free, or about to come free, and meant for nobody.
     [[nodiscard]] std::int64_t room(std::size_t device) const { return room_[device]; }
     [[nodiscard]] int use_of(const Candidate& one) const;  ///< as in `Option::Cost`
+    [[nodiscard]] std::int64_t promised_room(std::size_t device) const;
     /// Room there would be if all went that may within `reach`.
     [[nodiscard]] std::int64_t room_within(Reach reach, std::size_t device, int priority) const;
     /// Whether there may be a place within `reach`: false is certain, and cheaper than to look for the place.

@@ -66,6 +66,14 @@ Survey::Survey(const State& state, Time now)
     }
 }
 
+/// Room that is there again when others have taken what was promised them, or its time is over.
+std::int64_t Survey::promised_room(std::size_t device) const {
+    DeviceLedger books = state_.devices[device].books;
+    const std::int64_t now = books.free();
+    books.promised = 0;
+    return books.free() - now;
+}
+
 int Survey::use_of(const Candidate& one) const {
     return one.in_use_until <= now_ ? 0 : one.in_use_until == Time::max() ? 2 : 1;
 }
@@ -158,6 +166,8 @@ std::int64_t Survey::room_within(Reach reach, std::size_t device, int priority) 
     std::vector<std::int64_t>& rooms = known->second;
     if (is_new) {
         rooms = room_;
+        if (reach == Reach::ever)
+            for (std::size_t one = 0; one < rooms.size(); ++one) rooms[one] += promised_room(one);
         for (const Candidate& one : candidates_)
             if (may_go(one, priority, reach))
                 for (const auto& [where, bytes] : one.freed) rooms[where] += static_cast<std::int64_t>(bytes);

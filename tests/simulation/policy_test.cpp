@@ -219,6 +219,19 @@ TEST_F(MemoryPolicy, RoomThatWasAskedForIsKeptUntilOthersHaveIt) {
     EXPECT_EQ(policy.plan("next", now).outcome, Plan::Outcome::fits) << "nobody came for the rest";
 }
 
+TEST_F(MemoryPolicy, ALoadWaitsWhereOnlyAPromiseIsInItsWay) {
+    declare({model("next", 8 * gib)});
+    send(event::ReclaimAsked{99, "GPU-0", 6 * gib, "game", std::nullopt});
+    EXPECT_EQ(gpu().promised, 6 * gib);
+    ask("next");
+    EXPECT_THAT(all<action::Refuse>(), IsEmpty());
+    EXPECT_THAT(granted(), IsEmpty()) << policy.why("next", now);
+    EXPECT_EQ(all<action::Queued>().size(), 1U);
+    now += 30s;
+    send(event::Tick{});
+    EXPECT_THAT(granted(), ElementsAre("next/0"));
+}
+
 TEST_F(MemoryPolicy, AProgramThatTakesTheMarginSendsSomebodyIdleAway) {
     declare({model("a", 4 * gib), model("b", 4 * gib)}, {{"GPU-0", {100, 2 * gib}}});
     load("a", 4 * gib);

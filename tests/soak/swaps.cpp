@@ -35,14 +35,14 @@ std::uint64_t used_bytes(pid_t pid) {
 }
 
 /// What all clients saw.
-struct Tally {
+struct SwapTally {
     std::mutex mutex;
     std::int64_t served = 0;
     std::int64_t wrong = 0;
     Clock::duration longest{};
 };
 
-void use(const test::Daemon& daemon, const std::string& model, Clock::time_point until, Tally& tally) {
+void use(const test::Daemon& daemon, const std::string& model, Clock::time_point until, SwapTally& tally) {
     while (Clock::now() < until) {
         const auto began = Clock::now();
         std::string error;
@@ -72,7 +72,7 @@ int swap_models(const Options& options) {
     test::Daemon daemon{yaml + fmt::format("limits: {{cpu: {{share: {}MiB}}}}\n", limit / mib), test::minimal()};
 
     const auto until = Clock::now() + std::chrono::seconds{options.swap_seconds};
-    Tally tally;
+    SwapTally tally;
     std::atomic<bool> done = false;
     std::uint64_t most = 0;
     std::uint64_t samples = 0;

@@ -11,7 +11,10 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BULKHEAD = Path(os.environ.get("BULKHEAD_BUILD", "build")) / "bin/bulkhead"
+sys.path.append(str(HERE.parent))
+from daemon import BUILD, Daemon  # noqa: E402
+
+BULKHEAD = BUILD / "bin/bulkhead"
 FLEET = """\
 version: 1
 models:
@@ -20,9 +23,9 @@ models:
 """
 
 
-def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+def doctor(*arguments: str, socket: str = "/nowhere/control.sock") -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the package is found without it
-    return subprocess.run([BULKHEAD.resolve(), "--socket", "/nowhere/control.sock", "doctor", *arguments], capture_output=True, text=True,
+    return subprocess.run([BULKHEAD.resolve(), "--socket", socket, "doctor", *arguments], capture_output=True, text=True,
                           timeout=240, cwd=HERE, env=environment)  # fmt: skip
 
 
@@ -44,6 +47,13 @@ class Doctor(unittest.TestCase):
         self.assertEqual(ended.returncode, 1, ended.stderr)
         (found,) = json.loads(ended.stdout)["findings"]
         self.assertEqual((found["code"], found["function"], Path(found["file"])), ("host_read", "Voice.compute", HERE / "voice.py"))
+
+    def test_the_fleet_of_a_model_is_asked_of_the_daemon(self) -> None:
+        daemon = Daemon(Path(self.fleet).read_text())
+        self.addCleanup(daemon.stop)
+        served, named = doctor("voice", "--json", socket=daemon.socket), doctor("voice", "--fleet", self.fleet, "--json")
+        self.assertEqual((served.returncode, served.stderr), (1, ""))
+        self.assertEqual(served.stdout, named.stdout)
 
     def test_what_cannot_be_looked_at_is_told_with_a_remedy(self) -> None:
         for arguments, status, said in (

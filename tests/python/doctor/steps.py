@@ -164,3 +164,11 @@ async def awaited(x, lengths):
 
 def wrong_shape(x, lengths):
     return x @ x
+
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+table = torch.arange(8).to(DEVICE)
+
+
+def of_module(x, lengths):
+    return x + table * (lengths.max().item() if DEVICE == "cuda" else 1)

@@ -69,6 +69,10 @@ class Reports(unittest.TestCase):
         self.assertIn("write it after the replay", printed["remedy"])
         self.assertIn("x.max()", greatest["remedy"])
 
+    def test_what_a_module_makes_when_it_is_imported_is_on_the_gpu_too(self) -> None:
+        ended = doctor("steps.py:of_module", "--inputs", "steps.py:inputs", "--json")
+        self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("return x + table *")], ended.stdout)
+
     def test_a_coroutine_runs_to_its_end(self) -> None:
         ended = doctor("steps.py:awaited", "--inputs", "steps.py:inputs", "--json")
         self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("return lengths.max().item()")])

@@ -138,12 +138,16 @@ def _report(options: argparse.Namespace) -> Report:
                     "use PyTorch 2.10 or newer, or a machine with a GPU")  # fmt: skip
     if options.gpu and not torch.cuda.is_available():
         raise Error("input_invalid", "capturing on a GPU: PyTorch finds none here", "leave out --gpu: the findings need none")
+    from .calls import Deferred
     from .exported import Program
     from .run import diagnose
     from .target import load
 
-    factory = load(options.inputs, "--inputs") if options.inputs else None
-    target = Program(Path(options.target)) if options.target.endswith(".pt2") else load(options.target, "TARGET")
+    def named(text: str, what: str) -> Any:
+        return load(text, what) if options.gpu else Deferred(lambda: load(text, what))  # a real capture needs what is real
+
+    factory = named(options.inputs, "--inputs") if options.inputs else None
+    target = Program(Path(options.target)) if options.target.endswith(".pt2") else named(options.target, "TARGET")
     return diagnose(target, factory, options=options.engine, compiler=options.compile, gpu=options.gpu, deadline=options.deadline, name=options.target)
 
 

@@ -16,6 +16,13 @@ OF_CLASS = ("--inputs names a function of the device that returns (arguments of 
 
 
 @dataclass(frozen=True)
+class Deferred:
+    """A callable that is imported when the run has begun: what its module asks of `torch.cuda`, and makes there, is of the same GPU."""
+
+    load: Callable[[], Any]
+
+
+@dataclass(frozen=True)
 class Method:
     """A method of a class, of an object that the run makes."""
 

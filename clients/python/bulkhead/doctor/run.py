@@ -73,6 +73,7 @@ class _Run:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with self._guarded(), self._stand_ins, _without_cudnn(), torch.no_grad():
             with fake, Operators(self._watch), Functions(self._watch):
+                self._import()
                 with self._setup:
                     steps = self._made()
                 for step, args, kwargs in steps:
@@ -96,6 +97,12 @@ class _Run:
                 self._report.captures.append(captured.document())
                 if captured.failure is not None and captured.failure.key not in {one.key for one in self._report.findings}:
                     self._report.findings.append(captured.failure)
+
+    def _import(self) -> None:
+        if isinstance(self._factory, calls.Deferred):
+            self._factory = self._factory.load()
+        if isinstance(self._target, calls.Deferred):
+            self._target = self._target.load()
 
     def _made(self) -> list[Step]:
         if self._options is not None:

@@ -41,7 +41,8 @@ def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, option
     """Calls ``target`` with what ``factory("cuda")`` returns: a tuple of arguments, a dictionary of named ones, or one argument. Of a
     class the factory returns (arguments of the constructor, arguments of the call).
 
-    With ``gpu`` the step is then captured on this machine's GPU. With ``compiler`` also what torch.compile says. ``target`` may also be an ``exported.Program``, or an engine's class, whose ``options`` then are not None.
+    ``target`` may also be an ``exported.Program``, or an engine's class, whose ``options`` then are not None. With ``gpu`` the step is
+    then captured on this machine's GPU. With ``compiler`` also what torch.compile says.
     ``deadline`` is in seconds, 0 for none; it is kept on the main thread. Nothing is computed and nothing allocated but small tensors.
     """
     report = Report(name or getattr(target, "__qualname__", type(target).__name__))
@@ -132,7 +133,8 @@ class _Run:
                 step = step.to(DEVICE).eval()
         args, kwargs = calls.arguments(given)
         called = getattr(step, method) if method else step
-        calls.fits(called.forward if isinstance(called, torch.nn.Module) else called, args, kwargs, self._report.target, calls.OF_FUNCTION if called is self._target else calls.OF_CLASS)
+        takes = called.forward if isinstance(called, torch.nn.Module) else called
+        calls.fits(takes, args, kwargs, self._report.target, calls.OF_FUNCTION if called is self._target else calls.OF_CLASS)
         return called, args, kwargs
 
     def _given(self) -> Any:

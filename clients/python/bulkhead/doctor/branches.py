@@ -14,8 +14,8 @@ _ENDING = (0, 1 << 30, -(1 << 30))  #: one of them ends a loop that compares a n
 
 
 def truth(place: Place, count: int, otherwise: bool) -> bool:
-    """Of a tensor that the statement asks; ``count`` reads at its line came before in this call; ``otherwise`` holds where it
-    is no branch."""
+    """Of a tensor that the statement asks; ``count`` reads at its line came before in this call. ``otherwise`` holds where the
+    statement does not branch."""
     statement = statement_at(place.file, place.line)
     if isinstance(statement, ast.While):
         taken = count < _ROUNDS

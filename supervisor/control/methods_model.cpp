@@ -74,7 +74,7 @@ const Replica& spokesman(const Model& model) {
 }
 
 std::string sentence_of(const std::string& memory, const Replica& speaks) {
-    return memory.empty() ? speaks.sentence() : speaks.sentence() + " " + memory;
+    return memory.empty() ? speaks.sentence() : fmt::format("{} Memory: {}.", speaks.sentence(), memory);
 }
 
 rpc::Answer why_of(const Fleet& fleet, const std::string& name, const Model& model) {

@@ -207,8 +207,8 @@ std::string Policy::why(const std::string& model, Time now) const {
     std::vector<std::string> sentences;
     for (const Slot& slot : known->slots)
         if (std::string text = state_text(*state_, slot, now); !text.empty()) sentences.push_back(std::move(text));
-    if (sentences.empty()) sentences.emplace_back("it is not loaded");
-    if (known->pinned) sentences.emplace_back("it is pinned");
+    if (sentences.empty()) sentences.emplace_back("not loaded");
+    if (known->pinned) sentences.emplace_back("pinned");
     const Need need = state_->need_of(*known);
     if (need.basis == Basis::unknown) {
         sentences.emplace_back("what it needs is not known: its first load gets all that is idle");
@@ -216,7 +216,7 @@ std::string Policy::why(const std::string& model, Time now) const {
         std::string text = fmt::format("a load takes {} ({})", bytes_text(need.device), to_string(need.basis));
         const auto estimate = known->declared.package ? known->declared.package : known->declared.memory;
         if (need.basis == Basis::measured && estimate)
-            text += fmt::format("; {} were {}{}", bytes_text(*estimate),
+            text += fmt::format(", {} were {}{}", bytes_text(*estimate),
                                 to_string(known->declared.package ? Basis::package : Basis::declared),
                                 *estimate < need.device ? ", too little" : "");
         sentences.push_back(std::move(text));
@@ -229,7 +229,7 @@ std::string Policy::why(const std::string& model, Time now) const {
             !known->last_at
                 ? known->last
                 : fmt::format("{} ago: {}", duration_text(millis(now - *known->last_at).count()), known->last));
-    return fmt::format("{}", fmt::join(sentences, ". "));
+    return fmt::format("{}", fmt::join(sentences, "; "));
 }
 
 }  // namespace bulkhead::supervisor::memory

@@ -34,7 +34,7 @@ TEST_F(MemoryPolicy, TheSecondLoadIsPlannedByMeasurement) {
     end("chat");
     EXPECT_EQ(policy.expected_bytes("chat"), 5 * gib);
     EXPECT_EQ(policy.basis("chat"), Basis::measured);
-    EXPECT_THAT(policy.why("chat", now), HasSubstr("5.0 GiB (measured); 4.0 GiB were declared, too little"));
+    EXPECT_THAT(policy.why("chat", now), HasSubstr("5.0 GiB (measured), 4.0 GiB were declared, too little"));
 }
 
 TEST_F(MemoryPolicy, AModelOfUnknownSizeLoadsAloneWithEverythingIdleGone) {

@@ -355,7 +355,7 @@ std::string render_why(const json::value& why, Style style) {
 
 std::string render_plan(const json::value& plan) {
     std::string text =
-        fmt::format("{}: {}\n", one_line(text_member(plan, "outcome")), one_line(text_member(plan, "reason")));
+        fmt::format("{}: {}\n", one_line(text_member(plan, "model")), one_line(text_member(plan, "reason")));
     for (const json::value& load : array_member(plan, "loads"))
         text += fmt::format("  loads {}/{} on {}: {} ({})\n", one_line(text_member(load, "model")),
                             one_line(text_or_dash(load, "replica")), one_line(text_member(load, "device")),
@@ -402,6 +402,12 @@ std::string render_event(const json::value& event, Style style) {
                             one_line(exit_text(event, "exit")), ms_text(number_member(event, "ms").value_or(0)),
                             bytes_or_dash(event, "host_bytes"), bytes_or_dash(event, "gpu_bytes"),
                             bool_member(event, "verified") ? "verified" : "not verified");
+    } else if (kind == "evicted") {
+        text += "unloaded: " + one_line(text_member(event, "reason"));
+    } else if (kind == "queued") {
+        text += fmt::format("place {} in the queue, for about {}: {}", integer_member(event, "position").value_or(0),
+                            ms_text(number_member(event, "expected_ms").value_or(0)),
+                            one_line(text_member(event, "reason")));
     } else {
         text += one_line(json::serialize(event));  // of a later release
     }

@@ -144,7 +144,20 @@ TEST(Events, AreALineEach) {
         event(
             R"({"time":0,"event":"progress","model":"m","replica":0,"generation":4,"phase":"reading","done":1024,"total":4096,"unit":"bytes"})"),
         "m/0#4 reading 1.0 KiB of 4.0 KiB\n");
+    EXPECT_EQ(event(R"({"time":0,"event":"evicted","model":"m","replica":0,"generation":4,"reason":"n needs its place"})"),
+              "m/0#4 unloaded: n needs its place\n");
+    EXPECT_EQ(
+        event(
+            R"({"time":0,"event":"queued","model":"n","replica":0,"generation":0,"position":1,"expected_ms":2500,"reason":"waits for m"})"),
+        "n/0#0 place 1 in the queue, for about 2.50 s: waits for m\n");
     EXPECT_THAT(event(R"({"time":0,"event":"new kind","model":"m"})"), HasSubstr("new kind"));
+}
+
+TEST(Plan, NamesWhoIsUnloaded) {
+    EXPECT_EQ(render_plan(boost::json::parse(R"({"model":"n","outcome":"evicts","reason":"evicts m/0","expected_ms":1200,
+                  "loads":[{"model":"n","replica":0,"device":"cpu","bytes":1048576,"host_bytes":0,"basis":"measured"}],
+                  "evicts":[{"model":"m","replica":0}]})")),
+              "n: evicts m/0\n  loads n/0 on cpu: 1.0 MiB (measured)\n  unloads m/0\n  ready in about 1.20 s\n");
 }
 
 TEST(Why, IsASentence) {

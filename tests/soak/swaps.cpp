@@ -79,7 +79,8 @@ int swap_models(const Options& options) {
     std::thread kernel{[&] {
         while (!done) {
             std::uint64_t bytes = 0;
-            for (const auto& row : daemon.call("fleet.status")->at("models").as_array())
+            const auto status = daemon.call("fleet.status").value();
+            for (const auto& row : status.at("models").as_array())
                 if (row.at("pid").is_int64()) bytes += used_bytes(static_cast<pid_t>(row.at("pid").as_int64()));
             most = std::max(most, bytes);
             ++samples;

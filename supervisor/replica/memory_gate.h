@@ -14,7 +14,7 @@ class Replica;
 class MemoryGate {
 public:
     virtual ~MemoryGate() = default;
-    /// Whether a process of it may be started now. Else there is no room yet: `Replica::load_on` is called when there
+    /// Whether a process of it may be started now. Otherwise it waits for room: `Replica::load_on` is called when there
     /// is, or `Replica::no_room` when there will be none.
     [[nodiscard]] virtual bool may_start(Replica& replica) = 0;
     /// After each change of state.

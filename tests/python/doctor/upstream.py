@@ -20,7 +20,7 @@ FORMS = re.compile(r"\.item\(|\.cpu\(|\.to\(|torch\.tensor\(")
 
 
 class Checked(NamedTuple):
-    """A line of a list. ``code`` is `-` where the line has one of FORMS, or reads a value, and is no finding."""
+    """A line of a list. ``code`` is `-` where the line has one of FORMS, or reads a value, and is not a finding."""
 
     file: str
     line: int

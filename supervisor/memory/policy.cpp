@@ -325,40 +325,42 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
                        fmt::format("making room on {}: {} callers wait already", event.device, state.reclaims.size()),
                        "try again when they have been answered"});
     Device& device = state.devices[*known];
-    const auto taken = [&] { return static_cast<std::int64_t>(device.books.used() + device.books.foreign); };
-    std::int64_t coming = static_cast<std::int64_t>(device.books.total) - taken();
     Reclaim& one = state.reclaims.emplace_back();
     one.ticket = event.ticket;
     one.device = *known;
     one.client = event.client;
     one.deadline = event.deadline;
     one.asked = std::min(event.bytes, limits::bytes_max);
-    const Survey survey{state, now};
+    const auto asked = static_cast<std::int64_t>(one.asked);
+    std::int64_t there = state.free_for_others(device);  // what earlier reclaims were promised is theirs
+    std::int64_t going = 0;
     state.each_slot([&](const Slot& slot) {
         const std::int64_t bytes = static_cast<std::int64_t>((slot.device == *known ? slot.device_bytes : 0) +
                                                              (*known == 0 ? slot.host_bytes : 0));
         if (bytes == 0) return;
         if (slot.is_going()) {
-            coming += bytes;
+            going += bytes;
             one.awaited.push_back(slot.id());
         } else if (slot.phase == Phase::placed) {
-            coming -= bytes;
+            there -= bytes;
         }
     });
-    if (coming >= static_cast<std::int64_t>(one.asked)) one.awaited.clear();
-    for (const std::size_t victim :
-         survey.victims_for(*known, static_cast<std::int64_t>(one.asked) - coming, lowest_priority).candidates)
+    if (there >= asked) one.awaited.clear();
+    there += going;
+    const Survey survey{state, now};
+    for (const std::size_t victim : survey.victims_for(*known, asked - there, lowest_priority).candidates) {
+        there += static_cast<std::int64_t>(survey.candidates()[victim].freed_on(*known));
         for (const Slot* slot : survey.candidates()[victim].slots) {
-            const auto& freed = survey.candidates()[victim];
-            if (slot == freed.slots.front()) coming += static_cast<std::int64_t>(freed.freed_on(*known));
             one.awaited.push_back(slot->id());
             evict(state, *state.find(slot->id()), EvictCause::reclaim, event.client,
                   fmt::format("{} asked for {} on {}", event.client, bytes_text(one.asked), device_text(event.device)),
                   now);
         }
+    }
     // No load takes what is made free, until the others have it.
+    one.promised = static_cast<Bytes>(std::clamp<std::int64_t>(there, 0, asked));
     device.foreign_at_promise = device.books.foreign;
-    device.promise = static_cast<Bytes>(std::clamp<std::int64_t>(coming, 0, static_cast<std::int64_t>(one.asked)));
+    device.promise = device.books.promised + one.promised;
     device.promise_until.reset();
     state.settle_promise(device);
 }

@@ -42,6 +42,8 @@ void meet_deadlines(State& state, Time now) {
     for (Device& device : state.devices) {
         if (!device.promise_until || *device.promise_until > now) continue;
         device.promise_until.reset();
+        const auto is_here = [&](const Reclaim& one) { return &state.devices[one.device] == &device; };
+        if (std::ranges::any_of(state.reclaims, is_here)) continue;  // it sets another end when it is answered
         device.promise = device.books.promised = 0;
     }
 }

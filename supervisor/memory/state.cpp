@@ -41,6 +41,12 @@ void State::settle_promise(Device& device) {
     device.books.promised = device.promise - std::min(device.promise, taken);
 }
 
+std::int64_t State::free_for_others(const Device& device) {
+    const DeviceLedger& books = device.books;
+    return static_cast<std::int64_t>(books.total) -
+           static_cast<std::int64_t>(books.used() + books.foreign + books.promised);
+}
+
 Slot* State::find(const ReplicaId& who) {
     Model* model = find(who.model);
     return model != nullptr && who.replica < model->slots.size() ? &model->slots[who.replica] : nullptr;

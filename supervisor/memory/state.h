@@ -97,6 +97,7 @@ struct Reclaim {
     std::string client;
     std::optional<Time> deadline;
     Bytes asked = 0;
+    Bytes promised = 0;  ///< of its device's promise
     Bytes freed = 0;
     std::vector<ReplicaId> awaited;
     std::vector<ReplicaId> ended;
@@ -105,7 +106,7 @@ struct Reclaim {
 struct Device {
     DeviceLedger books;
     DeviceLimit limit;
-    Bytes promise = 0;  ///< of a reclaim, as it was made
+    Bytes promise = 0;  ///< of all reclaims, as it was when the last was asked
     Bytes foreign_at_promise = 0;
     std::optional<Time> promise_until;
 };
@@ -140,6 +141,8 @@ struct State {
     [[nodiscard]] std::size_t device_or_new(const DeviceId& id);
     void apply_limit(Device& device);
     void settle_promise(Device& device);
+    /// Of the whole device, without limit and margin: neither used, nor promised to somebody before.
+    [[nodiscard]] static std::int64_t free_for_others(const Device& device);
     [[nodiscard]] Slot* find(const ReplicaId& who);
     [[nodiscard]] Model* find(const std::string& model);
     [[nodiscard]] const Model* find(const std::string& model) const;

@@ -8,12 +8,14 @@
 namespace bulkhead::supervisor::memory {
 namespace {
 
+bool is_surplus(const Slot& slot) { return slot.replica >= slot.model->declared.replicas_min; }
+
 /// Empty: not by time.
 std::optional<Time> due(const Slot& slot) {
     const Model& model = *slot.model;
-    if (slot.phase != Phase::ready || slot.in_flight > 0 || model.pinned) return std::nullopt;
-    std::optional<Millis> keep = model.declared.keep_alive;
-    if (slot.replica >= model.declared.replicas_min)
+    if (slot.phase != Phase::ready || slot.in_flight > 0) return std::nullopt;
+    std::optional<Millis> keep = model.pinned ? std::nullopt : model.declared.keep_alive;
+    if (is_surplus(slot))
         keep = std::min(keep.value_or(Millis{limits::surplus_idle}), Millis{limits::surplus_idle});
     if (!keep) return std::nullopt;
     const Time at = slot.idle_since + *keep;
@@ -24,7 +26,7 @@ std::optional<Time> due(const Slot& slot) {
 
 std::optional<Time> unload_time(const Slot& slot) {
     if (slot.phase != Phase::ready) return std::nullopt;
-    if (!slot.model->unit->together) return due(slot);
+    if (!slot.model->unit->together || is_surplus(slot)) return due(slot);
     Time last{};
     for (const Model* model : slot.model->unit->models)
         for (const Slot& member : model->slots) {
@@ -45,13 +47,14 @@ void unload_idle(State& state, Time now) {
                 state.wake_at(*at);
                 continue;
             }
-            const bool surplus = slot.replica >= model.declared.replicas_min;
-            const auto idle = millis(now - slot.idle_since);
+            const bool alone = is_surplus(slot) || !model.unit->together;
+            const EvictCause cause = is_surplus(slot) ? EvictCause::surplus : EvictCause::keep_alive;
+            const std::string why =
+                fmt::format("it was idle for {}", duration_text(millis(now - slot.idle_since).count()));
             for (Model* member : model.unit->models)
                 for (Slot& other : member->slots)
-                    if (other.phase == Phase::ready && (&other == &slot || model.unit->together))
-                        evict(state, other, surplus ? EvictCause::surplus : EvictCause::keep_alive, "",
-                              fmt::format("it was idle for {}", duration_text(idle.count())), now);
+                    if (other.phase == Phase::ready && (&other == &slot || !alone))
+                        evict(state, other, cause, "", why, now);
         }
 }
 
@@ -94,8 +97,8 @@ void answer_reclaims(State& state, Time now) {
             continue;
         }
         Device& device = state.devices[one->device];
-        const std::int64_t there = static_cast<std::int64_t>(device.books.total) -
-                                   static_cast<std::int64_t>(device.books.foreign + device.books.used());
+        const std::int64_t there = state.free_for_others(device) +
+                                   static_cast<std::int64_t>(std::min(one->promised, device.books.promised));
         std::string short_of;
         if (there < static_cast<std::int64_t>(one->asked))
             short_of = one->awaited.empty()

@@ -214,7 +214,10 @@ void Invariants::check_evictions(const Actions& actions) {
                 members.push_back(also->who);
         const Victim victim = victim_of(members);
         const std::string name = evict->who.text();
-        if (victim.pinned) return fail(name + " is pinned, and was evicted");
+        const bool surplus = evict->cause == EvictCause::surplus;
+        if (surplus && evict->who.replica < std::max(world_.declared.at(evict->who.model).replicas_min, 1U))
+            return fail(name + " is one of the minimum, and was evicted as surplus");
+        if (victim.pinned && !surplus) return fail(name + " is pinned, and was evicted");
         if (evict->cause == EvictCause::keep_alive || evict->cause == EvictCause::surplus) {
             if (victim.busy) return fail(name + " was unloaded for being idle, and is busy");
             continue;

@@ -219,6 +219,46 @@ TEST_F(MemoryPolicy, RoomThatWasAskedForIsKeptUntilOthersHaveIt) {
     EXPECT_EQ(policy.plan("next", now).outcome, Plan::Outcome::fits) << "nobody came for the rest";
 }
 
+TEST_F(MemoryPolicy, TwoWhoAskForRoomAreNotPromisedTheSame) {
+    declare({model("a", 4 * gib), model("b", 4 * gib)});
+    load("a", 4 * gib);
+    now += 1min;
+    load("b", 4 * gib);
+    now += 1min;
+    send(event::ReclaimAsked{98, "GPU-0", 2 * gib, "game", std::nullopt});
+    EXPECT_THAT(evicted(), IsEmpty());
+    EXPECT_EQ(all<action::Reclaimed>().size(), 1U);
+    send(event::ReclaimAsked{99, "GPU-0", 4 * gib, "ComfyUI", std::nullopt});
+    EXPECT_THAT(evicted(), ElementsAre("a/0")) << "the 2 GiB that were free are the game's";
+    EXPECT_EQ(gpu().promised, 6 * gib);
+    now += 40s;  // longer than the game's promise holds
+    send(event::Tick{});
+    end("a");
+    ASSERT_EQ(all<action::Reclaimed>().size(), 1U);
+    EXPECT_EQ(all<action::Reclaimed>()[0].short_of, "");
+    EXPECT_EQ(gpu().promised, 6 * gib) << "kept, though a long time passed until the receipt";
+
+    send(event::ReclaimAsked{100, "GPU-0", 4 * gib, "editor", std::nullopt});
+    EXPECT_THAT(evicted(), ElementsAre("b/0"));
+    end("b");
+    EXPECT_THAT(all<action::Reclaimed>().at(0).short_of, IsEmpty());
+    EXPECT_EQ(gpu().promised, 10 * gib);
+    send(event::ReclaimAsked{101, "GPU-0", gib, "late", std::nullopt});
+    EXPECT_THAT(all<action::Reclaimed>().at(0).short_of, HasSubstr("0 bytes of 1.0 GiB asked for are free"));
+}
+
+TEST_F(MemoryPolicy, WhoAsksForRoomThatAnotherIsMakingWaitsForTheReceipt) {
+    declare({model("a", 8 * gib)});
+    load("a", 8 * gib);
+    now += 1min;
+    send(event::ReclaimAsked{98, "GPU-0", 3 * gib, "game", std::nullopt});
+    send(event::ReclaimAsked{99, "GPU-0", 4 * gib, "ComfyUI", std::nullopt});
+    EXPECT_THAT(all<action::Reclaimed>(), IsEmpty()) << "a goes, and brings enough for both";
+    end("a");
+    ASSERT_EQ(all<action::Reclaimed>().size(), 2U);
+    EXPECT_EQ(all<action::Reclaimed>()[1].short_of, "");
+}
+
 TEST_F(MemoryPolicy, ALoadWaitsWhereOnlyAPromiseIsInItsWay) {
     declare({model("next", 8 * gib)});
     send(event::ReclaimAsked{99, "GPU-0", 6 * gib, "game", std::nullopt});
@@ -262,6 +302,35 @@ TEST_F(MemoryPolicy, ReplicasSpreadOverDevicesAndComeAndGoWithTheirWork) {
     now += 30s;
     send(event::Tick{});
     EXPECT_THAT(evicted(), ElementsAre("chat/1"));
+}
+
+TEST_F(MemoryPolicy, IdleReplicasBeyondTheMinimumGoAlsoOfWhatIsPinnedOrTogether) {
+    auto chat = model("chat", gib);
+    chat.replicas_max = 2;
+    chat.pin = true;
+    auto ears = model("ears", gib);
+    auto voice = model("voice", gib);
+    ears.replicas_max = 2;
+    ears.group = voice.group = Group{"talk", GroupKind::together};
+    declare({chat, ears, voice});
+    load("chat", gib);
+    ask("voice", Asker::person);
+    ready("ears", gib);
+    ready("voice", gib);
+    for (const char* name : {"chat", "ears"}) {
+        use(name, 2);
+        now += 1s;
+        send(event::Tick{});
+        ASSERT_THAT(granted(), ElementsAre(std::string{name} + "/1"));
+        ready(name, gib, 1);
+        use(name, 0);
+    }
+    now += 31s;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), ElementsAre("chat/1", "ears/1"));
+    now += 24h;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), IsEmpty()) << "the others stay";
 }
 
 TEST_F(MemoryPolicy, ModelsOfALostGpuMove) {

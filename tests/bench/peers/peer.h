@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -48,12 +49,17 @@ public:
 
 private:
     void read(void* to, std::size_t size) const;
+    [[nodiscard]] std::string status() const;  ///< how it ended, as the end of a sentence
     std::string name_;
     pid_t pid_ = -1;
     UniqueFd pidfd_;
     UniqueFd to_;
     UniqueFd from_;
 };
+
+/// Starts a peer and, once it is ready, has it used. Returns why it takes no part, or not to the end; empty: it did
+[[nodiscard]] std::string take_part(std::vector<std::string> argv, const std::function<void(Peer&)>& use,
+                                    const std::vector<std::string>& environment = {});
 
 /// Of all threads of a process so far, whoever's child it is.
 [[nodiscard]] double processor_us(pid_t pid);

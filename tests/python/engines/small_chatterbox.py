@@ -26,8 +26,8 @@ from s3tokenizer.model_v2 import S3TokenizerV2
 
 
 @contextlib.contextmanager
-def small_sizes() -> Iterator[None]:
-    few = {"num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 16}
+def small_sizes(t3_width: int = 128) -> Iterator[None]:
+    few = {"num_hidden_layers": 2, "intermediate_size": t3_width, "num_attention_heads": 16}
     heard = inspect.signature(S3TokenizerV2.__init__).parameters["config"].default
     with (
         mock.patch.dict(LLAMA_CONFIGS, Llama_520M={**LLAMA_CONFIGS["Llama_520M"], **few}),
@@ -46,9 +46,28 @@ def smaller(kind: Any, **sizes: Any) -> Any:
 class SmallChatterBox(ChatterBox):
     """ChatterBox with few and small layers."""
 
+    t3_width = 128
+
     def load(self, context: Any) -> None:
-        with small_sizes():
+        with small_sizes(self.t3_width):
             super().load(context)
+
+
+class WithPackage(SmallChatterBox):
+    """Whose T3 is `tiny_models.chatterbox_t3`, of which the exporter's tests make a package."""
+
+    t3_width = 256
+
+
+class SpokenTokens(WithPackage):
+    """Whose sound is its speech tokens, so that two can be compared: upstream's vocoder draws random numbers."""
+
+    def load(self, context: Any) -> None:
+        super().load(context)
+        self.tts.s3gen.inference = lambda speech_tokens, ref_dict: (speech_tokens[None].repeat_interleave(960, 1) / 6561, None)
+
+    def _marked(self, sound: torch.Tensor) -> torch.Tensor:
+        return sound[None]
 
 
 def chatterbox(folder: Path) -> Path:

@@ -119,6 +119,22 @@ def qwen3_vl(folder: Path, text: dict[str, Any] = {}, vision: dict[str, Any] = {
         model.lm_head.weight[ids["<|im_end|>"]].mul_(0.05)  # else it ends after a few tokens
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = ids["<|im_end|>"], ids["<|endoftext|>"]
     model.save_pretrained(folder)
+    return _qwen_processor(folder, tokenizer)
+
+
+def qwen3_vl_of_package(folder: Path) -> Path:
+    """`tiny_models.qwen3_vl`, of which the exporter's tests make a package, with a processor of its vocabulary."""
+    model = tiny_models.qwen3_vl()
+    config = model.config
+    special = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258, "<|image_pad|>": config.image_token_id, "<|video_pad|>": config.video_token_id,
+               "<|vision_start|>": config.vision_start_token_id, "<|vision_end|>": config.vision_end_token_id}  # fmt: skip
+    names = {index: name for name, index in special.items()}
+    tokenizer = byte_tokenizer([names.get(index, f"<|{index}|>") for index in range(256, config.text_config.vocab_size)], eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    model.save_pretrained(folder)
+    return _qwen_processor(folder, tokenizer)
+
+
+def _qwen_processor(folder: Path, tokenizer: Any) -> Path:
     patches: dict[str, Any] = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}}
     transformers.Qwen3VLProcessor(
         transformers.Qwen2VLImageProcessor(**patches), tokenizer, transformers.Qwen3VLVideoProcessor(**patches), chat_template=QWEN_TEMPLATE

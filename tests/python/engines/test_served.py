@@ -13,11 +13,10 @@ import bulkhead
 import numpy
 import small_models
 import torch
-import transformers
 from bulkhead.engines.higgs_audio_v2 import HiggsAudio
 from bulkhead.engines.qwen3_vl import Qwen3VL
 from bulkhead.engines.small_voice import SmallVoice
-from calls import answered, loaded
+from calls import SmallModelTest, answered, loaded
 from daemon import Daemon
 
 CHATTERBOX = Path(__file__).parents[3] / "build" / "chatterbox"
@@ -29,23 +28,21 @@ QWEN = {"prompt": "What is to be seen?", "seed": 4, "max_new_tokens": 40}
 CHATTERBOX_ASKED = {"text": "Hello there.", "seed": 3, "max_new_tokens": 30}
 
 
-class ServedTest(unittest.TestCase):
+class ServedTest(SmallModelTest):
     """The engines' own tests compare them with upstream; here the daemon's answers are compared with the engines'."""
+
+    @staticmethod
+    def make(folder: Path) -> Path:
+        for name, model in (("higgs", small_models.higgs_audio_v2), ("qwen", small_models.qwen3_vl)):
+            (folder / name).mkdir()
+            model(folder / name)
+        return folder
 
     @classmethod
     def setUpClass(cls) -> None:
-        torch.set_num_threads(1)
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        kept = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(kept.cleanup)
-        cls.folders = {}
-        for name, make in (("higgs", small_models.higgs_audio_v2), ("qwen", small_models.qwen3_vl)):
-            folder = Path(kept.name, name)
-            folder.mkdir()
-            cls.folders[name] = make(folder)
+        super().setUpClass()
         engines = "bulkhead.engines"
-        cls.options = {name: {"model": str(folder), "cache_lengths": [256]} for name, folder in cls.folders.items()}
+        cls.options = {name: {"model": str(cls.folder / name), "cache_lengths": [256]} for name in ("higgs", "qwen")}
         fleet = {
             "voice": (f"{engines}.small_voice:SmallVoice", {}, "preferred"),
             "higgs": (f"{engines}.higgs_audio_v2:HiggsAudio", cls.options["higgs"], "preferred"),
@@ -104,7 +101,7 @@ class ServedChatterBox(unittest.TestCase):
         with tempfile.TemporaryDirectory() as kept:
             folder = small_chatterbox.chatterbox(Path(kept))
             file = Path(small_chatterbox.__file__).resolve()
-            daemon = Daemon(fleet_of({"chatterbox": (f"{file}:SmallChatterBox", {"model": str(folder), "cache_lengths": [256]}, "preferred")}))
+            daemon = Daemon(fleet_of({"chatterbox": (f"{file}:SmallChatterBox", {"model": str(folder), "cache_lengths": [256]}, "preferred")}, {"PYTHONPATH": str(CHATTERBOX)}))
             self.addCleanup(daemon.stop)
             theirs = answered(loaded(small_chatterbox.SmallChatterBox, {"model": str(folder)}, "off"), "speak", **CHATTERBOX_ASKED, stream=False)[1].tensors["audio"].numpy()
             with bulkhead.connect(daemon.socket) as client:
@@ -113,10 +110,9 @@ class ServedChatterBox(unittest.TestCase):
         self.assertTrue(numpy.array_equal(parts[-1]["audio"].numpy(), theirs))
 
 
-def fleet_of(models: dict[str, tuple[str, dict[str, Any], str]]) -> str:
+def fleet_of(models: dict[str, tuple[str, dict[str, Any], str]], environment: dict[str, str] = {}) -> str:
     text = "version: 1\ndefaults: {device: cpu, threads: 1}\nmodels:\n"
     for name, (engine, options, graphs) in models.items():
-        environment = {"PYTHONPATH": str(CHATTERBOX)} if name == "chatterbox" else {}
         text += f"  {name}: {{runtime: python, engine: '{engine}', interpreter: {sys.executable}, graphs: {graphs}, options: {options}, environment: {environment}}}\n"
     return text
 

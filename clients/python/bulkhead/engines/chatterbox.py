@@ -9,6 +9,9 @@ replaced, and why:
   weights of attention, which only its multilingual model reads, and its cache grows. It calls
   upstream's modules.
 
+With `options.language_model` T3's layers run in a worker with `runtime: generate`, by a package that was exported from the same
+folder. It samples by the same rules, with random numbers of its own.
+
 A part of a stream is 25 speech tokens, made with the 50 before them and faded into the part before. The whole that follows
 is upstream's own, made of all tokens at once. Each part has upstream's watermark.
 
@@ -28,6 +31,7 @@ from torch import Tensor as Array
 
 from ..engine import Boolean, Context, Integer, InvalidInput, MissingModel, Number, Result, Tensor, Text, method
 from ..errors import Error
+from .language_model import LanguageModel
 from .upstream import Caches, load_files, model_folder, position_of, seen_mask, wave_file
 
 MODEL = "ResembleAI/chatterbox"
@@ -54,12 +58,17 @@ class ChatterBox:
         except ImportError as error:
             raise MissingModel(f"importing chatterbox-tts: {error}", "pip install chatterbox-tts into the environment of the model's interpreter") from error
         folder = model_folder(context, MODEL, "t3_cfg.safetensors")
+        self.language_model = LanguageModel(context) if "language_model" in context.options else None
         context.progress(0, 2, "weights")
         self.tts = load_files(folder, lambda: ChatterboxTTS.from_local(folder, context.device))
         self.vc = ChatterboxVC(self.tts.s3gen, context.device)
         self.own_voice = self.tts.conds
-        context.progress(1, 2, "graphs")
         t3 = self.tts.t3
+        if self.language_model is not None:
+            del t3.tfmr  # the package has these layers
+            torch.cuda.empty_cache()
+            return
+        context.progress(1, 2, "graphs")
         with torch.no_grad():
             self.caches = Caches(context, t3.cfg, context.options.get("cache_lengths", CACHE_LENGTHS), t3.speech_head.weight.dtype, rows=2)
             place = torch.zeros(1, 1, dtype=torch.int64, device=t3.device)
@@ -92,7 +101,7 @@ class ChatterBox:
         tokens: list[int] = []
         spoken: list[int] = []  # without those that stand for the start or the end
         done, faded = 0, None
-        for token in self._speech(self._read(text), **sampling):
+        for token in self._speech(self._read(text), seed, **sampling):
             tokens.append(token)
             if token < self.tts.t3.hp.start_speech_token:
                 spoken.append(token)
@@ -160,12 +169,18 @@ class ChatterBox:
         return logits
 
     @torch.inference_mode()
-    def _speech(self, text: Array, *, max_new_tokens: int, cfg_weight: float, temperature: float, repetition_penalty: float, min_p: float,
-                top_p: float) -> Generator[int, None, None]:  # fmt: skip
+    def _speech(self, text: Array, seed: int, *, max_new_tokens: int, cfg_weight: float, temperature: float, repetition_penalty: float,
+                min_p: float, top_p: float) -> Generator[int, None, None]:  # fmt: skip
         """Speech tokens as they are generated; the same as upstream's `T3.inference` generates."""
         t3 = self.tts.t3
         start = torch.full((1, 1), t3.hp.start_speech_token, device=t3.device)
         embedded, _ = t3.prepare_input_embeds(t3_cond=self.tts.conds.t3, text_tokens=text, speech_tokens=start.repeat(2, 1), cfg_weight=cfg_weight)
+        if self.language_model is not None:
+            yield from self.language_model.tokens(
+                {"embeddings": embedded}, length=embedded.shape[1], max_new_tokens=max_new_tokens, do_sample=True, seed=seed,
+                guidance=cfg_weight, temperature=temperature, repetition_penalty=repetition_penalty, min_p=min_p, top_p=top_p,
+            )  # fmt: skip
+            return
         first = (t3.speech_emb(start) + t3.speech_pos_emb.get_fixed_embedding(0)).repeat(2, 1, 1)
         prompt = torch.cat([embedded, first], dim=1)
         cache = self.caches.fresh(prompt.shape[1] + max_new_tokens)

@@ -9,7 +9,12 @@ prefills. What is replaced, and why:
   and the positions from numbers on the host, which cannot be captured. It calls upstream's
   `forward`.
 
-Options: `model`, `dtype`, `attention` (sdpa, flash_attention_2, eager), `quantization` (none, 8bit, 4bit), `cache_lengths`.
+With `options.language_model` the vision encoder alone runs here: its embeddings and the prompt go to a worker with
+`runtime: generate`, by a package that was exported from the same folder. It samples by the same rules, with random numbers of
+its own.
+
+Options: `model`, `dtype`, `attention` (sdpa, flash_attention_2, eager), `quantization` (none, 8bit, 4bit), `cache_lengths`,
+`language_model`.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from torch import Tensor as Array
 
 from ..engine import Boolean, Context, Integer, InvalidInput, Number, Result, Tensor, Text, method
 from ..errors import Error
+from .language_model import LanguageModel
 from .upstream import CACHE_LENGTHS, Caches, generation_config, load_files, load_weights, model_folder, position_of, seen_mask
 
 MODEL = "Qwen/Qwen3-VL-4B-Instruct"
@@ -41,12 +47,20 @@ class Qwen3VL:
         self.context = context
         folder = model_folder(context, MODEL)
         wanted, self.fallback = _attention(context)
+        quantization = _quantization(context)
+        self.language_model = LanguageModel(context) if "language_model" in context.options else None
         context.progress(0, 3, "processor")
         self.processor = load_files(folder, lambda: transformers.AutoProcessor.from_pretrained(folder, local_files_only=True))
         context.progress(1, 3, "weights")
         kind = transformers.Qwen3VLForConditionalGeneration
-        self.model = load_weights(kind, folder, context, attn_implementation=wanted, quantization_config=_quantization(context))
+        placed = {} if self.language_model is None else {"device_map": "cpu"}
+        self.model = load_weights(kind, folder, context, attn_implementation=wanted, quantization_config=quantization, **placed)
         self.attention = str(self.model.config.text_config._attn_implementation)
+        if self.language_model is not None:
+            del self.model.model.language_model, self.model.lm_head  # the package has them
+            self.model.to(context.device)
+            self.load_seconds = time.monotonic() - begun
+            return
         context.progress(2, 3, "graphs")
         with torch.no_grad():
             # FlashAttention takes no mask, without which a static cache would be read to its end.
@@ -86,12 +100,18 @@ class Qwen3VL:
         if length + max_new_tokens > most:
             raise InvalidInput(f"answering a prompt of {length} tokens with up to {max_new_tokens}",
                                f"the model has {most} positions: give fewer or smaller pictures, less text, or a smaller max_new_tokens")  # fmt: skip
-        config = generation_config(self.model, max_new_tokens=max_new_tokens, **sampling)
-        config.repetition_penalty = repetition_penalty
-        torch.manual_seed(seed)
-        tokens: Iterator[int] = self.model.generate(
-            **inputs, generation_config=config, past_key_values=self.caches.fresh(length + max_new_tokens), custom_generate=self._tokens
-        )
+        tokens: Iterator[int]
+        if self.language_model is not None:
+            tokens = self.language_model.tokens(
+                self._seen(inputs), length=length, max_new_tokens=max_new_tokens, seed=seed, repetition_penalty=repetition_penalty, **_drawn(**sampling)
+            )
+        else:
+            config = generation_config(self.model, max_new_tokens=max_new_tokens, **sampling)
+            config.repetition_penalty = repetition_penalty
+            torch.manual_seed(seed)
+            tokens = self.model.generate(
+                **inputs, generation_config=config, past_key_values=self.caches.fresh(length + max_new_tokens), custom_generate=self._tokens
+            )
         made: list[int] = []
         streamed = ""
         pieces, tokenizer = DecodeStream(skip_special_tokens=True), self.processor.tokenizer
@@ -134,6 +154,24 @@ class Qwen3VL:
         except ValueError as error:  # sides of very unlike length
             raise InvalidInput(f"reading the pictures: {error}", "give pictures of another shape") from error
 
+    def _seen(self, inputs: Any) -> dict[str, Array]:
+        """The prompt as the package's prefill takes it: tokens [T]; with pictures also vision [T, E], deepstack [D, T, E] and rope [3, T]."""
+        ids = inputs["input_ids"][0]
+        config, model = self.model.config, self.model.model
+        grids = {name: inputs[name] for name in ("image_grid_thw", "video_grid_thw") if name in inputs}
+        if not grids:
+            return {"tokens": ids}
+        vision = torch.zeros(len(ids), config.text_config.hidden_size, dtype=self.model.dtype, device=ids.device)
+        deepstack = vision.repeat(len(config.vision_config.deepstack_visual_indexes), 1, 1)
+        kinds = (("pixel_values", "image_grid_thw", config.image_token_id), ("pixel_values_videos", "video_grid_thw", config.video_token_id))
+        for pixels, grid, placeholder in kinds:
+            if grid in grids:
+                seen = model.get_image_features(inputs[pixels], grids[grid], return_dict=True)
+                at = ids == placeholder
+                vision[at], deepstack[:, at] = torch.cat(seen.pooler_output), torch.stack(seen.deepstack_features)
+        rope, _ = model.get_rope_index(inputs["input_ids"], inputs["mm_token_type_ids"], **grids)
+        return {"tokens": ids, "vision": vision, "deepstack": deepstack, "rope": rope[:, 0]}
+
     def _decode(self, *, token: Array, delta: Array, cache: Any) -> Array:
         """Logits [1, V] after `token` [1, 1], whose rotary positions differ from its index by `delta` [1, 1]."""
         position = position_of(cache, token.device)
@@ -160,6 +198,11 @@ class Qwen3VL:
             logits = self.decode(token=drawn, delta=model.model.rope_deltas, cache=prompt["past_key_values"])
 
 
+def _drawn(*, do_sample: bool, temperature: float, **filters: Any) -> dict[str, Any]:
+    """As `runtime: generate` takes it, which refuses a temperature where nothing is drawn."""
+    return {"do_sample": True, "temperature": temperature, **filters} if do_sample and temperature > 0 else {"do_sample": False}
+
+
 def _attention(context: Context) -> tuple[str, str]:
     """What is to be loaded, and why it is not what was asked for; empty where it is."""
     wanted = str(context.options.get("attention", "sdpa"))
@@ -176,6 +219,9 @@ def _quantization(context: Context) -> Any:
     wanted = str(context.options.get("quantization", "none"))
     if wanted == "none":
         return None
+    if "language_model" in context.options:
+        raise Error("config_invalid", f"loading with quantization {wanted} and a language_model, whose package has its own weights",
+                    "set options.quantization to none; `python -m bulkhead.export --weights int8` or int4 makes such a package")  # fmt: skip
     if wanted not in ("8bit", "4bit"):
         raise Error("config_invalid", f"loading with quantization {wanted!r}", "options.quantization is none, 8bit or 4bit")
     if importlib.util.find_spec("bitsandbytes") is None:

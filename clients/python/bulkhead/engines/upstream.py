@@ -67,12 +67,13 @@ def load_files(folder: str, load: Callable[[], Any]) -> Any:
 
 
 def load_weights(kind: Any, folder: str, context: Context, **given: Any) -> Any:
-    """The model of class `kind`, its weights read straight onto the device.
+    """The model of class `kind`, its weights read straight onto the device, or onto the `device_map` that is given.
 
     Errors: MissingModel, also where the folder has not all of them: transformers would draw them at random."""
 
     def read() -> Any:
-        return kind.from_pretrained(folder, dtype=dtype_of(context), device_map=context.device, local_files_only=True, output_loading_info=True, **given)
+        placed = {"device_map": context.device, **given}
+        return kind.from_pretrained(folder, dtype=dtype_of(context), local_files_only=True, output_loading_info=True, **placed)
 
     model, told = load_files(folder, read)
     if absent := sorted(told["missing_keys"]):

@@ -156,8 +156,8 @@ class FromClient(Codec):
     def test_release(self) -> None:
         self.open()
         described = {**LEASE, "offset_bytes": 64}
-        output = self.core.slabs.output(layout.TENSOR.unpack(layout.TENSOR.pack(
-            name="y", dtype=9, rank=2, dims=[2, 3], strides=[3, 1], lease=layout.LEASE.pack(**described))))  # fmt: skip
+        output = self.core.slabs.output(
+            layout.TENSOR.pack(name="y", dtype=9, rank=2, dims=[2, 3], strides=[3, 1], lease=layout.LEASE.pack(**described)), 0)  # fmt: skip
         output.release()
         del output
         gc.collect()

@@ -25,6 +25,8 @@ SLAB_SECONDS = 30.0  #: for one more slab: the worker prefaults 0.5 GiB a second
 SEND_SECONDS = 10.0  #: a full socket is waited for this long
 GRACE_SECONDS = 2.0  #: beyond a request's own deadline, which the worker keeps
 PATIENCE_SECONDS = 3600.0  #: where none was given
+# Plain numbers: what the enumerations of `socket` compute is an object each time.
+_AT_ONCE, _CUT = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL), int(socket.MSG_CTRUNC)
 BURST = 512  #: packets read at once, more than a worker keeps for a client
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -50,7 +52,7 @@ def receive(sock: socket.socket, core: ChannelCore) -> None:
         if not isinstance(error, ConnectionResetError):
             return core.end(Error("worker_lost", f"reading the channel: {error.strerror}"))
         return None
-    if flags & socket.MSG_CTRUNC:
+    if flags & _CUT:
         for fd in fds:
             os.close(fd)
         return core.end(Error("resources_exhausted", "receiving a slab: this process has no free descriptor",
@@ -61,26 +63,10 @@ def receive(sock: socket.socket, core: ChannelCore) -> None:
 def send(sock: socket.socket, packet: Packet) -> None:
     """Raises BlockingIOError when there is no room."""
     data, mapping = packet
-    flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
     if mapping is None:
-        sock.send(data, flags)
+        sock.send(data, _AT_ONCE)
     else:
-        socket.send_fds(sock, [data], [mapping.fd], flags)
-
-
-def split_arguments(core: ChannelCore, method: str, named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Inputs and parameters, by what the method declares."""
-    declared = core.methods.get(method, {})
-    parameters = {one["name"] for one in declared.get("parameters", ())}
-    inputs = {name: value for name, value in named.items() if name not in parameters}
-    return inputs, {name: value for name, value in named.items() if name in parameters}
-
-
-def declared_dtype(core: ChannelCore, method: str, name: str) -> str | None:
-    for one in core.methods.get(method, {}).get("inputs", ()):
-        if one["name"] == name:
-            return str(one["dtype"])
-    return None
+        socket.send_fds(sock, [data], [mapping.fd], _AT_ONCE)
 
 
 class Channel(PlacingChannel):
@@ -93,6 +79,8 @@ class Channel(PlacingChannel):
         until = time.monotonic() + checked_deadline(deadline, OPEN_SECONDS)
         sock.setblocking(False)
         self._socket = sock
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
         self._sending = threading.Lock()  # a dropped answer is cancelled from wherever it was collected
         self.stateful = stateful
         self.core = ChannelCore(client, events=events)
@@ -171,9 +159,10 @@ class Channel(PlacingChannel):
         patience = checked_deadline(deadline, PATIENCE_SECONDS)
         self._take_what_came()
         self._raise_if_ended()
-        tensors, more = split_arguments(self.core, method, {**(inputs or {}), **named})
-        placed = [(name, self._waited(self._placed(value, declared_dtype(self.core, method, name)))) for name, value in tensors.items()]
-        request = self.core.submit(method, placed, {**more, **(parameters or {})}, deadline, retry_safe)
+        declared = self.core.declared(method)
+        tensors, more = declared.split({**inputs, **named} if inputs else named)
+        placed = [(name, self._waited(self._placed(value, declared.dtypes.get(name)))) for name, value in tensors.items()]
+        request = self.core.submit(method, placed, {**more, **parameters} if parameters else more, deadline, retry_safe)
         request.until = time.monotonic() + patience + GRACE_SECONDS
         self._flush(time.monotonic() + SEND_SECONDS)
         return request
@@ -242,30 +231,34 @@ class Channel(PlacingChannel):
         self._flush(until)
         if self.core.ended is not None:
             return True
-        try:
-            receive(self._socket, self.core)
-            return True
-        except (BlockingIOError, InterruptedError):
-            return self._poll(select.POLLIN, until)
+        if not self._readable.poll(max((until - time.monotonic()) * 1000 + 1, 0)):
+            return False
+        self._receive_one()
+        return True
 
     def _take_what_came(self) -> None:
         for _ in range(BURST):
-            if self.core.ended is not None:
+            if self.core.ended is not None or not self._readable.poll(0):
                 return
-            try:
-                receive(self._socket, self.core)
-            except (BlockingIOError, InterruptedError):
-                return
+            self._receive_one()
 
-    def _poll(self, events: int, until: float) -> bool:
+    def _receive_one(self) -> None:
+        try:
+            receive(self._socket, self.core)
+        except (BlockingIOError, InterruptedError):
+            pass  # it was not there after all
+
+    def _wait_for_room(self, until: float) -> bool:
+        """Or for something to read."""
         poll = select.poll()
-        poll.register(self._socket, events)
+        poll.register(self._socket, select.POLLIN | select.POLLOUT)
         left = until - time.monotonic()
         return left > 0 and bool(poll.poll(left * 1000 + 1))
 
     def _flush(self, until: float) -> None:
-        with self._sending:
-            self._send_what_waits(until)
+        if self.core.outgoing:
+            with self._sending:
+                self._send_what_waits(until)
 
     def _send_what_waits(self, until: float) -> None:
         """A worker may itself wait until its answers are read, so that is done meanwhile."""
@@ -275,12 +268,9 @@ class Channel(PlacingChannel):
                 send(self._socket, outgoing[0])
                 outgoing.popleft()
             except (BlockingIOError, InterruptedError):
-                if not self._poll(select.POLLIN | select.POLLOUT, until):
+                if not self._wait_for_room(until):
                     return
-                try:
-                    receive(self._socket, self.core)
-                except (BlockingIOError, InterruptedError):
-                    pass
+                self._receive_one()
             except OSError:
                 # What it had delivered is read up to the end of file, so that answers are not lost with it.
                 self._take_what_came()

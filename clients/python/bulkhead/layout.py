@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import struct
@@ -29,27 +30,35 @@ _CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 
 
 class Layout:
-    """One struct: packs keyword arguments, unpacks to a dict. Members that are not named are 0."""
+    """One struct: packs keyword arguments, unpacks to a dict. Members that are not named are 0.
+
+    ``flat`` is the same for what each request needs: all members by their order, those of a nested struct in its place, and
+    text as bytes.
+    """
 
     def __init__(self, name: str) -> None:
         spec = _SPEC["structs"][name]
         self.name = name
         self.size: int = spec["size"]
-        code = "<"
+        code = flat = ""
+        self.text_bytes_max: dict[str, int] = {}
         self._members: list[tuple[str, str, int, Layout | None]] = []  # name, kind, count, nested
         for member, kind in spec["fields"]:
             base, _, count_text = kind.partition("[")
             count = int(count_text[:-1]) if count_text else 1
             nested = Layout(base) if base in _SPEC["structs"] else None
+            if base == "char":
+                self.text_bytes_max[member] = count - 1
             if nested is not None:
                 code += f"{nested.size}s"
-            elif base == "char":
-                code += f"{count}s"
+                flat += nested.flat.format[1:]
             else:
-                code += (str(count) if count_text else "") + _CODES[base]
+                one = f"{count}s" if base == "char" else (str(count) if count_text else "") + _CODES[base]
+                code, flat = code + one, flat + one
             self._members.append((member, "char" if base == "char" else ("many" if count_text else "one"), count, nested))
-        self._struct = struct.Struct(code)
-        assert self._struct.size == self.size, name
+        self._struct = struct.Struct("<" + code)
+        self.flat: struct.Struct = struct.Struct("<" + flat)
+        assert self._struct.size == self.flat.size == self.size, name
 
     def pack(self, **values: Any) -> bytes:
         """Raises ``input_invalid`` for text that is not printable, or too long."""
@@ -59,7 +68,7 @@ class Layout:
                 value = values.pop(member, None)
                 flat.append(value if value is not None else bytes(nested.size))
             elif kind == "char":
-                flat.append(_field(f"{self.name}.{member}", values.pop(member, ""), count - 1))
+                flat.append(text_field(f"{self.name}.{member}", values.pop(member, ""), count - 1))
             elif kind == "many":
                 items = list(values.pop(member, ()))
                 flat.extend(items + [0] * (count - len(items)))
@@ -105,7 +114,9 @@ def _checked_text(field: bytes) -> str | None:
     return decoded if end and not _UNPRINTABLE.search(decoded) else None
 
 
-def _field(what: str, text: str, bytes_max: int) -> bytes:
+@functools.lru_cache(maxsize=256)
+def text_field(what: str, text: str, bytes_max: int) -> bytes:
+    """Raises ``input_invalid`` for text that is not printable, or too long."""
     remedy = f"name it in printable UTF-8, at most {bytes_max} bytes"
     if _UNPRINTABLE.search(text):
         raise Error("input_invalid", f"{what} is {text!a}, which cannot be printed", remedy)

@@ -205,8 +205,8 @@ class Allocator:
         return offset, self._generation
 
     def release(self, offset: int, size_bytes: int) -> None:
-        """From any thread, and from a finalizer in the middle of ``allocate``: it is only noted here."""
-        self._given_back.append((offset, _rounded(size_bytes)))
+        """From any thread, in the middle of ``allocate``, and at the interpreter's end: it is only noted here."""
+        self._given_back.append((offset, size_bytes))
 
     @property
     def is_empty(self) -> bool:
@@ -215,7 +215,8 @@ class Allocator:
 
     def _take_back(self) -> None:
         while self._given_back:
-            offset, size = self._given_back.popleft()
+            offset, size_bytes = self._given_back.popleft()
+            size = _rounded(size_bytes)
             for start, length in self._free.items():
                 if start + length == offset:
                     del self._free[start]

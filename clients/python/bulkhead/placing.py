@@ -62,9 +62,9 @@ class PlacingChannel:
 
     def _placed(self, value: Any, dtype: str | None) -> Steps[Placed]:
         """Copied only where the worker cannot read it where it lies."""
+        if placed := self.core.slabs.own(value):
+            return placed
         if isinstance(value, SlabTensor) and value.lease is not None:
-            if placed := self.core.slabs.own(value):
-                return placed
             if loan := self.core.slabs.lend(value):
                 yield lambda: not loan.pending, "waiting for the worker to take a loan"
                 if loan.refused is None:

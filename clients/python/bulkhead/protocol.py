@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .cuda import Events
 
 _HEADER_BYTES = layout.HEADER.size
+_HEADER, _INFER, _RESULT = layout.HEADER.flat, layout.INFER.flat, layout.RESULT.flat
+_METHOD_BYTES_MAX = layout.INFER.text_bytes_max["method"]
 FEATURES = FEATURE["streaming"] | FEATURE["lending"] | FEATURE["returning"]
 
 #: Parts of one answer that have come and that nobody has taken: then it is cancelled.
@@ -32,8 +34,7 @@ def packet(kind: str, body: bytes = b"", request_id: int = 0, flags: int = 0) ->
     size = _HEADER_BYTES + len(body)
     if size > LIMITS["packet_bytes_max"]:
         raise Error("input_invalid", f"a message of {size} bytes", "send fewer tensors or smaller parameters")
-    return layout.HEADER.pack(magic=layout.MAGIC, version=layout.VERSION, type=MESSAGE[kind], size_bytes=size, flags=flags,
-                              request_id=request_id) + body  # fmt: skip
+    return _HEADER.pack(layout.MAGIC, layout.VERSION, MESSAGE[kind], size, flags, request_id, 0) + body
 
 
 def _object(body: memoryview, at: int, size: int) -> dict[str, Any]:
@@ -44,6 +45,19 @@ def _object(body: memoryview, at: int, size: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise broken("JSON that is no object")
     return value
+
+
+class Declared:
+    """A method as ``welcome`` describes it: the names of its parameters, and the dtypes of its inputs."""
+
+    def __init__(self, described: MappingType[str, Any]) -> None:
+        self.parameters = frozenset(one["name"] for one in described.get("parameters", ()))
+        self.dtypes = {one["name"]: str(one["dtype"]) for one in described.get("inputs", ())}
+
+    def split(self, named: MappingType[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Inputs and parameters."""
+        inputs = {name: value for name, value in named.items() if name not in self.parameters}
+        return inputs, {name: value for name, value in named.items() if name in self.parameters} if len(inputs) < len(named) else {}
 
 
 class Reply(MappingType[str, Output]):
@@ -113,6 +127,7 @@ class ChannelCore:
         self.generation = 0
         self.number = 0
         self.methods: dict[str, Any] = {}
+        self._declared: dict[str, Declared] = {}
         self.in_flight_max = 0
         self.features = 0  #: agreed
         self.ended: Error | None = None  #: why; set once
@@ -134,6 +149,14 @@ class ChannelCore:
             number = self._last
         self.outgoing.append((packet(kind, body, number, flags), fd_of))
         return number
+
+    def declared(self, method: str) -> Declared:
+        """What the worker says of a method; of one that it does not know, nothing."""
+        if (known := self._declared.get(method)) is None:
+            known = Declared(self.methods.get(method, {}))
+            if method in self.methods:
+                self._declared[method] = known
+        return known
 
     @property
     def is_open(self) -> bool:
@@ -175,8 +198,9 @@ class ChannelCore:
             raise Error("input_invalid", f"{len(inputs)} tensors and {len(text)} bytes of parameters",
                         f"at most {LIMITS['tensors_max']} and {LIMITS['json_bytes_max']}")  # fmt: skip
         milliseconds = 0 if deadline is None else min(max(int(deadline * 1000), 1), 0xFFFFFFFF)
-        body = layout.INFER.pack(method=method, deadline_ms=milliseconds, tensor_count=len(inputs), json_bytes=len(text))
-        body += b"".join(placed.describe(name) for name, placed in inputs)
+        body = _INFER.pack(layout.text_field("Infer.method", method, _METHOD_BYTES_MAX), milliseconds, len(inputs), 0, len(text), 0)
+        for name, placed in inputs:
+            body += placed.describe(name)
         self.settle()  # first: the worker may need the room for this very request
         number = self._send("infer", body + text, ask=True, flags=FLAG["retry_safe"] if retry_safe else 0)
         request = self._requests[number] = Request(number, method, [placed for _, placed in inputs])
@@ -212,30 +236,29 @@ class ChannelCore:
                 os.close(fd)
 
     def _receive(self, data: bytes, fds: list[int]) -> None:
-        head = layout.HEADER.unpack(data)
-        if head["magic"] != layout.MAGIC or head["version"] != layout.VERSION or head["size_bytes"] != len(data):
+        magic, version, kind, size, flags, request_id, _ = _HEADER.unpack_from(data)
+        if magic != layout.MAGIC or version != layout.VERSION or size != len(data):
             raise broken("a packet that is none of this protocol")
-        kind = head["type"]
         if fds and kind != MESSAGE["slab_offer"]:
             raise broken(f"{len(fds)} descriptors with a message of type {kind}")
         if self._slab_count is None and kind not in (MESSAGE["welcome"], MESSAGE["error"]):
             raise broken("the worker spoke before its welcome")
         self._channel_error = None
         body = memoryview(data)[_HEADER_BYTES:]
-        if kind == MESSAGE["welcome"]:
+        if kind == MESSAGE["result"]:
+            self._on_result(body, request_id, bool(flags & FLAG["more"]))
+        elif kind == MESSAGE["welcome"]:
             self._on_welcome(body)
         elif kind == MESSAGE["slab_offer"]:
-            self.slabs.on_offer(body, head["request_id"], fds)
-        elif kind == MESSAGE["result"]:
-            self._on_result(body, head["request_id"], bool(head["flags"] & FLAG["more"]))
+            self.slabs.on_offer(body, request_id, fds)
         elif kind == MESSAGE["error"]:
-            self._on_error(body, head["request_id"])
+            self._on_error(body, request_id)
         elif kind == MESSAGE["closing"]:
             closing = layout.CLOSING.unpack(body)
             self._closing = Error(ERROR_NAMES.get(closing["code"], "internal"), "the worker is closing")
             self.slabs.retire()
         elif kind == MESSAGE["slab_accepted"]:
-            self.slabs.on_accepted(body, head["request_id"])
+            self.slabs.on_accepted(body, request_id)
         elif kind == MESSAGE["slab_withdraw"]:
             self.slabs.on_withdraw(body)
         elif kind == MESSAGE["event_offer"]:
@@ -258,21 +281,21 @@ class ChannelCore:
         self._slab_count = welcome["slab_count"]
 
     def _on_result(self, body: memoryview, request_id: int, more: bool) -> None:
-        result = layout.RESULT.unpack(body)
+        tensor_count, _, json_bytes, queued_us, run_us, _ = _RESULT.unpack_from(body)
         request = self._requests.get(request_id)
         if request is None or (more and not self.features & FEATURE["streaming"]):
             raise broken(f"a result for request {request_id}, which is not in flight")
-        at = layout.RESULT.size
+        at = _RESULT.size
         outputs = []
         why: Error | None = None
-        for _ in range(result["tensor_count"]):
-            output = self.slabs.output(layout.TENSOR.unpack(body, at))
+        for _ in range(tensor_count):
+            output = self.slabs.output(body, at)
             if isinstance(output, Error):
                 why = output.during(f"request {request_id} ({request.method}): its result cannot be mapped")
             else:
                 outputs.append(output)
             at += layout.TENSOR.size
-        reply = Reply(outputs, _object(body, at, result["json_bytes"]), result["queued_us"], result["run_us"], more)
+        reply = Reply(outputs, _object(body, at, json_bytes), queued_us, run_us, more)
         if why is None:
             request.answer(reply)
             if more and len(request.parts) >= PARTS_MAX:

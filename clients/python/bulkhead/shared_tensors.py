@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
-from . import dlpack, layout
+from . import dlpack
 from .errors import Error
 from .memory import ALIGNMENT, CPU, Allocator, Mapping, Region
 from .tensors import ITEM_BYTES, TensorView, array_type, check_shape, element_count
@@ -29,10 +28,16 @@ class Lease:
         self.events = events  #: of the channel, where the region is device memory
         self.ready = ready  #: the event that a reader's stream waits for
         self.streams: set[int] = set()  #: which have read or written it, beside the channel's own
+        self._dropped: tuple[Callable[..., None], tuple[Any, ...]] | None = None
 
-    def reference(self, slab_id: int, event_id: int = 0) -> bytes:
-        return layout.LEASE.pack(slab_id=slab_id, event_id=event_id, offset_bytes=self.offset, size_bytes=self.size_bytes,
-                                 generation=self.generation)  # fmt: skip
+    def when_dropped(self, tell: Callable[..., None], *what: Any) -> None:
+        """Calls ``tell(*what)`` on whichever thread drops this last, in the middle of anything, even at the interpreter's end."""
+        self._dropped = tell, what
+
+    def __del__(self) -> None:
+        if self._dropped is not None:
+            tell, what = self._dropped
+            tell(*what)
 
     def view(self) -> memoryview | None:
         return self.region.view(self.offset, self.size_bytes, self) if isinstance(self.region, Mapping) else None
@@ -151,7 +156,7 @@ def leased_room(region: Region, allocator: Allocator, dtype: str, shape: tuple[i
     if found is None:
         return None
     lease = Lease(region, found[0], size, found[1], events)
-    weakref.finalize(lease, allocator.release, found[0], size).atexit = False
+    lease.when_dropped(allocator.release, found[0], size)
     return Input(dtype, shape, lease)
 
 

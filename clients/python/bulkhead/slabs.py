@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections import deque
@@ -17,6 +18,8 @@ from .tensors import DTYPE_NAMES, DTYPE_NUMBERS, ITEM_BYTES, Source, check_shape
 if TYPE_CHECKING:
     from .cuda import Events
 
+_TENSOR, _LEASE = layout.TENSOR.flat, layout.LEASE.flat
+_NAME_BYTES_MAX = layout.TENSOR.text_bytes_max["name"]
 IDLE_SECONDS = 30.0  #: an input slab other than the first that was empty for so long is returned
 
 
@@ -61,14 +64,22 @@ class Placed:
             loan.use(self)
 
     def describe(self, name: str) -> bytes:
-        written = 0 if self.lease.events is None else self.lease.events.record_behind(self.lease.streams)
-        strides: list[int] = []
-        step = 1
-        for size in reversed(self.shape):
-            strides.insert(0, step)
-            step *= max(size, 1)
-        return layout.TENSOR.pack(name=name, dtype=DTYPE_NUMBERS[self.dtype], rank=len(self.shape), dims=self.shape, strides=strides,
-                                  event_id=written, lease=self.lease.reference(self._slab_id))  # fmt: skip
+        lease = self.lease
+        written = 0 if lease.events is None else lease.events.record_behind(lease.streams)
+        return _TENSOR.pack(layout.text_field("TensorDescriptor.name", name, _NAME_BYTES_MAX), DTYPE_NUMBERS[self.dtype],
+                            len(self.shape), 0, written, self._slab_id, 0, lease.offset, lease.size_bytes, lease.generation,
+                            *_dims_and_strides(self.shape))  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _dims_and_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= max(size, 1)
+    rest = (0,) * (LIMITS["rank_max"] - len(shape))
+    return (*shape, *rest, *strides, *rest)
 
 
 class _InputSlab:
@@ -114,7 +125,7 @@ class Slabs:
         self._open_loans: list[Loan] = []
         self._asked: dict[int, Loan] = {}
         self._last_loan = LIMITS["lent_slab_id_min"] - 1
-        self._releases: deque[tuple[dict[str, int], set[int] | None]] = deque()  # finalizers add to these, on any thread
+        self._releases: deque[tuple[int, int, int, int, set[int] | None]] = deque()  # dropped leases add to these, on any thread
         self._unmapped: deque[tuple[int, int]] = deque()
         self._returned_unasked: set[int] = set()  #: the worker may be asking for one just now
 
@@ -199,11 +210,12 @@ class Slabs:
         self._raise_refusal()
         return any(region.device != CPU for region in self._outputs.values())
 
-    def own(self, tensor: SlabTensor) -> Placed | None:
+    def own(self, value: object) -> Placed | None:
         """Where it lies, if that is an input slab of this channel."""
-        for slab in self._inputs:
-            if tensor.lease is not None and slab.region is tensor.lease.region:
-                return Placed(tensor, slab.number)
+        if isinstance(value, SlabTensor) and value.lease is not None:
+            for slab in self._inputs:
+                if slab.region is value.lease.region:
+                    return Placed(value, slab.number)
         return None
 
     def fill(self, room: Input, source: Source) -> object:
@@ -344,25 +356,25 @@ class Slabs:
             return False
         return True
 
-    def output(self, described: dict[str, Any]) -> Output | Error:
-        """The tensor that a result names; why there is none, where it lies in a slab that could not be mapped here."""
-        lease, name, rank = described["lease"], described["name"], described["rank"]
-        dtype = DTYPE_NAMES.get(described["dtype"])
-        region = self._outputs.get(lease["slab_id"])
+    def output(self, body: bytes | memoryview, at: int) -> Output | Error:
+        """The tensor that a result describes there; why there is none, where it lies in a slab that could not be mapped here."""
+        field, number, rank, _, ready, slab_id, _, offset, lease_bytes, generation, *extents = _TENSOR.unpack_from(body, at)
+        name = field.partition(b"\0")[0].decode()
+        dtype = DTYPE_NAMES.get(number)
+        region = self._outputs.get(slab_id)
         if dtype is None or rank > LIMITS["rank_max"] or region is None:
             raise broken(f'output "{name}" has an unknown dtype, rank or slab')
-        shape = check_shape(described["dims"][:rank])
+        shape = check_shape(extents[:rank])
         size = element_count(shape) * ITEM_BYTES[dtype]
-        offset, ready = lease["offset_bytes"], described["event_id"]
-        if size != lease["size_bytes"] or offset % ALIGNMENT or offset + size > region.size_bytes:
+        if size != lease_bytes or offset % ALIGNMENT or offset + size > region.size_bytes:
             raise broken(f'output "{name}" of {size} bytes does not lie in its slab')
         events = self.events if region.device != CPU else None
         if ready != 0:
             if events is None or not events.knows(ready):
                 raise broken(f'output "{name}" names an event {ready} that was not offered')
             events.wait(ready)
-        lent = Lease(region, offset, size, lease["generation"], events, ready)
-        weakref.finalize(lent, self._releases.append, (lease, None if events is None else lent.streams)).atexit = False
+        lent = Lease(region, offset, size, generation, events, ready)
+        lent.when_dropped(self._releases.append, (slab_id, offset, size, generation, None if events is None else lent.streams))
         if isinstance(region, _Unmapped):
             return region.why
         return Output(name, dtype, shape, lent)
@@ -388,10 +400,10 @@ class Slabs:
         if len(self._inputs) > 1 and self._features & FEATURE["returning"]:
             self._return_idle_inputs(time.monotonic() if now is None else now)
 
-    def _let_go(self, lease: dict[str, int], streams: set[int] | None) -> bytes:
+    def _let_go(self, slab_id: int, offset: int, size_bytes: int, generation: int, streams: set[int] | None) -> bytes:
         """What was queued to read it may still be under way on the GPU."""
         event_id = 0 if streams is None or self.events is None else self.events.record_behind(streams)
-        return layout.LEASE.pack(**{**lease, "event_id": event_id})
+        return _LEASE.pack(slab_id, event_id, offset, size_bytes, generation)
 
     def _return_idle_inputs(self, now: float) -> None:
         for slab in self._inputs[1:]:

@@ -7,7 +7,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, AsyncGenerator, Callable, Mapping, Sequence
 
-from ..channel import GRACE_SECONDS, OPEN_SECONDS, PATIENCE_SECONDS, SLAB_SECONDS, declared_dtype, receive, send, split_arguments
+from ..channel import GRACE_SECONDS, OPEN_SECONDS, PATIENCE_SECONDS, SLAB_SECONDS, receive, send
 from ..errors import Error, checked_deadline
 from ..placing import PlacingChannel, Steps, T
 from ..protocol import ChannelCore, Reply, Request
@@ -112,8 +112,9 @@ class Channel(PlacingChannel):
         changed = Waiters()
         await self._turns.take(until - self._loop.time(), f"waiting until one of the {self.core.in_flight_max} requests in flight is answered")
         try:
-            tensors, more = split_arguments(self.core, method, {**(inputs or {}), **named})
-            placed = [(name, await self._waited(self._placed(value, declared_dtype(self.core, method, name)))) for name, value in tensors.items()]
+            declared = self.core.declared(method)
+            tensors, more = declared.split({**(inputs or {}), **named})
+            placed = [(name, await self._waited(self._placed(value, declared.dtypes.get(name)))) for name, value in tensors.items()]
             left = None if deadline is None else max(until - self._loop.time(), 0.001)
             request = self.core.submit(method, placed, {**more, **(parameters or {})}, left, retry_safe)
         except BaseException:

@@ -13,7 +13,7 @@ _bulkhead_gpus() {
 
 _bulkhead() {
     local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='up down ps load unload restart infer generate logs events why plan pin crashes gpus info reload upgrade validate doctor'
+    local commands='up down ps top load unload restart infer generate logs events why plan pin crashes gpus info reload upgrade validate doctor'
     local command='' named=0 where=() i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
@@ -48,6 +48,7 @@ _bulkhead() {
     case $command in
     '') names=$commands options+=' --version' ;;
     ps) options+=' --watch' ;;
+    top) options+=' --once' ;;
     load) options+=' --all --deadline' names=many ;;
     unload | restart) options+=' --all' names=many ;;
     infer) options+=' --input --param --output --method --repeat --deadline --client --retry-safe' names=one ;;

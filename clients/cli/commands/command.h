@@ -27,6 +27,7 @@ struct Session {
 void add_up(CLI::App& app, Session& session);
 void add_down(CLI::App& app, Session& session);
 void add_ps(CLI::App& app, Session& session);
+void add_top(CLI::App& app, Session& session);
 void add_load(CLI::App& app, Session& session);
 void add_unload(CLI::App& app, Session& session);
 void add_restart(CLI::App& app, Session& session);

@@ -64,6 +64,7 @@ std::optional<int> parse(int argc, const char* const* argv, Session& session) {
     add_up(app, session);
     add_down(app, session);
     add_ps(app, session);
+    add_top(app, session);
     add_load(app, session);
     add_unload(app, session);
     add_restart(app, session);

@@ -325,6 +325,14 @@ std::string generate_lines(const json::value& generate) {
     return text;
 }
 
+/// "drained (exit 0) in 85 ms: 271.0 MiB host, - GPU back, verified"
+std::string receipt_line(const json::value& receipt) {
+    return fmt::format("{} ({}) in {}: {} host, {} GPU back, {}", one_line(text_member(receipt, "ended")),
+                       one_line(exit_text(receipt, "exit")), ms_text(number_member(receipt, "ms").value_or(0)),
+                       bytes_or_dash(receipt, "host_bytes"), bytes_or_dash(receipt, "gpu_bytes"),
+                       bool_member(receipt, "verified") ? "verified" : "not verified");
+}
+
 }  // namespace
 
 std::string render_why(const json::value& why, Style style) {
@@ -343,6 +351,10 @@ std::string render_why(const json::value& why, Style style) {
             text += '\n';
         }
     }
+    for (const json::value& replica : replicas)
+        if (const json::value* receipt = member(replica, "receipt");
+            receipt != nullptr && receipt->is_object() && state_colour(text_member(replica, "state")) != Colour::green)
+            text += "  its last receipt: " + receipt_line(*receipt) + '\n';
     for (const json::value& replica : replicas)
         if (const std::string report = text_member(replica, "report"); !report.empty())
             text += fmt::format("  crash report: {}\n", one_line(report));
@@ -398,10 +410,7 @@ std::string render_event(const json::value& event, Style style) {
                         : fmt::format(" {} of {}", *done, *total);
         if (const std::string detail = text_member(event, "detail"); !detail.empty()) text += " " + one_line(detail);
     } else if (kind == "receipt") {
-        text += fmt::format("{} ({}) in {}: {} host, {} GPU back, {}", one_line(text_member(event, "ended")),
-                            one_line(exit_text(event, "exit")), ms_text(number_member(event, "ms").value_or(0)),
-                            bytes_or_dash(event, "host_bytes"), bytes_or_dash(event, "gpu_bytes"),
-                            bool_member(event, "verified") ? "verified" : "not verified");
+        text += receipt_line(event);
     } else if (kind == "evicted") {
         text += "unloaded: " + one_line(text_member(event, "reason"));
     } else if (kind == "queued") {

@@ -267,7 +267,7 @@ TEST_F(Commands, InferRefusesABadInputBeforeAModelIsLoadedForIt) {
 TEST(WithoutDaemon, EveryCommandThatNeedsOneSaysSoWithStatus3) {
     const TemporaryFolder folder;
     const std::string none = folder.path() / "control.sock";
-    for (const char* command : {"ps", "info", "down", "events"}) {
+    for (const char* command : {"ps", "top", "info", "down", "events"}) {
         const Ran text = ran({"--socket", none.c_str(), command});
         EXPECT_EQ(text.status, exit_no_daemon) << command;
         EXPECT_THAT(text.err, HasSubstr("(not_running)\n  start it: bulkhead up"));
@@ -292,7 +292,8 @@ TEST(Usage, IsWrongWithStatus2) {
                                                   {"infer", "m", "--repeat", "0"},
                                                   {"up"},
                                                   {"logs", "m", "-n", "-1"},
-                                                  {"ps", "--watch", "--json"}}) {
+                                                  {"ps", "--watch", "--json"},
+                                                  {"top", "--json"}}) {
         const Ran wrong = ran(words);
         EXPECT_EQ(wrong.status, exit_usage) << wrong.err;
         EXPECT_THAT(wrong.out, IsEmpty());
@@ -302,7 +303,7 @@ TEST(Usage, IsWrongWithStatus2) {
 
 TEST(Help, OfEveryCommandSaysPurposeAndExitStatus) {
     EXPECT_EQ(ran({"--help"}).status, exit_done);
-    for (const char* command : {"up", "down", "ps", "load", "unload", "restart", "infer", "generate", "logs", "events", "why", "plan", "pin",
+    for (const char* command : {"up", "down", "ps", "top", "load", "unload", "restart", "infer", "generate", "logs", "events", "why", "plan", "pin",
                                 "crashes", "gpus", "info", "reload", "upgrade", "validate"}) {
         const Ran help = ran({command, "--help"});
         EXPECT_EQ(help.status, exit_done) << command;

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ class ChatterBoxTest(SmallModelTest):
         self.assertEqual(set(counted(engine)), {"graphs_off"})
 
     def test_bad_input_is_refused(self) -> None:
-        for text in ("", "word " * 1000):
+        for text in ("", "It goes on and on. " * 1500):  # half an hour
             with self.subTest(letters=len(text)), self.assertRaises(InvalidInput) as refused:
                 self.spoken(text=text)
             self.assertTrue(refused.exception.remedy)
@@ -159,12 +160,16 @@ class ChatterBoxTest(SmallModelTest):
             self.assertIn("conds.pt", refused.exception.remedy)
         self.assertGreater(self.spoken(engine, reference=VOICE, reference_rate=16000).shape[1], 0)
 
-    def test_other_variants_are_refused_by_name(self) -> None:
-        for variant in ("multilingual", "turbo"):
-            with self.subTest(variant), self.assertRaises(Error) as refused:
-                loaded(ChatterBox, {"variant": variant})
-            self.assertEqual(refused.exception.code, "config_invalid")
-            self.assertIn(variant, refused.exception.attempt)
+    def test_other_variants_are_refused_by_name_and_by_their_files(self) -> None:
+        for variant, file in (("multilingual", "t3_mtl23ls_v2.safetensors"), ("turbo", "t3_turbo_v1.safetensors")):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, file).touch()
+                for options in ({"variant": variant}, {"model": folder}):
+                    with self.subTest(**options), self.assertRaises(Error) as refused:
+                        loaded(ChatterBox, options)
+                    self.assertEqual(refused.exception.code, "config_invalid")
+                    self.assertIn(variant, refused.exception.attempt)
+                    self.assertIn("options.model has t3_cfg.safetensors", refused.exception.remedy)
 
     def test_a_missing_model_says_what_to_fetch(self) -> None:
         with self.assertRaises(MissingModel) as missing:

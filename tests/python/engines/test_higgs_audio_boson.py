@@ -140,7 +140,8 @@ class HiggsAudioTest(SmallModelTest):
         self.assertNotEqual(self.said(ras_window=0, repetition_penalty=1.5)[1], self.said(ras_window=0)[1])
 
     def test_bad_input_is_refused(self) -> None:
-        for given in ({"text": " "}, {"second_reference": OTHER, "multi_speaker": "conversation"}, {"reference": VOICE, "second_reference": OTHER}):
+        half_an_hour = "It goes on and on. " * 1500
+        for given in ({"text": " "}, {"text": half_an_hour}, {"second_reference": OTHER, "multi_speaker": "conversation"}, {"reference": VOICE, "second_reference": OTHER}):
             with self.subTest(given=sorted(given)), self.assertRaises(InvalidInput) as refused:
                 self.said(**given)
             self.assertTrue(refused.exception.remedy)

@@ -167,7 +167,8 @@ class HiggsAudioTest(SmallModelTest):
         self.equals(self.spoken(ras_window=0, min_p=1.0), greedy)  # only the likeliest is left
 
     def test_bad_input_is_refused(self) -> None:
-        for given in ({"text": " "}, {"second_reference": OTHER, "multi_speaker": "scene"}, {"reference": VOICE, "second_reference": OTHER}):
+        half_an_hour = "It goes on and on. " * 1500
+        for given in ({"text": " "}, {"text": half_an_hour}, {"second_reference": OTHER, "multi_speaker": "scene"}, {"reference": VOICE, "second_reference": OTHER}):
             with self.subTest(given=sorted(given)), self.assertRaises(InvalidInput) as refused:
                 self.spoken(**given)
             self.assertTrue(refused.exception.remedy)

@@ -162,13 +162,18 @@ class Qwen3VLTest(SmallModelTest):
 
     def test_bad_input_is_refused(self) -> None:
         thin = numpy.zeros((1, 2, 900, 3), numpy.uint8)
-        for given in ({"prompt": " "}, {"images": thin}, {"max_new_tokens": 5000}):
+        for given in ({"prompt": " "}, {"prompt": "It goes on and on. " * 1500}, {"images": thin}, {"max_new_tokens": 5000}):
             with self.subTest(given=sorted(given)), self.assertRaises(InvalidInput) as refused:
                 self.said(**given)
             self.assertTrue(refused.exception.remedy)
 
-    def test_one_pixel_is_a_picture(self) -> None:
-        self.assertTrue(self.said(images=IMAGES[:1, :1, :1]))
+    def test_one_pixel_is_a_picture_and_so_are_8k(self) -> None:
+        for picture in (IMAGES[:1, :1, :1], numpy.full((1, 4320, 7680, 3), 90, numpy.uint8)):
+            self.equals(self.said(images=picture), self.upstream(images=picture))
+
+    def test_64_pictures_are_seen_at_once(self) -> None:
+        many = RANDOM.integers(0, 256, (64, 16, 16, 3), dtype=numpy.uint8)
+        self.equals(self.said(images=many), self.upstream(images=many))
 
     def test_options_that_cannot_be_are_refused(self) -> None:
         for options, told in (({"attention": "best"}, "sdpa"), ({"dtype": "float5"}, "bfloat16"), ({"quantization": "3bit"}, "4bit")):

@@ -83,6 +83,14 @@ class ServedTest(SmallModelTest):
         self.assertEqual("".join(part.values_json["text"] for part in parts[:-1]), theirs)
         self.assertEqual(parts[-1].values_json["attention"], "sdpa")
 
+    def test_pictures_of_8k_and_batches_of_64_pass_and_other_sound_is_refused(self) -> None:
+        for images in (numpy.zeros((1, 4320, 7680, 3), numpy.uint8), numpy.zeros((64, 16, 16, 3), numpy.uint8)):
+            self.assertTrue(self.asked("qwen", "answer", {**QWEN, "max_new_tokens": 4}, images=images).values_json["text"])
+        for given, sound, code in (({}, VOICE.repeat(6, axis=0), "shape_mismatch"), ({"reference_rate": 4000}, VOICE, "input_invalid")):
+            with self.assertRaises(bulkhead.Error) as refused:
+                self.asked("higgs", "speak", {**HIGGS, **given}, reference=sound)
+            self.assertEqual(refused.exception.code, code)
+
     def test_a_missing_model_is_an_error_that_says_what_to_fetch(self) -> None:
         with self.assertRaises(bulkhead.Error) as missing:
             self.client.load("missing", deadline=SECONDS)

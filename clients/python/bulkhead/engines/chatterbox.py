@@ -35,6 +35,8 @@ from .language_model import LanguageModel
 from .upstream import Caches, load_files, model_folder, position_of, seen_mask, wave_file
 
 MODEL = "ResembleAI/chatterbox"
+T3 = "t3_cfg.safetensors"
+OTHER_T3 = {"t3_mtl23ls_v2.safetensors": "multilingual", "t3_turbo_v1.safetensors": "turbo"}
 CACHE_LENGTHS = (512, 1280)
 PART, AROUND = 25, 50  #: speech tokens, 25 a second
 TOKEN_SAMPLES = 960
@@ -49,15 +51,12 @@ class ChatterBox:
 
     def load(self, context: Context) -> None:
         self.context = context
-        variant = str(context.options.get("variant", "english"))
-        if variant != "english":
-            raise Error("config_invalid", f"loading ChatterBox {variant}", "options.variant is english; ChatterBox multilingual and turbo are not supported")
+        folder = _folder(context)
         try:
             from chatterbox.tts import ChatterboxTTS
             from chatterbox.vc import ChatterboxVC
         except ImportError as error:
             raise MissingModel(f"importing chatterbox-tts: {error}", "pip install chatterbox-tts into the environment of the model's interpreter") from error
-        folder = model_folder(context, MODEL, "t3_cfg.safetensors")
         self.language_model = LanguageModel(context) if "language_model" in context.options else None
         context.progress(0, 2, "weights")
         self.tts = load_files(folder, lambda: ChatterboxTTS.from_local(folder, context.device))
@@ -232,3 +231,26 @@ class ChatterBox:
         missing = max(MARKED_MIN - sound.shape[0], 0)
         marked = self.tts.watermarker.apply_watermark(torch.nn.functional.pad(sound, (0, missing)).cpu().numpy(), sample_rate=self.tts.sr)
         return torch.from_numpy(marked)[None, : sound.shape[0]]
+
+
+def _folder(context: Context) -> str:
+    """Errors: config_invalid, for another variant, by its name or by its files; MissingModel."""
+    variant = str(context.options.get("variant", "english"))
+    if variant == "english":
+        try:
+            return model_folder(context, MODEL, T3)
+        except MissingModel:
+            found = [name for file, name in OTHER_T3.items() if _has(context, file)]
+            if not found:
+                raise
+            variant = found[0]
+    raise Error("config_invalid", f"loading ChatterBox {variant}",
+                f"options.variant is english, and options.model has {T3}, as {MODEL} has: the multilingual and the turbo model sample by other rules; "
+                "an engine of your own can run upstream's classes of them (docs/python-engines.md)")  # fmt: skip
+
+
+def _has(context: Context, file: str) -> bool:
+    try:
+        return bool(model_folder(context, MODEL, file))
+    except MissingModel:
+        return False

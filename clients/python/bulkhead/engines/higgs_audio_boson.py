@@ -29,9 +29,9 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from torch import Tensor as Array  # noqa: E402
 
-from ..engine import Boolean, Choice, Context, InvalidInput, MissingModel, Result, Tensor, method  # noqa: E402
-from .higgs_audio_v2 import AROUND, MODEL, PART_FRAMES, SAMPLING, TEXTS, VOICES, FramePenalty  # noqa: E402
-from .upstream import CACHE_LENGTHS, dtype_of, load_files, model_folder, wave_file  # noqa: E402
+from ..engine import Boolean, Choice, Context, MissingModel, Result, Tensor, method  # noqa: E402
+from .higgs_audio_v2 import AROUND, MODEL, PART_FRAMES, SAMPLING, TEXTS, VOICES, FramePenalty, check_prompt  # noqa: E402
+from .upstream import CACHE_LENGTHS, check_length, dtype_of, load_files, model_folder, wave_file  # noqa: E402
 
 CODEC = "bosonai/higgs-audio-v2-tokenizer"
 WHISPER = "openai/whisper-large-v3-turbo"
@@ -113,8 +113,9 @@ class HiggsAudio:
         with torch.inference_mode():
             inputs = self._prompt(**prompt)
         prompted = inputs["input_ids"].shape[1]
-        length = prompted + (0 if inputs["audio_out_ids"] is None else inputs["audio_out_ids"].shape[1]) + max_new_tokens
-        caches = self.caches if length <= max(self.caches, default=0) else None  # upstream's loop fails where they end
+        length = prompted + (0 if inputs["audio_out_ids"] is None else inputs["audio_out_ids"].shape[1])
+        check_length(self.model.config.text_config, length, max_new_tokens)
+        caches = self.caches if length + max_new_tokens <= max(self.caches, default=0) else None  # upstream's loop fails where they end
         for cache in self.caches.values():
             cache.reset()
         config = self.model.config
@@ -159,10 +160,7 @@ class HiggsAudio:
                 second_reference: Any = None) -> dict[str, Any]:  # fmt: skip
         from boson_multimodal.data_types import AudioContent, ChatMLSample, Message
 
-        if not text.strip():
-            raise InvalidInput("speaking an empty text", "give a text")
-        if second_reference is not None and (reference is None or multi_speaker == "off"):
-            raise InvalidInput("speaking with a second reference alone", "give a first one too, and set multi_speaker to conversation")
+        check_prompt(text, reference, second_reference, multi_speaker)
         system = f"{system_prompt}\n\n<|scene_desc_start|>\n{scene.strip()}\n<|scene_desc_end|>" if scene.strip() else system_prompt
         turns = [Message("system", system)]
         voices = ((reference_text, reference, reference_rate), (second_reference_text, second_reference, second_reference_rate))

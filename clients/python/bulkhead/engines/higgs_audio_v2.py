@@ -23,7 +23,7 @@ import transformers
 from torch import Tensor as Array
 
 from ..engine import Boolean, Choice, Context, Integer, InvalidInput, Number, Parameter, Result, Tensor, Text, method
-from .upstream import CACHE_LENGTHS, Caches, generation_config, load_files, load_weights, model_folder, position_of, seen_mask
+from .upstream import CACHE_LENGTHS, Caches, check_length, generation_config, load_files, load_weights, model_folder, position_of, seen_mask
 
 MODEL = "bosonai/higgs-audio-v2-generation-3B-base"
 PART_FRAMES = 25  #: a second of sound
@@ -56,6 +56,14 @@ SAMPLING: list[Parameter] = [
     Integer("max_new_tokens", 1024, low=16, high=8192, description="frames, 25 a second"),
     Integer("seed", 0, low=0),
 ]
+
+
+def check_prompt(text: str, reference: Any, second_reference: Any, multi_speaker: str) -> None:
+    """Errors: InvalidInput, for an empty text, and for a second reference without a first one or with `multi_speaker` off."""
+    if not text.strip():
+        raise InvalidInput("speaking an empty text", "give a text")
+    if second_reference is not None and (reference is None or multi_speaker == "off"):
+        raise InvalidInput("speaking with a second reference alone", "give a first one too, and a multi_speaker other than off")
 
 
 class FramePenalty(transformers.LogitsProcessor):
@@ -116,7 +124,9 @@ class HiggsAudio:
             self.model, max_new_tokens=max_new_tokens, do_sample=do_sample, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p
         )
         config.ras_win_len, config.ras_win_max_num_repeat = max(ras_window, 1), ras_repeats if ras_window else NEVER
-        cache = self.caches.fresh(inputs["input_ids"].shape[1] + max_new_tokens)
+        length = inputs["input_ids"].shape[1]
+        check_length(self.model.config, length, max_new_tokens)
+        cache = self.caches.fresh(length + max_new_tokens)
         torch.manual_seed(seed)
         frames: Iterator[Array] = self.model.generate(
             **inputs, generation_config=config, past_key_values=cache, custom_generate=self._frames, penalty=penalty,
@@ -140,16 +150,12 @@ class HiggsAudio:
 
     def _prompt(self, *, text: str, system_prompt: str, scene: str, multi_speaker: str, reference_text: str, second_reference_text: str,
                 reference_rate: int, second_reference_rate: int, reference: Any = None, second_reference: Any = None) -> Any:  # fmt: skip
-        if not text.strip():
-            raise InvalidInput("speaking an empty text", "give a text")
+        check_prompt(text, reference, second_reference, multi_speaker)
         voices = [
             (said, self._heard(sound, rate))
             for said, sound, rate in ((reference_text, reference, reference_rate), (second_reference_text, second_reference, second_reference_rate))
             if sound is not None
         ]
-        if second_reference is not None and (reference is None or multi_speaker == "off"):
-            raise InvalidInput("speaking with a second reference alone", "give a first one too, and set multi_speaker to conversation or scene")
-
         scenery: list[dict[str, Any]] = [_text(scene)] if scene.strip() else []
         turns: list[dict[str, Any]] = []
         for index, (said, sound) in enumerate(voices):

@@ -32,7 +32,7 @@ from torch import Tensor as Array
 from ..engine import Boolean, Context, Integer, InvalidInput, Number, Result, Tensor, Text, method
 from ..errors import Error
 from .language_model import LanguageModel
-from .upstream import CACHE_LENGTHS, Caches, generation_config, load_files, load_weights, model_folder, position_of, seen_mask
+from .upstream import CACHE_LENGTHS, Caches, check_length, generation_config, load_files, load_weights, model_folder, position_of, seen_mask
 
 MODEL = "Qwen/Qwen3-VL-4B-Instruct"
 ATTENTIONS = ("sdpa", "flash_attention_2", "eager")
@@ -96,10 +96,7 @@ class Qwen3VL:
         begun = time.monotonic()
         inputs = self._inputs(prompt, system_prompt, images, video, video_fps).to(self.model.device)
         length = inputs["input_ids"].shape[1]
-        most = self.model.config.text_config.max_position_embeddings
-        if length + max_new_tokens > most:
-            raise InvalidInput(f"answering a prompt of {length} tokens with up to {max_new_tokens}",
-                               f"the model has {most} positions: give fewer or smaller pictures, less text, or a smaller max_new_tokens")  # fmt: skip
+        check_length(self.model.config.text_config, length, max_new_tokens)
         tokens: Iterator[int]
         if self.language_model is not None:
             tokens = self.language_model.tokens(

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from ..engine import Context, MissingModel
+from ..engine import Context, InvalidInput, MissingModel
 from ..errors import Error
 
 CACHE_LENGTHS = (1024, 4096, 8192)  #: of static caches, in positions
@@ -91,6 +91,16 @@ def dtype_of(context: Context) -> Any:
     if dtype is None:
         raise Error("config_invalid", f"loading with dtype {name!r}", "options.dtype is auto, float32, float16 or bfloat16")
     return dtype
+
+
+def check_length(config: Any, prompt: int, max_new_tokens: int) -> None:
+    """`config` is that of the model's text part.
+
+    Errors: InvalidInput, where it has fewer positions than the prompt and what may follow."""
+    most = config.max_position_embeddings
+    if prompt + max_new_tokens > most:
+        raise InvalidInput(f"answering a prompt of {prompt} positions with up to {max_new_tokens} tokens",
+                           f"the model has {most} positions: give less text, fewer or smaller pictures, a shorter reference, or a smaller max_new_tokens")  # fmt: skip
 
 
 def generation_config(model: Any, *, max_new_tokens: int, do_sample: bool, temperature: float, top_p: float, top_k: int, min_p: float) -> Any:

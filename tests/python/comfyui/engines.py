@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from typing import Any
 
 from bulkhead.engine import Context, InvalidInput, Result, Tensor, Text, method
+
+STEP_SECONDS = 0.01  #: between two parts, so that a client can read them
 
 
 class Echo:
@@ -32,7 +35,8 @@ class Echo:
     @method(parameters=[Text("prompt")])
     def wait(self, *, prompt: str) -> Generator[Result, None, Result]:
         """Streams until it is cancelled."""
-        count = 0
+        count, step = 0, threading.Event()
         while True:
             count += 1
+            step.wait(STEP_SECONDS)
             yield Result(values={"text": str(count)})

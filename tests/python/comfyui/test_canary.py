@@ -322,6 +322,7 @@ class Canary(unittest.TestCase):
         self.client.reload()
         prompt.finish()
         self.assertEqual(prompt.ended, "execution_error")
+        self.assertIn("worker_draining", prompt.error)
         self.note(f"a model that was renamed while it ran: {prompt.error.splitlines()[0]}")
         self.fails(self.any_model("echo/repeat", x="[[[[1.0]]]]"), "no model 'echo'", "echoes")
         self.succeeds(self.any_model("echoes/repeat", x="[[[[1.0]]]]"))

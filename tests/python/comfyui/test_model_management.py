@@ -171,6 +171,39 @@ class Interrupts(WithPack):
         self.assertFalse(self.manager.interrupted, "ComfyUI's flag is taken back, as its own nodes do")
         self.assertEqual(row(self.client, "slow")["errors"], 1, "the worker has answered `cancelled`")
 
+    def test_an_interrupt_during_unload_ends_the_node_and_the_unload_goes_on(self) -> None:
+        """A server's request is what it waits for."""
+        with self.client.open("slow") as channel:
+            request = channel.submit(x=[1.0])
+            until(self.client, "slow", lambda now: now["state"] == "busy")
+
+            async def prompt() -> None:
+                unloading = asyncio.ensure_future(self.pack("nodes_fleet").UnloadModel.execute("slow"))
+                await asyncio.to_thread(until, self.client, "slow", lambda now: now["state"] != "busy")
+                self.manager.interrupted = True
+                with self.assertRaises(Interrupted):
+                    await unloading
+
+            asyncio.run(prompt())
+            with self.assertRaises(bulkhead.Error):
+                channel.wait(request)
+        until(self.client, "slow", lambda now: now["state"] == "stopped")
+
+    def test_a_model_that_is_removed_during_a_request_ends_it(self) -> None:
+        async def prompt() -> None:
+            asking = asyncio.ensure_future(self.echo("slow"))
+            await asyncio.to_thread(until, self.client, "slow", lambda now: now["state"] == "busy")
+            fleet = json.loads(self.daemon.fleet.read_text())
+            self.daemon.fleet.write_text(json.dumps({**fleet, "models": {"renamed": fleet["models"]["slow"]}}))
+            await asyncio.to_thread(self.client.reload)
+            with self.assertRaises(self.pack("daemon").NodeError):
+                await asking
+
+        asyncio.run(prompt())
+        self.refused(lambda: asyncio.run(self.echo("slow")), "no model 'slow'", "renamed")
+        self.manager.press_free()
+        self.assertTrue(self.manager.thread_lives)
+
     def test_unload_during_a_request_drains_and_ends(self) -> None:
         """Of another node of the same prompt, which blocks the loop that the request is awaited on."""
 

@@ -166,6 +166,34 @@ def wrong_shape(x, lengths):
     return x @ x
 
 
+def with_host_argument(x, on_host):
+    return x + on_host.sum()
+
+
+def host_argument(device):
+    return torch.ones(2, 8, device=device), torch.ones(3)
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(4, 8))
+
+    def forward(self, x, position, cache):
+        self.cache.index_copy_(0, position, x)
+        cache.index_copy_(0, position, x)
+        return self.cache.sum(0) + cache.sum(0)
+
+
+def table_inputs(device):
+    return (), (torch.ones(1, 8, device=device), torch.zeros(1, dtype=torch.long, device=device), torch.zeros(4, 8, device=device))
+
+
+def scalar_in_graph(x, lengths):
+    torch._dynamo.config.capture_scalar_outputs = True
+    return x * lengths.max().item()
+
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 table = torch.arange(8).to(DEVICE)
 

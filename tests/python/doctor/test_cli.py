@@ -11,7 +11,10 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).parent
+WORKER = HERE.parent / "worker"
 sys.path.append(str(HERE.parent))
+import bulkhead  # noqa: E402
+import numpy  # noqa: E402
 from daemon import BUILD, Daemon  # noqa: E402
 
 BULKHEAD = BUILD / "bin/bulkhead"
@@ -20,6 +23,7 @@ version: 1
 models:
   voice: {{runtime: python, engine: "{here}/voice.py:Voice", interpreter: "{python}", device: cpu, options: {{scale: 0.5}}}}
   plain: {{runtime: python, engine: "{here}/voice.py:Plain", interpreter: "{python}", device: cpu}}
+  uncaptured: {{runtime: python, engine: "{worker}/engines/uncaptured.py:Uncaptured", interpreter: "{python}", device: cpu}}
 """
 
 
@@ -35,7 +39,7 @@ class Doctor(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.fleet = f"{folder.name}/fleet.yaml"
-        Path(cls.fleet).write_text(FLEET.format(here=HERE, python=sys.executable))
+        Path(cls.fleet).write_text(FLEET.format(here=HERE, worker=WORKER, python=sys.executable))
 
     def test_a_function_with_an_interpreter_that_is_named(self) -> None:
         ended = doctor("steps.py:branches", "--inputs", "steps.py:inputs", "--python", sys.executable, "--json")
@@ -54,6 +58,19 @@ class Doctor(unittest.TestCase):
         served, named = doctor("voice", "--json", socket=daemon.socket), doctor("voice", "--fleet", self.fleet, "--json")
         self.assertEqual((served.returncode, served.stderr), (1, ""))
         self.assertEqual(served.stdout, named.stdout)
+
+    def test_why_of_a_model_that_runs_eagerly_quotes_what_the_doctor_finds(self) -> None:
+        daemon = Daemon(Path(self.fleet).read_text())
+        self.addCleanup(daemon.stop)
+        with bulkhead.connect(daemon.socket) as client:
+            answer = client.infer("uncaptured", x=numpy.ones((1, 4), numpy.float32))
+            self.assertEqual(answer["y"].tolist(), [[2.0] * 4])
+        why = subprocess.run([BULKHEAD.resolve(), "--socket", daemon.socket, "why", "uncaptured"], capture_output=True, text=True, timeout=60).stdout
+        (found,) = json.loads(doctor("uncaptured", "--json", socket=daemon.socket).stdout)["findings"]
+        self.assertEqual((found["code"], found["severity"]), ("host_read", "prevents_capture"))
+        self.assertIn("graphs: eager", why)
+        self.assertRegex(why, rf"not captured: compute \[\[1,4\]\]: \S*uncaptured\.py:{found['line']} in \S*compute: `if x\.sum\(\)\.item\(\) > 0:`")
+        self.assertIn("keep the value a tensor on the device, torch.where(", why)
 
     def test_what_cannot_be_looked_at_is_told_with_a_remedy(self) -> None:
         for arguments, status, said in (

@@ -55,7 +55,27 @@ class Compiler(unittest.TestCase):
         report = diagnose(steps.Decoder, steps.decoder_inputs, compiler=True)
         (found,) = report.findings
         self.assertEqual(found.code, "cpu_tensor")
-        self.assertTrue(any("cudagraphs due to cpu device" in note or "gives up" in note for note in report.notes), report.notes)
+
+    def test_inductor_names_the_tensor_of_the_cpu_for_which_it_skips_cuda_graphs(self) -> None:
+        report = diagnose(steps.with_host_argument, steps.host_argument, compiler=True)
+        (found,) = report.findings
+        self.assertEqual((found.code, report.notes), ("host_copy", []))
+        self.assertRegex(found.reason, r"\. torch\.compile: skipping cudagraphs due to cpu device \(\w+\)$")
+
+    def test_inductor_names_the_argument_that_a_step_writes_to_and_leaves_out_a_buffer(self) -> None:
+        report = diagnose(steps.Table, steps.table_inputs, compiler=True)
+        line = next(number for number, line in enumerate(Path(steps.__file__).read_text().splitlines(), 1) if line.strip().startswith("cache.index_copy_"))
+        self.assertEqual(report.findings, [], "a graph may write to both: their addresses stay")
+        self.assertEqual(len(report.notes), 1)
+        self.assertRegex(report.notes[0], rf"^torch\.compile at \S*steps\.py:{line}: skipping cudagraphs due to mutated inputs \(1 instances\)$")
+
+    def test_inductor_names_the_operator_that_capture_scalar_outputs_brings_into_the_graph(self) -> None:
+        report = diagnose(steps.scalar_in_graph, steps.inputs, compiler=True)
+        said = " ".join([*(one.reason for one in report.findings), *report.notes])
+        self.assertIn("skipping cudagraphs due to disabling cudagraphs due to incompatible op aten._local_scalar_dense.default", said)
+
+    def test_of_clean_code_the_compiler_says_nothing(self) -> None:
+        self.assertEqual(diagnose(steps.clean, steps.inputs, compiler=True).notes, [])
 
     def test_a_graph_break_joins_the_finding_of_its_line(self) -> None:
         report = diagnose(steps.branches, steps.inputs, compiler=True)

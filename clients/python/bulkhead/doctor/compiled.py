@@ -1,11 +1,19 @@
-"""What torch.compile sees: where Dynamo breaks the graph, and where Inductor would skip CUDA Graphs."""
+"""What torch.compile sees: where Dynamo breaks the graph, and where Inductor skips CUDA Graphs.
+
+Dynamo, AOTAutograd and Inductor of the installed PyTorch run on the fake tensors, up to the lowered graph: there Inductor decides
+whether it uses CUDA Graphs. No kernel is generated.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import logging
 import re
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator
+from unittest import mock
 
 import torch
 from torch._subclasses import fake_impls
@@ -21,14 +29,26 @@ _MET = re.compile(r"got \w+\(['\"](.+?)['\"]\)")
 _Said = tuple["Place | None", str]
 
 
+#: `mode="reduce-overhead"`, as it decides for a graph as a whole: without partitions Inductor names what it skips CUDA Graphs for.
+#: The passes left out compute on the GPU.
+_REDUCE_OVERHEAD = {
+    "triton.cudagraphs": True,
+    "graph_partition": False,
+    "shape_padding": False,
+    "joint_graph_constant_folding": False,
+    "force_disable_caches": True,
+}
+
+
 def tell(found: Findings, mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
     """Adds to the findings of a line what the compiler says of it. Returns what it says of lines that have no finding."""
     told: list[str] = []
-    for place, said in _said(mode, step, args, kwargs):
+    for place, said in dict.fromkeys(_said(mode, step, args, kwargs)):
         known = [] if place is None else [one for one in found.sorted() if (one.file, one.line) == (place.file, place.line)]
-        code = findings.HOST_READ if _READS.search(said) else findings.DYNAMIC_SHAPE if _SHAPES.search(said) else ""
+        code = findings.DYNAMIC_SHAPE if _SHAPES.search(said) else findings.HOST_READ if _READS.search(said) else ""
         if place is not None and known:
-            found.change(known[0].code, place, reason=f"{known[0].reason}. torch.compile: {said}")
+            one = next((one for one in known if one.code == code), known[0])
+            found.change(one.code, place, reason=f"{one.reason}. torch.compile: {said}")
         elif place is not None and code:
             found.add(code, findings.PREVENTS_CAPTURE, place, f"torch.compile: {said}", "keep values and shapes on the device: torch.where(mask, a, b)")
         else:
@@ -37,32 +57,82 @@ def tell(found: Findings, mode: Any, step: Callable[..., Any], args: Any, kwargs
 
 
 def _said(mode: Any, step: Callable[..., Any], args: Any, kwargs: Any) -> list[_Said]:
+    said: list[_Said] = []
     torch._dynamo.reset()
     logging.disable(logging.WARNING)
     try:
-        with mode, _stand_in_values(mode):
-            explained = torch._dynamo.explain(step)(*args, **kwargs)
+        with mode, _stand_in_values(mode), torch._inductor.config.patch(compile_threads=1):  # no processes that compile
+            torch.compile(step, backend=functools.partial(_compile, said))(*args, **kwargs)
     except Exception as error:
-        return [(_innermost(getattr(error, "real_stack", None)) or place_of(error), f"gives up, {_why(error)}")]
+        said.append((_innermost(getattr(error, "real_stack", None)) or place_of(error), f"gives up, {_why(error)}"))
     finally:
         logging.disable(logging.NOTSET)
         torch._dynamo.reset()
-    said: list[_Said] = [(_innermost(reason.user_stack), f"graph break, {_sentence(reason.reason)}") for reason in explained.break_reasons]
-    for graph in explained.graphs:
-        said += [_skip(node) for node in graph.graph.nodes if _is_on_cpu(node)]
-    return list(dict.fromkeys(said))
+    return said
 
 
-def _is_on_cpu(node: Any) -> bool:
-    value = node.meta.get("example_value")
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+def _compile(said: list[_Said], graph: Any, inputs: Any) -> Any:
+    """Dynamo's backend: each of its graphs goes through Inductor."""
+    from torch._inductor.compile_fx import compile_fx
+
+    reason = graph.compile_subgraph_reason
+    if reason.graph_break:
+        said.append((_innermost(reason.user_stack), f"graph break, {_sentence(reason.reason)}"))
+    settings = {name: value for name, value in _REDUCE_OVERHEAD.items() if name in torch._inductor.config._config}
+    try:
+        return compile_fx(graph, inputs, inner_compile=functools.partial(_lower, said), config_patches=settings)
+    except Exception as error:
+        said.append((None, f"Inductor gives up, {_why(error)}"))
+        return graph.forward
+    finally:
+        _forget_device()
 
 
-def _skip(node: Any) -> _Said:
-    from torch._inductor.cudagraph_utils import check_multiple_devices_or_any_cpu_nodes
+def _lower(said: list[_Said], graph: Any, inputs: Any, **options: Any) -> Any:
+    """Inductor's compiler of one graph, of which no code is wanted. The graph itself then runs on the fake tensors."""
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._inductor import compile_fx, cudagraph_utils
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.graph import GraphLowering
 
-    reason = str(check_multiple_devices_or_any_cpu_nodes({torch.device("cpu"): node, torch.device("cuda"): node}))
-    return exported.place_of(node), one_line(reason.splitlines()[0].removesuffix(". Found from : "))
+    eager = make_boxed_func(torch.fx.GraphModule(graph, copy.deepcopy(graph.graph)).forward)
+    changed = _changed_inputs(graph.graph, options.get("static_input_idxs") or ())
+    reason = cudagraph_utils.get_mutation_stack_trace(cudagraph_utils.get_placeholder_info(graph.graph), changed) if changed else ""
+    with DebugContext(), mock.patch.object(GraphLowering, "compile_to_module", _without_code):
+        lowered = compile_fx.fx_codegen_and_compile(graph, inputs, (), **options)
+    for text in (lowered.disabled_cudagraphs_reason, reason):
+        if text:
+            said.append(_skip(text))
+    return eager
+
+
+def _without_code(graph: Any) -> Any:
+    graph.scheduler = SimpleNamespace(nodes=())
+    return SimpleNamespace(call=None)
+
+
+def _changed_inputs(graph: Any, static: Any) -> list[int]:
+    """The inputs that the graph writes to, but parameters and buffers, whose addresses stay: a replay would write to an old address."""
+    copy_ = torch.ops.aten.copy_.default
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    return [index for index, node in enumerate(inputs)
+            if index not in static and any(use.target is copy_ and use.args[0] is node for use in node.users)]  # fmt: skip
+
+
+def _skip(text: str) -> _Said:
+    """Inductor's words, and the line of the user's that it names."""
+    said = one_line(re.split(r"\.?\s*Found from", text)[0].strip())
+    prefix = "skipping cudagraphs due to "
+    return exported.place_in(text), said if said.startswith(prefix) else prefix + said
+
+
+def _forget_device() -> None:
+    """What Inductor keeps of the GPU that is not there."""
+    from torch._inductor import utils
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    for kept in (DeviceProperties.create, utils.is_big_gpu):
+        kept.cache_clear()
 
 
 def _why(error: Exception) -> str:

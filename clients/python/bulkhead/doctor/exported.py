@@ -58,7 +58,12 @@ class _Lines(torch.fx.Interpreter):  # type: ignore[misc]
 
 def place_of(node: Any) -> Place | None:
     """The innermost line of the user's that a node came from."""
-    frames = [(file, int(line), name) for file, line, name in _FRAME.findall(node.meta.get("stack_trace") or "") if is_users(file)]
+    return place_in(node.meta.get("stack_trace") or "")
+
+
+def place_in(stack: str) -> Place | None:
+    """The innermost line of the user's in a stack trace in words."""
+    frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack) if is_users(file)]
     if not frames:
         return None
     file, line, name = frames[-1]

@@ -212,7 +212,7 @@ def answers(observe: Observe, streams: _Streams) -> dict[str, Any]:
         "init": None, "_lazy_init": None, "_exchange_device": 0, "_maybe_exchange_device": 0, "mem_get_info": (70 << 30, 80 << 30),
         "memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 0, "max_memory_reserved": 0, "reset_peak_memory_stats": None,
         "memory_stats": {}, "ipc_collect": None, "is_current_stream_capturing": False, "can_device_access_peer": False,
-        "_get_device_index": 0, "get_arch_list": ["sm_90"], "_is_compiled": True, "graph_pool_handle": (0, 1),
+        "_get_device_index": 0, "_get_device_properties": _PROPERTIES, "get_arch_list": ["sm_90"], "_is_compiled": True, "graph_pool_handle": (0, 1),
     }  # fmt: skip
     answered: dict[str, Any] = {name: _always(answer) for name, answer in quiet.items()}
     for name in ("synchronize", "empty_cache"):

@@ -7,6 +7,7 @@ import re
 
 from .source import Use
 
+_LINALG = re.compile(r"torch\.linalg\.(inv|solve|cholesky|lu_factor|ldl_factor)\(")  #: those that have a form without the read
 _ATTRIBUTE = re.compile(r"self\.(\w+) = ")
 
 #: How a reader calls what a value was used for.
@@ -38,6 +39,8 @@ def host_read(use: Use, function: str = "") -> str:
     called = use.text.split("(")[0].split(".")[-1]
     if function == "istft":
         return "it asks whether the windows' sum is zero: add the overlaps up yourself, torch.fft.irfft and torch.nn.functional.fold"
+    if (call := _LINALG.match(use.text)) is not None:
+        return f"it reads whether it failed: torch.linalg.{call[1]}_ex gives that as a tensor, which is looked at after the step"
     if use.kind == "if":
         return (f"compute both branches and choose on the device, torch.where({condition(use)}, a, b), or decide once before the step; "
                 ".item() and bool() read the same value")  # fmt: skip

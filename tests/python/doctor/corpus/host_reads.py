@@ -140,6 +140,14 @@ def chosen_expert(x, experts, scores):
     return x @ experts[scores.argmax().item()]  # finds: host_read
 
 
+def solves(a, b):
+    return torch.linalg.solve(a, b)  # finds: host_read
+
+
+def solves_without_a_check(a, b):
+    return torch.linalg.solve_ex(a, b).result
+
+
 CASES = {
     "scaled_by_peak": lambda device: (torch.randn(4, device=device),),
     "kept_lengths": lambda device: (torch.randn(2, 4, device=device), torch.tensor([2, 3], device=device)),
@@ -166,4 +174,6 @@ CASES = {
     "read_in_helper": lambda device: (torch.randn(4, device=device),),
     "not_any": lambda device: (torch.ones(4, device=device),),
     "chosen_expert": lambda device: (torch.randn(2, 4, device=device), torch.randn(3, 4, 4, device=device), torch.randn(3, device=device)),
+    "solves": lambda device: (torch.eye(4, device=device), torch.ones(4, 1, device=device)),
+    "solves_without_a_check": lambda device: (torch.eye(4, device=device), torch.ones(4, 1, device=device)),
 }

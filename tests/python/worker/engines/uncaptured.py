@@ -1,0 +1,36 @@
+"""An engine whose step reads a value. Its GPU is the tests' stand-in, and the read fails in the capture with CUDA's error."""
+
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from bulkhead.engine import Context, Tensor, method
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from fake_cuda import FakeCuda  # noqa: E402
+
+WARM_UPS = [1.0] * 3
+REFUSED = RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+
+class Uncaptured:
+    def load(self, context: Context) -> None:
+        buckets = [{"x": torch.zeros(1, 4, device=context.device)}]
+        graphs = getattr(context, "_graphs", None)
+        if graphs is None:  # the doctor looks at it
+            context.graph(self.compute, buckets, name="compute")
+            return
+        graphs._cuda = FakeCuda()
+        with mock.patch.object(torch.Tensor, "item", side_effect=[*WARM_UPS, REFUSED]):
+            self.step = context.graph(self.compute, buckets, name="compute")
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum().item() > 0:
+            return x * 2
+        return x
+
+    @method(inputs=[Tensor("x", "float32", [1, 4])], outputs=[Tensor("y", "float32", [1, 4])])
+    def forward(self, *, x: Any) -> Any:
+        return {"y": self.step(x=torch.as_tensor(x)).numpy()}

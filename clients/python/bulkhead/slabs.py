@@ -162,7 +162,6 @@ class Slabs:
             if (slab.region.device != CPU) == on_gpu:
                 found = leased_room(slab.region, slab.allocator, dtype, dims, self.events if on_gpu else None)
                 if found is not None:
-                    slab.empty_since = None
                     return found
         if self._growing is None:
             self._ask_for_input(element_count(dims) * ITEM_BYTES[dtype], on_gpu)

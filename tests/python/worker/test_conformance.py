@@ -228,6 +228,10 @@ class Conformance:
         for number in (1, 2, 3):
             client.infer(number, client.tensor(offset=64 * number))
         self.assertEqual(client.error(), ("queue_full", 3))
+        other = worker.open_channel()
+        other.send("cancel", number=1)  # it has no such request
+        other.infer(1, method="backward")
+        self.assertEqual(other.error(), ("method_unknown", 1))
         client.send("cancel", number=2)
         self.assertEqual(client.error(), ("cancelled", 2))
         client.send("cancel", number=1)  # which runs: answered at once

@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 from typing import Any, Callable
@@ -17,7 +18,7 @@ from typing import Any, Callable
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # for daemon.py
 
 import bulkhead
-from daemon import Daemon
+from daemon import Daemon, until
 
 ENGINES = Path(__file__).resolve().parent / "engines"
 BAD = ENGINES / "bad.py"
@@ -105,12 +106,20 @@ class Engines(unittest.TestCase):
         self.assertEqual(whole["audio"].tolist()[0], [sample for part in parts for sample in part["audio"].tolist()[0]])
 
     def test_a_client_that_reads_late_gets_every_part(self) -> None:
-        with self.client.open("good") as channel:
-            request = channel.submit(method="stream", parts=300)
-            self.client.infer("good", method="ended")  # answered after the last part was made
-            *parts, whole = channel.stream(request)
-        self.assertEqual([part.values_json["part"] for part in parts], list(range(300)))
-        self.assertEqual(whole.values_json, {"parts": 300})
+        """Also more of them than the worker's socket and its outbox hold, and of a worker that drains meanwhile."""
+        for count in (300, 3000):
+            with self.subTest(count), self.client.open("good") as channel:
+                worker = self.row("good")["pid"]
+                request = channel.submit(method="stream", parts=count)
+                self.client.infer("good", method="ended")  # answered after the last part was made
+                unloading = threading.Thread(target=self.client.unload, args=("good",))
+                unloading.start()
+                until(self.client, "good", lambda now: now["state"] not in ("ready", "busy"))
+                *parts, whole = channel.stream(request)
+                self.assertEqual([part.values_json["part"] for part in parts], list(range(count)))
+                self.assertEqual(whole.values_json, {"parts": count})
+                unloading.join(60)
+            self.assertEqual([crash for crash in self.client.crashes("good") if crash["pid"] == worker], [])
 
     def test_progress_of_a_request_is_a_part(self) -> None:
         told = [reply.values_json["progress"] for reply in self.client.stream("good", method="stream", parts=1, ticks=5) if "progress" in reply.values_json]

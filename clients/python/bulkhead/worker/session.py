@@ -100,7 +100,7 @@ class ChannelSession:
 
     @property
     def is_flushed(self) -> bool:
-        return self.is_closed or self._stream.outbox_empty
+        return self.is_closed or (self._stream.outbox_empty and not self._parts)
 
     @property
     def ignored_frames(self) -> int:
@@ -308,9 +308,13 @@ class ChannelSession:
             self._end_unread(self._parts[0][0])
 
     def _end_unread(self, request: Request) -> None:
-        self._serving.dispatcher.end(request, Error(
+        error = Error(
             "cancelled", f"request {request.number}: its client took no part of the stream for {round(time.monotonic() - self._unread_since, 1)} s, "
-            f"and {len(self._parts)} wait", "read the parts as they come, or open the channel without streaming"))  # fmt: skip
+            f"and {len(self._parts)} wait", "read the parts as they come, or open the channel without streaming")  # fmt: skip
+        if request.answered:  # its answer waits behind its parts
+            self.fail(request, error)
+        else:
+            self._serving.dispatcher.end(request, error)
 
     def answer(self, request: Request) -> None:
         """It has ended, with its result or its error."""
@@ -318,12 +322,14 @@ class ChannelSession:
             return self.take_back(request)
         if request.error is not None:
             return self.fail(request, request.error)
-        self._send_offers()  # of slabs that its parts and its result may lie in
-        for part in [part for part in self._parts if part[0] is request]:
-            self._parts.remove(part)
-            self._send(part[1])
         queued, ran = (round(seconds * 1e6) for seconds in (request.started - request.received, request.ended - request.started))
-        self._send(messages.result(request.number, request.outputs, request.text, queued_us=max(queued, 0), run_us=max(ran, 0)))
+        data = messages.result(request.number, request.outputs, request.text, queued_us=max(queued, 0), run_us=max(ran, 0))
+        if any(part[0] is request for part in self._parts):
+            request.answered = True
+            self._parts.append((request, data, request.outputs))  # behind its parts, which wait for the client to read
+            return self._send_parts()
+        self._send_offers()  # of a slab that its result may lie in
+        self._send(data)
 
     def fail(self, request: Request, error: Error) -> None:
         """The answer is this error; parts that the client did not get are dropped."""

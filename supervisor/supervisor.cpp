@@ -111,11 +111,11 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     off_loop_.run(
         "looking at the models' files",
         [models = options_.fleet.models] {
-            return std::pair{declarations_of(models), Fleet::file_bytes(models)};
+            return std::pair{declarations_of(models), file_facts(models)};
         },
-        [this](Result<std::pair<Declarations, std::map<std::string, std::uint64_t>>> seen) {
+        [this](Result<std::pair<Declarations, std::map<std::string, FileFacts>>> seen) {
             declarations_ = seen ? std::move(seen->first) : declarations_of(options_.fleet.models, fingerprint_of_text);
-            if (seen) known_.file_bytes = std::move(seen->second);
+            if (seen) known_.files = std::move(seen->second);
         });
     off_loop_.run(
         "ending what a former daemon left behind",

@@ -63,6 +63,7 @@ inline constexpr auto kill_repeated_grace = 1s;
 /// From the end of the keeper's link to the signal of its death; a keeper that lives kills sooner or waits longer.
 inline constexpr auto keeper_death_wait = 1s;
 inline constexpr std::size_t package_files_max = 1024;  ///< of a generating model's folder, that are looked at
+inline constexpr std::size_t manifest_bytes_max = 4 << 20;  ///< of its manifest
 inline constexpr auto progress_interval = 50ms;          ///< of events within one phase
 inline constexpr std::uint32_t link_complaints_max = 5;  ///< log lines on one worker's bad packets
 

@@ -44,6 +44,7 @@ memory::Declaration declaration_of(const config::ModelSpec& spec, std::string ke
     declared.model = spec.name;
     declared.key = std::move(key);
     declared.devices = std::move(devices);
+    declared.any_device = spec.device == "auto";
     declared.memory = spec.declared_bytes;
     declared.priority = static_cast<int>(spec.priority);
     declared.pin = spec.pin;
@@ -91,7 +92,7 @@ bool Admission::needs_gpus(const config::Fleet& fleet) {
 void Admission::begin(const config::Fleet& fleet, std::optional<FootprintFile> file, Known known) {
     policy_ = std::make_unique<memory::Policy>(known.footprints);
     saved_ = std::move(known.footprints);
-    file_bytes_ = std::move(known.file_bytes);
+    files_ = std::move(known.files);
     file_ = std::move(file);
     keys_ = std::move(known.keys);
     devices_[std::string{memory::host}] = {"cpu", read_machine_memory().total, fleet.limits.contains("cpu")};
@@ -111,7 +112,9 @@ void Admission::begin(const config::Fleet& fleet, std::optional<FootprintFile> f
         const bool is_limited = std::ranges::any_of(devices, [&](const auto& id) { return devices_[id].limited; });
         if (devices.empty() || (!is_limited && !asks_for_a_plan(spec))) continue;
         planned_[spec.name] = &spec;
-        declared.models.push_back(declaration_of(spec, key_of(spec.name), std::move(devices)));
+        auto one = declaration_of(spec, key_of(spec.name), std::move(devices));
+        if (const auto facts = files_.find(spec.name); facts != files_.end()) one.package = facts->second.estimate;
+        declared.models.push_back(std::move(one));
     }
     if (planned_.empty()) return;
     tell(std::move(declared));
@@ -364,15 +367,26 @@ void Admission::look(std::function<void()> looked) {
                 };
                 foreign(std::string{memory::host}, seen->machine.total - seen->machine.available);
                 for (const Gpu& gpu : seen->gpus) {
-                    const bool lost = !gpu.trouble.empty();
-                    if (const auto known = devices_.find(gpu.uuid); known != devices_.end())
-                        tell(event::Device{gpu.uuid, gpu.total_bytes.value_or(known->second.total), lost});
-                    if (!lost && gpu.total_bytes && gpu.free_bytes)
+                    const auto known = devices_.find(gpu.uuid);
+                    if (known == devices_.end()) continue;
+                    const bool in_trouble = !gpu.trouble.empty();
+                    if (!in_trouble && gpu.total_bytes) known->second.total = *gpu.total_bytes;
+                    tell(event::Device{gpu.uuid, known->second.total,
+                                       in_trouble || context_.gpu_quarantine.reason(gpu.uuid)});
+                    if (!in_trouble && gpu.total_bytes && gpu.free_bytes)
                         foreign(gpu.uuid, *gpu.total_bytes - *gpu.free_bytes);
+                    if (gpu.lost) lose_workers_on(gpu);
                 }
             }
             looked();
         });
+}
+
+void Admission::lose_workers_on(const Gpu& gpu) {
+    for (const auto& holding : policy_->holdings())
+        if (Replica* replica = find_(holding.who.model, holding.who.replica);
+            replica != nullptr && holding.device == gpu.uuid)
+            replica->gpu_was_lost(gpu.trouble);
 }
 
 /// So that a game that starts is seen, where somebody cares: an idle daemon without limits never wakes up.
@@ -468,9 +482,9 @@ std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
     }
     if (bytes == 0) return std::nullopt;
     // Pages of mapped files are charged too: without room for them the kernel would read them again at every step.
-    const auto file = file_bytes_.find(spec.name);
+    const auto file = files_.find(spec.name);
     const std::uint64_t mapped = std::max<std::uint64_t>(known != nullptr ? known->device.mapped : 0,
-                                                         file == file_bytes_.end() ? 0 : file->second);
+                                                         file == files_.end() ? 0 : file->second.bytes);
     return bytes + limits::memory_bound_margin + mapped;
 }
 

@@ -10,6 +10,7 @@
 
 #include "config/fleet.h"
 #include "supervisor/base/deadline.h"
+#include "supervisor/fleet/file_facts.h"
 #include "supervisor/fleet/footprint_file.h"
 #include "supervisor/memory/policy.h"
 #include "supervisor/replica/replica.h"
@@ -42,7 +43,7 @@ public:
     struct Known {
         std::vector<Gpu> gpus{};
         memory::Footprints footprints{};
-        std::map<std::string, std::uint64_t> file_bytes{};  ///< by model
+        std::map<std::string, FileFacts> files{};           ///< by model
         std::map<std::string, std::string> keys{};          ///< of footprints, by model
     };
     /// Whether `begin` must know the GPUs: asking for them wakes the driver.
@@ -110,6 +111,7 @@ private:
     void act(const memory::action::Reclaimed& reclaimed);
     void could_not_start(const memory::ReplicaId& who, const Error& error);
     void look(std::function<void()> looked);
+    void lose_workers_on(const Gpu& gpu);
     void watch_others();
     void save();
 
@@ -119,7 +121,7 @@ private:
     std::optional<FootprintFile> file_;
     std::map<std::string, const config::ModelSpec*> planned_;
     std::map<std::string, std::string> keys_;
-    std::map<std::string, std::uint64_t> file_bytes_;
+    std::map<std::string, FileFacts> files_;
     std::map<memory::DeviceId, KnownDevice> devices_;
     std::deque<memory::Event> events_;
     bool works_later_ = false;

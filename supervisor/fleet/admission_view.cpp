@@ -41,7 +41,10 @@ std::string Admission::why(const std::string& model) const {
 
 json::object Admission::footprint(const std::string& model) const {
     json::object result{{"estimated", nullptr}, {"measured", nullptr}};
-    if (const auto spec = planned_.find(model); spec != planned_.end() && spec->second->declared_bytes)
+    const auto file = files_.find(model);
+    if (const auto spec = planned_.find(model); file != files_.end() && file->second.estimate)
+        result["estimated"] = *file->second.estimate;
+    else if (spec != planned_.end() && spec->second->declared_bytes)
         result["estimated"] = *spec->second->declared_bytes;
     if (const memory::Footprint* known = policy_->footprints().find(key_of(model)))
         result["measured"] = json::object{{"device", to_json(known->device)},

@@ -38,28 +38,6 @@ Replica* Fleet::replica_of(const std::string& name, std::uint32_t replica) const
     return nullptr;
 }
 
-namespace {
-
-/// Of a model's file, or of those in a package's folder.
-std::uint64_t bytes_of(const std::filesystem::path& path) {
-    std::error_code failed;
-    if (const auto bytes = std::filesystem::file_size(path, failed); !failed) return bytes;
-    std::uint64_t sum = 0;
-    std::size_t files = 0;
-    for (std::filesystem::directory_iterator entry{path, failed}, end;
-         !failed && entry != end && ++files <= limits::package_files_max; entry.increment(failed))
-        if (std::error_code ignored; entry->is_regular_file(ignored)) sum += entry->file_size(ignored);
-    return sum;
-}
-
-}  // namespace
-
-std::map<std::string, std::uint64_t> Fleet::file_bytes(const std::vector<config::ModelSpec>& models) {
-    std::map<std::string, std::uint64_t> bytes;
-    for (const auto& model : models) bytes[model.name] = bytes_of(model.file);
-    return bytes;
-}
-
 void Fleet::begin(Admission::Known known, std::function<void()> begun) {
     const auto begin = [this, begun = std::move(begun)](Admission::Known all) {
         admission_.begin(declared_, footprints_, std::move(all));

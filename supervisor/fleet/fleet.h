@@ -40,8 +40,6 @@ public:
 
     /// Asks for the GPUs where memory of one is planned; then `begun`. To be called once, first of all.
     void begin(Admission::Known known, std::function<void()> begun);
-    /// Sizes of the models' files, by model; 0 of what is not there. Blocks for the disk.
-    [[nodiscard]] static std::map<std::string, std::uint64_t> file_bytes(const std::vector<config::ModelSpec>& models);
     /// Takes over what former supervisors of this keeper left: to be called once, after `begin`.
     /// `declarations`  `fingerprint` by model
     /// `former_lines`  what those logged

@@ -136,7 +136,7 @@ void Nvml::name_the_lost(std::vector<Gpu>& gpus) {
             continue;
         }
         gpus.push_back(
-            {known.index, uuid, known.name, "lost: the driver does not list it any more", {}, {}, false, {}});
+            {known.index, uuid, known.name, "lost: the driver does not list it any more", true, {}, {}, false, {}});
         in_trouble_ = true;
     }
 }
@@ -160,11 +160,14 @@ Gpu Nvml::read(unsigned index) {
     if (status == nvml::success) status = read_processes(device, gpu);
     if (status == nvml::success) {
         watch(device, gpu.uuid);
+        if (!gpu.total_bytes || (*gpu.total_bytes > 0 && gpu.free_bytes <= gpu.total_bytes)) return gpu;
+        gpu.trouble = fmt::format("failing: the driver says that {} of its {} are free", bytes_text(*gpu.free_bytes),
+                                  bytes_text(*gpu.total_bytes));
         return gpu;
     }
     in_trouble_ = true;
-    gpu.trouble = fmt::format("{}: {}", status == nvml::gpu_is_lost ? "lost" : "failing",
-                              escaped(functions_->error_string(status)));
+    gpu.lost = status == nvml::gpu_is_lost;
+    gpu.trouble = fmt::format("{}: {}", gpu.lost ? "lost" : "failing", escaped(functions_->error_string(status)));
     gpu.total_bytes.reset();
     gpu.free_bytes.reset();
     return gpu;

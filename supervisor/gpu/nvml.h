@@ -23,6 +23,7 @@ struct Gpu {
     std::string uuid;                          ///< "GPU-…"; empty for one that has never answered
     std::string name;                          ///< escaped
     std::string trouble;                       ///< "lost: GPU is lost"; empty while it answers
+    bool lost = false;                         ///< for good: it has fallen off the bus
     std::optional<std::uint64_t> total_bytes;  ///< empty where the driver does not tell, or it does not answer
     std::optional<std::uint64_t> free_bytes;
     bool processes_known = false;

@@ -34,6 +34,7 @@ struct Declaration {
     std::string model;
     std::string key;                ///< of its footprint: a hash of the declaration and the model file
     std::vector<DeviceId> devices;  ///< it may run on, the preferred first
+    bool any_device = false;        ///< none of them is preferred: the one with the most room is taken
     std::optional<Bytes> package;   ///< estimate from the package: weights, KV and workspace
     std::optional<Bytes> memory;    ///< declared
     int priority = 0;               ///< higher goes first

@@ -104,9 +104,19 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
     std::vector<std::string> sizes;
     for (const std::size_t device : devices)
         sizes.push_back(state.devices[device].books.lost
-                            ? fmt::format("{} is lost", device_text(state.devices[device].books.id))
+                            ? fmt::format("{} cannot be used", device_text(state.devices[device].books.id))
                             : sizes_of(state, device));
     if (sizes.empty()) sizes.emplace_back("none of its devices is there");
+    const auto is_lost = [&](const DeviceId& id) {
+        const auto device = state.device_of(id);
+        return device && state.devices[*device].books.lost;
+    };
+    if (std::ranges::any_of(pieces, [&](const Piece& piece) {
+            return std::ranges::all_of(piece.slot->model->declared.devices, is_lost);
+        }))
+        return {ErrorCode::resources_exhausted,
+                fmt::format("loading {}: {}", pieces.front().slot->model->declared.model, fmt::join(sizes, "; ")),
+                "`bulkhead gpus` says why; a quarantine is lifted by `bulkhead gpus --lift UUID`"};
     std::string pinned;
     state.each_slot([&](const Slot& slot) {
         const bool in_the_way = slot.model->pinned && std::ranges::find(devices, slot.device) != devices.end();

@@ -29,6 +29,10 @@ inline constexpr auto first_use_grace = 1s;  ///< from an opened channel to its 
 inline constexpr auto load_time_unknown = 5s;
 inline constexpr auto reclaim_time_unknown = 200ms;
 
+/// Of a package's load, beside its weights and its KV: LibTorch, buffers of a step; on a GPU the context as well.
+inline constexpr std::uint64_t workspace_of_host = 80 << 20;
+inline constexpr std::uint64_t workspace_of_gpu = 512 << 20;
+
 // --- replicas beyond the minimum
 inline constexpr std::uint32_t pressure_in_flight = 2;  ///< of every replica: one runs, one waits
 inline constexpr auto pressure_for = 1s;

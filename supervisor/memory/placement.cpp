@@ -105,6 +105,10 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
                                    ? static_cast<Bytes>(-short_by[device]) / unknown[device]
                                    : pieces[i].need.device);
         option.cost.lacking += short_by[device];
+        const Declaration& declared = pieces[i].slot->model->declared;
+        if (!declared.any_device)
+            option.cost.down_the_list += static_cast<std::size_t>(
+                std::ranges::find(declared.devices, state_.devices[device].books.id) - declared.devices.begin());
     }
     for (const std::size_t victim : option.victims) {
         const Candidate& one = candidates_[victim];

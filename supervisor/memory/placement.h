@@ -49,12 +49,14 @@ struct Option {
     std::vector<Bytes> bytes;  ///< of each piece on its device: what it needs, or all there is where that is unknown
     Time when{};               ///< the last victim may go
 
-    /// Worse is larger: whom it evicts, then how many replicas of a model share a device, then how full devices become.
+    /// Worse is larger: whom it evicts, then how many replicas of a model share a device, then how far down their lists
+    /// the devices are, then how full they become.
     struct Cost {
         int use = -1;  ///< of the worst victim: 0 idle, 1 between two requests, 2 busy; -1 without victims
         int priority = 0;
         std::size_t victims = 0;
         std::size_t together = 0;
+        std::size_t down_the_list = 0;
         std::int64_t lacking = 0;  ///< negative: room that is left
         friend auto operator<=>(const Cost&, const Cost&) = default;
     } cost;

@@ -15,8 +15,7 @@ std::optional<Time> due(const Slot& slot) {
     const Model& model = *slot.model;
     if (slot.phase != Phase::ready || slot.in_flight > 0) return std::nullopt;
     std::optional<Millis> keep = model.pinned ? std::nullopt : model.declared.keep_alive;
-    if (is_surplus(slot))
-        keep = std::min(keep.value_or(Millis{limits::surplus_idle}), Millis{limits::surplus_idle});
+    if (is_surplus(slot)) keep = std::min(keep.value_or(Millis{limits::surplus_idle}), Millis{limits::surplus_idle});
     if (!keep) return std::nullopt;
     const Time at = slot.idle_since + *keep;
     return std::max(at, slot.used ? slot.awaited.value_or(at) : slot.ready_at + limits::first_use_grace);
@@ -97,8 +96,8 @@ void answer_reclaims(State& state, Time now) {
             continue;
         }
         Device& device = state.devices[one->device];
-        const std::int64_t there = state.free_for_others(device) +
-                                   static_cast<std::int64_t>(std::min(one->promised, device.books.promised));
+        const std::int64_t there =
+            state.free_for_others(device) + static_cast<std::int64_t>(std::min(one->promised, device.books.promised));
         std::string short_of;
         if (there < static_cast<std::int64_t>(one->asked))
             short_of = one->awaited.empty()

@@ -111,6 +111,8 @@ public:
     [[nodiscard]] const std::optional<Receipt>& kept_receipt() const noexcept { return kept_receipt_; }
     void receipt_told();
 
+    /// The GPU of its process has fallen off the bus: that is a crash.
+    void gpu_was_lost(const std::string& trouble);
     /// A GPU was quarantined: crashes on it are forgiven, and a replica that they had quarantined may start elsewhere.
     void gpu_was_quarantined(const std::string& uuid);
 

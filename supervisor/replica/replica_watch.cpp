@@ -133,6 +133,12 @@ void Replica::abort_process() {
 
 // --- what is not the model's fault
 
+void Replica::gpu_was_lost(const std::string& trouble) {
+    if (!process_ || !is_live(state_)) return;
+    lose(FirstSign::judged, fmt::format("its GPU is {}", trouble), "see `bulkhead gpus`, `nvidia-smi` and `dmesg`");
+    process_->termination.escalate(Escalation::sigkill);
+}
+
 void Replica::gpu_was_quarantined(const std::string& uuid) {
     const bool lifts = policy_.gpu_quarantined(uuid, Clock::now());
     if (!lifts || state_ != WorkerState::quarantined) return remember();

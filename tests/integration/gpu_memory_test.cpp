@@ -171,14 +171,14 @@ TEST_F(GpuMemory, QuarantineOutlivesItsSupervisor) {
     ASSERT_TRUE(quarantined(daemon).is_string()) << daemon.output();
     EXPECT_EQ(quarantined(daemon).as_string(), reason);
     EXPECT_FALSE(daemon.load("three")) << "nothing is started there";
-    EXPECT_EQ(daemon.state("one"), "ready") << "what runs goes on";
+    EXPECT_TRUE(daemon.wait_state("one", "ready")) << "what runs goes on";
 
     ASSERT_TRUE(daemon.call("gpu.lift", {{"uuid", "GPU-a"}}));
     set(card);
     EXPECT_TRUE(daemon.wait_state("three", "ready")) << daemon.why("three");
     kill_supervisor(daemon);
     EXPECT_TRUE(quarantined(daemon).is_null()) << "nor is what a person lifted forgotten";
-    EXPECT_EQ(daemon.state("three"), "ready");
+    EXPECT_TRUE(daemon.wait_state("three", "ready"));
     set(card);
 }
 

@@ -333,6 +333,25 @@ TEST_F(MemoryPolicy, IdleReplicasBeyondTheMinimumGoAlsoOfWhatIsPinnedOrTogether)
     EXPECT_THAT(evicted(), IsEmpty()) << "the others stay";
 }
 
+TEST_F(MemoryPolicy, TheFirstOfItsDevicesThatHasRoomIsTaken) {
+    send(event::Device{"GPU-1", 40 * gib, false});
+    auto listed = model("listed", 6 * gib);
+    listed.devices = {"GPU-0", DeviceId{host}};
+    auto anywhere = model("anywhere", 2 * gib);
+    anywhere.devices = {"GPU-0", "GPU-1"};
+    anywhere.any_device = true;
+    auto second = listed;
+    second.model = second.key = "second";
+    declare({listed, anywhere, second});
+    const auto device_of = [&](const std::string& name) {
+        ask(name);
+        return all<action::Grant>().empty() ? "" : all<action::Grant>()[0].device;
+    };
+    EXPECT_EQ(device_of("listed"), "GPU-0") << "though the host has more";
+    EXPECT_EQ(device_of("anywhere"), "GPU-1");
+    EXPECT_EQ(device_of("second"), host) << "the first has no room, and nobody has to go for it";
+}
+
 TEST_F(MemoryPolicy, ModelsOfALostGpuMove) {
     send(event::Device{"GPU-1", 10 * gib, false});
     auto chat = model("chat", 2 * gib);

@@ -24,7 +24,9 @@ std::string_view environment(const char* name) {
 }
 
 /// Complete at once for who reads the folder meanwhile.
-Result<> hold_in(const std::string& folder) {
+Result<> hold_in(std::string folder) {
+    const std::string of_gpu = fmt::format("{}/{}", folder, environment("CUDA_VISIBLE_DEVICES"));
+    if (::access(of_gpu.c_str(), F_OK) == 0) folder = of_gpu;
     const std::string path = fmt::format("{}/{}", folder, ::getpid());
     std::ofstream{path + ".new"} << environment("MINIMAL_GPU_BYTES");
     if (std::rename((path + ".new").c_str(), path.c_str()) != 0) return system_error("writing " + path, errno);

@@ -5,8 +5,8 @@
 namespace bulkhead::worker {
 
 /// Takes what `MINIMAL_GPU_BYTES` says of the fake NVML's GPU 0: a line in its machine, the file `MINIMAL_GPU_FILE`.
-/// Dead, the worker keeps it: only the test gives it back. Or a file in the folder `MINIMAL_GPU_HELD_IN` of that machine:
-/// then it has it for as long as it lives. Nothing without the variables.
+/// Dead, the worker keeps it: only the test gives it back. Or a file in the folder `MINIMAL_GPU_HELD_IN` of that machine,
+/// or in the one within that is named as its GPU: then it has it for as long as it lives. Nothing without the variables.
 /// Errors  out_of_memory: another process has some of the former kind, so the grant came too early
 [[nodiscard]] Result<> occupy_fake_gpu();
 

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <boost/json.hpp>
+
+#include "supervisor/memory/declaration.h"
+
+namespace bulkhead::supervisor::memory {
+
+/// What the manifest of a generating package says of a load, before one was measured. KV counts as if every slot were
+/// full: on a CPU most of its pages are touched only later.
+struct PackageSize {
+    Bytes weights = 0;
+    Bytes kv = 0;
+    Bytes workspace = 0;  ///< of the runtime and of one step; on a GPU the context, too
+    [[nodiscard]] Bytes sum() const { return weights + kv + workspace; }
+    friend bool operator==(const PackageSize&, const PackageSize&) = default;
+};
+
+/// `slots`, `length`: as the fleet file declares them; empty: as the package does
+/// Returns  empty for what is no such manifest, and for sizes beyond reason: the model is measured, then
+[[nodiscard]] std::optional<PackageSize> package_size(const boost::json::value& manifest,
+                                                      std::optional<std::uint32_t> slots,
+                                                      std::optional<std::uint32_t> length, bool on_gpu);
+
+}  // namespace bulkhead::supervisor::memory

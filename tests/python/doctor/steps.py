@@ -166,6 +166,18 @@ def wrong_shape(x, lengths):
     return x @ x
 
 
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(16, 8))
+        self.position = 0
+
+    def forward(self, frame):
+        self.cache[self.position : self.position + 1] = frame
+        self.position += 1
+        return self.cache * torch.linspace(0, 1, 8, dtype=frame.dtype)
+
+
 def with_host_argument(x, on_host):
     return x + on_host.sum()
 

@@ -207,6 +207,9 @@ class Library(unittest.TestCase):
         made, moved = (finding.remedy for finding in diagnose(steps.Moves, steps.token_inputs).findings)
         self.assertTrue(made.startswith('self.register_buffer("table", torch.ones(8), persistent=False)'), made)
         self.assertTrue(moved.startswith('in __init__, self.register_buffer("table", '), moved)
+        written, _, spans = (finding.remedy for finding in diagnose(steps.Counts, steps.token_inputs).findings)
+        self.assertIn("x.index_copy_(dim, position, new)", written)
+        self.assertEqual(spans, "give it the device: torch.linspace(0, 1, 8, dtype=frame.dtype, device=frame.device)")
 
     def test_the_step_sees_a_gpu(self) -> None:
         import steps

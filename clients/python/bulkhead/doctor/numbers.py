@@ -14,6 +14,8 @@ from .watch import Kernel, Watch
 
 _NUMBERS_MAX = 8  #: that are varied, each by a call of its own
 _NUDGE = 1.0625
+_VALUE = "pass it as a tensor of the device: torch.full((), value, device=x.device) before the step, then value.fill_(new)"
+_POSITION = "keep the position in a tensor of the device: x.index_copy_(dim, position, new), x.index_select(dim, position), position.add_(1)"
 #: With integers these compare with a token's number or a vocabulary's size, which the model is made with.
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "clamp", "clamp_min", "clamp_max", "remainder", "where", "masked_fill", "masked_fill_", "full", "fill_")
 
@@ -32,7 +34,7 @@ def _tell(found: Findings, one: Kernel, other: Kernel, why: str) -> None:
         use = use_of(one.place)
         found.add(findings.BAKED_CONSTANT, findings.STALE, one.place,
                   f"`{use.text}` takes a number ({number!r}) that {why}: the graph keeps the one of its capture",
-                  "pass it as a tensor of the device: torch.full((), value, device=x.device) before the step, then value.fill_(new)", use.kind)  # fmt: skip
+                  _POSITION if one.name in ("slice", "select") else _VALUE, use.kind)
 
 
 def vary(found: Findings, watch: Watch, step: Any, args: Any, kwargs: Any, earlier: Sequence[Kernel], last: Sequence[Kernel]) -> None:

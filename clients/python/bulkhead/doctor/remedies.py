@@ -115,6 +115,7 @@ def _without_read(text: str) -> str:
 
 _TYPED = re.compile(r"torch\.\w*Tensor\(")  #: their constructors take no device of a GPU
 _MOVED = re.compile(r"\.to\((?:device=)?([\w.]*\bdevice)\b")
+_LIKE = re.compile(r"dtype=([\w.]+)\.dtype")  #: of a tensor of the step
 _FACTORIES = ("arange", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "linspace", "logspace", "eye", "hann_window")
 
 
@@ -126,8 +127,9 @@ def cpu_tensor(use: Use, made_by: str, in_init: bool, is_module: bool) -> str:
         return f"make it on the device once: {_with_device(use.text, 'device')}"
     if made_by in ("tensor", "as_tensor", "from_numpy") or _TYPED.match(use.text):
         return "make it once, before the step, on the device, and keep it; a number that changes is an input: x.fill_(value) of a static tensor"
-    moved = _MOVED.search(use.around)
-    return f"give it the device: {_with_device(use.text, moved[1] if moved else 'x.device')}"
+    moved, like = _MOVED.search(use.around), _LIKE.search(use.text)
+    device = moved[1] if moved else f"{like[1]}.device" if like else "x.device"
+    return f"give it the device: {_with_device(use.text, device)}"
 
 
 def buffer(name: str, value: str) -> str:

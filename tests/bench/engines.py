@@ -4,7 +4,8 @@
 
 Rounds alternate, and each line names its baseline. "beside a spinning thread" has a thread in the caller's process that runs
 Python without end, as ComfyUI's may. In-process it would share the interpreter with the engine: a sentence of 7 s then took
-minutes and is not measured. The node's lines are what a ComfyUI
+minutes and is not measured. Models named "one thread" compute with one thread on both sides, so that a core is left for the
+client: on a machine of two cores the others share theirs with it. The node's lines are what a ComfyUI
 node adds: its layouts made into tensors, sent to a worker that gives them back, and made into ComfyUI's again.
 """
 
@@ -51,12 +52,11 @@ class Spinner:
 
 
 class InProcess:
-    """A Python process that calls an engine's class itself; with libgomp's own defaults, or with threads that sleep at once
-    between two parallel regions, as they do in workers."""
+    """A Python process that calls an engine's class itself, with further variables in its environment."""
 
-    def __init__(self, engine: str, options: dict[str, Any], *, sleeps: bool) -> None:
+    def __init__(self, engine: str, options: dict[str, Any], **variables: str) -> None:
         arguments = [sys.executable, str(PEERS / "engine_in_process.py"), engine, json.dumps(options)]
-        environment = {**os.environ, **({"OMP_WAIT_POLICY": "passive"} if sleeps else {})}
+        environment = {**os.environ, **variables}
         self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def seconds(self, method: str, parameters: dict[str, Any]) -> float:
@@ -77,9 +77,15 @@ def in_worker(client: bulkhead.Client, model: str, method: str, parameters: dict
     return time.monotonic() - begun
 
 
-def compare(client: bulkhead.Client, model: str, engine: str, options: dict[str, Any], method: str, parameters: dict[str, Any], rounds: int) -> None:
+#: How OpenMP's threads wait: by libgomp's own default, or asleep between two parallel regions, as they do in workers.
+MANY = {"in-process": {}, "in-process, passive": {"OMP_WAIT_POLICY": "passive"}}
+ONE = {"in-process": {"OMP_NUM_THREADS": "1"}}
+
+
+def compare(client: bulkhead.Client, model: str, engine: str, options: dict[str, Any], method: str, parameters: dict[str, Any], rounds: int,
+            environments: dict[str, dict[str, str]]) -> None:  # fmt: skip
     """The speed in the worker over the speed in-process: 1 is equal, above it the worker is faster."""
-    peers = {"in-process": InProcess(engine, options, sleeps=False), "in-process, passive": InProcess(engine, options, sleeps=True)}
+    peers = {name: InProcess(engine, options, **variables) for name, variables in environments.items()}
     taken: dict[str, list[float]] = {name: [] for name in ("worker", *peers, "worker, spinning")}
     try:
         in_worker(client, model, method, parameters)
@@ -99,7 +105,8 @@ def compare(client: bulkhead.Client, model: str, engine: str, options: dict[str,
     for name, seconds in middle.items():
         print(f"  {name:<24} median {1000 * seconds:8.1f} ms   min {1000 * min(taken[name]):8.1f}   max {1000 * max(taken[name]):8.1f}")
     print(f"  speed in the worker : in-process                                   {middle['in-process'] / middle['worker']:.3f}   goal 0.98")
-    print(f"  speed in the worker : in-process, OpenMP passive as in workers       {middle['in-process, passive'] / middle['worker']:.3f}")
+    if "in-process, passive" in middle:
+        print(f"  speed in the worker : in-process, OpenMP passive as in workers       {middle['in-process, passive'] / middle['worker']:.3f}")
     print(f"  worker beside a spinning thread : in-process without one           {middle['in-process'] / middle['worker, spinning']:.3f}   goal 0.98\n")
 
 
@@ -166,9 +173,12 @@ def main() -> None:
         qwen = {"model": str(small_models.qwen3_vl(Path(folder) / "qwen")), "cache_lengths": [1024]}
         voice = "bulkhead.engines.small_voice:SmallVoice"
         python: dict[str, Any] = {"runtime": "python", "interpreter": sys.executable, "device": "cpu"}
+        vision = "bulkhead.engines.qwen3_vl:Qwen3VL"
         models = {
             "small-voice": {**python, "engine": voice},
-            "qwen3-vl": {**python, "engine": "bulkhead.engines.qwen3_vl:Qwen3VL", "options": qwen},
+            "small-voice-one-thread": {**python, "engine": voice, "threads": 1},
+            "qwen3-vl": {**python, "engine": vision, "options": qwen},
+            "qwen3-vl-one-thread": {**python, "engine": vision, "options": qwen, "threads": 1},
             "echo": {**python, "engine": "echo_engine:Echo", "environment": {"PYTHONPATH": str(PEERS)}},
         }
         fleet = Path(folder) / "fleet.json"
@@ -178,9 +188,10 @@ def main() -> None:
         try:
             with bulkhead.connect(name="bench") as client:
                 client.load("*")
-                compare(client, "small-voice", voice, {}, "speak", VOICE, options.rounds)
-                compare(client, "qwen3-vl", models["qwen3-vl"]["engine"], qwen, "answer", ANSWER, options.rounds)
-                reloads(client, "small-voice", "speak", VOICE, options.reloads)
+                for suffix, environments in (("", MANY), ("-one-thread", ONE)):
+                    compare(client, f"small-voice{suffix}", voice, {}, "speak", VOICE, options.rounds, environments)
+                    compare(client, f"qwen3-vl{suffix}", vision, qwen, "answer", ANSWER, options.rounds, environments)
+                    reloads(client, f"small-voice{suffix}", "speak", VOICE, options.reloads)
                 node_overhead(client, options.rounds)
         finally:
             subprocess.run([program, "down"], check=True, stdout=subprocess.DEVNULL)

@@ -236,6 +236,12 @@ TEST_F(RingTest, AWriterThatWaitsForRoomIsRungAtWhateverIsRead) {
     client.put<std::uint32_t>(client_asleep_at, 2);  // after the look that went with the packet
     ASSERT_EQ(worker->read(buffer).value(), 0U);
     EXPECT_TRUE(rung()) << "before it sleeps, it looks once more";
+
+    client.write_packet(2, packet(3), 1);
+    ASSERT_EQ(worker->read(buffer).value(), 32U);
+    client.put<std::uint32_t>(client_asleep_at, 2);
+    EXPECT_TRUE(worker->prepare_to_sleep(0));
+    EXPECT_TRUE(rung()) << "also where it reads no further";
 }
 
 TEST_F(RingTest, APostToAPeerThatIsAwakeMakesNoSystemCall) {

@@ -156,5 +156,16 @@ TEST_F(HandedOver, RecordOfADeadWorkerIsToldWithItsDescriptorsOnce) {
     EXPECT_FALSE(second.workers[0].worker.log);
 }
 
+TEST_F(HandedOver, WhatADeadSupervisorStillAskedForIsNotStarted) {
+    while_keeper_sleeps([&] {
+        for (std::uint64_t generation = 1; generation <= 5; ++generation)
+            seat.ask_spawn(key_of("m", generation), {"/bin/sleep", "infinity"});
+        seat.end_with(1);
+        EXPECT_TRUE(ends(seat.process()));
+    });
+
+    EXPECT_LE(keeper.next_seat().take_over().workers.size(), 1U) << "one was read before the end was seen";
+}
+
 }  // namespace
 }  // namespace bulkhead::test

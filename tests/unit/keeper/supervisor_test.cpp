@@ -77,6 +77,17 @@ TEST_F(RunningSupervisor, ThatIsKilledIsRestartedAndGetsTheSameWorkersAsTheyAre)
     EXPECT_EQ(next.hear<Exited>(Type::exited).key, second.key);
 }
 
+TEST_F(RunningSupervisor, ThatRanForASecondIsSucceededAtOnceThoughOthersEndedBeforeIt) {
+    seat = kill_and_succeed(keeper, std::move(seat));
+    seat.take_over();
+    const WorkerSeen worker = seat.spawn(key_of("m", 1), {"/bin/sleep", "1"});  // the supervisor lives longer
+    (void)seat.hear<Exited>(Type::exited);
+
+    (void)kill_and_succeed(keeper, std::move(seat));
+
+    EXPECT_THAT(keeper.errors(), HasSubstr("start=3 in=0ms"));
+}
+
 TEST_F(RunningSupervisor, FindsTheLastWordsOfWorkersInTheirLogAndLink) {
     {
         const WorkerSeen worker = seat.spawn_fake(1);

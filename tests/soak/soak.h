@@ -40,7 +40,8 @@ int kill_clients(const Options& options);
 /// Random lives of a fleet under the memory policy, on a simulated machine: each with another seed.
 int live_memory_histories(const Options& options);
 /// Three models under a limit that holds one and a half, two clients each: every request must be answered
-/// within its deadline, every unload verified, and the kernel never see more than the limit.
+/// within its deadline, every unload verified, and the kernel never see more than the limit. A fourth that leaks is
+/// ended at its bound, alone.
 int swap_models(const Options& options);
 
 }  // namespace bulkhead::soak

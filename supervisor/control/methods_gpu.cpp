@@ -12,6 +12,10 @@ json::object to_json(const Gpu& gpu, const std::optional<std::string>& quarantin
     json::array processes;
     for (const GpuProcess& process : gpu.processes)
         processes.push_back(json::object{{"pid", process.pid}, {"bytes", or_null(process.bytes)}});
+    const GpuSensors& sensors = gpu.sensors;
+    json::array throttled;
+    for (const std::string_view reason : sensors.throttled) throttled.emplace_back(reason);
+    const json::value power = sensors.power_mw ? json::value(*sensors.power_mw / 1000.0) : json::value(nullptr);
     return {{"index", gpu.index},
             {"uuid", gpu.uuid},
             {"name", gpu.name},
@@ -19,6 +23,11 @@ json::object to_json(const Gpu& gpu, const std::optional<std::string>& quarantin
             {"quarantined", or_null(quarantined)},
             {"total_bytes", or_null(gpu.total_bytes)},
             {"free_bytes", or_null(gpu.free_bytes)},
+            {"clock_mhz", or_null(sensors.clock_mhz)},
+            {"power_w", power},
+            {"temperature_c", or_null(sensors.temperature_c)},
+            {"utilization_percent", or_null(sensors.utilization_percent)},
+            {"throttled", std::move(throttled)},
             {"processes", gpu.processes_known ? json::value(std::move(processes)) : json::value(nullptr)}};
 }
 

@@ -97,8 +97,11 @@ void why(Fleet& fleet, const rpc::Call& call) {
     if (!name) return call.answer(name.error());
     const auto model = fleet.find(*name);
     if (!model) return call.answer(model.error());
-    if (spokesman(**model).generate().is_null()) return call.answer(why_of(fleet, *name, **model));
-    // Counts that change with each token are asked for first, as `fleet.status` does.
+    const bool works = std::ranges::any_of((*model)->replicas, [](const auto& replica) {
+        return replica->state() == WorkerState::busy || !replica->generate().is_null();
+    });
+    if (!works) return call.answer(why_of(fleet, *name, **model));
+    // Counts that change with each request or token are asked for first, as `fleet.status` does.
     fleet.status([&fleet, name = *name, answer = call.answer](const json::array&) {
         const auto still = fleet.find(name);
         if (!still) return answer(still.error());

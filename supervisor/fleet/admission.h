@@ -74,6 +74,8 @@ public:
     [[nodiscard]] std::string why(const std::string& model) const;
     /// What is known of its memory: members `estimated` and `measured`.
     [[nodiscard]] json::object footprint(const std::string& model) const;
+    /// What becomes of a replica, for its row: members `pinned`, `waiting`, `unload_at`.
+    void add_outlook(const Replica& replica, json::object& row) const;
     [[nodiscard]] json::array ledger() const;
 
     // MemoryGate

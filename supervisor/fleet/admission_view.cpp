@@ -55,9 +55,32 @@ json::object Admission::footprint(const std::string& model) const {
     return result;
 }
 
+void Admission::add_outlook(const Replica& replica, json::object& row) const {
+    const memory::ReplicaId who = id_of(replica);
+    row["pinned"] = policy_->is_pinned(who.model);
+    row["waiting"] = policy_->waiting(who.model);
+    const auto left = policy_->unload_at(who);
+    row["unload_at"] = nullptr;
+    if (left)
+        row["unload_at"] =
+            unix_ms() + std::chrono::duration_cast<memory::Millis>(*left - Deadline::Clock::now()).count();
+}
+
 json::array Admission::ledger() const {
     json::array devices;
     if (planned_.empty()) return devices;
+    std::map<memory::DeviceId, json::array> workers;
+    for (const memory::Holding& one : policy_->holdings()) {
+        const auto add = [&](const memory::DeviceId& device, memory::Bytes bytes) {
+            if (bytes == 0) return;
+            workers[device].push_back(json::object{{"model", one.who.model},
+                                                   {"replica", one.who.replica},
+                                                   {"holds", memory::to_string(one.holds)},
+                                                   {"bytes", bytes}});
+        };
+        add(one.device, one.device_bytes);
+        if (one.device != memory::host) add(memory::DeviceId{memory::host}, one.host_bytes);
+    }
     for (const memory::DeviceLedger& one : policy_->ledger())
         devices.push_back(json::object{{"device", devices_.at(one.id).text},
                                        {"uuid", one.id},
@@ -68,7 +91,8 @@ json::array Admission::ledger() const {
                                        {"reserved", one.reserved},
                                        {"resident", one.resident},
                                        {"reclaiming", one.reclaiming},
-                                       {"mapped", one.mapped}});
+                                       {"mapped", one.mapped},
+                                       {"workers", std::move(workers[one.id])}});
     return devices;
 }
 

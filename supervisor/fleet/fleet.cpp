@@ -336,6 +336,7 @@ void Fleet::tell_status() {
     for (const Replica* replica : replicas_of(all())) {
         json::object row = replica->row();
         row["memory"] = admission_.footprint(replica->spec().name);
+        admission_.add_outlook(*replica, row);
         rows.push_back(std::move(row));
     }
     for (const auto& answered : std::exchange(status_waiters_, {})) answered(rows);

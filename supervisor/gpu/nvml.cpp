@@ -1,7 +1,9 @@
 #include "supervisor/gpu/nvml.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -159,6 +161,7 @@ Gpu Nvml::read(unsigned index) {
     }
     if (status == nvml::success) status = read_processes(device, gpu);
     if (status == nvml::success) {
+        gpu.sensors = read_sensors(device);
         watch(device, gpu.uuid);
         if (!gpu.total_bytes || (*gpu.total_bytes > 0 && gpu.free_bytes <= gpu.total_bytes)) return gpu;
         gpu.trouble = fmt::format("failing: the driver says that {} of its {} are free", bytes_text(*gpu.free_bytes),
@@ -205,6 +208,35 @@ int Nvml::read_processes(void* device, Gpu& gpu) const {
         }
     }
     return nvml::success;
+}
+
+GpuSensors Nvml::read_sensors(void* device) const {
+    const auto ask = [&](auto function, auto... what) -> std::optional<unsigned> {
+        unsigned value = 0;
+        if (function == nullptr || function(device, what..., &value) != nvml::success) return std::nullopt;
+        return value;
+    };
+    GpuSensors sensors;
+    sensors.clock_mhz = ask(functions_->clock, nvml::clock_sm);
+    sensors.power_mw = ask(functions_->power);
+    sensors.temperature_c = ask(functions_->temperature, nvml::temperature_gpu);
+    nvml::Utilization used{};
+    if (functions_->utilization != nullptr && functions_->utilization(device, &used) == nvml::success)
+        sensors.utilization_percent = used.gpu;
+    // nvmlClocksThrottleReason*; an idle GPU (1) is not held down.
+    constexpr std::array<std::pair<unsigned long long, std::string_view>, 8> names{{{0x2, "clock setting"},
+                                                                                   {0x4, "power cap"},
+                                                                                   {0x8, "hardware slowdown"},
+                                                                                   {0x10, "sync boost"},
+                                                                                   {0x20, "temperature"},
+                                                                                   {0x40, "temperature (hardware)"},
+                                                                                   {0x80, "power brake"},
+                                                                                   {0x100, "display clock setting"}}};
+    unsigned long long reasons = 0;
+    if (functions_->throttle_reasons != nullptr && functions_->throttle_reasons(device, &reasons) == nvml::success)
+        for (const auto& [bit, name] : names)
+            if ((reasons & bit) != 0) sensors.throttled.push_back(name);
+    return sensors;
 }
 
 void Nvml::watch(void* device, const std::string& uuid) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ipc/base/error.h"
@@ -16,6 +17,15 @@ namespace bulkhead::supervisor {
 struct GpuProcess {
     std::int64_t pid = 0;
     std::optional<std::uint64_t> bytes;  ///< empty where the driver does not tell
+};
+
+/// What a GPU tells of itself beside its memory; empty where the driver does not.
+struct GpuSensors {
+    std::optional<unsigned> clock_mhz;  ///< of the multiprocessors
+    std::optional<unsigned> power_mw;
+    std::optional<unsigned> temperature_c;
+    std::optional<unsigned> utilization_percent;  ///< of the time since the driver's last sample
+    std::vector<std::string_view> throttled;      ///< by what its clock is held down now
 };
 
 struct Gpu {
@@ -28,6 +38,7 @@ struct Gpu {
     std::optional<std::uint64_t> free_bytes;
     bool processes_known = false;
     std::vector<GpuProcess> processes;  ///< of compute and graphics, each once
+    GpuSensors sensors{};
 
     /// It is listed, with or without a figure.
     [[nodiscard]] const GpuProcess* find(std::int64_t pid) const;
@@ -79,6 +90,7 @@ private:
     void name_the_lost(std::vector<Gpu>& gpus);
     [[nodiscard]] int read_memory(void* device, Gpu& gpu) const;
     [[nodiscard]] int read_processes(void* device, Gpu& gpu) const;
+    [[nodiscard]] GpuSensors read_sensors(void* device) const;
     void watch(void* device, const std::string& uuid);
 
     void* library_;

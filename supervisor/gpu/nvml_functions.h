@@ -18,6 +18,8 @@ inline constexpr unsigned uuid_bytes = 96;
 inline constexpr unsigned name_bytes = 96;
 inline constexpr unsigned long long not_available = ~0ULL;
 inline constexpr unsigned long long event_xid = 8;
+inline constexpr int clock_sm = 1;
+inline constexpr int temperature_gpu = 0;
 
 struct Memory {
     unsigned long long total, free, used;
@@ -38,7 +40,11 @@ struct Event {
 };
 static_assert(sizeof(Event) == 32);
 
-/// The library's functions. Those below `events_create` may be null: an older driver has not got them.
+struct Utilization {
+    unsigned gpu, memory;
+};
+
+/// The library's functions. Those from `graphics_processes` on may be null: an older driver has not got them.
 struct Functions {
     int (*init)() = nullptr;
     int (*shutdown)() = nullptr;
@@ -51,6 +57,11 @@ struct Functions {
     int (*compute_processes)(Device, unsigned*, ProcessInfo*) = nullptr;
 
     int (*graphics_processes)(Device, unsigned*, ProcessInfo*) = nullptr;
+    int (*clock)(Device, int type, unsigned* mhz) = nullptr;
+    int (*power)(Device, unsigned* milliwatts) = nullptr;
+    int (*temperature)(Device, int sensor, unsigned* celsius) = nullptr;
+    int (*utilization)(Device, Utilization*) = nullptr;
+    int (*throttle_reasons)(Device, unsigned long long*) = nullptr;
     int (*events_create)(EventSet*) = nullptr;
     int (*events_register)(Device, unsigned long long, EventSet) = nullptr;
     int (*events_wait)(EventSet, Event*, unsigned) = nullptr;
@@ -76,6 +87,11 @@ struct Functions {
         need(memory, "nvmlDeviceGetMemoryInfo");
         need(compute_processes, "nvmlDeviceGetComputeRunningProcesses_v3");
         find(graphics_processes, "nvmlDeviceGetGraphicsRunningProcesses_v3");
+        find(clock, "nvmlDeviceGetClockInfo");
+        find(power, "nvmlDeviceGetPowerUsage");
+        find(temperature, "nvmlDeviceGetTemperature");
+        find(utilization, "nvmlDeviceGetUtilizationRates");
+        find(throttle_reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");
         const bool has_events = find(events_create, "nvmlEventSetCreate") &&
                                 find(events_register, "nvmlDeviceRegisterEvents") &&
                                 find(events_wait, "nvmlEventSetWait_v2") && find(events_free, "nvmlEventSetFree");

@@ -34,7 +34,9 @@ std::string names_of(const Survey& survey, const std::vector<std::size_t>& candi
 }
 
 std::string state_text(const State& state, const Slot& slot, Time now) {
-    const std::string where = device_text(state.devices[slot.device].books.id);
+    const std::string where =
+        device_text(state.devices[slot.device].books.id) +
+        (slot.placed_why.empty() || slot.is_going() ? "" : fmt::format(" ({})", slot.placed_why));
     const std::string bytes = bytes_text(slot.device_bytes);
     switch (slot.phase) {
     case Phase::none:
@@ -55,6 +57,12 @@ std::string state_text(const State& state, const Slot& slot, Time now) {
         return fmt::format("{} has ended; the receipt for {} on {} is awaited", slot.id().text(), bytes, where);
     }
     return "";
+}
+
+/// ", for about 2.4 s"; empty where it is not known.
+std::string remaining(const Entry& entry, Time now) {
+    if (!entry.expected) return {};
+    return fmt::format(", for about {}", duration_text(millis(std::max(*entry.expected, now) - now).count()));
 }
 
 }  // namespace
@@ -233,7 +241,8 @@ std::string Policy::why(const std::string& model, Time now) const {
     }
     for (const Entry& entry : state_->entries)
         if (entry.unit == known->unit && !entry.waiters.empty())
-            sentences.push_back(fmt::format("{} wait for it: {}", entry.waiters.size(), entry.why));
+            sentences.push_back(fmt::format("{} wait for it at place {} of the queue{}: {}", entry.waiters.size(),
+                                            entry.waiters.front().told_position, remaining(entry, now), entry.why));
     if (!known->last.empty())
         sentences.push_back(
             !known->last_at

@@ -11,6 +11,15 @@ std::int64_t DeviceLedger::free() const {
     return std::min(of_share, of_total) - static_cast<std::int64_t>(used());
 }
 
+std::string_view to_string(Holds holds) {
+    switch (holds) {
+    case Holds::reserved: return "reserved";
+    case Holds::resident: return "resident";
+    case Holds::reclaiming: break;
+    }
+    return "reclaiming";
+}
+
 void sum_up(const std::vector<Holding>& holdings, std::vector<DeviceLedger>& devices) {
     for (DeviceLedger& device : devices) device.reserved = device.resident = device.reclaiming = device.mapped = 0;
     const auto add = [&](std::string_view id, Holds holds, Bytes bytes, Bytes mapped) {

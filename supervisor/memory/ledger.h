@@ -37,6 +37,7 @@ struct DeviceLedger {
 };
 
 enum class Holds : std::uint8_t { reserved, resident, reclaiming };
+[[nodiscard]] std::string_view to_string(Holds holds);
 
 /// One worker's part of the books, and all that the next supervisor needs of it.
 struct Holding {

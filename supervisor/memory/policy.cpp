@@ -394,6 +394,19 @@ std::vector<Holding> Policy::holdings() const { return state_->holdings(); }
 const Footprints& Policy::footprints() const { return state_->footprints; }
 std::size_t Policy::waiting() const { return state_->tickets; }
 
+std::size_t Policy::waiting(const std::string& model) const {
+    std::size_t tickets = 0;
+    for (const Entry& entry : state_->entries)
+        tickets += static_cast<std::size_t>(std::ranges::count_if(
+            entry.waiters, [&](const Waiter& waiter) { return waiter.model->declared.model == model; }));
+    return tickets;
+}
+
+bool Policy::is_pinned(const std::string& model) const {
+    const Model* known = state_->find(model);
+    return known != nullptr && known->pinned;
+}
+
 Bytes Policy::expected_bytes(const std::string& model) const {
     const Model* known = state_->find(model);
     return known == nullptr ? 0 : state_->need_of(*known).device;

@@ -66,6 +66,8 @@ public:
     /// When an idle replica will be unloaded by `keep_alive`, or as a surplus one; empty: not by time.
     [[nodiscard]] std::optional<Time> unload_at(const ReplicaId& who) const;
     [[nodiscard]] std::size_t waiting() const;  ///< tickets
+    [[nodiscard]] std::size_t waiting(const std::string& model) const;
+    [[nodiscard]] bool is_pinned(const std::string& model) const;
 
 private:
     std::unique_ptr<State> state_;

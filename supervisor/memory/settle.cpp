@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "ipc/base/text.h"
 
@@ -164,8 +165,24 @@ void answer_waiters(State& state, Time now) {
     }
 }
 
+/// "its only device", "the host had 1.0 GiB of room, GPU-a 9.0 GiB; b/0 goes for it"
+std::string why_there(const State& state, const Survey& survey, const Piece& piece, const Option& option) {
+    std::vector<std::string> rooms;
+    for (const DeviceId& id : piece.slot->model->declared.devices)
+        if (const auto device = state.device_of(id))
+            rooms.push_back(fmt::format("{} had {} of room", device_text(id),
+                                        bytes_text(static_cast<Bytes>(std::max<std::int64_t>(survey.room(*device), 0)))));
+    std::string text = rooms.size() > 1 ? fmt::format("{}", fmt::join(rooms, ", ")) : "its only device";
+    for (const std::size_t victim : option.victims)
+        for (const Slot* slot : survey.candidates()[victim].slots)
+            text += fmt::format("; {} went for it", slot->id().text());
+    return text;
+}
+
 void start(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option,
            const std::string& for_whom, Time now) {
+    std::vector<std::string> reasons;  // before anybody goes
+    for (const Piece& piece : pieces) reasons.push_back(why_there(state, survey, piece, option));
     for (const std::size_t victim : option.victims) {
         const Candidate& one = survey.candidates()[victim];
         const std::string why =
@@ -184,6 +201,7 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
         slot.host_bytes = pieces[i].need.host;
         slot.basis = pieces[i].need.basis;
         slot.placed_as = ++state.placed_last;
+        slot.placed_why = std::move(reasons[i]);
         state.actions.emplace_back(
             action::Place{slot.id(), state.devices[slot.device].books.id, slot.device_bytes, slot.host_bytes});
     }

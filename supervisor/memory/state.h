@@ -37,6 +37,7 @@ struct Slot {
     Bytes mapped_bytes = 0;
     Basis basis{};
     std::uint64_t placed_as = 0;  ///< grants go in this order
+    std::string placed_why;       ///< on its device; empty where a former supervisor placed it
     Time ready_at{};
     Time idle_since{};
     Time turn_until{};

@@ -108,6 +108,7 @@ void LastEnd::add_to(json::object& why) const {
     why["report"] =
         text_or_null(last_ && !last_->report_due ? context_.crash_reports->path_of(last_->report) : "");
     why["report_lost"] = text_or_null(report_lost());
+    why["receipt"] = receipt_ ? json::value(*receipt_) : json::value(nullptr);
 }
 
 }  // namespace bulkhead::supervisor

@@ -9,6 +9,7 @@
 #include <boost/json.hpp>
 
 #include "supervisor/crash/crash_report.h"
+#include "supervisor/reclaim/receipt.h"
 #include "supervisor/replica/fleet_context.h"
 #include "supervisor/replica/replica_record.h"
 
@@ -28,6 +29,8 @@ public:
     /// `host_bytes`  read at the first sign; 0: use the report's own
     void write_report(CrashReport report, OomCounters counters, bool unexplained_kill, const std::string& gpu_uuid,
                       std::shared_ptr<std::atomic<std::uint64_t>> host_bytes);
+    /// Of the process that ended last, or of one before it: its memory is back, or it is known who holds it.
+    void settled(const Receipt& receipt) { receipt_ = to_json(receipt); }
     /// Takes over what a former supervisor noted of `worker`. A report that was being written is looked for.
     void restore(const WorkerName& worker, const LastCrash& noted);
 
@@ -36,7 +39,7 @@ public:
     /// "; restarted 1 time, its last process 42 died: SIGSEGV"; empty when there is nothing to say.
     [[nodiscard]] std::string past(std::uint32_t restarts) const;
     [[nodiscard]] std::string report_lost() const { return last_ ? last_->lost : ""; }
-    /// Adds `last_exit`, `report` and `report_lost`.
+    /// Adds `last_exit`, `report`, `report_lost` and `receipt`.
     void add_to(boost::json::object& why) const;
 
 private:
@@ -46,6 +49,7 @@ private:
     FleetContext& context_;
     std::function<void()> changed_;
     std::shared_ptr<LastCrash> last_;  ///< another object with each report
+    std::optional<boost::json::object> receipt_;
 };
 
 }  // namespace bulkhead::supervisor

@@ -184,6 +184,7 @@ json::object Replica::row() const {
         {"model", spec_.name},
         {"replica", index_},
         {"state", to_string(state_)},
+        {"since", since_ms_},
         {"pid", has_process ? json::value(process_->pid) : json::value(nullptr)},
         {"device", device_text_},
         {"host_bytes", has_process ? or_null(process_->memory.host_bytes) : json::value(nullptr)},
@@ -195,6 +196,7 @@ json::object Replica::row() const {
         {"generation", generation_},
         {"in_flight", now.in_flight},
         {"queued", now.queued},
+        {"request_ms", now.request_ms ? json::value(*now.request_ms) : json::value(nullptr)},
         {"channels", channels()},
         {"ignored_frames", now.ignored_frames + (has_process && process_->link ? process_->link->ignored_frames() : 0)},
         {"note", note().empty() ? json::value(nullptr) : json::value(note())},
@@ -222,6 +224,21 @@ json::object Replica::why() const {
     return why;
 }
 
+namespace {
+
+/// "; 3 requests wait in its queue; of the last ones half took 640 ms, queue included"; empty when none waits.
+std::string queue_text(const worker_link::Statistics& now) {
+    if (now.queued == 0) return {};
+    std::string text = fmt::format("; {} request{} in its queue", now.queued, now.queued == 1 ? " waits" : "s wait");
+    const json::value* median = now.request_ms ? now.request_ms->if_contains("p50") : nullptr;
+    if (median != nullptr && median->is_number())
+        text += fmt::format("; of the last ones half took {}, queue included",
+                            duration_text(static_cast<std::int64_t>(median->to_number<double>())));
+    return text;
+}
+
+}  // namespace
+
 std::string Replica::sentence() const {
     const std::string since = duration_text(unix_ms() - since_ms_);
     std::string text = fmt::format("{} has been {} for {}", name().place(), to_string(state_), since);
@@ -235,6 +252,7 @@ std::string Replica::sentence() const {
                             limits::restart_unforgiven_max);
     if (state_ == WorkerState::quarantined)
         text += fmt::format("; `bulkhead load {}` lifts it when the cause is removed", spec_.name);
+    if (is_serving(state_)) text += queue_text(process_->statistics);
     if (is_serving(state_) || is_loading(state_)) text += last_end_.past(history_.restarts);
     if (const std::string lost = last_end_.report_lost(); !lost.empty())
         text += "; the report of its last crash is lost: " + lost;

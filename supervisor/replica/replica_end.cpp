@@ -216,6 +216,7 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     if (process->cgroups != nullptr) process->cgroups->remove(process->name);
     if (context_.memory_limits) context_.memory_limits->remove(process->name);
     if (context_.gate != nullptr) context_.gate->reclaimed(*this);
+    last_end_.settled(receipt);
     if (process == process_) return finish(std::move(receipt));
     const auto waiters = exited_.remove(process);
     kept_.is_of(process->name) ? end_record() : context_.keeper.forget(process->name);

@@ -51,7 +51,16 @@ TEST(MemoryPlan, ALoadUnloadsWhoIsIdle) {
 
     ASSERT_TRUE(daemon.load("b")) << daemon.why("b");
     EXPECT_EQ(daemon.state("a"), "stopped");
-    EXPECT_THAT(daemon.why("a"), HasSubstr("b")) << "for whom it went";
+    EXPECT_THAT(daemon.why("a"), HasSubstr("b needs its place")) << "for whom it went";
+    const auto why = daemon.call("model.why", {{"model", "a"}}).value();
+    const json::value& receipt = why.at("replicas").at(0).at("receipt");
+    EXPECT_EQ(receipt.at("ended").as_string(), "drained") << json::serialize(why);
+    EXPECT_GE(receipt.at("host_bytes").to_number<std::uint64_t>(), 100u << 20);
+    EXPECT_THAT(daemon.why("b"), HasSubstr("its only device; a/0 went for it"));
+    const auto workers = memory_of_cpu(daemon).at("workers").as_array();
+    ASSERT_EQ(workers.size(), 1u) << json::serialize(workers);
+    EXPECT_EQ(workers[0].at("model").as_string(), "b");
+    EXPECT_EQ(workers[0].at("bytes"), memory_of_cpu(daemon).at("resident")) << "the parts are the sum";
     EXPECT_LE(memory_of_cpu(daemon).at("resident").to_number<std::uint64_t>(), 165u << 20);
 }
 

@@ -122,9 +122,24 @@ TEST_F(MemoryPolicy, WhatIsPinnedOrWithinMinResidentStays) {
     ask("next");
     EXPECT_THAT(evicted(), IsEmpty());
     EXPECT_THAT(policy.why("next", now), HasSubstr("guarded/0 is protected by `min_resident` for 20.0 s"));
+    EXPECT_THAT(policy.why("next", now), HasSubstr("1 wait for it at place 1 of the queue, for about "));
+    EXPECT_EQ(policy.waiting("next"), 1U);
+    EXPECT_EQ(policy.waiting("guarded"), 0U);
+    EXPECT_TRUE(policy.is_pinned("pinned"));
+    EXPECT_FALSE(policy.is_pinned("guarded"));
     now += 20s;
     send(event::Tick{});
     EXPECT_THAT(evicted(), ElementsAre("guarded/0"));
+}
+
+TEST_F(MemoryPolicy, SaysWhyAModelIsWhereItIs) {
+    declare({model("old", 6 * gib), model("next", 6 * gib)});
+    load("old", 6 * gib);
+    now += 1min;
+    ask("next");
+    end("old");
+    EXPECT_THAT(policy.why("next", now), HasSubstr("(its only device; old/0 went for it) with 6.0 GiB reserved"));
+    EXPECT_THAT(policy.why("old", now), HasSubstr("old/0 was evicted: next needs its place"));
 }
 
 TEST_F(MemoryPolicy, AnExclusiveGroupRunsOneMemberADevice) {

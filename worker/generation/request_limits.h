@@ -23,7 +23,5 @@ inline constexpr double guidance_max = 100;
 
 /// A prefix that another slot still needs is copied where that saves the prefill of at least so many positions.
 inline constexpr std::uint32_t copied_prefix_min = 16;
-/// Steps of which p50 and p99 are told.
-inline constexpr std::size_t steps_remembered = 1024;
 
 }  // namespace bulkhead::worker::generation::limits

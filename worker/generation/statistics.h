@@ -1,14 +1,12 @@
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
-#include <vector>
 
 #include <boost/json.hpp>
 
-#include "worker/generation/request_limits.h"
+#include "worker/loop/latest_durations.h"
 
 namespace bulkhead::worker::generation {
 
@@ -31,11 +29,7 @@ public:
     }
     void stepped(std::chrono::nanoseconds took) {
         const std::lock_guard lock{mutex_};
-        last_ = took;
-        if (steps_.size() < limits::steps_remembered)
-            steps_.push_back(took);
-        else
-            steps_[next_++ % limits::steps_remembered] = took;
+        steps_.add(took);
     }
     void finished(double tokens_per_second) {
         if (tokens_per_second == 0) return;
@@ -50,17 +44,9 @@ public:
                                    {"prefill_tokens", prefill_tokens_},
                                    {"reused_tokens", reused_tokens_},
                                    {"tokens_per_second", tokens_per_second_}};
-        std::vector<std::chrono::nanoseconds> sorted = steps_;
-        const std::chrono::nanoseconds last = last_;
+        const LatestDurations steps = steps_;
         lock.unlock();
-        std::ranges::sort(sorted);
-        const auto ms = [](std::chrono::nanoseconds time) {
-            return std::chrono::duration<double, std::milli>{time}.count();
-        };
-        const auto quantile = [&](std::size_t percent) {
-            return sorted.empty() ? 0 : ms(sorted[(sorted.size() - 1) * percent / 100]);
-        };
-        object["step_ms"] = {{"last", ms(last)}, {"p50", quantile(50)}, {"p99", quantile(99)}};
+        object["step_ms"] = steps.object();
         return object;
     }
 
@@ -70,9 +56,7 @@ private:
     std::uint64_t prefill_tokens_ = 0;
     std::uint64_t reused_tokens_ = 0;
     double tokens_per_second_ = 0;
-    std::chrono::nanoseconds last_{};
-    std::vector<std::chrono::nanoseconds> steps_;  ///< the latest, as a ring
-    std::size_t next_ = 0;
+    LatestDurations steps_;
 };
 
 }  // namespace bulkhead::worker::generation

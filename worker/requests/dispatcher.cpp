@@ -115,6 +115,7 @@ void Dispatcher::run() {
 
 void Dispatcher::finished() {
     const RequestPtr request = std::move(running_);
+    durations_.add(request->ended - request->received);
     if (request->answered) request->outputs->take_back();  // the next one may need the room
     start_next();  // before the answer is written, so that the model works on meanwhile
     if (!request->complete()) ++errors_;

@@ -11,6 +11,7 @@
 
 #include "worker/loop/alarm.h"
 #include "worker/loop/executor.h"
+#include "worker/loop/latest_durations.h"
 #include "worker/loop/status_page.h"
 #include "worker/requests/request.h"
 #include "worker/requests/scheduler.h"
@@ -64,6 +65,8 @@ public:
     }
     [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
     [[nodiscard]] std::uint64_t errors() const noexcept { return errors_ + (steps_ ? steps_->errors() : 0); }
+    /// From arrival to result, of requests that the executor ran.
+    [[nodiscard]] const LatestDurations& durations() const noexcept { return durations_; }
     /// Null unless the model generates.
     [[nodiscard]] const generation::StepLoop* steps() const noexcept { return steps_.get(); }
 
@@ -92,6 +95,7 @@ private:
     Clock::time_point settled_at_;
     std::uint64_t requests_ = 0;
     std::uint64_t errors_ = 0;
+    LatestDurations durations_;
     Alarm deadlines_;
     Alarm idle_;
 };

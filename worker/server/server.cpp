@@ -268,6 +268,7 @@ void Server::say_statistics() {
                                        .slabs = {slab_bytes},
                                        .importers = gpu_importers()};
     if (dispatcher_.steps() != nullptr) statistics.generation = dispatcher_.steps()->statistics();
+    if (!dispatcher_.durations().empty()) statistics.request_ms = dispatcher_.durations().object();
     statistics_owed_ = !link_.send(std::move(statistics));
 }
 

@@ -7,6 +7,7 @@
 ///     held_in GPU_INDEX FOLDER
 ///     device GPU_INDEX lost | unknown | timeout | na_memory | na_processes
 ///     xid GPU_INDEX NUMBER
+///     sensors GPU_INDEX CLOCK_MHZ POWER_MW CELSIUS USED_PERCENT THROTTLE_REASONS
 ///     driver unknown | timeout | lost | slow MILLISECONDS | hangs
 /// A process occupies its bytes for as long as it lives, as with a real driver; PID 0 always does. Dead, a `ghost`
 /// keeps them for ever, and one that is late for N ms or N readings of memory after its death was first seen;
@@ -33,6 +34,15 @@ int find(void* device, Gpu& gpu) {
     return gpu.status;
 }
 
+/// Without a line `sensors` the driver does not support it.
+template <typename Value>
+int sensor(void* device, Value Gpu::*member, Value* value) {
+    Gpu gpu;
+    const int status = find(device, gpu);
+    if (status == success && gpu.has_sensors) *value = gpu.*member;
+    return status == success && !gpu.has_sensors ? not_supported : status;
+}
+
 int copy_text(const std::string& text, char* buffer, unsigned size) {
     if (text.size() + 1 > size) return insufficient_size;
     std::memcpy(buffer, text.c_str(), text.size() + 1);
@@ -56,6 +66,9 @@ struct FakeProcessInfo {
     unsigned long long bytes;
     unsigned gpu_instance;
     unsigned compute_instance;
+};
+struct FakeUtilization {
+    unsigned gpu, memory;
 };
 struct FakeEvent {
     void* device;
@@ -125,6 +138,18 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, FakeP
         ++*count;
     }
     return *count > room ? insufficient_size : success;
+}
+
+int nvmlDeviceGetClockInfo(void* device, int /*type*/, unsigned* mhz) { return sensor(device, &Gpu::clock_mhz, mhz); }
+int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) { return sensor(device, &Gpu::power_mw, milliwatts); }
+int nvmlDeviceGetTemperature(void* device, int /*sensor*/, unsigned* celsius) {
+    return sensor(device, &Gpu::temperature_c, celsius);
+}
+int nvmlDeviceGetUtilizationRates(void* device, FakeUtilization* rates) {
+    return sensor(device, &Gpu::utilization_percent, &rates->gpu);
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(void* device, unsigned long long* reasons) {
+    return sensor(device, &Gpu::throttle_reasons, reasons);
 }
 
 int nvmlEventSetCreate(void** set) {

@@ -105,7 +105,8 @@ std::optional<Machine> try_to_read() {
                 machine.status = status_named(trouble);
         }
         std::size_t index = 0;
-        if (kind != "process" && kind != "device" && kind != "xid" && kind != "held_in") continue;
+        if (kind != "process" && kind != "device" && kind != "xid" && kind != "held_in" && kind != "sensors")
+            continue;
         words >> index;
         if (index >= machine.gpus.size()) continue;
         Gpu& gpu = machine.gpus[index];
@@ -115,6 +116,10 @@ std::optional<Machine> try_to_read() {
             std::string folder;
             words >> folder;
             add_holders(folder, gpu.processes);
+        } else if (kind == "sensors") {
+            gpu.has_sensors = true;
+            words >> gpu.clock_mhz >> gpu.power_mw >> gpu.temperature_c >> gpu.utilization_percent >>
+                gpu.throttle_reasons;
         } else if (kind == "xid") {
             words >> gpu.xids.emplace_back();
         } else {

@@ -34,6 +34,9 @@ struct Gpu {
     bool processes_known = true;
     std::vector<Process> processes;
     std::vector<unsigned long long> xids;  ///< that were ever reported
+    bool has_sensors = false;
+    unsigned clock_mhz = 0, power_mw = 0, temperature_c = 0, utilization_percent = 0;
+    unsigned long long throttle_reasons = 0;
 };
 
 struct Machine {

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .session import ChannelSession
 
 IDLE_SECONDS = 0.1  #: without a request in flight, until `idle` is said
+REMEMBERED = 1024  #: requests whose durations are told
 OVERRUN_GRACE_SECONDS = 0.5  #: beyond the model's request deadline
 
 
@@ -54,6 +55,7 @@ class Dispatcher:
         self.budget = 0.0  #: the model's request deadline
         self.busy = False
         self.requests = self.errors = 0
+        self._durations: deque[float] = deque(maxlen=REMEMBERED)  #: in ms
 
     @property
     def queued(self) -> int:
@@ -62,6 +64,12 @@ class Dispatcher:
     @property
     def in_flight(self) -> int:
         return self.queued + (self._running is not None)
+
+    def durations(self) -> dict[str, float] | None:
+        """From arrival to result, in ms, of the last ``REMEMBERED`` requests that ran; none before the first."""
+        ordered = sorted(self._durations)
+        return {"last": self._durations[-1], "p50": ordered[(len(ordered) - 1) // 2],
+                "p99": ordered[(len(ordered) - 1) * 99 // 100]} if ordered else None  # fmt: skip
 
     def submit(self, request: Request) -> None:
         """Raises ``queue_full``."""
@@ -135,6 +143,8 @@ class Dispatcher:
 
     def _finished(self, request: Request) -> None:
         self._running = None
+        if request.ended:
+            self._durations.append((request.ended - request.received) * 1000)
         self._start_next()  # before the answer is written, so that the engine works on meanwhile
         if request.answered:
             request.session.take_back(request)

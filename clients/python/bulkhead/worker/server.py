@@ -141,7 +141,7 @@ class Server:
             "statistics", requests=self._dispatcher.requests, errors=self._dispatcher.errors, in_flight=self._dispatcher.in_flight,
             queued=self._dispatcher.queued, channels=len(self._sessions), graphs=self._graphs(), importers=[],
             ignored_frames=self._ignored_frames_past + sum(session.ignored_frames for session in self._sessions.values()),
-            slabs={"bytes": sum(session.slabs.bytes for session in self._sessions.values())})  # fmt: skip
+            slabs={"bytes": sum(session.slabs.bytes for session in self._sessions.values())}, request_ms=self._dispatcher.durations())  # fmt: skip
 
     # --- loading
 

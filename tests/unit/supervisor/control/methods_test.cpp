@@ -86,7 +86,8 @@ TEST_F(MethodsTest, StatusHasOneRowAReplicaWithExactlyTheDocumentedMembers) {
     EXPECT_THAT(members,
                 testing::UnorderedElementsAre("model", "replica", "state", "pid", "device", "host_bytes", "gpu_bytes",
                                               "memory", "memory_bound", "requests", "errors", "restarts", "generation", "in_flight", "queued",
-                                              "channels", "ignored_frames", "note", "graphs", "generate"));
+                                              "channels", "ignored_frames", "note", "graphs", "generate", "since", "request_ms",
+                                              "pinned", "waiting", "unload_at"));
     EXPECT_EQ(rows[0].at("state").as_string(), "stopped");
     EXPECT_TRUE(rows[0].at("pid").is_null() && rows[0].at("host_bytes").is_null() && rows[0].at("gpu_bytes").is_null());
     EXPECT_EQ(rows[2].at("model").as_string(), "b");

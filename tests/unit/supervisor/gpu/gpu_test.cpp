@@ -64,6 +64,21 @@ TEST(Nvml, TellsMemoryAndWhoUsesIt) {
     EXPECT_EQ(gpus.read("GPU-z"), std::nullopt);
 }
 
+TEST(Nvml, TellsWhatHoldsAClockDown) {
+    FakeGpus fake{"gpu GPU-a 1000 Fake\ngpu GPU-b 1000 Fake\nsensors 0 1980 310500 64 87 5\n"};
+    Gpus gpus;
+    const auto read = gpus.read();
+    ASSERT_TRUE(read) << read.error().text();
+    const GpuSensors& told = (*read)[0].sensors;
+    EXPECT_EQ(told.clock_mhz, 1980U);
+    EXPECT_EQ(told.power_mw, 310'500U);
+    EXPECT_EQ(told.temperature_c, 64U);
+    EXPECT_EQ(told.utilization_percent, 87U);
+    EXPECT_THAT(told.throttled, testing::ElementsAre("power cap")) << "idle, 1, is no reason";
+    EXPECT_EQ((*read)[1].sensors.clock_mhz, std::nullopt) << "not supported";
+    EXPECT_TRUE((*read)[1].trouble.empty());
+}
+
 TEST(Placement, AutoTakesTheGpuWithTheMostFreeMemory) {
     FakeGpus fake{"gpu GPU-a 1000 A\ngpu GPU-b 5000 B\nprocess 1 0 4500\n"};
     Gpus gpus;

@@ -110,14 +110,17 @@ TEST_F(WorkerLoop, TellsAQuickLoadInItsParts) {
 struct FailedLoad {
     const char* name;
     ErrorCode code;
-    bool whole_file;
+    std::string_view contents;  ///< of the file; empty: there is none
     int status;
 };
+constexpr std::string_view whole_archive = "PK\x03\x04 contents PK\x05\x06 and the end of the directory";
+constexpr std::string_view cut_archive = "PK\x03\x04 contents";
+
 class LoadFailure : public WorkerLoop, public testing::WithParamInterface<FailedLoad> {};
 
 TEST_P(LoadFailure, IsToldAndSetsTheExitStatus) {
     const auto file = std::filesystem::temp_directory_path() / fmt::format("bulkhead-load-{}.pt", ::getpid());
-    if (GetParam().whole_file) std::ofstream{file} << "PK\x03\x04 contents PK\x05\x06 and the end of the directory";
+    if (!GetParam().contents.empty()) std::ofstream{file} << GetParam().contents;
     spec.file = file;
     load = [](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
         return Error{GetParam().code, "loading the fake", "mend it"};
@@ -134,11 +137,12 @@ TEST_P(LoadFailure, IsToldAndSetsTheExitStatus) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, LoadFailure,
-                         testing::Values(FailedLoad{"ConfigInvalid", ErrorCode::config_invalid, true, 78},
-                                         FailedLoad{"PackageIncompatible", ErrorCode::package_incompatible, true, 78},
-                                         FailedLoad{"MissingFile", ErrorCode::load_failed, false, 78},
-                                         FailedLoad{"ModelThrows", ErrorCode::load_failed, true, 1},
-                                         FailedLoad{"OutOfMemory", ErrorCode::out_of_memory, true, 1}),
+                         testing::Values(FailedLoad{"ConfigInvalid", ErrorCode::config_invalid, whole_archive, 78},
+                                         FailedLoad{"PackageIncompatible", ErrorCode::package_incompatible, whole_archive, 78},
+                                         FailedLoad{"MissingFile", ErrorCode::load_failed, {}, 78},
+                                         FailedLoad{"CutFile", ErrorCode::load_failed, cut_archive, 78},
+                                         FailedLoad{"ModelThrows", ErrorCode::load_failed, whole_archive, 1},
+                                         FailedLoad{"OutOfMemory", ErrorCode::out_of_memory, whole_archive, 1}),
                          [](const auto& param_info) { return std::string{param_info.param.name}; });
 
 TEST_F(WorkerLoop, ReportsALoaderThatThrows) {

@@ -205,7 +205,7 @@ void Invariants::check_evictions(const Actions& actions) {
         std::vector<ReplicaId> members;
         for (const Action& other : actions)
             if (const auto* also = std::get_if<action::Evict>(&other);
-                also != nullptr &&
+                also != nullptr && also->cause == evict->cause &&
                 (also->who == evict->who ||
                  (world_.declared.contains(evict->who.model) && world_.declared.at(evict->who.model).group &&
                   world_.declared.at(evict->who.model).group->kind == GroupKind::together &&

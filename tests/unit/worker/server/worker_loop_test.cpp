@@ -138,7 +138,8 @@ TEST_P(LoadFailure, IsToldAndSetsTheExitStatus) {
 
 INSTANTIATE_TEST_SUITE_P(Each, LoadFailure,
                          testing::Values(FailedLoad{"ConfigInvalid", ErrorCode::config_invalid, whole_archive, 78},
-                                         FailedLoad{"PackageIncompatible", ErrorCode::package_incompatible, whole_archive, 78},
+                                         FailedLoad{"PackageIncompatible", ErrorCode::package_incompatible,
+                                                    whole_archive, 78},
                                          FailedLoad{"MissingFile", ErrorCode::load_failed, {}, 78},
                                          FailedLoad{"CutFile", ErrorCode::load_failed, cut_archive, 78},
                                          FailedLoad{"ModelThrows", ErrorCode::load_failed, whole_archive, 1},

@@ -90,7 +90,6 @@ int main(int argc, char** argv) {
         terminate.clear();  // a second one ends the process at once
         server.drain(limits::terminate_drain);
     });
-    server.start();
-    io.run();
+    server.run();
     return 1;  // not reached: the server ends the process
 }

@@ -66,8 +66,7 @@ public:
                                   },
                                   .torch_version = "0",
                                   .exit = [](int) { std::abort(); }});
-        server_->start();
-        thread_ = std::thread{[this] { io_.run(); }};
+        thread_ = std::thread{[this] { server_->run(); }};
         config::ModelSpec spec;
         spec.name = "echo";
         spec.file = "/nonexistent";

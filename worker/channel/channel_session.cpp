@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include <boost/asio/post.hpp>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
@@ -142,11 +141,11 @@ void ChannelSession::open() {
     if (!stateful && limits.input_bytes + limits.output_bytes <= limits::loop_slab_bytes_max)
         return slabs_made(prepare());
     ++slabs_pending_;
-    context_.executor.post([self = shared_from_this(), prepare = std::move(prepare)]() mutable {
-        boost::asio::post(self->context_.io, [self, made = prepare()] {
+    context_.executor.post([self = shared_from_this(), prepare = std::move(prepare)] {
+        return [self, made = prepare()] {
             --self->slabs_pending_;
             self->slabs_made(made);
-        });
+        };
     });
 }
 
@@ -257,11 +256,11 @@ void ChannelSession::make_slab(std::uint64_t request_id, bool on_executor, std::
     // Zeroing or mapping so much memory takes long: other channels would wait.
     ++slabs_pending_;
     context_.executor.post([self = shared_from_this(), make = std::move(make), made] {
-        boost::asio::post(self->context_.io, [self, made, result = make()] {
+        return [self, made, result = make()] {
             --self->slabs_pending_;
             if (self->is_closed()) return self->end_if_unused();
             made(result);
-        });
+        };
     });
 }
 
@@ -289,10 +288,10 @@ void ChannelSession::drop_returned_slabs() {
     ++slabs_pending_;
     context_.executor.post([self = shared_from_this(), slabs = slabs_, unread] {
         slabs->drop(std::move(*unread), self->context_.model);
-        boost::asio::post(self->context_.io, [self] {
+        return [self] {
             --self->slabs_pending_;
             self->end_if_unused();
-        });
+        };
     });
 }
 

@@ -1,72 +1,145 @@
 #include "worker/loop/executor.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
-#include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <system_error>
 #include <utility>
 
+#include <boost/asio/post.hpp>
+
 #include "worker/death/fatal_signals.h"
+#include "worker/loop/limits.h"
 
 namespace bulkhead::worker {
 
-static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "the kernel reads it as a word");
-
-void Executor::post(std::function<void()> job) {
-    {
-        const std::lock_guard lock{mutex_};
-        jobs_.push_back(std::move(job));
-    }
-    wake();
+Executor::Executor(boost::asio::io_context& io) : io_{io}, timer_{::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)} {
+    if (!timer_) throw std::system_error{errno, std::generic_category(), "creating a timer for the event loop"};
 }
 
-// Either the poster sees `asleep_`, or the kernel sees that the futex has changed and does not let the thread sleep.
-
-void Executor::wake() noexcept {
-    posted_.fetch_add(1);
-    if (asleep_.load()) ::syscall(SYS_futex, &posted_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+void Executor::post(Job job) {
+    const std::lock_guard lock{mutex_};
+    jobs_.push_back(std::move(job));
+    model_thread_waits_.notify_one();
 }
 
-void Executor::sleep(std::uint32_t seen) noexcept {
-    asleep_.store(true);
-    ::syscall(SYS_futex, &posted_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
-    asleep_.store(false);
-}
-
-std::function<void()> Executor::take() {
-    for (;;) {
-        const std::uint32_t seen = posted_.load();
-        {
-            const std::lock_guard lock{mutex_};
-            if (stopped_) return nullptr;
-            if (!jobs_.empty()) {
-                auto job = std::move(jobs_.front());
-                jobs_.pop_front();
-                return job;
-            }
-        }
-        sleep(seen);
+void Executor::run() {
+    std::unique_lock lock{mutex_};
+    if (!ended_) model_thread_ = std::thread{[this] { serve(); }};
+    while (!ended_) {
+        lock.unlock();
+        await_timer();
+        lock.lock();
+        const Handover::Cover next = handover_.rang();
+        if (next == Handover::Cover::runs_loop) cover(lock);
+        if (next == Handover::Cover::sleeps || ended_) continue;
+        lock.unlock();
+        set_timer(limits::cover_after);
+        lock.lock();
     }
 }
 
-void Executor::work() {
+void Executor::cover(std::unique_lock<std::mutex>& lock) {
+    do {
+        lock.unlock();
+        const bool stopped = io_.run_one() == 0;
+        lock.lock();
+        if (stopped) end();
+    } while (!ended_ && handover_.keeps_loop());
+    model_thread_waits_.notify_one();
+}
+
+void Executor::serve() {
     ::pthread_setname_np(::pthread_self(), "executor");
     const SignalStack stack;  // a model that recurses too deep is reported as well
-    while (const auto job = take()) {
-        const HangSuspect suspect;
-        job();
+    std::unique_lock lock{mutex_};
+    while (!ended_) {
+        switch (handover_.next(!jobs_.empty())) {
+        case Handover::ModelThread::runs_loop: run_loop(lock); break;
+        case Handover::ModelThread::runs_job: run_job(lock); break;
+        case Handover::ModelThread::waits: model_thread_waits_.wait(lock); break;
+        }
     }
+}
+
+void Executor::run_loop(std::unique_lock<std::mutex>& lock) {
+    lock.unlock();
+    const bool stopped = io_.run_one() == 0;
+    lock.lock();
+    if (stopped) end();
+}
+
+void Executor::run_job(std::unique_lock<std::mutex>& lock) {
+    Job job = std::move(jobs_.front());
+    jobs_.pop_front();
+    if (handover_.wakes_cover()) set_timer(limits::cover_after);
+    lock.unlock();
+    Then then;
+    {
+        const HangSuspect suspect;
+        then = job();
+        job = nullptr;
+    }
+    lock.lock();
+    const bool has_loop = handover_.job_ended(!jobs_.empty());
+    if (!has_loop) followers_.push_back(std::move(then));
+    lock.unlock();
+    if (has_loop) {
+        follow_jobs();
+        then();
+    } else {
+        boost::asio::post(io_, [this] { follow_jobs(); });  // ends the cover's wait
+    }
+    lock.lock();
+    if (has_loop && !jobs_.empty()) handle_some(lock);
+}
+
+/// What comes meanwhile is heard, however many jobs wait.
+void Executor::handle_some(std::unique_lock<std::mutex>& lock) {
+    lock.unlock();
+    for (std::size_t i = 0; i < limits::handlers_between_jobs && io_.poll_one() > 0; ++i) {
+    }
+    lock.lock();
+}
+
+/// On the loop: in the order of the jobs.
+void Executor::follow_jobs() {
+    std::deque<Then> followers;
+    {
+        const std::lock_guard lock{mutex_};
+        followers.swap(followers_);
+    }
+    for (const Then& then : followers) then();
+}
+
+void Executor::end() {
+    ended_ = true;
+    model_thread_waits_.notify_one();
+    set_timer(std::chrono::nanoseconds{1});
 }
 
 void Executor::stop() {
+    io_.stop();
     {
         const std::lock_guard lock{mutex_};
-        stopped_ = true;
+        end();
     }
-    wake();
-    if (thread_.joinable()) thread_.join();
+    if (model_thread_.joinable()) model_thread_.join();
     jobs_.clear();
+    followers_.clear();
+}
+
+void Executor::set_timer(std::chrono::nanoseconds after) const noexcept {
+    const itimerspec once{{}, {0, after.count()}};
+    ::timerfd_settime(timer_.get(), 0, &once, nullptr);
+}
+
+void Executor::await_timer() const noexcept {
+    std::uint64_t rings = 0;
+    while (::read(timer_.get(), &rings, sizeof rings) < 0 && errno == EINTR) {
+    }
 }
 
 }  // namespace bulkhead::worker

@@ -1,45 +1,67 @@
 #pragma once
 
-#include <atomic>
-#include <cstdint>
+#include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
 #include <thread>
 
+#include <boost/asio/io_context.hpp>
+
+#include "ipc/base/unique_fd.h"
+#include "worker/loop/handover.h"
+
 namespace bulkhead::worker {
 
-/// The one thread that touches the model: loads it, runs it, resets it, and faults in large slabs, one job after
-/// another in the order of `post`. It sleeps without a timer; a job that finds it asleep wakes it once. A report of
-/// where this process hangs shows the job that runs.
+/// The two threads of a worker, which run its event loop in turns; never both at once.
 ///
-/// `stop`, and the destructor, wait for the job that runs and drop those that wait.
+/// The model's thread is the only one that touches the model: it loads, runs and resets it, and faults in large slabs.
+/// These are jobs, done one after another in the order of `post`. In between it runs the event loop, so a request that
+/// comes finds its thread awake. While a job takes long, the cover runs the loop in its place: nothing on the loop
+/// waits for a job for more than `limits::cover_after` twice.
 ///
-/// Thread  any, for `post`
+/// A report of where this process hangs shows the job that runs.
 class Executor {
 public:
-    Executor() : thread_{[this] { work(); }} {}
+    /// What follows a job, on the event loop; never empty.
+    using Then = std::function<void()>;
+    using Job = std::function<Then()>;
+
+    /// Errors  std::system_error where the kernel gives no timer
+    explicit Executor(boost::asio::io_context& io);
     ~Executor() { stop(); }
     Executor(const Executor&) = delete;
     Executor& operator=(const Executor&) = delete;
 
-    void post(std::function<void()> job);
+    /// Runs the event loop until it is stopped or has nothing to wait for. The caller's thread is the cover.
+    void run();
+    /// Thread  the event loop, or a job
+    void post(Job job);
+    /// Stops the event loop, waits for the job that runs, and drops those that wait.
     void stop();
 
 private:
-    void work();
-    [[nodiscard]] std::function<void()> take();  ///< nothing once stopped
-    void sleep(std::uint32_t seen) noexcept;
-    void wake() noexcept;
+    void serve();  ///< the model's thread
+    // Each is called with the lock, and releases it meanwhile.
+    void run_loop(std::unique_lock<std::mutex>& lock);
+    void run_job(std::unique_lock<std::mutex>& lock);
+    void handle_some(std::unique_lock<std::mutex>& lock);
+    void cover(std::unique_lock<std::mutex>& lock);
+    void follow_jobs();
+    void set_timer(std::chrono::nanoseconds after) const noexcept;
+    void await_timer() const noexcept;
+    void end();  ///< with the lock
 
-    std::mutex mutex_;  ///< of `jobs_` and `stopped_`
-    /// The futex it sleeps on, and whether it sleeps. A condition variable would cost one more system call per wake-up:
-    /// it locks its mutex as if there were other waiters.
-    std::atomic<std::uint32_t> posted_ = 0;
-    std::atomic<bool> asleep_ = false;
-    std::deque<std::function<void()>> jobs_;
-    bool stopped_ = false;
-    std::thread thread_;  ///< last: it uses the others
+    boost::asio::io_context& io_;
+    UniqueFd timer_;    ///< what the cover sleeps on
+    std::mutex mutex_;  ///< of all below
+    std::condition_variable model_thread_waits_;
+    Handover handover_;
+    std::deque<Job> jobs_;
+    std::deque<Then> followers_;  ///< of jobs that ended while the cover ran the loop
+    bool ended_ = false;
+    std::thread model_thread_;
 };
 
 }  // namespace bulkhead::worker

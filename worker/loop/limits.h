@@ -30,6 +30,11 @@ inline constexpr std::chrono::milliseconds link_flush = 1s;
 
 /// Messages waiting for one client that does not read, besides what its socket holds.
 inline constexpr std::size_t outbox_messages_max = 256;
+/// A job may keep the event loop for so long, at most twice: then the cover runs the loop.
+inline constexpr std::chrono::microseconds cover_after = 500us;
+/// What the loop handles between two jobs of which the second already waits.
+inline constexpr std::size_t handlers_between_jobs = 64;
+
 /// Packets read from one socket before the others have their turn.
 inline constexpr std::size_t packets_per_turn = 32;
 /// Requests of one channel in flight, whatever the queue's bound.

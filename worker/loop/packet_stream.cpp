@@ -206,6 +206,7 @@ void PacketStream::close() {
     }
     if (at_bell_) at_bell_->stop();
     at_socket_.stop();
+    packets_.drop_rings();  // a wait that has ended holds this object until the loop comes to it
     socket_.reset();
     outbox_.clear();
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 
-#include <boost/asio/post.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -57,7 +56,7 @@ Error cancelled(std::uint64_t id) {
 }  // namespace
 
 Dispatcher::Dispatcher(boost::asio::io_context& io, Executor& executor, StatusPage* page, Events events)
-    : io_{io}, executor_{executor}, page_{page}, events_{std::move(events)},
+    : executor_{executor}, page_{page}, events_{std::move(events)},
       deadlines_{io, [this] { return enforce_deadlines(); }}, idle_{io, [this] { return idle_due(); }} {}
 
 void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
@@ -66,7 +65,7 @@ void Dispatcher::serve(Model& model, const config::ModelSpec& spec) {
     scheduler_ = Scheduler{spec.queue_bound};
     if (model.generator() == nullptr) return;
     steps_ = std::make_unique<generation::StepLoop>(
-        io_, executor_, page_, model, spec,
+        executor_, page_, model, spec,
         generation::StepLoop::Events{
             .settled = [this] { settle(); },
             .overrun = [this](milliseconds running) { events_.overrun(generation::method_name, running); }});
@@ -97,7 +96,10 @@ void Dispatcher::start_next() {
     if (!running_) return;
     started_ = Clock::now();
     deadlines_.no_later_than(started_ + request_deadline_ + limits::overrun_grace);
-    executor_.post([this] { run(); });
+    executor_.post([this] {
+        run();
+        return [this] { finished(); };
+    });
 }
 
 void Dispatcher::run() {
@@ -110,7 +112,6 @@ void Dispatcher::run() {
     }
     if (!request.result) request.outputs->take_back();
     request.ended = Clock::now();
-    boost::asio::post(io_, [this] { finished(); });
 }
 
 void Dispatcher::finished() {

@@ -80,7 +80,6 @@ private:
     [[nodiscard]] std::optional<Clock::time_point> enforce_deadlines();
     [[nodiscard]] std::optional<Clock::time_point> idle_due();
 
-    boost::asio::io_context& io_;
     Executor& executor_;
     StatusPage* page_;
     Events events_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 
-#include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
 #include "worker/loop/limits.h"
@@ -37,9 +36,8 @@ boost::json::object values_of(const Ending& ending, const Request& request) {
 
 }  // namespace
 
-StepLoop::StepLoop(boost::asio::io_context& io, Executor& executor, StatusPage* page, Model& model,
-                   const config::ModelSpec& spec, Events events)
-    : io_{io}, executor_{executor}, page_{page}, model_{model}, method_{model.generator()->shape()},
+StepLoop::StepLoop(Executor& executor, StatusPage* page, Model& model, const config::ModelSpec& spec, Events events)
+    : executor_{executor}, page_{page}, model_{model}, method_{model.generator()->shape()},
       step_deadline_{spec.deadlines.request}, events_{std::move(events)},
       scheduler_{spec.queue_bound}, batcher_{*model.generator(), spec.generate.prefill_chunk, *this, statistics_} {}
 
@@ -64,7 +62,7 @@ void StepLoop::start_more() {
 void StepLoop::tell(Command command) {
     const std::lock_guard lock{mutex_};
     commands_.push_back(command);
-    if (!std::exchange(turns_, true)) executor_.post([this] { run(); });
+    if (!std::exchange(turns_, true)) executor_.post([this] { return run(); });
 }
 
 bool StepLoop::end(std::uint64_t channel, std::uint64_t id, const Error& error) {
@@ -172,7 +170,6 @@ boost::json::object StepLoop::statistics() const {
 void StepLoop::deliver() {
     {
         const std::lock_guard lock{mutex_};
-        delivers_ = false;
         std::swap(heard_, said_);
     }
     std::span<const std::int32_t> tokens{heard_.tokens};
@@ -200,7 +197,7 @@ void StepLoop::ended(Said::End& end) {
     request->let_go();
 }
 
-void StepLoop::run() {
+Executor::Then StepLoop::run() {
     {
         const std::lock_guard lock{mutex_};
         std::swap(obeyed_, commands_);
@@ -219,10 +216,10 @@ void StepLoop::run() {
             std::ranges::move(saying_.ends, std::back_inserter(said_.ends));
         }
         saying_.clear();
-        if (!std::exchange(delivers_, true)) boost::asio::post(io_, [this] { deliver(); });
     }
     turns_ = batcher_.busy() || !commands_.empty();
-    if (turns_) executor_.post([this] { run(); });
+    if (turns_) executor_.post([this] { return run(); });
+    return [this] { deliver(); };
 }
 
 void StepLoop::obey(const Command& command) {

@@ -8,7 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include <boost/asio/io_context.hpp>
 #include <boost/json.hpp>
 
 #include "worker/generation/batcher.h"
@@ -34,8 +33,7 @@ public:
         std::function<void(std::chrono::milliseconds running)> overrun;
     };
     /// The arguments outlive the executor's jobs. `model.generator()` is not null.
-    StepLoop(boost::asio::io_context& io, Executor& executor, StatusPage* page, Model& model,
-             const config::ModelSpec& spec, Events events);
+    StepLoop(Executor& executor, StatusPage* page, Model& model, const config::ModelSpec& spec, Events events);
 
     [[nodiscard]] const Method& method() const noexcept { return method_; }
 
@@ -99,14 +97,13 @@ private:
     void end_queued(RequestPtr request, const Error& error);
 
     // The executor.
-    void run();
+    [[nodiscard]] Executor::Then run();
     void obey(const Command& command);
     void turn();
     void gave(Number number, std::span<const std::int32_t> tokens) override;
     void ended(Number number, Ending ending) override;
     [[nodiscard]] Result<> write_tokens(Request& request, const Ending& ending);
 
-    boost::asio::io_context& io_;
     Executor& executor_;
     StatusPage* page_;
     Model& model_;
@@ -122,10 +119,9 @@ private:
     Said heard_;  ///< for its room
 
     mutable std::mutex mutex_;
-    std::vector<Command> commands_;  ///< guarded by the mutex, as are the next three
+    std::vector<Command> commands_;  ///< guarded by the mutex, as are the next two
     Said said_;
-    bool turns_ = false;     ///< a job is posted or runs
-    bool delivers_ = false;  ///< `deliver` is posted
+    bool turns_ = false;  ///< a job is posted or runs
 
     std::atomic<Clock::rep> turn_began_{0};  ///< 0: none runs
     Statistics statistics_;

@@ -61,7 +61,7 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                      say_activity();
                      if (statistics_owed_) say_statistics();
                  }}},
-      dispatcher_{io,
+      executor_{io}, dispatcher_{io,
                   executor_,
                   options_.page,
                   {.busy = [this] { say_activity(); },
@@ -96,7 +96,10 @@ Server::~Server() {
     if (progress_) progress_->finish();
 }
 
-void Server::start() { link_.say_hello(); }
+void Server::run() {
+    link_.say_hello();
+    executor_.run();
+}
 
 std::string_view Server::phase_name() const {
     switch (phase_) {
@@ -187,7 +190,7 @@ void Server::load() {
                                 return grant_.wait();
                             }};
     executor_.post([this, context = std::move(context)] {
-        Result<std::unique_ptr<Model>> model = [&]() -> Result<std::unique_ptr<Model>> {
+        const auto model = std::make_shared<Result<std::unique_ptr<Model>>>([&]() -> Result<std::unique_ptr<Model>> {
             const RunningMark mark{options_.page, load_started_, "loading"};
             try {
                 return options_.load(spec_, context);
@@ -195,8 +198,8 @@ void Server::load() {
                 return Error{
                     ErrorCode::load_failed, fmt::format("loading {}: {}", spec_.file.string(), exception.what()), {}};
             }
-        }();
-        boost::asio::post(io_, [this, model = std::move(model)]() mutable { loaded(std::move(model)); });
+        }());
+        return [this, model] { loaded(std::move(*model)); };
     });
 }
 
@@ -350,7 +353,7 @@ void Server::ended(ChannelSession& session, bool was_refused) {
     executor_.post([this, channel, was_refused, slabs = session.give_up_slabs()]() mutable {
         slabs->unregister_from(*model_);
         slabs.reset();
-        boost::asio::post(io_, [this, channel, was_refused] { reclaimed(channel, was_refused); });
+        return [this, channel, was_refused] { reclaimed(channel, was_refused); };
     });
 }
 

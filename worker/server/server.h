@@ -40,17 +40,15 @@ struct ServerOptions {
 
 /// A worker: the daemon's link, one model, and the clients that use it.
 ///
-/// Two threads: the event loop, which never waits for the model, so it answers while the model loads or runs; and the
-/// executor, the only one that touches the model.
-///
-/// Thread  the event loop of `io`
+/// Thread  the event loop of `io`, which the two threads of the executor run in turns: it answers while the model loads
+///         or runs
 class Server final : private SessionHost {
 public:
     Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options);
     ~Server() override;
 
-    /// Says hello; everything further happens on the event loop.
-    void start();
+    /// Says hello, and runs the event loop until that is stopped. The caller's thread is the executor's cover.
+    void run();
     /// Accepts nothing new, finishes what is in flight, says `drained` and exits 0; exits 1 when the deadline
     /// passes first. Asked twice, the earlier deadline holds.
     void drain(std::chrono::milliseconds deadline);

@@ -208,7 +208,6 @@ int main(int argc, char** argv) {
         terminate.clear();
         server.drain(limits::terminate_drain);
     });
-    server.start();
-    io.run();
+    server.run();
     return 1;  // not reached: the server ends the process
 }

@@ -353,8 +353,7 @@ protected:
                                      .hello_deadline = hello_deadline,
                                      .unread_stream = unread_stream,
                                      .exit = [this](int status) { exited(status); }});
-        server->start();
-        thread_ = std::thread{[this] { io.run(); }};
+        thread_ = std::thread{[this] { server->run(); }};
         hello = expect_said("hello");
     }
     void configure() {

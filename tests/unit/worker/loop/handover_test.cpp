@@ -1,0 +1,191 @@
+// Every interleaving of the executor's two threads, over the very state that they share. A thread here is what
+// executor.cpp makes of it: one step for each time that it holds the mutex, and one for each wait.
+
+#include "worker/loop/handover.h"
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace bulkhead::worker {
+namespace {
+
+constexpr int jobs_of_a_run = 4;
+constexpr std::size_t worlds_max = 10'000;  ///< a thread that runs on and on comes to more
+
+enum class ModelIs : std::uint8_t { asks, in_loop, in_job, interrupts, waits };
+enum class CoverIs : std::uint8_t { asleep, in_loop, handled };
+
+/// Both threads, the queue, the loop's events and the timer.
+struct World {
+    Handover handover;
+    ModelIs model = ModelIs::asks;
+    CoverIs cover = CoverIs::asleep;
+    int to_come = jobs_of_a_run;  ///< requests that have not come yet: each is an event of the loop
+    int waiting = 0;              ///< jobs in the queue
+    int followers = 0;            ///< jobs that have ended, and were not answered
+    int answered = 0;
+    bool interrupted = false;  ///< a handler waits in the loop, put there by the model's thread
+    bool timer = false;        ///< set, or has rung
+    bool woken = false;        ///< the model's thread was told to look again
+
+    friend bool operator==(const World&, const World&) = default;
+
+    [[nodiscard]] bool loop_has_work() const { return interrupted || to_come > 0; }
+
+    /// A handler of the loop: answers, or the next request.
+    void handle(bool request) {
+        if (request) {
+            --to_come;
+            ++waiting;
+            woken = true;
+        } else {
+            interrupted = false;
+            answered += std::exchange(followers, 0);
+        }
+    }
+};
+
+/// What one thread may do next: each is one successor; none means that it waits.
+std::vector<World> steps_of_loop(const World& world, void (*after)(World&)) {
+    std::vector<World> next;
+    for (const bool request : {true, false}) {
+        if (request ? world.to_come == 0 : !world.interrupted) continue;
+        World one = world;
+        one.handle(request);
+        after(one);
+        next.push_back(one);
+    }
+    return next;
+}
+
+std::vector<World> steps_of_model(const World& world) {
+    World next = world;
+    switch (world.model) {
+    case ModelIs::asks:
+        switch (next.handover.next(next.waiting > 0)) {
+        case Handover::ModelThread::runs_loop: next.model = ModelIs::in_loop; break;
+        case Handover::ModelThread::runs_job:
+            --next.waiting;
+            if (next.handover.wakes_cover()) next.timer = true;
+            next.model = ModelIs::in_job;
+            break;
+        case Handover::ModelThread::waits:
+            next.woken = false;
+            next.model = ModelIs::waits;
+            break;
+        }
+        return {next};
+    case ModelIs::in_loop: return steps_of_loop(world, [](World& one) { one.model = ModelIs::asks; });
+    case ModelIs::in_job:
+        if (next.handover.job_ended(next.waiting > 0)) {
+            next.answered += 1 + std::exchange(next.followers, 0);
+            next.model = ModelIs::asks;
+        } else {
+            ++next.followers;
+            next.model = ModelIs::interrupts;
+        }
+        return {next};
+    case ModelIs::interrupts:
+        next.interrupted = true;
+        next.model = ModelIs::asks;
+        return {next};
+    case ModelIs::waits:
+        if (!world.woken) return {};
+        next.model = ModelIs::asks;
+        return {next};
+    }
+    return {};
+}
+
+std::vector<World> steps_of_cover(const World& world) {
+    if (world.cover == CoverIs::in_loop)
+        return steps_of_loop(world, [](World& one) { one.cover = CoverIs::handled; });
+    World next = world;
+    if (world.cover == CoverIs::handled) {
+        next.cover = CoverIs::in_loop;
+        if (next.handover.keeps_loop()) return {next};
+        next.cover = CoverIs::asleep;
+        next.timer = true;
+        next.woken = true;
+        return {next};
+    }
+    if (!world.timer) return {};
+    const Handover::Cover does = next.handover.rang();
+    next.timer = does == Handover::Cover::watches;
+    if (does == Handover::Cover::runs_loop) next.cover = CoverIs::in_loop;
+    return {next};
+}
+
+struct Seen {
+    std::vector<World> worlds;
+    bool add(const World& world) {
+        if (std::ranges::find(worlds, world) != worlds.end()) return false;
+        worlds.push_back(world);
+        return true;
+    }
+};
+
+Seen explore() {
+    Seen seen;
+    std::deque<World> open{World{}};
+    seen.add(open.front());
+    while (!open.empty() && seen.worlds.size() < worlds_max) {
+        const World world = open.front();
+        open.pop_front();
+        for (const auto& steps : {steps_of_model(world), steps_of_cover(world)})
+            for (const World& next : steps)
+                if (seen.add(next)) open.push_back(next);
+    }
+    return seen;
+}
+
+class HandoverTest : public testing::Test {
+protected:
+    static void SetUpTestSuite() { seen_ = explore(); }
+    static inline Seen seen_;
+};
+
+TEST_F(HandoverTest, TheLoopIsNeverRunByBothThreads) {
+    for (const World& world : seen_.worlds)
+        EXPECT_FALSE(world.model == ModelIs::in_loop && world.cover != CoverIs::asleep);
+}
+
+TEST_F(HandoverTest, EveryRequestIsAnsweredWhateverComesWhen) {
+    int ends = 0;
+    for (const World& world : seen_.worlds) {
+        if (!steps_of_model(world).empty() || !steps_of_cover(world).empty()) continue;
+        ++ends;
+        EXPECT_EQ(world.answered, jobs_of_a_run) << "both threads wait";
+        EXPECT_EQ(world.model, ModelIs::in_loop) << "the next request finds nobody at the loop";
+    }
+    EXPECT_GT(ends, 0);
+}
+
+/// Of a job that never ends: the cover is on its way to the loop, or runs it.
+TEST_F(HandoverTest, NoJobKeepsTheLoop) {
+    for (const World& world : seen_.worlds) {
+        if (world.model != ModelIs::in_job) continue;
+        World later = world;
+        for (int rings = 0; rings < 3 && later.cover == CoverIs::asleep && later.timer; ++rings)
+            later = steps_of_cover(later).at(0);
+        EXPECT_NE(later.cover, CoverIs::asleep);
+    }
+}
+
+TEST_F(HandoverTest, EachStateAndBothWaysBackAreReached) {
+    for (const auto state : {Handover::State::model_loops, Handover::State::job, Handover::State::covered,
+                             Handover::State::handing_back})
+        EXPECT_TRUE(std::ranges::any_of(seen_.worlds, [&](const World& world) {
+            return world.handover.state() == state;
+        })) << static_cast<int>(state);
+    EXPECT_TRUE(std::ranges::any_of(seen_.worlds, [](const World& world) { return world.model == ModelIs::waits; }));
+    EXPECT_GT(seen_.worlds.size(), 200U);
+    EXPECT_LT(seen_.worlds.size(), worlds_max);
+}
+
+}  // namespace
+}  // namespace bulkhead::worker

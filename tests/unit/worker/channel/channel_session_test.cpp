@@ -215,6 +215,22 @@ TEST_F(ChannelTest, ClosesAClientThatNeverSaysHello) {
     EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
 }
 
+TEST_F(ChannelTest, CountsARequestThatTheFullQueueRefusesAsNotInFlight) {
+    spec.queue_bound = 1;
+    TestClient busy = first_channel();
+    TestClient client = open_channel();
+    busy.infer(1, "wait", {busy.tensor({1})});
+    log->gate.await_arrivals(1);
+
+    client.infer(1, "echo", {client.tensor({2})});
+    client.expect_error(1, ErrorCode::queue_full);
+
+    log->gate.open();
+    busy.expect_result(1);
+    client.close();  // which would otherwise wait for that request
+    EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
+}
+
 TEST_F(ChannelTest, KeepsTheSlabsOfAClientThatIsGoneUntilItsRequestHasEnded) {
     TestClient client = first_channel();
     client.infer(1, "wait", {client.tensor({1})});

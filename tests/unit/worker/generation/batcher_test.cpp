@@ -356,6 +356,23 @@ TEST_F(BatcherTest, FailsOnlyTheOneWhoseLogitsAreNoNumbers) {
         << "the prompt was one of tokens";
 }
 
+TEST_F(BatcherTest, ComputesAgainWhatAFailedSequenceTookOver) {
+    make(FakeEngine::usual());
+    const Ids prompt = counting(0, 20);
+    const auto good = add(prompt, ask(4));
+    run();
+    engine->not_finite_after = alone(good).front();
+    const auto bad = add(prompt, ask(4));
+    run();
+    EXPECT_EQ(ending_of(bad).result.error().code, ErrorCode::inference_failed);
+    engine->not_finite_after = -1;
+    const auto next = add(prompt, ask(4));
+    run();
+    expect_right(next);
+    EXPECT_EQ(ending_of(next).reused_tokens, 0U);
+    EXPECT_EQ(statistics.object().at("reused_tokens").to_number<int>(), 19) << "by the failed one";
+}
+
 TEST_F(BatcherTest, GoesOnAfterAFailedPrefill) {
     make(FakeEngine::usual());
     const auto runs = add({1, 2}, ask(9));

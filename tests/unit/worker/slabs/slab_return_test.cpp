@@ -190,6 +190,21 @@ TEST_F(SlabReturn, TheBoundOfAllChannelsIsNamedAndIsFreedByOneThatCloses) {
     fill(second, 3, 1 * mib);
 }
 
+TEST(OutputSlab, IsIdleFromTheReleaseOfItsLastResultOn) {
+    const config::ChannelLimits limits{.idle = 1h};
+    ChannelSlabs slabs{"test", limits, std::make_shared<SlabBudget>(8 * mib)};
+    ASSERT_TRUE(slabs.add(wire::SlabDirection::output, 64 * kib));
+    const auto room = slabs.allocate_output(100 * kib, wire::SlabKind::host_memfd);
+    ASSERT_TRUE(room) << room.error().text();
+    ASSERT_EQ(slabs.take_offers().size(), 2U);
+
+    const Clock::time_point before = Clock::now();
+    ASSERT_TRUE(slabs.release(room->lease));
+
+    EXPECT_GE(slabs.idle_due(), before + limits.idle);
+    EXPECT_TRUE(slabs.withdraw_idle(before + limits.idle - 1ns).empty());
+}
+
 /// Whoever hears that a request goes may be the last to hold its slabs, and has them unmapped on the executor.
 class LastHolder final : public Requester {
 public:

@@ -268,6 +268,30 @@ TYPED_TEST(ChannelRetry, ACancelledRequestIsNotSentAgain) {
     EXPECT_EQ(never_sent_again<TypeParam>(die_when_cancelled, false, true).code, ErrorCode::worker_lost);
 }
 
+TYPED_TEST(ChannelRetry, ACancelledRequestIsNotSentAgainWithTheOthers) {
+    FakeWorker first{[](FakeWorker& w) {
+        w.greet();
+        w.expect<channel::Infer>();
+        w.expect<channel::Infer>();
+        w.expect<channel::Cancel>();
+    }};
+    FakeWorker second{[](FakeWorker& w) {
+        w.greet();
+        const auto request = w.expect<channel::Infer>();
+        EXPECT_EQ(w.values_of(request.tensors.at(0))[0], 2);
+        w.answer(request.request_id, {});
+        EXPECT_EQ(w.receive(), std::nullopt);
+    }};
+    FakeDaemon daemon{introducing({&first, &second})};
+    TypeParam channel = opened<TypeParam>(daemon);
+    const std::uint64_t cancelled = channel.submit(retry_safe(only(filled(channel, {1})))).value();
+    const std::uint64_t other = channel.submit(retry_safe(only(filled(channel, {2})))).value();
+    ASSERT_TRUE(channel.cancel(cancelled));
+
+    EXPECT_TRUE(channel.wait(other));
+    EXPECT_EQ(channel.wait(cancelled).error().code, ErrorCode::worker_lost);
+}
+
 TYPED_TEST(ChannelRetry, AnUnloadIsNotUndone) {
     const auto unloaded = [](FakeWorker& w) {
         die_of_it(w);

@@ -56,11 +56,16 @@ void Executor::serve() {
     const SignalStack stack;  // a model that recurses too deep is reported as well
     std::unique_lock lock{mutex_};
     while (!ended_) {
-        switch (handover_.next(!jobs_.empty())) {
-        case Handover::ModelThread::runs_loop: run_loop(lock); break;
-        case Handover::ModelThread::runs_job: run_job(lock); break;
-        case Handover::ModelThread::waits: model_thread_waits_.wait(lock); break;
+        const Handover::ModelThread next = handover_.next(!jobs_.empty());
+        if (next == Handover::ModelThread::waits) {  // where the worker hangs then, the cover is
+            model_thread_waits_.wait(lock);
+            continue;
         }
+        const HangSuspect suspect;
+        if (next == Handover::ModelThread::runs_job)
+            run_job(lock);
+        else
+            run_loop(lock);
     }
 }
 
@@ -76,12 +81,8 @@ void Executor::run_job(std::unique_lock<std::mutex>& lock) {
     jobs_.pop_front();
     if (handover_.wakes_cover()) set_timer(limits::cover_after);
     lock.unlock();
-    Then then;
-    {
-        const HangSuspect suspect;
-        then = job();
-        job = nullptr;
-    }
+    Then then = job();
+    job = nullptr;
     lock.lock();
     const bool has_loop = handover_.job_ended(!jobs_.empty());
     if (!has_loop) followers_.push_back(std::move(then));
@@ -102,6 +103,7 @@ void Executor::handle_some(std::unique_lock<std::mutex>& lock) {
     for (std::size_t i = 0; i < limits::handlers_between_jobs && io_.poll_one() > 0; ++i) {
     }
     lock.lock();
+    if (io_.stopped()) end();
 }
 
 /// On the loop: in the order of the jobs.
@@ -127,8 +129,11 @@ void Executor::stop() {
         end();
     }
     if (model_thread_.joinable()) model_thread_.join();
-    jobs_.clear();
-    followers_.clear();
+    std::deque<Job> jobs;
+    std::deque<Then> followers;
+    const std::lock_guard lock{mutex_};  // ends before they do: they may hold what posts
+    jobs_.swap(jobs);
+    followers_.swap(followers);
 }
 
 void Executor::set_timer(std::chrono::nanoseconds after) const noexcept {

@@ -17,11 +17,11 @@ namespace bulkhead::worker {
 /// The two threads of a worker, which run its event loop in turns; never both at once.
 ///
 /// The model's thread is the only one that touches the model: it loads, runs and resets it, and faults in large slabs.
-/// These are jobs, done one after another in the order of `post`. In between it runs the event loop, so a request that
-/// comes finds its thread awake. While a job takes long, the cover runs the loop in its place: nothing on the loop
+/// These are jobs, done one after another in the order of `post`. In between it runs the event loop, so the thread that
+/// a request wakes also runs it. While a job takes long, the cover runs the loop in its place: nothing on the loop
 /// waits for a job for more than `limits::cover_after` twice.
 ///
-/// A report of where this process hangs shows the job that runs.
+/// A report of where this process hangs shows the model's thread, or the cover where that thread waits for it.
 class Executor {
 public:
     /// What follows a job, on the event loop; never empty.

@@ -40,8 +40,8 @@ public:
         ++jobs_;
         return ModelThread::runs_job;
     }
-    /// A job begins: whether the timer must be set, because the cover sleeps without one. A job that is still there when
-    /// it rings is long.
+    /// A job begins: whether the timer must be set, because the cover sleeps without one. A job that is still there
+    /// when it rings is long.
     [[nodiscard]] constexpr bool wakes_cover() noexcept {
         if (watches_) return false;
         watches_ = true;
@@ -55,8 +55,8 @@ public:
         return state_ == State::model_loops;
     }
 
-    /// The timer has rung: what the cover does next. A job that was there at the last ring is long. Unless it sleeps, the
-    /// timer must be set again.
+    /// The timer has rung: what the cover does next. A job that was there at the last ring is long. Unless it sleeps,
+    /// the timer must be set again.
     [[nodiscard]] constexpr Cover rang() noexcept {
         if (std::exchange(jobs_seen_, jobs_) != jobs_) return Cover::watches;
         if (state_ == State::job) {

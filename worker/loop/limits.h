@@ -32,8 +32,9 @@ inline constexpr std::chrono::milliseconds link_flush = 1s;
 inline constexpr std::size_t outbox_messages_max = 256;
 /// A job may keep the event loop for so long, at most twice: then the cover runs the loop.
 inline constexpr std::chrono::microseconds cover_after = 500us;
-/// What the loop handles between two jobs of which the second already waits.
-inline constexpr std::size_t handlers_between_jobs = 64;
+/// What the loop handles between two jobs of which the second already waits: at 32 packets each, less than a
+/// millisecond.
+inline constexpr std::size_t handlers_between_jobs = 8;
 
 /// Packets read from one socket before the others have their turn.
 inline constexpr std::size_t packets_per_turn = 32;
@@ -43,7 +44,8 @@ inline constexpr std::uint32_t channel_in_flight_max = 64;
 inline constexpr std::size_t channel_slabs_max = 64;
 /// Interprocess events of one channel, in each direction: so many results can be waited for each by its own.
 inline constexpr std::uint32_t gpu_events = 4;
-/// Waits of a worker's stream for one client that are followed at once: as many as requests can be unfinished, and more.
+/// Waits of a worker's stream for one client that are followed at once: as many as requests can be unfinished, and
+/// more.
 inline constexpr std::size_t gpu_waits = 8;
 /// How often, within a request deadline, a stream is looked at that a client which is gone may hold up.
 inline constexpr int held_stream_looks = 8;

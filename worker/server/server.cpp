@@ -62,20 +62,21 @@ Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options
                      if (statistics_owed_) say_statistics();
                  }}},
       executor_{io}, dispatcher_{io,
-                  executor_,
-                  options_.page,
-                  {.busy = [this] { say_activity(); },
-                   .idle = [this] { say_activity(); },
-                   .settled = [this] { finish_drain_if_done(); },
-                   .overrun =
-                       [this](std::string_view method, milliseconds running) {
-                           spdlog::error("method \"{}\" runs for {} ms, its budget is {} ms", method, running.count(),
-                                         spec_.deadlines.request.count());
-                           link_.send(worker_link::Overrun{
-                               .method = std::string{method},
-                               .running_ms = static_cast<std::uint64_t>(running.count()),
-                               .budget_ms = static_cast<std::uint64_t>(spec_.deadlines.request.count())});
-                       }}},
+                                 executor_,
+                                 options_.page,
+                                 {.busy = [this] { say_activity(); },
+                                  .idle = [this] { say_activity(); },
+                                  .settled = [this] { finish_drain_if_done(); },
+                                  .overrun =
+                                      [this](std::string_view method, milliseconds running) {
+                                          spdlog::error("method \"{}\" runs for {} ms, its budget is {} ms", method,
+                                                        running.count(), spec_.deadlines.request.count());
+                                          link_.send(worker_link::Overrun{
+                                              .method = std::string{method},
+                                              .running_ms = static_cast<std::uint64_t>(running.count()),
+                                              .budget_ms =
+                                                  static_cast<std::uint64_t>(spec_.deadlines.request.count())});
+                                      }}},
       drain_deadline_{io,
                       [this]() -> std::optional<Clock::time_point> {
                           spdlog::warn("the drain deadline passed with {} requests in flight", dispatcher_.in_flight());
@@ -177,8 +178,7 @@ void Server::load() {
                             [this](std::string_view phase, std::uint64_t done, std::uint64_t total,
                                    std::string_view unit, std::string_view detail) {
                                 capturing_ = phase == "capturing";
-                                if (options_.page != nullptr)
-                                    options_.page->step(fmt::format("{} {}", phase, detail));
+                                if (options_.page != nullptr) options_.page->step(fmt::format("{} {}", phase, detail));
                                 progress_->update({phase, done, total, unit, detail});
                             },
                         .wait_for_grant =

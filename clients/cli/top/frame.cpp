@@ -152,7 +152,6 @@ constexpr std::array help_lines{
     "QUEUE          requests in its queue, + callers that wait until it is loaded",
     "IDLE, UNLOAD   since its last request; when it goes if none comes",
     "MEM, PEAK      now, and the most while it served; RESV what torch's allocator holds",
-    "FILE           whether its weights are near, in the page cache, or far",
     "ERR, RST       failed requests, restarts",
 };
 

@@ -1,6 +1,7 @@
 #include "clients/cli/top/screen.h"
 
 #include <algorithm>
+#include <cctype>
 #include <functional>
 
 #include <fmt/format.h>
@@ -12,9 +13,9 @@ namespace bulkhead::cli::top {
 namespace {
 
 bool matches(const WorkerRow& row, std::string_view filter) {
+    const auto same = [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); };
     const auto has = [&](std::string_view text) {
-        return std::ranges::search(text, filter, [](char a, char b) { return std::tolower(a) == std::tolower(b); })
-                   .begin() != text.end();
+        return std::search(text.begin(), text.end(), filter.begin(), filter.end(), same) != text.end();
     };
     return filter.empty() || has(row.title()) || has(row.state) || has(row.device);
 }

@@ -42,7 +42,6 @@ WorkerRow worker_of(const json::value& row) {
     worker.waiting = bytes_of(row, "waiting");
     worker.since_ms = integer_member(row, "since");
     worker.unload_ms = integer_member(row, "unload_at");
-    if (const std::string weights = text_member(row, "weights"); !weights.empty()) worker.weights = one_line(weights);
     worker.errors = bytes_of(row, "errors");
     worker.restarts = bytes_of(row, "restarts");
     worker.pinned = bool_member(row, "pinned");

@@ -29,7 +29,6 @@ struct WorkerRow {
     std::uint64_t waiting = 0;                ///< callers that wait until it is loaded
     std::optional<std::int64_t> since_ms;     ///< Unix time of its state
     std::optional<std::int64_t> unload_ms;    ///< Unix time when it goes, if it is not used before
-    std::optional<std::string> weights;       ///< `near` or `far`
     std::uint64_t errors = 0;
     std::uint64_t restarts = 0;
     bool pinned = false;

@@ -71,8 +71,6 @@ constexpr std::array columns{
                if (row.pinned) return Cell{"pinned", Ink::strong};
                return Cell{row.unload_ms ? "in " + span_text(*row.unload_ms - now) : ""};
            }},
-    Column{"FILE", 4, false, 20, Sort::fleet, true,
-           [](const WorkerRow& row, std::int64_t) { return Cell{row.weights.value_or(""), Ink::dim}; }},
     Column{"ERR", 4, true, 28, Sort::fleet, false,
            [](const WorkerRow& row, std::int64_t) { return number(row.errors, Ink::bad); }},
     Column{"RST", 3, true, 30, Sort::fleet, false,

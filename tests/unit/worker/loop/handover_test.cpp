@@ -102,8 +102,7 @@ std::vector<World> steps_of_model(const World& world) {
 }
 
 std::vector<World> steps_of_cover(const World& world) {
-    if (world.cover == CoverIs::in_loop)
-        return steps_of_loop(world, [](World& one) { one.cover = CoverIs::handled; });
+    if (world.cover == CoverIs::in_loop) return steps_of_loop(world, [](World& one) { one.cover = CoverIs::handled; });
     World next = world;
     if (world.cover == CoverIs::handled) {
         next.cover = CoverIs::in_loop;
@@ -177,8 +176,8 @@ TEST_F(HandoverTest, NoJobKeepsTheLoop) {
 }
 
 TEST_F(HandoverTest, EachStateAndBothWaysBackAreReached) {
-    for (const auto state : {Handover::State::model_loops, Handover::State::job, Handover::State::covered,
-                             Handover::State::handing_back})
+    for (const auto state :
+         {Handover::State::model_loops, Handover::State::job, Handover::State::covered, Handover::State::handing_back})
         EXPECT_TRUE(std::ranges::any_of(seen_.worlds, [&](const World& world) {
             return world.handover.state() == state;
         })) << static_cast<int>(state);

@@ -132,6 +132,28 @@ TEST_F(MemoryPolicy, WhatIsPinnedOrWithinMinResidentStays) {
     EXPECT_THAT(evicted(), ElementsAre("guarded/0"));
 }
 
+TEST_F(MemoryPolicy, WhoWaitsForItsGrantGetsHostMemoryBeforeWhoCameLater) {
+    auto later = model("later", 8 * gib);
+    later.devices = {DeviceId{host}};
+    declare({model("old", 6 * gib), model("next", 6 * gib), later});
+    for (const char* name : {"next", "old"}) {
+        ask(name, Asker::person);
+        Footprint measured;
+        measured.device.at_ready = 6 * gib;
+        measured.host.at_ready = 20 * gib;
+        send(event::Ready{{name, 0}, measured});
+        if (name == std::string{"next"}) end(name);
+    }
+    now += 1min;
+    ask("next");
+    EXPECT_THAT(evicted(), ElementsAre("old/0"));
+    ask("later");
+    EXPECT_THAT(granted(), IsEmpty()) << "12 GiB are free, of the 20 that the first needs";
+    send(event::Foreign{DeviceId{host}, 10 * gib});
+    end("old");
+    EXPECT_THAT(granted(), ElementsAre("next/0"));
+}
+
 TEST_F(MemoryPolicy, SaysWhyAModelIsWhereItIs) {
     declare({model("old", 6 * gib), model("next", 6 * gib)});
     load("old", 6 * gib);

@@ -1,4 +1,5 @@
-/// What a GPU's driver says of the memory of a worker that is gone. Processes and slabs: proc_files_test.cpp.
+/// What a GPU's driver says of the memory of a worker that is gone, and what is waited for. How processes and slabs are
+/// found: proc_files_test.cpp.
 
 #include "supervisor/reclaim/reclamation.h"
 
@@ -7,6 +8,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include "ipc/slab/host_slab.h"
 #include "supervisor/base/limits.h"
 #include "tests/unit/supervisor/fake_gpus.h"
 #include "tests/unit/supervisor/loop.h"
@@ -214,6 +216,18 @@ TEST_F(GpuReclamation, WhereTheDriverTellsNoMemoryTheListOfProcessesIsTheMeasure
     start();
     EXPECT_TRUE(reclaimed().verified());
     EXPECT_EQ(returned().bytes, had);
+}
+
+TEST_F(GpuReclamation, WaitsUntilNobodyMapsASlabOfIt) {
+    trace_.gpu_uuid.clear();  // it was on the CPU
+    auto slab = HostSlab::create(1 << 20, bulkhead::wire::SlabDirection::output, trace_.slab_prefix + "1:1");
+    ASSERT_TRUE(slab) << slab.error().text();
+    end_worker();
+    start();
+    look_on(1);
+    ASSERT_FALSE(done_);
+    slab = Error{};
+    EXPECT_TRUE(reclaimed().verified());
 }
 
 TEST_F(GpuReclamation, LooksAtAllProcessesAgainOnlyWhenThoseItWaitsForAreGone) {

@@ -6,11 +6,9 @@
 
 #include <gmock/gmock.h>
 
-#include "supervisor/fleet/fleet.h"
 #include "supervisor/fleet/fleet_change.h"
 #include "supervisor/fleet/last_good_fleet.h"
-#include "tests/unit/supervisor/fake_keeper.h"
-#include "tests/unit/supervisor/loop.h"
+#include "tests/unit/supervisor/fleet_fixture.h"
 #include "tests/unit/supervisor/temporary_folder.h"
 
 namespace bulkhead::supervisor {
@@ -18,24 +16,13 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::FakeWorker;
+using test::spec_of;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-config::ModelSpec spec_of(const std::string& name) {
-    config::ModelSpec spec;
-    spec.name = name;
-    spec.device = "cpu";
-    return spec;
-}
-
-class FleetAdoptionTest : public testing::Test {
+class FleetAdoptionTest : public test::FleetFixture {
 protected:
-    FleetAdoptionTest() {
-        keeper_.obeys = [](int) { return true; };
-        declared_.models = {spec_of("a"), spec_of("b")};
-        fleet_.emplace(context_, declared_, std::nullopt);
-    }
-    bool wait(const std::function<bool()>& done) { return test::run_until(io_, done); }
+    FleetAdoptionTest() { declare({spec_of("a"), spec_of("b")}); }
 
     /// A worker of a former supervisor, with the ledger that it left.
     FakeWorker& left(const WorkerName& name, const std::string& ledger) {
@@ -62,16 +49,6 @@ protected:
         fleet_->preload();
     }
     Replica& replica(const std::string& model) { return *(*fleet_->find(model))->replicas[0]; }
-
-    boost::asio::io_context io_;
-    Gpus gpus_;
-    EventBus events_;
-    OffLoop off_loop_{io_};
-    test::FakeKeeper keeper_{io_};
-    FleetContext context_{
-        io_, keeper_, off_loop_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
-    config::Fleet declared_;
-    std::optional<Fleet> fleet_;
 };
 
 TEST_F(FleetAdoptionTest, WhatTheFleetDoesNotHaveIsKilledAndForgotten) {
@@ -109,7 +86,7 @@ TEST_F(FleetAdoptionTest, OneWithoutALedgerInheritsThatOfItsPredecessor) {
 
 TEST_F(FleetAdoptionTest, PreloadsOnlyWhatWasNotFound) {
     for (auto& spec : declared_.models) spec.preload = true;
-    fleet_.emplace(context_, declared_, std::nullopt);
+    declare(declared_.models);
     left({"a", 0, 1}, ledger_of(declared_.models[0]));
     adopt();
     ASSERT_TRUE(wait([&] { return keeper_.workers.size() == 2; }));

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "supervisor/fleet/fleet.h"
+#include "tests/unit/supervisor/fake_keeper.h"
+#include "tests/unit/supervisor/loop.h"
+
+namespace bulkhead::supervisor::test {
+
+inline config::ModelSpec spec_of(const std::string& name) {
+    config::ModelSpec spec;
+    spec.name = name;
+    spec.device = "cpu";
+    return spec;
+}
+
+/// A fleet whose workers the test plays.
+class FleetFixture : public testing::Test {
+protected:
+    FleetFixture() {
+        keeper_.obeys = [](int) { return true; };
+    }
+    void declare(std::vector<config::ModelSpec> models) {
+        fleet_.reset();
+        declared_.models = std::move(models);
+        fleet_.emplace(context_, declared_, std::nullopt);
+    }
+    bool wait(const std::function<bool()>& done) { return run_until(io_, done); }
+
+    boost::asio::io_context io_;
+    Gpus gpus_;
+    EventBus events_;
+    OffLoop off_loop_{io_};
+    FakeKeeper keeper_{io_};
+    FleetContext context_{
+        io_, keeper_, off_loop_, gpus_, events_, {"/bin/false", "token", "/run/none", "/cache", {}}, nullptr};
+    config::Fleet declared_;
+    std::optional<Fleet> fleet_;
+};
+
+}  // namespace bulkhead::supervisor::test

@@ -11,6 +11,7 @@ import json
 import pathlib
 import re
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "config/fleet.schema.json"
@@ -25,10 +26,11 @@ INTRODUCTION = """\
 
 <!-- Made from config/fleet.schema.json by scripts/reference.py: change those. -->
 
-A fleet file names the models that one daemon serves. `bulkhead validate FILE` checks it without a daemon and tells all
-errors at once, each with line, column and remedy; `bulkhead up FILE` starts a daemon with it. Examples:
-[demo.yaml](../config/fleets/demo.yaml), [gpu.yaml](../config/fleets/gpu.yaml). An editor with a YAML language server
-completes and checks it by `# yaml-language-server: $schema=PATH/config/fleet.schema.json` in the first line.
+A fleet file names the models that one daemon serves. `bulkhead validate FILE` checks it without a
+daemon and tells all errors at once, each with line, column and remedy; `bulkhead up FILE` starts a
+daemon with it. Examples: [demo.yaml](../config/fleets/demo.yaml),
+[gpu.yaml](../config/fleets/gpu.yaml). An editor with a YAML language server completes and checks it
+by `# yaml-language-server: $schema=PATH/config/fleet.schema.json` in the first line.
 
 ```yaml
 {example}```
@@ -40,22 +42,24 @@ VALUES = """\
 
 - **duration**: a whole number and a unit, `250ms`, `30s`, `2m`, `1h`; at least 1 ms, at most 24 h.
 - **size**: bytes, or `64KiB`, `4MiB`, `2GiB`.
-- **path**: a relative one is taken from the folder of the fleet file. `~` and `$VARIABLES` are not expanded, in paths or
-  anywhere else.
+- **path**: a relative one is taken from the folder of the fleet file. `~` and `$VARIABLES` are not
+  expanded, in paths or anywhere else.
 - **device**: `auto`, `cpu`, `cuda:0` (in NVML's order), `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
-- **range** of replicas: `{min: 1, max: 3}`, each from 1 to 8. Those beyond `min` are started while requests wait at
-  every other one, and unloaded when they are idle.
-- **dimension**: `512`, or a range `1..256` with both ends included; with a name, `n=1..256`. Dimensions of one name are
-  of one size in a request. A package (`aoti`) with several dynamic dimensions among its inputs needs them named: it
-  does not check that they agree. Different names mean sizes that may differ.
+- **range** of replicas: `{min: 1, max: 3}`, each from 1 to 8. Those beyond `min` are started while
+  requests wait at every other one, and unloaded when they are idle.
+- **dimension**: `512`, or a range `1..256` with both ends included; with a name, `n=1..256`.
+  Dimensions of one name are of one size in a request. A package (`aoti`) with several dynamic
+  dimensions among its inputs needs them named: it does not check that they agree. Different names
+  mean sizes that may differ.
 
 ## What is refused
 
-The reader is strict. An unknown key, a key that stands twice, a value of the wrong type, a missing model file, a bucket or
-warm-up outside the declared shapes: each is an error, none is ignored. The text is YAML 1.2 in UTF-8: `off` and `yes` are
-words, `"1"` is text and no number. One document a file, without tags and without merge keys (`<<`); use `defaults`.
-Indentation has no tabs. Aliases (`*name`) may be used within bounds: with every alias expanded a file has at most 10,000
-values, nested at most 32 deep, in at most 1 MiB.
+The reader is strict. An unknown key, a key that stands twice, a value of the wrong type, a missing
+model file, a bucket or warm-up outside the declared shapes: each is an error, none is ignored. The
+text is YAML 1.2 in UTF-8: `off` and `yes` are words, `"1"` is text and no number. One document a
+file, without tags and without merge keys (`<<`); use `defaults`. Indentation has no tabs. Aliases
+(`*name`) may be used within bounds: with every alias expanded a file has at most 10,000 values,
+nested at most 32 deep, in at most 1 MiB.
 
 ```
 $ bulkhead validate fleet.yaml
@@ -67,8 +71,8 @@ fleet.yaml:9:44: error: model "minilm": inputs.input_ids: shape[1] = 256..1
 """
 
 SECTIONS = ["limit", "defaults", "model", "group", "deadlines", "channel", "state", "generate", "method", "tensor", "parameter"]
-TITLES = {"limit": "A limit", "defaults": "defaults", "model": "A model", "group": "group", "deadlines": "deadlines", "channel": "channel", "state": "state", "generate": "generate",
-          "method": "A method", "tensor": "A tensor", "parameter": "A parameter"}
+TITLES = {"limit": "A limit", "defaults": "defaults", "model": "A model", "group": "group", "deadlines": "deadlines",
+          "channel": "channel", "state": "state", "generate": "generate", "method": "A method", "tensor": "A tensor", "parameter": "A parameter"}
 
 
 def resolve(schema, entry):
@@ -106,7 +110,7 @@ def page(schema):
     text += f"## The file\n\n{table(schema, schema)}\n"
     for name in SECTIONS:
         entry = schema["$defs"][name]
-        text += f"## {TITLES[name]}\n\n{entry['description']}\n\n"
+        text += f"## {TITLES[name]}\n\n{textwrap.fill(entry['description'], 100)}\n\n"
         if name != "defaults":
             text += table(schema, entry) + "\n"
     return text + VALUES

@@ -4,7 +4,6 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include <fmt/format.h>
@@ -18,9 +17,6 @@ namespace {
 
 /// Logits, intermediate results and what LibTorch keeps: a share of the KV, and this at least.
 constexpr std::uint64_t step_bytes = 64ULL << 20;
-
-/// GPU_ALIGN_BYTES of torch/_inductor/utils.py.
-constexpr std::uint64_t aligned_bytes = 16;
 
 std::string contents(const char* path) {
     std::ifstream file{path};
@@ -73,25 +69,6 @@ Result<> check_fit(const Manifest& manifest, const Shape& shape, std::uint64_t w
     error.remedy = ways.empty() ? fmt::format("unload another model, or {} with a smaller dtype", export_again)
                                 : fmt::format("what would fit: {}; or unload another model", fmt::join(ways, ", or "));
     return error;
-}
-
-Result<> check_slots_aligned(const Manifest& manifest, const Shape& shape) {
-    const std::uint64_t position = std::uint64_t{manifest.rows} * manifest.heads * manifest.dim *
-                                   element_size(manifest.kv_dtype);  // of one layer's keys, or values
-    const std::uint64_t slot = position * shape.length;
-    if (shape.slots == 1 || slot % aligned_bytes == 0) return {};
-
-    const std::uint64_t step = aligned_bytes / std::gcd(position, aligned_bytes);
-    const std::uint64_t below = shape.length / step * step;
-    std::vector<std::string> ways;
-    if (below > 0) ways.push_back(fmt::format("generate.length: {}", below));
-    if (below + step <= manifest.length_max) ways.push_back(fmt::format("generate.length: {}", below + step));
-    ways.emplace_back("generate.slots: 1");
-    return Error{ErrorCode::config_invalid,
-                 fmt::format("laying out KV: a layer's keys of a slot take {} bytes ({} positions of {}), and the next "
-                             "slot's must begin at a multiple of {}",
-                             slot, shape.length, position, aligned_bytes),
-                 fmt::format("what would fit: {}", fmt::join(ways, ", or "))};
 }
 
 Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes,

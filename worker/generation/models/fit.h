@@ -15,11 +15,6 @@ namespace bulkhead::worker::generation {
 [[nodiscard]] Result<> check_fit(const Manifest& manifest, const Shape& shape, std::uint64_t weights_bytes,
                                  std::uint64_t free_bytes, const std::string& where);
 
-/// Whether each slot's KV begins where a package for a GPU writes it in place: AOTInductor compiles for inputs that lie
-/// at a multiple of 16 bytes, and gives its kernels a copy of any other, where what they write is lost. Errors
-/// config_invalid: a slot's bytes; the remedy names the lengths, or the number of slots, that would do
-[[nodiscard]] Result<> check_slots_aligned(const Manifest& manifest, const Shape& shape);
-
 /// `error`, if it is out_of_memory: of a load that `check_fit` let through, so it is the steps, or the graphs of them,
 /// that found too little left beside weights and KV. Says what was left; the remedy names slots, lengths and dtypes
 /// that would leave more, and how much. Other errors stay as they are.

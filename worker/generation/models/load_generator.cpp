@@ -89,8 +89,6 @@ Result<> GeneratingModel::make_ready(const config::ModelSpec& spec, const Shape&
         std::uint64_t weights = context.cuda ? package_.weights().size_bytes() : 0;
         const std::uint64_t free = device_->free_bytes();
         if (auto fits = check_fit(package_.manifest(), shape, weights, free, device_->name()); !fits) return fits;
-        if (context.cuda)
-            if (auto aligned = check_slots_aligned(package_.manifest(), shape); !aligned) return aligned;
 
         if (!context.cuda) bind_team(threads_);
         const auto ready = guarded(fmt::format("loading {}", spec.file.string()), ErrorCode::load_failed, [&] {

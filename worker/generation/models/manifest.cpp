@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <numeric>
 #include <sstream>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "config/reader.h"
 #include "ipc/channel/dtype.h"
@@ -351,6 +353,30 @@ Error exceeds(std::string_view what, std::uint32_t asked, std::uint32_t exported
             fmt::format("lower it in the fleet file, or {} with more", export_again)};
 }
 
+/// GPU_ALIGN_BYTES of torch/_inductor/utils.py.
+constexpr std::uint64_t aligned_bytes = 16;
+
+/// Whether each slot's KV begins where a package for a GPU writes it in place: AOTInductor gives its kernels a copy of
+/// a tensor that does not lie at a multiple of 16 bytes, and what they write there is lost.
+Result<> check_slots_aligned(const Manifest& manifest, const Shape& shape) {
+    const std::uint64_t position = std::uint64_t{manifest.rows} * manifest.heads * manifest.dim *
+                                   element_size(manifest.kv_dtype);  // of one layer's keys, or values
+    const std::uint64_t slot = position * shape.length;
+    if (shape.slots == 1 || slot % aligned_bytes == 0) return {};
+
+    const std::uint64_t step = aligned_bytes / std::gcd(position, aligned_bytes);
+    const std::uint64_t below = shape.length / step * step;
+    std::vector<std::string> ways;
+    if (below > 0) ways.push_back(fmt::format("generate.length: {}", below));
+    if (below + step <= manifest.length_max) ways.push_back(fmt::format("generate.length: {}", below + step));
+    ways.emplace_back("generate.slots: 1");
+    return Error{ErrorCode::config_invalid,
+                 fmt::format("laying out KV: a layer's keys of a slot take {} bytes ({} positions of {}), and the next "
+                             "slot's must begin at a multiple of {}",
+                             slot, shape.length, position, aligned_bytes),
+                 fmt::format("what would fit: {}", fmt::join(ways, ", or "))};
+}
+
 /// The prompt's tensors, as requests bring them.
 std::vector<config::TensorSpec> prompt_inputs(const Manifest& manifest, std::uint32_t length) {
     const config::DimRange along{1, length, "T"};
@@ -420,6 +446,8 @@ Result<Shape> settle(const Manifest& manifest, const config::GenerateSpec& chose
     if (shape.slots > manifest.slots_max) return exceeds("slots", shape.slots, manifest.slots_max);
     shape.length = chosen.length.value_or(manifest.length);
     if (shape.length > manifest.length_max) return exceeds("positions", shape.length, manifest.length_max);
+    if (manifest.device == "cuda")
+        if (auto aligned = check_slots_aligned(manifest, shape); !aligned) return aligned.error();
     shape.rows = manifest.rows;
     shape.codebooks = manifest.codebooks;
     shape.vocabulary = manifest.vocabulary;

@@ -100,7 +100,8 @@ struct Manifest {
 [[nodiscard]] Result<Manifest> read_manifest_of(const std::filesystem::path& folder);
 
 /// The manifest's choices, and the fleet file's where it makes some.
-/// Errors  config_invalid: more slots or positions than were exported
+/// Errors  config_invalid: more slots or positions than were exported; a length at which a slot's KV on a GPU would begin
+/// where it cannot be written in place, with those that would do
 [[nodiscard]] Result<Shape> settle(const Manifest& manifest, const config::GenerateSpec& chosen);
 
 }  // namespace bulkhead::worker::generation

@@ -190,6 +190,19 @@ TEST_F(GenerationPackage, OnAGpuPrefillMustBeThere) {
     EXPECT_THAT(refused.remedy, HasSubstr("python -m bulkhead.export"));
 }
 
+TEST_F(GenerationPackage, SlotsThatAGpuCouldNotWriteInPlaceAreRefusedBeforeAnythingIsLoaded) {
+    manifest_["device"] = "cuda";
+    manifest_["compute_capability"] = "90";
+    boost::json::object& kv = manifest_["kv"].as_object();
+    kv["heads"] = kv["dim"] = 3;  // 36 bytes a position
+    manifest_["slots"] = 2;
+    manifest_["length"] = 18;
+    const auto loaded = load_it();
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, ErrorCode::config_invalid) << loaded.error().text();
+    EXPECT_THAT(loaded.error().text(), HasSubstr("take 648 bytes (18 positions of 36)"));
+}
+
 TEST_F(GenerationPackage, NumberOfSequencesWithoutAFunctionIsNamed) {
     boost::json::array& decode = manifest_["decode"].as_array();
     boost::json::object first = decode[0].as_object();

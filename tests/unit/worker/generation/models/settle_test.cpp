@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "worker/generation/models/fit.h"
+#include "worker/generation/models/manifest.h"
 
 namespace bulkhead::worker::generation {
 namespace {
@@ -8,19 +8,21 @@ namespace {
 /// 3 heads of 5 numbers of 16 bits: a position takes 30 bytes, so 8 positions are the first to end at a multiple of 16.
 Manifest crooked() {
     Manifest manifest;
+    manifest.device = "cuda";
     manifest.kv_dtype = wire::DType::float16;
     manifest.heads = 3;
     manifest.dim = 5;
     manifest.length_max = 100;
+    manifest.slots_max = 4;
     return manifest;
 }
 
 Error refusal(const Manifest& manifest, std::uint32_t slots, std::uint32_t length) {
-    Shape shape;
-    shape.slots = slots;
-    shape.length = length;
-    const auto aligned = check_slots_aligned(manifest, shape);
-    return aligned ? Error{} : aligned.error();
+    config::GenerateSpec chosen;
+    chosen.slots = slots;
+    chosen.length = length;
+    const auto shape = settle(manifest, chosen);
+    return shape ? Error{} : shape.error();
 }
 
 TEST(SlotAlignment, SlotsThatEndAtAMultipleOf16BytesPass) {
@@ -30,6 +32,9 @@ TEST(SlotAlignment, SlotsThatEndAtAMultipleOf16BytesPass) {
     usual.heads = 2;
     usual.dim = 64;
     EXPECT_EQ(refusal(usual, 4, 99), Error{});
+    Manifest on_cpu = crooked();
+    on_cpu.device = "cpu";
+    EXPECT_EQ(refusal(on_cpu, 4, 90), Error{}) << "there is no copy";
 }
 
 TEST(SlotAlignment, OthersAreRefusedWithWhatWouldFit) {
@@ -38,8 +43,7 @@ TEST(SlotAlignment, OthersAreRefusedWithWhatWouldFit) {
     EXPECT_EQ(error.code, ErrorCode::config_invalid);
     EXPECT_EQ(error.text(),
               "config_invalid: laying out KV: a layer's keys of a slot take 2700 bytes (90 positions of 30), and the "
-              "next slot's must "
-              "begin at a multiple of 16; what would fit: generate.length: 88, or generate.length: 96, or "
+              "next slot's must begin at a multiple of 16; what would fit: generate.length: 88, or generate.length: 96, or "
               "generate.slots: 1");
 }
 

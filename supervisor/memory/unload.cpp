@@ -14,7 +14,7 @@ bool is_surplus(const Slot& slot) { return slot.replica >= slot.model->declared.
 std::optional<Time> due(const Slot& slot) {
     const Model& model = *slot.model;
     if (slot.phase != Phase::ready || slot.in_flight > 0) return std::nullopt;
-    std::optional<Millis> keep = model.pinned ? std::nullopt : model.declared.keep_alive;
+    std::optional<Millis> keep = is_pinned(*model.unit) ? std::nullopt : model.declared.keep_alive;
     if (is_surplus(slot)) keep = std::min(keep.value_or(Millis{limits::surplus_idle}), Millis{limits::surplus_idle});
     if (!keep) return std::nullopt;
     const Time at = slot.idle_since + *keep;

@@ -370,6 +370,28 @@ TEST_F(MemoryPolicy, IdleReplicasBeyondTheMinimumGoAlsoOfWhatIsPinnedOrTogether)
     EXPECT_THAT(evicted(), IsEmpty()) << "the others stay";
 }
 
+TEST_F(MemoryPolicy, APinnedMemberKeepsItsTogetherGroupWhileOnlyASpareReplicaOfItRuns) {
+    auto ears = model("ears", gib);
+    auto voice = model("voice", gib);
+    ears.keep_alive = 10s;
+    voice.pin = true;
+    voice.replicas_max = 2;
+    ears.group = voice.group = Group{"talk", GroupKind::together};
+    declare({ears, voice});
+    ask("voice", Asker::person);
+    ready("ears", gib);
+    ready("voice", gib);
+    use("voice", 2);
+    now += 1s;
+    send(event::Tick{});
+    ready("voice", gib, 1);
+    use("voice", 0);
+    end("voice");
+    now += 31s;
+    send(event::Tick{});
+    EXPECT_THAT(evicted(), ElementsAre("voice/1"));
+}
+
 TEST_F(MemoryPolicy, TheFirstOfItsDevicesThatHasRoomIsTaken) {
     send(event::Device{"GPU-1", 40 * gib, false});
     auto listed = model("listed", 6 * gib);

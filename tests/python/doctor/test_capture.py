@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import unittest
+from collections import Counter
 from typing import Any, Iterator
 
 import torch
-from bulkhead.doctor import Finding
+from bulkhead.doctor import Finding, costs
 from bulkhead.doctor.capture import capture, explain
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Cuda:
@@ -58,7 +61,7 @@ class Captures(unittest.TestCase):
         self.assertEqual((cuda.calls, captured.failure, captured.error), (["on side", "capture"], None, ""))
         self.assertEqual(runs[:3], [1, 1, 1])
         self.assertEqual(runs[-1], 2, "the last run is the capture's")
-        self.assertTrue(captured.document()["captured"])
+        self.assertTrue(captured.document([])["captured"])
 
     def test_the_line_that_is_refused_is_named_and_each_finding_has_its_cost(self) -> None:
         cuda = Cuda()
@@ -72,8 +75,10 @@ class Captures(unittest.TestCase):
         found = Finding("host_read", "prevents_capture", __file__, line, 1, "step", "", "")
         captured = capture(step, [found], cuda)
         assert captured.failure is not None
-        self.assertEqual(list(captured.cost_ms), [(__file__, line)])
-        self.assertFalse(captured.document()["captured"])
+        self.assertEqual(list(captured.costs), [(__file__, line)])
+        failed = captured.document([captured.failure])["failed_at"]
+        self.assertEqual((failed["file"], failed["has_finding"], captured.document([found])["failed_at"]["has_finding"]), (__file__, True, False))
+        self.assertFalse(captured.document([])["captured"])
         self.assertIn("operation not permitted", captured.error)
 
     def test_errors_of_cuda_are_told_by_their_cause(self) -> None:
@@ -98,6 +103,69 @@ class Captures(unittest.TestCase):
                 assert finding is not None
                 self.assertIn(told, finding.reason)
                 self.assertEqual((finding.code, finding.file), ("host_read", __file__))
+
+
+class Counted(TorchDispatchMode):
+    """How often each operator really runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.runs[function._schema.name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def reads(x: torch.Tensor) -> Any:
+    count = x.sum().item()
+    moved = (x * count).to("meta")
+    return moved, x[x > 0], count
+
+
+def line_of(text: str) -> costs.Line:
+    lines, first = inspect.getsourcelines(reads)
+    return __file__, first + next(number for number, line in enumerate(lines) if text in line)
+
+
+class Costs(unittest.TestCase):
+    """Of a GPU's clock nothing is known here: which line runs, waits and is left out."""
+
+    def test_a_call_without_the_reads_of_a_line_is_given_what_an_earlier_call_read(self) -> None:
+        x = torch.arange(4.0)
+        for line, left_out in (("item()", "aten::_local_scalar_dense"), ("meta", "aten::_to_copy"), ("x > 0", "aten::index")):
+            with self.subTest(line):
+                with Counted() as below, costs._Answers(line_of(line)) as answers:
+                    first = answers.calling(lambda: reads(x))()
+                    all_runs, below.runs = below.runs, Counter()
+                    answers.answering = True
+                    again = answers.calling(lambda: reads(x))()
+                self.assertEqual(all_runs - below.runs, Counter({left_out: 1}))
+                self.assertEqual((first[2], first[1].tolist(), first[0].shape), (again[2], again[1].tolist(), again[0].shape))
+
+    def test_a_line_without_a_read_has_no_time_without_it(self) -> None:
+        found, _ = costs.measured(lambda: reads(torch.arange(4.0)), {line_of("item()"), line_of("return")}, Cuda())
+        self.assertEqual({line: cost.saved_ms is not None for line, cost in found.items()}, {line_of("item()"): True, line_of("return"): True})
+        quiet, _ = costs.measured(lambda: quiet_step(torch.ones(2)), {(__file__, quiet_step.__code__.co_firstlineno + 1)}, Cuda())
+        self.assertEqual([cost.saved_ms for cost in quiet.values()], [None])
+
+    def test_the_profile_shows_when_the_host_was_in_a_line(self) -> None:
+        kernels, marks = costs.profiled(lambda: reads(torch.arange(4.0)), {line_of("item()"), line_of("meta")}, Cuda())
+        self.assertEqual((kernels, [line for line, _ in marks]), ([], [line_of("item()"), line_of("meta")]))
+        (first, second) = (span for _, span in marks)
+        self.assertLess(first[0], first[1])
+        self.assertLessEqual(first[1], second[0])
+
+    def test_a_gap_between_kernels_is_of_the_innermost_line_that_the_host_was_in_when_it_began(self) -> None:
+        outer, inner = ("a.py", 1), ("b.py", 2)
+        kernels = [(0.0, 1000.0), (900.0, 2000.0), (5000.0, 6000.0), (6500.0, 7000.0), (7000.0, 7500.0), (9000.0, 9100.0)]
+        total, by_line = costs.idle(kernels, [(outer, (500.0, 6100.0)), (inner, (1500.0, 2500.0)), (inner, (8000.0, 8100.0))])
+        self.assertEqual((total, by_line), (5.0, {inner: 3.0, outer: 0.5}))
+        self.assertEqual(costs.idle([], []), (0.0, {}))
+
+
+def quiet_step(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 if __name__ == "__main__":

@@ -52,6 +52,11 @@ class Doctor(unittest.TestCase):
         (found,) = json.loads(ended.stdout)["findings"]
         self.assertEqual((found["code"], found["function"], Path(found["file"])), ("host_read", "Voice.compute", HERE / "voice.py"))
 
+    def test_the_module_asks_the_program_for_a_model_of_the_fleet(self) -> None:
+        ended = subprocess.run([sys.executable, "-m", "bulkhead.doctor", "voice", "--fleet", self.fleet, "--json"], capture_output=True, text=True, timeout=240,
+                               env={**os.environ, "PATH": f"{BULKHEAD.parent}:{os.environ['PATH']}"})  # fmt: skip
+        self.assertEqual((ended.returncode, ended.stdout), (1, doctor("voice", "--fleet", self.fleet, "--json").stdout), ended.stderr)
+
     def test_the_fleet_of_a_model_is_asked_of_the_daemon(self) -> None:
         daemon = Daemon(Path(self.fleet).read_text())
         self.addCleanup(daemon.stop)

@@ -73,6 +73,10 @@ class Reports(unittest.TestCase):
         ended = doctor("steps.py:of_module", "--inputs", "steps.py:inputs", "--json")
         self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("return x + table *")], ended.stdout)
 
+    def test_what_the_user_captures_is_looked_at_too(self) -> None:
+        ended = doctor("steps.py:captures_itself", "--inputs", "steps.py:inputs", "--json")
+        self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("y = x * lengths.min().item()")], ended.stdout)
+
     def test_a_coroutine_runs_to_its_end(self) -> None:
         ended = doctor("steps.py:awaited", "--inputs", "steps.py:inputs", "--json")
         self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("return lengths.max().item()")])
@@ -160,6 +164,15 @@ class BadInput(unittest.TestCase):
 
     def test_a_baseline_that_cannot_be_written(self) -> None:
         self.assertIn("/nowhere/baseline", self.refused("steps.py:clean", "--inputs", "steps.py:inputs", "--write-baseline", "/nowhere/baseline"))
+
+    def test_what_fake_tensors_cannot_do_is_told_with_its_line(self) -> None:
+        said = self.refused("steps.py:of_a_driver", "--inputs", "steps.py:inputs")
+        self.assertIn(f"needs a GPU at steps.py:{line_of('return torch.quantize_per_tensor')}: ", said)
+
+    def test_a_model_of_a_fleet_without_the_program(self) -> None:
+        ended = doctor("my-voice", environment={"PATH": "/nowhere"})
+        self.assertEqual((ended.returncode, ended.stdout), (2, ""))
+        self.assertIn("a model of a fleet is found by the program bulkhead, which is not on PATH", ended.stderr)
 
     def test_a_missing_package_is_named(self) -> None:
         self.assertIn(f"needs the package 'surely_not_installed' at steps.py:{line_of('import surely_not_installed')}", self.refused("steps.py:needs_package"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from examine_on_gpu import examined
@@ -18,7 +20,7 @@ AT_ONCE = 4
 @unittest.skipUnless(torch.cuda.is_available(), "no GPU here")
 class Agreement(unittest.TestCase):
     def test_what_cannot_be_captured_has_a_finding(self) -> None:
-        agreed, cautious, missed, failed = 0, [], [], []
+        agreed, cautious, missed, failed, refused, named = 0, [], [], [], 0, 0
         server = multiprocessing.get_context("forkserver")
         server.set_forkserver_preload(["examine_on_gpu"])  # it imports torch once, and does not touch the GPU
         with server.Pool(AT_ONCE, maxtasksperchild=1) as processes:  # a capture that fails can spoil CUDA for its whole process
@@ -32,11 +34,22 @@ class Agreement(unittest.TestCase):
                 captured = bool(report.get("captures")) and all(each["captured"] for each in report["captures"])
                 prevents = any(each["severity"] == "prevents_capture" for each in report["findings"])
                 agreed += captured != prevents
+                for one in report.get("captures", []):
+                    refused += not one["captured"]
+                    named += one.get("failed_at", {}).get("has_finding", False)
+                    print(*costs(name, one), sep="\n")
                 cautious += [name] if captured and prevents else []
                 missed += [name] if not captured and not prevents else []
         told = f"fake run and capture agree on {agreed} of {len(running)} functions; findings that the capture bore: {cautious}; not found: {missed}"
-        print(f"\n{told}; no answer: {failed}")
+        print(f"\n{told}; of {refused} refused captures {named} end in a line that had a finding; no answer: {failed}")
         self.assertEqual(missed + failed, [])
+
+
+def costs(name: str, captured: dict[str, Any]) -> Iterator[str]:
+    """What each finding costs a call, and the gaps between kernels."""
+    yield f"{name}: eager {captured['eager_ms']} ms, of which the GPU waits {captured['idle_ms']} ms between kernels; replay {captured['replay_ms']} ms"
+    for cost in captured["costs"]:
+        yield f"  line {cost['line']}: held {cost['held_ms']:.4f} ms, waited after {cost['idle_ms']:.4f} ms, shorter without {cost['saved_ms']}"
 
 
 if __name__ == "__main__":

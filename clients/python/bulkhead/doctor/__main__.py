@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import warnings
@@ -25,11 +26,12 @@ DONE, FOUND, FAILED = 0, 1, 2
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m bulkhead.doctor", description=__doc__, epilog="Exit status: 0 nothing prevents capture, 1 a finding does, "
                                      "2 the target could not be looked at to the end, and why.")  # fmt: skip
-    parser.add_argument("target", metavar="TARGET", help="package.module:function, file.py:function or …:Class, or an exported program (.pt2)")
+    parser.add_argument("target", metavar="TARGET", help="package.module:function, file.py:function or …:Class, an exported program (.pt2), or a model of the fleet")
     parser.add_argument("--inputs", metavar="FILE.py:FACTORY", help="a function that is given the device and returns the arguments: a tuple, or a dictionary of names; "
                         "of a class (arguments of the constructor, arguments of the call)")  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="also what torch.compile says: graph breaks, and where CUDA Graphs are skipped")
     parser.add_argument("--gpu", action="store_true", help="also capture on this machine's GPU, and measure what each finding costs; never tried on a GPU so far")
+    parser.add_argument("--fleet", metavar="FILE", help="the fleet file of the model; else the daemon's")
     parser.add_argument("--engine", type=_options, metavar="JSON", help="TARGET is the class of an engine, with these options; the functions that it gives to context.graph are looked at")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON document")
@@ -43,6 +45,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The target runs in a child: what it does to its process, or never ends, is told by this one."""
     options = parsed(arguments)
+    if ":" not in options.target and not Path(options.target).suffix:
+        return _of_fleet(options, sys.argv[1:] if arguments is None else arguments)
     ended, end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -68,6 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = signal.Signals(os.WTERMSIG(how)).name
         return _refuse(options, Error("input_invalid", f"looking at {options.target}: it ended its process by {name}", "call it with these inputs on the CPU first: it must return"))
     return os.WEXITSTATUS(how)
+
+
+def _of_fleet(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Returns an error only: otherwise this process has become `bulkhead doctor`, which reads the fleet and starts the model's interpreter."""
+    program = shutil.which("bulkhead", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))))
+    if program is None:
+        return _refuse(options, Error("input_invalid", f"looking at {options.target}: a model of a fleet is found by the program bulkhead, which is not on PATH",
+                                      "put its folder on PATH, or write TARGET as file.py:function or package.module:function"))  # fmt: skip
+    os.execv(program, [program, "doctor", *arguments])
 
 
 def _told(options: argparse.Namespace) -> int:

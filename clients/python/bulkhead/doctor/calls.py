@@ -1,14 +1,19 @@
-"""How a target is called: whether the inputs fit, and what a generator or a coroutine does once it runs."""
+"""What is called, and how: whether the inputs fit, what an engine gives to `context.graph`, and what a generator or a coroutine does
+once it runs."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from dataclasses import dataclass
-from typing import Any, AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, AsyncIterator, Callable, Mapping, Sequence
 
+from ..engine import LocalContext
 from ..errors import Error
 from .source import one_line
+
+Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  #: what is called, with what
 
 OF_FUNCTION = "give --inputs FILE.py:FACTORY, a function of the device that returns the arguments: a tuple, or a dictionary of names"
 OF_CLASS = ("--inputs names a function of the device that returns (arguments of the constructor, arguments of the call), each a tuple or a "
@@ -61,3 +66,26 @@ def called(step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 async def _collected(items: AsyncIterator[Any]) -> list[Any]:
     return [item async for item in items]
+
+
+class _Context(LocalContext):
+    """Keeps the functions and their buckets."""
+
+    def __init__(self, options: Mapping[str, Any], device: str) -> None:
+        super().__init__(options, device=device, graphs="required", model="doctor", cache=Path("."))
+        self.steps: list[Step] = []
+
+    def graph(self, fn: Callable[..., Any], buckets: Sequence[Mapping[str, Any]], *, padding: Mapping[str, float] | None = None,
+              name: str = "") -> Callable[..., Any]:  # fmt: skip
+        self.steps += [(fn, (), dict(bucket)) for bucket in buckets[:1]]  # buckets differ in shapes alone
+        return fn
+
+
+def of_engine(made: type, options: Mapping[str, Any], device: str) -> list[Step]:
+    """Loads the engine. Errors: input_invalid where it captures nothing."""
+    context = _Context(options, device)
+    made().load(context)
+    if not context.steps:
+        raise Error("input_invalid", f"looking at engine {made.__qualname__}: its load gives nothing to context.graph",
+                    "give the function of the step to context.graph, as docs/python-engines.md shows")  # fmt: skip
+    return context.steps

@@ -1,4 +1,4 @@
-"""On a GPU: a real capture, CUDA's errors in terms of the line and the cause, and what the findings cost.
+"""On a GPU: a real capture, and CUDA's errors in terms of the line and the cause.
 
 Never run on a GPU so far: tested with a stand-in for `torch.cuda`, which proves the order of calls and the words.
 """
@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import ast
 import re
-import statistics
-import sys
-import time
-from dataclasses import dataclass, field
-from types import FrameType
+from dataclasses import asdict, dataclass, field
 from typing import Any, Callable, Iterable
 
-from . import findings
+from . import costs, findings
 from .findings import Finding
 from .source import Place, one_line, place_of, statement_at
 
 _WARM_UP_RUNS = 3
-_TIMED_RUNS = 10
 
 #: What CUDA and PyTorch say when a capture fails, and what it means.
 ERRORS = (
@@ -74,22 +69,27 @@ def _cause(place: Place, text: str) -> tuple[str, str]:
 
 @dataclass
 class Captured:
-    """``eager_ms`` and ``replay_ms`` are medians; ``replay_ms`` is 0 where the capture failed. ``cost_ms`` is by line: how long the
-    host is held there in a call, of which a replay has nothing."""
+    """``eager_ms`` and ``replay_ms`` are medians; ``replay_ms`` is 0 where the capture failed. ``idle_ms``: in an eager call the GPU
+    waits between kernels. ``costs`` are of the lines with a finding."""
 
     failure: Finding | None = None
     error: str = ""
     eager_ms: float = 0.0
     replay_ms: float = 0.0
-    cost_ms: dict[tuple[str, int], float] = field(default_factory=dict)
+    idle_ms: float = 0.0
+    costs: dict[costs.Line, costs.Cost] = field(default_factory=dict)
 
-    def document(self) -> dict[str, Any]:
-        costs = [{"file": file, "line": line, "ms": round(ms, 4)} for (file, line), ms in sorted(self.cost_ms.items())]
-        return {"captured": not self.error, "error": self.error, "eager_ms": round(self.eager_ms, 4), "replay_ms": round(self.replay_ms, 4), "costs": costs}
+    def document(self, found: Iterable[Finding]) -> dict[str, Any]:
+        document: dict[str, Any] = {"captured": not self.error, "error": self.error}
+        if (failed := self.failure) is not None:
+            has_finding = any((one.file, one.line) == (failed.file, failed.line) for one in found)
+            document["failed_at"] = {"file": failed.file, "line": failed.line, "has_finding": has_finding}
+        document |= {"eager_ms": round(self.eager_ms, 4), "replay_ms": round(self.replay_ms, 4), "idle_ms": round(self.idle_ms, 4)}
+        return document | {"costs": [{"file": file, "line": line, **asdict(cost)} for (file, line), cost in sorted(self.costs.items())]}
 
 
 def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any) -> Captured:
-    """Warms up, times, and captures ``step`` on a side stream; ``cuda`` is ``torch.cuda``. The graph is kept until the process ends."""
+    """Warms up, measures, and captures ``step`` on a side stream; ``cuda`` is ``torch.cuda``. The graph is kept until the process ends."""
     result = Captured()
     main, side = cuda.current_stream(), cuda.Stream()
     side.wait_stream(main)
@@ -98,8 +98,8 @@ def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any) -> Cap
             step()
     main.wait_stream(side)
     cuda.synchronize()
-    result.eager_ms = _timed(step, cuda)
-    result.cost_ms = _costs(step, {(one.file, one.line) for one in found}, cuda)
+    result.eager_ms = costs.timed(step, cuda)
+    result.costs, result.idle_ms = costs.measured(step, {(one.file, one.line) for one in found}, cuda)
     graph = cuda.CUDAGraph()
     try:
         with cuda.graph(graph, stream=side):
@@ -108,49 +108,5 @@ def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any) -> Cap
         result.failure, result.error = explain(error), one_line(f"{type(error).__name__}: {error}", 300)
         return result
     cuda.synchronize()
-    result.replay_ms = _timed(graph.replay, cuda)
+    result.replay_ms = costs.timed(graph.replay, cuda)
     return result
-
-
-def _timed(step: Callable[[], Any], cuda: Any) -> float:
-    times = []
-    for _ in range(_TIMED_RUNS):
-        cuda.synchronize()
-        begun = time.perf_counter()
-        step()
-        cuda.synchronize()
-        times.append((time.perf_counter() - begun) * 1000)
-    return statistics.median(times)
-
-
-def _costs(step: Callable[[], Any], lines: set[tuple[str, int]], cuda: Any) -> dict[tuple[str, int], float]:
-    """Milliseconds a call that the host spends in each line: where a line waits for the GPU, that is the wait."""
-    spent: dict[tuple[str, int], float] = {}
-    files = {file for file, _ in lines}
-
-    def called(frame: FrameType, event: str, argument: Any) -> Any:
-        file = frame.f_code.co_filename
-        if file not in files:
-            return None
-        at: list[Any] = [frame.f_lineno, time.perf_counter()]
-
-        def stepped(frame: FrameType, event: str, argument: Any) -> Any:
-            now = time.perf_counter()
-            key = file, at[0]
-            if key in lines:
-                spent[key] = spent.get(key, 0.0) + (now - at[1]) * 1000
-            at[:] = [frame.f_lineno, now]
-            return stepped
-
-        return stepped
-
-    before = sys.gettrace()
-    cuda.synchronize()
-    sys.settrace(called)
-    try:
-        for _ in range(_TIMED_RUNS):
-            step()
-    finally:
-        sys.settrace(before)
-    cuda.synchronize()
-    return {key: total / _TIMED_RUNS for key, total in spent.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any, Callable, Iterator
 
@@ -112,6 +113,21 @@ class Event:
         return 1.0
 
 
+class Graph:
+    """A capture of the user's own: what is within it runs as the rest of the step does."""
+
+    def __init__(self, *unused: Any, **also_unused: Any) -> None:
+        pass
+
+    def replay(self) -> None:
+        pass
+
+    capture_begin = capture_end = reset = register_generator_state = lambda self, *unused, **also_unused: None
+
+    def pool(self) -> tuple[int, int]:
+        return 0, 1
+
+
 class _Streams:
     """Which stream is current."""
 
@@ -211,7 +227,7 @@ def answers(observe: Observe, streams: _Streams) -> dict[str, Any]:
         "get_device_properties": _PROPERTIES, "get_device_name": _PROPERTIES.name, "is_bf16_supported": True, "set_device": None,
         "init": None, "_lazy_init": None, "_exchange_device": 0, "_maybe_exchange_device": 0, "mem_get_info": (70 << 30, 80 << 30),
         "memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 0, "max_memory_reserved": 0, "reset_peak_memory_stats": None,
-        "memory_stats": {}, "ipc_collect": None, "is_current_stream_capturing": False, "can_device_access_peer": False,
+        "memory_stats": defaultdict(int), "memory_summary": "", "memory_snapshot": [], "utilization": 0, "ipc_collect": None, "is_current_stream_capturing": False, "can_device_access_peer": False,
         "_get_device_index": 0, "_get_device_properties": _PROPERTIES, "get_arch_list": ["sm_90"], "_is_compiled": True, "graph_pool_handle": (0, 1),
     }  # fmt: skip
     answered: dict[str, Any] = {name: _always(answer) for name, answer in quiet.items()}
@@ -225,7 +241,8 @@ def answers(observe: Observe, streams: _Streams) -> dict[str, Any]:
     for name in ("get_rng_state_all", "set_rng_state_all"):
         answered[name] = observed(STATE_READ, name, [state] if name.startswith("get") else None)
     answered |= {"Stream": Stream, "ExternalStream": Stream, "Event": Event, "stream": use, "StreamContext": use, "device": _Nothing,
-                 "device_of": _Nothing, "current_stream": lambda *unused: streams.current, "default_stream": lambda *unused: streams.main,
+                 "device_of": _Nothing, "CUDAGraph": Graph, "graph": _Nothing, "make_graphed_callables": lambda steps, *unused, **also_unused: steps,
+                 "current_stream": lambda *unused: streams.current, "default_stream": lambda *unused: streams.main,
                  "set_stream": lambda stream: setattr(streams, "current", stream)}  # fmt: skip
     return answered
 
@@ -247,7 +264,8 @@ class StandIns(contextlib.ExitStack):
         for name, answer in answered.items():
             self._set(torch.cuda, name, answer)
         for module, names in ((torch.cuda.random, ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all")),
-                              (torch.cuda.memory, ("empty_cache", "memory_allocated", "memory_reserved")),
+                              (torch.cuda.memory, ("empty_cache", "memory_allocated", "memory_reserved", "memory_stats")),
+                              (torch.cuda.graphs, ("CUDAGraph", "graph", "make_graphed_callables")),
                               (torch.cuda.streams, ("Stream", "Event"))):  # fmt: skip
             for name in names:
                 self._set(module, name, answered[name])
@@ -256,6 +274,8 @@ class StandIns(contextlib.ExitStack):
             self._set(accelerator, "current_accelerator", _always(torch.device("cuda")))
             self._set(accelerator, "synchronize", answered["synchronize"])
         self._set(torch, "Generator", CudaGenerator)
+        self._set(torch, "Stream", Stream)
+        self._set(torch, "Event", Event)
         seed = torch.manual_seed
         self._set(torch, "manual_seed", _seeding(observe, seed))
         self._set(torch.nn.Module, "_apply", _apply)

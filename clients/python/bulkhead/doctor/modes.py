@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -45,6 +46,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 return getattr(first, "_doctor_pinned", False)
             if name == "record_stream":
                 return None
+            if name == "__deepcopy__" and first is not None:
+                return args[1].setdefault(id(first), first.clone())
             if name == "data_ptr" and first is not None:
                 return id(first)
             if kwargs.pop("pin_memory", False):
@@ -54,6 +57,9 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 return result
             if name in ("tensor", "as_tensor", "asarray") and args and isinstance(args[0], (list, tuple)):
                 args = (tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, args[0]), *args[1:])
+            if name == "scaled_dot_product_attention":
+                with sdpa_kernel(SDPBackend.MATH):  # the others ask the driver
+                    return function(*args, **kwargs)
             if name in ("stft", "istft") and len(args) > 0:
                 args, kwargs = self._same_device(name, args, kwargs)
             return function(*args, **kwargs)
@@ -112,7 +118,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         watch.used.update(id(tensor) for tensor in tensors)
         if name == "lift_fresh":
             return self._lift(function, args[0])
-        if name in ("_local_scalar_dense", "equal", "is_nonzero"):
+        if name in ("_local_scalar_dense", "equal", "allclose", "is_nonzero"):
             return self._read(function, name, args, kwargs, devices)
         if name == "is_pinned":
             return bool(getattr(args[0], "_doctor_pinned", False))
@@ -147,7 +153,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         value = values.compute(function, args, kwargs) if known else None
         dtype = args[0].dtype if name == "_local_scalar_dense" else torch.bool
         if "cuda" in devices:
-            value = self._watch.answer(value, dtype, otherwise=name != "equal")
+            value = self._watch.answer(value, dtype, otherwise=name not in ("equal", "allclose"))
             self._watch.not_taken(value, known and not any(values.is_assumed(leaf) for leaf in args))
         return stand_in(dtype) if value is None else value
 

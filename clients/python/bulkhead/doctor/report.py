@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import textwrap
+from typing import Any
 
 from .findings import SEVERITIES, Finding, Report
 from .source import short
@@ -20,11 +21,17 @@ def text(report: Report, accepted: int = 0) -> str:
             lines += [*_finding(finding), ""]
     lines += [f"skipped: {reason}" for reason in report.skipped] + [f"note: {note}" for note in report.notes]
     for one in report.captures:
-        lines.append(f"captured: a replay takes {one['replay_ms']} ms, the step itself {one['eager_ms']} ms" if one["captured"] else f"not captured: {one['error']}")
-        lines += [f"  {short(cost['file'])}:{cost['line']} holds the host for {cost['ms']} ms in a call" for cost in one["costs"]]
+        lines.append(f"captured: a replay takes {one['replay_ms']} ms" if one["captured"] else f"not captured: {one['error']}")
+        lines.append(f"  the step itself takes {one['eager_ms']} ms; in {one['idle_ms']} ms of them the GPU waits between two kernels")
+        lines += [_cost(cost) for cost in one["costs"]]
     if report.error:
         lines += [f"error: {report.error}", f"  {report.remedy}"]
     return "\n".join([*lines, summary(report, accepted)]) + "\n"
+
+
+def _cost(cost: dict[str, Any]) -> str:
+    told = f"  {short(cost['file'])}:{cost['line']} holds the host for {cost['held_ms']:.4f} ms in a call, and the GPU waits {cost['idle_ms']:.4f} ms after it"
+    return told if cost["saved_ms"] is None else f"{told}; without its reads and copies a call takes {cost['saved_ms']:.4f} ms less"
 
 
 def _finding(finding: Finding) -> list[str]:

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import Error
-from . import calls, capture, compiled, engine, exported, fake_cuda, findings, numbers, settings, state
+from . import calls, capture, compiled, exported, fake_cuda, findings, numbers, settings, state
+from .calls import Step
 from .coverage import Executed
-from .engine import Step
 from .findings import Findings, Report
 from .modes import Functions, Operators
 from .source import is_users, one_line, place_of, short
@@ -29,6 +29,7 @@ from .watch import Concatenation, CustomOperator, Watch
 
 _CALLS = 3  #: the first may prepare, the second and the third are compared
 _PAST = re.compile(r"cat\(\s*[\[(]\s*[\w.]*(past|cache|kv|prev|hist)", re.IGNORECASE)  #: the first operand's name
+_OF_FAKE_TENSORS = re.compile(r"NVIDIA driver|driver version is insufficient|FakeTensor|its data is not allocated|aten\.\w+\.\w+$|on device \"meta\"")
 DEVICE = "cuda"
 
 
@@ -92,10 +93,11 @@ class _Run:
 
     def on_gpu(self) -> None:
         """Never run on a GPU so far."""
+        found = list(self._report.findings)
         with self._guarded(), torch.no_grad():
             for step, args, kwargs in self._made():
-                captured = capture.capture(lambda: step(*args, **kwargs), self._report.findings, torch.cuda)
-                self._report.captures.append(captured.document())
+                captured = capture.capture(lambda: calls.called(step, args, kwargs), found, torch.cuda)
+                self._report.captures.append(captured.document(found))
                 if captured.failure is not None and captured.failure.key not in {one.key for one in self._report.findings}:
                     self._report.findings.append(captured.failure)
 
@@ -107,7 +109,7 @@ class _Run:
 
     def _made(self) -> list[Step]:
         if self._options is not None:
-            steps = engine.steps(self._target, self._options, DEVICE)
+            steps = calls.of_engine(self._target, self._options, DEVICE)
         elif isinstance(self._target, exported.Program):
             given = (self._factory or self._target.inputs)(DEVICE)
             steps = self._target.steps(calls.arguments(given), DEVICE)
@@ -209,6 +211,9 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
         return f"{target} needs the package {error.name!r}{where}, which is missing here", f"install it into this environment, or name the model's own with --python: pip install {error.name}"
     if isinstance(error, SystemExit):
         return f"{target} ended the process{where}: SystemExit({error.code})", "let the callable return"
+    if place is not None and _OF_FAKE_TENSORS.search(str(error)):
+        return (f"{target} needs a GPU{where}: `{place.text.strip()}` does what fake tensors cannot ({one_line(str(error), 120)})",
+                "leave that line out of what the doctor is given, or run it on a machine with a GPU")  # fmt: skip
     return f"{target} raised {type(error).__name__}{where}: {one_line(str(error) or 'without a message', 300)}", "call it with these inputs on the CPU first: it must return"
 
 
@@ -226,7 +231,8 @@ def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             with contextlib.suppress(ValueError):  # an empty cell
                 found[f"variable {name}"] = cell.cell_contents
-        found |= {f"default {index}": value for index, value in enumerate(function.__defaults__ or ())}
+        parameters = inspect.signature(function).parameters.values()
+        found |= {f"default {one.name}": one.default for one in parameters if one.default is not one.empty}
         for name, value in list(function.__globals__.items()):
             if not name.startswith("__") and not inspect.ismodule(value) and not callable(value):
                 found[f"global {name}"] = value

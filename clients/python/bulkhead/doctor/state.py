@@ -117,7 +117,8 @@ def tell(found: Findings, changed: list[Change], executed: Executed, fallback: P
     for change in changed:
         places = list(_places(change, executed)) or ([fallback] if fallback else [])
         for place in places:
-            remedy = (f"keep it in a tensor of the device and of a fixed shape, changed in place: self.{change.name}.copy_(new), index_copy_ at a position "
+            owner = "" if change.is_variable else "self."
+            remedy = (f"keep it in a tensor of the device and of a fixed shape, changed in place: {owner}{change.name}.copy_(new), index_copy_ at a position "
                       "that is a tensor; or change it outside the step")  # fmt: skip
             found.add(findings.PYTHON_STATE, change.severity, place, f"`{change.name}` {change.what}; a replay runs no Python", remedy)
 

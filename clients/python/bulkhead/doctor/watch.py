@@ -150,6 +150,10 @@ class Watch:
         finally:
             self._functions.pop()
 
+    def _is_own(self, origin: Origin, tensor: Any) -> bool:
+        """PyTorch made it for itself, and not of a list that is an index."""
+        return origin.kind == INTERNAL and (tensor.dim() == 0 or not self._functions or self._functions[-1][0] not in ("__getitem__", "__setitem__"))
+
     # --- findings
 
     def read(self) -> None:
@@ -178,7 +182,7 @@ class Watch:
         """A tensor of the CPU is copied to the GPU."""
         place = here() if self.step else None
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
-        if place is None or origin.kind == INTERNAL or (origin.kind == LITERAL and tensor.numel() == 0):
+        if place is None or self._is_own(origin, tensor) or (origin.kind == LITERAL and tensor.numel() == 0):
             return
         use = use_of(place)
         if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
@@ -191,7 +195,7 @@ class Watch:
                 return
             if same:
                 return
-        what = "a literal" if origin.kind == LITERAL else "a tensor in host memory"
+        what = {LITERAL: "a literal", INTERNAL: "a list that is an index"}.get(origin.kind, "a tensor in host memory")
         kind = "pinned" if pinned else "pageable"
         reason = f"`{use.text}` copies {what} to the GPU in the step ({kind} memory)"
         severity = findings.STALE if pinned else findings.PREVENTS_CAPTURE
@@ -200,16 +204,19 @@ class Watch:
             remedy = f"not needed once {origin.place} is mended"
         elif origin.kind == LITERAL:
             remedy = "make it once, outside the step; or fill a static tensor: torch.full((), value, device=x.device)"
+        elif origin.kind == INTERNAL:
+            remedy = "make the index once, before the step, on the device: torch.tensor([0, 2], device=x.device); neighbours are a slice, which copies nothing"
         self.found.add(findings.HOST_COPY, severity, place, reason, remedy, use.kind)
 
     def met(self, tensor: Any, function: str) -> None:
         """A tensor of the CPU is an argument beside tensors of the GPU."""
         place = here() if self.step else None
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
-        if place is None or origin.kind == INTERNAL:
+        if place is None or self._is_own(origin, tensor):
             return
         if origin.place is not None and origin.kind in (STEP, SETUP, FOLLOWS):
-            self._born_on_cpu(origin, f"and meets a tensor of the GPU in {place} ({function})", place)
+            kept = "" if tensor.dim() else ": torch.compile then makes no CUDA Graph, and one that is captured by hand keeps this value"
+            self._born_on_cpu(origin, f"and meets a tensor of the GPU in {place} ({function}){kept}", place)
         else:
             what = "an argument" if origin.kind == ARGUMENT else "a tensor"
             self.found.add(findings.HOST_COPY, findings.PREVENTS_CAPTURE, place, f"`{use_of(place).text}` ({function}) takes {what} in host memory "

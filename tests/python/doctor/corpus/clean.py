@@ -1,8 +1,11 @@
 """What a graph can capture. No line has a finding."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def normalised(x, weight):
@@ -145,6 +148,15 @@ class CountsOnDevice(nn.Module):
         return self.linear(x) * self.steps
 
 
+def attended_by_flash(q, k, v):
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def copied_deeply(x):
+    return copy.deepcopy(x) * 2
+
+
 class StaticCache(nn.Module):
     def __init__(self, dim, length):
         super().__init__()
@@ -187,5 +199,7 @@ CASES = {
     "Encoder": lambda device: ((8,), (torch.randn(1, 4, 8, device=device), torch.zeros(1, 4, dtype=torch.bool, device=device))),
     "Recurrent": lambda device: ((8,), (torch.randn(1, 8, device=device),)),
     "CountsOnDevice": lambda device: ((8,), (torch.randn(1, 8, device=device),)),
+    "attended_by_flash": lambda device: tuple(torch.randn(1, 2, 4, 64, dtype=torch.float16, device=device) for _ in range(3)),
+    "copied_deeply": lambda device: (torch.randn(2, 8, device=device),),
     "StaticCache": lambda device: ((8, 16), (torch.randn(1, 1, 8, device=device), torch.tensor([3], device=device))),
 }

@@ -45,6 +45,20 @@ def weight_to_cuda(x):
     return x * weight.cuda()  # finds: host_copy
 
 
+def rows_by_list(x):
+    return x[[0, 1]] * 2  # finds: host_copy
+
+
+def columns_by_array(x):
+    return x[:, np.array([0, 3, 1])]  # finds: host_copy
+
+
+def written_by_list(x):
+    x = x.clone()
+    x[:, [0, 2]] = 0.0  # finds: host_copy
+    return x
+
+
 def copied_into_slot(x, slot):
     slot.copy_(torch.full((4,), 2.0))  # finds: cpu_tensor
     return x + slot
@@ -99,6 +113,9 @@ CASES = {
     "token_from_list": lambda device: (torch.randn(1, 1, 8, device=device), torch.randn(16, 8, device=device)),
     "weight_as_tensor": lambda device: (torch.randn(2, 8, device=device),),
     "weight_to_cuda": lambda device: (torch.randn(2, 8, device=device),),
+    "rows_by_list": lambda device: (torch.randn(2, 4, device=device),),
+    "columns_by_array": lambda device: (torch.randn(2, 4, device=device),),
+    "written_by_list": lambda device: (torch.randn(2, 4, device=device),),
     "copied_into_slot": lambda device: (torch.randn(4, device=device), torch.zeros(4, device=device)),
     "Unregistered": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
     "LazilyMoved": lambda device: ((8,), (torch.randn(1, 4, 8, device=device),)),

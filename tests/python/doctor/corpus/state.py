@@ -11,6 +11,12 @@ def remembered_in_module(x):
     return x * 2
 
 
+def mask_of_default(x, seen={"length": 3}):
+    seen["length"] += 1  # finds: python_state
+    mask = torch.ones(seen["length"], seen["length"], device=x.device).tril()
+    return x.sum() * mask
+
+
 class KeepsHistory(nn.Module):
     def __init__(self, dim):
         super().__init__()
@@ -81,6 +87,7 @@ class ListOfLayersCache(nn.Module):
 
 CASES = {
     "remembered_in_module": lambda device: (torch.randn(4, device=device),),
+    "mask_of_default": lambda device: (torch.randn(4, device=device),),
     "KeepsHistory": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
     "CountsCalls": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
     "GrowingCache": lambda device: ((8,), (torch.randn(1, 1, 8, device=device),)),

@@ -215,7 +215,8 @@ void Invariants::check_evictions(const Actions& actions) {
         const Victim victim = victim_of(members);
         const std::string name = evict->who.text();
         const bool surplus = evict->cause == EvictCause::surplus;
-        if (surplus && evict->who.replica < std::max(world_.declared.at(evict->who.model).replicas_min, 1U))
+        const auto known = world_.declared.find(evict->who.model);  // not of a model that a reload took away
+        if (surplus && known != world_.declared.end() && evict->who.replica < std::max(known->second.replicas_min, 1U))
             return fail(name + " is one of the minimum, and was evicted as surplus");
         if (victim.pinned && !surplus) return fail(name + " is pinned, and was evicted");
         if (evict->cause == EvictCause::keep_alive || evict->cause == EvictCause::surplus) {

@@ -152,7 +152,8 @@ std::optional<HostMemory> read_host_memory(pid_t pid) {
     const auto text = read_proc_file(pid, "smaps_rollup", 64 * 1024);
     const auto bytes = text ? parse_host_bytes(*text) : std::nullopt;
     if (!bytes) return std::nullopt;
-    return HostMemory{*bytes, sum_of_kilobytes<1>(*text, {"Pss_File:"}).value_or(0)};
+    return HostMemory{*bytes, read_resident_bytes(pid).value_or(*bytes),
+                      sum_of_kilobytes<1>(*text, {"Pss_File:"}).value_or(0)};
 }
 
 std::optional<std::uint64_t> parse_resident_bytes(std::string_view status) {

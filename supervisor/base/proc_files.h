@@ -46,8 +46,9 @@ private:
 [[nodiscard]] std::optional<std::uint64_t> read_host_bytes(pid_t pid);
 /// Memory of a process on the host.
 struct HostMemory {
-    std::uint64_t bytes = 0;   ///< as `read_host_bytes`
-    std::uint64_t mapped = 0;  ///< its share of pages of files, which the kernel can take back
+    std::uint64_t bytes = 0;     ///< as `read_host_bytes`
+    std::uint64_t resident = 0;  ///< as `read_resident_bytes`: slabs that clients map too count in full
+    std::uint64_t mapped = 0;    ///< its share of pages of files, which the kernel can take back
 };
 [[nodiscard]] std::optional<HostMemory> read_host_memory(pid_t pid);
 

@@ -9,6 +9,7 @@
 
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
+#include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
 
 namespace bulkhead::supervisor {
@@ -36,6 +37,15 @@ MachineMemory read_machine_memory() {
         if (name == "MemAvailable:") memory.available = kilobytes * 1024;
     }
     return memory;
+}
+
+/// 0: the driver does not tell.
+std::uint64_t bytes_of(const std::vector<Gpu>& gpus, const std::string& uuid, pid_t pid) {
+    const auto gpu = std::ranges::find(gpus, uuid, &Gpu::uuid);
+    if (gpu == gpus.end()) return 0;
+    for (const GpuProcess& process : gpu->processes)
+        if (static_cast<pid_t>(process.pid) == pid) return process.bytes.value_or(0);
+    return 0;
 }
 
 memory::Declaration declaration_of(const config::ModelSpec& spec, std::string key,
@@ -149,9 +159,9 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
     holding.device = record && !record->gpu_uuid.empty() ? record->gpu_uuid : std::string{memory::host};
     const memory::Footprint* known = policy_->footprints().find(key_of(found.name.model));
     const bool on_gpu = holding.device != memory::host;
-    holding.device_bytes = known == nullptr ? policy_->expected_bytes(found.name.model)
-                           : was_ready      ? known->device.resident()
-                                            : known->device.loading();
+    const bool is_measured = was_ready && known != nullptr &&
+                             (known->has_served() || policy_->basis(found.name.model) == memory::Basis::measured);
+    holding.device_bytes = is_measured ? known->device.resident() : policy_->expected_bytes(found.name.model);
     if (!on_gpu && record) holding.device_bytes = std::max(holding.device_bytes, record->host_bytes.value_or(0));
     if (on_gpu && known != nullptr) holding.host_bytes = known->host.resident();
     if (known != nullptr) holding.mapped_bytes = on_gpu ? known->host.mapped : known->device.mapped;
@@ -329,17 +339,25 @@ void Admission::save() {
 
 // --- what others use
 
-/// Reads what the devices say, and tells what of it is not ours.
+/// Reads what the devices say, and tells what of it is not ours. What ours have is read at the same moment: one that
+/// loads has more with each millisecond, and what was not seen of it would be others'.
 void Admission::look(std::function<void()> looked) {
     struct Seen {
         MachineMemory machine;
         std::vector<Gpu> gpus;
+        std::map<pid_t, std::uint64_t> on_host;
     };
+    std::vector<pid_t> workers;
+    for (const auto& holding : policy_->holdings())
+        if (const Replica* replica = find_(holding.who.model, holding.who.replica);
+            replica != nullptr && replica->process() && !replica->process()->exit)
+            workers.push_back(replica->process()->pid);
     const bool has_gpus = devices_.size() > 1;
     context_.off_loop.run(
         "reading what others use of the devices",
-        [has_gpus, &gpus = context_.gpus] {
-            Seen seen{read_machine_memory(), {}};
+        [has_gpus, workers = std::move(workers), &gpus = context_.gpus] {
+            Seen seen{read_machine_memory(), {}, {}};
+            for (const pid_t pid : workers) seen.on_host[pid] = read_resident_bytes(pid).value_or(0);
             if (has_gpus)
                 if (auto read = gpus.read()) seen.gpus = std::move(*read);
             return seen;
@@ -357,10 +375,12 @@ void Admission::look(std::function<void()> looked) {
                         ours[std::string{memory::host}] += holding.host_bytes;
                         continue;
                     }
-                    ours[std::string{memory::host}] += process->memory.host_bytes.value_or(0);
+                    const auto on_host = seen->on_host.find(process->pid);
+                    ours[std::string{memory::host}] += on_host == seen->on_host.end() ? 0 : on_host->second;
                     if (on_gpu)
                         ours[holding.device] +=
-                            process->memory.gpu_bytes.value_or(process->ready_at ? holding.device_bytes : 0);
+                            std::max(bytes_of(seen->gpus, holding.device, process->pid),
+                                     process->memory.gpu_bytes.value_or(process->ready_at ? holding.device_bytes : 0));
                 }
                 const auto foreign = [&](const memory::DeviceId& id, std::uint64_t used) {
                     tell(event::Foreign{id, used - std::min(used, ours[id])});
@@ -440,6 +460,7 @@ void Admission::measured(Replica& replica) {
     if (std::exchange(told, process->name.generation) == process->name.generation)
         return tell(event::Measured{who, device, host});
     memory::Footprint footprint{device, host};
+    footprint.device.serving_peak = footprint.host.serving_peak = 0;  // seen idle, if at all
     const memory::Footprint* known = policy_->footprints().find(key_of(who.model));
     if (known != nullptr) footprint.load = known->load;  // of an adopted one the beginning is not known
     if (process->spawned_at)

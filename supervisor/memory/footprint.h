@@ -39,6 +39,8 @@ struct Footprint {
     Millis reclaim{0};             ///< the last one, from the end of its drain to the receipt
     std::uint32_t count = 0;       ///< loads that were measured
     std::int64_t measured_ms = 0;  ///< unix time of the last
+    /// Whether it was ever measured while it served: what requests and channels take is not known before.
+    [[nodiscard]] bool has_served() const { return device.serving_peak > 0; }
     friend bool operator==(const Footprint&, const Footprint&) = default;
 };
 

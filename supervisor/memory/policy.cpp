@@ -1,6 +1,7 @@
 #include "supervisor/memory/policy.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -182,7 +183,10 @@ void apply(State& state, const event::Ready& event, Time now) {
                    fmt::format("it took {}, more than the {} that was {}", bytes_text(known.device.loading()),
                                bytes_text(planned.device), to_string(planned.basis)),
                    now);
-    state.hold(*slot, known.device.resident(), known.host.resident(),
+    slot->estimated = !known.has_served();
+    // Requests and channels take more than a load: what it was granted is not given away before that was measured.
+    const bool keeps = slot->estimated && model.known && (model.declared.package || model.declared.memory);
+    state.hold(*slot, std::max(known.device.resident(), keeps ? slot->device_bytes : 0), known.host.resident(),
                slot->device == 0 ? known.device.mapped : known.host.mapped);
     state.enter(*slot, Phase::ready);
     slot->ready_at = slot->idle_since = now;
@@ -196,7 +200,10 @@ void apply(State& state, const event::Measured& event, Time /*now*/) {
     Slot* slot = state.find(event.who);
     if (slot == nullptr || (slot->phase != Phase::ready && slot->phase != Phase::draining)) return;
     state.footprints.grew(slot->model->declared.key, event.device, event.host);
-    state.hold(*slot, std::max(slot->device_bytes, event.device.resident()),
+    const Footprint* known = state.footprints.find(slot->model->declared.key);
+    const bool is_first = slot->estimated && known != nullptr && event.device.serving_peak > 0;
+    slot->estimated = slot->estimated && !is_first;
+    state.hold(*slot, std::max(is_first ? known->device.resident() : slot->device_bytes, event.device.resident()),
                std::max(slot->host_bytes, event.host.resident()),
                std::max(slot->mapped_bytes, slot->device == 0 ? event.device.mapped : event.host.mapped));
 }
@@ -298,6 +305,8 @@ void apply(State& state, const event::Adopted& event, Time now) {
     slot.device = state.device_or_new(found.device);
     state.hold(slot, found.device_bytes, found.host_bytes, found.mapped_bytes);
     slot.basis = state.need_of(model).basis;
+    const Footprint* known = state.footprints.find(model.declared.key);
+    slot.estimated = found.holds == Holds::resident && (known == nullptr || !known->has_served());
     slot.ready_at = now - event.ready_for;
     slot.idle_since = now - event.idle_for;
     slot.turn_until = slot.ready_at + state.turn_of(model);

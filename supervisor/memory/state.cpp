@@ -104,7 +104,7 @@ void State::enter(Slot& slot, Phase phase) {
     if (phase == Phase::none) {
         slot.device_bytes = slot.host_bytes = slot.mapped_bytes = 0;
         slot.in_flight = slot.channels = 0;
-        slot.used = false;
+        slot.used = slot.estimated = false;
         slot.awaited.reset();
     }
     book(slot, true);
@@ -118,12 +118,23 @@ void State::hold(Slot& slot, Bytes device_bytes, Bytes host_bytes, Bytes mapped_
     book(slot, true);
 }
 
-Need State::need_of(const Model& model) const {
-    if (const Footprint* known = footprints.find(model.declared.key))
-        return {known->device.loading(), known->host.loading(), Basis::measured};
-    if (model.declared.package) return {*model.declared.package, 0, Basis::package};
-    if (model.declared.memory) return {*model.declared.memory, 0, Basis::declared};
+namespace {
+
+Need estimate_of(const Declaration& declared) {
+    if (declared.package) return {*declared.package, 0, Basis::package};
+    if (declared.memory) return {*declared.memory, 0, Basis::declared};
     return {};
+}
+
+}  // namespace
+
+Need State::need_of(const Model& model) const {
+    const Footprint* known = footprints.find(model.declared.key);
+    const Need estimate = estimate_of(model.declared);
+    if (known == nullptr) return estimate;
+    if (!known->has_served() && estimate.device > known->device.loading())
+        return {estimate.device, known->host.loading(), estimate.basis};
+    return {known->device.loading(), known->host.loading(), Basis::measured};
 }
 
 Millis State::load_time(const Model& model) const {

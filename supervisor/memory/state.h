@@ -36,6 +36,7 @@ struct Slot {
     Bytes host_bytes = 0;
     Bytes mapped_bytes = 0;
     Basis basis{};
+    bool estimated = false;       ///< ready, and not yet measured while it served: it keeps what it was granted
     std::uint64_t placed_as = 0;  ///< grants go in this order
     std::string placed_why;       ///< on its device; empty where a former supervisor placed it
     Time ready_at{};

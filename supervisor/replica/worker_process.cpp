@@ -146,7 +146,10 @@ std::chrono::milliseconds WorkerProcess::answer_budget(std::chrono::milliseconds
 namespace {
 
 void note(memory::Usage& usage, std::uint64_t bytes, bool is_ready) {
-    if (is_ready && usage.at_ready == 0) usage.at_ready = bytes;
+    if (is_ready && usage.at_ready == 0) {
+        usage.at_ready = bytes;
+        return;
+    }
     std::uint64_t& peak = is_ready ? usage.serving_peak : usage.load_peak;
     peak = std::max(peak, bytes);
 }
@@ -156,7 +159,7 @@ void note(memory::Usage& usage, std::uint64_t bytes, bool is_ready) {
 void MemorySample::take(const HostMemory& host, bool is_ready) {
     host_bytes = host.bytes;
     host_usage.mapped = std::max<std::uint64_t>(host_usage.mapped, host.mapped);
-    note(host_usage, host.bytes, is_ready);
+    note(host_usage, host.resident, is_ready);
 }
 
 void MemorySample::take(const GpuShare& share, bool ending, bool is_ready) {

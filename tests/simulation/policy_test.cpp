@@ -16,6 +16,8 @@ TEST_F(MemoryPolicy, AReservationBecomesTheMeasuredFigureAndEndsWithTheReceipt) 
     ready("chat", 3 * gib);
     EXPECT_EQ(all<action::Serve>().size(), 1U);
     EXPECT_EQ(gpu().reserved, 0U);
+    EXPECT_EQ(gpu().resident, 4 * gib) << "it has not served yet";
+    send(event::Measured{{"chat", 0}, {.serving_peak = 3 * gib}, {}});
     EXPECT_EQ(gpu().resident, 3 * gib);
 
     send(event::Ended{{"chat", 0}, false, std::nullopt, 1});
@@ -152,6 +154,19 @@ TEST_F(MemoryPolicy, WhoWaitsForItsGrantGetsHostMemoryBeforeWhoCameLater) {
     send(event::Foreign{DeviceId{host}, 10 * gib});
     end("old");
     EXPECT_THAT(granted(), ElementsAre("next/0"));
+}
+
+TEST_F(MemoryPolicy, AnIdleProcessDoesNotPlanTheNextLoad) {
+    declare({model("chat", 4 * gib)});
+    load("chat", 3 * gib);
+    end("chat");
+    EXPECT_EQ(policy.expected_bytes("chat"), 4 * gib) << "it was never seen to serve";
+    load("chat", 3 * gib);
+    send(event::Measured{{"chat", 0}, {.serving_peak = 3 * gib + gib / 2}, {}});
+    end("chat");
+    EXPECT_EQ(policy.expected_bytes("chat"), 3 * gib + gib / 2);
+    load("chat", 3 * gib);
+    EXPECT_EQ(gpu().resident, 3 * gib + gib / 2);
 }
 
 TEST_F(MemoryPolicy, SaysWhyAModelIsWhereItIs) {

@@ -204,7 +204,10 @@ void World::become_ready(const ReplicaId& who) {
     told.load = real.load;
     told.measured_ms = 1;
     const auto& [peak, host_peak] = served_peak[who.model];
-    process.device_bytes = std::max(real.at_ready, peak);
+    process.estimated = peak == 0;
+    const auto known = declared.find(who.model);
+    const bool keeps = process.estimated && known != declared.end() && (known->second.package || known->second.memory);
+    process.device_bytes = std::max({real.at_ready, peak, keeps ? process.device_bytes : 0});
     process.host_bytes = std::max(real.host, host_peak);
     send(event::Ready{who, told});
     begin_next(who);
@@ -244,7 +247,9 @@ void World::grow(const ReplicaId& who) {
     const Bytes peak = truth.at(who.model).serving_peak;
     auto& known = served_peak[who.model].first;
     known = std::max(known, peak);
-    found->second.device_bytes = std::max(found->second.device_bytes, peak);
+    const bool is_first = std::exchange(found->second.estimated, false);
+    found->second.device_bytes =
+        is_first ? std::max(truth.at(who.model).at_ready, known) : std::max(found->second.device_bytes, peak);
     Usage usage;
     usage.serving_peak = peak;
     send(event::Measured{who, usage, {}});
@@ -362,6 +367,7 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
     for (const Holding& one : holdings) {
         Process& process = processes.at(one.who);
         process.used = true;
+        process.estimated = process.estimated && served_peak[one.who.model].first == 0;
         send(event::Adopted{one, millis_since(process.ready_at), millis_since(process.idle_since),
                             static_cast<std::uint32_t>(process.requests.size())});
     }

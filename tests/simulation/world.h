@@ -53,6 +53,7 @@ struct Process {
     Time ready_at{};
     Time idle_since{};
     bool used = false;
+    bool estimated = false;  ///< ready, and not measured while it served
     std::vector<std::uint64_t> requests;  ///< accepted, the first one runs
     Time drain_until = Time::max();
 };

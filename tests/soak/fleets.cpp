@@ -45,7 +45,7 @@ SoakFleet make_fleet(const std::string& kind, int models, const std::string& cha
             fleet.yaml += model.replace(model.find("silero-vad"), 10, name);
         }
     }
-    if (kind != "silero-vad") fleet.options.programs = test::minimal_programs();
+    if (kind != "real") fleet.options.programs = test::minimal_programs();
     return fleet;
 }
 

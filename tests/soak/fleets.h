@@ -15,7 +15,7 @@ namespace bulkhead::soak {
 ///   minimal      the minimal worker
 ///   minimal-gpu  it on GPU 0 of a fake NVML, where each process has `gpu_bytes_each` for as long as it lives
 ///   gpu-slabs    it on the GPU of the fake driver, echoing there; clients need `fake_cuda` as their BULKHEAD_LIBCUDA
-///   silero-vad   a real model
+///   real         silero-vad
 ///
 /// `channel` is the inside of each model's YAML map of that name.
 struct SoakFleet {

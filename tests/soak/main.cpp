@@ -24,7 +24,7 @@ namespace {
 constexpr const char* usage =
     "usage: bulkhead_soak [--worker-kills N] [--supervisor-kills N] [--client-kills N]\n"
     "                     [--memory-histories N] [--swap-seconds N]\n"
-    "                     [--model minimal|minimal-gpu|gpu-slabs|silero-vad] [--workers N] [--clients N] [--life-ms N]\n"
+    "                     [--model minimal|minimal-gpu|gpu-slabs|real] [--workers N] [--clients N] [--life-ms N]\n"
     "                     [--pause-ms N] [--minutes N] [--seed N]\n";
 
 std::vector<pid_t> own_children() {

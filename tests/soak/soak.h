@@ -8,7 +8,7 @@
 namespace bulkhead::soak {
 
 /// See make_fleet.
-inline constexpr std::array<std::string_view, 4> kinds{"minimal", "minimal-gpu", "gpu-slabs", "silero-vad"};
+inline constexpr std::array<std::string_view, 4> kinds{"minimal", "minimal-gpu", "gpu-slabs", "real"};
 
 struct Options {
     std::string model = "minimal";  ///< one of `kinds`
@@ -39,9 +39,10 @@ int kill_clients(const Options& options);
 
 /// Random lives of a fleet under the memory policy, on a simulated machine: each with another seed.
 int live_memory_histories(const Options& options);
-/// Three models under a limit that holds one and a half, two clients each: every request must be answered
-/// within its deadline, every unload verified, and the kernel never see more than the limit. A fourth that leaks is
-/// ended at its bound, alone.
+
+/// Three models that do not fit together, two clients each: every request must be answered within its deadline, every
+/// unload verified, and the workers never hold more than the limit, by the kernel's or the fake driver's account. A
+/// fourth that leaks is ended at its bound, alone. See make_swap_fleet.
 int swap_models(const Options& options);
 
 }  // namespace bulkhead::soak

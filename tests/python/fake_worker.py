@@ -122,6 +122,11 @@ class FakeWorker:
         members = {"name": "y", "dtype": 9, "rank": 1, "lease": lease, "dims": [len(values)], "strides": [1], **tensor}
         self.send("result", layout.RESULT.pack(tensor_count=1, queued_us=1, run_us=2) + layout.TENSOR.pack(**members), request_id, flags)
 
+    def answer_next(self, values: list[float] | None = None, **tensor: object) -> None:
+        """Answers the next request; without values, with those of its first input."""
+        head, body = self.expect("infer")
+        self.answer(head["request_id"], self.floats(self.tensors(body)[0]) if values is None else values, **tensor)
+
     def error(self, request_id: int, code: int, attempt: str = "it failed", remedy: str = "mend it") -> None:
         texts = attempt.encode(), remedy.encode()
         self.send("error", layout.ERROR.pack(code=code, attempt_bytes=len(texts[0]), remedy_bytes=len(texts[1])) + b"".join(texts), request_id)

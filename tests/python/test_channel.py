@@ -84,11 +84,6 @@ class Opening(Opened):
 
 
 class Inference(Opened):
-    def echo_once(self, factor: float = 1.0, **tensor: object) -> None:
-        head, body = self.worker.expect("infer")
-        values = self.worker.floats(self.worker.tensors(body)[0])
-        self.worker.answer(head["request_id"], [factor * value for value in values], **tensor)
-
     def test_inputs_of_every_kind_arrive_as_they_are(self) -> None:
         channel = self.open()
         values = [0.5, -1.0, 2.0]
@@ -108,7 +103,7 @@ class Inference(Opened):
             pass
         for name, kind in kinds.items():
             with self.subTest(name):
-                self.serve(self.echo_once)
+                self.serve(self.worker.answer_next)
                 self.assertEqual(channel.infer(x=kind)["y"].tolist(), values)
 
     def test_what_lies_in_the_slab_already_is_not_copied(self) -> None:
@@ -145,19 +140,19 @@ class Inference(Opened):
 
     def test_an_output_is_a_view_that_goes_back_when_nobody_looks_any_more(self) -> None:
         channel = self.open()
-        self.serve(lambda: self.echo_once(offset=64, generation=9))
+        self.serve(lambda: self.worker.answer_next(offset=64, generation=9))
         reply = channel.infer(x=[1.0, 2.0])
         view = reply["y"].data
         self.assertTrue(view.readonly)
         del reply
         gc.collect()
-        self.serve(self.echo_once)
+        self.serve(self.worker.answer_next)
         channel.infer(x=[3.0])  # nothing to give back yet
         del view
         gc.collect()
 
         self.assertNotIn((64, 9), self.worker.released)
-        self.serve(self.echo_once).join(0)
+        self.serve(self.worker.answer_next).join(0)
         channel.infer(x=[4.0])
         self.assertIn((64, 9), self.worker.released)
 
@@ -244,11 +239,7 @@ class Inference(Opened):
     def test_a_stream_that_nobody_agreed_to(self) -> None:
         channel = self.open()
 
-        def serve() -> None:
-            head, _ = self.worker.expect("infer")
-            self.worker.answer(head["request_id"], [1.0], flags=FLAG["more"])
-
-        self.serve(serve)
+        self.serve(lambda: self.worker.answer_next([1.0], flags=FLAG["more"]))
         self.refused("protocol_violation", lambda: channel.infer(x=[1.0]))
 
 
@@ -256,8 +247,7 @@ class Deaths(Opened):
     def test_what_was_delivered_before_the_end_is_handed_out(self) -> None:
         channel = self.open()
         first, second = channel.submit(x=[1.0]), channel.submit(x=[2.0])
-        head, _ = self.worker.expect("infer")
-        self.worker.answer(head["request_id"], [8.0])
+        self.worker.answer_next([8.0])
         self.worker.close()
         reply = channel.wait(first)
         self.refused("worker_lost", lambda: channel.wait(second))
@@ -270,11 +260,7 @@ class Deaths(Opened):
                 self.worker = self.another()
                 channel = self.open()
 
-                def serve() -> None:
-                    head, _ = self.worker.expect("infer")
-                    self.worker.answer(head["request_id"], [1.0], **tensor)
-
-                thread = self.serve(serve)
+                thread = self.serve(lambda: self.worker.answer_next([1.0], **tensor))
                 with self.assertRaises(bulkhead.Error) as caught:
                     channel.infer(x=[1.0])
                 self.assertIn(caught.exception.code, ("protocol_violation", "shape_mismatch"))

@@ -189,11 +189,6 @@ def open_and(worker: FakeWorker, then: Any, **welcome: int) -> threading.Thread:
     return thread
 
 
-def answer_one(worker: FakeWorker) -> None:
-    head, body = worker.expect("infer")
-    worker.answer(head["request_id"], worker.floats(worker.tensors(body)[0]))
-
-
 def die_of_one(worker: FakeWorker) -> None:
     worker.expect("infer")
     worker.close()
@@ -214,40 +209,40 @@ class Retries(WithFakeDaemon):
         return daemon, self.connect(daemon)
 
     def test_a_request_that_may_be_is_sent_once_more(self) -> None:
-        daemon, client = self.serving(die_of_one, answer_one)
+        daemon, client = self.serving(die_of_one, FakeWorker.answer_next)
         self.assertEqual(client.infer("fake", x=[5.0], retry_safe=True)["y"].tolist(), [5.0])
         self.assertEqual(len(daemon.asked), 2)
 
     def test_without_leave_it_is_lost_and_the_next_request_finds_the_next_worker(self) -> None:
-        _, client = self.serving(die_of_one, answer_one)
+        _, client = self.serving(die_of_one, FakeWorker.answer_next)
         self.refused("worker_lost", lambda: client.infer("fake", x=[5.0]))
         self.assertEqual(client.infer("fake", x=[6.0])["y"].tolist(), [6.0])
 
     def test_not_a_second_time(self) -> None:
-        daemon, client = self.serving(die_of_one, die_of_one, answer_one)
+        daemon, client = self.serving(die_of_one, die_of_one, FakeWorker.answer_next)
         self.refused("worker_lost", lambda: client.infer("fake", x=[5.0], retry_safe=True))
         self.assertEqual(len(daemon.asked), 2)
 
     def test_not_of_a_model_that_keeps_state(self) -> None:
-        daemon, client = self.serving(die_of_one, answer_one, stateful=True)
+        daemon, client = self.serving(die_of_one, FakeWorker.answer_next, stateful=True)
         self.refused("worker_lost", lambda: client.infer("fake", x=[5.0], retry_safe=True))
         self.assertEqual(len(daemon.asked), 1)
 
     def test_state_that_was_lost_between_two_requests_is_told(self) -> None:
         def answer_and_die(worker: FakeWorker) -> None:
-            answer_one(worker)
+            worker.answer_next()
             worker.close()
             dead.set()
 
         dead = threading.Event()
-        _, client = self.serving(answer_and_die, answer_one, stateful=True)
+        _, client = self.serving(answer_and_die, FakeWorker.answer_next, stateful=True)
         client.infer("fake", x=[1.0])
         dead.wait(60)
         self.refused("worker_lost", lambda: client.infer("fake", x=[2.0]))
         self.assertEqual(client.infer("fake", x=[3.0])["y"].tolist(), [3.0])
 
     def test_what_was_filled_in_place_is_sent_again_too(self) -> None:
-        _, client = self.serving(die_of_one, answer_one)
+        _, client = self.serving(die_of_one, FakeWorker.answer_next)
         with client.allocate((1,), model="fake") as room:
             room.data.cast("f")[0] = 8.0
             self.assertEqual(client.infer("fake", x=room, retry_safe=True)["y"].tolist(), [8.0])
@@ -256,7 +251,7 @@ class Retries(WithFakeDaemon):
         closed = threading.Event()
 
         def until_it_ends(worker: FakeWorker) -> None:
-            answer_one(worker)
+            worker.answer_next()
             while data := worker.socket.recv(65536):
                 del data
             closed.set()
@@ -365,7 +360,7 @@ class Asynchronous(WithFakeDaemon):
         self.assertEqual(self.run_with(self.daemon(events_subscribe=subscribe), work), ["state", "resubscribed", "state"])
 
     def test_retry_safe(self) -> None:
-        lives = [die_of_one, answer_one]
+        lives = [die_of_one, FakeWorker.answer_next]
 
         def introduce(connection: Connection, request: dict[str, Any]) -> None:
             worker = FakeWorker()

@@ -30,11 +30,7 @@ class Misuse(Opened):
     def answered(self, deadline: float = 10) -> None:
         """The channel serves as before."""
 
-        def serve() -> None:
-            head, _ = self.worker.expect("infer")
-            self.worker.answer(head["request_id"], [1.0])
-
-        self.serve(serve)
+        self.serve(lambda: self.worker.answer_next([1.0]))
         self.assertEqual(self.channel.infer(x=[0.0], deadline=deadline)["y"].tolist(), [1.0])
 
     def test_shapes_that_are_none(self) -> None:
@@ -69,11 +65,7 @@ class Misuse(Opened):
         asyncio.run(work())
 
     def test_waiting_twice(self) -> None:
-        def serve() -> None:
-            head, _ = self.worker.expect("infer")
-            self.worker.answer(head["request_id"], [1.0])
-
-        self.serve(serve)
+        self.serve(lambda: self.worker.answer_next([1.0]))
         request = self.channel.submit(x=[0.0])
         self.channel.wait(request)
         self.mended("input_invalid", lambda: self.channel.wait(request))

@@ -32,11 +32,7 @@ class Lending(Opened):
     def result(self, values: list[float], **lease: int) -> bulkhead.Output:
         """Of the first worker."""
 
-        def serve() -> None:
-            head, _ = self.worker.expect("infer")
-            self.worker.answer(head["request_id"], values, **lease)
-
-        self.serve(serve)
+        self.serve(lambda: self.worker.answer_next(values, **lease))
         return self.first.infer(x=[0.0])["y"]
 
     def test_a_result_is_read_by_the_second_worker_where_the_first_wrote_it(self) -> None:
@@ -60,8 +56,7 @@ class Lending(Opened):
     def borrow_once(self, count: int = 1) -> None:
         self.number, _ = self.other.borrow()
         for _ in range(count):
-            head, body = self.other.expect("infer")
-            self.other.answer(head["request_id"], self.other.floats(self.other.tensors(body)[0]))
+            self.other.answer_next()
 
     def test_a_slab_is_lent_once_to_each_worker(self) -> None:
         output = self.result([1.0])
@@ -142,8 +137,7 @@ class Lending(Opened):
             head, _ = self.other.expect("slab_lend")
             self.other.error(head["request_id"], 19, "no more slabs")
             for _ in range(2):
-                head, body = self.other.expect("infer")
-                self.other.answer(head["request_id"], self.other.floats(self.other.tensors(body)[0]))
+                self.other.answer_next()
 
         self.serve(serve)
         for _ in range(2):
@@ -166,11 +160,7 @@ class Lending(Opened):
         channel = self.open_to(third)
         output = self.result([1.0])
 
-        def serve() -> None:
-            head, body = third.expect("infer")
-            third.answer(head["request_id"], third.floats(third.tensors(body)[0]))
-
-        self.serve(serve)
+        self.serve(third.answer_next)
         self.assertEqual(channel.infer(x=output)["y"].tolist(), [1.0])
 
     def test_a_second_worker_that_dies_with_a_loan_is_told_and_the_result_stays(self) -> None:
@@ -201,8 +191,7 @@ class OwnMemory(Opened):
 
                 def serve() -> None:
                     worker.borrow()
-                    head, body = worker.expect("infer")
-                    worker.answer(head["request_id"], worker.floats(worker.tensors(body)[0]))
+                    worker.answer_next()
 
                 serving = self.serve(serve)
                 self.assertEqual(channel.infer(x=room)["y"].tolist(), [0.0, 4.0])
@@ -289,12 +278,8 @@ class Returning(Opened):
         self.assertEqual(self.worker.returned(), 3)
         self.assertEqual(len(channel.core.slabs._inputs), 1)
 
-        def serve() -> None:
-            head, _ = self.worker.expect("infer")
-            self.worker.answer(head["request_id"], [1.0])
-
         self.worker.name_slab("slab_withdraw", 3)  # as from a worker that had not read that yet
-        self.serve(serve).join(0)
+        self.serve(lambda: self.worker.answer_next([1.0])).join(0)
         self.assertEqual(channel.infer(x=[1.0])["y"].tolist(), [1.0])
         self.worker.name_slab("slab_withdraw", 3)  # but no slab is withdrawn twice
         self.refused("protocol_violation", lambda: channel.infer(x=[1.0]))

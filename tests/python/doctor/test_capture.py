@@ -25,9 +25,25 @@ class Cuda:
         def wait_stream(self, other: object) -> None:
             pass
 
-    class CUDAGraph:
+    class Graph:
+        def __init__(self, cuda: Cuda) -> None:
+            self.cuda = cuda
+
+        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+            self.cuda.calls.append("capture")
+            self.cuda.capturing = True
+
+        def capture_end(self) -> None:
+            self.cuda.capturing = False
+
         def replay(self) -> None:
             pass
+
+    def CUDAGraph(self) -> Graph:
+        return self.Graph(self)
+
+    def graph_pool_handle(self) -> tuple[int, int]:
+        return (0, 1)
 
     def current_stream(self) -> Stream:
         return self.Stream()
@@ -36,15 +52,6 @@ class Cuda:
     def stream(self, stream: object) -> Iterator[None]:
         self.calls.append("on side")
         yield
-
-    @contextlib.contextmanager
-    def graph(self, graph: object, stream: object) -> Iterator[None]:
-        self.calls.append("capture")
-        self.capturing = True
-        try:
-            yield
-        finally:
-            self.capturing = False
 
     def synchronize(self) -> None:
         self.refuse()
@@ -58,9 +65,9 @@ class Captures(unittest.TestCase):
     def test_a_step_is_warmed_up_timed_and_captured(self) -> None:
         cuda, runs = Cuda(), []
         captured = capture(lambda: runs.append(len(cuda.calls)), [], cuda)
-        self.assertEqual((cuda.calls, captured.failure, captured.error), (["on side", "capture"], None, ""))
+        self.assertEqual((cuda.calls, captured.failure, captured.error), (["on side", "on side", "capture"], None, ""))
         self.assertEqual(runs[:3], [1, 1, 1])
-        self.assertEqual(runs[-1], 2, "the last run is the capture's")
+        self.assertEqual(runs[-1], 3, "the last run is the capture's")
         self.assertTrue(captured.document([])["captured"])
 
     def test_the_line_that_is_refused_is_named_and_each_finding_has_its_cost(self) -> None:
@@ -73,7 +80,7 @@ class Captures(unittest.TestCase):
 
         line = step.__code__.co_firstlineno + 1
         found = Finding("host_read", "prevents_capture", __file__, line, 1, "step", "", "")
-        captured = capture(step, [found], cuda)
+        captured = capture(step, [found], cuda, "cpu")
         assert captured.failure is not None
         self.assertEqual(list(captured.costs), [(__file__, line)])
         failed = captured.document([captured.failure])["failed_at"]

@@ -6,10 +6,12 @@ Never run on a GPU so far: tested with a stand-in for `torch.cuda`, which proves
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Callable, Iterable
 
+from ..recording import record
 from . import costs, findings
 from .findings import Finding
 from .source import Place, one_line, place_of, statement_at
@@ -88,7 +90,7 @@ class Captured:
         return document | {"costs": [{"file": file, "line": line, **asdict(cost)} for (file, line), cost in sorted(self.costs.items())]}
 
 
-def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any) -> Captured:
+def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any, device: str = "cuda") -> Captured:
     """Warms up, measures, and captures ``step`` on a side stream; ``cuda`` is ``torch.cuda``. The graph is kept until the process ends."""
     result = Captured()
     main, side = cuda.current_stream(), cuda.Stream()
@@ -100,10 +102,10 @@ def capture(step: Callable[[], Any], found: Iterable[Finding], cuda: Any) -> Cap
     cuda.synchronize()
     result.eager_ms = costs.timed(step, cuda)
     result.costs, result.idle_ms = costs.measured(step, {(one.file, one.line) for one in found}, cuda)
-    graph = cuda.CUDAGraph()
+    cuda.synchronize()
+    gc.collect()  # a tensor that is freed within a capture would break it
     try:
-        with cuda.graph(graph, stream=side):
-            step()
+        graph, _ = record(step, cuda, side, cuda.graph_pool_handle(), device)
     except Exception as error:
         result.failure, result.error = explain(error), one_line(f"{type(error).__name__}: {error}", 300)
         return result

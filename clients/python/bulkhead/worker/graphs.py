@@ -13,6 +13,7 @@ import time
 from typing import Any, Callable, Mapping, Sequence
 
 from ..errors import Error
+from ..recording import record
 
 _WARM_UP_RUNS = 3
 
@@ -222,19 +223,13 @@ class Graphs:
         gc.collect()  # a tensor that is freed within a capture would break it
         cuda.empty_cache()  # what the warm-up used is free for the pool
         before = cuda.memory_reserved()
-        graph = cuda.CUDAGraph()
-        with cuda.stream(side):
-            # Of this thread alone: the others of the process may use CUDA meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                outputs = fn(**bucket.arguments)
-            except BaseException:
-                _end_failed(graph)
-                raise
-            graph.capture_end()
+        try:
+            bucket.graph, bucket.outputs = record(lambda: fn(**bucket.arguments), cuda, side, self._pool, self._device)
+        except Exception:
+            self._pool = cuda.graph_pool_handle()
+            raise
         cuda.synchronize()
         self._pool_bytes += max(cuda.memory_reserved() - before, 0)
-        bucket.graph, bucket.outputs = graph, outputs
 
 
 def _explained(error: Exception) -> tuple[str, str, str]:
@@ -246,14 +241,6 @@ def _explained(error: Exception) -> tuple[str, str, str]:
         return finding.code, f"{short(finding.file)}:{finding.line} in {finding.function}: {finding.reason}", f"{finding.remedy}; or set graphs: preferred"
     remedy = "capture no host access, no synchronization and no shape that depends on data; or set graphs: preferred"
     return "exception", f"{type(error).__name__}: {error}".splitlines()[0], remedy
-
-
-def _end_failed(graph: Any) -> None:
-    """The stream must leave the capture; its own error is an echo of the one that is being raised."""
-    try:
-        graph.capture_end()
-    except Exception:
-        pass
 
 
 def _copy_into(kept: Any, made: Any) -> None:

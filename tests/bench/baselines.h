@@ -4,7 +4,9 @@
 /// held against them.
 
 #include <linux/futex.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,6 +28,7 @@ public:
         word_ = new (shared) std::atomic<std::uint32_t>{0};
         child_ = ::fork();
         if (child_ == 0) {
+            ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it holds the ends of pipes that peers wait at
             for (std::uint32_t turn = 1;; turn += 2) {
                 wait_for(turn);
                 if (word_->load() == end) ::_exit(0);
@@ -41,6 +44,7 @@ public:
     FutexPingPong(const FutexPingPong&) = delete;
     FutexPingPong& operator=(const FutexPingPong&) = delete;
 
+    [[nodiscard]] pid_t other() const noexcept { return child_; }
     void round_trip() {
         post(turn_ + 1);
         wait_for(turn_ + 2);

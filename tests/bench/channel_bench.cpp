@@ -14,6 +14,7 @@
 
 #include "tests/bench/baselines.h"
 #include "tests/bench/peers/peer.h"
+#include "tests/bench/placement.h"
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -30,6 +31,7 @@ struct Exchange {
     std::uint64_t bytes;
     bool echo;
     int clients;
+    On on = On::any_cpu;
 
     [[nodiscard]] std::uint64_t answer_bytes() const { return echo ? bytes : 4; }
     [[nodiscard]] std::string size() const {
@@ -38,8 +40,9 @@ struct Exchange {
                                   : std::to_string(bytes) + " B";
     }
     [[nodiscard]] std::string name() const {
+        const char* where = on == On::one_cpu ? ", one CPU" : on == On::two_cpus ? ", a CPU each" : "";
         return size() + (echo ? " and back, " : " there, 4 B back, ") + std::to_string(clients) +
-               (clients == 1 ? " client" : " clients");
+               (clients == 1 ? " client" : " clients") + where;
     }
 };
 
@@ -72,10 +75,13 @@ double processor_us_of(const std::vector<pid_t>& pids) {
 /// The clients of one way while one exchange is measured.
 class Crowd {
 public:
-    Crowd(const Way& way, const Exchange& exchange) : way_{&way} {
+    Crowd(const Way& way, const Exchange& exchange, const Placement& placement) : way_{&way} {
         for (int i = 0; i < exchange.clients; ++i) clients_.emplace_back(way.client(exchange), way.environment);
-        for (Peer& client : clients_)
+        for (const pid_t server : way.servers) placement.server(server);
+        for (Peer& client : clients_) {
             if (std::string why = client.await_ready(); !why.empty()) cannot_ = std::move(why);
+            placement.client(client.pid());
+        }
     }
 
     [[nodiscard]] const Way& way() const { return *way_; }
@@ -220,6 +226,8 @@ public:
     }
 
     void measure(const Exchange& exchange) {
+        const Placement placement{exchange.on};
+        if (!placement.possible()) return;
         table_.heading(exchange);
         std::vector<Crowd> crowds;
         for (const Way& way : ways_) {
@@ -227,7 +235,7 @@ public:
                 Table::left_out(way.name, "it would need more than half of the memory that is available");
                 continue;
             }
-            Crowd crowd{way, exchange};
+            Crowd crowd{way, exchange, placement};
             if (crowd.cannot().empty())
                 crowds.push_back(std::move(crowd));
             else
@@ -236,6 +244,8 @@ public:
         if (crowds.empty()) return;
         const bool copied = exchange.echo && exchange.bytes >= 1 << 20;
         FutexPingPong futex;
+        placement.client(::getpid());
+        placement.server(futex.other());
         std::optional<Memcpy> memcpy;
         if (copied) memcpy.emplace(exchange.bytes);
         std::vector<double> futexes;
@@ -263,6 +273,7 @@ public:
     void compare_sizes() {
         const Exchange small{64, false, 1};
         const Exchange large{std::uint64_t{1} << 30, false, 1};
+        const Placement placement{On::any_cpu};
         std::printf("\n  %-38s %10s %10s\n", "size alone, 4 B back, 1 client", "1 GB us", "64 B us");
         for (const Way& way : ways_) {
             if (!way.name.starts_with("C++") && !way.name.starts_with("Python")) continue;
@@ -270,8 +281,8 @@ public:
                 Table::left_out(way.name, "it would need more than half of the memory that is available");
                 continue;
             }
-            Crowd with_large{way, large};
-            Crowd with_small{way, small};
+            Crowd with_large{way, large, placement};
+            Crowd with_small{way, small, placement};
             const auto both_can = [&] {
                 const std::string& why = with_large.cannot().empty() ? with_small.cannot() : with_large.cannot();
                 if (!why.empty()) Table::left_out(way.name, why);
@@ -353,6 +364,7 @@ private:
 
 Records channel() {
     Contest contest;
+    for (const On on : {On::one_cpu, On::two_cpus}) contest.measure({64, true, 1, on});
     for (const int clients : {1, 4, 16}) contest.measure({64, true, clients});
     for (const std::uint64_t bytes : {std::uint64_t{1} << 20, std::uint64_t{64} << 20})
         for (const int clients : {1, 4, 16})

@@ -3,7 +3,6 @@
 // Every way is measured once in each round, and held against its baseline of that round.
 
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -14,6 +13,7 @@
 #include "ipc/base/mapping.h"
 #include "ipc/ring/packet_transport.h"
 #include "tests/bench/baselines.h"
+#include "tests/bench/placement.h"
 
 namespace bulkhead::bench {
 namespace {
@@ -21,38 +21,13 @@ namespace {
 constexpr int rounds = 15;
 constexpr auto for_ever = std::chrono::milliseconds::max();
 
-/// The parent on the first CPU of the mask, the child on the second, or there too.
-class Placement {
-public:
-    explicit Placement(int of_child) : of_child_{of_child} { ::sched_getaffinity(0, sizeof before_, &before_); }
-    [[nodiscard]] int cpus() const { return CPU_COUNT(&before_); }
-    ~Placement() { ::sched_setaffinity(0, sizeof before_, &before_); }
-    void take_parents() const { take(0); }
-    void take_childs() const { take(of_child_); }
-
-private:
-    void take(int nth) const {
-        for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-            if (!CPU_ISSET(cpu, &before_) || nth-- > 0) continue;
-            cpu_set_t one;
-            CPU_ZERO(&one);
-            CPU_SET(cpu, &one);
-            ::sched_setaffinity(0, sizeof one, &one);
-            return;
-        }
-    }
-
-    int of_child_;
-    cpu_set_t before_{};
-};
-
 /// A child that answers, until it is killed.
 class Child {
 public:
     template <typename Body>
     Child(const Placement& placement, Body body) : pid_{::fork()} {
         if (pid_ != 0) return;
-        placement.take_childs();
+        placement.server(::getpid());
         body();
         ::_exit(0);
     }
@@ -260,7 +235,7 @@ double post_ns() {
 }
 
 Records wakeup() {
-    const Placement apart{1}, together{0};
+    const Placement apart{On::two_cpus}, together{On::one_cpu};
     struct Row {
         std::string name;
         std::function<std::unique_ptr<Way>()> make;
@@ -280,7 +255,7 @@ Records wakeup() {
     const auto line = [](const Placement& placement, How how) {
         return [&placement, how] { return std::make_unique<LineWay>(placement, how); };
     };
-    if (apart.cpus() >= 2) {
+    if (apart.possible()) {
         rows.push_back({"futex", futex(apart), 0, 0, 1000});
         rows.push_back({"eventfd and epoll alone", eventfd(apart), 0, 0, 1000});
         rows.push_back({"ring, eventfd in an epoll loop", line(apart, How::loop), 0, 1.2, 1000});
@@ -295,7 +270,7 @@ Records wakeup() {
     rows.push_back({"ring, eventfd in an epoll loop, on one CPU", line(together, How::loop), shared, 1.2, 5000});
     rows.push_back({"ring, eventfd on a thread, on one CPU", line(together, How::thread), shared, 1.1, 5000});
     rows.push_back({"seqpacket, on one CPU", line(together, How::socket), shared, 0, 5000});
-    apart.take_parents();
+    apart.client(::getpid());
     const auto run = [](Row& row) {
         const std::unique_ptr<Way> way = row.make();
         for (int i = 0; i < 100; ++i) way->round_trip();

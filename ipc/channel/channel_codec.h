@@ -176,6 +176,9 @@ struct Refusal {
     bulkhead::throw_exception_from_error(refusal.error, where);
 }
 
+/// Of a packet that holds several messages; all of it where it does not say that it does.
+[[nodiscard]] std::span<const std::byte> first_message(std::span<const std::byte> packet) noexcept;
+
 /// For the worker. A request's own faults are shape_mismatch, dtype_unsupported and input_invalid.
 [[nodiscard]] boost::system::result<ClientMessage, Refusal> parse_from_client(std::span<const std::byte> packet);
 

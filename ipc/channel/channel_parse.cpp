@@ -268,8 +268,7 @@ Parsed<WorkerMessage> parse_welcome(Reader& reader) {
         return broken(
             fmt::format("a welcome announces {} bytes of JSON and brings {}", body.json_bytes, reader.left()));
     const std::optional<std::string_view> model = text_of(body.model);
-    if (!model || model->empty())
-        return broken("a model name that is empty, not terminated or not printable UTF-8");
+    if (!model || model->empty()) return broken("a model name that is empty, not terminated or not printable UTF-8");
     if (body.in_flight_max == 0) return broken("a welcome that allows no request in flight");
     std::optional<boost::json::object> methods = parse_object(reader.take_text(body.json_bytes));
     if (!methods) return broken("a welcome whose description is no JSON object");
@@ -326,6 +325,14 @@ Parsed<WorkerMessage> parse_closing(Reader& reader) {
 }
 
 }  // namespace
+
+std::span<const std::byte> first_message(std::span<const std::byte> packet) noexcept {
+    wire::Header header;
+    if (packet.size() < sizeof header) return packet;
+    std::memcpy(&header, packet.data(), sizeof header);
+    return header.size_bytes < sizeof header || header.size_bytes > packet.size() ? packet
+                                                                                  : packet.first(header.size_bytes);
+}
 
 boost::system::result<ClientMessage, Refusal> parse_from_client(std::span<const std::byte> packet) {
     Reader reader{packet};

@@ -273,8 +273,8 @@ public:
     void compare_sizes() {
         const Exchange small{64, false, 1};
         const Exchange large{std::uint64_t{1} << 30, false, 1};
-        const Placement placement{On::any_cpu};
-        std::printf("\n  %-38s %10s %10s\n", "size alone, 4 B back, 1 client", "1 GB us", "64 B us");
+        const Placement placement{On::one_cpu};
+        std::printf("\n  %-38s %10s %10s\n", "size alone, 4 B back, 1 client, one CPU", "1 GB us", "64 B us");
         for (const Way& way : ways_) {
             if (!way.name.starts_with("C++") && !way.name.starts_with("Python")) continue;
             if (way.bytes_held(large) > available_bytes() / 2) {

@@ -26,6 +26,7 @@ class FakeWorker:
         self.slabs: dict[int, mmap.mmap] = {}
         self.released: list[tuple[int, int]] = []
         self.fds: list[int] = []  # received, not yet taken
+        self.packed = b""  #: messages of the packet that came last, not yet taken
 
     def close(self) -> None:
         self.socket.close()
@@ -34,10 +35,12 @@ class FakeWorker:
         self.fds.clear()
 
     def receive(self) -> tuple[dict, bytes]:
-        data, fds, _, _ = socket.recv_fds(self.socket, 65536, 4)
-        assert data, "the client has gone"
-        self.fds += fds
-        head = layout.HEADER.unpack(data)
+        if not self.packed:
+            self.packed, fds, _, _ = socket.recv_fds(self.socket, 65536, 4)
+            assert self.packed, "the client has gone"
+            self.fds += fds
+        head = layout.HEADER.unpack(self.packed)
+        data, self.packed = self.packed[: head["size_bytes"]], self.packed[head["size_bytes"] :]
         return head, data[layout.HEADER.size :]
 
     def expect(self, kind: str) -> tuple[dict, bytes]:

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import bulkhead
 from bulkhead import layout
 from bulkhead.channel import Channel
-from bulkhead.layout import FEATURE, FLAG
+from bulkhead.layout import FEATURE, FLAG, LIMITS
+from bulkhead.shared_tensors import Arena
 from fake_worker import SEAL_GROW, SEAL_SEAL, FakeWorker
 from opened import Opened
 
@@ -155,6 +156,35 @@ class Inference(Opened):
         self.serve(self.worker.answer_next).join(0)
         channel.infer(x=[4.0])
         self.assertIn((64, 9), self.worker.released)
+
+    def test_what_goes_back_rides_in_the_packet_of_the_next_request(self) -> None:
+        channel = self.open(features=FEATURE["packing"])
+        self.serve(self.echo_once)
+        channel.infer(x=[1.0])
+        gc.collect()
+
+        def serve() -> None:
+            self.assertEqual(layout.RELEASE.unpack(self.worker.expect("release")[1])["count"], 1)
+            self.assertTrue(self.worker.packed)
+            self.echo_once()
+
+        thread = self.serve(serve)
+        channel.infer(x=[2.0])
+        thread.join()
+
+    def test_at_most_so_many_messages_are_packed_and_never_a_descriptor(self) -> None:
+        channel = self.open(features=FEATURE["packing"] | FEATURE["lending"], in_flight=32)
+        core, most = channel.core, LIMITS["packed_messages_max"]
+        for _ in range(most + 1):
+            core.submit("forward", [], {}, None, False)
+        core.slabs.lend(Arena().allocate((1,), "uint8"))
+
+        self.assertEqual(core.next_packet()[2], most)
+        for left in (2, 1):
+            while len(core.outgoing) > left:
+                core.outgoing.popleft()
+            data, mapping, messages = core.next_packet()
+            self.assertEqual((messages, mapping is not None, data), (1, left == 1, core.outgoing[0][0]))
 
     def test_inputs_are_not_reused_while_the_worker_borrows_them(self) -> None:
         channel = self.open()

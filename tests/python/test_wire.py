@@ -277,7 +277,7 @@ class Page(unittest.TestCase):
                 "json_bytes_max": r"json_bytes \| 0 to (\S+) \|", "rank_max": r"rank \| 0 \(a scalar\) to (\S+) \|",
                 "tensor_alignment": r"offset_bytes \| a multiple of (\S+) \|", "slabs_max": r"At most (\S+) slabs in one channel",
                 "release_leases_max": r" count \| 0 to (\S+) \|", "ring_lines_min": r"a power of two, (\S+) to",
-                "ring_lines_max": r"a power of two, \S+ to (\S+) \|", "ipc_handle_bytes": r"of kind cuda_ipc (\S+) more",
+                "ring_lines_max": r"a power of two, \S+ to (\S+) \|", "packed_messages_max": r"up to (\S+) whole messages", "ipc_handle_bytes": r"of kind cuda_ipc (\S+) more",
                 "name_bytes": r"char\[(\d+)\] \| name", "method_bytes": r"char\[(\d+)\] \| method"}  # fmt: skip
         for limit, text in said.items():
             with self.subTest(limit):

@@ -17,7 +17,8 @@ Error draining_error() {
                  "open a new channel: it leads to the model's next worker"};
 }
 
-constexpr std::uint64_t offered_features = wire::feature_rings | wire::feature_lending | wire::feature_returning;
+constexpr std::uint64_t offered_features =
+    wire::feature_rings | wire::feature_lending | wire::feature_returning | wire::feature_packing;
 
 /// What its client may send: a hello, other messages, and new requests among these.
 struct Allowed {
@@ -85,6 +86,19 @@ void ChannelSession::start(UniqueFd socket) {
 }
 
 void ChannelSession::on_packet(Packet& packet) {
+    if (agreed(wire::feature_packing) && packet.fds.empty()) {
+        for (std::size_t count = 1; count < wire::packed_messages_max; ++count) {
+            Packet first{channel::first_message(packet.bytes), {}};
+            if (first.bytes.size() == packet.bytes.size()) break;
+            packet.bytes = packet.bytes.subspan(first.bytes.size());
+            on_one_message(first);
+            if (is_closed()) return;
+        }
+    }
+    on_one_message(packet);
+}
+
+void ChannelSession::on_one_message(Packet& packet) {
     auto message = channel::parse_from_client(packet.bytes);
     if (!message) {
         const channel::Refusal& refusal = message.error();

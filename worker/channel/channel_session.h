@@ -111,6 +111,7 @@ public:
 
 private:
     void on_packet(Packet& packet);
+    void on_one_message(Packet& packet);
     [[nodiscard]] bool agreed(std::uint64_t feature) const noexcept { return (features_ & feature) != 0; }
     void on_message(const channel::Hello& message);
     void on_message(const channel::SlabRequest& message);

@@ -23,6 +23,7 @@ public:
     /// From what ring_offer brought.
     /// Errors  protocol_violation, resources_exhausted
     Result<> use_rings(const channel::RingOffer& offer, std::vector<UniqueFd> fds);
+    [[nodiscard]] bool has_rings() const noexcept { return packets_.has_rings(); }
 
     /// Never waits. Errors  queue_full: try again after `wait_to_send`; worker_lost: it is gone, but what it had sent
     /// can still be received. Rings tell that late: a worker that was busy when it died is found gone by the next

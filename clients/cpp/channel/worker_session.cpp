@@ -29,7 +29,7 @@ Result<std::shared_ptr<WorkerSession>> WorkerSession::open(UniqueFd socket, std:
 Result<> WorkerSession::await_welcome(Clock::time_point until, const ChannelOptions& options) {
     const char* rings = std::getenv("BULKHEAD_RINGS");
     if (options.rings && (rings == nullptr || std::string_view{rings} != "0")) features_ |= wire::feature_rings;
-    features_ |= wire::feature_streaming | wire::feature_lending | wire::feature_returning;
+    features_ |= wire::feature_streaming | wire::feature_lending | wire::feature_returning | wire::feature_packing;
     slab_idle_ = options.slab_idle;
     channel::Hello hello{features_, options.client};
     if (options.gpu) {
@@ -191,10 +191,11 @@ Result<std::uint64_t> WorkerSession::submit(Sending request) {
         }
     }
     if (Result<> ordered = order_inputs(request, message); !ordered) return std::move(ordered).error();
-    const Result<std::vector<std::byte>> packet = channel::encode(message);
+    Result<std::vector<std::byte>> packet = channel::encode(message);
     if (!packet) return packet.error();
     return_idle_inputs();
     // First: the worker may need the room for this very request, which then wakes it.
+    std::vector<wire::LeaseRef> packed = pack_releases(*packet);
     flush_releases(PacketTransport::Wake::later);
     // Known before it is sent: sending may have to read answers to make progress.
     const std::uint64_t request_id = ++last_request_id_;
@@ -206,6 +207,7 @@ Result<std::uint64_t> WorkerSession::submit(Sending request) {
     if (const Result<> sent = send(*packet, {}, worker); !sent) {
         pending_.erase(request_id);
         lost_.erase(request_id);  // it was never sent
+        if (!ended_) releases_.insert(releases_.begin(), packed.begin(), packed.end());
         return sent.error();
     }
     return request_id;
@@ -268,6 +270,16 @@ void WorkerSession::give_back(const wire::LeaseRef& lease) {
     if (ended_) return;
     releases_.push_back(lease);
     if (rests_ || releases_.size() >= limits::release_batch) flush_releases();
+}
+
+/// Puts them before a request, into its packet: on a socket each packet costs both sides a call. Returns what it took.
+std::vector<wire::LeaseRef> WorkerSession::pack_releases(std::vector<std::byte>& request) {
+    const bool packs = (welcome_->features & wire::feature_packing) != 0 && !transport_.has_rings();
+    if (!packs || releases_.empty() || releases_.size() > limits::release_batch) return {};
+    const std::vector<std::byte> release = channel::encode(channel::Release{releases_});
+    if (release.size() + request.size() > packet_bytes_max) return {};
+    request.insert(request.begin(), release.begin(), release.end());
+    return std::exchange(releases_, {});
 }
 
 /// Never waits: what a full socket does not take now stays queued.

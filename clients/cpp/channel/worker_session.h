@@ -159,6 +159,7 @@ private:
     Error closed();
     Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {},
                   PacketTransport::Sleeper worker = PacketTransport::Sleeper::asked_after);
+    std::vector<wire::LeaseRef> pack_releases(std::vector<std::byte>& request);
     void flush_releases(PacketTransport::Wake wake = PacketTransport::Wake::now);
 
     // One for each message; an error means that the worker broke the protocol.

@@ -14,7 +14,7 @@ from . import descriptors
 from .errors import Error, checked_deadline
 from .layout import LIMITS
 from .placing import PlacingChannel, Steps, T
-from .protocol import ChannelCore, Packet, Reply, Request
+from .protocol import ChannelCore, Reply, Request
 from .shared_tensors import Input
 
 if TYPE_CHECKING:
@@ -60,13 +60,15 @@ def receive(sock: socket.socket, core: ChannelCore) -> None:
     return core.receive(data, fds) if data else core.end_of_file()
 
 
-def send(sock: socket.socket, packet: Packet) -> None:
-    """Raises BlockingIOError when there is no room."""
-    data, mapping = packet
+def send(sock: socket.socket, core: ChannelCore) -> None:
+    """The first packet of what waits. Raises BlockingIOError when there is no room."""
+    data, mapping, messages = core.next_packet()
     if mapping is None:
         sock.send(data, _AT_ONCE)
     else:
         socket.send_fds(sock, [data], [mapping.fd], _AT_ONCE)
+    for _ in range(messages):
+        core.outgoing.popleft()
 
 
 class Channel(PlacingChannel):
@@ -170,8 +172,18 @@ class Channel(PlacingChannel):
     def wait(self, request: Request) -> Reply:
         """Its answer; of a streamed one the last part."""
         reply = None
-        for reply in self.stream(request):
-            pass
+        try:
+            while not request.done:
+                self._await_part(request)
+                while request.parts:
+                    reply = request.parts.popleft()
+        except BaseException:
+            self._abandon(request)
+            raise
+        while request.parts:
+            reply = request.parts.popleft()
+        if request.error is not None:
+            raise request.error.again()
         if reply is None:
             raise Error("input_invalid", f"waiting for request {request.number} ({request.method}): its answer was already taken",
                         "wait once for each request, and keep the reply")  # fmt: skip
@@ -195,8 +207,7 @@ class Channel(PlacingChannel):
             return
         try:
             while self.core.outgoing:
-                send(self._socket, self.core.outgoing[0])
-                self.core.outgoing.popleft()
+                send(self._socket, self.core)
         except (OSError, IndexError):
             pass  # full, or ended: whoever uses the channel next does what is to be done
         finally:
@@ -265,8 +276,7 @@ class Channel(PlacingChannel):
         outgoing = self.core.outgoing
         while outgoing and self.core.ended is None:
             try:
-                send(self._socket, outgoing[0])
-                outgoing.popleft()
+                send(self._socket, self.core)
             except (BlockingIOError, InterruptedError):
                 if not self._wait_for_room(until):
                     return

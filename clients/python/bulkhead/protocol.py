@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HEADER_BYTES = layout.HEADER.size
 _HEADER, _INFER, _RESULT = layout.HEADER.flat, layout.INFER.flat, layout.RESULT.flat
 _METHOD_BYTES_MAX = layout.INFER.text_bytes_max["method"]
-FEATURES = FEATURE["streaming"] | FEATURE["lending"] | FEATURE["returning"]
+FEATURES = FEATURE["streaming"] | FEATURE["lending"] | FEATURE["returning"] | FEATURE["packing"]
 
 #: Parts of one answer that have come and that nobody has taken: then it is cancelled.
 PARTS_MAX = 4096
@@ -149,6 +149,22 @@ class ChannelCore:
             number = self._last
         self.outgoing.append((packet(kind, body, number, flags), fd_of))
         return number
+
+    def next_packet(self) -> tuple[bytes, Mapping | None, int]:
+        """What to send next, and how many messages of ``outgoing`` it is: each packet costs both sides a call."""
+        data, mapping = self.outgoing[0]
+        count = len(self.outgoing)
+        if count == 1 or mapping is not None or not self.features & FEATURE["packing"]:
+            return data, mapping, 1
+        messages = [data]
+        size = len(data)
+        for at in range(1, min(count, LIMITS["packed_messages_max"])):
+            data, mapping = self.outgoing[at]
+            size += len(data)
+            if mapping is not None or size > LIMITS["packet_bytes_max"]:
+                break
+            messages.append(data)
+        return b"".join(messages), None, len(messages)
 
     def declared(self, method: str) -> Declared:
         """What the worker says of a method; of one that it does not know, nothing."""

@@ -18,7 +18,7 @@ from .tensors import DTYPE_NAMES, DTYPE_NUMBERS, ITEM_BYTES, Source, check_shape
 if TYPE_CHECKING:
     from .cuda import Events
 
-_TENSOR, _LEASE = layout.TENSOR.flat, layout.LEASE.flat
+_TENSOR, _LEASE, _RELEASE = layout.TENSOR.flat, layout.LEASE.flat, layout.RELEASE.flat
 _NAME_BYTES_MAX = layout.TENSOR.text_bytes_max["name"]
 IDLE_SECONDS = 30.0  #: an input slab other than the first that was empty for so long is returned
 
@@ -80,6 +80,12 @@ def _dims_and_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         step *= max(size, 1)
     rest = (0,) * (LIMITS["rank_max"] - len(shape))
     return (*shape, *rest, *strides, *rest)
+
+
+@functools.lru_cache(maxsize=256)
+def _shape_and_bytes(extents: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], int]:
+    shape = check_shape(extents)
+    return shape, element_count(shape) * ITEM_BYTES[dtype]
 
 
 class _InputSlab:
@@ -363,8 +369,7 @@ class Slabs:
         region = self._outputs.get(slab_id)
         if dtype is None or rank > LIMITS["rank_max"] or region is None:
             raise broken(f'output "{name}" has an unknown dtype, rank or slab')
-        shape = check_shape(extents[:rank])
-        size = element_count(shape) * ITEM_BYTES[dtype]
+        shape, size = _shape_and_bytes(tuple(extents[:rank]), dtype)
         if size != lease_bytes or offset % ALIGNMENT or offset + size > region.size_bytes:
             raise broken(f'output "{name}" of {size} bytes does not lie in its slab')
         events = self.events if region.device != CPU else None
@@ -384,7 +389,7 @@ class Slabs:
         """Tells the worker of everything that is no longer needed."""
         while self._releases:
             batch = [self._let_go(*self._releases.popleft()) for _ in range(min(len(self._releases), LIMITS["release_leases_max"]))]
-            self._send("release", layout.RELEASE.pack(count=len(batch)) + b"".join(batch))
+            self._send("release", _RELEASE.pack(len(batch), 0) + b"".join(batch))
         if self._open_loans:
             for loan in [one for one in self._open_loans if one.is_over]:
                 self._open_loans.remove(loan)

@@ -132,6 +132,23 @@ TYPED_TEST(ChannelTest, DroppedOutputsAreGivenBackBeforeTheNextRequest) {
     EXPECT_TRUE(infer(channel, x));
 }
 
+TEST(PackedMessages, DroppedOutputsGoInThePacketOfTheNextRequest) {
+    if (over_rings()) GTEST_SKIP() << "a packet in a ring holds one message";
+    FakeWorker worker{[](FakeWorker& w) {
+        w.welcome.features = wire::feature_packing;
+        w.greet();
+        w.answer(w.expect<channel::Infer>().request_id, {w.output("a", {1})});
+        EXPECT_EQ(w.expect<channel::Release>().leases.size(), 1u);
+        EXPECT_TRUE(w.has_packed());
+        w.answer(w.expect<channel::Infer>().request_id, {});
+    }};
+    Channel channel = adopt<Channel>(worker).value();
+    const Input x = filled(channel, {});
+    ASSERT_TRUE(infer(channel, x));
+
+    EXPECT_TRUE(infer(channel, x));
+}
+
 TYPED_TEST(ChannelTest, ManyDroppedOutputsAreGivenBackWithoutARequest) {
     Gate released;
     FakeWorker worker{[&](FakeWorker& w) {

@@ -71,13 +71,20 @@ public:
     }
     /// Nothing once the client has hung up.
     std::optional<channel::ClientMessage> receive() {
-        Packet packet;
-        if (end_.receive(packet) != ReceiveOutcome::packet) return std::nullopt;
-        auto message = channel::parse_from_client(packet.bytes);
+        if (packed_.empty()) {
+            Packet packet;
+            if (end_.receive(packet) != ReceiveOutcome::packet) return std::nullopt;
+            packed_.assign(packet.bytes.begin(), packet.bytes.end());
+            brought = std::move(packet.fds);
+        }
+        const std::span<const std::byte> first = channel::first_message(packed_);
+        auto message = channel::parse_from_client(first);
         EXPECT_TRUE(message) << message.error().error.text();
-        brought = std::move(packet.fds);
+        packed_.erase(packed_.begin(), packed_.begin() + static_cast<std::ptrdiff_t>(first.size()));
         return std::move(*message);
     }
+    /// Of the packet that came last, some messages are left.
+    [[nodiscard]] bool has_packed() const { return !packed_.empty(); }
     template <typename T>
     T expect() {
         std::optional<channel::ClientMessage> message = receive();
@@ -114,6 +121,7 @@ public:
 private:
     LineEnd end_;
     UniqueFd client_end_;
+    std::vector<std::byte> packed_;
     std::thread thread_;
 };
 

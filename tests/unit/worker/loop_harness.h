@@ -4,10 +4,13 @@
 /// daemon's end of the link and the clients' ends of the channels.
 
 #include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -173,6 +176,16 @@ inline Result<> send_patiently(int fd, std::span<const std::byte> bytes, std::sp
             ::poll(&entry, 1, static_cast<int>(std::chrono::milliseconds{patience}.count())) <= 0)
             return sent;
     }
+}
+
+inline pid_t own_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
+
+/// A thread of this process.
+inline bool sleeps(pid_t thread) {
+    std::ifstream status{"/proc/self/task/" + std::to_string(thread) + "/status"};
+    for (std::string line; std::getline(status, line);)
+        if (line.starts_with("State:")) return line.find('S', 6) != std::string::npos;
+    return false;
 }
 
 inline std::uint64_t number(const boost::json::object& message, std::string_view key) {

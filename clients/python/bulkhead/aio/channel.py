@@ -190,8 +190,7 @@ class Channel(PlacingChannel):
         outgoing = self.core.outgoing
         while outgoing and self.core.ended is None:
             try:
-                send(self._socket, outgoing[0])
-                outgoing.popleft()
+                send(self._socket, self.core)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:

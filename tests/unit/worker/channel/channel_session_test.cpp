@@ -110,6 +110,43 @@ TEST_F(ChannelTest, FreesAnOutputWhenItsLeaseIsGivenBack) {
     EXPECT_NE(third.tensors[0].lease.generation, first.tensors[0].lease.generation);
 }
 
+std::vector<std::byte> packed(std::initializer_list<std::vector<std::byte>> messages) {
+    std::vector<std::byte> packet;
+    for (const std::vector<std::byte>& one : messages) packet.insert(packet.end(), one.begin(), one.end());
+    return packet;
+}
+
+TEST_F(ChannelTest, TakesPackedMessagesInTheirOrder) {
+    if (bulkhead::test::over_rings()) GTEST_SKIP() << "a packet in a ring holds one message";
+    spec.channel.bytes_max = spec.channel.input_bytes + spec.channel.output_bytes;
+    TestClient client = first_channel(wire::feature_packing);
+    const channel::Tensor input = client.tensor(std::vector<float>(10'000, 1.0F));
+    client.infer(1, "echo", {input});
+    const channel::InferResult first = client.expect_result(1);
+
+    // The second has room only once the first result was given back.
+    client.send(
+        packed({channel::encode(channel::Cancel{7}), channel::encode(channel::Release{{first.tensors[0].lease}}),
+                channel::encode(channel::Infer{2, "echo", 0ms, false, {input}, {}}).value()}));
+
+    client.expect_result(2);
+}
+
+TEST_F(ChannelTest, ClosesAfterMoreMessagesInAPacketThanWereAgreed) {
+    if (bulkhead::test::over_rings()) GTEST_SKIP() << "a packet in a ring holds one message";
+    TestClient one_too_many = first_channel(wire::feature_packing);
+    TestClient unagreed = open_channel();
+    const std::vector<std::byte> cancel = channel::encode(channel::Cancel{7});
+
+    one_too_many.send(packed({cancel, cancel, cancel, cancel, cancel, cancel, cancel, cancel, cancel}));
+    unagreed.send(packed({cancel, cancel}));
+
+    for (TestClient* client : {&one_too_many, &unagreed}) {
+        client->expect_error(0, ErrorCode::protocol_violation);
+        client->expect_end();
+    }
+}
+
 TEST_F(ChannelTest, RefusesStaleAndForeignLeasesAndClosesAfterTooMany) {
     TestClient client = first_channel();
     client.infer(1, "echo", {client.tensor({1})});

@@ -4,11 +4,16 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <csignal>
+#include <future>
 #include <thread>
+
+#include <boost/asio/post.hpp>
 
 #include "ipc/links/worker_link.h"
 #include "tests/unit/worker/loop_harness.h"
+#include "worker/loop/executor.h"
 
 namespace bulkhead::worker::test {
 namespace {
@@ -187,6 +192,60 @@ TEST(FatalSignal, AHangReportWithoutASuspectIsNotAboutAThreadThatHappensToReceiv
         ::pthread_sigmask(SIG_UNBLOCK, &it, nullptr);
     });
     EXPECT_EQ(backtrace.at("type").as_string(), "backtrace");
+    EXPECT_EQ(backtrace.at("thread").as_string(), "main");
+}
+
+/// A worker's loop in the child, whose main thread is the cover.
+struct HangingLoop {
+    explicit HangingLoop(int link_end) : link{link_end} {}
+    void hang() const {
+        (void)send_packet(link, R"({"type":"ready"})");
+        for (;;) ::pause();
+    }
+    int link;
+    boost::asio::io_context io;
+    boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work{io.get_executor()};
+    Executor executor{io};
+};
+
+TEST(FatalSignal, AHangOfAHandlerIsReportedByTheThreadThatRunsTheLoop) {
+    const boost::json::object backtrace = backtrace_asked_of([](int link) {
+        HangingLoop loop{link};
+        boost::asio::post(loop.io, [&] { loop.hang(); });
+        loop.executor.run();
+    });
+    EXPECT_EQ(backtrace.at("thread").as_string(), "executor");
+}
+
+TEST(FatalSignal, AHangOfTheModelIsReportedByItsThreadWhileTheOtherRunsTheLoop) {
+    const boost::json::object backtrace = backtrace_asked_of([](int link) {
+        HangingLoop loop{link};
+        loop.executor.post([&]() -> Executor::Then {
+            boost::asio::post(loop.io, [&] { (void)send_packet(loop.link, R"({"type":"ready"})"); });
+            for (;;) ::pause();
+        });
+        loop.executor.run();
+    });
+    EXPECT_EQ(backtrace.at("thread").as_string(), "executor");
+}
+
+TEST(FatalSignal, AHangOfAHandlerThatTheCoverRunsIsReportedByTheCover) {
+    const boost::json::object backtrace = backtrace_asked_of([](int link) {
+        HangingLoop loop{link};
+        std::promise<void> covered;
+        std::atomic<pid_t> model_thread{0};
+        loop.executor.post([&]() -> Executor::Then {
+            covered.get_future().wait();
+            model_thread = own_thread();
+            return [] {};
+        });
+        boost::asio::post(loop.io, [&] {  // only the cover comes to this before the job ends
+            covered.set_value();
+            while (model_thread == 0 || !sleeps(model_thread)) std::this_thread::yield();
+            loop.hang();
+        });
+        loop.executor.run();
+    });
     EXPECT_EQ(backtrace.at("thread").as_string(), "main");
 }
 

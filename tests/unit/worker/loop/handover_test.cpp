@@ -14,10 +14,10 @@ namespace bulkhead::worker {
 namespace {
 
 constexpr int jobs_of_a_run = 4;
-constexpr std::size_t worlds_max = 10'000;  ///< a thread that runs on and on comes to more
+constexpr std::size_t worlds_max = 20'000;  ///< a thread that runs on and on comes to more
 
-enum class ModelIs : std::uint8_t { asks, in_loop, in_job, interrupts, waits };
-enum class CoverIs : std::uint8_t { asleep, in_loop, handled };
+enum class ModelIs : std::uint8_t { asks, in_loop, in_job, handles_some, interrupts, waits, gone };
+enum class CoverIs : std::uint8_t { asleep, in_loop, handled, gone };
 
 /// Both threads, the queue, the loop's events and the timer.
 struct World {
@@ -31,10 +31,10 @@ struct World {
     bool interrupted = false;  ///< a handler waits in the loop, put there by the model's thread
     bool timer = false;        ///< set, or has rung
     bool woken = false;        ///< the model's thread was told to look again
+    bool stopped = false;      ///< the loop: whoever runs it returns
+    bool ended = false;        ///< both threads were told
 
     friend bool operator==(const World&, const World&) = default;
-
-    [[nodiscard]] bool loop_has_work() const { return interrupted || to_come > 0; }
 
     /// A handler of the loop: answers, or the next request.
     void handle(bool request) {
@@ -47,11 +47,18 @@ struct World {
             answered += std::exchange(followers, 0);
         }
     }
+    void end() { stopped = ended = woken = timer = true; }
 };
 
 /// What one thread may do next: each is one successor; none means that it waits.
 std::vector<World> steps_of_loop(const World& world, void (*after)(World&)) {
     std::vector<World> next;
+    if (world.stopped) {
+        next.push_back(world);
+        next.back().end();
+        after(next.back());
+        return next;
+    }
     for (const bool request : {true, false}) {
         if (request ? world.to_come == 0 : !world.interrupted) continue;
         World one = world;
@@ -65,7 +72,12 @@ std::vector<World> steps_of_loop(const World& world, void (*after)(World&)) {
 std::vector<World> steps_of_model(const World& world) {
     World next = world;
     switch (world.model) {
+    case ModelIs::gone: return {};
     case ModelIs::asks:
+        if (next.ended) {
+            next.model = ModelIs::gone;
+            return {next};
+        }
         switch (next.handover.next(next.waiting > 0)) {
         case Handover::ModelThread::runs_loop: next.model = ModelIs::in_loop; break;
         case Handover::ModelThread::runs_job:
@@ -83,12 +95,18 @@ std::vector<World> steps_of_model(const World& world) {
     case ModelIs::in_job:
         if (next.handover.job_ended(next.waiting > 0)) {
             next.answered += 1 + std::exchange(next.followers, 0);
-            next.model = ModelIs::asks;
+            next.model = next.waiting > 0 ? ModelIs::handles_some : ModelIs::asks;
         } else {
             ++next.followers;
             next.model = ModelIs::interrupts;
         }
         return {next};
+    case ModelIs::handles_some: {  // one, or none
+        std::vector<World> some = steps_of_loop(world, [](World& one) { one.model = ModelIs::asks; });
+        next.model = ModelIs::asks;
+        some.push_back(next);
+        return some;
+    }
     case ModelIs::interrupts:
         next.interrupted = true;
         next.model = ModelIs::asks;
@@ -106,16 +124,30 @@ std::vector<World> steps_of_cover(const World& world) {
     World next = world;
     if (world.cover == CoverIs::handled) {
         next.cover = CoverIs::in_loop;
-        if (next.handover.keeps_loop()) return {next};
-        next.cover = CoverIs::asleep;
+        if (!next.ended && next.handover.keeps_loop()) return {next};
+        next.cover = next.ended ? CoverIs::gone : CoverIs::asleep;
         next.timer = true;
         next.woken = true;
         return {next};
     }
-    if (!world.timer) return {};
+    if (world.cover == CoverIs::gone || !world.timer) return {};
     const Handover::Cover does = next.handover.rang();
     next.timer = does == Handover::Cover::watches;
-    if (does == Handover::Cover::runs_loop) next.cover = CoverIs::in_loop;
+    if (does == Handover::Cover::runs_loop)
+        next.cover = CoverIs::in_loop;
+    else if (next.ended)
+        next.cover = CoverIs::gone;
+    return {next};
+}
+
+/// A third thread, or a handler, that stops the executor.
+std::vector<World> steps_of_stop(const World& world) {
+    if (world.ended) return {};
+    World next = world;
+    if (world.stopped)
+        next.end();
+    else
+        next.stopped = true;
     return {next};
 }
 
@@ -135,7 +167,7 @@ Seen explore() {
     while (!open.empty() && seen.worlds.size() < worlds_max) {
         const World world = open.front();
         open.pop_front();
-        for (const auto& steps : {steps_of_model(world), steps_of_cover(world)})
+        for (const auto& steps : {steps_of_model(world), steps_of_cover(world), steps_of_stop(world)})
             for (const World& next : steps)
                 if (seen.add(next)) open.push_back(next);
     }
@@ -150,13 +182,14 @@ protected:
 
 TEST_F(HandoverTest, TheLoopIsNeverRunByBothThreads) {
     for (const World& world : seen_.worlds)
-        EXPECT_FALSE(world.model == ModelIs::in_loop && world.cover != CoverIs::asleep);
+        EXPECT_FALSE((world.model == ModelIs::in_loop || world.model == ModelIs::handles_some) &&
+                     (world.cover == CoverIs::in_loop || world.cover == CoverIs::handled));
 }
 
 TEST_F(HandoverTest, EveryRequestIsAnsweredWhateverComesWhen) {
     int ends = 0;
     for (const World& world : seen_.worlds) {
-        if (!steps_of_model(world).empty() || !steps_of_cover(world).empty()) continue;
+        if (world.stopped || !steps_of_model(world).empty() || !steps_of_cover(world).empty()) continue;
         ++ends;
         EXPECT_EQ(world.answered, jobs_of_a_run) << "both threads wait";
         EXPECT_EQ(world.model, ModelIs::in_loop) << "the next request finds nobody at the loop";
@@ -167,12 +200,23 @@ TEST_F(HandoverTest, EveryRequestIsAnsweredWhateverComesWhen) {
 /// Of a job that never ends: the cover is on its way to the loop, or runs it.
 TEST_F(HandoverTest, NoJobKeepsTheLoop) {
     for (const World& world : seen_.worlds) {
-        if (world.model != ModelIs::in_job) continue;
+        if (world.model != ModelIs::in_job || world.stopped) continue;
         World later = world;
         for (int rings = 0; rings < 3 && later.cover == CoverIs::asleep && later.timer; ++rings)
             later = steps_of_cover(later).at(0);
         EXPECT_NE(later.cover, CoverIs::asleep);
     }
+}
+
+TEST_F(HandoverTest, StopEndsBothThreadsWhereverTheyAre) {
+    int ends = 0;
+    for (const World& world : seen_.worlds) {
+        if (!world.ended || !steps_of_model(world).empty() || !steps_of_cover(world).empty()) continue;
+        ++ends;
+        EXPECT_EQ(world.model, ModelIs::gone);
+        EXPECT_EQ(world.cover, CoverIs::gone);
+    }
+    EXPECT_GT(ends, 0);
 }
 
 TEST_F(HandoverTest, EachStateAndBothWaysBackAreReached) {

@@ -1,5 +1,10 @@
 /// Generation as a client sees it: descriptions, streams, answers, and its turn among others.
 
+#include <sys/resource.h>
+
+#include <atomic>
+#include <thread>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -154,6 +159,52 @@ TEST_F(GenerationChannel, RunsOtherMethodsBetweenTwoSteps) {
     client.expect_result(2);  // while the second step is held up
     log->gate.open();
     EXPECT_TRUE(listen(client, 1)[15].last);
+}
+
+/// How often this thread has gone to sleep.
+long own_sleeps() {
+    rusage usage{};
+    ::getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_nvcsw;
+}
+
+TEST_F(GenerationChannel, ATokenWakesAClientThatWaitsOnce) {
+    constexpr int tokens = 20;
+    gated = true;
+    TestClient client = first_channel(streaming);
+    ask(client, 1, {1, 2}, {{"max_new_tokens", tokens}, {"ignore_stop", true}});
+    std::atomic<pid_t> thread{0};
+    Heard heard;
+    long slept = 0;
+    std::thread reader{[&] {
+        const long before = own_sleeps();
+        thread = test::own_thread();
+        heard = listen(client, 1)[1];
+        slept = own_sleeps() - before;
+    }};
+    for (int token = 1; token <= tokens; ++token) {
+        log->gate.await_arrivals(token);
+        while (thread == 0 || !test::sleeps(thread)) std::this_thread::yield();
+        log->gate.let_one_pass();
+    }
+    log->gate.open();
+    reader.join();
+
+    EXPECT_EQ(heard.parts, static_cast<std::size_t>(tokens));
+    EXPECT_LE(slept, tokens + 2) << "the answer behind the last token is one of two more";
+}
+
+TEST_F(GenerationChannel, TokensThatHaveComeWakeNobody) {
+    TestClient client = first_channel(streaming);
+    ask(client, 1, {1, 2}, {{"max_new_tokens", 24}, {"ignore_stop", true}});
+    await_statistics("requests", 1);
+    await_active(0);
+
+    const long before = own_sleeps();
+    const Heard heard = listen(client, 1)[1];
+
+    EXPECT_EQ(heard.parts, 24U);
+    EXPECT_EQ(own_sleeps(), before);
 }
 
 TEST_F(GenerationChannel, GathersTokensForAClientThatReadsSlowly) {

@@ -1,3 +1,5 @@
+#include <set>
+
 #include "tests/unit/worker/loop_harness.h"
 
 namespace bulkhead::worker::test {
@@ -32,6 +34,67 @@ TEST_F(RequestQueue, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
     log->gate.open();
 
     client.expect_result(2);  // its output fits: the discarded one gave its room back
+}
+
+TEST_F(RequestQueue, AllButTheModelGoesOnWhileTheModelRuns) {
+    TestClient client = first_channel();
+    const channel::Tensor input = client.tensor({1});
+    client.infer(1, "wait", {input});
+    log->gate.await_arrivals(1);
+
+    for (std::uint64_t round = 0; round < 3; ++round) {
+        client.infer(10 * round + 2, "echo", {input}, {}, 5ms);
+        client.expect_error(10 * round + 2, ErrorCode::deadline_exceeded);
+        client.infer(10 * round + 3, "echo", {input});
+        client.send(channel::encode(channel::Cancel{10 * round + 3}));
+        client.expect_error(10 * round + 3, ErrorCode::cancelled);
+        client.infer(10 * round + 4, "unknown", {input});
+        client.expect_error(10 * round + 4, ErrorCode::method_unknown);
+        await_statistics("in_flight", 1);
+        TestClient another = open_channel();
+        another.close();
+    }
+    client.send(channel::encode(channel::Cancel{1}));
+    client.expect_error(1, ErrorCode::cancelled);
+    log->gate.open();
+
+    client.infer(99, "echo", {input});
+    client.expect_result(99);
+    EXPECT_EQ(log->runs_so_far(), (std::vector<std::string>{"wait 1", "echo 1"}));
+}
+
+TEST_F(RequestQueue, SixtyFourChannelsTakeTurnsHoweverMuchOneOfThemSends) {
+    constexpr std::size_t channels = 64;
+    constexpr std::uint64_t of_the_busiest = 12, of_each_other = 2;
+    spec.queue_bound = 256;
+    spec.channel = {.input_bytes = 4096, .output_bytes = 4096, .bytes_max = 8192, .channels_max = channels};
+    start_ready();
+    std::vector<TestClient> clients;
+    while (clients.size() < channels) clients.push_back(open_channel());
+    TestClient& busiest = clients[0];
+    busiest.infer(1, "wait", {busiest.tensor({0})});
+    log->gate.await_arrivals(1);
+
+    std::size_t sent = 0;
+    for (std::size_t i = 0; i < channels; ++i) {
+        const channel::Tensor input = clients[i].tensor({static_cast<float>(i)});
+        const std::uint64_t count = i == 0 ? of_the_busiest : of_each_other;
+        for (std::uint64_t request = 2; request < 2 + count; ++request, ++sent)
+            clients[i].infer(request, "echo", {input});
+    }
+    await_statistics("queued", sent);
+    log->gate.open();
+    await_statistics("queued", 0);
+    await_statistics("in_flight", 0);
+
+    const std::vector<std::string> runs = log->runs_so_far();
+    ASSERT_EQ(runs.size(), 1 + sent);
+    for (std::size_t turn = 0; turn < of_each_other; ++turn) {
+        const auto begin = runs.begin() + static_cast<std::ptrdiff_t>(1 + turn * channels);
+        EXPECT_EQ(std::set(begin, begin + channels).size(), channels) << "in turn " << turn;
+    }
+    EXPECT_EQ(std::count(runs.end() - (of_the_busiest - of_each_other), runs.end(), "echo 0"),
+              of_the_busiest - of_each_other);
 }
 
 /// Errs once it may pass the gate.

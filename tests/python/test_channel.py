@@ -159,14 +159,14 @@ class Inference(Opened):
 
     def test_what_goes_back_rides_in_the_packet_of_the_next_request(self) -> None:
         channel = self.open(features=FEATURE["packing"])
-        self.serve(self.echo_once)
+        self.serve(self.worker.answer_next)
         channel.infer(x=[1.0])
         gc.collect()
 
         def serve() -> None:
             self.assertEqual(layout.RELEASE.unpack(self.worker.expect("release")[1])["count"], 1)
             self.assertTrue(self.worker.packed)
-            self.echo_once()
+            self.worker.answer_next()
 
         thread = self.serve(serve)
         channel.infer(x=[2.0])

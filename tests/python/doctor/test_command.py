@@ -135,6 +135,7 @@ class BadInput(unittest.TestCase):
             ("steps.py:Attention", "--inputs", "steps.py:inputs"): "returns (arguments of the constructor, arguments of the call)",
             ("steps.py:clean", "--inputs", "steps.py:exits"): "the function of --inputs raised TypeError",
             ("steps.py:clean", "--inputs", "steps.py:on_cpu"): "all tensors of its calls lie on the CPU",
+            ("steps.py:nothing", "--inputs", "steps.py:of_module_argument"): "its calls have no tensors",
         }.items():
             with self.subTest(arguments):
                 self.assertIn(said, self.refused(*arguments))
@@ -146,10 +147,13 @@ class BadInput(unittest.TestCase):
         self.assertIn(f"ended the process at steps.py:{line_of('raise SystemExit')}: SystemExit(3)", self.refused("steps.py:exits"))
 
     def test_a_callable_that_never_returns_meets_the_deadline(self) -> None:
-        for step in ("endless", "swallows"):
-            with self.subTest(step):
-                said = self.refused(f"steps.py:{step}", "--deadline", "1", *(["--inputs", "steps.py:inputs"] if step == "swallows" else []))
-                self.assertIn("did not end: 1 s are over at steps.py:", said)
+        for step in ("steps.py:endless", "steps.py:swallows", "endless.py:step"):
+            with self.subTest(step), tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "endless.py"
+                file.write_text("while True:\n    pass\n")
+                step = step.replace("endless.py", str(file))
+                said = self.refused(step, "--deadline", "1", *(["--inputs", "steps.py:inputs"] if "swallows" in step else []))
+                self.assertRegex(said, r"did not end: 1 s are over at \S*(steps|endless)\.py:")
 
     def test_a_callable_that_never_comes_back_to_python_is_killed(self) -> None:
         self.assertIn("steps.py:never_python: it did not return within 1 s, and took no signal", self.refused("steps.py:never_python", "--deadline", "1"))

@@ -33,12 +33,13 @@ class Exported(unittest.TestCase):
     def test_a_program_is_looked_at_with_its_own_example_inputs_by_lines_of_source(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "masked.pt2"
-            torch.export.save(torch.export.export(Masked(), (torch.ones(4, 8),)), file)
-            program = Program(file)
-            report = diagnose(program, program.inputs)
-        self.assertEqual((report.error, report.calls), ("", 3))
-        found = [(Path(one.file), one.line, one.code, one.function) for one in report.findings]
-        self.assertEqual(found, [(Path(__file__), line_of("kept = y[y > 0]"), "dynamic_shape", "forward")])
+            for args, kwargs in (((torch.ones(4, 8),), {}), ((), {"x": torch.ones(4, 8)})):
+                torch.export.save(torch.export.export(Masked(), args, kwargs), file)
+                program = Program(file)
+                report = diagnose(program, program.inputs)
+                self.assertEqual((report.error, report.calls), ("", 3))
+                found = [(Path(one.file), one.line, one.code, one.function) for one in report.findings]
+                self.assertEqual(found, [(Path(__file__), line_of("kept = y[y > 0]"), "dynamic_shape", "forward")])
 
     def test_what_is_no_exported_program_is_refused(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

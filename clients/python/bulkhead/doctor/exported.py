@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from ..errors import Error
 from .source import Place, as_if, is_users, one_line
@@ -35,9 +36,7 @@ class Program:
         if self._program.example_inputs is None:
             raise Error("input_invalid", f"{self.__qualname__} keeps no example inputs", "give --inputs")
         args, kwargs = self._program.example_inputs
-        if kwargs:
-            raise Error("input_invalid", f"{self.__qualname__} has named example inputs", "give --inputs, a function that returns a dictionary of them")
-        return tuple(one.to(device) if isinstance(one, torch.Tensor) else one for one in args)
+        return tree_map(lambda one: one.to(device) if isinstance(one, torch.Tensor) else one, (*args, *kwargs.values()))
 
     def steps(self, given: tuple[tuple[Any, ...], dict[str, Any]], device: str) -> list[Any]:
         from torch.export.passes import move_to_device_pass

@@ -83,8 +83,9 @@ class _Run:
             if self._compiler:
                 for step, args, kwargs in steps:
                     self._report.notes += compiled.tell(self._found, fake, step, args, kwargs)
-        if not self._report.error and self._watch.devices == {"cpu"}:
-            self._report.error = f"{self._report.target}: all tensors of its calls lie on the CPU, so nothing was looked at"
+        if not self._report.error and self._report.calls and "cuda" not in self._watch.devices:
+            why = "all tensors of its calls lie on the CPU" if self._watch.devices else "its calls have no tensors"
+            self._report.error = f"{self._report.target}: {why}, so nothing was looked at"
             self._report.remedy = "make the arguments, and what the function keeps, on the device that the function of --inputs is given"
         self._report.skipped += self._watch.skipped
         for executed in (self._setup, self._executed, self._again):
@@ -116,8 +117,10 @@ class _Run:
         else:
             steps = [self._step()]
         for tensor in tree_leaves([(args, kwargs) for _, args, kwargs in steps]):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
-                self._watch.born(tensor, None, "argument")
+            if isinstance(tensor, torch.Tensor):
+                self._watch.devices.add(tensor.device.type)
+                if tensor.device.type == "cpu":
+                    self._watch.born(tensor, None, "argument")
         return steps
 
     def _step(self) -> Step:

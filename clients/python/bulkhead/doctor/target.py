@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import Error
 from .calls import Method
-from .run import described
+from .run import Expired, described
 
 
 def load(text: str, what: str) -> Any:
@@ -67,7 +67,7 @@ def _from_module(name: str, what: str) -> Any:
 
 
 def _refused(error: BaseException, target: str) -> BaseException:
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, (KeyboardInterrupt, Expired)):
         return error
     attempt, remedy = described(error, target)
     return Error("input_invalid", attempt, remedy if isinstance(error, (Error, ModuleNotFoundError)) else "mend the file first: it must load")

@@ -71,7 +71,7 @@ class Watch:
         self.recording = False
         self.skipped: list[str] = []
         self.trace: list[Kernel] = []
-        self.devices: set[str] = set()  #: of the tensors of all calls
+        self.devices: set[str] = set()  #: of the tensors of all calls, and of their arguments
         self.used: set[int] = set()  #: ids of the tensors that operators of this call took
         self._reads: dict[tuple[str, int, int], Any] = {}  #: what the n-th read at a line gave
         self._counts: dict[tuple[str, int], int] = {}

@@ -17,6 +17,7 @@ import bulkhead
 import numpy
 import small_models
 import family_packages  # from the folder that small_models adds
+from bulkhead.engine import LocalContext
 from bulkhead.engines.qwen3_vl import Qwen3VL
 from calls import SmallModelTest, answered, loaded
 from daemon import Daemon, row, until
@@ -87,9 +88,16 @@ class SpeechTest(SmallModelTest):
         self.assertFalse(numpy.array_equal(self.said(seed=4), first))
 
     def test_the_engine_has_no_layers_of_its_own(self) -> None:
+        from chatterbox.tts import ChatterboxTTS
+
         with mock.patch.dict(os.environ, BULKHEAD_SOCKET=self.daemon.socket), contextlib.redirect_stdout(io.StringIO()):
-            engine = loaded(self.kind, {"model": str(self.folder), "language_model": "t3"})
+            engine = self.kind()
+            with mock.patch.object(ChatterboxTTS, "from_local", wraps=ChatterboxTTS.from_local) as read:
+                engine.load(LocalContext({"model": str(self.folder), "language_model": "t3"}, device="meta"))  # which holds no weights
         self.assertFalse(any(name.startswith("tfmr.") for name, _ in engine.tts.t3.named_parameters()))
+        self.assertEqual(read.call_args.args[1], "cpu", "they go through the host alone")
+        kept = [*engine.tts.t3.parameters(), *engine.tts.s3gen.parameters(), *engine.tts.ve.parameters(), engine.own_voice.t3.speaker_emb]
+        self.assertEqual(({one.device.type for one in kept}, engine.tts.device), ({"meta"}, "meta"))
 
     def test_speech_comes_in_parts_with_a_voice(self) -> None:
         parts = [part["audio"].numpy().copy() for part in self.client.stream("speech", method="speak", parameters=SPEAK | {"max_new_tokens": 80}, deadline=SECONDS)]

@@ -59,13 +59,17 @@ class ChatterBox:
             raise MissingModel(f"importing chatterbox-tts: {error}", "pip install chatterbox-tts into the environment of the model's interpreter") from error
         self.language_model = LanguageModel(context) if "language_model" in context.options else None
         context.progress(0, 2, "weights")
-        self.tts = load_files(folder, lambda: ChatterboxTTS.from_local(folder, context.device))
-        self.vc = ChatterboxVC(self.tts.s3gen, context.device)
-        self.own_voice = self.tts.conds
+        first = context.device if self.language_model is None else "cpu"
+        self.tts = load_files(folder, lambda: ChatterboxTTS.from_local(folder, first))
         t3 = self.tts.t3
         if self.language_model is not None:
-            del t3.tfmr  # the package has these layers
-            torch.cuda.empty_cache()
+            del t3.tfmr  # the package has these layers: here they never reach the device
+            for part in (t3, self.tts.s3gen, self.tts.ve, *([self.tts.conds] if self.tts.conds is not None else [])):
+                part.to(context.device)
+            self.tts.device = context.device
+        self.vc = ChatterboxVC(self.tts.s3gen, context.device)
+        self.own_voice = self.tts.conds
+        if self.language_model is not None:
             return
         context.progress(1, 2, "graphs")
         with torch.no_grad():

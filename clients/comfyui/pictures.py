@@ -29,7 +29,7 @@ def before_and_after(before: Memory, after: Memory, text: str) -> Any:
     draw.text((GAP, GAP // 4), text, fill=INK, font=font)
     for row, (when, memory) in enumerate((("before", before), ("after", after))):
         top = 2 * GAP + row * (BAR + GAP)
-        draw.text((GAP, top - LETTERS - 5), f"{when}: {_gib(memory.used)} of {_gib(memory.total)} GiB used on {memory.device}, "
+        draw.text((GAP, top - LETTERS - 5), f"{when}: {sizes.text(memory.used)} of {sizes.text(memory.total)} used on {memory.device}, "
                   f"{sizes.text(memory.models)} by the model", fill=INK, font=font)  # fmt: skip
         draw.rectangle((GAP, top, WIDTH - GAP, top + BAR - 1), fill=FREE)
         scale = (WIDTH - 2 * GAP) / max(memory.total, 1)
@@ -60,7 +60,3 @@ def waveform(samples: Any) -> Any:
         half = max(1.0, float(piece.amax().clamp(max=1)) * BAR)
         draw.line((at, BAR - half, at, BAR + half), fill=MODEL)
     return picture
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f}"

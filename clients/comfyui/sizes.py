@@ -34,7 +34,7 @@ def held(told: dict[str, Any]) -> int:
 
 
 def text(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+    return f"{size / 2**30:.2f} GiB" if size >= 1 << 30 else f"{size / 2**20:.1f} MiB"
 
 
 def weights(path: Path) -> int:

@@ -295,6 +295,10 @@ class OnGpus(WithPack):
         self.manager.press_free()
         self.assertEqual(row(self.client, "first")["state"], "stopped")
 
+    def test_memory_is_told_in_the_unit_that_fits(self) -> None:
+        told = [self.pack("sizes").text(size) for size in (0, 3 << 19, GIB - 1, GIB, 35 * GIB // 2)]
+        self.assertEqual(told, ["0.0 MiB", "1.5 MiB", "1024.0 MiB", "1.00 GiB", "17.50 GiB"])
+
     def test_gpus_are_matched_by_uuid_whatever_their_numbers(self) -> None:
         self.numbers = {cuda(0): GPUS[1], cuda(1): GPUS[0]}  # CUDA_DEVICE_ORDER
         self.prompt("first")

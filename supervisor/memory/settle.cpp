@@ -170,8 +170,9 @@ std::string why_there(const State& state, const Survey& survey, const Piece& pie
     std::vector<std::string> rooms;
     for (const DeviceId& id : piece.slot->model->declared.devices)
         if (const auto device = state.device_of(id))
-            rooms.push_back(fmt::format("{} had {} of room", device_text(id),
-                                        bytes_text(static_cast<Bytes>(std::max<std::int64_t>(survey.room(*device), 0)))));
+            rooms.push_back(
+                fmt::format("{} had {} of room", device_text(id),
+                            bytes_text(static_cast<Bytes>(std::max<std::int64_t>(survey.room(*device), 0)))));
     std::string text = rooms.size() > 1 ? fmt::format("{}", fmt::join(rooms, ", ")) : "its only device";
     for (const std::size_t victim : option.victims)
         for (const Slot* slot : survey.candidates()[victim].slots)
@@ -230,10 +231,12 @@ void tell_positions(State& state, Entry& entry, std::size_t position, Time now) 
     }
 }
 
-/// Gives each entry its place, or says what it waits for. Returns false where it was refused.
-bool place_entry(State& state, std::optional<Survey>& survey, Entry& entry, Time now) {
+enum class Settled { as_it_was, others_went, refused };
+
+/// Gives the entry its place, or says what it waits for.
+Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, Time now) {
     const std::vector<Slot*> missing = state.missing(*entry.unit);
-    if (missing.empty() || entry.waiters.empty()) return true;
+    if (missing.empty() || entry.waiters.empty()) return Settled::as_it_was;
     if (!survey) survey.emplace(state, now);
     const int priority = priority_of(*entry.unit);
     const std::vector<Piece> pieces = pieces_of(state, missing);
@@ -245,13 +248,13 @@ bool place_entry(State& state, std::optional<Survey>& survey, Entry& entry, Time
         entry.why = at_once->victims.empty() ? "it is being loaded" : waits_for(*survey, *at_once, now);
         start(state, *survey, pieces, *at_once, name, now);
         survey.emplace(state, now);
-        return true;
+        return at_once->victims.empty() ? Settled::as_it_was : Settled::others_went;
     }
     const auto in_time = ending ? std::nullopt : survey->place(pieces, priority, Reach::bounded);
     const auto later = in_time ? in_time : survey->place(pieces, priority, Reach::ever);
     if (!later) {
         fail(state, entry, never_fits(state, pieces));
-        return false;
+        return Settled::refused;
     }
     const Millis alone = expected_of(state, *survey, pieces, *later, now);
     entry.expected = now + alone + state.queued_for;
@@ -261,10 +264,11 @@ bool place_entry(State& state, std::optional<Survey>& survey, Entry& entry, Time
         state.queued_for += alone + state.turn_of(*entry.unit->models.front());
         claim(state, *survey, pieces, *in_time, priority);
     }
-    return true;
+    return Settled::as_it_was;
 }
 
-/// In their order. When one is refused, what was placed for it comes free: all others are looked at again.
+/// In their order. When one is refused, what was placed for it comes free, and when others went for one, they may leave
+/// more than it needs: all are looked at again.
 void place_entries(State& state, Time now) {
     state.entries.sort([](const Entry& a, const Entry& b) {
         const int first = priority_of(*a.unit);
@@ -279,12 +283,9 @@ void place_entries(State& state, Time now) {
             state.claims.assign(state.devices.size(), std::nullopt);
             state.queued_for = {};
         }
-        if (place_entry(state, survey, *entry, now)) {
-            ++entry;
-            continue;
-        }
-        if (!any_starting(*entry->unit)) state.entries.erase(entry);
-        entry = state.entries.begin();
+        const Settled settled = place_entry(state, survey, *entry, now);
+        if (settled == Settled::refused && !any_starting(*entry->unit)) state.entries.erase(entry);
+        entry = settled == Settled::as_it_was ? std::next(entry) : state.entries.begin();
     }
     std::size_t position = 0;
     for (Entry& entry : state.entries) {

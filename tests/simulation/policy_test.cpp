@@ -407,6 +407,33 @@ TEST_F(MemoryPolicy, APinnedMemberKeepsItsTogetherGroupWhileOnlyASpareReplicaOfI
     EXPECT_THAT(evicted(), ElementsAre("voice/1"));
 }
 
+TEST_F(MemoryPolicy, WhatAnEvictionLeavesOverGoesToWhoWaitedBefore) {
+    auto chat = model("chat", 4 * gib);
+    chat.priority = 1;
+    chat.replicas_max = 2;
+    auto busy = model("busy", 3 * gib);
+    auto old = model("old", 2 * gib);
+    old.priority = 2;
+    busy.priority = 3;
+    declare({chat, busy, old, model("next", 3 * gib)});
+    load("chat", 4 * gib);
+    use("chat", 2);
+    now += 1s;
+    send(event::Tick{});
+    ready("chat", 4 * gib, 1);
+    use("chat", 0);
+    end("chat");
+    load("busy", 3 * gib);
+    use("busy");
+    now += 10s;
+    load("old", 2 * gib);
+    now += 10s;
+    ask("chat", Asker::person);
+    EXPECT_THAT(evicted(), IsEmpty()) << "1 GiB is free, and old/0 holds 2";
+    ask("next");
+    EXPECT_THAT(evicted(), ElementsAre("chat/1", "old/0")) << "4 GiB for next and chat/0: 2 of chat/1, 2 of old/0";
+}
+
 TEST_F(MemoryPolicy, TheFirstOfItsDevicesThatHasRoomIsTaken) {
     send(event::Device{"GPU-1", 40 * gib, false});
     auto listed = model("listed", 6 * gib);

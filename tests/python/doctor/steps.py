@@ -157,6 +157,10 @@ def token_inputs(device):
     return (), (torch.ones(1, 8, device=device),)
 
 
+def one_input(device):
+    return torch.ones(1, 8, device=device)
+
+
 def on_cpu(device):
     return torch.ones(2, 8), torch.tensor([3, 2])
 
@@ -226,6 +230,17 @@ def scalar_in_graph(x, lengths):
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 table = torch.arange(8).to(DEVICE)
+
+
+made = Decoder(8)
+
+
+class Holder:
+    def __init__(self):
+        self.held = nn.Linear(8, 8)
+
+    def __call__(self, x):
+        return self.held(x)
 
 
 def of_module(x, lengths):

@@ -7,9 +7,10 @@ import inspect
 import unittest
 from collections import Counter
 from typing import Any, Iterator
+from unittest import mock
 
 import torch
-from bulkhead.doctor import Finding, costs
+from bulkhead.doctor import Finding, Report, costs, report, run
 from bulkhead.doctor.capture import capture, explain
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,6 +56,9 @@ class Cuda:
 
     def synchronize(self) -> None:
         self.refuse()
+
+    def is_available(self) -> bool:
+        return False
 
     def refuse(self) -> None:
         if self.capturing:
@@ -169,6 +173,26 @@ class Costs(unittest.TestCase):
         total, by_line = costs.idle(kernels, [(outer, (500.0, 6100.0)), (inner, (1500.0, 2500.0)), (inner, (8000.0, 8100.0))])
         self.assertEqual((total, by_line), (5.0, {inner: 3.0, outer: 0.5}))
         self.assertEqual(costs.idle([], []), (0.0, {}))
+
+
+class Reported(unittest.TestCase):
+    def test_a_report_has_the_capture_and_the_costs(self) -> None:
+        """From the factory to the words, of a generator that is refused."""
+        line = __file__, waits.__code__.co_firstlineno + 1
+        with mock.patch.object(run, "DEVICE", "cpu"), mock.patch.object(torch, "cuda", Cuda()):
+            examined = run._Run(waits, lambda device: (torch.ones(4, device=device),), None, False, Report("waits"))
+            examined._report.findings = [Finding("host_read", "prevents_capture", *line, 1, "waits", "", "")]
+            examined.on_gpu()
+        (captured,) = examined._report.captures
+        self.assertEqual((examined._report.error, captured["captured"], [one["line"] for one in captured["costs"]]), ("", False, [line[1]]))
+        self.assertIn("operation not permitted when stream is capturing", captured["error"])
+        self.assertEqual([one.code for one in examined._report.findings], ["host_read", "sync"], "the line that refused is one too")
+        self.assertRegex(report.text(examined._report), r"(?s)not captured: .*test_capture\.py:\d+ holds the host for [\d.]+ ms in a call.* less\n")
+
+
+def waits(x: torch.Tensor) -> Iterator[Any]:
+    yield x.sum().item()
+    torch.cuda.synchronize()
 
 
 def quiet_step(x: torch.Tensor) -> torch.Tensor:

@@ -77,6 +77,14 @@ class Reports(unittest.TestCase):
         ended = doctor("steps.py:captures_itself", "--inputs", "steps.py:inputs", "--json")
         self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("y = x * lengths.min().item()")], ended.stdout)
 
+    def test_a_module_is_moved_and_one_in_a_plain_object_is_not(self) -> None:
+        ended = doctor("steps.py:made", "--inputs", "steps.py:one_input", "--json")
+        self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("self.scale = torch.full")], ended.stderr)
+        ended = doctor("steps.py:Holder", "--inputs", "steps.py:token_inputs", "--json")
+        (found,) = json.loads(ended.stdout)["findings"]
+        self.assertEqual((found["code"], found["line"]), ("cpu_tensor", line_of("self.held = nn.Linear")))
+        self.assertIn("make it on the device once: nn.Linear(8, 8), with device=device", found["remedy"])
+
     def test_a_coroutine_runs_to_its_end(self) -> None:
         ended = doctor("steps.py:awaited", "--inputs", "steps.py:inputs", "--json")
         self.assertEqual([one["line"] for one in json.loads(ended.stdout)["findings"]], [line_of("return lengths.max().item()")])

@@ -107,6 +107,8 @@ class _Run:
             self._factory = self._factory.load()
         if isinstance(self._target, calls.Deferred):
             self._target = self._target.load()
+            if isinstance(self._target, torch.nn.Module):  # its weights are fake: nothing of the user's is changed
+                self._target = self._target.to(DEVICE).eval()
 
     def _made(self) -> list[Step]:
         if self._options is not None:

@@ -13,7 +13,7 @@ import torch
 
 from . import branches, fake_cuda, findings, remedies
 from .findings import Findings
-from .source import Place, Use, here, statement_at, use_of
+from .source import Place, Use, here, is_users, statement_at, use_of
 
 ARGUMENT, SETUP, STEP, LITERAL, INTERNAL, READ, FOLLOWS = "argument", "setup", "step", "literal", "internal", "read", "follows"
 #: Functions that make a tensor which the user asked for.
@@ -137,7 +137,8 @@ class Watch:
     def _in_module(self) -> bool:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
-            if isinstance(frame.f_locals.get("self"), torch.nn.Module) and frame.f_code.co_name == "__init__":
+            code = frame.f_code
+            if code.co_name == "__init__" and is_users(code.co_filename) and isinstance(frame.f_locals.get("self"), torch.nn.Module):
                 return True
             frame = frame.f_back
         return False

@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "tests/bench/baselines.h"
+#include "tests/bench/crowd.h"
 #include "tests/bench/peers/peer.h"
 #include "tests/bench/placement.h"
 #include "tests/bench/record.h"
@@ -24,104 +25,6 @@ namespace {
 
 constexpr int rounds = 5;
 constexpr int size_rounds = 10;
-constexpr std::uint64_t round_us = 200'000;  ///< at least one request
-
-/// What goes there, and how much of it comes back: all, or its first 4 bytes.
-struct Exchange {
-    std::uint64_t bytes;
-    bool echo;
-    int clients;
-    On on = On::any_cpu;
-
-    [[nodiscard]] std::uint64_t answer_bytes() const { return echo ? bytes : 4; }
-    [[nodiscard]] std::string size() const {
-        return bytes >= 1 << 30   ? std::to_string(bytes >> 30) + " GB"
-               : bytes >= 1 << 20 ? std::to_string(bytes >> 20) + " MB"
-                                  : std::to_string(bytes) + " B";
-    }
-    [[nodiscard]] std::string name() const {
-        const char* where = on == On::one_cpu ? ", one CPU" : on == On::two_cpus ? ", a CPU each" : "";
-        return size() + (echo ? " and back, " : " there, 4 B back, ") + std::to_string(clients) +
-               (clients == 1 ? " client" : " clients") + where;
-    }
-};
-
-/// A way for a payload between processes.
-struct Way {
-    std::string name;
-    std::function<std::vector<std::string>(const Exchange&)> client;  ///< its command line
-    std::vector<std::string> environment;
-    std::vector<pid_t> servers;
-    double payloads;        ///< that one client and its part of the server hold at once, for an echo
-    double payloads_there;  ///< the same where it only goes there
-
-    [[nodiscard]] double bytes_held(const Exchange& exchange) const {
-        return (exchange.echo ? payloads : payloads_there) * static_cast<double>(exchange.bytes) * exchange.clients;
-    }
-};
-
-struct Measured {
-    std::vector<double> latencies_us;
-    double wall_us = 0;       ///< from the first request's begin to the last one's end
-    double processor_us = 0;  ///< clients and servers
-};
-
-double processor_us_of(const std::vector<pid_t>& pids) {
-    double sum = 0;
-    for (const pid_t pid : pids) sum += processor_us(pid);
-    return sum;
-}
-
-/// The clients of one way while one exchange is measured.
-class Crowd {
-public:
-    Crowd(const Way& way, const Exchange& exchange, const Placement& placement) : way_{&way} {
-        for (int i = 0; i < exchange.clients; ++i) clients_.emplace_back(way.client(exchange), way.environment);
-        for (const pid_t server : way.servers) placement.server(server);
-        for (Peer& client : clients_) {
-            if (std::string why = client.await_ready(); !why.empty()) cannot_ = std::move(why);
-            placement.client(client.pid());
-        }
-    }
-
-    [[nodiscard]] const Way& way() const { return *way_; }
-    [[nodiscard]] const std::string& cannot() const { return cannot_; }
-    [[nodiscard]] const Measured& so_far() const { return so_far_; }
-    /// Returns  the median of this round's latencies; NaN where one of them is lost, and `cannot` says so
-    double round() {
-        try {
-            return measured_round();
-        } catch (const PeerLost& lost) {
-            cannot_ = lost.what();
-            return std::numeric_limits<double>::quiet_NaN();
-        }
-    }
-
-private:
-    double measured_round() {
-        const std::size_t earlier = so_far_.latencies_us.size();
-        const double servers_before = processor_us_of(way_->servers);
-        for (Peer& client : clients_) client.start_round(round_us);
-        double begin = std::numeric_limits<double>::max();
-        double end = 0;
-        for (Peer& client : clients_) {
-            const Peer::Round one = client.collect();
-            so_far_.latencies_us.insert(so_far_.latencies_us.end(), one.latencies_us.begin(), one.latencies_us.end());
-            so_far_.processor_us += one.processor_us;
-            begin = std::min(begin, one.begin_us);
-            end = std::max(end, one.end_us);
-        }
-        so_far_.wall_us += end - begin;
-        so_far_.processor_us += processor_us_of(way_->servers) - servers_before;
-        return median(
-            {so_far_.latencies_us.begin() + static_cast<std::ptrdiff_t>(earlier), so_far_.latencies_us.end()});
-    }
-
-    const Way* way_;
-    std::vector<Peer> clients_;
-    std::string cannot_;
-    Measured so_far_;
-};
 
 /// One table, printed as it comes to be.
 class Table {

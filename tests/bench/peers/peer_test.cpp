@@ -3,17 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/bench/peers/script.h"
+
 namespace bulkhead::bench {
 namespace {
 
 using testing::ElementsAre;
-
-/// A peer as a shell script. `ready` is its first word of rounds.h: nothing keeps it from taking part.
-std::vector<std::string> script(const std::string& text) {
-    return {"sh", "-c", "zeros() { head -c \"$1\" < /dev/zero; }; " + text};
-}
-const std::string ready = "zeros 8; ";
-const std::string word = "head -c 8 > /dev/null; ";  // asks for a round
 
 std::string why_left_out(std::vector<std::string> argv) {
     return take_part(std::move(argv), [](Peer& peer) {
@@ -53,8 +48,7 @@ TEST(Peer, OneThatDiedBetweenTwoRoundsIsLeftOut) {
 
 TEST(Peer, OneThatAnswersTakesPart) {
     Peer::Round round{};
-    const std::string one = "printf '\\001'; zeros 7; zeros 6; printf '\\360\\077'; ";  // a single measurement of 1.0
-    const std::string why = take_part(script(ready + word + one + "zeros 24; cat"), [&](Peer& peer) {
+    const std::string why = take_part(script(ready + word + one_us + "cat"), [&](Peer& peer) {
         peer.start_round(1);
         round = peer.collect();
     });

@@ -36,7 +36,7 @@ void Executor::run() {
         if (next == Handover::Cover::runs_loop) cover(lock);
         if (next == Handover::Cover::sleeps || ended_) continue;
         lock.unlock();
-        set_timer(limits::cover_after);
+        set_timer(next == Handover::Cover::looks_rarely ? limits::cover_looks_every : limits::cover_after);
         lock.lock();
     }
 }
@@ -116,9 +116,9 @@ void Executor::follow_jobs() {
     for (const Then& then : followers) then();
 }
 
+/// Where the model's thread waits, the cover runs the loop, and tells it when it leaves.
 void Executor::end() {
     ended_ = true;
-    model_thread_waits_.notify_one();
     set_timer(std::chrono::nanoseconds{1});
 }
 

@@ -27,7 +27,7 @@ public:
         handing_back,  ///< it waits, for a job or until the cover has left the loop
     };
     enum class ModelThread : std::uint8_t { runs_loop, runs_job, waits };
-    enum class Cover : std::uint8_t { sleeps, watches, runs_loop };
+    enum class Cover : std::uint8_t { sleeps, looks_rarely, watches, runs_loop };
 
     [[nodiscard]] State state() const noexcept { return state_; }
 
@@ -55,10 +55,11 @@ public:
         return state_ == State::model_loops;
     }
 
-    /// The timer has rung: what the cover does next. A job that was there at the last ring is long. Unless it sleeps,
-    /// the timer must be set again.
+    /// The timer has rung: what the cover does next. A job that was there at the last ring is long. Unless the cover
+    /// sleeps, the timer must be set again: for soon where a job runs, and for later where jobs have come and gone.
     [[nodiscard]] constexpr Cover rang() noexcept {
-        if (std::exchange(jobs_seen_, jobs_) != jobs_) return Cover::watches;
+        if (std::exchange(jobs_seen_, jobs_) != jobs_)
+            return state_ == State::job ? Cover::watches : Cover::looks_rarely;
         if (state_ == State::job) {
             state_ = State::covered;
             return Cover::runs_loop;

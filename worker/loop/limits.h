@@ -32,6 +32,9 @@ inline constexpr std::chrono::milliseconds link_flush = 1s;
 inline constexpr std::size_t outbox_messages_max = 256;
 /// A job may keep the event loop for so long, at most twice: then the cover runs the loop.
 inline constexpr std::chrono::microseconds cover_after = 500us;
+/// While short jobs come and go, the cover looks for a long one this rarely: a look costs the request that it meets
+/// 25 us.
+inline constexpr std::chrono::microseconds cover_looks_every = 4ms;
 /// What the loop handles between two jobs of which the second already waits: at 32 packets each, less than a
 /// millisecond.
 inline constexpr std::size_t handlers_between_jobs = 8;

@@ -47,7 +47,7 @@ struct World {
             answered += std::exchange(followers, 0);
         }
     }
-    void end() { stopped = ended = woken = timer = true; }
+    void end() { stopped = ended = timer = true; }
 };
 
 /// What one thread may do next: each is one successor; none means that it waits.
@@ -132,7 +132,7 @@ std::vector<World> steps_of_cover(const World& world) {
     }
     if (world.cover == CoverIs::gone || !world.timer) return {};
     const Handover::Cover does = next.handover.rang();
-    next.timer = does == Handover::Cover::watches;
+    next.timer = does == Handover::Cover::watches || does == Handover::Cover::looks_rarely;
     if (does == Handover::Cover::runs_loop)
         next.cover = CoverIs::in_loop;
     else if (next.ended)
@@ -206,6 +206,23 @@ TEST_F(HandoverTest, NoJobKeepsTheLoop) {
             later = steps_of_cover(later).at(0);
         EXPECT_NE(later.cover, CoverIs::asleep);
     }
+}
+
+TEST(Handover, IsWatchedWhileAJobRunsAndLookedAtRarelyWhereJobsAreShort) {
+    Handover handover;
+    const auto begin_job = [&] {
+        EXPECT_EQ(handover.next(true), Handover::ModelThread::runs_job);
+        return handover.wakes_cover();
+    };
+    EXPECT_TRUE(begin_job());
+    EXPECT_TRUE(handover.job_ended(false));
+    EXPECT_FALSE(begin_job()) << "the timer is set";
+    EXPECT_TRUE(handover.job_ended(false));
+    EXPECT_EQ(handover.rang(), Handover::Cover::looks_rarely);
+
+    EXPECT_FALSE(begin_job());
+    EXPECT_EQ(handover.rang(), Handover::Cover::watches);
+    EXPECT_EQ(handover.rang(), Handover::Cover::runs_loop) << "it is the same job";
 }
 
 TEST_F(HandoverTest, StopEndsBothThreadsWhereverTheyAre) {

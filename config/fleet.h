@@ -111,6 +111,7 @@ struct Fleet {
     std::vector<ModelSpec> models;              ///< in the order of the file
     std::map<std::string, DeviceLimit> limits{};  ///< by device, as it is written
     std::vector<std::string> startup{};           ///< models to load first, in this order
+    std::uint32_t blanks = 0;  ///< processes that wait for a model, for each way in which models on a CPU are started
     friend bool operator==(const Fleet&, const Fleet&) = default;
 };
 

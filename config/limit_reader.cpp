@@ -55,11 +55,23 @@ void read_startup(const Value& list, Fleet& fleet) {
     }
 }
 
+void read_blanks(const Value& value, Fleet& fleet) {
+    const auto count = value.integer(0, limits::blanks_max);
+    if (!count) return;
+    fleet.blanks = static_cast<std::uint32_t>(*count);
+    std::size_t replicas = 0;
+    for (const ModelSpec& model : fleet.models) replicas += model.replicas;
+    if (fleet.blanks > 0 && replicas > limits::workers_max - limits::blanks_max)
+        value.refuse(fmt::format("declare at most {} replicas beside blanks",
+                                 limits::workers_max - limits::blanks_max));
+}
+
 }  // namespace
 
 void read_limits_and_startup(Fields& fields, Fleet& fleet) {
     if (const auto value = fields.take("limits")) read_limits(*value, fleet);
     if (const auto value = fields.take("startup")) read_startup(*value, fleet);
+    if (const auto value = fields.take("blanks")) read_blanks(*value, fleet);
 }
 
 }  // namespace bulkhead::config

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "config/limits.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
 #include "supervisor/fleet/stale_process.h"
@@ -91,6 +92,9 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
         read_former(*options_.logs, hello);
     }
     context_->generation_last = hello.generation_last;
+    // Of names that blanks were given the keeper knows nothing: at most one of each since its last spawn.
+    if (hello.supervisor_starts > 1 && options_.fleet.blanks > 0)
+        context_->generation_last += config::limits::blanks_max;
     context_->channel_last = hello.supervisor_starts << 32U;
     facts_.supervisor_starts = hello.supervisor_starts;
     facts_.keeper_executions = hello.executions;
@@ -107,7 +111,7 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
 
     // Whatever a former daemon on this socket left behind would hold the memory that this fleet needs.
     std::set<std::string> keep;
-    for (const FoundWorker& worker : found_) keep.insert(context_->launch.marker(worker.name));
+    for (const FoundWorker& worker : found_) keep.insert(context_->launch.marker(worker.born_as));
     off_loop_.run(
         "looking at the models' files",
         [models = options_.fleet.models] {
@@ -166,7 +170,7 @@ void Supervisor::keep_gpu_quarantine(const GpuQuarantineFile& file, const std::s
 
 void Supervisor::begin() {
     std::vector<WorkerName> keep;
-    for (const FoundWorker& worker : found_) keep.push_back(worker.name);
+    for (const FoundWorker& worker : found_) keep.push_back(worker.born_as);
     context_->cgroups = Cgroups::make({static_cast<pid_t>(facts_.keeper_pid), options_.socket}, keep);
     kill_with_keeper(context_->cgroups ? context_->cgroups->kill_all_fd() : -1);
     facts_.containment =

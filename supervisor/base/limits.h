@@ -67,6 +67,11 @@ inline constexpr std::size_t manifest_bytes_max = 4 << 20;  ///< of its manifest
 inline constexpr auto progress_interval = 50ms;          ///< of events within one phase
 inline constexpr std::uint32_t link_complaints_max = 5;  ///< log lines on one worker's bad packets
 
+// --- processes without a model
+inline constexpr auto blank_pause = 1s;            ///< from a load that took one, or a lack of room, to the next
+inline constexpr auto blank_retry = 5s;            ///< from the death of one, or a failed start, to the next
+inline constexpr auto blank_start_deadline = 60s;  ///< for its hello; who is later is ended instead of taken
+
 // --- hangs
 inline constexpr auto answer_deadline = 5s;    ///< of a worker's loop, which never computes, for whatever it is asked
 inline constexpr auto hang_grace = 2s;         ///< beyond the request deadline: the worker's own word comes first

@@ -8,6 +8,7 @@ namespace {
 
 void info(Daemon& daemon, rpc::Call call) {
     if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
+    daemon.fleet.blanks().sample();
     read_gpus(daemon.fleet.context(), [&daemon, answer = std::move(call.answer)](const Result<std::vector<Gpu>>& gpus) {
         json::array gpu_list;
         if (gpus)
@@ -33,6 +34,7 @@ void info(Daemon& daemon, rpc::Call call) {
              {"keeper_executions", facts.keeper_executions},
              {"keeper_upgrade_failed",
               facts.keeper_upgrade_failed.empty() ? json::value(nullptr) : json::value(facts.keeper_upgrade_failed)},
+             {"blanks", daemon.fleet.blanks().status()},
              {"adopted", daemon.fleet.context().adopted},
              {"log_lines_lost",
               daemon.fleet.context().log_writer ? daemon.fleet.context().log_writer->lost() : std::uint64_t{0}},

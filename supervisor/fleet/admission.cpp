@@ -76,8 +76,8 @@ bool asks_for_a_plan(const config::ModelSpec& spec) {
 
 }  // namespace
 
-Admission::Admission(FleetContext& context, FindReplica find)
-    : context_{context}, find_{std::move(find)}, tick_{context.io}, next_look_{context.io} {
+Admission::Admission(FleetContext& context, Blanks& blanks, FindReplica find)
+    : context_{context}, blanks_{blanks}, find_{std::move(find)}, tick_{context.io}, next_look_{context.io} {
     context_.gate = this;
 }
 
@@ -243,6 +243,8 @@ void Admission::work() {
         for (const memory::Action& action : policy_->on(event, Deadline::Clock::now()))
             std::visit([this](const auto& one) { act(one); }, action);
     }
+    // What was granted is being started, and has taken its blank: the others have what no model needs.
+    if (blanks_.are_wanted() && !planned_.empty()) blanks_.fit(policy_->ledger().front().free());
     save();
     const auto next = policy_->next_tick();
     next ? tick_.arm_until(*next, [this] { tell(event::Tick{}); }) : tick_.cancel();
@@ -346,6 +348,7 @@ void Admission::look(std::function<void()> looked) {
         MachineMemory machine;
         std::vector<Gpu> gpus;
         std::map<pid_t, std::uint64_t> on_host;
+        std::map<pid_t, std::uint64_t> of_blanks;  ///< a load may take one meanwhile
     };
     std::vector<pid_t> workers;
     for (const auto& holding : policy_->holdings())
@@ -355,8 +358,8 @@ void Admission::look(std::function<void()> looked) {
     const bool has_gpus = devices_.size() > 1;
     context_.off_loop.run(
         "reading what others use of the devices",
-        [has_gpus, workers = std::move(workers), &gpus = context_.gpus] {
-            Seen seen{read_machine_memory(), {}, {}};
+        [has_gpus, workers = std::move(workers), blanks = blanks_.pids(), &gpus = context_.gpus] {
+            Seen seen{read_machine_memory(), {}, {}, Blanks::read_memory(blanks)};
             for (const pid_t pid : workers) seen.on_host[pid] = read_resident_bytes(pid).value_or(0);
             if (has_gpus)
                 if (auto read = gpus.read()) seen.gpus = std::move(*read);
@@ -366,6 +369,8 @@ void Admission::look(std::function<void()> looked) {
             if (alive.expired()) return;
             if (seen) {
                 std::map<memory::DeviceId, std::uint64_t> ours;
+                blanks_.measured(seen->of_blanks);
+                for (const auto& [pid, bytes] : seen->of_blanks) ours[std::string{memory::host}] += bytes;
                 for (const auto& holding : policy_->holdings()) {
                     const Replica* replica = find_(holding.who.model, holding.who.replica);
                     const auto& process = replica != nullptr ? replica->process() : nullptr;

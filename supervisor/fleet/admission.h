@@ -10,6 +10,7 @@
 
 #include "config/fleet.h"
 #include "supervisor/base/deadline.h"
+#include "supervisor/fleet/blanks.h"
 #include "supervisor/fleet/file_facts.h"
 #include "supervisor/fleet/footprint_file.h"
 #include "supervisor/memory/policy.h"
@@ -34,7 +35,7 @@ public:
         std::string short_of;  ///< why not all of it; empty: all is there
     };
 
-    Admission(FleetContext& context, FindReplica find);
+    Admission(FleetContext& context, Blanks& blanks, FindReplica find);
     ~Admission() override;
     Admission(const Admission&) = delete;
     Admission& operator=(const Admission&) = delete;
@@ -118,6 +119,7 @@ private:
     void save();
 
     FleetContext& context_;
+    Blanks& blanks_;
     FindReplica find_;
     std::unique_ptr<memory::Policy> policy_ = std::make_unique<memory::Policy>();
     std::optional<FootprintFile> file_;

@@ -92,6 +92,7 @@ json::array Admission::ledger() const {
                                        {"resident", one.resident},
                                        {"reclaiming", one.reclaiming},
                                        {"mapped", one.mapped},
+                                       {"blanks", one.id == memory::host ? blanks_.bytes() : 0},
                                        {"workers", std::move(workers[one.id])}});
     return devices;
 }

@@ -20,7 +20,8 @@ Model::Model(FleetContext& context, config::ModelSpec declared, const std::optio
 
 Fleet::Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs)
     : context_{context}, declared_{declared}, footprints_{logs ? std::optional{FootprintFile{*logs}} : std::nullopt},
-      admission_{context, [this](const auto& model, std::uint32_t replica) { return replica_of(model, replica); }},
+      blanks_{context},
+      admission_{context, blanks_, [this](const auto& name, std::uint32_t index) { return replica_of(name, index); }},
       status_deadline_{context.io} {
     for (const auto& spec : declared_.models) models_.push_back(std::make_unique<Model>(context, spec, logs));
     context_.on_gpu_quarantined = [this](const std::string& uuid) {
@@ -61,11 +62,17 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
         return ledger ? ledger->gpu_uuid : std::string{};
     };
     for (FoundWorker& worker : found) {
+        if (const auto record = ReplicaRecord::parse(worker.ledger); record && record->name) {
+            worker.name = *record->name;
+            context_.generation_last = std::max(context_.generation_last, worker.name.generation);
+        }
         if (Replica* replica = replica_of(worker.name.model, worker.name.replica)) {
             by_replica[replica].push_back(std::move(worker));
         } else {
             std::string gpu = gpu_of(worker);
-            OrphanWorker::end(context_, std::move(worker), std::move(gpu), "the fleet has no such replica");
+            const bool is_blank = worker.name.model == Blanks::model;
+            OrphanWorker::end(context_, std::move(worker), std::move(gpu),
+                              is_blank ? "a former supervisor's blank" : "the fleet has no such replica");
         }
     }
     for (auto& [replica, workers] : by_replica) {
@@ -89,7 +96,10 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
     }
 }
 
-void Fleet::preload() { start_next(0); }
+void Fleet::preload() {
+    start_next(0);
+    blanks_.begin(declared_);
+}
 
 /// First those of `startup`, one after the other, whatever becomes of each; then the others.
 void Fleet::start_next(std::size_t index) {
@@ -347,7 +357,7 @@ void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
     admission_.refuse("", {ErrorCode::worker_draining, "loading: the daemon is stopping", "start it again"});
     using Maybe = std::optional<Receipt>;
     const auto replicas = replicas_of(all());
-    const auto gather = WhenAll<Maybe>::make(replicas.size() + 1, WhenAll<Maybe>::OnError::wait_for_all,
+    const auto gather = WhenAll<Maybe>::make(replicas.size() + 2, WhenAll<Maybe>::OnError::wait_for_all,
                                              [stopped = std::move(stopped)](Result<std::vector<Maybe>> results) {
                                                  std::vector<Receipt> receipts;
                                                  for (auto& receipt : *results)
@@ -358,7 +368,8 @@ void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
         replicas[i]->unload([slot = gather->slot(i)](Result<Maybe> receipt) {
             slot(receipt ? std::move(*receipt) : Maybe{});  // what cannot be ended was logged
         });
-    gather->slot(replicas.size())(Maybe{});
+    blanks_.stop([slot = gather->slot(replicas.size())] { slot(Maybe{}); });
+    gather->slot(replicas.size() + 1)(Maybe{});
 }
 
 }  // namespace bulkhead::supervisor

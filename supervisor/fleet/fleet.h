@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "supervisor/fleet/admission.h"
+#include "supervisor/fleet/blanks.h"
 #include "supervisor/replica/replica.h"
 
 namespace bulkhead::supervisor {
@@ -81,6 +82,7 @@ public:
     [[nodiscard]] FleetContext& context() noexcept { return context_; }
     [[nodiscard]] Admission& admission() noexcept { return admission_; }
     [[nodiscard]] const Admission& admission() const noexcept { return admission_; }
+    [[nodiscard]] Blanks& blanks() noexcept { return blanks_; }
 
 private:
     [[nodiscard]] std::vector<Replica*> replicas_of(const Models& models) const;
@@ -95,6 +97,7 @@ private:
     FleetContext& context_;
     const config::Fleet declared_;
     std::optional<FootprintFile> footprints_;
+    Blanks blanks_;
     Admission admission_;
     std::vector<std::unique_ptr<Model>> models_;
     bool stopping_ = false;

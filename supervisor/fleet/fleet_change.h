@@ -14,7 +14,7 @@ struct FleetChange {
     std::vector<std::string> changed;  ///< another declaration, or another model file than their process has
     std::vector<std::string> unchanged;
 
-    bool limits_changed = false;  ///< or what is loaded at the start
+    bool limits_changed = false;  ///< or what is started without being asked for
 
     [[nodiscard]] bool is_nothing() const {
         return added.empty() && removed.empty() && changed.empty() && !limits_changed;

@@ -7,40 +7,46 @@
 
 namespace bulkhead::supervisor {
 
-OrphanWorker::OrphanWorker(FleetContext& context, FoundWorker found, std::string gpu_uuid)
-    : context_{context}, found_{std::move(found)}, gpu_uuid_{std::move(gpu_uuid)},
+OrphanWorker::OrphanWorker(FleetContext& context, FoundWorker found, std::string gpu_uuid, std::function<void()> ended)
+    : context_{context}, found_{std::move(found)}, gpu_uuid_{std::move(gpu_uuid)}, ended_{std::move(ended)},
       termination_{context,
-                   {found_.name, found_.pid, found_.pidfd, gpu_uuid_},
+                   {found_.name, found_.born_as, found_.pid, found_.pidfd, gpu_uuid_},
                    {},
                    [] {},
-                   [this](const Error&) { turn_.end(); }} {}  // others must not wait for what may never come
+                   [this](const Error&) {  // others must not wait for what may never come
+                       turn_.end();
+                       say_ended();
+                   }} {}
 
-void OrphanWorker::end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why) {
-    const std::shared_ptr<OrphanWorker> self{new OrphanWorker{context, std::move(found), std::move(gpu_uuid)}};
+void OrphanWorker::end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why,
+                       std::function<void()> ended) {
+    const std::shared_ptr<OrphanWorker> self{new OrphanWorker{context, std::move(found), std::move(gpu_uuid),
+                                                             std::move(ended)}};
     if (!self->gpu_uuid_.empty()) self->turn_.take(context.gpu_mutex(self->gpu_uuid_));
     if (self->found_.exit) return self->on_exited(*self->found_.exit);
-    spdlog::warn("worker={} pid={} is ended: {}", self->found_.name.text(), self->found_.pid, why);
-    context.keeper.adopt(self->found_.name, [self](const ProcessExit& exit) { self->on_exited(exit); });
+    spdlog::info("worker={} pid={} is ended: {}", self->found_.name.text(), self->found_.pid, why);
+    context.keeper.adopt(self->found_.born_as, [self](const ProcessExit& exit) { self->on_exited(exit); });
     self->termination_.kill();
 }
 
 void OrphanWorker::on_exited(const ProcessExit& exit) {
     termination_.over();
     context_.gpu_quarantine.process_ended(found_.pid);
-    if (context_.cgroups) context_.cgroups->kill(found_.name);  // what it left behind
+    if (context_.cgroups) context_.cgroups->kill(found_.born_as);  // what it left behind
     const WorkerName& name = found_.name;
     Trace trace;
     trace.worker = name;
     trace.pid = found_.pid;
     trace.group_empty = exit.group_empty;
-    trace.marker = context_.launch.marker(name);
+    trace.marker = context_.launch.marker(found_.born_as);
     trace.slab_prefix = slab_owner_prefix(context_.launch.token, name.model, name.replica, name.generation);
     trace.gpu_uuid = gpu_uuid_;
     Reclamation::start(context_.io, context_.off_loop, context_.gpus, std::move(trace), false,
                        [self = shared_from_this()](const Reclaimed&) {
                            self->turn_.end();
-                           if (self->context_.cgroups) self->context_.cgroups->remove(self->found_.name);
-                           self->context_.keeper.forget(self->found_.name);
+                           if (self->context_.cgroups) self->context_.cgroups->remove(self->found_.born_as);
+                           self->context_.keeper.forget(self->found_.born_as);
+                           self->say_ended();
                        });
 }
 

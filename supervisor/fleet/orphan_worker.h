@@ -1,7 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "supervisor/reclaim/receipt.h"
 #include "supervisor/replica/fleet_context.h"
@@ -9,21 +11,27 @@
 
 namespace bulkhead::supervisor {
 
-/// A worker of a former supervisor that belongs to no replica: its model is not in the fleet any more, or a later
-/// generation took its place. It is killed with its children, and its record is dropped.
+/// A worker that belongs to no replica: a blank, or a former supervisor's whose model is not in the fleet any more, or
+/// whose place a later generation took. It is killed with its children, and its record is dropped.
 /// Lives  until nothing of it is left; kept by the callbacks it waits for
 class OrphanWorker : public std::enable_shared_from_this<OrphanWorker> {
 public:
     /// `gpu_uuid`  that it ran on; empty on a CPU or if it is not known: loads there wait for its memory
-    static void end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why);
+    /// `ended`     called when nothing of it is left, or it cannot be ended
+    static void end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why,
+                    std::function<void()> ended = {});
 
 private:
-    OrphanWorker(FleetContext& context, FoundWorker found, std::string gpu_uuid);
+    OrphanWorker(FleetContext& context, FoundWorker found, std::string gpu_uuid, std::function<void()> ended);
+    void say_ended() {
+        if (const auto ended = std::exchange(ended_, nullptr)) ended();
+    }
     void on_exited(const ProcessExit& exit);
 
     FleetContext& context_;
     FoundWorker found_;
     std::string gpu_uuid_;
+    std::function<void()> ended_;
     AsyncMutex::Turn turn_;
     Termination termination_;
 };

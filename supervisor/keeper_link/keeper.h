@@ -43,6 +43,7 @@ struct ProcessExit {
 /// What the keeper kept of a former supervisor's worker.
 struct FoundWorker {
     WorkerName name;
+    WorkerName born_as{};  ///< as the keeper knows it: of a blank that was given a model, another name
     pid_t pid = 0;
     UniqueFd pidfd;                    ///< of a running one
     UniqueFd link;                     ///< of a dead one only if its end was told to nobody

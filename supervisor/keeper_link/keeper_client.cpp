@@ -134,7 +134,7 @@ void KeeperClient::on_worker(const wire::WorkerRecord& record, std::span<const s
     if (rest.size() != record.ledger_bytes)
         return violated(fmt::format("a worker's ledger of {} bytes instead of {}", rest.size(), record.ledger_bytes));
     FoundWorker worker;
-    worker.name = WorkerName::from(record.key);
+    worker.name = worker.born_as = WorkerName::from(record.key);
     worker.pid = record.pid;
     worker.ledger.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
     const auto fate = static_cast<wire::WorkerFate>(record.fate);

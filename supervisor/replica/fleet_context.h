@@ -23,6 +23,13 @@
 
 namespace bulkhead::supervisor {
 
+/// A process that was started before its model was known, as `Keeper::spawn` answers for one.
+struct Blank {
+    WorkerName name;
+    bool has_cgroup = false;
+    SpawnedProcess process;
+};
+
 /// What all replicas of a daemon share. Outlives them.
 struct FleetContext {
     boost::asio::io_context& io;
@@ -55,6 +62,9 @@ struct FleetContext {
 
     MemoryGate* gate = nullptr;                     ///< null: every start is allowed, and nobody is told
     std::unique_ptr<MemoryLimits> memory_limits{};  ///< null where none can be set
+
+    /// A started process without a model that can become what is asked for, if there is one.
+    std::function<std::optional<Blank>(const SpawnRequest& request)> take_blank{};
 
     [[nodiscard]] AsyncMutex& gpu_mutex(const std::string& uuid) {
         return gpu_mutexes.try_emplace(uuid, io).first->second;

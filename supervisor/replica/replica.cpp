@@ -271,7 +271,7 @@ ReplicaRecord Replica::record() const {
     record.reason = reason_;
     if (const auto& last = last_end_.last(); last && !last->cause.empty()) record.last_crash = *last;
 
-    const bool is_of_present = process_ && kept_.is_of(process_->name);
+    const bool is_of_present = process_ && kept_.is_of(process_->born_as);
     record.unload_asked = (is_of_present && process_->end_asked == EndAsked::unload) || kept_receipt_.has_value();
     switch (state_) {
     case WorkerState::stopped: record.over = !record.unload_asked; break;
@@ -315,7 +315,7 @@ void Replica::remember() {
 
 /// A process was spawned: from now on its record is the replica's. One whose memory is not yet back is forgotten then.
 void Replica::begin_record() {
-    const auto former = kept_.begin(process_->name);
+    const auto former = kept_.begin(process_->born_as, process_->name);
     kept_receipt_.reset();
     remember();
     if (former && !exited_.has(*former)) context_.keeper.forget(*former);

@@ -62,7 +62,7 @@ Adoption adoption_of(FoundWorker found, const ReplicaRecord* record) {
 void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& record, const std::string& declaration) {
     generation_ = found.name.generation;
     was_found_ = true;
-    kept_.begin(found.name, record);
+    kept_.begin(found.born_as, found.name, record);
     if (record) {
         record->restore(policy_, Clock::now(), unix_ms());
         history_ = *record;
@@ -109,6 +109,7 @@ void Replica::take_over(EndedWorker& worker, const std::string& change) {
 void Replica::take_process(FoundWorker& found, const ReplicaRecord* record, const std::string& change,
                            std::string cause) {
     make_process(found.name);
+    process_->born_as = found.born_as;
     process_->pid = found.pid;
     process_->pidfd = std::move(found.pidfd);
     process_->device = {spec_.device, ""};
@@ -122,7 +123,7 @@ void Replica::take_process(FoundWorker& found, const ReplicaRecord* record, cons
 
 void Replica::take_over(RunningWorker& worker, const std::string& change) {
     take_process(worker.found, worker.record, change, "a former supervisor's process");
-    context_.keeper.adopt(process_->name, [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
+    context_.keeper.adopt(process_->born_as, [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
         if (is_present(process)) on_exited(exit);
     });
     if (worker.found.unreachable) return refuse(std::move(*worker.found.unreachable));
@@ -167,7 +168,8 @@ void Replica::on_adoption_hello(worker_link::Hello& hello) {
 }
 
 void Replica::take_adoption_hello(worker_link::Hello& hello) {
-    const bool is_itself = hello.name() == process_->name && (hello.pid == 0 || hello.pid == process_->pid);
+    const WorkerName& known_as = hello.state.configured ? process_->name : process_->born_as;
+    const bool is_itself = hello.name() == known_as && (hello.pid == 0 || hello.pid == process_->pid);
     if (!is_itself) {
         lose(FirstSign::judged, fmt::format("{} (pid {}) calls itself {} (pid {})", name().text(), process_->pid,
                                             escaped(hello.name().text()), hello.pid));

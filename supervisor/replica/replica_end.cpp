@@ -129,13 +129,13 @@ void Replica::on_exited(const ProcessExit& exit) {
         process_->evidence.memory_bound = process_->memory_bound.value_or(0);
     process_->cut_channels();
     last_end_.ended(generation_, process_->pid, exit);
-    if (process_->cgroups != nullptr) process_->cgroups->kill(process_->name);  // what it left behind
+    if (process_->cgroups != nullptr) process_->cgroups->kill(process_->born_as);  // what it left behind
     apply(outcome_of(process_->exit_facts(state_)));
 }
 
 /// `why`: gpu_refused, or load_failed
 void Replica::without_process(Error error, Ending why) {
-    if (process_->cgroups != nullptr) process_->cgroups->remove(process_->name);
+    if (process_->cgroups != nullptr) process_->cgroups->remove(process_->born_as);
     process_->failure = std::move(error);
     ExitFacts facts = process_->exit_facts(state_);
     facts.gpu_refused = why == Ending::gpu_refused;
@@ -196,7 +196,7 @@ void Replica::note_crash(const ExitOutcome& outcome) {
     if (!outcome.writes_report) return;
     OomCounters counters;
     counters.machine_before = process.evidence.machine_oom_kills;
-    if (process.cgroups != nullptr) counters.own_cgroup = process.cgroups->oom_kills(process.name);
+    if (process.cgroups != nullptr) counters.own_cgroup = process.cgroups->oom_kills(process.born_as);
     last_end_.write_report(process.crash_report(), counters, outcome.unexplained_kill, process.device.uuid,
                            process.evidence.host_bytes);
 }
@@ -213,13 +213,13 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     Receipt receipt = process->receipt(reclaimed);
     spdlog::info("{}", text_of(receipt));
     context_.events.publish("receipt", receipt.worker, to_json(receipt));
-    if (process->cgroups != nullptr) process->cgroups->remove(process->name);
-    if (context_.memory_limits) context_.memory_limits->remove(process->name);
+    if (process->cgroups != nullptr) process->cgroups->remove(process->born_as);
+    if (context_.memory_limits) context_.memory_limits->remove(process->born_as);
     if (context_.gate != nullptr) context_.gate->reclaimed(*this);
     last_end_.settled(receipt);
     if (process == process_) return finish(std::move(receipt));
     const auto waiters = exited_.remove(process);
-    kept_.is_of(process->name) ? end_record() : context_.keeper.forget(process->name);
+    kept_.is_of(process->born_as) ? end_record() : context_.keeper.forget(process->born_as);
     process->turn.end();
     for (const auto& unloaded : waiters) unloaded(std::optional{receipt});
 }

@@ -16,18 +16,6 @@
 namespace bulkhead::supervisor {
 namespace {
 
-/// How often a thread of a model that generates looks for the next parallel region before it sleeps: some 0.6 ms, which
-/// bridges what lies between two steps and not what lies between two requests (docs/decisions.md).
-constexpr const char* generating_spins = "20000";
-
-/// What the model declares, and how its threads wait where it does not say.
-std::map<std::string, std::string> environment_of(const config::ModelSpec& spec) {
-    auto declared = spec.environment;
-    if (spec.runtime == config::Runtime::generate && !declared.contains("OMP_WAIT_POLICY"))
-        declared.try_emplace("GOMP_SPINCOUNT", generating_spins);
-    return declared;
-}
-
 struct MessageAnswer {
     std::string_view type;
     std::string_view in_state;  ///< a character for each WorkerState: '+' taken, '!' complained about, '.' ignored
@@ -139,34 +127,24 @@ void Replica::on_placed(const Result<Device>& device, bool is_restart) {
             Ending::gpu_refused);
     if (is_restart) ++history_.restarts;
 
-    auto command = context_.launch.command(spec_);
-    if (!command) return without_process(std::move(command.error()));
-    SpawnRequest request;
-    request.name = name();
-    request.argv = std::move(*command);
-    request.environment = context_.launch.environment(name(), device->uuid, environment_of(spec_));
-    request.core_bytes_max = spec_.core_bytes_max;
-    std::size_t bytes = 0;
-    for (const auto& text : request.argv) bytes += text.size() + 1;
-    for (const auto& text : request.environment) bytes += text.size() + 1;
-    if (bytes > keeper_link::spawn_bytes_max)
-        return without_process({ErrorCode::config_invalid,
-                                fmt::format("starting {}: its environment has {}", name().place(), bytes_text(bytes)),
-                                fmt::format("declare less than {}", bytes_text(keeper_link::spawn_bytes_max))});
-    if (context_.cgroups) {
-        if (auto folder = context_.cgroups->add(name()))
-            request.cgroup = std::move(*folder);
-        else
-            spdlog::warn("worker={} is contained by its process group and marker alone: {}", name().text(),
-                         folder.error().text());
+    auto request = context_.launch.request(name(), spec_, device->uuid);
+    if (!request) return without_process(std::move(request.error()));
+    const auto exited = [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
+        if (is_present(process)) on_exited(exit);
+    };
+    if (auto blank = context_.take_blank ? context_.take_blank(*request) : std::nullopt) {
+        spdlog::info("worker={} pid={} was blank {}", name().text(), blank->process.pid, blank->name.text());
+        process_->born_as = blank->name;
+        if (blank->has_cgroup) process_->cgroups = context_.cgroups.get();
+        context_.keeper.adopt(blank->name, exited);
+        return on_spawned(std::shared_ptr{process_}, std::move(blank->process));
     }
-    if (request.cgroup) process_->cgroups = context_.cgroups.get();
+    contain(*request, context_.cgroups.get());
+    if (request->cgroup) process_->cgroups = context_.cgroups.get();
     context_.keeper.spawn(
-        std::move(request),
+        std::move(*request),
         [this, process = process_](Result<SpawnedProcess> spawned) { on_spawned(process, std::move(spawned)); },
-        [this, process = std::weak_ptr{process_}](const ProcessExit& exit) {
-            if (is_present(process)) on_exited(exit);
-        });
+        exited);
 }
 
 void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<SpawnedProcess> spawned) {
@@ -188,7 +166,7 @@ void Replica::bound_memory() {
     const auto bytes =
         context_.gate == nullptr || process_->device.is_gpu() ? std::nullopt : context_.gate->bound(*this);
     if (!bytes || !context_.memory_limits) return;
-    if (const auto set = context_.memory_limits->set(name(), process_->pid, *bytes); set)
+    if (const auto set = context_.memory_limits->set(process_->born_as, process_->pid, *bytes); set)
         process_->memory_bound = bytes;
     else
         spdlog::warn("worker={} pid={} may use memory without a bound: {}", name().text(), process_->pid,

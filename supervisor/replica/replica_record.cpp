@@ -110,6 +110,17 @@ std::optional<LastCrash> last_crash_of(const json::object& all) {
     return crash;
 }
 
+std::optional<WorkerName> name_of(const json::object& all) {
+    const json::value* value = all.if_contains("name");
+    if (value == nullptr || !value->is_array() || value->get_array().size() != 3) return std::nullopt;
+    const json::array& parts = value->get_array();
+    boost::system::error_code ec;
+    const auto replica = parts[1].to_number<std::uint32_t>(ec);
+    const auto generation = ec ? 0 : parts[2].to_number<std::uint64_t>(ec);
+    if (ec || !parts[0].is_string()) return std::nullopt;
+    return WorkerName{std::string{parts[0].get_string()}, replica, generation};
+}
+
 constexpr std::size_t on_gpu_bytes_max = 128;
 
 /// Each name before the times on it, which but for the first are differences: [UUID, ms, +ms, …].
@@ -183,9 +194,10 @@ ReplicaRecord ReplicaRecord::of_replica() const {
 
 std::string ReplicaRecord::to_text() const {
     json::object all{{"v", record_version}};
-    const auto add = [&](std::string_view name, const auto& value, const auto& otherwise) {
-        if (value != otherwise) all[name] = value;
+    const auto add = [&](std::string_view key, const auto& value, const auto& otherwise) {
+        if (value != otherwise) all[key] = value;
     };
+    if (name) all["name"] = json::array{name->model, name->replica, name->generation};
     add("declaration", cut_for_json(declaration, declaration_bytes_max), "");
     add("device", cut_for_json(device, device_bytes_max), "");
     add("gpu", cut_for_json(gpu_uuid, gpu_uuid_bytes_max), "");
@@ -246,6 +258,7 @@ Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
     const json::object& all = document.get_object();
     const auto string = [&](std::string_view name) { return string_member(all, name).value_or(""); };
     ReplicaRecord record;
+    record.name = name_of(all);
     record.declaration = string("declaration");
     record.device = string("device");
     record.gpu_uuid = string("gpu");
@@ -285,19 +298,22 @@ Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
     return record;
 }
 
-std::optional<WorkerName> KeptRecord::begin(const WorkerName& worker, std::optional<ReplicaRecord> kept) {
+std::optional<WorkerName> KeptRecord::begin(const WorkerName& born_as, const WorkerName& worker,
+                                            std::optional<ReplicaRecord> kept) {
     sent_ = std::move(kept);
-    return std::exchange(worker_, worker);
+    name_ = worker == born_as ? std::nullopt : std::optional{worker};
+    return std::exchange(born_as_, born_as);
 }
 
 WorkerName KeptRecord::end() {
     sent_.reset();
-    return *std::exchange(worker_, std::nullopt);
+    return *std::exchange(born_as_, std::nullopt);
 }
 
 /// A sample of memory alone is not worth a packet: it goes along with the next change.
 void KeptRecord::keep(ReplicaRecord now) {
-    if (!worker_) return;
+    if (!born_as_) return;
+    now.name = name_;
     ReplicaRecord compared = now;
     if (sent_) {
         if (sent_->end_began_unix_ms == 0 && now.end_began_unix_ms == 0) compared.host_bytes = sent_->host_bytes;
@@ -313,7 +329,7 @@ void KeptRecord::keep(ReplicaRecord now) {
             compared.on_gpu = now.on_gpu = sent_->on_gpu;
         if (compared == *sent_) return;
     }
-    keeper_.keep(*worker_, now.to_text());
+    keeper_.keep(*born_as_, now.to_text());
     sent_ = std::move(now);
 }
 

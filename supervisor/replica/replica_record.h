@@ -51,6 +51,7 @@ struct ReplicaHistory {
 /// lies with the present generation's record, or with the last one's while the replica has none.
 struct ReplicaRecord : ReplicaHistory {
     // The process.
+    std::optional<WorkerName> name;  ///< who it is, where the keeper knows it by another name: it was a blank
     std::string declaration;  ///< `fingerprint` of what it was configured with
     std::string device;       ///< "cpu" or "cuda:0"
     std::string gpu_uuid;     ///< empty on a CPU
@@ -97,21 +98,24 @@ class KeptRecord {
 public:
     explicit KeptRecord(Keeper& keeper) : keeper_{keeper} {}
 
-    /// Of a process that was spawned, or found with what is `kept` of it. The record before it, which is to be
-    /// forgotten.
-    std::optional<WorkerName> begin(const WorkerName& worker, std::optional<ReplicaRecord> kept = {});
+    /// Of a process that was spawned, or found with what is `kept` of it. Whose the record before it was, which is to
+    /// be forgotten.
+    /// `born_as`  as the keeper knows it; so are names that are returned
+    std::optional<WorkerName> begin(const WorkerName& born_as, const WorkerName& worker,
+                                    std::optional<ReplicaRecord> kept = {});
     /// Forgets the record; whose it was.
     WorkerName end();
     /// Sends what has changed.
     void keep(ReplicaRecord now);
 
-    [[nodiscard]] bool exists() const { return worker_.has_value(); }
+    [[nodiscard]] bool exists() const { return born_as_.has_value(); }
     [[nodiscard]] bool was_capturing() const { return sent_ && sent_->capturing; }
-    [[nodiscard]] bool is_of(const WorkerName& worker) const { return worker_ == worker; }
+    [[nodiscard]] bool is_of(const WorkerName& born_as) const { return born_as_ == born_as; }
 
 private:
     Keeper& keeper_;
-    std::optional<WorkerName> worker_;
+    std::optional<WorkerName> born_as_;
+    std::optional<WorkerName> name_;  ///< where that is another
     std::optional<ReplicaRecord> sent_;
 };
 

@@ -126,8 +126,8 @@ void Replica::abort_process() {
         return termination.escalate(Escalation::sigkill);
     sign = FirstSign::hung;
     remember();
-    context_.keeper.signal(process_->name, SIGCONT, false);  // a stopped process would hold the next one back
-    context_.keeper.signal(process_->name, SIGABRT, false);
+    context_.keeper.signal(process_->born_as, SIGCONT, false);  // a stopped process would hold the next one back
+    context_.keeper.signal(process_->born_as, SIGABRT, false);
     termination.escalate_after(limits::abort_grace, Escalation::sigkill);
 }
 

@@ -38,10 +38,10 @@ void Termination::use(Escalation means) {
     Duration patience = patience_;
     switch (means) {
     case Escalation::none: break;
-    case Escalation::sigterm: context_.keeper.signal(process_.name, SIGTERM, false); break;
+    case Escalation::sigterm: context_.keeper.signal(process_.born_as, SIGTERM, false); break;
     case Escalation::sigkill:
-        if (context_.cgroups) context_.cgroups->kill(process_.name);
-        context_.keeper.signal(process_.name, SIGKILL, true);
+        if (context_.cgroups) context_.cgroups->kill(process_.born_as);
+        context_.keeper.signal(process_.born_as, SIGKILL, true);
         patience = limits::killed_alive_max - limits::kill_repeated_grace;
         break;
     case Escalation::sigkill_past_keeper:  // a stopped keeper forwards no signal
@@ -53,7 +53,7 @@ void Termination::use(Escalation means) {
 }
 
 void Termination::give_up() {
-    const auto& [name, pid, pidfd, gpu_uuid] = process_;
+    const auto& [name, born_as, pid, pidfd, gpu_uuid] = process_;
     const bool is_stuck = pid != 0 && !has_ended(pidfd);
     const auto keeper = ::getppid();
     const std::string what =

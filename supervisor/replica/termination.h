@@ -27,6 +27,7 @@ public:
     /// Of the owner, which keeps them up to date. `pid`: 0 until it was spawned.
     struct Process {
         const WorkerName& name;
+        const WorkerName& born_as;  ///< as the keeper and its cgroup know it
         const pid_t& pid;
         const UniqueFd& pidfd;
         const std::string& gpu_uuid;

@@ -10,6 +10,9 @@
 #include <cstring>
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "supervisor/base/text.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -68,7 +71,60 @@ std::optional<std::filesystem::path> find_program(std::string_view folders, std:
     return std::nullopt;
 }
 
+/// How often a thread of a model that generates looks for the next parallel region before it sleeps: some 0.6 ms, which
+/// bridges what lies between two steps and not what lies between two requests (docs/decisions.md).
+constexpr const char* generating_spins = "20000";
+
+/// What the model declares, and how many threads it has and how they wait where it does not say.
+std::map<std::string, std::string> environment_of(const config::ModelSpec& spec) {
+    auto declared = spec.environment;
+    if (spec.runtime == config::Runtime::generate && !declared.contains("OMP_WAIT_POLICY"))
+        declared.try_emplace("GOMP_SPINCOUNT", generating_spins);
+    // Read by torch and numpy when an engine, or a blank, imports them.
+    if (spec.runtime == config::Runtime::python && spec.threads > 0)
+        declared["OMP_NUM_THREADS"] = std::to_string(spec.threads);
+    return declared;
+}
+
+constexpr std::string_view marker_name = "BULKHEAD_WORKER";
+
 }  // namespace
+
+StartConditions StartConditions::of(const SpawnRequest& request) {
+    StartConditions conditions{request.argv, request.environment, request.core_bytes_max};
+    std::erase_if(conditions.environment, [](const std::string& entry) {
+        return entry.starts_with(marker_name) && entry[marker_name.size()] == '=';
+    });
+    return conditions;
+}
+
+void contain(SpawnRequest& request, Cgroups* cgroups) {
+    if (cgroups == nullptr) return;
+    if (auto folder = cgroups->add(request.name))
+        request.cgroup = std::move(*folder);
+    else
+        spdlog::warn("worker={} is contained by its process group and marker alone: {}", request.name.text(),
+                     folder.error().text());
+}
+
+Result<SpawnRequest> WorkerLaunch::request(const WorkerName& worker, const config::ModelSpec& spec,
+                                           const std::string& gpu_uuid) const {
+    auto program_and_arguments = command(spec);
+    if (!program_and_arguments) return program_and_arguments.error();
+    SpawnRequest request;
+    request.name = worker;
+    request.argv = std::move(*program_and_arguments);
+    request.environment = environment(worker, gpu_uuid, environment_of(spec));
+    request.core_bytes_max = spec.core_bytes_max;
+    std::size_t bytes = 0;
+    for (const auto& text : request.argv) bytes += text.size() + 1;
+    for (const auto& text : request.environment) bytes += text.size() + 1;
+    if (bytes > keeper_link::spawn_bytes_max)
+        return Error{ErrorCode::config_invalid,
+                     fmt::format("starting {}: its environment has {}", worker.place(), bytes_text(bytes)),
+                     fmt::format("declare less than {}", bytes_text(keeper_link::spawn_bytes_max))};
+    return request;
+}
 
 std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_unix_ms) {
     return fmt::format("{:x}{:011x}", static_cast<std::uint32_t>(keeper_pid), keeper_started_unix_ms);
@@ -81,7 +137,7 @@ std::vector<std::string> WorkerLaunch::environment(const WorkerName& worker, con
     for (const std::string& entry : inherited)
         variables[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
     for (const auto& [name, value] : declared) variables[name] = value;
-    variables["BULKHEAD_WORKER"] = marker(worker);
+    variables[std::string{marker_name}] = marker(worker);
     variables["BULKHEAD_SOCKET"] = socket;
     variables["BULKHEAD_CACHE"] = cache.string();
     variables["CUDA_VISIBLE_DEVICES"] = gpu_uuid;

@@ -8,12 +8,29 @@
 #include "config/fleet.h"
 #include "ipc/base/error.h"
 #include "supervisor/base/worker_name.h"
+#include "supervisor/keeper_link/keeper.h"
+#include "supervisor/reclaim/cgroup.h"
 
 namespace bulkhead::supervisor {
 
 /// Names this daemon's workers wherever they leave a trace: environment and memfd labels. The same for
 /// every supervisor of one keeper, another for every keeper.
 [[nodiscard]] std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_unix_ms);
+
+/// What two processes must have in common so that either can become a worker of the same model: all that a process is
+/// given at its start but its name.
+struct StartConditions {
+    std::vector<std::string> argv;
+    std::vector<std::string> environment;
+    std::uint64_t core_bytes_max = 0;
+
+    [[nodiscard]] static StartConditions of(const SpawnRequest& request);
+    friend bool operator==(const StartConditions&, const StartConditions&) = default;
+};
+
+/// The process will start in a cgroup of its own, where one can be made.
+/// `cgroups`  null: there are none
+void contain(SpawnRequest& request, Cgroups* cgroups);
 
 /// What every worker of a daemon is started with.
 struct WorkerLaunch {
@@ -26,6 +43,11 @@ struct WorkerLaunch {
 
     /// "<token>:<model>/<replica>#<generation>"
     [[nodiscard]] std::string marker(const WorkerName& worker) const { return token + ":" + worker.text(); }
+
+    /// What the keeper is asked for a process of this model; without a cgroup.
+    /// Errors  as `command`; config_invalid: too long
+    [[nodiscard]] Result<SpawnRequest> request(const WorkerName& worker, const config::ModelSpec& spec,
+                                               const std::string& gpu_uuid) const;
 
     /// The program of a worker of this model, and its arguments.
     /// Errors  config_invalid: no interpreter or no worker in Python is where it should be

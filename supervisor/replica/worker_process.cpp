@@ -20,7 +20,8 @@ namespace bulkhead::supervisor {
 WorkerProcess::WorkerProcess(FleetContext& fleet, const config::ModelSpec& model, ModelLog& model_log,
                              WorkerName worker, std::function<void()> noted, std::function<void(const Error&)> given_up)
     : context{fleet}, spec{model}, lines{model_log}, name{std::move(worker)}, sampling{fleet.io},
-      termination{fleet, {name, pid, pidfd, device.uuid}, model.deadlines.kill, std::move(noted), std::move(given_up)} {
+      termination{fleet, {name, born_as, pid, pidfd, device.uuid}, model.deadlines.kill, std::move(noted),
+                  std::move(given_up)} {
     watch = HangWatch{{spec.deadlines.request + limits::hang_grace, spec.watchdog,
                        answer_budget(spec.deadlines.request, limits::answer_deadline)}};
 }
@@ -57,7 +58,7 @@ void WorkerProcess::complain(const std::string& what) {
 // --- its load and its life
 
 Result<std::string> WorkerProcess::configuration_for(const worker_link::Hello& hello, bool eager) const {
-    if (hello.name() != name)
+    if (hello.name() != born_as)
         return Error{ErrorCode::protocol_violation,
                      fmt::format("{} calls itself {}", name.text(), escaped(hello.name().text())),
                      "let only bulkheadd start workers"};
@@ -69,7 +70,7 @@ Result<std::string> WorkerProcess::configuration_for(const worker_link::Hello& h
                      "install one release of all programs"};
     config::ModelSpec told = spec;
     if (eager) told.graphs = config::Graphs::off;
-    std::string configure = worker_link::configure(told, device.is_gpu());
+    std::string configure = worker_link::configure(told, name, device.is_gpu());
     if (configure.size() > packet_bytes_max)
         return Error{ErrorCode::config_invalid,
                      fmt::format("the declaration of {} has {} as JSON", spec.name, bytes_text(configure.size())),
@@ -179,7 +180,7 @@ void WorkerProcess::sample_memory(std::function<void()> sampled) {
     if (pid == 0) return sampled();
     context.off_loop.run(
         "reading the memory of " + name.text(),
-        [pid = pid, marker = context.launch.marker(name), uuid = device.uuid, &gpus = context.gpus] {
+        [pid = pid, marker = context.launch.marker(born_as), uuid = device.uuid, &gpus = context.gpus] {
             const auto gpu = uuid.empty() ? std::nullopt : gpus.read(uuid);
             return Sample{read_host_memory(pid), gpu ? std::optional{share_of(*gpu, pid, marker)} : std::nullopt};
         },
@@ -208,8 +209,8 @@ void WorkerProcess::sample_while(WorkerState state, const std::function<void()>&
 }
 
 bool WorkerProcess::ran_out_of_memory() const {
-    const auto killed = [&](const auto& limits) { return limits && limits->oom_kills(name).value_or(0) > 0; };
-    return killed(context.memory_limits) || (cgroups != nullptr && cgroups->oom_kills(name).value_or(0) > 0);
+    const auto killed = [&](const auto& limits) { return limits && limits->oom_kills(born_as).value_or(0) > 0; };
+    return killed(context.memory_limits) || (cgroups != nullptr && cgroups->oom_kills(born_as).value_or(0) > 0);
 }
 
 std::optional<std::string> WorkerProcess::gpu_quarantined() const {
@@ -276,8 +277,8 @@ Trace WorkerProcess::trace() const {
     trace.worker = name;
     trace.pid = pid;
     trace.group_empty = exit->group_empty;
-    if (cgroups != nullptr) trace.cgroup = cgroups->folder(name);
-    trace.marker = context.launch.marker(name);
+    if (cgroups != nullptr) trace.cgroup = cgroups->folder(born_as);
+    trace.marker = context.launch.marker(born_as);
     trace.slab_prefix = slab_owner_prefix(context.launch.token, spec.name, name.replica, name.generation);
     trace.gpu_uuid = device.uuid;
     trace.gpu = memory.gpu;
@@ -312,8 +313,8 @@ Receipt WorkerProcess::receipt(const Reclaimed& reclaimed) const {
     return receipt;
 }
 
-bool ExitedProcesses::has(const WorkerName& name) const {
-    return std::ranges::any_of(all_, [&](const One& one) { return one.process->name == name; });
+bool ExitedProcesses::has(const WorkerName& born_as) const {
+    return std::ranges::any_of(all_, [&](const One& one) { return one.process->born_as == born_as; });
 }
 
 std::vector<ExitedProcesses::OnUnloaded> ExitedProcesses::remove(const std::shared_ptr<WorkerProcess>& process) {

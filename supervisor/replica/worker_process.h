@@ -65,6 +65,8 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     const config::ModelSpec& spec;
     ModelLog& lines;
     const WorkerName name;
+    /// As keeper, cgroup and its environment know it. Another name than `name` where it was a blank.
+    WorkerName born_as = name;
     Device device;
 
     pid_t pid = 0;  ///< 0 until it was spawned
@@ -174,7 +176,7 @@ public:
     using OnUnloaded = std::function<void(Result<std::optional<Receipt>>)>;
 
     void add(std::shared_ptr<WorkerProcess> process) { all_.push_back({std::move(process), {}}); }
-    [[nodiscard]] bool has(const WorkerName& name) const;
+    [[nodiscard]] bool has(const WorkerName& born_as) const;
     /// For the receipt of the last one, if there is one.
     void wait(OnUnloaded unloaded) {
         all_.empty() ? unloaded(std::optional<Receipt>{}) : all_.back().waiters.push_back(std::move(unloaded));

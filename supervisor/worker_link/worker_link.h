@@ -50,7 +50,7 @@ using Message = std::variant<Hello, Progress, GrantAsked, Ready, Failed, Channel
 /// Errors  protocol_violation: not a JSON object, no type, or a member that its type must have is missing
 [[nodiscard]] Result<Message> parse(std::string_view packet);
 
-[[nodiscard]] std::string configure(const config::ModelSpec& model, bool cuda);
+[[nodiscard]] std::string configure(const config::ModelSpec& model, const WorkerName& worker, bool cuda);
 [[nodiscard]] std::string grant();
 [[nodiscard]] std::string channel(std::uint64_t id, std::int64_t client_pid, std::int64_t client_uid);
 [[nodiscard]] std::string drain(std::chrono::milliseconds deadline);

@@ -8,6 +8,14 @@
 namespace bulkhead::bench {
 namespace {
 
+/// Until a process waits for a model, and has said hello.
+void await_blank(const test::Daemon& daemon) {
+    const auto deadline = Clock::now() + std::chrono::seconds{60};
+    while (daemon.call("daemon.info").value().at("blanks").at("ready") != boost::json::value(1) &&
+           Clock::now() < deadline) {
+    }
+}
+
 Records load() {
     Records records;
     struct Case {
@@ -44,6 +52,16 @@ Records load() {
         const Pair pair = interleaved(7, load_once, bare);
         records.push_back({std::string{each.name} + ": load to ready", pair.value, "ms",
                            "bare LibTorch process: start, load, one inference", pair.baseline});
+        test::Daemon ahead{test::fleet({each.yaml}) + "blanks: 1\n"};
+        const auto load_by_blank = [&] {
+            await_blank(ahead);
+            const double us = microseconds([&] { (void)ahead.load(each.name).value(); });
+            (void)ahead.unload(each.name).value();
+            return us / 1000;
+        };
+        const Pair by_blank = interleaved(7, load_by_blank, bare);
+        records.push_back({std::string{each.name} + ": load to ready by a blank", by_blank.value, "ms",
+                           "bare LibTorch process: start, load, one inference", by_blank.baseline});
         records.push_back({std::string{each.name} + ": unload, receipt included", median(unloads) / 1000, "ms",
                            "SIGKILL and waitpid of a bare LibTorch process with the same model", median(kills)});
     }

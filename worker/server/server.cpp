@@ -45,7 +45,7 @@ Error draining_error() {
 }  // namespace
 
 Server::Server(boost::asio::io_context& io, UniqueFd link, ServerOptions options)
-    : io_{io}, options_{std::move(options)},
+    : io_{io}, options_{std::move(options)}, identity_{options_.identity},
       link_{io,
             std::move(link),
             receive_buffer_,
@@ -119,9 +119,9 @@ HelloPacket Server::hello(bool with_descriptors) const {
     std::vector<int> fds;
     if (page) fds.push_back(options_.page->fd());
     worker_link::Hello message{.protocol = {worker_link::version, worker_link::version},
-                               .model = options_.identity.model,
-                               .replica = options_.identity.replica,
-                               .generation = options_.identity.generation,
+                               .model = identity_.model,
+                               .replica = identity_.replica,
+                               .generation = identity_.generation,
                                .pid = ::getpid(),
                                .state = {.configured = phase_ != Phase::starting,
                                          .phase = std::string{phase_name()},
@@ -164,6 +164,8 @@ void Server::on_link(worker_link::Configure message) {
     if (!configuration) return fail_load(configuration.error());
     spec_ = std::move(configuration->model);
     cuda_ = configuration->cuda;
+    identity_ = {identity_.daemon_token, spec_.name, message.replica.value_or(identity_.replica),
+                 message.generation.value_or(identity_.generation)};
     spdlog::set_level(level_of(spec_.log_level));
     phase_ = Phase::loading;
     load();
@@ -224,7 +226,7 @@ void Server::loaded(Result<std::unique_ptr<Model>> model) {
         spdlog::critical("{}", error.text());
         leave(1);
     });
-    context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, options_.identity,
+    context_.emplace(SessionContext{io_, receive_buffer_, executor_, dispatcher_, options_.page, identity_,
                                     spec_, *model_, methods_, in_flight_max, options_.hello_deadline,
                                     options_.unread_stream,
                                     std::make_shared<SlabBudget>(spec_.channel.worker_bytes_max), *held_streams_});

@@ -27,7 +27,7 @@ namespace bulkhead::worker {
 
 /// What a worker needs from outside its event loop.
 struct ServerOptions {
-    Identity identity;
+    Identity identity;            ///< until it is configured, which may give it another
     std::filesystem::path cache;  ///< $BULKHEAD_CACHE
     std::function<Result<std::unique_ptr<Model>>(const config::ModelSpec&, const LoadContext&)> load;
     std::string torch_version;
@@ -86,6 +86,7 @@ private:
 
     boost::asio::io_context& io_;
     const ServerOptions options_;
+    Identity identity_;
     Phase phase_ = Phase::starting;
     std::array<std::byte, packet_bytes_max> receive_buffer_;
     WorkerLink link_;

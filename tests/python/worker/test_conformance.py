@@ -95,6 +95,16 @@ class Conformance:
         self.assertTrue(failed["attempt"])
         self.assertIn(worker.process.wait(20), (1, 78))
 
+    def test_a_blank_is_told_who_it_is(self) -> None:
+        worker = self.worker(born_as="_blank/0#7")
+        hello = worker.expect("hello")
+        self.assertEqual((hello["model"], hello["replica"], hello["generation"]), ("_blank", 0, 7))
+        worker.send("configure", model=worker.model, device="cpu", protocol=1, replica=2, generation=9)
+        worker.expect("ready")
+        worker.send("hello_asked", nonce=5)
+        hello = worker.expect("hello")
+        self.assertEqual((hello["model"], hello["replica"], hello["generation"]), ("echo", 2, 9))
+
     def test_another_protocol_is_refused(self) -> None:
         worker = self.worker()
         worker.expect("hello")

@@ -111,6 +111,15 @@ TEST(Reader, TellsAllErrorsOfAFileAtOnceInTheOrderOfTheFile) {
     EXPECT_THAT(lines, ElementsAre(6, 7, 8, 8, 9, 10));
 }
 
+TEST(Reader, BlanksLeaveFewerPlacesToReplicas) {
+    std::string models = "version: 1\nmodels:\n";
+    for (int i = 0; i < 31; ++i)
+        models += fmt::format("  m{}: {{runtime: torchscript, file: ../models/a.pt, replicas: 8}}\n", i);
+    EXPECT_THAT(texts(read_fleet_text(models + "blanks: 0\n", examples / "good/none.yaml")), IsEmpty());
+    EXPECT_THAT(texts(read_fleet_text(models + "blanks: 1\n", examples / "good/none.yaml")),
+                ElementsAre(HasSubstr(":34:9: blanks = 1; declare at most 240 replicas beside blanks")));
+}
+
 TEST(Reader, GoesOnBehindACycleATagANestAndAKeyThatIsNone) {
     const std::string nest = std::string(40, '[') + std::string(40, ']');
     const ReadFleet read = read_model_with("    environment: &e {A: *e}\n"

@@ -157,7 +157,7 @@ public:
         for (auto& worker : workers) {
             if (std::find(forgotten.begin(), forgotten.end(), worker->name) != forgotten.end()) continue;
             FoundWorker one;
-            one.name = worker->name;
+            one.name = one.born_as = worker->name;
             one.pid = worker->pid;
             one.ledger = ledgers[worker->name.generation];
             one.exit = worker->ended;

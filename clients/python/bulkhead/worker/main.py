@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import os
 import signal
@@ -50,6 +51,9 @@ def main() -> None:
     _close_in_children(server, [_LINK_FD, fault, crashing])
     bell = _drain_on_sigterm(loop, server)
     threading.Thread(target=_run_loop, args=(loop, server), name="bulkhead", daemon=True).start()
+    if identity.is_blank:
+        with contextlib.suppress(Exception):  # without torch, or with a broken one: the engine's own import says so
+            import torch  # noqa: F401  # what most engines import, while nobody waits for it
     host.run_forever()
     bell.close()  # not reached: the server ends the process
 

@@ -50,6 +50,15 @@ class Identity:
                         "let bulkheadd start the worker")  # fmt: skip
         return cls(token, model, int(replica), int(generation))
 
+    @property
+    def is_blank(self) -> bool:
+        """It was started before its model was known: ``configure`` names it."""
+        return self.model == "_blank"
+
+    def configured(self, model: dict[str, Any], replica: int | None, generation: int | None) -> Identity:
+        return Identity(self.token, model.get("name", self.model), self.replica if replica is None else replica,
+                        self.generation if generation is None else generation)  # fmt: skip
+
 
 class Server:
     """Used on the thread of the loop. ``leave`` ends the process."""
@@ -156,9 +165,8 @@ class Server:
                 raise Error("protocol_violation", "a configure without an engine and a device, cpu or cuda")
         except Error as error:
             return self._fail_load(error, 1)
+        self._identity = self._identity.configured(model, members["replica"], members["generation"])
         set_level(model.get("log_level", "info"))
-        if model.get("threads"):
-            os.environ["OMP_NUM_THREADS"] = str(model["threads"])  # read by torch and numpy when the engine imports them
         if model["channel"].get("huge_pages"):
             say("warn", "slabs lie on plain pages: `channel.huge_pages` is for the other runtimes")
         self._phase = LOADING

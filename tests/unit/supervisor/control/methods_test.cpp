@@ -327,7 +327,7 @@ TEST_F(MethodsTest, InfoHasExactlyTheDocumentedMembers) {
     EXPECT_THAT(members, testing::UnorderedElementsAre("version", "keeper_pid", "supervisor_pid", "socket", "fleet",
                                                        "uptime_s", "torch", "gpus", "containment", "supervisor_starts",
                                                        "keeper_executions", "keeper_upgrade_failed",
-                                                       "adopted", "log_lines_lost", "fleet_error", "models"));
+                                                       "blanks", "adopted", "log_lines_lost", "fleet_error", "models"));
     EXPECT_TRUE(info.at("torch").is_null());
     EXPECT_EQ(info.at("models").at(1).at("name").as_string(), "b");
 }

@@ -65,6 +65,17 @@ TEST(ReplicaRecord, IsCutToWhatTheKeeperTakes) {
     }
 }
 
+TEST(ReplicaRecord, KeepsTheNameOfAProcessThatWasABlank) {
+    ReplicaRecord record = full();
+    record.name = WorkerName{std::string(63, 'm'), 255, UINT64_MAX};
+    record.reason = std::string(5'000, 'r');
+    const std::string written = record.to_text();
+    EXPECT_LE(written.size(), keeper_link::ledger_bytes_max);
+    EXPECT_EQ(ReplicaRecord::parse(written).value().name, record.name);
+    for (const char* name : {"[]", "7", R"(["a", -1, 2])", R"(["a", 0, "2"])", "[1, 0, 2]"})
+        EXPECT_FALSE(ReplicaRecord::parse(std::string{R"({"v": 1, "name": )"} + name + "}").value().name) << name;
+}
+
 TEST(ReplicaRecord, AHistoryOfManyForgivenCrashesIsKeptShortAndMeansTheSame) {
     ReplicaRecord record;
     for (int i = 0; i < 500; ++i) {

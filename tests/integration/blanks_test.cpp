@@ -1,0 +1,122 @@
+// Processes that wait for a model: a load takes one, and nothing of them outlives the daemon or its supervisor.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <memory>
+#include <vector>
+
+#include "tests/integration/fixture/daemon.h"
+#include "tests/integration/fixture/fleets.h"
+
+namespace bulkhead::test {
+namespace {
+
+using namespace std::chrono_literals;
+namespace json = boost::json;
+
+json::object blanks_of(const Daemon& daemon) {
+    const auto info = daemon.call("daemon.info");
+    return info ? info->at("blanks").as_object() : json::object{};
+}
+
+/// Those that wait, as soon as they are so many and all have said hello.
+std::vector<pid_t> blanks(const Daemon& daemon, std::size_t count) {
+    const auto deadline = std::chrono::steady_clock::now() + 30s;
+    while (std::chrono::steady_clock::now() < deadline) {
+        const json::object now = blanks_of(daemon);
+        if (now.empty() || now.at("ready") != json::value(count) || now.at("waiting") != json::value(count)) continue;
+        return json::value_to<std::vector<pid_t>>(now.at("pids"));
+    }
+    ADD_FAILURE() << json::serialize(blanks_of(daemon));
+    return std::vector<pid_t>(count, -1);
+}
+
+TEST(Blanks, ALoadTakesOneAndAnotherIsStarted) {
+    Daemon daemon{fleet({minimal_model("a")}) + "blanks: 1\n", minimal()};
+    const pid_t first = blanks(daemon, 1)[0];
+    ASSERT_TRUE(daemon.load("a"));
+    EXPECT_EQ(daemon.pid("a"), first);
+    auto channel = std::make_unique<Channel>(daemon.open("a").value());
+    EXPECT_TRUE(infer_float(*channel, "x", four, dims_four));
+    channel.reset();
+
+    const pid_t second = blanks(daemon, 1)[0];
+    EXPECT_NE(second, first);
+    const auto receipt = daemon.unload("a").value();
+    EXPECT_EQ(receipt.at("pid"), first) << json::serialize(receipt);
+    EXPECT_EQ(receipt.at("ended").as_string(), "drained");
+    EXPECT_TRUE(receipt.at("verified").as_bool());
+    EXPECT_EQ(daemon.stop(), 0);
+    EXPECT_TRUE(wait_gone(second));
+}
+
+TEST(Blanks, OneThatDiesIsReplaced) {
+    Daemon daemon{fleet({minimal_model("a")}) + "blanks: 1\n", minimal()};
+    const pid_t first = blanks(daemon, 1)[0];
+    ::kill(first, SIGKILL);
+    ASSERT_TRUE(wait_gone(first));
+    EXPECT_NE(blanks(daemon, 1)[0], first);
+    EXPECT_EQ(daemon.state("a"), "stopped") << "it is nobody's crash";
+}
+
+TEST(Blanks, ACrashOfOneThatWasTakenIsItsModels) {
+    Daemon daemon{fleet({minimal_model("a", "EVIL_RUN: abort")}) + "blanks: 1\n", minimal()};
+    (void)blanks(daemon, 1);
+    auto channel = daemon.open("a");
+    ASSERT_TRUE(channel) << channel.error().text();
+    const pid_t crashed = daemon.pid("a");
+    EXPECT_FALSE(infer_float(*channel, "x", four, dims_four));
+    const json::object crash = daemon.crash_of("a");
+    EXPECT_EQ(crash.at("pid"), crashed) << json::serialize(crash);
+}
+
+TEST(Blanks, TheNextSupervisorEndsThemAndAdoptsWhoHasAModel) {
+    Daemon daemon{fleet({minimal_model("a")}) + "blanks: 1\n", minimal()};
+    const pid_t worker = blanks(daemon, 1)[0];
+    auto channel = std::make_unique<Channel>(daemon.open("a").value());
+    const json::value generation = daemon.row("a").at("generation");
+    const pid_t waiting = blanks(daemon, 1)[0];
+
+    const pid_t supervisor = supervisor_of(daemon);
+    ::kill(supervisor, SIGKILL);
+    ASSERT_TRUE(wait_gone(supervisor));
+    EXPECT_TRUE(wait_gone(waiting)) << "nobody knows it any more";
+    EXPECT_TRUE(infer_float(*channel, "x", four, dims_four));
+    ASSERT_TRUE(daemon.wait_until("a", [&](const json::object& row) {
+        return row.at("state").as_string() == "ready" && row.at("pid") == json::value(worker);
+    }));
+    EXPECT_EQ(daemon.row("a").at("generation"), generation);
+    EXPECT_NE(blanks(daemon, 1)[0], worker);
+    channel.reset();
+    EXPECT_TRUE(daemon.unload("a").value().at("verified").as_bool());
+}
+
+TEST(Blanks, AReloadChangesTheirNumber) {
+    const std::string models = fleet({minimal_model("a")});
+    Daemon daemon{models, minimal()};
+    EXPECT_EQ(blanks_of(daemon).at("wanted"), 0);
+    for (const std::size_t count : {2u, 0u}) {
+        daemon.folder().write("fleet.yaml", models + "blanks: " + std::to_string(count) + "\n");
+        ASSERT_TRUE(daemon.call("fleet.reload"));
+        EXPECT_EQ(blanks(daemon, count).size(), count);
+    }
+}
+
+TEST(Blanks, TheyAreTheFirstToGoWhenMemoryIsShort) {
+    const std::string all = "memory: 100MiB\nmin_resident: 1ms\n";
+    Daemon daemon{fleet({minimal_model("a", "", all), minimal_model("b", "FLAVOR: sour", all)}) +
+                      "limits: {cpu: {share: 100MiB}}\nblanks: 1\n",
+                  minimal()};
+    const std::vector<pid_t> waiting = blanks(daemon, 2);  // one for each environment
+    EXPECT_GT(blanks_of(daemon).at("host_bytes").to_number<std::uint64_t>(), 0u);
+    ASSERT_TRUE(daemon.load("a")) << daemon.why("a");
+    const bool took_first = daemon.pid("a") == waiting[0];
+    EXPECT_EQ(daemon.pid("a"), waiting[took_first ? 0 : 1]);
+    EXPECT_TRUE(wait_gone(waiting[took_first ? 1 : 0])) << "the load was granted all there is";
+    EXPECT_EQ(blanks(daemon, 2).size(), 2u) << "it needs less than it had said";
+}
+
+}  // namespace
+}  // namespace bulkhead::test

@@ -26,6 +26,7 @@
 #include "ipc/cuda/vmm_slab.h"
 #include "tests/gpu/slabs/cuda_peer.h"
 #include "tests/gpu/slabs/gpu_channel.h"
+#include "tests/support/mappings.h"
 
 namespace bulkhead::test {
 namespace {
@@ -384,12 +385,7 @@ TEST_F(GpuChannel, AStreamThatADeadClientHoldsForEverEndsItsWorkerWithThatReason
 }
 
 /// Slabs in host memory, and those of the fake driver.
-std::ptrdiff_t memfds_mapped(pid_t pid) {
-    std::ifstream maps{fmt::format("/proc/{}/maps", pid)};
-    std::ptrdiff_t mapped = 0;
-    for (std::string line; std::getline(maps, line);) mapped += line.find("/memfd:") != std::string::npos ? 1 : 0;
-    return mapped;
-}
+std::size_t memfds_mapped(pid_t pid) { return mappings("/memfd:", pid); }
 std::ptrdiff_t descriptors(pid_t pid) {
     return std::distance(std::filesystem::directory_iterator{fmt::format("/proc/{}/fd", pid)}, {});
 }
@@ -397,7 +393,7 @@ std::ptrdiff_t descriptors(pid_t pid) {
 TEST_F(GpuChannel, AClientThatDiesLetsGoByDying) {
     start();
     const pid_t worker = daemon->pid("m");
-    const std::ptrdiff_t mapped = memfds_mapped(worker);
+    const std::size_t mapped = memfds_mapped(worker);
     const auto hold = [&] {
         CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
         EXPECT_EQ(client.ask("channel hold m"), "ok");

@@ -16,12 +16,13 @@
 #include "clients/cli/commands/command.h"
 #include "ipc/base/unique_fd.h"
 #include "tests/unit/cli/ran.h"
-#include "tests/unit/cli/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::cli {
 namespace {
 
 namespace json = boost::json;
+using test::TemporaryFolder;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;

@@ -9,11 +9,12 @@
 #include <gtest/gtest.h>
 
 #include "clients/cli/commands/command.h"
-#include "tests/unit/cli/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::cli {
 namespace {
 
+using test::TemporaryFolder;
 using testing::HasSubstr;
 
 struct StartDaemon : testing::Test {

@@ -15,12 +15,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/unit/cli/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::cli {
 namespace {
 
 using namespace std::chrono_literals;
+using test::TemporaryFolder;
 using testing::EndsWith;
 using testing::HasSubstr;
 

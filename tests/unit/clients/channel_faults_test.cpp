@@ -1,16 +1,14 @@
 #include "bulkhead/channel.h"
 
 #include <signal.h>
-#include <sys/mman.h>
 
 #include <array>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 
 #include <gtest/gtest.h>
 
 #include "clients/cpp/channel/worker_session.h"
+#include "tests/support/mappings.h"
 #include "tests/support/open_descriptors.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/fake_worker.h"
@@ -41,13 +39,6 @@ Error violation_of(const std::function<void(FakeWorker&, const channel::Infer&)>
     }};
     Channel channel = adopt(worker).value();
     return infer(channel, filled(channel, {1, 2, 3})).error();
-}
-
-std::size_t slab_mappings() {
-    std::ifstream maps{"/proc/self/maps"};
-    std::size_t count = 0;
-    for (std::string line; std::getline(maps, line);) count += line.find("/memfd:fake") != std::string::npos;
-    return count;
 }
 
 TEST(ChannelFaults, ARefusalInPlaceOfTheWelcomeIsTheErrorOfOpening) {
@@ -163,21 +154,6 @@ TEST(ChannelFaults, AnErrorOfTheChannelThatIsFollowedByAnswersEndsNothing) {
     Channel channel = adopt(worker).value();
 
     EXPECT_TRUE(infer(channel, filled(channel, {})));
-}
-
-TEST(ChannelFaults, ASlabThatCouldShrinkUnderTheClientIsRefused) {
-    const Error error = refusal_of([](FakeWorker& w) {
-        w.expect<channel::Hello>();
-        w.send(channel::encode(w.welcome).value());
-        const UniqueFd memfd{::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-        EXPECT_EQ(::ftruncate(memfd.get(), FakeWorker::slab_bytes), 0);
-        const std::array<int, 1> fds{memfd.get()};
-        w.send(channel::encode(channel::SlabOffer{0, 0, input, wire::SlabKind::host_memfd, FakeWorker::slab_bytes}),
-               fds);
-    });
-
-    EXPECT_EQ(error.code, ErrorCode::protocol_violation);
-    EXPECT_NE(error.attempt.find("not sealed"), std::string::npos) << error.attempt;
 }
 
 TEST(ChannelFaults, ASlabThatThisProcessHasNoDescriptorForIsANamedError) {
@@ -319,7 +295,7 @@ TEST(ChannelFaults, NothingIsLeftOnceChannelAndOutputsAreDropped) {
         worker.finish();
         EXPECT_EQ(reply->outputs[0].as<float>()[0], 42) << "an output outlives channel and worker";
     }
-    EXPECT_EQ(slab_mappings(), 0u);
+    EXPECT_EQ(mappings("/memfd:fake"), 0u);
     EXPECT_EQ(open_descriptors(), descriptors);
 }
 
@@ -331,7 +307,7 @@ TEST(ChannelFaults, ARefusedOpeningLeavesNothing) {
         w.greet();  // the second slab exceeds the bound
     }));
 
-    EXPECT_EQ(slab_mappings(), 0u);
+    EXPECT_EQ(mappings("/memfd:fake"), 0u);
     EXPECT_EQ(open_descriptors(), descriptors);
 }
 

@@ -1,10 +1,9 @@
 /// Workers that die with requests in flight: what is sent once more, and what never is.
 
-#include <fstream>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/mappings.h"
 #include "tests/unit/clients/both_clients.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/introducing.h"
@@ -451,10 +450,7 @@ TYPED_TEST(ChannelRetry, NothingIsLeftOfTheDeadWorkerOnceItsTensorsAreDropped) {
             TypeParam channel = opened<TypeParam>(daemon);
             EXPECT_TRUE(channel.infer(retry_safe(only(filled(channel, {})))));
             first.finish();
-            std::ifstream maps{"/proc/self/maps"};
-            std::size_t mapped = 0;
-            for (std::string line; std::getline(maps, line);) mapped += line.find("/memfd:fake") != std::string::npos;
-            EXPECT_EQ(mapped, 6u) << "two of the client, and of each worker in this process two";
+            EXPECT_EQ(mappings("/memfd:fake"), 6u) << "two of the client, and of each worker in this process two";
         }
     }
     EXPECT_EQ(open_descriptors(), descriptors);

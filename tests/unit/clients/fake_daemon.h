@@ -18,6 +18,7 @@
 #include "bulkhead/control.h"
 #include "ipc/base/packet.h"
 #include "tests/support/open_descriptors.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::test {
 
@@ -28,8 +29,6 @@ public:
     using Script = std::function<void(FakeDaemon&)>;
 
     explicit FakeDaemon(Script script) {
-        std::string pattern = std::filesystem::temp_directory_path() / "bulkhead-control-XXXXXX";
-        folder_ = ::mkdtemp(pattern.data());
         sockaddr_un address{};
         address.sun_family = AF_UNIX;
         std::strcpy(address.sun_path, path().c_str());
@@ -43,14 +42,11 @@ public:
             connection_.reset();
         }};
     }
-    ~FakeDaemon() {
-        finish();
-        std::filesystem::remove_all(folder_);
-    }
+    ~FakeDaemon() { finish(); }
     void finish() {
         if (thread_.joinable()) thread_.join();
     }
-    [[nodiscard]] std::filesystem::path path() const { return folder_ / "control.sock"; }
+    [[nodiscard]] std::filesystem::path path() const { return folder_.path() / "control.sock"; }
     [[nodiscard]] ControlClient connect() const { return ControlClient::connect(path()).value(); }
 
     // For the script
@@ -115,7 +111,7 @@ public:
     }
 
 private:
-    std::filesystem::path folder_;
+    const TemporaryFolder folder_;
     UniqueFd listener_, connection_;
     std::thread thread_;
 };

@@ -1,7 +1,6 @@
 /// A channel that nobody uses for a while still gives back what its worker, and others, may want.
 
 #include <atomic>
-#include <fstream>
 #include <list>
 #include <string>
 
@@ -13,6 +12,7 @@
 #include "bulkhead/async_channel.h"
 #include "clients/cpp/base/limits.h"
 #include "clients/cpp/base/wait_ready.h"
+#include "tests/support/mappings.h"
 #include "tests/unit/clients/channel_calls.h"
 #include "tests/unit/clients/loop.h"
 
@@ -196,13 +196,7 @@ TEST_F(AsyncChannelAtRest, GivesBackAnAddedSlabAlsoWhereTheFirstWasWithdrawn) {
 }
 
 /// Of the fake worker's slabs and rings, in this process.
-int mappings() {
-    std::ifstream maps{"/proc/self/maps"};
-    int count = 0;
-    for (std::string line; std::getline(maps, line);)
-        count += line.find("/memfd:fake") != std::string::npos || line.find("/memfd:test-rings") != std::string::npos;
-    return count;
-}
+std::size_t mappings_of_worker() { return mappings("/memfd:fake") + mappings("/memfd:test-rings"); }
 
 TEST_F(AsyncChannelAtRest, KeepsNothingOfAWorkerThatWasUnloaded) {
     Gate opened;
@@ -215,11 +209,11 @@ TEST_F(AsyncChannelAtRest, KeepsNothingOfAWorkerThatWasUnloaded) {
     AsyncChannel channel = adopt(worker);
     opened.open();
     worker.finish();
-    EXPECT_EQ(mappings(), over_rings() ? 3 : 2);
+    EXPECT_EQ(mappings_of_worker(), over_rings() ? 3U : 2U);
     const auto until = Clock::now() + patience;
-    while (mappings() > 0 && Clock::now() < until) loop.context.run_one_for(20ms);
+    while (mappings_of_worker() > 0 && Clock::now() < until) loop.context.run_one_for(20ms);
 
-    EXPECT_EQ(mappings(), 0);
+    EXPECT_EQ(mappings_of_worker(), 0U);
 }
 
 TEST_F(AsyncChannelAtRest, ReleasesAResultWhenItIsDropped) {

@@ -199,17 +199,6 @@ void Seat::end_with(int status) {
 
 void Seat::kill() { ::syscall(SYS_pidfd_send_signal, process_.get(), SIGKILL, nullptr, 0); }
 
-Folder::Folder() {
-    std::string name = std::filesystem::temp_directory_path() / "keeper-test-XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error{"no temporary folder"};
-    path_ = name;
-}
-
-Folder::~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-}
-
 KeeperProcess::KeeperProcess(KeeperOptions options) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what the keeper leaves behind is ours to see and to end
     const std::string relay_path = folder / "relay";

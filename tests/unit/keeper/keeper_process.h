@@ -14,6 +14,7 @@
 #include "ipc/base/packet.h"
 #include "ipc/base/unique_fd.h"
 #include "ipc/links/keeper_link.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::test {
 
@@ -105,16 +106,8 @@ struct KeeperOptions {
     std::vector<std::string> command = {BULKHEADD};  ///< what runs it: another copy, or a program that executes it
 };
 
-/// A folder of the test's own, gone with it.
-class Folder {
-public:
-    Folder();
-    ~Folder();
-    Folder(const Folder&) = delete;
-    [[nodiscard]] std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
-private:
-    std::filesystem::path path_;
+struct Folder : TemporaryFolder {
+    [[nodiscard]] std::filesystem::path operator/(const std::string& name) const { return path() / name; }
 };
 
 /// A running bulkheadd whose supervisors are Seats; one at a time. Its destructor kills it, and with it every

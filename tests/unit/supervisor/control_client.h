@@ -17,9 +17,11 @@
 
 #include "ipc/base/unique_fd.h"
 #include "tests/unit/supervisor/loop.h"
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::supervisor::test {
+
+using bulkhead::test::TemporaryFolder;
 
 /// A listening Unix socket in a folder of its own.
 class Listener {

@@ -4,9 +4,11 @@
 #include <fstream>
 #include <string>
 
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::supervisor::test {
+
+using bulkhead::test::TemporaryFolder;
 
 /// While it lives, NVML is the fake one of tests/fakes/nvml, and its machine is what `set` says.
 class FakeGpus {

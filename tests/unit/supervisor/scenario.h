@@ -11,9 +11,11 @@
 #include "supervisor/crash/crash_report.h"
 #include "tests/unit/supervisor/adoption_fixture.h"
 #include "tests/unit/supervisor/page_owner.h"
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::supervisor::test {
+
+using bulkhead::test::TemporaryFolder;
 
 /// A script of what a person, a worker, the keeper and supervisors do to one replica, and of what must
 /// then hold.

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <filesystem>
-#include <fstream>
 
 #include "tests/unit/worker/slab_harness.h"
 
@@ -61,12 +60,7 @@ protected:
 
 private:
     static std::size_t slabs_mapped() {
-        std::ifstream maps{"/proc/self/maps"};
-        std::size_t count = 0;
-        for (std::string line; std::getline(maps, line);)
-            for (const char* kind : {"/memfd:bulkhead:", "/memfd:fake-cuda "})
-                count += line.find(kind) != std::string::npos;
-        return count;
+        return bulkhead::test::mappings("/memfd:bulkhead:") + bulkhead::test::mappings("/memfd:fake-cuda ");
     }
     static std::ptrdiff_t descriptors() {
         return std::distance(std::filesystem::directory_iterator{"/proc/self/fd"},

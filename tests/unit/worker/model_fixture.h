@@ -12,25 +12,14 @@
 #include <gtest/gtest.h>
 
 #include "ipc/channel/dtype.h"
+#include "tests/support/temporary_folder.h"
 #include "worker/model/model.h"
 
 namespace bulkhead::worker::test {
 
-/// Below the build folder, whose disk is a real one; removed with the object.
-class TemporaryFolder {
-public:
-    TemporaryFolder() {
-        auto name = std::string{BULKHEAD_BINARY_DIR} + "/test-XXXXXX";
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error{"mkdtemp " + name};
-        path_ = name;
-    }
-    TemporaryFolder(const TemporaryFolder&) = delete;
-    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-    ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-    const std::filesystem::path& path() const { return path_; }
-
-private:
-    std::filesystem::path path_;
+/// Below the build folder, whose disk is a real one.
+struct TemporaryFolder : bulkhead::test::TemporaryFolder {
+    TemporaryFolder() : bulkhead::test::TemporaryFolder{BULKHEAD_BINARY_DIR} {}
 };
 
 inline std::filesystem::path test_models() { return std::filesystem::path{BULKHEAD_BINARY_DIR} / "models/test"; }

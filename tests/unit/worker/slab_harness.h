@@ -2,8 +2,7 @@
 
 #include <fcntl.h>
 
-#include <fstream>
-
+#include "tests/support/mappings.h"
 #include "tests/unit/worker/loop_harness.h"
 
 namespace bulkhead::worker::test {
@@ -48,9 +47,7 @@ protected:
     void await_mapped(std::string_view label, std::size_t times) {
         std::size_t count = 0;
         for (const auto until = Clock::now() + patience; Clock::now() < until;) {
-            count = 0;
-            std::ifstream maps{"/proc/self/maps"};
-            for (std::string line; std::getline(maps, line);) count += line.find(label) != std::string::npos;
+            count = bulkhead::test::mappings(label);
             if (count == times) return;
             await_statistics("in_flight", 0);  // the worker has had its turn
         }

@@ -10,7 +10,7 @@
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -47,7 +47,7 @@ protected:
             std::distance(std::filesystem::directory_iterator{path_}, std::filesystem::directory_iterator{}));
     }
 
-    test::TemporaryFolder folder_;
+    bulkhead::test::TemporaryFolder folder_;
     std::filesystem::path path_ = folder_.path() / "crashes";
     CrashReports reports_{path_};
 };
@@ -179,7 +179,7 @@ TEST_F(CrashReportsTest, WhatAKilledSupervisorHadBegunIsWrittenOver) {
 }
 
 TEST(CrashReport, AModelsNameDoesNotLeaveTheFolder) {
-    test::TemporaryFolder folder;
+    bulkhead::test::TemporaryFolder folder;
     CrashReports reports{folder.path() / "crashes"};
     const auto path = reports.write(crash(1, "../../etc/passwd"));
     ASSERT_TRUE(path);

@@ -9,7 +9,7 @@
 #include "supervisor/fleet/fleet_change.h"
 #include "supervisor/fleet/last_good_fleet.h"
 #include "tests/unit/supervisor/fleet_fixture.h"
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -135,7 +135,7 @@ TEST(FleetChange, TellsWhatAReloadFinds) {
 }
 
 TEST(LastGoodFleet, ReadsBackWhatWasSavedUnderTheSameKeeper) {
-    const test::TemporaryFolder folder;
+    const bulkhead::test::TemporaryFolder folder;
     config::Fleet fleet;
     fleet.source = "/etc/bulkhead/fleet.yaml";
     fleet.models = {spec_of("a"), spec_of("b")};

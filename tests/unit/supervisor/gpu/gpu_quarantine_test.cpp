@@ -10,7 +10,7 @@
 #include "supervisor/gpu/gpu_quarantine_file.h"
 #include "tests/support/file_text.h"
 #include "tests/unit/supervisor/marked_process.h"
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -136,7 +136,7 @@ protected:
     [[nodiscard]] std::string text() const { return bulkhead::test::file_text(path()); }
     [[nodiscard]] std::filesystem::path path() const { return folder_.path() / "gpu-quarantine.json"; }
 
-    test::TemporaryFolder folder_;
+    bulkhead::test::TemporaryFolder folder_;
     GpuQuarantineFile file_{folder_.path()};
     GpuQuarantine quarantine_ = [this] {
         GpuQuarantine made;

@@ -15,7 +15,7 @@
 #include "supervisor/log/log_pipe.h"
 #include "tests/support/file_text.h"
 #include "tests/unit/supervisor/loop.h"
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -130,7 +130,7 @@ TEST(ModelLog, ItsAnswerFitsIntoOneAnswerWhateverWasPrinted) {
 }
 
 TEST(ModelLog, WritesAFileThatRotatesAndNeverLeavesItsFolder) {
-    const test::TemporaryFolder folder;
+    const bulkhead::test::TemporaryFolder folder;
     const LogStore store{folder.path(), std::make_shared<LogWriter>()};
     ModelLog log{"../evil", store};
     for (int i = 0; i < 30'000; ++i)
@@ -150,7 +150,7 @@ TEST(ModelLog, WritesAFileThatRotatesAndNeverLeavesItsFolder) {
 }
 
 TEST(LogFile, OnAFullDiskWholeLinesAreLost) {
-    const test::TemporaryFolder folder;
+    const bulkhead::test::TemporaryFolder folder;
     const auto path = folder.path() / "m.log";
     LogFile file{path};
     file.append("first\n");

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "supervisor/base/limits.h"
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -17,7 +17,7 @@ LogLine line(std::int64_t time_ms, std::string text, bool by_daemon = false) {
 }
 
 TEST(ModelLogReadBack, GivesWhatTheFormerSupervisorHad) {
-    const test::TemporaryFolder folder;
+    const bulkhead::test::TemporaryFolder folder;
     const LogStore store{folder.path(), std::make_shared<LogWriter>()};
     ModelLog former{"m", store};
     former.append(line(1'700'000'000'001, "loading"));
@@ -34,7 +34,7 @@ TEST(ModelLogReadBack, GivesWhatTheFormerSupervisorHad) {
 }
 
 TEST(ModelLogReadBack, LeavesOutWhatAFormerDaemonWrote) {
-    const test::TemporaryFolder folder;
+    const bulkhead::test::TemporaryFolder folder;
     const LogStore store{folder.path(), std::make_shared<LogWriter>()};
     ModelLog former{"m", store};
     former.append(line(1'700'000'000'000, "another daemon's"));
@@ -47,7 +47,7 @@ TEST(ModelLogReadBack, LeavesOutWhatAFormerDaemonWrote) {
 }
 
 TEST(ModelLogReadBack, IsBoundedAndSkipsWhatItCannotRead) {
-    const test::TemporaryFolder folder;
+    const bulkhead::test::TemporaryFolder folder;
     const LogStore store{folder.path(), std::make_shared<LogWriter>()};
     ModelLog former{"m", store};
     for (int i = 0; i < 5'000; ++i) former.append(line(1'700'000'000'000 + i, std::string(100, 'x')));

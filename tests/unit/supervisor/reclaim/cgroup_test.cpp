@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/unit/supervisor/marked_process.h"
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -23,7 +23,7 @@ bool join(const UniqueFd& folder, pid_t pid) {
 }
 
 TEST(Cgroups, AreRefusedWhereAFolderIsNoCgroup) {
-    const test::TemporaryFolder folder;
+    const bulkhead::test::TemporaryFolder folder;
     EXPECT_EQ(Cgroups::make_in(folder.path(), {42, "/s"}), nullptr);
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
     EXPECT_EQ(Cgroups::make_in("/proc/no/such", {42, "/s"}), nullptr);

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ipc/links/keeper_link.h"
-#include "tests/unit/supervisor/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -204,7 +204,7 @@ TEST(ReplicaRecord, IsBoundedAndMeansTheSameWhateverItWasReadFrom) {
 }
 
 TEST(Fingerprint, ChangesWithWhatTheWorkerIsToldAndWithItsFile) {
-    const test::TemporaryFolder folder;
+    const bulkhead::test::TemporaryFolder folder;
     config::ModelSpec spec;
     spec.name = "m";
     spec.file = folder.path() / "model.pt";
@@ -229,7 +229,7 @@ TEST(Fingerprint, ChangesWithWhatTheWorkerIsToldAndWithItsFile) {
 }
 
 TEST(Fingerprint, OfAGeneratingModelChangesWithEachFileOfItsPackage) {
-    const test::TemporaryFolder folder;
+    const bulkhead::test::TemporaryFolder folder;
     config::ModelSpec spec;
     spec.name = "m";
     spec.runtime = config::Runtime::generate;

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <deque>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
 
 #include "ipc/slab/slab_allocator.h"
+#include "tests/support/mappings.h"
 #include "tests/support/property.h"
 #include "tests/unit/worker/loop_harness.h"
 
@@ -297,12 +297,7 @@ private:
         }
         return std::max(longest, slab_bytes - at);
     }
-    static std::size_t slabs_mapped() {
-        std::ifstream maps{"/proc/self/maps"};
-        std::size_t count = 0;
-        for (std::string line; std::getline(maps, line);) count += line.find("/memfd:bulkhead:") != std::string::npos;
-        return count;
-    }
+    static std::size_t slabs_mapped() { return bulkhead::test::mappings("/memfd:bulkhead:"); }
     static std::size_t descriptors() {
         return static_cast<std::size_t>(
             std::distance(std::filesystem::directory_iterator{"/proc/self/fd"}, std::filesystem::directory_iterator{}));

@@ -1,81 +1,22 @@
-// Faults 14 to 19: workers that die, hang, dump core, leave children, or whose number another one gets.
+// Faults 16 and 19: a worker that outlives SIGKILL, and one whose number another process gets.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/sched.h>
 #include <signal.h>
 #include <sys/ptrace.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <regex>
-
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
-#include "tests/support/file_text.h"
 
 namespace bulkhead::test {
 namespace {
 
 namespace json = boost::json;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-TEST(Fault14, AWorkerKilledWithSlotsLeasedIsLostToItsClientsWhoKeepWhatWasDelivered) {
-    Daemon daemon{
-        fleet({evil_model("victim", "ok", "loop", "deadlines: {request: 1m}"), test_model("other", "echo.pt")})};
-    auto other = daemon.open("other").value();
-    auto idle = daemon.open("victim").value();
-    constexpr std::array<float, 4> calm{-1, -2, -3, -4};
-    const auto delivered = infer_float(idle, "x", calm, dims_four).value();  // an output slot held
-    auto busy = daemon.open("victim").value();
-    const auto input = busy.allocate(wire::DType::float32, dims_four).value();
-    auto room = busy.allocate(wire::DType::float32, dims_four).value();
-    std::ranges::copy(four, room.as<float>().begin());
-    const std::array inputs{NamedInput{"x", &room}};
-    Request request;
-    request.inputs = inputs;
-    const auto in_flight = busy.submit(request).value();
-    ASSERT_TRUE(daemon.wait_state("victim", "busy"));
-    const pid_t worker = daemon.pid("victim");
-
-    ::kill(worker, SIGKILL);
-    const auto reply = busy.wait(in_flight);
-
-    ASSERT_FALSE(reply);
-    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost);
-    EXPECT_THAT(delivered.outputs[0].as<float>(), ::testing::ElementsAreArray(calm));
-    EXPECT_TRUE(infer_float(other, "x", four, dims_four));
-    ASSERT_TRUE(daemon.wait_until("victim", [&](const json::object& row) {
-        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != worker;
-    }));
-    auto again = daemon.open("victim").value();
-    EXPECT_TRUE(infer_float(again, "x", calm, dims_four));
-}
-
-TEST(Fault15, AStoppedWorkerAndAnEndlessOneAreEndedAndTheNeighbourNeverNotices) {
-    Daemon daemon{fleet({test_model("stopped", "echo.pt", "watchdog: 500ms\ndeadlines: {request: 1s, kill: 500ms}"),
-                         evil_model("endless", "ok", "loop", "restart: never\ndeadlines: {request: 1s, kill: 500ms}"),
-                         test_model("neighbour", "echo.pt")})};
-    auto neighbour = daemon.open("neighbour").value();
-    ASSERT_TRUE(daemon.load("stopped"));
-    auto endless = daemon.open("endless").value();
-    const pid_t stopped = daemon.pid("stopped");
-
-    ::kill(stopped, SIGSTOP);
-    const auto never = infer_float(endless, "x", four, dims_four);
-
-    EXPECT_THAT(never.error().code, AnyOf(ErrorCode::deadline_exceeded, ErrorCode::worker_lost));
-    EXPECT_TRUE(daemon.wait_state("endless", "stopped"));
-    EXPECT_TRUE(wait_gone(stopped, std::chrono::seconds{30})) << "it is alive, and stopped";
-    EXPECT_TRUE(daemon.wait_until("stopped", [&](const json::object& row) {
-        return row.at("state").as_string() == "ready" && row.at("pid").as_int64() != stopped;
-    }));
-    EXPECT_TRUE(infer_float(neighbour, "x", four, dims_four));
-}
 
 // That its GPU is quarantined, and the models on it are not, is shown with a fake keeper in tests/unit/supervisor: a
 // worker needs a real GPU to be on one.
@@ -103,51 +44,6 @@ TEST(Fault16, AProcessThatOutlivesSigkillIsNamedToAPersonAndHoldsNobodyUp) {
     EXPECT_TRUE(is_alive(worker));
     ::ptrace(PTRACE_DETACH, worker, nullptr, nullptr);
     EXPECT_TRUE(daemon.wait_state("stuck", "stopped")) << "once it dies, things go on from there";
-}
-
-TEST(Fault16, AStoppedKeeperIsBlamedAndNotTheProcessThatEnded) {
-    SpawnOptions options;
-    options.programs = minimal_programs();
-    Daemon daemon{fleet({minimal_model("m", "", "deadlines: {kill: 500ms}")}), options};
-    ASSERT_TRUE(daemon.load("m"));
-    const pid_t worker = daemon.pid("m");
-
-    daemon.keeper().signal(SIGSTOP);
-    const auto receipt = daemon.unload("m");
-    const std::string why = daemon.why("m");
-    daemon.keeper().signal(SIGCONT);
-
-    ASSERT_FALSE(receipt);
-    EXPECT_THAT(receipt.error().attempt, HasSubstr("process " + std::to_string(worker) + " has ended, and the keeper"));
-    EXPECT_THAT(receipt.error().remedy, HasSubstr("kill -CONT " + std::to_string(daemon.keeper().pid())));
-    EXPECT_THAT(why, ::testing::Not(HasSubstr("alive")));
-    EXPECT_TRUE(daemon.wait_state("m", "stopped"));
-    EXPECT_TRUE(daemon.load("m"));
-}
-
-TEST(Fault17, AStormOfCoreDumpsDelaysNobodyAndFillsNoDisk) {
-    Daemon daemon{fleet({evil_model("storm", "segv", "ok", "preload: true\ncore_dump: 1MiB"),
-                         test_model("bounded", "echo.pt", "core_dump: 1MiB"), test_model("none", "echo.pt")})};
-    auto neighbour = daemon.open("none").value();
-    ASSERT_TRUE(daemon.load("bounded"));
-
-    const auto limit_of = [](pid_t pid) {
-        std::smatch found;
-        const std::string limits = file_text("/proc/" + std::to_string(pid) + "/limits");
-        return std::regex_search(limits, found, std::regex{R"(Max core file size\s+(\S+))"}) ? found[1].str() : "";
-    };
-    const rlim_t hard = [] {
-        rlimit limit{};
-        ::getrlimit(RLIMIT_CORE, &limit);
-        return limit.rlim_max;
-    }();
-    EXPECT_EQ(limit_of(daemon.pid("bounded")), std::to_string(std::min<rlim_t>(hard, 1 << 20)));
-    EXPECT_EQ(limit_of(daemon.pid("none")), "0");
-    ASSERT_TRUE(daemon.wait_state("storm", "quarantined", std::chrono::seconds{60}));
-
-    EXPECT_THAT(daemon.why("storm"), HasSubstr("SIGSEGV"));
-    EXPECT_LE(daemon.row("storm").at("generation").as_int64(), 12) << "a loop ends by itself, and so do its dumps";
-    EXPECT_TRUE(infer_float(neighbour, "x", four, dims_four));
 }
 
 /// A process that is nobody's worker, and leads a group, under a number of our choice; -1 where this user may not.

@@ -53,14 +53,6 @@ std::optional<channel::WorkerMessage> RawChannel::receive() {
     return std::move(*message);
 }
 
-Error RawChannel::expect_error() {
-    const auto message = receive();
-    if (message && std::holds_alternative<channel::Failure>(*message))
-        return std::get<channel::Failure>(*message).error;
-    ADD_FAILURE() << (message ? "another message came than an error" : "the channel ended without a word");
-    return {};
-}
-
 channel::InferResult RawChannel::expect_result() {
     const auto message = receive();
     if (message && std::holds_alternative<channel::InferResult>(*message))
@@ -70,13 +62,6 @@ channel::InferResult RawChannel::expect_result() {
                           ? std::get<channel::Failure>(*message).error.text()
                           : "another message came than a result");
     return {};
-}
-
-void RawChannel::expect_end() {
-    while (receive()) {
-    }
-    pollfd entry{socket_.get(), POLLRDHUP, 0};
-    EXPECT_EQ(::poll(&entry, 1, 10'000), 1) << "the channel is still open";
 }
 
 channel::Tensor RawChannel::tensor(std::int64_t count, std::uint64_t offset_bytes) {
@@ -103,11 +88,6 @@ void RawChannel::expect_served(std::uint64_t request_id) {
 
 const RawChannel::Slab& RawChannel::slab(wire::SlabDirection direction) const {
     return *std::ranges::find_if(slabs_, [&](const Slab& slab) { return slab.offer.direction == direction; });
-}
-
-std::vector<std::byte> bytes_of(const wire::Header& header) {
-    const auto bytes = std::as_bytes(std::span{&header, 1});
-    return {bytes.begin(), bytes.end()};
 }
 
 }  // namespace bulkhead::test

@@ -25,11 +25,7 @@ public:
     bool send(std::span<const std::byte> packet, std::span<const int> fds = {});
     /// The next message; empty at the end of file. Slabs that come are mapped.
     std::optional<channel::WorkerMessage> receive();
-    /// The next failure's error; fails the test at anything else.
-    Error expect_error();
     channel::InferResult expect_result();
-    /// Reads on until the worker has closed its end.
-    void expect_end();
 
     /// A float32 tensor `x` of one dimension in the input slab, filled with ones.
     [[nodiscard]] channel::Tensor tensor(std::int64_t count, std::uint64_t offset_bytes = 0);
@@ -42,16 +38,11 @@ public:
         HostSlab memory;
     };
     [[nodiscard]] const Slab& slab(wire::SlabDirection direction) const;
-    [[nodiscard]] int fd() const noexcept { return socket_.get(); }
-    void close() { socket_.reset(); }
 
 private:
     UniqueFd socket_;
     std::vector<Slab> slabs_;
     std::vector<std::byte> buffer_;
 };
-
-/// A packet's header, with whatever it claims.
-[[nodiscard]] std::vector<std::byte> bytes_of(const wire::Header& header);
 
 }  // namespace bulkhead::test

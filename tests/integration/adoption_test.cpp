@@ -70,68 +70,6 @@ TEST(Adoption, AReadyWorkerKeepsItsProcessAndItsClientsNoticeNothing) {
     EXPECT_EQ(streamer.failed(), 0);
 }
 
-TEST(Adoption, EightSupervisorsInARowLoseNoRequest) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt"), test_model("other", "echo.pt")})};
-    ASSERT_TRUE(daemon.load("other"));
-    Streamer streamer{daemon, "echo"};
-    const pid_t worker = daemon.pid("echo");
-    const pid_t other = daemon.pid("other");
-
-    for (int i = 0; i < 8; ++i) kill_supervisor(daemon);
-
-    ASSERT_TRUE(daemon.load("echo"));
-    ASSERT_TRUE(daemon.load("other"));
-    EXPECT_EQ(daemon.pid("echo"), worker);
-    EXPECT_EQ(daemon.pid("other"), other);
-    EXPECT_EQ(streamer.failed(), 0);
-}
-
-TEST(Adoption, ALoadThatWaitsIsAnsweredByTheNextSupervisor) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    const pid_t supervisor = supervisor_of(daemon);
-    auto events = daemon.connect();
-    bool loading = false;
-    events.on_notification([&](std::string_view, const json::object& event) {
-        const json::value* to = event.if_contains("to");
-        if (to != nullptr && to->as_string() == "loading") loading = true;
-    });
-    ASSERT_TRUE(events.call("events.subscribe"));
-    Result<json::value> loaded{Error{}};
-    std::jthread load{[&] { loaded = daemon.load("echo"); }};
-    while (!loading) ASSERT_TRUE(events.wait_notification(std::chrono::seconds{30}));
-
-    ::kill(supervisor, SIGKILL);
-    load.join();
-
-    ASSERT_TRUE(loaded) << loaded.error().text();
-    EXPECT_EQ(loaded->at("models").at(0).at("pid").as_int64(), daemon.pid("echo"));
-    EXPECT_EQ(daemon.row("echo").at("generation").as_int64(), 1) << "its process went on";
-}
-
-TEST(Adoption, AnUnloadThatWaitsGetsItsReceiptFromTheNextSupervisor) {
-    Daemon daemon{fleet({evil_model("evil", "ok", "loop", "deadlines: {request: 100s, drain: 1s, kill: 300ms}")})};
-    auto channel = daemon.open("evil").value();
-    auto tensor = channel.allocate(wire::DType::float32, dims_four).value();
-    std::ranges::copy(four, tensor.as<float>().begin());
-    const std::array<NamedInput, 1> inputs{{{"x", &tensor}}};
-    Request request;
-    request.inputs = inputs;
-    ASSERT_TRUE(channel.submit(request));
-    ASSERT_TRUE(daemon.wait_state("evil", "busy"));
-    const pid_t worker = daemon.pid("evil");
-    Result<json::object> receipt{Error{}};
-    std::jthread unloading{[&] { receipt = daemon.unload("evil"); }};
-    ASSERT_TRUE(daemon.wait_state("evil", "draining"));
-
-    kill_supervisor(daemon);
-    unloading.join();
-
-    ASSERT_TRUE(receipt) << receipt.error().text();
-    EXPECT_EQ(receipt->at("pid").as_int64(), worker);
-    EXPECT_FALSE(is_alive(worker));
-    EXPECT_EQ(daemon.state("evil"), "stopped");
-}
-
 TEST(Adoption, LogsTellWhatCameBefore) {
     Daemon daemon{fleet({evil_model("evil", "segv", "ok")})};
     ASSERT_FALSE(daemon.load("evil"));

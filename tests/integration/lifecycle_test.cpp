@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cctype>
 #include <set>
-#include <thread>
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -44,26 +43,6 @@ TEST(Lifecycle, LoadsInfersAndUnloadsWithAVerifiedReceipt) {
     EXPECT_GT(receipt.at("host_bytes").as_int64(), 1 << 20);
     EXPECT_TRUE(receipt.at("verified").as_bool()) << json::serialize(receipt);
     EXPECT_TRUE(receipt.at("held_by").as_array().empty());
-}
-
-TEST(Lifecycle, TellsEveryStateAndTheProgressAsEvents) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt")})};
-    std::vector<std::string> states;
-    std::vector<std::string> phases;
-    auto control = daemon.connect();
-    control.on_notification([&](std::string_view, const json::object& event) {
-        if (event.at("event").as_string() == "state") states.emplace_back(event.at("to").as_string());
-        if (event.at("event").as_string() == "progress") phases.emplace_back(event.at("phase").as_string());
-    });
-    ASSERT_TRUE(control.call("events.subscribe"));
-
-    ASSERT_TRUE(control.call("model.load", {{"model", "echo"}}));
-    ASSERT_TRUE(control.call("model.unload", {{"model", "echo"}}));
-
-    EXPECT_EQ(states, (std::vector<std::string>{"spawning", "loading", "ready", "draining", "stopping", "reclaiming",
-                                                "stopped"}));
-    EXPECT_THAT(phases, ::testing::Contains("reading"));
-    EXPECT_THAT(phases, ::testing::Contains("warming"));
 }
 
 TEST(Lifecycle, EndsEverythingOnSigterm) {

@@ -73,15 +73,6 @@ TEST(MemoryPlan, AChannelIsOpenedWhenThereIsRoom) {
     }
 }
 
-TEST(MemoryPlan, WhatCanNeverFitIsRefusedWithSizes) {
-    Daemon daemon{fleet({minimal_model("a", "", "memory: 400MiB\n")}) + one_and_a_half, minimal()};
-    const auto refused = daemon.load("a");
-    ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory) << refused.error().text();
-    EXPECT_THAT(refused.error().text(), HasSubstr("400"));
-    EXPECT_THAT(refused.error().text(), HasSubstr("165"));
-}
-
 TEST(MemoryPlan, APinnedModelStays) {
     Daemon daemon{fleet({holder("a"), holder("b")}) + one_and_a_half, minimal()};
     ASSERT_TRUE(daemon.load("a"));

@@ -29,16 +29,5 @@ TEST(Receipt, NamesTheClientThatKeepsASlabMapped) {
     EXPECT_THAT(reply.outputs[0].as<float>(), ::testing::ElementsAreArray(four));
 }
 
-TEST(Receipt, CountsTheMemoryOfTheModel) {
-    Daemon daemon{fleet({test_model("echo", "echo.pt"), minilm()})};
-    ASSERT_TRUE(daemon.load("echo"));
-    ASSERT_TRUE(daemon.load("minilm")) << daemon.why("minilm");
-
-    const auto small = daemon.unload("echo").value();
-    const auto large = daemon.unload("minilm").value();
-
-    EXPECT_GT(large.at("host_bytes").as_int64(), small.at("host_bytes").as_int64() + (40 << 20));
-}
-
 }  // namespace
 }  // namespace bulkhead::test

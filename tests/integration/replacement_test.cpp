@@ -105,7 +105,9 @@ TEST_F(Replacement, NoSupervisorHandsOverToOneThatCannotReadTheFleet) {
     ASSERT_FALSE(upgraded);
     EXPECT_EQ(upgraded.error().code, ErrorCode::config_invalid);
     EXPECT_THAT(upgraded.error().attempt, HasSubstr("fleet.yaml"));
+    EXPECT_EQ(daemon->call("fleet.reload").error().code, ErrorCode::config_invalid);
     EXPECT_EQ(supervisor_of(*daemon), supervisor);
+    EXPECT_EQ(daemon->pid("m"), worker) << "the old fleet stays";
 }
 
 TEST_F(Replacement, AnUpgradeWhoseKeeperIsBrokenFails) {

@@ -90,13 +90,6 @@ TEST_F(TwoGpus, HoldWhatFitsAndTheIdleGoForWhatDoesNot) {
     EXPECT_EQ(daemon.state("large"), "ready") << "nobody went for what can never fit";
 }
 
-TEST_F(TwoGpus, HoldOneReplicaEach) {
-    Daemon daemon{fleet({model("chat", 3, "device: ['cuda:0', 'cuda:1']\nreplicas: 2\n")}) + margins, options_};
-    ASSERT_TRUE(daemon.load("chat")) << daemon.why("chat");
-    EXPECT_EQ(ledger(daemon, "GPU-small").at("resident").to_number<std::uint64_t>(), 3 * gib);
-    EXPECT_EQ(ledger(daemon, "GPU-large").at("resident").to_number<std::uint64_t>(), 3 * gib);
-}
-
 TEST_F(TwoGpus, AGameThatStartsSendsSomebodyIdleAwayAndIsSeenInTheLedger) {
     Daemon daemon{fleet({model("little", 6, "device: cuda:0\n"), model("middle", 14)}) + margins, options_};
     ASSERT_TRUE(daemon.load("little")) << daemon.why("little");

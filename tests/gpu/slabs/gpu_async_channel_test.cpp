@@ -95,22 +95,6 @@ TEST_F(GpuAsyncChannel, AnImportThatFailsFallsBackToHostSlabsForAllThatAsk) {
     EXPECT_THAT(reply->outputs.at(0).as<float>(), testing::ElementsAreArray(values(2)));
 }
 
-TEST_F(GpuAsyncChannel, AnImportThatFailsFallsBackToAHostSlabThatIsYetToBeMade) {
-    if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
-    start();
-    AsyncChannel channel = open_async();
-    ::setenv("BULKHEAD_FAKE_CUDA_FAIL", "cuMemMap 304", 1);
-    int allocated = 0;
-    for (int i = 0; i < 2; ++i)
-        channel.async_allocate_on_gpu(wire::DType::uint8, {16 << 20}, [&](Result<Input> input) {
-            ASSERT_TRUE(input) << input.error().text();
-            EXPECT_FALSE(input->gpu());
-            ++allocated;
-        });
-    run_until([&] { return allocated == 2; });
-    EXPECT_TRUE(channel.why_no_gpu());
-}
-
 TEST_F(GpuAsyncChannel, AWorkerThatCannotMakeTheSlabTellsItsAskerAlone) {
     if (!is_fake_cuda()) GTEST_SKIP() << "only the fake driver errs on demand";
     echo_daemon->worker_environment += ", MINIMAL_ENV_BULKHEAD_FAKE_CUDA_FAIL: cuMemCreate 2";

@@ -7,8 +7,6 @@
 
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +23,6 @@ namespace {
 namespace asio = boost::asio;
 using namespace std::chrono_literals;
 using namespace test;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 void greet_streaming(FakeWorker& worker) {
@@ -244,32 +241,6 @@ TYPED_TEST(ChannelStreaming, OutputsOfAPartThatNobodyWantsGoBack) {
         EXPECT_EQ(reply.find("p")->as<float>()[0], 2);
         EXPECT_TRUE(channel.infer({}));
     }
-}
-
-TEST(AsyncChannelStreaming, ACoroutineTakesPartAfterPart) {
-    FakeWorker worker{[](FakeWorker& w) {
-        greet_streaming(w);
-        const auto request = w.expect<channel::Infer>();
-        for (int token = 0; token < 4; ++token) send_token(w, request.request_id, token, token < 3);
-        w.await_hang_up();
-    }};
-    Loop loop;
-    AsyncChannel channel = loop.adopt(worker).value();
-    std::vector<std::int64_t> seen;
-    const auto read = [&]() -> asio::awaitable<void> {
-        AsyncStream stream = channel.stream({.method = "generate"});
-        for (bool more = true; more;) {
-            const Result<Reply> part = co_await stream.async_next(asio::use_awaitable);
-            seen.push_back(token_of(part.value()));
-            more = part->more;
-        }
-    };
-
-    asio::co_spawn(loop.context, read, [](std::exception_ptr failure) { EXPECT_FALSE(failure); });
-    loop.context.restart(), loop.context.run();  // and runs dry at the end
-
-    EXPECT_THAT(seen, ElementsAre(0, 1, 2, 3));
-    channel = AsyncChannel{};
 }
 
 TEST(AsyncChannelStreaming, AStreamBesideOtherRequests) {

@@ -5,33 +5,6 @@ namespace {
 
 using ChannelTest = LoopTest;
 
-TEST_F(ChannelTest, WelcomesAClientWithBothSlabsAndTheMethods) {
-    TestClient client = first_channel();
-
-    EXPECT_EQ(client.welcome.model, "fake");
-    EXPECT_EQ(client.welcome.replica, 2U);
-    EXPECT_EQ(client.welcome.generation, 7U);
-    EXPECT_EQ(client.welcome.channel, client.id);
-    EXPECT_EQ(client.welcome.slab_bytes_max, spec.channel.bytes_max);
-    EXPECT_EQ(client.welcome.in_flight_max, spec.queue_bound / 2);
-    const auto& echo = client.welcome.methods.at("echo").as_object();
-    EXPECT_EQ(boost::json::serialize(echo.at("inputs")), R"([{"name":"x","dtype":"float32","shape":["0..16777216"]}])");
-    EXPECT_EQ(client.find_slab(wire::SlabDirection::input)->memory.size_bytes(), spec.channel.input_bytes);
-    EXPECT_EQ(number(expect_said("channel_opened"), "channel"), client.id);
-}
-
-TEST_F(ChannelTest, AnswersAnInferenceWithTensorsInTheOutputSlab) {
-    TestClient client = first_channel();
-
-    client.infer(1, "echo", {client.tensor({1, 2, 3})});
-
-    const channel::InferResult result = client.expect_result(1);
-    ASSERT_EQ(result.tensors.size(), 1U);
-    EXPECT_EQ(result.tensors[0].name, "y");
-    EXPECT_EQ(client.values(result.tensors[0]), (std::vector<float>{1, 2, 3}));
-    EXPECT_EQ(result.tensors[0].lease.offset_bytes % wire::tensor_alignment, 0U);
-}
-
 TEST_F(ChannelTest, RefusesAnUnknownMethodByNamingTheKnownOnes) {
     TestClient client = first_channel();
 
@@ -42,28 +15,6 @@ TEST_F(ChannelTest, RefusesAnUnknownMethodByNamingTheKnownOnes) {
     EXPECT_NE(error.remedy.find("echo"), std::string::npos);
     client.infer(2, "echo", {client.tensor({1})});
     client.expect_result(2);
-}
-
-TEST_F(ChannelTest, RefusesALeaseOutsideItsInputSlab) {
-    TestClient client = first_channel();
-    const auto lying = [&](auto change) {
-        channel::Tensor tensor = client.tensor({1, 2, 3, 4});
-        change(tensor.lease);
-        return tensor;
-    };
-
-    client.infer(1, "echo", {lying([](wire::LeaseRef& lease) { lease.slab_id = 99; })});
-    client.infer(2, "echo", {lying([&](wire::LeaseRef& lease) {
-                     lease.slab_id = client.find_slab(wire::SlabDirection::output)->offer.slab_id;
-                 })});
-    client.infer(3, "echo", {lying([&](wire::LeaseRef& lease) { lease.offset_bytes = spec.channel.input_bytes; })});
-    client.infer(4, "echo", {lying([](wire::LeaseRef& lease) { lease.offset_bytes = 4; })});
-    client.infer(5, "echo", {lying([](wire::LeaseRef& lease) { lease.offset_bytes = ~std::uint64_t{63}; })});
-
-    for (std::uint64_t id = 1; id <= 5; ++id)
-        EXPECT_EQ(client.expect_error(id, ErrorCode::protocol_violation).text().find("bulkhead:"), std::string::npos)
-            << "a slab's label";
-    EXPECT_TRUE(log->runs_so_far().empty());
 }
 
 TEST_F(ChannelTest, ReportsTheModelsOwnFailureAndGoesOn) {
@@ -145,61 +96,6 @@ TEST_F(ChannelTest, ClosesAfterMoreMessagesInAPacketThanWereAgreed) {
         client->expect_error(0, ErrorCode::protocol_violation);
         client->expect_end();
     }
-}
-
-TEST_F(ChannelTest, RefusesStaleAndForeignLeasesAndClosesAfterTooMany) {
-    TestClient client = first_channel();
-    client.infer(1, "echo", {client.tensor({1})});
-    const wire::LeaseRef lease = client.expect_result(1).tensors[0].lease;
-    client.send(channel::encode(channel::Release{{lease}}));
-
-    client.send(channel::encode(channel::Release{{lease}}));
-    client.expect_error(0, ErrorCode::protocol_violation);
-    const std::uint32_t input_slab = client.find_slab(wire::SlabDirection::input)->offer.slab_id;
-    client.send(channel::encode(channel::Release{{{input_slab, 0, 0, 64, 1}}}));
-    client.expect_error(0, ErrorCode::protocol_violation);
-    client.infer(2, "echo", {client.tensor({1})});
-    client.expect_result(2);
-
-    for (std::uint32_t i = 2; i <= limits::violations_max; ++i) {
-        client.send(channel::encode(channel::Release{{lease}}));
-        client.expect_error(0, ErrorCode::protocol_violation);
-    }
-    client.expect_end();
-    EXPECT_EQ(number(expect_said("channel_closed"), "channel"), client.id);
-}
-
-TEST_F(ChannelTest, OffersAnotherOutputSlabBeforeTheResultThatLiesInIt) {
-    TestClient client = first_channel();
-
-    client.infer(1, "fill", {}, {{"bytes", 2 << 20}});
-
-    const auto offered = client.receive();
-    ASSERT_TRUE(offered && std::holds_alternative<channel::SlabOffer>(*offered));
-    EXPECT_EQ(std::get<channel::SlabOffer>(*offered).request_id, 0U);
-    const channel::InferResult result = client.expect_result(1);
-    EXPECT_EQ(result.tensors[0].lease.slab_id, std::get<channel::SlabOffer>(*offered).slab_id);
-    EXPECT_EQ(client.values(result.tensors[0]).size(), (2U << 20) / sizeof(float));
-}
-
-TEST_F(ChannelTest, GrowsBySlabsOnRequestUpToTheBound) {
-    TestClient client = first_channel();
-    const auto ask = [&](std::uint64_t id, wire::SlabDirection direction, std::uint64_t bytes) {
-        client.send(channel::encode(channel::SlabRequest{id, direction, wire::SlabKind::host_memfd, bytes}));
-    };
-
-    ask(11, wire::SlabDirection::input, 100'000);
-    const auto offer = client.receive();
-    ask(12, wire::SlabDirection::output, spec.channel.bytes_max);
-
-    ASSERT_TRUE(offer && std::holds_alternative<channel::SlabOffer>(*offer));
-    EXPECT_EQ(std::get<channel::SlabOffer>(*offer).request_id, 11U);
-    EXPECT_GE(std::get<channel::SlabOffer>(*offer).size_bytes, 100'000U);
-    EXPECT_NE(client.expect_error(12, ErrorCode::resources_exhausted).text().find("channel.max"), std::string::npos);
-    channel::Tensor input = client.tensor({5});
-    input.lease.slab_id = std::get<channel::SlabOffer>(*offer).slab_id;
-    client.infer(13, "echo", {input});
-    EXPECT_EQ(client.values(client.expect_result(13).tensors[0]), (std::vector<float>{0}));
 }
 
 TEST_F(ChannelTest, MakesALargeSlabWhileAnInferenceOfAnotherChannelRuns) {

@@ -146,17 +146,6 @@ INSTANTIATE_TEST_SUITE_P(Each, LoadFailure,
                                          FailedLoad{"OutOfMemory", ErrorCode::out_of_memory, whole_archive, 1}),
                          [](const auto& param_info) { return std::string{param_info.param.name}; });
 
-TEST_F(WorkerLoop, ReportsALoaderThatThrows) {
-    load = [](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
-        throw std::runtime_error{"its own words"};
-    };
-    start();
-    configure();
-
-    EXPECT_NE(std::string{expect_said("failed").at("attempt").as_string()}.find("its own words"), std::string::npos);
-    expect_exit();
-}
-
 TEST_F(WorkerLoop, RefusesAConfigurationOfAnotherRelease) {
     start();
 
@@ -262,33 +251,6 @@ TEST_F(WorkerLoop, RefusesTheChannelWhenTheResetFails) {
 }
 
 // --- the end
-
-TEST_F(WorkerLoop, DrainsWhatIsInFlightAndRefusesWhatIsNew) {
-    start_ready();
-    TestClient client = open_channel();
-    client.infer(1, "wait", {client.tensor({1})});
-    client.infer(2, "echo", {client.tensor({2}, 64)});
-    log->gate.await_arrivals(1);
-    TestClient late = introduce();
-
-    say({{"type", "drain"}, {"deadline_ms", 20'000}});
-    const auto closing = client.receive();
-    client.infer(3, "echo", {client.tensor({3}, 128)});
-    late.send(channel::encode(channel::Hello{0, "late"}));
-
-    ASSERT_TRUE(closing && std::holds_alternative<channel::Closing>(*closing));
-    EXPECT_EQ(std::get<channel::Closing>(*closing).code, ErrorCode::worker_draining);
-    EXPECT_EQ(std::get<channel::Closing>(*closing).deadline, 20s);
-    client.expect_error(3, ErrorCode::worker_draining);
-    late.expect_error(0, ErrorCode::worker_draining);
-    log->gate.open();
-    EXPECT_EQ(number(expect_said("statistics"), "requests"), 3U);
-    expect_said("drained");
-    EXPECT_EQ(expect_exit(), 0);
-    client.expect_result(1);
-    client.expect_result(2);
-    client.expect_end();
-}
 
 TEST_F(WorkerLoop, RefusesAChannelThatIsBeingOpenedWhenTheDrainBegins) {
     spec.channel = {.input_bytes = 24u << 20, .output_bytes = 24u << 20, .bytes_max = 64u << 20, .channels_max = 2};

@@ -1,7 +1,6 @@
 // Another worker's output read where it lies: docs/channel.md, "Lending".
 
 #include <poll.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/unit/worker/slab_harness.h"
@@ -56,46 +55,6 @@ TEST_F(SlabLend, RequestsInFlightMayReadTheSameBytes) {
 
     EXPECT_EQ(client.values(client.expect_result(2).tensors.at(0)).at(0), 0);
     EXPECT_EQ(client.values(client.expect_result(3).tensors.at(0)).at(0), 16);
-}
-
-TEST_F(SlabLend, WhatIsNoSealedMemfdOfThatSizeIsRefusedAndTheChannelLives) {
-    TestClient client = first_channel(both);
-    TestClient other = open_channel(both);
-    const auto sealed = [](int seals, std::uint64_t size, std::uint64_t allocated) {
-        UniqueFd fd{::memfd_create("lie", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-        EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(size)), 0);
-        if (allocated > 0) {
-            EXPECT_EQ(::fallocate(fd.get(), 0, 0, static_cast<off_t>(allocated)), 0);
-        }
-        EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, seals), 0);
-        return fd;
-    };
-    constexpr int fixed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-    constexpr std::uint64_t size = ForeignSlab::size_bytes;
-    const ForeignSlab writable{"writable", wire::SlabDirection::input};
-    const ForeignSlab good;
-    std::vector<UniqueFd> lies;
-    lies.push_back(sealed(0, size, size));                                                  // could shrink
-    lies.push_back(sealed(F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE, size, size));    // could shrink
-    lies.push_back(sealed(F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE, size, size));  // could be sealed anew
-    lies.push_back(sealed(fixed | F_SEAL_FUTURE_WRITE, size / 2, size / 2));                // shorter
-    lies.push_back(sealed(fixed | F_SEAL_FUTURE_WRITE, size, 0));                           // nothing but a hole
-    lies.push_back(sealed(fixed | F_SEAL_FUTURE_WRITE, size, size / 2));                    // half a hole
-    lies.push_back(UniqueFd{::fcntl(writable.memfd.get(), F_DUPFD_CLOEXEC, 0)});            // written meanwhile
-    lies.push_back(UniqueFd{::open("/dev/zero", O_RDWR | O_CLOEXEC)});
-    lies.push_back(UniqueFd{::open("/proc/self/exe", O_RDONLY | O_CLOEXEC)});
-
-    std::uint64_t request = 0;
-    for (const UniqueFd& lie : lies) {
-        ++request;
-        lend(client, request, first_id + static_cast<std::uint32_t>(request), lie.get());
-        client.expect_error(request, ErrorCode::protocol_violation);
-    }
-    lend(client, 50, first_id + 50, good.memfd.get());
-
-    expect_accepted(client, 50, first_id + 50);
-    expect_served(client, 51);
-    expect_served(other, 1);
 }
 
 TEST_F(SlabLend, AnIdBelowTheBoundOrUsedBeforeIsRefused) {

@@ -192,6 +192,20 @@ TEST_F(GraphOrder, WhatWaitsWithinACaptureFailsItAndTheModelGoesOnEagerly) {
     EXPECT_GE(count(eager, "kernel"), 2);
 }
 
+TEST_F(GraphOrder, BetweenTwoCapturesOneThatFailsLeavesBothAndTheirRandomNumbers) {
+    spec.graphs = config::Graphs::preferred;
+    methods[0].buckets = {{{{8, 64}}}, {{{4, 64}}}, {{{2, 64}}}};  // captured in this order
+    model.also = [](const at::Tensor& x) {
+        (void)at::randn_like(x);
+        if (x.size(0) == 4) (void)x.sum().item<float>();
+    };
+    ASSERT_TRUE(prepare());
+    EXPECT_EQ(device->graphs().at("failures").as_array().size(), 1U) << device->graphs();
+    EXPECT_EQ(device->graphs().at("buckets").as_array().size(), 2U) << device->graphs();
+    Room room{true};
+    EXPECT_EQ(count(request(true, room), "cudaGraphLaunch"), 1) << "of the one that was captured before";
+}
+
 TEST_F(GraphOrder, WeightsFillEachBufferOnlyWhenItsLastCopyHasEnded) {
     constexpr std::size_t chunks = 2 * worker::cuda::ring_slots + 1;
     std::vector<std::byte> weight(chunks * worker::cuda::load_slot_bytes);

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -55,6 +56,9 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
                 result = function(*args, **kwargs)
                 result._doctor_pinned = True
                 return result
+            if name == "asarray" and args and isinstance(args[0], torch.UntypedStorage):  # how safetensors maps a file
+                with no_dispatch():
+                    return function(*args, **kwargs)
             if name in ("tensor", "as_tensor", "asarray") and args and isinstance(args[0], (list, tuple)):
                 args = (tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, args[0]), *args[1:])
             if name == "scaled_dot_product_attention":

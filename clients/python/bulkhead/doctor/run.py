@@ -250,6 +250,7 @@ def _kept_settings() -> Iterator[None]:
     environment = dict(os.environ)
     compiler = {(config, name): getattr(config, name) for config in (dynamo, inductor) for name in settings.HIDING if hasattr(config, name)}
     random = torch.random.get_rng_state()
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # transformers would move weights in threads, which know no fake tensors
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import os
 import re
 from typing import Iterator
@@ -39,10 +40,13 @@ _REMEDY = "remove it while you look for what breaks capture, and mend that"
 _CACHE = re.compile(r"cache|past|kv", re.IGNORECASE)
 _CACHE_NAMES = frozenset("reset key_cache value_cache _key_cache _value_cache get_seq_length get_max_length get_max_cache_shape crop layers seen_tokens".split())
 _PRIVATE = frozenset(("_key_cache", "_value_cache", "_seen_tokens"))
+_WORDS = re.compile(rf"\b({'|'.join(HIDING)})\s*=|{'|'.join((*VARIABLES, *_PRIVATE))}|__new__|attr\([^\n]*(cache|past|kv)", re.IGNORECASE)
 
 
 def scan(found: Findings, executed: Executed) -> None:
     for file, lines in list(executed.items()):
+        if not _WORDS.search("".join(linecache.getlines(file))):  # an engine's load executes hundreds of files
+            continue
         for node, function in executed.nodes(file):
             if isinstance(node, (ast.stmt, ast.expr)) and (node.lineno in lines or not function):
                 for code, severity, reason, remedy in _told(node):

@@ -136,7 +136,7 @@ void Blanks::refill_after(Deadline::Clock::duration pause) {
 }
 
 void Blanks::refill() {
-    if (stopped_) return;
+    if (stopping_) return;
     // Generations go to the keeper in their order: a start that looks for its device has one already.
     if (context_.placing > 0) return refill_after(limits::blank_pause);
     for (Kind& kind : kinds_)
@@ -175,13 +175,13 @@ void Blanks::on_spawned(Kind& kind, const WorkerName& name, bool has_cgroup, Res
     if (!spawned) {
         spdlog::warn("no blank is started: {}", spawned.error().text());
         if (has_cgroup) context_.cgroups->remove(name);
-        if (stopped_) return one_has_ended();
+        if (stopping_) return one_has_ended();
         not_before_ = Deadline::Clock::now() + limits::blank_retry;
         return refill_after(limits::blank_pause);
     }
     waiting_.push_back({&kind, name, has_cgroup, std::move(*spawned), Deadline::Clock::now(), 0, {}});
     Waiting& blank = waiting_.back();
-    if (stopped_) return end(std::prev(waiting_.end()), "the daemon stops");
+    if (stopping_) return end(std::prev(waiting_.end()), "the daemon stops");
     blank.oom_score = set_oom_score(blank.process, "1000");
     spdlog::info("worker={} pid={} waits for a model", name.text(), blank.process.pid);
 }
@@ -214,12 +214,14 @@ void Blanks::end(std::list<Waiting>::iterator blank, const std::string& why, std
 
 void Blanks::one_has_ended() {
     const bool none_starts = std::ranges::all_of(kinds_, [](const Kind& kind) { return kind.starting == 0; });
-    if (stopped_ && ending_ == 0 && none_starts) std::exchange(stopped_, [] {})();
+    if (!stopping_ || ending_ > 0 || !none_starts) return;
+    for (const auto& ended : std::exchange(stop_waiters_, {})) ended();
 }
 
 void Blanks::stop(std::function<void()> ended) {
     refill_.cancel();
-    stopped_ = std::move(ended);
+    stopping_ = true;
+    stop_waiters_.push_back(std::move(ended));
     while (!waiting_.empty()) end(waiting_.begin(), "the daemon stops");
     one_has_ended();
 }

@@ -96,7 +96,8 @@ private:
     bool refill_is_due_ = false;
     Deadline::Clock::time_point not_before_{};  ///< after one that could not be started, or died
     std::size_t ending_ = 0;
-    std::function<void()> stopped_;
+    bool stopping_ = false;
+    std::vector<std::function<void()>> stop_waiters_;
     std::shared_ptr<char> alive_ = std::make_shared<char>();
 };
 

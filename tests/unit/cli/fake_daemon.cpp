@@ -35,7 +35,7 @@ bool serve(int connection) {
             stop ? json::value{{"receipts", json::array{}}} : json::value{{"keeper_pid", ::getpid()}};
         const std::string line =
             json::serialize(json::object{{"jsonrpc", "2.0"}, {"id", request.at("id")}, {"result", result}}) + "\n";
-        if (::write(connection, line.data(), line.size()) < 0 || stop) return true;
+        if (::write(connection, line.data(), line.size()) < 0 || stop) return stop;
     }
     return false;
 }
@@ -59,10 +59,11 @@ int main(int argc, char** argv) {
     std::signal(SIGPIPE, SIG_IGN);
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    std::strncpy(address.sun_path, argv[2], sizeof address.sun_path - 1);
+    const std::string unheard = std::string{argv[2]} + "~";  // until it listens: a file there means that it answers
+    std::strncpy(address.sun_path, unheard.c_str(), sizeof address.sun_path - 1);
     const bulkhead::UniqueFd listening{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
     if (::bind(listening.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return 1;
-    if (::listen(listening.get(), 8) != 0) return 1;
+    if (::listen(listening.get(), 8) != 0 || ::rename(unheard.c_str(), argv[2]) != 0) return 1;
     ::alarm(60);  // no test leaves it behind
     for (bool stopped = false; !stopped;)
         stopped = serve(bulkhead::UniqueFd{::accept(listening.get(), nullptr, nullptr)}.get());

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
+#include <utmp.h>
 
 #include <array>
 #include <chrono>
@@ -53,14 +54,19 @@ class Top {
 public:
     explicit Top(const std::string& socket) {
         winsize size{24, 80, 0, 0};
-        pid_ = ::forkpty(&fd_, nullptr, nullptr, &size);
+        int slave = -1;
+        EXPECT_EQ(::openpty(&fd_, &slave, nullptr, nullptr, &size), 0);
+        ::tcgetattr(slave, &before_);  // before the program can change it
+        pid_ = ::fork();
         if (pid_ == 0) {
+            ::close(fd_);
+            ::login_tty(slave);
             ::setenv("TERM", "xterm-256color", 1);
             ::setenv("LC_ALL", "C.UTF-8", 1);
             ::execl(BULKHEAD_PROGRAM, "bulkhead", "--socket", socket.c_str(), "top", nullptr);
             ::_exit(127);
         }
-        ::tcgetattr(fd_, &before_);
+        ::close(slave);
     }
     ~Top() {
         if (pid_ > 0) {

@@ -20,9 +20,12 @@ METHODS = {"forward": {"inputs": [{"name": "x", "dtype": "float32", "shape": ["0
 
 
 class FakeWorker:
-    def __init__(self) -> None:
-        self.client_end, self.socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(10)
+    def __init__(self, sock: socket.socket | None = None) -> None:
+        """At `sock`, whose other end a client has; or at a new pair, of which `client_end` is the client's."""
+        if sock is None:
+            self.client_end, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.settimeout(10)
+        self.socket = sock
         self.slabs: dict[int, mmap.mmap] = {}
         self.released: list[tuple[int, int]] = []
         self.fds: list[int] = []  # received, not yet taken

@@ -30,8 +30,7 @@ class Properties(ctypes.Structure):
 
 class GpuWorker(FakeWorker):
     def __init__(self, sock: socket.socket, kind: str) -> None:
-        self.socket = sock
-        self.slabs, self.released, self.fds = {}, [], []
+        super().__init__(sock)
         self.kind = kind
         self.gpu = cuda.gpu(0)
         self.library = ctypes.CDLL(os.environ.get("BULKHEAD_LIBCUDA") or "libcuda.so.1")

@@ -1,11 +1,10 @@
-// A request's round trip, small and large, through a real worker whose model computes nothing.
+// Large requests through a real worker whose model computes nothing.
 
 #include <array>
 #include <cstring>
 
 #include <fmt/format.h>
 
-#include "tests/bench/baselines.h"
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -38,27 +37,6 @@ private:
     Input input_;
 };
 
-std::string payload_fleet() {
-    const std::string channel = "channel: {input: 128MiB, output: 128MiB}";
-    return test::fleet({test::test_model("echo", "echo.pt", channel), test::test_model("clone", "clone.pt", channel)});
-}
-
-Records round_trip() {
-    test::Daemon daemon{payload_fleet()};
-    PayloadClient client{daemon, "echo", 64};
-    FutexPingPong futex;
-    client.requests(200);
-    const Pair pair = interleaved(
-        15, [&] { return client.requests(500); },
-        [&] {
-            return microseconds([&] {
-                       for (int i = 0; i < 500; ++i) futex.round_trip();
-                   }) /
-                   500;
-        });
-    return {{"request of 64 B, round trip", pair.value, "us", "blocking futex ping-pong", pair.baseline}};
-}
-
 /// Requests of one size beside a memcpy of that size, in turns.
 Record payload_of(test::Daemon& daemon, const char* model, const char* what, const char* size, std::int64_t bytes) {
     PayloadClient client{daemon, model, bytes};
@@ -78,7 +56,9 @@ Record payload_of(test::Daemon& daemon, const char* model, const char* what, con
 }
 
 Records payload() {
-    test::Daemon daemon{payload_fleet()};
+    const std::string channel = "channel: {input: 128MiB, output: 128MiB}";
+    test::Daemon daemon{
+        test::fleet({test::test_model("echo", "echo.pt", channel), test::test_model("clone", "clone.pt", channel)})};
     Records records;
     for (const auto& [model, what] : {std::pair{"echo", "identity model"}, std::pair{"clone", "clone"}})
         for (const auto& [size, bytes] :
@@ -87,8 +67,6 @@ Records payload() {
     return records;
 }
 
-const Bench round_trip_bench{"round_trip", "a small request through a worker, beside two processes waking each other",
-                             round_trip};
 const Bench payload_bench{
     "payload", "large requests; the worker writes the result once, which is one copy; `clone` makes another", payload};
 

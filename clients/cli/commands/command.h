@@ -3,8 +3,10 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
+#include <boost/json.hpp>
 
 #include "bulkhead/control.h"
 #include "ipc/base/error.h"
@@ -21,7 +23,12 @@ struct Session {
     std::function<Result<int>()> command;
 
     [[nodiscard]] Result<ControlClient> connect() const { return ControlClient::connect(find_socket(socket)); }
+    /// Connects and asks one question, which the daemon answers from memory. Returns  the result
+    [[nodiscard]] Result<boost::json::value> ask(std::string_view method, boost::json::object params = {}) const;
 };
+
+/// `run` is the program where the command line names `command`.
+void when_chosen(CLI::App* command, Session& session, std::function<Result<int>()> run);
 
 /// Each adds one command, or a family of them, to the application; its callback sets `session.command`.
 void add_up(CLI::App& app, Session& session);

@@ -111,39 +111,39 @@ void add_up(CLI::App& app, Session& session) {
     const auto fleet = std::make_shared<std::string>();
     command->add_option("FLEET", *fleet, "The fleet file (YAML)")->required();
     command->footer(
-        "Checks the file first, as `validate` does; starts bulkheadd, which lies beside this program, and returns "
-        "when\n"
-        "it answers. Models with `preload: true` then load by themselves, others at their first use. What the daemon\n"
-        "prints is in logs/ beside the control socket. With --json: what `info --json` prints.\n"
-        "\nExamples:\n  bulkhead up config/fleets/demo.yaml\n  bulkhead --socket /tmp/b/control.sock up fleet.yaml\n"
+        "Checks the file first, as `validate` does; starts bulkheadd, which lies beside this program, and\n"
+        "returns when it answers. Models with `preload: true` then load by themselves, others at their first\n"
+        "use. What the daemon prints is in logs/ beside the control socket. With --json: what `info --json`\n"
+        "prints.\n"
+        "\nExamples:\n  bulkhead up config/fleets/demo.yaml\n"
+        "  bulkhead --socket /tmp/b/control.sock up fleet.yaml\n"
         "\nExit status: 0 it answers, 1 it does not or one runs already, 78 the fleet file is invalid.");
-    command->callback([&session, fleet] { session.command = [&session, fleet] { return up(session, *fleet); }; });
+    when_chosen(command, session, [&session, fleet] { return up(session, *fleet); });
 }
 
 void add_down(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("down", "Unload every model and stop the daemon");
     command->footer(
         "Returns when the daemon's last process is gone. Prints a receipt per worker, as `unload` does.\n"
-        "With --json: {\"receipts\":[…]}; \"receipts_lost\" is true where the supervisor died before it told them.\n"
+        "With --json: {\"receipts\":[…]}; \"receipts_lost\" is true where the supervisor died before it told\n"
+        "them.\n"
         "\nExit status: 0 nothing runs any more, 1 failed, 3 no daemon answers.");
-    command->callback([&session] { session.command = [&session] { return down(session); }; });
+    when_chosen(command, session, [&session] { return down(session); });
 }
 
 void add_validate(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("validate", "Check a fleet file; needs no daemon");
     const auto file = std::make_shared<std::string>();
     command->add_option("FILE", *file, "The fleet file (YAML)")->required();
-    command->footer("All errors of the file at once, each with line, column and remedy. Model files must exist; what "
-                    "is in them is\n"
-                    "checked when they are loaded. The keys are described in docs/configuration.md; editors use\n"
-                    "config/fleet.schema.json.\n"
-                    "With --json: {\"errors\":[{\"file\",\"line\",\"column\",\"code\",\"attempt\",\"remedy\"}],"
-                    "\"warnings\":[…]}; errors\n"
-                    "is empty when the file is valid, warnings tells what has no effect; line is 0 when the file cannot be "
-                    "read at\nall.\n"
-                    "\nExample:\n  bulkhead validate config/fleets/gpu.yaml\n"
-                    "\nExit status: 0 valid, 78 invalid.");
-    command->callback([&session, file] { session.command = [&session, file] { return validate(session, *file); }; });
+    command->footer(
+        "All errors of the file at once, each with line, column and remedy. Model files must exist; what is\n"
+        "in them is checked when they are loaded. The keys are described in docs/configuration.md; editors\n"
+        "use config/fleet.schema.json.\n"
+        "With --json: {\"errors\":[{\"file\",\"line\",\"column\",\"code\",\"attempt\",\"remedy\"}],\"warnings\":[…]};\n"
+        "errors is empty when the file is valid, warnings tells what has no effect; line is 0 when the file\n"
+        "cannot be read at all.\n"
+        "\nExample:\n  bulkhead validate config/fleets/gpu.yaml\n\nExit status: 0 valid, 78 invalid.");
+    when_chosen(command, session, [&session, file] { return validate(session, *file); });
 }
 
 }  // namespace bulkhead::cli

@@ -120,14 +120,14 @@ void add_doctor(CLI::App& app, Session& session) {
     flag("--compile", "Also what torch.compile says");
     flag("--gpu", "Also a capture on this machine's GPU, and what each finding costs there");
     command->footer(
-        "Needs no GPU: the code runs with tensors that have a shape and a device, and no memory. The interpreter is\n"
-        "--python, else that of the fleet's model, else python3; without a GPU it needs PyTorch 2.10. docs/doctor.md lists the\n"
-        "codes. With --json: {\"findings\":[{\"code\",\"severity\",\"file\",\"line\",\"column\",\"function\",\"reason\","
-        "\"remedy\"}]}.\n"
+        "Needs no GPU: the code runs with tensors that have a shape and a device, and no memory. The\n"
+        "interpreter is --python, else that of the fleet's model, else python3; without a GPU it needs\n"
+        "PyTorch 2.10. docs/doctor.md lists the codes. With --json: {\"findings\":[{\"code\",\"severity\",\"file\",\n"
+        "\"line\",\"column\",\"function\",\"reason\",\"remedy\"}]}.\n"
         "\nExamples:\n  bulkhead doctor step.py:decode --inputs step.py:inputs\n  bulkhead doctor my-voice\n"
-        "\nExit status: 0 nothing prevents capture, 1 a finding does, 2 the target could not be looked at to the end.");
-    command->callback(
-        [&session, examination] { session.command = [&session, examination] { return examine(session, *examination); }; });
+        "\nExit status: 0 nothing prevents capture, 1 a finding does, 2 the target could not be looked at to\n"
+        "the end.");
+    when_chosen(command, session, [&session, examination] { return examine(session, *examination); });
 }
 
 }  // namespace bulkhead::cli

@@ -97,18 +97,13 @@ struct Logs {
 };
 
 Result<int> show_logs(const Session& session, const Logs& logs) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    const Style style = Style::of(stdout);
-    const auto print_line = [&](const json::value& line) {
-        return session.json ? print_json(line) : print(render_log_line(line, style));
-    };
-    const Result<Answer> tail =
-        control->call("logs.tail", {{"model", logs.model}, {"lines", logs.lines}, {"follow", false}}, limits::answer);
+    const Result<json::value> tail =
+        session.ask("logs.tail", {{"model", logs.model}, {"lines", logs.lines}, {"follow", false}});
     if (!tail) return tail.error();
-    if (session.json) return print_json(tail->result);
-    for (const json::value& line : array_member(tail->result, "lines"))
-        if (const auto printed = print_line(line); !printed) return printed.error();
+    if (session.json) return print_json(*tail);
+    const Style style = Style::of(stdout);
+    for (const json::value& line : array_member(*tail, "lines"))
+        if (const auto printed = print(render_log_line(line, style)); !printed) return printed.error();
     return exit_done;
 }
 
@@ -189,11 +184,9 @@ Result<int> show_events(const Session& session, const Events& events) {
 }
 
 Result<int> show_workers(const Session& session) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    const Result<Answer> status = control->call("fleet.status", {}, limits::answer);
+    const Result<json::value> status = session.ask("fleet.status");
     if (!status) return status.error();
-    const json::array& rows = array_member(status->result, "models");
+    const json::array& rows = array_member(*status, "models");
     return session.json ? print_json(rows) : print(render_workers(rows, Style::of(stdout)));
 }
 
@@ -204,15 +197,13 @@ void add_ps(CLI::App& app, Session& session) {
     const auto watch = std::make_shared<bool>(false);
     ps->add_flag("--watch,-w", *watch, "Stay, and show the table again whenever something changes");
     ps->footer(
-        "One row a replica. HOST is anonymous and shared memory, GPU the device memory of the process; \"-\" where\n"
-        "there is none. A state of `adopting` means that a new supervisor has found the process and not yet heard "
-        "from\n"
-        "it: it serves meanwhile. SLOTS and TOKENS/S, where a model generates: sequences now and at most, with those\n"
-        "that wait, and the speed of the last one. NOTE, where there is one: what is not as declared, such as graphs\n"
-        "that run eagerly.\n"
-        "With --json: "
-        "[{\"model\",\"replica\",\"state\",\"pid\",\"device\",\"host_bytes\",\"gpu_bytes\",\n"
-        "\"requests\",\"errors\",\"restarts\",\"generation\",…}].\n"
+        "One row a replica. HOST is anonymous and shared memory, GPU the device memory of the process; \"-\"\n"
+        "where there is none. A state of `adopting` means that a new supervisor has found the process and not\n"
+        "yet heard from it: it serves meanwhile. SLOTS and TOKENS/S, where a model generates: sequences now\n"
+        "and at most, with those that wait, and the speed of the last one. NOTE, where there is one: what is\n"
+        "not as declared, such as graphs that run eagerly.\n"
+        "With --json: [{\"model\",\"replica\",\"state\",\"pid\",\"device\",\"host_bytes\",\"gpu_bytes\",\"requests\",\n"
+        "\"errors\",\"restarts\",\"generation\",…}].\n"
         "\nExamples:\n  bulkhead ps\n  bulkhead ps --watch\n  bulkhead ps --json | python3 -m json.tool\n"
         "\nExit status: 0 done, 1 failed, 3 no daemon answers.");
     ps->callback([&session, watch] {
@@ -232,17 +223,15 @@ void add_logs(CLI::App& app, Session& session) {
     logs->add_flag("--follow,-f", options->follow, "Stay, and show further lines as they come");
     logs->footer(
         "Each line: time, replica#generation, out (what it printed) or daemon (what is said of it), text,\n"
-        "with control characters escaped. Lines of processes that have died are kept, within bounds. A supervisor "
-        "that\n"
-        "is restarted while lines are followed is named on standard error; no line is shown twice.\n"
-        "With --json: {\"lines\":[{\"time\",\"replica\",\"generation\",\"stream\",\"text\"}]}; with -f one such line "
+        "with control characters escaped. Lines of processes that have died are kept, within bounds. A\n"
+        "supervisor that is restarted while lines are followed is named on standard error; no line is shown\n"
+        "twice.\n"
+        "With --json: {\"lines\":[{\"time\",\"replica\",\"generation\",\"stream\",\"text\"}]}; with -f one such line\n"
         "object a line.\n"
         "\nExamples:\n  bulkhead logs minilm\n  bulkhead logs minilm -f -n 0\n"
         "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers, or it ended while followed.");
-    logs->callback([&session, options] {
-        session.command = [&session, options] {
-            return options->follow ? follow_logs(session, *options) : show_logs(session, *options);
-        };
+    when_chosen(logs, session, [&session, options] {
+        return options->follow ? follow_logs(session, *options) : show_logs(session, *options);
     });
 }
 
@@ -253,13 +242,12 @@ void add_events(CLI::App& app, Session& session) {
     events->add_option("--count,-n", options->count, "End after so many events")->check(CLI::PositiveNumber);
     events->add_flag("--follow,-f", options->follow, "Stay until the daemon ends; it does so anyway without --count");
     events->footer(
-        "Changes of state with their reason, progress of loads, receipts of unloads; one a line, with --json one\n"
-        "object a line. Without -n it ends when the daemon ends, with status 3. A supervisor that is restarted ends\n"
-        "nothing: standard error then says that events may be missing.\n"
+        "Changes of state with their reason, progress of loads, receipts of unloads; one a line, with --json\n"
+        "one object a line. Without -n it ends when the daemon ends, with status 3. A supervisor that is\n"
+        "restarted ends nothing: standard error then says that events may be missing.\n"
         "\nExamples:\n  bulkhead events\n  bulkhead events minilm -n 10 --json\n"
         "\nExit status: 0 done, 1 failed, 3 no daemon answers, or it ended meanwhile.");
-    events->callback(
-        [&session, options] { session.command = [&session, options] { return show_events(session, *options); }; });
+    when_chosen(events, session, [&session, options] { return show_events(session, *options); });
 }
 
 }  // namespace bulkhead::cli

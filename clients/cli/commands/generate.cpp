@@ -250,19 +250,17 @@ void add_generate(CLI::App& app, Session& session) {
     command->add_option("--client", generation->client, "Who asks, for the daemon's logs and receipts")
         ->type_name("TEXT");
     command->footer(
-        "Ids come out as they are generated; how many, why it ended and how fast goes to standard error. What is not\n"
-        "given is as the model's package says. Ctrl-C frees the model's slot within a step. `python -m bulkhead\n"
-        "generate` does the same with text. A worker that dies ends the command with worker_lost, which says after how\n"
-        "many tokens.\n"
+        "Ids come out as they are generated; how many, why it ended and how fast goes to standard error. What\n"
+        "is not given is as the model's package says. Ctrl-C frees the model's slot within a step. `python -m\n"
+        "bulkhead generate` does the same with text. A worker that dies ends the command with worker_lost,\n"
+        "which says after how many tokens.\n"
         "With --json: {\"token\":N} a line as they come (a list with several codebooks), then one\n"
-        "{\"tokens\":[…],\"finish\",\"new_tokens\",\"prompt_tokens\",\"reused_tokens\",\"first_token_ms\","
+        "{\"tokens\":[…],\"finish\",\"new_tokens\",\"prompt_tokens\",\"reused_tokens\",\"first_token_ms\",\n"
         "\"tokens_per_second\"}.\n"
         "\nExamples:\n  bulkhead generate smollm2 --tokens 1,9690,198 --max-new-tokens 32\n"
         "  bulkhead generate smollm2 -t @prompt.npy --temperature 0.7 --top-p 0.9 --seed 7 --json\n"
         "\nExit status: 0 answered, 1 failed and why, 2 wrong usage, 3 no daemon answers.");
-    command->callback([&session, generation] {
-        session.command = [&session, generation] { return generate(session, *generation); };
-    });
+    when_chosen(command, session, [&session, generation] { return generate(session, *generation); });
 }
 
 }  // namespace bulkhead::cli

@@ -189,25 +189,21 @@ void add_infer(CLI::App& app, Session& session) {
     command->add_option("--client", inference->client, "Who asks, for the daemon's logs and receipts")
         ->type_name("TEXT");
     command->footer(
-        "JSON inputs take their dtype from the model's description; .npy files bring theirs (little-endian, C "
-        "order)\n"
-        "and are read straight into the memory shared with the worker. In JSON, both ways, numbers that are not\n"
-        "finite are \"NaN\", \"Infinity\" and \"-Infinity\"; complex ones come as [real, imaginary] and go in as "
-        ".npy.\n"
-        "Without --output the outputs are summed up in a line each. A worker that dies ends the command with\n"
-        "worker_lost; with --retry-safe only if the next one dies of the same request, too. A model with state gets\n"
-        "nothing twice.\n"
-        "With --json: {\"outputs\":{NAME:{\"dtype\",\"shape\",\"data\"}},\"ms\"}, data as nested lists, left out "
-        "where\n"
-        "--output saved them; with --repeat ms is the median and "
-        "\"repeat\":{\"count\",\"min_ms\",\"median_ms\",\"max_ms\"}; \"replays\" counts\n"
-        "what was sent once more.\n"
-        "\nExamples:\n  bulkhead infer minilm -i input_ids=@ids.npy -i attention_mask=@mask.npy -o embedding=out.npy\n"
+        "JSON inputs take their dtype from the model's description; .npy files bring theirs (little-endian, C\n"
+        "order) and are read straight into the memory shared with the worker. In JSON, both ways, numbers\n"
+        "that are not finite are \"NaN\", \"Infinity\" and \"-Infinity\"; complex ones come as [real, imaginary]\n"
+        "and go in as .npy. Without --output the outputs are summed up in a line each. A worker that dies\n"
+        "ends the command with worker_lost; with --retry-safe only if the next one dies of the same request,\n"
+        "too. A model with state gets nothing twice.\n"
+        "With --json: {\"outputs\":{NAME:{\"dtype\",\"shape\",\"data\"}},\"ms\"}, data as nested lists, left out\n"
+        "where --output saved them; with --repeat ms is the median and \"repeat\":{\"count\",\"min_ms\",\n"
+        "\"median_ms\",\"max_ms\"}; \"replays\" counts what was sent once more.\n"
+        "\nExamples:\n"
+        "  bulkhead infer minilm -i input_ids=@ids.npy -i attention_mask=@mask.npy -o embedding=out.npy\n"
         "  bulkhead infer minilm -i 'input_ids=[[101, 7592, 102]]' -i 'attention_mask=[[1, 1, 1]]' --json\n"
         "  bulkhead infer silero-vad -i x=@chunk.npy -p sr=16000 --repeat 1000\n"
         "\nExit status: 0 answered, 1 failed and why, 2 wrong usage, 3 no daemon answers.");
-    command->callback(
-        [&session, inference] { session.command = [&session, inference] { return infer(session, *inference); }; });
+    when_chosen(command, session, [&session, inference] { return infer(session, *inference); });
 }
 
 }  // namespace bulkhead::cli

@@ -30,11 +30,10 @@ std::shared_ptr<Choice> add_choice(CLI::App* command) {
     auto choice = std::make_shared<Choice>();
     auto* names = command->add_option("NAME", choice->models, "Models of the fleet")->expected(0, -1);
     command->add_flag("--all,-a", choice->all, "All models of the fleet")->excludes(names);
+    command->parse_complete_callback([choice] {
+        if (choice->models.empty() && !choice->all) throw CLI::ValidationError("NAME", "name a model, or say --all");
+    });
     return choice;
-}
-
-void require_choice(const Choice& choice) {
-    if (choice.models.empty() && !choice.all) throw CLI::ValidationError("NAME", "name a model, or say --all");
 }
 
 /// Calls one method while its progress is shown. Loads may take minutes; the fleet file bounds them.
@@ -98,36 +97,30 @@ void add_load(CLI::App& app, Session& session) {
     take_duration(command->add_option("--deadline", choice->deadline,
                                       "Give up after so long, such as 90s; the model's own without it"));
     command->footer(
-        "Ready means: loaded, warmed up, its graphs captured, one inference done. A bar shows how it goes; where\n"
-        "standard error is no terminal, a line per phase. A model that is loaded already is simply ready.\n"
-        "It also lifts a quarantine. A supervisor that dies meanwhile is waited for: the load goes on.\n"
+        "Ready means: loaded, warmed up, its graphs captured, one inference done. A bar shows how it goes;\n"
+        "where standard error is no terminal, a line per phase. A model that is loaded already is simply\n"
+        "ready. It also lifts a quarantine. A supervisor that dies meanwhile is waited for: the load goes on.\n"
         "With --json: [{\"model\",\"replica\",\"state\",\"pid\",\"ms\"}].\n"
         "\nExamples:\n  bulkhead load minilm\n  bulkhead load --all --deadline 5m\n"
         "\nExit status: 0 all are ready, 1 the first one failed and why, 3 no daemon answers, 78 the model's\n"
         "configuration is invalid.");
-    command->callback([&session, choice] {
-        require_choice(*choice);
-        session.command = [&session, choice] { return load(session, *choice); };
-    });
+    when_chosen(command, session, [&session, choice] { return load(session, *choice); });
 }
 
 void add_unload(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("unload", "End models' processes; return when their memory is back");
     const auto choice = add_choice(command);
     command->footer(
-        "What is in flight may finish within the model's drain deadline; then SIGTERM, then SIGKILL. A receipt per\n"
-        "process tells how it ENDED (drained, terminated, killed, crashed), what came back, and whether that was\n"
-        "VERIFIED by looking after the process was reaped. HELD BY names who still keeps some of its memory.\n"
-        "With --json: "
-        "{\"receipts\":[{\"model\",\"pid\",\"ended\",\"exit\",\"ms\",\"host_bytes\",\"gpu_bytes\",\"verified\",\n"
-        "\"held_by\",…}]}.\n"
+        "What is in flight may finish within the model's drain deadline; then SIGTERM, then SIGKILL. A\n"
+        "receipt per process tells how it ENDED (drained, terminated, killed, crashed), what came back, and\n"
+        "whether that was VERIFIED by looking after the process was reaped. HELD BY names who still keeps\n"
+        "some of its memory.\n"
+        "With --json: {\"receipts\":[{\"model\",\"pid\",\"ended\",\"exit\",\"ms\",\"host_bytes\",\"gpu_bytes\",\n"
+        "\"verified\",\"held_by\",…}]}.\n"
         "\nExamples:\n  bulkhead unload minilm silero-vad\n  bulkhead unload --all\n"
-        "\nExit status: 0 done, 1 failed, 3 no daemon answers. An unverified receipt is no failure: it is in the "
-        "table.");
-    command->callback([&session, choice] {
-        require_choice(*choice);
-        session.command = [&session, choice] { return unload(session, *choice); };
-    });
+        "\nExit status: 0 done, 1 failed, 3 no daemon answers. An unverified receipt is no failure: it is in\n"
+        "the table.");
+    when_chosen(command, session, [&session, choice] { return unload(session, *choice); });
 }
 
 void add_restart(CLI::App& app, Session& session) {
@@ -138,10 +131,7 @@ void add_restart(CLI::App& app, Session& session) {
         "With --json: {\"models\":[…],\"receipts\":[…]}, as load and unload have them.\n"
         "\nExamples:\n  bulkhead restart minilm\n  bulkhead restart --all\n"
         "\nExit status: 0 all are ready again, 1 failed, 3 no daemon answers.");
-    command->callback([&session, choice] {
-        require_choice(*choice);
-        session.command = [&session, choice] { return restart(session, *choice); };
-    });
+    when_chosen(command, session, [&session, choice] { return restart(session, *choice); });
 }
 
 }  // namespace bulkhead::cli

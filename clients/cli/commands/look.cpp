@@ -14,34 +14,24 @@
 namespace bulkhead::cli {
 namespace {
 
-/// A question that the daemon answers from memory.
-Result<json::value> ask(ControlClient& control, std::string_view method, json::object params = {}) {
-    Result<Answer> answer = control.call(method, std::move(params), limits::answer);
-    if (!answer) return std::move(answer).error();
-    return std::move(answer->result);
-}
-
 Result<int> show_why(const Session& session, const std::string& model) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    const Result<json::value> why = ask(*control, "model.why", {{"model", model}});
+    const Result<json::value> why = session.ask("model.why", {{"model", model}});
     if (!why) return why.error();
     return session.json ? print_json(*why) : print(render_why(*why, Style::of(stdout)));
 }
 
 /// What a worker says in its welcome: so the model is loaded if need be.
-Result<int> show_methods(const Session& session, ControlClient& control, const std::string& model) {
-    const Result<Channel> channel = Channel::open(control, model, {.client = "bulkhead info", .deadline = {}});
+Result<int> show_methods(const Session& session, const std::string& model) {
+    Result<ControlClient> control = session.connect();
+    if (!control) return control.error();
+    const Result<Channel> channel = Channel::open(*control, model, {.client = "bulkhead info", .deadline = {}});
     if (!channel) return channel.error();
     if (session.json) return print_json({{"model", model}, {"methods", channel->methods()}});
     return print(render_methods(channel->methods(), Style::of(stdout)));
 }
 
-Result<int> show_info(const Session& session, const std::string& model) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    if (!model.empty()) return show_methods(session, *control, model);
-    const Result<json::value> info = ask(*control, "daemon.info");
+Result<int> show_info(const Session& session) {
+    const Result<json::value> info = session.ask("daemon.info");
     if (!info) return info.error();
     return session.json ? print_json(*info) : print(render_info(*info, Style::of(stdout)));
 }
@@ -53,15 +43,13 @@ struct Crashes {
 };
 
 Result<int> show_crashes(const Session& session, const Crashes& crashes) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
     json::object params{{"limit", crashes.limit > 0 ? crashes.limit : limits::crashes_shown}};
     if (!crashes.model.empty()) params["model"] = crashes.model;
-    const Result<json::value> answer = ask(*control, "crashes.list", std::move(params));
+    const Result<json::value> answer = session.ask("crashes.list", std::move(params));
     if (!answer) return answer.error();
     const json::array& reports = array_member(*answer, "crashes");
     if (reports.empty() && !crashes.model.empty())  // of neither the fleet nor the reports: a typing error
-        if (const auto known = ask(*control, "model.why", {{"model", crashes.model}});
+        if (const auto known = session.ask("model.why", {{"model", crashes.model}});
             !known && known.error().code == ErrorCode::model_unknown)
             return known.error();
     if (session.json) return print_json(*answer);
@@ -84,16 +72,14 @@ Result<int> show_crashes(const Session& session, const Crashes& crashes) {
 }
 
 Result<int> show_gpus(const Session& session, const std::string& lifted) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
     if (!lifted.empty()) {
-        const Result<json::value> was = ask(*control, "gpu.lift", {{"uuid", lifted}});
+        const Result<json::value> was = session.ask("gpu.lift", {{"uuid", lifted}});
         if (!was) return was.error();
         if (session.json) return print_json(*was);
         return print(fmt::format("{} is used again; it was quarantined: {}\n", one_line(lifted),
                                  one_line(text_member(*was, "was"))));
     }
-    const Result<json::value> status = ask(*control, "gpu.status");
+    const Result<json::value> status = session.ask("gpu.status");
     if (!status) return status.error();
     return session.json ? print_json(*status) : print(render_gpus(*status, Style::of(stdout)));
 }
@@ -105,12 +91,12 @@ void add_why(CLI::App& app, Session& session) {
     const auto model = std::make_shared<std::string>();
     why->add_option("NAME", *model, "A model of the fleet")->required();
     why->footer(
-        "Also how long each replica has been there, how its last process ended, where its crash report lies, and\n"
-        "what its CUDA Graphs did; of a model that generates its slots, its speed, and the steps of each bucket.\n"
+        "Also how long each replica has been there, how its last process ended, where its crash report lies,\n"
+        "and what its CUDA Graphs did; of a model that generates its slots, its speed, and the steps of each\n"
+        "bucket.\n"
         "With --json: {\"model\",\"state\",\"sentence\",\"replicas\",\"graphs\",\"generate\"}.\n"
-        "\nExample:\n  bulkhead why minilm\n"
-        "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
-    why->callback([&session, model] { session.command = [&session, model] { return show_why(session, *model); }; });
+        "\nExample:\n  bulkhead why minilm\n\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
+    when_chosen(why, session, [&session, model] { return show_why(session, *model); });
 }
 
 void add_info(CLI::App& app, Session& session) {
@@ -119,16 +105,16 @@ void add_info(CLI::App& app, Session& session) {
     const auto model = std::make_shared<std::string>();
     info->add_option("--model", *model, "Show this model's methods instead; it is loaded if need be");
     info->footer(
-        "CONTAINMENT says what ends a worker's own children: a cgroup, or their process group and a marker. The start "
-        "of\n"
-        "a supervisor is counted under its keeper: the second means that one died, or was upgraded.\n"
-        "With --json: "
-        "{\"version\",\"keeper_pid\",\"supervisor_pid\",\"socket\",\"fleet\",\"uptime_s\",\"torch\",\"gpus\",…}; of a "
-        "model "
-        "{\"model\",\"methods\"}.\n"
+        "CONTAINMENT says what ends a worker's own children: a cgroup, or their process group and a marker.\n"
+        "The start of a supervisor is counted under its keeper: the second means that one died, or was\n"
+        "upgraded.\n"
+        "With --json: {\"version\",\"keeper_pid\",\"supervisor_pid\",\"socket\",\"fleet\",\"uptime_s\",\"torch\",\n"
+        "\"gpus\",…}; of a model {\"model\",\"methods\"}.\n"
         "\nExamples:\n  bulkhead info\n  bulkhead info --model minilm\n"
         "\nExit status: 0 done, 1 failed, 3 no daemon answers.");
-    info->callback([&session, model] { session.command = [&session, model] { return show_info(session, *model); }; });
+    when_chosen(info, session, [&session, model] {
+        return model->empty() ? show_info(session) : show_methods(session, *model);
+    });
 }
 
 void add_crashes(CLI::App& app, Session& session) {
@@ -139,17 +125,15 @@ void add_crashes(CLI::App& app, Session& session) {
         ->check(CLI::Range(1, 1000));
     command->add_flag("--full", crashes->full, "Whole reports instead of a line each");
     command->footer(
-        "A line each: when, who, how it ended, the cause in a sentence. A report has the backtrace, the last lines "
-        "that\n"
-        "the process printed, the request it was running (names and shapes, never contents), its memory, and what the\n"
-        "kernel or the driver said. Reports are files in logs/crashes/ beside the control socket; the oldest go "
-        "first.\n"
-        "With --json: {\"crashes\":[report…],\"lost\":null}, newest first; `lost` tells of reports that could not be "
-        "written.\n"
+        "A line each: when, who, how it ended, the cause in a sentence. A report has the backtrace, the last\n"
+        "lines that the process printed, the request it was running (names and shapes, never contents), its\n"
+        "memory, and what the kernel or the driver said. Reports are files in logs/crashes/ beside the\n"
+        "control socket; the oldest go first.\n"
+        "With --json: {\"crashes\":[report…],\"lost\":null}, newest first; `lost` tells of reports that could not\n"
+        "be written.\n"
         "\nExamples:\n  bulkhead crashes\n  bulkhead crashes minilm\n  bulkhead crashes minilm --limit 3\n"
         "\nExit status: 0 done, also when there are none; 1 failed, 3 no daemon answers.");
-    command->callback(
-        [&session, crashes] { session.command = [&session, crashes] { return show_crashes(session, *crashes); }; });
+    when_chosen(command, session, [&session, crashes] { return show_crashes(session, *crashes); });
 }
 
 void add_gpus(CLI::App& app, Session& session) {
@@ -157,15 +141,14 @@ void add_gpus(CLI::App& app, Session& session) {
     const auto lifted = std::make_shared<std::string>();
     command->add_option("--lift", *lifted, "Use this GPU again")->type_name("UUID");
     command->footer(
-        "A GPU is quarantined, which means that nothing new is started on it, when a process on it outlives SIGKILL, "
-        "or\n"
-        "when three different models failed on it within a minute: then it is the GPU, and none of the models.\n"
+        "A GPU is quarantined, which means that nothing new is started on it, when a process on it outlives\n"
+        "SIGKILL, or when three different models failed on it within a minute: then it is the GPU, and none\n"
+        "of the models.\n"
         "With --json: {\"nvml\",\"reason\",\"gpus\":[{\"index\",\"uuid\",\"name\",\"quarantined\",\"total_bytes\",\n"
         "\"free_bytes\",\"processes\",…}]}; with --lift {\"uuid\",\"was\"}.\n"
         "\nExamples:\n  bulkhead gpus\n  bulkhead gpus --lift GPU-8f6c…\n"
         "\nExit status: 0 done, 1 failed (such as to lift what is not quarantined), 3 no daemon answers.");
-    command->callback(
-        [&session, lifted] { session.command = [&session, lifted] { return show_gpus(session, *lifted); }; });
+    when_chosen(command, session, [&session, lifted] { return show_gpus(session, *lifted); });
 }
 
 }  // namespace bulkhead::cli

@@ -4,7 +4,6 @@
 
 #include "clients/cli/commands/command.h"
 #include "clients/cli/text/json_access.h"
-#include "clients/cli/text/limits.h"
 #include "clients/cli/text/output.h"
 #include "clients/cli/text/render.h"
 
@@ -12,19 +11,15 @@ namespace bulkhead::cli {
 namespace {
 
 Result<int> show_plan(const Session& session, const std::string& model) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    Result<Answer> answer = control->call("fleet.plan", {{"model", model}}, limits::answer);
-    if (!answer) return std::move(answer).error();
-    return session.json ? print_json(answer->result) : print(render_plan(answer->result));
+    const Result<json::value> plan = session.ask("fleet.plan", {{"model", model}});
+    if (!plan) return plan.error();
+    return session.json ? print_json(*plan) : print(render_plan(*plan));
 }
 
 Result<int> pin(const Session& session, const std::string& model, bool shall) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    Result<Answer> answer = control->call("model.pin", {{"model", model}, {"pin", shall}}, limits::answer);
-    if (!answer) return std::move(answer).error();
-    if (session.json) return print_json(answer->result);
+    const Result<json::value> answer = session.ask("model.pin", {{"model", model}, {"pin", shall}});
+    if (!answer) return answer.error();
+    if (session.json) return print_json(*answer);
     return print(fmt::format("{} {}\n", one_line(model),
                              shall ? "is not unloaded for others any more" : "may be unloaded for others again"));
 }
@@ -35,12 +30,11 @@ void add_plan(CLI::App& app, Session& session) {
     CLI::App* plan = app.add_subcommand("plan", "Say what a load would do: where, for whom room is made, how long");
     const auto model = std::make_shared<std::string>();
     plan->add_option("NAME", *model, "A model whose device has a limit")->required();
-    plan->footer("Nothing is loaded. With --json: "
-                 "{\"model\",\"outcome\",\"loads\":[…],\"evicts\":[…],\"expected_ms\",\"reason\"};\n"
-                 "`outcome` is one of serves, loads, fits, evicts, waits, refused.\n"
-                 "\nExample:\n  bulkhead plan smollm2\n"
-                 "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
-    plan->callback([&session, model] { session.command = [&session, model] { return show_plan(session, *model); }; });
+    plan->footer(
+        "Nothing is loaded. With --json: {\"model\",\"outcome\",\"loads\":[…],\"evicts\":[…],\"expected_ms\",\n"
+        "\"reason\"}; `outcome` is one of serves, loads, fits, evicts, waits, refused.\n"
+        "\nExample:\n  bulkhead plan smollm2\n\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
+    when_chosen(plan, session, [&session, model] { return show_plan(session, *model); });
 }
 
 void add_pin(CLI::App& app, Session& session) {
@@ -49,12 +43,12 @@ void add_pin(CLI::App& app, Session& session) {
     const auto off = std::make_shared<bool>(false);
     command->add_option("NAME", *model, "A model whose device has a limit")->required();
     command->add_flag("--off", *off, "It may be unloaded again");
-    command->footer("Holds until the fleet file is read again; `pin: true` there holds for good.\n"
-                    "With --json: {\"model\",\"pin\"}.\n"
-                    "\nExamples:\n  bulkhead pin smollm2\n  bulkhead pin smollm2 --off\n"
-                    "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
-    command->callback(
-        [&session, model, off] { session.command = [&session, model, off] { return pin(session, *model, !*off); }; });
+    command->footer(
+        "Holds until the fleet file is read again; `pin: true` there holds for good.\n"
+        "With --json: {\"model\",\"pin\"}.\n"
+        "\nExamples:\n  bulkhead pin smollm2\n  bulkhead pin smollm2 --off\n"
+        "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");
+    when_chosen(command, session, [&session, model, off] { return pin(session, *model, !*off); });
 }
 
 }  // namespace bulkhead::cli

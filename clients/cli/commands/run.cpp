@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "clients/cli/commands/command.h"
+#include "clients/cli/text/limits.h"
 #include "clients/cli/text/render.h"
 #include "clients/cli/text/terminal.h"
 
@@ -45,6 +46,18 @@ bool asks_for_json(int argc, const char* const* argv) {
 }
 
 }  // namespace
+
+Result<boost::json::value> Session::ask(std::string_view method, boost::json::object params) const {
+    Result<ControlClient> control = connect();
+    if (!control) return std::move(control).error();
+    Result<Answer> answer = control->call(method, std::move(params), limits::answer);
+    if (!answer) return std::move(answer).error();
+    return std::move(answer->result);
+}
+
+void when_chosen(CLI::App* command, Session& session, std::function<Result<int>()> run) {
+    command->callback([&session, run = std::move(run)] { session.command = run; });
+}
 
 int exit_status(ErrorCode code) noexcept {
     if (code == ErrorCode::not_running) return exit_no_daemon;

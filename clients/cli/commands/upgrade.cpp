@@ -212,31 +212,31 @@ void add_upgrade(CLI::App& app, Session& session) {
     const auto supervisor_only = std::make_shared<bool>(false);
     command->add_flag("--supervisor-only", *supervisor_only, "Leave the keeper as it is");
     command->footer(
-        "The keeper executes its program anew, as the same process, and starts a new supervisor, which takes over all\n"
-        "workers: they run on, with their graphs, and clients stream on meanwhile. A worker itself keeps the program "
-        "it\n"
-        "was started with until `restart`. Returns when the new supervisor answers and has heard from every worker.\n"
+        "The keeper executes its program anew, as the same process, and starts a new supervisor, which takes\n"
+        "over all workers: they run on, with their graphs, and clients stream on meanwhile. A worker itself\n"
+        "keeps the program it was started with until `restart`. Returns when the new supervisor answers and\n"
+        "has heard from every worker.\n"
         "With --json: {\"old_supervisor_pid\",\"supervisor_pid\",\"keeper_pid\",\"old_version\",\"version\",\n"
         "\"workers\":[{\"model\",\"replica\",\"pid\",\"kept\"}]}.\n"
         "\nExamples:\n  bulkhead upgrade\n  bulkhead upgrade --supervisor-only\n"
-        "The installed supervisor must first show that it starts and reads the fleet; else nothing is replaced.\n"
-        "\nExit status: 0 done, and every worker that nobody unloaded runs, with the same pid; 1 one does not, or the\n"
-        "keeper could not be executed anew, or it failed; 3 no daemon answers.");
-    command->callback([&session, supervisor_only] {
-        session.command = [&session, supervisor_only] { return upgrade(session, *supervisor_only); };
-    });
+        "The installed supervisor must first show that it starts and reads the fleet; else nothing is\n"
+        "replaced.\n"
+        "\nExit status: 0 done, and every worker that nobody unloaded runs, with the same pid; 1 one does not,\n"
+        "or the keeper could not be executed anew, or it failed; 3 no daemon answers.");
+    when_chosen(command, session, [&session, supervisor_only] { return upgrade(session, *supervisor_only); });
 }
 
 void add_reload(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("reload", "Read the fleet file again and apply what changed");
     command->footer(
-        "Removed models are unloaded, changed ones that are loaded are drained and started anew, unchanged ones are\n"
-        "left alone. An invalid file changes nothing, and is refused as `validate` does, with all its errors at once.\n"
+        "Removed models are unloaded, changed ones that are loaded are drained and started anew, unchanged\n"
+        "ones are left alone. An invalid file changes nothing, and is refused as `validate` does, with all\n"
+        "its errors at once.\n"
         "With --json: {\"added\",\"removed\",\"changed\",\"unchanged\"}, names in each; of an invalid file\n"
         "{\"errors\":[{\"file\",\"line\",\"column\",\"code\",\"attempt\",\"remedy\"}]}.\n"
         "\nExample:\n  bulkhead reload\n"
         "\nExit status: 0 applied, 1 failed, 3 no daemon answers, 78 the fleet file is invalid.");
-    command->callback([&session] { session.command = [&session] { return reload(session); }; });
+    when_chosen(command, session, [&session] { return reload(session); });
 }
 
 }  // namespace bulkhead::cli

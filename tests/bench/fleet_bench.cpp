@@ -41,8 +41,7 @@ double seconds(Millis time) { return static_cast<double>(time.count()) / 1'000; 
 
 void play_traces() {
     std::vector<std::filesystem::path> files;
-    for (const auto& one : std::filesystem::directory_iterator{BULKHEAD_SOURCE_DIR "/tests/bench/traces"})
-        if (one.path().extension() == ".txt") files.push_back(one.path());
+    for (const auto& one : std::filesystem::directory_iterator{BULKHEAD_TRACES}) files.push_back(one.path());
     std::ranges::sort(files);
     std::printf("  %-14s %-13s %9s %8s %7s %9s %9s %9s %9s\n", "trace", "rule", "arrivals", "hits", "swaps", "wait p50",
                 "p99", "longest", "all done");

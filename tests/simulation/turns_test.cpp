@@ -33,7 +33,7 @@ TEST(MemoryTurns, StarveNobodyInAMillionSteps) {
 
 TEST(MemoryTurns, OfATraceAnswerEverybody) {
     for (const char* name : {"zipf", "alternating", "bursts", "day-and-night"}) {
-        const Trace trace = Trace::read(std::string{BULKHEAD_SOURCE_DIR "/tests/bench/traces/"} + name + ".txt");
+        const Trace trace = Trace::read(std::string{BULKHEAD_TRACES "/"} + name + ".txt");
         EXPECT_EQ(play(trace, std::make_unique<OurPolicy>()).unanswered, 0U) << name;
     }
 }

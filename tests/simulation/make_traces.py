@@ -1,9 +1,13 @@
-"""Writes the traces beside it: who asked for which model, when. The seeds make them the same each time."""
+"""Writes the traces into a folder: who asked for which model, when. The seeds make them the same each time.
+
+    python3 make_traces.py FOLDER
+"""
 
 import random
+import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+FOLDER = Path(sys.argv[1])
 # NAME: MiB, load ms, reclaim ms; of a card of 16 GiB.
 MODELS = {
     "chat": (9_000, 4_000, 250), "code": (7_200, 3_400, 220), "vision": (6_100, 3_000, 200), "image": (8_300, 5_200, 250),
@@ -20,7 +24,7 @@ def write(name: str, about: str, arrivals: list[Arrival], models: dict[str, str]
     for model, rest in models.items():
         lines.append(" ".join(["model", model, *map(str, MODELS[model]), rest]).rstrip())
     lines += [f"{at} {model} {service}" for at, model, service in sorted(arrivals)]
-    (HERE / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    (FOLDER / f"{name}.txt").write_text("\n".join(lines) + "\n")
 
 
 def zipf() -> list[Arrival]:
@@ -62,6 +66,7 @@ def day_and_night() -> list[Arrival]:
     return arrivals
 
 
+FOLDER.mkdir(exist_ok=True)
 write("zipf", "Ten models, a few of them popular (Zipf, 1.1).", zipf())
 write("alternating", "Two models that exclude each other, asked in turns.", alternating(),
       {"chat": "exclusive large", "image": "exclusive large"})  # fmt: skip

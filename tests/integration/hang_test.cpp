@@ -66,6 +66,27 @@ TEST(Hang, AStoppedIdleWorkerIsFoundByPs) {
     EXPECT_EQ(daemon.crash_of("m").at("exit").at("signal").as_string(), "SIGABRT") << "for a backtrace";
 }
 
+TEST(Hang, AWorkerStoppedAmidARequestIsFoundByItsDeadline) {
+    Daemon daemon{fleet({minimal_model("m", "EVIL_RUN: deadlock", "deadlines: {request: 1s}")}), minimal()};
+    auto channel = daemon.open("m").value();
+    const pid_t former = daemon.pid("m");
+    StateEvents events{daemon};
+    auto input = channel.allocate(wire::DType::float32, dims_four).value();
+    std::ranges::copy(four, input.as<float>().begin());
+    const auto request = submit(channel, input);
+    ASSERT_TRUE(request) << request.error().text();
+    EXPECT_FALSE(events.reason_of("busy").empty());
+
+    ASSERT_EQ(::kill(former, SIGSTOP), 0);
+
+    EXPECT_THAT(events.reason_of("crashed"), HasSubstr("made no step for"));
+    const auto reply = channel.wait(*request);
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost) << reply.error().text();
+    expect_replaced(daemon, "m", former);
+    EXPECT_EQ(daemon.crash_of("m").at("exit").at("signal").as_string(), "SIGABRT") << "for a backtrace";
+}
+
 TEST(Hang, OpeningAChannelToAStoppedWorkerFailsAndFindsIt) {
     Daemon daemon{fleet({minimal_model("m")}), minimal()};
     ASSERT_TRUE(daemon.load("m"));

@@ -1,10 +1,12 @@
-// What one request costs once everything is warm: nothing but wake-ups. A worker and a client of the real thing, with
-// page faults as the kernel counts them, and system calls by strace.
+// What one request costs once everything is warm: a wake-up of the worker and one of the client. A worker and a client of
+// the real thing, with switches and page faults as the kernel counts them, and system calls by strace.
 //
-// Each is counted in rounds, and the best round is looked at: whatever is done once in a round's requests shows in
-// every round, while a worker that says on its link that it is idle, or is asked for its statistics, shows in few.
+// Switches and faults are counted in rounds, and the best round is looked at: whatever is done once in a round's requests
+// shows in every round, while a worker that says on its link that it is idle, or is asked for its statistics, shows in
+// few.
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -28,6 +30,7 @@
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/support/file_text.h"
 
 namespace bulkhead::test {
 namespace {
@@ -35,7 +38,8 @@ namespace {
 constexpr int warm_up = 200;
 constexpr int rounds = 20;
 constexpr int round_requests = 1000;
-/// How often the worker's cover looks while requests come (worker/loop/limits.h).
+/// How often the worker's cover looks while requests come: this often where it finds one running
+/// (worker/loop/limits.h).
 constexpr auto cover_after = std::chrono::microseconds{500};
 enum class Over { socket, rings };
 
@@ -74,12 +78,32 @@ std::uint64_t faults_of(pid_t pid) {
     return faults;
 }
 
-struct Costs {
-    std::uint64_t client_faults, worker_faults;
-    void keep_least(const Costs& other) {
-        client_faults = std::min(client_faults, other.client_faults);
-        worker_faults = std::min(worker_faults, other.worker_faults);
+/// How often threads of a process left their CPU. On one CPU each message that wakes its reader is one of them: the
+/// writer sleeps then, or the reader takes its place before it does.
+std::uint64_t switches_of(pid_t pid) {
+    constexpr std::string_view key = "voluntary_ctxt_switches:";  // and nonvoluntary_ctxt_switches
+    std::uint64_t switches = 0;
+    for (const auto& task : std::filesystem::directory_iterator{fmt::format("/proc/{}/task", pid)}) {
+        const std::string status = file_text(task.path() / "status");
+        for (std::size_t at = status.find(key); at != std::string::npos; at = status.find(key, at + 1))
+            switches += std::stoull(status.substr(at + key.size()));
     }
+    return switches;
+}
+
+void run_on_one_cpu(std::initializer_list<pid_t> processes) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(::sched_getcpu(), &one);
+    for (const pid_t process : processes)
+        for (const auto& task : std::filesystem::directory_iterator{fmt::format("/proc/{}/task", process)})
+            ASSERT_EQ(::sched_setaffinity(std::stoi(task.path().filename()), sizeof one, &one), 0);
+}
+
+/// Of one round, or at one moment.
+struct Counts {
+    std::uint64_t client, worker;
+    friend Counts operator-(const Counts& a, const Counts& b) { return {a.client - b.client, a.worker - b.worker}; }
 };
 
 /// Calls by name: the table that `strace -c` writes.
@@ -98,9 +122,7 @@ std::map<std::string, std::uint64_t> calls_in(const std::filesystem::path& table
 /// Every thread of it is traced.
 bool is_traced(pid_t pid) {
     for (const auto& task : std::filesystem::directory_iterator{fmt::format("/proc/{}/task", pid)}) {
-        std::ifstream status{task.path() / "status"};
-        const std::string text{std::istreambuf_iterator<char>{status}, {}};
-        if (text.find("TracerPid:\t0\n") != std::string::npos) return false;
+        if (file_text(task.path() / "status").find("TracerPid:\t0\n") != std::string::npos) return false;
     }
     return true;
 }
@@ -132,16 +154,25 @@ protected:
         return true;
     }
 
-    [[nodiscard]] Costs costs() const {
+    [[nodiscard]] Counts faults() const {
         rusage own{};
         ::getrusage(RUSAGE_SELF, &own);
         return {static_cast<std::uint64_t>(own.ru_minflt), faults_of(worker_)};
     }
-    Costs costs_of_round() {
-        const Costs before = costs();
-        EXPECT_TRUE(requests(round_requests));
-        const Costs after = costs();
-        return {after.client_faults - before.client_faults, after.worker_faults - before.worker_faults};
+    [[nodiscard]] Counts switches() const { return {switches_of(::getpid()), switches_of(worker_)}; }
+
+    /// Of each side the best round of requests.
+    template <typename Count>
+    Counts least(Count counts) {
+        EXPECT_TRUE(requests(warm_up));
+        Counts least{~0ULL, ~0ULL};
+        for (int round = 0; round < rounds; ++round) {
+            const Counts before = counts();
+            EXPECT_TRUE(requests(round_requests));
+            const Counts in_round = counts() - before;
+            least = {std::min(least.client, in_round.client), std::min(least.worker, in_round.worker)};
+        }
+        return least;
     }
 
     void expect_only_wake_ups(pid_t pid, std::uint64_t calls_per_request_max);
@@ -153,13 +184,23 @@ protected:
 };
 
 TEST_P(SteadyState, ARequestFaultsNothingIn) {
-    ASSERT_TRUE(requests(warm_up));
+    const Counts faulted = least([this] { return faults(); });
 
-    Costs least = costs_of_round();
-    for (int i = 1; i < rounds; ++i) least.keep_least(costs_of_round());
+    EXPECT_EQ(faulted.client, 0u);
+    EXPECT_EQ(faulted.worker, 0u);
+}
 
-    EXPECT_EQ(least.client_faults, 0u) << "in the client";
-    EXPECT_EQ(least.worker_faults, 0u) << "in the worker";
+TEST_P(SteadyState, ARequestWakesTheWorkerOnceAndTheClientOnce) {
+    run_on_one_cpu({::getpid(), worker_});
+
+    const Counts switched = least([this] { return switches(); });
+
+    fmt::print("switches of {} requests: client {}, worker {}\n", round_requests, switched.client, switched.worker);
+    constexpr std::uint64_t others_max = round_requests / 10;  // looks of the worker's cover, questions of the daemon
+    EXPECT_GE(switched.client, round_requests) << "not all were counted";
+    EXPECT_GE(switched.worker, round_requests) << "not all were counted";
+    EXPECT_LE(switched.client, round_requests + others_max);
+    EXPECT_LE(switched.worker, round_requests + others_max);
 }
 
 /// What `strace` counts of one process while requests are served.
@@ -172,10 +213,7 @@ void SteadyState::expect_only_wake_ups(pid_t pid, std::uint64_t calls_per_reques
     to_file.output = words;
     Process strace{{"strace", "-c", "-f", "-p", std::to_string(pid), "-o", table.string()}, to_file};
     while (!is_traced(pid)) {
-        if (strace.wait(std::chrono::milliseconds{10})) {
-            std::ifstream said{words};
-            GTEST_SKIP() << "strace: " << std::string{std::istreambuf_iterator<char>{said}, {}};
-        }
+        if (strace.wait(std::chrono::milliseconds{10})) GTEST_SKIP() << "strace: " << file_text(words);
     }
 
     const auto begun = std::chrono::steady_clock::now();

@@ -208,6 +208,18 @@ TEST_F(HandoverTest, NoJobKeepsTheLoop) {
     }
 }
 
+/// A cover that is stuck or gone, but not in the loop: the model's thread alone answers whatever comes.
+TEST_F(HandoverTest, WithoutTheCoverJobsThatEndAreAnswered) {
+    for (const World& world : seen_.worlds) {
+        if (world.cover != CoverIs::asleep || world.stopped) continue;
+        World later = world;
+        for (std::vector<World> next = steps_of_model(later); !next.empty(); next = steps_of_model(later))
+            later = next.front();
+        EXPECT_EQ(later.answered, jobs_of_a_run);
+        EXPECT_EQ(later.model, ModelIs::in_loop);
+    }
+}
+
 TEST(Handover, IsWatchedWhileAJobRunsAndLookedAtRarelyWhereJobsAreShort) {
     Handover handover;
     const auto begin_job = [&] {
@@ -223,6 +235,21 @@ TEST(Handover, IsWatchedWhileAJobRunsAndLookedAtRarelyWhereJobsAreShort) {
     EXPECT_FALSE(begin_job());
     EXPECT_EQ(handover.rang(), Handover::Cover::watches);
     EXPECT_EQ(handover.rang(), Handover::Cover::runs_loop) << "it is the same job";
+}
+
+TEST(Handover, JobsFollowOneAnotherAtOnceWhileTheCoverRunsTheLoop) {
+    Handover handover;
+    EXPECT_EQ(handover.next(true), Handover::ModelThread::runs_job);
+    EXPECT_TRUE(handover.wakes_cover());
+    EXPECT_EQ(handover.rang(), Handover::Cover::runs_loop) << "it is the job that set the timer";
+
+    EXPECT_FALSE(handover.job_ended(true));
+    EXPECT_TRUE(handover.keeps_loop()) << "another job waits";
+    EXPECT_EQ(handover.next(true), Handover::ModelThread::runs_job);
+
+    EXPECT_FALSE(handover.job_ended(false));
+    EXPECT_EQ(handover.next(true), Handover::ModelThread::runs_job) << "it came before the cover left the loop";
+    EXPECT_TRUE(handover.keeps_loop());
 }
 
 TEST_F(HandoverTest, StopEndsBothThreadsWhereverTheyAre) {

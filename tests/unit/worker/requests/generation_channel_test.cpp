@@ -194,6 +194,36 @@ TEST_F(GenerationChannel, ATokenWakesAClientThatWaitsOnce) {
     EXPECT_LE(slept, tokens + 2) << "the answer behind the last token is one of two more";
 }
 
+long sleeps_of_other_threads() {
+    rusage usage{};
+    ::getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_nvcsw - own_sleeps();
+}
+
+TEST_F(GenerationChannel, ATokenWakesNoThreadOfTheWorker) {
+    constexpr int tokens = 400, attempts = 5;
+    shape.length = 4096;
+    shape.inputs[0].shape[0].max = 4096;
+    load = [this, plain = load](const config::ModelSpec& model, const LoadContext& context) {
+        auto loaded = plain(model, context);
+        engine->at_launch = [] {  // it computes for so long that a thread which a token woke would sleep again
+            const auto until = Clock::now() + std::chrono::microseconds{50};
+            while (Clock::now() < until) {
+            }
+        };
+        return loaded;
+    };
+    TestClient client = first_channel(streaming);
+    long least = tokens;
+    for (std::uint64_t request = 1; request <= attempts; ++request) {
+        const long before = sleeps_of_other_threads();
+        ask(client, request, {1, 2}, {{"max_new_tokens", tokens}, {"ignore_stop", true}});
+        EXPECT_EQ(listen(client, 1)[request].streamed.size(), static_cast<std::size_t>(tokens));
+        least = std::min(least, sleeps_of_other_threads() - before);
+    }
+    EXPECT_LT(least, tokens / 2) << "the cover looks once in ten tokens";
+}
+
 TEST_F(GenerationChannel, TokensThatHaveComeWakeNobody) {
     TestClient client = first_channel(streaming);
     ask(client, 1, {1, 2}, {{"max_new_tokens", 24}, {"ignore_stop", true}});

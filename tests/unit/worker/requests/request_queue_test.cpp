@@ -36,6 +36,35 @@ TEST_F(RequestQueue, AnswersARunningRequestAtItsDeadlineAndDiscardsItsResult) {
     client.expect_result(2);  // its output fits: the discarded one gave its room back
 }
 
+/// Wherever its deadline finds it, each is answered once.
+TEST_F(RequestQueue, AnswersEachOfManyWhoseDeadlineIsAMillisecond) {
+    constexpr std::uint64_t rounds = 50, at_once = 20;
+    spec.queue_bound = at_once;
+    spec.channel.channels_max = 1;  // so that one channel may fill the queue
+    TestClient client = first_channel();
+    const channel::Tensor input = client.tensor({1});
+    for (std::uint64_t round = 0; round < rounds; ++round) {
+        std::set<std::uint64_t> unanswered;
+        for (std::uint64_t id = round * at_once + 1; id <= (round + 1) * at_once; ++id) {
+            client.infer(id, "echo", {input}, {}, 1ms);
+            unanswered.insert(id);
+        }
+        while (!unanswered.empty()) {
+            const auto answer = client.receive_answer();
+            ASSERT_TRUE(answer);
+            if (const auto* failure = std::get_if<channel::Failure>(&*answer)) {
+                EXPECT_EQ(failure->error.code, ErrorCode::deadline_exceeded) << failure->error.text();
+                EXPECT_EQ(unanswered.erase(failure->request_id), 1U);
+            } else {
+                const auto& result = std::get<channel::InferResult>(*answer);
+                EXPECT_EQ(unanswered.erase(result.request_id), 1U);
+                client.send(channel::encode(channel::Release{{result.tensors.at(0).lease}}));
+            }
+        }
+    }
+    await_statistics("in_flight", 0);
+}
+
 TEST_F(RequestQueue, AllButTheModelGoesOnWhileTheModelRuns) {
     TestClient client = first_channel();
     const channel::Tensor input = client.tensor({1});

@@ -1,4 +1,4 @@
-// What a load and an unload cost, beside the same model in a bare LibTorch program.
+// What a load and an unload cost, beside the same model in a bare LibTorch program; and what a swap adds to both.
 
 #include "tests/bench/peers/peer.h"
 #include "tests/bench/record.h"
@@ -68,6 +68,36 @@ Records load() {
     return records;
 }
 
+/// Two models of which one fits: loading one unloads the other. What the daemon adds to the two is its decision, and
+/// the way from the receipt to the grant.
+Records swap() {
+    const auto one = [](const char* name) {
+        return test::minimal_model(name, "MINIMAL_BALLAST_BYTES: \"104857600\"", "memory: 110MiB\n");
+    };
+    const auto time_load = [](const test::Daemon& daemon, const char* model) {
+        return microseconds([&] { (void)daemon.load(model).value(); }) / 1000;
+    };
+    test::Daemon swapping{test::fleet({one("a"), one("b")}) + "limits: {cpu: {share: 165MiB}}\n", test::minimal()};
+    test::Daemon alone{test::fleet({one("a")}) + "limits: {cpu: {share: 165MiB}}\n", test::minimal()};
+    time_load(swapping, "a");
+    const char* next = "b";
+    const Pair pair = interleaved(
+        41,
+        [&] {
+            const double ms = time_load(swapping, next);
+            next = next[0] == 'a' ? "b" : "a";
+            return ms;
+        },
+        [&] {
+            const double load = time_load(alone, "a");
+            return load + microseconds([&] { (void)alone.unload("a").value(); }) / 1000;
+        });
+    return {{"swap of two minimal models: the other's unload, then the load", pair.value, "ms",
+             "the unload and the load of one, each asked for", pair.baseline},
+            {"swap less unload and load", pair.value - pair.baseline, "ms", "the goal", 5}};
+}
+
+const Bench swap_bench{"swap", "a load that needs another model's place, beside its unload and its load", swap};
 const Bench load_bench{"load", "load to ready, and unload to receipt", load};
 
 }  // namespace

@@ -86,6 +86,8 @@ struct ModelSpec : ModelSettings {
     std::filesystem::path file;
     std::string device{"auto"};
     std::vector<std::string> other_devices;  ///< where `device` has no room, in this order
+    bool preload = false;                    ///< loads when the daemon starts
+    bool near = false;                       ///< its files are kept in the page cache
     std::uint32_t replicas = 1;              ///< at most
     std::uint32_t replicas_min = 1;
     std::optional<ModelGroup> group;
@@ -107,11 +109,12 @@ struct DeviceLimit {
 };
 
 struct Fleet {
-    std::filesystem::path source;               ///< absolute path of the YAML file
-    std::vector<ModelSpec> models;              ///< in the order of the file
+    std::filesystem::path source;                 ///< absolute path of the YAML file
+    std::vector<ModelSpec> models;                ///< in the order of the file
     std::map<std::string, DeviceLimit> limits{};  ///< by device, as it is written
     std::vector<std::string> startup{};           ///< models to load first, in this order
     std::uint32_t blanks = 0;  ///< processes that wait for a model, for each way in which models on a CPU are started
+    std::uint64_t near_bytes = 0;  ///< of models' files to keep in the page cache
     friend bool operator==(const Fleet&, const Fleet&) = default;
 };
 

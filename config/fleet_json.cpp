@@ -119,6 +119,7 @@ json::object to_json(const ModelSpec& model) {
         devices.emplace_back(model.device);
         for (const std::string& device : model.other_devices) devices.emplace_back(device);
     }
+    all["preload"] = model.near ? json::value("near") : json::value(model.preload);
     if (model.replicas == model.replicas_min)
         all["replicas"] = model.replicas;
     else
@@ -136,7 +137,7 @@ json::object to_json(const ModelSpec& model) {
     return all;
 }
 
-json::object limits_and_startup_to_json(const Fleet& fleet) {
+json::object fleet_settings_to_json(const Fleet& fleet) {
     json::object all;
     for (const auto& [device, limit] : fleet.limits) {
         json::object one{{"margin", limit.margin_bytes}};
@@ -148,13 +149,15 @@ json::object limits_and_startup_to_json(const Fleet& fleet) {
         all["limits"].as_object()[device] = std::move(one);
     }
     if (!fleet.startup.empty()) all["startup"] = json::value_from(fleet.startup);
+    all["blanks"] = fleet.blanks;
+    all["near"] = fleet.near_bytes;
     return all;
 }
 
-Result<> limits_and_startup_from_json(const json::object& json, Fleet& fleet) {
+Result<> fleet_settings_from_json(const json::object& json, Fleet& fleet) {
     Report report{"", ""};
     Fields fields{Value{from_json(json), "fleet", report}, ""};
-    read_limits_and_startup(fields, fleet);
+    read_fleet_settings(fields, fleet);
     auto diagnostics = std::move(report).take();
     if (!diagnostics.empty()) return std::move(diagnostics.front().error);
     return {};

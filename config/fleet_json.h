@@ -15,10 +15,10 @@ namespace bulkhead::config {
 /// Errors  config_invalid naming the key: the two ends are of different releases
 [[nodiscard]] Result<ModelSpec> model_from_json(const boost::json::object& json);
 
-/// `limits` and `startup` of a fleet, where it has some, with the keys of the YAML file.
-[[nodiscard]] boost::json::object limits_and_startup_to_json(const Fleet& fleet);
+/// What a fleet says beside its models, with the keys of the YAML file.
+[[nodiscard]] boost::json::object fleet_settings_to_json(const Fleet& fleet);
 /// The inverse, for a fleet whose models are known; other members are ignored.
 /// Errors  config_invalid naming the key
-[[nodiscard]] Result<> limits_and_startup_from_json(const boost::json::object& json, Fleet& fleet);
+[[nodiscard]] Result<> fleet_settings_from_json(const boost::json::object& json, Fleet& fleet);
 
 }  // namespace bulkhead::config

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 STRUCTS = {"deadlines": "Deadlines", "channel": "ChannelLimits", "generate": "GenerateSpec", "defaults": "ModelSettings"}
-BY_HAND = ("device", "environment", "group", "replicas", "state")
+BY_HAND = ("device", "environment", "group", "preload", "replicas", "state")
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "": 1}
 CPP = {True: "true", False: "false"}
 

@@ -62,16 +62,23 @@ void read_blanks(const Value& value, Fleet& fleet) {
     std::size_t replicas = 0;
     for (const ModelSpec& model : fleet.models) replicas += model.replicas;
     if (fleet.blanks > 0 && replicas > limits::workers_max - limits::blanks_max)
-        value.refuse(fmt::format("declare at most {} replicas beside blanks",
-                                 limits::workers_max - limits::blanks_max));
+        value.refuse(
+            fmt::format("declare at most {} replicas beside blanks", limits::workers_max - limits::blanks_max));
 }
 
 }  // namespace
 
-void read_limits_and_startup(Fields& fields, Fleet& fleet) {
+void read_fleet_settings(Fields& fields, Fleet& fleet) {
     if (const auto value = fields.take("limits")) read_limits(*value, fleet);
     if (const auto value = fields.take("startup")) read_startup(*value, fleet);
     if (const auto value = fields.take("blanks")) read_blanks(*value, fleet);
+    if (const auto value = fields.take("near"))
+        if (const auto bytes = value->size(0, limits::memory_bytes_max)) fleet.near_bytes = *bytes;
+    const auto kept = std::ranges::find(fleet.models, true, &ModelSpec::near);
+    if (kept != fleet.models.end() && fleet.near_bytes == 0)
+        fields.report().add(fields.location_of("models").value_or(fields.place()),
+                            fmt::format("model {}: preload = near", in_quotes(kept->name)),
+                            "say how much of all weights to keep: near: 8GiB, beside models");
 }
 
 }  // namespace bulkhead::config

@@ -5,7 +5,7 @@
 
 namespace bulkhead::config {
 
-/// Reads `limits` and `startup` of a fleet file whose models are read.
-void read_limits_and_startup(Fields& fields, Fleet& fleet);
+/// Reads what a fleet file says beside its models, which are read before.
+void read_fleet_settings(Fields& fields, Fleet& fleet);
 
 }  // namespace bulkhead::config

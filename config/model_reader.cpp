@@ -133,6 +133,14 @@ void read_device(const Value& value, ModelSpec& model) {
     model.other_devices.assign(devices.begin() + 1, devices.end());
 }
 
+void read_preload(const Value& value, ModelSpec& model) {
+    const Node& node = value.node();
+    model.near = node.kind == Node::Kind::scalar && node.text == "near";
+    const auto is_loaded = node.is_plain ? parse_boolean(node.text) : std::nullopt;
+    if (!model.near && !is_loaded) value.refuse("write true, false or near");
+    model.preload = is_loaded.value_or(false);
+}
+
 void read_replicas(const Value& value, ModelSpec& model) {
     if (value.node().kind != Node::Kind::map) {
         if (const auto number = value.integer(1, replicas_max))
@@ -280,6 +288,7 @@ void read_generating(Fields& fields, const std::string& where, ModelSpec& model)
 void read_settings(Fields& fields, const std::string& where, ModelSpec& model) {
     ModelSettings::keys(static_cast<ModelSettings&>(model), KeyReader{fields});
     if (const auto value = fields.take("device")) read_device(*value, model);
+    if (const auto value = fields.take("preload")) read_preload(*value, model);
     if (const auto value = fields.take("replicas")) read_replicas(*value, model);
     if (const auto value = fields.take("group")) read_group(*value, model);
     if (const auto value = fields.take("environment")) read_environment(*value, model.environment);

@@ -66,7 +66,7 @@ void read_root(const NodeRef& root, Report& report, Fleet& fleet) {
     }
     if (const auto models = fields.require("models", "add models: with at least one model"))
         read_models(*models, defaults, fleet);
-    read_limits_and_startup(fields, fleet);
+    read_fleet_settings(fields, fleet);
     fields.finish();
 }
 

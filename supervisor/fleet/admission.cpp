@@ -1,7 +1,6 @@
 #include "supervisor/fleet/admission.h"
 
 #include <algorithm>
-#include <fstream>
 
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
@@ -19,25 +18,6 @@ namespace event = memory::event;
 namespace action = memory::action;
 
 namespace {
-
-/// "MemTotal" and "MemAvailable" of this machine.
-struct MachineMemory {
-    std::uint64_t total = 0;
-    std::uint64_t available = 0;
-};
-
-MachineMemory read_machine_memory() {
-    MachineMemory memory;
-    std::ifstream file{"/proc/meminfo"};
-    std::string name;
-    std::string unit;
-    std::uint64_t kilobytes = 0;
-    while (file >> name >> kilobytes && std::getline(file, unit)) {
-        if (name == "MemTotal:") memory.total = kilobytes * 1024;
-        if (name == "MemAvailable:") memory.available = kilobytes * 1024;
-    }
-    return memory;
-}
 
 /// 0: the driver does not tell.
 std::uint64_t bytes_of(const std::vector<Gpu>& gpus, const std::string& uuid, pid_t pid) {

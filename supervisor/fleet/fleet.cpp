@@ -20,9 +20,10 @@ Model::Model(FleetContext& context, config::ModelSpec declared, const std::optio
 
 Fleet::Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs)
     : context_{context}, declared_{declared}, footprints_{logs ? std::optional{FootprintFile{*logs}} : std::nullopt},
-      blanks_{context},
-      admission_{context, blanks_, [this](const auto& name, std::uint32_t index) { return replica_of(name, index); }},
-      status_deadline_{context.io} {
+      blanks_{context}, admission_{context, blanks_,
+                                   [this](const auto& name, std::uint32_t index) { return replica_of(name, index); }},
+      near_{context.io, declared_, context.launch.cache, [this] { return near_candidates(); }}, status_deadline_{
+                                                                                                    context.io} {
     for (const auto& spec : declared_.models) models_.push_back(std::make_unique<Model>(context, spec, logs));
     context_.on_gpu_quarantined = [this](const std::string& uuid) {
         for (Replica* replica : replicas_of(all())) replica->gpu_was_quarantined(uuid);
@@ -99,6 +100,20 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
 void Fleet::preload() {
     start_next(0);
     blanks_.begin(declared_);
+    near_.look();
+}
+
+std::vector<memory::NearCandidate> Fleet::near_candidates() const {
+    std::vector<memory::NearCandidate> all;
+    for (const auto& model : models_) {
+        memory::NearCandidate one{model->spec.name, 0, model->spec.near};
+        for (const auto& replica : model->replicas) {
+            one.loaded = one.loaded || replica->process();
+            one.unloaded_ms = std::max(one.unloaded_ms, replica->changed_ms());
+        }
+        all.push_back(std::move(one));
+    }
+    return all;
 }
 
 /// First those of `startup`, one after the other, whatever becomes of each; then the others.
@@ -347,6 +362,8 @@ void Fleet::tell_status() {
         json::object row = replica->row();
         row["memory"] = admission_.footprint(replica->spec().name);
         admission_.add_outlook(*replica, row);
+        const auto near = near_.is_near(replica->spec().name);
+        row["near"] = near ? json::value(*near) : json::value(nullptr);
         rows.push_back(std::move(row));
     }
     for (const auto& answered : std::exchange(status_waiters_, {})) answered(rows);

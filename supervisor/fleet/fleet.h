@@ -10,6 +10,7 @@
 
 #include "supervisor/fleet/admission.h"
 #include "supervisor/fleet/blanks.h"
+#include "supervisor/fleet/weights_near.h"
 #include "supervisor/replica/replica.h"
 
 namespace bulkhead::supervisor {
@@ -92,6 +93,7 @@ private:
     void start_next(std::size_t index);
     void unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded unloaded, bool again);
     [[nodiscard]] Result<> refuse_when_stopping() const;
+    [[nodiscard]] std::vector<memory::NearCandidate> near_candidates() const;
     void tell_status();
 
     FleetContext& context_;
@@ -100,6 +102,7 @@ private:
     Blanks blanks_;
     Admission admission_;
     std::vector<std::unique_ptr<Model>> models_;
+    WeightsNear near_;
     bool stopping_ = false;
     std::vector<std::function<void(json::array)>> status_waiters_;  ///< of the one inquiry under way
     Deadline status_deadline_;

@@ -16,7 +16,8 @@ const config::ModelSpec* find(const config::Fleet& fleet, const std::string& nam
 FleetChange compare(const config::Fleet& from, const config::Fleet& to,
                     const std::vector<std::string>& replaced_files) {
     FleetChange change;
-    change.limits_changed = from.limits != to.limits || from.startup != to.startup || from.blanks != to.blanks;
+    change.limits_changed = from.limits != to.limits || from.startup != to.startup || from.blanks != to.blanks ||
+                            from.near_bytes != to.near_bytes;
     for (const config::ModelSpec& model : from.models)
         if (find(to, model.name) == nullptr) change.removed.push_back(model.name);
     for (const config::ModelSpec& model : to.models) {

@@ -11,7 +11,7 @@ LastGoodFleet::LastGoodFleet(const std::filesystem::path& folder) : file_{folder
 void LastGoodFleet::save(const config::Fleet& fleet) const {
     json::array models;
     for (const auto& model : fleet.models) models.push_back(config::to_json(model));
-    json::object all = config::limits_and_startup_to_json(fleet);
+    json::object all = config::fleet_settings_to_json(fleet);
     all["source"] = fleet.source.string();
     all["models"] = std::move(models);
     if (const auto saved = file_.save(all); !saved)
@@ -31,7 +31,7 @@ std::optional<config::Fleet> LastGoodFleet::load() const {
         if (!model) return std::nullopt;
         fleet.models.push_back(std::move(*model));
     }
-    if (!config::limits_and_startup_from_json(*content, fleet)) return std::nullopt;
+    if (!config::fleet_settings_from_json(*content, fleet)) return std::nullopt;
     return fleet;
 }
 

@@ -129,6 +129,8 @@ public:
     [[nodiscard]] std::size_t channels() const noexcept { return process_ ? process_->channels.size() : 0; }
     /// The present process; null without one.
     [[nodiscard]] const std::shared_ptr<WorkerProcess>& process() const noexcept { return process_; }
+    /// Unix time of its last change of state; 0: it had no process yet.
+    [[nodiscard]] std::int64_t changed_ms() const noexcept { return generation_ > 0 ? since_ms_ : 0; }
     [[nodiscard]] json::object row() const;
     /// Reads the present process' memory. `sampled` is called when it is known or the process is gone.
     void sample_memory(std::function<void()> sampled) {

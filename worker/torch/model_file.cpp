@@ -13,16 +13,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "ipc/base/file_identity.h"
 #include "worker/model/load_limits.h"
 #include "worker/torch/sha256.h"
 
 namespace bulkhead::worker {
 namespace {
-
-std::string identity_of(const struct stat& status) {
-    return fmt::format("{:x}-{}-{}-{}.{:09}-{}.{:09}", status.st_dev, status.st_ino, status.st_size,
-                       status.st_mtim.tv_sec, status.st_mtim.tv_nsec, status.st_ctim.tv_sec, status.st_ctim.tv_nsec);
-}
 
 /// Reads until `bytes` is full or the file ends; -1 with errno.
 ssize_t read_at(int fd, std::span<std::byte> bytes, std::uint64_t offset) {
@@ -83,7 +79,7 @@ Result<ModelFile> ModelFile::open_any(const std::filesystem::path& path) {
         return failed("it is no regular file", "let the model's `file` name the TorchScript file or the .pt2 package");
     if (status.st_size == 0) return failed("it is empty (0 bytes)", "copy or export it again");
     file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
-    file.identity_ = identity_of(status);
+    file.identity_ = file_identity(status);
     return file;
 }
 
@@ -105,7 +101,7 @@ Result<ModelFile> ModelFile::open(const std::filesystem::path& path) {
 
 Result<> ModelFile::unchanged() const {
     struct stat status {};
-    if (::fstat(fd_.get(), &status) == 0 && identity_of(status) == identity_) return {};
+    if (::fstat(fd_.get(), &status) == 0 && file_identity(status) == identity_) return {};
     return Error{ErrorCode::load_failed, fmt::format("reading {}: it was written to meanwhile", path_.string()),
                  "write model files under another name and rename them when they are whole"};
 }

@@ -42,6 +42,13 @@ namespace json = boost::json;
     return found != nullptr && found->is_bool() && found->get_bool();
 }
 
+/// Whether a model's files are in the page cache, by its row: "near", "far", or nothing where that is not known.
+[[nodiscard]] inline std::string_view near_text(const json::value& row) {
+    const json::value* found = member(row, "near");
+    if (found == nullptr || !found->is_bool()) return {};
+    return found->get_bool() ? "near" : "far";
+}
+
 /// An empty array where there is none.
 [[nodiscard]] inline const json::array& array_member(const json::value& value, std::string_view key) {
     static const json::array none;

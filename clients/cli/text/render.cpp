@@ -179,10 +179,12 @@ json::array diagnostics_json(const std::vector<config::Diagnostic>& diagnostics)
 std::string render_workers(const json::array& rows, Style style) {
     const bool noted = std::ranges::any_of(rows, [](const auto& row) { return !text_member(row, "note").empty(); });
     const bool generating = std::ranges::any_of(rows, [](const auto& row) { return generate_of(row) != nullptr; });
+    const bool near = std::ranges::any_of(rows, [](const auto& row) { return !near_text(row).empty(); });
     std::vector<Table::Column> columns{{"MODEL"},        {"REPLICA", true},  {"STATE"},           {"PID", true},
                                        {"DEVICE"},       {"HOST", true},     {"GPU", true},       {"REQUESTS", true},
                                        {"ERRORS", true}, {"RESTARTS", true}, {"GENERATION", true}};
     if (generating) columns.insert(columns.end(), {{"SLOTS", true}, {"TOKENS/S", true}});
+    if (near) columns.push_back({"FILES"});
     if (noted) columns.push_back({"NOTE"});
     Table table{std::move(columns)};
     for (const json::value& row : rows) {
@@ -203,6 +205,7 @@ std::string render_workers(const json::array& rows, Style style) {
             cells.push_back({generate != nullptr ? slots_text(*generate) : "-"});
             cells.push_back({generate != nullptr ? rate_text(*generate) : "-"});
         }
+        if (near) cells.push_back({std::string{near_text(row)}});
         if (noted) cells.push_back({text_member(row, "note"), Colour::yellow});
         table.row(std::move(cells));
     }
@@ -297,9 +300,8 @@ std::string graphs_lines(const json::value& graphs) {
     for (const json::value& failure : array_member(graphs, "failures")) {
         const std::string remedy = one_line(text_member(failure, "remedy"));
         text += fmt::format("  not captured: {} {}: {}\n", one_line(text_or_dash(failure, "method")),
-                            member(failure, "shapes") != nullptr
-                                ? one_line(json::serialize(*member(failure, "shapes")))
-                                : "",
+                            member(failure, "shapes") != nullptr ? one_line(json::serialize(*member(failure, "shapes")))
+                                                                 : "",
                             one_line(text_or_dash(failure, "reason")));
         if (!remedy.empty()) text += "    " + remedy + '\n';
     }

@@ -152,6 +152,7 @@ constexpr std::array help_lines{
     "QUEUE          requests in its queue, + callers that wait until it is loaded",
     "IDLE, UNLOAD   since its last request; when it goes if none comes",
     "MEM, PEAK      now, and the most while it served; RESV what torch's allocator holds",
+    "FILES          near: in the page cache; far: a load waits for the disk",
     "ERR, RST       failed requests, restarts",
 };
 

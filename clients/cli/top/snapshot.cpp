@@ -45,6 +45,7 @@ WorkerRow worker_of(const json::value& row) {
     worker.errors = bytes_of(row, "errors");
     worker.restarts = bytes_of(row, "restarts");
     worker.pinned = bool_member(row, "pinned");
+    worker.near = near_text(row);
     return worker;
 }
 

@@ -32,6 +32,7 @@ struct WorkerRow {
     std::uint64_t errors = 0;
     std::uint64_t restarts = 0;
     bool pinned = false;
+    std::string near;  ///< "near", "far" or empty
 
     [[nodiscard]] bool is_idle() const { return state == "ready"; }
     [[nodiscard]] std::string title() const { return alone ? name : name + "/" + std::to_string(replica); }

@@ -32,23 +32,27 @@ Ink ink_of(std::string_view state) {
     return Ink::busy;  // on the way somewhere
 }
 
-Cell number(std::uint64_t value, Ink ink = Ink::plain) {
-    return {std::to_string(value), value == 0 ? Ink::dim : ink};
-}
+Cell number(std::uint64_t value, Ink ink = Ink::plain) { return {std::to_string(value), value == 0 ? Ink::dim : ink}; }
 
 Cell rate(double value) { return {rate_text(value), value == 0 ? Ink::dim : Ink::plain}; }
 
 constexpr std::array columns{
     Column{"STATE", 11, false, 99, Sort::state, false,
-           [](const WorkerRow& row, std::int64_t) { return Cell{row.state, ink_of(row.state)}; }},
+           [](const WorkerRow& row, std::int64_t) {
+               return Cell{row.state, ink_of(row.state)};
+           }},
     Column{"DEVICE", 6, false, 40, Sort::fleet, false,
-           [](const WorkerRow& row, std::int64_t) { return Cell{row.device, Ink::dim}; }},
+           [](const WorkerRow& row, std::int64_t) {
+               return Cell{row.device, Ink::dim};
+           }},
     Column{"MEM", 5, true, 80, Sort::memory, false,
            [](const WorkerRow& row, std::int64_t) { return Cell{row.bytes ? size_text(*row.bytes) : ""}; }},
     Column{"RESV", 5, true, 15, Sort::fleet, true,
            [](const WorkerRow& row, std::int64_t) { return Cell{row.reserved ? size_text(*row.reserved) : ""}; }},
     Column{"PEAK", 5, true, 25, Sort::fleet, true,
-           [](const WorkerRow& row, std::int64_t) { return Cell{row.peak ? size_text(*row.peak) : "", Ink::dim}; }},
+           [](const WorkerRow& row, std::int64_t) {
+               return Cell{row.peak ? size_text(*row.peak) : "", Ink::dim};
+           }},
     Column{"REQ/S", 6, true, 90, Sort::requests, false,
            [](const WorkerRow& row, std::int64_t) { return rate(row.requests_per_s); }},
     Column{"TOK/S", 6, true, 65, Sort::tokens, true,
@@ -70,6 +74,10 @@ constexpr std::array columns{
            [](const WorkerRow& row, std::int64_t now) {
                if (row.pinned) return Cell{"pinned", Ink::strong};
                return Cell{row.unload_ms ? "in " + span_text(*row.unload_ms - now) : ""};
+           }},
+    Column{"FILES", 5, false, 20, Sort::fleet, true,
+           [](const WorkerRow& row, std::int64_t) {
+               return Cell{row.near, row.near == "far" ? Ink::busy : Ink::dim};
            }},
     Column{"ERR", 4, true, 28, Sort::fleet, false,
            [](const WorkerRow& row, std::int64_t) { return number(row.errors, Ink::bad); }},

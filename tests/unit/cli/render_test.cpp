@@ -85,6 +85,14 @@ TEST(Workers, HaveANoteWhereAnyHas) {
     EXPECT_THAT(text, HasSubstr("adopting"));
 }
 
+TEST(Workers, SayWhoseFilesAreNearWhereThatIsKnown) {
+    const std::string text = render_workers(
+        table_of(R"([{"model":"a","near":true},{"model":"b","near":false},{"model":"c","near":null}])"), plain);
+    EXPECT_THAT(text, HasSubstr("GENERATION  FILES\n"));
+    EXPECT_THAT(text, HasSubstr("near\nb"));
+    EXPECT_THAT(text, HasSubstr("far\nc"));
+}
+
 constexpr const char* generate =
     R"({"slots":4,"active":2,"queued":3,"tokens":320,"prefill_tokens":80,"reused_tokens":16,"moves":5,"copies":1,
         "tokens_per_second":26.14,"step_ms":{"last":38.04,"p50":37.9,"p99":39.2},
@@ -101,13 +109,15 @@ TEST(Workers, ThatGenerateShowSlotsAndTokensASecond) {
 
 TEST(Why, TellsWhatAModelGenerates) {
     const std::string why =
-        std::string{R"({"model":"a","state":"busy","sentence":"It serves.","replicas":[],"generate":)"} + generate + "}";
-    EXPECT_THAT(render_why(boost::json::parse(why), plain),
-                HasSubstr("  generating: 2/4 +3 slots; 320 tokens, 26.1 tokens/s; steps: p50 37.9 ms, p99 39.2 ms, last "
-                          "38.0 ms\n"
-                          "  prompts: 80 tokens computed, 16 known already; 5 moves and 1 copies between slots\n"
-                          "  bucket of 2 x 512: 33 steps\n"
-                          "  7 eager steps (a CPU has no graphs)\n"));
+        std::string{R"({"model":"a","state":"busy","sentence":"It serves.","replicas":[],"generate":)"} + generate +
+        "}";
+    EXPECT_THAT(
+        render_why(boost::json::parse(why), plain),
+        HasSubstr("  generating: 2/4 +3 slots; 320 tokens, 26.1 tokens/s; steps: p50 37.9 ms, p99 39.2 ms, last "
+                  "38.0 ms\n"
+                  "  prompts: 80 tokens computed, 16 known already; 5 moves and 1 copies between slots\n"
+                  "  bucket of 2 x 512: 33 steps\n"
+                  "  7 eager steps (a CPU has no graphs)\n"));
 }
 
 TEST(Workers, KeepTheirColumnsWhenColoured) {
@@ -119,8 +129,9 @@ TEST(Workers, KeepTheirColumnsWhenColoured) {
 }
 
 TEST(Workers, OfALyingDaemonShowNoMoreThanDashes) {
-    EXPECT_THAT(render_workers(table_of(R"([3, null, {"model":{"x":1},"pid":"\u001b[31m","host_bytes":"many"}])"), plain),
-                Not(HasSubstr("\x1b")));
+    EXPECT_THAT(
+        render_workers(table_of(R"([3, null, {"model":{"x":1},"pid":"\u001b[31m","host_bytes":"many"}])"), plain),
+        Not(HasSubstr("\x1b")));
 }
 
 TEST(Receipts, NameWhoHoldsWhat) {
@@ -144,8 +155,9 @@ TEST(Events, AreALineEach) {
         event(
             R"({"time":0,"event":"progress","model":"m","replica":0,"generation":4,"phase":"reading","done":1024,"total":4096,"unit":"bytes"})"),
         "m/0#4 reading 1.0 KiB of 4.0 KiB\n");
-    EXPECT_EQ(event(R"({"time":0,"event":"evicted","model":"m","replica":0,"generation":4,"reason":"n needs its place"})"),
-              "m/0#4 unloaded: n needs its place\n");
+    EXPECT_EQ(
+        event(R"({"time":0,"event":"evicted","model":"m","replica":0,"generation":4,"reason":"n needs its place"})"),
+        "m/0#4 unloaded: n needs its place\n");
     EXPECT_EQ(
         event(
             R"({"time":0,"event":"queued","model":"n","replica":0,"generation":0,"position":1,"expected_ms":2500,"reason":"waits for m"})"),
@@ -154,10 +166,11 @@ TEST(Events, AreALineEach) {
 }
 
 TEST(Plan, NamesWhoIsUnloaded) {
-    EXPECT_EQ(render_plan(boost::json::parse(R"({"model":"n","outcome":"evicts","reason":"evicts m/0","expected_ms":1200,
+    EXPECT_EQ(
+        render_plan(boost::json::parse(R"({"model":"n","outcome":"evicts","reason":"evicts m/0","expected_ms":1200,
                   "loads":[{"model":"n","replica":0,"device":"cpu","bytes":1048576,"host_bytes":0,"basis":"measured"}],
                   "evicts":[{"model":"m","replica":0}]})")),
-              "n: evicts m/0\n  loads n/0 on cpu: 1.0 MiB (measured)\n  unloads m/0\n  ready in about 1.20 s\n");
+        "n: evicts m/0\n  loads n/0 on cpu: 1.0 MiB (measured)\n  unloads m/0\n  ready in about 1.20 s\n");
 }
 
 TEST(Why, IsASentence) {
@@ -193,13 +206,14 @@ TEST(Why, SaysOfSeveralReplicasWhatHappenedToEach) {
 }
 
 TEST(Why, QuotesTheFindingsOfCapturesThatFailed) {
-    EXPECT_THAT(render_why(boost::json::parse(R"json({"model":"m","state":"ready","sentence":"It is ready.","replicas":[],
+    EXPECT_THAT(
+        render_why(boost::json::parse(R"json({"model":"m","state":"ready","sentence":"It is ready.","replicas":[],
         "graphs":{"mode":"eager","eager":{"capture_failed":2},"buckets":[],"failures":[{"method":"step","shapes":[[1,8]],
         "cause":"host_read","reason":"voice.py:7 in step: `t.item()`: refused","remedy":"torch.where(t > 0, a, b)"}]}})json"),
-                           plain),
-                HasSubstr("  graphs: eager; 2 eager runs (capture_failed)\n"
-                          "  not captured: step [[1,8]]: voice.py:7 in step: `t.item()`: refused\n"
-                          "    torch.where(t > 0, a, b)\n"));
+                   plain),
+        HasSubstr("  graphs: eager; 2 eager runs (capture_failed)\n"
+                  "  not captured: step [[1,8]]: voice.py:7 in step: `t.item()`: refused\n"
+                  "    torch.where(t > 0, a, b)\n"));
 }
 
 TEST(Why, CountsWhatTheGraphsDid) {

@@ -83,11 +83,11 @@ TEST_F(MethodsTest, StatusHasOneRowAReplicaWithExactlyTheDocumentedMembers) {
     ASSERT_EQ(rows.size(), 3U);
     std::vector<std::string> members;
     for (const auto& [name, value] : rows[0].as_object()) members.emplace_back(name);
-    EXPECT_THAT(members,
-                testing::UnorderedElementsAre("model", "replica", "state", "pid", "device", "host_bytes", "gpu_bytes",
-                                              "memory", "memory_bound", "requests", "errors", "restarts", "generation", "in_flight", "queued",
-                                              "channels", "ignored_frames", "note", "graphs", "generate", "since", "request_ms",
-                                              "pinned", "waiting", "unload_at"));
+    EXPECT_THAT(members, testing::UnorderedElementsAre("model", "replica", "state", "pid", "device", "host_bytes",
+                                                       "gpu_bytes", "memory", "memory_bound", "requests", "errors",
+                                                       "restarts", "generation", "in_flight", "queued", "channels",
+                                                       "ignored_frames", "note", "graphs", "generate", "since",
+                                                       "request_ms", "pinned", "waiting", "unload_at", "near"));
     EXPECT_EQ(rows[0].at("state").as_string(), "stopped");
     EXPECT_TRUE(rows[0].at("pid").is_null() && rows[0].at("host_bytes").is_null() && rows[0].at("gpu_bytes").is_null());
     EXPECT_EQ(rows[2].at("model").as_string(), "b");
@@ -326,8 +326,8 @@ TEST_F(MethodsTest, InfoHasExactlyTheDocumentedMembers) {
     for (const auto& [name, value] : info) members.emplace_back(name);
     EXPECT_THAT(members, testing::UnorderedElementsAre("version", "keeper_pid", "supervisor_pid", "socket", "fleet",
                                                        "uptime_s", "torch", "gpus", "containment", "supervisor_starts",
-                                                       "keeper_executions", "keeper_upgrade_failed",
-                                                       "blanks", "adopted", "log_lines_lost", "fleet_error", "models"));
+                                                       "keeper_executions", "keeper_upgrade_failed", "blanks",
+                                                       "adopted", "log_lines_lost", "fleet_error", "models"));
     EXPECT_TRUE(info.at("torch").is_null());
     EXPECT_EQ(info.at("models").at(1).at("name").as_string(), "b");
 }

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <sys/stat.h>
+
+#include <string>
+
+#include <fmt/format.h>
+
+namespace bulkhead {
+
+/// Of one state of a file: another after each write to it. The package cache has its links under these names.
+[[nodiscard]] inline std::string file_identity(const struct stat& status) {
+    return fmt::format("{:x}-{}-{}-{}.{:09}-{}.{:09}", status.st_dev, status.st_ino, status.st_size,
+                       status.st_mtim.tv_sec, status.st_mtim.tv_nsec, status.st_ctim.tv_sec, status.st_ctim.tv_nsec);
+}
+
+}  // namespace bulkhead

@@ -20,46 +20,35 @@ rpc::MethodTable make_methods(Daemon& daemon) {
     return methods;
 }
 
-Result<Fleet::Models> selected_models(const json::object& params, const Fleet& fleet) {
-    const auto all = rpc::optional_flag(params, "all");
-    if (!all) return all.error();
+Model& selected_model(const json::object& params, const Fleet& fleet) {
+    return *fleet.find(rpc::required_string(params, "model")).value();
+}
+
+Fleet::Models selected_models(const json::object& params, const Fleet& fleet) {
+    const bool all = rpc::flag(params, "all");
     const auto named = rpc::optional_strings(params, "models");
-    if (!named) return named.error();
-    const int ways = (*all ? 1 : 0) + (*named ? 1 : 0) + (params.contains("model") ? 1 : 0);
+    const int ways = (all ? 1 : 0) + (named ? 1 : 0) + (params.contains("model") ? 1 : 0);
     if (ways != 1)
-        return Error{ErrorCode::input_invalid, fmt::format("naming models in {} ways", ways),
-                     R"(give one of {"model": "A"}, {"models": ["A", "B"]}, {"all": true})"};
-    if (*all) return fleet.all();
-    std::vector<std::string> names;
-    if (*named) {
-        names = **named;
-    } else {
-        const auto one = rpc::required_string(params, "model");
-        if (!one) return one.error();
-        names = {*one};
-    }
+        throw ErrorException{{ErrorCode::input_invalid, fmt::format("naming models in {} ways", ways),
+                              R"(give one of {"model": "A"}, {"models": ["A", "B"]}, {"all": true})"}};
+    if (all) return fleet.all();
+    if (!named) return {&selected_model(params, fleet)};
     Fleet::Models models;
-    for (const auto& name : names) {
-        const auto model = fleet.find(name);
-        if (!model) return model.error();
-        models.push_back(*model);
-    }
+    for (const auto& name : *named) models.push_back(fleet.find(name).value());
     return models;
 }
 
-Result<> require_plan(const Fleet& fleet, const std::string& model) {
-    if (fleet.admission().plans(model)) return {};
-    return Error{ErrorCode::input_invalid,
-                 fmt::format("model {} starts when it is asked to: its device has no limit", model),
-                 "declare `limits` in the fleet file, and reload"};
+void require_plan(const Fleet& fleet, const std::string& model) {
+    if (fleet.admission().plans(model)) return;
+    throw ErrorException{{ErrorCode::input_invalid,
+                          fmt::format("model {} starts when it is asked to: its device has no limit", model),
+                          "declare `limits` in the fleet file, and reload"}};
 }
 
-Result<std::optional<std::chrono::milliseconds>> selected_deadline(const json::object& params) {
+std::optional<std::chrono::milliseconds> selected_deadline(const json::object& params) {
     constexpr std::uint64_t day_ms = 86'400'000;
     const auto ms = rpc::optional_count(params, "deadline_ms", day_ms);
-    if (!ms) return ms.error();
-    if (!*ms) return std::optional<std::chrono::milliseconds>{};
-    return std::optional{std::chrono::milliseconds{**ms}};
+    return ms ? std::optional{std::chrono::milliseconds{*ms}} : std::nullopt;
 }
 
 json::array to_json(const std::vector<Receipt>& receipts) {

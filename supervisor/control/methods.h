@@ -59,15 +59,16 @@ void add_crash_methods(rpc::MethodTable& methods, Fleet& fleet);     // crashes.
 void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet);       // gpu.status lift
 void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);  // daemon.info ping stop upgrade
 
-/// {"model": …}, {"models": […]} or {"all": true}, exactly one of them.
-/// Errors  input_invalid, model_unknown
-[[nodiscard]] Result<Fleet::Models> selected_models(const json::object& params, const Fleet& fleet);
+/// {"model": …}. Throws  ErrorException: input_invalid, model_unknown
+[[nodiscard]] Model& selected_model(const json::object& params, const Fleet& fleet);
+/// {"model": …}, {"models": […]} or {"all": true}, exactly one of them. Throws  as `selected_model`
+[[nodiscard]] Fleet::Models selected_models(const json::object& params, const Fleet& fleet);
 
-/// Errors  input_invalid: memory is not planned for this model
-[[nodiscard]] Result<> require_plan(const Fleet& fleet, const std::string& model);
+/// Throws  ErrorException: input_invalid, memory is not planned for this model
+void require_plan(const Fleet& fleet, const std::string& model);
 
-/// `deadline_ms`, how long the caller wants to wait.
-[[nodiscard]] Result<std::optional<std::chrono::milliseconds>> selected_deadline(const json::object& params);
+/// `deadline_ms`, how long the caller wants to wait. Throws  ErrorException: input_invalid
+[[nodiscard]] std::optional<std::chrono::milliseconds> selected_deadline(const json::object& params);
 
 [[nodiscard]] json::array to_json(const std::vector<Receipt>& receipts);
 [[nodiscard]] json::array to_json(const std::vector<LoadedReplica>& loaded);

@@ -11,22 +11,15 @@ json::value to_json(const CrashReports::Lost& lost) {
 
 /// A model that the fleet file names no longer may have reports still: any name will do.
 void list(Fleet& fleet, const rpc::Call& call) {
-    if (const auto known = rpc::only(call.params, {"model", "limit"}); !known) return call.answer(known.error());
-    std::string model;
-    if (call.params.contains("model")) {
-        auto name = rpc::required_string(call.params, "model");
-        if (!name) return call.answer(name.error());
-        model = std::move(*name);
-    }
+    const std::string model = call.params.contains("model") ? rpc::required_string(call.params, "model") : "";
     const auto max = rpc::optional_count(call.params, "limit", limits::crash_reports_max);
-    if (!max) return call.answer(max.error());
     FleetContext& context = fleet.context();
     if (context.off_loop.waiting() >= limits::off_loop_requests_max)
         return call.answer(
             Error{ErrorCode::queue_full, "reading the crash reports: too many wait for that", "ask again later"});
     context.off_loop.run(
         "reading the crash reports",
-        [reports = context.crash_reports, model, max = max->value_or(limits::crash_list_default)] {
+        [reports = context.crash_reports, model, max = max.value_or(limits::crash_list_default)] {
             return reports->list(model, max);
         },
         [answer = call.answer, reports = context.crash_reports](Result<json::array> crashes) {
@@ -38,7 +31,7 @@ void list(Fleet& fleet, const rpc::Call& call) {
 }  // namespace
 
 void add_crash_methods(rpc::MethodTable& methods, Fleet& fleet) {
-    methods["crashes.list"] = [&fleet](const rpc::Call& call) { list(fleet, call); };
+    methods["crashes.list"] = rpc::method({"model", "limit"}, [&fleet](const rpc::Call& call) { list(fleet, call); });
 }
 
 }  // namespace bulkhead::supervisor

@@ -7,7 +7,6 @@ namespace bulkhead::supervisor {
 namespace {
 
 void info(Daemon& daemon, rpc::Call call) {
-    if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
     daemon.fleet.blanks().sample();
     read_gpus(daemon.fleet.context(), [&daemon, answer = std::move(call.answer)](const Result<std::vector<Gpu>>& gpus) {
         json::array gpu_list;
@@ -46,12 +45,10 @@ void info(Daemon& daemon, rpc::Call call) {
 
 /// Answered from memory: a client asks it to learn whether anybody is there.
 void ping(const Daemon& daemon, const rpc::Call& call) {
-    if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
     call.answer(rpc::Answer{{{"supervisor_pid", daemon.facts.supervisor_pid}}, {}});
 }
 
 void stop(Daemon& daemon, rpc::Call call) {
-    if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
     daemon.stop([answer = std::move(call.answer)](const std::vector<Receipt>& receipts) {
         answer(rpc::Answer{{{"receipts", to_json(receipts)}}, {}});
     });
@@ -59,11 +56,8 @@ void stop(Daemon& daemon, rpc::Call call) {
 
 /// Workers, channels and graphs stay; the answer leaves before the end.
 void upgrade(const Daemon& daemon, rpc::Call call) {
-    if (const auto known = rpc::only(call.params, {"keeper"}); !known) return call.answer(known.error());
-    const bool with_keeper = !call.params.contains("keeper");
-    const auto wanted = rpc::optional_flag(call.params, "keeper");
-    if (!wanted) return call.answer(wanted.error());
-    daemon.upgrade(with_keeper || *wanted, [&daemon, answer = std::move(call.answer)](const Result<>& checked) {
+    const bool with_keeper = rpc::flag(call.params, "keeper", true);
+    daemon.upgrade(with_keeper, [&daemon, answer = std::move(call.answer)](const Result<>& checked) {
         if (!checked) return answer(checked.error());
         answer(rpc::Answer{
             {{"supervisor_pid", daemon.facts.supervisor_pid}, {"supervisor_starts", daemon.facts.supervisor_starts}},
@@ -74,10 +68,11 @@ void upgrade(const Daemon& daemon, rpc::Call call) {
 }  // namespace
 
 void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon) {
-    methods["daemon.info"] = [&daemon](rpc::Call call) { info(daemon, std::move(call)); };
-    methods["daemon.ping"] = [&daemon](const rpc::Call& call) { ping(daemon, call); };
-    methods["daemon.upgrade"] = [&daemon](rpc::Call call) { upgrade(daemon, std::move(call)); };
-    methods["daemon.stop"] = [&daemon](rpc::Call call) { stop(daemon, std::move(call)); };
+    methods["daemon.info"] = rpc::method({}, [&daemon](rpc::Call call) { info(daemon, std::move(call)); });
+    methods["daemon.ping"] = rpc::method({}, [&daemon](const rpc::Call& call) { ping(daemon, call); });
+    methods["daemon.upgrade"] =
+        rpc::method({"keeper"}, [&daemon](rpc::Call call) { upgrade(daemon, std::move(call)); });
+    methods["daemon.stop"] = rpc::method({}, [&daemon](rpc::Call call) { stop(daemon, std::move(call)); });
 }
 
 }  // namespace bulkhead::supervisor

@@ -4,16 +4,9 @@ namespace bulkhead::supervisor {
 namespace {
 
 void subscribe(Fleet& fleet, const rpc::Call& call) {
-    if (const auto known = rpc::only(call.params, {"models"}); !known) return call.answer(known.error());
-    const auto names = rpc::optional_strings(call.params, "models");
-    if (!names) return call.answer(names.error());
     std::set<std::string> models;
-    if (*names) {
-        for (const auto& name : **names) {
-            if (const auto model = fleet.find(name); !model) return call.answer(model.error());
-            models.insert(name);
-        }
-    }
+    for (const auto& name : rpc::optional_strings(call.params, "models").value_or(std::vector<std::string>{}))
+        models.insert(fleet.find(name).value()->spec.name);
     const auto sink = call.sink.lock();
     if (!sink) return;
     sink->subscribed();
@@ -24,7 +17,7 @@ void subscribe(Fleet& fleet, const rpc::Call& call) {
 }  // namespace
 
 void add_event_methods(rpc::MethodTable& methods, Fleet& fleet) {
-    methods["events.subscribe"] = [&fleet](const rpc::Call& call) { subscribe(fleet, call); };
+    methods["events.subscribe"] = rpc::method({"models"}, [&fleet](const rpc::Call& call) { subscribe(fleet, call); });
 }
 
 }  // namespace bulkhead::supervisor

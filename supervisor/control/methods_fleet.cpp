@@ -6,7 +6,6 @@ namespace bulkhead::supervisor {
 namespace {
 
 void fleet_status(Fleet& fleet, rpc::Call call) {
-    if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
     fleet.status([answer = std::move(call.answer)](json::array rows) {
         answer(rpc::Answer{{{"models", std::move(rows)}}, {}});
     });
@@ -36,7 +35,6 @@ rpc::Answer refusal(const std::string& file, const std::vector<config::Diagnosti
 }
 
 void reload(const Daemon& daemon, rpc::Call call) {
-    if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
     daemon.reload([answer = std::move(call.answer), file = daemon.facts.fleet_file](const Reloaded& reloaded) {
         if (!reloaded.errors.empty()) return answer(refusal(file, reloaded.errors));
         if (reloaded.refused) return answer(*reloaded.refused);
@@ -52,8 +50,9 @@ void reload(const Daemon& daemon, rpc::Call call) {
 }  // namespace
 
 void add_fleet_methods(rpc::MethodTable& methods, Daemon& daemon) {
-    methods["fleet.status"] = [&daemon](rpc::Call call) { fleet_status(daemon.fleet, std::move(call)); };
-    methods["fleet.reload"] = [&daemon](rpc::Call call) { reload(daemon, std::move(call)); };
+    methods["fleet.status"] =
+        rpc::method({}, [&daemon](rpc::Call call) { fleet_status(daemon.fleet, std::move(call)); });
+    methods["fleet.reload"] = rpc::method({}, [&daemon](rpc::Call call) { reload(daemon, std::move(call)); });
 }
 
 }  // namespace bulkhead::supervisor

@@ -32,7 +32,6 @@ json::object to_json(const Gpu& gpu, const std::optional<std::string>& quarantin
 }
 
 void gpu_status(Fleet& fleet, rpc::Call call) {
-    if (const auto known = rpc::only(call.params, {}); !known) return call.answer(known.error());
     read_gpus(fleet.context(), [&fleet, answer = std::move(call.answer)](Result<std::vector<Gpu>> gpus) {
         if (!gpus && gpus.error().code == ErrorCode::queue_full) return answer(gpus.error());
         json::object result{{"nvml", gpus.has_value()}};
@@ -47,16 +46,14 @@ void gpu_status(Fleet& fleet, rpc::Call call) {
 
 /// What is quarantined need not be seen by NVML any more, and NVML need not answer, for it to be lifted.
 void lift(Fleet& fleet, rpc::Call call) {
-    if (const auto known = rpc::only(call.params, {"uuid"}); !known) return call.answer(known.error());
-    const auto uuid = rpc::required_string(call.params, "uuid");
-    if (!uuid) return call.answer(uuid.error());
+    const std::string uuid = rpc::required_string(call.params, "uuid");
     FleetContext& context = fleet.context();
-    if (const auto reason = context.gpu_quarantine.reason(*uuid)) {
-        context.gpu_quarantine.lift(*uuid);
-        spdlog::info("gpu={} quarantine lifted by a person; it was: {}", *uuid, escaped(*reason));
-        return call.answer(rpc::Answer{{{"uuid", *uuid}, {"was", *reason}}, {}});
+    if (const auto reason = context.gpu_quarantine.reason(uuid)) {
+        context.gpu_quarantine.lift(uuid);
+        spdlog::info("gpu={} quarantine lifted by a person; it was: {}", uuid, escaped(*reason));
+        return call.answer(rpc::Answer{{{"uuid", uuid}, {"was", *reason}}, {}});
     }
-    read_gpus(context, [uuid = *uuid, answer = std::move(call.answer)](const Result<std::vector<Gpu>>& gpus) {
+    read_gpus(context, [uuid, answer = std::move(call.answer)](const Result<std::vector<Gpu>>& gpus) {
         const std::string attempt = fmt::format("lifting the quarantine of GPU {}", in_quotes(uuid));
         std::string known;
         if (gpus) {
@@ -74,8 +71,8 @@ void lift(Fleet& fleet, rpc::Call call) {
 }  // namespace
 
 void add_gpu_methods(rpc::MethodTable& methods, Fleet& fleet) {
-    methods["gpu.status"] = [&fleet](rpc::Call call) { gpu_status(fleet, std::move(call)); };
-    methods["gpu.lift"] = [&fleet](rpc::Call call) { lift(fleet, std::move(call)); };
+    methods["gpu.status"] = rpc::method({}, [&fleet](rpc::Call call) { gpu_status(fleet, std::move(call)); });
+    methods["gpu.lift"] = rpc::method({"uuid"}, [&fleet](rpc::Call call) { lift(fleet, std::move(call)); });
 }
 
 }  // namespace bulkhead::supervisor

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/text.h"
@@ -82,54 +83,58 @@ std::string error_line(const json::value& id, int number, const Error& error, js
 
 int number_of(const Error& error) { return error.code == ErrorCode::input_invalid ? wrong_parameters : failed; }
 
-Result<> only(const json::object& params, std::initializer_list<std::string_view> known) {
-    for (const auto& [name, value] : params) {
-        if (std::find(known.begin(), known.end(), std::string_view{name}) != known.end()) continue;
-        std::string names;
-        for (const std::string_view one : known) names += (names.empty() ? "" : ", ") + std::string{one};
-        return invalid(fmt::format("unknown parameter \"{}\"", escaped(name)),
-                       names.empty() ? "this method has none" : "there is " + names);
-    }
-    return {};
+Method method(std::initializer_list<std::string_view> parameters, Method run) {
+    return [known = std::vector(parameters), run = std::move(run)](Call call) {
+        const auto answer = call.answer;
+        try {
+            for (const auto& [name, value] : call.params)
+                if (std::ranges::find(known, std::string_view{name}) == known.end())
+                    throw ErrorException{invalid(
+                        fmt::format("unknown parameter \"{}\"", escaped(name)),
+                        known.empty() ? "this method has none" : fmt::format("there is {}", fmt::join(known, ", ")))};
+            run(std::move(call));
+        } catch (const ErrorException& refused) {
+            answer(refused.error());
+        }
+    };
 }
 
-Result<std::string> required_string(const json::object& params, std::string_view name) {
-    const auto value = string_member(params, name);
-    if (!value) return invalid(fmt::format("parameter \"{}\" is missing or no string", name), "give it as a string");
-    return *value;
+std::string required_string(const json::object& params, std::string_view name) {
+    if (auto value = string_member(params, name)) return std::move(*value);
+    throw ErrorException{
+        invalid(fmt::format("parameter \"{}\" is missing or no string", name), "give it as a string")};
 }
 
-Result<std::optional<std::uint64_t>> optional_count(const json::object& params, std::string_view name,
-                                                    std::uint64_t max) {
-    if (!params.contains(name)) return std::optional<std::uint64_t>{};
+std::optional<std::uint64_t> optional_count(const json::object& params, std::string_view name, std::uint64_t max) {
+    if (!params.contains(name)) return std::nullopt;
     const auto value = unsigned_member(params, name);
-    if (!value || *value > max)
-        return invalid(
-            fmt::format("parameter \"{}\" is {}", name, escaped(json::serialize(params.at(name)).substr(0, 64))),
-            fmt::format("give a whole number from 0 to {}", max));
-    return value;
+    if (value && *value <= max) return value;
+    throw ErrorException{
+        invalid(fmt::format("parameter \"{}\" is {}", name, escaped(json::serialize(params.at(name)).substr(0, 64))),
+                fmt::format("give a whole number from 0 to {}", max))};
 }
 
-Result<bool> optional_flag(const json::object& params, std::string_view name) {
+bool flag(const json::object& params, std::string_view name, bool otherwise) {
     const json::value* value = params.if_contains(name);
-    if (value == nullptr) return false;
-    if (!value->is_bool())
-        return invalid(fmt::format("parameter \"{}\" is {}", name, kind_of(*value)), "give true or false");
-    return value->get_bool();
+    if (value == nullptr) return otherwise;
+    if (value->is_bool()) return value->get_bool();
+    throw ErrorException{
+        invalid(fmt::format("parameter \"{}\" is {}", name, kind_of(*value)), "give true or false")};
 }
 
-Result<std::optional<std::vector<std::string>>> optional_strings(const json::object& params, std::string_view name) {
+std::optional<std::vector<std::string>> optional_strings(const json::object& params, std::string_view name) {
     const json::value* value = params.if_contains(name);
-    if (value == nullptr) return std::optional<std::vector<std::string>>{};
-    const Error wrong = invalid(fmt::format("parameter \"{}\" is no list of strings", name), "give [\"A\", \"B\"]");
-    if (!value->is_array() || value->get_array().empty()) return wrong;
+    if (value == nullptr) return std::nullopt;
+    const ErrorException wrong{
+        invalid(fmt::format("parameter \"{}\" is no list of strings", name), "give [\"A\", \"B\"]")};
+    if (!value->is_array() || value->get_array().empty()) throw wrong;
     std::vector<std::string> strings;
     for (const json::value& one : value->get_array()) {
-        if (!one.is_string()) return wrong;
-        const std::string text{one.get_string().begin(), one.get_string().end()};
-        if (std::find(strings.begin(), strings.end(), text) == strings.end()) strings.push_back(text);
+        if (!one.is_string()) throw wrong;
+        const std::string text{one.get_string()};
+        if (std::ranges::find(strings, text) == strings.end()) strings.push_back(text);
     }
-    return std::optional{std::move(strings)};
+    return strings;
 }
 
 }  // namespace bulkhead::supervisor::rpc

@@ -71,15 +71,17 @@ struct Call {
 using Method = std::function<void(Call)>;
 using MethodTable = std::map<std::string, Method, std::less<>>;
 
-// --- parameters; errors are input_invalid and name the parameter
+/// A method with parameters of these names alone. An ErrorException that `run` throws is its answer.
+[[nodiscard]] Method method(std::initializer_list<std::string_view> parameters, Method run);
 
-[[nodiscard]] Result<> only(const json::object& params, std::initializer_list<std::string_view> known);
-[[nodiscard]] Result<std::string> required_string(const json::object& params, std::string_view name);
-[[nodiscard]] Result<std::optional<std::uint64_t>> optional_count(const json::object& params, std::string_view name,
-                                                                  std::uint64_t max);
-[[nodiscard]] Result<bool> optional_flag(const json::object& params, std::string_view name);
+// --- parameters; all throw ErrorException: input_invalid, which names the parameter
+
+[[nodiscard]] std::string required_string(const json::object& params, std::string_view name);
+[[nodiscard]] std::optional<std::uint64_t> optional_count(const json::object& params, std::string_view name,
+                                                          std::uint64_t max);
+[[nodiscard]] bool flag(const json::object& params, std::string_view name, bool otherwise = false);
 /// A list of strings, without repetitions; empty when absent.
-[[nodiscard]] Result<std::optional<std::vector<std::string>>> optional_strings(const json::object& params,
-                                                                               std::string_view name);
+[[nodiscard]] std::optional<std::vector<std::string>> optional_strings(const json::object& params,
+                                                                       std::string_view name);
 
 }  // namespace bulkhead::supervisor::rpc

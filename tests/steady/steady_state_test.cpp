@@ -1,9 +1,9 @@
-// What one request costs once everything is warm: a wake-up of the worker and one of the client. A worker and a client of
-// the real thing, with switches and page faults as the kernel counts them, and system calls by strace.
+// What one request costs once everything is warm: a wake-up of the worker and one of the client. A worker and a client
+// of the real thing, with switches and page faults as the kernel counts them, and system calls by strace.
 //
-// Switches and faults are counted in rounds, and the best round is looked at: whatever is done once in a round's requests
-// shows in every round, while a worker that says on its link that it is idle, or is asked for its statistics, shows in
-// few.
+// Switches and faults are counted in rounds, and the best round is looked at: whatever is done once in a round's
+// requests shows in every round, while a worker that says on its link that it is idle, or is asked for its statistics,
+// shows in few.
 
 #include <fcntl.h>
 #include <sched.h>

@@ -163,10 +163,12 @@ class Channel(PlacingChannel):
         self._raise_if_ended()
         declared = self.core.declared(method)
         tensors, more = declared.split({**inputs, **named} if inputs else named)
-        placed = [(name, self._waited(self._placed(value, declared.dtypes.get(name)))) for name, value in tensors.items()]
+        own = self.core.slabs.own  # without the steps of placing
+        placed = [(name, own(value) or self._waited(self._placed(value, declared.dtypes.get(name)))) for name, value in tensors.items()]
         request = self.core.submit(method, placed, {**more, **parameters} if parameters else more, deadline, retry_safe)
-        request.until = time.monotonic() + patience + GRACE_SECONDS
-        self._flush(time.monotonic() + SEND_SECONDS)
+        now = time.monotonic()
+        request.until = now + patience + GRACE_SECONDS
+        self._flush(now + SEND_SECONDS)
         return request
 
     def wait(self, request: Request) -> Reply:

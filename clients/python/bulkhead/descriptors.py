@@ -5,11 +5,16 @@ from __future__ import annotations
 import array
 import socket
 
+_FD_BYTES = array.array("i").itemsize
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: what the enumeration computes is an object each time
+
 
 def receive(sock: socket.socket, bytes_max: int, fds_max: int) -> tuple[bytes, list[int], int]:
     """Data, descriptors, which are the caller's, and flags of one packet. ``socket.recv_fds`` takes no MSG_CMSG_CLOEXEC."""
+    data, ancillary, flags, _ = sock.recvmsg(bytes_max, socket.CMSG_LEN(fds_max * _FD_BYTES), _CLOSE_ON_EXEC)
+    if not ancillary:
+        return data, [], flags
     fds = array.array("i")
-    data, ancillary, flags, _ = sock.recvmsg(bytes_max, socket.CMSG_LEN(fds_max * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])

@@ -7,7 +7,7 @@ import json
 import re
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 from .errors import Error
 
@@ -100,6 +100,31 @@ class Layout:
         return result
 
 
+class Message:
+    """A message that each request needs, packed by one struct: header, own members, and those of the tensors or leases that
+    it lists."""
+
+    def __init__(self, kind: str, own: Layout, listed: Layout) -> None:
+        self._kind = MESSAGE[kind]
+        self._head, self._listed = HEADER.flat.format + own.flat.format[1:], listed.flat.format[1:]
+        self._structs: dict[int, struct.Struct] = {}
+
+    def pack(self, number: int, flags: int, count: int, members: Sequence[Any], text: bytes = b"") -> bytes:
+        """``members``: all but the header's, in their order. ``text`` follows them. Raises ``input_invalid`` beyond a packet's
+        bound."""
+        one = self._structs.get(count)
+        if one is None:
+            one = self._structs[count] = struct.Struct(self._head + count * self._listed)
+        size = one.size + len(text)
+        if size > LIMITS["packet_bytes_max"]:
+            raise too_large(size)
+        return one.pack(MAGIC, VERSION, self._kind, size, flags, number, 0, *members) + text
+
+
+def too_large(size: int) -> Error:
+    return Error("input_invalid", f"a message of {size} bytes", "send fewer tensors or smaller parameters")
+
+
 def printable(text: str) -> str:
     """With question marks for what no text field takes."""
     return _UNPRINTABLE.sub("?", text)
@@ -141,3 +166,6 @@ CLOSING = Layout("Closing")
 SLAB_LEND = Layout("SlabLend")
 SLAB_NAME = Layout("SlabName")
 EVENT_OFFER = Layout("EventOffer")
+
+INFER_MESSAGE = Message("infer", INFER, TENSOR)
+RELEASE_MESSAGE = Message("release", RELEASE, LEASE)

@@ -13,31 +13,28 @@ from .errors import Error, broken
 from .layout import ERROR_NAMES, FEATURE, FLAG, LIMITS, MESSAGE
 from .memory import Mapping
 from .shared_tensors import Output
-from .slabs import Placed, Slabs
+from .slabs import Packet, Placed, Slabs
 
 if TYPE_CHECKING:
     from .cuda import Events
 
 _HEADER_BYTES = layout.HEADER.size
-_HEADER, _INFER, _RESULT = layout.HEADER.flat, layout.INFER.flat, layout.RESULT.flat
+_HEADER, _RESULT = layout.HEADER.flat, layout.RESULT.flat
 _METHOD_BYTES_MAX = layout.INFER.text_bytes_max["method"]
 FEATURES = FEATURE["streaming"] | FEATURE["lending"] | FEATURE["returning"] | FEATURE["packing"]
 
 #: Parts of one answer that have come and that nobody has taken: then it is cancelled.
 PARTS_MAX = 4096
 
-#: One message to send, and the mapping whose descriptor goes with it.
-Packet = tuple[bytes, "Mapping | None"]
-
 
 def packet(kind: str, body: bytes = b"", request_id: int = 0, flags: int = 0) -> bytes:
     size = _HEADER_BYTES + len(body)
     if size > LIMITS["packet_bytes_max"]:
-        raise Error("input_invalid", f"a message of {size} bytes", "send fewer tensors or smaller parameters")
+        raise layout.too_large(size)
     return _HEADER.pack(layout.MAGIC, layout.VERSION, MESSAGE[kind], size, flags, request_id, 0) + body
 
 
-def _object(body: memoryview, at: int, size: int) -> dict[str, Any]:
+def _object(body: bytes | memoryview, at: int, size: int) -> dict[str, Any]:
     """The JSON object that a message ends with."""
     if at + size != len(body):
         raise broken(f"a message of {len(body)} bytes that says it has {at + size}")
@@ -56,8 +53,10 @@ class Declared:
 
     def split(self, named: MappingType[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Inputs and parameters."""
+        if self.parameters.isdisjoint(named):
+            return dict(named), {}
         inputs = {name: value for name, value in named.items() if name not in self.parameters}
-        return inputs, {name: value for name, value in named.items() if name in self.parameters} if len(inputs) < len(named) else {}
+        return inputs, {name: value for name, value in named.items() if name in self.parameters}
 
 
 class Reply(MappingType[str, Output]):
@@ -83,10 +82,14 @@ class Reply(MappingType[str, Output]):
         return f"Reply({', '.join(repr(output) for output in self._outputs.values())})"
 
 
+def _nothing() -> None:
+    pass
+
+
 class Request:
     """One request in flight: for ``Channel.wait``, ``stream`` and ``cancel``."""
 
-    def __init__(self, number: int, method: str, inputs: Sequence[Placed]) -> None:
+    def __init__(self, number: int, method: str, inputs: list[Placed]) -> None:
         self.number = number
         self.method = method
         self.parts: deque[Reply] = deque()  #: of a streamed request, not yet taken
@@ -95,9 +98,9 @@ class Request:
         self.abandoned = False
         self.spoiled: Error | None = None  #: how it ends, whatever still comes: its parts cannot be kept, or not be read
         self.until = 0.0  # the caller's own patience, on its clock
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = _nothing
         # The worker borrows these until it answers, whatever the caller does with them.
-        self._borrowed = list(inputs)
+        self._borrowed = inputs
 
     def answer(self, part: Reply) -> None:
         """The channel's: a part has come."""
@@ -131,7 +134,7 @@ class ChannelCore:
         self.in_flight_max = 0
         self.features = 0  #: agreed
         self.ended: Error | None = None  #: why; set once
-        self.slabs = Slabs(self._send, wake, events)
+        self.slabs = Slabs(self.outgoing, self._send, wake, events)
         self._slab_count: int | None = None
         self._requests: dict[int, Request] = {}
         self._last = 0
@@ -214,11 +217,14 @@ class ChannelCore:
             raise Error("input_invalid", f"{len(inputs)} tensors and {len(text)} bytes of parameters",
                         f"at most {LIMITS['tensors_max']} and {LIMITS['json_bytes_max']}")  # fmt: skip
         milliseconds = 0 if deadline is None else min(max(int(deadline * 1000), 1), 0xFFFFFFFF)
-        body = _INFER.pack(layout.text_field("Infer.method", method, _METHOD_BYTES_MAX), milliseconds, len(inputs), 0, len(text), 0)
+        members = [layout.text_field("Infer.method", method, _METHOD_BYTES_MAX), milliseconds, len(inputs), 0, len(text), 0]
         for name, placed in inputs:
-            body += placed.describe(name)
+            members += placed.members(name)
+        number = self._last + 1
+        data = layout.INFER_MESSAGE.pack(number, FLAG["retry_safe"] if retry_safe else 0, len(inputs), members, text)
+        self._last = number
         self.settle()  # first: the worker may need the room for this very request
-        number = self._send("infer", body + text, ask=True, flags=FLAG["retry_safe"] if retry_safe else 0)
+        self.outgoing.append((data, None))
         request = self._requests[number] = Request(number, method, [placed for _, placed in inputs])
         return request
 
@@ -238,18 +244,18 @@ class ChannelCore:
 
     # --- what the worker says
 
-    def receive(self, data: bytes, fds: Sequence[int]) -> None:
-        """Takes over the descriptors. A worker that breaks the protocol ends the channel; ``ended`` then says why."""
-        left = list(fds)
+    def receive(self, data: bytes, fds: list[int]) -> None:
+        """Takes over the descriptors, and empties the list. A worker that breaks the protocol ends the channel; ``ended`` then
+        says why."""
         try:
-            self._receive(data, left)
+            self._receive(data, fds)
         except Error as error:
             self.end(error)
         except (struct.error, KeyError, ValueError, RecursionError) as error:
             self.end(broken(f"a message that cannot be read: {error}"))
         finally:
-            for fd in left:
-                os.close(fd)
+            while fds:
+                os.close(fds.pop())
 
     def _receive(self, data: bytes, fds: list[int]) -> None:
         magic, version, kind, size, flags, request_id, _ = _HEADER.unpack_from(data)
@@ -260,10 +266,10 @@ class ChannelCore:
         if self._slab_count is None and kind not in (MESSAGE["welcome"], MESSAGE["error"]):
             raise broken("the worker spoke before its welcome")
         self._channel_error = None
-        body = memoryview(data)[_HEADER_BYTES:]
         if kind == MESSAGE["result"]:
-            self._on_result(body, request_id, bool(flags & FLAG["more"]))
-        elif kind == MESSAGE["welcome"]:
+            return self._on_result(data, request_id, bool(flags & FLAG["more"]))
+        body = memoryview(data)[_HEADER_BYTES:]
+        if kind == MESSAGE["welcome"]:
             self._on_welcome(body)
         elif kind == MESSAGE["slab_offer"]:
             self.slabs.on_offer(body, request_id, fds)
@@ -296,22 +302,22 @@ class ChannelCore:
         self.slabs.agree(self.features, welcome["slab_bytes_max"])
         self._slab_count = welcome["slab_count"]
 
-    def _on_result(self, body: memoryview, request_id: int, more: bool) -> None:
-        tensor_count, _, json_bytes, queued_us, run_us, _ = _RESULT.unpack_from(body)
+    def _on_result(self, data: bytes, request_id: int, more: bool) -> None:
+        tensor_count, _, json_bytes, queued_us, run_us, _ = _RESULT.unpack_from(data, _HEADER_BYTES)
         request = self._requests.get(request_id)
         if request is None or (more and not self.features & FEATURE["streaming"]):
             raise broken(f"a result for request {request_id}, which is not in flight")
-        at = _RESULT.size
+        at = _HEADER_BYTES + _RESULT.size
         outputs = []
         why: Error | None = None
         for _ in range(tensor_count):
-            output = self.slabs.output(body, at)
+            output = self.slabs.output(data, at)
             if isinstance(output, Error):
                 why = output.during(f"request {request_id} ({request.method}): its result cannot be mapped")
             else:
                 outputs.append(output)
             at += layout.TENSOR.size
-        reply = Reply(outputs, _object(body, at, json_bytes), queued_us, run_us, more)
+        reply = Reply(outputs, _object(data, at, json_bytes), queued_us, run_us, more)
         if why is None:
             request.answer(reply)
             if more and len(request.parts) >= PARTS_MAX:

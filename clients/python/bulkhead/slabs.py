@@ -18,8 +18,9 @@ from .tensors import DTYPE_NAMES, DTYPE_NUMBERS, ITEM_BYTES, Source, check_shape
 if TYPE_CHECKING:
     from .cuda import Events
 
-_TENSOR, _LEASE, _RELEASE = layout.TENSOR.flat, layout.LEASE.flat, layout.RELEASE.flat
+_TENSOR = layout.TENSOR.flat
 _NAME_BYTES_MAX = layout.TENSOR.text_bytes_max["name"]
+_RANK_MAX = LIMITS["rank_max"]
 IDLE_SECONDS = 30.0  #: an input slab other than the first that was empty for so long is returned
 
 
@@ -27,6 +28,10 @@ class Send(Protocol):
     """Puts one message into the queue, and the mapping's descriptor beside it. Returns the number of the request."""
 
     def __call__(self, kind: str, body: bytes, *, ask: bool = False, fd_of: Mapping | None = None) -> int: ...
+
+
+#: One message to send, and the mapping whose descriptor goes with it.
+Packet = tuple[bytes, "Mapping | None"]
 
 
 class Loan:
@@ -63,12 +68,13 @@ class Placed:
         if loan is not None:
             loan.use(self)
 
-    def describe(self, name: str) -> bytes:
+    def members(self, name: str) -> tuple[Any, ...]:
+        """Of its TensorDescriptor."""
         lease = self.lease
         written = 0 if lease.events is None else lease.events.record_behind(lease.streams)
-        return _TENSOR.pack(layout.text_field("TensorDescriptor.name", name, _NAME_BYTES_MAX), DTYPE_NUMBERS[self.dtype],
-                            len(self.shape), 0, written, self._slab_id, 0, lease.offset, lease.size_bytes, lease.generation,
-                            *_dims_and_strides(self.shape))  # fmt: skip
+        return (layout.text_field("TensorDescriptor.name", name, _NAME_BYTES_MAX), DTYPE_NUMBERS[self.dtype],
+                len(self.shape), 0, written, self._slab_id, 0, lease.offset, lease.size_bytes, lease.generation,
+                *_dims_and_strides(self.shape))  # fmt: skip
 
 
 @functools.lru_cache(maxsize=256)
@@ -111,10 +117,11 @@ class _Growing:
 
 
 class Slabs:
-    """``send`` queues messages; ``wake`` is called, on any thread, when ``settle`` has something to do. ``events``: the
-    channel's part in a GPU, where it has one."""
+    """``outgoing`` and ``send`` take messages; ``wake`` is called, on any thread, when ``settle`` has something to do.
+    ``events``: the channel's part in a GPU, where it has one."""
 
-    def __init__(self, send: Send, wake: Callable[[], None], events: Events | None = None) -> None:
+    def __init__(self, outgoing: deque[Packet], send: Send, wake: Callable[[], None], events: Events | None = None) -> None:
+        self._outgoing = outgoing
         self._send = send
         self._wake = wake
         self.events = events
@@ -363,13 +370,14 @@ class Slabs:
 
     def output(self, body: bytes | memoryview, at: int) -> Output | Error:
         """The tensor that a result describes there; why there is none, where it lies in a slab that could not be mapped here."""
-        field, number, rank, _, ready, slab_id, _, offset, lease_bytes, generation, *extents = _TENSOR.unpack_from(body, at)
+        members = _TENSOR.unpack_from(body, at)
+        field, number, rank, _, ready, slab_id, _, offset, lease_bytes, generation = members[:10]
         name = field.partition(b"\0")[0].decode()
         dtype = DTYPE_NAMES.get(number)
         region = self._outputs.get(slab_id)
-        if dtype is None or rank > LIMITS["rank_max"] or region is None:
+        if dtype is None or rank > _RANK_MAX or region is None:
             raise broken(f'output "{name}" has an unknown dtype, rank or slab')
-        shape, size = _shape_and_bytes(tuple(extents[:rank]), dtype)
+        shape, size = _shape_and_bytes(members[10 : 10 + rank], dtype)
         if size != lease_bytes or offset % ALIGNMENT or offset + size > region.size_bytes:
             raise broken(f'output "{name}" of {size} bytes does not lie in its slab')
         events = self.events if region.device != CPU else None
@@ -388,8 +396,11 @@ class Slabs:
     def settle(self, now: float | None = None) -> None:
         """Tells the worker of everything that is no longer needed."""
         while self._releases:
-            batch = [self._let_go(*self._releases.popleft()) for _ in range(min(len(self._releases), LIMITS["release_leases_max"]))]
-            self._send("release", _RELEASE.pack(len(batch), 0) + b"".join(batch))
+            count = min(len(self._releases), LIMITS["release_leases_max"])
+            members = [count, 0]
+            for _ in range(count):
+                members += self._let_go(*self._releases.popleft())
+            self._outgoing.append((layout.RELEASE_MESSAGE.pack(0, 0, count, members), None))
         if self._open_loans:
             for loan in [one for one in self._open_loans if one.is_over]:
                 self._open_loans.remove(loan)
@@ -404,10 +415,10 @@ class Slabs:
         if len(self._inputs) > 1 and self._features & FEATURE["returning"]:
             self._return_idle_inputs(time.monotonic() if now is None else now)
 
-    def _let_go(self, slab_id: int, offset: int, size_bytes: int, generation: int, streams: set[int] | None) -> bytes:
-        """What was queued to read it may still be under way on the GPU."""
+    def _let_go(self, slab_id: int, offset: int, size_bytes: int, generation: int, streams: set[int] | None) -> tuple[int, ...]:
+        """The members of its LeaseRef. What was queued to read it may still be under way on the GPU."""
         event_id = 0 if streams is None or self.events is None else self.events.record_behind(streams)
-        return _LEASE.pack(slab_id, event_id, offset, size_bytes, generation)
+        return slab_id, event_id, offset, size_bytes, generation
 
     def _return_idle_inputs(self, now: float) -> None:
         for slab in self._inputs[1:]:

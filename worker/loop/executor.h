@@ -19,7 +19,7 @@ namespace bulkhead::worker {
 /// The model's thread is the only one that touches the model: it loads, runs and resets it, and faults in large slabs.
 /// These are jobs, done one after another in the order of `post`. In between it runs the event loop, so the thread that
 /// a request wakes also runs it. While a job takes long, the cover runs the loop in its place: nothing on the loop
-/// waits for a job for more than `limits::cover_looks_every` and twice `limits::cover_after`.
+/// waits for a job for longer than `limits::cover_looks_every` and `limits::cover_after` together.
 ///
 /// A report of where this process hangs shows the model's thread, or the cover where that thread waits for it.
 class Executor {

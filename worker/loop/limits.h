@@ -30,10 +30,10 @@ inline constexpr std::chrono::milliseconds link_flush = 1s;
 
 /// Messages waiting for one client that does not read, besides what its socket holds.
 inline constexpr std::size_t outbox_messages_max = 256;
-/// A job may keep the event loop for so long, at most twice: then the cover runs the loop.
+/// A job that is the same at two looks of the cover, so far apart, is long: the cover then runs the loop.
 inline constexpr std::chrono::microseconds cover_after = 500us;
-/// While short jobs come and go, the cover looks for a long one this rarely: a look costs the request that it meets
-/// 25 us.
+/// While short jobs come and go, the cover begins to look for a long one only this often: a look costs the request that
+/// it meets 25 us.
 inline constexpr std::chrono::microseconds cover_looks_every = 4ms;
 /// What the loop handles between two jobs of which the second already waits: at 32 packets each, less than a
 /// millisecond.

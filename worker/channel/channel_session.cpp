@@ -375,59 +375,38 @@ void ChannelSession::on_message(const channel::Release& message) {
 
 void ChannelSession::part(const Request& request, std::span<const std::int32_t> tokens) {
     if (is_closed()) return;
-    auto stream = std::ranges::find(token_streams_, request.id, &generation::TokenStream::request);
-    if (stream == token_streams_.end())
-        stream = token_streams_.emplace(stream, request.id, context_.dispatcher.steps()->method().shape.codebooks);
-    stream->add(tokens);
+    token_streams_.add(request.id, context_.dispatcher.steps()->method().shape.codebooks, tokens);
     send_parts();
 }
 
 /// Sends as much as the client reads. The rest is kept until its socket has room.
 void ChannelSession::send_parts() {
-    for (generation::TokenStream& stream : token_streams_)
-        while (!stream.empty() && is_open()) {
-            if (!stream_->has_room())
-                return unread_streams_.no_later_than(*stream.unread_since() + context_.unread_stream);
-            send_part(stream);
-        }
+    while (is_open() && !token_streams_.empty()) {
+        if (!stream_->has_room())
+            return unread_streams_.no_later_than(*token_streams_.unread_since() + context_.unread_stream);
+        send_part(*token_streams_.take_part());
+    }
 }
 
-void ChannelSession::send_part(generation::TokenStream& stream) {
-    const auto part = channel::encode(channel::InferResult{stream.request(), true, {}, stream.take_part()});
-    if (part) send(*part);
+void ChannelSession::send_part(const channel::InferResult& part) {
+    if (const auto message = channel::encode(part)) send(*message);
 }
 
 std::optional<Clock::time_point> ChannelSession::end_unread_streams() {
-    std::vector<std::uint64_t> unread;
-    for (const generation::TokenStream& stream : token_streams_)
-        if (stream.unread_since() && *stream.unread_since() + context_.unread_stream <= Clock::now())
-            unread.push_back(stream.request());
-    for (const std::uint64_t request : unread)
+    for (const std::uint64_t request : token_streams_.unread_since(Clock::now() - context_.unread_stream))
         context_.dispatcher.end_stream(id_, request,
                                        Error{ErrorCode::cancelled,
                                              fmt::format("request {}: its client took no part of the stream for {} ms",
                                                          request, context_.unread_stream.count()),
                                              "read the parts as they come, or open the channel without streaming"});
-    std::optional<Clock::time_point> due;
-    for (const generation::TokenStream& stream : token_streams_)
-        if (const auto since = stream.unread_since()) {
-            const Clock::time_point ends = *since + context_.unread_stream;
-            due = due ? std::min(*due, ends) : ends;
-        }
-    return due;
-}
-
-/// The request is answered next. `send_rest`: sends its remaining parts first, whether the client reads or not.
-void ChannelSession::end_stream(std::uint64_t request, bool send_rest) {
-    const auto stream = std::ranges::find(token_streams_, request, &generation::TokenStream::request);
-    if (stream == token_streams_.end()) return;
-    while (send_rest && !stream->empty() && is_open()) send_part(*stream);
-    token_streams_.erase(stream);
+    const auto since = token_streams_.unread_since();
+    return since ? std::optional{*since + context_.unread_stream} : std::nullopt;
 }
 
 void ChannelSession::completed(const Request& request, Completion completion) {
     if (is_closed()) return;
-    end_stream(request.id, true);
+    while (auto rest = token_streams_.take_part(request.id)) send_part(*rest);  // whether the client reads or not
+    token_streams_.end(request.id);
     send_offers();  // of slabs that this result may lie in
     const auto result =
         channel::encode(channel::InferResult{request.id, false, completion.outputs.tensors(),
@@ -438,7 +417,7 @@ void ChannelSession::completed(const Request& request, Completion completion) {
 }
 
 void ChannelSession::failed(const Request& request, const Error& error) {
-    end_stream(request.id, false);
+    token_streams_.end(request.id);
     fail(request.id, error);
 }
 

@@ -9,7 +9,7 @@
 #include <boost/asio/io_context.hpp>
 
 #include "config/fleet.h"
-#include "worker/channel/token_stream.h"
+#include "worker/channel/token_streams.h"
 #include "worker/link/identity.h"
 #include "worker/link/link_messages.h"
 #include "worker/loop/alarm.h"
@@ -134,8 +134,7 @@ private:
     Result<> try_submit(channel::Infer& message);
     [[nodiscard]] std::size_t unanswered() const;
     void send_parts();
-    void send_part(generation::TokenStream& stream);
-    void end_stream(std::uint64_t request, bool send_rest);
+    void send_part(const channel::InferResult& part);
     [[nodiscard]] std::optional<Clock::time_point> end_unread_streams();
 
     void send(std::span<const std::byte> bytes, int fd = -1);
@@ -156,9 +155,9 @@ private:
     State state_ = State::awaiting_hello;
     std::shared_ptr<PacketStream> stream_;
     std::shared_ptr<ChannelSlabs> slabs_;
-    std::vector<generation::TokenStream> token_streams_;  ///< of requests that have given tokens and are not answered
-    std::vector<const Request*> in_flight_;               ///< the dispatcher's; from submit to `let_go`
-    std::size_t slabs_pending_ = 0;                       ///< being made on the executor
+    TokenStreams token_streams_;
+    std::vector<const Request*> in_flight_;  ///< the dispatcher's; from submit to `let_go`
+    std::size_t slabs_pending_ = 0;          ///< being made on the executor
     std::uint32_t violations_ = 0;
     Alarm hello_deadline_;
     Alarm idle_slabs_;

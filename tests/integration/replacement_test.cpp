@@ -114,7 +114,7 @@ TEST_F(Replacement, AnUpgradeWhoseKeeperIsBrokenFails) {
     install_script("bulkheadd", "exit 1");
     const Finished upgraded = daemon->cli({"upgrade"});
     EXPECT_EQ(upgraded.exit_code, 1);
-    EXPECT_THAT(upgraded.err, HasSubstr("not executed anew"));
+    EXPECT_THAT(upgraded.err, HasSubstr("not re-executed"));
     EXPECT_EQ(daemon->pid("m"), worker);
     EXPECT_EQ(daemon->call("daemon.info").value().at("keeper_executions").as_int64(), 0);
 

@@ -20,15 +20,17 @@ enum Exit : int { exit_done = 0, exit_failed = 1, exit_usage = 2, exit_no_daemon
 struct Session {
     std::optional<std::filesystem::path> socket;
     bool json = false;
-    std::function<Result<int>()> command;
+    /// Returns  an exit status. Throws  ErrorException: why it could not be done
+    std::function<int()> command;
 
-    [[nodiscard]] Result<ControlClient> connect() const { return ControlClient::connect(find_socket(socket)); }
-    /// Connects and asks one question, which the daemon answers from memory. Returns  the result
-    [[nodiscard]] Result<boost::json::value> ask(std::string_view method, boost::json::object params = {}) const;
+    /// Throws  ErrorException, as `ControlClient::connect`
+    [[nodiscard]] ControlClient connect() const { return ControlClient::connect(find_socket(socket)).value(); }
+    /// Connects and asks one question, which the daemon answers from memory. Throws  ErrorException
+    [[nodiscard]] boost::json::value ask(std::string_view method, boost::json::object params = {}) const;
 };
 
 /// `run` is the program where the command line names `command`.
-void when_chosen(CLI::App* command, Session& session, std::function<Result<int>()> run);
+void when_chosen(CLI::App* command, Session& session, std::function<int()> run);
 
 /// Each adds one command, or a family of them, to the application; its callback sets `session.command`.
 void add_up(CLI::App& app, Session& session);

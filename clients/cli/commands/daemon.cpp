@@ -21,13 +21,13 @@
 namespace bulkhead::cli {
 namespace {
 
-Result<int> validate(const Session& session, const std::filesystem::path& file) {
+int validate(const Session& session, const std::filesystem::path& file) {
     const config::ReadFleet read = config::read_fleet(file);
     const int status = read.ok() ? exit_done : exit_config_invalid;
     if (session.json) {
         const json::object all{{"errors", diagnostics_json(read.diagnostics)},
                                {"warnings", diagnostics_json(read.warnings)}};
-        if (const auto printed = print_json(all); !printed) return printed.error();
+        print_json(all);
         return status;
     }
     std::fputs(render_warnings(read.warnings, Style::of(stderr)).c_str(), stderr);
@@ -50,10 +50,10 @@ Error first_error(const config::ReadFleet& read) {
     return error;
 }
 
-Result<int> up(const Session& session, const std::filesystem::path& fleet) {
+int up(const Session& session, const std::filesystem::path& fleet) {
     const config::ReadFleet read = config::read_fleet(fleet);
     if (!read.ok()) {
-        if (session.json) return first_error(read);
+        if (session.json) throw ErrorException{first_error(read)};
         std::fputs(render_diagnostics(read.diagnostics, Style::of(stderr)).c_str(), stderr);
         return exit_config_invalid;
     }
@@ -64,43 +64,41 @@ Result<int> up(const Session& session, const std::filesystem::path& fleet) {
         const std::string who = info ? " (pid " + text_member(info->result, "keeper_pid") + ", fleet " +
                                            text_member(info->result, "fleet") + ")"
                                      : "";
-        return Error{ErrorCode::already_running,
-                     fmt::format("starting a daemon on {}: one answers there{}", socket.string(), who),
-                     "use that one, or end it first with `bulkhead down`"};
+        throw ErrorException{{ErrorCode::already_running,
+                              fmt::format("starting a daemon on {}: one answers there{}", socket.string(), who),
+                              "use that one, or end it first with `bulkhead down`"}};
     }
-    const Result<json::value> info = start_daemon({daemon_beside_us(), read.fleet.source, socket});
-    if (!info) return info.error();
-    return session.json ? print_json(*info) : print(render_info(*info, Style::of(stdout)));
+    const json::value info = start_daemon({daemon_beside_us(), read.fleet.source, socket}).value();
+    return session.json ? print_json(info) : print(render_info(info, Style::of(stdout)));
 }
 
-Result<> wait_for_end(int pidfd, std::int64_t pid) {
+void wait_for_end(int pidfd, std::int64_t pid) {
     pollfd ended{pidfd, POLLIN, 0};
-    if (::poll(&ended, 1, static_cast<int>(limits::keeper_end.count())) > 0) return {};
-    return Error{ErrorCode::deadline_exceeded,
-                 fmt::format("stopping the daemon: all is unloaded, but its keeper, pid {}, still runs after {} s", pid,
-                             limits::keeper_end.count() / 1000),
-                 "see logs/ beside the control socket"};
+    if (::poll(&ended, 1, static_cast<int>(limits::keeper_end.count())) > 0) return;
+    throw ErrorException{
+        {ErrorCode::deadline_exceeded,
+         fmt::format("stopping the daemon: all is unloaded, but its keeper, pid {}, still runs after {} s", pid,
+                     limits::keeper_end.count() / 1000),
+         "see logs/ beside the control socket"}};
 }
 
-Result<int> down(const Session& session) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    const Result<Answer> info = control->call("daemon.info", {}, limits::answer);
-    if (!info) return info.error();
-    const std::int64_t keeper = integer_member(info->result, "keeper_pid").value_or(0);
+int down(const Session& session) {
+    ControlClient control = session.connect();
+    const Answer info = control.call("daemon.info", {}, limits::answer).value();
+    const std::int64_t keeper = integer_member(info.result, "keeper_pid").value_or(0);
     const UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(keeper), 0))};
-    if (!pidfd && errno != ESRCH) return system_error(fmt::format("watching the keeper, pid {}", keeper), errno);
+    if (!pidfd && errno != ESRCH)
+        throw ErrorException{system_error(fmt::format("watching the keeper, pid {}", keeper), errno)};
 
-    tell_of_new_supervisors(session, *control);
-    const Result<Answer> stopped = control->call("daemon.stop");
-    if (!stopped) return stopped.error();
-    const auto printed = session.json ? print_json(stopped->result)
-                         : bool_member(stopped->result, "receipts_lost")
-                             ? print("all is stopped; the supervisor ended before it could tell the receipts\n")
-                             : print(render_receipts(array_member(stopped->result, "receipts"), Style::of(stdout)));
-    if (!printed) return printed.error();
-    if (pidfd)
-        if (const Result<> ended = wait_for_end(pidfd.get(), keeper); !ended) return ended.error();
+    tell_of_new_supervisors(session, control);
+    const Answer stopped = control.call("daemon.stop").value();
+    if (session.json)
+        print_json(stopped.result);
+    else if (bool_member(stopped.result, "receipts_lost"))
+        print("all is stopped; the supervisor ended before it could tell the receipts\n");
+    else
+        print(render_receipts(array_member(stopped.result, "receipts"), Style::of(stdout)));
+    if (pidfd) wait_for_end(pidfd.get(), keeper);
     return exit_done;
 }
 

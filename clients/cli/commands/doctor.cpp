@@ -33,49 +33,46 @@ std::filesystem::path program_folder() {
     return std::filesystem::read_symlink("/proc/self/exe", failure).parent_path();
 }
 
-Result<std::filesystem::path> fleet_file(const Session& session, const Examination& examination) {
+std::filesystem::path fleet_file(const Session& session, const Examination& examination) {
     if (examination.fleet) return *examination.fleet;
-    Result<ControlClient> control = session.connect();
+    Result<ControlClient> control = ControlClient::connect(find_socket(session.socket));
     if (!control)
-        return Error{control.error().code, control.error().attempt,
-                     "name the fleet file with --fleet, or write TARGET as file.py:function"};
-    const Result<Answer> info = control->call("daemon.info", {}, limits::answer);
-    if (!info) return info.error();
-    return std::filesystem::path{text_member(info->result, "fleet")};
+        throw ErrorException{{control.error().code, control.error().attempt,
+                              "name the fleet file with --fleet, or write TARGET as file.py:function"}};
+    return text_member(control->call("daemon.info", {}, limits::answer).value().result, "fleet");
 }
 
 /// The engine of a model of the fleet in the place of its name, its options, and its interpreter.
-Result<void> find_model(const Session& session, Examination& examination) {
-    const Result<std::filesystem::path> file = fleet_file(session, examination);
-    if (!file) return file.error();
-    const config::ReadFleet read = config::read_fleet(*file);
+void find_model(const Session& session, Examination& examination) {
+    const std::filesystem::path file = fleet_file(session, examination);
+    const config::ReadFleet read = config::read_fleet(file);
     if (!read.ok())
-        return Error{ErrorCode::config_invalid, fmt::format("reading the fleet {}", file->string()),
-                     "see `bulkhead validate`"};
+        throw ErrorException{{ErrorCode::config_invalid, fmt::format("reading the fleet {}", file.string()),
+                              "see `bulkhead validate`"}};
     const auto model = std::ranges::find(read.fleet.models, examination.target, &config::ModelSpec::name);
     if (model == read.fleet.models.end())
-        return Error{ErrorCode::model_unknown,
-                     fmt::format("looking at model {} of {}", examination.target, file->string()),
-                     "name a model of the fleet, or write TARGET as file.py:function"};
+        throw ErrorException{{ErrorCode::model_unknown,
+                              fmt::format("looking at model {} of {}", examination.target, file.string()),
+                              "name a model of the fleet, or write TARGET as file.py:function"}};
     if (model->runtime != config::Runtime::python)
-        return Error{ErrorCode::input_invalid, fmt::format("looking at model {}: it is compiled", model->name),
-                     "`bulkhead why` quotes its failed captures; look at the code or the exported program that it was "
-                     "compiled from"};
+        throw ErrorException{{ErrorCode::input_invalid,
+                              fmt::format("looking at model {}: it is compiled", model->name),
+                              "`bulkhead why` quotes its failed captures; look at the code or the exported program "
+                              "that it was compiled from"}};
     examination.target = model->python.engine;
     if (!examination.interpreter && !model->python.interpreter.empty())
         examination.interpreter = model->python.interpreter;
     examination.passed.insert(examination.passed.end(), {"--engine", boost::json::serialize(model->python.options)});
-    return {};
 }
 
-/// Returns  an error only: otherwise this process has become the doctor
-Result<int> examine(const Session& session, Examination examination) {
-    if (is_model(examination.target))
-        if (const Result<void> found = find_model(session, examination); !found) return found.error();
+/// Throws: otherwise this process has become the doctor
+int examine(const Session& session, Examination examination) {
+    if (is_model(examination.target)) find_model(session, examination);
     const std::filesystem::path start = program_folder().parent_path() / "share/bulkhead/python/bulkhead/doctor/start.py";
     if (std::error_code failure; !std::filesystem::exists(start, failure))
-        return Error{ErrorCode::config_invalid, fmt::format("starting the doctor: there is no {}", start.string()),
-                     "install Bulkhead's Python files beside this program"};
+        throw ErrorException{{ErrorCode::config_invalid,
+                              fmt::format("starting the doctor: there is no {}", start.string()),
+                              "install Bulkhead's Python files beside this program"}};
     const std::string interpreter = examination.interpreter ? examination.interpreter->string() : "python3";
     std::vector<std::string> words{interpreter, start.string(), examination.target};
     words.insert(words.end(), examination.passed.begin(), examination.passed.end());
@@ -84,7 +81,7 @@ Result<int> examine(const Session& session, Examination examination) {
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     ::execvp(interpreter.c_str(), arguments.data());
-    return system_error(fmt::format("starting the doctor with {}", interpreter), errno);
+    throw ErrorException{system_error(fmt::format("starting the doctor with {}", interpreter), errno)};
 }
 
 }  // namespace

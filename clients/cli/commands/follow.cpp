@@ -57,35 +57,36 @@ std::size_t first_new_line(const json::array& lines, const json::value& last) {
 
 namespace {
 
-/// True when a subscription ended and is worth renewing: a call will find out whether the daemon has gone.
-bool has_ended(const Result<>& waited) { return !waited && waited.error().code == ErrorCode::not_running; }
+/// False when the subscription ended and is worth renewing: a call will find out whether the daemon has gone.
+bool wait_for_more(ControlClient& control) {
+    const Result<> waited = control.wait_notification();
+    if (!waited && waited.error().code == ErrorCode::not_running) return false;
+    waited.value();
+    return true;
+}
 
 /// A new picture at every event, and once a second for the counters, until the daemon or the reader goes away.
-Result<int> watch_workers(const Session& session) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    Interruption interruption{*control};
+int watch_workers(const Session& session) {
+    ControlClient control = session.connect();
+    Interruption interruption{control};
     interruption.ask();
-    if (const auto subscribed = control->call("events.subscribe", {}, limits::answer); !subscribed)
-        return subscribed.error();
+    (void)control.call("events.subscribe", {}, limits::answer).value();
     bool interrupted = false;
-    control->on_reconnect([&] {
-        static_cast<void>(control->call("events.subscribe"));  // without it there is still one picture a second
+    control.on_reconnect([&] {
+        static_cast<void>(control.call("events.subscribe"));  // without it there is still one picture a second
         interrupted = true;
     });
     const bool redraw = is_terminal(stdout);
     const Style style = Style::of(stdout);
     for (;;) {
-        const Result<Answer> status = control->call("fleet.status", {}, limits::renewal);
-        if (!status) return status.error();
-        const std::string picture = render_workers(array_member(status->result, "models"), style);
-        if (const auto printed = print((redraw ? "\x1b[H\x1b[2J" : "") + picture + (redraw ? "" : "\n")); !printed)
-            return printed.error();
+        const Answer status = control.call("fleet.status", {}, limits::renewal).value();
+        const std::string picture = render_workers(array_member(status.result, "models"), style);
+        print((redraw ? "\x1b[H\x1b[2J" : "") + picture + (redraw ? "" : "\n"));
         if (std::exchange(interrupted, false)) {
             interruption.ask();
             interruption.tell(session, "changes");
         }
-        pollfd ready{control->fd(), POLLIN, 0};
+        pollfd ready{control.fd(), POLLIN, 0};
         ::poll(&ready, 1, static_cast<int>(limits::watch.count()));  // what has come is read by the next call
     }
 }
@@ -96,54 +97,46 @@ struct Logs {
     bool follow = false;
 };
 
-Result<int> show_logs(const Session& session, const Logs& logs) {
-    const Result<json::value> tail =
+int show_logs(const Session& session, const Logs& logs) {
+    const json::value tail =
         session.ask("logs.tail", {{"model", logs.model}, {"lines", logs.lines}, {"follow", false}});
-    if (!tail) return tail.error();
-    if (session.json) return print_json(*tail);
+    if (session.json) return print_json(tail);
     const Style style = Style::of(stdout);
-    for (const json::value& line : array_member(*tail, "lines"))
-        if (const auto printed = print(render_log_line(line, style)); !printed) return printed.error();
+    for (const json::value& line : array_member(tail, "lines")) print(render_log_line(line, style));
     return exit_done;
 }
 
-Result<int> follow_logs(const Session& session, const Logs& logs) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
+int follow_logs(const Session& session, const Logs& logs) {
+    ControlClient control = session.connect();
     const Style style = Style::of(stdout);
     std::optional<json::value> last;
     const auto print_line = [&](const json::value& line) {
         last = line;
-        return session.json ? print_json(line) : print(render_log_line(line, style));
+        session.json ? print_json(line) : print(render_log_line(line, style));
     };
     std::vector<json::value> arrived;  // lines may overtake the answer that holds the earlier ones
-    control->on_notification([&](std::string_view method, const json::object& params) {
+    control.on_notification([&](std::string_view method, const json::object& params) {
         if (method == "log") arrived.emplace_back(params);
     });
-    Interruption interruption{*control};
+    Interruption interruption{control};
     const std::int64_t began =
         std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
             .count();
     for (bool renewed = false;; renewed = true) {
         interruption.ask();
         const int wanted = renewed ? limits::log_lines_max : logs.lines;
-        const Result<Answer> tail =
-            control->call("logs.tail", {{"model", logs.model}, {"lines", wanted}, {"follow", true}}, limits::renewal);
-        if (!tail) return tail.error();
+        const json::object asked{{"model", logs.model}, {"lines", wanted}, {"follow", true}};
+        const Answer tail = control.call("logs.tail", asked, limits::renewal).value();
         if (renewed) interruption.tell(session, "lines");
-        const json::array& lines = array_member(tail->result, "lines");
+        const json::array& lines = array_member(tail.result, "lines");
         const bool shown_none = renewed && !last;  // then only what is newer than this command is new
         for (std::size_t i = last ? first_new_line(lines, *last) : 0; i < lines.size(); ++i) {
             if (shown_none && integer_member(lines[i], "time").value_or(0) < began) continue;
-            if (const auto printed = print_line(lines[i]); !printed) return printed.error();
+            print_line(lines[i]);
         }
-        for (;;) {
-            for (const json::value& line : std::exchange(arrived, {}))
-                if (const auto printed = print_line(line); !printed) return printed.error();
-            const Result<> more = control->wait_notification();
-            if (has_ended(more)) break;
-            if (!more) return more.error();
-        }
+        do {
+            for (const json::value& line : std::exchange(arrived, {})) print_line(line);
+        } while (wait_for_more(control));
     }
 }
 
@@ -153,40 +146,33 @@ struct Events {
     bool follow = true;      ///< understood, as of `logs`; without a count there is nothing else it could do
 };
 
-Result<int> show_events(const Session& session, const Events& events) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
+int show_events(const Session& session, const Events& events) {
+    ControlClient control = session.connect();
     std::vector<json::object> arrived;
-    control->on_notification([&](std::string_view method, const json::object& params) {
+    control.on_notification([&](std::string_view method, const json::object& params) {
         if (method == "event") arrived.push_back(params);
     });
     json::object params;
     if (!events.models.empty()) params["models"] = json::value_from(events.models);
     const Style style = Style::of(stdout);
     std::int64_t shown = 0;
-    Interruption interruption{*control};
+    Interruption interruption{control};
     for (bool renewed = false;; renewed = true) {
         interruption.ask();
-        if (const auto subscribed = control->call("events.subscribe", params, limits::renewal); !subscribed)
-            return subscribed.error();
+        (void)control.call("events.subscribe", params, limits::renewal).value();
         if (renewed) interruption.tell(session, "events");
-        for (;;) {
+        do {
             for (const json::object& event : std::exchange(arrived, {})) {
-                const auto printed = session.json ? print_json(event) : print(render_event(event, style));
-                if (!printed) return printed.error();
+                session.json ? print_json(event) : print(render_event(event, style));
                 if (++shown == events.count) return exit_done;
             }
-            const Result<> more = control->wait_notification();
-            if (has_ended(more)) break;
-            if (!more) return more.error();
-        }
+        } while (wait_for_more(control));
     }
 }
 
-Result<int> show_workers(const Session& session) {
-    const Result<json::value> status = session.ask("fleet.status");
-    if (!status) return status.error();
-    const json::array& rows = array_member(*status, "models");
+int show_workers(const Session& session) {
+    const json::value status = session.ask("fleet.status");
+    const json::array& rows = array_member(status, "models");
     return session.json ? print_json(rows) : print(render_workers(rows, Style::of(stdout)));
 }
 

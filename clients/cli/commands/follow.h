@@ -13,7 +13,7 @@ namespace bulkhead::cli {
 /// "note: …" on standard error, with --json one {"note": …}: never among what a command prints.
 void tell_note(const Session& session, std::string_view text);
 
-/// Whoever waits for a call is told when a new supervisor took it over. `then` runs afterwards: to subscribe anew.
+/// Whoever waits for a call is told when a new supervisor took it over. `then` runs afterwards: to subscribe again.
 void tell_of_new_supervisors(const Session& session, ControlClient& control, std::function<void()> then = {});
 
 /// Why a subscription ended, as the next supervisor's pid tells it: there is another one, or the same has closed the

@@ -82,21 +82,19 @@ std::optional<json::value> parse_number(const std::string& text) {
     return value;
 }
 
-Result<json::object> parameters_of(const Generation& generation, const json::value& method) {
-    Result<json::object> parameters = parse_parameters(generation.parameters, method);
-    if (!parameters) return parameters;
-    const auto set = [&](std::string_view name, json::value value) -> Result<> {
-        if (parameters->emplace(name, std::move(value)).second) return {};
-        return Error{ErrorCode::input_invalid, fmt::format("{} twice", name), "give each parameter once"};
+json::object parameters_of(const Generation& generation, const json::value& method) {
+    json::object parameters = parse_parameters(generation.parameters, method).value();
+    const auto set = [&](std::string_view name, json::value value) {
+        if (!parameters.emplace(name, std::move(value)).second)
+            throw ErrorException{
+                {ErrorCode::input_invalid, fmt::format("{} twice", name), "give each parameter once"}};
     };
-    Result<> done;
-    for (std::size_t i = 0; done && i < number_options.size(); ++i)
-        if (!generation.numbers[i].empty()) done = set(number_options[i].first, *parse_number(generation.numbers[i]));
-    for (std::size_t i = 0; done && i < list_options.size(); ++i)
-        if (!generation.lists[i].empty()) done = set(list_options[i].first, *parse_ids(generation.lists[i]));
-    if (done && !generation.do_sample.empty()) done = set("do_sample", generation.do_sample == "true");
-    if (done && generation.ignore_stop) done = set("ignore_stop", true);
-    if (!done) return done.error();
+    for (std::size_t i = 0; i < number_options.size(); ++i)
+        if (!generation.numbers[i].empty()) set(number_options[i].first, *parse_number(generation.numbers[i]));
+    for (std::size_t i = 0; i < list_options.size(); ++i)
+        if (!generation.lists[i].empty()) set(list_options[i].first, *parse_ids(generation.lists[i]));
+    if (!generation.do_sample.empty()) set("do_sample", generation.do_sample == "true");
+    if (generation.ignore_stop) set("ignore_stop", true);
     return parameters;
 }
 
@@ -106,21 +104,17 @@ public:
     explicit Shown(bool as_json) : json_{as_json} {}
 
     /// A token is a number, or a list of one for each codebook.
-    Result<> show(const json::value& token) {
-        const Result<int> printed = json_ ? print_json(json::object{{"token", token}})
-                                          : print((count_ > 0 ? " " : "") + json::serialize(token));
-        if (!printed) return printed.error();
+    void show(const json::value& token) {
+        json_ ? print_json(json::object{{"token", token}})
+              : print((count_ > 0 ? " " : "") + json::serialize(token));
         ++count_;
-        return {};
     }
-    Result<> show(const json::array& tokens, std::size_t from = 0) {
-        for (; from < tokens.size(); ++from)
-            if (Result<> shown = show(tokens[from]); !shown) return shown;
-        return {};
+    void show(const json::array& tokens, std::size_t from = 0) {
+        for (; from < tokens.size(); ++from) show(tokens[from]);
     }
     /// Ends the line of ids.
     void end_line() const {
-        if (!json_ && count_ > 0) static_cast<void>(print("\n"));
+        if (!json_ && count_ > 0) print("\n");
     }
     [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
@@ -143,11 +137,11 @@ std::string summary(const json::object& values, std::size_t count) {
     return one_line(text) + "\n";
 }
 
-Result<int> finish(const Session& session, const Reply& last, Shown& shown) {
+int finish(const Session& session, const Reply& last, Shown& shown) {
     json::array tokens;
     if (const Output* all = last.find("tokens"))
         tokens = to_json(all->dtype(), all->dims(), all->bytes()).as_array();
-    if (const Result<> rest = shown.show(tokens, std::min(shown.count(), tokens.size())); !rest) return rest.error();
+    shown.show(tokens, std::min(shown.count(), tokens.size()));
     shown.end_line();
     if (session.json) {
         json::object document{{"tokens", std::move(tokens)}};
@@ -159,51 +153,42 @@ Result<int> finish(const Session& session, const Reply& last, Shown& shown) {
     return exit_done;
 }
 
-Result<std::vector<Source>> sources_of(const Generation& generation) {
-    Result<std::vector<Source>> sources = open_sources(generation.inputs);
-    if (!sources || generation.tokens.empty()) return sources;
+std::vector<Source> sources_of(const Generation& generation) {
+    std::vector<Source> sources = open_sources(generation.inputs).value();
+    if (generation.tokens.empty()) return sources;
     if (!generation.tokens.starts_with('@')) {
-        sources->push_back({"tokens", *parse_ids(generation.tokens)});
+        sources.push_back({"tokens", *parse_ids(generation.tokens)});
         return sources;
     }
     Result<NpyFile> file = NpyFile::open(generation.tokens.substr(1));
-    if (!file) return std::move(file).error().during("--tokens");
-    sources->push_back({"tokens", std::move(*file)});
+    if (!file) throw ErrorException{std::move(file).error().during("--tokens")};
+    sources.push_back({"tokens", std::move(*file)});
     return sources;
 }
 
-Result<int> generate(const Session& session, const Generation& generation) {
-    const Result<std::vector<Source>> sources = sources_of(generation);
-    if (!sources) return sources.error();
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    Result<Channel> channel = Channel::open(*control, generation.model, {.client = generation.client, .deadline = {}});
-    if (!channel) return channel.error();
-    const Result<const json::value*> method = find_method(*channel, generation.method);
-    if (!method) return method.error();
-    Result<json::object> parameters = parameters_of(generation, **method);
-    if (!parameters) return parameters.error();
+int generate(const Session& session, const Generation& generation) {
+    const std::vector<Source> sources = sources_of(generation);
+    ControlClient control = session.connect();
+    Channel channel =
+        Channel::open(control, generation.model, {.client = generation.client, .deadline = {}}).value();
+    const json::value& method = *find_method(channel, generation.method).value();
+    json::object parameters = parameters_of(generation, method);
+    const Inputs inputs = fill_inputs(channel, method, sources).value();
 
-    const Result<Inputs> inputs = fill_inputs(*channel, **method, *sources);
-    if (!inputs) return inputs.error();
-
-    Request request{.method = generation.method, .inputs = inputs->named, .parameters = std::move(*parameters)};
+    Request request{.method = generation.method, .inputs = inputs.named, .parameters = std::move(parameters)};
     request.deadline = config::parse_duration(generation.deadline).value_or(std::chrono::milliseconds{0});
     request.in_parts = true;
-    const Result<std::uint64_t> sent = channel->submit(request);
-    if (!sent) return sent.error();
+    const std::uint64_t sent = channel.submit(request).value();
     Shown shown{session.json};
     for (;;) {
-        const Result<Reply> part = channel->next(*sent);
-        if (!part) {
+        const Result<Reply> part = channel.next(sent);
+        if (!part && shown.count() > 0) {
             shown.end_line();
-            if (shown.count() == 0) return part.error();
-            return Error{part.error()}.during(
-                fmt::format("generating with {}, after {} tokens", generation.model, shown.count()));
+            throw ErrorException{Error{part.error()}.during(
+                fmt::format("generating with {}, after {} tokens", generation.model, shown.count()))};
         }
-        if (!part->more) return finish(session, *part, shown);
-        if (const Result<> told = shown.show(array_member(json::value(part->values), "tokens")); !told)
-            return told.error();
+        if (!part.value().more) return finish(session, *part, shown);
+        shown.show(array_member(json::value(part->values), "tokens"));
     }
 }
 

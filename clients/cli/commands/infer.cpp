@@ -75,24 +75,22 @@ std::string summary(const Output& output) {
     return text + fmt::format("  {}\n", fmt::join(first, ", "));
 }
 
-Result<> save_outputs(const Reply& reply, const std::vector<Assignment>& wanted) {
+void save_outputs(const Reply& reply, const std::vector<Assignment>& wanted) {
     for (const Assignment& output : wanted) {
         const Output* found = reply.find(output.name);
         if (found == nullptr) {
             std::vector<std::string_view> names;
             for (const Output& there : reply.outputs) names.push_back(there.name());
-            return Error{ErrorCode::input_invalid,
-                         fmt::format("--output {}: the reply has no such output", output.name),
-                         fmt::format("there are: {}", fmt::join(names, ", "))};
+            throw ErrorException{{ErrorCode::input_invalid,
+                                  fmt::format("--output {}: the reply has no such output", output.name),
+                                  fmt::format("there are: {}", fmt::join(names, ", "))}};
         }
-        if (const Result<> written = write_npy(output.value, found->dtype(), found->dims(), found->bytes()); !written)
-            return written.error();
+        write_npy(output.value, found->dtype(), found->dims(), found->bytes()).value();
     }
-    return {};
 }
 
-Result<int> print_reply(const Session& session, const Reply& reply, const std::vector<Assignment>& saved,
-                        std::vector<double>& ms, std::uint64_t replays) {
+int print_reply(const Session& session, const Reply& reply, const std::vector<Assignment>& saved,
+                std::vector<double>& ms, std::uint64_t replays) {
     const std::size_t count = ms.size();
     const Timing timing = timing_of(ms);
     const auto is_saved = [&](std::string_view name) {
@@ -127,26 +125,20 @@ Result<int> print_reply(const Session& session, const Reply& reply, const std::v
     return print(text);
 }
 
-Result<int> infer(const Session& session, const Inference& inference) {
+int infer(const Session& session, const Inference& inference) {
     using Clock = std::chrono::steady_clock;
-    const Result<std::vector<Source>> sources = open_sources(inference.inputs);
-    if (!sources) return sources.error();
+    const std::vector<Source> sources = open_sources(inference.inputs).value();
     std::vector<Assignment> saved;
     for (const std::string& text : inference.outputs) saved.push_back(split(text));
 
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    Result<Channel> channel = Channel::open(*control, inference.model, {.client = inference.client, .deadline = {}});
-    if (!channel) return channel.error();
-    const Result<const json::value*> method = find_method(*channel, inference.method);
-    if (!method) return method.error();
-    Result<json::object> parameters = parse_parameters(inference.parameters, **method);
-    if (!parameters) return parameters.error();
+    ControlClient control = session.connect();
+    Channel channel =
+        Channel::open(control, inference.model, {.client = inference.client, .deadline = {}}).value();
+    const json::value& method = *find_method(channel, inference.method).value();
+    json::object parameters = parse_parameters(inference.parameters, method).value();
+    const Inputs inputs = fill_inputs(channel, method, sources).value();
 
-    const Result<Inputs> inputs = fill_inputs(*channel, **method, *sources);
-    if (!inputs) return inputs.error();
-
-    Request request{.method = inference.method, .inputs = inputs->named, .parameters = std::move(*parameters)};
+    Request request{.method = inference.method, .inputs = inputs.named, .parameters = std::move(parameters)};
     request.retry_safe = inference.retry_safe;
     request.deadline = config::parse_duration(inference.deadline).value_or(std::chrono::milliseconds{0});
     std::vector<double> ms;
@@ -154,15 +146,14 @@ Result<int> infer(const Session& session, const Inference& inference) {
     for (std::int64_t i = 0; i < inference.repeat; ++i) {
         last.reset();  // its outputs go back first
         const Clock::time_point start = Clock::now();
-        Result<Reply> reply = channel->infer(request);
-        if (!reply && i > 0)
-            return std::move(reply).error().during(fmt::format("request {} of {}", i + 1, inference.repeat));
-        if (!reply) return std::move(reply).error();
+        Result<Reply> reply = channel.infer(request);
         ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
-        last = std::move(*reply);
+        if (!reply && i > 0)
+            throw ErrorException{Error{reply.error()}.during(fmt::format("request {} of {}", i + 1, inference.repeat))};
+        last = std::move(reply).value();
     }
-    if (const Result<> written = save_outputs(*last, saved); !written) return written.error();
-    return print_reply(session, *last, saved, ms, channel->replays());
+    save_outputs(*last, saved);
+    return print_reply(session, *last, saved, ms, channel.replays());
 }
 
 }  // namespace
@@ -175,7 +166,7 @@ void add_infer(CLI::App& app, Session& session) {
                                          "An input: NAME=@FILE.npy, or NAME=JSON such as 'x=[[1, 2]]'"),
                      "NAME=DATA");
     take_assignments(
-        command->add_option("--param,-p", inference->parameters, "An argument that is no tensor, JSON or text"),
+        command->add_option("--param,-p", inference->parameters, "An argument that is not a tensor, JSON or text"),
         "NAME=VALUE");
     take_assignments(command->add_option("--output,-o", inference->outputs, "Save this output as .npy"), "NAME=FILE");
     command->add_option("--method,-m", inference->method, "The method to call")->capture_default_str();

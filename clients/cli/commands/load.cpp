@@ -37,56 +37,48 @@ std::shared_ptr<Choice> add_choice(CLI::App* command) {
 }
 
 /// Calls one method while its progress is shown. Loads may take minutes; the fleet file bounds them.
-Result<json::value> call_with_progress(const Session& session, std::string_view method, const Choice& choice) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
+json::value call_with_progress(const Session& session, std::string_view method, const Choice& choice) {
+    ControlClient control = session.connect();
     const auto shown = is_terminal(stderr) ? Progress::Mode::bars : Progress::Mode::lines;
     const auto mode = session.json ? Progress::Mode::none : shown;
-    tell_of_new_supervisors(session, *control);
+    tell_of_new_supervisors(session, control);
     Progress progress{mode};
     if (mode != Progress::Mode::none) {
-        control->on_notification([&](std::string_view name, const json::object& params) {
+        control.on_notification([&](std::string_view name, const json::object& params) {
             if (name == "event") progress.on_event(params);
         });
         json::object wanted;
         if (!choice.all) wanted["models"] = json::value_from(choice.models);
-        tell_of_new_supervisors(session, *control, [&control, wanted] {
-            static_cast<void>(control->call("events.subscribe", wanted, limits::answer));  // else: no progress is shown
+        tell_of_new_supervisors(session, control, [&control, wanted] {
+            static_cast<void>(control.call("events.subscribe", wanted, limits::answer));  // else: no progress is shown
         });
-        if (const auto subscribed = control->call("events.subscribe", wanted, limits::answer); !subscribed)
-            return subscribed.error();
+        (void)control.call("events.subscribe", wanted, limits::answer).value();
     }
     json::object params = choice.params();
     if (const auto deadline = config::parse_duration(choice.deadline)) params["deadline_ms"] = deadline->count();
-    Result<Answer> answer = control->call(method, std::move(params));
-    if (!answer) return std::move(answer).error();
-    return std::move(answer->result);
+    return control.call(method, std::move(params)).value().result;
 }
 
-Result<int> load(const Session& session, const Choice& choice) {
-    const Result<json::value> result = call_with_progress(session, "model.load", choice);
-    if (!result) return result.error();
-    const json::array& models = array_member(*result, "models");
+int load(const Session& session, const Choice& choice) {
+    const json::value result = call_with_progress(session, "model.load", choice);
+    const json::array& models = array_member(result, "models");
     return session.json ? print_json(models) : print(render_loaded(models, Style::of(stdout)));
 }
 
-Result<int> unload(const Session& session, const Choice& choice) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    tell_of_new_supervisors(session, *control);
-    const Result<Answer> answer = control->call("model.unload", choice.params());
-    if (!answer) return answer.error();
-    if (session.json) return print_json(answer->result);
-    return print(render_receipts(array_member(answer->result, "receipts"), Style::of(stdout)));
+int unload(const Session& session, const Choice& choice) {
+    ControlClient control = session.connect();
+    tell_of_new_supervisors(session, control);
+    const Answer answer = control.call("model.unload", choice.params()).value();
+    if (session.json) return print_json(answer.result);
+    return print(render_receipts(array_member(answer.result, "receipts"), Style::of(stdout)));
 }
 
-Result<int> restart(const Session& session, const Choice& choice) {
-    const Result<json::value> result = call_with_progress(session, "model.restart", choice);
-    if (!result) return result.error();
-    if (session.json) return print_json(*result);
+int restart(const Session& session, const Choice& choice) {
+    const json::value result = call_with_progress(session, "model.restart", choice);
+    if (session.json) return print_json(result);
     const Style style = Style::of(stdout);
-    return print(render_receipts(array_member(*result, "receipts"), style) + "\n" +
-                 render_loaded(array_member(*result, "models"), style));
+    return print(render_receipts(array_member(result, "receipts"), style) + "\n" +
+                 render_loaded(array_member(result, "models"), style));
 }
 
 }  // namespace
@@ -98,7 +90,7 @@ void add_load(CLI::App& app, Session& session) {
                                       "Give up after so long, such as 90s; the model's own without it"));
     command->footer(
         "Ready means: loaded, warmed up, its graphs captured, one inference done. A bar shows how it goes;\n"
-        "where standard error is no terminal, a line per phase. A model that is loaded already is simply\n"
+        "where standard error is not a terminal, a line per phase. A model that is loaded already is simply\n"
         "ready. It also lifts a quarantine. A supervisor that dies meanwhile is waited for: the load goes on.\n"
         "With --json: [{\"model\",\"replica\",\"state\",\"pid\",\"ms\"}].\n"
         "\nExamples:\n  bulkhead load minilm\n  bulkhead load --all --deadline 5m\n"
@@ -118,7 +110,7 @@ void add_unload(CLI::App& app, Session& session) {
         "With --json: {\"receipts\":[{\"model\",\"pid\",\"ended\",\"exit\",\"ms\",\"host_bytes\",\"gpu_bytes\",\n"
         "\"verified\",\"held_by\",…}]}.\n"
         "\nExamples:\n  bulkhead unload minilm silero-vad\n  bulkhead unload --all\n"
-        "\nExit status: 0 done, 1 failed, 3 no daemon answers. An unverified receipt is no failure: it is in\n"
+        "\nExit status: 0 done, 1 failed, 3 no daemon answers. An unverified receipt is not a failure: it is in\n"
         "the table.");
     when_chosen(command, session, [&session, choice] { return unload(session, *choice); });
 }
@@ -127,7 +119,7 @@ void add_restart(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("restart", "Unload models and load them again; also lifts a quarantine");
     const auto choice = add_choice(command);
     command->footer(
-        "If the supervisor dies meanwhile, the next one is asked anew: a model may then be restarted twice.\n"
+        "If the supervisor dies meanwhile, the next one is asked again: a model may then be restarted twice.\n"
         "With --json: {\"models\":[…],\"receipts\":[…]}, as load and unload have them.\n"
         "\nExamples:\n  bulkhead restart minilm\n  bulkhead restart --all\n"
         "\nExit status: 0 all are ready again, 1 failed, 3 no daemon answers.");

@@ -14,26 +14,22 @@
 namespace bulkhead::cli {
 namespace {
 
-Result<int> show_why(const Session& session, const std::string& model) {
-    const Result<json::value> why = session.ask("model.why", {{"model", model}});
-    if (!why) return why.error();
-    return session.json ? print_json(*why) : print(render_why(*why, Style::of(stdout)));
+int show_why(const Session& session, const std::string& model) {
+    const json::value why = session.ask("model.why", {{"model", model}});
+    return session.json ? print_json(why) : print(render_why(why, Style::of(stdout)));
 }
 
 /// What a worker says in its welcome: so the model is loaded if need be.
-Result<int> show_methods(const Session& session, const std::string& model) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    const Result<Channel> channel = Channel::open(*control, model, {.client = "bulkhead info", .deadline = {}});
-    if (!channel) return channel.error();
-    if (session.json) return print_json({{"model", model}, {"methods", channel->methods()}});
-    return print(render_methods(channel->methods(), Style::of(stdout)));
+int show_methods(const Session& session, const std::string& model) {
+    ControlClient control = session.connect();
+    const Channel channel = Channel::open(control, model, {.client = "bulkhead info", .deadline = {}}).value();
+    if (session.json) return print_json({{"model", model}, {"methods", channel.methods()}});
+    return print(render_methods(channel.methods(), Style::of(stdout)));
 }
 
-Result<int> show_info(const Session& session) {
-    const Result<json::value> info = session.ask("daemon.info");
-    if (!info) return info.error();
-    return session.json ? print_json(*info) : print(render_info(*info, Style::of(stdout)));
+int show_info(const Session& session) {
+    const json::value info = session.ask("daemon.info");
+    return session.json ? print_json(info) : print(render_info(info, Style::of(stdout)));
 }
 
 struct Crashes {
@@ -42,17 +38,14 @@ struct Crashes {
     bool full = false;
 };
 
-Result<int> show_crashes(const Session& session, const Crashes& crashes) {
+int show_crashes(const Session& session, const Crashes& crashes) {
     json::object params{{"limit", crashes.limit > 0 ? crashes.limit : limits::crashes_shown}};
     if (!crashes.model.empty()) params["model"] = crashes.model;
-    const Result<json::value> answer = session.ask("crashes.list", std::move(params));
-    if (!answer) return answer.error();
-    const json::array& reports = array_member(*answer, "crashes");
-    if (reports.empty() && !crashes.model.empty())  // of neither the fleet nor the reports: a typing error
-        if (const auto known = session.ask("model.why", {{"model", crashes.model}});
-            !known && known.error().code == ErrorCode::model_unknown)
-            return known.error();
-    if (session.json) return print_json(*answer);
+    const json::value answer = session.ask("crashes.list", std::move(params));
+    const json::array& reports = array_member(answer, "crashes");
+    if (reports.empty() && !crashes.model.empty())
+        (void)session.ask("model.why", {{"model", crashes.model}});  // refuses one that the fleet does not know either
+    if (session.json) return print_json(answer);
     const Style style = Style::of(stdout);
     // Of one model the newest in full, or as many as were asked for; those before it in a line each.
     const std::size_t in_full = crashes.full || (!crashes.model.empty() && crashes.limit > 0) ? reports.size()
@@ -66,22 +59,20 @@ Result<int> show_crashes(const Session& session, const Crashes& crashes) {
                                reports.end());
         text += (text.empty() ? "" : "\nBefore it:\n") + render_crashes(rest, style);
     }
-    if (const json::value* lost = member(*answer, "lost"); lost != nullptr && lost->is_object())
+    if (const json::value* lost = member(answer, "lost"); lost != nullptr && lost->is_object())
         text += render_lost_crashes(*lost);
     return print(text);
 }
 
-Result<int> show_gpus(const Session& session, const std::string& lifted) {
+int show_gpus(const Session& session, const std::string& lifted) {
     if (!lifted.empty()) {
-        const Result<json::value> was = session.ask("gpu.lift", {{"uuid", lifted}});
-        if (!was) return was.error();
-        if (session.json) return print_json(*was);
+        const json::value was = session.ask("gpu.lift", {{"uuid", lifted}});
+        if (session.json) return print_json(was);
         return print(fmt::format("{} is used again; it was quarantined: {}\n", one_line(lifted),
-                                 one_line(text_member(*was, "was"))));
+                                 one_line(text_member(was, "was"))));
     }
-    const Result<json::value> status = session.ask("gpu.status");
-    if (!status) return status.error();
-    return session.json ? print_json(*status) : print(render_gpus(*status, Style::of(stdout)));
+    const json::value status = session.ask("gpu.status");
+    return session.json ? print_json(status) : print(render_gpus(status, Style::of(stdout)));
 }
 
 }  // namespace
@@ -129,7 +120,7 @@ void add_crashes(CLI::App& app, Session& session) {
         "lines that the process printed, the request it was running (names and shapes, never contents), its\n"
         "memory, and what the kernel or the driver said. Reports are files in logs/crashes/ beside the\n"
         "control socket; the oldest go first.\n"
-        "With --json: {\"crashes\":[report…],\"lost\":null}, newest first; `lost` tells of reports that could not\n"
+        "With --json: {\"crashes\":[report…],\"lost\":null}, newest first; `lost` counts reports that could not\n"
         "be written.\n"
         "\nExamples:\n  bulkhead crashes\n  bulkhead crashes minilm\n  bulkhead crashes minilm --limit 3\n"
         "\nExit status: 0 done, also when there are none; 1 failed, 3 no daemon answers.");

@@ -10,16 +10,14 @@
 namespace bulkhead::cli {
 namespace {
 
-Result<int> show_plan(const Session& session, const std::string& model) {
-    const Result<json::value> plan = session.ask("fleet.plan", {{"model", model}});
-    if (!plan) return plan.error();
-    return session.json ? print_json(*plan) : print(render_plan(*plan));
+int show_plan(const Session& session, const std::string& model) {
+    const json::value plan = session.ask("fleet.plan", {{"model", model}});
+    return session.json ? print_json(plan) : print(render_plan(plan));
 }
 
-Result<int> pin(const Session& session, const std::string& model, bool shall) {
-    const Result<json::value> answer = session.ask("model.pin", {{"model", model}, {"pin", shall}});
-    if (!answer) return answer.error();
-    if (session.json) return print_json(*answer);
+int pin(const Session& session, const std::string& model, bool shall) {
+    const json::value answer = session.ask("model.pin", {{"model", model}, {"pin", shall}});
+    if (session.json) return print_json(answer);
     return print(fmt::format("{} {}\n", one_line(model),
                              shall ? "is not unloaded for others any more" : "may be unloaded for others again"));
 }

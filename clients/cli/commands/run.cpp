@@ -47,15 +47,11 @@ bool asks_for_json(int argc, const char* const* argv) {
 
 }  // namespace
 
-Result<boost::json::value> Session::ask(std::string_view method, boost::json::object params) const {
-    Result<ControlClient> control = connect();
-    if (!control) return std::move(control).error();
-    Result<Answer> answer = control->call(method, std::move(params), limits::answer);
-    if (!answer) return std::move(answer).error();
-    return std::move(answer->result);
+boost::json::value Session::ask(std::string_view method, boost::json::object params) const {
+    return connect().call(method, std::move(params), limits::answer).value().result;
 }
 
-void when_chosen(CLI::App* command, Session& session, std::function<Result<int>()> run) {
+void when_chosen(CLI::App* command, Session& session, std::function<int()> run) {
     command->callback([&session, run = std::move(run)] { session.command = run; });
 }
 
@@ -112,8 +108,11 @@ int run(int argc, const char* const* argv) {
     std::signal(SIGPIPE, SIG_DFL);  // `bulkhead logs -f x | head` ends like any other filter
     Session session;
     if (const auto ended = parse(argc, argv, session)) return *ended;
-    const Result<int> status = session.command();
-    return status ? *status : tell(status.error(), session.json);
+    try {
+        return session.command();
+    } catch (const ErrorException& failure) {
+        return tell(failure.error(), session.json);
+    }
 }
 
 }  // namespace bulkhead::cli

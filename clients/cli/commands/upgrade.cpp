@@ -19,16 +19,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Result<json::value> ask_within_renewal(ControlClient& control, std::string_view method, json::object params = {}) {
-    Result<Answer> answer = control.call(method, std::move(params), limits::renewal);
-    if (!answer) return std::move(answer).error();
-    return std::move(answer->result);
+json::value ask_within_renewal(ControlClient& control, std::string_view method) {
+    return control.call(method, {}, limits::renewal).value().result;
 }
 
-Result<json::array> workers(ControlClient& control) {
-    const Result<json::value> status = ask_within_renewal(control, "fleet.status");
-    if (!status) return status.error();
-    return array_member(*status, "models");
+json::array workers(ControlClient& control) {
+    return array_member(ask_within_renewal(control, "fleet.status"), "models");
+}
+
+/// Something changed, the connection ended, or `until` has passed: true only for the last.
+bool is_over(ControlClient& control, Clock::time_point until) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    const Result<> told = control.wait_notification(std::max(left, std::chrono::milliseconds{1}));
+    if (told || told.error().code == ErrorCode::not_running) return false;
+    if (told.error().code != ErrorCode::deadline_exceeded) throw ErrorException{told.error()};
+    return true;
 }
 
 bool is_worker(const json::value& row, const json::value& other) {
@@ -37,42 +42,35 @@ bool is_worker(const json::value& row, const json::value& other) {
 }
 
 /// Waits until a supervisor of another pid answers; its `daemon.info`.
-Result<json::value> successor(ControlClient& control, std::int64_t before) {
+json::value successor(ControlClient& control, std::int64_t before) {
     const Clock::time_point until = Clock::now() + limits::renewal;
     for (;;) {
-        Result<json::value> info = ask_within_renewal(control, "daemon.info");
-        if (!info) return info;
-        if (integer_member(*info, "supervisor_pid") != before) return info;
+        json::value info = ask_within_renewal(control, "daemon.info");
+        if (integer_member(info, "supervisor_pid") != before) return info;
         // The old one, for a moment yet. Its end closes this connection.
-        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
-        const Result<> ended = control.wait_notification(std::max(left, std::chrono::milliseconds{1}));
-        if (ended || ended.error().code == ErrorCode::not_running) continue;
-        if (ended.error().code != ErrorCode::deadline_exceeded) return ended.error();
-        return Error{ErrorCode::deadline_exceeded,
-                     fmt::format("waiting for the new supervisor: the old one, pid {}, still runs", before),
-                     "see logs/ beside the control socket"};
+        if (is_over(control, until))
+            throw ErrorException{
+                {ErrorCode::deadline_exceeded,
+                 fmt::format("waiting for the new supervisor: the old one, pid {}, still runs", before),
+                 "see logs/ beside the control socket"}};
     }
 }
 
 /// The fleet's rows once no worker is being adopted any more.
-Result<json::array> adopted(ControlClient& control) {
+json::array adopted(ControlClient& control) {
     const Clock::time_point until = Clock::now() + limits::adoption;
     control.on_reconnect([&control] { static_cast<void>(control.call("events.subscribe", {}, limits::answer)); });
-    if (const auto subscribed = ask_within_renewal(control, "events.subscribe"); !subscribed) return subscribed.error();
+    (void)ask_within_renewal(control, "events.subscribe");
     for (;;) {
-        Result<json::array> rows = workers(control);
-        if (!rows) return rows;
+        json::array rows = workers(control);
         const auto waits =
-            std::ranges::find(*rows, "adopting", [](const auto& row) { return text_member(row, "state"); });
-        if (waits == rows->end()) return rows;
-        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
-        const Result<> event = control.wait_notification(std::max(left, std::chrono::milliseconds{1}));
-        if (event || event.error().code == ErrorCode::not_running) continue;
-        if (event.error().code != ErrorCode::deadline_exceeded) return event.error();
-        return Error{ErrorCode::deadline_exceeded,
-                     fmt::format("waiting for {}/{} to be adopted", text_member(*waits, "model"),
-                                 text_member(*waits, "replica")),
-                     "see `bulkhead ps` and `bulkhead why`"};
+            std::ranges::find(rows, "adopting", [](const auto& row) { return text_member(row, "state"); });
+        if (waits == rows.end()) return rows;
+        if (is_over(control, until))
+            throw ErrorException{{ErrorCode::deadline_exceeded,
+                                  fmt::format("waiting for {}/{} to be adopted", text_member(*waits, "model"),
+                                              text_member(*waits, "replica")),
+                                  "see `bulkhead ps` and `bulkhead why`"}};
     }
 }
 
@@ -89,44 +87,39 @@ Outcome outcome_of(const json::value& worker, const json::array& now) {
     return pid || state == "backoff" || state == "quarantined" ? Outcome::lost : Outcome::ended;
 }
 
-/// Why the keeper is the old program still, though it was to be executed anew; nothing when it is not, or cannot say.
+/// Why the keeper is the old program still, though it was to re-execute; nothing when it is not, or cannot say.
 std::optional<Error> keeper_left_behind(const json::value& before, const json::value& now) {
     const auto executions = integer_member(now, "keeper_executions");
     if (!executions || *executions != integer_member(before, "keeper_executions").value_or(0)) return std::nullopt;
     const std::string why = one_line(text_member(now, "keeper_upgrade_failed"));
     return Error{
         ErrorCode::load_failed,
-        fmt::format("upgrading the keeper, pid {}: it was not executed anew, and the old program goes on{}{}",
+        fmt::format("upgrading the keeper, pid {}: it was not re-executed, and the old program goes on{}{}",
                     text_member(now, "keeper_pid"), why.empty() ? "" : ": ", why),
         "what bulkheadd printed says more (logs/bulkheadd.out beside the control socket, or the journal); mend "
         "the installed bulkheadd and upgrade again. The supervisor is the new one, and every worker runs on"};
 }
 
-Result<int> upgrade(const Session& session, bool supervisor_only) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    const Result<json::value> before = ask_within_renewal(*control, "daemon.info");
-    if (!before) return before.error();
-    const Result<json::array> ran = workers(*control);
-    if (!ran) return ran.error();
-    const std::int64_t supervisor = integer_member(*before, "supervisor_pid").value_or(0);
+int upgrade(const Session& session, bool supervisor_only) {
+    ControlClient control = session.connect();
+    const json::value before = ask_within_renewal(control, "daemon.info");
+    const json::array ran = workers(control);
+    const std::int64_t supervisor = integer_member(before, "supervisor_pid").value_or(0);
 
     // Whether it was done although its answer was lost, the next supervisor's pid tells.
-    const Result<Answer> asked = control->call("daemon.upgrade", {{"keeper", !supervisor_only}}, limits::renewal);
-    if (!asked && asked.error().code != ErrorCode::not_running) return asked.error();
-    const Result<json::value> info = successor(*control, supervisor);
-    if (!info) return info.error();
-    const Result<json::array> run = adopted(*control);
-    if (!run) return run.error();
+    const Result<Answer> asked = control.call("daemon.upgrade", {{"keeper", !supervisor_only}}, limits::renewal);
+    if (!asked && asked.error().code != ErrorCode::not_running) throw ErrorException{asked.error()};
+    const json::value info = successor(control, supervisor);
+    const json::array run = adopted(control);
 
     json::array kept;
     std::map<Outcome, std::string> names;
-    for (const json::value& worker : *ran) {
+    for (const json::value& worker : ran) {
         const auto pid = integer_member(worker, "pid");
         if (!pid) continue;
         const std::string name = fmt::format("{}/{}, pid {}", one_line(text_member(worker, "model")),
                                              one_line(text_member(worker, "replica")), *pid);
-        const Outcome outcome = outcome_of(worker, *run);
+        const Outcome outcome = outcome_of(worker, run);
         std::string& list = names[outcome];
         list += (list.empty() ? "" : "; ") + name;
         kept.push_back({{"model", text_member(worker, "model")},
@@ -134,35 +127,34 @@ Result<int> upgrade(const Session& session, bool supervisor_only) {
                         {"pid", *pid},
                         {"kept", outcome == Outcome::kept}});
     }
-    const auto keeper_failed = supervisor_only ? std::nullopt : keeper_left_behind(*before, *info);
+    const auto keeper_failed = supervisor_only ? std::nullopt : keeper_left_behind(before, info);
     const std::string& lost = names[Outcome::lost];
     const std::string& ended = names[Outcome::ended];
     const std::string& runs_on = names[Outcome::kept];
     if (session.json) {
-        const auto printed = print_json({{"old_supervisor_pid", supervisor},
-                                         {"supervisor_pid", integer_member(*info, "supervisor_pid").value_or(0)},
-                                         {"keeper_pid", integer_member(*info, "keeper_pid").value_or(0)},
-                                         {"old_version", text_member(*before, "version")},
-                                         {"version", text_member(*info, "version")},
-                                         {"workers", kept}});
-        if (!printed) return printed;
+        print_json({{"old_supervisor_pid", supervisor},
+                    {"supervisor_pid", integer_member(info, "supervisor_pid").value_or(0)},
+                    {"keeper_pid", integer_member(info, "keeper_pid").value_or(0)},
+                    {"old_version", text_member(before, "version")},
+                    {"version", text_member(info, "version")},
+                    {"workers", kept}});
     } else {
         std::string text = fmt::format("supervisor  pid {} -> {}, version {} -> {}\n", supervisor,
-                                       text_member(*info, "supervisor_pid"), one_line(text_member(*before, "version")),
-                                       one_line(text_member(*info, "version")));
-        text += fmt::format("keeper      pid {}, {}\n", text_member(*info, "keeper_pid"),
+                                       text_member(info, "supervisor_pid"), one_line(text_member(before, "version")),
+                                       one_line(text_member(info, "version")));
+        text += fmt::format("keeper      pid {}, {}\n", text_member(info, "keeper_pid"),
                             supervisor_only ? "left as it is"
-                            : keeper_failed ? "not executed anew: the old program goes on"
-                                            : "the same process, executed anew");
+                            : keeper_failed ? "not re-executed: the old program goes on"
+                                            : "the same process, re-executed");
         text += kept.empty() ? std::string{"workers     none ran\n"}
                              : fmt::format("workers     {}\n", runs_on.empty() ? "none runs on" : runs_on + ": run on");
         if (!ended.empty()) text += fmt::format("            {}: ended meanwhile, as somebody asked\n", ended);
-        if (const auto printed = print(text); !printed) return printed;
+        print(text);
     }
-    if (keeper_failed) return *keeper_failed;
+    if (keeper_failed) throw ErrorException{*keeper_failed};
     if (lost.empty()) return exit_done;
-    return Error{ErrorCode::worker_lost, fmt::format("upgrading: a process was not taken over: {}", lost),
-                 "`bulkhead why` and `bulkhead logs` of that model tell the reason"};
+    throw ErrorException{{ErrorCode::worker_lost, fmt::format("upgrading: a process was not taken over: {}", lost),
+                          "`bulkhead why` and `bulkhead logs` of that model tell the reason"}};
 }
 
 /// What an invalid file was refused with, back from what the daemon spelled as `validate --json` does.
@@ -178,16 +170,16 @@ std::vector<config::Diagnostic> diagnostics_from(const json::object& data) {
     return all;
 }
 
-Result<int> reload(const Session& session) {
-    Result<ControlClient> control = session.connect();
-    if (!control) return control.error();
-    tell_of_new_supervisors(session, *control);
-    const Result<Answer> answer = control->call("fleet.reload");
+int reload(const Session& session) {
+    ControlClient control = session.connect();
+    tell_of_new_supervisors(session, control);
+    const Result<Answer> answer = control.call("fleet.reload");
     if (!answer) {
-        const auto diagnostics = diagnostics_from(control->error_data());
-        if (answer.error().code != ErrorCode::config_invalid || diagnostics.empty()) return answer.error();
+        const auto diagnostics = diagnostics_from(control.error_data());
+        if (answer.error().code != ErrorCode::config_invalid || diagnostics.empty())
+            throw ErrorException{answer.error()};
         if (session.json) {
-            if (const auto printed = print_json({{"errors", diagnostics_json(diagnostics)}}); !printed) return printed;
+            print_json({{"errors", diagnostics_json(diagnostics)}});
         } else {
             std::fputs(render_diagnostics(diagnostics, Style::of(stderr)).c_str(), stderr);
             std::fputs("The fleet runs on as it was.\n", stderr);
@@ -212,7 +204,7 @@ void add_upgrade(CLI::App& app, Session& session) {
     const auto supervisor_only = std::make_shared<bool>(false);
     command->add_flag("--supervisor-only", *supervisor_only, "Leave the keeper as it is");
     command->footer(
-        "The keeper executes its program anew, as the same process, and starts a new supervisor, which takes\n"
+        "The keeper re-executes its program, as the same process, and starts a new supervisor, which takes\n"
         "over all workers: they run on, with their graphs, and clients stream on meanwhile. A worker itself\n"
         "keeps the program it was started with until `restart`. Returns when the new supervisor answers and\n"
         "has heard from every worker.\n"
@@ -222,14 +214,14 @@ void add_upgrade(CLI::App& app, Session& session) {
         "The installed supervisor must first show that it starts and reads the fleet; else nothing is\n"
         "replaced.\n"
         "\nExit status: 0 done, and every worker that nobody unloaded runs, with the same pid; 1 one does not,\n"
-        "or the keeper could not be executed anew, or it failed; 3 no daemon answers.");
+        "or the keeper could not be re-executed, or it failed; 3 no daemon answers.");
     when_chosen(command, session, [&session, supervisor_only] { return upgrade(session, *supervisor_only); });
 }
 
 void add_reload(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("reload", "Read the fleet file again and apply what changed");
     command->footer(
-        "Removed models are unloaded, changed ones that are loaded are drained and started anew, unchanged\n"
+        "Removed models are unloaded, changed ones that are loaded are drained and started again, unchanged\n"
         "ones are left alone. An invalid file changes nothing, and is refused as `validate` does, with all\n"
         "its errors at once.\n"
         "With --json: {\"added\",\"removed\",\"changed\",\"unchanged\"}, names in each; of an invalid file\n"

@@ -11,7 +11,7 @@ namespace bulkhead::cli::limits {
 using namespace std::chrono_literals;
 
 inline constexpr std::chrono::milliseconds answer = 10s;  ///< of a question that the daemon answers from memory
-/// To subscribe anew after a supervisor's death: the library itself gives up after 30 s without any that answers.
+/// To subscribe again after a supervisor's death: the library itself gives up after 30 s without any that answers.
 inline constexpr std::chrono::milliseconds renewal = 40s;
 inline constexpr std::chrono::milliseconds start = 30s;         ///< of `up`, until the daemon answers
 inline constexpr std::chrono::milliseconds start_probe = 20ms;  ///< between two tries to connect

@@ -3,14 +3,16 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "ipc/base/error.h"
+
 namespace bulkhead::cli {
 
-Result<int> print(std::string_view text) {
+int print(std::string_view text) {
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-        return system_error("writing to standard output", errno);
+        throw ErrorException{system_error("writing to standard output", errno)};
     return 0;
 }
 
-Result<int> print_json(const boost::json::value& document) { return print(boost::json::serialize(document) + "\n"); }
+int print_json(const boost::json::value& document) { return print(boost::json::serialize(document) + "\n"); }
 
 }  // namespace bulkhead::cli

@@ -40,7 +40,7 @@ public:
         std::size_t columns;
         std::size_t rows;
     };
-    /// Errors  input_invalid where they are no terminal
+    /// Errors  input_invalid where they are not a terminal
     static Result<TerminalScreen> open(bool colours);
     TerminalScreen(TerminalScreen&& other) noexcept;
     TerminalScreen& operator=(TerminalScreen&&) = delete;

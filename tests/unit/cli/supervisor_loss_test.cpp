@@ -238,7 +238,7 @@ TEST(Upgrade, WhoseKeeperWasNotExecutedAnewFailsAndSaysWhy) {
     const Ran upgraded = ran_on(daemon, {"upgrade"});
 
     EXPECT_EQ(upgraded.status, exit_failed);
-    EXPECT_THAT(upgraded.out, HasSubstr("not executed anew"));
+    EXPECT_THAT(upgraded.out, HasSubstr("not re-executed"));
     EXPECT_THAT(upgraded.out, HasSubstr("m/0, pid 7: run on"));
     EXPECT_THAT(upgraded.err, HasSubstr("it is broken"));
     EXPECT_THAT(upgraded.err, HasSubstr("bulkheadd.out"));

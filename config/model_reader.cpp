@@ -262,7 +262,7 @@ void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSp
     }
 }
 
-/// What a generating model takes and gives is said in its package, and its sequences begin anew by themselves.
+/// What a generating model takes and gives is said in its package, and each of its sequences begins by itself.
 void read_generating(Fields& fields, const std::string& where, ModelSpec& model) {
     const auto generate = fields.take("generate");
     if (model.runtime != Runtime::generate) {

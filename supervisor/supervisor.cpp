@@ -268,7 +268,7 @@ void Supervisor::apply(const config::Fleet& fleet, Reloaded reloaded) {
 }
 
 /// The keeper cannot go back to a supervisor that has ended: what is installed shows first that it runs, and that it
-/// speaks with the keeper of now, which goes on where it cannot be executed anew.
+/// speaks with the keeper of now, which goes on where it cannot be re-executed.
 void Supervisor::check_next(bool with_keeper, std::function<void(Result<>)> checked) {
     checks_.run(
         "trying the installed program",

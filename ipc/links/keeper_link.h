@@ -36,7 +36,7 @@ enum class Type : std::uint16_t {
     forget = 36,            ///< WorkerKey: drops the record of a dead worker
     stop = 37,              ///< no body: everything is unloaded: remove the socket, end
     hand_over = 38,         ///< no body: this supervisor ends on purpose; the next is started at once
-    upgrade = 39,           ///< no body: as hand_over, and the keeper executes its own program anew first
+    upgrade = 39,           ///< no body: as hand_over, and the keeper re-executes its own program first
     reload_done = 40,       ///< no body: answers reload_asked when this supervisor stays: the file was refused, or
                             ///< asks for nothing new; one that hands over need not say it
 };
@@ -57,7 +57,7 @@ struct WorkerKey {
     friend bool operator==(const WorkerKey&, const WorkerKey&) = default;
 };
 
-/// Why the keeper's last try to execute its program anew failed, and the old program went on.
+/// Why the keeper's last try to re-execute its program failed, and the old program went on.
 enum class UpgradeFailure : std::uint16_t {
     none = 0,
     state = 1,    ///< the state could not be written
@@ -73,7 +73,7 @@ struct KeeperHello {
     std::uint64_t supervisor_starts;  ///< 1 for the first supervisor
     std::uint64_t started_unix_ms;    ///< when the keeper started
     std::int32_t keeper_pid;
-    std::uint16_t executions;      ///< how often the keeper has executed its program anew; 0 of one that cannot tell
+    std::uint16_t executions;      ///< how often the keeper has re-executed its program; 0 of one that cannot tell
     std::uint16_t upgrade_failed;  ///< UpgradeFailure of the last `upgrade`
 };
 

@@ -21,7 +21,7 @@ public:
     void feed(std::string_view bytes, Clock::time_point now, const Emit& emit);
     /// When the lines that were dropped are to be told of if nothing more is printed until then.
     [[nodiscard]] std::optional<Clock::time_point> mark_due() const;
-    /// The budget's second is over: tells of the lines that it dropped.
+    /// The budget's second is over: reports the lines that it dropped.
     void end_window(const Emit& emit) { tell_dropped(emit); }
     /// The writer is gone: an unfinished line is a line, and dropped ones are told.
     void finish(const Emit& emit);

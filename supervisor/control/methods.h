@@ -21,7 +21,7 @@ struct DaemonFacts {
     std::string fleet_file;
     std::int64_t started_unix_ms = 0;  ///< of the keeper: a restarted supervisor is the same daemon
     std::string containment;
-    std::uint16_t keeper_executions = 0;  ///< how often it has executed its program anew
+    std::uint16_t keeper_executions = 0;  ///< how often it has re-executed its program
     std::string keeper_upgrade_failed{};  ///< why its last try to do so failed; empty: it did not
     std::uint64_t supervisor_starts = 0;  ///< 1: the first one of this keeper
     std::string fleet_error{};            ///< the fleet file has errors, and what was last good is in force; or empty

@@ -24,7 +24,7 @@ struct Request {
     json::object params;
 };
 
-/// A line that is no request, answered at once.
+/// A line that is not a request, answered at once.
 struct Refusal {
     json::value id;  ///< null where it could not be read
     int number = 0;  ///< JSON-RPC's own

@@ -104,7 +104,7 @@ Result<unsigned> Nvml::count() {
                      fmt::format("asking NVML for the GPUs: {}", functions_->error_string(status)),
                      "run nvidia-smi, which meets the same error"};
     };
-    // A GPU that came back, or a driver that was loaded anew, is seen by a new start of the library alone.
+    // A GPU that came back, or a driver that was loaded again, is seen by a new start of the library alone.
     if (in_trouble_ && (!started_ || Clock::now() - started_at_ >= limits::gpu_reopen_pause)) {
         stop();
         if (const int status = start(); status != nvml::success) return failed(status);

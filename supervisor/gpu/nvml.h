@@ -19,7 +19,7 @@ struct GpuProcess {
     std::optional<std::uint64_t> bytes;  ///< empty where the driver does not tell
 };
 
-/// What a GPU tells of itself beside its memory; empty where the driver does not.
+/// What a GPU reports beside its memory; empty where the driver does not.
 struct GpuSensors {
     std::optional<unsigned> clock_mhz;  ///< of the multiprocessors
     std::optional<unsigned> power_mw;

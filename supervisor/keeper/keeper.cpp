@@ -252,17 +252,17 @@ void Keeper::on_supervisor_ended(const EndedChild& supervisor) noexcept {
     const bool in_order = supervisor.fate == WorkerFate::exited && supervisor.number == 0;
     say("%s supervisor pid=%d handed over %s=%d workers=%u start=%llu", in_order ? "INFO" : "WARN", supervisor.pid, how,
         supervisor.number, table_.count(), next);
-    if (parting_ == Parting::upgrade && course_ == Course::serving) execute_anew();
+    if (parting_ == Parting::upgrade && course_ == Course::serving) re_execute();
 }
 
 /// Returns only when this program goes on: then the next supervisor starts as after any hand-over, and is told why.
-void Keeper::execute_anew() noexcept {
-    station_.service_manager.status("upgrading: executing the keeper's program anew");
-    upgrade_failed_ = try_to_execute_anew();
+void Keeper::re_execute() noexcept {
+    station_.service_manager.status("upgrading: re-executing the keeper's program");
+    upgrade_failed_ = try_to_re_execute();
     say("WARN upgrade: the old program goes on, with every worker");
 }
 
-keeper_link::UpgradeFailure Keeper::try_to_execute_anew() noexcept {
+keeper_link::UpgradeFailure Keeper::try_to_re_execute() noexcept {
     using keeper_link::UpgradeFailure;
     SavedKeeper saved{};
     saved.pid = ::getpid();

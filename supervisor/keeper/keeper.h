@@ -74,8 +74,8 @@ private:
     void on_unread_link() noexcept;
     void drain_link() noexcept;
     void on_violation(const char* what) noexcept;
-    void execute_anew() noexcept;
-    [[nodiscard]] keeper_link::UpgradeFailure try_to_execute_anew() noexcept;
+    void re_execute() noexcept;
+    [[nodiscard]] keeper_link::UpgradeFailure try_to_re_execute() noexcept;
     void keep_descriptors_across_exec(bool kept) noexcept;
     void end(int status) noexcept;
 

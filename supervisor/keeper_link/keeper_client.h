@@ -38,7 +38,7 @@ public:
     /// Everything is unloaded: the keeper removes the socket and ends.
     void stop();
     /// This supervisor ends now, on purpose: the keeper starts the next one at once, and with `with_keeper` executes
-    /// its own program anew before that. Workers stay.
+    /// its own program again before that. Workers stay.
     void hand_over(bool with_keeper);
     /// The answer to `reload_asked` where this supervisor stays: refused, or nothing to change.
     void reload_done();

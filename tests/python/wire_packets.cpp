@@ -1,5 +1,5 @@
 /// The C++ codec at the service of tests in other languages: reads `client HEX` or `worker HEX` a line (who sent the packet),
-/// answers with the packet encoded anew and what was read in it, `HEX {…}`, or with `error: …`.
+/// answers with the packet encoded again and what was read in it, `HEX {…}`, or with `error: …`.
 
 #include <charconv>
 #include <iostream>

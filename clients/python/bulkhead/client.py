@@ -138,7 +138,7 @@ class Client:
             self._forget(model)
             if channel.stateful and channel.core.died:
                 raise Error("worker_lost", f"using {model} again: its state is lost, for its process has ended",
-                            "begin the stream anew: the next call opens a new channel")  # fmt: skip
+                            "begin the stream again: the next call opens a new channel")  # fmt: skip
         for tried in range(1, REOPEN_TRIES + 1):
             try:
                 channel = self._mine()[model] = self.open(model, deadline=deadline)

@@ -14,7 +14,7 @@ inline constexpr const char* resume_option = "--resume";
 inline constexpr const char* check_state_option = "--check-state";
 [[nodiscard]] bool starts_from_state(int argc, char** argv) noexcept;
 
-/// The program that this process runs, to be executed anew when it was replaced by another release.
+/// The program that this process runs, to be re-executed when it was replaced by another release.
 class OwnProgram {
 public:
     /// The path it was started by, with its symlinks as they were: what lies there later is the new release.

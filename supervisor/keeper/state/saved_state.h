@@ -39,7 +39,7 @@ struct SavedKeeper {
     std::uint64_t started_unix_ms;
     std::uint64_t violations;
     std::uint16_t reload_due;
-    std::uint16_t executions;         ///< how often the keeper has executed its program anew
+    std::uint16_t executions;         ///< how often the keeper has re-executed its program
     std::uint32_t socket_path_bytes;  ///< follow this struct; no zero among them
 };
 

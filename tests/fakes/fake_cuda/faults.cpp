@@ -17,7 +17,7 @@ struct Rule {
 
 struct Rules {
     std::mutex mutex;
-    std::string read_from;  ///< counting begins anew with other rules
+    std::string read_from;  ///< counting begins again with other rules
     std::map<std::string, Rule> by_function;
 };
 

@@ -1,6 +1,6 @@
 /// A fake libnvidia-ml.so: GPUs whose memory is occupied by processes of a test.
 ///
-/// `$BULKHEAD_FAKE_NVML` names a text file, read anew by each call, so that a test changes the machine by
+/// `$BULKHEAD_FAKE_NVML` names a text file, read again by each call, so that a test changes the machine by
 /// writing to it:
 ///     gpu UUID TOTAL_BYTES NAME…
 ///     process GPU_INDEX PID BYTES [na] [ghost | late_ms=N | late_reads=N] [unlisted]

@@ -456,7 +456,7 @@ def main() -> int:
     parser.add_argument("--build", default=str(ROOT / "build"))
     parser.add_argument("--out", default=str(ROOT / "tests" / "gpu" / "results"))
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--packages", help="a folder to keep the packages in; else they are made anew")
+    parser.add_argument("--packages", help="a folder to keep the packages in; else they are made again")
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--upstream", metavar="MODEL", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -23,7 +23,7 @@ def family(name: str) -> Family:
 
 
 def package(name: str, made: Family, build: Path) -> Path:
-    """The folder of its package; compiled anew where what makes it has changed since."""
+    """The folder of its package; compiled again where what makes it has changed since."""
     folder = build / "models" / "test" / "families" / name
     stamp = folder.with_name(f".{name}.stamp")
     wanted = _digest()

@@ -25,7 +25,7 @@ CAUSAL: dict[str, dict[str, Any]] = {
 
 
 def scattered(model: Any, seed: int = 0) -> Any:
-    """The same model with weights drawn anew, matrices wide enough to matter."""
+    """The same model with weights drawn again, matrices wide enough to matter."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -165,7 +165,7 @@ TEST(ControlClient, ALineWithoutEndIsGivenUpAtItsBound) {
     ControlClient client = daemon.connect();
 
     EXPECT_EQ(client.call("x").error().code, ErrorCode::protocol_violation);
-    EXPECT_EQ(client.fd(), -1) << "given up; the next call connects anew";
+    EXPECT_EQ(client.fd(), -1) << "given up; the next call connects again";
 }
 
 TEST(ControlClient, WhatIsNoJsonObjectIsRefused) {

@@ -138,7 +138,7 @@ TYPED_TEST(ChannelStreaming, AWorkerThatDiesInTheMidstOfTokensIsToldWithTheirNum
     EXPECT_THAT(error.attempt, HasSubstr("after 6 tokens of the answer"));
 }
 
-/// The next worker would begin anew, and its first parts would come twice.
+/// The next worker would begin again, and its first parts would come twice.
 TYPED_TEST(ChannelStreaming, AnAnswerThatHasBegunIsNotSentOnceMore) {
     FakeWorker first{[](FakeWorker& w) {
         greet_streaming(w);

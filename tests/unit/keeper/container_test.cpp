@@ -116,7 +116,7 @@ TEST_F(ProcessOne, IsUpgradedInPlace) {
     Seat next = unshare->next_seat();
 
     const HandOver all = next.take_over();
-    EXPECT_THAT(unshare->errors(), HasSubstr("INFO keeper pid=1 executed anew"));
+    EXPECT_THAT(unshare->errors(), HasSubstr("INFO keeper pid=1 re-executed"));
     ASSERT_EQ(all.workers.size(), 1U);
     EXPECT_EQ(all.workers[0].worker.ask("echo alive"), "alive");
     EXPECT_EQ(children_of(unshare->pid()), std::set<pid_t>{keeper});

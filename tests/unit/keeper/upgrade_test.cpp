@@ -36,8 +36,8 @@ Seat upgrade(KeeperProcess& keeper, Seat seat) {
     return keeper.next_seat();
 }
 
-bool was_executed_anew(const KeeperProcess& keeper) {
-    return keeper.errors().find("INFO keeper pid=" + std::to_string(keeper.pid()) + " executed anew") !=
+bool was_re_executed(const KeeperProcess& keeper) {
+    return keeper.errors().find("INFO keeper pid=" + std::to_string(keeper.pid()) + " re-executed") !=
            std::string::npos;
 }
 
@@ -63,7 +63,7 @@ TEST_F(Upgrade, KeepsPidWorkersLinksLogsAndLedgers) {
     Seat next = upgrade(keeper, std::move(seat));
     const HandOver all = next.take_over();
 
-    EXPECT_TRUE(was_executed_anew(keeper)) << keeper.errors();
+    EXPECT_TRUE(was_re_executed(keeper)) << keeper.errors();
     EXPECT_THAT(keeper.errors(), Not(HasSubstr("WARN")));
     EXPECT_EQ(all.hello.keeper_pid, keeper.pid());
     EXPECT_EQ(all.hello.supervisor_starts, 2U);
@@ -167,7 +167,7 @@ TEST_F(Upgrade, LosesNoEndAndNoSignalThatCameMeanwhile) {
         reload_asked = reload_asked || heard.is(Type::reload_asked);
     }
     EXPECT_THAT(ended, ElementsAre(Pair(1, 7), Pair(2, SIGABRT)));
-    EXPECT_TRUE(was_executed_anew(keeper)) << keeper.errors();
+    EXPECT_TRUE(was_re_executed(keeper)) << keeper.errors();
 }
 
 TEST_F(Upgrade, KeepsTheSocketAndTheLockOfItsFolder) {
@@ -192,7 +192,7 @@ TEST_F(Upgrade, WhileAStopIsAskedForIsAHandOver) {
     seat.take_over();
 
     EXPECT_TRUE(seat.hear().is(Type::stop_asked));
-    EXPECT_FALSE(was_executed_anew(keeper));
+    EXPECT_FALSE(was_re_executed(keeper));
 }
 
 TEST_F(UpgradedKeeperDeath, TakesEveryWorkerAndTheSupervisorAlong) {
@@ -242,7 +242,7 @@ struct Release : ::testing::Test {
         EXPECT_EQ(all.workers.size(), 1U);
         EXPECT_EQ(all.hello.executions, 0U);
         EXPECT_NE(all.hello.upgrade_failed, 0U);
-        EXPECT_FALSE(was_executed_anew(*keeper));
+        EXPECT_FALSE(was_re_executed(*keeper));
         EXPECT_THAT(keeper->errors(), HasSubstr(why));
         EXPECT_THAT(keeper->errors(), HasSubstr("the old program goes on, with every worker"));
         EXPECT_EQ(worker->ask("echo alive"), "alive");

@@ -124,7 +124,7 @@ class Client:
                 await self._forget(model)
                 if channel.stateful and channel.core.died:
                     raise Error("worker_lost", f"using {model} again: its state is lost, for its process has ended",
-                                "begin the stream anew: the next call opens a new channel")  # fmt: skip
+                                "begin the stream again: the next call opens a new channel")  # fmt: skip
                 task = None
         if task is None:
             task = self._channels[model] = asyncio.ensure_future(self._reopen(model))

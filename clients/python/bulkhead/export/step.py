@@ -117,7 +117,7 @@ def attended_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor
     """`attend` of several queries: [B, heads, T, dim].
 
     scaled_dot_product_attention chooses among a GPU's kernels while it is traced, by the example's sizes. Of those that
-    take a mask, one wants its rows at multiples of 8 elements, so other lengths would fail; another plans anew for each."""
+    take a mask, one wants its rows at multiples of 8 elements, so other lengths would fail; another plans again for each."""
     group = query.shape[1] // key.shape[1]
     if group > 1:  # picked one by one: a copy of whole dimensions would be merged with them, for which sizes must be known
         shared = torch.arange(query.shape[1], device=query.device) // group

@@ -7,15 +7,14 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <fstream>
 #include <limits>
-#include <optional>
 #include <system_error>
 #include <utility>
 
 #include <boost/interprocess/exceptions.hpp>
 #include <fmt/format.h>
 
+#include "ipc/base/machine_memory.h"
 #include "ipc/base/mapping.h"
 
 namespace bulkhead {
@@ -63,22 +62,13 @@ Error no_room(std::uint64_t size_bytes, std::string_view bound, std::uint64_t bo
             "send smaller tensors, or free host memory"};
 }
 
-/// The kernel's own estimate; empty where /proc is not mounted.
-std::optional<std::uint64_t> available_bytes() {
-    std::ifstream meminfo{"/proc/meminfo"};
-    std::string key, unit;
-    for (std::uint64_t kib = 0; meminfo >> key >> kib; std::getline(meminfo, unit))
-        if (key == "MemAvailable:") return kib * 1024;
-    return std::nullopt;
-}
-
 /// fallocate would answer these two with the OOM killer and with SIGXFSZ.
 Result<> check_room(std::uint64_t size_bytes) {
     rlimit files{};
     if (::getrlimit(RLIMIT_FSIZE, &files) == 0 && size_bytes > files.rlim_cur)
         return no_room(size_bytes, "the limit on file size (ulimit -f)", files.rlim_cur);
-    if (const auto available = available_bytes(); available && size_bytes > *available)
-        return no_room(size_bytes, "available host memory", *available);
+    if (const auto available = read_machine_memory().available; available > 0 && size_bytes > available)
+        return no_room(size_bytes, "available host memory", available);
     return {};
 }
 

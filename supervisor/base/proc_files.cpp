@@ -165,12 +165,6 @@ std::optional<std::uint64_t> read_resident_bytes(pid_t pid) {
     return text ? parse_resident_bytes(*text) : std::nullopt;
 }
 
-MachineMemory read_machine_memory() {
-    const std::string text = read_file("/proc/meminfo", 64 * 1024).value_or("");
-    return {sum_of_kilobytes<1>(text, {"MemTotal:"}).value_or(0),
-            sum_of_kilobytes<1>(text, {"MemAvailable:"}).value_or(0)};
-}
-
 std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix) {
     const std::string path_prefix = "/memfd:" + std::string{label_prefix};
     std::uint64_t bytes = 0;

@@ -57,13 +57,6 @@ struct HostMemory {
 [[nodiscard]] std::optional<std::uint64_t> parse_resident_bytes(std::string_view status);
 [[nodiscard]] std::optional<std::uint64_t> read_resident_bytes(pid_t pid);
 
-/// "MemTotal" and "MemAvailable" of this machine; 0 where they cannot be read.
-struct MachineMemory {
-    std::uint64_t total = 0;
-    std::uint64_t available = 0;
-};
-[[nodiscard]] MachineMemory read_machine_memory();
-
 /// Bytes that a /proc/PID/maps shows of memfds whose label begins with `label_prefix`.
 [[nodiscard]] std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix);
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "ipc/base/machine_memory.h"
 #include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/proc_files.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "ipc/base/machine_memory.h"
 #include "supervisor/base/limits.h"
-#include "supervisor/base/proc_files.h"
 
 namespace bulkhead::supervisor {
 namespace {

@@ -8,10 +8,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <optional>
 
+#include "ipc/base/machine_memory.h"
 #include "tests/bench/baselines.h"
 #include "tests/bench/crowd.h"
 #include "tests/bench/peers/peer.h"
@@ -134,7 +134,7 @@ public:
         table_.heading(exchange);
         std::vector<Crowd> crowds;
         for (const Way& way : ways_) {
-            if (way.bytes_held(exchange) > available_bytes() / 2) {
+            if (way.bytes_held(exchange) > static_cast<double>(read_machine_memory().available) / 2) {
                 Table::left_out(way.name, "it would need more than half of the memory that is available");
                 continue;
             }
@@ -180,7 +180,7 @@ public:
         std::printf("\n  %-38s %10s %10s\n", "size alone, 4 B back, 1 client, one CPU", "1 GB us", "64 B us");
         for (const Way& way : ways_) {
             if (!way.name.starts_with("C++") && !way.name.starts_with("Python")) continue;
-            if (way.bytes_held(large) > available_bytes() / 2) {
+            if (way.bytes_held(large) > static_cast<double>(read_machine_memory().available) / 2) {
                 Table::left_out(way.name, "it would need more than half of the memory that is available");
                 continue;
             }
@@ -208,13 +208,6 @@ public:
 
 private:
     static constexpr const char* futex_name = "futex ping-pong, both asleep";
-
-    static double available_bytes() {
-        std::ifstream file{"/proc/meminfo"};
-        for (std::string line; std::getline(file, line);)
-            if (line.starts_with("MemAvailable:")) return std::stod(line.substr(13)) * 1024;
-        return 0;
-    }
 
     void add_grpc() {
         const std::string program = test::program("grpc_echo");

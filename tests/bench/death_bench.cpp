@@ -13,6 +13,7 @@
 #include <optional>
 #include <thread>
 
+#include "ipc/base/machine_memory.h"
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -33,15 +34,6 @@ Worst worst(const std::vector<double>& values) {
     const std::string count = std::to_string(values.size());
     if (const double p99 = percentile(values, 0.99); !std::isnan(p99)) return {"p99 of " + count, p99};
     return {"longest of " + count, values.empty() ? 0 : *std::ranges::max_element(values)};
-}
-
-std::uint64_t free_memory_bytes() {
-    std::ifstream file{"/proc/meminfo"};
-    std::string name;
-    std::uint64_t kilobytes = 0;
-    for (std::string unit; file >> name >> kilobytes; std::getline(file, unit))
-        if (name == "MemAvailable:") return kilobytes * 1024;
-    return 0;
 }
 
 /// The lines that a worker, or a program under another supervisor, writes when it is executed.
@@ -258,7 +250,7 @@ Records death() {
     };
     std::vector<double> exec_small;
     for (const Size& size : {Size{"10 MB", 10 * mib, 100}, Size{"4 GB", 4096 * mib, 5}}) {
-        if (size.bytes > 1024 * mib && free_memory_bytes() < 10'240 * mib) {
+        if (size.bytes > 1024 * mib && read_machine_memory().available < 10'240 * mib) {
             std::printf("  %s resident: left out, less than 10 GiB of memory are free\n", size.name);
             continue;
         }

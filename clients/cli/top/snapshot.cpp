@@ -116,7 +116,7 @@ std::uint64_t DeviceRow::free() const {
     return limit > used ? limit - used : 0;
 }
 
-Snapshot Sampler::take(const Answers& answers, HostMemory host, std::int64_t time_ms) {
+Snapshot Sampler::take(const Answers& answers, MachineMemory machine, std::int64_t time_ms) {
     Snapshot snapshot;
     snapshot.time_ms = time_ms;
     std::map<std::string, std::size_t> replicas;
@@ -148,9 +148,9 @@ Snapshot Sampler::take(const Answers& answers, HostMemory host, std::int64_t tim
     const auto find = [&](const std::string& name) {
         return std::ranges::find(snapshot.devices, name, &DeviceRow::name);
     };
-    if (find("cpu") == snapshot.devices.end() && host.total > 0)
+    if (find("cpu") == snapshot.devices.end() && machine.total > 0)
         snapshot.devices.insert(snapshot.devices.begin(),
-                                device_of("cpu", host.total, host.total - std::min(host.available, host.total),
+                                device_of("cpu", machine.total, machine.total - std::min(machine.available, machine.total),
                                           snapshot.workers));
     for (const json::value& gpu : array_member(answers.gpus, "gpus")) {
         const std::string name = "cuda:" + text_member(gpu, "index");

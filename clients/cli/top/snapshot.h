@@ -9,6 +9,8 @@
 
 #include <boost/json.hpp>
 
+#include "ipc/base/machine_memory.h"
+
 namespace bulkhead::cli::top {
 
 /// One replica, as `fleet.status` shows it.
@@ -72,12 +74,6 @@ struct Snapshot {
     std::vector<DeviceRow> devices;
 };
 
-/// Memory of this machine: for fleets without limits, of which the daemon keeps no ledger.
-struct HostMemory {
-    std::uint64_t total = 0;
-    std::uint64_t available = 0;
-};
-
 /// Makes snapshots of the daemon's answers, and rates of its counters.
 class Sampler {
 public:
@@ -87,7 +83,8 @@ public:
         boost::json::value gpus;    ///< of `gpu.status`; null where it was not asked
     };
     /// Rates are those since the last call, 0 in the first and for a new process.
-    [[nodiscard]] Snapshot take(const Answers& answers, HostMemory host, std::int64_t time_ms);
+    /// `machine`  for fleets without limits, of which the daemon keeps no ledger
+    [[nodiscard]] Snapshot take(const Answers& answers, MachineMemory machine, std::int64_t time_ms);
 
 private:
     struct Counters {

@@ -8,7 +8,6 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 
 #include "clients/cli/text/json_access.h"
@@ -37,18 +36,6 @@ bool has_utf8() {
         return locale.ends_with("UTF-8") || locale.ends_with("utf8") || locale.ends_with("UTF8");
     }
     return false;
-}
-
-HostMemory host_memory() {
-    HostMemory memory;
-    std::ifstream file{"/proc/meminfo"};
-    std::string name;
-    std::uint64_t kib = 0;
-    for (std::string unit; file >> name >> kib && std::getline(file, unit);) {
-        if (name == "MemTotal:") memory.total = kib * 1024;
-        if (name == "MemAvailable:") memory.available = kib * 1024;
-    }
-    return memory;
 }
 
 std::int64_t unix_ms() {
@@ -143,7 +130,7 @@ private:
 
     void take() {
         if (auto answers = feed_.take_answers()) {
-            screen_.snapshot = sampler_.take(*answers, host_memory(), unix_ms());
+            screen_.snapshot = sampler_.take(*answers, read_machine_memory(), unix_ms());
             at_once_ = true;
         }
         for (const json::object& event : feed_.take_events()) {
@@ -245,10 +232,10 @@ Result<int> show_once(const std::filesystem::path& socket, bool as_json) {
     Screen screen;
     Result<Sampler::Answers> answers = next_answers(feed);
     if (!answers) return answers.error();
-    (void)sampler.take(*answers, host_memory(), unix_ms());
+    (void)sampler.take(*answers, read_machine_memory(), unix_ms());
     answers = next_answers(feed);  // a second later
     if (!answers) return answers.error();
-    screen.snapshot = sampler.take(*answers, host_memory(), unix_ms());
+    screen.snapshot = sampler.take(*answers, read_machine_memory(), unix_ms());
     if (as_json) return print_json(document(*answers, screen.snapshot));
     const View view = plain_view();
     return print(text_of(draw(screen, view), view.colours));
@@ -263,7 +250,7 @@ Result<int> print_rows(const std::filesystem::path& socket) {
     for (;;) {
         const Result<Sampler::Answers> answers = next_answers(feed);
         if (!answers) return answers.error();
-        screen.snapshot = sampler.take(*answers, host_memory(), unix_ms());
+        screen.snapshot = sampler.take(*answers, read_machine_memory(), unix_ms());
         screen.events.clear();
         for (const json::object& event : feed.take_events()) screen.add_event(event);
         print(text_of(draw(screen, view), view.colours) + "\n");

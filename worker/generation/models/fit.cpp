@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "ipc/base/machine_memory.h"
 #include "ipc/channel/dtype.h"
 #include "worker/generation/models/cgroup_room.h"
 
@@ -21,13 +21,6 @@ constexpr std::uint64_t step_bytes = 64ULL << 20;
 std::string contents(const char* path) {
     std::ifstream file{path};
     return {std::istreambuf_iterator<char>{file}, {}};
-}
-
-std::uint64_t available() {
-    std::ifstream file{"/proc/meminfo"};
-    for (std::string line; std::getline(file, line);)
-        if (line.starts_with("MemAvailable:")) return std::stoull(line.substr(13)) << 10;
-    return std::numeric_limits<std::uint64_t>::max();
 }
 
 /// "8192 MiB of weights and 4096 MiB of KV (4 slots of 8192 positions, bfloat16)". Weights that are mapped take no
@@ -98,7 +91,9 @@ Error say_what_leaves_more(Error error, const Manifest& manifest, const Shape& s
 }
 
 std::uint64_t free_host_bytes() {
-    return std::min(available(), cgroup_room(contents("/proc/self/mountinfo"), contents("/proc/self/cgroup")));
+    const std::uint64_t room = cgroup_room(contents("/proc/self/mountinfo"), contents("/proc/self/cgroup"));
+    const std::uint64_t available = read_machine_memory().available;
+    return available > 0 ? std::min(available, room) : room;
 }
 
 }  // namespace bulkhead::worker::generation

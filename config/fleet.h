@@ -113,7 +113,9 @@ struct Fleet {
     std::vector<ModelSpec> models;                ///< in the order of the file
     std::map<std::string, DeviceLimit> limits{};  ///< by device, as it is written
     std::vector<std::string> startup{};           ///< models to load first, in this order
-    std::uint32_t blanks = 0;  ///< processes that wait for a model, for each way in which models on a CPU are started
+    /// Processes that wait for a model, by device as it is written: for each way in which models there are started.
+    /// None is 0, and each GPU has a limit.
+    std::map<std::string, std::uint32_t> blanks{};
     std::uint64_t near_bytes = 0;  ///< of models' files to keep in the page cache
     friend bool operator==(const Fleet&, const Fleet&) = default;
 };

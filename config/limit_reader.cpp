@@ -30,14 +30,16 @@ void read_limit(const Value& map, DeviceLimit& limit) {
     fields.finish();
 }
 
-void read_limits(const Value& map, Fleet& fleet) {
+/// A map whose keys are devices.
+template <typename Read>
+void read_devices(const Value& map, Read&& read) {
     const Fields fields{map, map.what() + "."};
     for (const Fields::Member& member : fields.members()) {
         if (member.key == "auto" || !is_device(member.key))
             map.report().add(member.place, fmt::format("{}: {}", map.what(), in_quotes(member.key)),
                              "name a device: cpu, cuda:N, or a GPU's UUID as `nvidia-smi -L` prints it");
         else
-            read_limit(member.value, fleet.limits[member.key]);
+            read(member);
     }
 }
 
@@ -55,13 +57,23 @@ void read_startup(const Value& list, Fleet& fleet) {
     }
 }
 
-void read_blanks(const Value& value, Fleet& fleet) {
+/// Of one device.
+void read_blanks(const Value& value, const std::string& device, Fleet& fleet) {
     const auto count = value.integer(0, limits::blanks_max);
-    if (!count) return;
-    fleet.blanks = static_cast<std::uint32_t>(*count);
+    if (!count || *count == 0) return;
+    fleet.blanks[device] = static_cast<std::uint32_t>(*count);
+    if (device != "cpu" && !fleet.limits.contains(device))
+        value.refuse("name the device under `limits` as well: what its blanks hold is part of what models may use there");
+}
+
+void read_blanks(const Value& value, Fleet& fleet) {
+    if (value.node().kind == Node::Kind::map)
+        read_devices(value, [&](const Fields::Member& member) { read_blanks(member.value, member.key, fleet); });
+    else
+        read_blanks(value, "cpu", fleet);
     std::size_t replicas = 0;
     for (const ModelSpec& model : fleet.models) replicas += model.replicas;
-    if (fleet.blanks > 0 && replicas > limits::workers_max - limits::blanks_max)
+    if (!fleet.blanks.empty() && replicas > limits::workers_max - limits::blanks_max)
         value.refuse(
             fmt::format("declare at most {} replicas beside blanks", limits::workers_max - limits::blanks_max));
 }
@@ -69,7 +81,8 @@ void read_blanks(const Value& value, Fleet& fleet) {
 }  // namespace
 
 void read_fleet_settings(Fields& fields, Fleet& fleet) {
-    if (const auto value = fields.take("limits")) read_limits(*value, fleet);
+    if (const auto value = fields.take("limits"))
+        read_devices(*value, [&](const Fields::Member& member) { read_limit(member.value, fleet.limits[member.key]); });
     if (const auto value = fields.take("startup")) read_startup(*value, fleet);
     if (const auto value = fields.take("blanks")) read_blanks(*value, fleet);
     if (const auto value = fields.take("near"))

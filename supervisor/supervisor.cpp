@@ -93,7 +93,7 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
     }
     context_->generation_last = hello.generation_last;
     // Of names that blanks were given the keeper knows nothing: at most one of each since its last spawn.
-    if (hello.supervisor_starts > 1 && options_.fleet.blanks > 0)
+    if (hello.supervisor_starts > 1 && !options_.fleet.blanks.empty())
         context_->generation_last += config::limits::blanks_max;
     context_->channel_last = hello.supervisor_starts << 32U;
     facts_.supervisor_starts = hello.supervisor_starts;

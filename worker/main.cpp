@@ -73,6 +73,13 @@ int main(int argc, char** argv) {
     Result<std::unique_ptr<StatusPage>> page = StatusPage::make();
     if (!page) spdlog::warn("{}; a death of this worker is noticed later", page.error().text());
 
+    // By its hello the daemon knows that the context is there.
+    if (identity->is_blank() && *environment("CUDA_VISIBLE_DEVICES") != '\0')
+        if (const auto made = make_cuda_context(); !made) {
+            spdlog::error("no context on its GPU: {}", made.error().text());
+            return 1;
+        }
+
     boost::asio::io_context io{1};
     Server server{io,
                   UniqueFd{link_fd},

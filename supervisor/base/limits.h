@@ -74,6 +74,8 @@ inline constexpr std::uint32_t link_complaints_max = 5;  ///< log lines on one w
 inline constexpr auto blank_pause = 1s;            ///< from a load that took one, or a lack of room, to the next
 inline constexpr auto blank_retry = 5s;            ///< from the death of one, or a failed start, to the next
 inline constexpr auto blank_start_deadline = 60s;  ///< for its hello; who is later is ended instead of taken
+/// Of a GPU, until one was measured: a context has 100 to 550 MiB.
+inline constexpr std::uint64_t blank_context_bytes = 550 << 20;
 
 // --- hangs
 inline constexpr auto answer_deadline = 5s;    ///< of a worker's loop, which never computes, for whatever it is asked

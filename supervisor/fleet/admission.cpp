@@ -20,13 +20,6 @@ namespace action = memory::action;
 
 namespace {
 
-/// 0: the driver does not tell.
-std::uint64_t bytes_of(const std::vector<Gpu>& gpus, const std::string& uuid, pid_t pid) {
-    const auto gpu = std::ranges::find(gpus, uuid, &Gpu::uuid);
-    if (gpu == gpus.end()) return 0;
-    for (const GpuProcess& process : gpu->processes)
-        if (static_cast<pid_t>(process.pid) == pid) return process.bytes.value_or(0);
-    return 0;
 }
 
 memory::Declaration declaration_of(const config::ModelSpec& spec, std::string key,
@@ -111,7 +104,7 @@ void Admission::begin(const config::Fleet& fleet, std::optional<FootprintFile> f
     tell(std::move(declared));
     for (const auto& [id, device] : devices_) tell(event::Device{id, device.total});
     work();
-    watch_others();
+    fleet.blanks.empty() ? watch_others() : look([this] { watch_others(); });
 }
 
 std::vector<memory::DeviceId> Admission::devices_of(const config::ModelSpec& spec) const {
@@ -124,6 +117,14 @@ std::vector<memory::DeviceId> Admission::devices_of(const config::ModelSpec& spe
             if (is_any || name == device.text || name == id) ids.push_back(id);
         }
     return ids;
+}
+
+std::vector<Device> Admission::gpus_of(const config::ModelSpec& spec) const {
+    std::vector<Device> gpus;
+    if (!plans(spec.name)) return gpus;
+    for (const memory::DeviceId& id : devices_of(spec))
+        if (id != memory::host) gpus.push_back({devices_.at(id).text, id});
+    return gpus;
 }
 
 void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecord>& record) {
@@ -224,11 +225,16 @@ void Admission::work() {
         for (const memory::Action& action : policy_->on(event, Deadline::Clock::now()))
             std::visit([this](const auto& one) { act(one); }, action);
     }
-    // What was granted is being started, and has taken its blank: the others have what no model needs.
-    if (blanks_.are_wanted() && !planned_.empty()) blanks_.fit(policy_->ledger().front().free());
+    fit_blanks();  // what was granted is being started, and has taken its blank: the others have what no model needs
     save();
     const auto next = policy_->next_tick();
     next ? tick_.arm_until(*next, [this] { tell(event::Tick{}); }) : tick_.cancel();
+}
+
+void Admission::fit_blanks() {
+    if (!blanks_.are_wanted() || planned_.empty()) return;
+    for (const memory::DeviceLedger& one : policy_->ledger())
+        if (one.id == memory::host || devices_.at(one.id).was_seen) blanks_.fit(one.id, one.lost ? -1 : one.free());
 }
 
 void Admission::act(const action::Grant& grant) {
@@ -310,8 +316,9 @@ void Admission::act(const action::Reclaimed& reclaimed) {
     for (const memory::ReplicaId& who : reclaimed.ended)
         if (auto receipt = receipts_.extract(who); !receipt.empty())
             made.receipts.push_back(std::move(receipt.mapped()));
-    waiter.mapped()(std::move(made));
     if (room_waiters_.empty()) receipts_.clear();
+    fit_blanks();  // what was promised is not theirs any more
+    blanks_.when_gone([made = std::move(made), answer = std::move(waiter.mapped())]() mutable { answer(std::move(made)); });
 }
 
 void Admission::save() {
@@ -350,8 +357,11 @@ void Admission::look(std::function<void()> looked) {
             if (alive.expired()) return;
             if (seen) {
                 std::map<memory::DeviceId, std::uint64_t> ours;
-                blanks_.measured(seen->of_blanks);
-                for (const auto& [pid, bytes] : seen->of_blanks) ours[std::string{memory::host}] += bytes;
+                blanks_.measured(seen->of_blanks, seen->gpus);
+                for (const auto& [pid, bytes] : seen->of_blanks) {
+                    ours[std::string{memory::host}] += bytes;
+                    for (const Gpu& gpu : seen->gpus) ours[gpu.uuid] += bytes_of_process(gpu, pid).value_or(0);
+                }
                 for (const auto& holding : policy_->holdings()) {
                     const Replica* replica = find_(holding.who.model, holding.who.replica);
                     const auto& process = replica != nullptr ? replica->process() : nullptr;
@@ -363,12 +373,14 @@ void Admission::look(std::function<void()> looked) {
                     }
                     const auto on_host = seen->on_host.find(process->pid);
                     ours[std::string{memory::host}] += on_host == seen->on_host.end() ? 0 : on_host->second;
-                    if (on_gpu)
-                        ours[holding.device] +=
-                            std::max(bytes_of(seen->gpus, holding.device, process->pid),
-                                     process->memory.gpu_bytes.value_or(process->ready_at ? holding.device_bytes : 0));
+                    if (!on_gpu || seen->of_blanks.contains(process->pid)) continue;  // it was one a moment ago
+                    const auto gpu = std::ranges::find(seen->gpus, holding.device, &Gpu::uuid);
+                    ours[holding.device] +=
+                        std::max(gpu == seen->gpus.end() ? 0 : bytes_of_process(*gpu, process->pid).value_or(0),
+                                 process->memory.gpu_bytes.value_or(process->ready_at ? holding.device_bytes : 0));
                 }
                 const auto foreign = [&](const memory::DeviceId& id, std::uint64_t used) {
+                    devices_.at(id).was_seen = true;
                     tell(event::Foreign{id, used - std::min(used, ours[id])});
                 };
                 foreign(std::string{memory::host}, seen->machine.total - seen->machine.available);

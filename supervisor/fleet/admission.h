@@ -57,6 +57,8 @@ public:
     void adopt(const FoundWorker& found, const std::optional<ReplicaRecord>& record);
 
     [[nodiscard]] bool plans(const std::string& model) const { return planned_.contains(model); }
+    /// That a planned model may run on.
+    [[nodiscard]] std::vector<Device> gpus_of(const config::ModelSpec& spec) const;
     /// Answered once: by a replica that serves, or why there is none.
     Ticket ask(const std::string& model, memory::Asker asker, std::string client,
                std::optional<std::chrono::milliseconds> deadline, OnServed served);
@@ -66,6 +68,8 @@ public:
     void refuse(const std::string& model, const Error& error);
     [[nodiscard]] bool is_evicting(const Replica& replica) const { return evicting_.contains(id_of(replica)); }
     void pin(const std::string& model, bool pinned);
+    /// Tells the blanks what is free for them.
+    void fit_blanks();
     void make_room(const std::string& device, std::uint64_t bytes, std::string client,
                    std::optional<std::chrono::milliseconds> deadline, std::function<void(Result<MadeRoom>)> made);
 
@@ -97,6 +101,7 @@ private:
         std::string text;  ///< "cpu", "cuda:0"
         std::uint64_t total = 0;
         bool limited = false;
+        bool was_seen = false;  ///< what others use of it is known
     };
 
     [[nodiscard]] static memory::ReplicaId id_of(const Replica& replica);

@@ -92,7 +92,7 @@ json::array Admission::ledger() const {
                                        {"resident", one.resident},
                                        {"reclaiming", one.reclaiming},
                                        {"mapped", one.mapped},
-                                       {"blanks", one.id == memory::host ? blanks_.bytes() : 0},
+                                       {"blanks", blanks_.bytes(one.id)},
                                        {"workers", std::move(workers[one.id])}});
     return devices;
 }

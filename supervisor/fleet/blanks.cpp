@@ -16,6 +16,7 @@
 #include "supervisor/base/proc_files.h"
 #include "supervisor/base/text.h"
 #include "supervisor/fleet/orphan_worker.h"
+#include "supervisor/replica/replica_record.h"
 
 namespace bulkhead::supervisor {
 namespace {
@@ -54,29 +55,39 @@ Blanks::Blanks(FleetContext& context) : context_{context}, refill_{context.io} {
 
 Blanks::~Blanks() { context_.take_blank = nullptr; }
 
-void Blanks::begin(const config::Fleet& fleet) {
-    wanted_ = fleet.blanks;
-    if (wanted_ == 0) return;
+void Blanks::begin(const config::Fleet& fleet, const GpusOf& gpus_of) {
+    are_wanted_ = !fleet.blanks.empty();
     std::vector<const config::ModelSpec*> undecided;
-    for (const config::ModelSpec& spec : fleet.models) {
-        if (spec.device == "cpu") add_kind(spec);
-        if (spec.device == "auto") undecided.push_back(&spec);
+    for (const auto& [name, wanted] : fleet.blanks) {
+        const bool on_cpu = name == "cpu";
+        for (const config::ModelSpec& spec : fleet.models) {
+            if (on_cpu && spec.device == "cpu") add_kind(spec, {}, wanted);
+            if (on_cpu && spec.device == "auto") undecided.push_back(&spec);
+            if (on_cpu) continue;
+            for (const Device& gpu : gpus_of(spec))
+                if (name == gpu.text || name == gpu.uuid) add_kind(spec, gpu, wanted);
+        }
     }
     if (undecided.empty()) return;
     context_.off_loop.run(
         "looking whether models run on the CPU", [&gpus = context_.gpus] { return place(gpus, "auto"); },
-        [this, undecided = std::move(undecided), alive = std::weak_ptr{alive_}](const Result<Device>& device) {
+        [this, undecided = std::move(undecided), wanted = fleet.blanks.at("cpu"),
+         alive = std::weak_ptr{alive_}](const Result<Device>& device) {
             if (alive.expired() || !device || device->is_gpu()) return;
-            for (const config::ModelSpec* spec : undecided) add_kind(*spec);
+            for (const config::ModelSpec* spec : undecided) add_kind(*spec, *device, wanted);
         });
 }
 
-void Blanks::add_kind(const config::ModelSpec& spec) {
-    const auto request = context_.launch.request({model, 0, 0}, spec, "");
+void Blanks::add_kind(const config::ModelSpec& spec, const Device& device, std::size_t wanted) {
+    const auto request = context_.launch.request({model, 0, 0}, spec, device.uuid);
     if (!request) return;  // its load says why
     auto conditions = StartConditions::of(*request);
     if (std::ranges::find(kinds_, conditions, &Kind::conditions) != kinds_.end()) return;
-    kinds_.push_back({&spec, std::move(conditions)});
+    Kind& kind = kinds_.emplace_back();
+    kind.spec = &spec;
+    kind.device = device;
+    kind.wanted = wanted;
+    kind.conditions = std::move(conditions);
     refill_after(limits::blank_pause);
 }
 
@@ -89,7 +100,7 @@ std::optional<Blank> Blanks::take(const SpawnRequest& request) {
     auto best = waiting_.end();
     for (auto one = waiting_.begin(); one != waiting_.end();) {
         const auto blank = one++;
-        if (blank->kind->conditions != conditions || has_ended(blank->process.pidfd)) continue;
+        if (blank->kind->conditions != conditions || !blank->has_context || has_ended(blank->process.pidfd)) continue;
         if (is_ready(blank->process)) {
             best = blank;
             break;
@@ -112,13 +123,27 @@ std::optional<Blank> Blanks::take(const SpawnRequest& request) {
 
 std::size_t Blanks::missing(const Kind& kind) const {
     const auto there = static_cast<std::size_t>(std::ranges::count(waiting_, &kind, &Waiting::kind)) + kind.starting;
-    return std::min(wanted_ - std::min(there, wanted_), config::limits::blanks_max - count());
+    return std::min(kind.wanted - std::min(there, kind.wanted), config::limits::blanks_max - count());
+}
+
+/// With those that are being started.
+std::uint64_t Blanks::planned(const memory::DeviceId& device) const {
+    std::uint64_t sum = bytes(device);
+    for (const Kind& kind : kinds_) {
+        if (device == memory::host) sum += kind.starting * kind.bytes_at_most;
+        if (device == kind.device.uuid) sum += kind.starting * kind.context_bytes;
+    }
+    return sum;
 }
 
 bool Blanks::has_room_for(const Kind& kind) const {
-    std::uint64_t planned = bytes() + kind.bytes_at_most;
-    for (const Kind& one : kinds_) planned += one.starting * one.bytes_at_most;
-    return !room_ || static_cast<std::int64_t>(planned) <= *room_;
+    const auto fits = [this](const memory::DeviceId& device, std::uint64_t bytes) {
+        const auto room = room_.find(device);
+        if (room == room_.end()) return device == memory::host;
+        return static_cast<std::int64_t>(planned(device) + bytes) <= room->second;
+    };
+    return fits(std::string{memory::host}, kind.bytes_at_most) &&
+           (!kind.device.is_gpu() || fits(kind.device.uuid, kind.context_bytes));
 }
 
 std::size_t Blanks::count() const {
@@ -140,26 +165,51 @@ void Blanks::refill() {
     // Generations go to the keeper in their order: a start that looks for its device has one already.
     if (context_.placing > 0) return refill_after(limits::blank_pause);
     for (Kind& kind : kinds_)
-        for (std::size_t left = missing(kind); left > 0 && has_room_for(kind); --left) start(kind);
+        for (std::size_t left = missing(kind); left > 0 && !kind.context && has_room_for(kind); --left) start(kind);
 }
 
-void Blanks::fit(std::int64_t bytes_free) {
-    room_ = bytes_free;
-    while (!waiting_.empty() && static_cast<std::int64_t>(bytes()) > bytes_free)
-        end(std::prev(waiting_.end()), "models need its memory");
-    const auto lacks = [&](const Kind& kind) { return missing(kind) > 0 && has_room_for(kind); };
+void Blanks::fit(const memory::DeviceId& device, std::int64_t bytes_free) {
+    room_[device] = bytes_free;
+    end_surplus(device);
+    const auto lacks = [&](const Kind& kind) { return missing(kind) > 0 && !kind.context && has_room_for(kind); };
     if (!refill_is_due_ && std::ranges::any_of(kinds_, lacks)) refill_after(limits::blank_pause);
+}
+
+void Blanks::end_surplus(const memory::DeviceId& device) {
+    const auto room = room_.find(device);
+    if (room == room_.end()) return;
+    for (auto next = waiting_.end(); next != waiting_.begin();) {
+        const auto blank = std::prev(next);
+        if (static_cast<std::int64_t>(bytes(device)) <= room->second) return;
+        if (device == memory::host || device == blank->kind->device.uuid)
+            end(blank, "models need its memory");
+        else
+            next = blank;
+    }
 }
 
 // --- their processes
 
 void Blanks::start(Kind& kind) {
+    ++kind.starting;
+    if (!kind.device.is_gpu()) return spawn(kind);
+    kind.context = std::make_unique<ContextStart>(context_, kind.device, [this, &kind] {
+        --kind.starting;
+        if (!stopping_ && context_.placing == 0 && has_room_for(kind)) {  // as in `refill`
+            ++kind.starting;
+            return spawn(kind);
+        }
+        kind.context.reset();
+        stopping_ ? one_has_ended() : refill_after(limits::blank_pause);
+    });
+}
+
+void Blanks::spawn(Kind& kind) {
     const WorkerName name{model, 0, ++context_.generation_last};
-    auto request = context_.launch.request(name, *kind.spec, "");
-    if (!request) return spdlog::warn("no blank is started: {}", request.error().text());
+    auto request = context_.launch.request(name, *kind.spec, kind.device.uuid);
+    if (!request) return on_spawned(kind, name, false, request.error());
     contain(*request, context_.cgroups.get());
     const bool has_cgroup = static_cast<bool>(request->cgroup);
-    ++kind.starting;
     context_.keeper.spawn(
         std::move(*request),
         [this, &kind, name, has_cgroup, alive = std::weak_ptr{alive_}](Result<SpawnedProcess> spawned) {
@@ -175,15 +225,41 @@ void Blanks::on_spawned(Kind& kind, const WorkerName& name, bool has_cgroup, Res
     if (!spawned) {
         spdlog::warn("no blank is started: {}", spawned.error().text());
         if (has_cgroup) context_.cgroups->remove(name);
+        kind.context.reset();
         if (stopping_) return one_has_ended();
         not_before_ = Deadline::Clock::now() + limits::blank_retry;
         return refill_after(limits::blank_pause);
     }
-    waiting_.push_back({&kind, name, has_cgroup, std::move(*spawned), Deadline::Clock::now(), 0, {}});
-    Waiting& blank = waiting_.back();
-    if (stopping_) return end(std::prev(waiting_.end()), "the daemon stops");
-    blank.oom_score = set_oom_score(blank.process, "1000");
-    spdlog::info("worker={} pid={} waits for a model", name.text(), blank.process.pid);
+    const bool on_gpu = kind.device.is_gpu();
+    waiting_.push_back({&kind, name, has_cgroup, std::move(*spawned), Deadline::Clock::now(), !on_gpu});
+    const auto blank = std::prev(waiting_.end());
+    if (on_gpu) {
+        blank->gpu_bytes = kind.context_bytes;
+        ReplicaRecord record;
+        record.device = kind.device.text;
+        record.gpu_uuid = kind.device.uuid;
+        context_.keeper.keep(name, record.to_text());
+    }
+    if (stopping_) return end(blank, "the daemon stops");
+    blank->oom_score = set_oom_score(blank->process, "1000");
+    spdlog::info("worker={} pid={} waits for a model{}", name.text(), blank->process.pid,
+                 on_gpu ? " on " + kind.device.text : "");
+    if (!on_gpu) return;
+    kind.context->watch(blank->process, [this, &kind, name](const auto& bytes) { on_context(kind, name, bytes); });
+    end_surplus(kind.device.uuid);  // a load may have been granted what it was to have
+}
+
+void Blanks::on_context(Kind& kind, const WorkerName& name, const Result<std::optional<std::uint64_t>>& bytes) {
+    const auto blank = std::ranges::find(waiting_, name, &Waiting::name);
+    refill_after(limits::blank_pause);
+    if (!bytes) {
+        not_before_ = Deadline::Clock::now() + limits::blank_retry;
+        return end(blank, bytes.error().text());
+    }
+    blank->has_context = true;
+    if (*bytes) blank->gpu_bytes = kind.context_bytes = **bytes;
+    kind.context.reset();
+    end_surplus(kind.device.uuid);
 }
 
 void Blanks::on_exited(const WorkerName& name, const ProcessExit& exit) {
@@ -203,16 +279,26 @@ void Blanks::end(std::list<Waiting>::iterator blank, const std::string& why, std
     found.pid = blank->process.pid;
     found.pidfd = std::move(blank->process.pidfd);
     found.exit = exit;
+    Kind& kind = *blank->kind;
+    const bool starts = !blank->has_context;
     waiting_.erase(blank);
     ++ending_;
-    OrphanWorker::end(context_, std::move(found), "", why, [this, alive = std::weak_ptr{alive_}] {
+    OrphanWorker::end(context_, std::move(found), kind.device.uuid, why, [this, alive = std::weak_ptr{alive_}] {
         if (alive.expired()) return;
         --ending_;
         one_has_ended();
     });
+    if (starts) kind.context.reset();
+}
+
+void Blanks::when_gone(std::function<void()> gone) {
+    gone_waiters_.push_back(std::move(gone));
+    one_has_ended();
 }
 
 void Blanks::one_has_ended() {
+    if (ending_ == 0)
+        for (const auto& gone : std::exchange(gone_waiters_, {})) gone();
     const bool none_starts = std::ranges::all_of(kinds_, [](const Kind& kind) { return kind.starting == 0; });
     if (!stopping_ || ending_ > 0 || !none_starts) return;
     for (const auto& ended : std::exchange(stop_waiters_, {})) ended();
@@ -240,12 +326,19 @@ std::map<pid_t, std::uint64_t> Blanks::read_memory(const std::vector<pid_t>& pid
     return bytes;
 }
 
-void Blanks::measured(const std::map<pid_t, std::uint64_t>& bytes) {
+void Blanks::measured(const std::map<pid_t, std::uint64_t>& on_host, const std::vector<Gpu>& gpus) {
     for (Waiting& blank : waiting_) {
-        const auto found = bytes.find(blank.process.pid);
-        if (found == bytes.end()) continue;
-        blank.bytes = found->second;
-        blank.kind->bytes_at_most = std::max(blank.kind->bytes_at_most, blank.bytes);
+        Kind& kind = *blank.kind;
+        if (const auto found = on_host.find(blank.process.pid); found != on_host.end()) {
+            blank.bytes = found->second;
+            kind.bytes_at_most = std::max(kind.bytes_at_most, blank.bytes);
+        }
+        const auto gpu = std::ranges::find(gpus, kind.device.uuid, &Gpu::uuid);
+        if (gpu == gpus.end() || !blank.has_context) continue;
+        if (const auto bytes = bytes_of_process(*gpu, blank.process.pid)) {
+            blank.gpu_bytes = *bytes;
+            kind.context_bytes = std::max(kind.context_bytes, *bytes);
+        }
     }
 }
 
@@ -254,22 +347,30 @@ void Blanks::sample() {
     context_.off_loop.run(
         "reading the memory of blanks", [pids = pids()] { return read_memory(pids); },
         [this, alive = std::weak_ptr{alive_}](const Result<std::map<pid_t, std::uint64_t>>& bytes) {
-            if (!alive.expired() && bytes) measured(*bytes);
+            if (!alive.expired() && bytes) measured(*bytes, {});
         });
 }
 
-std::uint64_t Blanks::bytes() const {
+std::uint64_t Blanks::bytes(const memory::DeviceId& device) const {
     std::uint64_t sum = 0;
-    for (const Waiting& blank : waiting_) sum += blank.bytes;
+    for (const Waiting& blank : waiting_) {
+        if (device == memory::host) sum += blank.bytes;
+        if (device == blank.kind->device.uuid) sum += blank.gpu_bytes;
+    }
     return sum;
 }
 
 boost::json::object Blanks::status() const {
-    return {{"wanted", wanted_ * kinds_.size()},
+    std::size_t wanted = 0;
+    std::uint64_t gpu_bytes = 0;
+    for (const Kind& kind : kinds_) wanted += kind.wanted;
+    for (const Waiting& blank : waiting_) gpu_bytes += blank.gpu_bytes;
+    return {{"wanted", wanted},
             {"waiting", waiting_.size()},
             {"ready", std::ranges::count_if(waiting_, [](const Waiting& one) { return is_ready(one.process); })},
             {"pids", boost::json::value_from(pids())},
-            {"host_bytes", bytes()}};
+            {"host_bytes", bytes(std::string{memory::host})},
+            {"gpu_bytes", gpu_bytes}};
 }
 
 }  // namespace bulkhead::supervisor

@@ -99,7 +99,8 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
 
 void Fleet::preload() {
     start_next(0);
-    blanks_.begin(declared_);
+    blanks_.begin(declared_, [this](const config::ModelSpec& spec) { return admission_.gpus_of(spec); });
+    admission_.fit_blanks();
     near_.look();
 }
 

@@ -114,11 +114,11 @@ SwapFleet models_on_two_gpus() {
             {name,
              test::minimal_model(
                  name,
-                 fmt::format("MINIMAL_GPU_HELD_IN: {}, MINIMAL_GPU_BYTES: \"{}\"", fleet.gpus->path().string(),
-                             static_cast<std::uint64_t>(size) * gib),
+                 fmt::format("MINIMAL_GPU_HELD_IN: {}, MINIMAL_GPU_BYTES: \"{}\", MINIMAL_GPU_CONTEXT: \"{}\"",
+                             fleet.gpus->path().string(), static_cast<std::uint64_t>(size) * gib, 300 * mib),
                  fmt::format("memory: {}GiB\nmin_resident: 100ms\ndevice: ['cuda:0', 'cuda:1']\n", size)),
              echo});
-    fleet.yaml = "limits: {" + limits + "}\n";
+    fleet.yaml = "limits: {" + limits + "}\nblanks: {'cuda:0': 1, 'cuda:1': 1}\n";
     fleet.options = test::minimal();
     fleet.options.environment["BULKHEAD_NVML"] = BULKHEAD_BINARY_DIR "/lib/libbulkhead_fake_nvml.so";
     fleet.options.environment["BULKHEAD_FAKE_NVML"] = fleet.gpus->write("machine", machine);

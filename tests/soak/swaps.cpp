@@ -109,6 +109,16 @@ int swap_models(const Options& options) {
         ++swaps;
         unverified += log.compare(at, 13, "verified=true") == 0 ? 0 : 1;
     }
+    const auto count = [&log](std::string_view text) {
+        std::int64_t found = 0;
+        for (std::size_t at = 0; (at = log.find(text, at)) != std::string::npos; ++at) ++found;
+        return found;
+    };
+    const bool had_blanks = fleet.yaml.find("blanks: ") != std::string::npos;
+    const std::int64_t taken = count(" was blank ");
+    if (had_blanks)
+        std::printf("blanks: %lld taken by loads, %lld ended for their memory\n", static_cast<long long>(taken),
+                    static_cast<long long>(count("models need its memory")));
     int over = 0;
     std::printf("%lld seconds, %zu models: %lld requests, %lld of them asked again, %lld wrong; longest %.1f s; %lld "
                 "unloads, %lld not verified\n",
@@ -124,7 +134,8 @@ int swap_models(const Options& options) {
                     static_cast<unsigned long long>(device.limit / mib), static_cast<unsigned long long>(samples),
                     most[i] > device.limit ? "   OVER" : "");
     }
-    return static_cast<int>(tally.wrong + unverified) + over + (swaps == 0 ? 1 : 0) + (leaked_alone ? 0 : 1);
+    return static_cast<int>(tally.wrong + unverified) + over + (swaps == 0 ? 1 : 0) +
+           (had_blanks && taken == 0 ? 1 : 0) + (leaked_alone ? 0 : 1);
 }
 
 }  // namespace bulkhead::soak

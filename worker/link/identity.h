@@ -14,6 +14,9 @@ struct Identity {
     std::string model;
     std::uint32_t replica = 0;
     std::uint64_t generation = 0;
+
+    /// It was started before its model is known.
+    [[nodiscard]] bool is_blank() const { return model == "_blank"; }
     friend bool operator==(const Identity&, const Identity&) = default;
 
     /// From "<daemon token>:<model>/<replica>#<generation>".

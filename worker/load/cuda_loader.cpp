@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "ipc/cuda/gpu.h"
+#include "worker/model/model.h"
 #include "worker/torch/runtime.h"
 
 namespace bulkhead::worker {
@@ -39,6 +41,17 @@ Result<std::unique_ptr<Device>> load_cuda_device() {
     std::unique_ptr<Device> device{enter(&error)};
     if (!device) return std::move(error).during(attempt);
     return device;
+}
+
+Result<> make_cuda_context() {
+    auto device = load_cuda_device();
+    if (!device) return device.error();
+    auto gpu = bulkhead::cuda::Gpu::open(0);
+    if (!gpu) return gpu.error();
+    // Never destroyed: what belongs to CUDA ends with the process.
+    (void)std::move(*device).release();
+    (void)new std::shared_ptr{std::move(*gpu)};
+    return {};
 }
 
 }  // namespace bulkhead::worker

@@ -121,6 +121,10 @@ public:
 /// Version of the LibTorch in this process, such as "2.11.0".
 [[nodiscard]] std::string torch_version();
 
+/// Makes this process' context on the visible GPU, before a model asks for it; it stays until the process ends.
+/// Errors  load_failed: no CUDA module, driver or GPU; out_of_memory
+[[nodiscard]] Result<> make_cuda_context();
+
 /// Puts the request's tensors into `ordered`, in the method's order, and checks names, dtypes, ranks and dims.
 /// Errors  input_invalid (missing, surplus, twice), dtype_unsupported, shape_mismatch; each names the
 ///         tensor, what came and what is declared

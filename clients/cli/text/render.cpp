@@ -265,8 +265,11 @@ std::string render_info(const json::value& info, Style style) {
         line("adopted", fmt::format("{} worker{} of the supervisor before", adopted, adopted == 1 ? "" : "s"));
     if (const json::value* blanks = member(info, "blanks"); blanks != nullptr && integer_member(*blanks, "wanted") > 0)
         line("blanks",
-             fmt::format("{} of {} wait for a model, {}", integer_member(*blanks, "ready").value_or(0),
-                         integer_member(*blanks, "wanted").value_or(0), bytes_or_dash(*blanks, "host_bytes")));
+             fmt::format("{} of {} wait for a model, {}{}", integer_member(*blanks, "ready").value_or(0),
+                         integer_member(*blanks, "wanted").value_or(0), bytes_or_dash(*blanks, "host_bytes"),
+                         integer_member(*blanks, "gpu_bytes") > 0
+                             ? fmt::format(", {} on GPUs", bytes_or_dash(*blanks, "gpu_bytes"))
+                             : ""));
     line("uptime", uptime_text(static_cast<std::uint64_t>(number_member(info, "uptime_s").value_or(0))));
     line("torch", text_or_dash(info, "torch"));
     line("gpus", gpus_text(info));

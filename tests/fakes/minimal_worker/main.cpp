@@ -9,7 +9,7 @@
 ///   MINIMAL_CAPTURE        how many steps of a capture its load reports after that, unless graphs are off
 ///   MINIMAL_CAPTURE_HANGS  not empty: after those the capture never ends
 ///   MINIMAL_STARTED        a file to which it appends a line when it is executed: CLOCK_MONOTONIC in ns, and its pid
-///   MINIMAL_GPU_FILE, MINIMAL_GPU_HELD_IN, MINIMAL_GPU_BYTES, MINIMAL_CHILD   see mischief.h
+///   MINIMAL_GPU_FILE, MINIMAL_GPU_HELD_IN, MINIMAL_GPU_BYTES, MINIMAL_GPU_CONTEXT, MINIMAL_CHILD   see mischief.h
 ///   MINIMAL_GPU_SLABS      not empty: it echoes on the GPU, see gpu_echo.h
 ///   MINIMAL_ENV_NAME       becomes NAME, which a fleet may not set: for what the fake driver reads
 ///   EVIL_LOAD, EVIL_RUN    what its load, and a request whose first float is positive, do: see misbehave.h
@@ -167,6 +167,9 @@ int main(int argc, char** argv) {
     report_fatal_signals(link_fd);
     Result<std::unique_ptr<StatusPage>> page = StatusPage::make();
     if (!page) spdlog::warn("{}", page.error().text());
+
+    if (identity->is_blank() && *environment("CUDA_VISIBLE_DEVICES") != '\0')
+        if (const Result<> made = occupy_context(); !made) return 1;
 
     boost::asio::io_context io{1};
     Server server{

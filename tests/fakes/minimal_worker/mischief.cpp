@@ -24,11 +24,11 @@ std::string_view environment(const char* name) {
 }
 
 /// Complete at once for who reads the folder meanwhile.
-Result<> hold_in(std::string folder) {
+Result<> hold_in(std::string folder, std::string_view bytes) {
     const std::string of_gpu = fmt::format("{}/{}", folder, environment("CUDA_VISIBLE_DEVICES"));
     if (::access(of_gpu.c_str(), F_OK) == 0) folder = of_gpu;
     const std::string path = fmt::format("{}/{}", folder, ::getpid());
-    std::ofstream{path + ".new"} << environment("MINIMAL_GPU_BYTES");
+    std::ofstream{path + ".new"} << bytes;
     if (std::rename((path + ".new").c_str(), path.c_str()) != 0) return system_error("writing " + path, errno);
     return {};
 }
@@ -36,7 +36,8 @@ Result<> hold_in(std::string folder) {
 }  // namespace
 
 Result<> occupy_fake_gpu() {
-    if (const std::string folder{environment("MINIMAL_GPU_HELD_IN")}; !folder.empty()) return hold_in(folder);
+    if (const std::string folder{environment("MINIMAL_GPU_HELD_IN")}; !folder.empty())
+        return hold_in(folder, environment("MINIMAL_GPU_BYTES"));
     const std::string path{environment("MINIMAL_GPU_FILE")};
     if (path.empty()) return {};
     std::ifstream machine{path};
@@ -47,6 +48,11 @@ Result<> occupy_fake_gpu() {
     const UniqueFd out{::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC)};
     if (!out || ::write(out.get(), line.data(), line.size()) < 0) return system_error("writing " + path, errno);
     return {};
+}
+
+Result<> occupy_context() {
+    const std::string folder{environment("MINIMAL_GPU_HELD_IN")};
+    return folder.empty() ? Result<>{} : hold_in(folder, environment("MINIMAL_GPU_CONTEXT"));
 }
 
 void leave_a_child() {

@@ -10,6 +10,9 @@ namespace bulkhead::worker {
 /// Errors  out_of_memory: another process has some of the former kind, so the grant came too early
 [[nodiscard]] Result<> occupy_fake_gpu();
 
+/// `MINIMAL_GPU_CONTEXT` in that folder, as `occupy_fake_gpu` does; a load replaces it.
+[[nodiscard]] Result<> occupy_context();
+
 /// Leaves a grandchild in a session of its own that sleeps for ever, and prints "pid N is the grandchild":
 /// `MINIMAL_CHILD` is `setsid`, or `bare` for one without the environment.
 void leave_a_child();

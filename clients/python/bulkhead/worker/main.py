@@ -50,6 +50,11 @@ def main() -> None:
     server = Server(loop, link, identity, Path(os.environ.get("BULKHEAD_CACHE", ".")), host, page, fault)
     _close_in_children(server, [_LINK_FD, fault, crashing])
     bell = _drain_on_sigterm(loop, server)
+    if identity.is_blank and os.environ.get("CUDA_VISIBLE_DEVICES"):  # by its hello the daemon knows that the context is there
+        with contextlib.suppress(Exception):  # as below: no context then
+            import torch
+
+            torch.cuda.synchronize()
     threading.Thread(target=_run_loop, args=(loop, server), name="bulkhead", daemon=True).start()
     if identity.is_blank:
         with contextlib.suppress(Exception):  # without torch, or with a broken one: the engine's own import says so

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "supervisor/fleet/fleet_change.h"
+#include "tests/unit/supervisor/fake_gpus.h"
 #include "tests/unit/supervisor/fleet_fixture.h"
 
 namespace bulkhead::supervisor {
@@ -11,6 +12,8 @@ namespace {
 using test::FakeWorker;
 using test::spec_of;
 using testing::Contains;
+
+const memory::DeviceId host{memory::host};
 
 config::ModelSpec with_environment(const std::string& name, const std::string& value) {
     auto spec = spec_of(name);
@@ -21,7 +24,7 @@ config::ModelSpec with_environment(const std::string& name, const std::string& v
 class BlanksTest : public test::FleetFixture {
 protected:
     void begin(std::uint32_t blanks, std::vector<config::ModelSpec> models) {
-        declared_.blanks = blanks;
+        declared_.blanks["cpu"] = blanks;
         declare(std::move(models));
         fleet_->preload();
     }
@@ -148,10 +151,10 @@ TEST_F(BlanksTest, OneThatDiesAsItIsTakenIsACrashOfItsModel) {
 TEST_F(BlanksTest, TheyEndWhenModelsNeedTheirMemory) {
     begin(2, {spec_of("a")});
     ASSERT_TRUE(wait([&] { return status("waiting") == 2; }));
-    fleet_->blanks().fit(-1);
+    fleet_->blanks().fit(host, -1);
     ASSERT_TRUE(wait([&] { return keeper_.forgotten.size() == 2; }));
     EXPECT_EQ(status("waiting"), 0);
-    fleet_->blanks().fit(0);
+    fleet_->blanks().fit(host, 0);
     EXPECT_TRUE(wait([&] { return status("waiting") == 2; })) << "there is room again";
 }
 
@@ -229,8 +232,158 @@ TEST_F(BlanksTest, AnotherNumberOfThemIsAChangeOfTheFleet) {
     config::Fleet fleet{"", {spec_of("a")}};
     config::Fleet next = fleet;
     EXPECT_TRUE(compare(fleet, next, {}).is_nothing());
-    next.blanks = 2;
+    next.blanks["cpu"] = 2;
     EXPECT_FALSE(compare(fleet, next, {}).is_nothing());
+}
+
+// --- on a GPU of 8 GB
+
+constexpr const char* card = "gpu GPU-a 8000000000 Fake A\n";
+
+class GpuBlanksTest : public BlanksTest {
+protected:
+    static config::ModelSpec on_gpu(const std::string& name, std::uint64_t bytes) {
+        auto spec = spec_of(name);
+        spec.device = "cuda:0";
+        spec.declared_bytes = bytes;
+        return spec;
+    }
+    void begin_on_gpu(std::vector<config::ModelSpec> models) {
+        declared_.blanks = {{"cuda:0", 1}};
+        declared_.limits["cuda:0"];
+        declare(std::move(models));
+        bool begun = false;
+        fleet_->begin({}, [&] { begun = true; });
+        ASSERT_TRUE(wait([&] { return begun; }));
+        fleet_->preload();
+    }
+    /// Whoever died keeps it until the test takes it out.
+    void hold(const FakeWorker& worker, std::uint64_t bytes) {
+        machine_ += "process 0 " + std::to_string(worker.pid) + " " + std::to_string(bytes) + " ghost\n";
+        gpus_of_machine_.set(machine_);
+    }
+    void give_all_back() { gpus_of_machine_.set(machine_ = card); }
+    /// One whose context has so much.
+    FakeWorker& made(std::uint64_t bytes) {
+        FakeWorker& blank = one_blank();
+        hold(blank, bytes);
+        blank.hello();
+        EXPECT_TRUE(wait([&] { return status("gpu_bytes") == static_cast<std::int64_t>(bytes); }));
+        return blank;
+    }
+    FakeWorker& process_of(const std::string& model) {
+        EXPECT_TRUE(wait([&] { return keeper_.latest().name.model == model; }));
+        FakeWorker& worker = keeper_.latest();
+        worker.hello();
+        EXPECT_TRUE(wait([&] { return worker.got("configure"); }));
+        worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
+        return worker;
+    }
+    /// Everything that was on its way has been done: a worker that is granted nothing by then waits.
+    void settle() {
+        bool done = false;
+        off_loop_.run("letting the jobs before pass", [] { return true; }, [&](const auto&) { done = true; });
+        ASSERT_TRUE(wait([&] { return done; }));
+        io_.restart();
+        io_.poll();
+    }
+
+    std::string machine_ = card;
+    test::FakeGpus gpus_of_machine_{machine_};
+};
+
+TEST_F(GpuBlanksTest, OneIsTakenByALoadOnItsGpuWithItsContext) {
+    begin_on_gpu({on_gpu("a", 1'000'000'000)});
+    FakeWorker& blank = made(300'000'000);
+    EXPECT_THAT(blank.environment, Contains("CUDA_VISIBLE_DEVICES=GPU-a"));
+    EXPECT_EQ(status("wanted"), 1);
+    EXPECT_EQ(kept(blank).gpu_uuid, "GPU-a");
+    const json::array ledger = fleet_->admission().ledger();
+    EXPECT_EQ(ledger.at(1).at("blanks"), json::value(300'000'000)) << json::serialize(ledger);
+    EXPECT_EQ(ledger.at(1).at("foreign"), json::value(0)) << "it is ours";
+    load("a");
+    EXPECT_TRUE(wait([&] { return blank.got("configure"); }));
+    EXPECT_EQ(replica("a").process()->pid, blank.pid);
+    EXPECT_EQ(kept(blank).name, (WorkerName{"a", 0, 2}));
+    EXPECT_EQ(status("gpu_bytes"), 0) << "it is the model's now";
+}
+
+TEST_F(GpuBlanksTest, WhileOneMakesItsContextItIsNotTakenAndHasTheTurn) {
+    begin_on_gpu({on_gpu("a", 1'000'000'000)});
+    FakeWorker& blank = one_blank();
+    load("a");
+    FakeWorker& worker = process_of("a");
+    settle();
+    EXPECT_FALSE(worker.got("grant")) << "two would change the memory of one GPU";
+    EXPECT_FALSE(blank.got("configure"));
+    blank.hello();
+    EXPECT_TRUE(wait([&] { return worker.got("grant"); }));
+}
+
+TEST_F(GpuBlanksTest, OneThatDiesWhileItMakesItsContextLeavesTheTurnToALoad) {
+    begin_on_gpu({on_gpu("a", 1'000'000'000)});
+    FakeWorker& blank = one_blank();
+    load("a");
+    FakeWorker& worker = process_of("a");
+    keeper_.exit(blank, {false, 1, true});
+    EXPECT_TRUE(wait([&] { return worker.got("grant"); }));
+    EXPECT_EQ(keeper_.forgotten, std::vector{blank.name});
+}
+
+TEST_F(GpuBlanksTest, ALoadThatNeedsItsMemoryIsGrantedWhenThatIsBack) {
+    auto large = on_gpu("large", 7'900'000'000);
+    large.environment["FLAVOR"] = "sweet";  // it cannot take the blank of the other
+    begin_on_gpu({on_gpu("a", 1'000'000'000), large});
+    FakeWorker& blank = made(300'000'000);
+    load("large");
+    EXPECT_TRUE(wait([&] { return blank.got_signal(SIGKILL); }));
+    FakeWorker& worker = process_of("large");
+    settle();
+    EXPECT_FALSE(worker.got("grant")) << "the driver lists the blank";
+    give_all_back();
+    EXPECT_TRUE(wait([&] { return worker.got("grant"); }));
+}
+
+TEST_F(GpuBlanksTest, WhoAsksForRoomHasItWhenTheirMemoryIsBack) {
+    begin_on_gpu({on_gpu("a", 1'000'000'000)});
+    const FakeWorker& blank = made(300'000'000);
+    bool answered = false;
+    fleet_->admission().make_room("cuda:0", 7'900'000'000, "game", {}, [&](const auto& made) {
+        answered = true;
+        EXPECT_TRUE(made && made->short_of.empty());
+    });
+    ASSERT_TRUE(wait([&] { return blank.got_signal(SIGKILL); }));
+    settle();
+    EXPECT_FALSE(answered) << "the driver lists the blank";
+    give_all_back();
+    EXPECT_TRUE(wait([&] { return answered; }));
+}
+
+TEST_F(GpuBlanksTest, TheNextSupervisorGrantsNothingUntilTheirMemoryIsBack) {
+    begin_on_gpu({on_gpu("a", 1'000'000'000)});
+    const FakeWorker& blank = made(300'000'000);
+    fleet_.reset();
+    auto found = keeper_.hand_over();
+    declared_.blanks.clear();
+    declare({on_gpu("a", 1'000'000'000)});
+    fleet_->begin({}, [] {});
+    fleet_->adopt(std::move(found), {}, {});
+    EXPECT_TRUE(blank.got_signal(SIGKILL));
+    load("a");
+    FakeWorker& worker = process_of("a");
+    settle();
+    EXPECT_FALSE(worker.got("grant")) << "the driver lists the blank";
+    give_all_back();
+    EXPECT_TRUE(wait([&] { return worker.got("grant"); }));
+}
+
+TEST_F(GpuBlanksTest, NoneWaitsOnAGpuInQuarantine) {
+    begin_on_gpu({on_gpu("a", 1'000'000'000)});
+    FakeWorker& blank = made(300'000'000);
+    context_.gpu_quarantine.add("GPU-a", "three models failed on it");
+    load("a");  // looks at the devices before
+    EXPECT_TRUE(wait([&] { return blank.got_signal(SIGKILL); }));
+    EXPECT_EQ(status("waiting"), 0);
 }
 
 }  // namespace

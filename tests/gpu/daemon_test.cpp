@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
+#include <optional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -122,17 +124,34 @@ TEST(GpuDaemon, WorkerKilledInTheMiddleOfAReplayReturnsItsMemoryAndFailsOnlyItsC
     EXPECT_EQ(daemon.state("slow"), "ready");
 }
 
+/// Another program that takes the GPU's memory, and keeps it.
+class Occupant {
+public:
+    /// Once.
+    void take_all_but(std::int64_t rest) {
+        SpawnOptions options;
+        options.output = folder_.path() / "occupy.out";
+        const auto ready = folder_.path() / "ready";
+        process_.emplace(std::vector<std::string>{program("gpu_occupy"), std::to_string(rest), ready.string()}, options);
+        const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+        while (!std::filesystem::exists(ready) && std::chrono::steady_clock::now() < until)
+            ASSERT_FALSE(process_->wait(std::chrono::milliseconds{10}).has_value()) << "the occupant ended";
+    }
+    void end() {
+        process_->signal(SIGKILL);
+        ASSERT_TRUE(process_->wait(std::chrono::seconds{30}).has_value());
+    }
+
+private:
+    TemporaryFolder folder_;
+    std::optional<Process> process_;
+};
+
 TEST(GpuDaemon, LoadOnAFullGpuSaysHowMuchWasFreeAndSucceedsOnceThereIsRoom) {
     SKIP_WITHOUT_GPU();
-    TemporaryFolder folder;
-    SpawnOptions options;
-    options.output = folder.path() / "occupy.out";
-    // Room for a context, not for 2 GiB of weights.
-    Process occupant{{program("gpu_occupy"), std::to_string(1536 * MiB), (folder.path() / "ready").string()}, options};
+    Occupant occupant;
+    occupant.take_all_but(1536 * MiB);  // room for a context, not for 2 GiB of weights
     Daemon daemon{gpu_fleet("heavy")};
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{60};
-    while (!std::filesystem::exists(folder.path() / "ready") && std::chrono::steady_clock::now() < until)
-        ASSERT_FALSE(occupant.wait(std::chrono::milliseconds{10}).has_value()) << "the occupant ended";
     ASSERT_LT(free_now(), heavy_weight_bytes) << "the occupant did not fill the GPU";
 
     const auto refused = daemon.load("heavy");
@@ -142,10 +161,49 @@ TEST(GpuDaemon, LoadOnAFullGpuSaysHowMuchWasFreeAndSucceedsOnceThereIsRoom) {
     EXPECT_THAT(refused.error().attempt, testing::ContainsRegex("[0-9.]+ (M|G)iB")) << "numbers a person can act upon";
     EXPECT_FALSE(refused.error().remedy.empty());
 
-    occupant.signal(SIGKILL);
-    ASSERT_TRUE(occupant.wait(std::chrono::seconds{30}).has_value());
+    occupant.end();
     const auto loaded = daemon.call("model.restart", {{"model", "heavy"}});
     EXPECT_TRUE(loaded.has_value()) << loaded.error().text();
+}
+
+/// Two models of more than 2 GiB each, and room for one of them.
+TEST(GpuDaemon, FiftySwapsOnAGpuThatIs95PercentFullAnswerEveryRequest) {
+    SKIP_WITHOUT_GPU();
+    constexpr std::int64_t share = 3500 * MiB;
+    Occupant others;
+    others.take_all_but(std::max(static_cast<std::int64_t>(Nvml::total_bytes()) / 20, share));
+    const std::int64_t before = free_now();
+    const std::string heavy = gpu_fleet("heavy", "graphs: required\nmemory: 3GiB\nmin_resident: 1ms\n");
+    std::string other = heavy.substr(heavy.find("  heavy:"));
+    other.replace(2, 5, "other");
+    Daemon daemon{heavy + other + "limits: {'cuda:0': {share: 3500MiB}}\n"};
+    for (int swap = 0; swap < 50; ++swap) {
+        SCOPED_TRACE(swap);
+        auto channel = daemon.open(swap % 2 == 0 ? "heavy" : "other");
+        ASSERT_TRUE(channel.has_value()) << channel.error().text();
+        const auto reply = ask(*channel);
+        ASSERT_TRUE(reply.has_value()) << reply.error().text();
+        EXPECT_EQ(daemon.state(swap % 2 == 0 ? "other" : "heavy"), "stopped");
+        ASSERT_LT(before - free_now(), share + noise_bytes);
+    }
+    ASSERT_TRUE(daemon.unload("other").has_value());
+    EXPECT_NEAR(static_cast<double>(free_now()), static_cast<double>(before), noise_bytes);
+}
+
+TEST(GpuDaemon, ABlankHasItsContextBeforeALoadTakesIt) {
+    SKIP_WITHOUT_GPU();
+    const std::int64_t before = free_now();
+    Daemon daemon{gpu_fleet("mlp") + "limits: {'cuda:0': {margin: 64MiB}}\nblanks: {'cuda:0': 1}\n"};
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+    json::object blanks;
+    do blanks = daemon.call("daemon.info")->at("blanks").as_object();
+    while (blanks.at("ready") != json::value(1) && std::chrono::steady_clock::now() < until);
+    ASSERT_EQ(blanks.at("ready"), json::value(1)) << daemon.output();
+    EXPECT_GT(before - free_now(), 50 * MiB) << "a context";
+    const auto pids = json::value_to<std::vector<pid_t>>(blanks.at("pids"));
+    ASSERT_TRUE(daemon.load("mlp").has_value());
+    EXPECT_EQ(daemon.pid("mlp"), pids.at(0));
+    EXPECT_TRUE(daemon.unload("mlp")->at("verified").as_bool());
 }
 
 TEST(GpuDaemon, FiftyCyclesOfLoadInferAndSigkillLeaveFreeMemoryWhereItWas) {

@@ -54,6 +54,13 @@ const Library& library() {
     return opened;
 }
 
+Memory memory() {
+    Memory memory{};
+    if (symbol<int(Device, Memory*)>(library().handle, "nvmlDeviceGetMemoryInfo")(library().device, &memory) != success)
+        throw std::runtime_error{"nvmlDeviceGetMemoryInfo failed"};
+    return memory;
+}
+
 }  // namespace
 
 std::optional<std::string> Nvml::why_no_gpu() {
@@ -61,12 +68,8 @@ std::optional<std::string> Nvml::why_no_gpu() {
     return library().why;
 }
 
-std::uint64_t Nvml::free_bytes() {
-    Memory memory{};
-    if (symbol<int(Device, Memory*)>(library().handle, "nvmlDeviceGetMemoryInfo")(library().device, &memory) != success)
-        throw std::runtime_error{"nvmlDeviceGetMemoryInfo failed"};
-    return memory.free;
-}
+std::uint64_t Nvml::free_bytes() { return memory().free; }
+std::uint64_t Nvml::total_bytes() { return memory().total; }
 
 std::vector<pid_t> Nvml::processes() {
     std::vector<ProcessInfo> infos(256);

@@ -16,6 +16,7 @@ public:
     [[nodiscard]] static std::optional<std::string> why_no_gpu();
 
     [[nodiscard]] static std::uint64_t free_bytes();
+    [[nodiscard]] static std::uint64_t total_bytes();
     /// Pids that hold a context on the GPU, as far as NVML sees this pid namespace.
     [[nodiscard]] static std::vector<pid_t> processes();
 };

@@ -452,7 +452,10 @@ void Admission::measured(Replica& replica) {
     if (!plans(who.model) || !process->ready_at) return;
     const MemorySample& seen = process->memory;
     const bool on_gpu = process->device.is_gpu();
-    const memory::Usage& device = on_gpu ? seen.gpu_usage : seen.host_usage;
+    memory::Usage device = on_gpu ? seen.gpu_usage : seen.host_usage;
+    device.slabs = process->statistics.slabs.bytes;
+    if (const json::value* pools = process->statistics.graphs.if_contains("pool_bytes"); pools && pools->is_number())
+        device.graph_pools = pools->to_number<std::uint64_t>();
     const memory::Usage host = on_gpu ? seen.host_usage : memory::Usage{};
     std::uint64_t& told = told_ready_[who];
     if (std::exchange(told, process->name.generation) == process->name.generation)

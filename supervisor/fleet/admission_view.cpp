@@ -9,6 +9,8 @@ json::object to_json(const memory::Usage& usage) {
     return {{"at_ready", usage.at_ready},
             {"load_peak", usage.load_peak},
             {"serving_peak", usage.serving_peak},
+            {"graph_pools", usage.graph_pools},
+            {"slabs", usage.slabs},
             {"mapped", usage.mapped}};
 }
 

@@ -13,7 +13,8 @@
 
 namespace bulkhead::supervisor::memory {
 
-/// Of one worker on one device, in bytes. `graph_pools` and `slabs` are parts of the first three.
+/// Of one worker on one device, in bytes. `graph_pools` and `slabs` are the worker's own word: parts of the first
+/// three, but for slabs of a GPU worker that lie on the host.
 struct Usage {
     Bytes at_ready = 0;
     Bytes load_peak = 0;  ///< weights in flight, capture

@@ -110,6 +110,14 @@ TEST(MemoryPlan, WhatWasMeasuredPlansTheNextLoad) {
                       one_and_a_half,
                   minimal()};
     ASSERT_TRUE(daemon.load("a"));
+    {
+        auto channel = daemon.open("a").value();
+        EXPECT_TRUE(infer_float(channel, "x", four, dims_four));
+        EXPECT_TRUE(daemon.wait_until("a", [](const json::object& row) {  // as the worker tells it
+            const auto& measured = row.at("memory").at("measured");
+            return measured.is_object() && measured.at("device").at("slabs").to_number<std::uint64_t>() > 0;
+        }));
+    }
     ASSERT_TRUE(daemon.unload("a"));
     const auto plan = daemon.call("fleet.plan", {{"model", "a"}}).value();
     ASSERT_EQ(plan.at("loads").as_array().size(), 1u);

@@ -149,7 +149,7 @@ json::object fleet_settings_to_json(const Fleet& fleet) {
         all["limits"].as_object()[device] = std::move(one);
     }
     if (!fleet.startup.empty()) all["startup"] = json::value_from(fleet.startup);
-    all["blanks"] = fleet.blanks;
+    all["blanks"] = json::value_from(fleet.blanks);
     all["near"] = fleet.near_bytes;
     return all;
 }

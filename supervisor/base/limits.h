@@ -73,6 +73,7 @@ inline constexpr std::uint32_t link_complaints_max = 5;  ///< log lines on one w
 // --- processes without a model
 inline constexpr auto blank_pause = 1s;            ///< from a load that took one, or a lack of room, to the next
 inline constexpr auto blank_retry = 5s;            ///< from the death of one, or a failed start, to the next
+inline constexpr int blank_retries_longer = 6;     ///< each failure in a row doubles that, so often
 inline constexpr auto blank_start_deadline = 60s;  ///< for its hello; who is later is ended instead of taken
 /// Of a GPU, until one was measured: a context has 100 to 550 MiB.
 inline constexpr std::uint64_t blank_context_bytes = 550 << 20;

@@ -20,8 +20,6 @@ namespace action = memory::action;
 
 namespace {
 
-}
-
 memory::Declaration declaration_of(const config::ModelSpec& spec, std::string key,
                                    std::vector<memory::DeviceId> devices) {
     memory::Declaration declared;

@@ -115,6 +115,7 @@ std::optional<Blank> Blanks::take(const SpawnRequest& request) {
     if (!best->oom_score.empty()) (void)set_oom_score(best->process, best->oom_score);
     Blank blank{best->name, best->has_cgroup, std::move(best->process)};
     waiting_.erase(best);
+    failures_ = 0;
     refill_after(limits::blank_pause);  // the load comes first
     return blank;
 }
@@ -226,9 +227,7 @@ void Blanks::on_spawned(Kind& kind, const WorkerName& name, bool has_cgroup, Res
         spdlog::warn("no blank is started: {}", spawned.error().text());
         if (has_cgroup) context_.cgroups->remove(name);
         kind.context.reset();
-        if (stopping_) return one_has_ended();
-        not_before_ = Deadline::Clock::now() + limits::blank_retry;
-        return refill_after(limits::blank_pause);
+        return stopping_ ? one_has_ended() : one_has_failed();
     }
     const bool on_gpu = kind.device.is_gpu();
     waiting_.push_back({&kind, name, has_cgroup, std::move(*spawned), Deadline::Clock::now(), !on_gpu});
@@ -251,12 +250,13 @@ void Blanks::on_spawned(Kind& kind, const WorkerName& name, bool has_cgroup, Res
 
 void Blanks::on_context(Kind& kind, const WorkerName& name, const Result<std::optional<std::uint64_t>>& bytes) {
     const auto blank = std::ranges::find(waiting_, name, &Waiting::name);
-    refill_after(limits::blank_pause);
     if (!bytes) {
-        not_before_ = Deadline::Clock::now() + limits::blank_retry;
-        return end(blank, bytes.error().text());
+        end(blank, bytes.error().text());
+        return one_has_failed();
     }
     blank->has_context = true;
+    failures_ = 0;
+    refill_after(limits::blank_pause);
     if (*bytes) blank->gpu_bytes = kind.context_bytes = **bytes;
     kind.context.reset();
     end_surplus(kind.device.uuid);
@@ -269,7 +269,12 @@ void Blanks::on_exited(const WorkerName& name, const ProcessExit& exit) {
     spdlog::warn("worker={} pid={} ended before it had a model: {}{}", name.text(), blank->process.pid, exit.text(),
                  output.empty() ? "" : "; last output: " + output);
     end(blank, "", exit);
-    not_before_ = Deadline::Clock::now() + limits::blank_retry;  // what ended this one may end the next
+    one_has_failed();
+}
+
+/// What ended this one may end the next.
+void Blanks::one_has_failed() {
+    not_before_ = Deadline::Clock::now() + limits::blank_retry * (1 << std::min(failures_++, limits::blank_retries_longer));
     refill_after(limits::blank_pause);
 }
 

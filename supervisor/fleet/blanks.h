@@ -108,6 +108,7 @@ private:
     void end_surplus(const memory::DeviceId& device);
     void end(std::list<Waiting>::iterator blank, const std::string& why, std::optional<ProcessExit> exit = {});
     void one_has_ended();
+    void one_has_failed();
 
     FleetContext& context_;
     bool are_wanted_ = false;
@@ -117,6 +118,7 @@ private:
     Deadline refill_;
     bool refill_is_due_ = false;
     Deadline::Clock::time_point not_before_{};  ///< after one that could not be started, or died
+    int failures_ = 0;                          ///< of those, since one was taken or made its context
     std::size_t ending_ = 0;
     bool stopping_ = false;
     std::vector<std::function<void()>> stop_waiters_;

@@ -127,6 +127,24 @@ TEST(MemoryPlan, WhatWasMeasuredPlansTheNextLoad) {
     EXPECT_EQ(measured.at("count").to_number<int>(), 1);
 }
 
+TEST(MemoryPlan, AReloadOfItsKeysRestartsNoWorker) {
+    Daemon daemon{fleet({holder("a"), holder("b")}) + one_and_a_half, minimal()};
+    ASSERT_TRUE(daemon.load("a"));
+    const pid_t worker = daemon.pid("a");
+    const std::string keys = "pin: true\npriority: 90\nkeep_alive: 1h\nreplicas: {min: 1, max: 2}\n"
+                             "group: {name: voices, kind: exclusive}\n";
+    daemon.folder().write("fleet.yaml", fleet({holder("a", keys), holder("b")}) +
+                                            "limits: {cpu: {share: 120MiB, margin: 1MiB}}\nstartup: [a]\n");
+    ASSERT_TRUE(daemon.call("fleet.reload"));
+    EXPECT_EQ(daemon.state("a"), "ready");
+    EXPECT_EQ(daemon.pid("a"), worker);
+    EXPECT_TRUE(daemon.row("a").at("pinned").as_bool());
+    EXPECT_EQ(memory_of_cpu(daemon).at("limit").to_number<std::uint64_t>(), 120u << 20);
+    const auto refused = daemon.load("b");
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().remedy, HasSubstr("unpin a"));
+}
+
 TEST(MemoryPlan, TheLedgerSurvivesTheSupervisor) {
     Daemon daemon{fleet({holder("a"), holder("b")}) + "limits: {cpu: {share: 400MiB}}\n", minimal()};
     ASSERT_TRUE(daemon.load("a"));

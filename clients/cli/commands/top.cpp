@@ -23,8 +23,8 @@ void add_top(CLI::App& app, Session& session) {
             throw CLI::ValidationError("--json", "is one document, top prints many frames: add --once");
         session.command = [&session, once] {
             const std::filesystem::path socket = find_socket(session.socket);
-            if (*once) return top::show_once(socket, session.json).value();
-            return (top::has_screen() ? top::run_screen(socket) : top::print_rows(socket)).value();
+            if (*once) return top::show_once(socket, session.json);
+            return top::has_screen() ? top::run_screen(socket) : top::print_rows(socket);
         };
     });
 }

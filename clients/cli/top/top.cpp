@@ -43,11 +43,8 @@ std::int64_t unix_ms() {
         .count();
 }
 
-Result<> find_daemon(const std::filesystem::path& socket) {
-    const Result<ControlConnection> connection = ControlConnection::connect(socket);
-    if (!connection) return connection.error();
-    return {};
-}
+/// Throws  ErrorException where none answers
+void find_daemon(const std::filesystem::path& socket) { (void)ControlConnection::connect(socket).value(); }
 
 int milliseconds_until(Clock::time_point when) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(when - Clock::now()).count();
@@ -56,16 +53,18 @@ int milliseconds_until(Clock::time_point when) {
 
 short wanted(const Feed& feed) { return static_cast<short>(feed.has_unsent() ? POLLIN | POLLOUT : POLLIN); }
 
-/// The next answers. Errors  as `ControlClient`
-Result<Sampler::Answers> next_answers(Feed& feed) {
+/// The next answers. Throws  ErrorException, as `ControlClient`
+Sampler::Answers next_answers(Feed& feed) {
     const Clock::time_point until = Clock::now() + limits::answer;
     for (;;) {
         feed.work(Clock::now());
         if (auto answers = feed.take_answers()) return std::move(*answers);
         const Clock::time_point now = Clock::now();
-        if (feed.fd() < 0) return Error{ErrorCode::not_running, feed.trouble(now), "start it: bulkhead up FLEET.yaml"};
+        if (feed.fd() < 0)
+            throw ErrorException{{ErrorCode::not_running, feed.trouble(now), "start it: bulkhead up FLEET.yaml"}};
         if (now >= until)
-            return Error{ErrorCode::deadline_exceeded, "waiting for the daemon's answer", "look at the daemon's log"};
+            throw ErrorException{
+                {ErrorCode::deadline_exceeded, "waiting for the daemon's answer", "look at the daemon's log"}};
         pollfd ready{feed.fd(), wanted(feed), 0};
         ::poll(&ready, 1, milliseconds_until(std::min(feed.due(), until)));
     }
@@ -107,11 +106,11 @@ public:
         : feed_{socket}, terminal_{terminal}, signals_{signals}, style_{Style::of(stdout)}, utf8_{has_utf8()} {}
 
     /// Returns  the signal that ended it, 0 when the person left
-    Result<int> run() {
+    int run() {
         for (;;) {
             feed_.work(Clock::now());
             take();
-            if (const Result<> drawn = draw_if_due(); !drawn) return drawn.error();
+            draw_if_due();
             std::array<pollfd, 3> ready{{{STDIN_FILENO, POLLIN, 0}, {signals_.fd(), POLLIN, 0}, {feed_.fd(), wanted(feed_), 0}}};
             ::poll(ready.data(), ready.size(), milliseconds_until(wake_at()));
             if (const auto ended = take_signals()) return *ended;
@@ -147,14 +146,14 @@ private:
         }
     }
 
-    Result<> draw_if_due() {
+    void draw_if_due() {
         const Clock::time_point now = Clock::now();
-        if (!at_once_ && (!changed_ || now < drawn_at_ + redraw_pause)) return {};
+        if (!at_once_ && (!changed_ || now < drawn_at_ + redraw_pause)) return;
         const TerminalScreen::Size size = terminal_.size();
         at_once_ = changed_ = false;
         drawn_at_ = now;
-        return terminal_.show(
-            draw(screen_, {.columns = size.columns, .rows = size.rows, .colours = style_.colours, .utf8 = utf8_}));
+        const View view{.columns = size.columns, .rows = size.rows, .colours = style_.colours, .utf8 = utf8_};
+        terminal_.show(draw(screen_, view)).value();
     }
 
     std::optional<int> take_signals() {
@@ -210,12 +209,10 @@ private:
 };
 
 /// Returns  the signal that ended it, 0 when the person left. The terminal is as before.
-Result<int> run_session(const std::filesystem::path& socket) {
-    Result<Signals> signals = Signals::open();
-    if (!signals) return signals.error();
-    Result<TerminalScreen> terminal = TerminalScreen::open(Style::of(stdout).colours);
-    if (!terminal) return terminal.error();
-    return Session{socket, *terminal, *signals}.run();
+int run_session(const std::filesystem::path& socket) {
+    Signals signals = Signals::open().value();
+    TerminalScreen terminal = TerminalScreen::open(Style::of(stdout).colours).value();
+    return Session{socket, terminal, signals}.run();
 }
 
 }  // namespace
@@ -225,44 +222,37 @@ bool has_screen() {
     return is_terminal(stdin) && is_terminal(stdout) && terminal != nullptr && std::string_view{terminal} != "dumb";
 }
 
-Result<int> show_once(const std::filesystem::path& socket, bool as_json) {
-    if (const Result<> found = find_daemon(socket); !found) return found.error();
+int show_once(const std::filesystem::path& socket, bool as_json) {
+    find_daemon(socket);
     Feed feed{socket};
     Sampler sampler;
     Screen screen;
-    Result<Sampler::Answers> answers = next_answers(feed);
-    if (!answers) return answers.error();
-    (void)sampler.take(*answers, read_machine_memory(), unix_ms());
-    answers = next_answers(feed);  // a second later
-    if (!answers) return answers.error();
-    screen.snapshot = sampler.take(*answers, read_machine_memory(), unix_ms());
-    if (as_json) return print_json(document(*answers, screen.snapshot));
+    (void)sampler.take(next_answers(feed), read_machine_memory(), unix_ms());
+    const Sampler::Answers answers = next_answers(feed);  // a second later
+    screen.snapshot = sampler.take(answers, read_machine_memory(), unix_ms());
+    if (as_json) return print_json(document(answers, screen.snapshot));
     const View view = plain_view();
     return print(text_of(draw(screen, view), view.colours));
 }
 
-Result<int> print_rows(const std::filesystem::path& socket) {
-    if (const Result<> found = find_daemon(socket); !found) return found.error();
+int print_rows(const std::filesystem::path& socket) {
+    find_daemon(socket);
     Feed feed{socket};
     Sampler sampler;
     Screen screen;
     const View view = plain_view();
     for (;;) {
-        const Result<Sampler::Answers> answers = next_answers(feed);
-        if (!answers) return answers.error();
-        screen.snapshot = sampler.take(*answers, read_machine_memory(), unix_ms());
+        screen.snapshot = sampler.take(next_answers(feed), read_machine_memory(), unix_ms());
         screen.events.clear();
         for (const json::object& event : feed.take_events()) screen.add_event(event);
         print(text_of(draw(screen, view), view.colours) + "\n");
     }
 }
 
-Result<int> run_screen(const std::filesystem::path& socket) {
-    if (const Result<> found = find_daemon(socket); !found) return found.error();
+int run_screen(const std::filesystem::path& socket) {
+    find_daemon(socket);
     try {
-        const Result<int> ended = run_session(socket);
-        if (!ended) return ended.error();
-        if (*ended != 0) ::raise(*ended);  // the shell sees what ended it
+        if (const int signal = run_session(socket); signal != 0) ::raise(signal);  // the shell sees what ended it
         return 0;
     } catch (...) {
         throw;  // caught, so that the terminal was brought back on the way here

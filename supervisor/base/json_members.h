@@ -26,6 +26,10 @@ namespace json = boost::json;
     return std::nullopt;
 }
 
+/// An empty text is none.
+[[nodiscard]] inline json::value or_null(std::string_view text) {
+    return text.empty() ? json::value(nullptr) : json::value(text);
+}
 template <typename T>
 [[nodiscard]] json::value or_null(const std::optional<T>& value) {
     return value ? json::value(*value) : json::value(nullptr);

@@ -31,13 +31,12 @@ void info(Daemon& daemon, rpc::Call call) {
              {"containment", facts.containment},
              {"supervisor_starts", facts.supervisor_starts},
              {"keeper_executions", facts.keeper_executions},
-             {"keeper_upgrade_failed",
-              facts.keeper_upgrade_failed.empty() ? json::value(nullptr) : json::value(facts.keeper_upgrade_failed)},
+             {"keeper_upgrade_failed", or_null(facts.keeper_upgrade_failed)},
              {"blanks", daemon.fleet.blanks().status()},
              {"adopted", daemon.fleet.context().adopted},
              {"log_lines_lost",
               daemon.fleet.context().log_writer ? daemon.fleet.context().log_writer->lost() : std::uint64_t{0}},
-             {"fleet_error", facts.fleet_error.empty() ? json::value(nullptr) : json::value(facts.fleet_error)},
+             {"fleet_error", or_null(facts.fleet_error)},
              {"models", std::move(models)}},
             {}});
     });

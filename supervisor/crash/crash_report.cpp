@@ -135,7 +135,6 @@ std::optional<std::uint64_t> machine_oom_kills() {
 }
 
 std::string CrashReport::to_text() const {
-    const json::value unknown = request_unknown.empty() ? json::value(nullptr) : json::value(request_unknown);
     json::object object{{"model", worker.model},
                         {"replica", worker.replica},
                         {"generation", worker.generation},
@@ -145,11 +144,11 @@ std::string CrashReport::to_text() const {
                         {"state", state},
                         {"exit", supervisor::to_json(exit)},
                         {"signal", signal ? json::value(signal_name(*signal)) : json::value(nullptr)},
-                        {"thread", thread.empty() ? json::value(nullptr) : json::value(thread)},
+                        {"thread", or_null(thread)},
                         {"backtrace", json::array(backtrace.begin(), backtrace.end())},
-                        {"request", request.empty() ? json::value(nullptr) : json::value(request)},
+                        {"request", or_null(request)},
                         {"request_ms", request.empty() ? json::value(nullptr) : json::value(request_ms)},
-                        {"request_unknown", unknown},
+                        {"request_unknown", or_null(request_unknown)},
                         {"host_bytes", or_null(host_bytes)},
                         {"gpu_bytes", or_null(gpu_bytes)},
                         {"device", device},

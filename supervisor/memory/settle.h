@@ -18,7 +18,7 @@ void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter);
 
 /// When an idle replica goes by time alone, with its together group; empty: never.
 [[nodiscard]] std::optional<Time> unload_time(const Slot& slot);
-// Steps of `settle`, in unload.cpp.
+// Steps of `settle`, in evictions.cpp.
 void unload_idle(State& state, Time now);
 void relieve_pressure(State& state, Time now);
 void answer_reclaims(State& state, Time now);

@@ -36,7 +36,7 @@ json::object to_json(const Receipt& receipt) {
             {"ms", receipt.ms},
             {"host_bytes", or_null(receipt.host_bytes)},
             {"gpu_bytes", or_null(receipt.gpu_bytes)},
-            {"gpu_bytes_by", receipt.gpu_bytes_by.empty() ? json::value(nullptr) : json::value(receipt.gpu_bytes_by)},
+            {"gpu_bytes_by", or_null(receipt.gpu_bytes_by)},
             {"verified", receipt.verified},
             {"held_by", std::move(holders)}};
 }

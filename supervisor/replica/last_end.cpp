@@ -7,18 +7,12 @@
 
 #include <fmt/format.h>
 
+#include "supervisor/base/json_members.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
 #include "supervisor/reclaim/receipt.h"
 
 namespace bulkhead::supervisor {
-namespace {
-
-namespace json = boost::json;
-
-json::value text_or_null(const std::string& text) { return text.empty() ? json::value(nullptr) : json::value(text); }
-
-}  // namespace
 
 void LastEnd::ended(std::uint64_t generation, pid_t pid, const ProcessExit& exit) {
     if (!last_) last_ = std::make_shared<LastCrash>();
@@ -102,13 +96,13 @@ void LastEnd::add_to(json::object& why) const {
         exit["pid"] = last_->pid;
         exit["generation"] = last_->generation;
         exit["time"] = last_->unix_ms;
-        exit["cause"] = text_or_null(last_->cause);
+        exit["cause"] = or_null(last_->cause);
         why["last_exit"] = std::move(exit);
     }
     why["report"] =
-        text_or_null(last_ && !last_->report_due ? context_.crash_reports->path_of(last_->report) : "");
-    why["report_lost"] = text_or_null(report_lost());
-    why["receipt"] = receipt_ ? json::value(*receipt_) : json::value(nullptr);
+        or_null(last_ && !last_->report_due ? context_.crash_reports->path_of(last_->report) : "");
+    why["report_lost"] = or_null(report_lost());
+    why["receipt"] = or_null(receipt_);
 }
 
 }  // namespace bulkhead::supervisor

@@ -196,10 +196,10 @@ json::object Replica::row() const {
         {"generation", generation_},
         {"in_flight", now.in_flight},
         {"queued", now.queued},
-        {"request_ms", now.request_ms ? json::value(*now.request_ms) : json::value(nullptr)},
+        {"request_ms", or_null(now.request_ms)},
         {"channels", channels()},
         {"ignored_frames", now.ignored_frames + (has_process && process_->link ? process_->link->ignored_frames() : 0)},
-        {"note", note().empty() ? json::value(nullptr) : json::value(note())},
+        {"note", or_null(note())},
         {"graphs", graphs()},
         {"generate", generate()}};
 }

@@ -61,6 +61,7 @@ public:
         if (pid_ == 0) {
             ::close(fd_);
             ::login_tty(slave);
+            for (const int number : {SIGHUP, SIGINT, SIGQUIT}) ::signal(number, SIG_DFL);  // nohup ignores them
             ::setenv("TERM", "xterm-256color", 1);
             ::setenv("LC_ALL", "C.UTF-8", 1);
             ::execl(BULKHEAD_PROGRAM, "bulkhead", "--socket", socket.c_str(), "top", nullptr);

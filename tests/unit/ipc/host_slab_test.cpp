@@ -148,6 +148,7 @@ TEST(HostSlab, AWrongSizeAndWhatIsNoMemfdAreRefused) {
     const HostSlab slab = HostSlab::create(size_bytes, input, "test").value();
 
     EXPECT_EQ(refusal(copy_of(slab), input, size_bytes + 1), ErrorCode::protocol_violation);
+    EXPECT_EQ(refusal(copy_of(slab), input, size_bytes - 1), ErrorCode::protocol_violation);
     EXPECT_EQ(refusal(copy_of(slab), input, 0), ErrorCode::protocol_violation);
     EXPECT_EQ(refusal(UniqueFd{::open("/dev/zero", O_RDWR)}, input), ErrorCode::protocol_violation);
     EXPECT_EQ(refusal(UniqueFd{::open("/proc/self/exe", O_RDONLY)}, input), ErrorCode::protocol_violation);

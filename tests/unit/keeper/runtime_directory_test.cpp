@@ -61,6 +61,7 @@ TEST(RuntimeDirectory, IsMadeForItsOwnerAlone) {
 TEST(RuntimeDirectory, RefusesASymlink) {
     const Folder folder;
     fs::create_directory(folder / "elsewhere");
+    fs::permissions(folder / "elsewhere", fs::perms::owner_all);  // nothing else of it is refused
     fs::create_directory_symlink(folder / "elsewhere", folder / "run");
 
     const Ended ended = start_at(folder / "run/control.sock");

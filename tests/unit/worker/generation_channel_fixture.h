@@ -2,10 +2,12 @@
 
 /// A worker's event loop around a fake engine, and clients that ask it for sequences.
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -57,7 +59,7 @@ protected:
     static channel::Tensor tensor(TestClient& client, const Ids& tokens, std::uint64_t request_id) {
         const auto& [offer, memory] = *client.find_slab(wire::SlabDirection::input);
         const std::uint64_t offset = (request_id % 16) * 4096;
-        std::memcpy(memory.bytes().data() + offset, tokens.data(), tokens.size() * sizeof tokens[0]);
+        std::ranges::copy(std::as_bytes(std::span{tokens}), memory.bytes().subspan(offset).begin());
         return {"tokens",
                 wire::DType::int64,
                 {static_cast<std::int64_t>(tokens.size())},

@@ -295,7 +295,8 @@ public:
         for (const auto& [offer, memory] : slabs)
             if (offer.slab_id == output.lease.slab_id) {
                 std::vector<float> copy(output.lease.size_bytes / sizeof(float));
-                std::memcpy(copy.data(), memory.bytes().data() + output.lease.offset_bytes, output.lease.size_bytes);
+                const auto bytes = memory.bytes().subspan(output.lease.offset_bytes, output.lease.size_bytes);
+                std::ranges::copy(bytes, std::as_writable_bytes(std::span{copy}).begin());
                 return copy;
             }
         ADD_FAILURE() << "a result in slab " << output.lease.slab_id << ", which was never offered";

@@ -119,6 +119,26 @@ TEST_F(GpuAdoptionTest, WhoHasItsGrantKeepsTheTurnAndOthersWait) {
     EXPECT_TRUE(wait([&] { return other.state() == AsyncMutex::Turn::State::held; }));
 }
 
+/// The former supervisor had noted the grant, and died before it sent it.
+TEST_F(GpuAdoptionTest, WhoHasNotHeardOfItsGrantHearsWhenItsTurnComes) {
+    load();
+    FakeWorker& worker = loading();
+    worker.say({{"type", "grant_asked"}, {"device_bytes", 1}});
+    ASSERT_TRUE(wait([&] { return worker.got("grant"); }));
+    supervisor_dies();
+    AsyncMutex::Turn other;
+    other.take(context_.gpu_mutex("GPU-a"));
+    adopt();
+    answer(worker, "loading",
+           {{"state", {{"configured", true}, {"phase", "loading"}, {"in_flight", 0}, {"grant", "asked"}}}});
+    wait_for(WorkerState::loading);
+    EXPECT_FALSE(worker.got("grant"));
+
+    other.end();
+
+    EXPECT_TRUE(wait([&] { return worker.got("grant"); }));
+}
+
 [[maybe_unused]] const bool of_AdoptionScenario = play_scenarios(
     "AdoptionScenario", __FILE__, __LINE__,
     {
@@ -130,6 +150,7 @@ TEST_F(GpuAdoptionTest, WhoHasItsGrantKeepsTheTurnAndOthersWait) {
         {"OneThatDoesNotAnswerIsEndedAndReplaced", R"(obeys SIGKILL; ready; dies; adopts; state crashed
         sentence 'did not answer a new supervisor within 5.0 s'; loading 2; row generation 2; worker 1; gets SIGKILL)"},
         {"OneThatIsSomebodyElseIsKilled", "ready; dies; adopts; answers ready model=other; gets SIGKILL; ready 2"},
+        {"OneOfAnotherPidIsKilled", "ready; dies; adopts; answers ready pid=1; gets SIGKILL; ready 2"},
         {"AnotherDeclarationIsDrainedThenReplaced", R"(ready; dies; declare threads 3; adopts; answers ready; got drain
         replaced; says drained; exits 0; loading 2; told threads 3; says ready; state ready; row restarts 0)"},
         {"WhatTheSupervisorAloneActsUponNeedsNoNewProcess",

@@ -146,6 +146,17 @@ INSTANTIATE_TEST_SUITE_P(Each, LoadFailure,
                                          FailedLoad{"OutOfMemory", ErrorCode::out_of_memory, whole_archive, 1}),
                          [](const auto& param_info) { return std::string{param_info.param.name}; });
 
+TEST_F(WorkerLoop, ReportsALoaderThatThrows) {
+    load = [](const config::ModelSpec&, const LoadContext&) -> Result<std::unique_ptr<Model>> {
+        throw std::runtime_error{"its own words"};
+    };
+    start();
+    configure();
+
+    EXPECT_NE(std::string{expect_said("failed").at("attempt").as_string()}.find("its own words"), std::string::npos);
+    expect_exit();
+}
+
 TEST_F(WorkerLoop, RefusesAConfigurationOfAnotherRelease) {
     start();
 

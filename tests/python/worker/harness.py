@@ -58,10 +58,10 @@ class Worker:
     daemon's end of its link."""
 
     def __init__(self, kind: str, *, run_ms: int = 0, queue: int = 8, request: str = "30000ms", engine: str = "Echo",
-                 fails: bool = False, channel: dict[str, Any] = {}, born_as: str = "echo/0#7") -> None:  # fmt: skip
+                 fails: bool = False, channel: dict[str, Any] = {}, born_as: str = "echo/0#7", environment: dict[str, str] = {}) -> None:  # fmt: skip
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.settimeout(SECONDS)
-        own = {"BULKHEAD_WORKER": f"token:{born_as}", "BULKHEAD_CACHE": "/tmp", "CUDA_VISIBLE_DEVICES": "", "MINIMAL_RUN_MS": str(run_ms)}
+        own = {"BULKHEAD_WORKER": f"token:{born_as}", "BULKHEAD_CACHE": "/tmp", "CUDA_VISIBLE_DEVICES": "", "MINIMAL_RUN_MS": str(run_ms), **environment}
         if fails and kind == "minimal":
             own["EVIL_LOAD"] = "throw"
         command = [str(PROGRAMS[kind])] if kind in PROGRAMS else [sys.executable, "-u", str(START)]

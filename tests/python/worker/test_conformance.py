@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 import unittest
+from pathlib import Path
 
 from bulkhead import layout
 from bulkhead.layout import DIRECTION, FEATURE, LIMITS, MESSAGE
 from exchanges import BEFORE_HELLO, BREAKING, REFUSED, Exchange
-from harness import PROGRAMS, Client, Worker, ask_slab
+from harness import BUILD, PROGRAMS, Client, Worker, ask_slab
+
+FAKE_CUDART = BUILD / "lib/fake_cudart/libcuda.so.1"
 
 
 class Conformance:
@@ -431,6 +435,16 @@ class MinimalWorker(InCpp, unittest.TestCase):
 class TorchWorker(InCpp, unittest.TestCase):
     kind = "torch"
 
+    @unittest.skipUnless(FAKE_CUDART.exists(), f"no {FAKE_CUDART}: this build is without a CUDA toolkit")
+    def test_a_blank_on_a_gpu_says_hello_once_the_driver_gave_it_a_context(self) -> None:
+        gpu = "GPU-00000000-0000-0000-0000-000000000001"
+        fakes = {"LD_PRELOAD": str(FAKE_CUDART), "CUDA_VISIBLE_DEVICES": gpu, "BULKHEAD_FAKE_CUDA_GPUS": gpu}
+        driver = {"BULKHEAD_LIBCUDA": str(BUILD / "lib/libbulkhead_fake_cuda.so")}
+        self.worker(born_as="_blank/0#7", environment=fakes | driver).expect("hello")
+        without = self.worker(born_as="_blank/0#7", environment=fakes | {"BULKHEAD_LIBCUDA": "/nowhere.so"})
+        self.assertEqual(without.process.wait(20), 1)
+        self.assertIn("no context on its GPU", without.process.stderr.read().decode())  # type: ignore[union-attr]
+
 
 class PythonWorker(Conformance, unittest.TestCase):
     kind = "python"
@@ -444,6 +458,14 @@ class PythonWorker(Conformance, unittest.TestCase):
             self.assertEqual(fault.readline(), "Fatal Python error: Segmentation fault\n")
             self.assertIn("Current thread 0x", fault.read())
         self.assertEqual(worker.process.wait(20), -signal.SIGSEGV)
+
+    def test_a_blank_on_a_gpu_has_its_context_before_its_hello(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder, "made")
+            Path(folder, "torch.py").write_text(f"class cuda:\n    def synchronize():\n        open({str(made)!r}, 'x')\n")
+            path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+            self.worker(born_as="_blank/0#7", environment={"CUDA_VISIBLE_DEVICES": "GPU-0", "PYTHONPATH": path}).expect("hello")
+            self.assertTrue(made.exists())
 
     def test_a_drain_does_not_wait_for_a_load(self) -> None:
         worker = self.worker(engine="Loads")

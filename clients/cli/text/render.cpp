@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <ctime>
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include "clients/cli/text/json_access.h"
@@ -115,17 +116,11 @@ std::string uptime_text(std::uint64_t seconds) {
 }
 
 std::string clock_text(std::int64_t unix_ms) {
-    const std::time_t seconds = unix_ms / 1000;
-    std::tm local{};
-    ::localtime_r(&seconds, &local);
-    return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec, unix_ms % 1000);
+    return fmt::format("{:%H:%M:%S}.{:03}", fmt::localtime(static_cast<std::time_t>(unix_ms / 1000)), unix_ms % 1000);
 }
 
 std::string date_text(std::int64_t unix_ms) {
-    const std::time_t seconds = unix_ms / 1000;
-    std::tm local{};
-    ::localtime_r(&seconds, &local);
-    return fmt::format("{:04}-{:02}-{:02} {}", local.tm_year + 1900, local.tm_mon + 1, local.tm_mday,
+    return fmt::format("{:%Y-%m-%d} {}", fmt::localtime(static_cast<std::time_t>(unix_ms / 1000)),
                        clock_text(unix_ms));
 }
 

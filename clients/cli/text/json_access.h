@@ -37,6 +37,11 @@ namespace json = boost::json;
     return found->is_string() ? std::string{found->get_string()} : json::serialize(*found);
 }
 
+[[nodiscard]] inline std::string text_or_dash(const json::value& value, std::string_view key) {
+    std::string text = text_member(value, key);
+    return text.empty() ? "-" : text;
+}
+
 [[nodiscard]] inline bool bool_member(const json::value& value, std::string_view key) {
     const json::value* found = member(value, key);
     return found != nullptr && found->is_bool() && found->get_bool();

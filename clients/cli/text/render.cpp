@@ -25,26 +25,6 @@ Table::Cell state_cell(const json::value& row, std::string_view key = "state") {
     return {state, state_colour(state)};
 }
 
-std::string bytes_or_dash(const json::value& row, std::string_view key) {
-    const auto bytes = integer_member(row, key);
-    if (!bytes) return "-";
-    const std::string size = bytes_text(static_cast<std::uint64_t>(std::abs(*bytes)));
-    return fmt::format("{}{}", *bytes < 0 ? "-" : "", size);  // device memory that others took is a negative gain
-}
-
-std::string text_or_dash(const json::value& row, std::string_view key) {
-    std::string text = text_member(row, key);
-    return text.empty() ? "-" : text;
-}
-
-/// {"code": 0} or {"signal": "SIGKILL"}
-std::string exit_text(const json::value& row, std::string_view key) {
-    const json::value* how = member(row, key);
-    if (how == nullptr || !how->is_object()) return text_or_dash(row, key);
-    if (const std::string signal = text_member(*how, "signal"); !signal.empty()) return signal;
-    return "exit " + text_or_dash(*how, "code");
-}
-
 std::string worker_name(const json::value& row) {
     return one_line(text_member(row, "model")) + "/" + one_line(text_or_dash(row, "replica"));
 }
@@ -100,6 +80,20 @@ std::string bytes_text(std::uint64_t bytes) {
     std::size_t unit = 0;
     for (; value >= 1023.95 && unit + 1 < units.size(); ++unit) value /= 1024;  // what would print as 1024.0
     return fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string bytes_or_dash(const json::value& row, std::string_view key) {
+    const auto bytes = integer_member(row, key);
+    if (!bytes) return "-";
+    const std::string size = bytes_text(static_cast<std::uint64_t>(std::abs(*bytes)));
+    return fmt::format("{}{}", *bytes < 0 ? "-" : "", size);
+}
+
+std::string exit_text(const json::value& row, std::string_view key) {
+    const json::value* how = member(row, key);
+    if (how == nullptr || !how->is_object()) return text_or_dash(row, key);
+    if (const std::string signal = text_member(*how, "signal"); !signal.empty()) return signal;
+    return "exit " + text_or_dash(*how, "code");
 }
 
 std::string ms_text(double ms) {

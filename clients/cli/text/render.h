@@ -17,6 +17,10 @@ namespace bulkhead::cli {
 
 /// "1.2 GiB", "87.0 MiB", "512 B".
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
+/// Of a member, "-" where it is missing; less than nothing where others took device memory meanwhile.
+[[nodiscard]] std::string bytes_or_dash(const boost::json::value& row, std::string_view key);
+/// "exit 0" of {"code": 0}, "SIGKILL" of {"signal": "SIGKILL"}; "-" where it is missing.
+[[nodiscard]] std::string exit_text(const boost::json::value& row, std::string_view key);
 /// "0.42 ms", "12.3 ms", "1.53 s".
 [[nodiscard]] std::string ms_text(double ms);
 /// "3d 4h", "2h 5m", "1m 3s", "12s".

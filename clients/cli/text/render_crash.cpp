@@ -9,26 +9,9 @@
 namespace bulkhead::cli {
 namespace {
 
-std::string line_or_dash(const json::value& report, std::string_view key) {
-    std::string text = one_line(text_member(report, key));
-    return text.empty() ? "-" : text;
-}
-
 std::string worker_of(const json::value& report) {
-    return fmt::format("{}/{}#{}", line_or_dash(report, "model"), line_or_dash(report, "replica"),
-                       line_or_dash(report, "generation"));
-}
-
-std::string memory_text(const json::value& report, std::string_view key) {
-    const auto bytes = integer_member(report, key);
-    return bytes ? bytes_text(static_cast<std::uint64_t>(std::max<std::int64_t>(*bytes, 0))) : "-";
-}
-
-std::string exit_of(const json::value& report) {
-    const json::value* how = member(report, "exit");
-    if (how == nullptr || !how->is_object()) return "-";
-    if (const std::string signal = text_member(*how, "signal"); !signal.empty()) return one_line(signal);
-    return "exit " + line_or_dash(*how, "code");
+    return fmt::format("{}/{}#{}", text_or_dash(report, "model"), text_or_dash(report, "replica"),
+                       text_or_dash(report, "generation"));
 }
 
 }  // namespace
@@ -39,9 +22,9 @@ std::string render_crashes(const json::array& reports, Style style) {
     for (const json::value& report : reports)
         table.row({date_text(integer_member(report, "time").value_or(0)),
                    worker_of(report),
-                   line_or_dash(report, "pid"),
-                   {exit_of(report), Colour::red},
-                   line_or_dash(report, "cause")});
+                   text_or_dash(report, "pid"),
+                   {exit_text(report, "exit"), Colour::red},
+                   text_or_dash(report, "cause")});
     return table.text(style);
 }
 
@@ -52,12 +35,12 @@ std::string render_lost_crashes(const json::value& lost) {
 }
 
 std::string render_crash_report(const json::value& report, Style style) {
-    std::string text = style.paint(fmt::format("{}, pid {}: {}", worker_of(report), line_or_dash(report, "pid"),
-                                               line_or_dash(report, "cause")),
-                                   Colour::red) +
-                       "\n";
+    const std::string heading =
+        fmt::format("{}, pid {}: {}", worker_of(report), text_or_dash(report, "pid"), text_or_dash(report, "cause"));
+    std::string text = style.paint(one_line(heading), Colour::red) + "\n";
+    // What a peer gave is made printable here, where it is shown.
     const auto line = [&](std::string_view name, const std::string& value) {
-        text += fmt::format("  {} {}\n", style.paint(fmt::format("{:<10}", name), Colour::dim), value);
+        text += fmt::format("  {} {}\n", style.paint(fmt::format("{:<10}", name), Colour::dim), one_line(value));
     };
     const auto lines = [&](std::string_view name, const json::array& all, const auto& shown) {
         text += fmt::format("  {}\n", style.paint(name, Colour::dim));
@@ -66,26 +49,26 @@ std::string render_crash_report(const json::value& report, Style style) {
             text += "    " + one_line(one.is_string() ? shown(one.get_string()) : json::serialize(one)) + "\n";
     };
     line("time", date_text(integer_member(report, "time").value_or(0)));
-    std::string state = line_or_dash(report, "state");
+    std::string state = text_or_dash(report, "state");
     if (const auto ready = integer_member(report, "ready_ms").value_or(0); ready > 0)
         state += ", ready for " + (ready < 1000 ? ms_text(static_cast<double>(ready))
                                                 : uptime_text(static_cast<std::uint64_t>(ready / 1000)));
     line("state", state);
-    std::string exit = exit_of(report);
-    if (const std::string signal = one_line(text_member(report, "signal")); !signal.empty())
+    std::string exit = exit_text(report, "exit");
+    if (const std::string signal = text_member(report, "signal"); !signal.empty())
         exit += fmt::format("; it said itself: {}", signal);
-    if (const std::string thread = one_line(text_member(report, "thread")); !thread.empty())
+    if (const std::string thread = text_member(report, "thread"); !thread.empty())
         exit += fmt::format(", in thread {}", thread);
     line("exit", exit);
-    std::string request = one_line(text_member(report, "request"));
+    std::string request = text_member(report, "request");
     if (const auto ms = number_member(report, "request_ms"); ms && !request.empty())
         request += fmt::format(", running for {}", ms_text(*ms));
-    const std::string unknown = one_line(text_member(report, "request_unknown"));
+    const std::string unknown = text_member(report, "request_unknown");
     line("request", !request.empty() ? request : unknown.empty() ? "none in flight" : "not known: " + unknown);
-    line("memory", fmt::format("{} host, {} GPU on {}", memory_text(report, "host_bytes"),
-                               memory_text(report, "gpu_bytes"), line_or_dash(report, "device")));
+    line("memory", fmt::format("{} host, {} GPU on {}", bytes_or_dash(report, "host_bytes"),
+                               bytes_or_dash(report, "gpu_bytes"), text_or_dash(report, "device")));
     for (const json::value& one : array_member(report, "evidence"))
-        line("evidence", one_line(one.is_string() ? std::string_view{one.get_string()} : ""));
+        line("evidence", one.is_string() ? std::string{one.get_string()} : "");
     lines("backtrace, innermost first", array_member(report, "backtrace"), demangled_frame);
     lines("last output", array_member(report, "log"), [](std::string_view printed) { return std::string{printed}; });
     return text;
@@ -104,16 +87,16 @@ std::string render_gpus(const json::value& status, Style style) {
         const std::string state = text_member(gpu, "state");
         std::string processes;
         for (const json::value& process : array_member(gpu, "processes"))
-            processes += fmt::format("{}{} ({})", processes.empty() ? "" : ", ", line_or_dash(process, "pid"),
-                                     memory_text(process, "bytes"));
-        table.row({line_or_dash(gpu, "index"), line_or_dash(gpu, "uuid"), line_or_dash(gpu, "name"),
+            processes += fmt::format("{}{} ({})", processes.empty() ? "" : ", ", text_or_dash(process, "pid"),
+                                     bytes_or_dash(process, "bytes"));
+        table.row({text_or_dash(gpu, "index"), text_or_dash(gpu, "uuid"), text_or_dash(gpu, "name"),
                    quarantined.empty() ? Table::Cell{state.empty() ? "ok" : state,
                                                      state.empty() || state == "ok" ? Colour::green : Colour::red}
                                        : Table::Cell{"quarantined", Colour::red},
-                   memory_text(gpu, "free_bytes"), memory_text(gpu, "total_bytes"),
+                   bytes_or_dash(gpu, "free_bytes"), bytes_or_dash(gpu, "total_bytes"),
                    processes.empty() ? "-" : processes});
         if (!quarantined.empty())
-            reasons += fmt::format("{} is quarantined: {}\n", line_or_dash(gpu, "uuid"), quarantined);
+            reasons += fmt::format("{} is quarantined: {}\n", one_line(text_or_dash(gpu, "uuid")), quarantined);
     }
     return table.text(style) + reasons;
 }

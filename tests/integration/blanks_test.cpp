@@ -105,9 +105,9 @@ TEST(Blanks, AReloadChangesTheirNumber) {
 }
 
 TEST(Blanks, TheyAreTheFirstToGoWhenMemoryIsShort) {
-    const std::string all = "memory: 100MiB\nmin_resident: 1ms\n";
+    const std::string all = "memory: 400MiB\nmin_resident: 1ms\n";
     Daemon daemon{fleet({minimal_model("a", "", all), minimal_model("b", "FLAVOR: sour", all)}) +
-                      "limits: {cpu: {share: 100MiB}}\nblanks: 1\n",
+                      "limits: {cpu: {share: 400MiB}}\nblanks: 1\n",
                   minimal()};
     const std::vector<pid_t> waiting = blanks(daemon, 2);  // one for each environment
     EXPECT_GT(blanks_of(daemon).at("host_bytes").to_number<std::uint64_t>(), 0u);

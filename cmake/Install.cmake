@@ -31,6 +31,7 @@ install(FILES ${PROJECT_BINARY_DIR}/bulkhead-client.pc DESTINATION ${CMAKE_INSTA
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/clients/python/bulkhead DESTINATION ${CMAKE_INSTALL_DATADIR}/bulkhead/python
     COMPONENT daemon PATTERN __pycache__ EXCLUDE PATTERN "*.json" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/ipc/channel/wire.json ${PROJECT_SOURCE_DIR}/ipc/links/worker_link.json
+    ${PROJECT_SOURCE_DIR}/ipc/links/control.json
     DESTINATION ${CMAKE_INSTALL_DATADIR}/bulkhead/python/bulkhead COMPONENT daemon)
 install(TARGETS bulkheadd bulkhead-supervisor bulkhead RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
 foreach(target bulkhead-worker bulkhead_cuda)

@@ -7,7 +7,7 @@ from setuptools import setup
 
 HERE = Path(__file__).parent
 
-for name in ("wire.json", "worker_link.json"):
+for name in ("wire.json", "worker_link.json", "control.json"):
     if not (HERE / "bulkhead" / name).is_file():
         raise FileNotFoundError(f"bulkhead/{name} is a link into ipc/ of the checkout, which is not here: "
                                 "install from the checkout, or a wheel or source distribution made there")  # fmt: skip

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import threading
 import unittest
+from pathlib import Path
 from typing import Any
 
 import bulkhead
 from bulkhead.layout import FEATURE
 from fake_daemon import Connection, FakeDaemon, WithFakeDaemon
 from fake_worker import FakeWorker
+
+SOURCE = Path(__file__).resolve().parents[2]
 
 
 def dies_once(then: Any) -> Any:
@@ -55,6 +60,23 @@ class Calls(WithFakeDaemon):
         self.assertNotIn("again", first)
         self.assertEqual(second["again"], True)
         self.assertLessEqual(second["deadline_ms"], first["deadline_ms"])
+
+    def test_what_repeating_does_not_change_is_asked_again(self) -> None:
+        for method in ("fleet.plan", "fleet.memory", "model.pin"):
+            with self.subTest(method):
+                daemon = self.daemon(**{method.replace(".", "_"): dies_once(lambda c, r: c.answer(r, {}))})
+                self.assertEqual(self.connect(daemon).call(method), {})
+                self.assertEqual([request["params"] for request in daemon.asked], [{}, {}])
+
+    def test_the_page_says_what_is_asked_again(self) -> None:
+        page = (SOURCE / "docs/control.md").read_text("utf-8")
+        words = {"as it was": {"freely", "to_end"}, 'with `"again": true`': {"marked"}, "never": {"never"}}
+        said = [(method, words[how]) for how, methods in re.findall(r"^\| ([^|]+) \| (`\w+\.[^|]+) \|", page, re.MULTILINE)
+                if how in words for method in re.findall(r"`(\w+\.\w+)`", methods)]  # fmt: skip
+        methods = json.loads((SOURCE / "ipc/links/control.json").read_text("utf-8"))["methods"]
+        self.assertEqual(sorted(method for method, _ in said), sorted(methods))
+        for method, repeats in said:
+            self.assertIn(methods[method], repeats, method)
 
     def test_what_may_not_be_asked_twice_is_an_error(self) -> None:
         daemon = self.daemon(daemon_upgrade=lambda c, r: c.die())

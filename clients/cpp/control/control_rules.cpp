@@ -1,7 +1,6 @@
 #include "clients/cpp/control/control_rules.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -25,12 +24,8 @@ std::string text_member(const json::object& object, std::string_view key) {
 }  // namespace
 
 Repeat repeat_of(std::string_view method) {
-    constexpr std::array freely{"channel.open", "crashes.list",     "daemon.info", "daemon.ping",
-                                "fleet.reload", "fleet.status",     "gpu.lift",    "gpu.status",
-                                "logs.tail",    "events.subscribe", "model.why",   "model.restart"};
-    if (method == "model.load" || method == "model.unload") return Repeat::marked;
-    if (method == "daemon.stop") return Repeat::to_end;
-    return std::ranges::find(freely, method) != freely.end() ? Repeat::freely : Repeat::never;
+    const auto found = std::ranges::find(methods, method, [](const auto& one) { return one.first; });
+    return found != methods.end() ? found->second : Repeat::never;
 }
 
 Result<std::string> request_line(std::int64_t id, std::string_view method, const json::object& params) {

@@ -13,16 +13,11 @@
 #include "bulkhead/control.h"
 #include "clients/cpp/control/control_connection.h"
 #include "ipc/base/error.h"
+#include "ipc/links/control_methods.h"
 
 namespace bulkhead::control {
 
-/// What may be done about a call whose connection ended after it had been sent, and before its answer.
-enum class Repeat {
-    never,   ///< it may have been done, and doing it twice differs from doing it once
-    freely,  ///< it only reads, or repeating it changes nothing
-    marked,  ///< with `again`: the daemon then says how the first call went, if it knows
-    to_end,  ///< until nobody listens any more, which is its purpose
-};
+/// `never` for a method that this client does not know.
 [[nodiscard]] Repeat repeat_of(std::string_view method);
 
 /// One line with its newline. Errors  input_invalid beyond limits::request_bytes_max

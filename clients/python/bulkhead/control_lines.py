@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any, Sequence
 
 from .errors import Error
@@ -21,9 +22,8 @@ RECONNECT_PAUSE_SECONDS, RECONNECT_PAUSE_MAX_SECONDS = 0.01, 0.5
 #: Of a log that is followed: asked for when its connection ended.
 LOG_LINES = 1000
 
-_MARKED = ("model.load", "model.unload")
-_AS_IT_WAS = ("fleet.status", "model.why", "logs.tail", "crashes.list", "gpu.status", "daemon.info", "daemon.ping", "channel.open",
-              "model.restart", "fleet.reload", "gpu.lift", "daemon.stop", "events.subscribe")  # fmt: skip
+#: Of each method: what may be done about a call that was lost with its supervisor.
+_REPEAT: dict[str, str] = json.loads((Path(__file__).parent / "control.json").read_text("utf-8"))["methods"]
 
 
 class Lost(Exception):
@@ -74,14 +74,14 @@ class Call:
         params = dict(self._params)
         if "deadline_ms" in params:
             params["deadline_ms"] = max(1, params["deadline_ms"] - int((time.monotonic() - self._asked) * 1000))
-        if self.was_sent and self.method in _MARKED:
+        if self.was_sent and _REPEAT.get(self.method) == "marked":
             params["again"] = True
         return params
 
     def lost(self) -> None:
         """The connection ended after the call was sent. Raises where nobody may ask a second time."""
         self.was_sent = True
-        if self.method not in _MARKED and self.method not in _AS_IT_WAS:
+        if _REPEAT.get(self.method, "never") == "never":
             raise Error("not_running", f"{self.method}: the supervisor ended before it answered; whether it was done is not known",
                         "look at ps() and info(), then ask again")  # fmt: skip
 

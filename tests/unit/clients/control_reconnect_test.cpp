@@ -85,7 +85,8 @@ TYPED_TEST(ControlReconnect, ALoadIsSentAgainMarkedAndWithTheDeadlineThatIsLeft)
 }
 
 TYPED_TEST(ControlReconnect, OnlyLoadAndUnloadAreMarked) {
-    for (const char* method : {"model.unload", "model.restart", "channel.open", "events.subscribe"}) {
+    for (const char* method :
+         {"model.unload", "model.restart", "model.pin", "fleet.plan", "fleet.memory", "channel.open"}) {
         FakeDaemon daemon{[&](FakeDaemon& d) {
             d.request(method);
             d.next_connection();

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include "ipc/links/control_methods.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/control/control_server.h"
 #include "tests/unit/supervisor/control_client.h"
@@ -76,6 +77,14 @@ protected:
     test::Listener listener_;
     std::optional<ControlServer> server_;
 };
+
+TEST_F(MethodsTest, AreThoseThatClientsKnow) {
+    std::vector<std::string_view> known, served;
+    for (const auto& [name, repeat] : control::methods) known.push_back(name);
+    const rpc::MethodTable table = make_methods(daemon_);
+    for (const auto& [name, method] : table) served.push_back(name);
+    EXPECT_EQ(served, known) << "ipc/links/control.json has them in the order of their names";
+}
 
 TEST_F(MethodsTest, StatusHasOneRowAReplicaWithExactlyTheDocumentedMembers) {
     auto client = connect();

@@ -18,8 +18,8 @@ namespace bulkhead {
 
 class ControlConnection;
 
-/// Where the daemon listens: `given`, else $BULKHEAD_SOCKET, else $XDG_RUNTIME_DIR/bulkhead/control.sock
-/// where that exists or XDG_RUNTIME_DIR is set, else /run/bulkhead/control.sock.
+/// Where the daemon listens: `given`, else $BULKHEAD_SOCKET, else $XDG_RUNTIME_DIR/bulkhead/control.sock where
+/// XDG_RUNTIME_DIR is set, else /run/bulkhead/control.sock.
 [[nodiscard]] std::filesystem::path find_socket(const std::optional<std::filesystem::path>& given = {});
 
 /// What one call brought back.

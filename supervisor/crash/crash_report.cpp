@@ -59,7 +59,7 @@ int write_whole(const std::string& path, std::string_view text) {
 }
 
 /// A symbol is a worker's word, and each 10 bytes more of a hostile one double what it stands for: 100 make 14 KB at
-/// most. Longer ones are left for the reader's own program to demangle.
+/// most. Longer ones stay as they are.
 std::string demangled(const std::string& symbol) {
     if (symbol.size() > limits::crash_demangled_bytes_max) return symbol;
     int status = 0;

@@ -25,8 +25,6 @@ inline constexpr int crashes_shown = 20;                    ///< of `crashes` wi
 inline constexpr std::size_t start_message_bytes = 4096;    ///< of what a daemon said before it died
 inline constexpr std::int64_t repeats_max = 10'000'000;
 inline constexpr std::size_t npy_header_bytes_max = 64 * 1024;  ///< numpy's own are below 1 KiB
-inline constexpr std::chrono::milliseconds demangling = 200ms;  ///< of CPU time, of one symbol
-inline constexpr std::size_t demangled_bytes_max = 2048;        ///< shown of one
 inline constexpr std::size_t shown_text_bytes_max = 16 * 1024;  ///< of one text that a peer gave
 
 }  // namespace bulkhead::cli::limits

@@ -2,7 +2,6 @@
 
 #include <cstdlib>
 
-#include "clients/cli/text/demangle.h"
 #include "clients/cli/text/json_access.h"
 #include "clients/cli/text/render.h"
 
@@ -42,11 +41,11 @@ std::string render_crash_report(const json::value& report, Style style) {
     const auto line = [&](std::string_view name, const std::string& value) {
         text += fmt::format("  {} {}\n", style.paint(fmt::format("{:<10}", name), Colour::dim), one_line(value));
     };
-    const auto lines = [&](std::string_view name, const json::array& all, const auto& shown) {
+    const auto lines = [&](std::string_view name, const json::array& all) {
         text += fmt::format("  {}\n", style.paint(name, Colour::dim));
         if (all.empty()) text += "    none\n";
         for (const json::value& one : all)
-            text += "    " + one_line(one.is_string() ? shown(one.get_string()) : json::serialize(one)) + "\n";
+            text += "    " + one_line(one.is_string() ? std::string{one.get_string()} : json::serialize(one)) + "\n";
     };
     line("time", date_text(integer_member(report, "time").value_or(0)));
     std::string state = text_or_dash(report, "state");
@@ -69,8 +68,8 @@ std::string render_crash_report(const json::value& report, Style style) {
                                bytes_or_dash(report, "gpu_bytes"), text_or_dash(report, "device")));
     for (const json::value& one : array_member(report, "evidence"))
         line("evidence", one.is_string() ? std::string{one.get_string()} : "");
-    lines("backtrace, innermost first", array_member(report, "backtrace"), demangled_frame);
-    lines("last output", array_member(report, "log"), [](std::string_view printed) { return std::string{printed}; });
+    lines("backtrace, innermost first", array_member(report, "backtrace"));
+    lines("last output", array_member(report, "log"));
     return text;
 }
 

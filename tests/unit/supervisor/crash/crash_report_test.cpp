@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "supervisor/base/json_members.h"
@@ -194,6 +195,13 @@ TEST(CrashReport, FramesBecomeReadable) {
     EXPECT_EQ(readable_frame("[0x7ffc0]"), "[0x7ffc0]");
     EXPECT_EQ(readable_frame("no bracket (at all"), "no bracket (at all");
     EXPECT_LE(readable_frame("l(" + std::string(100'000, 'S') + "+0x1)").size(), limits::crash_frame_bytes_max + 100);
+}
+
+TEST(CrashReport, WhatASymbolStandsForIsBounded) {
+    std::string symbol = "_Z1f1tI1xS0_E";  // f(t<t<…>, t<…>>): each level has the one before it twice
+    for (const char level : std::string{"123456789A"}) symbol += fmt::format("S_IS{0}_S{0}_E", level);
+    ASSERT_GT(symbol.size(), limits::crash_demangled_bytes_max);
+    EXPECT_EQ(readable_frame("x.so(" + symbol + "+0x1)"), symbol + "+0x1 (x.so)");
 }
 
 TEST(CrashReport, TheCulpritIsTheFirstFrameThatIsNotTheRuntimes) {

@@ -19,6 +19,8 @@
 namespace bulkhead::supervisor {
 namespace {
 
+constexpr std::uint64_t unbounded_min = std::uint64_t{1} << 62U;  ///< how version 1 shows that there is no bound
+
 Result<> write_number(const std::filesystem::path& path, std::uint64_t number) {
     const std::string text = fmt::format("{}", number);
     const UniqueFd fd{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
@@ -72,6 +74,13 @@ Result<> MemoryLimits::set(const WorkerName& worker, pid_t pid, std::uint64_t by
     if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return system_error("making " + path.string(), errno);
     if (auto limited = write_number(path / "memory.limit_in_bytes", bytes); !limited) return limited;
     return write_number(path / "cgroup.procs", static_cast<std::uint64_t>(pid));
+}
+
+std::optional<std::uint64_t> MemoryLimits::bound(const WorkerName& worker) const {
+    std::ifstream file{folder(worker) / (path_.empty() ? "memory.max" : "memory.limit_in_bytes")};
+    std::uint64_t bytes = 0;
+    if (!(file >> bytes) || bytes > unbounded_min) return std::nullopt;  // "max" is no number
+    return bytes;
 }
 
 std::optional<std::uint64_t> MemoryLimits::oom_kills(const WorkerName& worker) const {

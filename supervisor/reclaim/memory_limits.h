@@ -32,6 +32,8 @@ public:
     /// Of a process that was just spawned, or again later; what it starts from now on is bound with it.
     /// Errors  system errors; resources_exhausted: it has more already, and the kernel cannot take it back
     [[nodiscard]] Result<> set(const WorkerName& worker, pid_t pid, std::uint64_t bytes);
+    /// What the kernel holds it to, in whole pages, whoever set it; empty without a bound.
+    [[nodiscard]] std::optional<std::uint64_t> bound(const WorkerName& worker) const;
     /// Processes that the kernel ended for a bound, since it was set; empty without one.
     [[nodiscard]] std::optional<std::uint64_t> oom_kills(const WorkerName& worker) const;
     /// Of a reaped worker.

@@ -113,6 +113,7 @@ void Replica::take_process(FoundWorker& found, const ReplicaRecord* record, cons
     process_->pid = found.pid;
     process_->pidfd = std::move(found.pidfd);
     process_->device = {spec_.device, ""};
+    process_->read_memory_bound();
     process_->adoption.replace_reason = change;
     if (record != nullptr) restore(*process_, *record, found.exit.has_value());
     device_text_ = process_->device.text;

@@ -167,7 +167,7 @@ void Replica::bound_memory() {
         context_.gate == nullptr || process_->device.is_gpu() ? std::nullopt : context_.gate->bound(*this);
     if (!bytes || !context_.memory_limits) return;
     if (const auto set = context_.memory_limits->set(process_->born_as, process_->pid, *bytes); set)
-        process_->memory_bound = bytes;
+        process_->read_memory_bound();
     else
         spdlog::warn("worker={} pid={} may use memory without a bound: {}", name().text(), process_->pid,
                      set.error().text());

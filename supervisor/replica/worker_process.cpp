@@ -208,6 +208,10 @@ void WorkerProcess::sample_while(WorkerState state, const std::function<void()>&
                  });
 }
 
+void WorkerProcess::read_memory_bound() {
+    if (context.memory_limits) memory_bound = context.memory_limits->bound(born_as);
+}
+
 bool WorkerProcess::ran_out_of_memory() const {
     const auto killed = [&](const auto& limits) { return limits && limits->oom_kills(born_as).value_or(0) > 0; };
     return killed(context.memory_limits) || (cgroups != nullptr && cgroups->oom_kills(born_as).value_or(0) > 0);

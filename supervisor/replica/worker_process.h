@@ -153,6 +153,8 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     void sample_memory(std::function<void()> sampled);
     /// Again and again while this process loads, or runs a request; `sampled` after each.
     void sample_while(WorkerState state, const std::function<void()>& sampled);
+    /// From its cgroup: a former supervisor may have set it.
+    void read_memory_bound();
     /// The kernel ended it for its bound.
     [[nodiscard]] bool ran_out_of_memory() const;
 

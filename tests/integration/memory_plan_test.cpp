@@ -151,6 +151,7 @@ TEST(MemoryPlan, TheLedgerSurvivesTheSupervisor) {
     ASSERT_TRUE(daemon.load("a"));
     ASSERT_TRUE(daemon.load("b"));
     auto before = memory_of_cpu(daemon);
+    const auto bound = daemon.row("a").at("memory_bound");
 
     const pid_t former = supervisor_of(daemon);
     ::kill(former, SIGKILL);
@@ -161,6 +162,7 @@ TEST(MemoryPlan, TheLedgerSurvivesTheSupervisor) {
     auto after = memory_of_cpu(daemon);
     for (const char* part : {"limit", "margin", "reserved", "reclaiming"})
         EXPECT_EQ(before.at(part), after.at(part)) << part;
+    EXPECT_EQ(daemon.row("a").at("memory_bound"), bound) << "the kernel's";
     EXPECT_NEAR(before.at("resident").to_number<double>(), after.at("resident").to_number<double>(), 1 << 20);
 }
 

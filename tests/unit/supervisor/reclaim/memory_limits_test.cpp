@@ -46,6 +46,8 @@ TEST(MemoryLimits, EndAProcessThatOutgrowsItsBoundAndNoOther) {
     Taker modest{1 << 20};  // ThreadSanitizer notes four times as much beside it
     if (const auto set = limits->set(worker, greedy.pid, 16 << 20); !set) GTEST_SKIP() << set.error().text();
     ASSERT_TRUE(limits->set({"m", 1, 2}, modest.pid, 16 << 20));
+    EXPECT_EQ(limits->bound(worker), 16u << 20);
+    EXPECT_FALSE(limits->bound({"m", 2, 3})) << "nobody set one";
 
     const int ended = greedy.run();
     EXPECT_TRUE(WIFSIGNALED(ended) && WTERMSIG(ended) == SIGKILL);

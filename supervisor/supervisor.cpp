@@ -70,8 +70,9 @@ int Supervisor::run() {
     io_.run();
     if (status_ != 0) wait_for_end_of_keeper();
     kill_with_keeper(-1);  // its descriptor is closed from here on
+    const bool fleet_ends = !fleet_ || fleet_->end_threads();
     const bool checks_end = checks_.end();
-    if (!off_loop_.end() || !checks_end) {
+    if (!off_loop_.end() || !checks_end || !fleet_ends) {
         (void)end_daemon_log(options_.logs);
         std::_Exit(status_);
     }

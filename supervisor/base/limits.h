@@ -56,6 +56,7 @@ inline constexpr std::uint64_t memory_bound_margin = 64 << 20;  ///< beyond a pr
 inline constexpr auto near_look_every = 10s;        ///< at which files are in the page cache
 inline constexpr auto near_look_while_reading = 1s;  ///< while more is to be read than one look asks for
 inline constexpr std::uint64_t near_read_max = 256 << 20;
+inline constexpr auto near_end_patience = 200ms;  ///< for a look under way when the supervisor ends
 inline constexpr auto sample_loading_every = 100ms;  ///< memory of a process that loads
 inline constexpr auto sample_busy_every = 1s;        ///< and of one that serves, while a request runs
 inline constexpr auto sample_deadline = 500ms;  ///< reading host memory before a drain; 23 ms for 4 GiB

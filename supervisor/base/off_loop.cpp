@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -50,12 +51,13 @@ OffLoop::OffLoop(boost::asio::io_context& io, Clock::duration deadline, std::siz
 
 OffLoop::~OffLoop() { (void)end(); }
 
-bool OffLoop::end() {
+bool OffLoop::end(Clock::duration patience) {
     std::unique_lock lock{state_->mutex};
     state_->ending = true;
     state_->changed.notify_all();
     if (thread_.joinable()) {
-        const bool ends = state_->changed.wait_until(lock, state_->since + deadline_, [&] { return !state_->running; });
+        const auto until = std::min(state_->since + deadline_, Clock::now() + patience);
+        const bool ends = state_->changed.wait_until(lock, until, [&] { return !state_->running; });
         if (!ends) abandon();
         lock.unlock();
         if (ends) thread_.join();

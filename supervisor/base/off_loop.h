@@ -62,9 +62,10 @@ public:
 
     /// Jobs that wait or run; those that were given up do neither.
     [[nodiscard]] std::size_t waiting() const;
-    /// Waits for the running job, not longer than its deadline, and drops the others. False: a thread is stuck and may
-    /// come back at any time, so nothing that a job was given a reference to may be destroyed: leave by _Exit().
-    [[nodiscard]] bool end();
+    /// Waits for the running job, not longer than its deadline or `patience`, and drops the others. False: a thread is
+    /// stuck and may come back at any time, so nothing that a job was given a reference to may be destroyed: leave by
+    /// _Exit().
+    [[nodiscard]] bool end(Deadline::Clock::duration patience = std::chrono::hours{1});
 
 private:
     struct Job;

@@ -80,6 +80,9 @@ public:
     void stop(std::function<void(std::vector<Receipt>)> stopped);
     [[nodiscard]] bool is_stopping() const noexcept { return stopping_; }
 
+    /// After the loop, before anything is destroyed. False: a thread is stuck, see OffLoop::end.
+    [[nodiscard]] bool end_threads() { return near_.end(); }
+
     [[nodiscard]] FleetContext& context() noexcept { return context_; }
     [[nodiscard]] Admission& admission() noexcept { return admission_; }
     [[nodiscard]] const Admission& admission() const noexcept { return admission_; }

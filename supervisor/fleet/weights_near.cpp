@@ -23,6 +23,8 @@ std::optional<bool> WeightsNear::is_near(const std::string& model) const {
     return found->second.cached == found->second.bytes;
 }
 
+bool WeightsNear::end() { return disk_.end(limits::near_end_patience); }
+
 void WeightsNear::look() {
     if (fleet_.near_bytes == 0) return;
     disk_.run(

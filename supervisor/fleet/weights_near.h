@@ -32,6 +32,8 @@ public:
                 Candidates candidates);
     /// Looks, and goes on doing so.
     void look();
+    /// Before the process ends, which nothing that is only read ahead may delay. False: as OffLoop::end.
+    [[nodiscard]] bool end();
     /// Whether all its files were in the page cache when they were last looked at; empty: that is not known, or there
     /// are none.
     [[nodiscard]] std::optional<bool> is_near(const std::string& model) const;

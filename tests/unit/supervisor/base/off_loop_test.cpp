@@ -161,6 +161,16 @@ TEST_F(OffLoopTest, ItsEndDropsWhatWaitsAndDoesNotWaitForEver) {
     EXPECT_TRUE(wait([&] { return gate.running() == 0; }));
 }
 
+TEST_F(OffLoopTest, ItsEndWaitsNoLongerThanWhoEndsItWants) {
+    JobGate gate;
+    OffLoop off_loop{io_, 1h};
+    off_loop.run("reading ahead", gate.job(), note(1));
+    ASSERT_TRUE(wait([&] { return gate.running() == 1; }));
+    EXPECT_FALSE(off_loop.end(1ms));
+    gate.open();
+    EXPECT_TRUE(wait([&] { return off_loop.end(); }));
+}
+
 /// A replica whose every look at a disk or at /proc is refused, once `stuck` was called.
 class StuckReplicaTest : public test::ReplicaTest {
 protected:

@@ -2,8 +2,8 @@
 
     schema_agreement.py SOURCE_FOLDER BULKHEAD_PROGRAM
 
-A good example must pass both; a bad one must fail both, unless its second line says `# schema: cannot`: then its fault
-is one that a schema cannot express. What the reader says is what `bulkhead validate --json` prints.
+A good example must pass both; a bad one must fail both, unless fleets/bad.txt says `(no schema)` of it: then its fault is
+one that a schema cannot express. What the reader says is what `bulkhead validate --json` prints.
 """
 
 import json
@@ -11,6 +11,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 import jsonschema
 import yaml
@@ -56,6 +57,18 @@ def reader_diagnostics(program, path):
     return document["errors"]
 
 
+def bad_examples(examples, folder):
+    """Writes each of fleets/bad.txt as a file; yields its path, and whether its fault is beyond a schema."""
+    (folder / "models").symlink_to(examples / "models")
+    (folder / "bad").mkdir()
+    model = "version: 1\nmodels:\n  a:\n    runtime: torchscript\n    file: ../models/a.pt\n"
+    cases = re.findall(r"((?:^[+=] \d+:.*\n)+)((?:^(?![+=] \d).*\n)+)", (examples / "bad.txt").read_text("utf-8"), re.MULTILINE)
+    for number, (expected, text) in enumerate(cases):
+        path = folder / "bad" / f"{number}.yaml"
+        path.write_text(text if expected[0] == "=" else model + text, "utf-8")
+        yield path, "(no schema)" in expected
+
+
 def main():
     source, program = pathlib.Path(sys.argv[1]), sys.argv[2]
     schema = json.loads((source / "config/fleet.schema.json").read_text())
@@ -64,24 +77,24 @@ def main():
     failures, judged, beyond = [], 0, 0
 
     examples = source / "tests/unit/config/fleets"
-    paths = [*(source / "config/fleets").glob("*.yaml"), *examples.glob("good/*.yaml"), *examples.glob("bad/*.yaml")]
-    for path in sorted(paths):
+    folder = tempfile.TemporaryDirectory()
+    bad = dict(bad_examples(examples, pathlib.Path(folder.name)))
+    for path in [*sorted([*(source / "config/fleets").glob("*.yaml"), *examples.glob("good/*.yaml")]), *bad]:
         judged += 1
-        head = path.read_bytes().split(b"\n")[:2]
-        is_bad = path.parent.name == "bad"
-        cannot = b"# schema: cannot" in head
+        is_bad = path in bad
+        cannot = bad.get(path, False)
         accepted, why = schema_accepts(validator, path)
         diagnostics = reader_diagnostics(program, path)
         if path.parent.name == "fleets":  # the demo's models may not be prepared yet
             diagnostics = [d for d in diagnostics if ": no file " not in d["attempt"]]
         if bool(diagnostics) != is_bad:
-            failures.append(f"{path}: the reader says {diagnostics or 'good'}")
+            failures.append(f"{path}: the reader says {diagnostics or 'good'} of {path.read_text()}")
         if cannot:
             beyond += 1
             if not accepted:
-                failures.append(f"{path}: the schema does express this ({why}): remove the mark")
+                failures.append(f"{path}: the schema does express this ({why}): remove the mark of {path.read_text()}")
         elif accepted == is_bad:
-            failures.append(f"{path}: the schema says {why or 'good'}")
+            failures.append(f"{path}: the schema says {why or 'good'} of {path.read_text()}")
 
     print(*failures, sep="\n")
     print(f"{judged} examples, {beyond} of them beyond a schema, {len(failures)} disagreements")

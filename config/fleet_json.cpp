@@ -125,7 +125,6 @@ json::object to_json(const ModelSpec& model) {
     else
         all["replicas"] = json::object{{"min", model.replicas_min}, {"max", model.replicas}};
     if (model.group) all["group"] = json::object{{"name", model.group->name}, {"kind", word_of(model.group->kind)}};
-    all["channel"].as_object()["spin_us"] = 0;  // of former releases
     all["environment"] = std::move(environment);
     all["state"] = std::move(state);
     if (model.runtime == Runtime::generate) all["generate"] = keys_to_json(model.generate);
@@ -134,6 +133,14 @@ json::object to_json(const ModelSpec& model) {
         for (const MethodSpec& method : model.methods) methods[method.name] = to_json(method);
         all["methods"] = std::move(methods);
     }
+    return all;
+}
+
+json::object worker_json(const ModelSpec& model) {
+    json::object all = to_json(model);
+    for (const auto& [under, key] : supervisor_keys)
+        (under.empty() ? all : all.at(under).as_object()).stable_erase(key);
+    all["device"] = model.device;
     return all;
 }
 

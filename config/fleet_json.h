@@ -7,11 +7,14 @@
 
 namespace bulkhead::config {
 
-/// One model as JSON, complete, with every default spelled out: what the supervisor sends to a worker
-/// on its link, and what `info` shows. The keys are those of the YAML file.
+/// One model as JSON, complete, with every default spelled out, as `info` shows it. The keys are those of the YAML
+/// file.
 [[nodiscard]] boost::json::object to_json(const ModelSpec& model);
+/// The same without what the supervisor alone acts upon: what a worker is told, and what a change of needs a new
+/// process.
+[[nodiscard]] boost::json::object worker_json(const ModelSpec& model);
 
-/// The inverse of `to_json`, for the worker.
+/// The inverse of both.
 /// Errors  config_invalid naming the key: the two ends are of different releases
 [[nodiscard]] Result<ModelSpec> model_from_json(const boost::json::object& json);
 

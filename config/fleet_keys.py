@@ -84,15 +84,26 @@ class Schema:
                      + ", ".join(f'{{"{word}", {name}::{word}}}' for word in words) + "}};", ""]  # fmt: skip
         return found + [line for one in entry.values() for line in self.enums(one)]
 
+    def supervisor_keys(self) -> list[tuple[str, str]]:
+        """Each with the key that it stands under; "" for the model itself."""
+        groups = {"": "defaults", "deadlines": "deadlines"}
+        return [(under, key) for under, group in groups.items() for key, entry in self.defs[group]["properties"].items()
+                if self.resolved(entry).get("supervisor")]  # fmt: skip
+
     def header(self) -> str:
+        supervisor = self.supervisor_keys()
+        pairs = "".join(f'    {{"{under}", "{key}"}},\n' for under, key in supervisor)
         methods = ", ".join(json.dumps(key) for key in self.defs["method"]["properties"])
         return "\n".join([
             "#pragma once", "", "/// Made from config/fleet.schema.json by config/fleet_keys.py: change those.", "",
             "#include <array>", "#include <chrono>", "#include <cstdint>", "#include <optional>", "#include <string>",
-            "#include <string_view>", "#include <vector>", "", '#include "config/keys.h"', "", "namespace bulkhead::config {", "",
+            "#include <string_view>", "#include <utility>", "#include <vector>", "", '#include "config/keys.h"', "", "namespace bulkhead::config {", "",
             *self.enums(self.spec), *(self.struct(group) for group in STRUCTS),
             "/// Of a method, under its name or directly under the model.",
             f"inline constexpr std::array<std::string_view, {methods.count(',') + 1}> method_keys{{{methods}}};", "",
+            "/// What the supervisor alone acts upon, each with the key that it stands under, if any.",
+            f"inline constexpr std::array<std::pair<std::string_view, std::string_view>, {len(supervisor)}> supervisor_keys{{{{",
+            f"{pairs}}}}};", "",
             "}  // namespace bulkhead::config", ""])  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes docs/configuration.md from config/fleet.schema.json, the tables of docs/worker-link.md from
-ipc/links/worker_link.json, and the transitions in docs/operations.md from supervisor/states/lifecycle.h, so that they
-cannot differ.
+"""Makes docs/configuration.md and a list in docs/control.md from config/fleet.schema.json, the tables of
+docs/worker-link.md from ipc/links/worker_link.json, and the transitions in docs/operations.md from
+supervisor/states/lifecycle.h, so that they cannot differ.
 
     reference.py            write them
     reference.py --check    exit 1 if one is not up to date
@@ -16,6 +16,7 @@ import textwrap
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "config/fleet.schema.json"
 PAGE = ROOT / "docs/configuration.md"
+CONTROL_PAGE = ROOT / "docs/control.md"
 LINK = ROOT / "ipc/links/worker_link.json"
 LINK_PAGE = ROOT / "docs/worker-link.md"
 LIFECYCLE = ROOT / "supervisor/states/lifecycle.h"
@@ -116,6 +117,13 @@ def page(schema):
     return text + VALUES
 
 
+def supervisor_keys(schema):
+    """What only the supervisor acts upon."""
+    keys = [f"`{prefix}{key}`" for group, prefix in (("defaults", ""), ("deadlines", "deadlines."))
+            for key, entry in schema["$defs"][group]["properties"].items() if resolve(schema, entry).get("supervisor")]
+    return textwrap.fill(", ".join(keys) + ".", 100)
+
+
 def messages(entries):
     """A table of messages, or of the objects in them."""
     has_when = any("when" in entry for entry in entries.values())
@@ -156,7 +164,8 @@ def main():
         return 2
     link = json.loads(LINK.read_text())
     link = {name: messages(link[name]) for name in ("to_daemon", "to_worker", "objects")}
-    pages = {PAGE: page(json.loads(SCHEMA.read_text())), LINK_PAGE: page_with(link, LINK_PAGE),
+    schema = json.loads(SCHEMA.read_text())
+    pages = {PAGE: page(schema), CONTROL_PAGE: page_with({"supervisor_keys": supervisor_keys(schema)}, CONTROL_PAGE), LINK_PAGE: page_with(link, LINK_PAGE),
              LIFECYCLE_PAGE: page_with({"transitions": transitions(LIFECYCLE.read_text())}, LIFECYCLE_PAGE)}  # fmt: skip
     outdated = [path for path, made in pages.items() if not path.exists() or path.read_text() != made]
     for path in outdated:

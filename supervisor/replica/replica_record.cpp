@@ -3,9 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
-#include <span>
 #include <string_view>
 #include <utility>
 
@@ -337,48 +335,9 @@ namespace {
 
 constexpr std::string_view unknown_file = ":unknown";
 
-/// The order in which the first release wrote members: a hash that depends on it is compared with those of older
-/// supervisors. Members that are not named follow.
-constexpr std::array<std::string_view, 18> member_order{
-    "name",      "runtime", "file",    "package",     "device",  "replicas", "preload",   "threads",   "graphs",
-    "deadlines", "queue",   "channel", "environment", "restart", "state",    "log_level", "core_dump", "generate"};
-constexpr std::array<std::string_view, 4> generate_order{"prefill_chunk", "slots", "length", "buckets"};
-
-json::object in_order(json::object members, std::span<const std::string_view> order) {
-    json::object ordered;
-    for (const std::string_view name : order)
-        if (const auto found = members.find(name); found != members.end()) ordered[name] = std::move(found->value());
-    for (auto& member : members)
-        if (!ordered.contains(member.key())) ordered[member.key()] = std::move(member.value());
-    return ordered;
-}
-
-/// What the supervisor alone acts upon, of releases that came after the first.
-constexpr std::array<std::string_view, 6> supervisor_keys{"memory",     "priority",     "pin",
-                                                         "keep_alive", "min_resident", "group"};
-
-/// Of everything but the file, in 16 digits.
+/// Of everything but the file, in 16 digits: what the supervisor alone acts upon needs no new process.
 std::string text_part(const config::ModelSpec& spec) {
-    // What the supervisor alone acts upon needs no new process.
-    config::ModelSpec told = spec;
-    const config::ModelSpec other;
-    told.replicas = other.replicas;
-    told.replicas_min = other.replicas_min;
-    told.other_devices.clear();
-    told.preload = other.preload;
-    told.restart = other.restart;
-    told.watchdog = other.watchdog;
-    told.deadlines.capture = other.deadlines.capture;
-    told.deadlines.drain = other.deadlines.drain;
-    told.deadlines.kill = other.deadlines.kill;
-    json::object all = config::to_json(told);
-    // Not in the hash of a former release: a process that it started serves on.
-    for (const std::string_view key : supervisor_keys)
-        if (const auto found = all.find(key); found != all.end()) all.stable_erase(found);
-    all = in_order(std::move(all), member_order);
-    if (auto* generate = all.if_contains("generate"))
-        *generate = in_order(std::move(generate->as_object()), generate_order);
-    return fmt::format("{:016x}", fnv1a(json::serialize(all)));
+    return fmt::format("{:016x}", fnv1a(json::serialize(config::worker_json(spec))));
 }
 
 std::optional<std::string> file_identity(const std::filesystem::path& path) {

@@ -75,13 +75,8 @@ std::string Progress::text() const {
 }
 
 std::string configure(const config::ModelSpec& model, const WorkerName& worker, bool cuda) {
-    auto told = config::to_json(model);
-    // A worker of another release would refuse a key that it does not know: it is told only what concerns it.
-    for (const char* key : {"group", "keep_alive", "memory", "min_resident", "pin", "preload", "priority", "replicas"})
-        told.stable_erase(key);
-    told["device"] = model.device;
-    return packet_of(packets::Configure{std::move(told), cuda ? "cuda" : "cpu", packets::version, worker.replica,
-                                        worker.generation});
+    return packet_of(packets::Configure{config::worker_json(model), cuda ? "cuda" : "cpu", packets::version,
+                                        worker.replica, worker.generation});
 }
 std::string grant() { return packet_of(packets::Grant{}); }
 std::string channel(std::uint64_t id, std::int64_t client_pid, std::int64_t client_uid) {

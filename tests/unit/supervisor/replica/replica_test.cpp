@@ -47,7 +47,7 @@ TEST_F(ReplicaTest, ItsWorkerIsToldNothingOfHowModelsArePlaced) {
     spec_.keep_alive = spec_.min_resident = 60s;
     spec_.declared_bytes = 1 << 20;
     spec_.other_devices = {"cuda:1"};
-    EXPECT_EQ(worker_link::configure(spec_, {}, false), plain) << "a worker of another release may not know these keys";
+    EXPECT_EQ(worker_link::configure(spec_, {}, false), plain);
 }
 
 TEST_F(ReplicaTest, GarbageOnItsLinkIsIgnored) {

@@ -18,7 +18,7 @@ namespace bulkhead::keeper {
 
 Keeper::Keeper(Station station) noexcept : station_{std::move(station)}, started_unix_ms_{unix_ms_now()} {}
 
-Result<> Keeper::resume(const SavedState& state) {
+void Keeper::resume(const SavedState& state) {
     generation_last_ = state.keeper.generation_last;
     started_unix_ms_ = state.keeper.started_unix_ms;
     violations_ = state.keeper.violations;
@@ -26,7 +26,7 @@ Result<> Keeper::resume(const SavedState& state) {
     supervisor_.resume(state.keeper.supervisor_starts);
     if (state.keeper.reload_due == 1) outbox_.ask_to_reload();
     children_left_ = true;  // the signal of one that ended meanwhile may be lost
-    return adopt_workers(state, table_);
+    adopt_workers(state, table_);
 }
 
 int Keeper::run() noexcept {

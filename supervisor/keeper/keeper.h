@@ -41,7 +41,7 @@ public:
 
     /// Before `run`: goes on where the former program of this process stopped. On failure some of the workers
     /// may be taken over, and all are to be ended.
-    [[nodiscard]] Result<> resume(const SavedState& state);
+    void resume(const SavedState& state);
 
     /// Returns  the exit status of the program, with everything else ended
     int run() noexcept;

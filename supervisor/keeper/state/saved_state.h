@@ -1,7 +1,7 @@
 #pragma once
 
 /// What a keeper leaves to the program that it becomes by execve: one sealed memfd. The descriptors that it
-/// names stay open across the execve. Only a later release reads what an earlier one wrote.
+/// names stay open across the execve.
 
 #include <array>
 #include <cstddef>
@@ -15,9 +15,7 @@
 
 namespace bulkhead::keeper {
 
-/// This release writes `state_version` and reads all from `state_version_min` on.
-inline constexpr std::uint32_t state_version_min = 1;
-inline constexpr std::uint32_t state_version = 2;  ///< 1: as 2, with `executions` always zero
+inline constexpr std::uint32_t state_version = 2;  ///< raised when a part changes
 
 /// At the front of the state, in every version.
 struct StateHeader {
@@ -68,7 +66,7 @@ static_assert(keeper_link::is_wire_struct<SavedWorker, 136>);
 /// Returns  a sealed memfd, close-on-exec; none, with errno set, when the system has no room for it
 [[nodiscard]] UniqueFd write_state(SavedKeeper saved, const std::string& socket_path, WorkerTable& table) noexcept;
 
-/// A state that makes sense in itself. The ledgers lie in the bytes that were read.
+/// The ledgers lie in the bytes that were read.
 struct SavedState {
     struct WorkerEntry {
         SavedWorker fixed;
@@ -79,9 +77,9 @@ struct SavedState {
     std::vector<WorkerEntry> workers;
 };
 
-/// Checks every size, count, enumerator and number; looks at no descriptor.
+/// Checks magic, version and all sizes: a keeper of this version has written the rest.
 ///
-/// Errors  protocol_violation: written by a later release, or damaged
+/// Errors  protocol_violation: written by another release, or cut off
 [[nodiscard]] Result<SavedState> parse_state(std::span<const std::byte> bytes);
 
 /// The bytes of a sealed memfd, mapped for the life of the process.
@@ -90,9 +88,6 @@ struct SavedState {
 [[nodiscard]] Result<std::span<const std::byte>> map_state(int memfd);
 
 /// Takes the workers over: fills the table and owns their descriptors, close-on-exec again.
-///
-/// Errors  protocol_violation unless the descriptors are what the state says, and every running worker is a
-///         child of this process
-[[nodiscard]] Result<> adopt_workers(const SavedState& state, WorkerTable& table);
+void adopt_workers(const SavedState& state, WorkerTable& table) noexcept;
 
 }  // namespace bulkhead::keeper

@@ -36,4 +36,8 @@ private:
     std::span<std::byte> bytes_;
 };
 
+/// How much of a part of a mapped file is in the page cache; all of it where the kernel does not say. `mincore` calls
+/// all of a file cached that this user may not write. `part` begins on a page.
+[[nodiscard]] std::size_t cached_bytes(std::span<std::byte> part);
+
 }  // namespace bulkhead

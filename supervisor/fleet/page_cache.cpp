@@ -1,13 +1,12 @@
 #include "supervisor/fleet/page_cache.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 
 #include "ipc/base/file_identity.h"
+#include "ipc/base/mapping.h"
 #include "ipc/base/unique_fd.h"
 #include "supervisor/base/limits.h"
 
@@ -29,25 +28,16 @@ std::vector<fs::path> files_in(const fs::path& folder) {
     return files;
 }
 
-std::uint64_t cached_bytes(void* address, std::uint64_t bytes, std::uint64_t page_bytes) {
-    std::vector<unsigned char> pages((bytes + page_bytes - 1) / page_bytes);
-    if (::mincore(address, bytes, pages.data()) != 0) return bytes;
-    const auto there = static_cast<std::uint64_t>(std::ranges::count_if(pages, [](auto page) { return page & 1; }));
-    return std::min(bytes, there * page_bytes);
-}
-
 void read_ahead_file(const fs::path& path, std::uint64_t& read_left, CachedFiles& all) {
     const UniqueFd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)};
     struct stat status {};
     if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
     const auto size = static_cast<std::uint64_t>(status.st_size);
-    const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    const Mapping file{size, PROT_READ, MAP_SHARED, fd.get()};
+    if (!file) return;
     for (std::uint64_t at = 0; at < size; at += slice_bytes) {
         const std::uint64_t bytes = std::min(slice_bytes, size - at);
-        void* address = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), static_cast<off_t>(at));
-        if (address == MAP_FAILED) return;
-        const std::uint64_t cached = cached_bytes(address, bytes, page_bytes);
-        ::munmap(address, bytes);
+        const std::uint64_t cached = cached_bytes(file.bytes().subspan(at, bytes));
         all.bytes += bytes;
         all.cached += cached;
         if (cached == bytes || read_left < bytes) continue;

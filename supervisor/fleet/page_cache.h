@@ -12,7 +12,7 @@ namespace bulkhead::supervisor {
 /// What of some files is in the page cache.
 struct CachedFiles {
     std::uint64_t bytes = 0;   ///< of all of them
-    std::uint64_t cached = 0;  ///< by `mincore`, which calls all of a file cached that this user may not write
+    std::uint64_t cached = 0;  ///< see `bulkhead::cached_bytes`
 };
 
 /// The files that a load of the model reads: of a folder all in it, of an AOTInductor package what the package cache

@@ -39,8 +39,7 @@ class Keeper {
 public:
     explicit Keeper(Station station) noexcept;
 
-    /// Before `run`: goes on where the former program of this process stopped. On failure some of the workers
-    /// may be taken over, and all are to be ended.
+    /// Before `run`: goes on where the former program of this process stopped.
     void resume(const SavedState& state);
 
     /// Returns  the exit status of the program, with everything else ended

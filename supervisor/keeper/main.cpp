@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <getopt.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -174,7 +173,7 @@ Result<std::unique_ptr<Keeper>> resume(Options options, OwnProgram program, Uniq
     const UniqueFd memfd{options.state_fd};
     const auto bytes = map_state(memfd.get());
     if (!bytes) return bytes.error();
-    const auto state = parse_state(*bytes);
+    const auto state = parse_state(bytes->bytes());
     if (!state) return state.error();
     if (state->keeper.pid != ::getpid())
         return Error{ErrorCode::protocol_violation, "taking over: the state is another process's", "use no --resume"};
@@ -189,7 +188,6 @@ Result<std::unique_ptr<Keeper>> resume(Options options, OwnProgram program, Uniq
     auto keeper = std::make_unique<Keeper>(std::move(*station));
     keeper->resume(*state);
     say("INFO keeper pid=%d re-executed version=%s workers=%zu", ::getpid(), BULKHEAD_VERSION, state->workers.size());
-    ::munmap(const_cast<std::byte*>(bytes->data()), bytes->size());
     return keeper;
 }
 
@@ -197,7 +195,7 @@ Result<std::unique_ptr<Keeper>> resume(Options options, OwnProgram program, Uniq
 int check_state(int state_fd) {
     const auto bytes = map_state(state_fd);
     if (!bytes) return fail(bytes.error());
-    const auto state = parse_state(*bytes);
+    const auto state = parse_state(bytes->bytes());
     return state ? 0 : fail(state.error());
 }
 

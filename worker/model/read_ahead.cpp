@@ -13,28 +13,8 @@
 #include "worker/model/load_limits.h"
 
 namespace bulkhead::worker {
-namespace {
 
 namespace fs = std::filesystem;
-
-/// A file's pages, mapped to be asked about, never touched.
-class Pages {
-public:
-    Pages(int fd, std::uint64_t bytes) : mapping_{bytes, PROT_READ, MAP_SHARED, fd} {}
-
-    [[nodiscard]] bool in_memory(std::uint64_t offset, std::size_t count) {
-        static const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-        resident_.resize((count + page_bytes - 1) / page_bytes);
-        return mapping_ && ::mincore(mapping_.bytes().data() + offset, count, resident_.data()) == 0 &&
-               std::ranges::all_of(resident_, [](unsigned char state) { return (state & 1) != 0; });
-    }
-
-private:
-    Mapping mapping_;
-    std::vector<unsigned char> resident_;
-};
-
-}  // namespace
 
 void read_ahead(const fs::path& folder, const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
     std::vector<std::pair<fs::path, std::uint64_t>> files;
@@ -51,10 +31,10 @@ void read_ahead(const fs::path& folder, const std::function<void(std::uint64_t, 
     progress(0, total);
     for (const auto& [path, bytes] : files) {
         const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW)};
-        Pages pages{file.get(), bytes};
+        const Mapping pages{bytes, PROT_READ, MAP_SHARED, file.get()};  // to be asked about, never touched
         for (std::uint64_t offset = 0; offset < bytes; offset += chunk.size()) {
             const std::size_t count = std::min<std::uint64_t>(chunk.size(), bytes - offset);
-            if (!pages.in_memory(offset, count))
+            if (!pages || cached_bytes(pages.bytes().subspan(offset, count)) < count)
                 (void)!::pread(file.get(), chunk.data(), count, static_cast<off_t>(offset));
             progress(done += count, total);
         }

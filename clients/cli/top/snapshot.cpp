@@ -56,10 +56,6 @@ DeviceRow device_of(const json::value& ledger) {
     device.limit = bytes_of(ledger, "limit");
     device.margin = bytes_of(ledger, "margin");
     device.others = bytes_of(ledger, "foreign");
-    if (member(ledger, "workers") == nullptr)  // a daemon from before an upgrade tells sums alone
-        device.parts = {{Part::Kind::resident, "", bytes_of(ledger, "resident")},
-                        {Part::Kind::reserved, "", bytes_of(ledger, "reserved")},
-                        {Part::Kind::reclaiming, "", bytes_of(ledger, "reclaiming")}};
     for (const json::value& worker : array_member(ledger, "workers")) {
         const std::string holds = text_member(worker, "holds");
         device.parts.push_back({holds == "reserved"     ? Part::Kind::reserved

@@ -251,7 +251,7 @@ AsyncControlState::Awaitable<Result<>> AsyncControlState::connect_and_ping(Clock
                 Exchange ping;
                 const json::object nothing;
                 co_await exchange(connection, "daemon.ping", nothing, patience, ping);
-                // A daemon that knows no ping lives as well; one that refuses the connection says so as it ends it.
+                // One that refuses the connection says so as it ends it.
                 if (ping.ended && ping.answer) co_return ping.answer->error();
                 alive = ping.answer.has_value();
             }

@@ -107,7 +107,7 @@ Result<bool> ControlClient::ping(Clock::time_point until) {
     if (!*answer) return false;
     const json::value* error = (*answer)->if_contains("error");
     if (error != nullptr && (*answer)->at("id").is_null()) return control::error_from(*error, error_data_);
-    return true;  // a daemon that knows no ping lives as well
+    return true;
 }
 
 /// A connection on which a supervisor answers. A keeper alone accepts connections too: they wait in its backlog.

@@ -79,16 +79,16 @@ UniqueFd write_state(SavedKeeper saved_keeper, const std::string& socket_path, W
     return memfd;
 }
 
-Result<std::span<const std::byte>> map_state(int memfd) {
+Result<Mapping> map_state(int memfd) {
     if (const int found = ::fcntl(memfd, F_GET_SEALS); found < 0 || (found & seals) != seals)
         return senseless("descriptor " + std::to_string(memfd) + " is no sealed memfd");
     struct stat facts {};
     if (::fstat(memfd, &facts) != 0) return system_error("looking at the state of the keeper before this one", errno);
     const auto size = static_cast<std::size_t>(facts.st_size);
     if (size < sizeof(StateHeader)) return senseless("it is too short");
-    void* bytes = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, memfd, 0);
-    if (bytes == MAP_FAILED) return system_error("mapping the state of the keeper before this one", errno);
-    return std::span{static_cast<const std::byte*>(bytes), size};
+    Mapping bytes{size, PROT_READ, MAP_PRIVATE, memfd};
+    if (!bytes) return system_error("mapping the state of the keeper before this one", errno);
+    return bytes;
 }
 
 Result<SavedState> parse_state(std::span<const std::byte> bytes) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ipc/base/error.h"
+#include "ipc/base/mapping.h"
 #include "supervisor/keeper/state/worker_table.h"
 
 namespace bulkhead::keeper {
@@ -82,10 +83,10 @@ struct SavedState {
 /// Errors  protocol_violation: written by another release, or cut off
 [[nodiscard]] Result<SavedState> parse_state(std::span<const std::byte> bytes);
 
-/// The bytes of a sealed memfd, mapped for the life of the process.
+/// The bytes of a sealed memfd.
 ///
 /// Errors  protocol_violation when it is no memfd, or may still change
-[[nodiscard]] Result<std::span<const std::byte>> map_state(int memfd);
+[[nodiscard]] Result<Mapping> map_state(int memfd);
 
 /// Takes the workers over: fills the table and owns their descriptors, close-on-exec again.
 void adopt_workers(const SavedState& state, WorkerTable& table) noexcept;

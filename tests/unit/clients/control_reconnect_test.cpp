@@ -201,18 +201,6 @@ TYPED_TEST(ControlReconnect, WithAKeeperAloneItEndsAtTheCallsDeadline) {
     EXPECT_THAT(error.attempt, HasSubstr("waiting for a new supervisor"));
 }
 
-TYPED_TEST(ControlReconnect, ADaemonThatKnowsNoPingLivesAsWell) {
-    FakeDaemon daemon{[](FakeDaemon& d) {
-        d.request("fleet.status");
-        d.next_connection();
-        d.refuse(d.request("daemon.ping"), {ErrorCode::method_unknown, "no such method", ""});
-        d.answer(d.request("fleet.status"), 7);
-    }};
-    TypeParam client = connected<TypeParam>(daemon);
-
-    EXPECT_EQ(client.call("fleet.status").value().result, 7);
-}
-
 TYPED_TEST(ControlReconnect, AConnectionThatIsOneTooManyIsAnErrorAndNoReasonToTryAgain) {
     FakeDaemon daemon{[](FakeDaemon& d) {
         d.request("fleet.status");

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "config/limits.h"
+#include "ipc/base/text.h"
 
 namespace bulkhead::config {
 namespace {
@@ -29,14 +30,6 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     return above.back();
 }
 
-/// A path such as `inputs.x.dtype` repeats keys as they were written, whatever is in them.
-std::string shown(std::string text) {
-    const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
-    for (std::size_t i = 0; i < text.size(); ++i)
-        if (is_control(text[i])) text.replace(i, 1, fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i])));
-    return text;
-}
-
 std::vector<Diagnostic> in_order_of_file(std::vector<Diagnostic> all) {
     const auto key = [](const Diagnostic& d) { return std::tie(d.line, d.column); };
     std::stable_sort(all.begin(), all.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
@@ -47,26 +40,27 @@ std::vector<Diagnostic> in_order_of_file(std::vector<Diagnostic> all) {
 
 }  // namespace
 
-void Report::add(SourceLocation place, std::string attempt, std::string remedy) {
+void Report::add(SourceLocation place, std::string_view attempt, std::string_view remedy) {
     if (diagnostics_.size() == limits::diagnostics_max)
         diagnostics_.push_back(diagnostic(place, fmt::format("more than {} errors", limits::diagnostics_max),
                                           "mend those above first; what follows was not listed"));
     if (diagnostics_.size() > limits::diagnostics_max) return;
-    diagnostics_.push_back(diagnostic(place, std::move(attempt), std::move(remedy)));
+    diagnostics_.push_back(diagnostic(place, attempt, remedy));
 }
 
-void Report::warn(SourceLocation place, std::string attempt, std::string remedy) {
+void Report::warn(SourceLocation place, std::string_view attempt, std::string_view remedy) {
     if (warnings_.size() < limits::diagnostics_max)
-        warnings_.push_back(diagnostic(place, std::move(attempt), std::move(remedy)));
+        warnings_.push_back(diagnostic(place, attempt, remedy));
 }
 
 std::vector<Diagnostic> Report::take() && { return in_order_of_file(std::move(diagnostics_)); }
 
 std::vector<Diagnostic> Report::take_warnings() && { return in_order_of_file(std::move(warnings_)); }
 
-Diagnostic Report::diagnostic(SourceLocation place, std::string attempt, std::string remedy) const {
+Diagnostic Report::diagnostic(SourceLocation place, std::string_view attempt, std::string_view remedy) const {
+    // A path such as `inputs.x.dtype` repeats keys as they were written, whatever is in them.
     return {file_, place.line, column_in_characters(place),
-            Error{ErrorCode::config_invalid, shown(std::move(attempt)), shown(std::move(remedy))}};
+            Error{ErrorCode::config_invalid, escaped(attempt), escaped(remedy)}};
 }
 
 int Report::column_in_characters(SourceLocation place) const {
@@ -82,23 +76,14 @@ int Report::column_in_characters(SourceLocation place) const {
            }));
 }
 
-std::string escaped(std::string_view text) {
+std::string cut(std::string_view text) {
     constexpr std::size_t shown_max = 60;
-    std::string out;
-    std::size_t cut = std::min(text.size(), shown_max);
-    while (cut < text.size() && cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
-    for (const char c : text.substr(0, cut)) {
-        if (c == '"' || c == '\\')
-            out += {'\\', c};
-        else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
-            out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-        else
-            out += c;
-    }
-    return out + (cut < text.size() ? "…" : "");
+    std::size_t end = std::min(text.size(), shown_max);
+    while (end < text.size() && end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+    return std::string{text.substr(0, end)} + (end < text.size() ? "…" : "");
 }
 
-std::string in_quotes(std::string_view text) { return '"' + escaped(text) + '"'; }
+std::string in_quotes(std::string_view text) { return bulkhead::in_quotes(cut(text)); }
 
 std::string suggestion(std::string_view text, std::span<const std::string_view> known) {
     const std::string_view word = text.substr(0, 64);  // the distance costs the product of both lengths

@@ -23,16 +23,16 @@ class Report {
 public:
     Report(std::filesystem::path file, std::string_view text) : file_{std::move(file)}, text_{text} {}
 
-    void add(SourceLocation place, std::string attempt, std::string remedy);
+    void add(SourceLocation place, std::string_view attempt, std::string_view remedy);
     /// Of what is read but has no effect: the file is as good without it. Those beyond the bound are not told.
-    void warn(SourceLocation place, std::string attempt, std::string remedy);
+    void warn(SourceLocation place, std::string_view attempt, std::string_view remedy);
     /// In the order of the file; an aliased node that was read twice is reported once.
     [[nodiscard]] std::vector<Diagnostic> take() &&;
     /// The same for warnings.
     [[nodiscard]] std::vector<Diagnostic> take_warnings() &&;
 
 private:
-    [[nodiscard]] Diagnostic diagnostic(SourceLocation place, std::string attempt, std::string remedy) const;
+    [[nodiscard]] Diagnostic diagnostic(SourceLocation place, std::string_view attempt, std::string_view remedy) const;
     [[nodiscard]] int column_in_characters(SourceLocation place) const;
 
     std::filesystem::path file_;
@@ -41,8 +41,8 @@ private:
     std::vector<Diagnostic> warnings_;
 };
 
-/// What was read, for a message: control characters escaped, cut at 60 bytes.
-[[nodiscard]] std::string escaped(std::string_view text);
+/// What was read, for a message: its first 60 bytes.
+[[nodiscard]] std::string cut(std::string_view text);
 /// The same in quotes.
 [[nodiscard]] std::string in_quotes(std::string_view text);
 

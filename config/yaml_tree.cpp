@@ -275,7 +275,7 @@ bool check_characters(std::string_view text, Report& report) {
 std::string Node::shown() const {
     switch (kind) {
     case Kind::null: return "nothing";
-    case Kind::scalar: return is_plain ? escaped(text) : in_quotes(text);
+    case Kind::scalar: return is_plain ? cut(text) : in_quotes(text);
     case Kind::sequence: return "a list";
     case Kind::map: return "a map";
     case Kind::invalid: break;

@@ -36,6 +36,24 @@ std::string Error::text() const {
     return line;
 }
 
+std::optional<Error> error_in(std::string_view printed) {
+    constexpr std::string_view mark = "error: ";
+    const std::size_t start = printed.rfind(mark);
+    if (start == std::string_view::npos) return std::nullopt;
+    std::string_view line = printed.substr(start + mark.size());
+    line = line.substr(0, line.find('\n'));
+    Error error;
+    const std::size_t colon = line.find(": ");
+    if (const auto code = error_code_from(line.substr(0, colon)); code && colon != std::string_view::npos) {
+        error.code = *code;
+        line.remove_prefix(colon + 2);
+    }
+    const std::size_t semicolon = line.rfind("; ");
+    error.attempt = line.substr(0, semicolon);
+    if (semicolon != std::string_view::npos) error.remedy = line.substr(semicolon + 2);
+    return error;
+}
+
 Error system_error(std::string_view attempt, int error_number) {
     Error error{ErrorCode::internal, std::string{attempt} + ": " + std::strerror(error_number), {}};
     switch (error_number) {

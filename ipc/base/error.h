@@ -38,6 +38,10 @@ struct Error {
 template <typename T = void>
 using Result = boost::system::result<T, Error>;
 
+/// The last "error: CODE: ATTEMPT; REMEDY" among lines that a program printed, as Bulkhead's spell it; `internal`
+/// without a code that is known. Empty: it printed none.
+[[nodiscard]] std::optional<Error> error_in(std::string_view printed);
+
 /// "attempt: strerror(number)", with the code and remedy an operator can use: EMFILE, ENFILE, ENOMEM,
 /// ENOSPC become `resources_exhausted`, EACCES and EPERM `not_permitted`, all others `internal`.
 [[nodiscard]] Error system_error(std::string_view attempt, int error_number);

@@ -41,12 +41,47 @@ std::string made_printable(std::string_view text, std::size_t bytes_max) {
     return clean;
 }
 
+std::string escaped(std::string_view text) {
+    std::string out;
+    out.reserve(text.size());
+    while (!text.empty()) {
+        auto [bytes, point] = first_character(text);
+        if (bytes == 0) {
+            out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
+            bytes = 1;
+        } else if (!is_control(point)) {
+            out += text.substr(0, bytes);
+        } else if (point == '\n') {
+            out += "\\n";
+        } else if (point == '\r') {
+            out += "\\r";
+        } else if (point == '\t') {
+            out += "\\t";
+        } else if (point < 0x80) {
+            out += fmt::format("\\x{:02x}", static_cast<unsigned>(point));
+        } else {
+            out += fmt::format("\\u{:04x}", static_cast<unsigned>(point));
+        }
+        text.remove_prefix(bytes);
+    }
+    return out;
+}
+
+std::string in_quotes(std::string_view text) {
+    std::string out{'"'};
+    for (const char c : escaped(text)) {
+        if (c == '"') out += '\\';
+        out += c;
+    }
+    return out += '"';
+}
+
 std::string bytes_text(std::uint64_t bytes) {
     constexpr std::array units{"KiB", "MiB", "GiB", "TiB"};
     if (bytes < 1024) return fmt::format("{} bytes", bytes);
     double value = static_cast<double>(bytes) / 1024;
     std::size_t unit = 0;
-    for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
+    for (; value >= 1023.95 && unit + 1 < units.size(); ++unit) value /= 1024;  // what would print as 1024.0
     return fmt::format("{:.1f} {}", value, units.at(unit));
 }
 

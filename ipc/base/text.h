@@ -25,6 +25,14 @@ struct Character {
 /// overrides become '?', and what exceeds `bytes_max` is cut between characters.
 [[nodiscard]] std::string made_printable(std::string_view text, std::size_t bytes_max);
 
+/// One printable line of UTF-8: control characters (C0, DEL, C1), direction overrides and bytes that are no
+/// UTF-8 become \n, \t, \xNN or \uNNNN. So nothing a worker prints or a client names can move a cursor,
+/// forge a log line or break a JSON document.
+[[nodiscard]] std::string escaped(std::string_view text);
+
+/// Escaped, in quotes, as the value of a field in a log line.
+[[nodiscard]] std::string in_quotes(std::string_view text);
+
 /// "8 bytes", "12.5 MiB"
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 

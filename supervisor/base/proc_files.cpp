@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -17,7 +16,7 @@
 
 #include <fmt/format.h>
 
-#include "ipc/base/unique_fd.h"
+#include "ipc/base/pidfd.h"
 #include "supervisor/base/limits.h"
 #include "supervisor/base/text.h"
 
@@ -230,14 +229,10 @@ std::optional<std::string> process_identity(pid_t pid) {
     return fmt::format("{}:{}", pid, stat->substr(at + 1, stat->find(' ', at + 1) - at - 1));
 }
 
-bool has_ended(const UniqueFd& pidfd) {
-    pollfd source{pidfd.get(), POLLIN, 0};
-    return pidfd && ::poll(&source, 1, 0) > 0;
-}
+bool has_ended(const UniqueFd& pidfd) { return pidfd && ends_within(pidfd, {}); }
 
 UniqueFd kill_process_if(pid_t pid, const std::function<bool(pid_t)>& is_meant) {
-    // By number: glibc 2.36 declares pidfd_open without C linkage.
-    UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
+    UniqueFd pidfd = pidfd_of(pid);
     // Asked only now: what the number means can not change any more without the pidfd knowing.
     if (!pidfd || !is_meant(pid) || ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0) != 0) return {};
     return pidfd;

@@ -6,41 +6,6 @@
 
 namespace bulkhead::supervisor {
 
-std::string escaped(std::string_view text) {
-    std::string out;
-    out.reserve(text.size());
-    while (!text.empty()) {
-        auto [bytes, point] = first_character(text);
-        if (bytes == 0) {
-            out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
-            bytes = 1;
-        } else if (!is_control(point)) {
-            out += text.substr(0, bytes);
-        } else if (point == '\n') {
-            out += "\\n";
-        } else if (point == '\r') {
-            out += "\\r";
-        } else if (point == '\t') {
-            out += "\\t";
-        } else if (point < 0x80) {
-            out += fmt::format("\\x{:02x}", static_cast<unsigned>(point));
-        } else {
-            out += fmt::format("\\u{:04x}", static_cast<unsigned>(point));
-        }
-        text.remove_prefix(bytes);
-    }
-    return out;
-}
-
-std::string in_quotes(std::string_view text) {
-    std::string out{'"'};
-    for (const char c : escaped(text)) {
-        if (c == '"') out += '\\';
-        out += c;
-    }
-    return out += '"';
-}
-
 std::string file_name(std::string_view model) {
     std::string name;
     for (const char c : model) {

@@ -3,9 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/auxv.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,7 +18,8 @@
 
 #include <fmt/format.h>
 
-#include "ipc/base/unique_fd.h"
+#include "ipc/base/pidfd.h"
+#include "ipc/base/program.h"
 #include "supervisor/base/limits.h"
 
 namespace bulkhead::supervisor {
@@ -73,58 +72,27 @@ bool read_all(UniqueFd out, UniqueFd errors, Said& said) {
     return true;
 }
 
-/// A process that has closed its output may still be ending.
-bool has_ended(pid_t pid, Clock::time_point until) {
-    const UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
-    pollfd source{pidfd.get(), POLLIN, 0};
-    for (;;) {
-        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
-        const int ready = ::poll(&source, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
-        if (ready > 0 || left <= 0) return ready > 0;
-    }
-}
-
 Result<Said> ask(const std::string& program, const std::string& fleet) {
-    const std::string attempt = fmt::format("starting {}", program);
     auto out = make_pipe();
     auto errors = make_pipe();
-    if (!out || !errors) return system_error(attempt + ": a pipe for its words", errno);
+    if (!out || !errors) return system_error(fmt::format("starting {}: a pipe for its words", program), errno);
 
-    posix_spawn_file_actions_t actions;
-    posix_spawnattr_t attributes;
-    ::posix_spawn_file_actions_init(&actions);
-    ::posix_spawnattr_init(&attributes);
-    ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    ::posix_spawn_file_actions_adddup2(&actions, out->theirs.get(), STDOUT_FILENO);
-    ::posix_spawn_file_actions_adddup2(&actions, errors->theirs.get(), STDERR_FILENO);
-    ::posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);  // the link and the socket are not its own
-    sigset_t defaults;
-    ::sigfillset(&defaults);
-    sigset_t none;
-    ::sigemptyset(&none);
-    ::posix_spawnattr_setsigdefault(&attributes, &defaults);
-    ::posix_spawnattr_setsigmask(&attributes, &none);
-    ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
-    const std::array<const char*, 4> argv{"bulkhead-supervisor", check_option, fleet.c_str(), nullptr};
-    pid_t pid = -1;
-    const int failed =
-        ::posix_spawn(&pid, program.c_str(), &actions, &attributes, const_cast<char* const*>(argv.data()), environ);
-    ::posix_spawn_file_actions_destroy(&actions);
-    ::posix_spawnattr_destroy(&attributes);
-    if (failed != 0) {
-        Error error = system_error(attempt, failed);
-        if (error.code == ErrorCode::internal) error.code = ErrorCode::load_failed;
-        return error;
-    }
+    const auto pid = start(
+        {program, {"bulkhead-supervisor", check_option, fleet}, out->theirs.get(), errors->theirs.get(), false});
+    if (!pid)
+        return Error{pid.error().code == ErrorCode::internal ? ErrorCode::load_failed : pid.error().code,
+                     pid.error().attempt, pid.error().remedy};
 
     const auto until = Clock::now() + limits::next_supervisor_deadline;
     out->theirs.reset();
     errors->theirs.reset();
     Said said;
-    said.in_time = read_all(std::move(out->ours), std::move(errors->ours), said) && has_ended(pid, until);
-    if (!said.in_time) ::kill(pid, SIGKILL);
+    const UniqueFd pidfd = pidfd_of(*pid);  // a process that has closed its output may still be ending
+    said.in_time = read_all(std::move(out->ours), std::move(errors->ours), said) &&
+                   ends_within(pidfd, std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
+    if (!said.in_time) ::kill(*pid, SIGKILL);
     siginfo_t ended{};
-    while (::waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED) != 0 && errno == EINTR) {
+    while (::waitid(P_PID, static_cast<id_t>(*pid), &ended, WEXITED) != 0 && errno == EINTR) {
     }
     said.by_signal = ended.si_code != CLD_EXITED;
     said.status = ended.si_status;
@@ -141,23 +109,6 @@ bool speaks_one_of(std::string_view line, std::uint16_t min, std::uint16_t max) 
     const auto first = std::from_chars(line.data() + at + before_versions.size(), end, low);
     if (first.ec != std::errc{} || first.ptr == end || *first.ptr != '-') return false;
     return std::from_chars(first.ptr + 1, end, high).ec == std::errc{} && low <= max && high >= min;
-}
-
-/// "error: CODE: ATTEMPT; REMEDY", as the programs of Bulkhead spell it.
-std::optional<Error> told_in(std::string_view words) {
-    constexpr std::string_view mark = "error: ";
-    const auto start = words.find(mark);
-    if (start == std::string_view::npos) return std::nullopt;
-    words.remove_prefix(start + mark.size());
-    words = words.substr(0, words.find('\n'));
-    const auto code_end = words.find(": ");
-    if (code_end == std::string_view::npos) return std::nullopt;
-    const auto code = error_code_from(words.substr(0, code_end));
-    if (!code) return std::nullopt;
-    words.remove_prefix(code_end + 2);
-    const auto remedy = words.rfind("; ");
-    return Error{*code, std::string{words.substr(0, remedy)},
-                 std::string{remedy == std::string_view::npos ? "" : words.substr(remedy + 2)}};
 }
 
 }  // namespace
@@ -189,7 +140,7 @@ Result<> check_next(const std::string& program, const std::string& fleet, std::u
             fmt::format("no answer within {} s",
                         std::chrono::duration_cast<std::chrono::seconds>(limits::next_supervisor_deadline).count()));
     if (said->by_signal || said->status != 0) {
-        if (auto told = told_in(said->errors)) return std::move(*told).during(fmt::format("asking {}", program));
+        if (auto told = error_in(said->errors)) return std::move(*told).during(fmt::format("asking {}", program));
         return refused(fmt::format("it ended with {} {}", said->by_signal ? "signal" : "status", said->status));
     }
     const std::string_view line = std::string_view{said->out}.substr(0, said->out.find('\n'));

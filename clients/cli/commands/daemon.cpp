@@ -1,9 +1,5 @@
 /// The commands about the daemon and its fleet file: up, down, validate.
 
-#include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdio>
 
@@ -17,6 +13,7 @@
 #include "clients/cli/text/output.h"
 #include "clients/cli/text/render.h"
 #include "config/reader.h"
+#include "ipc/base/pidfd.h"
 
 namespace bulkhead::cli {
 namespace {
@@ -72,9 +69,8 @@ int up(const Session& session, const std::filesystem::path& fleet) {
     return session.json ? print_json(info) : print(render_info(info, Style::of(stdout)));
 }
 
-void wait_for_end(int pidfd, std::int64_t pid) {
-    pollfd ended{pidfd, POLLIN, 0};
-    if (::poll(&ended, 1, static_cast<int>(limits::keeper_end.count())) > 0) return;
+void wait_for_end(const UniqueFd& pidfd, std::int64_t pid) {
+    if (ends_within(pidfd, limits::keeper_end)) return;
     throw ErrorException{
         {ErrorCode::deadline_exceeded,
          fmt::format("stopping the daemon: all is unloaded, but its keeper, pid {}, still runs after {} s", pid,
@@ -86,7 +82,7 @@ int down(const Session& session) {
     ControlClient control = session.connect();
     const Answer info = control.call("daemon.info", {}, limits::answer).value();
     const std::int64_t keeper = integer_member(info.result, "keeper_pid").value_or(0);
-    const UniqueFd pidfd{static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(keeper), 0))};
+    const UniqueFd pidfd = pidfd_of(static_cast<pid_t>(keeper));
     if (!pidfd && errno != ESRCH)
         throw ErrorException{system_error(fmt::format("watching the keeper, pid {}", keeper), errno)};
 
@@ -98,7 +94,7 @@ int down(const Session& session) {
         print("all is stopped; the supervisor ended before it could tell the receipts\n");
     else
         print(render_receipts(array_member(stopped.result, "receipts"), Style::of(stdout)));
-    if (pidfd) wait_for_end(pidfd.get(), keeper);
+    if (pidfd) wait_for_end(pidfd, keeper);
     return exit_done;
 }
 

@@ -27,7 +27,4 @@ struct StartOptions {
 /// `bulkheadd` beside this program.
 [[nodiscard]] std::filesystem::path daemon_beside_us();
 
-/// The error in what a dying program printed: its last "error: code: attempt; remedy", else all of it.
-[[nodiscard]] Error error_in(std::string_view printed, int wait_status);
-
 }  // namespace bulkhead::cli

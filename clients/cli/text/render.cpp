@@ -73,15 +73,6 @@ std::string rate_text(const json::value& generate) {
 
 }  // namespace
 
-std::string bytes_text(std::uint64_t bytes) {
-    constexpr std::array units{"KiB", "MiB", "GiB", "TiB"};
-    if (bytes < 1024) return fmt::format("{} B", bytes);
-    double value = static_cast<double>(bytes) / 1024;
-    std::size_t unit = 0;
-    for (; value >= 1023.95 && unit + 1 < units.size(); ++unit) value /= 1024;  // what would print as 1024.0
-    return fmt::format("{:.1f} {}", value, units[unit]);
-}
-
 std::string bytes_or_dash(const json::value& row, std::string_view key) {
     const auto bytes = integer_member(row, key);
     if (!bytes) return "-";

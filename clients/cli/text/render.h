@@ -15,8 +15,6 @@
 
 namespace bulkhead::cli {
 
-/// "1.2 GiB", "87.0 MiB", "512 B".
-[[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 /// Of a member, "-" where it is missing; less than nothing where others took device memory meanwhile.
 [[nodiscard]] std::string bytes_or_dash(const boost::json::value& row, std::string_view key);
 /// "exit 0" of {"code": 0}, "SIGKILL" of {"signal": "SIGKILL"}; "-" where it is missing.

@@ -1,9 +1,7 @@
 #include "supervisor/keeper/service/path_claim.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -19,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "ipc/base/pidfd.h"
 #include "supervisor/keeper/base/clock.h"
 #include "supervisor/keeper/base/limits.h"
 
@@ -69,10 +68,8 @@ bool sees_the_same_files(pid_t pid) {
 
 /// False: it still runs when `patience` is over.
 bool wait_for_end(pid_t pid, std::chrono::milliseconds patience) {
-    const UniqueFd process{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
-    if (!process) return errno == ESRCH;
-    pollfd end{process.get(), POLLIN, 0};
-    return ::poll(&end, 1, static_cast<int>(std::max<std::int64_t>(patience.count(), 0))) == 1;
+    const UniqueFd process = pidfd_of(pid);
+    return process ? ends_within(process, patience) : errno == ESRCH;
 }
 
 /// FNV-1a: a path may be as long as a whole address.

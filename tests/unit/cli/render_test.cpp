@@ -16,15 +16,6 @@ constexpr Style coloured{true};
 
 boost::json::array table_of(const char* text) { return boost::json::parse(text).as_array(); }
 
-TEST(Sizes, HaveOneDigitAfterThePointAndABinaryUnit) {
-    EXPECT_EQ(bytes_text(0), "0 B");
-    EXPECT_EQ(bytes_text(1023), "1023 B");
-    EXPECT_EQ(bytes_text(1024), "1.0 KiB");
-    EXPECT_EQ(bytes_text(1288490189), "1.2 GiB");
-    EXPECT_EQ(bytes_text((1u << 20) - 1), "1.0 MiB");
-    EXPECT_EQ(bytes_text(std::uint64_t{3} << 50), "3072.0 TiB");
-}
-
 TEST(Times, HaveTheUnitThatSuitsThem) {
     EXPECT_EQ(ms_text(0.42), "0.42 ms");
     EXPECT_EQ(ms_text(12.34), "12.3 ms");

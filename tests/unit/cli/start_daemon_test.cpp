@@ -92,12 +92,5 @@ TEST_F(StartDaemon, SaysWhichFolderIsMissingAboveTheRuntimeDirectory) {
     EXPECT_THAT(error.remedy, HasSubstr("make that folder first"));
 }
 
-TEST(ErrorIn, FindsTheLastErrorAmongOtherLines) {
-    const Error error = error_in("info: x\nerror: not_permitted: first; no\nerror: internal: second\n", 256);
-    EXPECT_EQ(error.code, ErrorCode::internal);
-    EXPECT_EQ(error.attempt, "second");
-    EXPECT_EQ(error.remedy, "");
-}
-
 }  // namespace
 }  // namespace bulkhead::cli

@@ -27,5 +27,21 @@ TEST(Text, FreeTextIsCutBetweenCharacters) {
     EXPECT_EQ(made_printable("abc", 0), "");
 }
 
+TEST(Sizes, HaveOneDigitAfterThePointAndABinaryUnit) {
+    EXPECT_EQ(bytes_text(0), "0 bytes");
+    EXPECT_EQ(bytes_text(1023), "1023 bytes");
+    EXPECT_EQ(bytes_text(1024), "1.0 KiB");
+    EXPECT_EQ(bytes_text(1288490189), "1.2 GiB");
+    EXPECT_EQ(bytes_text((1u << 20) - 1), "1.0 MiB");
+    EXPECT_EQ(bytes_text(std::uint64_t{3} << 50), "3072.0 TiB");
+}
+
+TEST(ErrorIn, IsTheLastErrorAmongOtherLines) {
+    EXPECT_EQ(error_in("info: x\nerror: not_permitted: first; no\nerror: load_failed: a: second; mend; it\nbye"),
+              (Error{ErrorCode::load_failed, "a: second; mend", "it"}));
+    EXPECT_EQ(error_in("error: whatever: it says"), (Error{ErrorCode::internal, "whatever: it says", ""}));
+    EXPECT_FALSE(error_in("errors there were none"));
+}
+
 }  // namespace
 }  // namespace bulkhead

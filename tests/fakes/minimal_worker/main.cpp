@@ -6,6 +6,7 @@
 ///   MINIMAL_RUN_MS         how long each request runs
 ///   MINIMAL_LOAD_STEPS     how many steps its load reports, a tenth of a second apart
 ///   MINIMAL_LOAD_HANGS     not empty: after those the load never ends
+///   MINIMAL_GENERATES      not empty: it generates too, by the tests' fake engine, each step as long as MINIMAL_RUN_MS
 ///   MINIMAL_CAPTURE        how many steps of a capture its load reports after that, unless graphs are off
 ///   MINIMAL_CAPTURE_HANGS  not empty: after those the capture never ends
 ///   MINIMAL_STARTED        a file to which it appends a line when it is executed: CLOCK_MONOTONIC in ns, and its pid
@@ -40,6 +41,7 @@
 #include "tests/fakes/minimal_worker/gpu_echo.h"
 #include "tests/fakes/minimal_worker/mischief.h"
 #include "tests/fakes/models/misbehave.h"
+#include "tests/unit/worker/fake_engine.h"
 #include "worker/death/fatal_signals.h"
 #include "worker/loop/limits.h"
 #include "worker/loop/status_page.h"
@@ -106,6 +108,13 @@ public:
         const auto bytes = std::strtoull(environment("MINIMAL_BALLAST_BYTES"), nullptr, 10);
         if (bytes > 0)
             ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        if (*environment("MINIMAL_GENERATES") == '\0') return;
+        generation::Shape shape = test::FakeEngine::usual();
+        shape.length = 4096;
+        shape.stop.clear();
+        engine_ = std::make_unique<test::FakeEngine>(std::move(shape));
+        engine_->listens = false;
+        engine_->at_launch = [this] { ::usleep(static_cast<useconds_t>(run_for_) * 1000); };
     }
 
     [[nodiscard]] const std::vector<config::MethodSpec>& methods() const noexcept override { return methods_; }
@@ -128,6 +137,7 @@ public:
         return {};
     }
     Result<> reset() override { return {}; }
+    generation::Engine* generator() noexcept override { return engine_.get(); }
     void register_host_memory(std::span<std::byte> /*bytes*/) override {}
     void unregister_host_memory(std::span<std::byte> /*bytes*/) noexcept override {}
     [[nodiscard]] std::shared_ptr<const bulkhead::cuda::Gpu> gpu() const override {
@@ -141,6 +151,7 @@ public:
 private:
     std::vector<config::MethodSpec> methods_;
     std::unique_ptr<GpuEcho> gpu_;
+    std::unique_ptr<test::FakeEngine> engine_;
     long run_for_;
     bool is_evil_ = *environment("EVIL_RUN") != '\0';
 };

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import json
 import mmap
 import os
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -18,17 +20,27 @@ from pathlib import Path
 from typing import Any
 
 from bulkhead import layout
-from bulkhead.layout import DIRECTION, DTYPE, ERROR_NAMES, FEATURE, KIND, MESSAGE
+from bulkhead.layout import DIRECTION, DTYPE, ERROR_NAMES, FEATURE, FLAG, KIND, MESSAGE
 
 HERE = Path(__file__).resolve().parent
 START = HERE.parents[2] / "clients/python/bulkhead/worker/start.py"
 BUILD = Path(os.environ["BULKHEAD_BUILD"])
 PROGRAMS = {"minimal": BUILD / "minimal/bin/bulkhead-worker", "torch": BUILD / "bin/bulkhead-worker"}
 SECONDS = 20.0
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 ECHO = {"inputs": {"x": {"dtype": "float32", "shape": ["0..16777216"]}}, "parameters": {},
         "outputs": {"y": {"dtype": "float32", "shape": ["0..16777216"]}}, "buckets": [], "padding": {}, "warmup": {}}  # fmt: skip
 CHANNEL = {"input": 65536, "output": 65536, "max": 4 << 20, "count": 4, "worker_max": 16 << 20, "idle": "30000ms", "huge_pages": False}
+
+
+@functools.cache
+def cache() -> str:
+    """The daemon's, for packages that are unpacked."""
+    folder = tempfile.mkdtemp(prefix="bh-")
+    atexit.register(shutil.rmtree, folder)
+    return folder
 
 
 @functools.cache
@@ -47,26 +59,34 @@ def scripted_echo(run_ms: int) -> str:
                 count += 1
             return x.clone()
 
-    folder = tempfile.mkdtemp(prefix="bh-")
-    atexit.register(shutil.rmtree, folder)
-    torch.jit.script(Echo(run_ms * 40_000)).save(f"{folder}/echo.pt")  # type: ignore[no-untyped-call]
-    return f"{folder}/echo.pt"
+    file = f"{cache()}/echo-{run_ms}.pt"
+    torch.jit.script(Echo(run_ms * 40_000)).save(file)  # type: ignore[no-untyped-call]
+    return file
 
 
 class Worker:
     """A process of a worker in C++ (``minimal``, and ``torch``, which has LibTorch) or in Python (``python``), with the
-    daemon's end of its link."""
+    daemon's end of its link. As the keeper does, it has the kernel kill it when the thread that made it ends."""
 
-    def __init__(self, kind: str, *, run_ms: int = 0, queue: int = 8, request: str = "30000ms", engine: str = "Echo",
-                 fails: bool = False, channel: dict[str, Any] = {}, born_as: str = "echo/0#7", environment: dict[str, str] = {}) -> None:  # fmt: skip
+    def __init__(self, kind: str, *, run_ms: int = 0, queue: int = 8, request: str = "30000ms", engine: str = "Echo", generates: bool = False,
+                 fails: bool = False, channel: dict[str, Any] = {}, born_as: str = "echo/0#7", environment: dict[str, str] = {},
+                 options: dict[str, Any] = {}) -> None:  # fmt: skip
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.settimeout(SECONDS)
-        own = {"BULKHEAD_WORKER": f"token:{born_as}", "BULKHEAD_CACHE": "/tmp", "CUDA_VISIBLE_DEVICES": "", "MINIMAL_RUN_MS": str(run_ms), **environment}
+        own = {"BULKHEAD_WORKER": f"token:{born_as}", "BULKHEAD_CACHE": cache(), "CUDA_VISIBLE_DEVICES": "", "MINIMAL_RUN_MS": str(run_ms), **environment}
         if fails and kind == "minimal":
             own["EVIL_LOAD"] = "throw"
+        if generates:
+            own["MINIMAL_GENERATES"] = "1"
+            engine = "Generates"
         command = [str(PROGRAMS[kind])] if kind in PROGRAMS else [sys.executable, "-u", str(START)]
         number = theirs.fileno()
-        self.process = subprocess.Popen(command, preexec_fn=lambda: os.dup2(number, 3), close_fds=False, env={**os.environ, **own},
+
+        def become() -> None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.dup2(number, 3)
+
+        self.process = subprocess.Popen(command, preexec_fn=become, close_fds=False, env={**os.environ, **own},
                                         stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
         theirs.close()
         self.model: dict[str, Any] = {
@@ -74,11 +94,13 @@ class Worker:
             "deadlines": {"load": "30000ms", "capture": "30000ms", "request": request, "drain": "10000ms", "kill": "5000ms"},
             "channel": {**CHANNEL, **channel}, "environment": {}, "state": {"scope": "none"}, "restart": "on_crash", "core_dump": 0,
         }  # fmt: skip
-        if kind in PROGRAMS:
+        if kind == "torch" and generates:
+            self.model |= {"runtime": "generate", "package": str(BUILD / "models/test/tiny_long")}
+        elif kind in PROGRAMS:
             file = "/nowhere.pt" if fails else "/echo.pt" if kind == "minimal" else scripted_echo(run_ms)
             self.model |= {"runtime": "torchscript", "file": file, "methods": {"forward": ECHO}}
         else:
-            self.model |= {"runtime": "python", "engine": f"{HERE}/engines/echo.py:{'Fails' if fails else engine}", "options": {"run_ms": run_ms}}
+            self.model |= {"runtime": "python", "engine": f"{HERE}/engines/echo.py:{'Fails' if fails else engine}", "options": {"run_ms": run_ms, **options}}
         self.fds: list[int] = []
         self.channels = 0
         self.clients: list[Client] = []
@@ -183,6 +205,12 @@ class Client:
         body = layout.INFER.pack(**{"method": method, "deadline_ms": deadline_ms, "tensor_count": len(tensors), "json_bytes": len(text), **infer})  # type: ignore[arg-type]
         self.send("infer", body + b"".join(tensors) + text, number)
 
+    def generate(self, number: int, count: int) -> None:
+        """Asks for so many tokens after three."""
+        struct.pack_into("<3q", self.memory[self.input], 4096, 1, 2, 3)
+        prompt = self.tensor("tokens", dtype=DTYPE["int64"], dims=(3,), offset=4096, size=24)
+        self.infer(number, prompt, method="generate", text=json.dumps({"max_new_tokens": count}).encode())
+
     def write(self, values: list[float], offset: int = 0) -> None:
         struct.pack_into(f"<{len(values)}f", self.memory[self.input], offset, *values)
 
@@ -216,7 +244,9 @@ class Client:
         return self.welcome
 
     def take_slab(self) -> dict[str, Any]:
-        head, body = self.expect("slab_offer")
+        return self.map_slab(*self.expect("slab_offer"))
+
+    def map_slab(self, head: dict[str, Any], body: bytes) -> dict[str, Any]:
         offer = layout.SLAB_OFFER.unpack(body)
         fd = self.fds.pop()
         assert os.fstat(fd).st_size == offer["size_bytes"]
@@ -238,6 +268,31 @@ class Client:
         tensor = layout.TENSOR.unpack(body, layout.RESULT.size)
         lease = tensor["lease"]
         return list(struct.unpack_from(f"<{tensor['dims'][0]}f", self.memory[lease["slab_id"]], lease["offset_bytes"])), lease
+
+    def part(self, number: int) -> list[int]:
+        """The tokens of the first part."""
+        head, body = self.expect("result")
+        assert (head["request_id"], head["flags"]) == (number, FLAG["more"]), head
+        values = json.loads(body[layout.RESULT.size :])
+        assert values["index"] == 0, values
+        return list(values["tokens"])
+
+    def parts(self, number: int, begun: list[int]) -> tuple[list[int], list[int] | str]:
+        """The tokens of all parts, the first of which have been read; then those of the whole answer, or its error's code."""
+        streamed = list(begun)
+        while True:
+            received = self.receive()
+            assert received is not None and received[0]["request_id"] == number, received
+            head, body = received
+            if head["type"] == MESSAGE["error"]:
+                return streamed, ERROR_NAMES[layout.ERROR.unpack(body)["code"]]
+            if not head["flags"] & FLAG["more"]:
+                tensor = layout.TENSOR.unpack(body, layout.RESULT.size)
+                lease = tensor["lease"]
+                return streamed, list(struct.unpack_from(f"<{tensor['dims'][0]}q", self.memory[lease["slab_id"]], lease["offset_bytes"]))
+            values = json.loads(body[layout.RESULT.size :])
+            assert values["index"] == len(streamed), (values, len(streamed))
+            streamed += values["tokens"]
 
     def is_over(self) -> bool:
         """Whether the end of file comes, and nothing before it."""

@@ -7,6 +7,8 @@ import signal
 import socket
 import tempfile
 import unittest
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 
 from bulkhead import layout
@@ -142,9 +144,41 @@ class Conformance:
         self.assertEqual(worker.process.wait(20), 0)
 
     def test_the_end_of_the_link_ends_the_worker(self) -> None:
-        worker = self.loaded()
-        worker.link.shutdown(socket.SHUT_RDWR)
-        self.assertEqual(worker.process.wait(20), 1)
+        for what in ("idle", "busy"):
+            with self.subTest(what):  # type: ignore[attr-defined]
+                worker = self.loaded(run_ms=60_000)
+                if what == "busy":
+                    client = worker.open_channel()
+                    client.infer(1, client.tensor())
+                    worker.expect("busy")
+                worker.link.shutdown(socket.SHUT_RDWR)
+                self.assertEqual(worker.process.wait(20), 1)
+
+    def test_its_parents_death_ends_it_in_the_middle_of_a_request(self) -> None:
+        """Though the link stays open, as it does for a next supervisor."""
+        with ThreadPoolExecutor(1) as parent:
+            worker = parent.submit(self.loaded, run_ms=60_000).result()
+            client = worker.open_channel()
+            client.infer(1, client.tensor())
+            worker.expect("busy")
+        self.assertEqual(worker.process.wait(20), -signal.SIGKILL)
+        self.assertTrue(client.is_over())
+
+    def test_progress_of_a_load_comes_in_order_and_before_ready(self) -> None:
+        worker = self.worker(generates=True, environment={"MINIMAL_LOAD_STEPS": "8"})
+        worker.expect("hello")
+        worker.send("configure", model=worker.model, device="cpu", protocol=1)
+        told = []
+        while (message := worker.receive())["type"] == "progress":
+            told.append((message["phase"], message["done"], message["total"]))
+        self.assertEqual(message["type"], "ready")
+        self.assertIn("loading", [phase for phase, _, _ in told])
+        for (phase, total), steps in groupby(told, lambda one: (one[0], one[2])):
+            done = [step[1] for step in steps]
+            self.assertEqual(done, sorted(set(done)), phase)
+            self.assertLessEqual(done[-1], total, phase)
+        worker.send("statistics_asked")
+        self.assertEqual(worker.receive()["type"], "statistics")
 
     def test_channels_that_cannot_be_are_refused(self) -> None:
         worker = self.loaded(channel={"count": 1})
@@ -299,6 +333,58 @@ class Conformance:
             for number in range(1, 100_000):
                 deaf.infer(number, deaf.tensor("z"))
         self.lives(other)
+
+    # --- streams
+
+    def streaming(self, **how: object) -> tuple[Worker, Client]:
+        worker = self.loaded(generates=True, **how)
+        client = worker.open_channel(FEATURE["streaming"])
+        self.assertEqual(client.welcome["features"], FEATURE["streaming"])
+        return worker, client
+
+    def generates(self, client: Client, number: int, count: int) -> None:
+        client.generate(number, count)
+        streamed, whole = client.parts(number, [])
+        self.assertEqual((streamed, len(whole)), (whole, count))
+
+    def test_parts_come_in_order_and_then_the_whole(self) -> None:
+        _, client = self.streaming()
+        self.generates(client, 1, 40)
+
+    def test_a_client_that_agreed_to_no_stream_gets_the_whole_alone(self) -> None:
+        worker, client = self.streaming()
+        client.generate(1, 16)
+        _, whole = client.parts(1, [])
+        other = worker.open_channel(0)
+        other.generate(1, 16)
+        self.assertEqual(other.parts(1, []), ([], whole))
+
+    def test_parts_wait_for_a_client_that_reads_late(self) -> None:
+        worker, late = self.streaming()
+        late.generate(1, 1000)
+        self.generates(worker.open_channel(FEATURE["streaming"]), 1, 4)
+        streamed, whole = late.parts(1, [])
+        self.assertEqual((streamed, len(whole)), (whole, 1000))
+
+    def test_a_cancel_amid_parts_is_the_last_word(self) -> None:
+        _, client = self.streaming(run_ms=5)
+        client.generate(1, 1000)
+        begun = client.part(1)
+        client.send("cancel", number=1)
+        streamed, end = client.parts(1, begun)
+        self.assertEqual(end, "cancelled")
+        self.assertLess(len(streamed), 1000)
+        self.generates(client, 2, 4)  # nothing of the first comes after its end
+
+    def test_a_client_that_leaves_amid_parts_ends_alone(self) -> None:
+        worker, client = self.streaming(run_ms=5)
+        client.generate(1, 1000)
+        client.part(1)
+        client.close()
+        self.assertEqual(worker.expect("channel_closed")["channel"], 1)
+        self.generates(worker.open_channel(FEATURE["streaming"]), 1, 4)
+
+    # --- what clients say wrongly
 
     def test_what_breaks_the_protocol_ends_the_channel(self) -> None:
         worker = self.loaded()
@@ -466,6 +552,60 @@ class PythonWorker(Conformance, unittest.TestCase):
             path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
             self.worker(born_as="_blank/0#7", environment={"CUDA_VISIBLE_DEVICES": "GPU-0", "PYTHONPATH": path}).expect("hello")
             self.assertTrue(made.exists())
+
+    def test_a_part_in_a_new_slab_comes_after_the_offer_of_that_slab(self) -> None:
+        _, client = self.streaming()
+        client.infer(1, client.tensor(dims=(8192,)), method="repeat", text=b'{"times": 64}')  # 2 MiB; none is given back
+        slabs = []
+        while len(slabs) < 65:
+            received = client.receive()
+            assert received is not None
+            if received[0]["type"] == MESSAGE["slab_offer"]:
+                client.map_slab(*received)
+            else:
+                slabs.append(layout.TENSOR.unpack(received[1], layout.RESULT.size)["lease"]["slab_id"])
+                self.assertIn(slabs[-1], client.memory)
+        self.assertGreater(len(set(slabs)), 1)
+
+    def unloading(self) -> tuple[Worker, Path]:
+        """One that has begun its unload, and the pipe on which that waits."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        pipe = Path(folder.name, "pipe")
+        os.mkfifo(pipe)
+        worker = self.loaded(engine="Unloads", run_ms=100, options={"pipe": str(pipe)})
+        client = worker.open_channel()
+        client.infer(1, client.tensor())
+        worker.expect("busy")
+        worker.send("drain", deadline_ms=60_000)
+        self.assertTrue(any(b"unload is called" in line for line in worker.process.stderr))  # type: ignore[union-attr]
+        client.expect("closing")
+        client.result(1)  # what was in flight has its answer before
+        return worker, pipe
+
+    def test_an_engines_unload_is_called_once_and_drained_comes_after_it(self) -> None:
+        worker, pipe = self.unloading()
+        worker.send("drain", deadline_ms=50_000)
+        worker.send("statistics_asked")
+        self.assertEqual(worker.expect("statistics")["in_flight"], 0)
+        pipe.write_text("")
+        worker.expect("drained")
+        self.assertEqual(worker.process.wait(20), 0)
+        self.assertNotIn(b"unload is called", worker.process.stderr.read())  # type: ignore[union-attr]
+
+    def test_an_unload_that_raises_is_told_in_the_log_and_the_drain_ends_well(self) -> None:
+        worker, pipe = self.unloading()
+        pipe.write_text("raise")
+        worker.expect("drained")
+        self.assertEqual(worker.process.wait(20), 0)
+        self.assertIn(b"RuntimeError: the weights are gone already", worker.process.stderr.read())  # type: ignore[union-attr]
+
+    def test_an_unload_that_hangs_ends_at_the_drains_deadline(self) -> None:
+        worker, _ = self.unloading()
+        worker.send("drain", deadline_ms=100)  # of two deadlines the earlier holds
+        self.assertEqual(worker.process.wait(20), 1)
+        with self.assertRaises(EOFError):
+            worker.expect("drained")
 
     def test_a_drain_does_not_wait_for_a_load(self) -> None:
         worker = self.worker(engine="Loads")

@@ -1,9 +1,11 @@
-"""What the minimal worker in C++ does: gives its input back, after a while if it is told to."""
+"""What the minimal worker in C++ does: gives its input back, after a while if it is told to, and generates."""
 
+import sys
 import time
 from typing import Any
 
-from bulkhead.engine import Context, Tensor, method
+import numpy
+from bulkhead.engine import Context, Integer, Result, Tensor, method
 
 ANY = ["0..16777216"]
 
@@ -21,6 +23,44 @@ class Echo:
 class Fails(Echo):
     def load(self, context: Context) -> None:
         raise RuntimeError("the weights are of another model")
+
+
+class Unloads(Echo):
+    """Its unload reads from a pipe what it shall do, and waits for that."""
+
+    def load(self, context: Context) -> None:
+        super().load(context)
+        self.pipe = context.options["pipe"]
+
+    def unload(self) -> None:
+        print("unload is called", file=sys.stderr)
+        with open(self.pipe) as pipe:
+            if pipe.read() == "raise":
+                raise RuntimeError("the weights are gone already")
+
+
+class Generates(Echo):
+    """Numbers that follow the last token of its prompt, one a part."""
+
+    def load(self, context: Context) -> None:
+        super().load(context)
+        for step in range(1, 9):
+            context.progress(step, 8)
+
+    @method(inputs=[Tensor("tokens", "int64", ["1..64"])], parameters=[Integer("max_new_tokens", 16)], outputs=[Tensor("tokens", "int64", ["0.."])])
+    def generate(self, *, tokens: Any, max_new_tokens: int) -> Any:
+        given = [int(tokens[-1]) + 1 + index for index in range(max_new_tokens)]
+        for index, token in enumerate(given):
+            time.sleep(self.run_seconds)
+            yield Result(values={"tokens": [token], "index": index})
+        return {"tokens": numpy.array(given)}
+
+
+    @method(inputs=[Tensor("x", "float32", ANY)], parameters=[Integer("times", 1)], outputs=[Tensor("y", "float32", ANY)])
+    def repeat(self, *, x: Any, times: int) -> Any:
+        for _ in range(times):
+            yield {"y": x}
+        return {"y": x}
 
 
 class Loads(Echo):

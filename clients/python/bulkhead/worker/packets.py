@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import socket
+import threading
 import time
 from collections import deque
 from typing import Callable, Sequence
@@ -20,7 +21,8 @@ YES, QUEUED, FULL, NOT_TAKEN, CLOSED = "yes", "queued", "full", "not_taken", "cl
 
 
 class PacketStream:
-    """Owns the socket. Used on the thread of the loop.
+    """Owns the socket. Used on the thread of the loop, but for ``send_direct``; ``lock`` is held while something is sent or the
+    socket is closed.
 
     ``on_packet(data, fds, fds_lost)`` takes the descriptors over; ``on_lost(reason)`` comes once; ``on_flushed()`` when the
     socket has room again.
@@ -34,6 +36,7 @@ class PacketStream:
         self._on_packet, self._on_lost, self._on_flushed = on_packet, on_lost, on_flushed
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._awaits_room = False
+        self.lock = threading.RLock()
         self.is_open = True
         self.ignored_frames = 0  #: empty packets that came
         loop.add_reader(sock.fileno(), self._read)
@@ -48,17 +51,23 @@ class PacketStream:
 
     def send(self, data: bytes, fds: Sequence[int] = (), reserve: int = 0) -> str:
         """Sends at once or queues; ``fds`` stay open until the outbox is empty. ``reserve``: packets beyond the bound."""
-        if not self.is_open:
-            return CLOSED
-        if not self._outbox:
-            sent = self._try(data, fds)
-            if sent != QUEUED:
-                return sent
-        elif len(self._outbox) >= OUTBOX_MAX + reserve:
-            return FULL
-        self._outbox.append((data, tuple(fds)))
+        with self.lock:
+            if not self.is_open:
+                return CLOSED
+            if not self._outbox:
+                sent = self._try(data, fds)
+                if sent != QUEUED:
+                    return sent
+            elif len(self._outbox) >= OUTBOX_MAX + reserve:
+                return FULL
+            self._outbox.append((data, tuple(fds)))
         self._await_room()
         return QUEUED
+
+    def send_direct(self, data: bytes) -> bool:
+        """On any thread: sends at once where nothing waits and the peer reads, else not at all."""
+        with self.lock:
+            return self.is_open and not self._outbox and self._poll(select.POLLOUT, 0) and self._try(data, ()) == YES
 
     def send_now(self, data: bytes, fds: Sequence[int]) -> str:
         """Sends at once or not at all; after ``queued`` ``on_flushed`` says when to try again."""
@@ -89,19 +98,20 @@ class PacketStream:
     def close(self) -> None:
         """The peer can still read what was sent. Unread packets are dropped first: closing a socket that has some resets the
         connection, and the peer would see that before its answers."""
-        if not self.is_open:
-            return
-        self.is_open = False
-        self._loop.remove_reader(self._socket.fileno())
-        self._loop.remove_writer(self._socket.fileno())
-        try:
-            self._socket.shutdown(socket.SHUT_RD)
-            while self._socket.recv(64):
+        with self.lock:
+            if not self.is_open:
+                return
+            self.is_open = False
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            try:
+                self._socket.shutdown(socket.SHUT_RD)
+                while self._socket.recv(64):
+                    pass
+            except OSError:
                 pass
-        except OSError:
-            pass
-        self._socket.close()
-        self._outbox.clear()
+            self._socket.close()
+            self._outbox.clear()
 
     def _poll(self, events: int, seconds: float) -> bool:
         poll = select.poll()
@@ -118,7 +128,7 @@ class PacketStream:
         except (BlockingIOError, InterruptedError):
             return QUEUED
         except (BrokenPipeError, ConnectionError) as error:
-            self._loop.call_soon(self._lose, error.strerror or str(error))
+            self._loop.call_soon_threadsafe(self._lose, error.strerror or str(error))
             return CLOSED
         except OSError:
             return NOT_TAKEN
@@ -136,11 +146,12 @@ class PacketStream:
             self._on_flushed()
 
     def _flush(self) -> bool:
-        while self._outbox and self.is_open:
-            if self._try(*self._outbox[0]) == QUEUED:
-                return False
-            self._outbox.popleft()
-        return True
+        with self.lock:
+            while self._outbox and self.is_open:
+                if self._try(*self._outbox[0]) == QUEUED:
+                    return False
+                self._outbox.popleft()
+            return True
 
     def _read(self) -> None:
         for _ in range(PACKETS_PER_TURN):

@@ -274,15 +274,20 @@ class ChannelSession:
     # --- what the worker says
 
     def post_part(self, request: Request, outputs: list[Output], text: bytes) -> None:
-        """Main thread: one more part of its answer."""
-        self._serving.loop.call_soon_threadsafe(self._part, request, messages.result(request.number, outputs, text, more=True), outputs)
+        """Main thread: one more part of its answer. It is sent from here, unless others wait: the loop's thread would contend
+        with the engine for the interpreter's lock."""
+        data = messages.result(request.number, outputs, text, more=True)
+        with self._stream.lock:
+            if request.answered or self.is_closed:
+                return self._take_back(outputs)
+            if not self._parts and not self.slabs.has_offers and self._stream.send_direct(data):
+                return
+            if not self._parts:
+                self._unread_since = time.monotonic()
+            self._parts.append((request, data, outputs))
+        self._serving.loop.call_soon_threadsafe(self._part_waits, request)
 
-    def _part(self, request: Request, data: bytes, outputs: list[Output]) -> None:
-        if request.answered or self.is_closed:
-            return self._take_back(outputs)
-        if not self._parts:
-            self._unread_since = time.monotonic()
-        self._parts.append((request, data, outputs))
+    def _part_waits(self, request: Request) -> None:
         self._send_parts()
         if len(self._parts) > PARTS_MAX:
             self._end_unread(request)
@@ -294,8 +299,10 @@ class ChannelSession:
                     self._unread_timer = self._serving.loop.call_later(UNREAD_STREAM_SECONDS, self._look_at_unread)
                 return
             self._unread_since = time.monotonic()
-            self._send_offers()
-            self._send(self._parts.popleft()[1])
+            with self._stream.lock:
+                _, data, _ = self._parts.popleft()
+                self._send_offers()
+                self._send(data)
 
     def _look_at_unread(self) -> None:
         self._unread_timer = None
@@ -324,18 +331,22 @@ class ChannelSession:
             return self.fail(request, request.error)
         queued, ran = (round(seconds * 1e6) for seconds in (request.started - request.received, request.ended - request.started))
         data = messages.result(request.number, request.outputs, request.text, queued_us=max(queued, 0), run_us=max(ran, 0))
-        if any(part[0] is request for part in self._parts):
-            request.answered = True
-            self._parts.append((request, data, request.outputs))  # behind its parts, which wait for the client to read
+        with self._stream.lock:
+            its_parts_wait = any(part[0] is request for part in self._parts)
+            if its_parts_wait:
+                request.answered = True
+                self._parts.append((request, data, request.outputs))  # behind them
+        if its_parts_wait:
             return self._send_parts()
         self._send_offers()  # of a slab that its result may lie in
         self._send(data)
 
     def fail(self, request: Request, error: Error) -> None:
         """The answer is this error; parts that the client did not get are dropped."""
-        for part in [part for part in self._parts if part[0] is request]:
-            self._parts.remove(part)
-            self._take_back(part[2])
+        with self._stream.lock:
+            for part in [part for part in self._parts if part[0] is request]:
+                self._parts.remove(part)
+                self._take_back(part[2])
         self._send(messages.error(request.number, error))
 
     def take_back(self, request: Request) -> None:
@@ -382,8 +393,9 @@ class ChannelSession:
             self.close("the kernel refuses a packet with a descriptor: too many are in flight")
 
     def _send_offers(self) -> None:
-        for data, fd in self.slabs.take_offers():
-            self._send(data, fd)
+        with self._stream.lock:  # a part that lies in one of them, and that the main thread sends, comes after its offer
+            for data, fd in self.slabs.take_offers():
+                self._send(data, fd)
 
     def _break_off(self, error: Error, how: str = CLOSED) -> None:
         if not self.is_closed:
@@ -418,12 +430,13 @@ class ChannelSession:
         if self.is_closed:
             return
         say("debug" if self.is_open else "info", f'channel {self.number} of "{self.client}", pid {self.client_pid}, closed: {reason}')
-        self.state = how
         for timer in (self._hello_timer, self._idle_timer, self._unread_timer):
             if timer is not None:
                 timer.cancel()
-        self._parts.clear()
-        self._stream.close()
+        with self._stream.lock:
+            self.state = how
+            self._parts.clear()
+            self._stream.close()
         self._serving.dispatcher.drop(self.number)
         self._end_if_unused()
 

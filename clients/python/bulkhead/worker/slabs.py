@@ -127,6 +127,11 @@ class ChannelSlabs:
             raise Error("resources_exhausted", f"slab {LIMITS['slabs_max'] + 1} of a channel",
                         "ask for fewer, larger slabs, return loans, or raise `channel.input` and `channel.output`")  # fmt: skip
 
+    @property
+    def has_offers(self) -> bool:
+        with self._lock:
+            return any(not slab.offered for slab in self._slabs.values())
+
     def take_offers(self) -> list[Offer]:
         """Packets and descriptors of slabs that the client does not know yet."""
         with self._lock:

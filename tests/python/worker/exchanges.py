@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from array import array
 from dataclasses import dataclass
+from fcntl import fcntl
 from typing import Callable
 
 from bulkhead import layout
@@ -147,3 +149,49 @@ REFUSED = [
     Exchange("the return of a slab that is not there", lambda client: client.send("slab_return", layout.SLAB_NAME.pack(slab_id=77)), request=0),
 ]  # fmt: skip
 
+
+def sealed(values: list[float]) -> int:
+    """As another worker's output slab."""
+    fd = os.memfd_create("lent", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(fd, 0, 4096)
+    os.pwrite(fd, array("f", values).tobytes(), 0)
+    fcntl(fd, 1033, 1 | 2 | 4 | 8)
+    return fd
+
+
+def _altered_infer(client: Client, altered: tuple[int, bytes]) -> None:
+    client.altered = altered
+    client.infer(5, client.tensor())
+
+
+def _altered_hello(client: Client, altered: tuple[int, bytes]) -> None:
+    client.altered = altered
+    client.hello()
+
+
+def _altered_ask_slab(client: Client, altered: tuple[int, bytes]) -> None:
+    client.altered = altered
+    client.send("slab_request", ask_slab(1, 4096), 5)
+
+
+def _altered_release(client: Client, altered: tuple[int, bytes]) -> None:
+    client.infer(4, client.tensor())
+    _, lease = client.result(4)
+    client.altered = altered
+    client.release(lease)
+
+
+def _altered_lend(client: Client, altered: tuple[int, bytes]) -> None:
+    fd = sealed([1.0])
+    client.altered = altered
+    client.send("slab_lend", layout.SLAB_LEND.pack(slab_id=LIMITS["lent_slab_id_min"], kind=1, size_bytes=4096), 5, [fd])
+    os.close(fd)
+
+
+def _altered_return(client: Client, altered: tuple[int, bytes]) -> None:
+    client.altered = altered
+    client.send("slab_return", layout.SLAB_NAME.pack(slab_id=client.output))
+
+
+#: Each message of a client, whose packet is altered.
+MESSAGES = {"hello": _altered_hello, "infer": _altered_infer, "slab_request": _altered_ask_slab, "release": _altered_release, "slab_lend": _altered_lend, "slab_return": _altered_return}

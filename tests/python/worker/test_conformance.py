@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bulkhead import layout
 from bulkhead.layout import DIRECTION, FEATURE, LIMITS, MESSAGE
-from exchanges import BEFORE_HELLO, BREAKING, REFUSED, Exchange
+from exchanges import BEFORE_HELLO, BREAKING, MESSAGES, REFUSED, Exchange, sealed
 from harness import BUILD, PROGRAMS, Client, Worker, ask_slab
 
 FAKE_CUDART = BUILD / "lib/fake_cudart/libcuda.so.1"
@@ -263,7 +263,7 @@ class Conformance:
     def test_another_workers_output_is_read_where_it_lies(self) -> None:
         taker = self.loaded().open_channel()
         number = LIMITS["lent_slab_id_min"]
-        fd = _sealed([5.0, 6.0])
+        fd = sealed([5.0, 6.0])
         taker.send("slab_lend", layout.SLAB_LEND.pack(slab_id=number, kind=1, size_bytes=4096), 3, [fd])
         os.close(fd)
         head, body = taker.expect("slab_accepted")
@@ -456,56 +456,6 @@ class Conformance:
         self.assertEqual(client.result(1000)[0], [7.0])
 
 
-def _sealed(values: list[float]) -> int:
-    """As another worker's output slab."""
-    from array import array
-    from fcntl import fcntl
-
-    fd = os.memfd_create("lent", os.MFD_ALLOW_SEALING)
-    os.posix_fallocate(fd, 0, 4096)
-    os.pwrite(fd, array("f", values).tobytes(), 0)
-    fcntl(fd, 1033, 1 | 2 | 4 | 8)
-    return fd
-
-
-def _infer(client: Client, altered: tuple[int, bytes]) -> None:
-    client.altered = altered
-    client.infer(5, client.tensor())
-
-
-def _hello(client: Client, altered: tuple[int, bytes]) -> None:
-    client.altered = altered
-    client.hello()
-
-
-def _ask_slab(client: Client, altered: tuple[int, bytes]) -> None:
-    client.altered = altered
-    client.send("slab_request", ask_slab(1, 4096), 5)
-
-
-def _release(client: Client, altered: tuple[int, bytes]) -> None:
-    client.infer(4, client.tensor())
-    _, lease = client.result(4)
-    client.altered = altered
-    client.release(lease)
-
-
-def _lend(client: Client, altered: tuple[int, bytes]) -> None:
-    fd = _sealed([1.0])
-    client.altered = altered
-    client.send("slab_lend", layout.SLAB_LEND.pack(slab_id=LIMITS["lent_slab_id_min"], kind=1, size_bytes=4096), 5, [fd])
-    os.close(fd)
-
-
-def _return(client: Client, altered: tuple[int, bytes]) -> None:
-    client.altered = altered
-    client.send("slab_return", layout.SLAB_NAME.pack(slab_id=client.output))
-
-
-#: Each message of a client, whose packet is altered.
-MESSAGES = {"hello": _hello, "infer": _infer, "slab_request": _ask_slab, "release": _release, "slab_lend": _lend, "slab_return": _return}
-
-
 class InCpp(Conformance):
     def test_a_fatal_signal_is_told_at_once(self) -> None:
         worker = self.loaded()
@@ -566,46 +516,6 @@ class PythonWorker(Conformance, unittest.TestCase):
                 slabs.append(layout.TENSOR.unpack(received[1], layout.RESULT.size)["lease"]["slab_id"])
                 self.assertIn(slabs[-1], client.memory)
         self.assertGreater(len(set(slabs)), 1)
-
-    def unloading(self) -> tuple[Worker, Path]:
-        """One that has begun its unload, and the pipe on which that waits."""
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        pipe = Path(folder.name, "pipe")
-        os.mkfifo(pipe)
-        worker = self.loaded(engine="Unloads", run_ms=100, options={"pipe": str(pipe)})
-        client = worker.open_channel()
-        client.infer(1, client.tensor())
-        worker.expect("busy")
-        worker.send("drain", deadline_ms=60_000)
-        self.assertTrue(any(b"unload is called" in line for line in worker.process.stderr))  # type: ignore[union-attr]
-        client.expect("closing")
-        client.result(1)  # what was in flight has its answer before
-        return worker, pipe
-
-    def test_an_engines_unload_is_called_once_and_drained_comes_after_it(self) -> None:
-        worker, pipe = self.unloading()
-        worker.send("drain", deadline_ms=50_000)
-        worker.send("statistics_asked")
-        self.assertEqual(worker.expect("statistics")["in_flight"], 0)
-        pipe.write_text("")
-        worker.expect("drained")
-        self.assertEqual(worker.process.wait(20), 0)
-        self.assertNotIn(b"unload is called", worker.process.stderr.read())  # type: ignore[union-attr]
-
-    def test_an_unload_that_raises_is_told_in_the_log_and_the_drain_ends_well(self) -> None:
-        worker, pipe = self.unloading()
-        pipe.write_text("raise")
-        worker.expect("drained")
-        self.assertEqual(worker.process.wait(20), 0)
-        self.assertIn(b"RuntimeError: the weights are gone already", worker.process.stderr.read())  # type: ignore[union-attr]
-
-    def test_an_unload_that_hangs_ends_at_the_drains_deadline(self) -> None:
-        worker, _ = self.unloading()
-        worker.send("drain", deadline_ms=100)  # of two deadlines the earlier holds
-        self.assertEqual(worker.process.wait(20), 1)
-        with self.assertRaises(EOFError):
-            worker.expect("drained")
 
     def test_a_drain_does_not_wait_for_a_load(self) -> None:
         worker = self.worker(engine="Loads")

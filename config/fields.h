@@ -79,7 +79,7 @@ public:
         Value value;
     };
 
-    /// `where` stands in front of each key in messages; a value that is no map is reported at once.
+    /// `where` stands in front of each key in messages; a value that is not a map is reported at once.
     Fields(const Value& map, std::string where);
 
     [[nodiscard]] bool is_map() const noexcept { return is_map_; }

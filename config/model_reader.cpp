@@ -212,7 +212,7 @@ std::optional<std::filesystem::path> read_path(const Value& value, const std::fi
         value.refuse(fmt::format("{}: {}: {}", value.what(), in_quotes(path.string()), failure.message()),
                      "check owner and mode of the file and of the folders above it");
     else
-        value.refuse(fmt::format("{}: {} is no regular file", value.what(), in_quotes(path.string())), "name a file");
+        value.refuse(fmt::format("{}: {} is not a regular file", value.what(), in_quotes(path.string())), "name a file");
     return std::nullopt;
 }
 

@@ -30,7 +30,7 @@ struct ReadFleet {
 /// Reads and checks a fleet file; relative model paths are taken from the file's folder.
 [[nodiscard]] ReadFleet read_fleet(const std::filesystem::path& file);
 
-/// The same for text that is no file yet; `name` stands in the diagnostics.
+/// The same for text that is not a file yet; `name` stands in the diagnostics.
 [[nodiscard]] ReadFleet read_fleet_text(std::string_view yaml, const std::filesystem::path& name);
 
 }  // namespace bulkhead::config

@@ -135,7 +135,7 @@ int main(int argc, char** argv) {
     }
     if (arguments->only_checks) return check(arguments->fleet);
     if (!is_socket(keeper_link::child_link_fd) || !is_socket(keeper_link::child_listen_fd)) {
-        fmt::print(stderr, "error: descriptors 3 and 4 are no sockets; start bulkheadd instead\n");
+        fmt::print(stderr, "error: descriptors 3 and 4 are not sockets; start bulkheadd instead\n");
         return exit_usage;
     }
     std::signal(SIGPIPE, SIG_IGN);

@@ -114,7 +114,7 @@ struct InferResult {
     std::uint64_t request_id = 0;
     bool more = false;
     Tensors tensors{};
-    boost::json::object values{};  ///< results that are no tensors; usually empty
+    boost::json::object values{};  ///< results that are not tensors; usually empty
     std::chrono::microseconds queued{0};
     std::chrono::microseconds run{0};
     friend bool operator==(const InferResult&, const InferResult&) = default;

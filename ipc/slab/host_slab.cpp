@@ -90,7 +90,7 @@ UniqueFd reserved_huge_memfd(std::uint64_t size_bytes, const std::string& label)
 
 /// Makes huge pages of plain ones, by copying. Empty when done, else why not and what to change.
 std::string collapse(const bip::mapped_region& bytes) {
-    int failed = EINVAL;  // of a size that is no multiple
+    int failed = EINVAL;  // of a size that is not a multiple
     if (bytes.get_size() % huge_page_bytes == 0) {
         failed = 0;
         for (int tries = 0; tries < collapse_tries; ++tries) {
@@ -159,10 +159,10 @@ Result<HostSlab> HostSlab::adopt(UniqueFd memfd, std::uint64_t size_bytes, wire:
     };
     struct stat status {};
     if (::fstat(memfd.get(), &status) != 0) return system_error("adopting a slab: fstat", errno);
-    if (!S_ISREG(status.st_mode)) return refused("the descriptor is no memfd");
+    if (!S_ISREG(status.st_mode)) return refused("the descriptor is not a memfd");
     // Before the size: only a sealed size stays what it was seen to be.
     const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
-    if (seals < 0) return refused("the descriptor is no memfd");
+    if (seals < 0) return refused("the descriptor is not a memfd");
     if ((seals & common_seals) != common_seals) return refused("it is not sealed against a change of size");
     const bool output = direction == wire::SlabDirection::output;
     if (output && (seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)) == 0)

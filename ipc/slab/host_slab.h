@@ -39,7 +39,7 @@ public:
 
     /// The client's side. Also marked MADV_DONTFORK, its descriptor closed in a forked child, which must not keep the
     /// memory alive.
-    /// Errors  protocol_violation when the fd is no memfd, lacks a seal, or has another size; an output slab also when
+    /// Errors  protocol_violation when the fd is not a memfd, lacks a seal, or has another size; an output slab also when
     /// it
     ///         has holes, which reading would fill with memory
     static Result<HostSlab> adopt(UniqueFd memfd, std::uint64_t size_bytes, wire::SlabDirection direction);

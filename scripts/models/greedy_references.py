@@ -142,7 +142,7 @@ def main() -> int:
     command.add_argument("file", type=Path)
     command.add_argument("package", type=Path)
     command.add_argument("--model", help="of the running daemon")
-    command.add_argument("--socket", help="of the daemon; else where `bulkhead` would look")
+    command.add_argument("--socket", help="the control socket (default: as `bulkhead` finds it)")
     command.set_defaults(run=compare)
     arguments = parser.parse_args()
     return arguments.run(arguments)

@@ -91,7 +91,7 @@ def tell_difference(ours: numpy.ndarray, theirs: numpy.ndarray, tolerance: float
         return 1
     difference = float(numpy.max(numpy.abs(ours.astype(numpy.float64) - theirs), initial=0.0))
     print(f"{difference:.3g}")
-    return 0 if difference <= tolerance else 1  # NaN is no equality
+    return 0 if difference <= tolerance else 1  # NaN is not equal to itself
 
 
 def main() -> int:

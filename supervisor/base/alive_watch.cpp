@@ -56,7 +56,7 @@ Result<std::shared_ptr<const WorkerPageView>> WorkerPageView::map(const UniqueFd
     struct stat status {};
     if (!memfd || ::fstat(memfd.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
         status.st_size != static_cast<off_t>(worker_page::page_bytes))
-        return violation("its descriptor is no memfd of one page");
+        return violation("its descriptor is not a memfd of one page");
     // Unsealed, its owner could cut it short, and reading it would be a SIGBUS.
     const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return violation("it is not sealed against shrinking");

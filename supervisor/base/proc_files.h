@@ -17,7 +17,7 @@ namespace bulkhead::supervisor {
 
 /// Reading /proc, all of it off the loop: a large process' maps take milliseconds.
 ///
-/// A process may end between any two lines of these; then they find nothing, and that is no error.
+/// A process may end between any two lines of these; then they find nothing, and that is not an error.
 
 /// For as long as it lives, this thread reads of that process' memory: environ, maps, smaps. The kernel may never
 /// answer, when the process hangs in the middle of changing it: other threads then find it being read, and do not hang

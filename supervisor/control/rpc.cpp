@@ -102,7 +102,7 @@ Method method(std::initializer_list<std::string_view> parameters, Method run) {
 std::string required_string(const json::object& params, std::string_view name) {
     if (auto value = string_member(params, name)) return std::move(*value);
     throw ErrorException{
-        invalid(fmt::format("parameter \"{}\" is missing or no string", name), "give it as a string")};
+        invalid(fmt::format("parameter \"{}\" is missing or not a string", name), "give it as a string")};
 }
 
 std::optional<std::uint64_t> optional_count(const json::object& params, std::string_view name, std::uint64_t max) {
@@ -126,7 +126,7 @@ std::optional<std::vector<std::string>> optional_strings(const json::object& par
     const json::value* value = params.if_contains(name);
     if (value == nullptr) return std::nullopt;
     const ErrorException wrong{
-        invalid(fmt::format("parameter \"{}\" is no list of strings", name), "give [\"A\", \"B\"]")};
+        invalid(fmt::format("parameter \"{}\" is not a list of strings", name), "give [\"A\", \"B\"]")};
     if (!value->is_array() || value->get_array().empty()) throw wrong;
     std::vector<std::string> strings;
     for (const json::value& one : value->get_array()) {

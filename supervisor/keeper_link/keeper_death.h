@@ -3,7 +3,7 @@
 namespace bulkhead::supervisor {
 
 /// This process ends with its keeper, and so does everything that its workers started and that left their process
-/// groups: their own death by the kernel is no end of those. The keeper has set SIGKILL as the signal of its death;
+/// groups: their own death by the kernel does not end those. The keeper has set SIGKILL as the signal of its death;
 /// from now on it is a real-time signal, whose handler writes to `cgroup.kill` and ends the process, whatever its
 /// threads do. There is no moment without a signal: what the keeper set holds until this one takes its place.
 ///

@@ -43,7 +43,7 @@ std::optional<json::object> KeeperFile::load() const {
     boost::system::error_code ec;
     json::value content = json::parse(text.str(), ec);
     if (ec || !content.is_object()) {
-        spdlog::warn("{} is ignored: it is no object of JSON", path_.string());
+        spdlog::warn("{} is ignored: it is not a JSON object", path_.string());
         return std::nullopt;
     }
     if (keeper_.empty() || string_member(content.get_object(), "keeper") != keeper_) return std::nullopt;

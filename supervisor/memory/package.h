@@ -20,7 +20,7 @@ struct PackageSize {
 };
 
 /// `slots`, `length`: as the fleet file declares them; empty: as the package does
-/// Returns  empty for what is no such manifest, and for sizes beyond reason: the model is measured, then
+/// Returns  empty for any other text, and for sizes beyond reason: the model is measured, then
 [[nodiscard]] std::optional<PackageSize> package_size(const boost::json::value& manifest,
                                                       std::optional<std::uint32_t> slots,
                                                       std::optional<std::uint32_t> length, bool on_gpu);

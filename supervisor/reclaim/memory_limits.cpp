@@ -79,7 +79,7 @@ Result<> MemoryLimits::set(const WorkerName& worker, pid_t pid, std::uint64_t by
 std::optional<std::uint64_t> MemoryLimits::bound(const WorkerName& worker) const {
     std::ifstream file{folder(worker) / (path_.empty() ? "memory.max" : "memory.limit_in_bytes")};
     std::uint64_t bytes = 0;
-    if (!(file >> bytes) || bytes > unbounded_min) return std::nullopt;  // "max" is no number
+    if (!(file >> bytes) || bytes > unbounded_min) return std::nullopt;  // "max" is not a number
     return bytes;
 }
 

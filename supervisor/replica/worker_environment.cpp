@@ -151,8 +151,8 @@ Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& 
         if (std::error_code ec; !std::filesystem::exists(program, ec))
             return Error{
                 ErrorCode::config_invalid, fmt::format("starting a worker of {}: there is no {}", spec.name, program),
-                "install the wheel bulkhead-gpu-torch beside bulkhead-gpu, or put there what a build with LibTorch "
-                "makes: `torchscript`, `aoti` and `generate` need it"};
+                "`torchscript`, `aoti` and `generate` need it: install the wheel bulkhead-gpu-torch beside bulkhead-gpu, "
+                "or build Bulkhead with LibTorch"};
         return std::vector{program};
     }
     const auto starting = [&] { return fmt::format("starting engine {}", spec.python.engine); };

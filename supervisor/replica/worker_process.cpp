@@ -52,7 +52,7 @@ void WorkerProcess::take_channels(worker_link::Hello& hello) {
 
 void WorkerProcess::complain(const std::string& what) {
     if (++complaints <= limits::link_complaints_max)
-        spdlog::warn("worker={} pid={} said what is ignored: {}", name.text(), pid, escaped(what));
+        spdlog::warn("worker={} pid={} sent a message that is ignored: {}", name.text(), pid, escaped(what));
 }
 
 // --- its load and its life

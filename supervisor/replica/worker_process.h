@@ -124,7 +124,7 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     /// Its ends of channels follow the page, in the order of their numbers; of those without one, the death is told to
     /// clients by the kernel alone.
     void take_channels(worker_link::Hello& hello);
-    /// It said what is ignored.
+    /// Logs a message that is ignored.
     void complain(const std::string& what);
 
     /// What it is told to load.

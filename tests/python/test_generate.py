@@ -407,12 +407,12 @@ class Words(Serving):
     def test_text_that_is_none_is_told_and_a_conversation_goes_on(self) -> None:
         status, out, err = self.ran(self.serving(self.introduced, methods=self.methods), "generate", "fake", "Sun \udcff")
         self.assertEqual((status, out), (1, ""))
-        self.assertIn("error: text to tokens: '\\udcff' is no character (input_invalid)", err)
+        self.assertIn("error: text to tokens: '\\udcff' is not a character (input_invalid)", err)
 
         daemon = self.serving(self.introduced, self.answering("<user>Sun<end><model>", "Earth"), methods=self.methods)
         status, out, err = self.ran(daemon, "chat", "fake", typed=b"\xff\nSun\n")
         self.assertEqual((status, out), (0, "Earth\n"), err)
-        self.assertIn("'\\udcff' is no character", err)
+        self.assertIn("'\\udcff' is not a character", err)
 
     def test_what_cannot_be_said_in_words_is_refused(self) -> None:
         cases = {

@@ -107,7 +107,7 @@ int kill_workers(const Options& options) {
         ::kill(pid, SIGKILL);
         std::array<float, 1> one{};
         const std::array<std::int64_t, 1> dims{1};
-        for (;;) {  // requests that were answered before the end of file are no error
+        for (;;) {  // requests that were answered before the end of file are not errors
             const auto reply = test::infer_float(*channel, "x", one, dims);
             if (reply) continue;
             if (reply.error().code == ErrorCode::worker_lost) break;

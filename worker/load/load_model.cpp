@@ -256,7 +256,7 @@ Result<> LoadedModel::warm_up(config::MethodSpec& method) {
     if (!called) {
         auto error = called.error();
         if (error.code == ErrorCode::load_failed)
-            error.remedy = "declare inputs as the model takes them; where zeros of the smallest shape are no valid "
+            error.remedy = "declare inputs as the model takes them; where zeros of the smallest shape are not valid "
                            "input, declare other `warmup` shapes";
         return error;
     }

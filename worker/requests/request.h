@@ -26,7 +26,7 @@ struct Completion {
     std::chrono::microseconds queued{};
     std::chrono::microseconds run{};
     RequestOutputs& outputs;
-    boost::json::object values{};  ///< results that are no tensors
+    boost::json::object values{};  ///< results that are not tensors
 };
 
 /// Who sent a request. All calls come on the event loop.

@@ -76,7 +76,7 @@ Result<ModelFile> ModelFile::open_any(const std::filesystem::path& path) {
     struct stat status {};
     if (::fstat(file.fd_.get(), &status) != 0) return failed(std::strerror(errno), "");
     if (!S_ISREG(status.st_mode))
-        return failed("it is no regular file", "let the model's `file` name the TorchScript file or the .pt2 package");
+        return failed("it is not a regular file", "let the model's `file` name the TorchScript file or the .pt2 package");
     if (status.st_size == 0) return failed("it is empty (0 bytes)", "copy or export it again");
     file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
     file.identity_ = file_identity(status);

@@ -223,7 +223,7 @@ void add_generate(CLI::App& app, Session& session) {
         command->add_option(names(list_options[i].first), generation->lists[i], list_options[i].second)
             ->type_name("IDS")
             ->check(check_ids);
-    command->add_flag(names("ignore_stop"), generation->ignore_stop, "Go on behind stop tokens");
+    command->add_flag(names("ignore_stop"), generation->ignore_stop, "Do not end at stop tokens");
     take_assignments(command->add_option("--input,-i", generation->inputs,
                                          "A further input, such as embeddings=@FILE.npy in place of --tokens"),
                      "NAME=DATA");

@@ -91,7 +91,7 @@ void add_load(CLI::App& app, Session& session) {
     command->footer(
         "Ready means: loaded, warmed up, its graphs captured, one inference done. A bar shows how it goes;\n"
         "where standard error is not a terminal, a line per phase. A model that is loaded already is simply\n"
-        "ready. It also lifts a quarantine. A supervisor that dies meanwhile is waited for: the load goes on.\n"
+        "ready. It also lifts a quarantine. If the supervisor dies, the load goes on under the next one.\n"
         "With --json: [{\"model\",\"replica\",\"state\",\"pid\",\"ms\"}].\n"
         "\nExamples:\n  bulkhead load minilm\n  bulkhead load --all --deadline 5m\n"
         "\nExit status: 0 all are ready, 1 the first one failed and why, 3 no daemon answers, 78 the model's\n"

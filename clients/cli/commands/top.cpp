@@ -8,7 +8,7 @@ namespace bulkhead::cli {
 void add_top(CLI::App& app, Session& session) {
     CLI::App* command = app.add_subcommand("top", "Watch the fleet: memory of each device, rates of each model");
     const auto once = std::make_shared<bool>(false);
-    command->add_flag("--once", *once, "Print one frame, of two looks a second apart, and end");
+    command->add_flag("--once", *once, "Print one frame, with rates over one second, and exit");
     command->footer(
         "A full screen with a bar for each device, a row for each replica, and the latest events. Keys load,\n"
         "unload, restart and pin the chosen model, after a question; ? lists them. Without a terminal, or\n"

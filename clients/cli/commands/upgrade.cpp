@@ -200,7 +200,7 @@ int reload(const Session& session) {
 }  // namespace
 
 void add_upgrade(CLI::App& app, Session& session) {
-    CLI::App* command = app.add_subcommand("upgrade", "Run the installed programs in place of those that run");
+    CLI::App* command = app.add_subcommand("upgrade", "Replace the running programs by the installed ones");
     const auto supervisor_only = std::make_shared<bool>(false);
     command->add_flag("--supervisor-only", *supervisor_only, "Leave the keeper as it is");
     command->footer(

@@ -31,7 +31,7 @@ void store(std::byte* to, T value) {
 std::string shown(const json::value& value) { return std::string{first_of(one_line(json::serialize(value)), 40)}; }
 
 Error unfit(const json::value& value, DType dtype) {
-    return {ErrorCode::input_invalid, fmt::format("{} is no {}", shown(value), to_string(dtype)),
+    return {ErrorCode::input_invalid, fmt::format("{} is not a valid {}", shown(value), to_string(dtype)),
             dtype == DType::boolean ? "write true or false" : "write numbers that the input's dtype can hold"};
 }
 

@@ -129,7 +129,7 @@ struct NpyHeaderParser {
         std::optional<std::string_view> descr;
         std::optional<bool> fortran;
         std::optional<std::vector<std::int64_t>> dims;
-        if (!take("{")) return damaged("its header is no dictionary");
+        if (!take("{")) return damaged("its header is not a dictionary");
         while (!take("}")) {
             const auto key = quoted();
             if (!key || !take(":")) return damaged("its header cannot be read");
@@ -181,7 +181,7 @@ Result<NpyFile> NpyFile::open(const std::filesystem::path& path) {
     const Result<std::size_t> got = read_at(file.get(), prefix.data(), prefix.size(), 0);
     if (!got) return Error{got.error()}.during(step);
     if (*got < 10 || std::memcmp(prefix.data(), magic.data(), magic.size()) != 0)
-        return Error{ErrorCode::input_invalid, step + ": no .npy file: its first bytes are others",
+        return Error{ErrorCode::input_invalid, step + ": not a .npy file: it does not start with \\x93NUMPY",
                      "save it with numpy.save"};
     const auto byte = [&](std::size_t i) { return std::to_integer<std::uint64_t>(prefix[i]); };
     const std::uint64_t version = byte(6);

@@ -254,7 +254,7 @@ std::string render_info(const json::value& info, Style style) {
     line("torch", text_or_dash(info, "torch"));
     line("gpus", gpus_text(info));
     if (const auto lost = integer_member(info, "log_lines_lost").value_or(0); lost > 0)
-        line("log files", fmt::format("without {} line{}, for the disk was too slow", lost, lost == 1 ? "" : "s"));
+        line("log files", fmt::format("{} line{} not written: the disk was too slow", lost, lost == 1 ? " was" : "s were"));
     if (const std::string error = text_member(info, "fleet_error"); !error.empty())
         line("fleet file", "invalid since it was read last; the fleet runs on as it was: " + error);
     if (const std::string failure = text_member(info, "keeper_upgrade_failed"); !failure.empty())

@@ -4,7 +4,7 @@
 
 namespace bulkhead::cli::top {
 
-/// Draws the fleet once, of two looks a second apart, so that there are rates. With `as_json` one document.
+/// Draws the fleet once, with rates over one second. With `as_json` one document.
 /// Returns 0, a command's exit status. Throws  ErrorException, as `ControlClient`
 [[nodiscard]] int show_once(const std::filesystem::path& socket, bool as_json);
 

@@ -131,7 +131,7 @@ Result<> WorkerSession::refuse_slab(const channel::SlabOffer& offer, const Error
 }
 
 /// A result of which an output lies where this process cannot look: its room goes back at once. A part of an answer of
-/// which nobody wanted the parts is no loss.
+/// which nobody wanted the parts can be dropped.
 void WorkerSession::lose_result(Requests::iterator request, const channel::InferResult& result, Error reason) {
     for (const channel::Tensor& tensor : result.tensors) give_back(tensor.lease);
     flush_releases();

@@ -57,7 +57,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
             command.add_argument(*names, dest=parameter, type=number, metavar="N", help=meaning)
         command.add_argument("--do-sample", dest="do_sample", choices=["true", "false"], help="draw, or take the likeliest")
         command.add_argument("--package", help="the model's folder, where it is another one here than for the daemon")
-        command.add_argument("--socket", help="of the daemon; else where `bulkhead` would look")
+        command.add_argument("--socket", help="the control socket (default: as `bulkhead` finds it)")
     nodes = commands.add_parser("comfyui", help="put the nodes into a ComfyUI folder, or take them out", epilog="Exit status: 0 done, 1 failed and why, 2 wrong usage.")
     nodes.add_argument("does", choices=["install", "uninstall"])
     nodes.add_argument("folder", type=Path, help="that of ComfyUI's main.py")
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     as_json = options.command == "generate" and options.json
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # as arguments are: what is no text is refused by name
+        sys.stdin.reconfigure(errors="surrogateescape")  # as arguments are: what is not text is refused by name
     try:
         if options.command == "comfyui":
             print({"install": comfyui.install, "uninstall": comfyui.uninstall}[options.does](options.folder))

@@ -281,7 +281,7 @@ class Events:
         return number
 
     def record_behind(self, streams: Iterable[int]) -> int:
-        """Behind all of them. 0, after waiting here, where one of them is no more."""
+        """Behind all of them. 0, after waiting here, where one of them was destroyed."""
         others = set(streams) - {self.stream}
         if not others:
             return self.record()

@@ -107,7 +107,7 @@ class Mapping(Region):
             try:
                 seals = fcntl.fcntl(fd, _F_GET_SEALS)
             except OSError:
-                raise Error("protocol_violation", "a slab that is no memfd") from None
+                raise Error("protocol_violation", "a slab that is not a memfd") from None
             if seals & needed != needed:
                 raise Error("protocol_violation", f"a slab with seals {seals:#x}, which lack {needed & ~seals:#x}")
             if os.fstat(fd).st_size != size_bytes:

@@ -40,7 +40,7 @@ def _object(body: bytes | memoryview, at: int, size: int) -> dict[str, Any]:
         raise broken(f"a message of {len(body)} bytes that says it has {at + size}")
     value = json.loads(bytes(body[at:])) if size else {}
     if not isinstance(value, dict):
-        raise broken("JSON that is no object")
+        raise broken("JSON that is not an object")
     return value
 
 
@@ -64,7 +64,7 @@ class Reply(MappingType[str, Output]):
 
     def __init__(self, outputs: Iterable[Output], values: dict[str, Any], queued_us: int, run_us: int, more: bool = False) -> None:
         self._outputs = {output.name: output for output in outputs}
-        self.values_json = values  #: results that are no tensors
+        self.values_json = values  #: results that are not tensors
         self.queued_us = queued_us  #: in the worker, before it started
         self.run_us = run_us  #: in the model
         self.more = more  #: further parts of this answer follow

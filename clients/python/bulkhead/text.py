@@ -35,7 +35,7 @@ class Text:
             raise Error("input_invalid", f"text to tokens: {path} is not there", "give token ids, or export the model with its tokenizer")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # what tokenizers raises is no more special
+        except Exception as error:  # what tokenizers raises is not more special
             raise Error("input_invalid", f"reading {path}: {error}", "export the model again") from None
         self._decode_stream = tokenizers.decoders.DecodeStream
         self._settings = _settings(folder / _SETTINGS)
@@ -58,7 +58,7 @@ class Text:
         try:
             text.encode()
         except UnicodeEncodeError as error:  # a byte of an argument or of a file, which Python carries so
-            raise Error("input_invalid", f"text to tokens: {text[error.start]!a} is no character", "give text in UTF-8") from None
+            raise Error("input_invalid", f"text to tokens: {text[error.start]!a} is not a character", "give text in UTF-8") from None
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
         return ids
 

@@ -111,7 +111,7 @@ Result<> remove_stale_socket(int directory, const SocketPath& path) {
     struct stat facts {};
     if (::fstatat(directory, path.name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) return {};
     if (!S_ISSOCK(facts.st_mode))
-        return Error{ErrorCode::not_permitted, "replacing " + path.whole + ": it is no socket",
+        return Error{ErrorCode::not_permitted, "replacing " + path.whole + ": it is not a socket",
                      "move it away, or choose another path with --socket"};
     if (const auto holder = listener_of(path)) return already_running(path, holder);
     if (::unlinkat(directory, path.name.c_str(), 0) != 0)

@@ -27,7 +27,7 @@ public:
 
     /// What a former program of this process opened, kept open across its execve; lock and socket are as they were.
     ///
-    /// Errors  protocol_violation when the descriptors are no locked directory and no listening socket
+    /// Errors  protocol_violation when the descriptors are not a locked directory and a listening socket
     static Result<RuntimeDirectory> resume(const std::string& socket_path, UniqueFd directory, UniqueFd listening);
 
     [[nodiscard]] int directory_fd() const noexcept { return directory_.get(); }

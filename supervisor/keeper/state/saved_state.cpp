@@ -81,7 +81,7 @@ UniqueFd write_state(SavedKeeper saved_keeper, const std::string& socket_path, W
 
 Result<Mapping> map_state(int memfd) {
     if (const int found = ::fcntl(memfd, F_GET_SEALS); found < 0 || (found & seals) != seals)
-        return senseless("descriptor " + std::to_string(memfd) + " is no sealed memfd");
+        return senseless("descriptor " + std::to_string(memfd) + " is not a sealed memfd");
     struct stat facts {};
     if (::fstat(memfd, &facts) != 0) return system_error("looking at the state of the keeper before this one", errno);
     const auto size = static_cast<std::size_t>(facts.st_size);

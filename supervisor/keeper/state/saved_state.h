@@ -85,7 +85,7 @@ struct SavedState {
 
 /// The bytes of a sealed memfd.
 ///
-/// Errors  protocol_violation when it is no memfd, or may still change
+/// Errors  protocol_violation when it is not a memfd, or may still change
 [[nodiscard]] Result<Mapping> map_state(int memfd);
 
 /// Takes the workers over: fills the table and owns their descriptors, close-on-exec again.

@@ -73,7 +73,7 @@ public:
     [[nodiscard]] std::size_t size_bytes() const noexcept { return count_ * sizeof(float); }
 
 private:
-    /// Of the library that cuda::Driver has opened: what only tests call is no member of it.
+    /// Of the library that cuda::Driver has opened: what only tests call is not a member of it.
     template <typename Function>
     static Function function(const char* symbol) {
         const char* library = std::getenv("BULKHEAD_LIBCUDA");

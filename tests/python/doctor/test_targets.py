@@ -1,4 +1,4 @@
-"""Targets that are no functions, and the compiler's own view."""
+"""Targets that are not functions, and the compiler's own view."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Sizes(unittest.TestCase):
 
 
 class Target(unittest.TestCase):
-    """An export never costs what is no package."""
+    """An export never costs what is not a package."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory(prefix="bh-export-")

@@ -83,7 +83,7 @@ class Rounding(unittest.TestCase):
         mixed = model()
         self.assertEqual(quantised.quantise(mixed, mixed, "int4", 7), {"int8": 2, "int4": 1})
         kinds = [type(layer) for layer in mixed.children()]
-        self.assertEqual(kinds, [quantised.Int4Linear, quantised.Int8Linear, quantised.Int8Linear], "48 is no multiple, 7 are logits")
+        self.assertEqual(kinds, [quantised.Int4Linear, quantised.Int8Linear, quantised.Int8Linear], "48 is not a multiple, 7 are logits")
         with self.assertRaises(Error) as raised:
             quantised.quantise(model(), torch.nn.Embedding(4, 4), "int4", 4)
         self.assertEqual(raised.exception.code, "input_invalid")

@@ -110,7 +110,7 @@ REFUSED = [
     Exchange("an input twice", lambda client: client.infer(5, client.tensor(), client.tensor(offset=64)), "input_invalid", 5),
     Exchange("an unknown parameter", lambda client: client.infer(5, client.tensor(), text=b'{"scale": 1}'), "input_invalid", 5),
     Exchange("JSON that is none", lambda client: client.infer(5, client.tensor(), text=b"{"), "input_invalid", 5),
-    Exchange("JSON that is no object", lambda client: client.infer(5, client.tensor(), text=b"[]"), "input_invalid", 5),
+    Exchange("JSON that is not an object", lambda client: client.infer(5, client.tensor(), text=b"[]"), "input_invalid", 5),
     Exchange("an unknown dtype", _infer(dtype=99), "dtype_unsupported", 5),
     Exchange("another dtype", _infer(dtype=DTYPE["int32"]), "dtype_unsupported", 5),
     Exchange("another rank", _infer(dims=(2, 2)), "shape_mismatch", 5),
@@ -139,7 +139,7 @@ REFUSED = [
     Exchange("a slab beyond the channel's bound", _named("slab_request", 5, ask_slab(1, 1 << 30)), "resources_exhausted", 5),
     Exchange("a slab beyond 64 bits", _named("slab_request", 5, ask_slab(1, (1 << 64) - 1)), "resources_exhausted", 5),
     Exchange("a loan with a low number", _lend(7, 4096, _memfd), "input_invalid", 5),
-    Exchange("a loan that is no memfd", _lend(1 << 31, 4096, _pipe), "protocol_violation", 5),
+    Exchange("a loan that is not a memfd", _lend(1 << 31, 4096, _pipe), "protocol_violation", 5),
     Exchange("a loan that is not sealed", _lend((1 << 31) + 1, 4096, _memfd), "protocol_violation", 5),
     Exchange("a release of what is not lent", lambda client: client.release(
         {"slab_id": client.output, "offset_bytes": 0, "size_bytes": 16, "generation": 9}), request=0),

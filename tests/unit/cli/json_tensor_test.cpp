@@ -74,15 +74,15 @@ TEST(JsonTensor, WritesAComplexNumberAsAPair) {
 }
 
 TEST(JsonTensor, RefusesWhatTheDtypeCannotHold) {
-    EXPECT_EQ(there_and_back("[256]", DType::uint8), "256 is no uint8");
-    EXPECT_EQ(there_and_back("[-1]", DType::uint8), "-1 is no uint8");
-    EXPECT_EQ(there_and_back("[1.5]", DType::int64), "1.5E0 is no int64");
-    EXPECT_EQ(there_and_back("[9223372036854775808]", DType::int64), "9223372036854775808 is no int64");
-    EXPECT_EQ(there_and_back("[1]", DType::boolean), "1 is no bool");
-    EXPECT_EQ(there_and_back("[\"1\"]", DType::float32), "\"1\" is no float32");
-    EXPECT_EQ(there_and_back("[null]", DType::float32), "null is no float32");
-    EXPECT_EQ(there_and_back("[1e39]", DType::float32), "1E39 is no float32");
-    EXPECT_EQ(there_and_back("[65520]", DType::float16), "65520 is no float16");
+    EXPECT_EQ(there_and_back("[256]", DType::uint8), "256 is not a valid uint8");
+    EXPECT_EQ(there_and_back("[-1]", DType::uint8), "-1 is not a valid uint8");
+    EXPECT_EQ(there_and_back("[1.5]", DType::int64), "1.5E0 is not a valid int64");
+    EXPECT_EQ(there_and_back("[9223372036854775808]", DType::int64), "9223372036854775808 is not a valid int64");
+    EXPECT_EQ(there_and_back("[1]", DType::boolean), "1 is not a valid bool");
+    EXPECT_EQ(there_and_back("[\"1\"]", DType::float32), "\"1\" is not a valid float32");
+    EXPECT_EQ(there_and_back("[null]", DType::float32), "null is not a valid float32");
+    EXPECT_EQ(there_and_back("[1e39]", DType::float32), "1E39 is not a valid float32");
+    EXPECT_EQ(there_and_back("[65520]", DType::float16), "65520 is not a valid float16");
     EXPECT_THAT(there_and_back("[1]", DType::complex64), HasSubstr("complex64 written as JSON"));
 }
 

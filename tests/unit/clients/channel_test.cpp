@@ -263,7 +263,7 @@ TYPED_TEST(ChannelTest, ACancelledRequestEndsAsTheWorkerSays) {
     ASSERT_TRUE(channel.cancel(request));
 
     EXPECT_EQ(channel.wait(request).error().code, ErrorCode::cancelled);
-    EXPECT_TRUE(channel.cancel(request)) << "too late is no error";
+    EXPECT_TRUE(channel.cancel(request)) << "too late is not an error";
 }
 
 TYPED_TEST(ChannelTest, AWorkerThatMissesTheDeadlineIsNotWaitedForAndMayAnswerLater) {

@@ -317,7 +317,7 @@ TEST(RuntimeDirectory, AFileThatIsNoSocketIsKept) {
     const Ended ended = start_at(folder / "run/control.sock");
 
     EXPECT_EQ(ended.status, 1);
-    EXPECT_THAT(ended.errors, HasSubstr("it is no socket"));
+    EXPECT_THAT(ended.errors, HasSubstr("it is not a socket"));
     EXPECT_EQ(file_text(folder / "run/control.sock"), "precious");
 }
 

@@ -142,7 +142,7 @@ public:
 
     std::function<void()> at_launch;     ///< where a test holds a step up
     std::string fails;                   ///< the call that errs
-    std::int32_t not_finite_after = -1;  ///< this token stands for logits that are no numbers
+    std::int32_t not_finite_after = -1;  ///< this token stands for logits that are not numbers
     std::vector<std::string> calls;      ///< where `listens`
     bool listens = true;
     std::uint64_t moves = 0;

@@ -244,7 +244,7 @@ public:
         }
         return std::move(*message);
     }
-    /// The next one that is no slab_offer.
+    /// The next one that is not a slab_offer.
     std::optional<channel::WorkerMessage> receive_answer() {
         auto message = receive();
         while (message && std::holds_alternative<channel::SlabOffer>(*message)) message = receive();

@@ -66,7 +66,7 @@ def quantise(model: nn.Module, step: nn.Module, kind: str, logits: int) -> dict[
     run (a vision tower, an audio codec): their cost is not a step's. Returns how many are of which kind now.
 
     Not all that shall be int4 are: one with `logits` outputs, a head, is int8, since what it loses is lost in the choice of
-    a token; so is one whose inputs are no multiple of a group. `step` may keep an old one: the model is to be cut again.
+    a token; so is one whose inputs are not a multiple of a group. `step` may keep an old one: the model is to be cut again.
 
     Errors: input_invalid, for a step without a linear layer."""
     stepped = set(step.modules())

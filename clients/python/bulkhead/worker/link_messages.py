@@ -29,7 +29,7 @@ def encode(kind: str, **members: Any) -> bytes:
 
 def parse(data: bytes) -> tuple[str, dict[str, Any]]:
     """Type and members of what the daemon said: a member that is absent or of another type is empty. Raises
-    ``protocol_violation`` for what is no message of this link."""
+    ``protocol_violation`` for what is not a message of this link."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -74,7 +74,7 @@ TEST(Nvml, TellsWhatHoldsAClockDown) {
     EXPECT_EQ(told.power_mw, 310'500U);
     EXPECT_EQ(told.temperature_c, 64U);
     EXPECT_EQ(told.utilization_percent, 87U);
-    EXPECT_THAT(told.throttled, testing::ElementsAre("power cap")) << "idle, 1, is no reason";
+    EXPECT_THAT(told.throttled, testing::ElementsAre("power cap")) << "idle, 1, is not a reason";
     EXPECT_EQ((*read)[1].sensors.clock_mhz, std::nullopt) << "not supported";
     EXPECT_TRUE((*read)[1].trouble.empty());
 }

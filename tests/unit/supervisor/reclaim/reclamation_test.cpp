@@ -92,7 +92,7 @@ TEST_F(GpuReclamation, WaitsForMemoryThatComesBackLateAlthoughItIsAtRestMeanwhil
     end_worker();
     start();
     look_on();
-    ASSERT_FALSE(done_) << "equal readings alone are no proof";
+    ASSERT_FALSE(done_) << "equal readings alone prove nothing";
     machine("");
     EXPECT_TRUE(reclaimed().verified());
     EXPECT_EQ(returned().bytes, had);

@@ -42,7 +42,7 @@ TEST(Trial, ComputesTheEndOfTheLongestPromptFirst) {
     EXPECT_EQ(engine.calls.size(), 2U);
 }
 
-/// Weights that are no numbers, say. It would answer nothing, so it is not called ready.
+/// Weights that are not numbers, say. It would answer nothing, so it is not called ready.
 TEST(Trial, RefusesAModelWhoseLogitsAreNotFinite) {
     Shape shape = FakeEngine::usual();
     const auto tried = [&shape] {
@@ -57,7 +57,7 @@ TEST(Trial, RefusesAModelWhoseLogitsAreNotFinite) {
     EXPECT_THAT(refused.error().attempt, testing::HasSubstr("logits are not finite"));
     EXPECT_THAT(refused.error().remedy, testing::HasSubstr("bulkhead.export --check"));
     shape.embeddings = true;
-    EXPECT_TRUE(tried()) << "embeddings of zeros are no prompt";
+    EXPECT_TRUE(tried()) << "embeddings of zeros are not a prompt";
 }
 
 }  // namespace

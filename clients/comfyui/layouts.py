@@ -19,21 +19,23 @@ COLOURS = (1, 3, 4)
 
 def to_tensor(value: Any, declared: dict[str, Any]) -> tuple[Any, int | None]:
     """What a node was given, as the method declares it, and the sample rate of AUDIO. Values keep
-    their meaning: an image's 0 to 1 become 0 to 255 in uint8."""
+    their meaning: an image's 0 to 1 become 0 to 255 in uint8, a sound's -1 to 1 all of int16."""
     if isinstance(value, str):
         return _of_json(value, declared), None
-    rate = None
+    rate, low = None, 0
     if isinstance(value, dict) and "waveform" in value:
-        value, rate = value["waveform"], int(value["sample_rate"])
+        value, rate, low = value["waveform"], int(value["sample_rate"]), -1
     elif isinstance(value, dict) and "samples" in value:
         value = value["samples"]
+        if _is_integer(declared["dtype"]):
+            raise NodeError(f"input {declared['name']} is LATENT, whose numbers have no bounds, and the model takes {describe(declared)}: connect another")
     if not hasattr(value, "detach"):
         raise NodeError(f"input {declared['name']} is a {type(value).__name__}: connect AUDIO, IMAGE, MASK or LATENT, or write numbers as JSON")
     tensor = value.detach().cpu()
     tensor = _of_rank(tensor, declared)
     if rate is None and tensor.dim() >= 3 and _colours_first(declared) and tensor.shape[-1] in COLOURS:
         tensor = tensor.movedim(-1, -3)
-    return _of_dtype(tensor, declared["dtype"]).contiguous(), rate
+    return _of_dtype(tensor, declared, low).contiguous(), rate
 
 
 def _of_json(text: str, declared: dict[str, Any]) -> Any:
@@ -64,12 +66,24 @@ def _colours_first(declared: dict[str, Any]) -> bool:
     return len(sizes) >= 3 and sizes[-3] in ("1", "3", "4") and sizes[-1] not in ("1", "3", "4")
 
 
-def _of_dtype(tensor: Any, name: str) -> Any:
+def _is_integer(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint"))
+
+
+def _of_dtype(tensor: Any, declared: dict[str, Any], low: int) -> Any:
+    """``low`` (0 or -1) to 1 become the whole range of an integer. An unsigned sound is silent in the middle of it, as in a
+    WAV file of 8 bits; a signed one at 0."""
     import torch
 
-    dtype = getattr(torch, name)
-    if tensor.is_floating_point() and not dtype.is_floating_point and name != "bool":
-        tensor = (tensor.clamp(0, 1) * 255).round()
+    dtype = getattr(torch, declared["dtype"])
+    if tensor.is_floating_point() and _is_integer(declared["dtype"]):
+        limits = torch.iinfo(dtype)
+        if limits.bits > 32:
+            raise NodeError(f"input {declared['name']} takes {describe(declared)}, which has no bounds for {low} to 1: write numbers as JSON")
+        half = (limits.max - limits.min + 1) // 2
+        scale, middle = (limits.max, 0) if low == 0 else (half, limits.min + half)
+        precise = tensor.double() if limits.bits > 16 else tensor.float()
+        tensor = (precise.clamp(low, 1) * scale + middle).round().clamp(limits.min, limits.max)
     return tensor.to(dtype)
 
 

@@ -20,7 +20,7 @@ def make_room(model: str, row: dict[str, Any]) -> None:
     from comfy import model_management
 
     device = device_of(row) if row["device"] != "auto" else model_management.get_torch_device()
-    needed = sizes.expected(model)
+    needed = sizes.expected(row)
     if needed > 0 and device.type != "cpu":
         model_management.free_memory(needed + model_management.extra_reserved_memory(), device)
 
@@ -30,6 +30,7 @@ def enlist(model: str, row: dict[str, Any]) -> Patcher:
     from comfy import model_management
 
     device = device_of(row)
+    daemon.rows()  # with the process that may just have been loaded
     patcher = _patchers.get(model)
     if patcher is None or patcher.load_device != device:
         patcher = _patchers[model] = _patcher(model, device)
@@ -55,10 +56,18 @@ def _patcher(model: str, device: Any) -> Patcher:
     return Patcher(
         model,
         device,
-        lambda: sizes.measured(daemon.rows(age=LOOK_AGE_SECONDS / 10), model, device.type != "cpu"),
-        lambda: sizes.expected(model),
+        lambda: sum(sizes.of_process(row, device.type != "cpu") for row in _processes(model) if device_of(row) == device),
+        lambda: max(map(sizes.expected, _rows(model)), default=0),
         lambda: unload(model),
     )
+
+
+def _rows(model: str) -> list[dict[str, Any]]:
+    return [row for row in daemon.rows(age=LOOK_AGE_SECONDS / 10) if row["model"] == model]
+
+
+def _processes(model: str) -> list[dict[str, Any]]:
+    return [row for row in _rows(model) if row["pid"] is not None]
 
 
 def unload(model: str) -> None:

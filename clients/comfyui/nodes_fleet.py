@@ -91,9 +91,9 @@ async def _unload(model: str) -> tuple[list[dict[str, Any]], str, Any]:
     async with daemon.connected() as client:
         before = await _memory(client, model)
         receipts = await _receipts(client, model)
-        after = await _memory(client, model, on=before.device)
+        after = await _memory(client, model, on=list(before))
     text = "\n".join(map(manager.sentence, receipts)) or f"{model} had no process"
-    return receipts, text, pictures.before_and_after(before, after, text.splitlines()[0])
+    return receipts, text, pictures.before_and_after(list(zip(before.values(), after.values())), text.splitlines()[0])
 
 
 async def unload(model: str) -> None:
@@ -111,18 +111,25 @@ async def _receipts(client: Any, model: str) -> list[dict[str, Any]]:
     return list(answered["receipts"])
 
 
-async def _memory(client: Any, model: str, *, on: str | None = None) -> pictures.Memory:
-    """Of the GPU that the model is on, else of the machine."""
-    rows = [row for row in await client.ps() if model in (ALL, row["model"])]
-    models = sum(map(sizes.held, rows))
-    placed = on or next((row["device"] for row in rows if row["device"].startswith(("cuda:", "GPU-"))), "cpu")
-    for gpu in (await client.gpus())["gpus"]:
-        if placed in (gpu["uuid"], f"cuda:{gpu['index']}") and gpu["total_bytes"]:
-            return pictures.Memory(placed, gpu["total_bytes"], gpu["total_bytes"] - gpu["free_bytes"], models)
+async def _memory(client: Any, model: str, *, on: list[str] | None = None) -> dict[str, pictures.Memory]:
+    """Of each GPU that the model is on, and of the machine for what is on none: ``on`` says which of them."""
     import psutil
 
+    gpus = {name: gpu for gpu in (await client.gpus())["gpus"] if gpu["total_bytes"] for name in (gpu["uuid"], f"cuda:{gpu['index']}")}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in await client.ps():
+        if model in (ALL, row["model"]):
+            place = gpus[row["device"]]["uuid"] if row["device"] in gpus else "cpu"
+            rows.setdefault(place, []).extend([row] if row["pid"] is not None else [])
     machine = psutil.virtual_memory()
-    return pictures.Memory(placed, machine.total, machine.total - machine.available, models)
+    found = {}
+    for place in on or [place for place in rows if rows[place]] or list(rows)[:1] or ["cpu"]:
+        models = sum(sizes.of_process(row, place in gpus) for row in rows.get(place, []))
+        if gpu := gpus.get(place):
+            found[place] = pictures.Memory(f"cuda:{gpu['index']}", gpu["total_bytes"], gpu["total_bytes"] - gpu["free_bytes"], models)
+        else:
+            found[place] = pictures.Memory("cpu", machine.total, machine.total - machine.available, models)
+    return found
 
 
 class FleetStatus(_Acts):

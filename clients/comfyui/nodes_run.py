@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from comfy_api.latest import IO, UI
@@ -82,14 +85,29 @@ class VisionLanguage(IO.ComfyNode):
         if not str(values.get("prompt", "")).strip():
             raise daemon.NodeError("the prompt is empty: write a question")
         values |= {name: value for name, value in (("images", images), ("video", video)) if value is not None}
-        answer = await answers.ask(model, "answer", values, _count())
-        if not keep_model_loaded:
-            await running.interruptible(nodes_fleet.unload(model))
+        async with _kept(model, keep_model_loaded):
+            answer = await answers.ask(model, "answer", values, _count())
         text = answer.values.get("text")
         if not isinstance(text, str):
             raise daemon.NodeError(f"{model} gave no `text`: it gave {layouts.as_json(answer.values, answer.tensors)}")
         info = layouts.as_json({name: value for name, value in answer.values.items() if name != "text"}, {})
         return IO.NodeOutput(text, info, ui=UI.PreviewText(text))
+
+
+@asynccontextmanager
+async def _kept(model: str, keep: bool) -> AsyncIterator[None]:
+    """What goes wrong within is what the node says, also where the model cannot be unloaded then."""
+    try:
+        yield
+    except BaseException:
+        if not keep:
+            try:
+                await running.interruptible(nodes_fleet.unload(model))
+            except Exception as error:
+                logging.warning("Bulkhead: %s was not unloaded: %s", model, error)
+        raise
+    if not keep:
+        await running.interruptible(nodes_fleet.unload(model))
 
 
 class RunAnyModel(IO.ComfyNode):

@@ -33,14 +33,18 @@ class Patcher:
         self._size = 0
 
     def loaded_size(self) -> int:
-        try:
-            self._size = self._size_now()
-        except Exception as error:
-            logging.warning("Bulkhead: the size of %s is not known, the last one is used: %s", self.name, error)
+        self._size = self._guarded(self._size_now, self._size)
         return self._size
 
     def model_size(self) -> int:
-        return self.loaded_size() or self._size_expected()
+        return self.loaded_size() or self._guarded(self._size_expected, 0)
+
+    def _guarded(self, size: Callable[[], int], otherwise: int) -> int:
+        try:
+            return size()
+        except Exception as error:
+            logging.warning("Bulkhead: the size of %s is not known, %d bytes are assumed: %s", self.name, otherwise, error)
+            return otherwise
 
     def current_loaded_device(self) -> Any:
         return self.load_device if self.loaded_size() > 0 else self.offload_device

@@ -19,15 +19,16 @@ class Memory(NamedTuple):
     models: int
 
 
-def before_and_after(before: Memory, after: Memory, text: str) -> Any:
-    """An IMAGE [1, height, width, 3]."""
+def before_and_after(devices: list[tuple[Memory, Memory]], text: str) -> Any:
+    """An IMAGE [1, height, width, 3]: two bars for each device."""
     from PIL import Image, ImageDraw, ImageFont
 
-    picture = Image.new("RGB", (WIDTH, 2 * (GAP + BAR + GAP)), BACK)
+    bars = [bar for before, after in devices for bar in (("before", before), ("after", after))]
+    picture = Image.new("RGB", (WIDTH, 2 * GAP + len(bars) * (BAR + GAP)), BACK)
     draw = ImageDraw.Draw(picture)
     font = ImageFont.load_default(LETTERS)
     draw.text((GAP, GAP // 4), text, fill=INK, font=font)
-    for row, (when, memory) in enumerate((("before", before), ("after", after))):
+    for row, (when, memory) in enumerate(bars):
         top = 2 * GAP + row * (BAR + GAP)
         draw.text((GAP, top - LETTERS - 5), f"{when}: {sizes.text(memory.used)} of {sizes.text(memory.total)} used on {memory.device}, "
                   f"{sizes.text(memory.models)} by the model", fill=INK, font=font)  # fmt: skip

@@ -6,26 +6,23 @@ import os
 from pathlib import Path
 from typing import Any
 
-from . import caches, daemon, learnt
+from . import caches, fleet_file, learnt
 
 WEIGHTS = (".safetensors", ".pt2", ".pt", ".pth", ".jit", ".gguf", ".bin")
 
 
-def measured(rows: list[dict[str, Any]], model: str, on_gpu: bool) -> int:
-    """Bytes of all processes of a model: the daemon's figure, or the worker's own report where the driver tells none, as in
-    WSL2 and in containers. A process that reports neither has what is expected of it, so that it does not pass for unloaded."""
-    return sum(_of_process(row, on_gpu) for row in rows if row["model"] == model and row["pid"] is not None)
-
-
-def _of_process(row: dict[str, Any], on_gpu: bool) -> int:
+def of_process(row: dict[str, Any], on_gpu: bool) -> int:
+    """Bytes of a process: the daemon's figure, or the worker's own report where the driver tells none, as in WSL2 and in
+    containers. One that reports neither has what is expected of it, so that it does not pass for unloaded."""
     if not on_gpu:
         return int(row["host_bytes"] or 0)
-    return row["gpu_bytes"] or (row["graphs"] or {}).get("reserved_bytes") or expected(row["model"])
+    return row["gpu_bytes"] or (row["graphs"] or {}).get("reserved_bytes") or expected(row)
 
 
-def expected(model: str) -> int:
-    """Bytes that a load will take: what was measured last, else its weights on disk and the caches that it makes, else 0."""
-    return learnt.size(model) or _declared(model)
+def expected(row: dict[str, Any]) -> int:
+    """Bytes that a load will take: what was measured last, else its weights on disk and the caches that it makes, else what the
+    daemon estimates, else 0."""
+    return learnt.size(row["model"]) or _on_disk(row["model"]) or int((row.get("memory") or {}).get("estimated") or 0)
 
 
 def held(told: dict[str, Any]) -> int:
@@ -43,19 +40,17 @@ def weights(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _declared(model: str) -> int:
+def _on_disk(model: str) -> int:
     """Of what its declaration names: a file, a package, or, as the option ``model``, a folder or a repository in the Hugging
     Face cache."""
     try:
-        import yaml
-
-        fleet = Path(daemon.ask("daemon.info")["fleet"])
-        declared = yaml.safe_load(fleet.read_text())["models"][model]
+        folder, models = fleet_file.read()
+        declared = models[model]
         named = [declared.get("file"), declared.get("package"), (declared.get("options") or {}).get("model")]
+        paths = [path for name in named if isinstance(name, str) for path in (folder / name, _cached(name)) if path.exists()]
+        return sum(weights(path) + caches.of_package(path, declared) + caches.of_engine(path, declared) for path in paths)
     except Exception:  # a daemon on its way out, a file that was moved, another user's: then nothing is known
         return 0
-    paths = [path for name in named if isinstance(name, str) for path in (fleet.parent / name, _cached(name)) if path.exists()]
-    return sum(weights(path) + caches.of_package(path, declared) + caches.of_engine(path, declared) for path in paths)
 
 
 def _cached(repository: str) -> Path:

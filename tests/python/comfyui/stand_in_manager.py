@@ -1,8 +1,8 @@
 """A model manager that does to a guest what ComfyUI 0.33's was seen to do, and notes which members it reads.
 
 Written from the list of what was seen, not from ComfyUI's source. It holds weak references only, lists by identity and
-``is_clone``, keeps by ``detach(unpatch_all=False)``, unloads by ``detach``, frees a device until enough of it is free, and lets an
-exception of a guest end the thread that prompts run on.
+``is_clone``, forgets what nobody holds, keeps by ``detach(unpatch_all=False)``, unloads by ``detach``, frees a device until enough
+of it is free, those first of which least is loaded, and lets an exception of a guest end the thread that prompts run on.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Manager:
             one.guest.model_patches_to(one.guest.model_dtype())
             one.guest.partially_load(one.device, 1e32, force_patch_weights=False)
             one.guest.lowvram_patch_counter()
-            one.real_model = weakref.ref(one.guest.model)
+            one.real_model = weakref.ref(one.guest.model, lambda _, one=one: self._forget(one))
             hash(one.real_model())
             self.listed.insert(0, one)
 
@@ -113,7 +113,9 @@ class Manager:
         self.free_memory(memory, device)
 
     def free_memory(self, memory: float, device: torch.device, for_dynamic: bool = False) -> None:
-        for one in [one for one in self.listed if one.device == device and not one.guest.gone]:
+        found = [one for one in self.listed if one.device == device and not one.guest.gone]
+        sizes = {id(one): (one.guest.model_size() - one.guest.loaded_size(), one.guest.model_size()) for one in found}
+        for one in sorted(found, key=lambda one: (-sizes[id(one)][0], sizes[id(one)][1])):
             missing = 1e32 if self.disable_smart_memory else memory - self.free_of(device)
             if missing > 0 and self._unload(one, missing):
                 self.listed.remove(one)
@@ -125,6 +127,10 @@ class Manager:
         assert one.real_model is not None and one.real_model() is not None, "the model died in detach"
         one.real_model = None
         return True
+
+    def _forget(self, one: Listed) -> None:
+        if one in self.listed:
+            self.listed.remove(one)
 
     def free_of(self, device: torch.device) -> int:
         return self.free(device)

@@ -27,6 +27,28 @@ class Layouts(WithPack):
         self.assertEqual((back.shape, back.dtype), (image.shape, torch.float32))
         self.assertTrue(torch.allclose(back, image.clamp(0, 1), atol=1 / 255))
 
+    def test_a_sound_keeps_its_sign_in_integers(self) -> None:
+        sound = {"waveform": torch.tensor([[[0.0, 0.5, -0.5, 1.0, -1.0, 2.0]]]), "sample_rate": 8000}
+        for dtype, numbers in (
+            ("int16", [0, 1 << 14, -(1 << 14), (1 << 15) - 1, -(1 << 15), (1 << 15) - 1]),
+            ("int8", [0, 64, -64, 127, -128, 127]),
+            ("uint8", [128, 192, 64, 255, 0, 255]),
+            ("int32", [0, 1 << 30, -(1 << 30), (1 << 31) - 1, -(1 << 31), (1 << 31) - 1]),
+        ):
+            sent, _ = self.given(sound, dtype, "channels=1..2", "samples=1..")
+            self.assertEqual((str(sent.dtype), sent[0].tolist()), (f"torch.{dtype}", numbers))
+
+    def test_an_image_fills_the_integers_that_the_model_takes(self) -> None:
+        image = torch.tensor([0.0, 0.5, 1.0]).reshape(1, 1, 1, 3)
+        for dtype, numbers in (("int16", [0, 16384, 32767]), ("int32", [0, 1 << 30, (1 << 31) - 1]), ("int8", [0, 64, 127])):
+            self.assertEqual(self.given(image, dtype, 1, 1, 1, 3).flatten().tolist(), numbers)
+
+    def test_what_integers_cannot_hold_is_refused(self) -> None:
+        self.refused(lambda: self.given(torch.rand(1, 2, 2), "int64", 1, 2, 2), "input x takes int64[1, 2, 2]", "numbers as JSON")
+        self.refused(lambda: self.given({"samples": torch.rand(1, 4, 8, 8)}, "uint8", 1, 4, 8, 8), "x is LATENT", "uint8[1, 4, 8, 8]")
+        counts = torch.tensor([[3, 4]])
+        self.assertTrue(torch.equal(self.given(counts, "int64", 1, 2), counts), "integers stay what they are")
+
     def test_colours_first_and_last(self) -> None:
         image = torch.rand(2, 4, 5, 3)
         sent = self.given(image, "float32", "n=1..", 3, "height=1..", "width=1..")

@@ -13,6 +13,7 @@ import unittest
 import uuid
 import weakref
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import bulkhead
@@ -74,6 +75,17 @@ class OneModel(WithPack):
             self.manager.press_free()
         self.assertIn("echo was not unloaded", logged.output[0])
         self.assertTrue(self.manager.thread_lives)
+
+    def test_sizes_that_cannot_be_told_do_not_end_the_prompt_thread(self) -> None:
+        """ComfyUI reads them before it unloads: the weights may be gone, or of another user, by then."""
+        self.run_prompt()
+        self.client.unload("echo")
+        self.pack("daemon").rows()
+        with mock.patch.object(self.pack("sizes"), "expected", side_effect=PermissionError("model.safetensors")), self.assertLogs(level="WARNING") as logged:
+            self.manager.press_free()
+        self.assertIn("the size of echo is not known", logged.output[0])
+        self.assertEqual((self.manager.names(), self.manager.thread_lives), ([], True))
+        self.run_prompt()
 
     def test_a_daemon_that_hangs_is_waited_for_no_longer_than_the_bound(self) -> None:
         self.run_prompt()
@@ -189,6 +201,22 @@ class Interrupts(WithPack):
                 channel.wait(request)
         until(self.client, "slow", lambda now: now["state"] == "stopped")
 
+    def test_unload_drains_and_other_clients_get_worker_draining(self) -> None:
+        """By the node, and by the button; asking again loads the model."""
+        unload = self.pack("nodes_fleet").UnloadModel.execute
+        for how in (lambda: asyncio.run(unload("slow")), self.manager.press_free):
+            with self.client.open("slow") as channel:
+                self.manager.on_prompt_thread(lambda: self.pack("manager").enlist("slow", row(self.client, "slow")))
+                asked = [channel.submit(x=[1.0]), channel.submit(x=[2.0])]
+                until(self.client, "slow", lambda now: now["state"] == "busy")
+                how()
+                for request in asked:
+                    with self.assertRaises(bulkhead.Error) as refused:
+                        channel.wait(request)
+                    self.assertEqual(refused.exception.code, "worker_draining")
+            self.assertEqual(row(self.client, "slow")["state"], "stopped")
+            self.client.load("slow")
+
     def test_a_model_that_is_removed_during_a_request_ends_it(self) -> None:
         async def prompt() -> None:
             asking = asyncio.ensure_future(self.echo("slow"))
@@ -221,15 +249,24 @@ class Interrupts(WithPack):
         hub = {"runtime": "python", "engine": "a:B", "options": {"model": "owner/name"}}
         self.daemon.fleet.write_text(json.dumps({"version": 1, "models": {"hub": hub}}))  # the daemon does not read it again
         with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, {"HF_HOME": home, "HF_HUB_CACHE": ""}):
-            expected = self.pack("sizes").expected
+            sizes = self.pack("sizes")
+
+            def expected(model: str, **more: Any) -> int:
+                return int(sizes.expected({"model": model, **more}))
+
             self.assertEqual(expected("hub"), 0)
+            self.assertEqual(expected("hub", memory={"estimated": 5 * GIB, "measured": None}), 5 * GIB, "what is declared")
+            self.assertEqual(expected("hub", memory={"estimated": None, "measured": None}), 0)
             kept = Path(home, "hub/models--owner--name")
             for revision, size in (("old", 5), ("new", 7)):
                 (kept / "snapshots" / revision).mkdir(parents=True)
                 (kept / "snapshots" / revision / "model.safetensors").write_bytes(bytes(size))
             (kept / "refs").mkdir()
+            (kept / "refs/main").write_bytes(b"\xff")
+            self.assertEqual(expected("hub"), 0, "a cache that cannot be read")
             (kept / "refs/main").write_text("new")
             self.assertEqual(expected("hub"), 7)
+            self.assertEqual(expected("hub", memory={"estimated": 5 * GIB}), 7, "weights on disk come before it")
             text = {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64, "dtype": "bfloat16"}
             (kept / "snapshots/new/config.json").write_text(json.dumps({"text_config": text}))
             self.assertEqual(expected("hub"), 7, "whose caches nobody knows")
@@ -245,7 +282,7 @@ class Interrupts(WithPack):
             for told, positions in (({}, 4 * 512), ({"generate": {"slots": 1, "length": 64}}, 64)):
                 model = {"runtime": "generate", "package": package, **told}
                 self.daemon.fleet.write_text(json.dumps({"version": 1, "models": {"package": model}}))
-                self.assertEqual(self.pack("sizes").expected("package"), 9 + 2 * 3 * 2 * 8 * 2 * positions * 4)
+                self.assertEqual(self.pack("sizes").expected({"model": "package"}), 9 + 2 * 3 * 2 * 8 * 2 * positions * 4)
 
     def test_a_size_that_hardly_differs_is_not_written_again(self) -> None:
         learnt = self.pack("learnt")
@@ -291,7 +328,7 @@ class OnGpus(WithPack):
         self.assertIsNone(row(self.client, "first")["gpu_bytes"])
         self.assertEqual((guest.loaded_size(), guest.current_loaded_device()), (self.weights(), cuda(0)))
         told = {"model": "first", "pid": 1, "gpu_bytes": None, "host_bytes": 1, "graphs": {"reserved_bytes": 2 * GIB}}
-        self.assertEqual(self.pack("sizes").measured([told], "first", True), 2 * GIB)
+        self.assertEqual(self.pack("sizes").of_process(told, True), 2 * GIB)
         self.manager.press_free()
         self.assertEqual(row(self.client, "first")["state"], "stopped")
 
@@ -334,6 +371,51 @@ class OnGpus(WithPack):
         self.pack("devices").uuid_of = lambda device: str(self.numbers[device])
         self.prompt("second")
         self.assertEqual(self.manager.freed[-1], (4 * GIB, cuda(0)))
+
+    def test_a_load_asks_for_what_is_declared_where_nothing_else_is_known(self) -> None:
+        row = {"model": "unheard_of", "device": f"GPU-{GPUS[1]}", "memory": {"estimated": 2 * GIB, "measured": None}}
+        self.pack("manager").make_room("unheard_of", row)
+        self.assertEqual(self.manager.freed, [(2 * GIB, cuda(1))])
+
+    def test_replicas_are_counted_on_the_gpu_that_each_is_on(self) -> None:
+        self.prompt("first")
+        guest = self.manager.listed[0].guest
+        (one,) = [row for row in self.client.ps() if row["model"] == "first"]
+        rows = [{**one, "replica": number, "device": f"GPU-{gpu}", "gpu_bytes": size}
+                for number, (gpu, size) in enumerate(((GPUS[0], GIB), (GPUS[1], 4 * GIB), (GPUS[0], 2 * GIB)))]  # fmt: skip
+        with mock.patch.object(self.pack("daemon"), "rows", lambda age=0.0: rows):
+            self.assertEqual((guest.load_device, guest.loaded_size()), (cuda(0), 3 * GIB))
+
+    def test_a_model_that_moves_to_another_gpu_is_listed_there(self) -> None:
+        self.prompt("first")
+        fleet = json.loads(self.daemon.fleet.read_text())
+        moved = fleet["models"]["first"]
+        moved |= {name: fleet["models"]["elsewhere"][name] for name in ("device", "environment")}
+        self.daemon.fleet.write_text(json.dumps(fleet))
+        self.client.reload()
+        self.pack("manager").LOOK_AGE_SECONDS = 1000  # so that what was known before the load would be used, if it could be
+        self.prompt("first")
+        self.assertEqual([(one.guest.load_device, one.guest.loaded_size()) for one in self.manager.listed], [(cuda(1), GIB)])
+        self.manager.on_prompt_thread(lambda: self.manager.free_memory(8 * GIB, cuda(0)))
+        self.assertEqual(row(self.client, "first")["gpu_bytes"], GIB, "it is in nobody's way there")
+        self.manager.press_free()
+        self.assertEqual((self.manager.names(), row(self.client, "first")["state"]), ([], "stopped"))
+
+    def test_the_picture_of_all_models_has_bars_for_each_gpu(self) -> None:
+        for model in ("first", "elsewhere"):
+            self.client.load(model)
+        drawn: list[Any] = []
+        fleet = self.pack("nodes_fleet")
+        draw = fleet.pictures.before_and_after
+        with mock.patch.object(fleet.pictures, "before_and_after", lambda devices, text: drawn.extend(devices) or draw(devices, text)):
+            picture = asyncio.run(fleet.UnloadModel.execute(fleet.ALL)).args[1]
+            alone = asyncio.run(fleet.UnloadModel.execute("first")).args[1]
+        told = [[(one.device, one.total, one.used, one.models) for one in pair] for pair in drawn]
+        self.assertEqual(told[:2], [[("cuda:0", 8 * GIB, 3 * GIB, 3 * GIB), ("cuda:0", 8 * GIB, 0, 0)],
+                                    [("cuda:1", 8 * GIB, GIB, GIB), ("cuda:1", 8 * GIB, 0, 0)]])  # fmt: skip
+        self.assertEqual(told[2:], [[("cuda:0", 8 * GIB, 0, 0)] * 2], "a model without a process is shown where it would be")
+        bars = self.pack("pictures")
+        self.assertEqual(picture.shape[1] - alone.shape[1], 2 * (bars.BAR + bars.GAP))
 
     def test_another_models_need_unloads_what_is_in_its_way(self) -> None:
         self.prompt("first")

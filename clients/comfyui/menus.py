@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from . import daemon, form, learnt
+from . import daemon, fleet_file, form, learnt
 from .limits import LOOK_AGE_SECONDS
 
 #: What nodes rely on, before a model told its own declaration: method, inputs, parameters.
@@ -34,8 +35,7 @@ def any_method() -> Any:
     from comfy_api.latest import IO
 
     options = []
-    for model in models():
-        methods = learnt.methods(model)
+    for model, methods in _methods().items():
         for name, method in methods.items():
             options.append(IO.DynamicCombo.Option(model if len(methods) == 1 else f"{model}/{name}", form.fields(method)))
         if not methods:
@@ -43,7 +43,22 @@ def any_method() -> Any:
     return IO.DynamicCombo.Input("model", options=options, tooltip=HINT)
 
 
-HINT = "A model that never ran has few fields: load it once, then press R."
+HINT = "A model that never ran, of an engine that is not Bulkhead's own, has few fields: load it once, then press R."
+
+
+def _methods() -> dict[str, dict[str, Any]]:
+    """Of each entry of the menu: as its worker told them last, else as its engine declares them, where it is one of Bulkhead's."""
+    found = {model: learnt.methods(model) for model in models()}
+    try:
+        if not all(found.values()):
+            from bulkhead.engines import declared
+
+            daemon.rows(age=LOOK_AGE_SECONDS)  # raises at once for a daemon that has just hung
+            _, told = fleet_file.read()
+            found |= {model: declared(str(told[model].get("engine"))) for model in found if model in told and not found[model]}
+    except Exception as error:  # as in models()
+        logging.debug("Bulkhead: the engines' declarations are not known: %s", error)
+    return found
 
 
 def _of_method(name: str, known: dict[str, Any], apart: tuple[str, ...]) -> Any:
@@ -51,8 +66,7 @@ def _of_method(name: str, known: dict[str, Any], apart: tuple[str, ...]) -> Any:
     from comfy_api.latest import IO
 
     options = []
-    for model in models():
-        methods = learnt.methods(model)
+    for model, methods in _methods().items():
         if name in methods or not methods:
             method = methods.get(name, known)
             inputs = [one for one in method["inputs"] if one["name"] not in apart]

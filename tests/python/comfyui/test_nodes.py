@@ -96,6 +96,110 @@ class Vision(OfFakes):
             self.assertEqual(asyncio.run(node.execute(**asked, **given)).args[0], "a cat")
             self.assertEqual(unloaded, told)
 
+    def answer(self, **given: Any) -> None:
+        asyncio.run(self.pack("nodes_run").VisionLanguage.execute(model={"model": "voice", "prompt": "what is it?"}, **given))
+
+    def test_a_model_that_is_not_to_be_kept_is_unloaded_after_a_request_that_failed_or_was_interrupted(self) -> None:
+        def unload(connection: Connection, request: dict[str, Any]) -> None:
+            unloaded.append(request["params"])
+            connection.answer(request, {"receipts": []})
+
+        def fail(worker: FakeWorker) -> None:
+            worker.error(worker.expect("infer")[0]["request_id"], 1)
+
+        def interrupt(worker: FakeWorker) -> None:
+            worker.expect("infer")
+            self.manager.interrupted = True
+
+        for serve, raised in ((fail, None), (interrupt, Interrupted)):
+            for given, told in (({}, []), ({"keep_model_loaded": False}, [{"models": ["voice"]}])):
+                unloaded: list[Any] = []
+                self.fake(serve, methods=SEEING, model_unload=unload)
+                self.new_comfyui()
+                with self.assertRaises(raised or self.pack("daemon").NodeError):
+                    self.answer(**given)
+                self.assertEqual(unloaded, told)
+
+    def test_what_failed_first_is_told_where_the_unload_fails_too(self) -> None:
+        def fail(worker: FakeWorker) -> None:
+            worker.error(worker.expect("infer")[0]["request_id"], 1, "the picture is too strange")
+
+        def refuse(connection: Connection, request: dict[str, Any]) -> None:
+            data = {"code": "not_running", "attempt": "unloading", "remedy": ""}
+            connection.send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32000, "message": "no", "data": data}})
+
+        self.fake(fail, methods=SEEING, model_unload=refuse)
+        with self.assertLogs(level="WARNING") as logged:
+            self.refused(lambda: self.answer(keep_model_loaded=False), "the picture is too strange")
+        self.assertIn("voice was not unloaded", logged.output[0])
+
+
+class Progress(OfFakes):
+    def test_the_progress_of_a_request_is_the_nodes(self) -> None:
+        def serve(worker: FakeWorker) -> None:
+            head, _ = worker.expect("infer")
+            for done in (1, 3):
+                values = json.dumps({"progress": {"done": done, "total": 4, "detail": "reading"}}).encode()
+                worker.send("result", layout.RESULT.pack(tensor_count=0, queued_us=1, run_us=2, json_bytes=len(values)) + values, head["request_id"], MORE)
+            send_sound(worker, head["request_id"], [0.5])
+
+        self.fake(serve)
+        self.speak(model={"model": "voice", "text": "hello"})
+        self.assertEqual(stand_in_interface.progress, [(1, 4, False), (3, 4, False)])
+
+    def test_the_progress_of_a_load_is_the_nodes(self) -> None:
+        rows = [{"model": "voice", "replica": 0, "state": "stopped", "pid": None, "device": "cpu", "host_bytes": None, "gpu_bytes": None}]
+        events: list[Connection] = []
+        shown: queue.Queue[tuple[float, float]] = queue.Queue()
+        told: list[tuple[float, float]] = []
+
+        def subscribe(connection: Connection, request: dict[str, Any]) -> None:
+            self.assertEqual(request["params"], {"models": ["voice"]})
+            events.append(connection)
+            connection.answer(request, {"subscribed": True})
+
+        def load(connection: Connection, request: dict[str, Any]) -> None:
+            for event in ({"event": "state", "to": "loading"}, {"event": "progress", "done": 1, "total": 3}, {"event": "progress", "done": 2, "total": 3}):
+                events[0].notify("event", {"model": "voice", **event})
+                if event["event"] == "progress":
+                    told.append(shown.get(timeout=10))
+            rows[0] |= {"state": "ready", "pid": 1, "host_bytes": 1 << 20}
+            connection.answer(request, {"models": [{"model": "voice", "ms": 1}]})
+
+        async def show(done: float, total: float, preview: Any = None) -> None:
+            shown.put((done, total))
+
+        self.fake(lambda worker: send_sound(worker, worker.expect("infer")[0]["request_id"], [0.5]), model_load=load, events_subscribe=subscribe,
+                  fleet_status=lambda connection, request: connection.answer(request, {"models": rows}))  # fmt: skip
+        with mock.patch.object(self.pack("running"), "show", show):
+            self.speak(model={"model": "voice", "text": "hello"})
+        self.assertEqual(told, [(1, 3), (2, 3)])
+
+
+class Forms(OfFakes):
+    def menus(self, engine: str) -> list[Any]:
+        """Of Generate Speech, Vision Language and Run Any Model, for a model that never ran."""
+        fleet = os.path.join(self.user.name, "fleet.yaml")
+        with open(fleet, "w") as file:
+            file.write(f"version: 1\nmodels:\n  voice: {{runtime: python, engine: '{engine}'}}\n")
+        self.fake(lambda worker: None, daemon_info=lambda connection, request: connection.answer(request, {"version": "9.9.9", "fleet": fleet}))
+        nodes = self.pack("nodes_run")
+        return [getattr(nodes, node).define_schema().inputs[0].told["options"] for node in ("GenerateSpeech", "VisionLanguage", "RunAnyModel")]
+
+    def test_fields_of_bulkheads_own_engines_are_known_before_the_first_run(self) -> None:
+        speaking, answering, any_method = self.menus("bulkhead.engines.qwen3_vl:Qwen3VL")
+        self.assertIn("no model has a method 'speak'", speaking[0].key)
+        fields = {field.id: field for field in answering[0].inputs}
+        self.assertEqual(list(fields), ["prompt", "system_prompt", "video_fps", "do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+                                        "max_new_tokens", "seed"])  # fmt: skip
+        self.assertEqual([fields["top_k"].told[name] for name in ("default", "min", "max")], [50, 0, 200])
+        self.assertEqual([field.id for field in any_method[0].inputs], ["images", "video", *fields])
+
+    def test_an_engine_of_ones_own_has_its_fields_once_it_has_run(self) -> None:
+        for options in self.menus("/opt/engines/mine.py:Mine"):
+            self.assertEqual([option.key for option in options], ["voice"])
+        self.assertEqual([field.id for field in options[0].inputs], [])
+
 
 class Speech(OfFakes):
     def test_sound_comes_in_comfyuis_layout_and_its_parts_are_previewed(self) -> None:

@@ -54,7 +54,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     if isinstance(parameter, Text):
         one["multiline"] = parameter.multiline
     one["description"] = parameter.description
-    return {key: value for key, value in one.items() if key in ("name", "type", "default") or value not in (None, False, "")}
+    return {key: value for key, value in one.items() if key in ("name", "type", "default") or not (value is None or value is False or value == "")}
 
 
 def _present(members: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Makes clients/python/bulkhead/engines/declarations.json, which has the methods of Bulkhead's own engines for those who cannot
+import them, from the classes. Needs torch and transformers.
+
+    declarations.py            write it
+    declarations.py --check    exit 1 if it is not up to date
+"""
+
+import importlib
+import json
+import pathlib
+import sys
+
+CLIENT = pathlib.Path(__file__).resolve().parent.parent / "clients/python"
+FOLDER = CLIENT / "bulkhead/engines"
+FILE = FOLDER / "declarations.json"
+
+
+def declarations():
+    from bulkhead.engine import methods_of
+    from bulkhead.worker.declaration import describe
+
+    found = {}
+    for path in sorted(FOLDER.glob("[!_]*.py")):
+        module = importlib.import_module(f"bulkhead.engines.{path.stem}")
+        for name, value in vars(module).items():
+            if isinstance(value, type) and value.__module__ == module.__name__ and hasattr(value, "load"):
+                found[f"{module.__name__}:{name}"] = describe(methods_of(value))
+    return found
+
+
+def main():
+    if sys.argv[1:] not in ([], ["--check"]):
+        print(__doc__)
+        return 2
+    sys.path.insert(0, str(CLIENT))
+    made = json.dumps(declarations(), indent=1, ensure_ascii=False) + "\n"
+    if not sys.argv[1:]:
+        FILE.write_text(made)
+    elif FILE.read_text() != made:
+        print(f"{FILE} is not up to date: run scripts/declarations.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

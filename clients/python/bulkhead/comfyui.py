@@ -9,7 +9,7 @@ from .errors import Error
 
 PACK = Path(__file__).parent / "comfyui_pack"
 NAME = "bulkhead"  #: of its folder in custom_nodes
-UNFIT = ("__pycache__", ".mypy_cache")
+UNFIT = ("__pycache__", "*.pyc", ".mypy_cache")
 
 
 def install(comfyui: Path) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import subprocess
 import tempfile
 import tomllib
 import unittest
+import urllib.parse
 from pathlib import Path
+from unittest import mock
 
 import bulkhead
+from bulkhead import comfyui
 from bulkhead.__main__ import main
 from pack import CLIENTS
 
@@ -44,6 +48,16 @@ class Install(unittest.TestCase):
         self.assertEqual(list((self.comfyui / "custom_nodes").iterdir()), [])
         self.assertIn("nothing was done", run("uninstall", str(self.comfyui))[1])
 
+    def test_compiled_files_stay_where_they_are(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            pack = Path(shutil.copytree(comfyui.PACK, Path(folder, "pack")))
+            (pack / "workflows" / "__pycache__").mkdir()
+            for place in (pack / "workflows" / "__pycache__", pack):
+                (place / "manager.cpython-311.pyc").touch()
+            with mock.patch.object(comfyui, "PACK", pack):
+                self.assertEqual(run("install", str(self.comfyui))[0], 0)
+        self.assertEqual([path for path in self.target.rglob("*") if path.suffix == ".pyc" or path.name == "__pycache__"], [])
+
     def test_what_is_not_ours_is_left_alone(self) -> None:
         self.target.mkdir()
         (self.target / "theirs.py").touch()
@@ -60,19 +74,34 @@ class Install(unittest.TestCase):
 
 
 class Registry(unittest.TestCase):
-    def test_what_the_registry_takes(self) -> None:
-        """No links and no compiled files; a name without ComfyUI in it; a version of three numbers; a publisher."""
-        folder = CLIENTS / "comfyui"
-        told = tomllib.loads((folder / "pyproject.toml").read_text())
-        self.assertRegex(told["project"]["name"], r"^[a-z][a-z0-9]*([-_.][a-z0-9]+)*$")
-        self.assertRegex(told["project"]["version"], r"^\d+\.\d+\.\d+$")
-        self.assertTrue(told["tool"]["comfy"]["PublisherId"])
-        client = tomllib.loads((CLIENTS / "python" / "pyproject.toml").read_text())
-        self.assertEqual(told["project"]["dependencies"], [client["project"]["name"]])
-        self.assertEqual(bulkhead.__version__, told["project"]["version"])
-        self.assertEqual([path for path in folder.rglob("*") if path.is_symlink()], [])
-        tracked = subprocess.run(["git", "ls-files", str(folder)], cwd=folder, capture_output=True, text=True, check=True).stdout
-        self.assertNotRegex(tracked, r"\.pyc|__pycache__")
+    folder = CLIENTS / "comfyui"
+
+    def test_its_description_keeps_to_the_registrys_rules(self) -> None:
+        """As docs.comfy.org/registry/specifications has them."""
+        told = tomllib.loads((self.folder / "pyproject.toml").read_text())
+        project, comfy = told["project"], told["tool"]["comfy"]
+        self.assertLess(len(project["name"]), 100)
+        self.assertRegex(project["name"], r"^[A-Za-z][A-Za-z0-9]*([-_.][A-Za-z0-9]+)*$")
+        self.assertNotIn("comfyui", project["name"].lower())
+        self.assertEqual([number.isdecimal() for number in project["version"].split(".")], [True] * 3)
+        repository = urllib.parse.urlsplit(project["urls"]["Repository"])
+        self.assertEqual((repository.scheme, len(Path(repository.path).parts)), ("https", 3), "a host's page of an owner's repository")
+        self.assertLessEqual({"PublisherId", "DisplayName"}, set(comfy))
+        self.assertLessEqual(set(comfy), {"PublisherId", "DisplayName", "Icon", "Banner", "Models", "includes", "requires-comfyui"})
+        self.assertTrue(all(isinstance(value, str) and value for value in (project["description"], *comfy.values())))
+        self.assertIn("Operating System :: POSIX :: Linux", project["classifiers"])
+
+    def test_it_needs_the_client_of_its_own_release_and_nothing_else(self) -> None:
+        project = tomllib.loads((self.folder / "pyproject.toml").read_text())["project"]
+        client = tomllib.loads((CLIENTS / "python" / "pyproject.toml").read_text())["project"]
+        self.assertEqual(project["dependencies"], [client["name"]])
+        self.assertEqual((project["version"], project["requires-python"]), (bulkhead.__version__, client["requires-python"]))
+
+    def test_what_is_published_has_no_links_and_no_compiled_files(self) -> None:
+        """What is published is what git has."""
+        names = subprocess.run(["git", "ls-files"], cwd=self.folder, capture_output=True, text=True, check=True).stdout.splitlines()
+        self.assertLessEqual({"__init__.py", "pyproject.toml", "README.md"}, set(names))
+        self.assertEqual([name for name in names if (self.folder / name).is_symlink() or Path(name).suffix not in (".py", ".json", ".toml", ".md")], [])
 
 
 if __name__ == "__main__":

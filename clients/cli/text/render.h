@@ -12,6 +12,7 @@
 #include "clients/cli/text/terminal.h"
 #include "config/reader.h"
 #include "ipc/base/error.h"
+#include "ipc/base/text.h"
 
 namespace bulkhead::cli {
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ipc/base/error.h"
+
 namespace bulkhead {
 namespace {
 

@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "supervisor/base/alive_watch.h"
 #include "supervisor/base/off_loop.h"
 #include "supervisor/crash/crash_report.h"
 #include "supervisor/keeper_link/keeper.h"
 #include "supervisor/states/lifecycle.h"
+#include "supervisor/worker_link/alive_watch.h"
 #include "supervisor/worker_link/worker_link.h"
 
 namespace bulkhead::supervisor {

@@ -7,7 +7,6 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include "supervisor/base/alive_watch.h"
 #include "supervisor/base/async_mutex.h"
 #include "supervisor/base/event_bus.h"
 #include "supervisor/base/off_loop.h"
@@ -20,6 +19,7 @@
 #include "supervisor/reclaim/memory_limits.h"
 #include "supervisor/replica/memory_gate.h"
 #include "supervisor/replica/worker_environment.h"
+#include "supervisor/worker_link/alive_watch.h"
 
 namespace bulkhead::supervisor {
 

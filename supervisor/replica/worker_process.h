@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "supervisor/base/alive_watch.h"
 #include "supervisor/base/async_mutex.h"
 #include "supervisor/base/packet_link.h"
 #include "supervisor/base/proc_files.h"
@@ -22,6 +21,7 @@
 #include "supervisor/states/hang_watch.h"
 #include "supervisor/replica/load.h"
 #include "supervisor/replica/termination.h"
+#include "supervisor/worker_link/alive_watch.h"
 
 namespace bulkhead::supervisor {
 

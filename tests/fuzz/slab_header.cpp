@@ -15,7 +15,7 @@
 #include "ipc/ring/ring.h"
 #include "ipc/slab/host_slab.h"
 #include "ipc/slab/slab_allocator.h"
-#include "supervisor/base/alive_watch.h"
+#include "supervisor/worker_link/alive_watch.h"
 #include "tests/fuzz/fuzz_input.h"
 
 namespace {

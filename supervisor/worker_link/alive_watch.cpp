@@ -1,4 +1,4 @@
-#include "supervisor/base/alive_watch.h"
+#include "supervisor/worker_link/alive_watch.h"
 
 #include <chrono>
 #include <fcntl.h>

@@ -70,7 +70,7 @@ private:
     Report* report_;
 };
 
-/// One map, read key by key: what was never asked for is unknown, and reported by `finish`.
+/// One map, read key by key: `finish` reports keys that nobody read as unknown, and reported by `finish`.
 class Fields {
 public:
     struct Member {

@@ -221,7 +221,7 @@ void Supervisor::end() {
     });
 }
 
-/// What is not good is not taken, whoever asks; the fleet stays as it is.
+/// Rejects an invalid file; the fleet does not change.
 void Supervisor::reload(std::function<void(const Reloaded&)> reloaded) {
     reload_waiters_.push_back(std::move(reloaded));
     if (reload_waiters_.size() > 1 || ending_) return;  // shares the reading under way

@@ -27,8 +27,8 @@ namespace bulkhead::supervisor {
 /// waits there for its model.
 ///
 /// A blank on a GPU makes its context before it says hello. It has the GPU's turn from before its start until the
-/// driver was asked what it holds, and its end has a turn of its own: to loads it is as another load. One that has no
-/// context yet is not taken. The keeper has a record of it that names its GPU; the next supervisor ends all blanks that
+/// driver was asked what it holds, and its end has a turn of its own: a load waits for it as for another load. A blank
+/// without a context yet is not taken. The keeper has a record of it that names its GPU; the next supervisor ends all blanks that
 /// it finds.
 ///
 /// Thread  the loop

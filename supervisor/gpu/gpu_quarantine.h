@@ -44,11 +44,11 @@ public:
     void add(const std::string& uuid, std::string reason);
     /// `holder` is alive and is not to be ended: the reason lasts until `process_ended`.
     void add(const std::string& uuid, std::string reason, pid_t holder);
-    /// It held what it held up to now.
+    /// The process has exited: drops the reasons that named it.
     void process_ended(pid_t holder);
-    /// A person's word.
+    /// Lifted by an operator.
     void lift(const std::string& uuid);
-    /// All there are, or nothing.
+    /// All reasons, joined; empty where there is none.
     [[nodiscard]] std::optional<std::string> reason(const std::string& uuid) const;
     [[nodiscard]] std::map<std::string, std::string> all() const;
 

@@ -97,7 +97,7 @@ void Keeper::pass_deadlines() noexcept {
     if (!supervisor_.runs() && supervisor_.start_due() <= now) start_supervisor();
 }
 
-/// Whoever reads late by so much serves nobody either; its workers are none the worse for a successor.
+/// A supervisor that reads this late hangs. It is replaced; its workers are unaffected.
 void Keeper::on_unread_link() noexcept {
     supervisor_.note_reading();
     if (supervisor_.read_deadline() == never) return;

@@ -49,7 +49,7 @@ void Replica::end_undrained() {
                fmt::format("not drained within {}", duration_text(spec_.deadlines.drain.count())));
 }
 
-/// It should end by itself, as it was asked to.
+/// Gives the process time to exit by itself before SIGTERM.
 void Replica::terminate_unless_ended() {
     process_->termination.escalate_after(spec_.deadlines.kill, Escalation::sigterm);
 }
@@ -92,7 +92,7 @@ void Replica::fail(Error error) {
     load_waiters_.fail(error);
 }
 
-/// It is of no use.
+/// Rejects the worker: fails its load and kills it.
 void Replica::refuse(Error error) {
     fail(std::move(error));
     process_->termination.kill();
@@ -250,7 +250,7 @@ void Replica::finish(std::optional<Receipt> receipt) {
 Replica::RestartPlan Replica::plan_restart(const ExitOutcome& outcome) {
     const std::string& uuid = process_->device.uuid;
     RestartPlan plan;
-    // Asked again: whoever waited for a load may have unloaded it when it heard of the end.
+    // Check again: a caller may have unloaded the model when its load failed.
     plan.how = is_asked_to_end() ? Ending::asked : outcome.ending;
     if (outcome.blames_gpu && plan.how != Ending::asked) {
         if (context_.gpu_quarantine.model_failed(uuid, spec_.name, Clock::now()) && context_.on_gpu_quarantined)

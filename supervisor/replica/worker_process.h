@@ -130,43 +130,43 @@ struct WorkerProcess : std::enable_shared_from_this<WorkerProcess> {
     /// What it is told to load.
     /// Errors  protocol_violation: it is another, or of another release; config_invalid: too long
     [[nodiscard]] Result<std::string> configuration_for(const worker_link::Hello& hello, bool eager) const;
-    /// True: it came further.
+    /// Returns true on progress.
     bool take(worker_link::Progress now);
     void take(const worker_link::ChannelOpened& message) const;
     void take(const worker_link::ChannelClosed& message) { channels.erase(message.channel); }
     void take(const worker_link::ChannelRefused& message);
     void take(worker_link::Backtrace message);
     void take(const worker_link::Unknown& message) { complain("a packet of type \"" + message.type + "\""); }
-    /// Or will not be.
+    /// Statistics arrived, or never will.
     void statistics_are_known();
-    /// As an event, unless it was.
+    /// Publishes the progress as an event, once.
     void tell_progress();
     /// "it has reported nothing since its start 3.0 s ago"
     [[nodiscard]] std::string last_progress() const;
     /// A start in the future is invalid: then only the steps count.
     [[nodiscard]] std::optional<HangWatch::Reading> reading() const;
-    /// Of a worker's loop. In Python an engine can hold the interpreter's lock for as long as it runs: there the
-    /// deadline of what it runs decides, with the grace for the worker's own word.
+    /// How long a worker's loop may take to answer. An engine in Python can hold the interpreter's lock for as long as
+    /// it runs: there the deadline of its request or load decides, plus a grace in which the worker reports it first.
     [[nodiscard]] std::chrono::milliseconds answer_budget(std::chrono::milliseconds running,
                                                           std::chrono::milliseconds usual) const;
     /// Reads its memory. `sampled` is called when it is known or the process is gone.
     void sample_memory(std::function<void()> sampled);
     /// Again and again while this process loads, or runs a request; `sampled` after each.
     void sample_while(WorkerState state, const std::function<void()>& sampled);
-    /// From its cgroup: a former supervisor may have set it.
+    /// Reads it from the cgroup: a former supervisor may have set it.
     void read_memory_bound();
-    /// The kernel ended it for its bound.
+    /// The kernel killed it because it reached its memory bound.
     [[nodiscard]] bool ran_out_of_memory() const;
 
-    /// Why its GPU may not be used; empty: it may.
+    /// Why its GPU is quarantined; empty where it is not.
     [[nodiscard]] std::optional<std::string> gpu_quarantined() const;
-    /// What was in flight at its drain deadline is given up: ending then is what it was asked for.
+    /// Requests in flight at the drain deadline are given up: an exit after it is as asked.
     [[nodiscard]] bool drain_deadline_passed() const { return drain_until && Clock::now() >= *drain_until; }
     [[nodiscard]] std::chrono::milliseconds ready_for() const;
     [[nodiscard]] ExitFacts exit_facts(WorkerState state) const;
     [[nodiscard]] std::string end_reason() const;
     [[nodiscard]] Error load_error() const;
-    /// Of one that was reaped.
+    /// Only after the process was reaped.
     [[nodiscard]] CrashReport crash_report() const;
     [[nodiscard]] Trace trace() const;
     [[nodiscard]] Receipt receipt(const Reclaimed& reclaimed) const;

@@ -30,7 +30,7 @@ struct ExitFacts {
 
 /// What an end means for the state that it is noticed in.
 enum class EndMeaning : std::uint8_t {
-    known,      ///< the state says already that it ends
+    known,      ///< the state already covers this end
     drained,    ///< it ended by itself while it drained
     undrained,  ///< its drain deadline has passed
     as_asked,   ///< of a former supervisor
@@ -43,8 +43,8 @@ struct ExitOutcome {
     Ended ended{};    ///< for the receipt, where there was a process
     Ending ending{};  ///< for the restart policy; `gpu_failed` instead, where `blames_gpu` and the GPU is quarantined
     bool blames_gpu = false;  ///< the failure counts against the GPU
-    bool writes_report = false;     ///< a load that failed in words and ended by itself has said why
-    bool fails_loads = false;       ///< else who waits gets the next process
+    bool writes_report = false;     ///< not of a load that gave its error and exited by itself
+    bool fails_loads = false;       ///< false: waiting callers get the next process
     bool gives_up_graphs = false;   ///< capturing them ended the process
     bool unexplained_kill = false;  ///< by a SIGKILL that the daemon did not send
 };

@@ -126,7 +126,7 @@ enum class Grant : std::uint8_t {
     given,
 };
 
-/// What a process does with its turn among those who change the memory of its GPU.
+/// What a process does once it has its turn to change the memory of its GPU.
 enum class TurnUse : std::uint8_t {
     keep,     ///< it has a grant and becomes ready, or its memory is yet to come back
     pass_on,  ///< it has no memory to give back

@@ -18,7 +18,7 @@ struct CrashHistory {
 
     /// Forgets all older crashes once every one of them is forgiven.
     void add(Millis ready_for);
-    /// The last `count` crashes never happened. The readiness before them.
+    /// Forgets the last `count` crashes; returns the ready time before them.
     Millis withdraw(std::size_t count);
     void clear() { ready_before.clear(); }
     /// Equal in all that can follow, and as short as that allows: an entry for each unforgiven crash.

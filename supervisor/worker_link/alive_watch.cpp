@@ -28,8 +28,8 @@ namespace {
 
 constexpr std::size_t words_max = 127;  ///< of one thread; the kernel takes 128, one of them is the thread's own
 static_assert(words_max + 1 == FUTEX_WAITV_MAX);
-/// Of one word that did not change. The kernel wakes a word once, when its owner ends: who wakes it more often is its
-/// worker, and would keep the thread from its sleep.
+/// Wake-ups with an unchanged word. The kernel wakes a word once, when its owner dies; further wake-ups come from the
+/// worker, and would keep this thread busy.
 constexpr std::uint32_t empty_wakes_max = 8;
 
 Error violation(std::string attempt) {

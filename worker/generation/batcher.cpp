@@ -86,7 +86,7 @@ std::uint32_t Batcher::steps_max(const Sequence& sequence) const {
 }
 
 /// The tokens whose KV lies in its slot; of a prompt of embeddings or with pictures nothing that could be compared.
-/// Before its first token nobody knows whether the KV is all numbers, but for what it took over.
+/// Until its first token only the KV that it reused is known to be finite.
 std::span<const std::int64_t> Batcher::held_by(const Sequence& sequence) const {
     if (shape_.embeddings || !sequence.parameters.tokens_tell_all || sequence.known.empty()) return {};
     if (sequence.known.size() == sequence.parameters.tokens.size())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import unittest
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 import transformers
@@ -69,6 +71,20 @@ def answered(engine: Any, name: str, **given: Any) -> tuple[list[Result], Result
             parts.append(next(stream))
         except StopIteration as end:
             return parts, end.value
+
+
+@contextmanager
+def steps_by_cache(engine: Any) -> Iterator[list[int]]:
+    """How many positions are decoded meanwhile in each of the engine's static caches."""
+    inner, places = engine.decode, {id(cache): index for index, cache in enumerate(engine.caches.static)}
+    steps = [0] * len(places)
+
+    def decode(*, cache: Any, **inputs: Any) -> Any:
+        steps[places[id(cache)]] += 1
+        return inner(cache=cache, **inputs)
+
+    with mock.patch.object(engine, "decode", decode):
+        yield steps
 
 
 def counted(engine: Any) -> dict[str, int]:

@@ -16,7 +16,7 @@ import torch
 from bulkhead.engine import InvalidInput, LocalContext, MissingModel
 from bulkhead.engines.chatterbox import TOKEN_SAMPLES, ChatterBox
 from bulkhead.errors import Error
-from calls import Capturing, SmallModelTest, answered, counted, loaded, started, waits_for_nothing
+from calls import Capturing, SmallModelTest, answered, counted, loaded, started, steps_by_cache, waits_for_nothing
 
 try:
     import small_chatterbox
@@ -46,9 +46,9 @@ class ChatterBoxTest(SmallModelTest):
         soundfile.write(cls.voice, VOICE[0], 16000, subtype="FLOAT")
 
     @classmethod
-    def fresh(cls, graphs: str = "preferred", context: type[LocalContext] = LocalContext) -> SmallChatterBox:
+    def fresh(cls, graphs: str = "preferred", context: type[LocalContext] = LocalContext, **options: Any) -> SmallChatterBox:
         with contextlib.redirect_stdout(io.StringIO()):
-            engine: SmallChatterBox = loaded(SmallChatterBox, {"model": str(cls.folder), "cache_lengths": [256]}, graphs, context)
+            engine: SmallChatterBox = loaded(SmallChatterBox, {"model": str(cls.folder), "cache_lengths": [256], **options}, graphs, context)
         return engine
 
     def spoken(self, engine: Any = None, **given: Any) -> torch.Tensor:
@@ -129,6 +129,14 @@ class ChatterBoxTest(SmallModelTest):
             theirs = self.converter.generate(str(self.folder / "source.wav"), target)
             ours = self.engine.convert(source=source, source_rate=24000, **{"reference_rate": 24000, "seed": 5, **given})
             self.equals(ours.tensors["audio"], theirs)
+
+    def test_a_cache_that_is_full_goes_on_in_the_next_one(self) -> None:
+        engine = self.fresh(cache_lengths=list(range(40, 264, 8)))
+        with steps_by_cache(engine) as steps:
+            self.equals(self.spoken(engine), self.theirs())
+        used = [count for count in steps if count]
+        self.assertEqual(sum(used), SAMPLING["max_new_tokens"])
+        self.assertEqual(used[1:-1], [8, 8])
 
     def test_decoding_can_be_captured_and_capturing_leaves_nothing(self) -> None:
         engine = self.fresh(context=Capturing)

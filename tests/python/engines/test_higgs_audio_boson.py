@@ -35,6 +35,10 @@ VOICE, OTHER = (numpy.random.default_rng(seed).normal(0, 0.1, (1, 9600)).astype(
 SAMPLING = {"temperature": 0.9, "top_k": 6, "top_p": 0.9, "seed": 3, "max_new_tokens": 70}
 
 
+class Stopped(Exception):
+    pass
+
+
 class HiggsAudioTest(SmallModelTest):
     make = staticmethod(small_boson.boson)
 
@@ -83,6 +87,23 @@ class HiggsAudioTest(SmallModelTest):
                 ours = self.said(**given)
                 self.equals(ours, self.upstream(**(theirs or given)))
                 self.assertNotEqual(ours[1], usual[1])
+
+    def test_it_ends_at_the_stop_strings_where_upstream_does(self) -> None:
+        whole = self.said(speech_only=False)[1]
+        stop = max(whole, key=whole.index)  # the letter that comes last, after sound: upstream's engine fails where there is none
+        ours = self.said(speech_only=False, stop_strings=f"never written\n{stop}")
+        theirs = self.upstream(forced=False, stop_strings=["never written", stop])
+        self.assertTrue(torch.equal(ours[0], theirs[0]))
+        self.assertEqual(ours[1], theirs[1])
+        self.assertLess(len(ours[1]), len(whole))
+
+    def test_weights_are_read_straight_onto_the_device(self) -> None:
+        from boson_multimodal.model.higgs_audio import HiggsAudioModel
+
+        with mock.patch("boson_multimodal.audio_processing.higgs_audio_tokenizer.load_higgs_audio_tokenizer") as codec, \
+             mock.patch.object(HiggsAudioModel, "from_pretrained", side_effect=Stopped) as weights, self.assertRaises(Stopped):  # fmt: skip
+            HiggsAudio().load(LocalContext(self.options(), device="cuda"))
+        self.assertEqual((codec.call_args.kwargs["device"], weights.call_args.kwargs["device_map"]), ("cuda", {"": "cuda"}))
 
     def test_greedy_is_upstreams(self) -> None:
         greedy = self.upstream(temperature=0.0, top_k=None, ras_win_len=None)

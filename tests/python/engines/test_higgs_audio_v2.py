@@ -7,19 +7,24 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy
 import small_models
 import torch
 import transformers
-from bulkhead.engine import InvalidInput, MissingModel
+from bulkhead.engine import InvalidInput, LocalContext, MissingModel
 from bulkhead.engines.higgs_audio_v2 import FramePenalty, HiggsAudio
-from calls import Capturing, SmallModelTest, answered, counted, loaded, started, waits_for_nothing
+from calls import Capturing, SmallModelTest, answered, counted, loaded, started, steps_by_cache, waits_for_nothing
 
 TEXT = "[SPEAKER0] Hello there. [SPEAKER1] You again?"
 SYSTEM, SCENE = "Generate audio following instruction.", "Audio is recorded from a quiet room."
 VOICE, OTHER = (numpy.random.default_rng(seed).normal(0, 0.1, (1, 9600)).astype(numpy.float32) for seed in (1, 2))
 SAMPLING = {"temperature": 0.9, "top_k": 6, "top_p": 0.9, "seed": 5, "max_new_tokens": 60}
+
+
+class Stopped(Exception):
+    pass
 
 
 class HiggsAudioTest(SmallModelTest):
@@ -137,6 +142,29 @@ class HiggsAudioTest(SmallModelTest):
         long = self.spoken(engine, max_new_tokens=500)  # beside the prompt that is too long for the cache of 512
         self.assertEqual(set(counted(engine)), {"no_gpu", "no_bucket"})
         self.equals(long, self.upstream([], max_new_tokens=500))
+
+    def test_a_cache_that_is_full_goes_on_in_the_next_one(self) -> None:
+        """However many tokens a request allows, it begins in the smallest that holds its prompt."""
+        prompt = self.engine._prompt(text=TEXT, system_prompt=SYSTEM, scene=SCENE, multi_speaker="off", reference_text="", second_reference_text="",
+                                     reference_rate=24000, second_reference_rate=24000)["input_ids"].shape[1]  # fmt: skip
+        usual = self.upstream([])
+        for lengths, used in (
+            ([prompt + 1, prompt + 20, prompt + 21, 512], [1, 19, 1, 38]),
+            ([prompt + 60, 512], [59, 0]),  # the frame that is drawn last is never decoded
+            ([prompt, 512], [0, 59]),
+        ):
+            engine: HiggsAudio = loaded(HiggsAudio, {"model": str(self.folder), "cache_lengths": lengths})
+            for _ in range(2):
+                with steps_by_cache(engine) as steps:
+                    self.equals(self.spoken(engine), usual)
+                self.assertEqual(steps, used)
+
+    def test_weights_are_read_straight_onto_the_device(self) -> None:
+        with mock.patch.object(transformers.HiggsAudioV2Processor, "from_pretrained") as codec, \
+             mock.patch.object(transformers.HiggsAudioV2ForConditionalGeneration, "from_pretrained", side_effect=Stopped) as weights, \
+             self.assertRaises(Stopped):  # fmt: skip
+            HiggsAudio().load(LocalContext({"model": str(self.folder)}, device="cuda"))
+        self.assertEqual([made.call_args.kwargs["device_map"] for made in (codec, weights)], ["cuda", "cuda"])
 
     def test_decoding_can_be_captured_and_capturing_leaves_nothing(self) -> None:
         engine = self.fresh(context=Capturing)

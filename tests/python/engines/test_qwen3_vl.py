@@ -18,7 +18,7 @@ import transformers
 from bulkhead.engine import InvalidInput, LocalContext, MissingModel
 from bulkhead.engines.qwen3_vl import Qwen3VL
 from bulkhead.errors import Error
-from calls import Capturing, SmallModelTest, answered, counted, loaded, started, waits_for_nothing
+from calls import Capturing, SmallModelTest, answered, counted, loaded, started, steps_by_cache, waits_for_nothing
 from safetensors.torch import load_file, save_file
 
 PROMPT = "What is to be seen?"
@@ -145,6 +145,14 @@ class Qwen3VLTest(SmallModelTest):
         self.assertEqual(set(counted(engine)), {"no_gpu"})
         self.equals(self.said(engine, max_new_tokens=600), self.upstream(max_new_tokens=600))
         self.assertEqual(set(counted(engine)), {"no_gpu", "no_bucket"})
+
+    def test_a_cache_that_is_full_goes_on_in_the_next_one(self) -> None:
+        for given in ({}, {"images": IMAGES}):
+            prompt = answered(self.engine, "answer", **{"prompt": PROMPT, **SAMPLING, **given})[1].values["prompt_tokens"]
+            engine = self.fresh(cache_lengths=[prompt + 5, prompt + 12, 512])
+            with steps_by_cache(engine) as steps:
+                self.equals(self.said(engine, **given), self.upstream(**given))
+            self.assertEqual(steps, [5, 7, 27])
 
     def test_decoding_can_be_captured_and_capturing_leaves_nothing(self) -> None:
         place = torch.zeros(1, 1, dtype=torch.int64)

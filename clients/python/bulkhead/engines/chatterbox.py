@@ -186,7 +186,7 @@ class ChatterBox:
             return
         first = (t3.speech_emb(start) + t3.speech_pos_emb.get_fixed_embedding(0)).repeat(2, 1, 1)
         prompt = torch.cat([embedded, first], dim=1)
-        cache = self.caches.fresh(prompt.shape[1] + max_new_tokens)
+        cache = self.caches.fresh(prompt.shape[1], prompt.shape[1] + max_new_tokens)
         logits = t3.speech_head(t3.tfmr(inputs_embeds=prompt, past_key_values=cache, use_cache=True).last_hidden_state[:, -1])
         penalty = transformers.RepetitionPenaltyLogitsProcessor(penalty=float(repetition_penalty))
         warpers = [transformers.MinPLogitsWarper(min_p=min_p), transformers.TopPLogitsWarper(top_p=top_p)]
@@ -204,6 +204,7 @@ class ChatterBox:
             yield token
             if token == t3.hp.stop_speech_token:
                 return
+            cache = self.caches.with_room(cache, prompt.shape[1] + index + 1)
             logits = self.decode(token=drawn, place=torch.full_like(start, index + 1), cache=cache)
 
     def _part(self, spoken: list[int], done: int, faded: Array | None, last: bool = False) -> tuple[Array, Array]:

@@ -29,7 +29,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from torch import Tensor as Array  # noqa: E402
 
-from ..engine import Boolean, Choice, Context, MissingModel, Result, Tensor, method  # noqa: E402
+from ..engine import Boolean, Choice, Context, MissingModel, Result, Tensor, Text, method  # noqa: E402
 from .higgs_audio_v2 import AROUND, MODEL, PART_FRAMES, SAMPLING, TEXTS, VOICES, FramePenalty, check_prompt  # noqa: E402
 from .upstream import CACHE_LENGTHS, check_length, dtype_of, load_files, model_folder, wave_file  # noqa: E402
 
@@ -102,12 +102,13 @@ class HiggsAudio:
             *TEXTS,
             Choice("multi_speaker", ["off", "conversation"], description="conversation: the references are turns of SPEAKER0 and SPEAKER1"),
             Boolean("speech_only", True, description="false: the model may write before and after it speaks"),
+            Text("stop_strings", "\n".join(STOPS), multiline=True, description="what it writes where it is to end, one a line"),
             *SAMPLING,
         ],
         outputs=[Tensor("audio", "float32", ["channels=1", "samples=0.."])],
     )  # fmt: skip
     def speak(self, *, do_sample: bool, temperature: float, top_p: float, top_k: int, min_p: float, repetition_penalty: float,
-              ras_window: int, ras_repeats: int, max_new_tokens: int, seed: int, **prompt: Any) -> Generator[Result, None, Result]:  # fmt: skip
+              ras_window: int, ras_repeats: int, max_new_tokens: int, seed: int, stop_strings: str, **prompt: Any) -> Generator[Result, None, Result]:  # fmt: skip
         """Speaks a text; streams the sound second by second."""
         started = time.monotonic()
         with torch.inference_mode():
@@ -124,8 +125,8 @@ class HiggsAudio:
         sampled = do_sample and temperature > 0
         steps = Steps(self.codebooks, config.audio_stream_bos_id, penalty)
         made: Future[Any] = self.thread.submit(
-            self.model.generate, **inputs, max_new_tokens=max_new_tokens, use_cache=True, stop_strings=STOPS, tokenizer=self.prompts.tokenizer,
-            do_sample=sampled, **(drawn if sampled else {}), past_key_values_buckets=caches, ras_win_len=ras_window or None,
+            self.model.generate, **inputs, max_new_tokens=max_new_tokens, use_cache=True, tokenizer=self.prompts.tokenizer,
+            stop_strings=stop_strings.splitlines() or None, do_sample=sampled, **(drawn if sampled else {}), past_key_values_buckets=caches, ras_win_len=ras_window or None,
             ras_win_max_num_repeat=ras_repeats, seed=seed, streamer=steps, logits_processor=[penalty] if repetition_penalty != 1 else [],
         )  # fmt: skip
         made.add_done_callback(lambda _: steps.close())

@@ -126,7 +126,7 @@ class HiggsAudio:
         config.ras_win_len, config.ras_win_max_num_repeat = max(ras_window, 1), ras_repeats if ras_window else NEVER
         length = inputs["input_ids"].shape[1]
         check_length(self.model.config, length, max_new_tokens)
-        cache = self.caches.fresh(length + max_new_tokens)
+        cache = self.caches.fresh(length, length + max_new_tokens)
         torch.manual_seed(seed)
         frames: Iterator[Array] = self.model.generate(
             **inputs, generation_config=config, past_key_values=cache, custom_generate=self._frames, penalty=penalty,
@@ -195,6 +195,7 @@ class HiggsAudio:
         heard = prompt.get("audio_input_ids")  # in repetitions upstream counts frames of the prompt too
         before = 0 if heard is None else heard.shape[1]
         logits = model._prefill(input_ids, generation_config, prompt).logits[:, -1]
+        cache = prompt["past_key_values"]
         while True:
             logits = logits.to(torch.float32, copy=True)
             scores = logits_processor(input_ids, logits)
@@ -215,7 +216,8 @@ class HiggsAudio:
             input_ids = torch.cat([input_ids, input_ids.new_full((1, 1), following)], dim=1)
             if bool(stopping_criteria(input_ids, None).all()):
                 return
-            logits = self.decode(frame=drawn, cache=prompt["past_key_values"])
+            cache = self.caches.with_room(cache, input_ids.shape[1])
+            logits = self.decode(frame=drawn, cache=cache)
 
     def _between(self, made: list[Array], start: int, end: int) -> Array:
         """Samples [1, N] of the frames of sound from start to end, heard among those around them."""

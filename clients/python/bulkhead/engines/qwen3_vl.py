@@ -107,7 +107,7 @@ class Qwen3VL:
             config.repetition_penalty = repetition_penalty
             torch.manual_seed(seed)
             tokens = self.model.generate(
-                **inputs, generation_config=config, past_key_values=self.caches.fresh(length + max_new_tokens), custom_generate=self._tokens
+                **inputs, generation_config=config, past_key_values=self.caches.fresh(length, length + max_new_tokens), custom_generate=self._tokens
             )
         made: list[int] = []
         streamed = ""
@@ -185,6 +185,7 @@ class Qwen3VL:
                 **prompt: Any) -> Generator[int, None, None]:  # fmt: skip
         """Tokens as they are generated; the same as upstream's `_sample` generates."""
         logits = model._prefill(input_ids, generation_config, prompt).logits[:, -1]
+        cache = prompt["past_key_values"]
         while True:
             scores = logits_processor(input_ids, logits.to(torch.float32, copy=True))
             drawn = scores.softmax(dim=-1).multinomial(1) if generation_config.do_sample else scores.argmax(dim=-1, keepdim=True)
@@ -192,7 +193,8 @@ class Qwen3VL:
             yield int(drawn)
             if bool(stopping_criteria(input_ids, None).all()):
                 return
-            logits = self.decode(token=drawn, delta=model.model.rope_deltas, cache=prompt["past_key_values"])
+            cache = self.caches.with_room(cache, input_ids.shape[1])
+            logits = self.decode(token=drawn, delta=model.model.rope_deltas, cache=cache)
 
 
 def _drawn(*, do_sample: bool, temperature: float, **filters: Any) -> dict[str, Any]:

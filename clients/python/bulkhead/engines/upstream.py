@@ -136,13 +136,27 @@ class Caches:
             cache.reset()  # capturing wrote into it
         return done
 
-    def fresh(self, length: int) -> Any:
-        """The smallest static cache that holds so many positions, empty; a dynamic one where none does."""
-        for cache in self.static:
-            if length <= cache.layers[0].max_cache_len:
-                cache.reset()
-                return cache
-        return transformers.DynamicCache(config=self.config.get_text_config(decoder=True))
+    def fresh(self, prompt: int, most: int) -> Any:
+        """Empty, for a prompt of so many positions to which tokens come, up to `most` positions: the smallest static cache with
+        room for a token; a dynamic one where no static one holds `most`. Before each token `with_room` is asked."""
+        if not self.static or most > self.static[-1].layers[0].max_cache_len:
+            return transformers.DynamicCache(config=self.config.get_text_config(decoder=True))
+        cache = self._with(prompt + 1)
+        cache.reset()
+        return cache
+
+    def with_room(self, cache: Any, length: int) -> Any:
+        """`cache`, or, where `length` positions are one more than it has, the next static one, which begins with what it holds."""
+        if not isinstance(cache, transformers.StaticCache) or length <= cache.layers[0].max_cache_len:
+            return cache
+        larger = self._with(length)
+        larger.reset()
+        for index, layer in enumerate(cache.layers):
+            larger.update(layer.keys, layer.values, index)
+        return larger
+
+    def _with(self, length: int) -> Any:
+        return next(cache for cache in self.static if length <= cache.layers[0].max_cache_len)
 
 
 def seen_mask(cache: Any, position: Tensor) -> Tensor | None:

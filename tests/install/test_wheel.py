@@ -32,6 +32,8 @@ FLEET = """
 version: 1
 models:
   native: {{runtime: torchscript, file: {model}, device: cpu, inputs: {{x: {{dtype: float32, shape: [1]}}}}, outputs: {{y: {{dtype: float32, shape: [1]}}}}}}
+  exported: {{runtime: aoti, package: {model}, device: cpu, inputs: {{x: {{dtype: float32, shape: [1]}}}}, outputs: {{y: {{dtype: float32, shape: [1]}}}}}}
+  written: {{runtime: generate, package: {folder}, device: cpu}}
   voice: {{runtime: python, engine: "bulkhead.engines.small_voice:SmallVoice", interpreter: {python}, device: cpu}}
   which: {{runtime: python, engine: "{engine}:Which", device: cpu}}
 """
@@ -115,7 +117,8 @@ class Installed(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="bh-") as folder:
             fleet, engine = Path(folder, "fleet.yaml"), Path(folder, "engine.py")
             engine.write_text(ENGINE)
-            fleet.write_text(FLEET.format(model=model, python=sys.executable, engine=engine))
+            Path(folder, "manifest.json").write_text("{}")  # of the package `written`, which nobody gets to read
+            fleet.write_text(FLEET.format(model=model, folder=folder, python=sys.executable, engine=engine))
             self.socket = str(Path(folder, "run", "control.sock"))
 
             def bulkhead(*arguments: str, **options: int) -> str:
@@ -155,9 +158,23 @@ class Wheel(Installed):
 
     def test_a_model_of_libtorch_says_what_is_missing(self) -> None:
         with self.daemon() as bulkhead:
-            refused = bulkhead("load", "native", status=78)
-        self.assertIn("bulkhead-worker", refused)
-        self.assertIn("bulkhead-gpu-torch", refused)
+            for model in ("native", "exported", "written"):
+                with self.subTest(model):
+                    refused = bulkhead("load", model, status=78)
+                    self.assertIn("bulkhead-worker", refused)
+                    self.assertIn("bulkhead-gpu-torch", refused)
+
+    def test_the_nodes_get_into_a_comfyui_folder_and_out_again(self) -> None:
+        comfyui = self.folder / "ComfyUI"
+        (comfyui / "custom_nodes").mkdir(parents=True)
+        (comfyui / "main.py").touch()
+        self.assertIn("made", self.run_here("python", "-m", "bulkhead", "comfyui", "install", str(comfyui)))
+        nodes, source = comfyui / "custom_nodes/bulkhead", SOURCE / "clients/comfyui"
+        installed = {str(path.relative_to(nodes)): path.read_bytes() for path in nodes.rglob("*") if path.is_file()}
+        tracked = subprocess.run(["git", "ls-files"], cwd=source, capture_output=True, text=True, check=True).stdout.splitlines()
+        self.assertEqual(installed, {name: (source / name).read_bytes() for name in tracked})
+        self.run_here("python", "-m", "bulkhead", "comfyui", "uninstall", str(comfyui))
+        self.assertEqual(list((comfyui / "custom_nodes").iterdir()), [])
 
     def test_an_engine_runs_in_the_venv_of_the_wheel_unless_it_names_another(self) -> None:
         self.environment["PATH"] = "/usr/bin:/bin"  # the venv is not activated

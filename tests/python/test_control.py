@@ -66,7 +66,7 @@ class Calls(WithFakeDaemon):
             with self.subTest(method):
                 daemon = self.daemon(**{method.replace(".", "_"): dies_once(lambda c, r: c.answer(r, {}))})
                 self.assertEqual(self.connect(daemon).call(method), {})
-                self.assertEqual([request["params"] for request in daemon.asked], [{}, {}])
+                self.assertEqual([request["method"] for request in daemon.asked], [method, method])
 
     def test_the_page_says_what_is_asked_again(self) -> None:
         page = (SOURCE / "docs/control.md").read_text("utf-8")

@@ -39,7 +39,7 @@ async def _connect(path: str) -> socket.socket:
 
 
 class _Connection:
-    """Calls in any number, told apart by their ids."""
+    """Calls in any number, told apart by their ids; and notifications, of which nothing is read ahead of who takes them."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -47,21 +47,26 @@ class _Connection:
         self._lines = ControlLines()
         self._asked: dict[int, tuple[str, asyncio.Future[Answer]]] = {}
         self._outgoing = bytearray()
+        self.notified: deque[dict[str, Any]] = deque()
+        self._waits: asyncio.Future[None] | None = None
         self.ended = False
+        self._why: BaseException = Lost()
         self._loop.add_reader(sock, self._read)
 
     def close(self, why: BaseException | None = None) -> None:
         if self.ended:
             return
         self.ended = True
+        self._why = why or self._why
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
         self._lines.close()
         for _, answer in self._asked.values():
             if not answer.done():
-                answer.set_exception(why or Lost())
+                answer.set_exception(self._why)
         self._asked.clear()
+        self._wake()
 
     async def ask(self, method: str, params: dict[str, Any]) -> Answer:
         if self.ended:
@@ -69,6 +74,7 @@ class _Connection:
         number, line = self._lines.request(method, params)
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._asked[number] = method, answer
+        self._loop.add_reader(self._socket, self._read)
         self._outgoing += line
         self._write()
         try:
@@ -78,6 +84,19 @@ class _Connection:
                 for fd in answer.result()[1]:  # it had just come
                     os.close(fd)
             raise
+
+    async def notification(self) -> dict[str, Any]:
+        while not self.notified:
+            if self.ended:
+                raise self._why
+            self._loop.add_reader(self._socket, self._read)
+            self._waits = self._loop.create_future()
+            await self._waits
+        return self.notified.popleft()
+
+    def _wake(self) -> None:
+        if self._waits is not None and not self._waits.done():
+            self._waits.set_result(None)
 
     def _write(self) -> None:
         try:
@@ -104,9 +123,16 @@ class _Connection:
             while not self.ended and (message := self._lines.next()) is not None:
                 self._take(message)
         except Error as error:
-            self.close(error)
+            return self.close(error)
+        if self.notified:
+            self._wake()
+            if not self._asked and not self.ended:
+                self._loop.remove_reader(self._socket)
 
     def _take(self, message: dict[str, Any]) -> None:
+        if "method" in message:
+            self.notified.append(message.get("params", {}))
+            return
         asked = self._asked.pop(message.get("id") or 0, None)
         if asked is None:
             if message.get("id", 0) is None and "error" in message:  # of the connection as a whole
@@ -161,73 +187,30 @@ class Control:
             if self._closed:
                 raise Error("not_running", "using a client after it was closed", "connect again")
             if self._connection is None or self._connection.ended:
-                self._connection = _Connection(await reconnect(self.path))
+                self._connection = await reconnect(self.path)
             return self._connection
 
 
-async def reconnect(path: str) -> socket.socket:
+async def reconnect(path: str) -> _Connection:
     """One on which a supervisor answers. A keeper alone accepts connections too: they wait in its backlog."""
     start = time.monotonic()
     pause = RECONNECT_PAUSE_SECONDS
     while time.monotonic() < start + ABSENCE_SECONDS:
-        sock = await _connect(path)
-        reader = _Reader(sock)
+        connection = _Connection(await _connect(path))
         try:
-            await reader.ask("daemon.ping", {}, start + ABSENCE_SECONDS - time.monotonic())
-            return sock
+            await asyncio.wait_for(connection.ask("daemon.ping", {}), start + ABSENCE_SECONDS - time.monotonic())
+            return connection
         except Lost:
-            sock.close()
+            connection.close()
         except asyncio.TimeoutError:
-            sock.close()
+            connection.close()
             break
         except BaseException:
-            sock.close()
+            connection.close()
             raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, RECONNECT_PAUSE_MAX_SECONDS)
     raise nobody_answers(start)
-
-
-class _Reader:
-    """Reads only when it is asked to."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._loop = asyncio.get_running_loop()
-        self._lines = ControlLines()
-        self.notified: deque[dict[str, Any]] = deque()
-
-    def close(self) -> None:
-        self._socket.close()
-        self._lines.close()
-
-    async def receive(self) -> dict[str, Any]:
-        while (message := self._lines.next()) is None:
-            try:
-                data = await self._loop.sock_recv(self._socket, 65536)
-            except OSError:
-                raise Lost from None
-            if not data:
-                raise Lost
-            self._lines.feed(data, ())
-        return message
-
-    async def ask(self, method: str, params: dict[str, Any], seconds: float) -> Any:
-        async def exchange() -> Any:
-            number, line = self._lines.request(method, params)
-            try:
-                await self._loop.sock_sendall(self._socket, line)
-            except OSError:
-                raise NotSent from None
-            while (message := await self.receive()).get("id", 0) != number:
-                self.note(message)
-            return self._lines.answer(method, message)[0]
-
-        return await asyncio.wait_for(exchange(), seconds)
-
-    def note(self, message: dict[str, Any]) -> None:
-        if "method" in message:
-            self.notified.append(message.get("params", {}))
 
 
 class Notifications(AsyncIterator[dict[str, Any]]):
@@ -236,23 +219,23 @@ class Notifications(AsyncIterator[dict[str, Any]]):
     def __init__(self, path: str, method: str, params: dict[str, Any]) -> None:
         self._path, self._method, self._params = path, method, params
         self._last: dict[str, Any] | None = None
-        self._reader: _Reader | None = None
+        self._connection: _Connection | None = None
 
     @classmethod
     async def open(cls, path: str, method: str, params: dict[str, Any]) -> Notifications:
         """Subscribed when it returns."""
         self = cls(path, method, params)
         try:
-            self._reader = await self._subscribe(await _connect(path), params)
+            self._connection = await self._subscribe(_Connection(await _connect(path)), params)
         except Lost:
             await self._resume()
         return self
 
     async def aclose(self) -> None:
         """Ends the subscription."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        if self._connection is not None:
+            self._connection.close(StopAsyncIteration())
+            self._connection = None
 
     async def __aenter__(self) -> Notifications:
         return self
@@ -261,32 +244,29 @@ class Notifications(AsyncIterator[dict[str, Any]]):
         await self.aclose()
 
     async def __anext__(self) -> dict[str, Any]:
-        while self._reader is not None and not self._reader.notified:
+        while self._connection is not None:
             try:
-                self._reader.note(await self._reader.receive())
+                self._last = await self._connection.notification()
+                return self._last
             except Lost:
                 await self._resume()
-        if self._reader is None:
-            raise StopAsyncIteration
-        self._last = self._reader.notified.popleft()
-        return self._last
+        raise StopAsyncIteration
 
     async def _resume(self) -> None:
         await self.aclose()
-        while self._reader is None:
+        while self._connection is None:
             try:
-                self._reader = await self._subscribe(await reconnect(self._path), resumed(self._params))
+                self._connection = await self._subscribe(await reconnect(self._path), resumed(self._params))
             except Lost:
                 continue
             if self._method == "events.subscribe":
-                self._reader.notified.appendleft({"event": "resubscribed"})
+                self._connection.notified.appendleft({"event": "resubscribed"})
 
-    async def _subscribe(self, sock: socket.socket, params: dict[str, Any]) -> _Reader:
-        reader = _Reader(sock)
+    async def _subscribe(self, connection: _Connection, params: dict[str, Any]) -> _Connection:
         try:
-            result = await reader.ask(self._method, params, ABSENCE_SECONDS)
+            result, _ = await asyncio.wait_for(connection.ask(self._method, params), ABSENCE_SECONDS)
         except BaseException:
-            reader.close()
+            connection.close()
             raise
-        reader.notified.extendleft(reversed(new_lines(result.get("lines", ()), self._last)))
-        return reader
+        connection.notified.extendleft(reversed(new_lines(result.get("lines", ()), self._last)))
+        return connection

@@ -27,15 +27,7 @@ bool write_file(const std::filesystem::path& path, std::string_view text) {
     return fd && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
 }
 
-std::vector<std::filesystem::path> folders_in(const std::filesystem::path& path) {
-    std::vector<std::filesystem::path> folders;
-    std::error_code ec;
-    for (auto entry = std::filesystem::directory_iterator{path, ec};
-         !ec && entry != std::filesystem::directory_iterator{}; entry.increment(ec))
-        if (std::error_code ignored; entry->is_directory(ignored)) folders.push_back(entry->path());
-    return folders;
-}
-
+constexpr std::string_view keeper_folder_prefix = "bulkhead-";  ///< the keeper's pid follows
 constexpr auto socket_attribute = "user.bulkhead.socket";
 
 std::string attribute_of(const std::filesystem::path& folder) {
@@ -46,17 +38,6 @@ std::string attribute_of(const std::filesystem::path& folder) {
 
 bool is_writable_folder(const std::filesystem::path& path) {
     return ::access(path.c_str(), W_OK | X_OK) == 0 && ::access((path / "cgroup.procs").c_str(), W_OK) == 0;
-}
-
-/// Of keepers that are gone. One may be invisible from this pid namespace: who lives there need not be left behind.
-std::vector<std::filesystem::path> folders_of_gone_keepers(const std::filesystem::path& parent, pid_t keeper) {
-    auto folders = folders_in(parent);
-    std::erase_if(folders, [&](const std::filesystem::path& folder) {
-        const std::string name = folder.filename().string();
-        const int pid = name.starts_with(keeper_folder_prefix) ? std::atoi(name.c_str() + keeper_folder_prefix.size()) : 0;
-        return pid <= 0 || pid == keeper || process_exists(pid);
-    });
-    return folders;
 }
 
 /// All of them: without the first of its threads, a process that is ending is not in cgroup.procs any more.
@@ -82,6 +63,47 @@ std::optional<std::filesystem::path> own_writable_cgroup() {
 
 }  // namespace
 
+std::filesystem::path keeper_folder(const std::filesystem::path& parent, pid_t keeper) {
+    return parent / fmt::format("{}{}", keeper_folder_prefix, keeper);
+}
+
+std::string worker_folder_name(const WorkerName& worker) {
+    return fmt::format("{}.{}.{}", worker.model, worker.replica, worker.generation);
+}
+
+std::vector<std::filesystem::path> folders_in(const std::filesystem::path& path) {
+    std::vector<std::filesystem::path> folders;
+    std::error_code ec;
+    for (auto entry = std::filesystem::directory_iterator{path, ec};
+         !ec && entry != std::filesystem::directory_iterator{}; entry.increment(ec))
+        if (std::error_code ignored; entry->is_directory(ignored)) folders.push_back(entry->path());
+    return folders;
+}
+
+std::vector<std::filesystem::path> folders_of_gone_keepers(const std::filesystem::path& parent, pid_t keeper) {
+    auto folders = folders_in(parent);
+    std::erase_if(folders, [&](const std::filesystem::path& folder) {
+        const std::string name = folder.filename().string();
+        const int pid = name.starts_with(keeper_folder_prefix) ? std::atoi(name.c_str() + keeper_folder_prefix.size()) : 0;
+        return pid <= 0 || pid == keeper || process_exists(pid);
+    });
+    return folders;
+}
+
+void remove_empty(const std::filesystem::path& folder) {
+    for (const auto& worker : folders_in(folder)) ::rmdir(worker.c_str());
+    ::rmdir(folder.c_str());
+}
+
+std::optional<std::uint64_t> oom_kills_in(const std::filesystem::path& file) {
+    std::ifstream events{file};
+    std::string name;
+    std::uint64_t count = 0;
+    while (events >> name >> count)
+        if (name == "oom_kill") return count;
+    return std::nullopt;
+}
+
 std::unique_ptr<Cgroups> Cgroups::make(const Owner& owner, const std::vector<WorkerName>& keep) {
     const auto parent = own_writable_cgroup();
     return parent ? make_in(*parent, owner, keep) : nullptr;
@@ -89,7 +111,7 @@ std::unique_ptr<Cgroups> Cgroups::make(const Owner& owner, const std::vector<Wor
 
 std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, const Owner& owner,
                                           const std::vector<WorkerName>& keep) {
-    const std::filesystem::path path = parent / fmt::format("{}{}", keeper_folder_prefix, owner.keeper);
+    const std::filesystem::path path = keeper_folder(parent, owner.keeper);
     std::unique_ptr<Cgroups> cgroups{new Cgroups{path, owner.socket}};
     if (!cgroups->make_folder() && errno != EEXIST) return nullptr;
     if (!cgroups->open_kill_all()) return nullptr;  // before Linux 5.14
@@ -98,11 +120,11 @@ std::unique_ptr<Cgroups> Cgroups::make_in(const std::filesystem::path& parent, c
     for (const WorkerName& worker : keep) kept.push_back(cgroups->folder(worker));
     for (const auto& worker : folders_in(path))
         if (std::find(kept.begin(), kept.end(), worker) == kept.end()) write_file(worker / "cgroup.kill", "1");
-    cgroups->remove_all();
+    for (const auto& worker : folders_in(path)) ::rmdir(worker.c_str());
 
     for (const auto& former : folders_of_gone_keepers(parent, owner.keeper)) {
         if (is_of_socket(former, owner.socket)) write_file(former / "cgroup.kill", "1");
-        Cgroups{former, {}}.remove_all();  // and itself
+        remove_empty(former);
     }
     return cgroups;
 }
@@ -120,10 +142,7 @@ std::map<pid_t, std::filesystem::path> Cgroups::left_behind(pid_t keeper, std::s
     return pids;
 }
 
-Cgroups::~Cgroups() {
-    remove_all();
-    ::rmdir(path_.c_str());
-}
+Cgroups::~Cgroups() { remove_empty(path_); }
 
 /// False, with errno, when it is there already or cannot be made.
 bool Cgroups::make_folder() const {
@@ -152,13 +171,8 @@ void Cgroups::count_memory() const {
         write_file(path_ / "cgroup.subtree_control", "+memory");
 }
 
-/// The kernel refuses where a process is left.
-void Cgroups::remove_all() const {
-    for (const auto& worker : folders_in(path_)) ::rmdir(worker.c_str());
-}
-
 std::filesystem::path Cgroups::folder(const WorkerName& worker) const {
-    return path_ / fmt::format("{}.{}.{}", worker.model, worker.replica, worker.generation);
+    return path_ / worker_folder_name(worker);
 }
 
 Result<UniqueFd> Cgroups::add(const WorkerName& worker) {
@@ -176,12 +190,7 @@ Result<UniqueFd> Cgroups::add(const WorkerName& worker) {
 void Cgroups::kill(const WorkerName& worker) const { write_file(folder(worker) / "cgroup.kill", "1"); }
 
 std::optional<std::uint64_t> Cgroups::oom_kills(const WorkerName& worker) const {
-    std::ifstream events{folder(worker) / "memory.events"};
-    std::string name;
-    std::uint64_t count = 0;
-    while (events >> name >> count)
-        if (name == "oom_kill") return count;
-    return std::nullopt;
+    return oom_kills_in(folder(worker) / "memory.events");
 }
 
 bool cgroup_is_populated(const std::filesystem::path& folder) {

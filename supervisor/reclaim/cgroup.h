@@ -18,8 +18,18 @@
 
 namespace bulkhead::supervisor {
 
-/// Of the folders of one keeper's workers; its pid follows.
-inline constexpr std::string_view keeper_folder_prefix = "bulkhead-";
+/// The folder for one keeper's workers, and in it those of each of them.
+[[nodiscard]] std::filesystem::path keeper_folder(const std::filesystem::path& parent, pid_t keeper);
+[[nodiscard]] std::string worker_folder_name(const WorkerName& worker);
+[[nodiscard]] std::vector<std::filesystem::path> folders_in(const std::filesystem::path& path);
+/// Folders of keepers that are gone. One may be invisible from this pid namespace: who lives there need not be left
+/// behind.
+[[nodiscard]] std::vector<std::filesystem::path> folders_of_gone_keepers(const std::filesystem::path& parent,
+                                                                         pid_t keeper);
+/// Removes a folder and those in it; the kernel refuses where a process is left.
+void remove_empty(const std::filesystem::path& folder);
+/// The `oom_kill` of a memory.events, or of version 1's memory.oom_control; empty where there is none.
+[[nodiscard]] std::optional<std::uint64_t> oom_kills_in(const std::filesystem::path& file);
 
 /// Whether a process lives in this folder or below it: one that was killed does until the kernel is done with it.
 [[nodiscard]] bool cgroup_is_populated(const std::filesystem::path& folder);
@@ -68,7 +78,6 @@ private:
     bool make_folder() const;
     bool open_kill_all();
     void count_memory() const;
-    void remove_all() const;
     void remove_unwanted();
 
     std::filesystem::path path_;

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -28,20 +27,6 @@ Result<> write_number(const std::filesystem::path& path, std::uint64_t number) {
     return system_error(fmt::format("writing {} to {}", text, path.string()), errno);
 }
 
-/// Empty folders of keepers that are gone, and of this one's former supervisors.
-void remove_empty_folders(const std::filesystem::path& parent, pid_t keeper) {
-    std::error_code ec;
-    for (const auto& former : std::filesystem::directory_iterator{parent, ec}) {
-        const std::string name = former.path().filename().string();
-        if (!name.starts_with(keeper_folder_prefix)) continue;
-        const int pid = std::atoi(name.c_str() + keeper_folder_prefix.size());
-        if (pid <= 0 || (pid != keeper && process_exists(pid))) continue;
-        std::error_code ignored;
-        for (const auto& worker : std::filesystem::directory_iterator{former, ignored}) ::rmdir(worker.path().c_str());
-        ::rmdir(former.path().c_str());
-    }
-}
-
 }  // namespace
 
 std::unique_ptr<MemoryLimits> MemoryLimits::make(const Cgroups* cgroups, pid_t keeper) {
@@ -51,8 +36,9 @@ std::unique_ptr<MemoryLimits> MemoryLimits::make(const Cgroups* cgroups, pid_t k
     const auto cgroup = read_proc_file(::getpid(), "cgroup", 1 << 20);
     const auto own = mountinfo && cgroup ? own_cgroup(*mountinfo, *cgroup, "memory") : std::nullopt;
     if (!own || ::access(own->c_str(), W_OK | X_OK) != 0) return nullptr;
-    remove_empty_folders(*own, keeper);
-    const auto path = *own / fmt::format("{}{}", keeper_folder_prefix, keeper);
+    const auto path = keeper_folder(*own, keeper);
+    for (const auto& former : folders_of_gone_keepers(*own, keeper)) remove_empty(former);
+    remove_empty(path);  // what this keeper's former supervisors left
     if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return nullptr;
     if (::access((path / "cgroup.procs").c_str(), W_OK) != 0) return nullptr;
     return std::unique_ptr<MemoryLimits>{new MemoryLimits{cgroups, path}};
@@ -65,7 +51,7 @@ MemoryLimits::~MemoryLimits() {
 
 std::filesystem::path MemoryLimits::folder(const WorkerName& worker) const {
     if (path_.empty()) return cgroups_->folder(worker);
-    return path_ / fmt::format("{}.{}.{}", worker.model, worker.replica, worker.generation);
+    return path_ / worker_folder_name(worker);
 }
 
 Result<> MemoryLimits::set(const WorkerName& worker, pid_t pid, std::uint64_t bytes) {
@@ -84,12 +70,7 @@ std::optional<std::uint64_t> MemoryLimits::bound(const WorkerName& worker) const
 }
 
 std::optional<std::uint64_t> MemoryLimits::oom_kills(const WorkerName& worker) const {
-    std::ifstream events{folder(worker) / (path_.empty() ? "memory.events" : "memory.oom_control")};
-    std::string name;
-    std::uint64_t count = 0;
-    while (events >> name >> count)
-        if (name == "oom_kill") return count;
-    return std::nullopt;
+    return oom_kills_in(folder(worker) / (path_.empty() ? "memory.events" : "memory.oom_control"));
 }
 
 void MemoryLimits::remove(const WorkerName& worker) {

@@ -40,5 +40,5 @@ def export_package(module: torch.nn.Module, arguments: tuple, file: Path, dynami
     partial = file.with_suffix(".partial.pt2")
     with torch.no_grad():
         program = torch.export.export(module.eval(), arguments, dynamic_shapes=dynamic_shapes)
-        torch._inductor.aoti_compile_and_package(program, package_path=str(partial), inductor_configs=inductor.settings(program))
+        inductor.compile_package(program, partial)
     os.replace(partial, file)

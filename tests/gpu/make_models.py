@@ -130,15 +130,13 @@ def save_torchscript(name: str, module: nn.Module, folder: Path) -> None:
 
 
 def save_package(name: str, module: nn.Module, folder: Path) -> None:
-    import torch._inductor
-
     inductor.use_toolkit()
     rows = torch.export.Dim("rows", min=2, max=32)
     with torch.no_grad(), twins.placed(module.eval(), "cuda"):
         program = torch.export.export(module, (torch.randn(8, 64, device="cuda"),), dynamic_shapes=({0: rows},))
         with twins.compiling(program):
             # Its settings bring LibTorch's CUDA part by the worker's module.
-            torch._inductor.aoti_compile_and_package(program, package_path=str(folder / f"{name}.pt2"), inductor_configs=inductor.settings(program))
+            inductor.compile_package(program, folder / f"{name}.pt2")
 
 
 #: Packages that the exporter makes for this GPU: where the model comes from, its options, and the modules without which its tests

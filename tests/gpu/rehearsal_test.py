@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -41,6 +44,24 @@ for test in tests:
         print("[       OK ]", test, "(0 ms)", flush=True)
 sys.exit(1 if "Fake.Fails" in chosen else 0)
 """
+
+
+class Pack(unittest.TestCase):
+    def test_a_folder_that_is_too_large_is_refused_by_its_largest_parts(self) -> None:
+        pack = runpy.run_path(str(ROOT / "tests/gpu/pack"))
+        with tempfile.TemporaryDirectory(prefix="bh-pack-") as folder:
+            for name, mib in {"build/bin/gpu_tests": 30, "build/gpu-models/mlp.pt2": 21, "build/lib/libfmt.so": 20, "tests/gpu/first": 1}.items():
+                file = Path(folder, name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("wb") as opened:
+                    opened.truncate(mib << 20)  # without a block on the disk
+            said, printed = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
+                status = pack["table"](Path(folder))
+        self.assertEqual(status, 1)
+        self.assertRegex(said.getvalue(), r"^pack: too large by \d+\.\d\d MiB; the largest parts are "
+                         r"build/bin/gpu_tests \(30\.00 MiB\), build/gpu-models/mlp\.pt2 \(21\.00 MiB\), build/lib/libfmt\.so \(20\.00 MiB\)\n$")  # fmt: skip
+        self.assertIn("72.00 MiB  in all", printed.getvalue())
 
 
 class Rehearsal(unittest.TestCase):
@@ -107,7 +128,7 @@ class Rehearsal(unittest.TestCase):
                     self.assertNotEqual(reason, "")
                 else:
                     self.assertEqual(what, "passed", reason)
-        self.assertEqual([(what, reason) for what, _, reason in third], [("passed", "")] * 2)
+        self.assertEqual(third, [("passed", "gpu_slab_bench", ""), ("passed", "bench.py t3_single", "")], "one model")
 
     def test_what_fails_hangs_or_does_not_start_is_told_and_stops_nothing(self) -> None:
         faulty = Path(self.folder.name, "faulty")

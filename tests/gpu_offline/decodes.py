@@ -6,12 +6,10 @@ to has the form of a large one's. Exits with 77 where a tool is missing, which i
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,11 +25,7 @@ def file(build: Path, family: str) -> Path:
 
 
 def stamp() -> str:
-    digest = hashlib.sha256(" ".join(version(one) for one in ("torch", "triton", "transformers", "chatterbox-tts")).encode())
-    sources = sorted((ROOT / "clients" / "python" / "bulkhead" / "export").rglob("*.*[yh]"))
-    for source in (Path(__file__), ROOT / "tests" / "python" / "export" / "tiny_models.py", *sources):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()
+    return requirements.stamp(Path(__file__), ROOT / "tests" / "python" / "export" / "tiny_models.py")
 
 
 def compile_decode(family: str, out: Path) -> None:

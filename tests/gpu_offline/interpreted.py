@@ -82,11 +82,12 @@ class Interpreted:
 
     def __init__(self, code: str, constants: dict[str, Tensor]) -> None:
         self.launched: list[str] = []
+        self.buffers: list[int] = []  #: numbers in each that was made
         self.scope: dict[str, Any] = {"__name__": "interpreted"}
         # The guards of a device and the streams of an absent GPU; buffers lie on the CPU.
         with mock.patch.object(torch._inductor.async_compile.AsyncCompile, "triton", self._kernel):
             exec(code, self.scope)
-        self.scope["empty_strided_cuda"] = _filled
+        self.scope["empty_strided_cuda"] = self._filled
         self.scope.update({name: value.detach() for name, value in constants.items()})
         self.scope["get_raw_stream"] = lambda index: 0
         self.scope["assert_size_stride"] = lambda *unused: None
@@ -99,18 +100,18 @@ class Interpreted:
             call = self.scope["call"]
             return list(call(list(arguments)))
 
+    def _filled(self, size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+        """A new buffer, of values that show where one is read before it is written."""
+        made = torch.empty_strided(tuple(size), tuple(stride), dtype=dtype)
+        self.buffers.append(made.numel())
+        return made.fill_(float("nan")) if dtype.is_floating_point else made.fill_(-1)
+
     def _kernel(self, name: str, source: str, device: str = "cuda", **also_unused: object) -> Any:
         scope: dict[str, Any] = {"__name__": name, "__file__": name}
         exec(source, scope)
         scope["libdevice"] = _Libdevice()
         tuner = next(one for one in scope.values() if isinstance(one, triton_heuristics.CachingAutotuner))
         return _Launched(name, tuner, self.launched)
-
-
-def _filled(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
-    """A new buffer, of values that show where one is read before it is written."""
-    made = torch.empty_strided(tuple(size), tuple(stride), dtype=dtype)
-    return made.fill_(float("nan")) if dtype.is_floating_point else made.fill_(-1)
 
 
 class _NoGuard:

@@ -2,10 +2,11 @@
 
 Writes FOLDER/NAME, a package as `python -m bulkhead.export` makes it with weights and manifest (mlp: the one file
 FOLDER/mlp.pt2), for each NAME, or for all (--list prints their names); checks it by `python -m bulkhead.export --check`; and prints
-a line each: name, functions, kernels, seconds, MB. A package that is there is made again. Those of tests/gpu/make_models.py
-have its names and its options: a GPU machine to which FOLDER is carried need not compile them.
+a line each: name, functions, kernels, seconds, MB. A package that is there is kept until what makes it changes. Those of
+tests/gpu/make_models.py have its names and its options: a GPU machine to which FOLDER is carried need not compile them.
 
-Exits with 1 where one could not be made, and makes the others nevertheless; what its export said is then on standard error.
+Exits with 1 where one could not be made, and makes the others nevertheless; nothing is left of that one, and what its export
+said is on standard error.
 Exits with 77, and makes nothing, where CUDA's toolkit or Triton's ptxas is missing, which it names.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -39,21 +41,44 @@ PACKAGES = {
     "higgs_codec": (f"{TINY}:higgs_audio_v2_with_codec", ["--family", "higgs_audio_v2", *FEW]),
 }
 NAMES = ("mlp", *PACKAGES)
+FILES = {"mlp": "mlp.pt2"}  #: of packages that are no folder of their name
+SOURCES = (Path(__file__), ROOT / "tests" / "gpu" / "make_models.py", ROOT / TINY, ROOT / "scripts" / "models" / "make_test_models.py")
+
+
+def made(name: str, folder: Path) -> str:
+    """Makes one unless it is current; returns what follows its name in the line that is printed."""
+    package, made_by, stamp = folder / FILES.get(name, name), folder / f".{name}.compiled-by", requirements.stamp(*SOURCES)
+    if package.exists() and made_by.exists() and made_by.read_text() == stamp:
+        return "is current"
+    remove(package)
+    try:
+        done = export(name, folder)
+    except RuntimeError:
+        remove(package)
+        raise
+    made_by.write_text(stamp)
+    return done
+
+
+def remove(package: Path) -> None:
+    if package.is_dir():
+        shutil.rmtree(package)
+    else:
+        package.unlink(missing_ok=True)
 
 
 def export(name: str, folder: Path) -> str:
-    """Makes one; returns what follows its name in the line that is printed."""
     start = time.monotonic()
     if name == "mlp":
-        made = [folder / "mlp.pt2"]
+        files = [folder / FILES[name]]
         said([str(Path(__file__)), "--mlp", str(folder)])
     else:
         source, options = PACKAGES[name]
         said(["-m", "bulkhead.export", str(ROOT / source), str(folder / name), "--target", TARGET, *options])
         said(["-m", "bulkhead.export", "--check", str(folder / name)])
-        made = sorted((folder / name).iterdir())
-    functions = [file for file in made if file.suffix == ".pt2"]
-    size = sum(file.stat().st_size for file in made)
+        files = sorted((folder / name).iterdir())
+    functions = [file for file in files if file.suffix == ".pt2"]
+    size = sum(file.stat().st_size for file in files)
     return f"{len(functions):2} functions {sum(map(kernels, functions)):4} kernels {time.monotonic() - start:6.1f} s {size / 1e6:7.2f} MB"
 
 
@@ -105,7 +130,7 @@ def main() -> int:
     status = 0
     for name in options.names or NAMES:
         try:
-            print(f"{name:<14} {export(name, folder)}", flush=True)
+            print(f"{name:<14} {made(name, folder)}", flush=True)
         except RuntimeError as wrong:
             status = 1
             print(f"{name:<14} FAILED", flush=True)

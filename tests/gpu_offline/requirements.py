@@ -1,12 +1,25 @@
-"""What compiling for a GPU needs, and a GPU is not among it."""
+"""What compiling for a GPU needs, and a GPU is not among it; and what makes that which is compiled stale."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import shutil
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = 77  #: the exit status by which CTest knows a test as skipped
+PACKAGES = ("torch", "triton", "transformers", "chatterbox-tts")  #: whose versions decide what is compiled
+
+
+def stamp(*sources: Path) -> str:
+    """Of all that decides what the exporter makes: `sources`, its own files, and the versions of PACKAGES. Call it where none of
+    them is missing."""
+    digest = hashlib.sha256(" ".join(map(importlib.metadata.version, PACKAGES)).encode())
+    exporter = (ROOT / "clients" / "python" / "bulkhead" / "export").rglob("*")
+    for source in (*sources, *sorted(file for file in exporter if file.suffix in (".py", ".h"))):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
 
 
 def stub_of_libcuda() -> str:

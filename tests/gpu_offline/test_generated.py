@@ -7,6 +7,7 @@ order of sums and whose approximations are others.
 from __future__ import annotations
 
 import collections
+import math
 import os
 import sys
 import unittest
@@ -56,15 +57,25 @@ class Decode(unittest.TestCase):
     def test_pictures(self) -> None:
         self.assertEqual(self.step_of(family_named("qwen3_vl")(tiny_models.qwen3_vl())), {})
 
+    def test_8_bits(self) -> None:
+        self.assertEqual(self.step_of(rounded("int8")), {})
+
     def test_8_bits_and_several_sequences(self) -> None:
         """A product by cuBLAS would have the matrix widened into a buffer first, at each step. The one left is for the rotary angles."""
         self.assertEqual(self.step_of(rounded("int8"), 3), {"extern_kernels.bmm": 1})
 
+    def test_8_bits_with_guidance(self) -> None:
+        self.assertEqual(self.step_of(rounded("int8", family_named("chatterbox_t3")(tiny_models.chatterbox_t3()))), {})
+
     def test_4_bits(self) -> None:
         self.assertEqual(self.step_of(rounded("int4")), {})
 
+    def test_4_bits_and_several_sequences(self) -> None:
+        self.assertEqual(self.step_of(rounded("int4"), 3), {"extern_kernels.bmm": 1})
+
     def step_of(self, family: Family, sequences: int = 1) -> dict[str, int]:
-        """How often it calls what, beside kernels."""
+        """How often it calls what, beside kernels. No buffer between them holds as many numbers as a matrix of 8 or 4 bits: a kernel too
+        could widen one."""
         numbers, step = family.numbers(), family.step().eval()
         sizes = functions.Sizes(128, 1 if sequences == 1 else 4, 40, "cuda", torch.float32)
         with twins.placed(family.model, "cuda"):
@@ -86,6 +97,8 @@ class Decode(unittest.TestCase):
         (computed,) = run([*arguments, *found])
 
         self.assertGreater(len(run.launched), 5)
+        matrices = [layer.in_features * layer.out_features for layer in family.model.modules() if isinstance(layer, (quantised.Int8Linear, quantised.Int4Linear))]
+        self.assertLess(max(run.buffers), min(matrices, default=math.inf))
         torch.testing.assert_close(computed, logits, rtol=1e-4, atol=1e-4)
         for index, (one, other, old) in enumerate(zip(found, wanted, before, strict=True)):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, msg=lambda said, index=index: f"buffer {index}: {said}")
@@ -93,9 +106,11 @@ class Decode(unittest.TestCase):
         return dict(collections.Counter(interpreted.others(code)))
 
 
-def rounded(kind: str) -> Family:
-    family = family_named("causal_lm")(tiny_models.causal("qwen3"))
-    quantised.quantise(family.model, family.step(), kind, family.numbers().vocabulary)
+def rounded(kind: str, family: Family | None = None) -> Family:
+    """By default a language model whose every matrix has as many inputs as 4 bits ask for."""
+    family = family or family_named("causal_lm")(tiny_models.causal("qwen3", hidden_size=64, intermediate_size=96))
+    counts = quantised.quantise(family.model, family.step(), kind, family.numbers().vocabulary)
+    assert counts[kind] >= 14, counts
     return family
 
 

@@ -37,8 +37,8 @@ def scattered(model: Any, seed: int = 0) -> Any:
     return model.eval()
 
 
-def causal(model_type: str) -> Any:
-    config = transformers.AutoConfig.for_model(model_type, **{**TEXT, **CAUSAL[model_type]})
+def causal(model_type: str, **sizes: int) -> Any:
+    config = transformers.AutoConfig.for_model(model_type, **{**TEXT, **CAUSAL[model_type], **sizes})
     return scattered(transformers.AutoModelForCausalLM.from_config(config))
 
 

@@ -132,17 +132,15 @@ def compile_program(program: ExportedProgram, file: Path, device: str, meets: pr
     """Compiles without the constants. Writes `file` whole or not at all; returns the constants it asks for, by name.
 
     single: of one sequence, a graph's most frequent step."""
-    settings = inductor.settings(program)
-    settings["aot_inductor.package_constants_in_so"] = False
-    settings["epilogue_fusion"] = device != "cpu"  # product_kernel.h takes nothing in
+    options: dict[str, Any] = {"aot_inductor.package_constants_in_so": False, "epilogue_fusion": device != "cpu"}  # product_kernel.h takes nothing in
     if meets == "vectors" and device == "cpu":
-        settings["realize_reads_threshold"] = 1  # sums that the next layers add to are kept, not added up again
+        options["realize_reads_threshold"] = 1  # sums that the next layers add to are kept, not added up again
     if device == "cuda":
-        settings["coordinate_descent_tuning"] = single  # which also has Inductor write products with a vector as sums
+        options["coordinate_descent_tuning"] = single  # which also has Inductor write products with a vector as sums
     partial = file.with_suffix(".partial.pt2")
     known = {**program.state_dict, **program.constants}
     with _short_kernels(), any_length(), twins.compiling(program):
-        torch._inductor.aoti_compile_and_package(program, package_path=str(partial), inductor_configs=settings)
+        inductor.compile_package(program, partial, options)
     wanted = twins.constants_of(partial) if absent_gpu.installed() else load(partial).get_constant_fqns()
     os.replace(partial, file)
     return {name: twins.original(known[name], name) for name in wanted}

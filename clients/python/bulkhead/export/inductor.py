@@ -93,43 +93,6 @@ def use_toolkit() -> None:
     os.environ["CUDA_HOME"] = cpp_extension.CUDA_HOME
 
 
-def _written(program: torch.export.ExportedProgram) -> list[str]:
-    """Positions of the arguments that `program` writes into. As exported, a program still holds operators that work in place, and
-    its signature names none of what they write: so each is followed through views to where its memory came from."""
-    import operator
-
-    import torch
-
-    written: set[torch.fx.Node] = set()
-    sources: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # whose memory a node's result may be
-    for node in program.graph.nodes:
-        if node.op != "call_function":
-            continue
-        if isinstance(node.target, torch._ops.HigherOrderOperator):  # what it calls may write: exact, but traced once more
-            signature = program.run_decompositions({}).graph_signature
-            mutated = set(signature.user_inputs_to_mutate.values())
-            return [str(i) for i, name in enumerate(signature.user_inputs) if name in mutated]
-        if node.target is operator.getitem:
-            sources[node] = [node.args[0]]
-        if not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        schema = node.target._schema
-        named = {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)} | dict(node.kwargs)
-        aliased = [(argument.alias_info.is_write, one) for argument in schema.arguments if argument.alias_info and argument.name in named
-                   for one in (named[argument.name] if isinstance(named[argument.name], (list, tuple)) else [named[argument.name]])]  # fmt: skip
-        written.update(one for is_write, one in aliased if is_write)
-        if any(result.alias_info for result in schema.returns):
-            sources[node] = [one for _, one in aliased]
-    pending = list(written)
-    while pending:
-        found = [one for one in sources.get(pending.pop(), []) if one not in written]
-        written.update(found)
-        pending.extend(found)
-    names = {node.name for node in written if isinstance(node, torch.fx.Node)}
-    names |= set(program.graph_signature.user_inputs_to_mutate.values())
-    return [str(i) for i, name in enumerate(program.graph_signature.user_inputs) if name in names]
-
-
 def pick_vectors() -> None:
     """Has Inductor try which vectors this CPU and compiler can do, by compiling and loading for each kind: seconds, mostly of other
     processes. It remembers the answer; under link_libtorch=False its trials fail, and kernels would come out scalar."""
@@ -138,7 +101,16 @@ def pick_vectors() -> None:
     cpu_vec_isa.pick_vec_isa()
 
 
-def settings(program: torch.export.ExportedProgram) -> dict[str, Any]:
+def compile_package(program: torch.export.ExportedProgram, file: Path, options: dict[str, Any] | None = None) -> None:
+    """Compiles `program` into the package `file`, under settings() and `options`. The package's metadata says which of its
+    arguments it writes."""
+    import torch
+
+    with _writes_recorded():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs={**settings(), **(options or {})})
+
+
+def settings() -> dict[str, Any]:
     """`inductor_configs` for `aoti_compile_and_package`."""
     import torch
 
@@ -157,8 +129,29 @@ def settings(program: torch.export.ExportedProgram) -> dict[str, Any]:
         "aot_inductor.metadata": {
             "BULKHEAD_TORCH": torch.__version__,
             "BULKHEAD_CPU_FLAGS": " ".join(cpu_flags()),
-            # Tensors of another model are lent read-only, and only to who writes into none of them. Not under the name
-            # BULKHEAD_WRITTEN_ARGUMENTS: packages that have that say `none` whatever they write.
-            "BULKHEAD_MUTATED_ARGUMENTS": " ".join(_written(program)) or "none",
         },
     }
+
+
+@contextmanager
+def _writes_recorded() -> Iterator[None]:
+    """Adds to a package's metadata the positions of the arguments that its code writes, as Inductor scheduled the writes. The
+    program itself does not tell: its signature names no operator that works in place, and operators that may return their own
+    input (`type_as`, `dropout`) do not say so in their schemas.
+
+    Tensors of another model are lent read-only, and only to a model that writes none of them. The name is not
+    BULKHEAD_WRITTEN_ARGUMENTS: packages that have that say `none` whatever they write."""
+    from torch._inductor import config
+    from torch._inductor.codecache import AotCodeCompiler
+
+    before = AotCodeCompiler.compile
+
+    def compile_code(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        config.aot_inductor.metadata["BULKHEAD_MUTATED_ARGUMENTS"] = " ".join(map(str, sorted(graph.mutated_input_idxs))) or "none"
+        return before(graph, *args, **kwargs)
+
+    AotCodeCompiler.compile = compile_code
+    try:
+        yield
+    finally:
+        AotCodeCompiler.compile = before

@@ -42,13 +42,33 @@ WRITE: dict[str, Way] = {
     "parts": parts,
     "without gradients": without_gradients,
     "statistics": statistics,
-    # Operators that may return their input, of which their schemas say nothing.
+    # PyTorch's operators that may return their input or a view of it, of which their schemas say nothing.
+    "_cast_Float": lambda x, y: torch._cast_Float(x).add_(1),
+    "alpha_dropout": lambda x, y: functional.alpha_dropout(x).add_(1),
+    "atleast_1d": lambda x, y: torch.atleast_1d(x).add_(1),
+    "atleast_2d": lambda x, y: torch.atleast_2d(x).add_(1),
+    "atleast_3d": lambda x, y: torch.atleast_3d(x).add_(1),
+    "atleast_3d, several": lambda x, y: torch.atleast_3d(x, y)[0].add_(1),
+    "broadcast_tensors": lambda x, y: torch.broadcast_tensors(x, y)[0].add_(1),
+    "cartesian_prod": lambda x, y: torch.cartesian_prod(x.view(4)).add_(1),
+    "conj_physical": lambda x, y: torch.conj_physical(x).add_(1),
+    "einsum": lambda x, y: torch.einsum("ijk->jik", x).add_(1),
+    "feature_alpha_dropout": lambda x, y: functional.feature_alpha_dropout(x).add_(1),
+    "feature_dropout": lambda x, y: torch.feature_dropout(x, 0.5, False).add_(1),
+    "flatten_dense_tensors": lambda x, y: torch.ops.aten.flatten_dense_tensors([x]).add_(1),
+    "unflatten_dense_tensors": lambda x, y: torch.ops.aten.unflatten_dense_tensors(x.view(4), [y])[0].add_(1),
+    "meshgrid": lambda x, y: torch.meshgrid(x.view(4), indexing="ij")[0].add_(1),
+    "sum_to_size": lambda x, y: x.sum_to_size(2, 2, 1).add_(1),
+    "to_dense": lambda x, y: x.to_dense().add_(1),
     "type_as": lambda x, y: x.type_as(y).add_(1),
 }
 READ: dict[str, Way] = {
     "a copy": lambda x, y: x.clone().add_(y),
     "another type": lambda x, y: x.type_as(y.to(torch.int64)).add_(1),
     "a result": lambda x, y: (x * y).relu_(),
+    # Which return their input, but a copy where they are compiled.
+    "dropout": lambda x, y: functional.dropout(x, training=False).add_(1),
+    "unsafe_chunk": lambda x, y: x.unsafe_chunk(2)[0].add_(1) * y[0],
 }
 
 

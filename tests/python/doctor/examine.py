@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from bulkhead.doctor import diagnose
+from bulkhead.doctor.report import text
 from torch.utils._python_dispatch import TorchDispatchMode
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -55,7 +56,7 @@ class Reads(TorchDispatchMode):  # type: ignore[misc]
 def main(module: str, folder: Path) -> None:
     parts = importlib.import_module(module)
     executed, reads = Executed(parts.PACKAGE), Reads()
-    outputs, findings, errors = [], set(), []
+    outputs, findings, errors, texts = [], set(), [], []
     for part, factory in parts.PARTS:
         torch.manual_seed(0)
         arguments = factory("cpu")
@@ -66,13 +67,15 @@ def main(module: str, folder: Path) -> None:
                 outputs.append(part(*arguments))
         finally:
             sys.settrace(None)
-        report = diagnose(part, factory)
+        report = diagnose(part, factory, name=f"{module}.py:{part.__name__}")
+        texts.append(f"$ python -m bulkhead.doctor {report.target} --inputs {module}.py:{factory.__name__}\n{text(report)}")
         findings |= {(relative(one.file), one.line, one.code) for one in report.findings}
         errors += [report.error] if report.error else []
     torch.save(outputs, folder / "outputs.pt")
     lines = [(relative(file), line, Path(file).read_text().splitlines()[line - 1].strip()) for file, line in sorted(executed.lines)]
     read = [(relative(file), line) for file, line in sorted(reads.lines)]
-    (folder / "examined.json").write_text(json.dumps({"executed": lines, "reads": read, "findings": sorted(findings), "errors": errors}))
+    (folder / "examined.json").write_text(json.dumps({"executed": lines, "reads": read, "findings": sorted(findings), "errors": errors,
+                                                     "report": "\n".join(texts)}))  # fmt: skip
 
 
 def relative(file: str) -> str:

@@ -1,5 +1,6 @@
 """Steps for the doctor's command line, good and bad."""
 
+import asyncio
 import os
 import time
 
@@ -246,3 +247,45 @@ class Holder:
 
 def of_module(x, lengths):
     return x + table * (lengths.max().item() if DEVICE == "cuda" else 1)
+
+
+def custom_first(x, lengths):
+    return torch.ops.doctor_test.secret(x)
+
+
+torch.library.define("doctor_test::strict", "(Tensor x) -> Tensor")
+
+
+@torch.library.register_fake("doctor_test::strict")
+def _(x):
+    raise RuntimeError("x must have three dimensions")
+
+
+def custom_raises(x, lengths):
+    return torch.ops.doctor_test.strict(x)
+
+
+def cancelled(x, lengths):
+    raise asyncio.CancelledError
+
+
+def größer(x, lengths):
+    return "größer", x.sum().item()
+
+
+def conditional(x, lengths):
+    return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+
+
+def unbounded(device):
+    return torch.ones(64, 128, device=device), 3  # more than the doctor computes
+
+
+def waits_for_number(x, wanted):
+    while x.sum().item() in (wanted, wanted + 1):
+        pass
+    token = 0
+    while token != wanted:
+        x = x * 2
+        token = x.argmax().item()
+    return x

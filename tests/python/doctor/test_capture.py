@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import unittest
 from collections import Counter
 from typing import Any, Iterator
@@ -11,6 +12,7 @@ from unittest import mock
 
 import torch
 from bulkhead.doctor import Finding, Report, costs, report, run
+from bulkhead.doctor.calls import Deferred
 from bulkhead.doctor.capture import capture, explain
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -175,7 +177,31 @@ class Costs(unittest.TestCase):
         self.assertEqual(costs.idle([], []), (0.0, {}))
 
 
+KEPT: list[Any] = []
+
+
 class Reported(unittest.TestCase):
+    def test_the_fake_run_leaves_nothing_to_the_capture(self) -> None:
+        told = Report("step")
+
+        def examine() -> None:
+            KEPT.append("fake")
+            told.findings, told.calls = [Finding("sync", "prevents_capture", "a.py", 1, 1, "step", "", "")], 3
+
+        run._elsewhere(examine, told, 0)
+        self.assertEqual((KEPT, told.calls, [one.code for one in told.findings]), ([], 3, ["sync"]))
+        run._elsewhere(lambda: os._exit(0), told, 0)
+        self.assertIn("ended its process", told.error)
+
+    def test_a_module_that_was_imported_is_moved_before_it_is_captured(self) -> None:
+        moved = torch.nn.Linear(2, 2)
+        with mock.patch.object(run, "DEVICE", "meta"), mock.patch.object(run.capture, "capture") as captured:
+            captured.return_value.failure = None
+            examined = run._Run(Deferred(lambda: moved), Deferred(lambda: lambda device: (torch.ones(2, 2, device=device),)), None, False, Report("moved"))
+            examined.on_gpu()
+        self.assertEqual((examined._report.error, moved.weight.device.type), ("", "meta"))
+        captured.assert_called_once()
+
     def test_a_report_has_the_capture_and_the_costs(self) -> None:
         """From the factory to the words, of a generator that is refused."""
         line = __file__, waits.__code__.co_firstlineno + 1

@@ -84,6 +84,18 @@ class Reports(unittest.TestCase):
         self.assertEqual(lines[at + 1].count("^"), len("lengths.max() > 2"))
         self.assertIn("steps.py:branches: 3 findings (3 prevents capture)", lines[-1])
 
+    def test_columns_count_characters(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "tabs.py"
+            file.write_text("def step(x, lengths):\n\treturn '漢字',\tx.sum().item()\n")
+            ended = doctor(f"{file}:step", "--inputs", "steps.py:inputs")
+            (found,) = json.loads(doctor(f"{file}:step", "--inputs", "steps.py:inputs", "--json").stdout)["findings"]
+        self.assertEqual((found["column"], found["end_column"]), (15, 29))
+        lines = ended.stdout.splitlines()
+        at = next(index for index, line in enumerate(lines) if "x.sum().item()" in line)
+        before = lines[at].index("x.sum()")
+        self.assertEqual((lines[at + 1].index("^"), lines[at + 1].count("^")), (before + 2, len("x.sum().item()")), "each of 漢字 is two columns wide")
+
     def test_a_growing_cache_is_told_where_it_grows_and_hides_no_number(self) -> None:
         ended = doctor("steps.py:Attention", "--inputs", "steps.py:attention_inputs", "--json")
         found = json.loads(ended.stdout)["findings"]
@@ -231,6 +243,26 @@ class BadInput(unittest.TestCase):
         self.assertIn(f"doctor_test::secret at steps.py:{line_of('torch.ops.doctor_test.secret')}", report["skipped"][0])
         self.assertEqual([one["code"] for one in report["findings"]], ["host_read"])
 
+    def test_a_custom_operator_that_ends_the_run_is_no_success(self) -> None:
+        for step, said in {"custom_first": "doctor_test::secret at steps.py:", "conditional": "cond at steps.py:"}.items():
+            with self.subTest(step):
+                refused = self.refused(f"steps.py:{step}", "--inputs", "steps.py:inputs")
+                self.assertIn(f"skipped: {said}", refused)
+                self.assertIn(f"error: steps.py:{step} was not looked at to the end", refused)
+
+    def test_an_operator_whose_fake_implementation_raises_has_one(self) -> None:
+        said = self.refused("steps.py:custom_raises", "--inputs", "steps.py:inputs")
+        self.assertIn(f"raised RuntimeError at steps.py:{line_of('return torch.ops.doctor_test.strict')}: x must have three dimensions", said)
+        self.assertNotIn("no fake implementation", said)
+
+    def test_what_is_no_exception_is_told_too(self) -> None:
+        self.assertIn(f"raised CancelledError at steps.py:{line_of('raise asyncio.CancelledError')}", self.refused("steps.py:cancelled", "--inputs", "steps.py:inputs"))
+
+    def test_a_terminal_that_cannot_show_a_letter_ends_nothing(self) -> None:
+        ended = doctor("steps.py:größer", "--inputs", "steps.py:inputs", environment={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"})
+        self.assertEqual(ended.returncode, 1, ended.stderr)
+        self.assertIn("gr\\xf6\\xdfer", ended.stdout)
+
     def test_a_triton_kernel_is_named_and_not_launched(self) -> None:
         ended = doctor("steps.py:launches", "--inputs", "steps.py:inputs", "--json")
         report = json.loads(ended.stdout)
@@ -271,6 +303,20 @@ class Library(unittest.TestCase):
         written, _, spans = (finding.remedy for finding in diagnose(steps.Counts, steps.token_inputs).findings)
         self.assertIn("x.index_copy_(dim, position, new)", written)
         self.assertEqual(spans, "give it the device: torch.linspace(0, 1, 8, dtype=frame.dtype, device=frame.device)")
+
+    def test_a_loop_that_waits_for_a_number_ends(self) -> None:
+        import steps
+        from bulkhead.doctor import diagnose
+
+        report = diagnose(steps.waits_for_number, steps.unbounded)
+        self.assertEqual((report.error, [one.code for one in report.findings]), ("", ["host_read"] * 2))
+
+    def test_a_number_that_is_tested_later_names_the_branch(self) -> None:
+        import steps
+        from bulkhead.doctor import diagnose
+
+        *_, token = diagnose(steps.waits_for_number, steps.unbounded).findings
+        self.assertIn(f"it decides `token != wanted` in line {line_of('while token != wanted')}, of which one way was run", token.reason)
 
     def test_the_step_sees_a_gpu(self) -> None:
         import steps

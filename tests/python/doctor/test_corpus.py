@@ -18,6 +18,7 @@ class Score:
 
     def __init__(self) -> None:
         self.functions = self.clean = self.right = 0
+        self.broken: list[str] = []  #: runs that did not come to their end
         self.wrong: list[str] = []
         self.missed: list[str] = []
 
@@ -25,7 +26,10 @@ class Score:
         self.functions += 1
         self.clean += not case.expected
         expected = {(str(case.file), line, code) for line, code in case.expected}
-        found = {(str(Path(finding.file).resolve()), finding.line, finding.code) for finding in diagnose(case.target, case.factory).findings}
+        report = diagnose(case.target, case.factory)
+        if (report.error, report.skipped, report.calls) != ("", [], 3):
+            self.broken.append(f"{case.name}: {report.calls} calls; {report.error}; {report.skipped}")
+        found = {(str(Path(finding.file).resolve()), finding.line, finding.code) for finding in report.findings}
         self.right += len(expected & found)
         self.wrong += [f"{case.name}: {Path(file).name}:{line} {code}" for file, line, code in sorted(found - expected)]
         self.missed += [f"{case.name}: {Path(file).name}:{line} {code}" for file, line, code in sorted(expected - found)]
@@ -37,7 +41,8 @@ class Score:
             f"{self.functions} functions, {self.clean} of them clean, {self.right + len(self.missed)} findings:"
             f" precision {precision:.1%}, recall {recall:.1%}"
         )
-        return "\n  ".join([figures, *(f"wrong  {one}" for one in self.wrong), *(f"missed {one}" for one in self.missed)])
+        return "\n  ".join([figures, *(f"wrong  {one}" for one in self.wrong), *(f"missed {one}" for one in self.missed),
+                              *(f"broken {one}" for one in self.broken)])  # fmt: skip
 
 
 def scored(files: list[Path]) -> Score:
@@ -55,14 +60,16 @@ class Corpus(unittest.TestCase):
         print(f"\ncorpus: {score}")
         self.assertGreaterEqual(score.functions, 60)
         self.assertGreaterEqual(score.clean * 4, score.functions)
-        self.assertFalse(score.wrong + score.missed, "printed above")
+        self.assertFalse(score.wrong + score.missed + score.broken, "printed above")
 
     def test_blind_sets(self) -> None:
-        for name in ("blind", "blind_steps"):
-            with self.subTest(name):
-                score = scored([FOLDER / f"{name}.py"])
-                print(f"\n{name}: {score}")
-                self.assertEqual(score.functions, 15)
+        """Each file corpus/blind*.py is one: fifteen functions, of the form that findings.py says. They measure; what they miss fails
+        no test."""
+        for file in sorted(FOLDER.glob("blind*.py")):
+            with self.subTest(file.stem):
+                score = scored([file])
+                print(f"\n{file.stem}: {score}")
+                self.assertEqual((score.functions, score.broken), (15, []))
 
 
 if __name__ == "__main__":

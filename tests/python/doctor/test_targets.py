@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import unittest
 from pathlib import Path
+from typing import Any
 
 import steps
 import torch
@@ -49,6 +50,57 @@ class Exported(unittest.TestCase):
                 Program(file)
         self.assertEqual(caught.exception.code, "input_invalid")
         self.assertIn("not.pt2", caught.exception.attempt)
+
+
+class Gated(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0] * 2
+
+
+def in_text() -> Any:
+    names: dict[str, Any] = {}
+    exec("def step(x):\n    y = x * 2\n    return y * y.max().item()\n", names)  # noqa: S102
+    return names["step"]
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    if bool(x.sum() > 0):
+        x = x * 2
+    return x
+
+
+class WithoutLines(unittest.TestCase):
+    """Nothing that has no line of a user's file is passed over."""
+
+    def found(self, target: Any, factory: Any) -> list[tuple[str, str, int, str]]:
+        report = diagnose(target, factory, name="TARGET")
+        self.assertEqual(report.error, "")
+        return [(one.code, one.file, one.line, one.function) for one in report.findings]
+
+    def test_a_graph_module_has_the_lines_of_its_code(self) -> None:
+        ((code, file, line, function),) = self.found(torch.fx.symbolic_trace(Gated()), steps.one_input)
+        self.assertEqual((code, function), ("dynamic_shape", "forward"))
+        self.assertRegex(file, r"^<eval_with_key>")
+
+    def test_code_that_was_never_in_a_file(self) -> None:
+        self.assertEqual(self.found(in_text(), steps.one_input), [("host_read", "<string>", 3, "step")])
+
+    def test_what_has_no_lines_at_all_is_the_target(self) -> None:
+        ((code, file, line, _),) = self.found(scripted, steps.one_input)
+        self.assertEqual((code, file, line), ("host_read", "TARGET", 0))
+        self.assertEqual(self.found(torch.nn.Linear(8, 8), steps.one_input), [("host_copy", "TARGET", 0, "Linear")], "it was not moved")
+
+    def test_nodes_of_a_program_without_a_trace(self) -> None:
+        exported = torch.export.export(Masked(), (torch.ones(4, 8),))
+        for node in exported.graph.nodes:
+            node.meta.pop("stack_trace", None)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "masked.pt2"
+            torch.export.save(exported, file)
+            program = Program(file)
+            ((code, name, line, _),) = self.found(program, program.inputs)
+            self.assertEqual((code, name, line), ("dynamic_shape", str(file), 0))
 
 
 class Compiler(unittest.TestCase):

@@ -4,6 +4,7 @@ outputs."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -41,11 +42,18 @@ class Upstream:
         print(f"\n{self.needs[0]}: {len(found)} findings, {len(self.before['executed'])} executed lines")
         self.assertEqual(found, expected)
 
+    def test_the_report_is_the_one_in_docs(self) -> None:
+        self.assertEqual(self.before["report"], self.documented().read_text(), "python test_upstream.py --write writes it")
+
+    @classmethod
+    def documented(cls) -> Path:
+        return HERE.parents[2] / f"docs/doctor-{cls.name}-report.txt"
+
     def test_each_executed_line_that_may_read_is_found_or_explained(self) -> None:
         known = {(row.file, row.line) for row in self.rows}
         forms = {(file, line) for file, line, text in self.before["executed"] if FORMS.search(text)}
         reads = {(file, line) for file, line in self.before["reads"]}
-        print(f"\n{self.needs[0]}: {len(forms)} executed lines with .item(, .cpu(, .to( or torch.tensor(; {len(reads)} lines read a value on the CPU")
+        print(f"\n{self.needs[0]}: {len(forms)} executed lines that may read, copy or make a tensor of the CPU; {len(reads)} lines read a value on the CPU")
         self.assertEqual((forms | reads) - known, set())
 
     def test_remedies_mend_and_change_no_output(self) -> None:
@@ -66,5 +74,10 @@ class HiggsAudio(Upstream, unittest.TestCase):
     name, beside, needs, patches = "higgs", "boson", ("boson_multimodal",), higgs_patches.PATCHES
 
 
+def write() -> None:
+    for one in (ChatterBox, HiggsAudio):
+        one.documented().write_text(examined(f"{one.name}_parts", one.beside, [])[0]["report"])
+
+
 if __name__ == "__main__":
-    unittest.main()
+    write() if sys.argv[1:] == ["--write"] else unittest.main()

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 BUILD = Path(__file__).parents[3] / "build"  #: where scripts/install --tests puts a folder of packages for each
-FORMS = re.compile(r"\.item\(|\.cpu\(|\.to\(|torch\.tensor\(")
+#: What may read a value, copy it, or make a tensor of the CPU: a factory whose line gives it no device.
+FORMS = re.compile(r"\.item\(|\.cpu\(|\.to\(|torch\.tensor\(|torch\.from_numpy\(|torch\.\w*Tensor\(|"
+                   r"torch\.(arange|zeros|ones|full|empty|rand|randn|randint|randperm|linspace|logspace|eye|hann_window)\((?!.*device)")  # fmt: skip
 
 
 class Checked(NamedTuple):
@@ -66,7 +68,8 @@ def examined(module: str, beside: str, before: list[Path]) -> tuple[dict[str, An
     path = os.pathsep.join([*map(str, before), str(BUILD / beside), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).parent / "examine.py"), module, folder]
-        ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=900)
+        ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=900,
+                               cwd=Path(__file__).parent)  # fmt: skip
         if ended.returncode:
             raise RuntimeError(ended.stderr[-2000:])
         return json.loads((Path(folder) / "examined.json").read_text()), torch.load(Path(folder) / "outputs.pt")

@@ -53,8 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.close(ended)
         status = FAILED
         try:
+            for stream in (sys.stdout, sys.stderr):
+                stream.reconfigure(errors="backslashreplace")  # a report may have what the terminal cannot show
             status = _told(options)
             sys.stdout.flush()
+        except BaseException as error:
+            _refuse(options, Error("input_invalid", f"looking at {options.target}: {type(error).__name__}: {error}", ""))
         finally:
             sys.stderr.flush()
             os._exit(status)
@@ -157,7 +161,7 @@ def _report(options: argparse.Namespace) -> Report:
     from .target import load
 
     def named(text: str, what: str) -> Any:
-        return load(text, what) if options.gpu else Deferred(lambda: load(text, what))  # a real capture needs what is real
+        return Deferred(lambda: load(text, what))
 
     factory = named(options.inputs, "--inputs") if options.inputs else None
     target = Program(Path(options.target)) if options.target.endswith(".pt2") else named(options.target, "TARGET")

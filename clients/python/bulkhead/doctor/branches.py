@@ -4,36 +4,95 @@
 from __future__ import annotations
 
 import ast
+import inspect
+from types import FrameType
+from typing import Iterator
 
-from .source import Place, statement_at
+from .source import Place, absolute, around, frames, statement_of
 
 _ROUNDS = 2
-_PATIENCE = 32  #: reads at one line, after which the other way is gone once: what ends a loop may be asked by a function that it calls
+_PATIENCE = 32  #: reads at one line within a loop, after which what may end the loop is answered: the read may be in a function that it calls
+_CALLERS_MAX = 4  #: functions on the stack whose comparisons are looked at
 _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
+_MEMBERS_MAX = 8  #: of a list that a number is looked for in
 _ENDING = (0, 1 << 30, -(1 << 30))  #: one of them ends a loop that compares a number
 
 
 def truth(place: Place, count: int, otherwise: bool) -> bool:
     """Of a tensor that the statement asks; ``count`` reads at its line came before in this call. ``otherwise`` holds where the
     statement does not branch."""
-    statement = statement_at(place.file, place.line)
+    statement = statement_of(place)
     if isinstance(statement, ast.While):
         taken = count < _ROUNDS
     elif isinstance(statement, ast.If):
         taken = bool(statement.orelse) and isinstance(statement.orelse[-1], _LEAVES)
     elif isinstance(statement, ast.Assert):
-        taken = True
+        return True
     else:
-        return otherwise
-    if count % _PATIENCE == _PATIENCE - 1:
+        taken = otherwise
+    refuses = isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Raise)
+    if count % _PATIENCE == _PATIENCE - 1 and not refuses and _in_loop():
         taken = not taken
-    test = statement.test
+    test = statement.test if isinstance(statement, (ast.If, ast.While)) else None
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         taken, test = not taken, test.operand
     return taken
 
 
-def number(place: Place, count: int) -> int:
+def number(place: Place, count: int) -> int | float:
     """As `truth`, for a number that Python compares."""
-    is_loop = isinstance(statement_at(place.file, place.line), ast.While)
-    return 1 if not is_loop or count < _ROUNDS else _ENDING[(count - _ROUNDS) % len(_ENDING)]
+    if isinstance(statement_of(place), ast.While):
+        return 1 if count < _ROUNDS else _ENDING[(count - _ROUNDS) % len(_ENDING)]
+    return (ending(count) if is_long(count) else None) or 1
+
+
+def is_long(count: int) -> bool:
+    """So many reads at a line that what was assumed there seems to keep a loop from ending."""
+    return count >= _PATIENCE
+
+
+def ending(count: int) -> int | float | None:
+    """A number that may end the loop around the read: what the functions on the stack compare numbers with, in turn. Each is given
+    twice, as two reads of a line may be compared with each other. None outside of `while` loops."""
+    if not _in_loop(ast.While):
+        return None
+    asked = list(dict.fromkeys([*_compared(), *_ENDING[:1]]))
+    return asked[(count // 2) % len(asked)]
+
+
+def _in_loop(*kinds: type[ast.AST]) -> bool:
+    return any(isinstance(node, kinds or (ast.While, ast.For, ast.AsyncFor)) for frame in frames() for node in _of(frame))
+
+
+def _of(frame: FrameType) -> Iterator[ast.AST]:
+    """The statement that runs, and what it is in, up to its function."""
+    for node in around(absolute(frame.f_code.co_filename), frame.f_lineno):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return
+        yield node
+
+
+def _compared() -> Iterator[int | float]:
+    for frame in frames()[:_CALLERS_MAX]:
+        function = next((node for node in around(absolute(frame.f_code.co_filename), frame.f_lineno)
+                         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), None)  # fmt: skip
+        for node in ast.walk(function) if function is not None else ():
+            if isinstance(node, ast.Compare):
+                for operand in (node.left, *node.comparators):
+                    value = _value(operand, frame)
+                    for one in list(value)[:_MEMBERS_MAX] if isinstance(value, (list, tuple, set, frozenset)) else [value]:
+                        if isinstance(one, (int, float)) and not isinstance(one, bool):
+                            yield from (one, one - 1, one + 1)
+
+
+def _value(operand: ast.expr, frame: FrameType) -> object:
+    """Of a literal, a name, or an attribute; no code of the user's runs. Else None."""
+    if isinstance(operand, ast.Constant):
+        return operand.value
+    if isinstance(operand, (ast.Tuple, ast.List, ast.Set)):
+        return [_value(one, frame) for one in operand.elts]
+    if isinstance(operand, ast.Name):
+        return frame.f_locals.get(operand.id, frame.f_globals.get(operand.id))
+    if isinstance(operand, ast.Attribute):
+        return inspect.getattr_static(_value(operand.value, frame), operand.attr, None)
+    return None

@@ -49,7 +49,7 @@ def explain(error: BaseException) -> Finding | None:
     text = one_line(f"{type(error).__name__}: {error}", 300)
     meaning = next((meant for pattern, meant in ERRORS if re.search(pattern, text)), text)
     code, remedy = _cause(place, text)
-    return Finding(code, findings.PREVENTS_CAPTURE, place.file, place.line, place.column, place.function, f"`{place.text.strip()}`: {meaning}", remedy, place.path)
+    return Finding(code, findings.PREVENTS_CAPTURE, place.file, place.line, place.columns[0], place.function, f"`{place.text.strip()}`: {meaning}", remedy, place.path)
 
 
 def _cause(place: Place, text: str) -> tuple[str, str]:

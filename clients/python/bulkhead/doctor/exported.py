@@ -20,7 +20,7 @@ class Program:
     """Callable as the exported function was. Errors: input_invalid for a file that is not an exported program."""
 
     def __init__(self, file: Path) -> None:
-        self.__qualname__ = file.name
+        self.__qualname__, self._file = file.name, str(file)
         if not file.is_file():
             raise Error("input_invalid", f"TARGET: there is no file {file}", "name a file that torch.export.save wrote")
         logging.disable(logging.WARNING)  # it writes a traceback before it raises
@@ -43,15 +43,15 @@ class Program:
 
         module = move_to_device_pass(self._program, device).module()
         interpreter = _Lines(module)
+        interpreter.file = self._file
         return [(lambda *args, **kwargs: interpreter.run(*args, *kwargs.values()), *given)]
 
 
 class _Lines(torch.fx.Interpreter):  # type: ignore[misc]
+    file = ""
+
     def run_node(self, node: Any) -> Any:
-        place = place_of(node)
-        if place is None:
-            return super().run_node(node)
-        with as_if(place):
+        with as_if(place_of(node) or Place(self.file, 0, 0, 0, node.name)):
             return super().run_node(node)
 
 

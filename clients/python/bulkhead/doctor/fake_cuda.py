@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import defaultdict
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import torch
 from torch._subclasses import fake_tensor
@@ -18,7 +19,7 @@ from torch._subclasses import fake_tensor
 from . import values
 from .source import Place, here
 
-Observe = Callable[[str, str], None]  #: (what happened, the call by name)
+Observe = Callable[..., None]  #: (what happened, the call by name, its place where that is not here)
 
 SYNCHRONIZE, SEED, STREAM_NOT_FORKED, STATE_READ, LAUNCHED = "synchronize", "seed", "stream_not_forked", "rng_state", "launched"
 
@@ -34,6 +35,7 @@ class CudaGenerator(_RealGenerator):  # type: ignore[misc, valid-type]
     """`torch.Generator("cuda")`: a generator of the CPU that says otherwise."""
 
     observe: Observe = staticmethod(lambda what, name: None)
+    is_registered = False  #: with a graph, which then advances it
 
     def __new__(cls, device: Any = "cpu") -> Any:
         kind = torch.device(device).type
@@ -62,19 +64,28 @@ class CudaGenerator(_RealGenerator):  # type: ignore[misc, valid-type]
 
 
 class Stream:
-    """Knows for which streams it waits, by which capture decides what belongs to it."""
+    """A stream, also as `with stream:`."""
 
     observe: Observe = staticmethod(lambda what, name: None)
+    streams: Streams
 
     def __init__(self, device: Any = None, priority: int = 0, **unused: Any) -> None:
         self.device, self.priority, self.cuda_stream, self.stream_id = torch.device("cuda", 0), priority, id(self), id(self)
-        self.waits_for: set[int] = set()
+        self._before: list[Stream] = []
+
+    def __enter__(self) -> Stream:
+        self._before.append(self.streams.current)
+        self.streams.go_to(self)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.streams.current = self._before.pop()
 
     def wait_stream(self, other: Stream) -> None:
-        self.waits_for.add(id(other))
+        self.wait_event(other.record_event())
 
     def wait_event(self, event: Event) -> None:
-        self.waits_for.add(event.stream)
+        self.streams.wait(self, event)
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -93,13 +104,13 @@ class Event:
     observe: Observe = staticmethod(lambda what, name: None)
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **unused: Any) -> None:
-        self.stream = 0
+        self.recorded: _Recorded | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        self.stream = id(stream or torch.cuda.current_stream())
+        self.recorded = Stream.streams.recorded(stream or Stream.streams.current)
 
     def wait(self, stream: Stream | None = None) -> None:
-        (stream or torch.cuda.current_stream()).waits_for.add(self.stream)
+        (stream or Stream.streams.current).wait_event(self)
 
     def synchronize(self) -> None:
         type(self).observe(SYNCHRONIZE, "Event.synchronize")
@@ -122,58 +133,93 @@ class Graph:
     def replay(self) -> None:
         pass
 
-    capture_begin = capture_end = reset = register_generator_state = lambda self, *unused, **also_unused: None
+    capture_begin = capture_end = reset = lambda self, *unused, **also_unused: None
+
+    def register_generator_state(self, generator: Any) -> None:
+        generator.is_registered = True
 
     def pool(self) -> tuple[int, int]:
         return 0, 1
 
 
-class _Streams:
-    """Which stream is current."""
+@dataclass
+class _Work:
+    """Of one stream in one call: whether the capture reaches it, how many operators ran on it, and how many of other streams' it has
+    waited for."""
+
+    is_captured: bool = False
+    count: int = 0
+    awaited: dict[int, int] = field(default_factory=dict)
+    entered: Place | None = None
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    call: int
+    is_captured: bool
+    awaited: dict[int, int]
+
+
+class Streams:
+    """Which stream is current, and what each one waits for: a capture reaches a stream by an event of one that it has reached, and must
+    be waited for by the main one after its last operator."""
 
     def __init__(self, observe: Observe) -> None:
-        self.main = Stream()
+        self.main, self.default = Stream(), Stream()  #: a capture runs on a stream of its own
+        self._observe, self._call = observe, 0
+        self.begin_call()
+
+    def begin_call(self) -> None:
         self.current = self.main
-        self.used: list[tuple[Stream, Place | None]] = []
-        self._observe = observe
+        self._call += 1
+        self._work: dict[int, tuple[Stream, _Work]] = {id(self.main): (self.main, _Work(is_captured=True))}
 
-    @contextlib.contextmanager
-    def use(self, stream: Stream | None) -> Iterator[None]:
-        if stream is None:
-            yield
+    def _of(self, stream: Stream) -> _Work:
+        return self._work.setdefault(id(stream), (stream, _Work()))[1]
+
+    def go_to(self, stream: Stream) -> None:
+        self.current = stream
+        self._of(stream).entered = here()
+
+    def work(self) -> None:
+        """An operator of the step runs on the current stream."""
+        work = self._of(self.current)
+        work.count += 1
+        if not work.is_captured and work.count == 1:
+            self._observe(STREAM_NOT_FORKED, "torch.cuda.stream", work.entered)
+
+    def recorded(self, stream: Stream) -> _Recorded:
+        work = self._of(stream)
+        return _Recorded(self._call, work.is_captured, work.awaited | {id(stream): work.count})
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        recorded = event.recorded
+        if recorded is None or recorded.call != self._call:  # nothing of this call
             return
-        before, self.current = self.current, stream
-        if stream is not before:
-            self.used.append((stream, here()))
-            if id(before) not in stream.waits_for:
-                self._observe(STREAM_NOT_FORKED, "torch.cuda.stream")
-        try:
-            yield
-        finally:
-            self.current = before
+        work = self._of(stream)
+        work.is_captured |= recorded.is_captured
+        for one, count in recorded.awaited.items():
+            work.awaited[one] = max(count, work.awaited.get(one, 0))
 
-    def end_call(self) -> list[Place]:
-        """Where streams were used that nothing waits for; the next call begins without a trace of them."""
-        left = [place for stream, place in self.used if place is not None and id(stream) not in self.main.waits_for]
-        for stream in (self.main, *(stream for stream, _ in self.used)):
-            stream.waits_for.clear()
-        self.used.clear()
-        return left
+    def not_joined(self) -> list[Place | None]:
+        """Where streams were used that the main one has not waited for at the end."""
+        awaited = self._of(self.main).awaited
+        return [work.entered for stream, work in self._work.values() if stream is not self.main and work.count > awaited.get(id(stream), 0)]
 
 
 class _Use(contextlib.AbstractContextManager):  # type: ignore[type-arg]
     """`with torch.cuda.stream(s)`. A class, so that the user's frame calls `__enter__` itself."""
 
-    streams: _Streams
-
     def __init__(self, stream: Stream | None) -> None:
-        self._using = self.streams.use(stream)
+        self._stream = stream
 
     def __enter__(self) -> None:
-        self._using.__enter__()
+        if self._stream is not None:
+            self._stream.__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        self._using.__exit__(None, None, None)
+        if self._stream is not None:
+            self._stream.__exit__()
 
 
 class _Nothing(contextlib.AbstractContextManager):  # type: ignore[type-arg]
@@ -190,28 +236,36 @@ def _always(answer: Any) -> Any:
     return lambda *unused, **also_unused: answer
 
 
-def _apply(module: Any, function: Any, recurse: bool = True) -> Any:
-    """In the place of `Module._apply`, which cannot swap fake parameters for those of another device. Tied ones stay tied."""
-    made: dict[int, Any] = {}
+class _Moved:
+    """What `Module._apply` calls for each tensor: tied ones stay tied, over all modules of one call."""
 
-    def moved(tensor: Any) -> Any:
-        if id(tensor) not in made:
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._made: dict[int, tuple[Any, Any]] = {}  #: by id, with the tensor itself, so that its id stays its own
+
+    def __call__(self, tensor: Any) -> Any:
+        if id(tensor) not in self._made:
             with torch.no_grad():
-                result = function(tensor)
+                result = self._function(tensor)
             if isinstance(tensor, torch.nn.Parameter) and result is not tensor:
                 result = torch.nn.Parameter(result, tensor.requires_grad)
-            made[id(tensor)] = result
-        return made[id(tensor)]
+            self._made[id(tensor)] = tensor, result
+        return self._made[id(tensor)][1]
 
-    for one in module.modules() if recurse else [module]:
-        for tensors in (one._parameters, one._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    tensors[name] = moved(tensor)
+
+def _apply(module: Any, function: Any, recurse: bool = True) -> Any:
+    """In the place of `Module._apply`, which cannot swap fake parameters for those of another device."""
+    moved = function if isinstance(function, _Moved) else _Moved(function)
+    for child in module.children() if recurse else ():
+        child._apply(moved)  # its own, where it has one
+    for tensors in (module._parameters, module._buffers):
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                tensors[name] = moved(tensor)
     return module
 
 
-def answers(observe: Observe, streams: _Streams) -> dict[str, Any]:
+def answers(observe: Observe, streams: Streams, is_capturing: Callable[[], bool]) -> dict[str, Any]:
     """What `torch.cuda` answers, by name."""
 
     def observed(what: str, name: str, answer: Any = None) -> Any:
@@ -221,13 +275,12 @@ def answers(observe: Observe, streams: _Streams) -> dict[str, Any]:
 
         return call
 
-    use = type("stream", (_Use,), {"streams": streams})
     quiet = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0, "get_device_capability": (9, 0),
         "get_device_properties": _PROPERTIES, "get_device_name": _PROPERTIES.name, "is_bf16_supported": True, "set_device": None,
         "init": None, "_lazy_init": None, "_exchange_device": 0, "_maybe_exchange_device": 0, "mem_get_info": (70 << 30, 80 << 30),
         "memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 0, "max_memory_reserved": 0, "reset_peak_memory_stats": None,
-        "memory_stats": defaultdict(int), "memory_summary": "", "memory_snapshot": [], "utilization": 0, "ipc_collect": None, "is_current_stream_capturing": False, "can_device_access_peer": False,
+        "memory_stats": defaultdict(int), "memory_summary": "", "memory_snapshot": [], "utilization": 0, "ipc_collect": None, "can_device_access_peer": False,
         "_get_device_index": 0, "_get_device_properties": _PROPERTIES, "get_arch_list": ["sm_90"], "_is_compiled": True, "graph_pool_handle": (0, 1),
     }  # fmt: skip
     answered: dict[str, Any] = {name: _always(answer) for name, answer in quiet.items()}
@@ -240,39 +293,41 @@ def answers(observe: Observe, streams: _Streams) -> dict[str, Any]:
         answered[name] = observed(STATE_READ, name, state if name.startswith("get") else None)
     for name in ("get_rng_state_all", "set_rng_state_all"):
         answered[name] = observed(STATE_READ, name, [state] if name.startswith("get") else None)
-    answered |= {"Stream": Stream, "ExternalStream": Stream, "Event": Event, "stream": use, "StreamContext": use, "device": _Nothing,
+    answered |= {"Stream": Stream, "ExternalStream": Stream, "Event": Event, "stream": _Use, "StreamContext": _Use, "is_current_stream_capturing": is_capturing, "device": _Nothing,
                  "device_of": _Nothing, "CUDAGraph": Graph, "graph": _Nothing, "make_graphed_callables": lambda steps, *unused, **also_unused: steps,
-                 "current_stream": lambda *unused: streams.current, "default_stream": lambda *unused: streams.main,
-                 "set_stream": lambda stream: setattr(streams, "current", stream)}  # fmt: skip
+                 "current_stream": lambda *unused: streams.current, "default_stream": lambda *unused: streams.default,
+                 "set_stream": streams.go_to}  # fmt: skip
     return answered
 
 
 class StandIns(contextlib.ExitStack):
     """All stand-ins, from entering to leaving."""
 
-    def __init__(self, observe: Observe) -> None:
+    def __init__(self, observe: Observe, is_capturing: Callable[[], bool]) -> None:
         super().__init__()
-        self._observe = observe
-        self.streams = _Streams(observe)
+        self._observe, self._is_capturing = observe, is_capturing
+        self.streams = Streams(observe)
 
     def __enter__(self) -> StandIns:
         super().__enter__()
         observe = self._observe
         for kind in (CudaGenerator, Stream, Event):
             self._set(kind, "observe", staticmethod(observe))
-        answered = answers(observe, self.streams)
+        self._set(Stream, "streams", self.streams)
+        answered = answers(observe, self.streams, self._is_capturing)
         for name, answer in answered.items():
             self._set(torch.cuda, name, answer)
         for module, names in ((torch.cuda.random, ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all")),
                               (torch.cuda.memory, ("empty_cache", "memory_allocated", "memory_reserved", "memory_stats")),
-                              (torch.cuda.graphs, ("CUDAGraph", "graph", "make_graphed_callables")),
+                              (torch.cuda.graphs, ("CUDAGraph", "graph", "make_graphed_callables", "is_current_stream_capturing")),
                               (torch.cuda.streams, ("Stream", "Event"))):  # fmt: skip
             for name in names:
                 self._set(module, name, answered[name])
         if (accelerator := getattr(torch, "accelerator", None)) is not None:
             self._set(accelerator, "is_available", _always(True))
             self._set(accelerator, "current_accelerator", _always(torch.device("cuda")))
-            self._set(accelerator, "synchronize", answered["synchronize"])
+            for name in ("synchronize", "current_stream", "set_stream"):
+                self._set(accelerator, name, answered[name])
         self._set(torch, "Generator", CudaGenerator)
         self._set(torch, "Stream", Stream)
         self._set(torch, "Event", Event)

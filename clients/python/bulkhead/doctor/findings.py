@@ -92,10 +92,16 @@ class Findings:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int, str], Finding] = {}
+        self.seen: set[tuple[str, int, str]] = set()  #: keys of all that was added since this was emptied
 
     def add(self, code: str, severity: str, place: Place, reason: str, remedy: str, use: str = "") -> None:
-        finding = Finding(code, severity, place.file, place.line, place.column, place.function, reason, remedy, place.path, place.end_column, use)
+        column, end = place.columns
+        finding = Finding(code, severity, place.file, place.line, column, place.function, reason, remedy, place.path, end, use)
         self._found.setdefault(finding.key, finding)
+        self.seen.add(finding.key)
+
+    def drop(self, key: tuple[str, int, str]) -> None:
+        del self._found[key]
 
     def at(self, code: str, place: Place) -> Finding | None:
         return self._found.get((place.file, place.line, code))

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
@@ -16,6 +17,13 @@ from . import fake_cuda, values
 from .source import here
 from .watch import FOLLOWS, INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, stand_in
 
+#: Operators whose kernels for CUDA read values, where a fake tensor shows nothing: PyTorch 2.11, aten/src/ATen/native.
+_READING_KERNELS = frozenset((
+    "_linalg_check_errors",  # of `torch.linalg.inv` and its like: asks whether any code is not zero
+    "_linalg_svd", "_linalg_eigh",  # the same, within: BatchLinearAlgebra.cpp
+    "linalg_eig", "_linalg_eigvals",  # computed on the host, or asked for convergence: BatchLinearAlgebra.cpp
+    "linalg_matrix_exp",  # the norm decides the degree on the host: LinearAlgebra.cpp, mexp_impl
+))  # fmt: skip
 _STAND_IN_ROWS = 2  #: of a result whose number of rows is not known
 _TEXTS = frozenset(("__repr__", "__format__", "__str__"))
 
@@ -31,20 +39,23 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        with self._watch.function(name, kwargs.get("device")):
-            if isinstance(kwargs.get("generator"), fake_cuda.CudaGenerator):
-                self._watch.drawn(name)
+        with self._watch.function(name, first.device if first is not None and name == "new_tensor" else kwargs.get("device")):
+            if isinstance(generator := kwargs.get("generator"), fake_cuda.CudaGenerator):
+                if not generator.is_registered:
+                    self._watch.drawn(name)
                 kwargs = {**kwargs, "generator": None}
             if first is not None and name in _TEXTS:
                 return self._text(first, name, args)
             if first is not None and name in ("numpy", "__array__"):
                 return self._array(first, args)
+            if first is not None and name == "tolist":
+                return self._list(first)
             if name == "pin_memory" and first is not None:
                 self._watch.pinned()
                 first._doctor_pinned = True
                 return first
             if name == "is_pinned" and first is not None:
-                return getattr(first, "_doctor_pinned", False)
+                return is_pinned(first)
             if name == "record_stream":
                 return None
             if name == "__deepcopy__" and first is not None:
@@ -100,8 +111,22 @@ class Functions(TorchFunctionMode):  # type: ignore[misc]
         return array.astype(args[1], copy=False) if len(args) > 1 and args[1] is not None else array
 
 
+    def _list(self, tensor: Any) -> Any:
+        """One read of all values."""
+        if tensor.device.type == "cuda":
+            self._watch.read()
+        value, assumed = values.known(tensor), values.is_assumed(tensor)
+        if value is not None and (not assumed or not value.numel()):
+            return values.ask(lambda one: one.tolist(), value)
+        item = self._watch.answer(None if value is None else values.ask(lambda one: one.flatten()[0].item(), value), tensor.dtype, True, assumed)
+        with no_dispatch():
+            return torch.full(tuple(tensor.shape), item, dtype=tensor.dtype).tolist()
+
+
 class Operators(TorchDispatchMode):  # type: ignore[misc]
     """Every operator, before the fake tensors see it."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -109,6 +134,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if isinstance(function, torch._ops.HigherOrderOperator):
+            raise CustomOperator(f"{function.name()} at {here() or self._watch.target}: an operator that takes functions, which are not looked at")
         namespace, name = function.namespace, function._schema.name.split("::")[1]
         if namespace == "prim":
             return function(*args, **kwargs)
@@ -125,17 +152,17 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         if name in ("_local_scalar_dense", "equal", "allclose", "is_nonzero"):
             return self._read(function, name, args, kwargs, devices)
         if name == "is_pinned":
-            return bool(getattr(args[0], "_doctor_pinned", False))
+            return is_pinned(args[0])
         if name in ("_pin_memory", "pin_memory"):
             args[0]._doctor_pinned = True
             return args[0]
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        if name == "_linalg_check_errors" and "cuda" in devices:  # of `torch.linalg.inv` and its like: asks whether any code is not zero
+        if "cuda" in devices and _kernel_reads(name, function, args, kwargs):
             watch.read()
         target = kwargs.get("device")
         if name in ("_to_copy", "copy", "copy_", "_copy_from"):
-            self._transfer(name, args, target)
+            self._transfer(name, args, kwargs)
         elif devices >= {"cpu", "cuda"}:
             args, kwargs = self._meet(name, args, kwargs)
         result = self._run(function, name, args, kwargs, tensors)
@@ -156,18 +183,22 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         known = all(values.known(leaf) is not None for leaf in args if isinstance(leaf, torch.Tensor))
         value = values.compute(function, args, kwargs) if known else None
         dtype = args[0].dtype if name == "_local_scalar_dense" else torch.bool
+        assumed = any(values.is_assumed(leaf) for leaf in args)
+        if "cuda" in devices or value is None or assumed:
+            value = self._watch.answer(value, dtype, name not in ("equal", "allclose"), assumed)
         if "cuda" in devices:
-            value = self._watch.answer(value, dtype, otherwise=name not in ("equal", "allclose"))
-            self._watch.not_taken(value, known and not any(values.is_assumed(leaf) for leaf in args))
-        return stand_in(dtype) if value is None else value
+            self._watch.not_taken(value, known and not assumed)
+        return value
 
-    def _transfer(self, name: str, args: Any, target: Any) -> None:
-        source = args[1] if name in ("copy", "copy_") else args[0]
-        to = args[0].device.type if name in ("copy", "copy_") else torch.device(target).type if target is not None else source.device.type
+    def _transfer(self, name: str, args: Any, kwargs: Any) -> None:
+        target, into = kwargs.get("device"), args[0] if name in ("copy", "copy_") else None
+        source = args[0] if into is None else args[1]
+        to = into.device.type if into is not None else torch.device(target).type if target is not None else source.device.type
+        waits = not (kwargs.get("non_blocking") or (into is not None and len(args) > 2 and args[2]))
         if source.device.type == "cpu" and to == "cuda":
-            self._watch.copied(source, getattr(source, "_doctor_pinned", False))
-        elif source.device.type == "cuda" and to == "cpu":
-            self._watch.read()
+            self._watch.copied(source, is_pinned(source), waits)
+        elif source.device.type == "cuda" and to == "cpu" and (waits or into is None or not is_pinned(into)):
+            self._watch.read()  # a capture bears a copy into pinned memory that nobody waits for
 
     def _meet(self, name: str, args: Any, kwargs: Any) -> Any:
         """The tensors of the CPU are told, and taken as if they lay on the GPU: otherwise the run would end here."""
@@ -197,16 +228,19 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             return torch.empty_like(args[2]), args[2].new_empty((args[2].shape[0], 5 * args[2].shape[1]))
         try:
             return function(*args, **kwargs)
-        except (torch._subclasses.fake_tensor.UnsupportedOperatorException, NotImplementedError) as error:
+        except (fake_tensor.UnsupportedOperatorException, NotImplementedError) as error:
             self._refuse(function, error)
+        except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):
+            if any(tensor.device.type == "cuda" for tensor in tensors):
+                self._watch.dynamic(name)
+            raise
         except RuntimeError as error:
-            if function.namespace in ("aten", "prims"):
+            if function.namespace in ("aten", "prims") or _has_fake_implementation(function):
                 raise
             self._refuse(function, error)
 
     def _refuse(self, function: Any, error: Exception) -> None:
-        place = here()
-        raise CustomOperator(f"{function.name()} at {place}: it has no fake implementation, so what it returns is not known") from error
+        raise CustomOperator(f"{function.name()} at {here() or self._watch.target}: it has no fake implementation, so what it returns is not known") from error
 
     def _dynamic(self, name: str, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose shape depends on values: by the known values, else with a few rows."""
@@ -231,6 +265,17 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             if first.device.type == "cuda":
                 self._watch.dynamic(name)
             return torch.empty((rows,), dtype=first.dtype, device=first.device)
+        elif name == "_to_sparse":
+            if first.device.type == "cuda":
+                self._watch.dynamic(name)
+            rows, dims = self._count(first), len(first.shape)
+            indices = torch.empty((dims, rows), dtype=torch.int64, device=first.device)
+            return torch.sparse_coo_tensor(indices, first.new_empty((rows,)), first.shape, check_invariants=False)
+        elif name == "_pack_padded_sequence":  # its lengths lie on the CPU
+            known, (first_of, second_of) = values.known(args[1]), first.shape[:2]
+            length, batch = (second_of, first_of) if args[2] else (first_of, second_of)
+            rows, steps = values.ask(lambda one: (int(one.sum()), int(one.max())), known) if known is not None else (length * batch, length)
+            return first.new_empty((rows, *first.shape[2:])), torch.empty((steps,), dtype=torch.int64)
         elif name == "bincount":
             if first.device.type == "cuda":
                 self._watch.dynamic(name)
@@ -275,9 +320,14 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _after(self, function: Any, name: str, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
         watch = self._watch
+        if watch.step and any(leaf.device.type == "cuda" for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor)):
+            watch.streams.work()
         if watch.step:
             watch.devices.update(leaf.device.type for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
         values.follow(function, args, kwargs, result)
+        if function.is_view and tensors and is_pinned(tensors[0]):
+            for view in tree_leaves(result):
+                view._doctor_pinned = True
         place = here() if watch.step or not tensors else None
         origins = [one._doctor_origin for one in tensors if hasattr(one, "_doctor_origin") and one.device.type == "cpu"]
         origin = min(origins, key=lambda one: one.kind in (FOLLOWS, INTERNAL), default=None)
@@ -289,12 +339,31 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
                     made._doctor_origin = origin
                 elif not tensors:
                     watch.born(made, place)
-        if watch.recording and place is not None:
+        if watch.recording and (place := place or watch.target) is not None:
             scalars = tuple(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (int, float)) and not isinstance(leaf, bool))
             shapes = tuple(tuple(leaf.shape) for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
             watch.trace.append(Kernel(name, scalars, shapes, place))
             if name == "cat":
                 result._doctor_cat = Concatenation(place, tuple(id(one) for one in tensors))
+
+
+def _has_fake_implementation(function: Any) -> bool:
+    entry = torch._library.simple_registry.singleton.find(function.name())
+    keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    return entry.fake_impl.kernel is not None or any(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) for key in keys)
+
+
+def _kernel_reads(name: str, function: Any, args: Any, kwargs: Any) -> bool:
+    if name == "normal":  # asks whether any standard deviation is negative: DistributionTemplates.h
+        return isinstance(kwargs.get("std", args[1] if len(args) > 1 else None), torch.Tensor)
+    if name == "histc":  # bounds that are equal are those of the values: SummaryOps.cu
+        given = {argument.name: value for argument, value in zip(function._schema.arguments, args)} | kwargs
+        return bool(given.get("min", 0) == given.get("max", 0))
+    return name in _READING_KERNELS
+
+
+def is_pinned(tensor: Any) -> bool:
+    return bool(getattr(tensor, "_doctor_pinned", False))
 
 
 def _numpy_dtype(dtype: Any) -> Any:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Sequence
+import contextlib
+import functools
+import os
+import sys
+import types
+from typing import Any, Callable, ContextManager, Iterator, Sequence
 
+import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import findings
 from .calls import called
 from .findings import Findings
-from .source import use_of
+from .source import is_users, use_of
 from .watch import Kernel, Watch
 
-_NUMBERS_MAX = 8  #: that are varied, each by a call of its own
+_NUMBERS_MAX = 32  #: that are varied, each by a call of its own
 _NUDGE = 1.0625
 _VALUE = "pass it as a tensor of the device: torch.full((), value, device=x.device) before the step, then value.fill_(new)"
 _POSITION = "keep the position in a tensor of the device: x.index_copy_(dim, position, new), x.index_select(dim, position), position.add_(1)"
@@ -42,30 +48,73 @@ def vary(found: Findings, watch: Watch, step: Any, args: Any, kwargs: Any, earli
     run, only chooses among graphs. Shapes and numbers that differ between the two calls so far, as of a cache that grows, say nothing."""
     if [one.where for one in earlier] != [one.where for one in last]:
         earlier = last
-    leaves, spec = tree_flatten((args, kwargs))
-    varied = 0
-    for index, leaf in enumerate(leaves):
-        if isinstance(leaf, bool) or not isinstance(leaf, (int, float)) or varied == _NUMBERS_MAX:
-            continue
-        varied += 1
-        for other in _others(leaf):
-            trace = _trace(watch, step, *tree_unflatten([*leaves[:index], other, *leaves[index + 1 :]], spec))
+    given = list(_numbers(args, kwargs))
+    if len(given) > _NUMBERS_MAX:
+        watch.skipped.append(f"the arguments have {len(given)} numbers: whether a kernel takes one was asked of the first {_NUMBERS_MAX}")
+    for number, changed in given[:_NUMBERS_MAX]:
+        for other in _others(number):
+            with changed(other) as (new_args, new_kwargs):
+                trace = _trace(watch, step, new_args, new_kwargs)
             if trace is None:
                 continue
             runs = list(zip(earlier, last, trace))
             if len(trace) == len(last) and all(two.where == new.where and new.shapes == two.shapes for one, two, new in runs if one.shapes == two.shapes):
                 for one, two, new in runs:
-                    if one.scalars == two.scalars and not (isinstance(leaf, int) and two.name in _COMPARISONS):
+                    if one.scalars == two.scalars and not (_is_whole(number) and two.name in _COMPARISONS):
                         _tell(found, two, new, "comes from an argument")
             break
 
 
-def _others(number: int | float) -> Iterator[int | float]:
-    if isinstance(number, float):
-        yield number * _NUDGE if number else 0.0625
-    else:
+_Changed = Callable[[Any], ContextManager[tuple[Any, Any]]]  #: the arguments while a number is another one
+
+
+def _numbers(args: Any, kwargs: Any) -> Iterator[tuple[Any, _Changed]]:
+    """Of the arguments, and of objects among them."""
+    leaves, spec = tree_flatten((args, kwargs))
+    for index, leaf in enumerate(leaves):
+        if _is_number(leaf):
+            yield leaf, lambda other, index=index: contextlib.nullcontext(tree_unflatten([*leaves[:index], other, *leaves[index + 1 :]], spec))
+        elif isinstance(leaf, types.SimpleNamespace) or is_of_user(leaf):
+            for name, value in vars(leaf).items():
+                if _is_number(value):
+                    yield value, functools.partial(_with, vars(leaf), name, (args, kwargs))
+
+
+@contextlib.contextmanager
+def _with(attributes: dict[str, Any], name: str, given: tuple[Any, Any], other: Any) -> Iterator[tuple[Any, Any]]:
+    before, attributes[name] = attributes[name], other
+    try:
+        yield given
+    finally:
+        attributes[name] = before
+
+
+def is_of_user(leaf: Any) -> bool:
+    """An object of a class that is no installed package's: a package's configuration is made with the model."""
+    file = getattr(sys.modules.get(type(leaf).__module__), "__file__", None) or ""
+    return hasattr(leaf, "__dict__") and not isinstance(leaf, (torch.nn.Module, type)) and is_users(file) and "-packages" + os.sep not in file
+
+
+def _plain(leaf: Any) -> Any:
+    """The number of Python that a scalar of numpy is."""
+    return leaf.item() if type(leaf).__module__ == "numpy" and getattr(leaf, "ndim", 1) == 0 else leaf
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(_plain(leaf), (int, float)) and not isinstance(_plain(leaf), bool)
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(_plain(number), int)
+
+
+def _others(number: Any) -> Iterator[Any]:
+    """A scalar of numpy stays one of its type."""
+    if _is_whole(number):
         yield number + 1
         yield number - 1
+    else:
+        yield number * type(number)(_NUDGE) if number else type(number)(0.0625)
 
 
 def _trace(watch: Watch, step: Any, args: Any, kwargs: Any) -> list[Kernel] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import textwrap
+import unicodedata
 from typing import Any
 
 from .findings import SEVERITIES, Finding, Report
@@ -35,18 +36,25 @@ def _cost(cost: dict[str, Any]) -> str:
 
 
 def _finding(finding: Finding) -> list[str]:
-    lines = [f"  {finding.line}:{finding.column} {finding.code} ({SEVERITIES[finding.severity]}) in {finding.function or 'the module'}"]
-    source = linecache.getline(finding.file, finding.line).rstrip("\n").expandtabs()
+    at = f"{finding.line}:{finding.column} " if finding.line else ""
+    lines = [f"  {at}{finding.code} ({SEVERITIES[finding.severity]}) in {finding.function or 'the module'}"]
+    source = linecache.getline(finding.file, finding.line).rstrip()
     if source:
-        margin = len(source) - len(source.lstrip())
-        first = max(finding.column - 1 - margin, 0)
-        last = min(finding.end_column - 1 - margin if finding.end_column else len(source), len(source) - margin)
-        lines += [f"      {source.strip()}", "      " + " " * first + "^" * max(last - first, 1)]
+        shown = source.expandtabs()
+        margin = len(shown) - len(shown.lstrip())
+        first = max(_width(source[: finding.column - 1].expandtabs()) - margin, 0)
+        last = _width((source[: finding.end_column - 1] if finding.end_column else source).expandtabs()) - margin
+        lines += [f"      {shown.strip()}", "      " + " " * first + "^" * max(last - first, 1)]
     lines += textwrap.wrap(finding.reason, _WIDTH - 4, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     lines += textwrap.wrap(finding.remedy, _WIDTH - 4, initial_indent="    remedy: ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
     if finding.path:
         lines += textwrap.wrap("called by " + " > ".join(finding.path), _WIDTH - 4, initial_indent="    ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
     return lines
+
+
+def _width(text: str) -> int:
+    """In columns of a terminal."""
+    return sum(0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def summary(report: Report, accepted: int = 0) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import logging
 import os
+import pickle
 import re
 import signal
 import threading
@@ -24,7 +25,7 @@ from .calls import Step
 from .coverage import Executed
 from .findings import Findings, Report
 from .modes import Functions, Operators
-from .source import is_users, one_line, place_of, short
+from .source import code_of, is_users, one_line, place_of, place_of_target, short
 from .watch import Concatenation, CustomOperator, Watch
 
 _CALLS = 3  #: the first may prepare, the second and the third are compared
@@ -49,11 +50,31 @@ def diagnose(target: Any, factory: Callable[[str], Any] | None = None, *, option
     report = Report(name or getattr(target, "__qualname__", type(target).__name__))
     run = _Run(target, factory, options, compiler, report)
     _warm_up()
+    if gpu:
+        _elsewhere(run.all, report, deadline)
     with _kept_settings(), _quiet(), _deadline(deadline):
-        run.all()
-        if gpu:
-            run.on_gpu()
+        run.on_gpu() if gpu else run.all()
     return report
+
+
+def _elsewhere(examine: Callable[[], None], report: Report, deadline: float) -> None:
+    """In a process of its own, before CUDA starts in this one: the capture must meet no fake tensor that a global keeps."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException), open(writing, "wb") as answer:
+            with _kept_settings(), _quiet(), _deadline(deadline):
+                examine()
+            pickle.dump(vars(report), answer)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        told = answer.read()
+    os.waitpid(child, 0)
+    if told:
+        vars(report).update(pickle.loads(told))
+    else:
+        report.error, report.remedy = f"{report.target} ended its process", "call it with these inputs on the CPU first: it must return"
 
 
 def _warm_up() -> None:
@@ -66,14 +87,15 @@ class _Run:
     def __init__(self, target: Any, factory: Any, options: Mapping[str, Any] | None, compiler: bool, report: Report) -> None:
         self._target, self._factory, self._options, self._compiler, self._report = target, factory, options, compiler, report
         self._found = Findings()
-        self._watch = Watch(self._found)
+        self._watch = Watch(self._found, place_of_target(target, report.target))
         self._setup, self._executed, self._again = Executed(), Executed(), Executed()  #: before the calls, in the first, in the others
-        self._stand_ins = fake_cuda.StandIns(self._watch.observe)
+        self._stand_ins = fake_cuda.StandIns(self._watch.observe, self._watch.is_capturing)
+        self._watch.streams = self._stand_ins.streams
 
     def all(self) -> None:
         settings.environment(self._found)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with self._guarded(), self._stand_ins, _without_cudnn(), torch.no_grad():
+        with self._guarded(), self._stand_ins, _without_cudnn(), torch.no_grad(), settings.watched(self._found):
             with fake, Operators(self._watch), Functions(self._watch):
                 self._import()
                 with self._setup:
@@ -83,19 +105,22 @@ class _Run:
             if self._compiler:
                 for step, args, kwargs in steps:
                     self._report.notes += compiled.tell(self._found, fake, step, args, kwargs)
-        if not self._report.error and self._report.calls and "cuda" not in self._watch.devices:
+        if not self._report.error and "cuda" not in self._watch.devices:
             why = "all tensors of its calls lie on the CPU" if self._watch.devices else "its calls have no tensors"
             self._report.error = f"{self._report.target}: {why}, so nothing was looked at"
             self._report.remedy = "make the arguments, and what the function keeps, on the device that the function of --inputs is given"
         self._report.skipped += self._watch.skipped
-        for executed in (self._setup, self._executed, self._again):
-            settings.scan(self._found, executed)
+        with self._guarded():
+            for executed in (self._setup, self._executed, self._again):
+                settings.scan(self._found, executed)
+            settings.left(self._found, self._watch.target)
         self._report.findings = self._found.sorted()
 
     def on_gpu(self) -> None:
         """Never run on a GPU so far."""
         found = list(self._report.findings)
         with self._guarded(), torch.no_grad():
+            self._import()
             for step, args, kwargs in self._made():
                 captured = capture.capture(lambda: calls.called(step, args, kwargs), found, torch.cuda)
                 self._report.captures.append(captured.document(found))
@@ -107,7 +132,7 @@ class _Run:
             self._factory = self._factory.load()
         if isinstance(self._target, calls.Deferred):
             self._target = self._target.load()
-            if isinstance(self._target, torch.nn.Module):  # its weights are fake: nothing of the user's is changed
+            if isinstance(self._target, torch.nn.Module):  # imported for this run: nothing of the user's is changed
                 self._target = self._target.to(DEVICE).eval()
 
     def _made(self) -> list[Step]:
@@ -158,17 +183,29 @@ class _Run:
     def _call_often(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         before: Any = None
         traces: list[Any] = []
+        self._watch.target = place_of_target(step, self._report.target)
+        known, of_first = {one.key for one in self._found.sorted()}, set[Any]()
         for number in range(1, _CALLS + 1):
+            if number <= 2:
+                self._found.seen.clear()
             result = self._call(step, args, kwargs, number > 1)
             after = state.snapshot(roots(step, args, kwargs))
             traces.append(self._watch.trace)
             if number == 1:
+                of_first = self._found.seen - known
                 self._tell_concatenations(result, args, kwargs)
             elif number == _CALLS:
-                state.tell(self._found, state.changes(before, after, self._watch.used), self._again, None)
+                state.tell(self._found, state.changes(before, after, self._watch.used), self._again, self._watch.target)
             before = after
+        self._drop_warm_up(of_first - self._found.seen)
         numbers.tell_differences(self._found, traces[-2], traces[-1], "differs from call to call")
         numbers.vary(self._found, self._watch, step, args, kwargs, *traces[-2:])
+
+    def _drop_warm_up(self, keys: set[Any]) -> None:
+        """What a function does in the first call alone, where it asks whether it is captured."""
+        for one in self._found.sorted():
+            if one.key in keys and (one.file, one.function) in self._watch.asks_capture:
+                self._found.drop(one.key)
 
     def _call(self, step: Any, args: Any, kwargs: Any, again: bool) -> Any:
         self._watch.begin_call()
@@ -179,8 +216,8 @@ class _Run:
         finally:
             self._watch.step = self._watch.recording = False
         self._report.calls += 1
-        for place in self._stand_ins.streams.end_call():
-            self._watch.not_joined(place)
+        for place in self._stand_ins.streams.not_joined():
+            self._watch.not_joined(place or self._watch.target)
         return result
 
     def _tell_concatenations(self, result: Any, args: Any, kwargs: Any) -> None:
@@ -199,10 +236,13 @@ class _Run:
         try:
             yield
         except CustomOperator as unknown:
-            report.skipped.append(f"{unknown}; what comes after it was not looked at. torch.library.register_fake gives it one")
+            report.skipped.append(f"{unknown}; what comes after it was not looked at")
+            report.error, report.remedy = f"{report.target} was not looked at to the end", "torch.library.register_fake gives an operator a fake implementation"
+        except KeyboardInterrupt:
+            raise
         except Expired as expired:
             report.error, report.remedy = f"{report.target} did not end: {expired}", "give a longer --deadline, or smaller inputs"
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # such as asyncio.CancelledError
             report.error, report.remedy = described(error, report.target)
 
 
@@ -225,21 +265,17 @@ def described(error: BaseException, target: str) -> tuple[str, str]:
 def roots(step: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The objects that may keep something from one call to the next."""
     found: dict[str, Any] = {f"argument {index}": value for index, value in enumerate(args)} | {f"argument {name}": value for name, value in kwargs.items()}
-    function = step
-    if not inspect.isfunction(step) and not inspect.ismethod(step):
-        found["self"] = step
-        function = getattr(type(step), "forward", None) or getattr(type(step), "__call__", None)
-    elif inspect.ismethod(step):
-        found["self"] = step.__self__
-    function = inspect.unwrap(getattr(function, "__func__", function)) if function is not None else None
-    if inspect.isfunction(function) and is_users(function.__code__.co_filename):
+    if not inspect.isfunction(step):
+        found["self"] = step.__self__ if inspect.ismethod(step) else step
+    function = code_of(step)
+    if function is not None and is_users(function.__code__.co_filename):
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             with contextlib.suppress(ValueError):  # an empty cell
                 found[f"variable {name}"] = cell.cell_contents
         parameters = inspect.signature(function).parameters.values()
         found |= {f"default {one.name}": one.default for one in parameters if one.default is not one.empty}
         for name, value in list(function.__globals__.items()):
-            if not name.startswith("__") and not inspect.ismodule(value) and not callable(value):
+            if not name.startswith("__") and not inspect.ismodule(value) and not inspect.isclass(value) and not inspect.isroutine(value):
                 found[f"global {name}"] = value
     return found
 

@@ -1,17 +1,26 @@
-"""What the text of executed lines shows: settings that hide lost graphs, and caches used by the names of their attributes."""
+"""Settings that hide lost graphs, as they are made in a run, as text shows them, and as they are left; and caches used by the names of
+their attributes."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
 import os
 import re
-from typing import Iterator
+import sys
+from typing import Any, Iterator
+from unittest import mock
+
+import torch
+from torch._dynamo import config as dynamo
+from torch._inductor import config as inductor
+from torch.utils._config_module import ConfigModule
 
 from . import findings
 from .coverage import Executed
 from .findings import Findings
-from .source import Place
+from .source import Place, frames, here, is_standard
 
 #: Of `torch._dynamo.config` and `torch._inductor.config`: what each one hides.
 HIDING = {
@@ -36,6 +45,7 @@ VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "the host waits for each kernel",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "each allocation calls cudaMalloc, which a capture refuses",
 }
+_BETWEEN = (torch.utils._config_module.__file__, __file__)
 _REMEDY = "remove it while you look for what breaks capture, and mend that"
 _CACHE = re.compile(r"cache|past|kv", re.IGNORECASE)
 _CACHE_NAMES = frozenset("reset key_cache value_cache _key_cache _value_cache get_seq_length get_max_length get_max_cache_shape crop layers seen_tokens".split())
@@ -53,6 +63,61 @@ def scan(found: Findings, executed: Executed) -> None:
                     end = node.end_col_offset or 0
                     place = Place(file, node.lineno, node.col_offset + 1, end + 1 if node.end_lineno == node.lineno else 0, function)
                     found.add(code, severity, place, reason, remedy)
+
+
+@contextlib.contextmanager
+def watched(found: Findings) -> Iterator[None]:
+    """What the user's code sets meanwhile, in whatever words: by another name, setattr, patch, update."""
+
+    def set_config(config: Any, name: str, value: Any) -> None:
+        hides = HIDING.get(name.split(".")[-1])
+        if hides and value and value != _default(config, name) and _is_set_by_user():
+            _add(found, f"`{name}` is set: {hides}")
+        before_config(config, name, value)
+
+    def set_variable(environ: Any, name: str, value: str) -> None:
+        if environ is os.environ and name in VARIABLES and value not in ("0", "") and _is_set_by_user():
+            _add(found, f"the environment variable {name} is set: {VARIABLES[name]}")
+        before_variable(environ, name, value)
+
+    before_config, before_variable = ConfigModule.__setattr__, type(os.environ).__setitem__
+    with mock.patch.object(ConfigModule, "__setattr__", set_config), mock.patch.object(type(os.environ), "__setitem__", set_variable):
+        yield
+
+
+def _is_set_by_user() -> bool:
+    """Not by PyTorch, which sets some of them for a while, nor by the doctor."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and (frame.f_code.co_filename in _BETWEEN or is_standard(frame.f_code.co_filename)):
+        frame = frame.f_back
+    return bool(frames()) and frame in frames()
+
+
+def _add(found: Findings, reason: str) -> None:
+    if (place := here()) is not None:
+        found.add(findings.HIDDEN_SETTING, findings.SLOW, place, reason, _REMEDY)
+
+
+def _default(config: Any, name: str) -> Any:
+    entry = config._config.get(name)
+    if entry is None or entry.alias is None:
+        return getattr(entry, "default", None)
+    module, _, aliased = entry.alias.rpartition(".")
+    return _default(sys.modules[module], aliased)
+
+
+def left(found: Findings, target: Place) -> None:
+    """Settings that hide something, and that no finding names: made before the run, by code that did not run in it."""
+    told = " ".join(one.reason for one in found.sorted() if one.code == findings.HIDDEN_SETTING)
+    for config in (dynamo, inductor):
+        for name, entry in config._config.items():
+            hides = HIDING.get(name.split(".")[-1])
+            if hides is None or entry.alias is not None:
+                continue
+            value = getattr(config, name)
+            names = [name, *(one for one, other in config._config.items() if other.alias == f"{config.__name__}.{name}")]
+            if value and value != entry.default and not any(f"{one}`" in told for one in names):
+                found.add(findings.HIDDEN_SETTING, findings.SLOW, target, f"`{config.__name__}.{name}` is {value!r}, and was set before this ran: {hides}", _REMEDY)
 
 
 def environment(found: Findings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import inspect
 import itertools
 import linecache
 import os
@@ -13,7 +14,7 @@ import sysconfig
 import traceback
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Iterator
+from typing import Any, Iterator
 
 import torch
 
@@ -36,7 +37,34 @@ def is_users(file: str) -> bool:
     for site in ("site-packages", "dist-packages"):
         if site in parts:
             return parts[len(parts) - parts[::-1].index(site)] not in _LIBRARIES
-    return not path.startswith(sysconfig.get_path("stdlib") + os.sep)
+    return not is_standard(file)
+
+
+def is_standard(file: str) -> bool:
+    """Of Python's own library."""
+    return file.startswith("<frozen") or os.path.abspath(file).startswith(sysconfig.get_path("stdlib") + os.sep)
+
+
+def place_of_target(target: Any, name: str) -> Place:
+    """The line where a target is defined; where that is not the user's, the target itself by its ``name``."""
+    function = code_of(target)
+    if function is not None and is_users(function.__code__.co_filename):
+        file, line = absolute(function.__code__.co_filename), function.__code__.co_firstlineno
+        for node in ast.walk(tree(file)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and line in (node.lineno, *(one.lineno for one in node.decorator_list)):
+                return Place(file, node.lineno, node.col_offset + 1, 0, name_of(function.__code__))
+        return Place(file, line, 1, 0, name_of(function.__code__))
+    return Place(name, 0, 0, 0, getattr(target, "__qualname__", type(target).__name__))
+
+
+def code_of(step: Any) -> Any:
+    """The function in Python that a callable runs; None where there is none."""
+    while isinstance(step, functools.partial):
+        step = step.func
+    if not inspect.isfunction(step) and not inspect.ismethod(step):
+        step = getattr(type(step), "forward", None) or getattr(type(step), "__call__", None)
+    function = inspect.unwrap(getattr(step, "__func__", step)) if step is not None else None
+    return function if inspect.isfunction(function) else None
 
 
 @dataclass(frozen=True)
@@ -54,17 +82,26 @@ class Place:
     def text(self) -> str:
         return linecache.getline(self.file, self.line).rstrip("\n")
 
+    @property
+    def columns(self) -> tuple[int, int]:
+        """``column`` and ``end_column`` in characters: Python counts in bytes of UTF-8."""
+        line = self.text.encode()
+        return tuple(len(line[: column - 1].decode(errors="replace")) + 1 if column else 0 for column in (self.column, self.end_column))  # type: ignore[return-value]
+
     def __str__(self) -> str:
-        return f"{short(self.file)}:{self.line}"
+        return f"{short(self.file)}:{self.line}" if self.line else short(self.file)
 
 
 def short(file: str) -> str:
-    """A path as a reader knows it: relative to where the doctor runs, or from the package's folder on."""
+    """A path as a reader knows it: relative to where the doctor runs, or to where Python found the module."""
     for site in ("site-packages/", "dist-packages/"):
         if site in file:
             return file.rsplit(site, 1)[1]
     relative = os.path.relpath(file)
-    return file if relative.startswith("..") else relative
+    if file.startswith("<") or not relative.startswith(".."):
+        return file if file.startswith("<") else relative
+    roots = [root for root in sys.path if root and file.startswith(root + os.sep)]
+    return file[len(max(roots, key=len)) + 1 :] if roots else file
 
 
 _told: list[Place] = []
@@ -80,22 +117,36 @@ def as_if(place: Place) -> Iterator[None]:
         _told.pop()
 
 
-def here(frame: FrameType | None = None) -> Place | None:
+def here() -> Place | None:
     """The innermost place of the user's code on the stack; None where all of it is PyTorch's."""
     if _told:
         return _told[-1]
-    at: FrameType | None = frame or sys._getframe(1)
-    users: list[FrameType] = []
-    while at is not None and not (users and at.f_code.co_filename in _CALLERS):
-        if is_users(at.f_code.co_filename):
-            users.append(at)
-        at = at.f_back
+    users = frames()
     if not users:
         return None
     inner = users[0]
     line, column, end = tested(inner.f_code.co_filename, *position(inner.f_code, inner.f_lasti, inner.f_lineno))
     outer = [f"{short(one.f_code.co_filename)}:{one.f_lineno} {name_of(one.f_code)}" for one in users[1:_PATH_LENGTH_MAX]]
-    return Place(os.path.abspath(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), tuple(reversed(outer)))
+    return Place(absolute(inner.f_code.co_filename), line, column, end, name_of(inner.f_code), tuple(reversed(outer)))
+
+
+def frames() -> list[FrameType]:
+    """The user's frames within what the doctor calls, innermost first. Where none has a file, those of text that was executed."""
+    users: list[FrameType] = []
+    of_text: list[FrameType] = []
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and at.f_code.co_filename not in _CALLERS:
+        file = at.f_code.co_filename
+        if is_users(file):
+            users.append(at)
+        elif file.startswith("<") and not file.startswith("<frozen") and not str(at.f_globals.get("__name__")).startswith("torch."):
+            of_text.append(at)
+        at = at.f_back
+    return users or of_text
+
+
+def absolute(file: str) -> str:
+    return file if file.startswith("<") else os.path.abspath(file)
 
 
 def place_of(error: BaseException) -> Place | None:
@@ -104,7 +155,7 @@ def place_of(error: BaseException) -> Place | None:
     if not users:
         return None
     frame = users[-1]
-    return Place(os.path.abspath(frame.filename), frame.lineno or 0, (getattr(frame, "colno", None) or 0) + 1, 0, frame.name,
+    return Place(absolute(frame.filename), frame.lineno or 0, (getattr(frame, "colno", None) or 0) + 1, 0, frame.name,
                  tuple(f"{short(one.filename)}:{one.lineno} {one.name}" for one in users[:-1]))  # fmt: skip
 
 
@@ -125,10 +176,10 @@ def position(code: CodeType, instruction: int, line: int) -> tuple[int, int, int
 
 def tested(file: str, line: int, column: int, end: int) -> tuple[int, int, int]:
     """Of a place that is a whole `if`, `while` or `assert`: that of its condition, which is what is read."""
-    statement = statement_at(file, line)
-    if isinstance(statement, (ast.If, ast.While, ast.Assert)) and (statement.lineno, statement.col_offset) == (line, column - 1):
-        test = statement.test
-        return test.lineno, test.col_offset + 1, (test.end_col_offset or 0) + 1 if test.end_lineno == test.lineno else 0
+    for statement in parsed(file).statements.get(line, ()):
+        if isinstance(statement, (ast.If, ast.While, ast.Assert)) and (statement.lineno, statement.col_offset) == (line, column - 1):
+            test = statement.test
+            return test.lineno, test.col_offset + 1, (test.end_col_offset or 0) + 1 if test.end_lineno == test.lineno else 0
     return line, column, end
 
 
@@ -150,12 +201,13 @@ class _File:
         except SyntaxError:
             self.tree = ast.parse("")
         self.expressions: dict[int, list[ast.expr]] = {}
-        self.statements: dict[int, ast.stmt] = {}  #: the innermost of each line
+        self.statements: dict[int, list[ast.stmt]] = {}  #: of each line, the innermost last
         for node in ast.walk(self.tree):
             if isinstance(node, ast.expr):
                 self.expressions.setdefault(node.lineno, []).append(node)
             elif isinstance(node, ast.stmt):  # outer ones come first
-                self.statements.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), node))
+                for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    self.statements.setdefault(line, []).append(node)
         self.parents: dict[ast.AST, ast.AST] = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
 
@@ -170,7 +222,37 @@ def tree(file: str) -> ast.Module:
 
 def statement_at(file: str, line: int) -> ast.stmt | None:
     """The innermost statement that has this line."""
-    return parsed(file).statements.get(line)
+    return parsed(file).statements.get(line, [None])[-1]
+
+
+def statement_of(place: Place) -> ast.stmt | None:
+    """The statement of the place's expression: on a line `if a: b`, that of `a` is the whole."""
+    node: ast.AST | None = expression_at(place)
+    while node is not None and not isinstance(node, ast.stmt):
+        node = parsed(place.file).parents.get(node)
+    return node if node is not None else statement_at(place.file, place.line)
+
+
+def tested_later(place: Place) -> tuple[str, str, int] | None:
+    """Where the place's value is assigned to a name: that name, and the test of it behind, or of the loop around, with its line."""
+    statement = statement_of(place)
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if not isinstance(target, ast.Name):
+        return None
+    scope = next((node for node in around(place.file, place.line) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), tree(place.file))
+    for node in ast.walk(scope):
+        if isinstance(node, ast.While) or isinstance(node, (ast.If, ast.IfExp, ast.Assert)) and node.lineno > place.line:
+            if any(isinstance(one, ast.Name) and one.id == target.id for one in ast.walk(node.test)):
+                return target.id, one_line(ast.unparse(node.test)), node.lineno
+    return None
+
+
+def around(file: str, line: int) -> Iterator[ast.AST]:
+    """What the innermost statement of a line is in, that statement first."""
+    node: ast.AST | None = statement_at(file, line)
+    while node is not None:
+        yield node
+        node = parsed(file).parents.get(node)
 
 
 def expression_at(place: Place) -> ast.expr | None:
@@ -189,7 +271,7 @@ def use_of(place: Place, is_index: bool = False) -> Use:
     """What the value of the place's expression is used for; ``is_index`` where the expression is a subscript that reads its index."""
     node = expression_at(place)
     if node is None:
-        return Use("value", place.text.strip())
+        return Use("value", place.text.strip() or place.function)
     text = one_line(ast.unparse(node))
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "range":
         return Use("range", ", ".join(one_line(ast.unparse(argument)) for argument in node.args), text)

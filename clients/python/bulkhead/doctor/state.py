@@ -45,6 +45,8 @@ def snapshot(roots: dict[str, Any]) -> dict[Path, Seen]:
             visited.add(id(value))
             if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
                 seen[path] = Seen(len(value))
+            elif type(value).__module__ == "itertools":  # itertools.count says where it is
+                seen[path] = Seen(repr(value))
             waiting.extend(((*path, name), child) for name, child in _children(value))
     return seen
 
@@ -61,8 +63,23 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", child) for name, child in plain.items())
         for tensors in (value._buffers, value._modules):
             yield from ((f".{name}", child) for name, child in tensors.items())
+        yield from _of_class(type(value))
     elif _is_plain_object(value):
-        yield from ((f".{name}", child) for name, child in list(vars(value).items()))
+        yield from ((f".{name}", child) for name, child in list(getattr(value, "__dict__", {}).items()))
+        yield from _of_class(type(value), value)
+
+
+def _of_class(kind: type, value: Any = None) -> Iterator[tuple[str, Any]]:
+    """What the user's class and those that it is derived of keep themselves, and the slots of ``value``."""
+    for one in kind.__mro__:
+        if one.__module__.split(".")[0] in ("builtins", "torch"):
+            continue
+        for name, child in list(vars(one).items()):
+            if isinstance(child, types.MemberDescriptorType):
+                if hasattr(value, name):
+                    yield f".{name}", getattr(value, name)
+            elif not name.startswith("__") and isinstance(child, (*_PLAIN, list, dict, set, deque, torch.Tensor)):
+                yield f".{name}", child
 
 
 def is_own(module: Any, name: str) -> bool:
@@ -74,7 +91,10 @@ _MODULE_NAMES = frozenset(vars(torch.nn.Module()))
 
 
 def _is_plain_object(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not type(value).__module__.startswith(("torch", "builtins", "threading", "logging", "re"))
+    return (hasattr(value, "__dict__") or hasattr(value, "__slots__")) and type(value).__module__.split(".")[0] not in _OTHERS
+
+
+_OTHERS = ("torch", "builtins", "threading", "logging", "re", "itertools")  #: modules whose objects are looked at no further
 
 
 @dataclass(frozen=True)
@@ -113,10 +133,10 @@ def changes(before: dict[Path, Seen], after: dict[Path, Seen], used: set[int]) -
     return found
 
 
-def tell(found: Findings, changed: list[Change], executed: Executed, fallback: Place | None) -> None:
+def tell(found: Findings, changed: list[Change], executed: Executed, target: Place) -> None:
+    """At the lines that write, by the name of what has changed; where none has that name, where the target begins."""
     for change in changed:
-        places = list(_places(change, executed)) or ([fallback] if fallback else [])
-        for place in places:
+        for place in list(_places(change, executed)) or [target]:
             owner = "" if change.is_variable else "self."
             remedy = (f"keep it in a tensor of the device and of a fixed shape, changed in place: {owner}{change.name}.copy_(new), index_copy_ at a position "
                       "that is a tensor; or change it outside the step")  # fmt: skip
@@ -132,6 +152,10 @@ def _places(change: Change, executed: Executed) -> Iterator[Place]:
 
 
 def _writes(node: ast.AST, change: Change) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id in ("setattr", "delattr"):
+            return len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and node.args[1].value == change.name
+        return node.func.id == "next" and bool(node.args) and _is_it(node.args[0], change)
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES and _is_it(node.func.value, change)
     targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target]  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ def known(tensor: Any) -> Any:
 
 
 def keep(tensor: Any, value: Any) -> None:
-    if value.numel() <= ELEMENTS_MAX:
+    if value.layout == torch.strided and value.numel() <= ELEMENTS_MAX:
         setattr(tensor, _NAME, value)
 
 

@@ -7,20 +7,23 @@ import contextlib
 import sys
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
 
 from . import branches, fake_cuda, findings, remedies
 from .findings import Findings
-from .source import Place, Use, here, is_users, statement_at, use_of
+from .source import Place, Use, here, is_users, statement_of, tested_later, use_of
+
+if TYPE_CHECKING:
+    from .fake_cuda import Streams
 
 ARGUMENT, SETUP, STEP, LITERAL, INTERNAL, READ, FOLLOWS = "argument", "setup", "step", "literal", "internal", "read", "follows"
 #: Functions that make a tensor which the user asked for.
 _FACTORIES = frozenset(
     "tensor as_tensor from_numpy asarray arange zeros ones full empty rand randn randint randperm linspace logspace eye hann_window hamming_window "
     "blackman_window bartlett_window kaiser_window range scalar_tensor tril_indices triu_indices complex polar normal empty_strided vander "
-    "frombuffer sparse_coo_tensor FloatTensor LongTensor __get__ aten::lift_fresh bernoulli multinomial cartesian_prod meshgrid".split()
+    "frombuffer sparse_coo_tensor FloatTensor LongTensor __get__ aten::lift_fresh bernoulli multinomial cartesian_prod meshgrid new_tensor".split()
 )
 
 
@@ -65,8 +68,12 @@ class CustomOperator(BaseException):
 class Watch:
     """What one run of a callable shows. ``step`` is false while the callable is made and its arguments are."""
 
-    def __init__(self, found: Findings) -> None:
+    def __init__(self, found: Findings, target: Place) -> None:
         self.found = found
+        self.target = target
+        self.streams: Streams  #: of the stand-ins
+        self.asks_capture: set[tuple[str, str]] = set()  #: functions that ask whether their stream is captured
+        self._call = 0
         self.step = False
         self.recording = False
         self.skipped: list[str] = []
@@ -77,26 +84,41 @@ class Watch:
         self._counts: dict[tuple[str, int], int] = {}
         self._functions: list[tuple[str, Any]] = []
 
+    def _here(self) -> Place | None:
+        """None outside of the step. What has no line of the user's is the target's own."""
+        return (here() or self.target) if self.step else None
+
     def begin_call(self) -> None:
         self.trace = []
         self.used = set()
         self._counts = {}
+        self._call += 1
+        self.streams.begin_call()
 
-    def answer(self, value: Any, dtype: Any, otherwise: bool) -> Any:
+    def is_capturing(self) -> bool:
+        """The first call warms up, as a user's does."""
+        if self.step:
+            place = here() or self.target
+            self.asks_capture.add((place.file, place.function))
+        return self.step and self._call > 1
+
+    def answer(self, value: Any, dtype: Any, otherwise: bool, is_assumed: bool = False) -> Any:
         """What was read there in an earlier call, so that two calls differ by Python's doing alone. ``value`` is None where it is not
-        known; ``otherwise`` is what then holds where no branch asks."""
-        place = here() if self.step else None
+        known; ``otherwise`` is what then holds where no branch asks. What is assumed does not keep a loop going for ever."""
+        place = self._here()
         if place is None:
             return stand_in(dtype) if value is None else value
         count = self._counts[place.file, place.line] = self._counts.get((place.file, place.line), -1) + 1
         if value is None:
             value = branches.truth(place, count, otherwise) if dtype == torch.bool else type(stand_in(dtype))(branches.number(place, count))
+        elif is_assumed and branches.is_long(count) and (ending := branches.ending(count)) is not None:
+            value = type(stand_in(dtype))(ending)
         return self._reads.setdefault((place.file, place.line, count), value)
 
     # --- what the stand-ins of torch.cuda saw
 
-    def observe(self, what: str, name: str) -> None:
-        place = here() if self.step else None
+    def observe(self, what: str, name: str, place: Place | None = None) -> None:
+        place = (place or self._here()) if self.step else None
         if place is None:
             return
         if what == fake_cuda.LAUNCHED:
@@ -158,7 +180,7 @@ class Watch:
     # --- findings
 
     def read(self) -> None:
-        place = here() if self.step else None
+        place = self._here()
         if place is None:
             return
         function = self._functions[-1][0] if self._functions else ""
@@ -168,20 +190,23 @@ class Watch:
 
     def not_taken(self, value: Any, is_known: bool) -> None:
         """A branch was chosen by a value that was read. The first time at a line is told."""
-        place = here() if self.step else None
+        place = self._here()
         found = self.found.at(findings.HOST_READ, place) if place is not None else None
         if place is None or found is None or _CHOSEN in found.reason:
             return
         use = use_of(place)
-        if use.kind in ("if", "while", "assert"):
-            read = f"{value:.4g}" if isinstance(value, float) else str(value)
-            told = f"{read} with these inputs" if is_known else f"taken as {read}, as its value is not known"
+        read = f"{value:.4g}" if isinstance(value, float) else str(value)
+        told = f"{read} with these inputs" if is_known else f"taken as {read}, as its value is not known"
+        if use.kind == "value" and (later := tested_later(place)) is not None:
+            name, test, line = later
+            self.found.change(findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}`{name}` is {told}; it decides `{test}` in line {line}, of which one way was run")
+        elif use.kind in ("if", "while", "assert"):
             after = {"if": "; the other branch was not run", "while": " at first", "assert": ""}[use.kind]
             self.found.change(findings.HOST_READ, place, reason=f"{found.reason}{_CHOSEN}`{use.text.removeprefix('not ')}` is {told}{after}")
 
-    def copied(self, tensor: Any, pinned: bool) -> None:
-        """A tensor of the CPU is copied to the GPU."""
-        place = here() if self.step else None
+    def copied(self, tensor: Any, pinned: bool, waits: bool) -> None:
+        """A tensor of the CPU is copied to the GPU. The host waits for a copy unless it is ``non_blocking``."""
+        place = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
         if place is None or self._is_own(origin, tensor) or (origin.kind == LITERAL and tensor.numel() == 0):
             return
@@ -197,10 +222,12 @@ class Watch:
             if same:
                 return
         what = {LITERAL: "a literal", INTERNAL: "a list that is an index"}.get(origin.kind, "a tensor in host memory")
-        kind = "pinned" if pinned else "pageable"
-        reason = f"`{use.text}` copies {what} to the GPU in the step ({kind} memory)"
-        severity = findings.STALE if pinned else findings.PREVENTS_CAPTURE
+        kind = "pageable memory" if not pinned else "pinned memory, and the host waits" if waits else "pinned memory: a replay copies from the same address"
+        reason = f"`{use.text}` copies {what} to the GPU in the step ({kind})"
+        severity = findings.STALE if pinned and not waits else findings.PREVENTS_CAPTURE
         remedy = "copy before the step into a static tensor of the device: static.copy_(value)"
+        if pinned and waits:
+            remedy += "; or non_blocking=True, from pinned memory that stays"
         if origin.kind == SETUP and origin.place is not None:
             remedy = f"not needed once {origin.place} is mended"
         elif origin.kind == LITERAL:
@@ -211,7 +238,7 @@ class Watch:
 
     def met(self, tensor: Any, function: str) -> None:
         """A tensor of the CPU is an argument beside tensors of the GPU."""
-        place = here() if self.step else None
+        place = self._here()
         origin = getattr(tensor, "_doctor_origin", None) or Origin(ARGUMENT)
         if place is None or self._is_own(origin, tensor):
             return
@@ -231,13 +258,13 @@ class Watch:
         self.found.add(findings.CPU_TENSOR, findings.PREVENTS_CAPTURE, origin.place, f"`{use.text}` {made} {then}", remedy, use.kind)
 
     def pinned(self) -> None:
-        place = here() if self.step else None
+        place = self._here()
         if place is not None:
             self.found.add(findings.SYNC, findings.PREVENTS_CAPTURE, place, "pinned host memory is allocated in the step, which a capture refuses",
                            "allocate it once, before the step")  # fmt: skip
 
     def dynamic(self, name: str) -> None:
-        place = here() if self.step else None
+        place = self._here()
         if place is not None:
             use = use_of(place)
             self.found.add(findings.DYNAMIC_SHAPE, findings.PREVENTS_CAPTURE, place,
@@ -245,7 +272,7 @@ class Watch:
                            remedies.DYNAMIC.get(name.strip("_").removesuffix("2").removesuffix("_dim").removesuffix("_consecutive"), remedies.DYNAMIC["nonzero"]), use.kind)  # fmt: skip
 
     def drawn(self, name: str) -> None:
-        place = here() if self.step else None
+        place = self._here()
         if place is not None:
             self.found.add(findings.RNG, findings.PREVENTS_CAPTURE, place, f"{name} draws from a generator that is not registered with the graph",
                            "graph.register_generator_state(generator) before the capture, or use the device's default generator")  # fmt: skip
@@ -253,7 +280,7 @@ class Watch:
 
 def _lazily_moved(use: Use, place: Place) -> str:
     """The attribute that an assignment moves, `self.x = self.x.to(device)`; empty where it is none."""
-    statement = statement_at(place.file, place.line)
+    statement = statement_of(place)
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return next((target.attr for target in targets if isinstance(target, ast.Attribute) and ast.unparse(target) in use.text), "")
 

@@ -4,10 +4,12 @@ import math
 
 import torch
 import torch._dynamo
+import torch.nn.functional as F
 from torch import nn
 from transformers import DynamicCache
 
 STOP_SPEECH_TOKEN, VOCAB_SIZE = 6562, 6561
+SOS, EOS = 6561, 6562
 
 # make_pad_mask: the tensor is made on the device, which copies it there, and its maximum is still read
 def pad_mask_on_device(h):
@@ -170,6 +172,51 @@ class MaskTable(nn.Module):
         return scores.masked_fill(~self.masks.index_select(0, position), float("-inf"))
 
 
+# flow.py: the length follows from a shape, and the number of frames for each token
+def mel_length_of_shape(token, h):
+    mel_len2 = int(token.shape[1] / 25 * 22050 / 256)
+    return F.interpolate(h.transpose(1, 2), size=mel_len2)
+
+
+# embedding.py: the positions are made on the device
+def positions_on_device(offset, table):
+    index = offset.unsqueeze(1) + torch.arange(0, 4, device=offset.device)
+    return F.embedding(index * (index > 0), table)
+
+
+# drop_invalid_tokens: the loop remembers where the tokens begin and end, but slices by what it reads
+def dropped_by_flags(x):
+    ends = (x == EOS).int().argmax()
+    return x[1:ends]  # finds: host_read
+
+
+# drop_invalid_tokens: what is outside becomes silence
+def silenced(x):
+    inside = ((x == SOS).cumsum(0) > 0) & ((x == EOS).cumsum(0) == 0) & (x != SOS)
+    return torch.where(inside, x, torch.zeros_like(x))
+
+
+# tts.py: tokens that are no speech, by torch.masked_select: the same count
+def speech_selected(speech_tokens):
+    return torch.masked_select(speech_tokens, speech_tokens < 6561)  # finds: dynamic_shape
+
+
+# tts.py: they keep their places
+def speech_or_silence(speech_tokens):
+    return torch.where(speech_tokens < 6561, speech_tokens, torch.zeros_like(speech_tokens))
+
+
+# tts.py: the exaggeration is written, whatever it was
+def emotion_written(exaggeration, emotion_adv):
+    return emotion_adv.copy_(exaggeration.expand(1, 1, 1))
+
+
+# tts.py: the sound goes into pinned memory, and is watermarked after the step
+def sound_to_host(wav, host):
+    host.copy_(wav.squeeze(0), non_blocking=True)
+    return wav
+
+
 CASES = {
     "pad_mask_on_device": lambda device: (torch.zeros(1, 6, 8, device=device),),
     "pad_mask_of_shape": lambda device: (torch.zeros(1, 6, 8, device=device), torch.tensor([4], device=device)),
@@ -190,4 +237,12 @@ CASES = {
     "cache_of_parts": lambda device: (torch.randn(1, 4, 8, device=device), torch.randn(1, 4, 8, device=device)),
     "scalars_made_silent": lambda device: (torch.randn(2, 4, device=device), torch.tensor([4, 3], device=device)),
     "MaskTable": lambda device: ((16,), (torch.randn(1, 16, device=device), torch.tensor([3], device=device))),
+    "mel_length_of_shape": lambda device: (torch.ones(1, 25, dtype=torch.long, device=device), torch.randn(1, 4, 8, device=device)),
+    "positions_on_device": lambda device: (torch.tensor([0, 2], device=device), torch.randn(16, 8, device=device)),
+    "dropped_by_flags": lambda device: (torch.tensor([6561, 4, 6562], device=device),),
+    "silenced": lambda device: (torch.tensor([6561, 4, 6562], device=device),),
+    "speech_selected": lambda device: (torch.tensor([4, 5, 6562], device=device),),
+    "speech_or_silence": lambda device: (torch.tensor([4, 5, 6562], device=device),),
+    "emotion_written": lambda device: (torch.full((), 0.7, device=device), torch.full((1, 1, 1), 0.5, device=device)),
+    "sound_to_host": lambda device: (torch.randn(1, 64, device=device), torch.empty(64, pin_memory=True)),
 }

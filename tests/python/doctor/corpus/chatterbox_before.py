@@ -1,5 +1,5 @@
 """Places of chatterbox-tts that people published patches for, as they were. Each names its file; where no version is named, 0.1.1 and
-0.1.7 have the line."""
+0.1.7 have the line. What is named "of forks" was published for the file, and is in neither release."""
 
 import math
 
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 STOP_SPEECH_TOKEN, VOCAB_SIZE = 6562, 6561
+SOS, EOS = 6561, 6562
 
 # models/s3gen/utils/mask.py: make_pad_mask
 def make_pad_mask(lengths, max_len=0):
@@ -51,7 +52,7 @@ class CausalNoise(nn.Module):
         return z + mu
 
 
-# models/s3gen/flow_matching.py: solve_euler, with `t.item()` in its loop
+# models/s3gen/flow_matching.py, of forks: solve_euler with `t.item()` in its loop; 0.1.1 keeps the time a tensor, 0.1.7 has another loop
 def euler_reading_time(x, t_span):
     t, dt = t_span[0], t_span[1] - t_span[0]
     for step in range(1, len(t_span)):
@@ -62,7 +63,7 @@ def euler_reading_time(x, t_span):
     return x
 
 
-# lengths used as numbers without `.item()`
+# models/s3gen, of forks: lengths used as numbers without `.item()`
 def cut_to_length(x, lengths):
     t = lengths.max()
     ticks = torch.arange(0, t, device=x.device)  # finds: host_read
@@ -70,6 +71,7 @@ def cut_to_length(x, lengths):
     return x + ticks
 
 
+# models/s3gen, of forks: `count.item() > 0` became `count > 0`
 def steps_of_tensor(x, count):
     if count > 0:  # finds: host_read
         for _ in range(count):  # finds: host_read
@@ -169,13 +171,35 @@ def cast_condition(v, dtype):
     return v.to(dtype=dtype if is_fp else None)
 
 
-# models/s3tokenizer/__init__.py: drop_invalid_tokens
+# models/s3tokenizer/__init__.py: drop_invalid_tokens, called by tts.py
 def drop_invalid_tokens(x):
-    s = (x == 6561).nonzero(as_tuple=True)[0].squeeze(0) + 1  # finds: dynamic_shape
-    return x, s
+    if SOS in x:  # finds: host_read
+        s = (x == SOS).nonzero(as_tuple=True)[0].squeeze(0) + 1  # finds: dynamic_shape
+    else:
+        s = 0
+    if EOS in x:  # finds: host_read
+        e = (x == EOS).nonzero(as_tuple=True)[0].squeeze(0)  # finds: dynamic_shape
+    else:
+        e = None
+    x = x[s:e]  # finds: host_read
+    return x
 
 
-# tts.py: ChatterboxTTS.generate
+# tts.py: ChatterboxTTS.generate asks whether the exaggeration is another one
+def emotion(exaggeration, emotion_adv):
+    if exaggeration != emotion_adv[0, 0, 0]:  # finds: host_read baked_constant
+        emotion_adv = (exaggeration * torch.ones(1, 1, 1)).to(device=emotion_adv.device)  # finds: cpu_tensor baked_constant
+    return emotion_adv
+
+
+# tts.py: ChatterboxTTS.generate, the sound goes to the host for the watermark
+def watermarked(wav):
+    wav = wav.squeeze(0).detach().cpu().numpy()  # finds: host_read
+    watermarked_wav = wav * 0.5
+    return torch.from_numpy(watermarked_wav).unsqueeze(0)
+
+
+# tts.py (0.1.7): ChatterboxTTS.generate
 def speech_only(speech_tokens):
     speech_tokens = speech_tokens[speech_tokens < 6561]  # finds: dynamic_shape
     return speech_tokens.to(speech_tokens.device)
@@ -202,5 +226,7 @@ CASES = {
     "sampling_loop": lambda device: (torch.randn(1, 16, device=device), torch.randn(16, 16, device=device)),
     "cast_condition": lambda device: (torch.randn(1, 8, device=device), torch.float16),
     "drop_invalid_tokens": lambda device: (torch.tensor([6561, 4, 6562], device=device),),
+    "emotion": lambda device: (0.7, torch.full((1, 1, 1), 0.5, device=device)),
+    "watermarked": lambda device: (torch.randn(1, 64, device=device),),
     "speech_only": lambda device: (torch.tensor([4, 5, 6562], device=device),),
 }

@@ -174,6 +174,143 @@ class StaticCache(nn.Module):
         return scores.softmax(dim=-1) @ self.values
 
 
+
+class WithLstm(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.lstm = nn.LSTM(dim, dim, batch_first=True)
+        self.head = nn.Linear(dim, 4)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class WithGru(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.gru = nn.GRU(dim, dim)
+
+    def forward(self, x):
+        return self.gru(x)[0]
+
+
+class MovesItsList(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.scales = [torch.ones(dim), torch.full((dim,), 2.0)]
+
+    def _apply(self, fn, recurse=True):
+        self.scales = [fn(scale) for scale in self.scales]
+        return super()._apply(fn, recurse)
+
+    def forward(self, x):
+        return x * self.scales[0] + self.scales[1]
+
+
+class ParentOfThat(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.inner = MovesItsList(dim)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class TiedWeights(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.embed = nn.Embedding(16, dim)
+        self.head = nn.Linear(dim, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.embed(x)) * (1.0 if self.head.weight is self.embed.weight else x.sum().item())
+
+
+def with_registered_generator(device):
+    generator = torch.Generator(device=device)
+    torch.cuda.CUDAGraph().register_generator_state(generator)
+    return torch.randn(2, 8, device=device), generator
+
+
+def drawn_by_registered(x, generator):
+    return x + torch.randn(x.shape, device=x.device, generator=generator)
+
+
+def autocast(x, weight):
+    with torch.autocast("cuda", dtype=torch.float16):
+        return x @ weight
+
+
+def marked_for_profiler(x):
+    torch.cuda.nvtx.range_push("double")
+    x = x * 2
+    torch.cuda.nvtx.range_pop()
+    return x
+
+
+def waits_outside_of_capture(x):
+    y = x * 2
+    if not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()
+    return y
+
+
+def one_hot_of_known_size(tokens):
+    return F.one_hot(tokens, 8)
+
+
+def one_drawn(probabilities):
+    return torch.multinomial(probabilities, 1)
+
+
+def copied_out_pinned(x, host):
+    host.copy_(x * 2, non_blocking=True)
+    return x
+
+
+def part_copied_out_pinned(x, host):
+    host[1:3].copy_(x[1:3], non_blocking=True)
+    return x
+
+
+def forked_and_joined(x, side):
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = x * 2
+        done = side.record_event()
+    z = x * 3
+    torch.cuda.current_stream().wait_event(done)
+    return y + z
+
+
+def forked_within(x, side, other):
+    ready = torch.cuda.current_stream().record_event()
+    with torch.cuda.stream(side):
+        side.wait_event(ready)
+        y = x * 2
+    other.wait_stream(side)
+    with torch.cuda.stream(other):
+        z = y * 3
+    torch.cuda.current_stream().wait_stream(other)
+    return z
+
+
+def many_asserts(x):
+    for _ in range(40):
+        assert x.shape[0] > 1
+        x = x + 1
+    return x
+
+
+def renormed(tokens, table):
+    return F.embedding(tokens, table, max_norm=1.0)
+
+
+def counted_within_bounds(x):
+    return torch.histc(x, bins=4, min=0, max=1)
+
+
 CASES = {
     "normalised": lambda device: (torch.randn(2, 8, device=device), torch.ones(8, device=device)),
     "rotated": lambda device: (torch.randn(3, 8, device=device), torch.arange(3, device=device), torch.rand(4, device=device)),
@@ -202,4 +339,21 @@ CASES = {
     "attended_by_flash": lambda device: tuple(torch.randn(1, 2, 4, 64, dtype=torch.float16, device=device) for _ in range(3)),
     "copied_deeply": lambda device: (torch.randn(2, 8, device=device),),
     "StaticCache": lambda device: ((8, 16), (torch.randn(1, 1, 8, device=device), torch.tensor([3], device=device))),
+    "WithLstm": lambda device: ((8,), (torch.randn(2, 5, 8, device=device),)),
+    "WithGru": lambda device: ((8,), (torch.randn(5, 2, 8, device=device),)),
+    "ParentOfThat": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+    "TiedWeights": lambda device: ((8,), (torch.arange(4, device=device),)),
+    "drawn_by_registered": with_registered_generator,
+    "autocast": lambda device: (torch.randn(2, 8, device=device), torch.randn(8, 8, device=device)),
+    "marked_for_profiler": lambda device: (torch.randn(2, 8, device=device),),
+    "waits_outside_of_capture": lambda device: (torch.randn(2, 8, device=device),),
+    "one_hot_of_known_size": lambda device: (torch.arange(4, device=device),),
+    "one_drawn": lambda device: (torch.rand(2, 8, device=device),),
+    "copied_out_pinned": lambda device: (torch.randn(4, device=device), torch.empty(4, pin_memory=True)),
+    "part_copied_out_pinned": lambda device: (torch.randn(4, device=device), torch.empty(4, pin_memory=True)),
+    "forked_and_joined": lambda device: (torch.randn(4, device=device), torch.cuda.Stream(device)),
+    "forked_within": lambda device: (torch.randn(4, device=device), torch.cuda.Stream(device), torch.cuda.Stream(device)),
+    "many_asserts": lambda device: (torch.randn(4, device=device),),
+    "renormed": lambda device: (torch.arange(4, device=device), torch.randn(16, 8, device=device)),
+    "counted_within_bounds": lambda device: (torch.rand(8, device=device),),
 }

@@ -1,5 +1,6 @@
 """Python numbers that a captured graph keeps, and generators that no graph knows."""
 
+import numpy as np
 import torch
 
 
@@ -36,6 +37,24 @@ def seeded_each_step(x):
     return x + torch.randn_like(x)
 
 
+
+class Sampling:
+    def __init__(self, temperature):
+        self.temperature = temperature
+
+
+def tempered_by_object(logits, sampling):
+    return (logits / sampling.temperature).softmax(dim=-1)  # finds: baked_constant
+
+
+def guided_by_numpy(x, scale):
+    return x * scale  # finds: baked_constant
+
+
+def ninth_number(x, a, b, c, d, e, f, g, h, i):
+    return x * i  # finds: baked_constant
+
+
 CASES = {
     "tempered": lambda device: (torch.randn(2, 8, device=device), 0.7),
     "nucleus": lambda device: (torch.randn(2, 8, device=device), 0.9),
@@ -44,4 +63,7 @@ CASES = {
     "own_generator": lambda device: (torch.randn(2, 8, device=device), torch.Generator(device=device)),
     "sampled_with_generator": lambda device: (torch.rand(2, 8, device=device), torch.Generator(device=device)),
     "seeded_each_step": lambda device: (torch.randn(2, 8, device=device),),
+    "tempered_by_object": lambda device: (torch.randn(2, 8, device=device), Sampling(0.7)),
+    "ninth_number": lambda device: (torch.randn(2, 8, device=device), *range(8), 0.5),
+    "guided_by_numpy": lambda device: (torch.randn(2, 8, device=device), np.float32(3.0)),
 }

@@ -1,9 +1,12 @@
 """Values of device tensors that the host reads, openly or hidden."""
 
+import logging
 import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 
 def scaled_by_peak(x):
@@ -154,6 +157,132 @@ def solves_without_a_check(a, b):
     return torch.linalg.solve_ex(a, b).result
 
 
+
+def raises_on_one_line(x):
+    if (x < 0).any(): raise ValueError("negative")  # finds: host_read
+    return x.sqrt()
+
+
+def generated_until_end(logits, table, eos):
+    tokens = []
+    while True:
+        token = (logits @ table).argmax()
+        tokens.append(token)
+        if token.item() == eos:  # finds: host_read
+            break
+        logits = table[token]  # finds: host_read
+    return torch.stack(tokens)
+
+
+def counted_down(mask, x):
+    left = mask.sum().item()  # finds: host_read
+    while left > 0:
+        x = x * 0.5
+        mask = mask & (x > 0.1)
+        left = mask.sum().item()  # finds: host_read
+    return x
+
+
+def until_error_is_small(x):
+    error = 1.0
+    while error > 0.1:
+        x = x * 0.5
+        error = x.norm().cpu()  # finds: host_read
+    return x
+
+
+def asked_forty_times(x):
+    for _ in range(40):
+        x = x * 0.5
+        assert torch.isfinite(x).all()  # finds: host_read
+        if x.isnan().any():  # finds: host_read
+            raise ValueError("not a number")
+    return x
+
+
+def layer_by_tensor(x, layers, index):
+    return layers[index](x)  # finds: host_read
+
+
+def item_by_tensor(x, others, index):
+    return x * others[index]  # finds: host_read
+
+
+def one_of(x, t, wanted):
+    return x * 2 if t in [wanted] else x  # finds: host_read
+
+
+def in_order(values):
+    return torch.stack(sorted(values))  # finds: host_read
+
+
+def formatted_by_percent(x):
+    return x, "%f" % x.mean()  # finds: host_read
+
+
+def formatted_by_method(x):
+    return x, "{}".format(x.mean())  # finds: host_read
+
+
+def logged(x):
+    logging.getLogger("corpus").warning("mean %s", x.mean())  # finds: host_read
+    return x * 2
+
+
+def asked_for_zero(x):
+    return x * 2 if torch.is_nonzero(x.sum()) else x  # finds: host_read
+
+
+def as_numpy(x):
+    return np.asarray(x.cpu())  # finds: host_read
+
+
+def split_by_lengths(x, lengths):
+    return x.split(lengths.tolist())  # finds: host_read
+
+
+def one_hot_of_unknown_size(tokens):
+    return F.one_hot(tokens)  # finds: host_read
+
+
+def packed(x, lengths):
+    return nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False).data  # finds: host_read host_copy
+
+
+def drawn_with_tensor_of_deviations(mean, deviation):
+    return torch.normal(mean, deviation)  # finds: host_read
+
+
+def drawn_from_distribution(mean, deviation):
+    return torch.distributions.Normal(mean, deviation, validate_args=False).sample()  # finds: host_read
+
+
+def counted_without_bounds(x):
+    return torch.histc(x, bins=4)  # finds: host_read
+
+
+def singular_values(x):
+    return torch.linalg.svd(x).S  # finds: host_read
+
+
+def eigenvalues(x):
+    return torch.linalg.eigvalsh(x)  # finds: host_read
+
+
+def exponential(x):
+    return torch.linalg.matrix_exp(x)  # finds: host_read
+
+
+def copied_out_and_waited(x, host):
+    host.copy_(x * 2)  # finds: host_read
+    return x
+
+
+def copied_out_pageable(x, host):
+    host.copy_(x * 2, non_blocking=True)  # finds: host_read
+    return x
+
+
 CASES = {
     "scaled_by_peak": lambda device: (torch.randn(4, device=device),),
     "kept_lengths": lambda device: (torch.randn(2, 4, device=device), torch.tensor([2, 3], device=device)),
@@ -183,4 +312,29 @@ CASES = {
     "chosen_expert": lambda device: (torch.randn(2, 4, device=device), torch.randn(3, 4, 4, device=device), torch.randn(3, device=device)),
     "solves": lambda device: (torch.eye(4, device=device), torch.ones(4, 1, device=device)),
     "solves_without_a_check": lambda device: (torch.eye(4, device=device), torch.ones(4, 1, device=device)),
+    "raises_on_one_line": lambda device: (torch.ones(4, device=device).exp(),),
+    "generated_until_end": lambda device: (torch.randn(8, device=device), torch.randn(8, 8, device=device), 5),
+    "counted_down": lambda device: (torch.ones(5000, dtype=torch.bool, device=device), torch.ones(5000, device=device)),
+    "until_error_is_small": lambda device: (torch.ones(5000, device=device),),
+    "asked_forty_times": lambda device: (torch.ones(5000, device=device),),
+    "layer_by_tensor": lambda device: (torch.randn(2, 8, device=device), nn.ModuleList([nn.Identity(), nn.ReLU()]), torch.tensor(1, device=device)),
+    "item_by_tensor": lambda device: (torch.randn(2, 8, device=device), [torch.randn(8, device=device)] * 2, torch.tensor(1, device=device)),
+    "one_of": lambda device: (torch.randn(2, 8, device=device), torch.tensor(1, device=device), torch.tensor(2, device=device)),
+    "in_order": lambda device: ([torch.tensor(2, device=device), torch.tensor(1, device=device)],),
+    "formatted_by_percent": lambda device: (torch.randn(2, 8, device=device),),
+    "formatted_by_method": lambda device: (torch.randn(2, 8, device=device),),
+    "logged": lambda device: (torch.randn(2, 8, device=device),),
+    "asked_for_zero": lambda device: (torch.randn(2, 8, device=device),),
+    "as_numpy": lambda device: (torch.randn(2, 8, device=device),),
+    "split_by_lengths": lambda device: (torch.randn(5, 8, device=device), torch.tensor([2, 3], device=device)),
+    "one_hot_of_unknown_size": lambda device: (torch.arange(4, device=device),),
+    "packed": lambda device: (torch.randn(5, 2, 8, device=device), torch.tensor([5, 3], device=device)),
+    "drawn_with_tensor_of_deviations": lambda device: (torch.zeros(4, device=device), torch.ones(4, device=device)),
+    "drawn_from_distribution": lambda device: (torch.zeros(4, device=device), torch.ones(4, device=device)),
+    "counted_without_bounds": lambda device: (torch.rand(8, device=device),),
+    "singular_values": lambda device: (torch.randn(4, 4, device=device),),
+    "eigenvalues": lambda device: (torch.eye(4, device=device),),
+    "exponential": lambda device: (torch.randn(4, 4, device=device),),
+    "copied_out_and_waited": lambda device: (torch.randn(4, device=device), torch.empty(4, pin_memory=True)),
+    "copied_out_pageable": lambda device: (torch.randn(4, device=device), torch.empty(4)),
 }

@@ -104,6 +104,31 @@ class TensorsInAList(nn.Module):
         return x
 
 
+
+def literal_of_its_type(x):
+    return x + x.new_tensor([0.0, 1.0])  # finds: host_copy
+
+
+def array_to_device(x, array):
+    return x * torch.as_tensor(array, device=x.device)  # finds: host_copy
+
+
+def typed_constructor(x):
+    return x + torch.Tensor([0.5])  # finds: cpu_tensor
+
+
+def chosen_or_zero(x, mask):
+    return torch.where(mask, x, torch.tensor(0.0))  # finds: cpu_tensor
+
+
+def pinned_and_waited(x, host):
+    return x + host.to(x.device)  # finds: host_copy
+
+
+def pinned_part_not_waited(x, host):
+    return x + host[1:].to(x.device, non_blocking=True)  # finds: host_copy
+
+
 CASES = {
     "counted_without_device": lambda device: (torch.randn(2, 4, device=device),),
     "scaled_by_host_scalar": lambda device: (torch.randn(2, 4, device=device),),
@@ -121,4 +146,10 @@ CASES = {
     "LazilyMoved": lambda device: ((8,), (torch.randn(1, 4, 8, device=device),)),
     "NoiseMadeOnce": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
     "TensorsInAList": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+    "literal_of_its_type": lambda device: (torch.randn(4, 2, device=device),),
+    "array_to_device": lambda device: (torch.randn(4, device=device), np.ones(4, np.float32)),
+    "typed_constructor": lambda device: (torch.randn(4, device=device),),
+    "chosen_or_zero": lambda device: (torch.randn(4, device=device), torch.ones(4, dtype=torch.bool, device=device)),
+    "pinned_and_waited": lambda device: (torch.randn(4, device=device), torch.ones(4).pin_memory()),
+    "pinned_part_not_waited": lambda device: (torch.randn(4, device=device), torch.ones(5).pin_memory()),
 }

@@ -47,6 +47,20 @@ def first_end(tokens):
     return ends.float().mean()
 
 
+
+def added_where_marked(x, mask):
+    x[mask] += 1  # finds: dynamic_shape
+    return x
+
+
+def column_of_marked(x, mask):
+    return x[mask, 0]  # finds: dynamic_shape
+
+
+def sparse(x):
+    return x.to_sparse()  # finds: dynamic_shape
+
+
 CASES = {
     "marked_positions": lambda device: (torch.ones(4, dtype=torch.bool, device=device),),
     "kept_rows": lambda device: (torch.randn(4, 3, device=device), torch.ones(4, dtype=torch.bool, device=device)),
@@ -58,4 +72,7 @@ CASES = {
     "spread_by_duration": lambda device: (torch.randn(3, 4, device=device), torch.tensor([1, 2, 1], device=device)),
     "copied_where_marked": lambda device: (torch.randn(4, device=device), torch.randn(4, device=device), torch.ones(4, dtype=torch.bool, device=device)),
     "first_end": lambda device: (torch.arange(4, device=device),),
+    "added_where_marked": lambda device: (torch.randn(4, 3, device=device), torch.ones(4, dtype=torch.bool, device=device)),
+    "column_of_marked": lambda device: (torch.randn(4, 3, device=device), torch.ones(4, dtype=torch.bool, device=device)),
+    "sparse": lambda device: (torch.randn(4, 3, device=device),),
 }

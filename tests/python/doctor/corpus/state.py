@@ -1,5 +1,7 @@
 """Python-side state that changes with each call."""
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -85,6 +87,97 @@ class ListOfLayersCache(nn.Module):
         return x + k[:, -1:]
 
 
+
+class AppendsByAlias(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+        self.history = []
+
+    def forward(self, x):  # finds: python_state
+        kept = self.history
+        y = self.linear(x)
+        kept.append(y)
+        return y
+
+
+def push(items, value):
+    items.append(value)
+
+
+class AppendsInHelper(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.history = []
+
+    def forward(self, x):  # finds: python_state
+        y = x * 2
+        push(self.history, y)
+        return y
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += 1  # finds: python_state
+        return x * 2
+
+
+REMEMBERS = Remembers()
+
+
+def module_of_file(x):
+    return REMEMBERS(x) if isinstance(REMEMBERS, Remembers) else x
+
+
+class Slotted:
+    __slots__ = ("count",)
+
+    def __init__(self):
+        self.count = 0
+
+
+class CountsInSlot(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.counter = Slotted()
+
+    def forward(self, x):
+        self.counter.count += 1  # finds: python_state
+        return x * 2
+
+
+class CountsByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        setattr(self, "calls", self.calls + 1)  # finds: python_state
+        return x * 2
+
+
+class CountsByIterator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.counter = itertools.count()
+
+    def forward(self, x):
+        next(self.counter)  # finds: python_state
+        return x * 2
+
+
+class CountsInClass(nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        type(self).calls += 1  # finds: python_state
+        return x * 2
+
+
 CASES = {
     "remembered_in_module": lambda device: (torch.randn(4, device=device),),
     "mask_of_default": lambda device: (torch.randn(4, device=device),),
@@ -94,4 +187,11 @@ CASES = {
     "GrowingMask": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "CacheByName": lambda device: ((), (torch.randn(2, 8, device=device),)),
     "ListOfLayersCache": lambda device: ((8,), (torch.randn(1, 1, 8, device=device),)),
+    "AppendsByAlias": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
+    "AppendsInHelper": lambda device: ((), (torch.randn(2, 8, device=device),)),
+    "module_of_file": lambda device: (torch.randn(2, 8, device=device),),
+    "CountsInSlot": lambda device: ((), (torch.randn(2, 8, device=device),)),
+    "CountsByName": lambda device: ((), (torch.randn(2, 8, device=device),)),
+    "CountsByIterator": lambda device: ((), (torch.randn(2, 8, device=device),)),
+    "CountsInClass": lambda device: ((), (torch.randn(2, 8, device=device),)),
 }

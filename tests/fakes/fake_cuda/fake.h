@@ -37,6 +37,8 @@ void lose_context();
 // streams.cpp
 /// Runs when all that was queued on it before has run; the null stream is one like the others.
 [[nodiscard]] CUresult enqueue(CUstream stream, std::function<void()> work);
+/// Until all that was queued on any stream has run.
+void wait_for_all();
 
 // memory.cpp
 /// To be run by a stream. Ranges that lie in no fake allocation are the host's.

@@ -126,6 +126,7 @@ using namespace fake_cuda;
 
 FAKE_CUDA_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
     FAKE_CUDA_NEED_CONTEXT();
+    wait_for_all();
     const int fd = make_memfd(bytes, current()->device);
     if (fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
     void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -141,18 +142,21 @@ FAKE_CUDA_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes)
 
 FAKE_CUDA_EXPORT CUresult cuMemAllocHost_v2(void** memory, std::size_t bytes) {
     FAKE_CUDA_NEED_CONTEXT();
+    wait_for_all();
     *memory = ::operator new(bytes);
     return CUDA_SUCCESS;
 }
 
 FAKE_CUDA_EXPORT CUresult cuMemFreeHost(void* memory) {
     FAKE_CUDA_NEED_CONTEXT();
+    wait_for_all();
     ::operator delete(memory);
     return CUDA_SUCCESS;
 }
 
 FAKE_CUDA_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
     FAKE_CUDA_NEED_CONTEXT();
+    wait_for_all();
     const std::scoped_lock lock{mutex};
     const auto range = ranges().find(pointer);
     if (range == ranges().end() || range->second.kind != Range::Kind::allocated) return CUDA_ERROR_INVALID_VALUE;

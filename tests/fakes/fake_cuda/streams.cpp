@@ -79,6 +79,15 @@ CUresult enqueue(CUstream name, std::function<void()> work) {
     return CUDA_SUCCESS;
 }
 
+void wait_for_all() {
+    std::vector<Stream> all;
+    {
+        const std::scoped_lock lock{streams_mutex};
+        for (const auto& [name, stream] : streams()) all.push_back(stream);
+    }
+    for (const Stream& stream : all) wait_for(stream);
+}
+
 }  // namespace fake_cuda
 
 using namespace fake_cuda;
@@ -116,12 +125,7 @@ FAKE_CUDA_EXPORT CUresult cuStreamSynchronize(CUstream name) {
 
 FAKE_CUDA_EXPORT CUresult cuCtxSynchronize() {
     FAKE_CUDA_NEED_CONTEXT();
-    std::vector<Stream> all;
-    {
-        const std::scoped_lock lock{streams_mutex};
-        for (const auto& [name, stream] : streams()) all.push_back(stream);
-    }
-    for (const Stream& stream : all) wait_for(stream);
+    wait_for_all();
     return context_is_lost() ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 

@@ -29,7 +29,7 @@ protected:
         echo_daemon.emplace(*gpu);
     }
     void TearDown() override {
-        if (stream != nullptr) synchronize();  // before `sent` goes
+        if (stream != nullptr) synchronize();  // before `pinned` goes
         OnGpu::TearDown();
     }
 
@@ -57,16 +57,21 @@ protected:
         std::iota(list.begin(), list.end(), first);
         return list;
     }
+    /// Kept until the test's end. To be called before a stream is held: it may wait for all that is queued.
+    [[nodiscard]] const PinnedFloats& pin(const std::vector<float>& data) { return pinned.emplace_back(gpu, data); }
     /// Queues the write of an input, and sends it: nobody waits for anything.
     template <typename C>
-    [[nodiscard]] Result<Reply> echo(C& channel, Input& input, const std::vector<float>& data) {
-        const PinnedFloats& kept = sent.emplace_back(gpu, data);
-        copy(input.bytes().data(), kept.data(), kept.size_bytes());
+    [[nodiscard]] Result<Reply> echo(C& channel, Input& input, const PinnedFloats& data) const {
+        copy(input.bytes().data(), data.data(), data.size_bytes());
         const std::array<NamedInput, 1> inputs{NamedInput{"x", &input}};
         Request request;
         request.inputs = inputs;
         request.stream = stream;
         return channel.infer(request);
+    }
+    template <typename C>
+    [[nodiscard]] Result<Reply> echo(C& channel, Input& input, const std::vector<float>& data) {
+        return echo(channel, input, pin(data));
     }
     [[nodiscard]] std::vector<float> fetch(Output& output) const {
         std::vector<float> result(output.bytes().size() / sizeof(float));
@@ -89,7 +94,7 @@ protected:
 
     std::optional<GpuEchoDaemon> echo_daemon;
     std::optional<Daemon> daemon;
-    std::deque<PinnedFloats> sent;  ///< the stream may still read it
+    std::deque<PinnedFloats> pinned;  ///< the stream may still read them
 };
 
 }  // namespace bulkhead::test

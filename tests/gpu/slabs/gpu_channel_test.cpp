@@ -165,10 +165,11 @@ TEST_F(GpuChannel, AResultComesBeforeItsInputIsWrittenAndIsRightOnceItIs) {
     ASSERT_TRUE(channel.keep_outputs_on_gpu(count * sizeof(float)));
     Input input = input_on_gpu(channel);
     const std::vector<float> data = values(3);
+    const PinnedFloats& source = pin(data);
     StreamGate gate;
     hold(gate);
 
-    auto reply = echo(channel, input, data);  // the stream is held: nothing of it has happened yet
+    auto reply = echo(channel, input, source);  // the stream is held: nothing of it has happened yet
 
     ASSERT_TRUE(reply) << "neither side waited for the GPU: " << reply.error().text();
     gate.let_pass();
@@ -182,6 +183,7 @@ TEST_F(GpuChannel, ARoomThatIsStillReadIsWrittenAgainOnlyBehindThatRead) {
     Input input = input_on_gpu(channel);
     const std::vector<float> first = values(1);
     const std::vector<float> second = values(1000);
+    const PinnedFloats& source = pin(second);
     // On the GPU: a copy to pageable memory would hold up this thread.
     auto seen = cuda::VmmSlab::create(gpu, count * sizeof(float));
     ASSERT_TRUE(seen) << seen.error().text();
@@ -204,7 +206,7 @@ TEST_F(GpuChannel, ARoomThatIsStillReadIsWrittenAgainOnlyBehindThatRead) {
     }
 
     output.reset();  // given back while its read is queued and held
-    auto next = echo(channel, input, second);
+    auto next = echo(channel, input, source);
 
     ASSERT_TRUE(next) << next.error().text();
     ASSERT_EQ(next->outputs.at(0).bytes().data(), room) << "the same room, or this shows nothing";
@@ -228,11 +230,11 @@ TEST_F(GpuChannel, AnInputOnTheHostIsReadBeforeItsResultOnTheGpuComes) {
     const std::array<std::int64_t, 1> dims{count};
     Input on_host = channel.allocate(wire::DType::float32, dims).value();
     std::ranges::copy(values(7), on_host.as<float>().begin());
+    const PinnedFloats& source = pin(values(1));
     StreamGate gate;
     hold(gate);
 
-    const std::vector<float> first = values(1);
-    const auto before = echo(channel, held, first);  // from here on, the worker's stream waits for the gate
+    const auto before = echo(channel, held, source);  // from here on, the worker's stream waits for the gate
     ASSERT_TRUE(before) << before.error().text();
 
     auto answered = std::async(std::launch::async, [&] {
@@ -346,7 +348,7 @@ TEST_F(GpuChannel, AnUnloadNamesTheClientThatHoldsOn) {
 }
 
 TEST_F(GpuChannel, AClientKilledBeforeItsOwnWorkWasDoneHoldsNobodyUp) {
-    start();
+    start("deadlines: {request: 5s}");  // a worker that is held for ever ends well within the bound of tests/gpu/second
     {
         CudaPeer client{{{"BULKHEAD_TEST_SOCKET", daemon->socket().string()}}};
         ASSERT_EQ(client.ask("stream block"), "ok");  // what it records now is never reached

@@ -91,11 +91,11 @@ TEST_F(GpuDLPack, AForeignTensorIsCopiedWithinTheGpuBehindWhatWritesIt) {
     Channel channel = open();
     std::vector<float> data(1024);
     std::iota(data.begin(), data.end(), 1.0F);
-    const PinnedFloats pinned{gpu, data};
+    const PinnedFloats& source = pin(data);
     ForeignOnGpu foreign{*gpu, data.size(), {1024}, {1}};
     StreamGate gate;
     hold(gate);
-    foreign.fill(pinned, stream);  // held: nothing of it has happened yet
+    foreign.fill(source, stream);  // held: nothing of it has happened yet
 
     auto imported = from_dlpack(channel, foreign.take(), stream);
 
@@ -118,11 +118,10 @@ TEST_F(GpuDLPack, AnAsyncChannelCopiesItTheSameWay) {
     options.gpu = gpu;
     AsyncChannel channel = loop.open(control, "m", options).value();
     ForeignOnGpu foreign{*gpu, 6, {3}, {2}};  // each second
+    const PinnedFloats& source = pin({0, 1, 2, 3, 4, 5});
     StreamGate gate;
     hold(gate);
-    const std::vector<float> data{0, 1, 2, 3, 4, 5};
-    const PinnedFloats pinned{gpu, data};
-    foreign.fill(pinned, stream);  // held: nothing of it has happened yet
+    foreign.fill(source, stream);  // held: nothing of it has happened yet
 
     Result<ImportedInput> imported = loop.run<ImportedInput>(
         [&](auto handler) { async_from_dlpack(channel, foreign.take(), stream, std::move(handler)); });
@@ -142,9 +141,7 @@ TEST_F(GpuDLPack, AnAsyncChannelCopiesItTheSameWay) {
 TEST_F(GpuDLPack, StridesAreFollowedOnTheGpuToo) {
     Channel channel = open();
     ForeignOnGpu foreign{*gpu, 6, {6, 2}, {1, 0}};  // each element twice
-    const std::vector<float> data{0, 1, 2, 3, 4, 5};
-    const PinnedFloats pinned{gpu, data};
-    foreign.fill(pinned, stream);
+    foreign.fill(pin({0, 1, 2, 3, 4, 5}), stream);
     auto imported = from_dlpack(channel, foreign.take(), stream);
     ASSERT_TRUE(imported) << imported.error().text();
     EXPECT_THAT(imported->input.dims(), ElementsAre(6, 2));

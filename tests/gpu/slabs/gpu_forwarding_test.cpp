@@ -52,9 +52,10 @@ TYPED_TEST(GpuForwardingClients, AnOutputOnTheGpuIsTheNextModelsInputAndNobodyWa
     for (TypeParam* channel : {&first, &second}) ASSERT_TRUE(channel->keep_outputs_on_gpu(this->count * sizeof(float)));
     Input input = this->input_on_gpu(first);
     const std::vector<float> data = this->values(3);
+    const PinnedFloats& source = this->pin(data);
     StreamGate gate;
     this->hold(gate);
-    auto given = this->echo(first, input, data);
+    auto given = this->echo(first, input, source);
     ASSERT_TRUE(given) << given.error().text();
 
     auto reply = this->forward(second, given->outputs.at(0), this->stream);

@@ -26,7 +26,7 @@ def main(path: str, again: str | None = None) -> int:
         elif status in ("notrun", "disabled") and case.find("skipped") is not None:
             states["skipped"] += 1
             output = case.findtext("system-out") or ""
-            said = re.search(r"Skipped\n(.+)", output)
+            said = re.search(r"Skipped\n(.+)", output) or re.search(r"(.+)", output)
             reasons[said.group(1).strip() if said else "no reason given"].append(case.get("name"))
         elif case.get("name") in steadied:
             states["passed"] += 1

@@ -86,7 +86,8 @@ void Supervisor::on_keeper_ready(const keeper_link::KeeperHello& hello) {
                         options_.socket,
                         options_.cache,
                         std::move(options_.inherited),
-                        options_.python_start};
+                        options_.python_start,
+                        allowed_cores()};
     if (options_.logs) {
         context_->crash_reports = std::make_shared<CrashReports>(options_.logs->folder / "crashes");
         context_->log_writer = options_.logs->writer;

@@ -1,6 +1,7 @@
 #include "supervisor/replica/worker_environment.h"
 
 #include <pwd.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -75,10 +76,11 @@ std::optional<std::filesystem::path> find_program(std::string_view folders, std:
 /// bridges what lies between two steps and not what lies between two requests (docs/decisions.md).
 constexpr const char* generating_spins = "20000";
 
-/// What the model declares, and how many threads it has and how they wait where it does not say.
-std::map<std::string, std::string> environment_of(const config::ModelSpec& spec) {
+/// What the model declares, and how many threads it has and how they wait where it does not say. On one core a thread
+/// that looks for work would keep the one that has it from running.
+std::map<std::string, std::string> environment_of(const config::ModelSpec& spec, int cores) {
     auto declared = spec.environment;
-    if (spec.runtime == config::Runtime::generate && !declared.contains("OMP_WAIT_POLICY"))
+    if (spec.runtime == config::Runtime::generate && cores > 1 && !declared.contains("OMP_WAIT_POLICY"))
         declared.try_emplace("GOMP_SPINCOUNT", generating_spins);
     // Read by torch and numpy when an engine, or a blank, imports them.
     if (spec.runtime == config::Runtime::python && spec.threads > 0)
@@ -114,7 +116,7 @@ Result<SpawnRequest> WorkerLaunch::request(const WorkerName& worker, const confi
     SpawnRequest request;
     request.name = worker;
     request.argv = std::move(*program_and_arguments);
-    request.environment = environment(worker, gpu_uuid, environment_of(spec));
+    request.environment = environment(worker, gpu_uuid, environment_of(spec, cores));
     request.core_bytes_max = spec.core_bytes_max;
     std::size_t bytes = 0;
     for (const auto& text : request.argv) bytes += text.size() + 1;
@@ -190,6 +192,12 @@ std::vector<std::string> inheritable(const char* const* environment) {
         if (equals != std::string_view::npos && may_pass(entry.substr(0, equals))) entries.emplace_back(entry);
     }
     return entries;
+}
+
+int allowed_cores() {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    return ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
 }
 
 Result<std::filesystem::path> make_package_cache() {

@@ -40,6 +40,7 @@ struct WorkerLaunch {
     std::filesystem::path cache;           ///< where packages are unpacked
     std::vector<std::string> inherited;    ///< "NAME=value" of the daemon's own environment that may pass
     std::filesystem::path python_start{};  ///< start.py of `bulkhead.worker`, which an interpreter runs
+    int cores = 1;                         ///< that workers may run on
 
     /// "<token>:<model>/<replica>#<generation>"
     [[nodiscard]] std::string marker(const WorkerName& worker) const { return token + ":" + worker.text(); }
@@ -62,6 +63,9 @@ struct WorkerLaunch {
 /// The part of an environment that workers inherit: paths, locale, home, proxies of the GPU runtime. Nothing
 /// else, so that a secret in the daemon's environment stays there.
 [[nodiscard]] std::vector<std::string> inheritable(const char* const* environment);
+
+/// The cores that this process, and so each of its workers, may run on; 1 where the kernel does not say.
+[[nodiscard]] int allowed_cores();
 
 /// `$XDG_CACHE_HOME/bulkhead/packages`, else `~/.cache/bulkhead/packages`, made with mode 0700.
 /// Errors  not_permitted, resources_exhausted

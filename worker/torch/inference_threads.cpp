@@ -45,16 +45,22 @@ void use_threads(int count) {
     used = count;
 }
 
+std::vector<int> team_places(int count, const std::vector<int>& cores, int process) {
+    if (count < 2 || static_cast<std::size_t>(count) != cores.size()) return {};
+    std::vector<int> places = cores;
+    std::ranges::rotate(places, places.begin() + process % count);
+    return places;
+}
+
 void bind_team(int count) {
     use_threads(count);
-    if (count < 2 || static_cast<std::size_t>(count) != cores().size()) return;
-    const std::vector<int>& all = cores();
-    const int first = ::getpid() % count;
+    const std::vector<int> places = team_places(count, cores(), ::getpid());
+    if (places.empty()) return;
 #pragma omp parallel num_threads(count)
     if (omp_get_num_threads() == count) {
         cpu_set_t own;
         CPU_ZERO(&own);
-        CPU_SET(all[static_cast<std::size_t>((first + omp_get_thread_num()) % count)], &own);
+        CPU_SET(places[static_cast<std::size_t>(omp_get_thread_num())], &own);
         (void)::sched_setaffinity(0, sizeof own, &own);  // if refused, the kernel places it
     }
 }

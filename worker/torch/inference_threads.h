@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "config/fleet.h"
 
 namespace bulkhead::worker {
@@ -14,10 +16,13 @@ namespace bulkhead::worker {
 /// LibTorch: so every thread that loads or infers sets its own, once.
 void use_threads(int count);
 
-/// Gives each thread of the calling thread's team, itself included, a core of its own, where the team is as large as
-/// the cores that this process may run on; else does nothing. For a thread whose work is hundreds of short parallel
-/// regions: on busy cores the kernel wakes one thread on another's core, and each then waits for the other's time slice
-/// to end. Each process begins at another core.
+/// For each thread of a team of `count` one of `cores`, where there are as many and more than one, and each process
+/// begins at another; else empty: the kernel places them.
+[[nodiscard]] std::vector<int> team_places(int count, const std::vector<int>& cores, int process);
+
+/// Gives each thread of the calling thread's team, itself included, its core of `team_places`. For a thread whose work
+/// is hundreds of short parallel regions: on busy cores the kernel wakes one thread on another's core, and each then
+/// waits for the other's time slice to end.
 ///
 /// Thread  the one that will run the model; what it starts afterwards stays on its core
 void bind_team(int count);

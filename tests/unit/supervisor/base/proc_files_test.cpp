@@ -178,6 +178,26 @@ TEST(WorkerLaunch, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
                                               "BULKHEAD_SOCKET=/run/s", "BULKHEAD_CACHE=/cache"));
 }
 
+TEST(WorkerLaunch, ThreadsOfAModelThatGeneratesLookForWorkWhereThereIsMoreThanOneCore) {
+    const auto looks = [](int cores, const config::ModelSpec& spec) {
+        WorkerLaunch launch{"/bin/cat", "tok", "/run/s", "/cache", {}};
+        launch.cores = cores;
+        std::vector<std::string> found = launch.request({"m", 0, 1}, spec, "").value().environment;
+        std::erase_if(found, [](const std::string& entry) { return !entry.starts_with("GOMP_SPINCOUNT="); });
+        return found;
+    };
+    config::ModelSpec spec;
+    EXPECT_THAT(looks(8, spec), testing::IsEmpty()) << "it generates nothing";
+    spec.runtime = config::Runtime::generate;
+    EXPECT_THAT(looks(1, spec), testing::IsEmpty());
+    EXPECT_THAT(looks(2, spec), testing::ElementsAre("GOMP_SPINCOUNT=20000"));
+    EXPECT_THAT(looks(8, spec), testing::ElementsAre("GOMP_SPINCOUNT=20000"));
+    spec.environment = {{"GOMP_SPINCOUNT", "7"}};
+    EXPECT_THAT(looks(8, spec), testing::ElementsAre("GOMP_SPINCOUNT=7"));
+    spec.environment = {{"OMP_WAIT_POLICY", "passive"}};
+    EXPECT_THAT(looks(8, spec), testing::IsEmpty());
+}
+
 TEST(WorkerLaunch, AnEngineInPythonIsRunByItsInterpreterAndElseByPython3OnPath) {
     const std::filesystem::path start = BULKHEAD_SOURCE_DIR "/clients/python/bulkhead/worker/start.py";
     WorkerLaunch launch{"/bin/cat", "tok", "/run/s", "/cache", {"PATH=/nowhere:/usr/bin:/bin"}, start};

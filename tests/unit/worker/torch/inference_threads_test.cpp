@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace bulkhead::worker {
@@ -33,6 +34,19 @@ std::vector<Cores> bound(int count) {
         all[static_cast<std::size_t>(omp_get_thread_num())] = cores_of_this_thread();
     }}.join();
     return all;
+}
+
+TEST(InferenceThreads, ATeamIsPlacedWhereEachOfItsThreadsHasACoreAndThereAreSeveral) {
+    using testing::ElementsAre;
+    using testing::IsEmpty;
+    const std::vector<int> eight{0, 1, 2, 3, 8, 9, 10, 11};
+    EXPECT_THAT(team_places(1, {5}, 7), IsEmpty());
+    EXPECT_THAT(team_places(2, {5}, 7), IsEmpty());
+    EXPECT_THAT(team_places(2, {4, 5}, 6), ElementsAre(4, 5));
+    EXPECT_THAT(team_places(2, {4, 5}, 7), ElementsAre(5, 4));
+    EXPECT_THAT(team_places(8, eight, 21), ElementsAre(9, 10, 11, 0, 1, 2, 3, 8));
+    EXPECT_THAT(team_places(2, eight, 21), IsEmpty());
+    EXPECT_THAT(team_places(2, {}, 7), IsEmpty()) << "the kernel did not say";
 }
 
 TEST(InferenceThreads, ATeamOfAllCoresHasOneForEachThread) {

@@ -1,7 +1,6 @@
 // The copy by which weights reach pinned buffers, beside one memcpy of the same bytes by one core: a mapped file that lies
 // in the page cache, through a ring of slots as worker/cuda/host_memory.cpp fills it. Without a GPU: nobody waits for a bus.
 
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "tests/bench/placement.h"
 #include "tests/bench/record.h"
 #include "worker/model/parallel_copy.h"
 
@@ -52,19 +52,15 @@ private:
     int fd_;
 };
 
-int cores() {
-    cpu_set_t allowed;
-    return ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
-}
-
 Records run() {
     Records records;
     const File file;
     std::vector<std::byte> whole(weights_bytes);  // touched here: pinned memory is, too
+    const auto cores = static_cast<int>(allowed_cpus().size());
     const auto one_memcpy = [&] {
         return file.copied_by([&](auto from) { std::memcpy(whole.data(), from.data(), from.size()); });
     };
-    for (const int threads : {1, std::min(8, cores()), 8}) {
+    for (const int threads : {1, std::min(8, cores), 8}) {
         worker::ParallelCopy copy{threads};
         for (const std::size_t slot : {std::size_t{4} << 20, std::size_t{16} << 20, std::size_t{32} << 20}) {
             const auto through_ring = [&] {
@@ -78,7 +74,7 @@ Records run() {
             };
             const Pair pair = interleaved(rounds, through_ring, one_memcpy);
             const double gib = static_cast<double>(weights_bytes) / (1 << 30);
-            records.push_back({fmt::format("{} threads of {} cores, {} slots of {} MiB", threads, cores(), slots, slot >> 20),
+            records.push_back({fmt::format("{} threads of {} cores, {} slots of {} MiB", threads, cores, slots, slot >> 20),
                                gib * 1e6 / pair.value, "GiB/s", "one memcpy", gib * 1e6 / pair.baseline});
         }
     }

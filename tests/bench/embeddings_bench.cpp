@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "tests/bench/placement.h"
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -29,7 +30,7 @@ double per_second(double microseconds_of_round) { return per_round / (microsecon
 
 Records embeddings() {
     // threads: all cores, on both sides.
-    test::Daemon daemon{test::fleet({test::minilm("threads: " + std::to_string(std::thread::hardware_concurrency()))})};
+    test::Daemon daemon{test::fleet({test::minilm("threads: " + std::to_string(allowed_cpus().size()))})};
     (void)daemon.load("minilm").value();
     Records records;
     for (const int clients : {1, 4}) {

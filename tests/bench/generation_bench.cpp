@@ -15,6 +15,7 @@
 
 #include "tests/bench/generating_client.h"
 #include "tests/bench/peers/peer.h"
+#include "tests/bench/placement.h"
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
@@ -71,7 +72,7 @@ std::vector<std::string> hugging_face(const std::string& cache, std::size_t leng
 
 /// All cores read 1 GiB: the best of several passes, bytes a second.
 double read_bandwidth() {
-    const std::size_t threads = std::max(1U, std::thread::hardware_concurrency());
+    const std::size_t threads = allowed_cpus().size();
     std::vector<std::uint64_t> memory((std::size_t{1} << 30) / sizeof(std::uint64_t), 1);
     const std::size_t share = memory.size() / threads;
     std::atomic<std::uint64_t> sum{0};
@@ -107,7 +108,7 @@ public:
         clients.front().generate(prompt_short, new_tokens);
     }
     static std::filesystem::path package() { return test::model_file("smollm2"); }
-    static std::string threads() { return fmt::format("threads: {}\n", std::thread::hardware_concurrency()); }
+    static std::string threads() { return fmt::format("threads: {}\n", allowed_cpus().size()); }
 
     /// Tokens a second of one sequence.
     double rate() {

@@ -10,6 +10,17 @@
 
 namespace bulkhead::bench {
 
+/// Those that this process may run on; `std::thread::hardware_concurrency` counts all of the machine.
+inline std::vector<int> allowed_cpus() {
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    ::sched_getaffinity(0, sizeof mask, &mask);
+    std::vector<int> cpus;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+        if (CPU_ISSET(cpu, &mask)) cpus.push_back(cpu);
+    return cpus;
+}
+
 /// Where the two sides of an exchange run. Waking a CPU that sleeps can take longer than all the rest: left alone, the
 /// scheduler chooses between the other two from request to request.
 enum class On { any_cpu, one_cpu, two_cpus };
@@ -18,12 +29,7 @@ enum class On { any_cpu, one_cpu, two_cpus };
 /// frees this process.
 class Placement {
 public:
-    explicit Placement(On on) : on_{on} {
-        cpu_set_t mask;
-        ::sched_getaffinity(0, sizeof mask, &mask);
-        for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-            if (CPU_ISSET(cpu, &mask)) all_.push_back(cpu);
-    }
+    explicit Placement(On on) : on_{on}, all_{allowed_cpus()} {}
     ~Placement() { keep(::getpid(), all_); }
     Placement(const Placement&) = delete;
     Placement& operator=(const Placement&) = delete;

@@ -15,6 +15,7 @@
 
 #include "tests/bench/generating_client.h"
 #include "tests/bench/peers/peer.h"
+#include "tests/bench/placement.h"
 #include "tests/bench/record.h"
 #include "tests/integration/fixture/fleets.h"
 
@@ -24,6 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int cycles = 10;
+constexpr int further_loads = 20;  ///< for their first request alone: five of each length with those of the cycles
 constexpr int new_tokens = 128;
 constexpr int tokens_together = 64;
 constexpr std::size_t prompt_usual = 24;
@@ -41,7 +43,7 @@ public:
     explicit LlamaCpp(Peer& peer) : peer_{peer} {}
     static std::string script() { return BULKHEAD_SOURCE_DIR "/tests/bench/peers/llama_cpp.py"; }
     static std::vector<std::string> command(const std::string& python, const fs::path& file) {
-        return {python, script(), file, std::to_string(std::thread::hardware_concurrency()), std::to_string(slots)};
+        return {python, script(), file, std::to_string(allowed_cpus().size()), std::to_string(slots)};
     }
     Seen generate(std::size_t length, int count, int sequences) {
         peer_.start_round(length | static_cast<std::uint64_t>(count) << 16 |
@@ -91,16 +93,21 @@ private:
 /// What all cycles of one side saw.
 struct Side {
     std::vector<double> rates;  ///< tokens a second, of each cycle the median of its requests
-    std::map<std::size_t, std::vector<double>>
-        firsts;                                   ///< ms, by the prompt's length; the first after a load not among them
-    std::vector<double> first_after_load;         ///< ms; prompts of 11, 24 and 64 by turns
-    std::map<int, std::vector<double>> together;  ///< tokens a second of all sequences
+    std::map<std::size_t, std::vector<double>> after_load;  ///< ms to a load's first token, by the prompt's length
+    std::map<std::size_t, std::vector<double>> firsts;      ///< of later requests
+    std::map<int, std::vector<double>> together;            ///< tokens a second of all sequences
 };
+
+/// Of a load, by its number.
+template <typename Loaded>
+void first_request(Loaded& loaded, int number, Side& side) {
+    const std::size_t length = prompts[static_cast<std::size_t>(number) % prompts.size()];
+    side.after_load[length].push_back(loaded.generate(length, 2, 1).first_us / 1e3);
+}
 
 template <typename Loaded>
 void cycle(Loaded& loaded, int number, Side& side) {
-    side.first_after_load.push_back(loaded.generate(prompts[static_cast<std::size_t>(number) % 3 + 1], 2, 1).first_us /
-                                    1e3);
+    first_request(loaded, number, side);
     for (const std::size_t length : prompts)
         side.firsts[length].push_back(loaded.generate(length, 2, 1).first_us / 1e3);
     std::vector<double> rates;
@@ -151,6 +158,10 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
         their_turn();
         if (number % 2 != 0) our_turn();
     }
+    for (int number = cycles; number < cycles + further_loads; ++number) {
+        load_ours([&](Ours& loaded) { first_request(loaded, number, ours); });
+        load_theirs([&](LlamaCpp& loaded) { first_request(loaded, number, theirs); });
+    }
     std::vector<double> ours_busy;
     std::vector<double> theirs_busy;
     const auto beside_busy = [](auto& loaded, std::vector<double>& rates) {
@@ -181,7 +192,9 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
     for (const int sequences : {2, 4})
         against(fmt::format("{} sequences together, all tokens", sequences), ours.together[sequences], "1/s",
                 theirs.together[sequences]);
-    against("first token of the first request after a load", ours.first_after_load, "ms", theirs.first_after_load);
+    for (const std::size_t length : prompts)
+        against(fmt::format("first token of a prompt of {}, the first request after a load", length),
+                ours.after_load[length], "ms", theirs.after_load[length]);
     for (const std::size_t length : prompts)
         against(fmt::format("first token of a prompt of {}", length), ours.firsts[length], "ms", theirs.firsts[length]);
     against("beside a busy thread", ours_busy, "1/s", theirs_busy);
@@ -216,8 +229,7 @@ Records reloads(const std::string& model, const std::string& maker, const std::s
     const char* named = std::getenv("BULKHEAD_LLAMA_CPP");
     const fs::path quantised = quantised_weights();
     const std::string python = named == nullptr || quantised.empty() ? "" : named;
-    const std::string threads =
-        fmt::format("threads: {}\ngenerate: {{slots: {}}}\n", std::thread::hardware_concurrency(), slots);
+    const std::string threads = fmt::format("threads: {}\ngenerate: {{slots: {}}}\n", allowed_cpus().size(), slots);
     test::Daemon daemon{test::fleet({test::generating(model, package, threads)})};
     return contest(daemon, model, python, python.empty() ? "" : file_of(python, quantised), weights);
 }

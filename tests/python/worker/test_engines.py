@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -23,15 +24,19 @@ from daemon import Daemon, until
 ENGINES = Path(__file__).resolve().parent / "engines"
 BAD = ENGINES / "bad.py"
 PAGE = ENGINES.parents[3] / "docs/python-engines.md"
+BEYOND_AN_ANSWER = 7  #: seconds; 5 are what any other worker has for its answers, also to a new supervisor
 
 
 def fleet(example: Path) -> str:
-    def model(name: str, engine: str, load: str = "", more: str = "") -> str:
-        return f"  {name}: {{runtime: python, engine: \"{ENGINES}/{engine}\", interpreter: {sys.executable}, options: {{load: \"{load}\"}}{more}}}\n"
+    def model(name: str, engine: str, load: str = "", more: str = "", options: str = "") -> str:
+        return (f"  {name}: {{runtime: python, engine: \"{ENGINES}/{engine}\", interpreter: {sys.executable}, "
+                f"options: {{load: \"{load}\"{options}}}{more}}}\n")  # fmt: skip
 
     short = ", deadlines: {load: 1s, request: 1s, drain: 2s, kill: 500ms}"
     models = [
         model("good", "bad.py:Bad"), model("short", "bad.py:Bad", more=short), model("long", "bad.py:Bad", more=", deadlines: {request: 20s}"),
+        model("slow-load", "bad.py:Bad", "hold", options=f", seconds: {BEYOND_AN_ANSWER}"),
+        model("unload-raise", "bad.py:Bad", options=", unload: raise"), model("unload-hold", "bad.py:Bad", more=short, options=", unload: swallow"),
         f"  beeper: {{runtime: python, engine: \"{example}:Beeper\", interpreter: {sys.executable}, options: {{rate: 8000}}}}\n",
         model("unimportable", "unimportable.py:Engine"), model("broken", "broken.py:Engine"), model("undeclared", "bad.py:Undeclared"),
         model("unknown", "bad.py:Absent"), model("no-interpreter", "bad.py:Bad", more=", environment: {PATH: /nowhere}").replace(
@@ -122,8 +127,11 @@ class Engines(unittest.TestCase):
             self.assertEqual([crash for crash in self.client.crashes("good") if crash["pid"] == worker], [])
 
     def test_progress_of_a_request_is_a_part(self) -> None:
-        told = [reply.values_json["progress"] for reply in self.client.stream("good", method="stream", parts=1, ticks=5) if "progress" in reply.values_json]
+        *parts, _ = (reply.values_json for reply in self.client.stream("good", method="stream", parts=2, ticks=5))
+        told = [part["progress"] for part in parts if "progress" in part]
         self.assertEqual(told[0], {"done": 0, "total": 5, "detail": "ticking"})
+        self.assertEqual([part for part in parts if "progress" not in part], [{"part": 0}, {"part": 1}])
+        self.assertLess(parts.index({"progress": told[0]}), parts.index({"part": 0}))
 
     def test_a_stream_that_is_left_ends_in_the_engine_whatever_it_catches(self) -> None:
         for reply in self.client.stream("good", method="endless"):
@@ -153,6 +161,15 @@ class Engines(unittest.TestCase):
         self.assertEqual((receipt["ended"], receipt["verified"]), ("drained", True), receipt)
         self.assertFalse(Path(f"/proc/{pid}").exists())
         self.serves()
+
+    def test_an_unload_that_fails_still_unloads(self) -> None:
+        for model, ended in (("unload-raise", "drained"), ("unload-hold", "killed")):  # the latter reaches its drain deadline
+            with self.subTest(model):
+                self.serves(model)
+                (receipt,) = self.client.unload(model)
+                self.assertEqual((receipt["ended"], receipt["verified"]), (ended, True), receipt)
+                self.assertEqual(self.client.crashes(model), [])
+        self.assertTrue(any("RuntimeError: the engine's own words" in line["text"] for line in self.client.logs("unload-raise")))
 
     # --- faults of a load
 
@@ -187,6 +204,22 @@ class Engines(unittest.TestCase):
             with self.subTest(what):
                 report = self.crash(f"load-{what}", lambda: self.assertEqual(self.refused(self.client.load, f"load-{what}").code, "deadline_exceeded"))
                 self.assertIn(f"bad.py:{line_of(line)})", report["backtrace"][0])
+
+    def test_a_load_may_hold_the_lock_for_as_long_as_it_may_take_also_under_a_new_supervisor(self) -> None:
+        def load() -> None:
+            with contextlib.suppress(bulkhead.Error), bulkhead.connect(self.daemon.socket) as other:
+                other.load("slow-load")
+
+        loading = threading.Thread(target=load)
+        with self.client.logs("slow-load", follow=True) as lines:  # type: ignore[attr-defined]
+            loading.start()
+            next(line for line in lines if line["text"] == "the lock is held")
+        pid, before = self.row("slow-load")["pid"], self.client.info()["supervisor_pid"]
+        os.kill(before, signal.SIGKILL)
+        self.client.load("slow-load")
+        self.assertNotEqual(self.client.info()["supervisor_pid"], before)
+        self.assertEqual(self.row("slow-load")["pid"], pid)
+        loading.join(60)
 
     def crash(self, model: str, act: Callable[[], object]) -> dict[str, Any]:
         """The report of what ``act`` brings about."""
@@ -246,7 +279,7 @@ class Engines(unittest.TestCase):
     def test_a_request_may_hold_the_lock_for_as_long_as_it_may_run(self) -> None:
         self.client.load("long")
         pid = self.row("long")["pid"]
-        reply = self.act("hold", 8, model="long")  # beyond the five seconds in which a worker answers
+        reply = self.act("hold", BEYOND_AN_ANSWER, model="long")
         self.assertEqual(reply.values_json["pid"], pid)
 
     def test_one_that_holds_it_longer_is_ended_and_the_report_names_its_line(self) -> None:
@@ -282,7 +315,7 @@ class Engines(unittest.TestCase):
         self.client.load("long")
         pid, before = self.row("long")["pid"], self.client.info()["supervisor_pid"]
         with self.client.open("long") as channel:
-            request = channel.submit(method="act", what="hold", seconds=2)
+            request = channel.submit(method="act", what="hold", seconds=BEYOND_AN_ANSWER)
             os.kill(before, signal.SIGKILL)
             self.assertEqual(channel.wait(request).values_json["pid"], pid)
             self.assertEqual(channel.infer(method="act", what="").values_json["pid"], pid)

@@ -16,6 +16,7 @@ _kept: list[Any] = []
 
 def hold_the_lock(seconds: int) -> None:
     """As a C extension that computes without letting the interpreter go."""
+    os.write(1, b"the lock is held\n")
     ctypes.PyDLL(None).sleep(seconds)  # the blocking line
 
 
@@ -28,7 +29,10 @@ class Bad:
 
     def load(self, context: Context) -> None:
         self.context = context
-        self.do(context.options.get("load", ""))
+        self.do(context.options.get("load", ""), context.options.get("seconds", 60))
+
+    def unload(self) -> None:
+        self.do(self.context.options.get("unload", ""))
 
     @method(parameters=[Text("what"), Integer("seconds", 0)], outputs=SOUND)
     def act(self, *, what: str, seconds: int) -> Any:

@@ -304,6 +304,14 @@ class Library(unittest.TestCase):
         self.assertIn("x.index_copy_(dim, position, new)", written)
         self.assertEqual(spans, "give it the device: torch.linspace(0, 1, 8, dtype=frame.dtype, device=frame.device)")
 
+    def test_a_pinned_copy_prevents_capture_where_the_host_waits_for_it(self) -> None:
+        from bulkhead.doctor import diagnose
+        from findings import imported
+
+        module = imported(HERE / "corpus/host_tensors.py")
+        found = [diagnose(getattr(module, name), module.CASES[name]).findings for name in ("pinned_and_waited", "pinned_part_not_waited")]
+        self.assertEqual([[one.severity for one in each] for each in found], [["prevents_capture"], ["stale"]])
+
     def test_a_loop_that_waits_for_a_number_ends(self) -> None:
         import steps
         from bulkhead.doctor import diagnose

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import select
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = FAILED
         try:
             for stream in (sys.stdout, sys.stderr):
-                stream.reconfigure(errors="backslashreplace")  # a report may have what the terminal cannot show
+                if isinstance(stream, io.TextIOWrapper):
+                    stream.reconfigure(errors="backslashreplace")  # a report may have what the terminal cannot show
             status = _told(options)
             sys.stdout.flush()
         except BaseException as error:

@@ -240,7 +240,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             self._refuse(function, error)
 
     def _refuse(self, function: Any, error: Exception) -> None:
-        raise CustomOperator(f"{function.name()} at {here() or self._watch.target}: it has no fake implementation, so what it returns is not known") from error
+        place = here() or self._watch.target
+        raise CustomOperator(f"{function.name()} at {place}: it has no fake implementation (torch.library.register_fake gives it one), so what it returns is not known") from error
 
     def _dynamic(self, name: str, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose shape depends on values: by the known values, else with a few rows."""
@@ -339,7 +340,8 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
                     made._doctor_origin = origin
                 elif not tensors:
                     watch.born(made, place)
-        if watch.recording and (place := place or watch.target) is not None:
+        if watch.recording:
+            place = place or watch.target
             scalars = tuple(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (int, float)) and not isinstance(leaf, bool))
             shapes = tuple(tuple(leaf.shape) for leaf in [*tensors, *tree_leaves(result)] if isinstance(leaf, torch.Tensor))
             watch.trace.append(Kernel(name, scalars, shapes, place))

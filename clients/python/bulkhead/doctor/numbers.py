@@ -73,11 +73,16 @@ def _numbers(args: Any, kwargs: Any) -> Iterator[tuple[Any, _Changed]]:
     leaves, spec = tree_flatten((args, kwargs))
     for index, leaf in enumerate(leaves):
         if _is_number(leaf):
-            yield leaf, lambda other, index=index: contextlib.nullcontext(tree_unflatten([*leaves[:index], other, *leaves[index + 1 :]], spec))
+            yield leaf, functools.partial(_in_place_of, leaves, index, spec)
         elif isinstance(leaf, types.SimpleNamespace) or is_of_user(leaf):
             for name, value in vars(leaf).items():
                 if _is_number(value):
                     yield value, functools.partial(_with, vars(leaf), name, (args, kwargs))
+
+
+@contextlib.contextmanager
+def _in_place_of(leaves: list[Any], index: int, spec: Any, other: Any) -> Iterator[tuple[Any, Any]]:
+    yield tree_unflatten([*leaves[:index], other, *leaves[index + 1 :]], spec)
 
 
 @contextlib.contextmanager

@@ -237,7 +237,7 @@ class _Run:
             yield
         except CustomOperator as unknown:
             report.skipped.append(f"{unknown}; what comes after it was not looked at")
-            report.error, report.remedy = f"{report.target} was not looked at to the end", "torch.library.register_fake gives an operator a fake implementation"
+            report.error, report.remedy = f"{report.target} was not looked at to the end", "what is skipped says why; give the doctor the parts before it and after it"
         except KeyboardInterrupt:
             raise
         except Expired as expired:

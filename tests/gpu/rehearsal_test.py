@@ -21,6 +21,8 @@ LINE = re.compile(r"^(passed|failed|skipped|timed out) +[\d.]+ s  (.*?)(?:: (.*)
 #: In namespaces of its own: Python lies elsewhere, the build is an empty folder.
 HIDE = 'mount --bind "$1" "$2" && mount -t tmpfs none "$3" && shift 3 && exec "$@"'
 
+Told = tuple[str, str, str]  #: what became of a test, its name, the reason
+
 #: A test program, as GoogleTest makes them, of which one test fails, one hangs and leaves a process behind, and one crashes.
 FAULTY = """#!/usr/bin/env python3
 import os, signal, subprocess, sys, time
@@ -80,8 +82,8 @@ class Rehearsal(unittest.TestCase):
         subprocess.run([sys.executable, str(ROOT / "tests/gpu/pack"), "--no-packages", "--build", str(BUILD), str(cls.pack)], check=True, stdout=sys.stderr)
         print(f"packing: {time.monotonic() - start:.1f} s", file=sys.stderr)
 
-    def command(self, name: str, *options: str, pack: Path | None = None, status: int = 0) -> list[tuple[str, str, str]]:
-        """What it says of each test: what became of it, its name, the reason."""
+    def command(self, name: str, *options: str, pack: Path | None = None, status: int = 0) -> list[Told]:
+        """What it says of each test."""
         out = self.elsewhere / f"{name}-{len(os.listdir(self.elsewhere))}"
         python = Path(sys.prefix)
         command = [str((pack or self.pack) / "tests/gpu" / name), *options]
@@ -111,7 +113,12 @@ class Rehearsal(unittest.TestCase):
         return names
 
     def test_every_test_is_run_once_and_says_what_became_of_it(self) -> None:
-        first, second, third = (self.command(name, "--rehearse") for name in ("first", "second", "third"))
+        """And so again, in the same folder and beside what the first time left."""
+        for turn in (1, 2):
+            with self.subTest(turn=turn):
+                self.each_test_once(*(self.command(name, "--rehearse") for name in ("first", "second", "third")))
+
+    def each_test_once(self, first: list[Told], second: list[Told], third: list[Told]) -> None:
         told = [name for _, name, _ in first + second]
         self.assertEqual(len(told), len(set(told)))
         ours = {name for program in ("gpu_sampler_tests", "gpu_tests", "gpu_slab_tests") for name in self.names_in(program)}

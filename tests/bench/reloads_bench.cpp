@@ -193,8 +193,8 @@ Records contest(test::Daemon& daemon, const std::string& model, const std::strin
         against(fmt::format("{} sequences together, all tokens", sequences), ours.together[sequences], "1/s",
                 theirs.together[sequences]);
     for (const std::size_t length : prompts)
-        against(fmt::format("first token of a prompt of {}, the first request after a load", length),
-                ours.after_load[length], "ms", theirs.after_load[length]);
+        against(fmt::format("first token after a load, a prompt of {}", length), ours.after_load[length], "ms",
+                theirs.after_load[length]);
     for (const std::size_t length : prompts)
         against(fmt::format("first token of a prompt of {}", length), ours.firsts[length], "ms", theirs.firsts[length]);
     against("beside a busy thread", ours_busy, "1/s", theirs_busy);

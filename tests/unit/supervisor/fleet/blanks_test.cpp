@@ -112,6 +112,7 @@ TEST_F(BlanksTest, EachWayToStartHasItsOwn) {
 }
 
 TEST_F(BlanksTest, ProcessesAreInterchangeableThatDifferInTheirNameAlone) {
+    context_.launch.cores = 2;
     const auto conditions = [&](const config::ModelSpec& spec, const WorkerName& name, const std::string& gpu = "") {
         return StartConditions::of(*context_.launch.request(name, spec, gpu));
     };

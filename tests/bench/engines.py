@@ -5,13 +5,14 @@
 Rounds alternate, and each line names its baseline. "beside a spinning thread" has a thread in the caller's process that runs
 Python without end, as ComfyUI's may. In-process it would share the interpreter with the engine: a sentence of 7 s then took
 minutes and is not measured. Models named "one thread" compute with one thread on both sides, so that a core is left for the
-client: on a machine of two cores the others share theirs with it. The node's lines are what a ComfyUI
-node adds: its layouts made into tensors, sent to a worker that gives them back, and made into ComfyUI's again.
+client: on a machine of two cores the others share theirs with it. The node's lines are what a run of a ComfyUI node costs
+whose engine gives back what it gets: a connection and a channel, model management, layouts, and the worker.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import statistics
@@ -20,12 +21,13 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BULKHEAD_BUILD", ROOT / "build"))
-sys.path[:0] = [str(ROOT / "clients/python"), str(ROOT / "clients"), str(ROOT / "tests/python/engines")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("clients/python", "clients", "tests/python/engines", "tests/python/comfyui")]
 
 import bulkhead  # noqa: E402
 
@@ -130,34 +132,39 @@ def reloads(client: bulkhead.Client, model: str, method: str, parameters: dict[s
     print(f"  unload until the receipt: median {1000 * statistics.median(receipts):.0f} ms; load: median {1000 * statistics.median(loads):.0f} ms\n")
 
 
-def node_overhead(client: bulkhead.Client, rounds: int) -> None:
+def node_overhead(user: str, rounds: int) -> None:
+    import stand_in_interface
+    import stand_in_manager
     import torch
-    from comfyui import layouts
 
-    sound = {"waveform": torch.rand(1, 2, 30 * 48000), "sample_rate": 48000}
+    stand_in_interface.install(user)
+    stand_in_manager.Manager().install()
+    from comfyui import answers, layouts
+
+    async def ignored(part: Any) -> None:
+        pass
+
+    sound = {"waveform": torch.rand(1, 2, 30 * 44100) * 2 - 1, "sample_rate": 44100}
     image = torch.rand(1, 1024, 1024, 3)
-    methods = client.open("echo").methods
     cases: list[tuple[str, str, Any, Any, Callable[[Any], Any]]] = [
-        ("30 s of AUDIO", "sound", sound, sound["waveform"], lambda made: layouts.audio(made, 48000)),
+        ("30 s of AUDIO, stereo at 44.1 kHz", "sound", sound, sound["waveform"], lambda made: layouts.audio(made, 44100)["waveform"]),
         ("an IMAGE of 1024 x 1024", "image", image, image, layouts.image),
+        ("an IMAGE of 1 x 1", "image", image[:, :1, :1], image[:, :1, :1], layouts.image),
     ]
-    print("a ComfyUI node's own cost: into a worker that gives it back, and out")
+    print("a ComfyUI node's own cost: its whole run, with a worker that gives back what it gets")
     for name, method, given, tensor, back in cases:
-        declared = methods[method]["inputs"][0]
         copy, node = [], []
         for _ in range(rounds):
             begun = time.monotonic()
             kept = tensor.clone()
             copy.append(time.monotonic() - begun)
             begun = time.monotonic()
-            sent, _ = layouts.to_tensor(given, declared)
-            reply = client.infer("echo", {declared["name"]: sent}, method=method)
-            answer = back(reply["out"].torch())
+            made = back(asyncio.run(answers.ask("echo", method, {"x": given}, ignored)).tensors["out"])
             node.append(time.monotonic() - begun)
-        made = answer["waveform"] if isinstance(answer, dict) else answer
         if not torch.equal(made, kept):
             raise SystemExit(f"{name} changed on its way")
-        print(f"  {name:<24} median {1000 * statistics.median(node):6.1f} ms = {statistics.median(node) / statistics.median(copy):5.1f} x one copy of it")
+        once, whole = (1000 * statistics.median(seconds) for seconds in (copy, node))
+        print(f"  {name:<34} median {whole:6.1f} ms = {whole / once:6.1f} x one copy of it ({once:.3f} ms)")
 
 
 def main() -> None:
@@ -192,7 +199,8 @@ def main() -> None:
                     compare(client, f"small-voice{suffix}", voice, {}, "speak", VOICE, options.rounds, environments)
                     compare(client, f"qwen3-vl{suffix}", vision, qwen, "answer", ANSWER, options.rounds, environments)
                     reloads(client, f"small-voice{suffix}", "speak", VOICE, options.reloads)
-                node_overhead(client, options.rounds)
+                with ThreadPoolExecutor(1) as thread:  # as ComfyUI runs prompts
+                    thread.submit(node_overhead, folder, options.rounds).result()
         finally:
             subprocess.run([program, "down"], check=True, stdout=subprocess.DEVNULL)
 

@@ -39,8 +39,8 @@ class Built(unittest.TestCase):
         (cls.sdist,) = cls.dist.glob("*.tar.gz")
 
     def test_both_distributions_hold_what_is_needed(self) -> None:
-        needed = {f"bulkhead/{name}" for name in ("__init__.py", "aio/__init__.py", "engines/declarations.json", "export/product_kernel.h", "py.typed", "wire.json", "control.json",
-                                                      "comfyui_pack/__init__.py", "comfyui_pack/pyproject.toml")}  # fmt: skip
+        needed = {f"bulkhead/{name}" for name in ("__init__.py", "aio/__init__.py", "engines/declarations.json", "export/product_kernel.h", "py.typed",
+                                                      "wire.json", "control.json", "comfyui_pack/__init__.py", "comfyui_pack/pyproject.toml")}  # fmt: skip
         with zipfile.ZipFile(self.wheel) as wheel:
             self.assertLessEqual(needed, set(wheel.namelist()))
             self.assertEqual(json.loads(wheel.read("bulkhead/wire.json")), json.loads((SOURCE / "ipc/channel/wire.json").read_text()))

@@ -108,7 +108,8 @@ class HiggsAudio:
         outputs=[Tensor("audio", "float32", ["channels=1", "samples=0.."])],
     )  # fmt: skip
     def speak(self, *, do_sample: bool, temperature: float, top_p: float, top_k: int, min_p: float, repetition_penalty: float,
-              ras_window: int, ras_repeats: int, max_new_tokens: int, seed: int, stop_strings: str, **prompt: Any) -> Generator[Result, None, Result]:  # fmt: skip
+              ras_window: int, ras_repeats: int, max_new_tokens: int, seed: int, stop_strings: str,
+              **prompt: Any) -> Generator[Result, None, Result]:  # fmt: skip
         """Speaks a text; streams the sound second by second."""
         started = time.monotonic()
         with torch.inference_mode():
@@ -126,7 +127,8 @@ class HiggsAudio:
         steps = Steps(self.codebooks, config.audio_stream_bos_id, penalty)
         made: Future[Any] = self.thread.submit(
             self.model.generate, **inputs, max_new_tokens=max_new_tokens, use_cache=True, tokenizer=self.prompts.tokenizer,
-            stop_strings=stop_strings.splitlines() or None, do_sample=sampled, **(drawn if sampled else {}), past_key_values_buckets=caches, ras_win_len=ras_window or None,
+            stop_strings=stop_strings.splitlines() or None,
+            do_sample=sampled, **(drawn if sampled else {}), past_key_values_buckets=caches, ras_win_len=ras_window or None,
             ras_win_max_num_repeat=ras_repeats, seed=seed, streamer=steps, logits_processor=[penalty] if repetition_penalty != 1 else [],
         )  # fmt: skip
         made.add_done_callback(lambda _: steps.close())

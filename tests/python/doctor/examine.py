@@ -53,13 +53,26 @@ class Reads(TorchDispatchMode):  # type: ignore[misc]
         return function(*args, **(kwargs or {}))
 
 
+def kept_outside(arguments: Any) -> set[str]:
+    """The attributes of modules that are tensors and neither parameters nor buffers: they stay on the CPU when their module moves."""
+    modules = [one for argument in arguments if isinstance(argument, torch.nn.Module) for one in argument.modules()]
+    return {f"{type(one).__qualname__}.{name}" for one in modules for name, value in vars(one).items() if has_tensor(value)}
+
+
+def has_tensor(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(has_tensor, value))
+    return isinstance(value, torch.Tensor)
+
+
 def main(module: str, folder: Path) -> None:
     parts = importlib.import_module(module)
     executed, reads = Executed(parts.PACKAGE), Reads()
-    outputs, findings, errors, texts = [], set(), [], []
+    outputs, findings, errors, texts, kept = [], set(), [], [], set()
     for part, factory in parts.PARTS:
         torch.manual_seed(0)
         arguments = factory("cpu")
+        kept |= kept_outside(arguments)
         torch.manual_seed(1)
         sys.settrace(executed.trace)
         try:
@@ -75,7 +88,7 @@ def main(module: str, folder: Path) -> None:
     lines = [(relative(file), line, Path(file).read_text().splitlines()[line - 1].strip()) for file, line in sorted(executed.lines)]
     read = [(relative(file), line) for file, line in sorted(reads.lines)]
     (folder / "examined.json").write_text(json.dumps({"executed": lines, "reads": read, "findings": sorted(findings), "errors": errors,
-                                                     "report": "\n".join(texts)}))  # fmt: skip
+                                                     "report": "\n".join(texts), "kept_outside": sorted(kept)}))  # fmt: skip
 
 
 def relative(file: str) -> str:

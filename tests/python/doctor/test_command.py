@@ -229,6 +229,11 @@ class BadInput(unittest.TestCase):
         said = self.refused("steps.py:of_a_driver", "--inputs", "steps.py:inputs")
         self.assertIn(f"needs a GPU at steps.py:{line_of('return torch.quantize_per_tensor')}: ", said)
 
+    def test_an_operator_whose_shape_depends_on_values_and_has_no_stand_in_is_found(self) -> None:
+        said = self.refused("steps.py:least_squares", "--inputs", "steps.py:inputs")
+        self.assertIn(f"needs a GPU at steps.py:{line_of('return torch.linalg.lstsq')}: ", said)
+        self.assertRegex(said, rf"{line_of('return torch.linalg.lstsq')}:12 dynamic_shape \(prevents capture\)")
+
     def test_a_model_of_a_fleet_without_the_program(self) -> None:
         ended = doctor("my-voice", environment={"PATH": "/nowhere"})
         self.assertEqual((ended.returncode, ended.stdout), (2, ""))
@@ -311,6 +316,13 @@ class Library(unittest.TestCase):
         module = imported(HERE / "corpus/host_tensors.py")
         found = [diagnose(getattr(module, name), module.CASES[name]).findings for name in ("pinned_and_waited", "pinned_part_not_waited")]
         self.assertEqual([[one.severity for one in each] for each in found], [["prevents_capture"], ["stale"]])
+
+    def test_a_generator_that_is_registered_with_a_graph_is_no_finding(self) -> None:
+        import steps
+        from bulkhead.doctor import diagnose
+
+        found = [diagnose(steps.drawn, factory).findings for factory in (steps.with_generator, steps.with_registered_generator)]
+        self.assertEqual([[one.code for one in each] for each in found], [["rng"], []])
 
     def test_a_loop_that_waits_for_a_number_ends(self) -> None:
         import steps

@@ -217,6 +217,44 @@ def sound_to_host(wav, host):
     return wav
 
 
+# s3gen.py: the lengths are filled on the device
+def token_lengths_filled(speech_tokens):
+    return speech_tokens * torch.full((1,), speech_tokens.size(1), dtype=torch.long, device=speech_tokens.device)
+
+
+# hifigan.py: the window is a buffer
+class VocoderBuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("stft_window", torch.hann_window(16), persistent=False)
+
+    def forward(self, x):
+        return torch.view_as_real(torch.stft(x, 16, 4, 16, window=self.stft_window, return_complex=True))
+
+
+# t3.py: the device asserts
+def ensured_on_device(text_tokens):
+    torch._assert_async((text_tokens == 255).sum() >= text_tokens.size(0))
+    return text_tokens
+
+
+# cond_enc.py: the dtype is asked, not a value
+def cast_by_dtype(v, dtype):
+    return v.to(dtype=dtype if v.is_floating_point() else None)
+
+
+# mask.py: rows that are masked whole are set on the device, always
+def chunk_masks_always(chunk_masks):
+    return chunk_masks | ~chunk_masks.any(dim=-1, keepdim=True)
+
+
+# mask.py: `.item() != 0` became `.any()`: the same read
+def chunk_masks_if_any(chunk_masks):
+    if (~chunk_masks.any(dim=-1)).any():  # finds: host_read
+        return chunk_masks | ~chunk_masks.any(dim=-1, keepdim=True)
+    return chunk_masks
+
+
 CASES = {
     "pad_mask_on_device": lambda device: (torch.zeros(1, 6, 8, device=device),),
     "pad_mask_of_shape": lambda device: (torch.zeros(1, 6, 8, device=device), torch.tensor([4], device=device)),
@@ -245,4 +283,10 @@ CASES = {
     "speech_or_silence": lambda device: (torch.tensor([4, 5, 6562], device=device),),
     "emotion_written": lambda device: (torch.full((), 0.7, device=device), torch.full((1, 1, 1), 0.5, device=device)),
     "sound_to_host": lambda device: (torch.randn(1, 64, device=device), torch.empty(64, pin_memory=True)),
+    "token_lengths_filled": lambda device: (torch.ones(1, 4, dtype=torch.long, device=device),),
+    "VocoderBuffer": lambda device: ((), (torch.randn(1, 64, device=device),)),
+    "ensured_on_device": lambda device: (torch.tensor([[255, 4, 0]], device=device),),
+    "cast_by_dtype": lambda device: (torch.randn(1, 8, device=device), torch.float16),
+    "chunk_masks_always": lambda device: (torch.ones(1, 4, 4, dtype=torch.bool, device=device),),
+    "chunk_masks_if_any": lambda device: (torch.ones(1, 4, 4, dtype=torch.bool, device=device),),
 }

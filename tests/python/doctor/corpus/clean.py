@@ -227,16 +227,6 @@ class TiedWeights(nn.Module):
         return self.head(self.embed(x)) * (1.0 if self.head.weight is self.embed.weight else x.sum().item())
 
 
-def with_registered_generator(device):
-    generator = torch.Generator(device=device)
-    torch.cuda.CUDAGraph().register_generator_state(generator)
-    return torch.randn(2, 8, device=device), generator
-
-
-def drawn_by_registered(x, generator):
-    return x + torch.randn(x.shape, device=x.device, generator=generator)
-
-
 def autocast(x, weight):
     with torch.autocast("cuda", dtype=torch.float16):
         return x @ weight
@@ -343,7 +333,6 @@ CASES = {
     "WithGru": lambda device: ((8,), (torch.randn(5, 2, 8, device=device),)),
     "ParentOfThat": lambda device: ((8,), (torch.randn(2, 8, device=device),)),
     "TiedWeights": lambda device: ((8,), (torch.arange(4, device=device),)),
-    "drawn_by_registered": with_registered_generator,
     "autocast": lambda device: (torch.randn(2, 8, device=device), torch.randn(8, 8, device=device)),
     "marked_for_profiler": lambda device: (torch.randn(2, 8, device=device),),
     "waits_outside_of_capture": lambda device: (torch.randn(2, 8, device=device),),

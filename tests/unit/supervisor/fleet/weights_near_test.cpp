@@ -35,7 +35,7 @@ protected:
     std::uint64_t cached(const std::string& name) const { return read_ahead({folder_.path() / name}, 0).cached; }
     bool comes(const std::function<bool()>& condition) { return test::run_until(io_, condition); }
 
-    test::TemporaryFolder folder_;
+    bulkhead::test::TemporaryFolder folder_;
     boost::asio::io_context io_;
     config::Fleet fleet_;
     std::vector<memory::NearCandidate> candidates_;

@@ -83,7 +83,7 @@ protected:
         return worker;
     }
 
-    test::TemporaryFolder folder_;
+    bulkhead::test::TemporaryFolder folder_;
     PageOwner owner_;
 };
 

@@ -67,7 +67,7 @@ TEST_F(AdoptionTest, ItHasBeenReadyForAsLongAsItSaidToTheFormerSupervisor) {
 
 /// The former supervisor had begun to write the report of a crash.
 TEST_F(AdoptionTest, AReportThatWasNotWrittenIsLostAndItsSuccessorSaysSo) {
-    const test::TemporaryFolder folder;
+    const bulkhead::test::TemporaryFolder folder;
     context_.crash_reports = std::make_shared<CrashReports>(folder.path());
     FakeWorker& worker = ready();
     ReplicaRecord ledger = kept(worker);

@@ -90,7 +90,7 @@ class Suite:
         self.until: float = time.monotonic() + self.options.limit
         self.folder = Path(os.environ.get("OUT") or ROOT / "tests" / "gpu" / "results").resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.name = name
+        name = self.name = "-".join([name, *self.options.models])  # calls of `third` for several models leave a report each
         self.report = open(self.folder / f"{name}.txt", "w", buffering=1)
         self.log = open(self.folder / f"{name}.log", "wb", buffering=0)
         self.logged = 0

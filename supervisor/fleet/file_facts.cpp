@@ -20,16 +20,16 @@ std::uint64_t bytes_of(const std::filesystem::path& path) {
     return sum;
 }
 
-std::optional<std::uint64_t> estimate_of(const config::ModelSpec& model) {
+std::optional<memory::Estimate> estimate_of(const config::ModelSpec& model) {
     if (model.runtime != config::Runtime::generate) return std::nullopt;
     std::string text(limits::manifest_bytes_max, '\0');
     std::ifstream file{model.file / "manifest.json", std::ios::binary};
     file.read(text.data(), static_cast<std::streamsize>(text.size()));
     text.resize(static_cast<std::size_t>(file.gcount()));
     boost::system::error_code wrong;
-    const auto size = memory::package_size(boost::json::parse(text, wrong), model.generate.slots, model.generate.length,
-                                           model.device != "cpu");
-    return size ? std::optional{size->sum()} : std::nullopt;
+    const auto size =
+        memory::package_size(boost::json::parse(text, wrong), model.generate.slots, model.generate.length);
+    return size ? std::optional{size->estimate()} : std::nullopt;
 }
 
 }  // namespace

@@ -60,8 +60,8 @@ struct Refuse {
 /// The ticket waits; sent when its place changes.
 struct Queued {
     Ticket ticket = 0;
-    std::size_t position = 0;  ///< 1: the next
-    Millis expected{0};
+    std::size_t position = 0;          ///< 1: the next
+    std::optional<Millis> expected{};  ///< empty: nobody knows
     std::string why;
 };
 /// The answer to a reclaim, after the receipts.

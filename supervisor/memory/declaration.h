@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "ipc/base/error.h"
-
 namespace bulkhead::supervisor::memory {
 
 using Bytes = std::uint64_t;
@@ -29,14 +27,21 @@ struct Group {
     friend bool operator==(const Group&, const Group&) = default;
 };
 
+/// Of a load, from a package: weights, KV and workspace.
+struct Estimate {
+    Bytes on_gpu = 0;
+    Bytes on_host = 0;
+    friend bool operator==(const Estimate&, const Estimate&) = default;
+};
+
 /// What the policy is told of one model. All of it may change by a reload; no worker restarts for it.
 struct Declaration {
     std::string model;
-    std::string key;                ///< of its footprint: a hash of the declaration and the model file
+    std::string key;                ///< of its footprints: a hash of the declaration and the model file
     std::vector<DeviceId> devices;  ///< it may run on, the preferred first
     bool any_device = false;        ///< none of them is preferred: the one with the most room is taken
-    std::optional<Bytes> package;   ///< estimate from the package: weights, KV and workspace
-    std::optional<Bytes> memory;    ///< declared
+    std::optional<Estimate> package{};
+    std::optional<Bytes> memory{};  ///< declared
     int priority = 0;               ///< higher goes first
     bool pin = false;
     std::optional<Millis> keep_alive{};  ///< idle time until unload; empty: forever
@@ -55,11 +60,5 @@ struct DeviceLimit {
     std::optional<Bytes> bytes{};  ///< at most, of that share
     friend bool operator==(const DeviceLimit&, const DeviceLimit&) = default;
 };
-
-/// What no fleet may say: memory of 0 or beyond reason, a share outside 1 to 100, one group of two kinds, more
-/// replicas at least than at most.
-/// Returns  one `config_invalid` for each; empty when all is well
-[[nodiscard]] std::vector<Error> check(const std::vector<Declaration>& models);
-[[nodiscard]] std::optional<Error> check(const DeviceId& device, const DeviceLimit& limit);
 
 }  // namespace bulkhead::supervisor::memory

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "ipc/base/error.h"
 #include "supervisor/memory/footprint.h"
 #include "supervisor/memory/ledger.h"
 
@@ -44,6 +45,7 @@ struct LoadAsked {
     Asker asker{};
     std::string client{};  ///< who asks, for fairness and for words
     std::optional<Time> deadline{};
+    bool for_room = false;  ///< the deadline ends when there is room: its load may take longer
 };
 /// The client of a waiting ticket left.
 struct Left {
@@ -58,10 +60,11 @@ struct Channels {
     ReplicaId who;
     std::uint32_t open = 0;
 };
-/// Ready, with what was measured of it. `measured.load` and `measured_ms` as well.
+/// Ready, with what was measured of it. `measured.load` and `measured_ms` as well. Empty: nobody could tell what it has
+/// of its device, and it counts with what it was granted.
 struct Ready {
     ReplicaId who;
-    Footprint measured;
+    std::optional<Footprint> measured;
 };
 /// New figures of a worker that serves.
 struct Measured {
@@ -79,6 +82,7 @@ struct Ended {
     bool out_of_memory = false;    ///< its own word, or the kernel's
     std::optional<Error> error{};  ///< of a load that failed: the answer to who waits for it
     std::int64_t unix_ms = 0;      ///< dates a corrected figure
+    bool of_host = false;          ///< the host's memory ran out, of a worker on a GPU
 };
 /// The memory of an ended worker was seen to be back, or who holds it is known and counts as foreign.
 struct Receipt {

@@ -34,9 +34,8 @@ std::string names_of(const Survey& survey, const std::vector<std::size_t>& candi
 }
 
 std::string state_text(const State& state, const Slot& slot, Time now) {
-    const std::string where =
-        device_text(state.devices[slot.device].books.id) +
-        (slot.placed_why.empty() || slot.is_going() ? "" : fmt::format(" ({})", slot.placed_why));
+    const std::string where = device_text(state.devices[slot.device].books.id) +
+                              (slot.placed_why.empty() || slot.is_going() ? "" : fmt::format(" ({})", slot.placed_why));
     const std::string bytes = bytes_text(slot.device_bytes);
     switch (slot.phase) {
     case Phase::none:
@@ -57,6 +56,42 @@ std::string state_text(const State& state, const Slot& slot, Time now) {
         return fmt::format("{} has ended; the receipt for {} on {} is awaited", slot.id().text(), bytes, where);
     }
     return "";
+}
+
+bool may_run_on_host(const Declaration& declared) {
+    return std::ranges::find(declared.devices, DeviceId{host}) != declared.devices.end();
+}
+
+/// "2.0 GiB (declared)"
+std::string need_text(const Need& need) {
+    return need.basis == Basis::unknown ? "what is not known yet"
+                                        : fmt::format("{} ({})", bytes_text(need.device), to_string(need.basis));
+}
+
+/// "5.0 GiB (measured), 4.0 GiB were declared, too little"
+std::string load_text(const Declaration& declared, const Need& need, bool on_gpu) {
+    std::string text = need_text(need);
+    std::optional<Bytes> estimate = declared.memory;
+    if (declared.package) estimate = on_gpu ? declared.package->on_gpu : declared.package->on_host;
+    if (need.basis == Basis::measured && estimate)
+        text += fmt::format(", {} were {}{}", bytes_text(*estimate),
+                            to_string(declared.package ? Basis::package : Basis::declared),
+                            *estimate < need.device ? ", too little" : "");
+    return text;
+}
+
+/// What a load takes, on each kind of device that it may get.
+std::string loads_text(const State& state, const Model& model) {
+    const bool on_host = may_run_on_host(model.declared);
+    const bool on_gpu = !on_host || model.declared.devices.size() > 1;
+    const Need gpu = state.need_of(model, 1);
+    const Need cpu = state.need_of(model, 0);
+    const auto text_of = [&](const Need& need, bool of_gpu) {
+        return need.basis == Basis::unknown ? "what it needs is not known: its first load gets all that is idle"
+                                            : "a load takes " + load_text(model.declared, need, of_gpu);
+    };
+    if (on_gpu && on_host) return fmt::format("on a GPU {}; on the host {}", text_of(gpu, true), text_of(cpu, false));
+    return text_of(on_gpu ? gpu : cpu, on_gpu);
 }
 
 /// ", for about 2.4 s"; empty where it is not known.
@@ -96,15 +131,16 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
     std::string needs;
     std::vector<std::size_t> devices;
     for (const Piece& piece : pieces) {
-        const std::string size =
-            piece.need.basis == Basis::unknown
-                ? "what is not known yet"
-                : fmt::format("{} ({})", bytes_text(piece.need.device), to_string(piece.need.basis));
-        needs += fmt::format("{}{} needs {}", needs.empty() ? "" : ", ", piece.slot->id().text(), size);
-        if (piece.need.host > 0 && piece.slot->model->declared.devices != std::vector{DeviceId{host}}) {
-            needs += fmt::format(" and {} of the host", bytes_text(piece.need.host));
+        const Declaration& declared = piece.slot->model->declared;
+        const bool on_host = may_run_on_host(declared);
+        const bool on_gpu = !on_host || declared.devices.size() > 1;
+        std::string size = on_gpu ? need_text(piece.on_gpu) : need_text(piece.on_host);
+        if (on_gpu && piece.on_gpu.host > 0) {
+            size += fmt::format(" and {} of the host", bytes_text(piece.on_gpu.host));
             devices.push_back(0);
         }
+        if (on_gpu && on_host) size += fmt::format(" on a GPU, {} on the host", need_text(piece.on_host));
+        needs += fmt::format("{}{} needs {}", needs.empty() ? "" : ", ", piece.slot->id().text(), size);
         for (const DeviceId& id : piece.slot->model->declared.devices)
             if (const auto device = state.device_of(id); device && std::ranges::find(devices, *device) == devices.end())
                 devices.push_back(*device);
@@ -149,6 +185,14 @@ std::string waits_for(const Survey& survey, const Option& option, Time now) {
     }
     const std::string all = names_of(survey, option.victims);
     if (option.when <= now) return fmt::format("waits for the receipts of {}", all);
+    if (option.behind_priority) {
+        const auto busy = std::ranges::max_element(option.victims, {}, [&](std::size_t victim) {
+            const Candidate& one = survey.candidates()[victim];
+            return std::pair{one.in_use_until == Time::max(), one.priority};
+        });
+        return fmt::format("waits for the room of {}; {} has a higher priority and stays while it is in use", all,
+                           survey.candidates()[*busy].slots.front()->id().text());
+    }
     const std::string in = duration_text(millis(option.when - now).count());
     const std::string first = last->slots.front()->id().text();
     if (last->starting) return fmt::format("waits for the room of {}; {} is being loaded", all, first);
@@ -162,9 +206,10 @@ Millis expected_of(const State& state, const Survey& survey, const std::vector<P
     Millis reclaim{0};
     for (const std::size_t victim : option.victims)
         for (const Slot* slot : survey.candidates()[victim].slots)
-            reclaim = std::max(reclaim, state.reclaim_time(*slot->model));
+            reclaim = std::max(reclaim, state.reclaim_time(*slot->model, slot->device));
     Millis load{0};
-    for (const Piece& piece : pieces) load = std::max(load, state.load_time(*piece.slot->model));
+    for (std::size_t i = 0; i < pieces.size(); ++i)
+        load = std::max(load, state.load_time(*pieces[i].slot->model, option.device[i]));
     return millis(option.when - now) + reclaim + load;
 }
 
@@ -179,22 +224,25 @@ Plan Policy::plan(const std::string& model, Time now) const {
     const std::vector<Slot*> missing = state_->missing(*known->unit);
     const Entry* entry = state_->entry_of(*known->unit);
     if (missing.empty()) {
-        const bool starting = std::ranges::any_of(known->slots, &Slot::is_starting) && least_busy(*known) == nullptr;
-        plan.outcome = starting ? Plan::Outcome::loads : Plan::Outcome::serves;
-        plan.expected = starting ? state_->load_time(*known) : Millis{0};
-        plan.why = starting ? "it is being loaded" : "it is ready";
+        const auto starting = std::ranges::find_if(known->slots, &Slot::is_starting);
+        const bool loads = starting != known->slots.end() && least_busy(*known) == nullptr;
+        plan.outcome = loads ? Plan::Outcome::loads : Plan::Outcome::serves;
+        plan.expected = loads ? state_->load_time(*known, starting->device) : Millis{0};
+        plan.why = loads ? "it is being loaded" : "it is ready";
         return plan;
     }
     const Survey survey{*state_, now};
     const std::vector<Piece> pieces = pieces_of(*state_, missing);
     const int priority = priority_of(*known->unit);
     const auto fill = [&](const Option& option) {
-        for (std::size_t i = 0; i < pieces.size(); ++i)
+        for (std::size_t i = 0; i < pieces.size(); ++i) {
+            const Need& need = pieces[i].need(option.device[i]);
             plan.pieces.push_back({pieces[i].slot->id(), state_->devices[option.device[i]].books.id, option.bytes[i],
-                                   pieces[i].need.host, pieces[i].need.basis});
+                                   need.host, need.basis});
+        }
         for (const std::size_t victim : option.victims)
             for (const Slot* slot : survey.candidates()[victim].slots) plan.victims.push_back(slot->id());
-        plan.expected = expected_of(*state_, survey, pieces, option, now);
+        if (!option.behind_priority) plan.expected = expected_of(*state_, survey, pieces, option, now);
     };
     const bool ending = std::ranges::any_of(missing, [](const Slot* slot) { return slot->phase != Phase::none; });
     const auto at_once = ending ? std::nullopt : survey.place(pieces, priority, Reach::now);
@@ -227,18 +275,7 @@ std::string Policy::why(const std::string& model, Time now) const {
         if (std::string text = state_text(*state_, slot, now); !text.empty()) sentences.push_back(std::move(text));
     if (sentences.empty()) sentences.emplace_back("not loaded");
     if (known->pinned) sentences.emplace_back("pinned");
-    const Need need = state_->need_of(*known);
-    if (need.basis == Basis::unknown) {
-        sentences.emplace_back("what it needs is not known: its first load gets all that is idle");
-    } else {
-        std::string text = fmt::format("a load takes {} ({})", bytes_text(need.device), to_string(need.basis));
-        const auto estimate = known->declared.package ? known->declared.package : known->declared.memory;
-        if (need.basis == Basis::measured && estimate)
-            text += fmt::format(", {} were {}{}", bytes_text(*estimate),
-                                to_string(known->declared.package ? Basis::package : Basis::declared),
-                                *estimate < need.device ? ", too little" : "");
-        sentences.push_back(std::move(text));
-    }
+    sentences.push_back(loads_text(*state_, *known));
     for (const Entry& entry : state_->entries)
         if (entry.unit == known->unit && !entry.waiters.empty())
             sentences.push_back(fmt::format("{} wait for it at place {} of the queue{}: {}", entry.waiters.size(),

@@ -87,6 +87,10 @@ std::string_view to_string(Basis basis) {
     return "unknown";
 }
 
+std::string footprint_key(const std::string& declaration, bool on_gpu) {
+    return declaration + (on_gpu ? "@gpu" : "@host");
+}
+
 const Footprint* Footprints::find(const std::string& key) const {
     const auto found = by_key_.find(key);
     return found == by_key_.end() ? nullptr : &found->second;
@@ -118,10 +122,11 @@ void Footprints::reclaimed(const std::string& key, Millis took) {
     if (const auto found = by_key_.find(key); found != by_key_.end()) found->second.reclaim = took;
 }
 
-void Footprints::ran_out(const std::string& key, Bytes had, bool loading, std::int64_t now_ms) {
+void Footprints::ran_out(const std::string& key, Bytes had, bool loading, bool beside, std::int64_t now_ms) {
     Footprint& known = entry(key);
     const Bytes corrected = bounded(bounded(had) / 100 * limits::corrected_by_percent);
-    Bytes& figure = loading ? known.device.load_peak : known.device.serving_peak;
+    Usage& usage = beside ? known.host : known.device;
+    Bytes& figure = loading ? usage.load_peak : usage.serving_peak;
     figure = std::max(figure, corrected);
     known.measured_ms = now_ms;
 }

@@ -49,7 +49,17 @@ struct Footprint {
 enum class Basis : std::uint8_t { unknown, measured, package, declared };
 [[nodiscard]] std::string_view to_string(Basis basis);
 
-/// All footprints, by `Declaration::key`.
+/// What a load takes.
+struct Need {
+    Bytes device = 0;  ///< 0 with Basis::unknown
+    Bytes host = 0;    ///< beside a GPU
+    Basis basis{};
+};
+
+/// Of a model on a GPU, or on the host: the figures of one say nothing of the other.
+[[nodiscard]] std::string footprint_key(const std::string& declaration, bool on_gpu);
+
+/// All footprints, by `footprint_key`.
 class Footprints {
 public:
     [[nodiscard]] const Footprint* find(const std::string& key) const;
@@ -59,7 +69,8 @@ public:
     void grew(const std::string& key, const Usage& device, const Usage& host);
     void reclaimed(const std::string& key, Millis took);
     /// Memory ran out at `had` bytes, while it loaded or served: a quarter more from now on.
-    void ran_out(const std::string& key, Bytes had, bool loading, std::int64_t now_ms);
+    /// `beside`  of the host's memory, of a worker on a GPU
+    void ran_out(const std::string& key, Bytes had, bool loading, bool beside, std::int64_t now_ms);
 
     [[nodiscard]] boost::json::object to_json() const;
     /// What does not read as a footprint is left out: it is measured again.

@@ -1,7 +1,5 @@
 #include "supervisor/memory/package.h"
 
-#include "supervisor/memory/limits.h"
-
 namespace bulkhead::supervisor::memory {
 namespace {
 
@@ -34,7 +32,7 @@ std::optional<std::uint64_t> element_bytes(const json::object& dtypes, std::stri
 }  // namespace
 
 std::optional<PackageSize> package_size(const json::value& manifest, std::optional<std::uint32_t> slots,
-                                        std::optional<std::uint32_t> length, bool on_gpu) {
+                                        std::optional<std::uint32_t> length) {
     constexpr std::uint64_t count_max = std::uint64_t{1} << 20;  // of any one dimension
     const json::object* all = manifest.if_object();
     const json::object* weights = all == nullptr ? nullptr : object(*all, "weights");
@@ -52,7 +50,7 @@ std::optional<PackageSize> package_size(const json::value& manifest, std::option
         if (!factor || kv_bytes > limits::bytes_max / *factor) return std::nullopt;
         kv_bytes *= *factor;
     }
-    return PackageSize{*weight_bytes, kv_bytes, on_gpu ? limits::workspace_of_gpu : limits::workspace_of_host};
+    return PackageSize{*weight_bytes, kv_bytes};
 }
 
 }  // namespace bulkhead::supervisor::memory

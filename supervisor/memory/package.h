@@ -6,6 +6,7 @@
 #include <boost/json.hpp>
 
 #include "supervisor/memory/declaration.h"
+#include "supervisor/memory/limits.h"
 
 namespace bulkhead::supervisor::memory {
 
@@ -14,8 +15,10 @@ namespace bulkhead::supervisor::memory {
 struct PackageSize {
     Bytes weights = 0;
     Bytes kv = 0;
-    Bytes workspace = 0;  ///< of the runtime and of one step; on a GPU the context, too
-    [[nodiscard]] Bytes sum() const { return weights + kv + workspace; }
+    /// With the workspace of the runtime and of one step; on a GPU the context, too.
+    [[nodiscard]] Estimate estimate() const {
+        return {weights + kv + limits::workspace_of_gpu, weights + kv + limits::workspace_of_host};
+    }
     friend bool operator==(const PackageSize&, const PackageSize&) = default;
 };
 
@@ -23,6 +26,6 @@ struct PackageSize {
 /// Returns  empty for any other text, and for sizes beyond reason: the model is measured, then
 [[nodiscard]] std::optional<PackageSize> package_size(const boost::json::value& manifest,
                                                       std::optional<std::uint32_t> slots,
-                                                      std::optional<std::uint32_t> length, bool on_gpu);
+                                                      std::optional<std::uint32_t> length);
 
 }  // namespace bulkhead::supervisor::memory

@@ -17,7 +17,9 @@ bool contains(const std::vector<std::size_t>& all, std::size_t one) { return std
 
 std::vector<Piece> pieces_of(const State& state, const std::vector<Slot*>& slots) {
     std::vector<Piece> pieces;
-    for (const Slot* slot : slots) pieces.push_back({slot, state.need_of(*slot->model)});
+    constexpr std::size_t any_gpu = 1;  // one has the figures of another
+    for (const Slot* slot : slots)
+        pieces.push_back({slot, state.need_of(*slot->model, any_gpu), state.need_of(*slot->model, 0)});
     return pieces;
 }
 
@@ -35,9 +37,10 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
     };
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         const Model& model = *pieces[i].slot->model;
-        touch(devices[i], pieces[i].need.device);
-        if (pieces[i].need.host > 0) touch(0, pieces[i].need.host);
-        if (pieces[i].need.basis == Basis::unknown) ++unknown[devices[i]];
+        const Need& need = pieces[i].need(devices[i]);
+        touch(devices[i], need.device);
+        if (need.host > 0) touch(0, need.host);
+        if (need.basis == Basis::unknown) ++unknown[devices[i]];
         for (const std::size_t other : on_device_[devices[i]]) {
             const bool excluded = std::ranges::any_of(candidates_[other].slots, [&](const Slot* slot) {
                 return slot->device == devices[i] && exclude_each_other(model, *slot->model);
@@ -57,6 +60,7 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
         const auto when = may_go(candidates_[victim], priority, reach);
         if (!when) return false;
         option.when = std::max(option.when, *when);
+        option.behind_priority = option.behind_priority || is_behind(candidates_[victim], priority);
         for (const auto& [device, bytes] : candidates_[victim].freed)
             short_by[device] -= static_cast<std::int64_t>(bytes);
         return true;
@@ -101,9 +105,9 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
 
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         const std::size_t device = devices[i];
-        option.bytes.push_back(unknown[device] > 0 && pieces[i].need.basis == Basis::unknown
-                                   ? static_cast<Bytes>(-short_by[device]) / unknown[device]
-                                   : pieces[i].need.device);
+        const Need& need = pieces[i].need(device);
+        option.bytes.push_back(need.basis == Basis::unknown ? static_cast<Bytes>(-short_by[device]) / unknown[device]
+                                                            : need.device);
         option.cost.lacking += short_by[device];
         const Declaration& declared = pieces[i].slot->model->declared;
         if (!declared.any_device)

@@ -38,7 +38,9 @@ inline constexpr int undeclared_priority = lowest_priority + 1;  ///< of workers
 /// A replica that is to be placed.
 struct Piece {
     const Slot* slot = nullptr;
-    Need need;
+    Need on_gpu;
+    Need on_host;
+    [[nodiscard]] const Need& need(std::size_t device) const { return device == 0 ? on_host : on_gpu; }
 };
 [[nodiscard]] std::vector<Piece> pieces_of(const State& state, const std::vector<Slot*>& slots);
 
@@ -48,6 +50,7 @@ struct Option {
     std::vector<std::size_t> victims;  ///< candidates
     std::vector<Bytes> bytes;  ///< of each piece on its device: what it needs, or all there is where that is unknown
     Time when{};               ///< the last victim may go
+    bool behind_priority = false;  ///< of a victim that is busy and of a higher priority: nobody knows when it may go
 
     /// Worse is larger: whom it evicts, then how many replicas of a model share a device, then how far down their lists
     /// the devices are, then how full they become.
@@ -75,6 +78,10 @@ public:
         bool enough = false;
     };
     [[nodiscard]] Victims victims_for(std::size_t device, std::int64_t bytes, int priority) const;
+    /// In use, and not to go for somebody of this lower priority before it is idle.
+    [[nodiscard]] static bool is_behind(const Candidate& one, int priority) {
+        return one.in_use_until == Time::max() && priority < one.priority;
+    }
     /// When it may go for somebody of this priority; empty: not within `reach`.
     [[nodiscard]] std::optional<Time> may_go(const Candidate& one, int priority, Reach reach) const;
 

@@ -142,7 +142,7 @@ void apply(State& state, const event::LoadAsked& event, Time now) {
     ++of_client;
     ++state.tickets;
     entry_for(state, *model->unit)
-        .waiters.push_back({event.ticket, model, event.asker, event.client, event.deadline, 0});
+        .waiters.push_back({event.ticket, model, event.asker, event.client, event.deadline, event.for_room, 0});
 }
 
 void apply(State& state, const event::Left& event, Time now) {
@@ -171,26 +171,32 @@ void apply(State& state, const event::Channels& event, Time /*now*/) {
     if (Slot* slot = state.find(event.who); slot != nullptr && slot->phase == Phase::ready) slot->channels = event.open;
 }
 
-void apply(State& state, const event::Ready& event, Time now) {
-    Slot* slot = state.find(event.who);
-    if (slot == nullptr || slot->phase != Phase::loading) return;
-    Model& model = *slot->model;
-    const Need planned = state.need_of(model);
-    state.footprints.loaded(model.declared.key, event.measured);
-    const Footprint& known = *state.footprints.find(model.declared.key);
+void take_measured(State& state, Slot& slot, const Footprint& measured, Time now) {
+    Model& model = *slot.model;
+    const Need planned = state.need_of(model, slot.device);
+    state.footprints.loaded(state.key_of(model, slot.device), measured);
+    const Footprint& known = *state.footprint_of(model, slot.device);
     if (planned.basis != Basis::unknown && known.device.loading() > planned.device)
         state.note(model,
                    fmt::format("it took {}, more than the {} that was {}", bytes_text(known.device.loading()),
                                bytes_text(planned.device), to_string(planned.basis)),
                    now);
-    slot->estimated = !known.has_served();
+    slot.estimated = !known.has_served();
     // Requests and channels take more than a load: what it was granted is not given away before that was measured.
-    const bool keeps = slot->estimated && model.known && (model.declared.package || model.declared.memory);
-    state.hold(*slot, std::max(known.device.resident(), keeps ? slot->device_bytes : 0), known.host.resident(),
-               slot->device == 0 ? known.device.mapped : known.host.mapped);
+    const bool keeps = slot.estimated && model.known && (model.declared.package || model.declared.memory);
+    state.hold(slot, std::max(known.device.resident(), keeps ? slot.device_bytes : 0),
+               slot.device == 0 ? 0 : known.host.resident(),
+               slot.device == 0 ? known.device.mapped : known.host.mapped);
+}
+
+void apply(State& state, const event::Ready& event, Time now) {
+    Slot* slot = state.find(event.who);
+    if (slot == nullptr || slot->phase != Phase::loading) return;
+    slot->estimated = true;
+    if (event.measured) take_measured(state, *slot, *event.measured, now);
     state.enter(*slot, Phase::ready);
     slot->ready_at = slot->idle_since = now;
-    slot->turn_until = now + state.turn_of(model);
+    slot->turn_until = now + state.turn_of(*slot->model, slot->device);
     slot->in_flight = 0;
     slot->used = false;
     slot->awaited.reset();
@@ -199,12 +205,12 @@ void apply(State& state, const event::Ready& event, Time now) {
 void apply(State& state, const event::Measured& event, Time /*now*/) {
     Slot* slot = state.find(event.who);
     if (slot == nullptr || (slot->phase != Phase::ready && slot->phase != Phase::draining)) return;
-    state.footprints.grew(slot->model->declared.key, event.device, event.host);
-    const Footprint* known = state.footprints.find(slot->model->declared.key);
+    state.footprints.grew(state.key_of(*slot->model, slot->device), event.device, event.host);
+    const Footprint* known = state.footprint_of(*slot->model, slot->device);
     const bool is_first = slot->estimated && known != nullptr && event.device.serving_peak > 0;
     slot->estimated = slot->estimated && !is_first;
     state.hold(*slot, std::max(is_first ? known->device.resident() : slot->device_bytes, event.device.resident()),
-               std::max(slot->host_bytes, event.host.resident()),
+               std::max(slot->host_bytes, slot->device == 0 ? 0 : event.host.resident()),
                std::max(slot->mapped_bytes, slot->device == 0 ? event.device.mapped : event.host.mapped));
 }
 
@@ -224,11 +230,14 @@ void apply(State& state, const event::Ending& event, Time /*now*/) {
 void ran_out(State& state, Slot& slot, const event::Ended& event, Time now) {
     Model& model = *slot.model;
     const bool loading = slot.phase == Phase::loading;
-    state.footprints.ran_out(model.declared.key, slot.device_bytes, loading, event.unix_ms);
-    const Bytes corrected = state.footprints.find(model.declared.key)->device.loading();
+    const bool beside = event.of_host && slot.device != 0;
+    const Bytes had = beside ? slot.host_bytes : slot.device_bytes;
+    state.footprints.ran_out(state.key_of(model, slot.device), had, loading, beside, event.unix_ms);
+    const Footprint& known = *state.footprint_of(model, slot.device);
     state.note(model,
-               fmt::format("{} ran out of memory with {} {}; from now on it gets {}", slot.id().text(),
-                           bytes_text(slot.device_bytes), loading ? "reserved" : "resident", bytes_text(corrected)),
+               fmt::format("{} ran out of {}memory with {} {}; from now on it gets {}", slot.id().text(),
+                           beside ? "the host's " : "", bytes_text(had), loading ? "reserved" : "resident",
+                           bytes_text((beside ? known.host : known.device).loading())),
                now);
     Entry* entry = state.entry_of(*model.unit);
     if (!loading || entry == nullptr) return;
@@ -270,7 +279,7 @@ void apply(State& state, const event::Receipt& event, Time now) {
     Slot* slot = state.find(event.who);
     if (slot == nullptr || slot->phase != Phase::reclaiming) return;
     Model& model = *slot->model;
-    state.footprints.reclaimed(model.declared.key, event.reclaim);
+    state.footprints.reclaimed(state.key_of(model, slot->device), event.reclaim);
     for (Reclaim& one : state.reclaims) {
         if (std::erase(one.awaited, event.who) == 0) continue;
         one.ended.push_back(event.who);
@@ -304,12 +313,12 @@ void apply(State& state, const event::Adopted& event, Time now) {
     if (slot.phase != Phase::none) return;
     slot.device = state.device_or_new(found.device);
     state.hold(slot, found.device_bytes, found.host_bytes, found.mapped_bytes);
-    slot.basis = state.need_of(model).basis;
-    const Footprint* known = state.footprints.find(model.declared.key);
+    slot.basis = state.need_of(model, slot.device).basis;
+    const Footprint* known = state.footprint_of(model, slot.device);
     slot.estimated = found.holds == Holds::resident && (known == nullptr || !known->has_served());
     slot.ready_at = now - event.ready_for;
     slot.idle_since = now - event.idle_for;
-    slot.turn_until = slot.ready_at + state.turn_of(model);
+    slot.turn_until = slot.ready_at + state.turn_of(model, slot.device);
     slot.in_flight = event.in_flight;
     slot.used = true;
     state.enter(slot, found.holds == Holds::reserved     ? Phase::loading
@@ -327,7 +336,7 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
     if (!known || state.devices[*known].books.lost)
         return refuse(state, event.ticket,
                       {ErrorCode::input_invalid, fmt::format("making room on {}: no such device", event.device),
-                       "`bulkhead gpu` lists them"});
+                       "`bulkhead gpus` lists them"});
     if (state.reclaims.size() >= limits::reclaims_max)
         return refuse(state, event.ticket,
                       {ErrorCode::queue_full,
@@ -416,14 +425,15 @@ bool Policy::is_pinned(const std::string& model) const {
     return known != nullptr && known->pinned;
 }
 
-Bytes Policy::expected_bytes(const std::string& model) const {
+Need Policy::need(const std::string& model, const DeviceId& device) const {
     const Model* known = state_->find(model);
-    return known == nullptr ? 0 : state_->need_of(*known).device;
+    const auto where = state_->device_of(device);
+    return known == nullptr || !where ? Need{} : state_->need_of(*known, *where);
 }
 
-Basis Policy::basis(const std::string& model) const {
-    const Model* known = state_->find(model);
-    return known == nullptr ? Basis::unknown : state_->need_of(*known).basis;
+std::optional<Holding> Policy::holding(const ReplicaId& who) const {
+    const Slot* slot = state_->find(who);
+    return slot == nullptr ? std::nullopt : state_->holding(*slot);
 }
 
 std::optional<Time> Policy::unload_at(const ReplicaId& who) const {

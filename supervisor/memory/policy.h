@@ -60,9 +60,10 @@ public:
     [[nodiscard]] std::vector<Holding> holdings() const;
     /// To be written to disk when it differs from what was written last.
     [[nodiscard]] const Footprints& footprints() const;
-    /// What a load of the model would reserve on its device, by what is known; 0 where nothing is.
-    [[nodiscard]] Bytes expected_bytes(const std::string& model) const;
-    [[nodiscard]] Basis basis(const std::string& model) const;
+    /// What a load of the model on this device would reserve.
+    [[nodiscard]] Need need(const std::string& model, const DeviceId& device) const;
+    /// Empty where the policy has no books of it.
+    [[nodiscard]] std::optional<Holding> holding(const ReplicaId& who) const;
     /// When an idle replica will be unloaded by `keep_alive`, or as a surplus one; empty: not by time.
     [[nodiscard]] std::optional<Time> unload_at(const ReplicaId& who) const;
     [[nodiscard]] std::size_t waiting() const;  ///< tickets

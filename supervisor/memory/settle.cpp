@@ -16,6 +16,12 @@ bool any_starting(const Unit& unit) {
         unit.models, [](const Model* model) { return std::ranges::any_of(model->slots, &Slot::is_starting); });
 }
 
+bool is_loading(const Unit& unit) {
+    return std::ranges::any_of(unit.models, [](const Model* model) {
+        return std::ranges::any_of(model->slots, [](const Slot& slot) { return slot.phase == Phase::loading; });
+    });
+}
+
 void withdraw_placed(State& state, Unit& unit, const std::string& why) {
     for (Model* model : unit.models)
         for (Slot& slot : model->slots)
@@ -26,14 +32,15 @@ Error too_late(const Entry& entry, const Waiter& waiter) {
     return {ErrorCode::deadline_exceeded,
             fmt::format("loading {}: {}", waiter.model->declared.model,
                         entry.why.empty() ? "it was not ready in time" : entry.why),
-            "raise the deadline, or unload what is in its way"};
+            waiter.for_room ? "unload what is in its way, or ask with a longer `deadline_ms`"
+                            : "raise the deadline, or unload what is in its way"};
 }
 
 void meet_deadlines(State& state, Time now) {
     for (auto entry = state.entries.begin(); entry != state.entries.end();) {
         for (auto waiter = entry->waiters.begin(); waiter != entry->waiters.end();) {
             const auto one = waiter++;
-            if (!one->deadline || *one->deadline > now) continue;
+            if (!one->deadline || *one->deadline > now || (one->for_room && is_loading(*entry->unit))) continue;
             state.actions.emplace_back(action::Refuse{one->ticket, too_late(*entry, *one)});
             forget(state, *entry, one);
         }
@@ -127,11 +134,8 @@ void give_grants(State& state) {
             });
             fits = fits && !somebody_goes;
         }
-        const Bytes on_host = slot->device == 0 ? 0 : slot->host_bytes;
-        fits = fits &&
-               free_on(slot->device) >=
-                   static_cast<std::int64_t>(slot->device_bytes + (slot->device == 0 ? slot->host_bytes : 0)) &&
-               (on_host == 0 || free_on(0) >= static_cast<std::int64_t>(on_host));
+        fits = fits && free_on(slot->device) >= static_cast<std::int64_t>(slot->device_bytes) &&
+               (slot->host_bytes == 0 || free_on(0) >= static_cast<std::int64_t>(slot->host_bytes));
         if (!fits) {
             before[slot->device] += static_cast<std::int64_t>(slot->device_bytes);
             before[0] += static_cast<std::int64_t>(slot->host_bytes);
@@ -199,8 +203,8 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
         state.enter(slot, Phase::placed);
         slot.device = option.device[i];
         slot.device_bytes = option.bytes[i];
-        slot.host_bytes = pieces[i].need.host;
-        slot.basis = pieces[i].need.basis;
+        slot.host_bytes = pieces[i].need(slot.device).host;
+        slot.basis = pieces[i].need(slot.device).basis;
         slot.placed_as = ++state.placed_last;
         slot.placed_why = std::move(reasons[i]);
         state.actions.emplace_back(
@@ -215,15 +219,17 @@ void claim(State& state, const Survey& survey, const std::vector<Piece>& pieces,
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         touched[option.device[i]] = true;
         need[option.device[i]] += static_cast<std::int64_t>(option.bytes[i]);
-        need[0] += static_cast<std::int64_t>(pieces[i].need.host);
-        touched[0] = touched[0] || pieces[i].need.host > 0;
+        const Bytes beside = pieces[i].need(option.device[i]).host;
+        need[0] += static_cast<std::int64_t>(beside);
+        touched[0] = touched[0] || beside > 0;
     }
     for (std::size_t device = 0; device < touched.size(); ++device)
         if (touched[device]) state.claims[device] = survey.room_within(Reach::bounded, device, priority) - need[device];
 }
 
 void tell_positions(State& state, Entry& entry, std::size_t position, Time now) {
-    const Millis expected = entry.expected ? millis(std::max(*entry.expected, now) - now) : Millis{0};
+    std::optional<Millis> expected;
+    if (entry.expected) expected = millis(std::max(*entry.expected, now) - now);
     for (Waiter& waiter : entry.waiters) {
         if (waiter.told_position == position) continue;
         waiter.told_position = position;
@@ -257,11 +263,12 @@ Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, T
         return Settled::refused;
     }
     const Millis alone = expected_of(state, *survey, pieces, *later, now);
-    entry.expected = now + alone + state.queued_for;
+    entry.expected.reset();
+    if (!later->behind_priority) entry.expected = now + alone + state.queued_for;
     entry.why = ending ? fmt::format("waits until its former worker {} has ended", (*going)->id().text())
                        : waits_for(*survey, *later, now);
     if (in_time) {
-        state.queued_for += alone + state.turn_of(*entry.unit->models.front());
+        state.queued_for += alone + state.turn_of(*pieces.front().slot->model, in_time->device.front());
         claim(state, *survey, pieces, *in_time, priority);
     }
     return Settled::as_it_was;
@@ -332,7 +339,8 @@ void start_surplus(State& state, Time now) {
         const Survey survey{state, now};
         const std::vector<Piece> pieces = pieces_of(state, {spare});
         const auto option = survey.place(pieces, lowest_priority, Reach::now);
-        if (!option || !option->victims.empty() || pieces.front().need.basis == Basis::unknown) continue;
+        if (!option || !option->victims.empty()) continue;
+        if (pieces.front().need(option->device.front()).basis == Basis::unknown) continue;
         model.pressed_since.reset();
         state.note(model, fmt::format("replica {} was started: every other has requests that wait", spare->replica),
                    now);
@@ -355,7 +363,7 @@ void settle(State& state, Time now) {
     answer_reclaims(state, now);
     for (const Entry& entry : state.entries)
         for (const Waiter& waiter : entry.waiters)
-            if (waiter.deadline) state.wake_at(*waiter.deadline);
+            if (waiter.deadline && *waiter.deadline > now) state.wake_at(*waiter.deadline);
     for (const Device& device : state.devices)
         if (device.promise_until) state.wake_at(*device.promise_until);
 }

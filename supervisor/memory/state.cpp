@@ -120,68 +120,73 @@ void State::hold(Slot& slot, Bytes device_bytes, Bytes host_bytes, Bytes mapped_
 
 namespace {
 
-Need estimate_of(const Declaration& declared) {
-    if (declared.package) return {*declared.package, 0, Basis::package};
+Need estimate_of(const Declaration& declared, bool on_gpu) {
+    if (declared.package) return {on_gpu ? declared.package->on_gpu : declared.package->on_host, 0, Basis::package};
     if (declared.memory) return {*declared.memory, 0, Basis::declared};
     return {};
 }
 
 }  // namespace
 
-Need State::need_of(const Model& model) const {
-    const Footprint* known = footprints.find(model.declared.key);
-    const Need estimate = estimate_of(model.declared);
+Need State::need_of(const Model& model, std::size_t device) const {
+    const Footprint* known = footprint_of(model, device);
+    const Need estimate = estimate_of(model.declared, device != 0);
     if (known == nullptr) return estimate;
+    const Bytes beside = device == 0 ? 0 : known->host.loading();
     if (!known->has_served() && estimate.device > known->device.loading())
-        return {estimate.device, known->host.loading(), estimate.basis};
-    return {known->device.loading(), known->host.loading(), Basis::measured};
+        return {estimate.device, beside, estimate.basis};
+    return {known->device.loading(), beside, Basis::measured};
 }
 
-Millis State::load_time(const Model& model) const {
-    const Footprint* known = footprints.find(model.declared.key);
+Millis State::load_time(const Model& model, std::size_t device) const {
+    const Footprint* known = footprint_of(model, device);
     return known != nullptr && known->load.count() > 0 ? known->load : Millis{limits::load_time_unknown};
 }
 
-Millis State::reclaim_time(const Model& model) const {
-    const Footprint* known = footprints.find(model.declared.key);
+Millis State::reclaim_time(const Model& model, std::size_t device) const {
+    const Footprint* known = footprint_of(model, device);
     return known != nullptr && known->reclaim.count() > 0 ? known->reclaim : Millis{limits::reclaim_time_unknown};
 }
 
-Millis State::turn_of(const Model& model) const {
-    const Millis turn = (load_time(model) + reclaim_time(model)) * limits::turn_per_swap;
+Millis State::turn_of(const Model& model, std::size_t device) const {
+    const Millis turn = (load_time(model, device) + reclaim_time(model, device)) * limits::turn_per_swap;
     return std::min(turn, Millis{limits::turn_max});
 }
 
-Millis State::gap_of(const Model& model) const {
-    return std::clamp(load_time(model) / limits::gap_of_load, Millis{limits::gap_min}, Millis{limits::gap_max});
+Millis State::gap_of(const Model& model, std::size_t device) const {
+    return std::clamp(load_time(model, device) / limits::gap_of_load, Millis{limits::gap_min}, Millis{limits::gap_max});
 }
 
 Time State::in_use_until(const Slot& slot) const {
     if (slot.in_flight > 0) return Time::max();
-    const Time pause = slot.used ? slot.idle_since + gap_of(*slot.model) : slot.ready_at;
+    const Time pause = slot.used ? slot.idle_since + gap_of(*slot.model, slot.device) : slot.ready_at;
     return std::max(pause, slot.awaited.value_or(pause));
+}
+
+std::optional<Holding> State::holding(const Slot& slot) const {
+    Holding one{slot.id(),
+                Holds::resident,
+                slot.phase == Phase::draining,
+                devices[slot.device].books.id,
+                slot.device_bytes,
+                slot.host_bytes,
+                slot.mapped_bytes};
+    switch (slot.phase) {
+    case Phase::loading: one.holds = Holds::reserved; break;
+    case Phase::ready:
+    case Phase::draining: break;
+    case Phase::reclaiming: one.holds = Holds::reclaiming; break;
+    case Phase::none:
+    case Phase::placed:
+    case Phase::leaving: return std::nullopt;
+    }
+    return one;
 }
 
 std::vector<Holding> State::holdings() const {
     std::vector<Holding> all;
     each_slot([&](const Slot& slot) {
-        Holding one{slot.id(),
-                    Holds::resident,
-                    slot.phase == Phase::draining,
-                    devices[slot.device].books.id,
-                    slot.device_bytes,
-                    slot.host_bytes,
-                    slot.mapped_bytes};
-        switch (slot.phase) {
-        case Phase::loading: one.holds = Holds::reserved; break;
-        case Phase::ready:
-        case Phase::draining: break;
-        case Phase::reclaiming: one.holds = Holds::reclaiming; break;
-        case Phase::none:
-        case Phase::placed:
-        case Phase::leaving: return;
-        }
-        all.push_back(std::move(one));
+        if (auto one = holding(slot)) all.push_back(std::move(*one));
     });
     return all;
 }

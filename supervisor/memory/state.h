@@ -79,6 +79,7 @@ struct Waiter {
     Asker asker{};
     std::string client;
     std::optional<Time> deadline;
+    bool for_room = false;  ///< the deadline does not count while it loads
     std::size_t told_position = 0;
 };
 
@@ -111,13 +112,6 @@ struct Device {
     Bytes promise = 0;  ///< of all reclaims, as it was when the last was asked
     Bytes foreign_at_promise = 0;
     std::optional<Time> promise_until;
-};
-
-/// What a load takes.
-struct Need {
-    Bytes device = 0;  ///< 0 with Basis::unknown
-    Bytes host = 0;
-    Basis basis{};
 };
 
 struct State {
@@ -163,13 +157,22 @@ struct State {
     /// A new figure of what it holds.
     void hold(Slot& slot, Bytes device_bytes, Bytes host_bytes, Bytes mapped_bytes);
 
-    [[nodiscard]] Need need_of(const Model& model) const;
-    [[nodiscard]] Millis load_time(const Model& model) const;
-    [[nodiscard]] Millis reclaim_time(const Model& model) const;
-    [[nodiscard]] Millis turn_of(const Model& model) const;
-    [[nodiscard]] Millis gap_of(const Model& model) const;
+    // Of a model on this device.
+    [[nodiscard]] static std::string key_of(const Model& model, std::size_t device) {
+        return footprint_key(model.declared.key, device != 0);
+    }
+    [[nodiscard]] const Footprint* footprint_of(const Model& model, std::size_t device) const {
+        return footprints.find(key_of(model, device));
+    }
+    [[nodiscard]] Need need_of(const Model& model, std::size_t device) const;
+    [[nodiscard]] Millis load_time(const Model& model, std::size_t device) const;
+    [[nodiscard]] Millis reclaim_time(const Model& model, std::size_t device) const;
+    [[nodiscard]] Millis turn_of(const Model& model, std::size_t device) const;
+    [[nodiscard]] Millis gap_of(const Model& model, std::size_t device) const;
     /// A pause after use that does not count as the end of it: until when.
     [[nodiscard]] Time in_use_until(const Slot& slot) const;
+    /// What the ledger counts of it; empty: nothing.
+    [[nodiscard]] std::optional<Holding> holding(const Slot& slot) const;
     [[nodiscard]] std::vector<Holding> holdings() const;
     /// Replicas of the unit's minimum that are neither there nor about to be.
     [[nodiscard]] std::vector<Slot*> missing(const Unit& unit);

@@ -85,13 +85,13 @@ std::optional<Time> Survey::may_go(const Candidate& one, int priority, Reach rea
     if (one.starting) {
         if (reach == Reach::now || (reach == Reach::bounded && priority < one.priority)) return std::nullopt;
         for (const Slot* slot : one.slots)
-            when = std::max(when, now_ + state_.load_time(*slot->model) + state_.turn_of(*slot->model) +
-                                      slot->model->declared.min_resident);
+            when = std::max(when, now_ + state_.load_time(*slot->model, slot->device) +
+                                      state_.turn_of(*slot->model, slot->device) + slot->model->declared.min_resident);
     } else if (one.in_use_until > now_ && priority <= one.priority) {
         if (priority == one.priority)
             when = std::max(when, std::min(one.turn_until, one.in_use_until));
         else if (reach == Reach::ever)
-            when = std::max(when, one.in_use_until == Time::max() ? now_ + limits::turn_max : one.in_use_until);
+            when = std::max(when, is_behind(one, priority) ? now_ + limits::turn_max : one.in_use_until);
         else
             return std::nullopt;
     }
@@ -178,8 +178,8 @@ std::int64_t Survey::room_within(Reach reach, std::size_t device, int priority) 
 bool Survey::may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const {
     const auto claim = claim_of(device);
     if (claim && reach == Reach::bounded) return false;
-    const bool is_unknown = piece.need.basis == Basis::unknown;
-    const auto need = is_unknown ? 1 : static_cast<std::int64_t>(piece.need.device);
+    const bool is_unknown = piece.need(device).basis == Basis::unknown;
+    const auto need = is_unknown ? 1 : static_cast<std::int64_t>(piece.need(device).device);
     if (claim && reach == Reach::now && (need > *claim || need > room_[device])) return false;
     return need <= room_within(reach, device, priority) || need <= room_[device];
 }

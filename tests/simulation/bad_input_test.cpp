@@ -11,28 +11,6 @@ namespace {
 
 using MemoryBadInput = PolicyFixture;
 
-TEST_F(MemoryBadInput, WhatNoFleetMaySayIsNamed) {
-    auto zero = model("zero", 0);
-    auto huge = model("huge", limits::bytes_max + 1);
-    auto few = model("few", gib);
-    few.replicas_min = 3;
-    few.replicas_max = 2;
-    auto one = model("one", gib);
-    auto other = model("other", gib);
-    one.group = Group{"both", GroupKind::exclusive};
-    other.group = Group{"both", GroupKind::together};
-    const auto errors = check({zero, huge, few, one, other});
-    ASSERT_EQ(errors.size(), 4U);
-    EXPECT_THAT(errors[0].attempt, HasSubstr("\"zero\": memory = 0"));
-    EXPECT_THAT(errors[1].attempt, HasSubstr("\"huge\""));
-    EXPECT_THAT(errors[2].attempt, HasSubstr("replicas min 3, max 2"));
-    EXPECT_THAT(errors[3].attempt, HasSubstr("group \"both\" is exclusive by one of \"one\" and \"other\""));
-    for (const Error& error : errors) EXPECT_EQ(error.code, ErrorCode::config_invalid);
-    for (const int share : {0, -5, 101}) EXPECT_TRUE(check("GPU-0", DeviceLimit{share, 0})) << share;
-    EXPECT_TRUE(check("GPU-0", DeviceLimit{100, limits::bytes_max + 1}));
-    EXPECT_FALSE(check("GPU-0", DeviceLimit{100, 0}));
-}
-
 TEST_F(MemoryBadInput, MoreThanAnyDeviceHasIsRefusedAtOnceWithSizes) {
     declare({model("chat", 12 * gib)});
     send(event::Foreign{"GPU-0", 2 * gib});
@@ -165,6 +143,8 @@ TEST(MemoryCycle, OfWaitsEndsWithTheBoundOfTheDrain) {
     (void)world.request("b", 24h, std::nullopt, note("b"));
     world.run_until(world.now + 2s);
     (void)world.request("a", 100ms, std::nullopt, note("a"));
+    EXPECT_THAT(static_cast<OurPolicy&>(world.decider()).policy.why("a", world.now),
+                HasSubstr("waits for the room of b/0; b/0 is in use, "));
     EXPECT_TRUE(world.run_out(world.now + 2min));
     EXPECT_THAT(ends, ElementsAre("b failed", "a served"));
 }

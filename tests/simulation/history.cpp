@@ -1,9 +1,11 @@
 #include "tests/simulation/history.h"
 
 #include <algorithm>
+#include <climits>
 
 #include <fmt/format.h>
 
+#include "supervisor/memory/limits.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/story.h"
 
@@ -32,7 +34,8 @@ public:
             step();
             world_.run_until(world_.now + (one_in(8) ? Millis{below(90'000)} : Millis{below(1'500)}));
         }
-        // The machine stays as it is now; everybody is answered.
+        // The machine stays as it is now; everybody is answered, the first of them in bounded time.
+        check_bound();
         const bool ended = world_.run_out(world_.now + std::chrono::hours{24});
         history_.broken = invariants_.broken();
         if (history_.broken.empty() && !ended)
@@ -89,10 +92,11 @@ private:
         } else {
             for (int i = 0; i < gpus_; ++i)
                 if (one.devices.empty() || !one_in(3)) one.devices.push_back(fmt::format("GPU-{}", i));
+            if (one_in(4)) one.devices.emplace_back(host);
             if (one_in(3)) real.host = some_bytes(4 * gib);
         }
         if (!one_in(4)) one.memory = one_in(10) ? some_bytes(60 * gib) : real.load_peak + some_bytes(gib / 4);
-        if (one_in(4)) one.package = real.at_ready;
+        if (one_in(4)) one.package = Estimate{real.at_ready, real.at_ready / 2};
         one.priority = one_in(2) ? 0 : below(3);
         one.pin = one_in(12);
         if (one_in(3)) one.keep_alive = Millis{one_in(3) ? 0 : below(60'000)};
@@ -101,6 +105,9 @@ private:
             one.group = Group{fmt::format("g{}", below(2)), GroupKind::exclusive};
         else if (one_in(5))
             one.group = Group{"pair", GroupKind::together};
+        // Of a large group not every assignment to so many devices is tried.
+        if (one.group && one.group->kind == GroupKind::together && one.devices.size() > 1)
+            std::erase(one.devices, DeviceId{host});
         if (one_in(5)) one.replicas_max = 1 + static_cast<std::uint32_t>(below(3));
         if (one_in(8)) one.replicas_min = std::min(one.replicas_max, 2U);
         one.drain = Millis{500 + below(5'000)};
@@ -205,6 +212,45 @@ private:
         for (const auto& [ticket, model] : world_.tickets)
             if (one_in(2)) waiting.push_back(ticket);
         for (const Ticket one : waiting) world_.leave(one);
+    }
+
+    [[nodiscard]] int priority_of(const std::string& model) const {
+        const Declaration& one = world_.declared.at(model);
+        int priority = one.priority;
+        if (one.group && one.group->kind == GroupKind::together)
+            for (const auto& [name, other] : world_.declared)
+                if (other.group == one.group) priority = std::max(priority, other.priority);
+        return priority;
+    }
+    [[nodiscard]] bool is_measured(const std::string& model) {
+        return std::ranges::all_of(world_.declared.at(model).devices, [&](const DeviceId& id) {
+            return ours().policy.need(model, id).basis != Basis::unknown;
+        });
+    }
+
+    /// Nobody of the highest priority waits longer than until each model has had its turn. (One of unknown size waits
+    /// until all others are idle.)
+    void check_bound() {
+        if (!invariants_.broken().empty()) return;
+        int highest = INT_MIN;
+        Millis bound = std::chrono::duration_cast<Millis>(limits::promise_for) + Millis{60'000};  // of a reclaim
+        for (const auto& [name, one] : world_.declared) {
+            highest = std::max(highest, priority_of(name));
+            const Truth& real = world_.truth.at(name);
+            const Millis swap = real.load + std::max(real.reclaim, Millis{limits::reclaim_time_unknown});
+            bound += std::min(swap * limits::turn_per_swap, Millis{limits::turn_max}) + 2 * swap + one.min_resident +
+                     one.drain + Millis{limits::gap_max};
+        }
+        std::vector<Ticket> first;
+        for (const auto& [ticket, model] : world_.tickets)
+            if (world_.declared.contains(model) && priority_of(model) == highest && is_measured(model))
+                first.push_back(ticket);
+        world_.run_until(world_.now + bound);
+        for (const Ticket ticket : first)
+            if (const auto waits = world_.tickets.find(ticket); waits != world_.tickets.end())
+                return fail(fmt::format("ticket {} for {}, of the highest priority, waits for more than {} s; why: {}",
+                                        ticket, waits->second, bound.count() / 1'000, why(waits->second)));
+        history_.waited_first += first.size();
     }
 
     /// What `plan` says is what a load does.

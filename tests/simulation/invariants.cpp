@@ -185,7 +185,8 @@ std::int64_t Invariants::room(const DeviceId& device) const {
 
 bool Invariants::is_lone_load_placed() const {
     return std::ranges::any_of(world_.processes, [&](const auto& one) {
-        return one.second.state == At::placed && ours_->policy.basis(one.first.model) == Basis::unknown;
+        return one.second.state == At::placed &&
+               ours_->policy.need(one.first.model, one.second.device).basis == Basis::unknown;
     });
 }
 
@@ -232,7 +233,7 @@ void Invariants::check_evictions(const Actions& actions) {
         if (victim.in_use && priority < victim.priority) return fail(name + " was in use, and of a higher priority");
         if (victim.in_use && priority == victim.priority && world_.now < victim.turn_until)
             return fail(name + " was in use, and its turn was not over");
-        if (several || is_lone_load_placed() || ours_->policy.basis(evict->for_whom) == Basis::unknown) continue;
+        if (several || is_lone_load_placed() || is_unknown(piece_of(evict->for_whom))) continue;
         const auto& group = world_.declared.at(evict->for_whom).group;
         const bool excluded = group && group->kind == GroupKind::exclusive &&
                               world_.declared.contains(evict->who.model) &&
@@ -248,17 +249,23 @@ void Invariants::check_evictions(const Actions& actions) {
     }
 }
 
+Invariants::Piece Invariants::piece_of(const std::string& model) const {
+    return {model, ours_->policy.need(model, "GPU-0"), ours_->policy.need(model, DeviceId{host})};
+}
+
+/// Somewhere it would load alone.
+bool Invariants::is_unknown(const Piece& piece) const {
+    return std::ranges::any_of(world_.declared.at(piece.model).devices,
+                               [&](const DeviceId& id) { return piece.need(id).basis == Basis::unknown; });
+}
+
 std::vector<Invariants::Piece> Invariants::missing(const std::vector<std::string>& unit, bool& ending) const {
     std::vector<Piece> pieces;
     for (const std::string& model : unit)
         for (std::uint32_t i = 0; i < std::max(world_.declared.at(model).replicas_min, 1U); ++i) {
             const auto found = world_.processes.find({model, i});
             if (found == world_.processes.end()) {
-                const std::string& key = world_.declared.at(model).key;
-                const Footprint* known = ours_->policy.footprints().find(key);
-                pieces.push_back({model, ours_->policy.expected_bytes(model),
-                                  known == nullptr ? 0 : known->host.loading(),
-                                  ours_->policy.basis(model) == Basis::unknown});
+                pieces.push_back(piece_of(model));
             } else {
                 const At state = found->second.state;
                 ending = ending || state == At::draining || state == At::ended || state == At::leaving;
@@ -277,7 +284,7 @@ bool Invariants::fits(const std::vector<Piece>& pieces, const std::vector<std::s
             if (const auto machine = world_.machines.find(id);
                 machine != world_.machines.end() && !machine->second.lost &&
                 std::ranges::find(closed, id) == closed.end() &&
-                (piece.host == 0 || std::ranges::find(closed, DeviceId{host}) == closed.end()))
+                (piece.need(id).host == 0 || std::ranges::find(closed, DeviceId{host}) == closed.end()))
                 devices.push_back(id);
         if (devices.empty()) return false;
     }
@@ -314,11 +321,13 @@ bool Invariants::fits(const std::vector<Piece>& pieces, const std::vector<std::s
                 for (auto& [id, bytes] : left) bytes += static_cast<std::int64_t>(held(who, id));
         }
         for (std::size_t piece = 0; piece < pieces.size(); ++piece) {
-            left[chosen[piece]] -= static_cast<std::int64_t>(pieces[piece].device) + (pieces[piece].unknown ? 1 : 0);
-            left[DeviceId{host}] -= static_cast<std::int64_t>(pieces[piece].host);
+            const Need& need = pieces[piece].need(chosen[piece]);
+            left[chosen[piece]] -= static_cast<std::int64_t>(need.device) + (need.basis == Basis::unknown ? 1 : 0);
+            left[DeviceId{host}] -= static_cast<std::int64_t>(need.host);
         }
         for (std::size_t piece = 0; piece < pieces.size(); ++piece)
-            if (left[chosen[piece]] < 0 || (pieces[piece].host > 0 && left[DeviceId{host}] < 0)) return false;
+            if (left[chosen[piece]] < 0 || (pieces[piece].need(chosen[piece]).host > 0 && left[DeviceId{host}] < 0))
+                return false;
         return true;
     };
     std::vector<DeviceId> chosen;
@@ -364,7 +373,7 @@ void Invariants::check_nobody_waits_in_vain() {
     }
     if (all.empty() || is_lone_load_placed()) return;
     const auto may_go_for = [&](const Waiting& waiting) {
-        const bool unknown = std::ranges::any_of(waiting.pieces, &Piece::unknown);
+        const bool unknown = std::ranges::any_of(waiting.pieces, [&](const Piece& one) { return is_unknown(one); });
         return [this, unknown, priority = waiting.priority](const Victim& one) {
             if (one.pinned || one.starting || world_.now < one.protected_until) return false;
             if (unknown) return !one.in_use;
@@ -372,7 +381,7 @@ void Invariants::check_nobody_waits_in_vain() {
         };
     };
     const auto alone = [&](const Waiting& waiting) {  // where its size is not known
-        if (std::ranges::none_of(waiting.pieces, &Piece::unknown)) return true;
+        if (std::ranges::none_of(waiting.pieces, [&](const Piece& one) { return is_unknown(one); })) return true;
         for (const auto& [who, one] : world_.processes)
             if (one.state == At::loading || one.state == At::placed) return false;
         return true;
@@ -392,7 +401,7 @@ void Invariants::check_nobody_waits_in_vain() {
                 for (const Piece& piece : other.pieces) {
                     const auto& devices = world_.declared.at(piece.model).devices;
                     closed.insert(closed.end(), devices.begin(), devices.end());
-                    if (piece.host > 0) closed.emplace_back(host);
+                    if (piece.on_gpu.host > 0) closed.emplace_back(host);
                 }
         if (fits(one.pieces, one.unit, may_go_for(one), closed))
             return fail(fmt::format("{} waits with ticket {}, and there is room that nobody else waits for",

@@ -38,9 +38,9 @@ private:
     };
     struct Piece {
         std::string model;
-        Bytes device = 0;
-        Bytes host = 0;
-        bool unknown = false;
+        Need on_gpu;
+        Need on_host;
+        [[nodiscard]] const Need& need(const DeviceId& device) const { return device == host ? on_host : on_gpu; }
     };
     void check(const Actions& actions);
     void check_ledger();
@@ -52,6 +52,8 @@ private:
     [[nodiscard]] int priority_of(const std::vector<std::string>& unit) const;
     [[nodiscard]] std::vector<Victim> victims() const;
     [[nodiscard]] Victim victim_of(const std::vector<ReplicaId>& members) const;
+    [[nodiscard]] Piece piece_of(const std::string& model) const;
+    [[nodiscard]] bool is_unknown(const Piece& piece) const;
     [[nodiscard]] std::vector<Piece> missing(const std::vector<std::string>& unit, bool& ending) const;
     /// Whether some way to place them exists, if whoever `may_go` does, on devices that are not `closed`.
     [[nodiscard]] bool fits(const std::vector<Piece>& pieces, const std::vector<std::string>& unit,

@@ -34,8 +34,8 @@ TEST_F(MemoryPolicy, TheSecondLoadIsPlannedByMeasurement) {
     send(event::Measured{{"chat", 0}, {.serving_peak = 5 * gib}, {}});
     EXPECT_EQ(gpu().resident, 5 * gib);
     end("chat");
-    EXPECT_EQ(policy.expected_bytes("chat"), 5 * gib);
-    EXPECT_EQ(policy.basis("chat"), Basis::measured);
+    EXPECT_EQ(policy.need("chat", "GPU-0").device, 5 * gib);
+    EXPECT_EQ(policy.need("chat", "GPU-0").basis, Basis::measured);
     EXPECT_THAT(policy.why("chat", now), HasSubstr("5.0 GiB (measured), 4.0 GiB were declared, too little"));
 }
 
@@ -160,11 +160,11 @@ TEST_F(MemoryPolicy, AnIdleProcessDoesNotPlanTheNextLoad) {
     declare({model("chat", 4 * gib)});
     load("chat", 3 * gib);
     end("chat");
-    EXPECT_EQ(policy.expected_bytes("chat"), 4 * gib) << "it was never seen to serve";
+    EXPECT_EQ(policy.need("chat", "GPU-0").device, 4 * gib) << "it was never seen to serve";
     load("chat", 3 * gib);
     send(event::Measured{{"chat", 0}, {.serving_peak = 3 * gib + gib / 2}, {}});
     end("chat");
-    EXPECT_EQ(policy.expected_bytes("chat"), 3 * gib + gib / 2);
+    EXPECT_EQ(policy.need("chat", "GPU-0").device, 3 * gib + gib / 2);
     load("chat", 3 * gib);
     EXPECT_EQ(gpu().resident, 3 * gib + gib / 2);
 }

@@ -36,7 +36,7 @@ struct Teller {
         return fmt::format("{} has {} channels", one.who.text(), one.open);
     }
     std::string operator()(const event::Ready& one) const {
-        return fmt::format("{} is ready with {}", one.who.text(), bytes_text(one.measured.device.at_ready));
+        return fmt::format("{} is ready with {}", one.who.text(), bytes_text(one.measured ? one.measured->device.at_ready : 0));
     }
     std::string operator()(const event::Measured& one) const {
         return fmt::format("{} measured {}", one.who.text(), bytes_text(one.device.resident()));
@@ -71,7 +71,7 @@ struct Teller {
         return fmt::format("  refuse ticket {}: {}", one.ticket, one.error.text());
     }
     std::string operator()(const action::Queued& one) const {
-        return fmt::format("  ticket {} is number {}, {} ms: {}", one.ticket, one.position, one.expected.count(),
+        return fmt::format("  ticket {} is number {}, {} ms: {}", one.ticket, one.position, one.expected.value_or(Millis{-1}).count(),
                            one.why);
     }
     std::string operator()(const action::Reclaimed& one) const {

@@ -200,15 +200,15 @@ void World::become_ready(const ReplicaId& who) {
     Footprint told;
     told.device.at_ready = real.at_ready;
     told.device.load_peak = real.load_peak;
-    told.host.at_ready = real.host;
+    if (process.device != host) told.host.at_ready = real.host;
     told.load = real.load;
     told.measured_ms = 1;
-    const auto& [peak, host_peak] = served_peak[who.model];
+    const Bytes peak = served_peak[footprint_key(who.model, process.device != host)];
     process.estimated = peak == 0;
     const auto known = declared.find(who.model);
     const bool keeps = process.estimated && known != declared.end() && (known->second.package || known->second.memory);
     process.device_bytes = std::max({real.at_ready, peak, keeps ? process.device_bytes : 0});
-    process.host_bytes = std::max(real.host, host_peak);
+    process.host_bytes = told.host.at_ready;
     send(event::Ready{who, told});
     begin_next(who);
 }
@@ -245,7 +245,7 @@ void World::grow(const ReplicaId& who) {
     if (found == processes.end() || (found->second.state != State::ready && found->second.state != State::draining))
         return;
     const Bytes peak = truth.at(who.model).serving_peak;
-    auto& known = served_peak[who.model].first;
+    Bytes& known = served_peak[footprint_key(who.model, found->second.device != host)];
     known = std::max(known, peak);
     const bool is_first = std::exchange(found->second.estimated, false);
     found->second.device_bytes =
@@ -266,7 +266,7 @@ void World::crash(const ReplicaId& who, bool out_of_memory) {
 void World::end(const ReplicaId& who, bool out_of_memory) {
     Process& process = processes.at(who);
     if (out_of_memory && process.state != State::loading) {
-        auto& known = served_peak[who.model].first;
+        Bytes& known = served_peak[footprint_key(who.model, process.device != host)];
         known = std::max(known, process.device_bytes / 100 * 125);
     }
     process.state = State::ended;
@@ -367,7 +367,7 @@ void World::replace(std::unique_ptr<Decider> decider, const std::vector<Holding>
     for (const Holding& one : holdings) {
         Process& process = processes.at(one.who);
         process.used = true;
-        process.estimated = process.estimated && served_peak[one.who.model].first == 0;
+        process.estimated = process.estimated && served_peak[footprint_key(one.who.model, process.device != host)] == 0;
         send(event::Adopted{one, millis_since(process.ready_at), millis_since(process.idle_since),
                             static_cast<std::uint32_t>(process.requests.size())});
     }

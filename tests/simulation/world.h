@@ -53,7 +53,7 @@ struct Process {
     Time ready_at{};
     Time idle_since{};
     bool used = false;
-    bool estimated = false;  ///< ready, and not measured while it served
+    bool estimated = false;               ///< ready, and not measured while it served
     std::vector<std::uint64_t> requests;  ///< accepted, the first one runs
     Time drain_until = Time::max();
 };
@@ -121,7 +121,7 @@ public:
         bool lost = false;
     };
     std::map<DeviceId, Machine> machines;
-    std::map<std::string, std::pair<Bytes, Bytes>> served_peak;  ///< by key of a model: of its device, and of the host
+    std::map<std::string, Bytes> served_peak;  ///< by key of a footprint
     std::map<std::string, bool> pinned;
     std::uint64_t events = 0;
     std::uint64_t loads = 0;

@@ -51,6 +51,8 @@ inline constexpr std::uint64_t gpu_overhead_noise_bytes = 32 << 20;
 inline constexpr auto drain_grace = 500ms;
 /// From the end of a draining worker's link to its exit, which tells how it ended.
 inline constexpr auto link_end_grace = 2s;
+/// Of a load without a deadline, until there is room: as long as five turns of others at most, and its own load.
+inline constexpr auto room_wait_max = 5min;
 inline constexpr auto look_at_others_every = 5s;  ///< at what other programs use, where a device has a limit
 inline constexpr std::uint64_t memory_bound_margin = 64 << 20;  ///< beyond a process' memory and a quarter of it
 inline constexpr auto near_look_every = 10s;        ///< at which files are in the page cache
@@ -59,6 +61,7 @@ inline constexpr std::uint64_t near_read_max = 256 << 20;
 inline constexpr auto near_end_patience = 200ms;  ///< for a look under way when the supervisor ends
 inline constexpr auto sample_loading_every = 100ms;  ///< memory of a process that loads
 inline constexpr auto sample_busy_every = 1s;        ///< and of one that serves, while a request runs
+inline constexpr auto note_use_every = 1s;           ///< to the keeper, when a model was last in use
 inline constexpr auto sample_deadline = 500ms;  ///< reading host memory before a drain; 23 ms for 4 GiB
 inline constexpr auto killed_alive_max = 10s;   ///< after SIGKILL; then a person is told
 inline constexpr auto statistics_deadline = 200ms;

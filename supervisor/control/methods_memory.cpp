@@ -21,12 +21,13 @@ void reclaim(Fleet& fleet, const rpc::Call& call) {
         throw ErrorException{
             {ErrorCode::input_invalid, "parameter \"bytes\" is missing", "say how much room is needed"}};
     const auto deadline = selected_deadline(call.params);
-    fleet.admission().make_room(
+    const auto ticket = fleet.admission().make_room(
         device, *bytes, client, deadline, [answer = call.answer](const Result<Admission::MadeRoom>& made) {
             if (!made) return answer(made.error());
             answer(rpc::Answer{
                 {{"freed", made->freed}, {"receipts", to_json(made->receipts)}, {"short_of", made->short_of}}, {}});
         });
+    *call.client_left = [&fleet, ticket] { fleet.admission().leave(ticket); };
 }
 
 void ledger(const Fleet& fleet, const rpc::Call& call) {

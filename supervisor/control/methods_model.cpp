@@ -68,7 +68,7 @@ rpc::Answer why_of(const Fleet& fleet, const Model& model) {
     return {{{"model", name},
              {"state", to_string(speaks.state())},
              {"sentence", sentence_of(fleet.admission().why(name), speaks)},
-             {"memory", fleet.admission().footprint(name)},
+             {"memory", fleet.admission().footprint(speaks)},
              {"replicas", std::move(replicas)},
              {"graphs", speaks.graphs()},
              {"generate", speaks.generate()}},
@@ -94,8 +94,8 @@ void why(Fleet& fleet, const rpc::Call& call) {
 void add_model_methods(rpc::MethodTable& methods, Fleet& fleet) {
     methods["model.load"] = rpc::method({"model", "models", "all", "deadline_ms", "again"},
                                         [&fleet](rpc::Call call) { load(fleet, std::move(call)); });
-    methods["model.unload"] = rpc::method({"model", "models", "all", "again"},
-                                          [&fleet](rpc::Call call) { unload(fleet, std::move(call)); });
+    methods["model.unload"] =
+        rpc::method({"model", "models", "all", "again"}, [&fleet](rpc::Call call) { unload(fleet, std::move(call)); });
     methods["model.restart"] =
         rpc::method({"model", "models", "all"}, [&fleet](rpc::Call call) { restart(fleet, std::move(call)); });
     methods["model.pin"] = rpc::method({"model", "pin"}, [&fleet](const rpc::Call& call) { pin(fleet, call); });

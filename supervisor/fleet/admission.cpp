@@ -131,43 +131,73 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
     event::Adopted adopted;
     memory::Holding& holding = adopted.holding;
     holding.who = {found.name.model, found.name.replica};
-    const bool was_ready = record && record->ready_unix_ms != 0;
+    const auto held = record ? record->held : std::nullopt;  // a supervisor of another release may have noted none
+    const bool was_ready = record && record->ready_unix_ms != 0 && (!held || held->measured);
     holding.holds = found.exit  ? memory::Holds::reclaiming
                     : was_ready ? memory::Holds::resident
                                 : memory::Holds::reserved;
-    holding.draining = record && record->end_began_unix_ms != 0 && !found.exit;
+    holding.draining = was_ready && record->end_began_unix_ms != 0 && !found.exit;
     holding.device = record && !record->gpu_uuid.empty() ? record->gpu_uuid : std::string{memory::host};
-    const memory::Footprint* known = policy_->footprints().find(key_of(found.name.model));
-    const bool on_gpu = holding.device != memory::host;
-    const bool is_measured = was_ready && known != nullptr &&
-                             (known->has_served() || policy_->basis(found.name.model) == memory::Basis::measured);
-    holding.device_bytes = is_measured ? known->device.resident() : policy_->expected_bytes(found.name.model);
-    if (!on_gpu && record) holding.device_bytes = std::max(holding.device_bytes, record->host_bytes.value_or(0));
-    if (on_gpu && known != nullptr) holding.host_bytes = known->host.resident();
-    if (known != nullptr) holding.mapped_bytes = on_gpu ? known->host.mapped : known->device.mapped;
-    if (was_ready) told_ready_[holding.who] = found.name.generation;
-    if (was_ready)
-        adopted.ready_for = std::chrono::milliseconds{std::max<std::int64_t>(unix_ms() - record->ready_unix_ms, 0)};
+    if (held) {
+        holding.device_bytes = held->device;
+        holding.host_bytes = held->host;
+        holding.mapped_bytes = held->mapped;
+    } else {
+        const memory::Need need = policy_->need(found.name.model, holding.device);
+        holding.device_bytes = need.device;
+        holding.host_bytes = need.host;
+    }
+    const auto since = [](std::int64_t noted_ms) {
+        return memory::Millis{std::max<std::int64_t>(unix_ms() - noted_ms, 0)};
+    };
+    if (was_ready) {
+        told_ready_[holding.who] = found.name.generation;
+        adopted.ready_for = since(record->ready_unix_ms);
+        if (record->used_unix_ms != 0) adopted.idle_for = since(record->used_unix_ms);
+    }
     tell(std::move(adopted));
 }
 
 // --- questions
 
 Admission::Ticket Admission::ask(const std::string& model, memory::Asker asker, std::string client,
-                                 std::optional<std::chrono::milliseconds> deadline, OnServed served) {
+                                 std::optional<std::chrono::milliseconds> deadline, OnServed served,
+                                 std::optional<std::chrono::milliseconds> room_within) {
     const Ticket ticket = ++last_ticket_;
-    waiters_[ticket] = {model, asker == memory::Asker::restart, std::move(served)};
+    waiters_[ticket] = {model, std::move(served)};
     event::LoadAsked asked{ticket, model, asker, std::move(client), {}};
+    asked.for_room = !deadline;
+    if (!deadline && asker != memory::Asker::restart)
+        deadline = room_within.value_or(planned_.at(model)->deadlines.load + limits::room_wait_max);
     if (deadline) asked.deadline = Deadline::Clock::now() + *deadline;
+    if (asker == memory::Asker::channel && serves(model)) {  // it takes no memory
+        tell(std::move(asked));
+        return ticket;
+    }
     look([this, asked = std::move(asked)]() mutable {
         if (waiters_.contains(asked.ticket)) tell(std::move(asked));  // else who asked has left meanwhile
     });
     return ticket;
 }
 
+bool Admission::serves(const std::string& model) const {
+    for (std::uint32_t i = 0; i < planned_.at(model)->replicas; ++i)
+        if (const Replica* replica = find_(model, i);
+            replica != nullptr && is_serving(replica->state()) && !is_evicting(*replica))
+            return true;
+    return false;
+}
+
 void Admission::leave(Ticket ticket) {
-    room_waiters_.erase(ticket);
-    if (waiters_.erase(ticket) > 0) tell(event::Left{ticket});
+    const auto waiter = waiters_.extract(ticket);
+    if (!waiter.empty()) tell_it_left(ticket, waiter.mapped(), "cancelled");
+    if (!waiter.empty() || room_waiters_.erase(ticket) > 0) tell(event::Left{ticket});
+}
+
+void Admission::tell_it_left(Ticket ticket, const Waiter& waiter, std::string_view how) {
+    if (!waiter.was_queued) return;
+    context_.events.publish("queued", {waiter.model, 0, 0},
+                            {{"ticket", ticket}, {"position", 0}, {"expected_ms", nullptr}, {"reason", how}});
 }
 
 void Admission::refuse(const std::string& model, const Error& error) {
@@ -178,6 +208,7 @@ void Admission::refuse(const std::string& model, const Error& error) {
             continue;
         }
         tell(event::Left{waiter->first});
+        tell_it_left(waiter->first, waiter->second, "cancelled");
         std::erase_if(restarts_, [&](const auto& restart) { return restart.second == waiter->first; });
         answers.push_back(std::move(waiter->second.served));
         waiter = waiters_.erase(waiter);
@@ -187,22 +218,26 @@ void Admission::refuse(const std::string& model, const Error& error) {
 
 void Admission::pin(const std::string& model, bool pinned) { tell(event::Pin{model, pinned}); }
 
-void Admission::make_room(const std::string& device, std::uint64_t bytes, std::string client,
-                          std::optional<std::chrono::milliseconds> deadline,
-                          std::function<void(Result<MadeRoom>)> made) {
+Admission::Ticket Admission::make_room(const std::string& device, std::uint64_t bytes, std::string client,
+                                       std::optional<std::chrono::milliseconds> deadline,
+                                       std::function<void(Result<MadeRoom>)> made) {
     const auto found = std::ranges::find_if(
         devices_, [&](const auto& one) { return device == one.first || device == one.second.text; });
-    if (planned_.empty() || found == devices_.end())
-        return made(
-            Error{ErrorCode::input_invalid,
-                  fmt::format("making room on device \"{}\": {}", device,
-                              planned_.empty() ? "no model of this fleet is planned" : "there is no such device"),
-                  planned_.empty() ? "declare `limits` in the fleet file" : "see `bulkhead gpus`"});
+    if (planned_.empty() || found == devices_.end()) {
+        made(Error{ErrorCode::input_invalid,
+                   fmt::format("making room on device \"{}\": {}", device,
+                               planned_.empty() ? "no model of this fleet is planned" : "there is no such device"),
+                   planned_.empty() ? "declare `limits` in the fleet file" : "see `bulkhead gpus`"});
+        return 0;
+    }
     const Ticket ticket = ++last_ticket_;
     room_waiters_[ticket] = std::move(made);
     event::ReclaimAsked asked{ticket, found->first, bytes, std::move(client), {}};
     if (deadline) asked.deadline = Deadline::Clock::now() + *deadline;
-    look([this, asked = std::move(asked)]() mutable { tell(std::move(asked)); });
+    look([this, asked = std::move(asked)]() mutable {
+        if (room_waiters_.contains(asked.ticket)) tell(std::move(asked));
+    });
+    return ticket;
 }
 
 // --- the policy's turn
@@ -222,6 +257,11 @@ void Admission::work() {
         events_.pop_front();
         for (const memory::Action& action : policy_->on(event, Deadline::Clock::now()))
             std::visit([this](const auto& one) { act(one); }, action);
+        const auto note = [this](const memory::ReplicaId& who) {
+            if (Replica* replica = find_(who.model, who.replica)) replica->books_changed();
+        };
+        if (const auto* ready = std::get_if<event::Ready>(&event)) note(ready->who);
+        if (const auto* measured = std::get_if<event::Measured>(&event)) note(measured->who);
     }
     fit_blanks();  // what was granted is being started, and has taken its blank: the others have what no model needs
     save();
@@ -279,7 +319,14 @@ void Admission::act(const action::Evict& evict) {
 void Admission::act(const action::Serve& serve) {
     const auto waiter = waiters_.extract(serve.ticket);
     if (waiter.empty()) return;
-    std::erase_if(restarts_, [&](const auto& restart) { return restart.second == serve.ticket; });
+    tell_it_left(serve.ticket, waiter.mapped(), "served");
+    const auto restart = std::ranges::find(restarts_, serve.ticket, [](const auto& one) { return one.second; });
+    if (restart != restarts_.end()) {
+        const memory::ReplicaId who = restart->first;
+        restarts_.erase(restart);
+        if (Replica* surplus = find_(who.model, who.replica); surplus != nullptr && who != serve.who)
+            surplus->not_needed(fmt::format("its restart was not needed: {} serves", serve.who.text()));
+    }
     Replica* replica = find_(serve.who.model, serve.who.replica);
     if (replica == nullptr) return waiter.mapped().served(Error{ErrorCode::internal, "serving: no such replica", {}});
     waiter.mapped().served(replica);
@@ -289,6 +336,7 @@ void Admission::act(const action::Refuse& refuse) {
     if (const auto room = room_waiters_.extract(refuse.ticket); !room.empty()) return room.mapped()(refuse.error);
     const auto waiter = waiters_.extract(refuse.ticket);
     if (waiter.empty()) return;
+    tell_it_left(refuse.ticket, waiter.mapped(), "refused");
     const OnServed served = std::move(waiter.mapped().served);
     const auto restart = std::ranges::find(restarts_, refuse.ticket, [](const auto& one) { return one.second; });
     if (restart != restarts_.end()) {
@@ -302,9 +350,13 @@ void Admission::act(const action::Refuse& refuse) {
 void Admission::act(const action::Queued& queued) {
     const auto waiter = waiters_.find(queued.ticket);
     if (waiter == waiters_.end()) return;
+    waiter->second.was_queued = true;
     context_.events.publish(
         "queued", {waiter->second.model, 0, 0},
-        {{"position", queued.position}, {"expected_ms", queued.expected.count()}, {"reason", queued.why}});
+        {{"ticket", queued.ticket},
+         {"position", queued.position},
+         {"expected_ms", queued.expected ? json::value(queued.expected->count()) : json::value(nullptr)},
+         {"reason", queued.why}});
 }
 
 void Admission::act(const action::Reclaimed& reclaimed) {
@@ -316,99 +368,14 @@ void Admission::act(const action::Reclaimed& reclaimed) {
             made.receipts.push_back(std::move(receipt.mapped()));
     if (room_waiters_.empty()) receipts_.clear();
     fit_blanks();  // what was promised is not theirs any more
-    blanks_.when_gone([made = std::move(made), answer = std::move(waiter.mapped())]() mutable { answer(std::move(made)); });
+    blanks_.when_gone(
+        [made = std::move(made), answer = std::move(waiter.mapped())]() mutable { answer(std::move(made)); });
 }
 
 void Admission::save() {
     if (!file_ || policy_->footprints() == saved_) return;
     saved_ = policy_->footprints();
     file_->save(saved_);
-}
-
-// --- what others use
-
-/// Reads what the devices say, and tells what of it is not ours. What ours have is read at the same moment: one that
-/// loads has more with each millisecond, and what was not seen of it would be others'.
-void Admission::look(std::function<void()> looked) {
-    struct Seen {
-        MachineMemory machine;
-        std::vector<Gpu> gpus;
-        std::map<pid_t, std::uint64_t> on_host;
-        std::map<pid_t, std::uint64_t> of_blanks;  ///< a load may take one meanwhile
-    };
-    std::vector<pid_t> workers;
-    for (const auto& holding : policy_->holdings())
-        if (const Replica* replica = find_(holding.who.model, holding.who.replica);
-            replica != nullptr && replica->process() && !replica->process()->exit)
-            workers.push_back(replica->process()->pid);
-    const bool has_gpus = devices_.size() > 1;
-    context_.off_loop.run(
-        "reading what others use of the devices",
-        [has_gpus, workers = std::move(workers), blanks = blanks_.pids(), &gpus = context_.gpus] {
-            Seen seen{read_machine_memory(), {}, {}, Blanks::read_memory(blanks)};
-            for (const pid_t pid : workers) seen.on_host[pid] = read_resident_bytes(pid).value_or(0);
-            if (has_gpus)
-                if (auto read = gpus.read()) seen.gpus = std::move(*read);
-            return seen;
-        },
-        [this, alive = std::weak_ptr{alive_}, looked = std::move(looked)](const Result<Seen>& seen) {
-            if (alive.expired()) return;
-            if (seen) {
-                std::map<memory::DeviceId, std::uint64_t> ours;
-                blanks_.measured(seen->of_blanks, seen->gpus);
-                for (const auto& [pid, bytes] : seen->of_blanks) {
-                    ours[std::string{memory::host}] += bytes;
-                    for (const Gpu& gpu : seen->gpus) ours[gpu.uuid] += bytes_of_process(gpu, pid).value_or(0);
-                }
-                for (const auto& holding : policy_->holdings()) {
-                    const Replica* replica = find_(holding.who.model, holding.who.replica);
-                    const auto& process = replica != nullptr ? replica->process() : nullptr;
-                    const bool on_gpu = holding.device != memory::host;
-                    if (!process || process->exit) {
-                        ours[holding.device] += holding.device_bytes;
-                        ours[std::string{memory::host}] += holding.host_bytes;
-                        continue;
-                    }
-                    const auto on_host = seen->on_host.find(process->pid);
-                    ours[std::string{memory::host}] += on_host == seen->on_host.end() ? 0 : on_host->second;
-                    if (!on_gpu || seen->of_blanks.contains(process->pid)) continue;  // it was one a moment ago
-                    const auto gpu = std::ranges::find(seen->gpus, holding.device, &Gpu::uuid);
-                    ours[holding.device] +=
-                        std::max(gpu == seen->gpus.end() ? 0 : bytes_of_process(*gpu, process->pid).value_or(0),
-                                 process->memory.gpu_bytes.value_or(process->ready_at ? holding.device_bytes : 0));
-                }
-                const auto foreign = [&](const memory::DeviceId& id, std::uint64_t used) {
-                    devices_.at(id).was_seen = true;
-                    tell(event::Foreign{id, used - std::min(used, ours[id])});
-                };
-                foreign(std::string{memory::host}, seen->machine.total - seen->machine.available);
-                for (const Gpu& gpu : seen->gpus) {
-                    const auto known = devices_.find(gpu.uuid);
-                    if (known == devices_.end()) continue;
-                    const bool in_trouble = !gpu.trouble.empty();
-                    if (!in_trouble && gpu.total_bytes) known->second.total = *gpu.total_bytes;
-                    tell(event::Device{gpu.uuid, known->second.total,
-                                       in_trouble || context_.gpu_quarantine.reason(gpu.uuid)});
-                    if (!in_trouble && gpu.total_bytes && gpu.free_bytes)
-                        foreign(gpu.uuid, *gpu.total_bytes - *gpu.free_bytes);
-                    if (gpu.lost) lose_workers_on(gpu);
-                }
-            }
-            looked();
-        });
-}
-
-void Admission::lose_workers_on(const Gpu& gpu) {
-    for (const auto& holding : policy_->holdings())
-        if (Replica* replica = find_(holding.who.model, holding.who.replica);
-            replica != nullptr && holding.device == gpu.uuid)
-            replica->gpu_was_lost(gpu.trouble);
-}
-
-/// So that a game that starts is seen, where somebody cares: an idle daemon without limits never wakes up.
-void Admission::watch_others() {
-    if (std::ranges::none_of(devices_, [](const auto& device) { return device.second.limited; })) return;
-    next_look_.arm(limits::look_at_others_every, [this] { look([this] { watch_others(); }); });
 }
 
 // --- what replicas say
@@ -436,7 +403,7 @@ void Admission::changed(Replica& replica, WorkerState from, WorkerState to) {
         const bool ran_out =
             process && (process->evidence.memory_bound || (own && own->code == ErrorCode::out_of_memory));
         ended_[who] = memory::Clock::now();
-        event::Ended ended{who, ran_out, own, unix_ms()};
+        event::Ended ended{who, ran_out, own, unix_ms(), process && process->evidence.memory_bound};
         if (!ended.error && !failure.empty()) ended.error = failure.mapped();
         tell(std::move(ended));
     }
@@ -451,24 +418,48 @@ void Admission::measured(Replica& replica) {
     const MemorySample& seen = process->memory;
     const bool on_gpu = process->device.is_gpu();
     memory::Usage device = on_gpu ? seen.gpu_usage : seen.host_usage;
+    const json::object& graphs = process->statistics.graphs;
     device.slabs = process->statistics.slabs.bytes;
-    if (const json::value* pools = process->statistics.graphs.if_contains("pool_bytes"); pools && pools->is_number())
-        device.graph_pools = pools->to_number<std::uint64_t>();
+    device.graph_pools = unsigned_member(graphs, "pool_bytes").value_or(0);
+    // Where the driver does not tell what is whose, as in WSL2 and some containers, the worker's allocator may.
+    const auto reserved = on_gpu && device.loading() == 0 ? unsigned_member(graphs, "reserved_bytes").value_or(0) : 0;
+    const auto own_word = reserved == 0 ? 0 : reserved + limits::blank_context_bytes;
     const memory::Usage host = on_gpu ? seen.host_usage : memory::Usage{};
     std::uint64_t& told = told_ready_[who];
-    if (std::exchange(told, process->name.generation) == process->name.generation)
+    if (std::exchange(told, process->name.generation) == process->name.generation) {
+        device.serving_peak = std::max<std::uint64_t>(device.serving_peak, own_word);
         return tell(event::Measured{who, device, host});
+    }
+    if (device.at_ready == 0) device.at_ready = std::max<std::uint64_t>(device.load_peak, own_word);
+    if (device.at_ready == 0) return tell_ready(replica, std::nullopt);
     memory::Footprint footprint{device, host};
     footprint.device.serving_peak = footprint.host.serving_peak = 0;  // seen idle, if at all
-    const memory::Footprint* known = policy_->footprints().find(key_of(who.model));
+    const memory::Footprint* known = footprint_of(who.model, on_gpu);
     if (known != nullptr) footprint.load = known->load;  // of an adopted one the beginning is not known
     if (process->spawned_at)
         footprint.load =
             std::chrono::duration_cast<std::chrono::milliseconds>(*process->ready_at - *process->spawned_at);
     footprint.count = 1;
     footprint.measured_ms = unix_ms();
-    tell(event::Ready{who, footprint});
+    tell_ready(replica, footprint);
+}
+
+void Admission::tell_ready(const Replica& replica, std::optional<memory::Footprint> measured) {
+    const memory::ReplicaId who = id_of(replica);
+    tell(event::Ready{who, std::move(measured)});
     if (replica.state() == WorkerState::busy) tell(event::InFlight{who, 1});
+}
+
+void Admission::channels_changed(Replica& replica) {
+    if (plans(replica.spec().name))
+        tell(event::Channels{id_of(replica), static_cast<std::uint32_t>(replica.channels())});
+}
+
+std::optional<HeldMemory> Admission::held(const Replica& replica) const {
+    const auto holding = plans(replica.spec().name) ? policy_->holding(id_of(replica)) : std::nullopt;
+    if (!holding) return std::nullopt;
+    return HeldMemory{holding->holds != memory::Holds::reserved, holding->device_bytes, holding->host_bytes,
+                      holding->mapped_bytes};
 }
 
 void Admission::counted(Replica& replica) {
@@ -490,7 +481,7 @@ void Admission::reclaimed(Replica& replica) {
 
 std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
     const config::ModelSpec& spec = replica.spec();
-    const memory::Footprint* known = policy_->footprints().find(key_of(spec.name));
+    const memory::Footprint* known = footprint_of(spec.name, false);
     std::uint64_t bytes = spec.declared_bytes.value_or(0);
     const auto host = devices_.find(std::string{memory::host});
     const bool is_limited = host != devices_.end() && host->second.limited;

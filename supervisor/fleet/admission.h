@@ -44,8 +44,8 @@ public:
     struct Known {
         std::vector<Gpu> gpus{};
         memory::Footprints footprints{};
-        std::map<std::string, FileFacts> files{};           ///< by model
-        std::map<std::string, std::string> keys{};          ///< of footprints, by model
+        std::map<std::string, FileFacts> files{};   ///< by model
+        std::map<std::string, std::string> keys{};  ///< of footprints, by model
     };
     /// Whether `begin` must know the GPUs: asking for them wakes the driver.
     [[nodiscard]] static bool needs_gpus(const config::Fleet& fleet);
@@ -60,9 +60,12 @@ public:
     /// That a planned model may run on.
     [[nodiscard]] std::vector<Device> gpus_of(const config::ModelSpec& spec) const;
     /// Answered once: by a replica that serves, or why there is none.
+    /// `deadline`     empty: only the wait for room is bounded; of a restart nothing is
+    /// `room_within`  empty: as long as a load may take, and `limits::room_wait_max`
     Ticket ask(const std::string& model, memory::Asker asker, std::string client,
-               std::optional<std::chrono::milliseconds> deadline, OnServed served);
-    /// Who asked is gone.
+               std::optional<std::chrono::milliseconds> deadline, OnServed served,
+               std::optional<std::chrono::milliseconds> room_within = {});
+    /// Who asked for a model or for room is gone.
     void leave(Ticket ticket);
     /// Who waits for this model is answered; all of them with an empty name.
     void refuse(const std::string& model, const Error& error);
@@ -70,15 +73,16 @@ public:
     void pin(const std::string& model, bool pinned);
     /// Tells the blanks what is free for them.
     void fit_blanks();
-    void make_room(const std::string& device, std::uint64_t bytes, std::string client,
-                   std::optional<std::chrono::milliseconds> deadline, std::function<void(Result<MadeRoom>)> made);
+    /// Returns  for `leave`; 0 where it was answered at once
+    Ticket make_room(const std::string& device, std::uint64_t bytes, std::string client,
+                     std::optional<std::chrono::milliseconds> deadline, std::function<void(Result<MadeRoom>)> made);
 
     /// What a load would do: an answer to `fleet.plan`.
     [[nodiscard]] json::object plan(const std::string& model) const;
     /// Sentences for `why`; empty for a model that is not planned.
     [[nodiscard]] std::string why(const std::string& model) const;
-    /// What is known of its memory: members `estimated` and `measured`.
-    [[nodiscard]] json::object footprint(const std::string& model) const;
+    /// What is known of its memory, where it runs or else may run first: members `estimated` and `measured`.
+    [[nodiscard]] json::object footprint(const Replica& replica) const;
     /// What becomes of a replica, for its row: members `pinned`, `waiting`, `unload_at`.
     void add_outlook(const Replica& replica, json::object& row) const;
     [[nodiscard]] json::array ledger() const;
@@ -88,14 +92,16 @@ public:
     void changed(Replica& replica, WorkerState from, WorkerState to) override;
     void measured(Replica& replica) override;
     void counted(Replica& replica) override;
+    void channels_changed(Replica& replica) override;
+    [[nodiscard]] std::optional<HeldMemory> held(const Replica& replica) const override;
     void reclaimed(Replica& replica) override;
     [[nodiscard]] std::optional<std::uint64_t> bound(const Replica& replica) const override;
 
 private:
     struct Waiter {
         std::string model;
-        bool is_restart = false;
         OnServed served;
+        bool was_queued = false;  ///< its place was published
     };
     struct KnownDevice {
         std::string text;  ///< "cpu", "cuda:0"
@@ -107,6 +113,13 @@ private:
     [[nodiscard]] static memory::ReplicaId id_of(const Replica& replica);
     [[nodiscard]] std::vector<memory::DeviceId> devices_of(const config::ModelSpec& spec) const;
     [[nodiscard]] std::string key_of(const std::string& model) const;
+    /// Null: it was never measured on such a device.
+    [[nodiscard]] const memory::Footprint* footprint_of(const std::string& model, bool on_gpu) const {
+        return policy_->footprints().find(memory::footprint_key(key_of(model), on_gpu));
+    }
+    [[nodiscard]] bool serves(const std::string& model) const;
+    /// Whoever watches the queue hears that this one is not in it any more.
+    void tell_it_left(Ticket ticket, const Waiter& waiter, std::string_view how);
     void tell(memory::Event event);
     void work();
     void act(const memory::action::Place&) {}  // its process is started with the grant
@@ -117,6 +130,7 @@ private:
     void act(const memory::action::Refuse& refuse);
     void act(const memory::action::Queued& queued);
     void act(const memory::action::Reclaimed& reclaimed);
+    void tell_ready(const Replica& replica, std::optional<memory::Footprint> measured);
     void could_not_start(const memory::ReplicaId& who, const Error& error);
     void look(std::function<void()> looked);
     void lose_workers_on(const Gpu& gpu);
@@ -136,6 +150,7 @@ private:
     bool works_later_ = false;
     Deadline tick_;
     Deadline next_look_;
+    std::vector<std::function<void()>> look_waiters_;  ///< of the one look under way
     std::map<Ticket, Waiter> waiters_;
     std::map<Ticket, std::function<void(Result<MadeRoom>)>> room_waiters_;
     std::map<memory::ReplicaId, Receipt> receipts_;  ///< of evictions, while somebody waits for room

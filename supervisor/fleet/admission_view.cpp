@@ -1,17 +1,18 @@
-// What people see of the memory policy: plans, reasons, footprints, the ledger.
+// What people see of the memory policy: plans, reasons, footprints, the ledger. And what it sees of the devices.
 
+#include <algorithm>
+
+#include "ipc/base/machine_memory.h"
+#include "supervisor/base/limits.h"
+#include "supervisor/base/proc_files.h"
 #include "supervisor/fleet/admission.h"
 
 namespace bulkhead::supervisor {
 namespace {
 
 json::object to_json(const memory::Usage& usage) {
-    return {{"at_ready", usage.at_ready},
-            {"load_peak", usage.load_peak},
-            {"serving_peak", usage.serving_peak},
-            {"graph_pools", usage.graph_pools},
-            {"slabs", usage.slabs},
-            {"mapped", usage.mapped}};
+    return {{"at_ready", usage.at_ready},       {"load_peak", usage.load_peak}, {"serving_peak", usage.serving_peak},
+            {"graph_pools", usage.graph_pools}, {"slabs", usage.slabs},         {"mapped", usage.mapped}};
 }
 
 }  // namespace
@@ -41,14 +42,18 @@ std::string Admission::why(const std::string& model) const {
     return plans(model) ? policy_->why(model, Deadline::Clock::now()) : std::string{};
 }
 
-json::object Admission::footprint(const std::string& model) const {
+json::object Admission::footprint(const Replica& replica) const {
     json::object result{{"estimated", nullptr}, {"measured", nullptr}};
-    const auto file = files_.find(model);
-    if (const auto spec = planned_.find(model); file != files_.end() && file->second.estimate)
-        result["estimated"] = *file->second.estimate;
-    else if (spec != planned_.end() && spec->second->declared_bytes)
-        result["estimated"] = *spec->second->declared_bytes;
-    if (const memory::Footprint* known = policy_->footprints().find(key_of(model)))
+    const config::ModelSpec& spec = replica.spec();
+    const auto devices = devices_of(spec);
+    const auto holding = policy_->holding(id_of(replica));
+    const bool on_gpu = holding ? holding->device != memory::host : !devices.empty() && devices.front() != memory::host;
+    const auto file = files_.find(spec.name);
+    if (file != files_.end() && file->second.estimate)
+        result["estimated"] = on_gpu ? file->second.estimate->on_gpu : file->second.estimate->on_host;
+    else if (plans(spec.name) && spec.declared_bytes)
+        result["estimated"] = *spec.declared_bytes;
+    if (const memory::Footprint* known = footprint_of(spec.name, on_gpu))
         result["measured"] = json::object{{"device", to_json(known->device)},
                                           {"host", to_json(known->host)},
                                           {"load_ms", known->load.count()},
@@ -97,6 +102,95 @@ json::array Admission::ledger() const {
                                        {"blanks", blanks_.bytes(one.id)},
                                        {"workers", std::move(workers[one.id])}});
     return devices;
+}
+
+// --- what others use
+
+/// Reads what the devices say, and tells what of it is not ours. What ours have is read at the same moment: one that
+/// loads has more with each millisecond, and what was not seen of it would be others'.
+/// Who asks while a look is under way shares it.
+void Admission::look(std::function<void()> looked) {
+    look_waiters_.push_back(std::move(looked));
+    if (look_waiters_.size() > 1) return;
+    struct Seen {
+        MachineMemory machine;
+        std::vector<Gpu> gpus;
+        std::map<pid_t, std::uint64_t> on_host;
+        std::map<pid_t, std::uint64_t> of_blanks;  ///< a load may take one meanwhile
+    };
+    std::vector<pid_t> workers;
+    for (const auto& holding : policy_->holdings())
+        if (const Replica* replica = find_(holding.who.model, holding.who.replica);
+            replica != nullptr && replica->process() && !replica->process()->exit)
+            workers.push_back(replica->process()->pid);
+    const bool has_gpus = devices_.size() > 1;
+    context_.off_loop.run(
+        "reading what others use of the devices",
+        [has_gpus, workers = std::move(workers), blanks = blanks_.pids(), &gpus = context_.gpus] {
+            Seen seen{read_machine_memory(), {}, {}, Blanks::read_memory(blanks)};
+            for (const pid_t pid : workers) seen.on_host[pid] = read_resident_of_tree(pid).value_or(0);
+            if (has_gpus)
+                if (auto read = gpus.read()) seen.gpus = std::move(*read);
+            return seen;
+        },
+        [this, alive = std::weak_ptr{alive_}](const Result<Seen>& seen) {
+            if (alive.expired()) return;
+            if (seen) {
+                std::map<memory::DeviceId, std::uint64_t> ours;
+                blanks_.measured(seen->of_blanks, seen->gpus);
+                for (const auto& [pid, bytes] : seen->of_blanks) {
+                    ours[std::string{memory::host}] += bytes;
+                    for (const Gpu& gpu : seen->gpus) ours[gpu.uuid] += bytes_of_process(gpu, pid).value_or(0);
+                }
+                for (const auto& holding : policy_->holdings()) {
+                    const Replica* replica = find_(holding.who.model, holding.who.replica);
+                    const auto& process = replica != nullptr ? replica->process() : nullptr;
+                    const bool on_gpu = holding.device != memory::host;
+                    if (!process || process->exit) {
+                        ours[holding.device] += holding.device_bytes;
+                        ours[std::string{memory::host}] += holding.host_bytes;
+                        continue;
+                    }
+                    const auto on_host = seen->on_host.find(process->pid);
+                    ours[std::string{memory::host}] += on_host == seen->on_host.end() ? 0 : on_host->second;
+                    if (!on_gpu || seen->of_blanks.contains(process->pid)) continue;  // it was one a moment ago
+                    const auto gpu = std::ranges::find(seen->gpus, holding.device, &Gpu::uuid);
+                    ours[holding.device] +=
+                        std::max(gpu == seen->gpus.end() ? 0 : bytes_of_process(*gpu, process->pid).value_or(0),
+                                 process->memory.gpu_bytes.value_or(process->ready_at ? holding.device_bytes : 0));
+                }
+                const auto foreign = [&](const memory::DeviceId& id, std::uint64_t used) {
+                    devices_.at(id).was_seen = true;
+                    tell(memory::event::Foreign{id, used - std::min(used, ours[id])});
+                };
+                foreign(std::string{memory::host}, seen->machine.total - seen->machine.available);
+                for (const Gpu& gpu : seen->gpus) {
+                    const auto known = devices_.find(gpu.uuid);
+                    if (known == devices_.end()) continue;
+                    const bool in_trouble = !gpu.trouble.empty();
+                    if (!in_trouble && gpu.total_bytes) known->second.total = *gpu.total_bytes;
+                    tell(memory::event::Device{gpu.uuid, known->second.total,
+                                               in_trouble || context_.gpu_quarantine.reason(gpu.uuid)});
+                    if (!in_trouble && gpu.total_bytes && gpu.free_bytes)
+                        foreign(gpu.uuid, *gpu.total_bytes - *gpu.free_bytes);
+                    if (gpu.lost) lose_workers_on(gpu);
+                }
+            }
+            for (const auto& looked_on : std::exchange(look_waiters_, {})) looked_on();
+        });
+}
+
+void Admission::lose_workers_on(const Gpu& gpu) {
+    for (const auto& holding : policy_->holdings())
+        if (Replica* replica = find_(holding.who.model, holding.who.replica);
+            replica != nullptr && holding.device == gpu.uuid)
+            replica->gpu_was_lost(gpu.trouble);
+}
+
+/// So that a game that starts is seen, where somebody cares: an idle daemon without limits never wakes up.
+void Admission::watch_others() {
+    if (std::ranges::none_of(devices_, [](const auto& device) { return device.second.limited; })) return;
+    next_look_.arm(limits::look_at_others_every, [this] { look([this] { watch_others(); }); });
 }
 
 }  // namespace bulkhead::supervisor

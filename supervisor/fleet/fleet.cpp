@@ -119,6 +119,7 @@ std::vector<memory::NearCandidate> Fleet::near_candidates() const {
 
 /// First those of `startup`, one after the other, whatever becomes of each; then the others.
 void Fleet::start_next(std::size_t index) {
+    if (stopping_) return;
     const auto was_found = [](const Model& model) {
         return std::ranges::any_of(model.replicas, [](const auto& replica) { return replica->was_found(); });
     };
@@ -126,7 +127,10 @@ void Fleet::start_next(std::size_t index) {
         Model* model = *find(declared_.startup[index]);
         if (was_found(*model)) return start_next(index + 1);
         for (const auto& replica : model->replicas) replica->keep_running();
-        return load({model}, {}, [this, index](const auto&) { start_next(index + 1); });
+        const auto next = [this, index](const auto&) { start_next(index + 1); };
+        if (!admission_.plans(model->spec.name)) return load({model}, {}, next);
+        // Those after it do not wait for room that does not come.
+        return (void)load_planned(*model, {}, next, model->spec.deadlines.load);
     }
     for (const auto& model : models_) {
         const bool is_started = std::ranges::find(declared_.startup, model->spec.name) != declared_.startup.end();
@@ -238,7 +242,7 @@ void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> 
 }
 
 Admission::Ticket Fleet::load_planned(const Model& model, std::optional<std::chrono::milliseconds> deadline,
-                                      OnLoaded loaded) {
+                                      OnLoaded loaded, std::optional<std::chrono::milliseconds> room_within) {
     for (const auto& replica : model.replicas)
         if (replica->state() == WorkerState::quarantined) replica->clear_crashes();  // a person's load
     return admission_.ask(
@@ -252,7 +256,8 @@ Admission::Ticket Fleet::load_planned(const Model& model, std::optional<std::chr
                 if (is_serving(replica->state()))
                     all.push_back({replica->process()->name, replica->state(), replica->process()->pid, took});
             loaded(std::move(all));
-        });
+        },
+        room_within);
 }
 
 void Fleet::unload(const Models& models, OnUnloaded unloaded, bool again) {
@@ -361,7 +366,7 @@ void Fleet::tell_status() {
     json::array rows;
     for (const Replica* replica : replicas_of(all())) {
         json::object row = replica->row();
-        row["memory"] = admission_.footprint(replica->spec().name);
+        row["memory"] = admission_.footprint(*replica);
         admission_.add_outlook(*replica, row);
         const auto near = near_.is_near(replica->spec().name);
         row["near"] = near ? json::value(*near) : json::value(nullptr);

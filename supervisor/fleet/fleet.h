@@ -92,7 +92,7 @@ private:
     [[nodiscard]] std::vector<Replica*> replicas_of(const Models& models) const;
     [[nodiscard]] Replica* replica_of(const std::string& name, std::uint32_t replica) const;
     Admission::Ticket load_planned(const Model& model, std::optional<std::chrono::milliseconds> deadline,
-                                   OnLoaded loaded);
+                                   OnLoaded loaded, std::optional<std::chrono::milliseconds> room_within = {});
     void start_next(std::size_t index);
     void unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded unloaded, bool again);
     [[nodiscard]] Result<> refuse_when_stopping() const;

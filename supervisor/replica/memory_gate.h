@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "supervisor/replica/replica_record.h"
 #include "supervisor/states/lifecycle.h"
 
 namespace bulkhead::supervisor {
@@ -23,6 +24,10 @@ public:
     virtual void measured(Replica& replica) = 0;
     /// A new count of its requests came.
     virtual void counted(Replica& replica) = 0;
+    /// A channel was opened or closed.
+    virtual void channels_changed(Replica& replica) = 0;
+    /// What the books have of its process, for its record; empty: nothing.
+    [[nodiscard]] virtual std::optional<HeldMemory> held(const Replica& replica) const = 0;
     /// The memory of an ended process is back, or was given up.
     virtual void reclaimed(Replica& replica) = 0;
     /// Bytes that the kernel shall give a process on a CPU at most; empty: no bound.

@@ -37,6 +37,7 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
     gpu_wait_.end();
     since_ms_ = unix_ms();
 
+    if (from == WorkerState::busy || is_loading(from)) used_ms_ = since_ms_;
     const bool routine = (is_serving(from) && is_serving(state_));
     const bool bad = state_ == WorkerState::crashed || state_ == WorkerState::quarantined;
     spdlog::log(bad       ? spdlog::level::warn
@@ -50,8 +51,7 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
     if (!routine) reason_ = std::move(cause);
     const bool has_successor =
         is_serving(state_) || state_ == WorkerState::backoff || state_ == WorkerState::quarantined;
-    if (has_successor && replacement_turn_.state() == AsyncMutex::Turn::State::held)
-        replacement_turn_.end();
+    if (has_successor && replacement_turn_.state() == AsyncMutex::Turn::State::held) replacement_turn_.end();
     remember();
     keep_watch();
     if (context_.gate != nullptr) context_.gate->changed(*this, from, state_);
@@ -102,6 +102,12 @@ void Replica::no_room(const Error& why) {
     if (!can(WorkerEvent::spawn_asked)) return;
     reason_ = why.text();
     if (policy_.keep_running) deadline_.arm(limits::restart_delay_max, [this] { start("asks for memory again"); });
+}
+
+void Replica::not_needed(std::string why) {
+    if (state_ != WorkerState::backoff) return;
+    transition(WorkerEvent::stop_asked, std::move(why));
+    end_record();
 }
 
 void Replica::unload(OnUnloaded unloaded) {
@@ -159,6 +165,7 @@ Result<OpenedChannel> Replica::open_channel(const Client& client) {
     fds.push_back(std::move(pair->second));
     process_->send(worker_link::channel(id, client.pid, client.uid), std::move(fds));
     process_->channels.emplace(id, std::move(duplicate));
+    if (context_.gate != nullptr) context_.gate->channels_changed(*this);
     ask_whether_it_lives();  // what answers `channel` is the client's doing as well
     spdlog::debug("worker={} channel={} client={} client_pid={} opened", name().text(), id, in_quotes(client.name),
                   client.pid);
@@ -216,10 +223,8 @@ json::object Replica::graphs() const {
 }
 
 json::object Replica::why() const {
-    json::object why{{"replica", index_},
-                     {"state", to_string(state_)},
-                     {"since_ms", unix_ms() - since_ms_},
-                     {"reason", reason_}};
+    json::object why{
+        {"replica", index_}, {"state", to_string(state_)}, {"since_ms", unix_ms() - since_ms_}, {"reason", reason_}};
     last_end_.add_to(why);
     return why;
 }
@@ -303,6 +308,8 @@ ReplicaRecord Replica::record() const {
     record.escalation = std::min(process.termination.means(), Escalation::sigkill);
     record.host_bytes = process.memory.host_bytes;
     record.gpu_free_before = process.memory.gpu_free_before;
+    if (context_.gate != nullptr) record.held = context_.gate->held(*this);
+    if (record.held) record.used_unix_ms = state_ == WorkerState::busy ? unix_ms() : used_ms_;
     record.adoptions_tried = process.adoption.tried;
     record.replacing = process.end_asked == EndAsked::replacement;
     return record;

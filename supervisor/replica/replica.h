@@ -84,6 +84,10 @@ public:
     void load_on(Device device, OnLoaded loaded);
     /// It asked for room, and there will be none. A model that is to run asks again.
     void no_room(const Error& why);
+    /// Its restart asked for room, and others serve without it.
+    void not_needed(std::string why);
+    /// The books have another figure of its process: the next supervisor is to know it.
+    void books_changed() { remember(); }
     /// A crash is answered by a restart from now on.
     void keep_running() { policy_.preloaded(); }
     /// Errors  deadline_exceeded: the process does not end even by SIGKILL
@@ -280,6 +284,7 @@ private:
 
     KeptRecord kept_{context_.keeper};
     std::optional<Receipt> kept_receipt_;
+    std::int64_t used_ms_ = 0;  ///< unix time at which it became ready or idle last
     bool was_found_ = false;
 };
 

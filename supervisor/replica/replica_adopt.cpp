@@ -67,6 +67,7 @@ void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& recor
         record->restore(policy_, Clock::now(), unix_ms());
         history_ = *record;
         declaration_ = record->declaration;
+        used_ms_ = record->used_unix_ms;
         if (const auto& crash = record->last_crash) last_end_.restore({spec_.name, index_, crash->generation}, *crash);
     }
     const std::string change = !record ? "what a former supervisor noted of it cannot be read"

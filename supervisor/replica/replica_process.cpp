@@ -190,18 +190,22 @@ void Replica::on_packet(Packet& packet) {
 void Replica::dispatch(worker_link::Message& message) {
     const auto& [type, answers] = message_answers[message.index()];
     switch (answers[static_cast<std::size_t>(state_)]) {
-    case '+':
-        return std::visit(
-            [this](auto& value) {
-                if constexpr (requires { on_message(value); })
-                    on_message(value);
-                else
-                    process_->take(std::move(value));
-            },
-            message);
+    case '+': break;
     case '!': return process_->complain(fmt::format("{}, while it was {}", type, to_string(state_)));
     default: return;
     }
+    const auto process = process_;
+    const std::size_t channels_before = channels();
+    std::visit(
+        [this](auto& value) {
+            if constexpr (requires { on_message(value); })
+                on_message(value);
+            else
+                process_->take(std::move(value));
+        },
+        message);
+    if (context_.gate != nullptr && process == process_ && channels() != channels_before)
+        context_.gate->channels_changed(*this);
 }
 
 void Replica::on_message(worker_link::Hello& message) {

@@ -119,6 +119,22 @@ std::optional<WorkerName> name_of(const json::object& all) {
     return WorkerName{std::string{parts[0].get_string()}, replica, generation};
 }
 
+std::optional<HeldMemory> held_of(const json::object& all) {
+    const json::value* value = all.if_contains("held");
+    if (value == nullptr || !value->is_array() || value->get_array().size() != 4) return std::nullopt;
+    const json::array& parts = value->get_array();
+    HeldMemory held;
+    std::size_t read = 0;
+    for (std::uint64_t* bytes : {&held.device, &held.host, &held.mapped}) {
+        boost::system::error_code ec;
+        *bytes = parts[read++].to_number<std::uint64_t>(ec);
+        if (ec) return std::nullopt;
+    }
+    if (!parts[read].is_bool()) return std::nullopt;
+    held.measured = parts[read].get_bool();
+    return held;
+}
+
 constexpr std::size_t on_gpu_bytes_max = 128;
 
 /// Each name before the times on it, which but for the first are differences: [UUID, ms, +ms, …].
@@ -209,6 +225,8 @@ std::string ReplicaRecord::to_text() const {
     add("escalation", static_cast<std::uint64_t>(escalation), 0U);
     if (host_bytes) all["host"] = *host_bytes;
     if (gpu_free_before) all["gpu_free"] = *gpu_free_before;
+    if (held) all["held"] = json::array{held->device, held->host, held->mapped, held->measured};
+    add("used_ms", used_unix_ms, 0);
     add("tried", adoptions_tried, 0U);
     add("keep", keep_running, false);
     add("unload", unload_asked, false);
@@ -270,6 +288,8 @@ Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
     record.escalation = static_cast<Escalation>(std::min<std::uint64_t>(count_member(all, "escalation"), 2));
     record.host_bytes = unsigned_member(all, "host");
     record.gpu_free_before = unsigned_member(all, "gpu_free");
+    record.held = held_of(all);
+    record.used_unix_ms = time_member(all, "used_ms");
     record.adoptions_tried = static_cast<std::uint32_t>(count_member(all, "tried"));
     record.keep_running = flag_member(all, "keep");
     record.unload_asked = flag_member(all, "unload");
@@ -321,6 +341,9 @@ void KeptRecord::keep(ReplicaRecord now) {
         };
         same_moment(now.ready_unix_ms, sent_->ready_unix_ms);
         same_moment(now.end_began_unix_ms, sent_->end_began_unix_ms);
+        const auto used_since = now.used_unix_ms - sent_->used_unix_ms;
+        constexpr auto apart = std::chrono::milliseconds{limits::note_use_every}.count();
+        if (sent_->used_unix_ms != 0 && used_since < apart) compared.used_unix_ms = sent_->used_unix_ms;
         compared.ready_unix_ms = now.ready_unix_ms;
         compared.end_began_unix_ms = now.end_began_unix_ms;
         if (sent_->on_gpu.size() == now.on_gpu.size() && sent_->crashes == now.crashes)

@@ -37,6 +37,15 @@ struct CrashOnGpu {
     friend bool operator==(const CrashOnGpu&, const CrashOnGpu&) = default;
 };
 
+/// What the memory policy's books have of a process, in bytes.
+struct HeldMemory {
+    bool measured = false;  ///< it is resident; else reserved for its load
+    std::uint64_t device = 0;
+    std::uint64_t host = 0;    ///< beside its GPU
+    std::uint64_t mapped = 0;  ///< of files
+    friend bool operator==(const HeldMemory&, const HeldMemory&) = default;
+};
+
 /// What a replica went through before its present process.
 struct ReplicaHistory {
     std::string eager;  ///< why graphs are turned off although they are preferred; empty: they are not
@@ -64,6 +73,8 @@ struct ReplicaRecord : ReplicaHistory {
     Escalation escalation = Escalation::none;  ///< at most sigkill
     std::optional<std::uint64_t> host_bytes;  ///< last sample before its end was asked for
     std::optional<std::uint64_t> gpu_free_before;
+    std::optional<HeldMemory> held;  ///< empty: its memory is not planned
+    std::int64_t used_unix_ms = 0;   ///< where it is planned: when it was last in use; a second may be missing
     std::uint32_t adoptions_tried = 0;  ///< supervisors that ended in the middle of adopting it
 
     // The replica.

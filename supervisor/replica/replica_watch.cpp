@@ -70,7 +70,7 @@ void Replica::keep_sampling() {
         if (!is_present(process)) return;
         if (context_.gate != nullptr && is_serving(state_)) context_.gate->measured(*this);
         // Only of these does anybody want to know how many requests wait.
-        if (state_ == WorkerState::busy && spec_.replicas > spec_.replicas_min) ask_whether_it_lives();
+        if (state_ == WorkerState::busy && spec_.replicas > 1) ask_whether_it_lives();
         keep_sampling();
     });
 }

@@ -1,0 +1,303 @@
+/// How the memory policy's decisions are carried out, and what it is told.
+
+#include <future>
+#include <list>
+
+#include "supervisor/base/limits.h"
+#include "supervisor/memory/limits.h"
+#include "tests/unit/supervisor/planned_fleet_fixture.h"
+
+namespace bulkhead::supervisor {
+namespace {
+
+using namespace std::chrono_literals;
+using test::FakeWorker;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class AdmissionTest : public test::PlannedFleet {
+protected:
+    /// "0 served", of each event of the queue.
+    struct Watcher : NotificationSink {
+        void notify(const std::string& line) override {
+            const json::object event = json::parse(line).at("params").as_object();
+            if (event.at("event").as_string() == "queued")
+                queued.push_back(std::to_string(event.at("position").to_number<int>()) + " " +
+                                 std::string{event.at("reason").as_string()});
+        }
+        void subscribed() override {}
+        std::vector<std::string> queued;
+    };
+
+    AdmissionTest() { events_.subscribe(watcher_, {}); }
+    std::optional<Result<OpenedChannel>>& open(const std::string& name) {
+        auto& opened = opened_.emplace_back();
+        fleet_->open_channel(
+            model(name), {"ana", 7, 0}, {}, [&opened](Result<OpenedChannel> channel) { opened = std::move(channel); },
+            &left_);
+        return opened;
+    }
+    void answer_drain(FakeWorker& worker) {
+        ASSERT_TRUE(wait([&] { return worker.got("drain"); }));
+        worker.say({{"type", "drained"}});
+        give_back(worker);
+        keeper_.exit(worker, {false, 0, true});
+    }
+
+    std::shared_ptr<Watcher> watcher_ = std::make_shared<Watcher>();
+    std::list<std::optional<Result<OpenedChannel>>> opened_;
+    Fleet::ClientLeft left_;
+};
+
+// --- where the driver does not tell what is whose
+
+TEST_F(AdmissionTest, WhereTheDriverTellsNothingTheWorkersAllocatorDoes) {
+    set_machine("device 0 na_processes\n");
+    begin({on("cuda:0", "a")});
+    load("a");
+    FakeWorker& worker = loading(1);
+    say_ready(worker, {{"mode", "off"}, {"reserved_bytes", 2 * gb}});
+    ASSERT_TRUE(wait([&] { return replica("a").state() == WorkerState::ready; }));
+    settle();
+    EXPECT_EQ(books("cuda:0", "resident"), 2 * gb + limits::blank_context_bytes);
+    EXPECT_THAT(why("a"), HasSubstr("(measured)"));
+}
+
+TEST_F(AdmissionTest, WhereNobodyTellsALoadKeepsWhatItWasGranted) {
+    set_machine("device 0 na_processes\n");
+    begin({on("cuda:0", "a"), on("cuda:0", "b", 3 * gb)});
+    load("a");
+    FakeWorker& first = ready(1);
+    EXPECT_EQ(books("cuda:0", "resident"), 8 * gb);
+    EXPECT_THAT(why("a"), HasSubstr("what it needs is not known"));
+    load("b");
+    answer_drain(first);
+    (void)loading(2);
+    EXPECT_EQ(books("cuda:0", "reserved"), 3 * gb);
+    load("a");
+    settle();
+    EXPECT_EQ(keeper_.workers.size(), 2U) << "it loads alone again";
+}
+
+// --- channels and queues
+
+TEST_F(AdmissionTest, AChannelGoesToTheReplicaThatHasTheFewestOpen) {
+    auto two = on("cuda:1", "a", gb);
+    two.replicas = two.replicas_min = 2;
+    begin({two});
+    load("a");
+    FakeWorker& first = ready(1);
+    (void)ready(2);
+    std::vector<std::uint32_t> replicas;
+    const auto next = [&] {
+        auto& opened = open("a");
+        EXPECT_TRUE(wait([&] { return opened.has_value(); }));
+        replicas.push_back((**opened).worker.replica);
+        turn();
+        return (**opened).id;
+    };
+    const auto one = next();
+    (void)next();
+    const auto three = next();
+    (void)next();
+    ASSERT_THAT(replicas, ElementsAre(0, 1, 0, 1));
+    for (const auto id : {one, three}) first.say({{"type", "channel_closed"}, {"channel", id}});
+    ASSERT_TRUE(wait([&] { return replica("a").channels() == 0; }));
+    turn();
+    (void)next();
+    (void)next();
+    EXPECT_THAT(replicas, ElementsAre(0, 1, 0, 1, 0, 0)) << "the second still has two";
+}
+
+TEST_F(AdmissionTest, ReplicasOfAFixedNumberAreAskedWhatTheyHaveToDo) {
+    auto two = on("cuda:1", "a", gb);
+    two.replicas = two.replicas_min = 2;
+    two.deadlines.request = 1h;
+    begin({two});
+    load("a");
+    FakeWorker& first = ready(1);
+    (void)ready(2);
+    first.say({{"type", "busy"}, {"in_flight", 1}});
+    EXPECT_TRUE(wait([&] { return first.got("statistics_asked"); }));
+}
+
+TEST_F(AdmissionTest, AChannelToAModelThatServesIsOpenedWithoutALookAtTheDevices) {
+    begin({on("cuda:0", "a", 2 * gb)});
+    load("a");
+    (void)ready(1);
+    std::promise<void> go;
+    off_loop_.run(
+        "a driver that hangs", [waits = go.get_future().share()] { return waits.wait(), true; },
+        [](const Result<bool>&) {});
+    for (int i = 0; i < 100; ++i) (void)open("a");
+    turn();
+    EXPECT_TRUE(std::ranges::all_of(opened_, [](const auto& one) { return one.has_value(); }));
+    EXPECT_EQ(off_loop_.waiting(), 1U) << "the one that hangs";
+    go.set_value();
+}
+
+TEST_F(AdmissionTest, AllWhoAskAtOnceShareALook) {
+    begin({on("cuda:0", "a", 2 * gb)});
+    settle();
+    std::promise<void> go;
+    off_loop_.run(
+        "a driver that is slow", [waits = go.get_future().share()] { return waits.wait(), true; },
+        [](const Result<bool>&) {});
+    for (int i = 0; i < 10; ++i) (void)open("a");
+    EXPECT_EQ(off_loop_.waiting(), 2U);
+    go.set_value();
+    (void)ready(1);
+    EXPECT_TRUE(
+        wait([&] { return std::ranges::all_of(opened_, [](const auto& one) { return one.has_value() && *one; }); }));
+}
+
+TEST_F(AdmissionTest, WhoWatchesTheQueueHearsHowEachOneLeavesIt) {
+    begin({on("cuda:0", "a", 6 * gb), on("cuda:0", "b", 6 * gb), on("cuda:0", "c", 6 * gb)});
+    load("a");
+    FakeWorker& first = ready(1);
+    (void)open("b");
+    ASSERT_TRUE(wait([&] { return first.got("drain"); }));
+    (void)open("c");
+    settle();
+    ASSERT_EQ(watcher_->queued.size(), 2U);
+    left_();
+    settle();
+    EXPECT_EQ(watcher_->queued.back(), "0 cancelled");
+    answer_drain(first);
+    (void)ready(2);
+    EXPECT_TRUE(wait([&] { return opened_.front().has_value(); }));
+    EXPECT_EQ(watcher_->queued.back(), "0 served");
+}
+
+TEST_F(AdmissionTest, AWaitForRoomIsBoundedWithoutADeadlineToo) {
+    auto a = on("cuda:0", "a", 6 * gb);
+    a.min_resident = 24h;
+    begin({a, on("cuda:0", "b", 6 * gb)});
+    load("a");
+    (void)ready(1);
+    std::optional<Error> refused;
+    fleet_->admission().ask(
+        "b", memory::Asker::channel, "ana", {},
+        [&](const Result<Replica*>& served) { refused = served ? std::nullopt : std::optional{served.error()}; },
+        100ms);
+    ASSERT_TRUE(wait([&] { return refused.has_value(); }));
+    EXPECT_EQ(refused->code, ErrorCode::deadline_exceeded);
+    EXPECT_THAT(refused->attempt, HasSubstr("waits for the room of a/0"));
+    EXPECT_THAT(refused->remedy, HasSubstr("`deadline_ms`"));
+}
+
+TEST_F(AdmissionTest, ALoadThatHasItsRoomMayTakeLongerThanTheWaitForIt) {
+    begin({on("cuda:0", "b", 6 * gb)});
+    bool answered = false;
+    fleet_->admission().ask(
+        "b", memory::Asker::channel, "ana", {},
+        [&](const Result<Replica*>& served) { answered = static_cast<bool>(served); }, 100ms);
+    FakeWorker& worker = loading(1);
+    bool is_later = false;
+    Deadline later{io_};
+    later.arm(200ms, [&] { is_later = true; });
+    ASSERT_TRUE(wait([&] { return is_later; }));
+    say_ready(worker);
+    EXPECT_TRUE(wait([&] { return answered; })) << why("b");
+}
+
+TEST_F(AdmissionTest, AClientThatAskedForRoomAndLeftIsNotWaitedFor) {
+    begin({on("cuda:0", "a", 6 * gb)});
+    load("a");
+    FakeWorker& worker = ready(1);
+    std::optional<Error> refused;
+    for (std::size_t i = 0; i <= memory::limits::reclaims_max; ++i) {
+        const auto ticket = fleet_->admission().make_room("cuda:0", 4 * gb, "game", {}, [&](const auto& made) {
+            if (!made) refused = made.error();
+        });
+        settle();
+        fleet_->admission().leave(ticket);
+        turn();
+    }
+    EXPECT_TRUE(worker.got("drain"));
+    EXPECT_FALSE(refused) << refused->text();
+}
+
+// --- crashes and memory that runs out
+
+TEST_F(AdmissionTest, TheRestartOfASurplusReplicaThatNobodyNeedsIsGivenUp) {
+    auto range = on("cuda:1", "a", gb);
+    range.replicas = 2;
+    range.deadlines.request = 1h;
+    begin({range});
+    load("a");
+    FakeWorker& first = ready(1);
+    first.say({{"type", "busy"}, {"in_flight", 1}});
+    ASSERT_TRUE(wait([&] { return first.got("statistics_asked"); }));
+    first.say({{"type", "statistics"}, {"in_flight", 1}, {"queued", 1}});
+    FakeWorker& surplus = ready(2);
+    ASSERT_EQ(surplus.name.replica, 1U);
+    keeper_.exit(surplus, {true, SIGSEGV, true});
+    EXPECT_TRUE(wait([&] { return replica("a", 1).state() == WorkerState::stopped; })) << replica("a", 1).sentence();
+    EXPECT_THAT(replica("a", 1).sentence(), HasSubstr("its restart was not needed: a/0 serves"));
+}
+
+TEST_F(AdmissionTest, ALoadThatRunsOutOfMemoryIsTriedOnceMoreWithMoreRoom) {
+    begin({on("cuda:0", "a", 4 * gb)});
+    load("a");
+    const auto run_out = [&](FakeWorker& worker) {
+        worker.say(
+            {{"type", "failed"}, {"code", "out_of_memory"}, {"attempt", "CUDA out of memory"}, {"remedy", "less"}});
+        keeper_.exit(worker, {false, 1, true});
+    };
+    run_out(loading(1));
+    FakeWorker& second = loading(2);
+    EXPECT_EQ(books("cuda:0", "reserved"), 5 * gb);
+    EXPECT_THAT(why("a"), HasSubstr("a/0 ran out of memory with 3.7 GiB reserved; from now on it gets 4.7 GiB"));
+    run_out(second);
+    ASSERT_TRUE(wait([&] { return !errors_.empty(); }));
+    EXPECT_EQ(errors_.front().code, ErrorCode::out_of_memory);
+    EXPECT_THAT(errors_.front().attempt, HasSubstr("memory ran out twice"));
+    settle();
+    EXPECT_EQ(keeper_.workers.size(), 2U);
+}
+
+// --- the start of the daemon
+
+TEST_F(AdmissionTest, ModelsStartInTheOrderThatTheFleetSays) {
+    declared_.startup = {"b", "a"};
+    begin({on("cuda:1", "a", gb), on("cuda:1", "b", gb)});
+    fleet_->preload();
+    EXPECT_EQ(loading(1).name.model, "b");
+    settle();
+    ASSERT_EQ(keeper_.workers.size(), 1U) << "one after the other";
+    say_ready(keeper_.latest());
+    EXPECT_EQ(spawned(2).name.model, "a");
+}
+
+TEST_F(AdmissionTest, OneThatFindsNoRoomAtTheStartHoldsTheOthersUpNoLongerThanItsLoadMayTake) {
+    declared_.startup = {"large", "b"};
+    auto large = on("cuda:0", "large", 6 * gb);
+    large.deadlines.load = 100ms;
+    auto kept = on("cuda:0", "kept", 6 * gb);
+    kept.min_resident = 24h;
+    begin({kept, large, on("cuda:1", "b", gb)});
+    load("kept");
+    (void)ready(1);
+    fleet_->preload();
+    EXPECT_EQ(spawned(2).name.model, "b");
+}
+
+TEST_F(AdmissionTest, OnAMachineWithoutAGpuAnAutomaticPlaceIsPlannedForTheHost) {
+    machine_.set("");
+    auto any = on("auto", "a");
+    declared_.limits["cpu"].share_bytes = 8 * gb;
+    declare({any});
+    bool begun = false;
+    Admission::Known known;
+    known.files["a"].estimate = memory::Estimate{3'000'000, 2'000'000};
+    fleet_->begin(std::move(known), [&] { begun = true; });
+    ASSERT_TRUE(wait([&] { return begun; }));
+    load("a");
+    (void)spawned(1);
+    EXPECT_EQ(books("cpu", "reserved"), 2'000'000U);
+}
+
+}  // namespace
+}  // namespace bulkhead::supervisor

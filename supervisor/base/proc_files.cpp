@@ -59,6 +59,11 @@ std::optional<std::uint64_t> sum_of_kilobytes(std::string_view text, const std::
     return kilobytes * 1024;
 }
 
+/// Of an smaps_rollup: what this process alone has written.
+std::uint64_t unshared_bytes(std::string_view smaps_rollup) {
+    return sum_of_kilobytes<1>(smaps_rollup, {"Private_Dirty:"}).value_or(0);
+}
+
 /// Those that the kernel answers when the process' memory map is at rest.
 bool is_of_memory(std::string_view file) { return file == "environ" || file == "maps" || file == "smaps_rollup"; }
 
@@ -151,8 +156,16 @@ std::optional<HostMemory> read_host_memory(pid_t pid) {
     const auto text = read_proc_file(pid, "smaps_rollup", 64 * 1024);
     const auto bytes = text ? parse_host_bytes(*text) : std::nullopt;
     if (!bytes) return std::nullopt;
-    return HostMemory{*bytes, read_resident_bytes(pid).value_or(*bytes),
+    HostMemory memory{*bytes, read_resident_bytes(pid).value_or(*bytes),
                       sum_of_kilobytes<1>(*text, {"Pss_File:"}).value_or(0)};
+    for (const pid_t child : descendants_of(pid)) {
+        const auto of_child = read_proc_file(child, "smaps_rollup", 64 * 1024);
+        if (!of_child) continue;
+        memory.bytes += parse_host_bytes(*of_child).value_or(0);
+        memory.resident += unshared_bytes(*of_child);
+        memory.mapped += sum_of_kilobytes<1>(*of_child, {"Pss_File:"}).value_or(0);
+    }
+    return memory;
 }
 
 std::optional<std::uint64_t> parse_resident_bytes(std::string_view status) {
@@ -162,6 +175,14 @@ std::optional<std::uint64_t> parse_resident_bytes(std::string_view status) {
 std::optional<std::uint64_t> read_resident_bytes(pid_t pid) {
     const auto text = read_proc_file(pid, "status", 64 * 1024);
     return text ? parse_resident_bytes(*text) : std::nullopt;
+}
+
+std::optional<std::uint64_t> read_resident_of_tree(pid_t pid) {
+    auto bytes = read_resident_bytes(pid);
+    if (bytes)
+        for (const pid_t child : descendants_of(pid))
+            if (const auto rollup = read_proc_file(child, "smaps_rollup", 64 * 1024)) *bytes += unshared_bytes(*rollup);
+    return bytes;
 }
 
 std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix) {
@@ -201,6 +222,21 @@ std::vector<pid_t> own_processes() {
 }
 
 std::vector<pid_t> threads_of(pid_t pid) { return numbers_in(fmt::format("/proc/{}/task", pid)); }
+
+std::vector<pid_t> descendants_of(pid_t pid) {
+    std::vector<pid_t> all{pid};
+    for (std::size_t i = 0; i < all.size(); ++i)
+        for (const pid_t thread : threads_of(all[i])) {
+            const auto children = read_file(fmt::format("/proc/{}/task/{}/children", all[i], thread), 64 * 1024);
+            std::string_view left = children ? *children : std::string_view{};
+            for (std::size_t space = left.find(' '); space != std::string_view::npos; space = left.find(' ')) {
+                if (const auto child = parse_number<pid_t>(left, 10)) all.push_back(*child);
+                left.remove_prefix(space + 1);
+            }
+        }
+    all.erase(all.begin());
+    return all;
+}
 
 std::optional<pid_t> process_of_thread(pid_t thread) {
     const auto status = read_proc_file(thread, "status", 64 * 1024);

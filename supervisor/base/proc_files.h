@@ -44,11 +44,11 @@ private:
 /// `Pss_Anon` + `Pss_Shmem` of an smaps_rollup, in bytes: what is gone when the process is, page cache is not.
 [[nodiscard]] std::optional<std::uint64_t> parse_host_bytes(std::string_view smaps_rollup);
 [[nodiscard]] std::optional<std::uint64_t> read_host_bytes(pid_t pid);
-/// Memory of a process on the host.
+/// Memory on the host of a process and of those below it: an engine in Python may have forked some.
 struct HostMemory {
     std::uint64_t bytes = 0;     ///< as `read_host_bytes`
-    std::uint64_t resident = 0;  ///< as `read_resident_bytes`: slabs that clients map too count in full
-    std::uint64_t mapped = 0;    ///< its share of pages of files, which the kernel can take back
+    std::uint64_t resident = 0;  ///< as `read_resident_of_tree`
+    std::uint64_t mapped = 0;    ///< their share of pages of files, which the kernel can take back
 };
 [[nodiscard]] std::optional<HostMemory> read_host_memory(pid_t pid);
 
@@ -56,6 +56,9 @@ struct HostMemory {
 /// the kernel takes its memory. Empty after that.
 [[nodiscard]] std::optional<std::uint64_t> parse_resident_bytes(std::string_view status);
 [[nodiscard]] std::optional<std::uint64_t> read_resident_bytes(pid_t pid);
+
+/// The same, so slabs that clients map too count in full, and what each process below it shares with nobody.
+[[nodiscard]] std::optional<std::uint64_t> read_resident_of_tree(pid_t pid);
 
 /// Bytes that a /proc/PID/maps shows of memfds whose label begins with `label_prefix`.
 [[nodiscard]] std::uint64_t mapped_memfd_bytes(std::string_view maps, std::string_view label_prefix);
@@ -68,6 +71,8 @@ struct HostMemory {
 
 /// By their numbers; none when it is gone.
 [[nodiscard]] std::vector<pid_t> threads_of(pid_t pid);
+/// Its children, theirs, and so on.
+[[nodiscard]] std::vector<pid_t> descendants_of(pid_t pid);
 
 /// The process that a thread is of; empty when it is gone.
 [[nodiscard]] std::optional<pid_t> process_of_thread(pid_t thread);

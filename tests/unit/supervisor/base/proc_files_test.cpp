@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 
 #include <fmt/format.h>
@@ -38,6 +39,40 @@ TEST(HostBytes, OfThisProcessGrowWithItsMemory) {
     ASSERT_TRUE(before && after);
     EXPECT_GE(*after, *before + (60U << 20)) << memory.size();
     EXPECT_EQ(read_host_bytes(5'000'000), std::nullopt);
+}
+
+/// An engine that forks: what its children take is its own, and what they share with it counts once.
+TEST(HostBytes, OfAProcessContainThoseOfItsDescendants) {
+    constexpr std::size_t own = 64 << 20;
+    std::array<int, 2> grown{};
+    ASSERT_EQ(::pipe(grown.data()), 0);
+    std::vector<char> shared(own, 'x');
+    const auto before = read_host_memory(::getpid());
+    const pid_t child = ::fork();
+    if (child == 0) {
+        if (::fork() == 0) {  // and its child
+            std::vector<char> memory(own, 'y');
+            (void)!::write(grown[1], memory.data(), 1);
+            ::pause();
+        }
+        std::vector<char> memory(own, 'y');
+        (void)!::write(grown[1], memory.data(), 1);
+        ::pause();
+    }
+    std::array<char, 2> said{};
+    for (char& one : said) ASSERT_EQ(::read(grown[0], &one, 1), 1);
+    const auto descendants = descendants_of(::getpid());
+    const auto after = read_host_memory(::getpid());
+    const auto tree = read_resident_of_tree(::getpid());
+    for (const pid_t one : descendants) ::kill(one, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    EXPECT_EQ(descendants.size(), 2U);
+    ASSERT_TRUE(before && after && tree);
+    EXPECT_GE(after->bytes, before->bytes + 2 * own - (1 << 20));
+    EXPECT_LT(after->bytes, before->bytes + 2 * own + own / 2) << "the forked pages are counted once";
+    EXPECT_GE(after->resident, before->resident + 2 * own - (1 << 20));
+    EXPECT_LT(after->resident, before->resident + 2 * own + own / 2);
+    EXPECT_GE(*tree, before->resident + 2 * own - (1 << 20)) << shared.size();
 }
 
 TEST(MappedMemfdBytes, CountsOneOwnersSlabsAlone) {
@@ -170,8 +205,8 @@ TEST(KillProcessIf, WhatEndedWhileItWasLookedAtTakesItsSignalWithIt) {
 
 TEST(WorkerLaunch, TheDaemonsOwnVariablesWinOverDeclaredAndInheritedOnes) {
     const WorkerLaunch launch{"/bin/w", "tok", "/run/s", "/cache", {"PATH=/bin", "HOME=/h"}};
-    const auto environment = launch.environment(
-        {"m", 1, 9}, "GPU-7", {{"HOME", "/declared"}, {"CUDA_VISIBLE_DEVICES", "all"}, {"X", "a=b"}});
+    const auto environment = launch.environment({"m", 1, 9}, "GPU-7",
+                                                {{"HOME", "/declared"}, {"CUDA_VISIBLE_DEVICES", "all"}, {"X", "a=b"}});
     EXPECT_THAT(environment,
                 testing::UnorderedElementsAre("OMP_WAIT_POLICY=passive", "PATH=/bin", "HOME=/declared", "X=a=b",
                                               "CUDA_VISIBLE_DEVICES=GPU-7", "BULKHEAD_WORKER=tok:m/1#9",

@@ -42,7 +42,8 @@ void add_pin(CLI::App& app, Session& session) {
     command->add_option("NAME", *model, "A model whose device has a limit")->required();
     command->add_flag("--off", *off, "It may be unloaded again");
     command->footer(
-        "Holds until the fleet file is read again; `pin: true` there holds for good.\n"
+        "Holds until the fleet file is read again, or another supervisor takes over;\n"
+        "`pin: true` in the file holds for good.\n"
         "With --json: {\"model\",\"pin\"}.\n"
         "\nExamples:\n  bulkhead pin smollm2\n  bulkhead pin smollm2 --off\n"
         "\nExit status: 0 done, 1 failed (model_unknown), 3 no daemon answers.");

@@ -403,9 +403,11 @@ std::string render_event(const json::value& event, Style style) {
     } else if (kind == "evicted") {
         text += "unloaded: " + one_line(text_member(event, "reason"));
     } else if (kind == "queued") {
-        text += fmt::format("place {} in the queue, for about {}: {}", integer_member(event, "position").value_or(0),
-                            ms_text(number_member(event, "expected_ms").value_or(0)),
-                            one_line(text_member(event, "reason")));
+        const auto position = integer_member(event, "position").value_or(0);
+        const auto expected = number_member(event, "expected_ms");
+        text += position == 0 ? std::string{"left the queue"} : fmt::format("place {} in the queue", position);
+        if (expected) text += fmt::format(", for about {}", ms_text(*expected));
+        text += ": " + one_line(text_member(event, "reason"));
     } else {
         text += one_line(json::serialize(event));  // of a later release
     }

@@ -153,6 +153,10 @@ TEST(Events, AreALineEach) {
         event(
             R"({"time":0,"event":"queued","model":"n","replica":0,"generation":0,"position":1,"expected_ms":2500,"reason":"waits for m"})"),
         "n/0#0 place 1 in the queue, for about 2.50 s: waits for m\n");
+    EXPECT_EQ(
+        event(
+            R"({"time":0,"event":"queued","model":"n","replica":0,"generation":0,"position":0,"expected_ms":null,"reason":"cancelled"})"),
+        "n/0#0 left the queue: cancelled\n");
     EXPECT_THAT(event(R"({"time":0,"event":"new kind","model":"m"})"), HasSubstr("new kind"));
 }
 

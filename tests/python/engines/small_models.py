@@ -44,15 +44,15 @@ def byte_tokenizer(special: list[str], **roles: str) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **roles)
 
 
-def higgs_audio_v2(folder: Path) -> Path:
+def higgs_audio_v2(folder: Path, text: dict[str, Any] = {}) -> Path:
     special = ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|scene_desc_start|>", "<|scene_desc_end|>",
                "<|AUDIO_OUT|>", "<|audio_out_bos|>", "<|audio_eos|>", "<|reserved_special_token_6|>"]  # fmt: skip
     tokenizer = byte_tokenizer(special, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>", pad_token="<|eot_id|>")
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in special}
     config = transformers.HiggsAudioV2Config(
         **{**tiny_models.TEXT, "num_hidden_layers": 3, "vocab_size": 300, "bos_token_id": ids["<|begin_of_text|>"], "eos_token_id": ids["<|eot_id|>"], "pad_token_id": ids["<|eot_id|>"],
-           "max_position_embeddings": 4096},
-        head_dim=12, num_codebooks=4, codebook_size=26, audio_token_id=ids["<|AUDIO_OUT|>"], audio_bos_token_id=ids["<|audio_out_bos|>"],
+           "max_position_embeddings": 4096, "head_dim": 12, **text},
+        num_codebooks=4, codebook_size=26, audio_token_id=ids["<|AUDIO_OUT|>"], audio_bos_token_id=ids["<|audio_out_bos|>"],
         audio_delay_token_id=ids["<|reserved_special_token_6|>"], audio_stream_bos_id=24, audio_stream_eos_id=25,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )  # fmt: skip

@@ -7,10 +7,12 @@ import json
 import os
 import re
 import subprocess
+import sys
 import unittest
 from pathlib import Path
 from typing import Any, Iterator
 
+import bulkhead
 from bulkhead import layout
 from bulkhead.layout import DIRECTION, FEATURE, FLAG, KIND, LIMITS, MESSAGE
 from bulkhead.protocol import ChannelCore, packet
@@ -146,6 +148,35 @@ class FromClient(Codec):
         self.core.cancel(request)
         self.assertEqual(self.queued(), {"request_id": request.number})
 
+    def test_a_request_like_the_last_one_costs_one_struct_call_a_message(self) -> None:
+        self.open()
+        room = self.core.slabs.try_allocate((2, 3), "float32")
+
+        def request(number: int) -> bulkhead.Reply:
+            placed = self.core.slabs.own(room)
+            sent = self.core.submit("forward", [("x", placed)], {}, None, False)
+            self.core.receive(results[number], [])
+            return sent.parts.popleft()
+
+        body = layout.RESULT.pack(tensor_count=3) + tensor(name="a") + tensor(name="b") + tensor(name="c")
+        results = {number: packet("result", body, number) for number in (1, 2)}
+        request(1)
+        self.core.outgoing.clear()
+
+        called: list[str] = []
+        sys.setprofile(lambda frame, event, what: called.append(what.__qualname__) if event == "c_call" else None)
+        try:
+            reply = request(2)
+        finally:
+            sys.setprofile(None)
+
+        self.assertEqual(len(self.core.outgoing), 2, "the release of the last results, and the request")
+        self.assertEqual(called.count("Struct.pack"), 2, called)
+        self.assertEqual([name for name in called if name.startswith("Struct.unpack")], ["Struct.unpack_from"])
+        for name in ("bytes.partition", "bytes.decode", "str.encode", "memoryview.cast"):
+            self.assertNotIn(name, called, "done once, or when it is asked for")
+        self.assertIs(reply["a"].data, reply["a"].data)
+
     def test_slab_request(self) -> None:
         self.open()
         self.assertIsNone(self.core.slabs.try_allocate((10_000,), "uint8"))
@@ -156,8 +187,8 @@ class FromClient(Codec):
     def test_release(self) -> None:
         self.open()
         described = {**LEASE, "offset_bytes": 64}
-        output = self.core.slabs.output(
-            layout.TENSOR.pack(name="y", dtype=9, rank=2, dims=[2, 3], strides=[3, 1], lease=layout.LEASE.pack(**described)), 0)  # fmt: skip
+        output = self.core.slabs.output(layout.TENSOR.flat.unpack(
+            layout.TENSOR.pack(name="y", dtype=9, rank=2, dims=[2, 3], strides=[3, 1], lease=layout.LEASE.pack(**described))), 0)  # fmt: skip
         output.release()
         del output
         gc.collect()

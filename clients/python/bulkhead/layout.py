@@ -42,11 +42,13 @@ class Layout:
         self.size: int = spec["size"]
         code = flat = ""
         self.text_bytes_max: dict[str, int] = {}
+        self.offset: dict[str, int] = {}
         self._members: list[tuple[str, str, int, Layout | None]] = []  # name, kind, count, nested
         for member, kind in spec["fields"]:
             base, _, count_text = kind.partition("[")
             count = int(count_text[:-1]) if count_text else 1
             nested = Layout(base) if base in _SPEC["structs"] else None
+            self.offset[member] = struct.calcsize("<" + code)
             if base == "char":
                 self.text_bytes_max[member] = count - 1
             if nested is not None:
@@ -59,6 +61,7 @@ class Layout:
         self._struct = struct.Struct("<" + code)
         self.flat: struct.Struct = struct.Struct("<" + flat)
         assert self._struct.size == self.flat.size == self.size, name
+        self.flat_members = len(self.flat.unpack(bytes(self.size)))
 
     def pack(self, **values: Any) -> bytes:
         """Raises ``input_invalid`` for text that is not printable, or too long."""
@@ -101,24 +104,35 @@ class Layout:
 
 
 class Message:
-    """A message that each request needs, packed by one struct: header, own members, and those of the tensors or leases that
-    it lists."""
+    """A message that each request needs, packed or unpacked by one struct: header, own members, and those of the tensors or
+    leases that it lists, whose number the member ``counter`` says."""
 
-    def __init__(self, kind: str, own: Layout, listed: Layout) -> None:
+    def __init__(self, kind: str, own: Layout, counter: str, listed: Layout) -> None:
         self._kind = MESSAGE[kind]
         self._head, self._listed = HEADER.flat.format + own.flat.format[1:], listed.flat.format[1:]
+        self._count_at = HEADER.size + own.offset[counter]
         self._structs: dict[int, struct.Struct] = {}
+
+    def _of(self, count: int) -> struct.Struct:
+        one = self._structs[count] = struct.Struct(self._head + count * self._listed)
+        return one
 
     def pack(self, number: int, flags: int, count: int, members: Sequence[Any], text: bytes = b"") -> bytes:
         """``members``: all but the header's, in their order. ``text`` follows them. Raises ``input_invalid`` beyond a packet's
         bound."""
-        one = self._structs.get(count)
-        if one is None:
-            one = self._structs[count] = struct.Struct(self._head + count * self._listed)
+        one = self._structs.get(count) or self._of(count)
         size = one.size + len(text)
         if size > LIMITS["packet_bytes_max"]:
             raise too_large(size)
         return one.pack(MAGIC, VERSION, self._kind, size, flags, number, 0, *members) + text
+
+    def of(self, data: bytes) -> struct.Struct | None:
+        """What unpacks it, all members, the header's first. None: it is another message, or not whole. Of a count beyond 255
+        this sees the low byte: the caller compares the member."""
+        if len(data) <= self._count_at or data[_TYPE_AT] != self._kind:
+            return None
+        count = data[self._count_at]
+        return self._structs.get(count) or self._of(count)
 
 
 def too_large(size: int) -> Error:
@@ -152,6 +166,7 @@ def text_field(what: str, text: str, bytes_max: int) -> bytes:
 
 
 HEADER = Layout("Header")
+_TYPE_AT = HEADER.offset["type"]
 HELLO = Layout("Hello")
 WELCOME = Layout("Welcome")
 SLAB_REQUEST = Layout("SlabRequest")
@@ -167,5 +182,6 @@ SLAB_LEND = Layout("SlabLend")
 SLAB_NAME = Layout("SlabName")
 EVENT_OFFER = Layout("EventOffer")
 
-INFER_MESSAGE = Message("infer", INFER, TENSOR)
-RELEASE_MESSAGE = Message("release", RELEASE, LEASE)
+INFER_MESSAGE = Message("infer", INFER, "tensor_count", TENSOR)
+RESULT_MESSAGE = Message("result", RESULT, "tensor_count", TENSOR)
+RELEASE_MESSAGE = Message("release", RELEASE, "count", LEASE)

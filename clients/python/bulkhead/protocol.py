@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .cuda import Events
 
 _HEADER_BYTES = layout.HEADER.size
-_HEADER, _RESULT = layout.HEADER.flat, layout.RESULT.flat
+_HEADER = layout.HEADER.flat
+_RESULT_MEMBERS, _TENSOR_MEMBERS = layout.HEADER.flat_members + layout.RESULT.flat_members, layout.TENSOR.flat_members
 _METHOD_BYTES_MAX = layout.INFER.text_bytes_max["method"]
 FEATURES = FEATURE["streaming"] | FEATURE["lending"] | FEATURE["returning"] | FEATURE["packing"]
 
@@ -258,7 +259,10 @@ class ChannelCore:
                 os.close(fds.pop())
 
     def _receive(self, data: bytes, fds: list[int]) -> None:
-        magic, version, kind, size, flags, request_id, _ = _HEADER.unpack_from(data)
+        # One struct for each message; a result is the one that each request brings.
+        whole = layout.RESULT_MESSAGE.of(data)
+        members = (whole or _HEADER).unpack_from(data)
+        magic, version, kind, size, flags, request_id = members[:6]
         if magic != layout.MAGIC or version != layout.VERSION or size != len(data):
             raise broken("a packet that is none of this protocol")
         if fds and kind != MESSAGE["slab_offer"]:
@@ -266,8 +270,8 @@ class ChannelCore:
         if self._slab_count is None and kind not in (MESSAGE["welcome"], MESSAGE["error"]):
             raise broken("the worker spoke before its welcome")
         self._channel_error = None
-        if kind == MESSAGE["result"]:
-            return self._on_result(data, request_id, bool(flags & FLAG["more"]))
+        if kind == MESSAGE["result"] and whole is not None:
+            return self._on_result(members, data, whole.size, request_id, bool(flags & FLAG["more"]))
         body = memoryview(data)[_HEADER_BYTES:]
         if kind == MESSAGE["welcome"]:
             self._on_welcome(body)
@@ -302,22 +306,22 @@ class ChannelCore:
         self.slabs.agree(self.features, welcome["slab_bytes_max"])
         self._slab_count = welcome["slab_count"]
 
-    def _on_result(self, data: bytes, request_id: int, more: bool) -> None:
-        tensor_count, _, json_bytes, queued_us, run_us, _ = _RESULT.unpack_from(data, _HEADER_BYTES)
+    def _on_result(self, members: tuple[Any, ...], data: bytes, text_at: int, request_id: int, more: bool) -> None:
+        tensor_count, _, json_bytes, queued_us, run_us = members[7:12]
         request = self._requests.get(request_id)
         if request is None or (more and not self.features & FEATURE["streaming"]):
             raise broken(f"a result for request {request_id}, which is not in flight")
-        at = _HEADER_BYTES + _RESULT.size
+        if len(members) != _RESULT_MEMBERS + tensor_count * _TENSOR_MEMBERS:
+            raise broken(f"a result of {tensor_count} tensors")
         outputs = []
         why: Error | None = None
-        for _ in range(tensor_count):
-            output = self.slabs.output(data, at)
+        for at in range(_RESULT_MEMBERS, len(members), _TENSOR_MEMBERS):
+            output = self.slabs.output(members, at)
             if isinstance(output, Error):
                 why = output.during(f"request {request_id} ({request.method}): its result cannot be mapped")
             else:
                 outputs.append(output)
-            at += layout.TENSOR.size
-        reply = Reply(outputs, _object(data, at, json_bytes), queued_us, run_us, more)
+        reply = Reply(outputs, _object(data, text_at, json_bytes), queued_us, run_us, more)
         if why is None:
             request.answer(reply)
             if more and len(request.parts) >= PARTS_MAX:

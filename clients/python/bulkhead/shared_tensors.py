@@ -50,7 +50,7 @@ class SlabTensor(TensorView):
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...], lease: Lease) -> None:
-        super().__init__(dtype, shape, lease.view())
+        super().__init__(dtype, shape, None)
         self.lease: Lease | None = lease
 
     def release(self) -> None:
@@ -69,8 +69,12 @@ class SlabTensor(TensorView):
     @property
     def data(self) -> memoryview:
         """The bytes, row-major."""
+        if self._data is not None:
+            return self._data
         if self.device != CPU:
             raise Error("input_invalid", "reading a tensor on the GPU as if it lay in CPU memory", "use torch(), __dlpack__ or cpu()")
+        if self.lease is not None:
+            self._data = self.lease.view()
         return super().data
 
     @property

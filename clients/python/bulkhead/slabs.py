@@ -18,7 +18,6 @@ from .tensors import DTYPE_NAMES, DTYPE_NUMBERS, ITEM_BYTES, Source, check_shape
 if TYPE_CHECKING:
     from .cuda import Events
 
-_TENSOR = layout.TENSOR.flat
 _NAME_BYTES_MAX = layout.TENSOR.text_bytes_max["name"]
 _RANK_MAX = LIMITS["rank_max"]
 IDLE_SECONDS = 30.0  #: an input slab other than the first that was empty for so long is returned
@@ -92,6 +91,11 @@ def _dims_and_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _shape_and_bytes(extents: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], int]:
     shape = check_shape(extents)
     return shape, element_count(shape) * ITEM_BYTES[dtype]
+
+
+@functools.lru_cache(maxsize=256)
+def _name(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode()
 
 
 class _InputSlab:
@@ -368,16 +372,15 @@ class Slabs:
             return False
         return True
 
-    def output(self, body: bytes | memoryview, at: int) -> Output | Error:
-        """The tensor that a result describes there; why there is none, where it lies in a slab that could not be mapped here."""
-        members = _TENSOR.unpack_from(body, at)
-        field, number, rank, _, ready, slab_id, _, offset, lease_bytes, generation = members[:10]
-        name = field.partition(b"\0")[0].decode()
+    def output(self, members: tuple[Any, ...], at: int) -> Output | Error:
+        """The tensor whose descriptor begins there; why there is none, where it lies in a slab that could not be mapped here."""
+        field, number, rank, _, ready, slab_id, _, offset, lease_bytes, generation = members[at : at + 10]
+        name = _name(field)
         dtype = DTYPE_NAMES.get(number)
         region = self._outputs.get(slab_id)
         if dtype is None or rank > _RANK_MAX or region is None:
             raise broken(f'output "{name}" has an unknown dtype, rank or slab')
-        shape, size = _shape_and_bytes(members[10 : 10 + rank], dtype)
+        shape, size = _shape_and_bytes(members[at + 10 : at + 10 + rank], dtype)
         if size != lease_bytes or offset % ALIGNMENT or offset + size > region.size_bytes:
             raise broken(f'output "{name}" of {size} bytes does not lie in its slab')
         events = self.events if region.device != CPU else None

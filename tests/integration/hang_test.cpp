@@ -1,11 +1,22 @@
 // A worker that stops answering, or computes for ever: found, ended with a backtrace, and started again.
 
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 
 #include "tests/integration/fixture/daemon.h"
 #include "tests/integration/fixture/fleets.h"
+#include "tests/support/file_text.h"
 
 namespace bulkhead::test {
 namespace {
@@ -86,6 +97,94 @@ TEST(Hang, AWorkerStoppedAmidARequestIsFoundByItsDeadline) {
     EXPECT_EQ(reply.error().code, ErrorCode::worker_lost) << reply.error().text();
     expect_replaced(daemon, "m", former);
     EXPECT_EQ(daemon.crash_of("m").at("exit").at("signal").as_string(), "SIGABRT") << "for a backtrace";
+}
+
+/// One thread of another process, stopped while this lives. Must be used by one thread.
+class StoppedThread {
+public:
+    explicit StoppedThread(pid_t thread) : thread_{thread} {
+        stopped_ = ::ptrace(PTRACE_SEIZE, thread_, nullptr, nullptr) == 0 &&
+                   ::ptrace(PTRACE_INTERRUPT, thread_, nullptr, nullptr) == 0 &&
+                   ::waitpid(thread_, nullptr, __WALL) == thread_;
+        error_ = stopped_ ? 0 : errno;
+    }
+    ~StoppedThread() {
+        if (stopped_) ::ptrace(PTRACE_DETACH, thread_, nullptr, nullptr);
+    }
+    StoppedThread(const StoppedThread&) = delete;
+    StoppedThread& operator=(const StoppedThread&) = delete;
+
+    /// Why not, as `errno` says it; 0: it is.
+    [[nodiscard]] int error() const { return error_; }
+    /// Until it was killed. The process is gone for its parent only once its tracer has heard of that.
+    void await_death() {
+        int status = 0;
+        while (stopped_ && ::waitpid(thread_, &status, __WALL) == thread_)
+            if (WIFEXITED(status) || WIFSIGNALED(status)) stopped_ = false;
+    }
+
+private:
+    pid_t thread_;
+    bool stopped_ = false;
+    int error_ = 0;
+};
+
+/// By its name.
+pid_t thread_of(pid_t process, std::string_view name) {
+    for (const auto& task : std::filesystem::directory_iterator{fmt::format("/proc/{}/task", process)})
+        if (file_text(task.path() / "comm") == fmt::format("{}\n", name)) return std::stoi(task.path().filename());
+    return -1;
+}
+
+constexpr std::array<float, 4> unprovoked{0, 0, 0, 0};
+
+/// Of the worker's two threads, the one that covers the loop while the model runs.
+TEST(Hang, AWorkerWhoseCoverIsStoppedAnswersShortRequestsAndIsFoundByOneThatNeverEnds) {
+    Daemon daemon{fleet({minimal_model("m", "EVIL_RUN: deadlock", "deadlines: {request: 1s}")}), minimal()};
+    auto channel = daemon.open("m").value();
+    ASSERT_TRUE(infer_float(channel, "x", unprovoked, dims_four));
+    const pid_t former = daemon.pid("m");
+    StateEvents events{daemon};
+    StoppedThread cover{former};  // the main thread
+    if (cover.error() != 0) GTEST_SKIP() << "tracing a worker: " << std::strerror(cover.error());
+
+    for (int request = 0; request < 100; ++request) {
+        const auto reply = infer_float(channel, "x", unprovoked, dims_four);
+        ASSERT_TRUE(reply) << reply.error().text();
+    }
+    auto input = channel.allocate(wire::DType::float32, dims_four).value();
+    std::ranges::copy(four, input.as<float>().begin());
+    const auto request = submit(channel, input);
+    ASSERT_TRUE(request) << request.error().text();
+
+    EXPECT_THAT(events.reason_of("crashed"), HasSubstr("made no step for"));
+    cover.await_death();
+    const auto reply = channel.wait(*request);
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost) << reply.error().text();
+    expect_replaced(daemon, "m", former);
+}
+
+TEST(Hang, AWorkerWhoseModelThreadIsStoppedIsFoundByPs) {
+    Daemon daemon{fleet({minimal_model("m")}), minimal()};
+    auto channel = daemon.open("m").value();
+    const pid_t former = daemon.pid("m");
+    StateEvents events{daemon};
+    StoppedThread model_thread{thread_of(former, "executor")};
+    if (model_thread.error() != 0) GTEST_SKIP() << "tracing a worker: " << std::strerror(model_thread.error());
+    auto input = channel.allocate(wire::DType::float32, dims_four).value();
+    const auto request = submit(channel, input);
+    ASSERT_TRUE(request) << request.error().text();
+
+    EXPECT_EQ(daemon.state("m"), "ready");
+    (void)daemon.state("m");
+
+    EXPECT_THAT(events.reason_of("crashed"), HasSubstr("does not answer, for 5."));
+    model_thread.await_death();
+    const auto reply = channel.wait(*request);
+    ASSERT_FALSE(reply);
+    EXPECT_EQ(reply.error().code, ErrorCode::worker_lost) << reply.error().text();
+    expect_replaced(daemon, "m", former);
 }
 
 TEST(Hang, OpeningAChannelToAStoppedWorkerFailsAndFindsIt) {

@@ -17,6 +17,7 @@
 #include "ipc/links/keeper_link.h"
 #include "worker/death/exit_status.h"
 #include "worker/death/fatal_signals.h"
+#include "worker/loop/handler_lock.h"
 #include "worker/loop/limits.h"
 #include "worker/model/model.h"
 #include "worker/server/server.h"
@@ -92,11 +93,11 @@ int main(int argc, char** argv) {
                    .exit = [](int status) { ::_exit(status); }}};
 
     boost::asio::signal_set terminate{io, SIGTERM};
-    terminate.async_wait([&](boost::system::error_code cancelled, int) {
+    terminate.async_wait(HandlerLock::of(io).wrap([&](boost::system::error_code cancelled, int) {
         if (cancelled) return;
         terminate.clear();  // a second one ends the process at once
         server.drain(limits::terminate_drain);
-    });
+    }));
     server.run();
     return 1;  // not reached: the server ends the process
 }

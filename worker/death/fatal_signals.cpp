@@ -41,8 +41,8 @@ constexpr std::array<LastWords, 5> last_words{{
 static_assert(SIGSEGV == 11 && SIGABRT == 6 && SIGBUS == 7 && SIGFPE == 8 && SIGILL == 4);
 
 std::atomic<int> link{-1};
-std::atomic<pid_t> owner{0};  ///< the process that installed the handlers; a forked child has them too
-std::atomic<pid_t> suspect{0};
+std::atomic<pid_t> owner{0};                   ///< the process that installed the handlers; a forked child has them too
+std::array<std::atomic<pid_t>, 2> suspects{};  ///< by what they do
 std::atomic<bool> suspect_asked{false};
 std::atomic<pid_t> teller{0};  ///< the only thread that reports
 std::atomic<int> first_signal{0};
@@ -91,8 +91,9 @@ const void* fault_of(const void* context) noexcept {
 /// signal may be an idle thread of a library.
 bool hand_to_suspect(const siginfo_t& signal) noexcept {
     const bool sent_by_another = signal.si_code <= 0 && signal.si_pid != ::getpid();
-    const pid_t suspected = suspect.load();
-    const pid_t thread = suspected != 0 ? suspected : ::getpid();
+    pid_t thread = ::getpid();
+    for (const auto& suspect : suspects)
+        if (const pid_t suspected = suspect.load(); suspected != 0) thread = suspected;
     if (!sent_by_another || thread == this_thread() || suspect_asked.exchange(true)) return false;
     return ::syscall(SYS_tgkill, ::getpid(), thread, SIGABRT) == 0;
 }
@@ -143,11 +144,11 @@ void report_fatal_signals(int link_fd) noexcept {
     for (const LastWords& words : last_words) ::sigaction(words.signal, &action, nullptr);
 }
 
-HangSuspect::HangSuspect() noexcept {
+HangSuspect::HangSuspect(Doing doing) noexcept : doing_{doing} {
     static thread_local const pid_t thread = this_thread();
-    suspect = thread;
+    suspects[static_cast<std::size_t>(doing_)] = thread;
 }
 
-HangSuspect::~HangSuspect() { suspect = 0; }
+HangSuspect::~HangSuspect() { suspects[static_cast<std::size_t>(doing_)] = 0; }
 
 }  // namespace bulkhead::worker

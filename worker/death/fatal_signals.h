@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 namespace bulkhead::worker {
@@ -28,13 +29,18 @@ private:
 void report_fatal_signals(int link_fd) noexcept;
 
 /// While this lives, the calling thread works on something that may hang: a SIGABRT from another process, whichever
-/// thread receives it, is about this one. One at a time.
+/// thread receives it, is about this one. One at a time of each kind; who handles an event is suspected first.
 class HangSuspect {
 public:
-    HangSuspect() noexcept;
+    enum class Doing : std::uint8_t { serves, handles };
+
+    explicit HangSuspect(Doing doing = Doing::serves) noexcept;
     ~HangSuspect();
     HangSuspect(const HangSuspect&) = delete;
     HangSuspect& operator=(const HangSuspect&) = delete;
+
+private:
+    Doing doing_;
 };
 
 }  // namespace bulkhead::worker

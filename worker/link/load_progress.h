@@ -19,6 +19,7 @@
 
 #include "ipc/links/worker_link.h"
 #include "worker/loop/alarm.h"
+#include "worker/loop/handler_lock.h"
 #include "worker/loop/limits.h"
 
 namespace bulkhead::worker {
@@ -36,7 +37,8 @@ public:
         std::string_view detail;
     };
     using Report = std::function<void(const boost::json::object&)>;
-    LoadProgress(boost::asio::io_context& io, Report report) : io_{io}, timer_{io}, report_{std::move(report)} {}
+    LoadProgress(boost::asio::io_context& io, Report report)
+        : io_{io}, lock_{HandlerLock::of(io)}, timer_{io}, report_{std::move(report)} {}
 
     /// Any thread.
     void update(const Step& step) {
@@ -52,7 +54,7 @@ public:
             latest_ = packet(step);
         }
         if (!awaits_its_time && !std::exchange(posted_, true))
-            boost::asio::post(io_, [self = shared_from_this()] { self->deliver(); });
+            boost::asio::post(io_, lock_.wrap([self = shared_from_this()] { self->deliver(); }));
     }
 
     /// The event loop: what is left to say is said, and nothing comes after.
@@ -86,11 +88,11 @@ private:
             if (!latest_) return;
         }
         timer_.expires_at(std::max(Clock::now(), delivered_ + limits::progress_interval));
-        timer_.async_wait([self = shared_from_this()](boost::system::error_code cancelled) {
+        timer_.async_wait(lock_.wrap([self = shared_from_this()](boost::system::error_code cancelled) {
             if (cancelled || !self->report_) return;
             self->delivered_ = Clock::now();
             self->say(true);
-        });
+        }));
     }
     /// The marks, and what came after them where its time has come: taken at once, so that nothing overtakes.
     void say(bool with_latest) {
@@ -104,6 +106,7 @@ private:
     }
 
     boost::asio::io_context& io_;
+    HandlerLock& lock_;
     boost::asio::steady_timer timer_;
     Report report_;
     Clock::time_point delivered_{};

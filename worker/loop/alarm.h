@@ -8,6 +8,8 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 
+#include "worker/loop/handler_lock.h"
+
 namespace bulkhead::worker {
 
 using Clock = std::chrono::steady_clock;
@@ -39,7 +41,9 @@ public:
 
 private:
     struct State {
-        State(boost::asio::io_context& io, Rang function) : timer{io}, rang{std::move(function)} {}
+        State(boost::asio::io_context& io, Rang function)
+            : lock{HandlerLock::of(io)}, timer{io}, rang{std::move(function)} {}
+        HandlerLock& lock;
         boost::asio::steady_timer timer;
         Rang rang;  ///< empty once the alarm is gone
         std::optional<Clock::time_point> due;
@@ -48,14 +52,14 @@ private:
     static void arm(const std::shared_ptr<State>& state, Clock::time_point due) {
         state->due = due;
         state->timer.expires_at(due);
-        state->timer.async_wait([state](boost::system::error_code cancelled) {
+        state->timer.async_wait(state->lock.wrap([state](boost::system::error_code cancelled) {
             // One that had already expired when it was moved or cancelled is called without an error.
             if (cancelled || !state->rang || !state->due || Clock::now() < *state->due) return;
             state->due.reset();
             const auto rang = state->rang;  // it may destroy the alarm
             if (const auto next = rang(); next && state->rang && (!state->due || *next < *state->due))
                 arm(state, *next);
-        });
+        }));
     }
 
     std::shared_ptr<State> state_;

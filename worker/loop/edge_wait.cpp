@@ -11,19 +11,19 @@ namespace detail = boost::asio::detail;
 
 /// Runs when an edge arrives. The handler drains the descriptor, so only the first wait needs to poll. The first wait
 /// to write does not poll either: a write was just refused, and the kernel reports room when it begins to watch for it.
-EdgeWait::Wait::Wait(int kind_, std::function<void()> edge_)
+EdgeWait::Wait::Wait(boost::asio::io_context& io, int kind_, std::function<void()> edge_)
     : reactor_op{{},
                  [](reactor_op* self) {
                      const bool no = std::exchange(static_cast<Wait*>(self)->guesses_no, false);
                      return no ? not_done : done_and_exhausted;
                  },
                  &Wait::completed},
-      kind{kind_}, guesses_no{kind_ == Reactor::write_op}, edge{std::move(edge_)} {}
+      lock{HandlerLock::of(io)}, kind{kind_}, guesses_no{kind_ == Reactor::write_op}, edge{std::move(edge_)} {}
 
 EdgeWait::EdgeWait(boost::asio::io_context& io, int descriptor, std::function<void()> readable,
                    std::function<void()> writable)
     : reactor_{boost::asio::use_service<Reactor>(io)}, descriptor_{descriptor},
-      readable_{Reactor::read_op, std::move(readable)}, writable_{Reactor::write_op, std::move(writable)} {
+      readable_{io, Reactor::read_op, std::move(readable)}, writable_{io, Reactor::write_op, std::move(writable)} {
     reactor_.init_task();
     const int failed = reactor_.register_descriptor(descriptor_, registration_);
     detail::throw_error({failed, boost::system::system_category()}, "waiting at a descriptor");
@@ -49,8 +49,11 @@ void EdgeWait::stop() {
 /// `loop` is null when the loop is destroyed while this waits.
 void EdgeWait::Wait::completed(void* loop, detail::operation* self, const boost::system::error_code&, std::size_t) {
     auto& wait = *static_cast<Wait*>(self);
-    const std::shared_ptr<void> held = std::move(wait.held);
-    if (loop != nullptr && !wait.ec_) wait.edge();
+    if (loop == nullptr) return wait.held.reset();
+    wait.lock.wrap([&] {
+        const std::shared_ptr<void> held = std::move(wait.held);
+        if (!wait.ec_) wait.edge();
+    })();
 }
 
 }  // namespace bulkhead::worker

@@ -8,6 +8,8 @@
 #include <boost/asio/detail/reactor.hpp>  // which does not compile before the above
 #include <boost/asio/detail/reactor_op.hpp>
 
+#include "worker/loop/handler_lock.h"
+
 namespace bulkhead::worker {
 
 /// Waits on the event loop until a descriptor *becomes* readable or writable (edge-triggered).
@@ -40,9 +42,10 @@ public:
 private:
     using Reactor = boost::asio::detail::reactor;
     struct Wait final : boost::asio::detail::reactor_op {
-        Wait(int kind, std::function<void()> edge_);
+        Wait(boost::asio::io_context& io, int kind, std::function<void()> edge_);
         static void completed(void* loop, boost::asio::detail::operation* self, const boost::system::error_code&,
                               std::size_t);
+        HandlerLock& lock;
         int kind;         ///< of the reactor's operations
         bool guesses_no;  ///< the first wait takes the descriptor to be not ready
         std::function<void()> edge;

@@ -15,7 +15,8 @@
 
 namespace bulkhead::worker {
 
-Executor::Executor(boost::asio::io_context& io) : io_{io}, timer_{::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)} {
+Executor::Executor(boost::asio::io_context& io)
+    : io_{io}, handlers_{HandlerLock::of(io)}, timer_{::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)} {
     if (!timer_) throw std::system_error{errno, std::generic_category(), "creating a timer for the event loop"};
 }
 
@@ -61,6 +62,12 @@ void Executor::serve() {
             model_thread_waits_.wait(lock);
             continue;
         }
+        if (next == Handover::ModelThread::interrupts_cover) {
+            lock.unlock();
+            boost::asio::post(io_, [] {});
+            lock.lock();
+            continue;
+        }
         const HangSuspect suspect;
         if (next == Handover::ModelThread::runs_job)
             run_job(lock);
@@ -84,15 +91,12 @@ void Executor::run_job(std::unique_lock<std::mutex>& lock) {
     Then then = job();
     job = nullptr;
     lock.lock();
-    const bool has_loop = handover_.job_ended(!jobs_.empty());
-    if (!has_loop) followers_.push_back(std::move(then));
+    followers_.push_back(std::move(then));
+    const bool has_loop = handover_.job_ended();
     lock.unlock();
-    if (has_loop) {
-        follow_jobs();
-        then();
-    } else {
-        boost::asio::post(io_, [this] { follow_jobs(); });  // ends the cover's wait
-    }
+    // While the cover handles an event, it is awake, and does this next.
+    if (!handlers_.try_run([this] { follow_jobs(); }))
+        boost::asio::post(io_, handlers_.wrap([this] { follow_jobs(); }));
     lock.lock();
     if (has_loop && !jobs_.empty()) handle_some(lock);
 }
@@ -106,9 +110,9 @@ void Executor::handle_some(std::unique_lock<std::mutex>& lock) {
     if (io_.stopped()) end();
 }
 
-/// On the loop: in the order of the jobs.
+/// In the order of the jobs.
 void Executor::follow_jobs() {
-    std::deque<Then> followers;
+    std::vector<Then> followers;
     {
         const std::lock_guard lock{mutex_};
         followers.swap(followers_);
@@ -130,7 +134,7 @@ void Executor::stop() {
     }
     if (model_thread_.joinable()) model_thread_.join();
     std::deque<Job> jobs;
-    std::deque<Then> followers;
+    std::vector<Then> followers;
     const std::lock_guard lock{mutex_};  // ends before they do: they may hold what posts
     jobs_.swap(jobs);
     followers_.swap(followers);

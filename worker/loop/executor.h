@@ -6,10 +6,12 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include <boost/asio/io_context.hpp>
 
 #include "ipc/base/unique_fd.h"
+#include "worker/loop/handler_lock.h"
 #include "worker/loop/handover.h"
 
 namespace bulkhead::worker {
@@ -19,12 +21,14 @@ namespace bulkhead::worker {
 /// The model's thread is the only one that touches the model: it loads, runs and resets it, and faults in large slabs.
 /// These are jobs, done one after another in the order of `post`. In between it runs the event loop, so the thread that
 /// a request wakes also runs it. While a job takes long, the cover runs the loop in its place: nothing on the loop
-/// waits for a job for longer than `limits::cover_looks_every` and `limits::cover_after` together.
+/// waits for a job for longer than `limits::cover_looks_every` and `limits::cover_after` together. What follows a job,
+/// such as an answer, the model's thread does at once: the cover is not woken for it.
 ///
-/// A report of where this process hangs shows the model's thread, or the cover where that thread waits for it.
+/// A report of where this process hangs shows the thread that handles an event, else the model's, or the cover where
+/// that thread waits for it.
 class Executor {
 public:
-    /// What follows a job, on the event loop; never empty.
+    /// What follows a job, as a handler of the event loop; never empty.
     using Then = std::function<void()>;
     using Job = std::function<Then()>;
 
@@ -48,18 +52,19 @@ private:
     void run_job(std::unique_lock<std::mutex>& lock);
     void handle_some(std::unique_lock<std::mutex>& lock);
     void cover(std::unique_lock<std::mutex>& lock);
-    void follow_jobs();
+    void follow_jobs();  ///< with the handlers' lock
     void set_timer(std::chrono::nanoseconds after) const noexcept;
     void await_timer() const noexcept;
     void end();  ///< with the lock
 
     boost::asio::io_context& io_;
+    HandlerLock& handlers_;
     UniqueFd timer_;    ///< what the cover sleeps on
     std::mutex mutex_;  ///< of all below
     std::condition_variable model_thread_waits_;
     Handover handover_;
     std::deque<Job> jobs_;
-    std::deque<Then> followers_;  ///< of jobs that ended while the cover ran the loop
+    std::vector<Then> followers_;  ///< of jobs that have ended
     bool ended_ = false;
     std::thread model_thread_;
 };

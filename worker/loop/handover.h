@@ -8,12 +8,13 @@ namespace bulkhead::worker {
 /// Who runs the event loop while the model's thread may be busy: the whole state, and each step of the two threads.
 ///
 /// The model's thread runs the loop, and jobs in between. While a job takes longer than the cover's timer, the cover
-/// runs the loop; it gives the loop back as soon as the model's thread has nothing else to do.
+/// runs the loop; it gives the loop back as soon as the model's thread has nothing else to do. What follows a job is
+/// done by the model's thread in either case, under the handlers' lock.
 ///
 ///                  job begins          the timer finds the same job
 ///     model_loops ------------> job ------------------------------> covered
 ///         ^  ^                   |                                   |    ^
-///         |  +--- job ends ------+                   last job ends   |    | job begins
+///         |  +--- job ends ------+                    no job waits   |    | job begins
 ///         |                                                          v    |
 ///         +------------- the cover has left the loop -------------- handing_back
 ///
@@ -23,10 +24,10 @@ public:
     enum class State : std::uint8_t {
         model_loops,   ///< the model's thread runs the loop
         job,           ///< it runs a job, and nobody runs the loop
-        covered,       ///< it runs a job, and the cover runs the loop
+        covered,       ///< it runs jobs, one after another, and the cover runs the loop
         handing_back,  ///< it waits, for a job or until the cover has left the loop
     };
-    enum class ModelThread : std::uint8_t { runs_loop, runs_job, waits };
+    enum class ModelThread : std::uint8_t { runs_loop, runs_job, interrupts_cover, waits };
     enum class Cover : std::uint8_t { sleeps, looks_rarely, watches, runs_loop };
 
     [[nodiscard]] State state() const noexcept { return state_; }
@@ -34,6 +35,10 @@ public:
     /// What the model's thread does next.
     [[nodiscard]] constexpr ModelThread next(bool job_waits) noexcept {
         if (state_ == State::model_loops && !job_waits) return ModelThread::runs_loop;
+        if (state_ == State::covered && !job_waits) {
+            state_ = State::handing_back;
+            return ModelThread::interrupts_cover;
+        }
         if (state_ == State::handing_back && !job_waits) return ModelThread::waits;
         if (state_ == State::model_loops) state_ = State::job;
         if (state_ == State::handing_back) state_ = State::covered;
@@ -48,10 +53,9 @@ public:
         jobs_seen_ = jobs_;
         return true;
     }
-    /// Its job has ended. True: it has the loop. False: the cover has, and must be interrupted.
-    [[nodiscard]] constexpr bool job_ended(bool job_waits) noexcept {
+    /// Its job has ended. True: it has the loop. False: the cover has.
+    [[nodiscard]] constexpr bool job_ended() noexcept {
         if (state_ == State::job) state_ = State::model_loops;
-        if (state_ == State::covered && !job_waits) state_ = State::handing_back;
         return state_ == State::model_loops;
     }
 

@@ -36,7 +36,8 @@ inline constexpr std::chrono::microseconds cover_after = 500us;
 /// it meets 25 us.
 inline constexpr std::chrono::microseconds cover_looks_every = 4ms;
 /// What the loop handles between two jobs of which the second already waits: at 32 packets each, less than a
-/// millisecond.
+/// millisecond. Where more sockets than these are ready, a deadline or a cancel behind them waits for one more short
+/// job for every eight.
 inline constexpr std::size_t handlers_between_jobs = 8;
 
 /// Packets read from one socket before the others have their turn.
@@ -60,7 +61,8 @@ inline constexpr std::size_t refusals_pending_max = 64;
 /// Slabs start at whole pages.
 inline constexpr std::uint64_t slab_granularity_bytes = 4096;
 inline constexpr std::uint64_t huge_slab_granularity_bytes = std::uint64_t{2} << 20;
-/// A slab up to this is made on the event loop (about 1 ms per 4 MiB); a larger one on the executor.
+/// A slab up to this is made on the event loop, which handles nothing else meanwhile (about 1 ms per 4 MiB). A larger
+/// one is a job of the executor: deadlines and cancels do not wait for it, but it waits for a model that runs.
 inline constexpr std::uint64_t loop_slab_bytes_max = std::uint64_t{16} << 20;
 /// What an output slab grows by at least, where the channel's bound allows it.
 inline constexpr std::uint64_t output_growth_bytes = std::uint64_t{4} << 20;

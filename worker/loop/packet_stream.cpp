@@ -11,6 +11,7 @@
 #include <boost/asio/post.hpp>
 
 #include "worker/loop/alarm.h"
+#include "worker/loop/handler_lock.h"
 #include "worker/loop/limits.h"
 
 namespace bulkhead::worker {
@@ -60,10 +61,10 @@ void PacketStream::socket_has_room() {
 
 void PacketStream::look_again() {
     if (std::exchange(looks_again_, true)) return;
-    boost::asio::post(io_, [self = shared_from_this()] {
+    boost::asio::post(io_, HandlerLock::of(io_).wrap([self = shared_from_this()] {
         self->looks_again_ = false;
         if (self->open_ && !self->lost_) self->read_packets();
-    });
+    }));
 }
 
 /// Until the peer rings or ends. Other handlers run before this looks again.
@@ -191,9 +192,9 @@ void PacketStream::lose(std::string_view reason) {
     if (lost_) return;
     lost_ = true;
     // Later, not now: the owner may be in the middle of a send.
-    boost::asio::post(io_, [self = shared_from_this(), text = std::string{reason}] {
+    boost::asio::post(io_, HandlerLock::of(io_).wrap([self = shared_from_this(), text = std::string{reason}] {
         if (self->open_) self->events_.lost(text);
-    });
+    }));
 }
 
 void PacketStream::close() {

@@ -118,7 +118,7 @@ void Dispatcher::finished() {
     const RequestPtr request = std::move(running_);
     durations_.add(request->ended - request->received);
     if (request->answered) request->outputs->take_back();  // the next one may need the room
-    start_next();  // first: where the cover writes the answer, the model works on meanwhile
+    start_next();
     if (!request->complete()) ++errors_;
     request->let_go();
     settle();

@@ -189,7 +189,7 @@ void StepLoop::ended(Said::End& end) {
     const auto flight = flights_.find(end.number);
     const RequestPtr request = std::move(flight->second.request);
     flights_.erase(flight);
-    start_more();  // first: where the cover writes the answer, the model works on meanwhile
+    start_more();
     if (end.ending) {
         request->ended = Clock::now();
         if (!request->complete(values_of(*end.ending, *request))) ++errors_;

@@ -10,6 +10,7 @@
 #include <spdlog/spdlog.h>
 
 #include "worker/death/exit_status.h"
+#include "worker/loop/handler_lock.h"
 #include "worker/loop/limits.h"
 #include "worker/model/method_description.h"
 
@@ -185,10 +186,10 @@ void Server::load() {
                             },
                         .wait_for_grant =
                             [this](std::uint64_t device_bytes) {
-                                boost::asio::post(io_, [this, device_bytes] {
+                                boost::asio::post(io_, HandlerLock::of(io_).wrap([this, device_bytes] {
                                     grant_state_ = GrantState::asked;
                                     link_.send(worker_link::GrantAsked{device_bytes});
-                                });
+                                }));
                                 return grant_.wait();
                             }};
     executor_.post([this, context = std::move(context)] {

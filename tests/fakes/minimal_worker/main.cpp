@@ -43,6 +43,7 @@
 #include "tests/fakes/models/misbehave.h"
 #include "tests/unit/worker/fake_engine.h"
 #include "worker/death/fatal_signals.h"
+#include "worker/loop/handler_lock.h"
 #include "worker/loop/limits.h"
 #include "worker/loop/status_page.h"
 #include "worker/model/model.h"
@@ -217,11 +218,11 @@ int main(int argc, char** argv) {
          .page = page ? page->release() : nullptr,
          .exit = [](int status) { ::_exit(status); }}};
     boost::asio::signal_set terminate{io, SIGTERM};
-    terminate.async_wait([&](boost::system::error_code cancelled, int) {
+    terminate.async_wait(HandlerLock::of(io).wrap([&](boost::system::error_code cancelled, int) {
         if (cancelled) return;
         terminate.clear();
         server.drain(limits::terminate_drain);
-    });
+    }));
     server.run();
     return 1;  // not reached: the server ends the process
 }

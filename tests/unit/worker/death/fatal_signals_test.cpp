@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <functional>
 #include <future>
 #include <thread>
 
@@ -202,6 +203,7 @@ struct HangingLoop {
         (void)send_packet(link, R"({"type":"ready"})");
         for (;;) ::pause();
     }
+    void post(std::function<void()> handler) { boost::asio::post(io, HandlerLock::of(io).wrap(std::move(handler))); }
     int link;
     boost::asio::io_context io;
     boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work{io.get_executor()};
@@ -211,7 +213,7 @@ struct HangingLoop {
 TEST(FatalSignal, AHangOfAHandlerIsReportedByTheThreadThatRunsTheLoop) {
     const boost::json::object backtrace = backtrace_asked_of([](int link) {
         HangingLoop loop{link};
-        boost::asio::post(loop.io, [&] { loop.hang(); });
+        loop.post([&] { loop.hang(); });
         loop.executor.run();
     });
     EXPECT_EQ(backtrace.at("thread").as_string(), "executor");
@@ -229,6 +231,18 @@ TEST(FatalSignal, AHangOfTheModelIsReportedByItsThreadWhileTheOtherRunsTheLoop) 
     EXPECT_EQ(backtrace.at("thread").as_string(), "executor");
 }
 
+TEST(FatalSignal, AHangOfAHandlerWhileTheModelRunsIsReportedByTheCover) {
+    const boost::json::object backtrace = backtrace_asked_of([](int link) {
+        HangingLoop loop{link};
+        loop.executor.post([&]() -> Executor::Then {
+            loop.post([&] { loop.hang(); });
+            for (;;) ::pause();
+        });
+        loop.executor.run();
+    });
+    EXPECT_EQ(backtrace.at("thread").as_string(), "main");
+}
+
 TEST(FatalSignal, AHangOfAHandlerThatTheCoverRunsIsReportedByTheCover) {
     const boost::json::object backtrace = backtrace_asked_of([](int link) {
         HangingLoop loop{link};
@@ -239,7 +253,7 @@ TEST(FatalSignal, AHangOfAHandlerThatTheCoverRunsIsReportedByTheCover) {
             model_thread = own_thread();
             return [] {};
         });
-        boost::asio::post(loop.io, [&] {  // only the cover comes to this before the job ends
+        loop.post([&] {  // only the cover comes to this before the job ends
             covered.set_value();
             while (model_thread == 0 || !sleeps(model_thread)) std::this_thread::yield();
             loop.hang();

@@ -3,11 +3,15 @@
 #include <atomic>
 #include <future>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
 #include <gtest/gtest.h>
+
+#include "tests/unit/worker/loop_harness.h"
+#include "worker/loop/handler_lock.h"
 
 namespace bulkhead::worker {
 namespace {
@@ -108,6 +112,43 @@ TEST_F(ExecutorTest, JobsRunOnOneThreadWhicheverRunsTheLoop) {
 
     EXPECT_EQ(of_jobs, std::vector(3, of_jobs.at(0)));
     EXPECT_EQ(of_loop, cover_.get_id());
+}
+
+/// So an answer costs no wake-up of the cover.
+TEST_F(ExecutorTest, WhatFollowsAJobIsDoneByItsThreadWhoeverRunsTheLoop) {
+    std::promise<void> covered;
+    std::thread::id of_job, of_follower;
+
+    post([&] {
+        of_job = std::this_thread::get_id();
+        boost::asio::post(io_, [&] { covered.set_value(); });  // only the cover comes to it
+        covered.get_future().wait();
+        executor_.post(nothing);
+        return [&] { of_follower = std::this_thread::get_id(); };
+    });
+    finish();
+
+    EXPECT_EQ(of_follower, of_job);
+}
+
+TEST_F(ExecutorTest, WhatFollowsAJobWaitsForTheEventThatTheCoverHandles) {
+    std::promise<void> covered;
+    std::atomic<pid_t> model_thread{0};
+    std::vector<std::string> log;
+
+    post([&] {
+        boost::asio::post(io_, HandlerLock::of(io_).wrap([&] {
+            covered.set_value();
+            while (model_thread == 0 || !test::sleeps(model_thread)) std::this_thread::yield();
+            log.emplace_back("event");
+        }));
+        covered.get_future().wait();
+        model_thread = test::own_thread();
+        return [&] { log.emplace_back("follower"); };
+    });
+    finish();
+
+    EXPECT_EQ(log, (std::vector<std::string>{"event", "follower"}));
 }
 
 TEST_F(ExecutorTest, StopWaitsForTheJobThatRunsAndFreesThoseThatWait) {

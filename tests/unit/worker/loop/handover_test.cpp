@@ -1,11 +1,12 @@
 // Every interleaving of the executor's two threads, over the very state that they share. A thread here is what
-// executor.cpp makes of it: one step for each time that it holds the mutex, and one for each wait.
+// executor.cpp makes of it: one step for each time that it holds the mutex, one for each wait, and one each to take the
+// handlers' lock and to let go of it.
 
 #include "worker/loop/handover.h"
 
 #include <algorithm>
 #include <deque>
-#include <string>
+#include <unordered_set>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -13,22 +14,40 @@
 namespace bulkhead::worker {
 namespace {
 
-constexpr int jobs_of_a_run = 4;
-constexpr std::size_t worlds_max = 20'000;  ///< a thread that runs on and on comes to more
+/// From a request, from a job, as the step loop's turns do, and from what follows one, as the dispatcher's requests do.
+constexpr int jobs_of_requests = 3, jobs_of_jobs = 1, jobs_of_answers = 1;
+constexpr int jobs_of_a_run = jobs_of_requests + jobs_of_jobs + jobs_of_answers;
+constexpr std::size_t worlds_max = 100'000;  ///< a thread that runs on and on comes to more
 
-enum class ModelIs : std::uint8_t { asks, in_loop, in_job, handles_some, interrupts, waits, gone };
-enum class CoverIs : std::uint8_t { asleep, in_loop, handled, gone };
+enum class ModelIs : std::uint8_t {
+    asks,
+    in_loop,
+    in_job,
+    tries,    ///< a job has ended: what follows it is next
+    follows,  ///< with the handlers' lock
+    followed,
+    handles_some,
+    posts,  ///< what follows, for the cover: that handles an event
+    interrupts,
+    waits,
+    gone
+};
+enum class CoverIs : std::uint8_t { asleep, in_loop, handles, handled, gone };
 
 /// Both threads, the queue, the loop's events and the timer.
 struct World {
     Handover handover;
     ModelIs model = ModelIs::asks;
     CoverIs cover = CoverIs::asleep;
-    int to_come = jobs_of_a_run;  ///< requests that have not come yet: each is an event of the loop
-    int waiting = 0;              ///< jobs in the queue
-    int followers = 0;            ///< jobs that have ended, and were not answered
+    int to_come = jobs_of_requests;    ///< requests that have not come yet: each is an event of the loop
+    int of_jobs = jobs_of_jobs;        ///< that a job has still to post
+    int of_answers = jobs_of_answers;  ///< that an answer has still to post
+    int waiting = 0;                   ///< jobs in the queue
+    int followers = 0;                 ///< jobs that have ended, and were not answered
     int answered = 0;
-    bool interrupted = false;  ///< a handler waits in the loop, put there by the model's thread
+    bool has_loop = false;     ///< the model's thread, when its job ended
+    bool interrupted = false;  ///< an empty handler waits in the loop, put there by the model's thread
+    bool posted = false;       ///< a handler that follows jobs does
     bool timer = false;        ///< set, or has rung
     bool woken = false;        ///< the model's thread was told to look again
     bool stopped = false;      ///< the loop: whoever runs it returns
@@ -36,36 +55,67 @@ struct World {
 
     friend bool operator==(const World&, const World&) = default;
 
-    /// A handler of the loop: answers, or the next request.
-    void handle(bool request) {
-        if (request) {
-            --to_come;
-            ++waiting;
-            woken = true;
-        } else {
-            interrupted = false;
-            answered += std::exchange(followers, 0);
-        }
+    void post() {
+        ++waiting;
+        woken = true;
     }
     void end() { stopped = ended = timer = true; }
-};
-
-/// What one thread may do next: each is one successor; none means that it waits.
-std::vector<World> steps_of_loop(const World& world, void (*after)(World&)) {
-    std::vector<World> next;
-    if (world.stopped) {
-        next.push_back(world);
-        next.back().end();
-        after(next.back());
+    /// What follows jobs: with and without a job that it posts.
+    [[nodiscard]] std::vector<World> follow() const {
+        World plain = *this;
+        plain.answered += std::exchange(plain.followers, 0);
+        std::vector<World> next{plain};
+        if (followers > 0 && of_answers > 0) {
+            --plain.of_answers;
+            plain.post();
+            next.push_back(plain);
+        }
         return next;
     }
-    for (const bool request : {true, false}) {
-        if (request ? world.to_come == 0 : !world.interrupted) continue;
-        World one = world;
-        one.handle(request);
-        after(one);
-        next.push_back(one);
+    [[nodiscard]] bool model_handles() const {
+        return model == ModelIs::in_loop || model == ModelIs::handles_some || model == ModelIs::follows;
     }
+};
+
+struct Hash {
+    std::size_t operator()(const World& w) const {
+        std::size_t hash = 0;
+        const auto mix = [&](auto value) { hash = hash * 1'000'003 + static_cast<std::size_t>(value); };
+        mix(w.handover.state()), mix(w.model), mix(w.cover), mix(w.to_come), mix(w.of_jobs), mix(w.of_answers);
+        mix(w.waiting), mix(w.followers), mix(w.answered), mix(w.has_loop), mix(w.interrupted), mix(w.posted);
+        mix(w.timer), mix(w.woken), mix(w.stopped), mix(w.ended);
+        return hash;
+    }
+};
+
+/// What one thread may do next: each is one successor; none means that it waits. A handler of the loop is the next
+/// request, what follows jobs, or empty.
+std::vector<World> handlers(const World& world) {
+    std::vector<World> next;
+    if (world.to_come > 0) {
+        next.push_back(world);
+        --next.back().to_come;
+        next.back().post();
+    }
+    if (world.interrupted) {
+        next.push_back(world);
+        next.back().interrupted = false;
+    }
+    if (world.posted) {
+        World one = world;
+        one.posted = false;
+        for (const World& followed : one.follow()) next.push_back(followed);
+    }
+    return next;
+}
+
+std::vector<World> steps_of_model_in_loop(const World& world) {
+    std::vector<World> next = handlers(world);
+    if (world.stopped) {
+        next = {world};
+        next.back().end();
+    }
+    for (World& one : next) one.model = ModelIs::asks;
     return next;
 }
 
@@ -85,24 +135,45 @@ std::vector<World> steps_of_model(const World& world) {
             if (next.handover.wakes_cover()) next.timer = true;
             next.model = ModelIs::in_job;
             break;
+        case Handover::ModelThread::interrupts_cover: next.model = ModelIs::interrupts; break;
         case Handover::ModelThread::waits:
             next.woken = false;
             next.model = ModelIs::waits;
             break;
         }
         return {next};
-    case ModelIs::in_loop: return steps_of_loop(world, [](World& one) { one.model = ModelIs::asks; });
-    case ModelIs::in_job:
-        if (next.handover.job_ended(next.waiting > 0)) {
-            next.answered += 1 + std::exchange(next.followers, 0);
-            next.model = next.waiting > 0 ? ModelIs::handles_some : ModelIs::asks;
-        } else {
-            ++next.followers;
-            next.model = ModelIs::interrupts;
+    case ModelIs::in_loop: return steps_of_model_in_loop(world);
+    case ModelIs::in_job: {
+        std::vector<World> both;
+        if (world.of_jobs > 0) {
+            --next.of_jobs;
+            next.post();
+            both.push_back(next);
+            next = world;
         }
+        ++next.followers;
+        next.has_loop = next.handover.job_ended();
+        next.model = ModelIs::tries;
+        both.push_back(next);
+        return both;
+    }
+    case ModelIs::tries:
+        next.model = world.cover == CoverIs::handles ? ModelIs::posts : ModelIs::follows;
+        return {next};
+    case ModelIs::posts:
+        next.posted = true;
+        next.model = ModelIs::followed;
+        return {next};
+    case ModelIs::follows: {
+        std::vector<World> followed = world.follow();
+        for (World& one : followed) one.model = ModelIs::followed;
+        return followed;
+    }
+    case ModelIs::followed:
+        next.model = std::exchange(next.has_loop, false) && next.waiting > 0 ? ModelIs::handles_some : ModelIs::asks;
         return {next};
     case ModelIs::handles_some: {  // one, or none
-        std::vector<World> some = steps_of_loop(world, [](World& one) { one.model = ModelIs::asks; });
+        std::vector<World> some = steps_of_model_in_loop(world);
         next.model = ModelIs::asks;
         some.push_back(next);
         return some;
@@ -120,17 +191,33 @@ std::vector<World> steps_of_model(const World& world) {
 }
 
 std::vector<World> steps_of_cover(const World& world) {
-    if (world.cover == CoverIs::in_loop) return steps_of_loop(world, [](World& one) { one.cover = CoverIs::handled; });
     World next = world;
-    if (world.cover == CoverIs::handled) {
+    switch (world.cover) {
+    case CoverIs::gone: return {};
+    case CoverIs::in_loop:  // until there is an event, whose handler waits for the lock
+        if (world.stopped) {
+            next.end();
+            next.cover = CoverIs::handled;
+            return {next};
+        }
+        if (world.model == ModelIs::follows || handlers(world).empty()) return {};
+        next.cover = CoverIs::handles;
+        return {next};
+    case CoverIs::handles: {
+        std::vector<World> handled = handlers(world);
+        for (World& one : handled) one.cover = CoverIs::handled;
+        return handled;
+    }
+    case CoverIs::handled:
         next.cover = CoverIs::in_loop;
         if (!next.ended && next.handover.keeps_loop()) return {next};
         next.cover = next.ended ? CoverIs::gone : CoverIs::asleep;
         next.timer = true;
         next.woken = true;
         return {next};
+    case CoverIs::asleep: break;
     }
-    if (world.cover == CoverIs::gone || !world.timer) return {};
+    if (!world.timer) return {};
     const Handover::Cover does = next.handover.rang();
     next.timer = does == Handover::Cover::watches || does == Handover::Cover::looks_rarely;
     if (does == Handover::Cover::runs_loop)
@@ -151,25 +238,17 @@ std::vector<World> steps_of_stop(const World& world) {
     return {next};
 }
 
-struct Seen {
-    std::vector<World> worlds;
-    bool add(const World& world) {
-        if (std::ranges::find(worlds, world) != worlds.end()) return false;
-        worlds.push_back(world);
-        return true;
-    }
-};
+using Worlds = std::unordered_set<World, Hash>;
 
-Seen explore() {
-    Seen seen;
+Worlds explore() {
+    Worlds seen{World{}};
     std::deque<World> open{World{}};
-    seen.add(open.front());
-    while (!open.empty() && seen.worlds.size() < worlds_max) {
+    while (!open.empty() && seen.size() < worlds_max) {
         const World world = open.front();
         open.pop_front();
         for (const auto& steps : {steps_of_model(world), steps_of_cover(world), steps_of_stop(world)})
             for (const World& next : steps)
-                if (seen.add(next)) open.push_back(next);
+                if (seen.insert(next).second) open.push_back(next);
     }
     return seen;
 }
@@ -177,21 +256,26 @@ Seen explore() {
 class HandoverTest : public testing::Test {
 protected:
     static void SetUpTestSuite() { seen_ = explore(); }
-    static inline Seen seen_;
+    static inline Worlds seen_;
 };
 
 TEST_F(HandoverTest, TheLoopIsNeverRunByBothThreads) {
-    for (const World& world : seen_.worlds)
-        EXPECT_FALSE((world.model == ModelIs::in_loop || world.model == ModelIs::handles_some) &&
-                     (world.cover == CoverIs::in_loop || world.cover == CoverIs::handled));
+    for (const World& world : seen_)
+        EXPECT_FALSE(
+            (world.model == ModelIs::in_loop || world.model == ModelIs::handles_some) &&
+            (world.cover == CoverIs::in_loop || world.cover == CoverIs::handles || world.cover == CoverIs::handled));
+}
+
+TEST_F(HandoverTest, OneThreadAtATimeHandlesAnEventOrWhatFollowsAJob) {
+    for (const World& world : seen_) EXPECT_FALSE(world.model_handles() && world.cover == CoverIs::handles);
 }
 
 TEST_F(HandoverTest, EveryRequestIsAnsweredWhateverComesWhen) {
     int ends = 0;
-    for (const World& world : seen_.worlds) {
+    for (const World& world : seen_) {
         if (world.stopped || !steps_of_model(world).empty() || !steps_of_cover(world).empty()) continue;
         ++ends;
-        EXPECT_EQ(world.answered, jobs_of_a_run) << "both threads wait";
+        EXPECT_EQ(world.answered, jobs_of_a_run - world.of_jobs - world.of_answers) << "both threads wait";
         EXPECT_EQ(world.model, ModelIs::in_loop) << "the next request finds nobody at the loop";
     }
     EXPECT_GT(ends, 0);
@@ -199,7 +283,7 @@ TEST_F(HandoverTest, EveryRequestIsAnsweredWhateverComesWhen) {
 
 /// Of a job that never ends: the cover is on its way to the loop, or runs it.
 TEST_F(HandoverTest, NoJobKeepsTheLoop) {
-    for (const World& world : seen_.worlds) {
+    for (const World& world : seen_) {
         if (world.model != ModelIs::in_job || world.stopped) continue;
         World later = world;
         for (int rings = 0; rings < 3 && later.cover == CoverIs::asleep && later.timer; ++rings)
@@ -210,14 +294,31 @@ TEST_F(HandoverTest, NoJobKeepsTheLoop) {
 
 /// A cover that is stuck or gone, but not in the loop: the model's thread alone answers whatever comes.
 TEST_F(HandoverTest, WithoutTheCoverJobsThatEndAreAnswered) {
-    for (const World& world : seen_.worlds) {
+    for (const World& world : seen_) {
         if (world.cover != CoverIs::asleep || world.stopped) continue;
         World later = world;
         for (std::vector<World> next = steps_of_model(later); !next.empty(); next = steps_of_model(later))
             later = next.front();
-        EXPECT_EQ(later.answered, jobs_of_a_run);
+        EXPECT_EQ(later.answered, jobs_of_a_run - later.of_jobs - later.of_answers);
         EXPECT_EQ(later.model, ModelIs::in_loop);
     }
+}
+
+/// Of a long job among others: the model's thread answers it, and the cover sleeps on in the loop.
+TEST_F(HandoverTest, AnAnswerWhileJobsWaitDoesNotWakeTheCover) {
+    int answers = 0;
+    for (const World& world : seen_) {
+        if (world.model != ModelIs::tries || world.cover != CoverIs::in_loop || world.waiting == 0 || world.ended)
+            continue;
+        ++answers;
+        World later = world;
+        while (later.model != ModelIs::in_job) {
+            later = steps_of_model(later).front();
+            EXPECT_FALSE(later.posted > world.posted || later.interrupted > world.interrupted);
+        }
+        EXPECT_EQ(later.followers, 0);
+    }
+    EXPECT_GT(answers, 0);
 }
 
 TEST(Handover, IsWatchedWhileAJobRunsAndLookedAtRarelyWhereJobsAreShort) {
@@ -227,9 +328,9 @@ TEST(Handover, IsWatchedWhileAJobRunsAndLookedAtRarelyWhereJobsAreShort) {
         return handover.wakes_cover();
     };
     EXPECT_TRUE(begin_job());
-    EXPECT_TRUE(handover.job_ended(false));
+    EXPECT_TRUE(handover.job_ended());
     EXPECT_FALSE(begin_job()) << "the timer is set";
-    EXPECT_TRUE(handover.job_ended(false));
+    EXPECT_TRUE(handover.job_ended());
     EXPECT_EQ(handover.rang(), Handover::Cover::looks_rarely);
 
     EXPECT_FALSE(begin_job());
@@ -243,18 +344,19 @@ TEST(Handover, JobsFollowOneAnotherAtOnceWhileTheCoverRunsTheLoop) {
     EXPECT_TRUE(handover.wakes_cover());
     EXPECT_EQ(handover.rang(), Handover::Cover::runs_loop) << "it is the job that set the timer";
 
-    EXPECT_FALSE(handover.job_ended(true));
+    EXPECT_FALSE(handover.job_ended());
     EXPECT_TRUE(handover.keeps_loop()) << "another job waits";
     EXPECT_EQ(handover.next(true), Handover::ModelThread::runs_job);
 
-    EXPECT_FALSE(handover.job_ended(false));
+    EXPECT_FALSE(handover.job_ended());
+    EXPECT_EQ(handover.next(false), Handover::ModelThread::interrupts_cover);
     EXPECT_EQ(handover.next(true), Handover::ModelThread::runs_job) << "it came before the cover left the loop";
     EXPECT_TRUE(handover.keeps_loop());
 }
 
 TEST_F(HandoverTest, StopEndsBothThreadsWhereverTheyAre) {
     int ends = 0;
-    for (const World& world : seen_.worlds) {
+    for (const World& world : seen_) {
         if (!world.ended || !steps_of_model(world).empty() || !steps_of_cover(world).empty()) continue;
         ++ends;
         EXPECT_EQ(world.model, ModelIs::gone);
@@ -266,12 +368,14 @@ TEST_F(HandoverTest, StopEndsBothThreadsWhereverTheyAre) {
 TEST_F(HandoverTest, EachStateAndBothWaysBackAreReached) {
     for (const auto state :
          {Handover::State::model_loops, Handover::State::job, Handover::State::covered, Handover::State::handing_back})
-        EXPECT_TRUE(std::ranges::any_of(seen_.worlds, [&](const World& world) {
-            return world.handover.state() == state;
-        })) << static_cast<int>(state);
-    EXPECT_TRUE(std::ranges::any_of(seen_.worlds, [](const World& world) { return world.model == ModelIs::waits; }));
-    EXPECT_GT(seen_.worlds.size(), 200U);
-    EXPECT_LT(seen_.worlds.size(), worlds_max);
+        EXPECT_TRUE(std::ranges::any_of(seen_, [&](const World& world) { return world.handover.state() == state; }))
+            << static_cast<int>(state);
+    for (const auto model :
+         {ModelIs::follows, ModelIs::posts, ModelIs::handles_some, ModelIs::interrupts, ModelIs::waits})
+        EXPECT_TRUE(std::ranges::any_of(seen_, [&](const World& world) { return world.model == model; }))
+            << static_cast<int>(model);
+    EXPECT_GT(seen_.size(), 200U);
+    EXPECT_LT(seen_.size(), worlds_max);
 }
 
 }  // namespace

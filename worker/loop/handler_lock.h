@@ -1,0 +1,49 @@
+#pragma once
+
+#include <mutex>
+#include <utility>
+
+#include <boost/asio/io_context.hpp>
+
+#include "worker/death/fatal_signals.h"
+
+namespace bulkhead::worker {
+
+/// Held by the thread that handles an event of the loop, or what follows a job. Every handler of the loop takes it, for
+/// the model's thread answers a request while the cover waits for events.
+///
+/// A service of Asio: each loop has one.
+class HandlerLock final : public boost::asio::execution_context::service {
+public:
+    static inline boost::asio::execution_context::id id;
+    explicit HandlerLock(boost::asio::execution_context& loop) : service{loop} {}
+    static HandlerLock& of(boost::asio::io_context& loop) { return boost::asio::use_service<HandlerLock>(loop); }
+
+    /// The same handler, which takes the lock. What it holds is let go of under the lock as well.
+    template <typename Handler>
+    [[nodiscard]] auto wrap(Handler handler) {
+        return [this, handler = std::move(handler)](const auto&... arguments) mutable {
+            const std::lock_guard lock{mutex_};
+            handle(std::move(handler), arguments...);
+        };
+    }
+    /// False: another thread has the lock, and `handler` was not called.
+    template <typename Handler>
+    [[nodiscard]] bool try_run(Handler handler) {
+        const std::unique_lock lock{mutex_, std::try_to_lock};
+        if (lock) handle(std::move(handler));
+        return lock.owns_lock();
+    }
+
+private:
+    void shutdown() override {}
+    template <typename Handler, typename... Arguments>
+    static void handle(Handler handler, const Arguments&... arguments) {
+        const HangSuspect suspect{HangSuspect::Doing::handles};
+        handler(arguments...);
+    }
+
+    std::mutex mutex_;
+};
+
+}  // namespace bulkhead::worker

@@ -4,17 +4,13 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 
+#include "worker/cuda/allocator_memory.h"
+
 namespace bulkhead::worker::cuda {
 namespace {
 
 constexpr c10::DeviceIndex only_device = 0;  // CUDA_VISIBLE_DEVICES names one GPU
 constexpr std::uint64_t fixed_seed = 20'260'101;
-
-std::uint64_t reserved_bytes() {
-    using c10::CachingAllocator::StatType;
-    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(only_device);
-    return static_cast<std::uint64_t>(stats.reserved_bytes[static_cast<std::size_t>(StatType::AGGREGATE)].current);
-}
 
 /// The first exception of a capture is its cause; those that follow are echoes.
 struct FirstError {
@@ -42,7 +38,7 @@ CapturePool::CapturePool()
 
 CapturePool::Captured CapturePool::capture(const std::function<std::vector<at::Tensor>()>& body) {
     auto* graph = new at::cuda::CUDAGraph;  // leaked even on failure: LibTorch's allocators keep pointing to it
-    const std::uint64_t before = reserved_bytes();
+    const std::uint64_t before = note_allocator_memory().reserved;
     FirstError error;
     std::vector<at::Tensor> outputs;
     bool begun = false;
@@ -61,7 +57,7 @@ CapturePool::Captured CapturePool::capture(const std::function<std::vector<at::T
             error.note(exception);
         }
     }
-    if (const std::uint64_t after = reserved_bytes(); after > before) bytes_ += after - before;
+    if (const std::uint64_t after = note_allocator_memory().reserved; after > before) bytes_ += after - before;
     if (error.words.empty()) return {graph, std::move(outputs), std::nullopt};
 
     outputs.clear();

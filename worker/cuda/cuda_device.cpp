@@ -12,6 +12,7 @@
 #include <spdlog/spdlog.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cuda.h>
 
+#include "worker/cuda/allocator_memory.h"
 #include "worker/cuda/generation_engine.h"
 #include "worker/torch/write_outputs.h"
 
@@ -102,6 +103,10 @@ boost::json::object CudaDevice::graphs() const {
     report["copies"] = {{"host_to_device", copies.host_to_device},
                         {"device_to_host", copies.device_to_host},
                         {"device_to_device", copies.device_to_device}};
+    const AllocatorMemory memory = allocator_memory();
+    report["allocated_bytes"] = memory.allocated;
+    report["reserved_bytes"] = memory.reserved;
+    report["peak_bytes"] = memory.peak;
     return report;
 }
 
@@ -140,7 +145,9 @@ Result<std::unique_ptr<generation::Engine>> CudaDevice::make_engine(generation::
         const c10::InferenceMode inference;
         const c10::cuda::CUDAStreamGuard guard{stream()};
         memory_.end_loading();
-        return make_generation_engine(std::move(parts), graphs, context, stream());
+        auto made = make_generation_engine(std::move(parts), graphs, context, stream());
+        note_allocator_memory();
+        return made;
     } catch (const std::exception& exception) {
         return explain(exception, ErrorCode::load_failed, fmt::format("preparing generation on {}", name_));
     }
@@ -152,7 +159,9 @@ Result<> CudaDevice::prepare(const config::ModelSpec& spec, const std::vector<co
         const c10::InferenceMode inference;
         const c10::cuda::CUDAStreamGuard guard{stream()};
         C10_CUDA_CHECK(cudaDeviceSynchronize());  // weights were copied on the default stream
-        return engine_.prepare(spec, methods, runtime, context);
+        Result<> prepared = engine_.prepare(spec, methods, runtime, context);
+        note_allocator_memory();
+        return prepared;
     } catch (const std::exception& exception) {
         return explain(exception, ErrorCode::load_failed, fmt::format("preparing {} on {}", spec.name, name_));
     }
@@ -201,7 +210,9 @@ std::vector<at::Tensor> CudaDevice::run_eagerly(Runtime& runtime, const config::
         at::Tensor& tensor = tensors.emplace_back(at::empty(input.dims, options));
         memory_.fetch(tensor.data_ptr(), input, stream().stream());
     }
-    return runtime.call(method, tensors, parameters);
+    std::vector<at::Tensor> outputs = runtime.call(method, tensors, parameters);
+    note_allocator_memory();
+    return outputs;
 }
 
 Result<> CudaDevice::deliver(const config::MethodSpec& method, const std::vector<at::Tensor>& outputs,

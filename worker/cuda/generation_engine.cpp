@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "worker/cuda/allocator_memory.h"
 #include "worker/cuda/capture.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda/slot_memory.h"
@@ -259,6 +260,7 @@ void GpuSteps::prefill(std::uint32_t slot, const Prompt& prompt, std::uint32_t f
     here.tainted = true;
     here.filled = std::max(here.filled, first + count);
     const at::Tensor result = parts_.prefill->call(inputs).at(0);
+    note_allocator_memory();
     here.position_max = first + count;
     set_position(memory_.slots(), slot, here.position_max, generation::rope_delta_of(parts_.manifest, prompt),
                  stream_.stream());

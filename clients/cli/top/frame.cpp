@@ -151,7 +151,8 @@ constexpr std::array help_lines{
     "P50, P99       of the last requests; of a model that generates, of its steps",
     "QUEUE          requests in its queue, + callers that wait until it is loaded",
     "IDLE, UNLOAD   since its last request; when it goes if none comes",
-    "MEM, PEAK      now, and the most while it served; RESV what torch's allocator holds",
+    "MEM, PEAK      now, and the most while it served",
+    "ALLOC, RESV    what torch's allocator has given to tensors, and what it holds",
     "FILES          near: in the page cache; far: a load waits for the disk",
     "ERR, RST       failed requests, restarts",
 };

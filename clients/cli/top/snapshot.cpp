@@ -32,8 +32,11 @@ WorkerRow worker_of(const json::value& row) {
     worker.state = one_line(text_member(row, "state"));
     worker.device = one_line(text_member(row, "device"));
     worker.bytes = maybe_bytes_of(row, worker.device == "cpu" ? "host_bytes" : "gpu_bytes");
+    worker.allocated = maybe_bytes_of(inner(row, "graphs"), "allocated_bytes");
     worker.reserved = maybe_bytes_of(inner(row, "graphs"), "reserved_bytes");
     worker.peak = maybe_bytes_of(inner(inner(inner(row, "memory"), "measured"), "device"), "serving_peak");
+    if (const auto peak = maybe_bytes_of(inner(row, "graphs"), "peak_bytes"); peak && worker.peak.value_or(0) == 0)
+        worker.peak = peak;
     const json::value& generates = inner(row, "generate");
     const json::value& times = generates.is_object() ? inner(generates, "step_ms") : inner(row, "request_ms");
     worker.p50_ms = number_member(times, "p50");

@@ -21,8 +21,9 @@ struct WorkerRow {
     std::string state;
     std::string device;
     std::optional<std::uint64_t> bytes;     ///< of its device; without one, of the host
-    std::optional<std::uint64_t> reserved;  ///< by torch's allocator, of a GPU
-    std::optional<std::uint64_t> peak;      ///< while it served, of its device
+    std::optional<std::uint64_t> allocated;  ///< by torch's allocator, of a GPU, to tensors
+    std::optional<std::uint64_t> reserved;   ///< by torch's allocator, of a GPU
+    std::optional<std::uint64_t> peak;       ///< while it served, of its device; where that is not known, reserved
     double requests_per_s = 0;
     std::optional<double> tokens_per_s;  ///< of a model that generates
     std::optional<double> p50_ms;        ///< of a request; of a model that generates, of a step

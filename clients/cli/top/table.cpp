@@ -47,6 +47,8 @@ constexpr std::array columns{
            }},
     Column{"MEM", 5, true, 80, Sort::memory, false,
            [](const WorkerRow& row, std::int64_t) { return Cell{row.bytes ? size_text(*row.bytes) : ""}; }},
+    Column{"ALLOC", 5, true, 14, Sort::fleet, true,
+           [](const WorkerRow& row, std::int64_t) { return Cell{row.allocated ? size_text(*row.allocated) : ""}; }},
     Column{"RESV", 5, true, 15, Sort::fleet, true,
            [](const WorkerRow& row, std::int64_t) { return Cell{row.reserved ? size_text(*row.reserved) : ""}; }},
     Column{"PEAK", 5, true, 25, Sort::fleet, true,

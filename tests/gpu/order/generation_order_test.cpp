@@ -72,6 +72,14 @@ protected:
     Calls loading;
 };
 
+TEST_F(GenerationOrder, WhatTorchsAllocatorHasOnceItIsLoadedIsTold) {
+    const boost::json::object told = device->graphs();
+    const auto bytes = [&](std::string_view what) { return told.at(what).to_number<std::uint64_t>(); };
+    EXPECT_GT(bytes("allocated_bytes"), 0U);
+    EXPECT_GE(bytes("reserved_bytes"), bytes("allocated_bytes"));
+    EXPECT_GE(bytes("peak_bytes"), bytes("reserved_bytes"));
+}
+
 TEST_F(GenerationOrder, EachStepIsWarmedUpCapturedFromStagedInputsToDrawnTokensAndReplayedOnce) {
     constexpr std::ptrdiff_t buckets = 4;  // one sequence and two, at two attention lengths
     for (const char* each : {"cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiateWithFlags",

@@ -126,6 +126,28 @@ TEST_F(GraphOrder, ALoadWarmsUpWaitsCapturesAndComparesAReplay) {
     EXPECT_EQ(compared.front().name, "cudaStreamSynchronize") << "a replay is compared when it has ended";
 }
 
+TEST_F(GraphOrder, WhatTorchsAllocatorHasIsToldAsOfTheLastRunThatAskedItForMemory) {
+    const auto told = [this](std::string_view what) { return device->graphs().at(what).to_number<std::uint64_t>(); };
+    constexpr std::uint64_t more = 64ULL << 20;
+    spec.graphs = config::Graphs::off;
+    ASSERT_TRUE(prepare());
+    const std::uint64_t allocated = told("allocated_bytes"), reserved = told("reserved_bytes");
+    EXPECT_GE(reserved, allocated);
+
+    at::Tensor kept;
+    model.also = [&](const at::Tensor& input) { kept = at::empty({more}, input.options().dtype(at::kByte)); };
+    Room room{false};
+    request(false, room);
+    EXPECT_GE(told("allocated_bytes"), allocated + more);
+    EXPECT_GE(told("reserved_bytes"), reserved + more);
+
+    model.also = [&](const at::Tensor&) { kept.reset(); };
+    request(false, room);
+    EXPECT_LT(told("allocated_bytes"), allocated + more);
+    EXPECT_GE(told("reserved_bytes"), reserved + more) << "it keeps what it had from the driver";
+    EXPECT_GE(told("peak_bytes"), told("reserved_bytes"));
+}
+
 TEST_F(GraphOrder, AReplayBetweenTensorsOnTheGpuHasOneCopyInAndOneOutAndNobodyWaits) {
     ASSERT_TRUE(prepare());
     Room room{true};

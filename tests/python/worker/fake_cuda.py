@@ -70,8 +70,14 @@ class FakeCuda:
     def empty_cache(self) -> None:
         self.calls.append("empty_cache")
 
+    def memory_allocated(self) -> int:
+        return self.reserved // 2
+
     def memory_reserved(self) -> int:
         return self.reserved
+
+    def max_memory_reserved(self) -> int:
+        return 2 * self.reserved
 
     def ran(self) -> None:
         """A function of the test: one more run of ``fn``."""

@@ -41,7 +41,9 @@ class OnTheStandIn(unittest.TestCase):
         self.assertEqual(self.told, [(0, 2, "double [1,16]"), (1, 2, "double [1,4]"), (2, 2, "")])
         graphs.add(self.double, [bucket(2)], padding={}, name="again")
         self.assertEqual(self.cuda.pools, 1)
-        self.assertEqual(graphs.report()["pool_bytes"], 3 * 1024)
+        report = graphs.report()
+        self.assertEqual(report["pool_bytes"], 3 * 1024)
+        self.assertEqual([report[f"{what}_bytes"] for what in ("allocated", "reserved", "peak")], [3 * 512, 3 * 1024, 6 * 1024])
 
     def test_a_call_fills_static_buffers_replays_and_is_counted(self) -> None:
         graphs = self.graphs()
@@ -133,7 +135,8 @@ class OnTheStandIn(unittest.TestCase):
         double = graphs.add(self.double, [bucket(4)], padding={}, name="double")
         self.assertEqual(double(x=torch.ones(1, 4)).tolist(), [[2.0] * 4])
         self.assertEqual(self.cuda.calls, ["fn on main"])
-        self.assertEqual(graphs.report(), {"mode": "off", "pool_bytes": 0, "buckets": [], "eager": {"graphs_off": 1}, "reserved_bytes": 0})
+        none = {"allocated_bytes": 0, "reserved_bytes": 0, "peak_bytes": 0}
+        self.assertEqual(graphs.report(), {"mode": "off", "pool_bytes": 0, "buckets": [], "eager": {"graphs_off": 1}, **none})
 
 
 class OnAGpuWithoutTorch(unittest.TestCase):

@@ -47,6 +47,20 @@ TEST(TopSampler, ANewProcessStartsItsTokensAtZero) {
     EXPECT_DOUBLE_EQ(next.requests_per_s, 2) << "requests count over all generations";
 }
 
+TEST(TopSampler, TellsWhatTorchsAllocatorHasAndThePeakOfItWhereTheDriverTellsNone) {
+    Sampler sampler;
+    json::value answer = status(1);
+    json::object& row = answer.at("models").at(0).as_object();
+    row["graphs"] = {{"allocated_bytes", 5 * mib}, {"reserved_bytes", 8 * mib}, {"peak_bytes", 9 * mib}};
+    const auto take = [&] { return sampler.take({answer, {}, {}}, {}, 1'000).workers.at(0); };
+    EXPECT_EQ(take().allocated, 5 * mib);
+    EXPECT_EQ(take().reserved, 8 * mib);
+    EXPECT_EQ(take().peak, 9 * mib);
+
+    row["memory"] = {{"measured", {{"device", {{"serving_peak", 20 * mib}}}}}};
+    EXPECT_EQ(take().peak, 20 * mib) << "of the whole process";
+}
+
 TEST(TopSampler, ReadsTheLedgerWhereThereIsOne) {
     Sampler sampler;
     const json::value memory = {{"devices",

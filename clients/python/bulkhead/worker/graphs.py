@@ -187,8 +187,8 @@ class Graphs:
         cuda = self._cuda
         if cuda is None and self._device != "cpu":
             cuda = getattr(sys.modules.get("torch"), "cuda", None)  # None before the engine has imported it
-        if reserved := getattr(cuda, "memory_reserved", None):
-            report["reserved_bytes"] = reserved()
+        if hasattr(cuda, "max_memory_reserved"):  # of a torch that is being imported, not yet
+            report |= {"allocated_bytes": cuda.memory_allocated(), "reserved_bytes": cuda.memory_reserved(), "peak_bytes": cuda.max_memory_reserved()}
         return report
 
     def _report_progress(self, done: int, total: int, detail: str) -> None:

@@ -178,6 +178,16 @@ TEST_F(Hang, AnAnswerInTheSocketCountsThoughNobodyHasReadIt) {
     EXPECT_TRUE(worker.signals.empty());
 }
 
+TEST_F(Hang, AWorkerInPythonHasTheDeadlineOfWhatItRunsForItsAnswerWhereThatIsLonger) {
+    ready();
+    const WorkerProcess& process = *replica().process();
+    EXPECT_EQ(process.answer_budget(30s, 5s), 5s) << "a loop in C++ never computes";
+
+    spec_.runtime = config::Runtime::python;  // after its start, which would ask for an interpreter
+    EXPECT_EQ(process.answer_budget(30s, 5s), 30s + limits::hang_grace);
+    EXPECT_EQ(process.answer_budget(1s, 5s), 5s);
+}
+
 TEST_F(Hang, ALoadThatGetsOnMayTakeAsLongAsItLikes) {
     spec_.deadlines.load = 1s;
     load();

@@ -6,6 +6,7 @@ import time
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 
 def inputs(device):
@@ -275,6 +276,11 @@ def größer(x, lengths):
 
 def conditional(x, lengths):
     return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+
+
+def attends(x, lengths):
+    q = x.view(1, 1, 1, 16)
+    return flex_attention(q, q, q)
 
 
 def unbounded(device):

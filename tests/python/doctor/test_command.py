@@ -249,7 +249,7 @@ class BadInput(unittest.TestCase):
         self.assertEqual([one["code"] for one in report["findings"]], ["host_read"])
 
     def test_a_custom_operator_that_ends_the_run_is_no_success(self) -> None:
-        for step, said in {"custom_first": "doctor_test::secret at steps.py:", "conditional": "cond at steps.py:"}.items():
+        for step, said in {"custom_first": "doctor_test::secret at steps.py:", "attends": "flex_attention at steps.py:"}.items():
             with self.subTest(step):
                 refused = self.refused(f"steps.py:{step}", "--inputs", "steps.py:inputs")
                 self.assertIn(f"skipped: {said}", refused)

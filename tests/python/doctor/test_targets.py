@@ -127,6 +127,11 @@ class Compiler(unittest.TestCase):
         said = " ".join([*(one.reason for one in report.findings), *report.notes])
         self.assertIn("skipping cudagraphs due to disabling cudagraphs due to incompatible op aten._local_scalar_dense.default", said)
 
+    def test_a_conditional_is_no_read_to_the_compiler(self) -> None:
+        report = diagnose(steps.conditional, steps.inputs, compiler=True)
+        self.assertEqual((report.error, [one.code for one in report.findings]), ("", ["host_read"]))
+        self.assertNotIn("graph break", " ".join([report.findings[0].reason, *report.notes]))
+
     def test_of_clean_code_the_compiler_says_nothing(self) -> None:
         self.assertEqual(diagnose(steps.clean, steps.inputs, compiler=True).notes, [])
 

@@ -331,6 +331,7 @@ class StandIns(contextlib.ExitStack):
         self._set(torch, "Generator", CudaGenerator)
         self._set(torch, "Stream", Stream)
         self._set(torch, "Event", Event)
+        self._set(torch, "cond", _conditional(torch.cond))
         seed = torch.manual_seed
         self._set(torch, "manual_seed", _seeding(observe, seed))
         self._set(torch.nn.Module, "_apply", _apply)
@@ -351,6 +352,17 @@ class StandIns(contextlib.ExitStack):
         before = vars(owner).get(name)
         setattr(owner, name, value)
         self.callback(delattr, owner, name) if missing else self.callback(setattr, owner, name, before)
+
+
+def _conditional(cond: Any) -> Any:
+    """`torch.cond` outside of a compiler: it reads its predicate, and runs one of its functions."""
+
+    def call(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return cond(pred, true_fn, false_fn, operands)
+        return (true_fn if pred else false_fn)(*operands)
+
+    return call
 
 
 def _launching(observe: Observe) -> Any:

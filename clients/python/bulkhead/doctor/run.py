@@ -95,8 +95,8 @@ class _Run:
     def all(self) -> None:
         settings.environment(self._found)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with self._guarded(), self._stand_ins, _without_cudnn(), torch.no_grad(), settings.watched(self._found):
-            with fake, Operators(self._watch), Functions(self._watch):
+        with self._guarded(), self._stand_ins, _without_cudnn(), torch.no_grad():
+            with settings.watched(self._found), fake, Operators(self._watch), Functions(self._watch):
                 self._import()
                 with self._setup:
                     steps = self._made()

@@ -283,6 +283,11 @@ def copied_out_pageable(x, host):
     return x
 
 
+
+def chosen_by_cond(x):
+    return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))  # finds: host_read
+
+
 CASES = {
     "scaled_by_peak": lambda device: (torch.randn(4, device=device),),
     "kept_lengths": lambda device: (torch.randn(2, 4, device=device), torch.tensor([2, 3], device=device)),
@@ -337,4 +342,5 @@ CASES = {
     "exponential": lambda device: (torch.randn(4, 4, device=device),),
     "copied_out_and_waited": lambda device: (torch.randn(4, device=device), torch.empty(4, pin_memory=True)),
     "copied_out_pageable": lambda device: (torch.randn(4, device=device), torch.empty(4)),
+    "chosen_by_cond": lambda device: (torch.ones(5000, device=device),),
 }

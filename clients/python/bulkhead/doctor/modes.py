@@ -17,7 +17,8 @@ from . import fake_cuda, values
 from .source import here
 from .watch import FOLLOWS, INTERNAL, READ, Concatenation, CustomOperator, Kernel, Origin, Watch, stand_in
 
-#: Operators whose kernels for CUDA read values, where a fake tensor shows nothing: PyTorch 2.11, aten/src/ATen/native.
+#: Operators whose kernels for CUDA read values, where a fake tensor shows nothing: by PyTorch's sources (aten/src/ATen/native), and by
+#: what torch.linalg of 2.11 says of itself.
 _READING_KERNELS = frozenset((
     "_linalg_check_errors",  # of `torch.linalg.inv` and its like: asks whether any code is not zero
     "_linalg_svd", "_linalg_eigh",  # the same, within: BatchLinearAlgebra.cpp
@@ -356,12 +357,12 @@ def _has_fake_implementation(function: Any) -> bool:
 
 
 def _kernel_reads(name: str, function: Any, args: Any, kwargs: Any) -> bool:
+    given = {argument.name: value for argument, value in zip(function._schema.arguments, args)} | kwargs
     if name == "normal":  # asks whether any standard deviation is negative: DistributionTemplates.h
-        return isinstance(kwargs.get("std", args[1] if len(args) > 1 else None), torch.Tensor)
+        return isinstance(given.get("std"), torch.Tensor)
     if name == "histc":  # bounds that are equal are those of the values: SummaryOps.cu
-        given = {argument.name: value for argument, value in zip(function._schema.arguments, args)} | kwargs
         return bool(given.get("min", 0) == given.get("max", 0))
-    return name in _READING_KERNELS
+    return name in _READING_KERNELS or given.get("check_errors") is True  # of `torch.linalg.inv_ex` and its like
 
 
 def is_pinned(tensor: Any) -> bool:

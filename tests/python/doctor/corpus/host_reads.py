@@ -288,6 +288,11 @@ def chosen_by_cond(x):
     return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))  # finds: host_read
 
 
+
+def inverted_and_checked(x):
+    return torch.linalg.inv_ex(x, check_errors=True).inverse  # finds: host_read
+
+
 CASES = {
     "scaled_by_peak": lambda device: (torch.randn(4, device=device),),
     "kept_lengths": lambda device: (torch.randn(2, 4, device=device), torch.tensor([2, 3], device=device)),
@@ -343,4 +348,5 @@ CASES = {
     "copied_out_and_waited": lambda device: (torch.randn(4, device=device), torch.empty(4, pin_memory=True)),
     "copied_out_pageable": lambda device: (torch.randn(4, device=device), torch.empty(4)),
     "chosen_by_cond": lambda device: (torch.ones(5000, device=device),),
+    "inverted_and_checked": lambda device: (torch.eye(4, device=device),),
 }

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <optional>
 #include <thread>
-#include <utility>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -214,7 +213,7 @@ protected:
         load = [this, plain = load](const config::ModelSpec& model, const LoadContext& context) {
             auto loaded = plain(model, context);
             engine->at_launch = [this] {
-                const auto until = Clock::now() + std::exchange(first_step_, 0us) + step_;
+                const auto until = Clock::now() + first_step_.exchange(0us) + step_.load();
                 while (Clock::now() < until) {
                 }
             };
@@ -224,7 +223,7 @@ protected:
     }
     std::optional<long> of(int tokens, std::chrono::microseconds step, Clock::duration longest);
 
-    std::chrono::microseconds step_{0}, first_step_{0};  ///< changed while no sequence runs
+    std::atomic<std::chrono::microseconds> step_{0us}, first_step_{0us};  ///< read by the model's thread
     std::optional<TestClient> client_;
 };
 

@@ -63,13 +63,14 @@ class Corpus(unittest.TestCase):
         self.assertFalse(score.wrong + score.missed + score.broken, "printed above")
 
     def test_blind_sets(self) -> None:
-        """Each file corpus/blind*.py is one: fifteen functions, of the form that findings.py says. They measure; what they miss fails
+        """Each file corpus/blind*.py is one, of the form that findings.py says. They measure; what they miss fails
         no test."""
         for file in sorted(FOLDER.glob("blind*.py")):
             with self.subTest(file.stem):
                 score = scored([file])
                 print(f"\n{file.stem}: {score}")
-                self.assertEqual((score.functions, score.broken), (15, []))
+                self.assertEqual(score.broken, [])
+                self.assertGreaterEqual(score.functions, 15)
 
 
 if __name__ == "__main__":

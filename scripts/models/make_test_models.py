@@ -71,6 +71,15 @@ def torchscript_models() -> dict:
                 x.zero_()
             return x + 1
 
+        @torch.jit.export
+        def unannounced(self, x: Tensor) -> Tensor:
+            """Each of these returns its input, and its schema does not say so."""
+            return torch.dropout(x.type_as(x), 0.5, False)[0].add_(1).expand(2, 2)
+
+        @torch.jit.export
+        def unwritten(self, x: Tensor) -> Tensor:
+            return x.type_as(x).clone().add_(1)
+
     class Raises(nn.Module):
         """Refuses negative input, so that the warm-up's zeros pass."""
 

@@ -4,12 +4,14 @@
 #include <map>
 #include <string>
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/passes/inliner.h>
+#include <torch/csrc/jit/runtime/graph_iterator.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include "worker/torch/out_arguments.h"
@@ -46,15 +48,45 @@ struct BoundMethod {
     bool writes_inputs;
 };
 
-/// By LibTorch's alias analysis, which treats what it does not know as a write.
+/// The operator is made of others, and its schema does not say that it may return its input, as `type_as` and
+/// `dropout` do: alias analysis takes its output for a new tensor.
+bool may_return_an_input_unannounced(const torch::jit::Node& node) {
+    const c10::FunctionSchema* schema = node.maybeSchema();
+    if (schema == nullptr) return false;
+    const auto announced = [](const c10::Argument& result) { return result.alias_info() != nullptr; };
+    if (std::ranges::any_of(schema->returns(), announced)) return false;
+    const auto handle = c10::Dispatcher::singleton().findSchema(schema->operator_name());
+    return handle && handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+}
+
+/// By LibTorch's alias analysis, which treats what it does not know as a write. What is written behind an operator
+/// that may return its input counts as written before it.
 bool writes_inputs(const torch::jit::Method& method, const std::vector<ArgumentSource>& arguments, std::size_t inputs) {
-    const std::shared_ptr<torch::jit::Graph> graph = method.graph()->copy();
+    std::shared_ptr<torch::jit::Graph> graph = method.graph()->copy();  // the iterator takes no const one
     torch::jit::Inline(*graph);
     const torch::jit::AliasDb aliases{graph};
+    std::vector<torch::jit::Node*> passing;
+    torch::jit::DepthFirstGraphNodeIterator nodes{graph};
+    while (torch::jit::Node* node = nodes.next())
+        if (may_return_an_input_unannounced(*node)) passing.push_back(node);
+
+    std::vector<const torch::jit::Value*> written;
+    const auto is_written = [&](const torch::jit::Value* value) {
+        return aliases.hasWriters(value) ||
+               std::ranges::any_of(written, [&](const auto* other) { return aliases.mayAlias(value, other); });
+    };
+    for (bool found = true; found;) {
+        found = false;
+        std::erase_if(passing, [&](torch::jit::Node* node) {
+            if (!std::ranges::any_of(node->outputs(), is_written)) return false;
+            for (const torch::jit::Value* input : node->inputs()) written.push_back(input);
+            return found = true;
+        });
+    }
     for (std::size_t i = 0; i < arguments.size(); ++i) {
         const auto* input = std::get_if<InputArgument>(&arguments[i]);
         // Of the graph's inputs the first one is the module.
-        if (input != nullptr && input->index < inputs && aliases.hasWriters(graph->inputs().at(i + 1))) return true;
+        if (input != nullptr && input->index < inputs && is_written(graph->inputs().at(i + 1))) return true;
     }
     return false;
 }

@@ -104,6 +104,8 @@ TEST_F(TorchScriptTest, KnowsWhichMethodsWriteTheirInputs) {
     EXPECT_TRUE(writes("in_place", unary({{2, 2}}), "view"));
     EXPECT_TRUE(writes("in_place", unary({{2, 2}}), "out"));
     EXPECT_TRUE(writes("in_place", unary({{2, 2}}), "sometimes"));
+    EXPECT_TRUE(writes("in_place", unary({{2, 2}}), "unannounced"));
+    EXPECT_FALSE(writes("in_place", unary({{2, 2}}), "unwritten"));
     const auto y = tensor_spec("y", {{4, 4}});
     EXPECT_TRUE(writes("accumulate", forward({tensor_spec("x", {{4, 4}}), tensor_spec("total", {{4, 4}})}, {y}), "forward"));
     EXPECT_FALSE(writes("add", forward({tensor_spec("a", {{4, 4}}), tensor_spec("b", {{4, 4}})}, {y}), "forward"));

@@ -179,9 +179,9 @@ TEST_F(State, ThatMayStillChangeIsNotRead) {
     const UniqueFd unsealed{::memfd_create("state", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
     ASSERT_EQ(::write(unsealed.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
 
-    EXPECT_THAT(map_state(unsealed.get()).error().attempt, HasSubstr("no sealed memfd"));
-    EXPECT_THAT(map_state(STDERR_FILENO).error().attempt, HasSubstr("no sealed memfd"));
-    EXPECT_THAT(map_state(-1).error().attempt, HasSubstr("no sealed memfd"));
+    EXPECT_THAT(map_state(unsealed.get()).error().attempt, HasSubstr("not a sealed memfd"));
+    EXPECT_THAT(map_state(STDERR_FILENO).error().attempt, HasSubstr("not a sealed memfd"));
+    EXPECT_THAT(map_state(-1).error().attempt, HasSubstr("not a sealed memfd"));
 }
 
 }  // namespace

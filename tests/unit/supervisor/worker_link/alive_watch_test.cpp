@@ -272,10 +272,10 @@ std::string refusal(const UniqueFd& fd) {
 }
 
 TEST(WorkerPage, WhatIsNoSealedPageWithAHeldWordIsRefused) {
-    EXPECT_THAT(refusal(UniqueFd{}), HasSubstr("no memfd of one page"));
-    EXPECT_THAT(refusal(UniqueFd{::open("/dev/zero", O_RDWR)}), HasSubstr("no memfd of one page"));
+    EXPECT_THAT(refusal(UniqueFd{}), HasSubstr("not a memfd of one page"));
+    EXPECT_THAT(refusal(UniqueFd{::open("/dev/zero", O_RDWR)}), HasSubstr("not a memfd of one page"));
     const UniqueFd empty{::memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-    EXPECT_THAT(refusal(empty), HasSubstr("no memfd of one page"));
+    EXPECT_THAT(refusal(empty), HasSubstr("not a memfd of one page"));
     const UniqueFd unsealed{::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
     ASSERT_EQ(::ftruncate(unsealed.get(), worker_page::page_bytes), 0);
     EXPECT_THAT(refusal(unsealed), HasSubstr("not sealed"));

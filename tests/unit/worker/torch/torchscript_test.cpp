@@ -339,7 +339,7 @@ TEST_F(TorchScriptTest, SaysWhichFileIsMissing) {
     EXPECT_THAT(error.attempt, HasSubstr("nowhere.pt: No such file or directory"));
 
     declared.file = folder_.path();
-    EXPECT_THAT(refusal(declared).attempt, HasSubstr("no regular file"));
+    EXPECT_THAT(refusal(declared).attempt, HasSubstr("not a regular file"));
 }
 
 TEST_F(TorchScriptTest, ReportsReadingThenWarming) {

@@ -78,10 +78,10 @@ TEST_F(GenerationPackage, WeightsThatAreNoFileAreRefusedAndNotWaitedFor) {
     const auto loaded = load_it();
     ASSERT_FALSE(loaded);
     EXPECT_EQ(loaded.error().code, ErrorCode::load_failed);
-    EXPECT_THAT(loaded.error().text(), HasSubstr("no regular file"));
+    EXPECT_THAT(loaded.error().text(), HasSubstr("not a regular file"));
     const auto mapped = WeightsFile::open(weights, 100);
     ASSERT_FALSE(mapped);
-    EXPECT_THAT(mapped.error().text(), HasSubstr("no regular file"));
+    EXPECT_THAT(mapped.error().text(), HasSubstr("not a regular file"));
 }
 
 TEST_F(GenerationPackage, WeightsAreTheSameInHugePages) {

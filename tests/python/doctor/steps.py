@@ -254,12 +254,12 @@ def custom_first(x, lengths):
     return torch.ops.doctor_test.secret(x)
 
 
-torch.library.define("doctor_test::strict", "(Tensor x) -> Tensor")
+if not hasattr(torch.ops.doctor_test, "strict"):
+    torch.library.define("doctor_test::strict", "(Tensor x) -> Tensor")
 
-
-@torch.library.register_fake("doctor_test::strict")
-def _(x):
-    raise RuntimeError("x must have three dimensions")
+    @torch.library.register_fake("doctor_test::strict")
+    def _(x):
+        raise RuntimeError("x must have three dimensions")
 
 
 def custom_raises(x, lengths):

@@ -394,8 +394,9 @@ void Admission::changed(Replica& replica, WorkerState from, WorkerState to) {
     if (!plans(who.model)) return;
     if (from == WorkerState::ready && to == WorkerState::busy) return tell(event::InFlight{who, 1});
     if (from == WorkerState::busy && to == WorkerState::ready) return tell(event::InFlight{who, 0});
+    const bool has_failed = replica.process() && replica.process()->failure;  // its end brings the error
     if (to == WorkerState::draining || to == WorkerState::stopping || to == WorkerState::crashed)
-        if (!evicting_.contains(who)) tell(event::Ending{who});
+        if (!evicting_.contains(who) && !has_failed) tell(event::Ending{who});
     if (to == WorkerState::reclaiming) {
         const auto& process = replica.process();
         const auto failure = failures_.extract(who);

@@ -16,9 +16,11 @@ bool any_starting(const Unit& unit) {
         unit.models, [](const Model* model) { return std::ranges::any_of(model->slots, &Slot::is_starting); });
 }
 
-bool is_loading(const Unit& unit) {
+bool has_its_room(const Unit& unit) {
     return std::ranges::any_of(unit.models, [](const Model* model) {
-        return std::ranges::any_of(model->slots, [](const Slot& slot) { return slot.phase == Phase::loading; });
+        return std::ranges::any_of(model->slots, [](const Slot& slot) {
+            return slot.phase == Phase::loading || slot.phase == Phase::ready;
+        });
     });
 }
 
@@ -40,7 +42,7 @@ void meet_deadlines(State& state, Time now) {
     for (auto entry = state.entries.begin(); entry != state.entries.end();) {
         for (auto waiter = entry->waiters.begin(); waiter != entry->waiters.end();) {
             const auto one = waiter++;
-            if (!one->deadline || *one->deadline > now || (one->for_room && is_loading(*entry->unit))) continue;
+            if (!one->deadline || *one->deadline > now || (one->for_room && has_its_room(*entry->unit))) continue;
             state.actions.emplace_back(action::Refuse{one->ticket, too_late(*entry, *one)});
             forget(state, *entry, one);
         }

@@ -173,7 +173,7 @@ TEST_F(Commands, LogsPrintWhatCameBeforeAndWhatFollows) {
 
 constexpr const char* crash =
     R"x({"model":"m","replica":0,"generation":4,"pid":7,"time":0,"cause":"it died of SIGSEGV in evil_run","state":"busy",
-    "exit":{"signal":"SIGSEGV"},"signal":"SIGSEGV","thread":"main","backtrace":["_Z8evil_runv+0x12 (evil.so)","main+0x3 (w)"],
+    "exit":{"signal":"SIGSEGV"},"signal":"SIGSEGV","thread":"main","backtrace":["evil_run()+0x12 (evil.so)","main+0x3 (w)"],
     "log":["about to \u001b[31mdie"],"request":"forward x float32 [1, 3]","request_ms":12.5,"host_bytes":1048576,
     "gpu_bytes":null,"device":"cpu","evidence":["the kernel killed nobody"],"ready_ms":65000})x";
 

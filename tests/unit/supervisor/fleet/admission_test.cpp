@@ -156,6 +156,7 @@ TEST_F(AdmissionTest, WhoWatchesTheQueueHearsHowEachOneLeavesIt) {
     begin({on("cuda:0", "a", 6 * gb), on("cuda:0", "b", 6 * gb), on("cuda:0", "c", 6 * gb)});
     load("a");
     FakeWorker& first = ready(1);
+    watcher_->queued.clear();
     (void)open("b");
     ASSERT_TRUE(wait([&] { return first.got("drain"); }));
     (void)open("c");

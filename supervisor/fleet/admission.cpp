@@ -131,7 +131,7 @@ void Admission::adopt(const FoundWorker& found, const std::optional<ReplicaRecor
     event::Adopted adopted;
     memory::Holding& holding = adopted.holding;
     holding.who = {found.name.model, found.name.replica};
-    const auto held = record ? record->held : std::nullopt;  // a supervisor of another release may have noted none
+    const auto held = record ? record->held : std::nullopt;  // a supervisor of another release may have recorded none
     const bool was_ready = record && record->ready_unix_ms != 0 && (!held || held->measured);
     holding.holds = found.exit  ? memory::Holds::reclaiming
                     : was_ready ? memory::Holds::resident
@@ -170,12 +170,12 @@ Admission::Ticket Admission::ask(const std::string& model, memory::Asker asker, 
     if (!deadline && asker != memory::Asker::restart)
         deadline = room_within.value_or(planned_.at(model)->deadlines.load + limits::room_wait_max);
     if (deadline) asked.deadline = Deadline::Clock::now() + *deadline;
-    if (asker == memory::Asker::channel && serves(model)) {  // it takes no memory
+    if (asker == memory::Asker::channel && serves(model)) {  // takes no memory
         tell(std::move(asked));
         return ticket;
     }
     look([this, asked = std::move(asked)]() mutable {
-        if (waiters_.contains(asked.ticket)) tell(std::move(asked));  // else who asked has left meanwhile
+        if (waiters_.contains(asked.ticket)) tell(std::move(asked));  // else the caller has left meanwhile
     });
     return ticket;
 }
@@ -263,7 +263,7 @@ void Admission::work() {
         if (const auto* ready = std::get_if<event::Ready>(&event)) note(ready->who);
         if (const auto* measured = std::get_if<event::Measured>(&event)) note(measured->who);
     }
-    fit_blanks();  // what was granted is being started, and has taken its blank: the others have what no model needs
+    fit_blanks();  // after grants: their starts have taken blanks, the others get what no model needs
     save();
     const auto next = policy_->next_tick();
     next ? tick_.arm_until(*next, [this] { tell(event::Tick{}); }) : tick_.cancel();
@@ -291,7 +291,7 @@ void Admission::act(const action::Grant& grant) {
                      });
 }
 
-/// No process was started: that comes with the grant.
+/// Answers at once: a process starts only with the grant, so there is nothing to end.
 void Admission::act(const action::Withdraw& withdraw) { tell(event::Ended{withdraw.who}); }
 
 void Admission::could_not_start(const memory::ReplicaId& who, const Error& error) {
@@ -367,7 +367,7 @@ void Admission::act(const action::Reclaimed& reclaimed) {
         if (auto receipt = receipts_.extract(who); !receipt.empty())
             made.receipts.push_back(std::move(receipt.mapped()));
     if (room_waiters_.empty()) receipts_.clear();
-    fit_blanks();  // what was promised is not theirs any more
+    fit_blanks();  // the room now belongs to the caller, not to the blanks
     blanks_.when_gone(
         [made = std::move(made), answer = std::move(waiter.mapped())]() mutable { answer(std::move(made)); });
 }
@@ -422,7 +422,7 @@ void Admission::measured(Replica& replica) {
     const json::object& graphs = process->statistics.graphs;
     device.slabs = process->statistics.slabs.bytes;
     device.graph_pools = unsigned_member(graphs, "pool_bytes").value_or(0);
-    // Where the driver does not tell what is whose, as in WSL2 and some containers, the worker's allocator may.
+    // Where the driver reports no memory by process, as in WSL2 and some containers, ask the worker's allocator.
     const auto reserved = on_gpu && device.loading() == 0 ? unsigned_member(graphs, "reserved_bytes").value_or(0) : 0;
     const auto own_word = reserved == 0 ? 0 : reserved + limits::blank_context_bytes;
     const memory::Usage host = on_gpu ? seen.host_usage : memory::Usage{};
@@ -434,9 +434,9 @@ void Admission::measured(Replica& replica) {
     if (device.at_ready == 0) device.at_ready = std::max<std::uint64_t>(device.load_peak, own_word);
     if (device.at_ready == 0) return tell_ready(replica, std::nullopt);
     memory::Footprint footprint{device, host};
-    footprint.device.serving_peak = footprint.host.serving_peak = 0;  // seen idle, if at all
+    footprint.device.serving_peak = footprint.host.serving_peak = 0;  // it may have served nothing yet
     const memory::Footprint* known = footprint_of(who.model, on_gpu);
-    if (known != nullptr) footprint.load = known->load;  // of an adopted one the beginning is not known
+    if (known != nullptr) footprint.load = known->load;  // the start of an adopted process is unknown
     if (process->spawned_at)
         footprint.load =
             std::chrono::duration_cast<std::chrono::milliseconds>(*process->ready_at - *process->spawned_at);
@@ -488,12 +488,12 @@ std::optional<std::uint64_t> Admission::bound(const Replica& replica) const {
     const bool is_limited = host != devices_.end() && host->second.limited;
     if (is_limited && known != nullptr) bytes = std::max<std::uint64_t>(bytes, known->device.loading());
     bytes += bytes / 4;
-    if (is_limited) {  // nothing is known of its size, or so much that it would be all: never beyond the share
+    if (is_limited) {  // at most the device's share, which is also the bound for an unknown size
         const std::uint64_t share = policy_->ledger().front().limit;
         bytes = bytes == 0 ? share : std::min(bytes, share);
     }
     if (bytes == 0) return std::nullopt;
-    // Pages of mapped files are charged too: without room for them the kernel would read them again at every step.
+    // Pages of mapped files are charged too: without room for them, the kernel would read them again at every step.
     const auto file = files_.find(spec.name);
     const std::uint64_t mapped = std::max<std::uint64_t>(known != nullptr ? known->device.mapped : 0,
                                                          file == files_.end() ? 0 : file->second.bytes);

@@ -18,21 +18,21 @@
 
 namespace bulkhead::supervisor {
 
-/// Carries out what the memory policy decides: starts replicas when there is room for them, ends others to make room,
-/// and answers who waits. It plans the models whose devices have a limit, and those that say something that only it can
-/// obey (`keep_alive`, `group`, a range of replicas, a list of devices); all others start when they are asked to.
+/// Carries out what the memory policy decides: starts replicas when there is room, ends others to make room,
+/// and answers the callers. Plans models whose devices have a limit, and models with a rule only it can
+/// follow (`keep_alive`, `group`, a range of replicas, a list of devices). All other models start when asked.
 ///
-/// Thread  the loop; what follows from a call is done later
+/// Thread  the loop; a call only queues its event, the consequences follow later
 class Admission final : public MemoryGate {
 public:
     using Ticket = memory::Ticket;
     using OnServed = std::function<void(Result<Replica*>)>;
     using FindReplica = std::function<Replica*(const std::string& model, std::uint32_t replica)>;
-    /// What a client is told that asked for room.
+    /// The answer to a client that asked for room.
     struct MadeRoom {
         std::uint64_t freed = 0;
         std::vector<Receipt> receipts;
-        std::string short_of;  ///< why not all of it; empty: all is there
+        std::string short_of;  ///< why not all of it was freed; empty: all was
     };
 
     Admission(FleetContext& context, Blanks& blanks, FindReplica find);
@@ -40,50 +40,50 @@ public:
     Admission(const Admission&) = delete;
     Admission& operator=(const Admission&) = delete;
 
-    /// What only a look at disks and drivers tells.
+    /// What was read from disks and drivers.
     struct Known {
         std::vector<Gpu> gpus{};
         memory::Footprints footprints{};
         std::map<std::string, FileFacts> files{};   ///< by model
-        std::map<std::string, std::string> keys{};  ///< of footprints, by model
+        std::map<std::string, std::string> keys{};  ///< keys of the footprints, by model
     };
-    /// Whether `begin` must know the GPUs: asking for them wakes the driver.
+    /// Returns whether `begin` must know the GPUs: asking for them wakes the driver.
     [[nodiscard]] static bool needs_gpus(const config::Fleet& fleet);
-    /// Once, before anything else is asked.
+    /// Call once, before anything else.
     /// `fleet`  outlives this
     /// `file`   empty: nothing is written to disk
     void begin(const config::Fleet& fleet, std::optional<FootprintFile> file, Known known);
-    /// A former supervisor's process, before its replica is told of it.
+    /// Books a former supervisor's process. Call before its replica adopts it.
     void adopt(const FoundWorker& found, const std::optional<ReplicaRecord>& record);
 
     [[nodiscard]] bool plans(const std::string& model) const { return planned_.contains(model); }
-    /// That a planned model may run on.
+    /// Returns the GPUs that a planned model may run on.
     [[nodiscard]] std::vector<Device> gpus_of(const config::ModelSpec& spec) const;
-    /// Answered once: by a replica that serves, or why there is none.
-    /// `deadline`     empty: only the wait for room is bounded; of a restart nothing is
-    /// `room_within`  empty: as long as a load may take, and `limits::room_wait_max`
+    /// Asks for a replica of the model. Answered once: with a serving replica, or with the reason why there is none.
+    /// `deadline`     empty: only the wait for room is bounded, and for a restart not even that
+    /// `room_within`  empty: a load's deadline plus `limits::room_wait_max`
     Ticket ask(const std::string& model, memory::Asker asker, std::string client,
                std::optional<std::chrono::milliseconds> deadline, OnServed served,
                std::optional<std::chrono::milliseconds> room_within = {});
-    /// Who asked for a model or for room is gone.
+    /// The caller that asked for a model or for room has gone.
     void leave(Ticket ticket);
-    /// Who waits for this model is answered; all of them with an empty name.
+    /// Answers all waiters of the model with `error`; with an empty name, those of all models.
     void refuse(const std::string& model, const Error& error);
     [[nodiscard]] bool is_evicting(const Replica& replica) const { return evicting_.contains(id_of(replica)); }
     void pin(const std::string& model, bool pinned);
-    /// Tells the blanks what is free for them.
+    /// Tells the blanks how much of each device is free for them.
     void fit_blanks();
-    /// Returns  for `leave`; 0 where it was answered at once
+    /// Returns  the ticket for `leave`; 0: already answered
     Ticket make_room(const std::string& device, std::uint64_t bytes, std::string client,
                      std::optional<std::chrono::milliseconds> deadline, std::function<void(Result<MadeRoom>)> made);
 
-    /// What a load would do: an answer to `fleet.plan`.
+    /// Returns what a load would do: the answer to `fleet.plan`.
     [[nodiscard]] json::object plan(const std::string& model) const;
-    /// Sentences for `why`; empty for a model that is not planned.
+    /// Returns sentences for `why`; empty for a model that is not planned.
     [[nodiscard]] std::string why(const std::string& model) const;
-    /// What is known of its memory, where it runs or else may run first: members `estimated` and `measured`.
+    /// Returns members `estimated` and `measured`, for the device it runs on, else for the first it may run on.
     [[nodiscard]] json::object footprint(const Replica& replica) const;
-    /// What becomes of a replica, for its row: members `pinned`, `waiting`, `unload_at`.
+    /// Adds what is planned for a replica to its row: members `pinned`, `waiting`, `unload_at`.
     void add_outlook(const Replica& replica, json::object& row) const;
     [[nodiscard]] json::array ledger() const;
 
@@ -101,28 +101,28 @@ private:
     struct Waiter {
         std::string model;
         OnServed served;
-        bool was_queued = false;  ///< its place was published
+        bool was_queued = false;  ///< its place in the queue was published
     };
     struct KnownDevice {
         std::string text;  ///< "cpu", "cuda:0"
         std::uint64_t total = 0;
         bool limited = false;
-        bool was_seen = false;  ///< what others use of it is known
+        bool was_seen = false;  ///< what other programs use of it is known
     };
 
     [[nodiscard]] static memory::ReplicaId id_of(const Replica& replica);
     [[nodiscard]] std::vector<memory::DeviceId> devices_of(const config::ModelSpec& spec) const;
     [[nodiscard]] std::string key_of(const std::string& model) const;
-    /// Null: it was never measured on such a device.
+    /// Null: never measured on such a device.
     [[nodiscard]] const memory::Footprint* footprint_of(const std::string& model, bool on_gpu) const {
         return policy_->footprints().find(memory::footprint_key(key_of(model), on_gpu));
     }
     [[nodiscard]] bool serves(const std::string& model) const;
-    /// Whoever watches the queue hears that this one is not in it any more.
+    /// Publishes that the waiter has left the queue, if its place was published.
     void tell_it_left(Ticket ticket, const Waiter& waiter, std::string_view how);
     void tell(memory::Event event);
     void work();
-    void act(const memory::action::Place&) {}  // its process is started with the grant
+    void act(const memory::action::Place&) {}  // its process starts with the grant
     void act(const memory::action::Withdraw& withdraw);
     void act(const memory::action::Grant& grant);
     void act(const memory::action::Evict& evict);
@@ -150,16 +150,16 @@ private:
     bool works_later_ = false;
     Deadline tick_;
     Deadline next_look_;
-    std::vector<std::function<void()>> look_waiters_;  ///< of the one look under way
+    std::vector<std::function<void()>> look_waiters_;  ///< wait for the look under way
     std::map<Ticket, Waiter> waiters_;
     std::map<Ticket, std::function<void(Result<MadeRoom>)>> room_waiters_;
-    std::map<memory::ReplicaId, Receipt> receipts_;  ///< of evictions, while somebody waits for room
+    std::map<memory::ReplicaId, Receipt> receipts_;  ///< of evictions, while a caller waits for room
     Ticket last_ticket_ = 0;
-    std::set<memory::ReplicaId> granted_;  ///< and not yet started
+    std::set<memory::ReplicaId> granted_;  ///< granted, not yet started
     std::set<memory::ReplicaId> evicting_;
-    std::map<memory::ReplicaId, Ticket> restarts_;           ///< that wait
-    std::map<memory::ReplicaId, memory::Time> ended_;        ///< without a receipt
-    std::map<memory::ReplicaId, Error> failures_;            ///< of loads whose processes are still ending
+    std::map<memory::ReplicaId, Ticket> restarts_;           ///< restarts that wait
+    std::map<memory::ReplicaId, memory::Time> ended_;        ///< ended, without a receipt yet
+    std::map<memory::ReplicaId, Error> failures_;            ///< of failed loads whose processes are still ending
     std::map<memory::ReplicaId, std::uint64_t> told_ready_;  ///< generation
     memory::Footprints saved_;
     std::shared_ptr<char> alive_ = std::make_shared<char>();

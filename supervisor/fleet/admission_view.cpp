@@ -1,4 +1,4 @@
-// What people see of the memory policy: plans, reasons, footprints, the ledger. And what it sees of the devices.
+// What people see of the memory policy: plans, reasons, footprints, the ledger. What it sees of the devices.
 
 #include <algorithm>
 
@@ -104,11 +104,11 @@ json::array Admission::ledger() const {
     return devices;
 }
 
-// --- what others use
+// --- what other programs use
 
-/// Reads what the devices say, and tells what of it is not ours. What ours have is read at the same moment: one that
-/// loads has more with each millisecond, and what was not seen of it would be others'.
-/// Who asks while a look is under way shares it.
+/// Reads the devices and reports what is not ours. Reads our processes' memory at the same moment:
+/// a loading worker grows with each millisecond, and growth missed between two readings would count
+/// as memory of other programs. Callers during a look share it.
 void Admission::look(std::function<void()> looked) {
     look_waiters_.push_back(std::move(looked));
     if (look_waiters_.size() > 1) return;
@@ -116,7 +116,7 @@ void Admission::look(std::function<void()> looked) {
         MachineMemory machine;
         std::vector<Gpu> gpus;
         std::map<pid_t, std::uint64_t> on_host;
-        std::map<pid_t, std::uint64_t> of_blanks;  ///< a load may take one meanwhile
+        std::map<pid_t, std::uint64_t> of_blanks;  ///< read separately: a load may take a blank meanwhile
     };
     std::vector<pid_t> workers;
     for (const auto& holding : policy_->holdings())
@@ -153,7 +153,7 @@ void Admission::look(std::function<void()> looked) {
                     }
                     const auto on_host = seen->on_host.find(process->pid);
                     ours[std::string{memory::host}] += on_host == seen->on_host.end() ? 0 : on_host->second;
-                    if (!on_gpu || seen->of_blanks.contains(process->pid)) continue;  // it was one a moment ago
+                    if (!on_gpu || seen->of_blanks.contains(process->pid)) continue;  // it was a blank a moment ago
                     const auto gpu = std::ranges::find(seen->gpus, holding.device, &Gpu::uuid);
                     ours[holding.device] +=
                         std::max(gpu == seen->gpus.end() ? 0 : bytes_of_process(*gpu, process->pid).value_or(0),
@@ -187,7 +187,7 @@ void Admission::lose_workers_on(const Gpu& gpu) {
             replica->gpu_was_lost(gpu.trouble);
 }
 
-/// So that a game that starts is seen, where somebody cares: an idle daemon without limits never wakes up.
+/// Looks repeatedly so that a starting game is noticed. Only with limits: otherwise an idle daemon never wakes up.
 void Admission::watch_others() {
     if (std::ranges::none_of(devices_, [](const auto& device) { return device.second.limited; })) return;
     next_look_.arm(limits::look_at_others_every, [this] { look([this] { watch_others(); }); });

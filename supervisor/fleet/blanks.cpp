@@ -21,25 +21,25 @@
 namespace bulkhead::supervisor {
 namespace {
 
-/// How soon the kernel ends it when memory runs out, as text; the former figure. Neither raising it nor going back
-/// needs a privilege. Empty, and nothing is done, where it has ended.
+/// Sets how soon the kernel kills the process when memory runs out; returns the former value as text.
+/// Needs no privilege in either direction. Returns empty and does nothing if the process has ended.
 std::string set_oom_score(const SpawnedProcess& process, std::string_view score) {
     const UniqueFd file{::open(fmt::format("/proc/{}/oom_score_adj", process.pid).c_str(), O_RDWR | O_CLOEXEC)};
     std::array<char, 16> former{};
-    // A file that was opened before is this process', whoever has its number afterwards.
+    // Opened before the check: a file of a live process stays its own even if the pid is reused later.
     if (!file || has_ended(process.pidfd)) return {};
     const ssize_t size = ::pread(file.get(), former.data(), former.size(), 0);
     if (size <= 0 || ::pwrite(file.get(), score.data(), score.size(), 0) < 0) return {};
     return {former.data(), static_cast<std::size_t>(size)};
 }
 
-/// It has said hello.
+/// The process has said hello.
 bool is_ready(const SpawnedProcess& process) {
     pollfd link{process.link.get(), POLLIN, 0};
     return ::poll(&link, 1, 0) == 1 && (link.revents & POLLIN) != 0;
 }
 
-/// What an ended process had printed last, at most so much.
+/// Returns the last output of an ended process, at most 4096 bytes.
 std::string last_output(const UniqueFd& pipe) {
     std::array<char, 4096> text{};
     ::fcntl(pipe.get(), F_SETFL, O_NONBLOCK);
@@ -80,7 +80,7 @@ void Blanks::begin(const config::Fleet& fleet, const GpusOf& gpus_of) {
 
 void Blanks::add_kind(const config::ModelSpec& spec, const Device& device, std::size_t wanted) {
     const auto request = context_.launch.request({model, 0, 0}, spec, device.uuid);
-    if (!request) return;  // its load says why
+    if (!request) return;  // a load of the model reports the error
     auto conditions = StartConditions::of(*request);
     if (std::ranges::find(kinds_, conditions, &Kind::conditions) != kinds_.end()) return;
     Kind& kind = kinds_.emplace_back();
@@ -116,7 +116,7 @@ std::optional<Blank> Blanks::take(const SpawnRequest& request) {
     Blank blank{best->name, best->has_cgroup, std::move(best->process)};
     waiting_.erase(best);
     failures_ = 0;
-    refill_after(limits::blank_pause);  // the load comes first
+    refill_after(limits::blank_pause);  // let the load go first
     return blank;
 }
 
@@ -127,7 +127,7 @@ std::size_t Blanks::missing(const Kind& kind) const {
     return std::min(kind.wanted - std::min(there, kind.wanted), config::limits::blanks_max - count());
 }
 
-/// With those that are being started.
+/// Bytes that blanks hold, or will hold once started.
 std::uint64_t Blanks::planned(const memory::DeviceId& device) const {
     std::uint64_t sum = bytes(device);
     for (const Kind& kind : kinds_) {
@@ -163,7 +163,7 @@ void Blanks::refill_after(Deadline::Clock::duration pause) {
 
 void Blanks::refill() {
     if (stopping_) return;
-    // Generations go to the keeper in their order: a start that looks for its device has one already.
+    // The keeper requires spawns in the order of generations: a start that looks for its device already has one.
     if (context_.placing > 0) return refill_after(limits::blank_pause);
     for (Kind& kind : kinds_)
         for (std::size_t left = missing(kind); left > 0 && !kind.context && has_room_for(kind); --left) start(kind);
@@ -245,7 +245,7 @@ void Blanks::on_spawned(Kind& kind, const WorkerName& name, bool has_cgroup, Res
                  on_gpu ? " on " + kind.device.text : "");
     if (!on_gpu) return;
     kind.context->watch(blank->process, [this, &kind, name](const auto& bytes) { on_context(kind, name, bytes); });
-    end_surplus(kind.device.uuid);  // a load may have been granted what it was to have
+    end_surplus(kind.device.uuid);  // its memory may have been granted to a load meanwhile
 }
 
 void Blanks::on_context(Kind& kind, const WorkerName& name, const Result<std::optional<std::uint64_t>>& bytes) {
@@ -272,7 +272,7 @@ void Blanks::on_exited(const WorkerName& name, const ProcessExit& exit) {
     one_has_failed();
 }
 
-/// What ended this one may end the next.
+/// Backs off: what ended this blank may end the next one.
 void Blanks::one_has_failed() {
     not_before_ = Deadline::Clock::now() + limits::blank_retry * (1 << std::min(failures_++, limits::blank_retries_longer));
     refill_after(limits::blank_pause);

@@ -20,16 +20,16 @@
 
 namespace bulkhead::supervisor {
 
-/// Processes that were started before anybody asked for their model: `blanks` of the fleet for each device and each way
-/// in which models there are started. A load takes one instead of a new process, and another is started in its place.
+/// Processes started before a load asks for their model: the fleet's `blanks` for each device and each way in
+/// which models start there. A load takes a blank instead of starting a process, and another blank is started
+/// in its place.
 ///
-/// What a blank needs to be told comes with `configure`. Until then nothing reads its link or its output: what it said
-/// waits there for its model.
+/// A blank learns its model from `configure`. Until then the supervisor does not read its link or its output.
 ///
-/// A blank on a GPU makes its context before it says hello. It has the GPU's turn from before its start until the
-/// driver was asked what it holds, and its end has a turn of its own: a load waits for it as for another load. A blank
-/// without a context yet is not taken. The keeper has a record of it that names its GPU; the next supervisor ends all blanks that
-/// it finds.
+/// A blank on a GPU creates its context before it says hello. It holds the GPU's turn from before its start
+/// until the driver has reported its memory; its end takes a turn of its own. So a load waits for it as for
+/// another load. A blank without a context is not taken. The keeper's record of a blank names its GPU; the
+/// next supervisor ends all blanks that it finds.
 ///
 /// Thread  the loop
 class Blanks {
@@ -39,46 +39,46 @@ public:
     Blanks(const Blanks&) = delete;
     Blanks& operator=(const Blanks&) = delete;
 
-    /// The name of all blanks; no model can have it.
+    /// Model name of all blanks; no model can have it.
     static constexpr const char* model = "_blank";
 
-    /// GPUs that a model may use.
+    /// Returns the GPUs that a model may use.
     using GpusOf = std::function<std::vector<Device>(const config::ModelSpec& spec)>;
-    /// Once. `fleet` outlives this.
+    /// Call once. `fleet` outlives this.
     void begin(const config::Fleet& fleet, const GpusOf& gpus_of);
     [[nodiscard]] bool are_wanted() const noexcept { return are_wanted_; }
-    /// Ends all, and starts none any more; `ended` when nothing of them is left.
+    /// Ends all blanks and starts no more; calls `ended` when all are gone.
     void stop(std::function<void()> ended);
 
-    /// So many bytes of a device are free for them: if they have more, some end at once. Until the first call they may
-    /// use any of the host, and nothing of a GPU.
+    /// Lets the blanks use `bytes` of a device; ends some at once if they hold more. Before the
+    /// first call they may use host memory without limit and no GPU memory.
     void fit(const memory::DeviceId& device, std::int64_t bytes);
-    /// `gone` when the memory of all that were ended is back; at once where none was.
+    /// Calls `gone` when the memory of all ended blanks is back; at once if none is ending.
     void when_gone(std::function<void()> gone);
-    /// Reads their memory on the host; off the loop.
+    /// Reads the host memory of all blanks, off the loop.
     void sample();
     [[nodiscard]] std::vector<pid_t> pids() const;
-    /// Anonymous and shared memory of processes.
+    /// Returns the anonymous and shared memory of processes, in bytes.
     /// Thread  any
     [[nodiscard]] static std::map<pid_t, std::uint64_t> read_memory(const std::vector<pid_t>& pids);
-    /// `gpus`  empty: they were not asked
+    /// `gpus`  empty: the driver was not asked
     void measured(const std::map<pid_t, std::uint64_t>& on_host, const std::vector<Gpu>& gpus);
-    /// That those that wait have by the last sample.
+    /// Bytes that the waiting blanks hold, by the last sample.
     [[nodiscard]] std::uint64_t bytes(const memory::DeviceId& device) const;
     /// Members `wanted`, `waiting`, `ready`, `pids`, `host_bytes` and `gpu_bytes`.
     [[nodiscard]] boost::json::object status() const;
 
 private:
-    /// One way to start a process.
+    /// One way to start a process, with what is known of its blanks.
     struct Kind {
-        const config::ModelSpec* spec = nullptr;  ///< a model that is started so
+        const config::ModelSpec* spec = nullptr;  ///< a model that starts this way
         Device device{};
         std::size_t wanted = 0;
         StartConditions conditions{};
-        std::size_t starting = 0;         ///< asked of the keeper; on a GPU it may wait for its turn
-        std::uint64_t bytes_at_most = 0;  ///< that one of them was seen to have on the host
-        std::uint64_t context_bytes = limits::blank_context_bytes;  ///< likewise on its GPU, once one was seen
-        std::unique_ptr<ContextStart> context{};  ///< on a GPU, of the one that is being started
+        std::size_t starting = 0;         ///< start requested; on a GPU it may wait for its turn
+        std::uint64_t bytes_at_most = 0;  ///< most host memory seen of one blank
+        std::uint64_t context_bytes = limits::blank_context_bytes;  ///< of one on its GPU; assumed until measured
+        std::unique_ptr<ContextStart> context{};  ///< of the blank being started on a GPU
     };
     struct Waiting {
         Kind* kind;
@@ -86,17 +86,17 @@ private:
         bool has_cgroup;
         SpawnedProcess process;
         Deadline::Clock::time_point started_at;
-        bool has_context;  ///< or needs none
+        bool has_context;  ///< true on a CPU
         std::uint64_t bytes = 0;
-        std::uint64_t gpu_bytes = 0;  ///< as the kind's `context_bytes` while it makes its context
-        std::string oom_score{};      ///< that it had before the kernel was told to end it first
+        std::uint64_t gpu_bytes = 0;  ///< the kind's `context_bytes` while it creates its context
+        std::string oom_score{};      ///< former oom_score_adj, restored when the blank is taken
     };
 
     void add_kind(const config::ModelSpec& spec, const Device& device, std::size_t wanted);
     [[nodiscard]] std::optional<Blank> take(const SpawnRequest& request);
     void refill();
     void refill_after(Deadline::Clock::duration pause);
-    [[nodiscard]] std::size_t count() const;  ///< that wait or are being started
+    [[nodiscard]] std::size_t count() const;  ///< waiting or being started
     [[nodiscard]] std::size_t missing(const Kind& kind) const;
     [[nodiscard]] std::uint64_t planned(const memory::DeviceId& device) const;
     [[nodiscard]] bool has_room_for(const Kind& kind) const;
@@ -117,8 +117,8 @@ private:
     std::map<memory::DeviceId, std::int64_t> room_;
     Deadline refill_;
     bool refill_is_due_ = false;
-    Deadline::Clock::time_point not_before_{};  ///< after one that could not be started, or died
-    int failures_ = 0;                          ///< of those, since one was taken or made its context
+    Deadline::Clock::time_point not_before_{};  ///< pause after a blank failed to start or died
+    int failures_ = 0;                          ///< such failures since a blank was last taken or created its context
     std::size_t ending_ = 0;
     bool stopping_ = false;
     std::vector<std::function<void()>> stop_waiters_;

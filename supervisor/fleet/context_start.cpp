@@ -33,7 +33,7 @@ void ContextStart::watch(const SpawnedProcess& process, OnMade made) {
                     {}});
     });
     const int link = ::fcntl(process.link.get(), F_DUPFD_CLOEXEC, 0);
-    if (link < 0) {  // the deadline would end it, and keep others waiting for so long
+    if (link < 0) {  // fail now: the deadline would hold the turn much longer
         return deadline_.arm(Deadline::Clock::duration{}, [this, error = system_error("watching its link", errno)] {
             std::exchange(made_, nullptr)(error);
         });

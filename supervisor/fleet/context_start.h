@@ -13,20 +13,20 @@
 
 namespace bulkhead::supervisor {
 
-/// The start of a blank on a GPU: holds the GPU's turn from before the process is started until it has said hello, by
-/// which its context is made, and the driver was asked what it holds there.
+/// The start of a blank on a GPU. Holds the GPU's turn from before the process starts until the blank has
+/// said hello, which shows that its context exists, and the driver was asked how much memory the blank holds.
 ///
-/// Its end leaves the turn to others, and nothing is called any more.
+/// Destruction passes the turn on; no callback runs after it.
 /// Thread  the loop
 class ContextStart {
 public:
-    /// `begun`: it has the turn. Not called within this.
+    /// Calls `begun` when it has the turn, never from within the constructor.
     ContextStart(FleetContext& context, const Device& device, std::function<void()> begun);
 
-    /// What it holds; empty where the driver does not tell.
-    /// Errors  deadline_exceeded: it did not say hello
+    /// Receives the GPU memory of the blank; empty if the driver does not report it.
+    /// Errors  deadline_exceeded: the blank did not say hello
     using OnMade = std::function<void(Result<std::optional<std::uint64_t>>)>;
-    /// Called once, not within this, unless the process ends before: its link is readable then, too.
+    /// Calls `made` once and later. A process that ends makes its link readable too, and so counts as ready here.
     void watch(const SpawnedProcess& process, OnMade made);
 
 private:
@@ -41,7 +41,7 @@ private:
     std::shared_ptr<char> alive_ = std::make_shared<char>();
 };
 
-/// What a process has of a GPU's memory; empty where the driver does not tell.
+/// Returns a process' memory on the GPU; empty if the driver does not report it.
 [[nodiscard]] std::optional<std::uint64_t> bytes_of_process(const Gpu& gpu, pid_t pid);
 
 }  // namespace bulkhead::supervisor

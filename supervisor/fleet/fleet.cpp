@@ -83,8 +83,8 @@ void Fleet::adopt(std::vector<FoundWorker> found, const std::map<std::string, st
         workers.pop_back();
         auto ledger = ReplicaRecord::parse(newest.ledger);
         for (FoundWorker& older : workers) {
-            // The newest was spawned, and its supervisor ended before it could note that: what the replica went through
-            // before stands in the record of its last process.
+            // The supervisor of the newest process died before it wrote a record: take the
+            // replica's part from the record of the process before.
             if (auto former = ReplicaRecord::parse(older.ledger); former && newest.ledger.empty())
                 ledger = former->of_replica();
             std::string gpu = gpu_of(older);
@@ -117,7 +117,7 @@ std::vector<memory::NearCandidate> Fleet::near_candidates() const {
     return all;
 }
 
-/// First those of `startup`, one after the other, whatever becomes of each; then the others.
+/// Starts those of `startup` one after the other, even if one fails; then the others.
 void Fleet::start_next(std::size_t index) {
     if (stopping_) return;
     const auto was_found = [](const Model& model) {
@@ -129,7 +129,7 @@ void Fleet::start_next(std::size_t index) {
         for (const auto& replica : model->replicas) replica->keep_running();
         const auto next = [this, index](const auto&) { start_next(index + 1); };
         if (!admission_.plans(model->spec.name)) return load({model}, {}, next);
-        // Those after it do not wait for room that does not come.
+        // Bounded: the models after it must not wait for room that never comes.
         return (void)load_planned(*model, {}, next, model->spec.deadlines.load);
     }
     for (const auto& model : models_) {
@@ -165,7 +165,7 @@ std::vector<std::string> Fleet::differing_from(const std::map<std::string, std::
         const auto declaration = declarations.find(model->spec.name);
         if (declaration == declarations.end()) continue;
         const bool differs = std::any_of(model->replicas.begin(), model->replicas.end(), [&](const auto& replica) {
-            // One that is stopped looks at the file when it is loaded.
+            // A stopped replica looks at the file when it is loaded.
             return replica->state() != WorkerState::stopped && !replica->declaration().empty() &&
                    replica->declaration() != declaration->second;
         });
@@ -244,7 +244,7 @@ void Fleet::load(const Models& models, std::optional<std::chrono::milliseconds> 
 Admission::Ticket Fleet::load_planned(const Model& model, std::optional<std::chrono::milliseconds> deadline,
                                       OnLoaded loaded, std::optional<std::chrono::milliseconds> room_within) {
     for (const auto& replica : model.replicas)
-        if (replica->state() == WorkerState::quarantined) replica->clear_crashes();  // a person's load
+        if (replica->state() == WorkerState::quarantined) replica->clear_crashes();  // a person asked for this load
     return admission_.ask(
         model.spec.name, memory::Asker::person, "load", deadline,
         [&model, loaded = std::move(loaded), began = Deadline::Clock::now()](const Result<Replica*>& served) {
@@ -281,7 +281,7 @@ void Fleet::unload_replicas(const std::vector<Replica*>& replicas, OnUnloaded un
             told.push_back(replicas[i]);
         }
         unloaded(std::move(receipts));
-        // The answer first: a supervisor that ends in between leaves the receipts to its successor.
+        // Answer first: if this supervisor dies in between, its successor still has the receipts.
         for (Replica* replica : told) replica->receipt_told();
     };
     const auto gather = WhenAll<Maybe>::make(replicas.size(), WhenAll<Maybe>::OnError::wait_for_all, answer);
@@ -308,7 +308,7 @@ void Fleet::restart(const Models& models, std::function<void(Result<Restarted>)>
 void Fleet::open_channel(Model& model, const Client& client, std::optional<std::chrono::milliseconds> deadline,
                          std::function<void(Result<OpenedChannel>)> opened, ClientLeft* client_left) {
     if (const auto may = refuse_when_stopping(); !may) return opened(may.error());
-    // Ready ones first, the least used of them; else one that is on its way, else any.
+    // Prefers the least used ready replica, then one that is loading, then any.
     const auto rank = [](const Replica& replica) {
         if (is_serving(replica.state())) return 0;
         if (is_loading(replica.state()) || replica.state() == WorkerState::adopting) return 1;
@@ -320,7 +320,7 @@ void Fleet::open_channel(Model& model, const Client& client, std::optional<std::
     Replica& replica = **best;
     if ((replica.state() == WorkerState::draining || replica.state() == WorkerState::stopping) &&
         !replica.is_being_replaced() && !admission_.is_evicting(replica))
-        return opened(replica.open_channel(client));  // refuses: an unload is not undone by whoever reconnects
+        return opened(replica.open_channel(client));  // refuses: a reconnecting client does not undo an unload
     if (admission_.plans(model.spec.name) && replica.state() != WorkerState::quarantined) {
         const auto ticket = admission_.ask(model.spec.name, memory::Asker::channel, fmt::format("{}", client.pid),
                                            deadline, [client, opened](const Result<Replica*>& served) {
@@ -347,7 +347,7 @@ void Fleet::status(std::function<void(json::array)> answered) {
         if (--*left == 0) tell_status();
     };
     status_deadline_.arm(limits::statistics_deadline, [this, left] {
-        *left = 0;  // those that come later count from here, and reach nothing
+        *left = 0;  // late answers count down from here and have no effect
         tell_status();
     });
     const bool may_sample = context_.off_loop.waiting() < limits::off_loop_requests_max;
@@ -389,7 +389,7 @@ void Fleet::stop(std::function<void(std::vector<Receipt>)> stopped) {
                                              });
     for (std::size_t i = 0; i < replicas.size(); ++i)
         replicas[i]->unload([slot = gather->slot(i)](Result<Maybe> receipt) {
-            slot(receipt ? std::move(*receipt) : Maybe{});  // what cannot be ended was logged
+            slot(receipt ? std::move(*receipt) : Maybe{});  // a process that cannot be ended was logged
         });
     blanks_.stop([slot = gather->slot(replicas.size())] { slot(Maybe{}); });
     gather->slot(replicas.size() + 1)(Maybe{});

@@ -21,16 +21,16 @@ struct Model {
 
     const config::ModelSpec spec;
     ModelLog log;
-    std::vector<std::unique_ptr<Replica>> replicas;  ///< die before their log
-    bool retired = false;                            ///< the next supervisor does not know it any more
+    std::vector<std::unique_ptr<Replica>> replicas;  ///< declared after `log`: destroyed before it
+    bool retired = false;                            ///< no longer in the fleet file
 };
 
-/// Every model, and what can be asked of several at once.
+/// All models, and the requests that concern several of them.
 class Fleet {
 public:
     using Models = std::vector<Model*>;
     using OnLoaded = std::function<void(Result<std::vector<LoadedReplica>>)>;
-    /// To be called when the client of a call goes before its answer; empty while there is nothing to do.
+    /// Call it if the client leaves before the answer; empty while there is nothing to do.
     using ClientLeft = std::function<void()>;
     using OnUnloaded = std::function<void(Result<std::vector<Receipt>>)>;
     struct Restarted {
@@ -40,47 +40,47 @@ public:
 
     Fleet(FleetContext& context, const config::Fleet& declared, const std::optional<LogStore>& logs);
 
-    /// Asks for the GPUs where memory of one is planned; then `begun`. To be called once, first of all.
+    /// Reads the GPUs if a model on one is planned, then calls `begun`. Call once, before anything else.
     void begin(Admission::Known known, std::function<void()> begun);
-    /// Takes over what former supervisors of this keeper left: to be called once, after `begin`.
+    /// Takes over what former supervisors of this keeper left. Call once, after `begin`.
     /// `declarations`  `fingerprint` by model
-    /// `former_lines`  what those logged
+    /// `former_lines`  log lines of those supervisors
     void adopt(std::vector<FoundWorker> found, const std::map<std::string, std::string>& declarations,
                FormerLines former_lines);
-    /// Starts what shall run from the start, and of which nothing was found.
+    /// Starts the models that run from the start, unless a process of theirs was found.
     void preload();
     [[nodiscard]] Models all() const;
-    /// Errors  model_unknown, with the names there are
+    /// Errors  model_unknown, with the known names
     [[nodiscard]] Result<Model*> find(const std::string& name) const;
 
     /// Answers when all replicas are ready, or at the first failure.
     void load(const Models& models, std::optional<std::chrono::milliseconds> deadline, OnLoaded loaded,
               ClientLeft* client_left = nullptr);
-    /// `again`: the caller's former call was lost with a supervisor. A model that has been unloaded since then answers
-    /// with the receipt of that.
+    /// `again`: the caller's former call was lost with a supervisor. A model that was unloaded since
+    /// then answers with the receipt of that unload.
     void unload(const Models& models, OnUnloaded unloaded, bool again = false);
     void restart(const Models& models, std::function<void(Result<Restarted>)> restarted);
-    /// To the ready replica with the least to do; loads the model if none is. Whoever waits for room is told of by
-    /// `client_left` how to leave.
+    /// Opens a channel to the least busy ready replica; loads the model if none is ready. While the
+    /// client waits for room, `client_left` ends that wait.
     void open_channel(Model& model, const Client& client, std::optional<std::chrono::milliseconds> deadline,
                       std::function<void(Result<OpenedChannel>)> opened, ClientLeft* client_left = nullptr);
 
-    /// One row a replica, after every worker was asked for its statistics; who does not answer within
-    /// `statistics_deadline` is shown as last known.
+    /// Returns one row for each replica after asking every worker for statistics. A worker that
+    /// does not answer within `statistics_deadline` is shown with its last known values.
     void status(std::function<void(json::array)> answered);
 
-    /// Unloads what `next` no longer has: models, and replicas of models. Nobody can load those models from now on.
+    /// Unloads models and replicas that `next` no longer has. Those models cannot be loaded from now on.
     void retire(const config::Fleet& next, std::function<void()> retired);
-    /// Models with a process, a backoff or a quarantine, of something else than `declarations`.
+    /// Returns models with a process, a backoff or a quarantine whose declaration differs from `declarations`.
     [[nodiscard]] std::vector<std::string> differing_from(const std::map<std::string, std::string>& declarations) const;
-    /// A process was asked of the keeper, and is not yet there.
+    /// The keeper was asked to spawn a process and has not answered.
     [[nodiscard]] bool is_spawning() const;
 
-    /// Unloads everything; from now on nothing is loaded. Receipts of those that could be ended.
+    /// Unloads everything and refuses further loads. Passes on the receipts of the processes that could be ended.
     void stop(std::function<void(std::vector<Receipt>)> stopped);
     [[nodiscard]] bool is_stopping() const noexcept { return stopping_; }
 
-    /// After the loop, before anything is destroyed. False: a thread is stuck, see OffLoop::end.
+    /// Call after the loop, before anything is destroyed. False: a thread is stuck, see OffLoop::end.
     [[nodiscard]] bool end_threads() { return near_.end(); }
 
     [[nodiscard]] FleetContext& context() noexcept { return context_; }
@@ -107,7 +107,7 @@ private:
     std::vector<std::unique_ptr<Model>> models_;
     WeightsNear near_;
     bool stopping_ = false;
-    std::vector<std::function<void(json::array)>> status_waiters_;  ///< of the one inquiry under way
+    std::vector<std::function<void(json::array)>> status_waiters_;  ///< wait for the inquiry under way
     Deadline status_deadline_;
 };
 

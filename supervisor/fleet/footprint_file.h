@@ -9,14 +9,14 @@
 
 namespace bulkhead::supervisor {
 
-/// What was measured of models, in `footprints.json` beside the logs: of use to later daemons too.
+/// Measured footprints of models, in `footprints.json` beside the logs. Later daemons use them too.
 class FootprintFile {
 public:
     explicit FootprintFile(const LogStore& logs);
 
     /// Blocks for the disk.
     [[nodiscard]] memory::Footprints load() const;
-    /// Later, on the log writer's thread. A disk that is full costs a line in the log, and a measurement.
+    /// Writes later, on the log writer's thread. On a full disk, logs a line and loses the measurement.
     void save(const memory::Footprints& footprints) const;
 
 private:

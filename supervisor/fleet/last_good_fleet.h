@@ -8,13 +8,13 @@
 
 namespace bulkhead::supervisor {
 
-/// The fleet as a supervisor last read it without errors, complete, in a file beside the logs. A supervisor that is
-/// started while the fleet file has errors goes on with it: a typing error must not end what runs.
+/// The fleet that a supervisor last read without errors, complete, in a file beside the logs. If a supervisor
+/// starts while the fleet file has errors, it uses this one: a typing error must not end running workers.
 class LastGoodFleet {
 public:
     explicit LastGoodFleet(const std::filesystem::path& folder);
 
-    /// A disk that is full costs a line in the log.
+    /// On a full disk, logs a line.
     void save(const config::Fleet& fleet) const;
     [[nodiscard]] std::optional<config::Fleet> load() const;
 

@@ -13,7 +13,7 @@ OrphanWorker::OrphanWorker(FleetContext& context, FoundWorker found, std::string
                    {found_.name, found_.born_as, found_.pid, found_.pidfd, gpu_uuid_},
                    {},
                    [] {},
-                   [this](const Error&) {  // others must not wait for what may never come
+                   [this](const Error&) {  // the end may never come: let others have their turn
                        turn_.end();
                        say_ended();
                    }} {}
@@ -32,7 +32,7 @@ void OrphanWorker::end(FleetContext& context, FoundWorker found, std::string gpu
 void OrphanWorker::on_exited(const ProcessExit& exit) {
     termination_.over();
     context_.gpu_quarantine.process_ended(found_.pid);
-    if (context_.cgroups) context_.cgroups->kill(found_.born_as);  // what it left behind
+    if (context_.cgroups) context_.cgroups->kill(found_.born_as);  // processes it left behind
     const WorkerName& name = found_.name;
     Trace trace;
     trace.worker = name;

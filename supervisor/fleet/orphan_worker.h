@@ -11,12 +11,12 @@
 
 namespace bulkhead::supervisor {
 
-/// A worker that belongs to no replica: a blank, or a former supervisor's whose model is not in the fleet any more, or
-/// whose place a later generation took. It is killed with its children, and its record is dropped.
-/// Lives  until nothing of it is left; kept by the callbacks it waits for
+/// A worker that belongs to no replica: a blank, or a former supervisor's worker whose model has left the
+/// fleet or whose place a later generation took. It is killed with its children, and its record is dropped.
+/// Lives  until nothing of it is left; the callbacks it waits for own it
 class OrphanWorker : public std::enable_shared_from_this<OrphanWorker> {
 public:
-    /// `gpu_uuid`  that it ran on; empty on a CPU or if it is not known: loads there wait for its memory
+    /// `gpu_uuid`  its GPU, empty on a CPU or if unknown: loads on that GPU wait for its memory
     /// `ended`     called when nothing of it is left, or it cannot be ended
     static void end(FleetContext& context, FoundWorker found, std::string gpu_uuid, const std::string& why,
                     std::function<void()> ended = {});

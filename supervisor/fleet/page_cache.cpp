@@ -15,9 +15,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t slice_bytes = 8 << 20;  ///< asked for at once, where any page of it is missing
+constexpr std::uint64_t slice_bytes = 8 << 20;  ///< requested as a whole if any page of it is missing
 
-/// Adds the regular files of a folder, and of those in it where `recursive`.
+/// Adds the regular files of a folder; with a recursive iterator, those of its subfolders too.
 template <typename Iterator>
 std::vector<fs::path> files_in(const fs::path& folder) {
     std::vector<fs::path> files;

@@ -15,36 +15,36 @@
 
 namespace bulkhead::supervisor {
 
-/// A process of a former daemon or supervisor on this socket that nobody owns. It was sent SIGKILL.
+/// A process of a former daemon or supervisor on this socket, without an owner. SIGKILL was sent to it.
 struct StaleProcess {
     pid_t pid = 0;
     std::string name;  ///< escaped
     UniqueFd pidfd;
 };
 
-/// Kills what a former daemon or supervisor on this socket left behind: processes in the cgroups of a dead keeper, and
-/// those that carry BULKHEAD_SOCKET with this path and a BULKHEAD_WORKER that is not in `keep`, the markers of workers
-/// that will be adopted. The present keeper is the parent of the calling process.
+/// Kills what a former daemon or supervisor on this socket left: processes in the cgroups of a dead
+/// keeper, and processes whose BULKHEAD_SOCKET is this path and whose BULKHEAD_WORKER is not in `keep`,
+/// the markers of workers to be adopted. The present keeper is the parent of the calling process.
 /// Thread  the off-loop thread
 [[nodiscard]] std::vector<StaleProcess> kill_stale_processes(std::string_view socket,
                                                              const std::set<std::string>& keep = {});
 
-/// Waits for the end of stale processes. Meanwhile no memory is granted on GPUs that they use; nothing else waits. One
-/// that is alive after `alive_max` quarantines its GPUs until it is gone.
+/// Waits for the end of stale processes. Meanwhile GPUs that they use grant no memory; nothing else
+/// waits. A process still alive after `alive_max` quarantines its GPUs until it is gone.
 ///
-/// Owns    itself, until all of them are gone; the context must outlive the loop's run
+/// Owns    itself, until all processes are gone; the context must outlive the loop's run
 /// Thread  the loop
 class StaleProcessWatch : public std::enable_shared_from_this<StaleProcessWatch> {
 public:
-    /// `looked` is called when it is known which GPUs they use, at once when there are none.
+    /// Calls `looked` when the GPUs in use are known; at once if there are no processes.
     static void start(FleetContext& context, std::vector<StaleProcess> processes, std::function<void()> looked,
                       std::chrono::milliseconds alive_max = limits::killed_alive_max);
 
 private:
-    /// What one look found.
+    /// The result of one look.
     struct Sight {
         std::set<pid_t> alive;
-        std::map<std::string, std::set<pid_t>> users;  ///< of GPUs, by UUID; the dead too, while the driver lists them
+        std::map<std::string, std::set<pid_t>> users;  ///< by GPU UUID; with dead ones that the driver still lists
     };
     StaleProcessWatch(FleetContext& context, std::vector<StaleProcess> processes, std::chrono::milliseconds alive_max);
     [[nodiscard]] static Sight look_at(const std::vector<StaleProcess>& processes, Gpus& gpus);
@@ -57,8 +57,8 @@ private:
     std::shared_ptr<const std::vector<StaleProcess>> processes_;
     Deadline::Clock::time_point until_;
     enum class State : std::uint8_t {
-        holding,   ///< back their GPUs
-        given_up,  ///< looks on, for what is alive
+        holding,   ///< keeps the turns of their GPUs
+        given_up,  ///< watches on while a process is alive
     } state_ = State::holding;
     std::map<std::string, AsyncMutex::Turn> turns_;  ///< by UUID
     Deadline pause_;

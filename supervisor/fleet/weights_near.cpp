@@ -8,7 +8,7 @@
 namespace bulkhead::supervisor {
 namespace {
 
-constexpr std::size_t threads_stuck_max = 1;  ///< that a hanging disk may cost
+constexpr std::size_t threads_stuck_max = 1;  ///< threads that a hanging disk may block
 
 }  // namespace
 

@@ -15,11 +15,11 @@
 
 namespace bulkhead::supervisor {
 
-/// Keeps the files of the models likely next in the page cache: at most the fleet's `near`, and half of what memory the
-/// machine has available, so that the kernel does not evict what was just read.
+/// Keeps the files of the models likely to be loaded next in the page cache: at most the fleet's `near`,
+/// and half of the machine's available memory, so that the kernel does not evict what was just read.
 ///
-/// Looks at them every `near_look_every`, since the kernel tells nobody what it evicts. A thread of its own asks the
-/// disk: a slow one must not delay what reads /proc. Does nothing where `near` is 0.
+/// Looks every `near_look_every`, since the kernel does not report evictions. A thread of its own asks
+/// the disk: a slow disk must not delay readers of /proc. Does nothing if `near` is 0.
 ///
 /// Thread  the loop
 class WeightsNear {
@@ -27,15 +27,15 @@ public:
     using Candidates = std::function<std::vector<memory::NearCandidate>()>;
 
     /// `fleet`       outlives this
-    /// `candidates`  all models, without the bytes of their files
+    /// `candidates`  all models, without the sizes of their files
     WeightsNear(boost::asio::io_context& io, const config::Fleet& fleet, std::filesystem::path package_cache,
                 Candidates candidates);
-    /// Looks, and goes on doing so.
+    /// Looks now, then repeatedly.
     void look();
-    /// Before the process ends, which nothing that is only read ahead may delay. False: as OffLoop::end.
+    /// Ends without waiting for reads, which must not delay the end of the process. False: as OffLoop::end.
     [[nodiscard]] bool end();
-    /// Whether all its files were in the page cache when they were last looked at; empty: that is not known, or there
-    /// are none.
+    /// Returns whether all files of the model were in the page cache at the last look; empty:
+    /// unknown, or no files.
     [[nodiscard]] std::optional<bool> is_near(const std::string& model) const;
 
 private:

@@ -12,29 +12,29 @@
 
 namespace bulkhead::supervisor::memory {
 
-/// Names one question of one caller until it is answered; the caller's own number, never used twice.
+/// Identifies one request until it is answered. The caller chooses the number and never uses it twice.
 using Ticket = std::uint64_t;
 
 enum class Asker : std::uint8_t {
-    channel,  ///< wants one ready replica, and to use it
-    person,   ///< `load`, `preload`, the startup order: wants all replicas of `min`, and of the group
+    channel,  ///< wants to use one ready replica
+    person,   ///< `load`, `preload`, the startup order: wants all replicas of the minimum, and of the group
     restart,  ///< the restart policy, after a crash
 };
 
 namespace event {
 
-/// The whole fleet file, at the start and at each reload. Models that are gone are ended by whoever retires them.
+/// The whole fleet file, at the start and at each reload. Whoever retires removed models ends them.
 struct Declared {
     std::vector<Declaration> models;
     std::map<DeviceId, DeviceLimit> limits;  ///< a device without one: all of it, no margin
 };
-/// A device was found, or its size is known better; `lost` when it fell from the bus.
+/// A device was found, or its size is known better. `lost`: it fell from the bus.
 struct Device {
     DeviceId id;
     Bytes total = 0;
     bool lost = false;
 };
-/// What other programs use: everything that is used less what our workers hold.
+/// Memory that other programs use: all used memory minus what our workers hold.
 struct Foreign {
     DeviceId device;
     Bytes bytes = 0;
@@ -43,15 +43,15 @@ struct LoadAsked {
     Ticket ticket = 0;
     std::string model;
     Asker asker{};
-    std::string client{};  ///< who asks, for fairness and for words
+    std::string client{};  ///< who asks, for fairness and for messages
     std::optional<Time> deadline{};
-    bool for_room = false;  ///< the deadline ends when there is room: its load may take longer
+    bool for_room = false;  ///< the deadline bounds only the wait for room; the load may take longer
 };
-/// The client of a waiting ticket left.
+/// The client of a waiting ticket has gone.
 struct Left {
     Ticket ticket = 0;
 };
-/// How much a ready replica has to do. Sent when it changes; 0 is idle.
+/// The number of requests a ready replica has. Sent at each change; 0: idle.
 struct InFlight {
     ReplicaId who;
     std::uint32_t requests = 0;
@@ -60,36 +60,36 @@ struct Channels {
     ReplicaId who;
     std::uint32_t open = 0;
 };
-/// Ready, with what was measured of it. `measured.load` and `measured_ms` as well. Empty: nobody could tell what it has
-/// of its device, and it counts with what it was granted.
+/// A replica is ready. `measured` includes `load` and `measured_ms`; empty: its use of the device
+/// could not be measured, and the granted figure counts.
 struct Ready {
     ReplicaId who;
     std::optional<Footprint> measured;
 };
-/// New figures of a worker that serves.
+/// New figures of a serving worker.
 struct Measured {
     ReplicaId who;
     Usage device;
     Usage host;
 };
-/// It drains or ends, asked by somebody else than the policy: an unload, a restart, a changed declaration.
+/// A replica drains or ends, but not by order of the policy: an unload, a restart, a changed declaration.
 struct Ending {
     ReplicaId who;
 };
-/// Its process is gone; or it never started. Its memory counts until the receipt.
+/// The process of a replica is gone, or never started. Its memory counts until the receipt.
 struct Ended {
     ReplicaId who;
-    bool out_of_memory = false;    ///< its own word, or the kernel's
-    std::optional<Error> error{};  ///< of a load that failed: the answer to who waits for it
+    bool out_of_memory = false;    ///< reported by the worker or the kernel
+    std::optional<Error> error{};  ///< of a failed load: the answer to its waiters
     std::int64_t unix_ms = 0;      ///< dates a corrected figure
-    bool of_host = false;          ///< the host's memory ran out, of a worker on a GPU
+    bool of_host = false;          ///< a worker on a GPU ran out of host memory
 };
-/// The memory of an ended worker was seen to be back, or who holds it is known and counts as foreign.
+/// The memory of an ended worker is back, or its holder is known and the memory counts as foreign.
 struct Receipt {
     ReplicaId who;
     Millis reclaim{0};
 };
-/// What a former supervisor left; before anything else is asked. `ready_for` of a resident.
+/// What a former supervisor left; sent before any request. `ready_for`: only for a resident worker.
 struct Adopted {
     Holding holding;
     Millis ready_for{0};
@@ -100,7 +100,7 @@ struct Pin {
     std::string model;
     bool pinned = false;
 };
-/// Room for others: `bytes` free on the device, without touching what is pinned, busy or within `min_resident`.
+/// Asks for `bytes` of room for others, without evicting what is pinned, busy or within `min_resident`.
 struct ReclaimAsked {
     Ticket ticket = 0;
     DeviceId device;
@@ -108,7 +108,7 @@ struct ReclaimAsked {
     std::string client{};
     std::optional<Time> deadline{};
 };
-/// `Policy::next_tick` has come.
+/// `Policy::next_tick` has passed.
 struct Tick {};
 
 }  // namespace event

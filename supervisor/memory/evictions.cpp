@@ -10,7 +10,7 @@ namespace {
 
 bool is_surplus(const Slot& slot) { return slot.replica >= slot.model->declared.replicas_min; }
 
-/// Empty: not by time.
+/// When time alone unloads the slot; empty: never.
 std::optional<Time> due(const Slot& slot) {
     const Model& model = *slot.model;
     if (slot.phase != Phase::ready || slot.in_flight > 0) return std::nullopt;
@@ -57,7 +57,7 @@ void unload_idle(State& state, Time now) {
         }
 }
 
-/// Half of the margin is for others to come and go in; beyond it somebody idle makes room.
+/// Others may use half of the margin freely. Beyond that, evicts idle workers to make room.
 void relieve_pressure(State& state, Time now) {
     for (std::size_t device = 0; device < state.devices.size(); ++device) {
         const DeviceLedger& books = state.devices[device].books;

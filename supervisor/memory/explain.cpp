@@ -80,7 +80,7 @@ std::string load_text(const Declaration& declared, const Need& need, bool on_gpu
     return text;
 }
 
-/// What a load takes, on each kind of device that it may get.
+/// Says what a load takes, for each kind of device that the model may run on.
 std::string loads_text(const State& state, const Model& model) {
     const bool on_host = may_run_on_host(model.declared);
     const bool on_gpu = !on_host || model.declared.devices.size() > 1;
@@ -94,7 +94,7 @@ std::string loads_text(const State& state, const Model& model) {
     return text_of(on_gpu ? gpu : cpu, on_gpu);
 }
 
-/// ", for about 2.4 s"; empty where it is not known.
+/// ", for about 2.4 s"; empty if not known.
 std::string remaining(const Entry& entry, Time now) {
     if (!entry.expected) return {};
     return fmt::format(", for about {}", duration_text(millis(std::max(*entry.expected, now) - now).count()));
@@ -175,7 +175,7 @@ Error never_fits(const State& state, const std::vector<Piece>& pieces) {
 
 std::string waits_for(const Survey& survey, const Option& option, Time now) {
     if (option.victims.empty()) return "waits for whoever came before it, or for room that others were promised";
-    const Candidate* last = nullptr;  // the last to go
+    const Candidate* last = nullptr;  // the last victim to go
     for (const std::size_t victim : option.victims) {
         const Candidate& one = survey.candidates()[victim];
         const bool is_protected = one.protected_until >= option.when;

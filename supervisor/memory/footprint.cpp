@@ -17,7 +17,7 @@ constexpr std::array usage_members{std::pair{"at_ready", &Usage::at_ready},
                                    std::pair{"slabs", &Usage::slabs},
                                    std::pair{"mapped", &Usage::mapped}};
 
-/// A figure that a file or a worker gave, so bounded that sums cannot overflow.
+/// Bounds a figure from a file or a worker so that sums cannot overflow.
 Bytes bounded(Bytes bytes) { return std::min<Bytes>(bytes, limits::bytes_max); }
 
 Usage bounded(Usage usage) {

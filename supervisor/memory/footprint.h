@@ -13,34 +13,34 @@
 
 namespace bulkhead::supervisor::memory {
 
-/// Of one worker on one device, in bytes. `graph_pools` and `slabs` are the worker's own word: parts of the first
-/// three, but for slabs of a GPU worker that lie on the host.
+/// Memory of one worker on one device, in bytes. The worker reports `graph_pools` and `slabs`:
+/// parts of the first three figures, except for slabs of a GPU worker that lie on the host.
 struct Usage {
     Bytes at_ready = 0;
     Bytes load_peak = 0;  ///< weights in flight, capture
     Bytes serving_peak = 0;
     Bytes graph_pools = 0;
     Bytes slabs = 0;
-    Bytes mapped = 0;  ///< weights in the page cache: on top, and never counted as used, since the kernel takes it back
+    Bytes mapped = 0;  ///< weights in the page cache: extra; not counted as used, the kernel can reclaim them
 
-    /// While it serves.
+    /// Returns what it holds while it serves.
     [[nodiscard]] Bytes resident() const { return std::max(at_ready, serving_peak); }
-    /// From its start until it is ready.
+    /// Returns the most it holds from its start until it is ready.
     [[nodiscard]] Bytes loading() const { return std::max(load_peak, resident()); }
-    /// The larger of each.
+    /// Keeps the larger value of each member.
     void merge(const Usage& other);
     friend bool operator==(const Usage&, const Usage&) = default;
 };
 
 /// What was measured of one model with one declaration and file.
 struct Footprint {
-    Usage device;                  ///< of the device it runs on; of a CPU worker the host
-    Usage host;                    ///< of a GPU worker beside it
-    Millis load{0};                ///< the last one, from spawn to ready
-    Millis reclaim{0};             ///< the last one, from the end of its drain to the receipt
-    std::uint32_t count = 0;       ///< loads that were measured
-    std::int64_t measured_ms = 0;  ///< unix time of the last
-    /// Whether it was ever measured while it served: what requests and channels take is not known before.
+    Usage device;                  ///< the device it runs on; for a CPU worker the host
+    Usage host;                    ///< host memory of a GPU worker
+    Millis load{0};                ///< of the last load, from spawn to ready
+    Millis reclaim{0};             ///< of the last end, from the end of the drain to the receipt
+    std::uint32_t count = 0;       ///< measured loads
+    std::int64_t measured_ms = 0;  ///< unix time of the last measurement
+    /// Was it ever measured while it served? Memory of requests and channels is unknown before that.
     [[nodiscard]] bool has_served() const { return device.serving_peak > 0; }
     friend bool operator==(const Footprint&, const Footprint&) = default;
 };
@@ -49,38 +49,38 @@ struct Footprint {
 enum class Basis : std::uint8_t { unknown, measured, package, declared };
 [[nodiscard]] std::string_view to_string(Basis basis);
 
-/// What a load takes.
+/// The memory that a load takes.
 struct Need {
     Bytes device = 0;  ///< 0 with Basis::unknown
-    Bytes host = 0;    ///< beside a GPU
+    Bytes host = 0;    ///< host memory of a model on a GPU
     Basis basis{};
 };
 
-/// Of a model on a GPU, or on the host: the figures of one say nothing of the other.
+/// Returns the key for a GPU or for the host: figures of one do not apply to the other.
 [[nodiscard]] std::string footprint_key(const std::string& declaration, bool on_gpu);
 
 /// All footprints, by `footprint_key`.
 class Footprints {
 public:
     [[nodiscard]] const Footprint* find(const std::string& key) const;
-    /// Of a worker that became ready, served, or ended: figures only grow, but those of a new load replace the old
-    /// ones.
+    /// Updates for a worker that became ready, served, or ended. Figures only grow, except that a
+    /// new load replaces those of the old one.
     void loaded(const std::string& key, const Footprint& measured);
     void grew(const std::string& key, const Usage& device, const Usage& host);
     void reclaimed(const std::string& key, Millis took);
-    /// Memory ran out at `had` bytes, while it loaded or served: a quarter more from now on.
-    /// `beside`  of the host's memory, of a worker on a GPU
+    /// Memory ran out at `had` bytes, during the load or while serving: assume a quarter more from now on.
+    /// `beside`  host memory of a worker on a GPU ran out
     void ran_out(const std::string& key, Bytes had, bool loading, bool beside, std::int64_t now_ms);
 
     [[nodiscard]] boost::json::object to_json() const;
-    /// What does not read as a footprint is left out: it is measured again.
+    /// Skips entries that are not valid footprints: they are measured again.
     [[nodiscard]] static Footprints from_json(const boost::json::value& value);
     friend bool operator==(const Footprints&, const Footprints&) = default;
 
 private:
-    /// Of this key; a new one takes the place of the oldest where there are too many.
+    /// Returns the entry of the key; a new one replaces the oldest if there are too many.
     Footprint& entry(const std::string& key);
-    void keep(std::size_t count);  ///< the latest
+    void keep(std::size_t count);  ///< keeps the latest
     std::map<std::string, Footprint> by_key_;
 };
 

@@ -22,16 +22,16 @@ struct DeviceLedger {
     bool lost = false;
     Bytes total = 0;
     Bytes limit = 0;       ///< the daemon's share of it
-    Bytes margin = 0;      ///< kept free for others
+    Bytes margin = 0;      ///< kept free for other programs
     Bytes foreign = 0;     ///< used by other programs
-    Bytes promised = 0;    ///< made free for others by a reclaim, and not yet taken by them
+    Bytes promised = 0;    ///< freed for others by a reclaim, not yet taken
     Bytes reserved = 0;    ///< granted to loads
-    Bytes resident = 0;    ///< of workers that are ready, or drain
-    Bytes reclaiming = 0;  ///< of ended workers without a receipt
+    Bytes resident = 0;    ///< held by workers that are ready or drain
+    Bytes reclaiming = 0;  ///< held by ended workers without a receipt
     Bytes mapped = 0;      ///< page cache of mapped weights, not counted as used
 
     [[nodiscard]] Bytes used() const { return reserved + resident + reclaiming; }
-    /// What a grant may take at once; negative where others took the margin, or a limit was lowered.
+    /// Returns what a grant may take now. Negative after others took the margin or a limit was lowered.
     [[nodiscard]] std::int64_t free() const;
     friend bool operator==(const DeviceLedger&, const DeviceLedger&) = default;
 };
@@ -39,7 +39,7 @@ struct DeviceLedger {
 enum class Holds : std::uint8_t { reserved, resident, reclaiming };
 [[nodiscard]] std::string_view to_string(Holds holds);
 
-/// One worker's part of the books, and all that the next supervisor needs of it.
+/// One worker's part of the books: all that the next supervisor needs.
 struct Holding {
     ReplicaId who;
     Holds holds{};
@@ -51,7 +51,7 @@ struct Holding {
     friend bool operator==(const Holding&, const Holding&) = default;
 };
 
-/// The sums of `holdings`, device by device, written into `devices`: what the policy keeps up to date must equal it.
+/// Writes the sums of `holdings` into `devices`. The policy's running sums must always equal them.
 void sum_up(const std::vector<Holding>& holdings, std::vector<DeviceLedger>& devices);
 
 }  // namespace bulkhead::supervisor::memory

@@ -5,7 +5,7 @@ namespace {
 
 namespace json = boost::json;
 
-/// A figure of at least 1 and at most `max`.
+/// Reads a figure from 1 to `max`.
 std::optional<std::uint64_t> figure(const json::object& from, std::string_view key, std::uint64_t max) {
     const json::value* value = from.if_contains(key);
     if (value == nullptr || !value->is_number()) return std::nullopt;

@@ -5,7 +5,7 @@
 namespace bulkhead::supervisor::memory {
 namespace {
 
-/// Members of one exclusive group that are not one model.
+/// Different models of one exclusive group.
 bool exclude_each_other(const Model& a, const Model& b) {
     const auto& group = a.declared.group;
     return &a != &b && group && group->kind == GroupKind::exclusive && b.declared.group == group;
@@ -17,7 +17,7 @@ bool contains(const std::vector<std::size_t>& all, std::size_t one) { return std
 
 std::vector<Piece> pieces_of(const State& state, const std::vector<Slot*>& slots) {
     std::vector<Piece> pieces;
-    constexpr std::size_t any_gpu = 1;  // one has the figures of another
+    constexpr std::size_t any_gpu = 1;  // all GPUs share one figure
     for (const Slot* slot : slots)
         pieces.push_back({slot, state.need_of(*slot->model, any_gpu), state.need_of(*slot->model, 0)});
     return pieces;
@@ -80,7 +80,7 @@ std::optional<Option> Survey::try_devices(const std::vector<Piece>& pieces, cons
             if (candidates_[i].unit != own && !contains(option.victims, i)) listed.push_back(i);
         return listed;
     };
-    for (std::size_t device = 0; device < unknown.size(); ++device) {  // alone, with everything idle gone
+    for (std::size_t device = 0; device < unknown.size(); ++device) {  // load alone, evict all that is idle
         if (unknown[device] == 0) continue;
         for (const std::size_t i : others_on(device)) {
             const Candidate& one = candidates_[i];
@@ -138,7 +138,7 @@ std::optional<Option> Survey::place(const std::vector<Piece>& pieces, int priori
                 !best || (reach == Reach::now || option->when == best->when ? option->cost < best->cost
                                                                             : option->when < best->when);
             if (better) best = std::move(option);
-            if (reach == Reach::ever) break;  // one way is as good as another: it says whether to wait at all
+            if (reach == Reach::ever) break;  // any way will do: the question is only whether to wait at all
         }
         std::size_t digit = 0;
         while (digit < turn.size() && ++turn[digit] == allowed[digit].size()) turn[digit++] = 0;

@@ -12,15 +12,15 @@
 
 namespace bulkhead::supervisor::memory {
 
-/// A worker, or a together group's workers, that could go, and what the devices would get back.
+/// A worker, or the workers of a together group, that could be evicted, and the memory this would free.
 struct Candidate {
     boost::container::small_vector<const Slot*, 2> slots;
     const Unit* unit = nullptr;
     int priority = 0;
     bool pinned = false;
-    bool starting = false;   ///< one of them is not ready yet
+    bool starting = false;   ///< at least one of them is not ready yet
     Time protected_until{};  ///< by `min_resident`
-    Time in_use_until{};     ///< `Time::max()`: busy
+    Time in_use_until{};     ///< `Time::max()`: busy now
     Time turn_until{};       ///< while it is in use
     Time idle_since{};
     boost::container::small_vector<std::pair<std::size_t, Bytes>, 2> freed;  ///< by device
@@ -28,14 +28,14 @@ struct Candidate {
     [[nodiscard]] Bytes freed_on(std::size_t device) const;
 };
 
-/// What is looked for: victims that may go now, those that may in bounded time, those that may at all.
+/// Which victims a search considers: those that may go now, in bounded time, or ever.
 enum class Reach : std::uint8_t { now, bounded, ever };
 
-/// Below every model's: who asks takes the place only of what is not in use.
+/// Below every model's priority: such a request evicts only what is not in use.
 inline constexpr int lowest_priority = std::numeric_limits<int>::min();
-inline constexpr int undeclared_priority = lowest_priority + 1;  ///< of workers whose model a reload has removed
+inline constexpr int undeclared_priority = lowest_priority + 1;  ///< workers whose model a reload has removed
 
-/// A replica that is to be placed.
+/// A replica to be placed.
 struct Piece {
     const Slot* slot = nullptr;
     Need on_gpu;
@@ -46,53 +46,53 @@ struct Piece {
 
 /// A way to place all pieces.
 struct Option {
-    std::vector<std::size_t> device;   ///< of each piece
-    std::vector<std::size_t> victims;  ///< candidates
-    std::vector<Bytes> bytes;  ///< of each piece on its device: what it needs, or all there is where that is unknown
-    Time when{};               ///< the last victim may go
-    bool behind_priority = false;  ///< of a victim that is busy and of a higher priority: nobody knows when it may go
+    std::vector<std::size_t> device;   ///< for each piece
+    std::vector<std::size_t> victims;  ///< indices of candidates
+    std::vector<Bytes> bytes;  ///< for each piece on its device: its need, or all that is free if the need is unknown
+    Time when{};               ///< when the last victim may go
+    bool behind_priority = false;  ///< a busy victim has a higher priority: the time is unknown
 
-    /// Worse is larger: whom it evicts, then how many replicas of a model share a device, then how far down their lists
-    /// the devices are, then how full they become.
+    /// Larger is worse. Compares the victims, then how many replicas of a model share a device,
+    /// then the devices' places in their lists, then how full the devices become.
     struct Cost {
-        int use = -1;  ///< of the worst victim: 0 idle, 1 between two requests, 2 busy; -1 without victims
+        int use = -1;  ///< of the most used victim: 0 idle, 1 between two requests, 2 busy; -1 without victims
         int priority = 0;
         std::size_t victims = 0;
         std::size_t together = 0;
         std::size_t down_the_list = 0;
-        std::int64_t lacking = 0;  ///< negative: room that is left
+        std::int64_t lacking = 0;  ///< negative: remaining room
         friend auto operator<=>(const Cost&, const Cost&) = default;
     } cost;
 };
 
-/// All devices and workers at one moment, as far as a placement needs them.
+/// All devices and workers at one moment, reduced to what a placement needs.
 class Survey {
 public:
     Survey(const State& state, Time now);
 
-    /// The best way to place all pieces together for somebody of this priority.
+    /// Returns the best way to place all pieces together for a caller of this priority.
     [[nodiscard]] std::optional<Option> place(const std::vector<Piece>& pieces, int priority, Reach reach) const;
-    /// Who goes at once so that `bytes` more come free on the device.
+    /// The victims that free `bytes` more on the device at once.
     struct Victims {
-        std::vector<std::size_t> candidates;  ///< the fewest that suffice; all there are where none do
+        std::vector<std::size_t> candidates;  ///< the fewest that suffice; if none do, all
         bool enough = false;
     };
     [[nodiscard]] Victims victims_for(std::size_t device, std::int64_t bytes, int priority) const;
-    /// In use, and not to go for somebody of this lower priority before it is idle.
+    /// Busy with a higher priority than the caller's: stays until it is idle.
     [[nodiscard]] static bool is_behind(const Candidate& one, int priority) {
         return one.in_use_until == Time::max() && priority < one.priority;
     }
-    /// When it may go for somebody of this priority; empty: not within `reach`.
+    /// Returns when it may go for a caller of this priority; empty: not within `reach`.
     [[nodiscard]] std::optional<Time> may_go(const Candidate& one, int priority, Reach reach) const;
 
     [[nodiscard]] const std::vector<Candidate>& candidates() const { return candidates_; }
-    /// Free, or about to come free, and meant for nobody.
+    /// Room that is free or about to be, and reserved for no waiter.
     [[nodiscard]] std::int64_t room(std::size_t device) const { return room_[device]; }
     [[nodiscard]] int use_of(const Candidate& one) const;  ///< as in `Option::Cost`
     [[nodiscard]] std::int64_t promised_room(std::size_t device) const;
-    /// Room there would be if all went that may within `reach`.
+    /// Room if every candidate went that may go within `reach`.
     [[nodiscard]] std::int64_t room_within(Reach reach, std::size_t device, int priority) const;
-    /// Whether there may be a place within `reach`: false is certain, and cheaper than to look for the place.
+    /// Returns whether there may be a place within `reach`. False is certain, and cheaper than a search.
     [[nodiscard]] bool may_fit(const Piece& piece, std::size_t device, int priority, Reach reach) const;
     [[nodiscard]] bool may_fit(const std::vector<Piece>& pieces, int priority, Reach reach) const;
 
@@ -104,7 +104,7 @@ private:
     [[nodiscard]] std::optional<std::int64_t> claim_of(std::size_t device) const {
         return device < state_.claims.size() ? state_.claims[device] : std::nullopt;
     }
-    /// Of those listed, the fewest that free what is short, the best to go first. False: all together do not suffice.
+    /// Reduces `listed` to the fewest that free what is missing, best victims first. False: all do not suffice.
     [[nodiscard]] bool choose(std::vector<std::size_t>& listed, const std::vector<std::int64_t>& short_by) const;
 
     const State& state_;
@@ -112,7 +112,7 @@ private:
     std::vector<Candidate> candidates_;
     std::vector<std::vector<std::size_t>> on_device_;  ///< candidates
     std::vector<std::int64_t> room_;
-    mutable std::map<std::pair<Reach, int>, std::vector<std::int64_t>> room_within_;  ///< once computed
+    mutable std::map<std::pair<Reach, int>, std::vector<std::int64_t>> room_within_;  ///< cache
 };
 
 }  // namespace bulkhead::supervisor::memory

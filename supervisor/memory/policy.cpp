@@ -11,7 +11,7 @@
 namespace bulkhead::supervisor::memory {
 namespace {
 
-/// Whether two models are members of one together group.
+/// Are both models members of one together group?
 bool go_together(const Model& a, const Model& b) {
     const auto& group = a.declared.group;
     return a.known && b.known && group && group->kind == GroupKind::together && b.declared.group == group;
@@ -34,7 +34,7 @@ void make_units(State& state) {
     }
 }
 
-/// A model's replicas up to `count`; those there are keep their places.
+/// Makes the model's replicas up to `count`; existing slots keep their addresses.
 void make_slots(Model& model, std::size_t count) {
     while (model.slots.size() < count) {
         Slot& slot = model.slots.emplace_back();
@@ -64,7 +64,7 @@ void apply(State& state, const event::Declared& event, Time /*now*/) {
     state.limits = event.limits;
     for (Device& device : state.devices) state.apply_limit(device);
     for (auto& [name, model] : state.models) model.known = model.pinned = false;
-    bool elsewhere = false;  // what is placed may have to go to another device
+    bool elsewhere = false;  // placed replicas may have to change their device
     for (const Declaration& declared : event.models) {
         Model& model = state.models[declared.model];
         elsewhere = elsewhere || model.declared.devices != declared.devices || model.declared.group != declared.group;
@@ -75,7 +75,7 @@ void apply(State& state, const event::Declared& event, Time /*now*/) {
         model.pinned = declared.pin;
         make_slots(model, model.declared.replicas_max);
     }
-    // Waiters keep their places, whatever unit their model is in now.
+    // Waiters keep their places, even if their model is now in another unit.
     std::list<Entry> before;
     before.swap(state.entries);
     for (Entry& entry : before)
@@ -90,7 +90,7 @@ void apply(State& state, const event::Declared& event, Time /*now*/) {
             if (slot.phase == Phase::placed && (elsewhere || !model.known))
                 withdraw(state, slot, model.known ? "the fleet file changed" : "the fleet has no such model any more");
         if (model.known) continue;
-        model.declared.priority = undeclared_priority;  // what was said of it no longer holds
+        model.declared.priority = undeclared_priority;  // its declaration no longer holds
         model.declared.min_resident = Millis{0};
         model.declared.keep_alive.reset();
         model.declared.group.reset();
@@ -182,7 +182,7 @@ void take_measured(State& state, Slot& slot, const Footprint& measured, Time now
                                bytes_text(planned.device), to_string(planned.basis)),
                    now);
     slot.estimated = !known.has_served();
-    // Requests and channels take more than a load: what it was granted is not given away before that was measured.
+    // Requests and channels take more than a load: keep the whole grant until that was measured.
     const bool keeps = slot.estimated && model.known && (model.declared.package || model.declared.memory);
     state.hold(slot, std::max(known.device.resident(), keeps ? slot.device_bytes : 0),
                slot.device == 0 ? 0 : known.host.resident(),
@@ -350,7 +350,7 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
     one.deadline = event.deadline;
     one.asked = std::min(event.bytes, limits::bytes_max);
     const auto asked = static_cast<std::int64_t>(one.asked);
-    std::int64_t there = state.free_for_others(device);  // what earlier reclaims were promised is theirs
+    std::int64_t there = state.free_for_others(device);  // minus what earlier reclaims were promised
     std::int64_t going = 0;
     state.each_slot([&](const Slot& slot) {
         const std::int64_t bytes = static_cast<std::int64_t>((slot.device == *known ? slot.device_bytes : 0) +
@@ -375,7 +375,7 @@ void apply(State& state, const event::ReclaimAsked& event, Time now) {
                   now);
         }
     }
-    // No load takes what is made free, until the others have it.
+    // Keeps loads away from the freed memory until the other program has it.
     one.promised = static_cast<Bytes>(std::clamp<std::int64_t>(there, 0, asked));
     device.foreign_at_promise = device.books.foreign;
     device.promise = device.books.promised + one.promised;

@@ -10,7 +10,7 @@
 namespace bulkhead::supervisor::memory {
 namespace {
 
-/// Slots of the entry's unit that are placed or load. Those beyond the minimum came by themselves.
+/// Is a replica of the unit placed or loading?
 bool any_starting(const Unit& unit) {
     return std::ranges::any_of(
         unit.models, [](const Model* model) { return std::ranges::any_of(model->slots, &Slot::is_starting); });
@@ -53,7 +53,7 @@ void meet_deadlines(State& state, Time now) {
         if (!device.promise_until || *device.promise_until > now) continue;
         device.promise_until.reset();
         const auto is_here = [&](const Reclaim& one) { return &state.devices[one.device] == &device; };
-        if (std::ranges::any_of(state.reclaims, is_here)) continue;  // it sets another end when it is answered
+        if (std::ranges::any_of(state.reclaims, is_here)) continue;  // the reclaim sets a new end when it is answered
         device.promise = device.books.promised = 0;
     }
 }
@@ -75,7 +75,7 @@ std::vector<Slot*> placed_slots(State& state) {
     return placed;
 }
 
-/// Others took what was to be granted: more room is made, or the last one placed gives up its place.
+/// Other programs took memory meant for a placed replica: make more room, or withdraw the replica placed last.
 void repair_placements(State& state, Time now) {
     const std::vector<Slot*> placed = placed_slots(state);
     for (std::size_t device = 0; device < state.devices.size();) {
@@ -90,7 +90,7 @@ void repair_placements(State& state, Time now) {
             ++device;
             continue;
         }
-        if (last->basis == Basis::unknown && last->device == device && !is_lost) {  // takes what there is
+        if (last->basis == Basis::unknown && last->device == device && !is_lost) {  // takes what is free
             const auto taken = static_cast<std::int64_t>(last->device_bytes) + survey.room(device);
             if (taken > 0) {
                 last->device_bytes = static_cast<Bytes>(taken);
@@ -125,11 +125,11 @@ bool has_company(const State& state, const Slot& slot) {
 void give_grants(State& state) {
     std::vector<Slot*> placed = placed_slots(state);
     std::ranges::sort(placed, {}, &Slot::placed_as);
-    std::vector<std::int64_t> before(state.devices.size());  // bytes of those whose turn is first
+    std::vector<std::int64_t> before(state.devices.size());  // bytes of earlier slots in this order
     for (Slot* slot : placed) {
         const auto free_on = [&](std::size_t device) { return state.devices[device].books.free() - before[device]; };
         bool fits = !has_company(state, *slot);
-        if (slot->basis == Basis::unknown) {  // all there is, once everybody who goes has gone
+        if (slot->basis == Basis::unknown) {  // all that is free, once every ending worker is gone
             bool somebody_goes = false;
             state.each_slot([&](const Slot& other) {
                 somebody_goes = somebody_goes || (other.is_going() && other.device == slot->device);
@@ -188,7 +188,7 @@ std::string why_there(const State& state, const Survey& survey, const Piece& pie
 
 void start(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option,
            const std::string& for_whom, Time now) {
-    std::vector<std::string> reasons;  // before anybody goes
+    std::vector<std::string> reasons;  // before the evictions
     for (const Piece& piece : pieces) reasons.push_back(why_there(state, survey, piece, option));
     for (const std::size_t victim : option.victims) {
         const Candidate& one = survey.candidates()[victim];
@@ -214,7 +214,7 @@ void start(State& state, const Survey& survey, const std::vector<Piece>& pieces,
     }
 }
 
-/// Keeps the devices of an option that will come for those who were here before.
+/// Reserves the devices of an option that needs time, against callers that come later.
 void claim(State& state, const Survey& survey, const std::vector<Piece>& pieces, const Option& option, int priority) {
     std::vector<std::int64_t> need(state.devices.size());
     std::vector<bool> touched(state.devices.size());
@@ -241,7 +241,7 @@ void tell_positions(State& state, Entry& entry, std::size_t position, Time now) 
 
 enum class Settled { as_it_was, others_went, refused };
 
-/// Gives the entry its place, or says what it waits for.
+/// Places the entry, or notes what it waits for.
 Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, Time now) {
     const std::vector<Slot*> missing = state.missing(*entry.unit);
     if (missing.empty() || entry.waiters.empty()) return Settled::as_it_was;
@@ -276,8 +276,8 @@ Settled place_entry(State& state, std::optional<Survey>& survey, Entry& entry, T
     return Settled::as_it_was;
 }
 
-/// In their order. When one is refused, what was placed for it comes free, and when others went for one, they may leave
-/// more than it needs: all are looked at again.
+/// Places entries in order. A refusal frees what was placed for the entry, and evictions may free
+/// more than needed: in both cases, start over.
 void place_entries(State& state, Time now) {
     state.entries.sort([](const Entry& a, const Entry& b) {
         const int first = priority_of(*a.unit);
@@ -309,7 +309,7 @@ void place_entries(State& state, Time now) {
             if (when > now && when != Time::max()) state.wake_at(when);
 }
 
-/// Of a model whose replicas all have more to do than they can: one more, where there is room that nobody waits for.
+/// Starts one more replica of a model whose replicas are all overloaded, if there is room that no waiter wants.
 void start_surplus(State& state, Time now) {
     const bool somebody_waits = std::ranges::any_of(state.entries, [&](const Entry& entry) {
         return !entry.waiters.empty() && !state.missing(*entry.unit).empty();

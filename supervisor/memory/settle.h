@@ -6,35 +6,35 @@
 
 namespace bulkhead::supervisor::memory {
 
-/// What follows from the books as they are: deadlines, grants, answers, placements, unloads. Called after each event.
-/// Afterwards `state.next` says when time alone changes something.
+/// Derives everything from the books: deadlines, grants, answers, placements, unloads. Called after
+/// each event. Afterwards `state.next` is the time of the next change without an event.
 void settle(State& state, Time now);
 
-/// Its tickets are answered with this, and what was placed for it and not granted is withdrawn.
+/// Answers the entry's tickets with `error` and withdraws its placed replicas that have no grant.
 void fail(State& state, Entry& entry, const Error& error);
-/// Nobody waits for it any more: what was placed for it and not granted is withdrawn.
+/// If no waiter is left, withdraws the entry's placed replicas that have no grant.
 void abandon_if_unwanted(State& state, Entry& entry);
 void forget(State& state, Entry& entry, std::list<Waiter>::iterator waiter);
 
-/// When an idle replica goes by time alone, with its together group; empty: never.
+/// When an idle replica, with its together group, is unloaded by time alone; empty: never.
 [[nodiscard]] std::optional<Time> unload_time(const Slot& slot);
 // Steps of `settle`, in evictions.cpp.
 void unload_idle(State& state, Time now);
 void relieve_pressure(State& state, Time now);
 void answer_reclaims(State& state, Time now);
 
-/// Of one that is placed and not granted.
+/// Call for a placed slot without a grant.
 void withdraw(State& state, Slot& slot, const std::string& why);
 void evict(State& state, Slot& slot, EvictCause cause, const std::string& for_whom, const std::string& why, Time now);
 void serve(State& state, Ticket ticket, Asker asker, Slot& slot, Time now);
 /// The ready replica with the least in flight; null without one.
 [[nodiscard]] Slot* least_busy(Model& model);
 
-/// Why it can never be placed as things are: sizes, and a remedy.
+/// Says why the pieces can never be placed under the present limits: sizes, and a remedy.
 [[nodiscard]] Error never_fits(const State& state, const std::vector<Piece>& pieces);
-/// Who is in the way, for `why` and `Queued`.
+/// Names the workers in the way, for `why` and `Queued`.
 [[nodiscard]] std::string waits_for(const Survey& survey, const Option& option, Time now);
-/// From now until it is ready, when it is placed like this.
+/// Time from now until the pieces are ready, if placed like this.
 [[nodiscard]] Millis expected_of(const State& state, const Survey& survey, const std::vector<Piece>& pieces,
                                  const Option& option, Time now);
 [[nodiscard]] std::string device_text(const DeviceId& id);

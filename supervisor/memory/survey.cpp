@@ -58,7 +58,7 @@ Survey::Survey(const State& state, Time now)
         one.unit = one.slots.front()->model->unit;
         one.starting = one.starting || state.is_being_loaded(*one.unit);
         boost::container::small_vector<std::size_t, 4> seen;
-        for (const Slot* slot : one.slots)  // also where it holds nothing: an exclusive group asks for the device
+        for (const Slot* slot : one.slots)  // even if it holds nothing there: an exclusive group wants the whole device
             if (std::ranges::find(seen, slot->device) == seen.end()) seen.push_back(slot->device);
         for (const auto& [device, bytes] : one.freed)
             if (std::ranges::find(seen, device) == seen.end()) seen.push_back(device);
@@ -66,7 +66,7 @@ Survey::Survey(const State& state, Time now)
     }
 }
 
-/// Room that is there again when others have taken what was promised them, or its time is over.
+/// Room that returns once other programs have taken their promised memory, or the promise has expired.
 std::int64_t Survey::promised_room(std::size_t device) const {
     DeviceLedger books = state_.devices[device].books;
     const std::int64_t now = books.free();
@@ -78,7 +78,7 @@ int Survey::use_of(const Candidate& one) const {
     return one.in_use_until <= now_ ? 0 : one.in_use_until == Time::max() ? 2 : 1;
 }
 
-/// Whoever is in use goes for a higher priority at once, for the same when its turn is over, for a lower one never.
+/// A worker in use goes at once for a higher priority, after its turn for an equal one, never for a lower one.
 std::optional<Time> Survey::may_go(const Candidate& one, int priority, Reach reach) const {
     if (one.pinned) return std::nullopt;
     Time when = std::max(one.protected_until, now_);
@@ -104,7 +104,7 @@ bool Survey::choose(std::vector<std::size_t>& listed, const std::vector<std::int
         std::size_t index;
         int use;
         int priority;
-        double weight;  ///< idle time times bytes of use: the least recently used per byte is the largest
+        double weight;  ///< idle time times bytes: the largest is the least recently used per byte
     };
     std::vector<Ranked> ranked;
     ranked.reserve(listed.size());
@@ -139,7 +139,7 @@ bool Survey::choose(std::vector<std::size_t>& listed, const std::vector<std::int
                 left[device] += static_cast<std::int64_t>(bytes);
     }
     if (!suffices()) return false;
-    for (std::size_t i = listed.size(); i-- > 0;) {  // who should rather stay is spared first
+    for (std::size_t i = listed.size(); i-- > 0;) {  // spare the most valuable ones first
         const auto& freed = candidates_[listed[i]].freed;
         for (const auto& [device, bytes] : freed) left[device] += static_cast<std::int64_t>(bytes);
         if (suffices()) {

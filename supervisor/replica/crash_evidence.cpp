@@ -48,7 +48,7 @@ void CrashEvidence::read_host_bytes(OffLoop& off_loop, const std::string& worker
         "reading the last memory of " + worker,
         [pid, bytes = host_bytes, own = std::make_shared<UniqueFd>(::fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0))] {
             const auto resident = read_resident_bytes(pid);
-            if (*own && !has_ended(*own)) *bytes = resident.value_or(0);  // else the pid may have been another's
+            if (*own && !has_ended(*own)) *bytes = resident.value_or(0);  // else the pid may have been reused
             return true;
         },
         [](const Result<bool>&) {});
@@ -85,7 +85,7 @@ std::string CrashEvidence::cause(const std::optional<ProcessExit>& exit) const {
     } else {
         cause = fmt::format("{} ({})", lost_by, how);
     }
-    // The backtrace of a process that was aborted while it ran nothing shows where it waits: nothing is to blame.
+    // A process aborted while idle: its backtrace shows where it waits, so no frame is to blame.
     const bool was_idle = first_sign == FirstSign::hung && report.request.empty() && load_phase.empty();
     if (const std::string where = was_idle ? "" : culprit(report.backtrace); !where.empty()) cause += " in " + where;
     if (!load_phase.empty())

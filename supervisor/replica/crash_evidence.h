@@ -17,36 +17,36 @@
 
 namespace bulkhead::supervisor {
 
-// First signs of FirstSign::end, in words.
+// Texts for FirstSign::end.
 inline constexpr const char* link_ended = "its link ended";
 inline constexpr const char* main_thread_ended = "its main thread ended";
 
-/// Of a first sign in words, as a former supervisor noted it.
+/// Maps the text of a first sign, as a former supervisor recorded it, back to the enum.
 [[nodiscard]] FirstSign first_sign_of(std::string_view lost_by);
 
-/// What is observed of a process until it is reaped, for the cause of its death and the report.
+/// What is observed of a process until it is reaped: gives the cause of its death and fills the report.
 struct CrashEvidence {
     FirstSign first_sign = FirstSign::none;
     std::string lost_by;                             ///< the first sign, in words
     std::optional<WorkerState> lost_in;              ///< the state at the first sign
-    std::optional<std::uint64_t> machine_oom_kills;  ///< when it was started
-    std::optional<std::uint64_t> memory_bound;       ///< the kernel ended it for this bound; 0: for another's
+    std::optional<std::uint64_t> machine_oom_kills;  ///< the kernel's count when the process was started
+    std::optional<std::uint64_t> memory_bound;       ///< the kernel killed it at this bound; 0: not Bulkhead's
 
-    CrashReport report;      ///< as far as it is known: when, what ran, its last words
-    std::string load_phase;  ///< that ran before it was ready
-    std::vector<std::string> printed;  ///< by `faulthandler`, at most `crash_printed_lines_max`
-    /// Host memory while there still was some; 0: not known. Written and read off the loop.
+    CrashReport report;      ///< what is known so far: time, request, last output
+    std::string load_phase;  ///< load phase that ran when it died before it was ready
+    std::vector<std::string> printed;  ///< lines from `faulthandler`, at most `crash_printed_lines_max`
+    /// Resident bytes at the first sign; 0: not known. Written and read off the loop.
     std::shared_ptr<std::atomic<std::uint64_t>> host_bytes = std::make_shared<std::atomic<std::uint64_t>>(0);
 
-    /// Reads the machine's count of OOM kills when the process is started: what rises later happened during its life.
+    /// Reads the machine's count of OOM kills at the start of the process. A later rise happened during its life.
     static void note_oom_kills(OffLoop& off_loop, std::weak_ptr<CrashEvidence> evidence);
-    /// At the first sign, while the page still says what ran.
+    /// Call at the first sign, while the worker's page still says what ran.
     void note_running(const WorkerPageView* page, bool was_ready, bool adopting);
-    /// Reads resident memory, which the kernel may still know.
+    /// Reads the resident memory of the dying process off the loop; the kernel may no longer have it.
     void read_host_bytes(OffLoop& off_loop, const std::string& worker, pid_t pid, const UniqueFd& pidfd) const;
-    /// False: there was one before.
+    /// Returns false if a backtrace was taken before.
     [[nodiscard]] bool take(worker_link::Backtrace message);
-    /// What `faulthandler` wrote when a worker in Python died, line by line; the frames come with its end.
+    /// Takes one line that `faulthandler` wrote when a Python worker died. `end_printed` turns the lines into frames.
     void take_printed(const std::string& line);
     void end_printed();
 

@@ -23,14 +23,14 @@
 
 namespace bulkhead::supervisor {
 
-/// A process that was started before its model was known, as `Keeper::spawn` answers for one.
+/// A process that the keeper spawned before its model was known (`Keeper::spawn`).
 struct Blank {
     WorkerName name;
     bool has_cgroup = false;
     SpawnedProcess process;
 };
 
-/// What all replicas of a daemon share. Outlives them.
+/// State that all replicas of a daemon share. Outlives them.
 struct FleetContext {
     boost::asio::io_context& io;
     Keeper& keeper;
@@ -38,18 +38,18 @@ struct FleetContext {
     Gpus& gpus;
     EventBus& events;
     WorkerLaunch launch;
-    std::unique_ptr<Cgroups> cgroups;  ///< null where none can be made
+    std::unique_ptr<Cgroups> cgroups;  ///< null where no cgroup can be made
 
-    /// Continues the keeper's count, so that no generation is used twice.
+    /// Continues the keeper's count, so that no generation number is used twice.
     std::uint64_t generation_last = 0;
-    /// Unique for the life of the keeper: its upper half is the number of this supervisor.
+    /// Unique for the life of the keeper: the upper half is this supervisor's number.
     std::uint64_t channel_last = 0;
-    std::optional<std::string> torch{};               ///< LibTorch's version, as a worker told it
+    std::optional<std::string> torch{};               ///< LibTorch's version, as a worker reported it
     std::map<std::string, AsyncMutex> gpu_mutexes{};  ///< by GPU UUID
     GpuQuarantine gpu_quarantine{};
-    AsyncMutex replacements{io};  ///< of adopted processes with an old declaration: one at a time
-    std::uint32_t adopted = 0;    ///< processes of former supervisors that this one took over
-    /// Called for every replica when a GPU is quarantined for failing: crashes on it are not the model's fault.
+    AsyncMutex replacements{io};  ///< adopted processes of an old declaration are replaced one at a time
+    std::uint32_t adopted = 0;    ///< processes taken over from former supervisors
+    /// Called for every replica when a failing GPU is quarantined: the model is not to blame for crashes on it.
     std::function<void(const std::string& uuid)> on_gpu_quarantined{};
 
     std::shared_ptr<AliveWatch> alive = std::make_shared<AliveWatch>(io);
@@ -58,12 +58,12 @@ struct FleetContext {
 
     std::shared_ptr<LogWriter> log_writer{};  ///< null: nothing is written to disk
 
-    std::size_t placing = 0;  ///< starts that wait for their device
+    std::size_t placing = 0;  ///< starts that wait for a device
 
-    MemoryGate* gate = nullptr;                     ///< null: every start is allowed, and nobody is told
-    std::unique_ptr<MemoryLimits> memory_limits{};  ///< null where none can be set
+    MemoryGate* gate = nullptr;                     ///< null: every start is allowed and no event is reported
+    std::unique_ptr<MemoryLimits> memory_limits{};  ///< null where no limit can be set
 
-    /// A started process without a model that can become what is asked for, if there is one.
+    /// Returns a started process without a model that fits `request`; empty if there is none.
     std::function<std::optional<Blank>(const SpawnRequest& request)> take_blank{};
 
     [[nodiscard]] AsyncMutex& gpu_mutex(const std::string& uuid) {

@@ -10,16 +10,16 @@
 
 namespace bulkhead::supervisor {
 
-/// Waits until the GPU that a model may use is in order, as long as that takes: looks now and then.
+/// Waits without a time limit until the GPU that a model may use works again. Looks every `limits::gpu_retry`.
 /// Thread  the loop
 class GpuWait {
 public:
-    /// `over`: a device may be used, or looking for one fails otherwise (empty). Not called after the destruction.
+    /// `over` receives the device, or empty if placing failed for another reason. Not called after destruction.
     GpuWait(FleetContext& context, const std::string& declared, std::function<void(std::optional<Device>)> over)
         : context_{context}, declared_{declared}, over_{std::move(over)} {}
 
     void begin();
-    /// Looks at once, if it waits.
+    /// Looks at once; does nothing while it does not wait.
     void look();
     void end() { pause_.reset(); }
     [[nodiscard]] bool is_on() const { return pause_ != nullptr; }
@@ -28,7 +28,7 @@ private:
     FleetContext& context_;
     const std::string& declared_;
     const std::function<void(std::optional<Device>)> over_;
-    std::shared_ptr<Deadline> pause_;  ///< until the next look; null: it does not wait
+    std::shared_ptr<Deadline> pause_;  ///< until the next look; null: not waiting
 };
 
 }  // namespace bulkhead::supervisor

@@ -39,7 +39,7 @@ void LastEnd::write_report(CrashReport report, OomCounters counters, bool unexpl
             if (unexplained_kill) counters.machine_after = machine_oom_kills();
             report.evidence = oom_evidence(counters, unexplained_kill);
             if (!uuid.empty()) {
-                (void)gpus.read(uuid);  // a reading fetches the driver's last events
+                (void)gpus.read(uuid);  // a reading also fetches the driver's last events
                 for (auto& event : gpus.events(uuid, report.time_ms - limits::gpu_evidence_window_ms))
                     report.evidence.push_back(std::move(event));
             }

@@ -19,22 +19,22 @@ namespace bulkhead::supervisor {
 /// Thread  the loop
 class LastEnd {
 public:
-    /// `changed`: the report was written or is lost, which the record must say. Not called after the destruction.
+    /// `changed`: the report was written or lost, and the record must say so. Not called after destruction.
     LastEnd(FleetContext& context, std::function<void()> changed) : context_{context}, changed_{std::move(changed)} {}
 
     void ended(std::uint64_t generation, pid_t pid, const ProcessExit& exit);
-    /// The process that ended last has crashed.
+    /// Records that the last process crashed, and why.
     void crashed(std::string cause) { last_->cause = std::move(cause); }
-    /// Of the process that crashed last. Writes off the loop and publishes a `crash` event.
-    /// `host_bytes`  read at the first sign; 0: use the report's own
+    /// Writes the report of the last crash off the loop, then publishes a `crash` event.
+    /// `host_bytes`  read at the first sign; 0: the report keeps its own value
     void write_report(CrashReport report, OomCounters counters, bool unexplained_kill, const std::string& gpu_uuid,
                       std::shared_ptr<std::atomic<std::uint64_t>> host_bytes);
-    /// Of the process that ended last, or of one before it: its memory is back, or it is known who holds it.
+    /// Keeps the receipt of an ended process: its memory is back, or the receipt names the holder.
     void settled(const Receipt& receipt) { receipt_ = to_json(receipt); }
-    /// Takes over what a former supervisor noted of `worker`. A report that was being written is looked for.
+    /// Takes over the end that a former supervisor recorded. Looks for a report that was still being written.
     void restore(const WorkerName& worker, const LastCrash& noted);
 
-    /// Empty: no process has ended. Without a cause it was no crash, and the report is that of an earlier one.
+    /// Empty: no process has ended. Without a cause the end was no crash, and the report is of an earlier one.
     [[nodiscard]] const std::shared_ptr<LastCrash>& last() const { return last_; }
     /// "; restarted 1 time, its last process 42 died: SIGSEGV"; empty when there is nothing to say.
     [[nodiscard]] std::string past(std::uint32_t restarts) const;
@@ -43,12 +43,12 @@ public:
     void add_to(boost::json::object& why) const;
 
 private:
-    /// Of the last crash. `lost`: why it is not there; empty: it was written.
+    /// The report of the last crash was written, or is lost; `lost` says why.
     void report_done(const std::string& lost);
 
     FleetContext& context_;
     std::function<void()> changed_;
-    std::shared_ptr<LastCrash> last_;  ///< another object with each report
+    std::shared_ptr<LastCrash> last_;  ///< each report gets a new object
     std::optional<boost::json::object> receipt_;
 };
 

@@ -21,14 +21,14 @@ struct LoadedReplica {
     std::int64_t ms = 0;  ///< from the request
 };
 
-/// How long a load may take without progress. Stands still while the worker waits for its grant, since the loads of
-/// others are not its fault.
+/// How long a load may take without progress. Paused while the worker waits for its grant: it waits
+/// for the loads of other workers.
 class LoadBudget {
 public:
     using Time = Deadline::Clock::time_point;
     using Duration = Deadline::Clock::duration;
 
-    /// At the start and at each progress.
+    /// Call at the start and at each progress.
     void begin(Duration budget, Time now) { is_paused() ? void(left_ = budget) : void(until_ = now + budget); }
     void pause(Time now) { left_ = until_ - now; }
     void resume(Time now) { until_ = now + *std::exchange(left_, std::nullopt); }
@@ -40,16 +40,16 @@ private:
     std::optional<Duration> left_;  ///< while paused
 };
 
-/// Those who wait for one replica to be ready. Each is answered once.
+/// The callers that wait for one replica to be ready. Each is answered once.
 /// Thread  the loop
 class LoadWaiters {
 public:
     using OnLoaded = std::function<void(Result<LoadedReplica>)>;
-    enum class Urgency : std::uint8_t { now, when_due };  ///< when_due: a backoff is waited for
+    enum class Urgency : std::uint8_t { now, when_due };  ///< when_due: the caller accepts to wait for a backoff
 
     explicit LoadWaiters(boost::asio::io_context& io) : io_{io} {}
 
-    /// `late` makes the answer for when `deadline` passes first.
+    /// `late` makes the error if `deadline` passes before the answer.
     void add(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::milliseconds> deadline,
              std::function<Error()> late) {
         auto& waiter = waiters_.emplace_back(io_, std::move(loaded), urgency);
@@ -74,7 +74,7 @@ public:
 
     [[nodiscard]] std::size_t size() const { return waiters_.size(); }
     [[nodiscard]] bool empty() const { return waiters_.empty(); }
-    /// One of them does not wait for a backoff.
+    /// Returns true if a waiter does not accept to wait for a backoff.
     [[nodiscard]] bool any_now() const {
         return std::ranges::any_of(waiters_, [](const Waiter& waiter) { return waiter.urgency == Urgency::now; });
     }

@@ -10,27 +10,27 @@ namespace bulkhead::supervisor {
 
 class Replica;
 
-/// Who decides over memory: asked before a process is started, and told what becomes of it.
-/// Thread  the loop. What follows from a call is done later, never within it.
+/// The memory policy as a replica sees it: asked before a process starts, informed of what becomes of it.
+/// Thread  the loop. An implementation acts on a call later, never within it.
 class MemoryGate {
 public:
     virtual ~MemoryGate() = default;
-    /// Whether a process of it may be started now. Otherwise it waits for room: `Replica::load_on` is called when there
-    /// is, or `Replica::no_room` when there will be none.
+    /// Returns whether a process of `replica` may start now. If false, the replica waits: the gate
+    /// later calls `Replica::load_on` once there is room, or `Replica::no_room` if there will be none.
     [[nodiscard]] virtual bool may_start(Replica& replica) = 0;
-    /// After each change of state.
+    /// Called after each change of state.
     virtual void changed(Replica& replica, WorkerState from, WorkerState to) = 0;
-    /// Its memory was read: the first time after it became ready, or again.
+    /// Called after each reading of the process' memory since it became ready.
     virtual void measured(Replica& replica) = 0;
-    /// A new count of its requests came.
+    /// Called when a new count of its requests arrived.
     virtual void counted(Replica& replica) = 0;
-    /// A channel was opened or closed.
+    /// Called when a channel was opened or closed.
     virtual void channels_changed(Replica& replica) = 0;
-    /// What the books have of its process, for its record; empty: nothing.
+    /// Returns the books' entry for the process, to be kept in its record; empty: no entry.
     [[nodiscard]] virtual std::optional<HeldMemory> held(const Replica& replica) const = 0;
-    /// The memory of an ended process is back, or was given up.
+    /// Called when the memory of an ended process is back, or was given up.
     virtual void reclaimed(Replica& replica) = 0;
-    /// Bytes that the kernel shall give a process on a CPU at most; empty: no bound.
+    /// Returns the kernel's memory bound for a process on a CPU, in bytes; empty: no bound.
     [[nodiscard]] virtual std::optional<std::uint64_t> bound(const Replica& replica) const = 0;
 };
 

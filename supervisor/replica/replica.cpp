@@ -23,11 +23,11 @@ Replica::Replica(FleetContext& context, const config::ModelSpec& spec, std::uint
 
 WorkerName Replica::name() const { return {spec_.name, index_, generation_}; }
 
-/// The only writer of the state. Every deadline of the former state ends here; the new one's is armed by
-/// whoever knows its length.
+/// The only writer of the state. Cancels every deadline of the former state; the code that knows
+/// the new state's deadline arms it.
 void Replica::transition(WorkerEvent event, std::string cause, std::string hint) {
     const auto to = next(state_, event);
-    if (!to) {  // a defect of this program: its keeper starts another supervisor, and the workers go on
+    if (!to) {  // a defect of this program: the keeper starts another supervisor, and the workers go on
         spdlog::critical("worker={} has no transition from {} by {}", name().text(), to_string(state_),
                          to_string(event));
         std::abort();
@@ -60,7 +60,7 @@ void Replica::transition(WorkerEvent event, std::string cause, std::string hint)
 void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::milliseconds> deadline) {
     if (is_serving(state_)) return loaded(LoadedReplica{name(), state_, process_->pid, 0});
     if (state_ == WorkerState::quarantined && urgency == Urgency::when_due) return loaded(quarantine_error());
-    if (gpu_wait_.is_on() && urgency == Urgency::when_due)  // nobody knows for how long
+    if (gpu_wait_.is_on() && urgency == Urgency::when_due)  // the wait has no known end
         return loaded(Error{ErrorCode::resources_exhausted, fmt::format("loading {}: it {}", name().place(), reason_),
                             "see `bulkhead gpus`"});
     if (state_ == WorkerState::quarantined) clear_crashes();  // a person's load
@@ -80,7 +80,7 @@ void Replica::load(OnLoaded loaded, Urgency urgency, std::optional<std::chrono::
                      "wait longer; the load itself goes on"};
     });
 
-    // Every other state leads to a start by itself, because somebody waits now.
+    // Every other state leads to a start by itself, now that a caller waits.
     if (state_ == WorkerState::stopped)
         start("load asked");
     else if (state_ == WorkerState::backoff && urgency == Urgency::now)
@@ -127,7 +127,7 @@ void Replica::unload(OnUnloaded unloaded) {
     if (const auto& given_up = process_->termination.given_up()) return unloaded(*given_up);
     unload_waiters_.push_back(std::move(unloaded));
     if (std::exchange(process_->end_asked, EndAsked::unload) == EndAsked::unload)
-        return;  // one end of a process is shared by all who ask for it
+        return;  // all callers share one end of the process
     remember();
     if (is_live(state_)) process_->end_began = Deadline::Clock::now();
     if (is_loading(state_)) {
@@ -166,7 +166,7 @@ Result<OpenedChannel> Replica::open_channel(const Client& client) {
     process_->send(worker_link::channel(id, client.pid, client.uid), std::move(fds));
     process_->channels.emplace(id, std::move(duplicate));
     if (context_.gate != nullptr) context_.gate->channels_changed(*this);
-    ask_whether_it_lives();  // what answers `channel` is the client's doing as well
+    ask_whether_it_lives();  // the answer to `channel` depends on the client too
     spdlog::debug("worker={} channel={} client={} client_pid={} opened", name().text(), id, in_quotes(client.name),
                   client.pid);
     return OpenedChannel{id, name(), process_->pid, std::move(pair->first)};
@@ -231,7 +231,7 @@ json::object Replica::why() const {
 
 namespace {
 
-/// "; 3 requests wait in its queue; of the last ones half took 640 ms, queue included"; empty when none waits.
+/// "; 3 requests wait in its queue; of the last ones half took 640 ms, queue included"; empty if none waits.
 std::string queue_text(const worker_link::Statistics& now) {
     if (now.queued == 0) return {};
     std::string text = fmt::format("; {} request{} in its queue", now.queued, now.queued == 1 ? " waits" : "s wait");
@@ -265,9 +265,9 @@ std::string Replica::sentence() const {
     return text + ".";
 }
 
-// --- what the next supervisor is to know
+// --- the record for the next supervisor
 
-/// Of the present process, or of the last one while the next is not yet spawned.
+/// The record of the present process, or of the last one until the next is spawned.
 ReplicaRecord Replica::record() const {
     ReplicaRecord record;
     record.declaration = declaration_;
@@ -284,7 +284,7 @@ ReplicaRecord Replica::record() const {
     case WorkerState::backoff: record.restart_due_unix_ms = restart_due_unix_ms_; break;
     default:
         if (is_of_present) break;
-        // The next one is not spawned: the next supervisor starts it, if it is to run without being asked for.
+        // The next process is not spawned: the next supervisor starts it if it is kept running.
         record.over = !policy_.keep_running;
         record.restart_due_unix_ms = policy_.keep_running ? since_ms_ : 0;
         break;
@@ -315,12 +315,12 @@ ReplicaRecord Replica::record() const {
     return record;
 }
 
-/// Called by whatever changes what the record tells, before what that announces is done.
+/// Call after each change that the record covers, before acting on the change.
 void Replica::remember() {
     if (kept_.exists()) kept_.keep(record());
 }
 
-/// A process was spawned: from now on its record is the replica's. One whose memory is not yet back is forgotten then.
+/// The replica's record is now that of the spawned process. Forgets the former one, or leaves it to `on_reclaimed`.
 void Replica::begin_record() {
     const auto former = kept_.begin(process_->born_as, process_->name);
     kept_receipt_.reset();
@@ -328,8 +328,8 @@ void Replica::begin_record() {
     if (former && !exited_.has(*former)) context_.keeper.forget(*former);
 }
 
-/// The last process is gone and its receipt was told. The record of a preloaded model stays, since it tells the next
-/// supervisor not to load the model against somebody's will.
+/// The last process is gone and its receipt was delivered. A preloaded model keeps its record,
+/// since that stops the next supervisor from loading the model against a person's will.
 void Replica::end_record() {
     if (!kept_.exists() || state_ != WorkerState::stopped || kept_receipt_) return;
     remember();

@@ -33,7 +33,7 @@ struct Client {
     std::int64_t uid = 0;
 };
 
-/// A client's end of a channel whose other end the worker has.
+/// The client's end of a channel; the worker has the other end.
 struct OpenedChannel {
     std::uint64_t id = 0;
     WorkerName worker;
@@ -41,90 +41,89 @@ struct OpenedChannel {
     UniqueFd client_end;
 };
 
-/// What a former supervisor left of a replica. `record`: null where there is none that can be read.
+/// What a former supervisor left of a replica. `record`: null if none can be read.
 struct RunningWorker {
     FoundWorker found;
     const ReplicaRecord* record;
 };
-struct EndedWorker {  ///< nobody has handled its end
+struct EndedWorker {  ///< its end is not handled yet
     FoundWorker found;
     const ReplicaRecord* record;
 };
-struct SettledEnd {  ///< was handled; the record says what follows
+struct SettledEnd {  ///< its end was handled; the record says what follows
     pid_t pid;
     ProcessExit exit;
     const ReplicaRecord& record;
 };
 using Adoption = std::variant<RunningWorker, EndedWorker, SettledEnd>;
 
-/// One replica of one model: its state, its process, who waits for it, and what follows its end.
+/// One replica of one model: its state, its process, its waiting callers, and what follows when the process ends.
 ///
-/// Thread  the loop; nothing blocks. A callback is called within the call that took it when the answer is
-///         known at once.
-/// Files   replica.cpp: what is asked of it; replica_process.cpp: its process and what that says; replica_watch.cpp:
-///         budgets, hangs, GPUs; replica_end.cpp: how a process ends and what follows; replica_adopt.cpp: what a former
-///         supervisor left
+/// Thread  the loop; nothing blocks. If the answer is known at once, the callback runs within the call that took it.
+/// Files   replica.cpp: requests to the replica; replica_process.cpp: start and messages of the process;
+///         replica_watch.cpp: budgets, hangs, GPUs; replica_end.cpp: how a process ends and what follows;
+///         replica_adopt.cpp: what a former supervisor left
 class Replica {
 public:
     using OnLoaded = LoadWaiters::OnLoaded;
     using Urgency = LoadWaiters::Urgency;
-    /// Empty where no process had to be ended.
+    /// Receives the receipt; empty if no process had to be ended.
     using OnUnloaded = ExitedProcesses::OnUnloaded;
 
     Replica(FleetContext& context, const config::ModelSpec& spec, std::uint32_t index, ModelLog& log);
     Replica(const Replica&) = delete;
     Replica& operator=(const Replica&) = delete;
 
-    /// Calls during a load share it. `deadline` bounds this caller's wait; the load goes on.
-    /// Errors  model_quarantined, deadline_exceeded, cancelled (by an unload), load_failed and what the worker says
+    /// Loads the replica; calls during a load share it. `deadline` bounds this caller's wait; the load goes on.
+    /// Errors  model_quarantined, deadline_exceeded, cancelled (by an unload), load_failed, any error of the worker
     void load(OnLoaded loaded, Urgency urgency = Urgency::now, std::optional<std::chrono::milliseconds> deadline = {});
-    /// At the start of the daemon. The restart policy tries failed loads again.
+    /// Loads at the start of the daemon. The restart policy retries a failed load.
     void preload();
-    /// There is room for it on this device.
+    /// The memory gate found room on `device`.
     void load_on(Device device, OnLoaded loaded);
-    /// It asked for room, and there will be none. A model that is to run asks again.
+    /// The memory gate will find no room. A model that is kept running asks again later.
     void no_room(const Error& why);
-    /// Its restart asked for room, and others serve without it.
+    /// The gate found no room for a restart, and other replicas serve without this one.
     void not_needed(std::string why);
-    /// The books have another figure of its process: the next supervisor is to know it.
+    /// The memory books changed the figure of this process: records it for the next supervisor.
     void books_changed() { remember(); }
-    /// A crash is answered by a restart from now on.
+    /// From now on a crash leads to a restart.
     void keep_running() { policy_.preloaded(); }
     /// Errors  deadline_exceeded: the process does not end even by SIGKILL
     void unload(OnUnloaded unloaded);
-    /// A person's restart: lifts a quarantine and forgives all crashes.
+    /// Lifts a quarantine and forgives all crashes, because a person asked for a restart.
     void clear_crashes();
     /// Errors  worker_draining, model_loading, resources_exhausted
     [[nodiscard]] Result<OpenedChannel> open_channel(const Client& client);
 
-    /// Takes over what a former supervisor left, before anything else is asked of it.
-    /// `record`       empty: there is none that can be read
-    /// `declaration`  the `fingerprint` of today
+    /// Takes over what a former supervisor left. Call before any other request.
+    /// `record`       empty: none can be read
+    /// `declaration`  the current `fingerprint`
     void adopt(FoundWorker found, const std::optional<ReplicaRecord>& record, const std::string& declaration);
-    /// A former supervisor had a process of it, or the record of one.
+    /// A former supervisor left a process or a record of this replica.
     [[nodiscard]] bool was_found() const noexcept { return was_found_; }
-    /// It is drained so that one of another declaration takes its place.
+    /// The process is drained so that one with the new declaration takes its place.
     [[nodiscard]] bool is_being_replaced() const noexcept {
         return process_ && process_->end_asked == EndAsked::replacement;
     }
-    /// What the present or the last process was configured with; empty without one.
+    /// Declaration of the present or last process; empty if there was none.
     [[nodiscard]] const std::string& declaration() const noexcept { return declaration_; }
 
-    /// Of the last unload, until `receipt_told`. The keeper keeps the record as long: if this supervisor dies, the next
-    /// one answers the caller.
+    /// Receipt of the last unload, until `receipt_told`. The keeper keeps the record as long: if
+    /// this supervisor dies, the next one answers the caller.
     [[nodiscard]] const std::optional<Receipt>& kept_receipt() const noexcept { return kept_receipt_; }
     void receipt_told();
 
-    /// The GPU of its process has fallen off the bus: that is a crash.
+    /// The GPU of its process has fallen off the bus: handled as a crash.
     void gpu_was_lost(const std::string& trouble);
-    /// A GPU was quarantined: crashes on it are forgiven, and a replica that they had quarantined may start elsewhere.
+    /// A GPU was quarantined: forgives crashes on it, and a replica quarantined for them may start on another GPU.
     void gpu_was_quarantined(const std::string& uuid);
 
-    /// A GPU may be used again: starts if it waits for one.
+    /// A GPU may be used again: looks at once if this replica waits for one.
     void gpu_was_lifted() { gpu_wait_.look(); }
 
-    /// Asks the worker for its statistics. `answered` is called when they came or its process is lost, unless somebody
-    /// asks again before. The caller sets the deadline.
+    /// Asks the worker for its statistics. Calls `answered` when they arrived or the process is
+    /// lost; a second request replaces the callback of the first. The caller sets the deadline.
     void ask_statistics(std::function<void()> answered);
 
     [[nodiscard]] WorkerState state() const noexcept { return state_; }
@@ -133,18 +132,18 @@ public:
     [[nodiscard]] std::size_t channels() const noexcept { return process_ ? process_->channels.size() : 0; }
     /// The present process; null without one.
     [[nodiscard]] const std::shared_ptr<WorkerProcess>& process() const noexcept { return process_; }
-    /// Unix time of its last change of state; 0: it had no process yet.
+    /// Unix time of the last change of state; 0: no process yet.
     [[nodiscard]] std::int64_t changed_ms() const noexcept { return generation_ > 0 ? since_ms_ : 0; }
     [[nodiscard]] json::object row() const;
-    /// Reads the present process' memory. `sampled` is called when it is known or the process is gone.
+    /// Reads the memory of the present process. Calls `sampled` when it is known or the process is gone.
     void sample_memory(std::function<void()> sampled) {
         process_ ? process_->sample_memory(std::move(sampled)) : sampled();
     }
-    /// Why it is in its state, in a sentence.
+    /// Says in one sentence why the replica is in its state.
     [[nodiscard]] std::string sentence() const;
     [[nodiscard]] json::object why() const;
     [[nodiscard]] json::object graphs() const;
-    /// Its process' statistics of generated tokens; null if it generates none.
+    /// Statistics of generated tokens of the present process; null if it generates none.
     [[nodiscard]] json::value generate() const;
 
 private:
@@ -156,9 +155,9 @@ private:
         std::string hint;  ///< what a person can do
     };
 
-    /// It is this replica's process, and not one that was followed by another.
+    /// `process` is the present one; its successor has not started.
     [[nodiscard]] bool is_present(const std::weak_ptr<WorkerProcess>& process) const {
-        const auto one = process.lock();  // first: without it this replica may be gone as well
+        const auto one = process.lock();  // lock first: without the process this replica may be destroyed too
         return one && one == process_;
     }
 
@@ -259,32 +258,32 @@ private:
     std::string reason_ = "nobody has asked for it";
     Deadline deadline_;  ///< the state's own
     std::shared_ptr<WorkerProcess> process_;
-    std::uint64_t generation_ = 0;  ///< of the present process or the last one
-    std::string device_text_;       ///< as declared, until it was placed
-    std::string declaration_;       ///< `fingerprint` of the present process, or the last one
+    std::uint64_t generation_ = 0;  ///< of the present or last process
+    std::string device_text_;       ///< as declared, until it is placed
+    std::string declaration_;       ///< `fingerprint` of the present or last process
 
     LoadWaiters load_waiters_{context_.io};
     std::vector<OnUnloaded> unload_waiters_;
     Deadline watch_deadline_;
 
-    // What follows an end.
+    // What follows the end of a process.
     RestartPolicy policy_{spec_.restart == config::RestartPolicy::on_crash};
-    std::optional<RestartPlan> plan_;    ///< of the present process, reaped, while it is reclaimed
+    std::optional<RestartPlan> plan_;    ///< what follows the reaped present process, while its memory is reclaimed
     std::optional<Device> same_device_;  ///< for the next start
     GpuWait gpu_wait_{context_, spec_.device, [this](std::optional<Device> device) {
                           same_device_ = std::move(device);
                           start("its GPU may be used again");
-                      }};  ///< ends this backoff, instead of its delay
+                      }};  ///< ends this backoff before its delay
     std::int64_t restart_due_unix_ms_ = 0;
     ExitedProcesses exited_;
     LastEnd last_end_{context_, [this] { remember(); }};
-    AsyncMutex::Turn replacement_turn_;  ///< held until its successor serves, or nothing comes of it
+    AsyncMutex::Turn replacement_turn_;  ///< held until its successor serves, or there will be none
     std::minstd_rand jitter_{static_cast<std::uint_fast32_t>(random_bits())};
     ReplicaHistory history_;
 
     KeptRecord kept_{context_.keeper};
     std::optional<Receipt> kept_receipt_;
-    std::int64_t used_ms_ = 0;  ///< unix time at which it became ready or idle last
+    std::int64_t used_ms_ = 0;  ///< unix time at which it last became ready or idle
     bool was_found_ = false;
 };
 

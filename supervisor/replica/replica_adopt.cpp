@@ -16,17 +16,17 @@ using Clock = Deadline::Clock;
 
 namespace {
 
-/// Not 0, and below 2^53: a number that survives JSON in every language.
+/// Nonzero and below 2^53: JSON readers of every language keep such a number exact.
 std::uint64_t make_nonce() { return (random_bits() >> 11U) | 1U; }
 
-/// A moment that another process noted, on this one's clock; never in the future.
+/// Converts a moment that another process recorded to this process' clock; never in the future.
 std::optional<Clock::time_point> moment_of(std::int64_t noted_unix_ms) {
     if (noted_unix_ms == 0) return std::nullopt;
     const std::int64_t ago = std::max<std::int64_t>(unix_ms() - noted_unix_ms, 0);
     return Clock::now() - std::chrono::milliseconds{ago};
 }
 
-/// Everything of a process that only its own record tells.
+/// Restores what only the record of a process says.
 void restore(WorkerProcess& process, const ReplicaRecord& record, bool has_ended) {
     process.device = {record.device, record.gpu_uuid};
     if (record.has_cgroup) process.cgroups = process.context.cgroups.get();
@@ -45,7 +45,7 @@ void restore(WorkerProcess& process, const ReplicaRecord& record, bool has_ended
     process.end_asked = record.unload_asked ? EndAsked::unload
                         : record.replacing  ? EndAsked::replacement
                                             : EndAsked::no;
-    // Who was asked to end, and not to be killed, was asked to drain first.
+    // A process that was asked to end, and not killed, was asked to drain first.
     if (process.end_asked != EndAsked::no) process.drain_until = process.end_began;
 }
 
@@ -78,7 +78,7 @@ void Replica::adopt(FoundWorker found, const std::optional<ReplicaRecord>& recor
     std::visit([&](auto& left) { take_over(left, change); }, adoption);
 }
 
-/// Continues in the state that a former supervisor had come to.
+/// Continues in the state that the former supervisor had reached.
 void Replica::take_over(const SettledEnd& end, const std::string& change) {
     const ReplicaRecord& record = end.record;
     if (const auto& last = last_end_.last(); !last || last->generation != generation_)
@@ -146,7 +146,7 @@ void Replica::take_over(RunningWorker& worker, const std::string& change) {
         worker.record != nullptr && !process_->ready_at ? spec_.deadlines.load : spec_.deadlines.request;
     const auto budget = process_->answer_budget(running, limits::adoption_deadline);
     deadline_.arm(budget, [this, budget] {
-        if (process_->link) process_->link->receive_waiting();  // what has arrived speaks before the clock does
+        if (process_->link) process_->link->receive_waiting();  // read arrived packets before judging by the clock
         if (process_ && state_ == WorkerState::adopting)
             hang(fmt::format("it did not answer a new supervisor within {}", duration_text(budget.count())),
                  "it was stopped, or its event loop hangs");
@@ -154,11 +154,11 @@ void Replica::take_over(RunningWorker& worker, const std::string& change) {
 }
 
 void Replica::on_adoption_hello(worker_link::Hello& hello) {
-    take_page(hello);  // also of a hello to a former supervisor: if the worker has died since, its page is still true
+    take_page(hello);  // also of a hello to a former supervisor: the page stays valid if the worker has died
     take_fault(hello);
     const auto process = process_;
     AdoptionAttempt& adoption = process->adoption;
-    if (hello.nonce.value_or(0) == 0 || hello.nonce != adoption.nonce) return;  // said to a former supervisor
+    if (hello.nonce.value_or(0) == 0 || hello.nonce != adoption.nonce) return;  // an answer to a former supervisor
     adoption.nonce = 0;
     // Count the attempt before handling the answer. If handling it crashes us, our successors see the count and finally
     // kill the worker. A supervisor that ends before the answer is not counted: the worker is not to blame.
@@ -187,7 +187,7 @@ void Replica::take_adoption_hello(worker_link::Hello& hello) {
         process_->device.text = hello.loaded->device.substr(0, 64);
 
     if (hello.state.phase == "ready" || hello.state.phase == "draining") return adopt_serving(hello);
-    if (is_asked_to_end() || !replace_reason.empty()) {  // it serves nobody yet
+    if (is_asked_to_end() || !replace_reason.empty()) {  // it serves no client yet
         if (!is_asked_to_end()) process_->end_asked = EndAsked::replacement;
         if (!process_->end_began) process_->end_began = Clock::now();
         transition(WorkerEvent::stop_asked,
@@ -209,7 +209,7 @@ void Replica::adopt_loading(const worker_link::Hello& hello) {
     if (hello.state.phase == "capturing") transition(WorkerEvent::capture_began, "adopted while it captures");
     begin_load_budget();
     if (hello.state.grant != "asked") return;
-    // A former supervisor had noted the grant and died before it sent it: the turn is ours, or is being waited for.
+    // A former supervisor recorded the grant and died before it sent it: we hold the turn, or wait for it.
     switch (process_->turn.state()) {
     case AsyncMutex::Turn::State::none: return on_message(worker_link::GrantAsked{});
     case AsyncMutex::Turn::State::waiting: process_->grant = Grant::owed; return;
@@ -229,7 +229,7 @@ void Replica::adopt_serving(worker_link::Hello& hello) {
     spdlog::info("worker={} pid={} adopted phase={} in_flight={} channels={}", name().text(), process_->pid,
                  hello.state.phase, hello.state.in_flight, process_->channels.size());
     if (hello.state.phase == "draining") {
-        // Its drain goes on; the time it has left is known to itself alone.
+        // Its drain goes on; only the worker knows how much time is left.
         if (!process_->end_began) process_->end_began = Clock::now();
         transition(WorkerEvent::drain_asked, "adopted while it drains");
         process_->drain_until = Clock::now() + spec_.deadlines.drain;
@@ -243,11 +243,11 @@ void Replica::adopt_serving(worker_link::Hello& hello) {
     if (!process_->adoption.replace_reason.empty() || is_asked_to_end()) replace();
 }
 
-/// Drains what serves, and starts the next; one replica after the other, so that a fleet is not gone at once.
+/// Drains a serving process and starts the next. One replica at a time, so that the fleet is never gone at once.
 void Replica::replace() {
     std::string& reason = process_->adoption.replace_reason;
     if (reason.empty()) reason = "a former supervisor was replacing it";
-    process_->end_asked = EndAsked::no;  // until its turn it serves as any other
+    process_->end_asked = EndAsked::no;  // until its turn comes, it serves as usual
     replacement_turn_.take(context_.replacements, [this, process = std::weak_ptr{process_}] {
         if (!is_present(process) || !is_serving(state_)) return replacement_turn_.end();
         process_->end_asked = EndAsked::replacement;

@@ -18,7 +18,7 @@ namespace bulkhead::supervisor {
 
 using Clock = Deadline::Clock;
 
-/// Reads the process' memory first, for the receipt; `next` runs at the latest after `sample_deadline`.
+/// Samples the process' memory for the receipt, then calls `next`; waits at most `sample_deadline`.
 void Replica::sample_then(void (Replica::*next)()) {
     if (process_->pid == 0) return (this->*next)();
     const auto once = [this, next, process = std::weak_ptr{process_}, state = state_,
@@ -33,7 +33,7 @@ void Replica::begin_drain() {
     process_->drain_until = Clock::now() + spec_.deadlines.drain;
     remember();
     process_->send(worker_link::drain(spec_.deadlines.drain));
-    if (state_ != WorkerState::draining) return;  // the link was full, which ended it
+    if (state_ != WorkerState::draining) return;  // the link was full, so it was closed
     arm_drain_deadline();
 }
 
@@ -54,14 +54,14 @@ void Replica::terminate_unless_ended() {
     process_->termination.escalate_after(spec_.deadlines.kill, Escalation::sigterm);
 }
 
-/// It stays in its state; if it ends after all, or the keeper says that it has, that is handled as any end.
+/// Keeps the state. If the process ends later, or the keeper reports its end later, that is handled as usual.
 void Replica::on_given_up(const Error& error) {
-    process_->turn.end();  // others must not wait for what may never come
+    process_->turn.end();  // the end may never come: let other processes have their turn
     load_waiters_.fail(error);
     for (const auto& unloaded : std::exchange(unload_waiters_, {})) unloaded(error);
 }
 
-/// At the first sign of a death that nobody asked for: clients get their end of file now.
+/// Call at the first sign of an unexpected death. Clients get their end of file now.
 void Replica::lose(FirstSign sign, std::string cause, const std::string& hint) {
     process_->cut_channels();
     if (!is_live(state_)) return;
@@ -85,7 +85,7 @@ void Replica::lose(FirstSign sign, std::string cause, const std::string& hint) {
     process_->termination.escalate_after(spec_.deadlines.kill, Escalation::sigkill);
 }
 
-/// A load failed with an error: its callers get it now. The process ends by itself, or is ended.
+/// A load failed with an error: its callers get the error now. The process ends by itself, or is ended.
 void Replica::fail(Error error) {
     process_->failure = error;
     lose(FirstSign::judged, error.text(), error.remedy);
@@ -112,7 +112,7 @@ void Replica::on_link_closed(const Error* why) {
         transition(WorkerEvent::stop_asked, "its link ended, as it was asked to");
         return terminate_unless_ended();
     case EndMeaning::lost:
-        // Its exit tells more, and comes at once if the process has ended; one that lives on is of no use.
+        // The exit says more, and comes at once if the process has ended. Without a link it cannot serve: kill it.
         why != nullptr ? lose(FirstSign::judged, why->text()) : lose(FirstSign::end, link_ended);
         return process_->termination.kill();
     default: return;
@@ -120,7 +120,7 @@ void Replica::on_link_closed(const Error* why) {
 }
 
 void Replica::on_exited(const ProcessExit& exit) {
-    if (process_->link) process_->link->receive_waiting();  // its last words come first: drained, failed, dying
+    if (process_->link) process_->link->receive_waiting();  // its last packets come first: drained, failed, dying
     if (process_->log) process_->log->finish();
     if (process_->fault) process_->fault->finish();
     process_->evidence.end_printed();
@@ -129,7 +129,7 @@ void Replica::on_exited(const ProcessExit& exit) {
         process_->evidence.memory_bound = process_->memory_bound.value_or(0);
     process_->cut_channels();
     last_end_.ended(generation_, process_->pid, exit);
-    if (process_->cgroups != nullptr) process_->cgroups->kill(process_->born_as);  // what it left behind
+    if (process_->cgroups != nullptr) process_->cgroups->kill(process_->born_as);  // processes it left behind
     apply(outcome_of(process_->exit_facts(state_)));
 }
 
@@ -142,7 +142,7 @@ void Replica::without_process(Error error, Ending why) {
     apply(outcome_of(facts));
 }
 
-/// The only place that acts upon the end of a process: it was reaped, or none was started.
+/// The only place that acts on the end of a process: it was reaped, or none was started.
 void Replica::apply(const ExitOutcome& outcome) {
     const auto process = process_;
     const auto& exit = process->exit;
@@ -177,8 +177,8 @@ void Replica::apply(const ExitOutcome& outcome) {
         if (context_.gate != nullptr) context_.gate->reclaimed(*this);
         return finish(std::nullopt);
     }
-    // The next process does not wait for this one's memory: its grant does. Only while something of this one may still
-    // run, nothing is started.
+    // The next process starts before this one's memory is back; only its grant waits for that.
+    // While a child of this process may still run, nothing is started.
     if (plan_->decision.event == WorkerEvent::restart_planned && exit->group_empty && !process->termination.given_up()) {
         follow(*std::exchange(plan_, std::nullopt));
         process->close();
@@ -189,7 +189,7 @@ void Replica::apply(const ExitOutcome& outcome) {
 
 void Replica::note_crash(const ExitOutcome& outcome) {
     const WorkerProcess& process = *process_;
-    // A process that exits with a status has usually printed why.
+    // A process that exits with a status has usually printed the reason.
     last_end_.crashed(process.failure           ? process.failure->attempt
                       : process.exit->by_signal ? process.evidence.cause(process.exit)
                                                 : process.end_reason());
@@ -224,7 +224,7 @@ void Replica::on_reclaimed(const std::shared_ptr<WorkerProcess>& process, const 
     for (const auto& unloaded : waiters) unloaded(std::optional{receipt});
 }
 
-/// The end of the present process is over. Its memory is back or was given up; without a receipt there was none.
+/// The end of the present process is complete: its memory is back or given up. No receipt: there was no process.
 void Replica::finish(std::optional<Receipt> receipt) {
     RestartPlan plan = *std::exchange(plan_, std::nullopt);
     const EndAsked asked = process_->end_asked;
@@ -293,7 +293,7 @@ void Replica::follow(const RestartPlan& plan) {
                        : fmt::format("{}; restart {} of {} in {}", reason, decision.unforgiven,
                                      limits::restart_unforgiven_max - 1, duration_text(decision.delay.count())),
                    hint);
-        // Without a delay use the same device: asking the driver takes longer than starting a process.
+        // Without a delay, use the same device again: asking the driver takes longer than starting a process.
         if (decision.delay == Millis{0} && how == Ending::crashed) same_device_ = process_->device;
         if (load_waiters_.any_now()) return deadline_.arm_until(Clock::now(), [this] { start("load asked"); });
         return deadline_.arm_until(decision.spawn_at, [this] { start("backoff over"); });

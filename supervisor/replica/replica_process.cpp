@@ -1,4 +1,4 @@
-/// A replica's process, and what it says on its link.
+/// Starts a replica's process and handles the messages on its link.
 
 #include <algorithm>
 #include <iterator>
@@ -18,13 +18,13 @@ namespace {
 
 struct MessageAnswer {
     std::string_view type;
-    std::string_view in_state;  ///< a character for each WorkerState: '+' taken, '!' complained about, '.' ignored
+    std::string_view in_state;  ///< one character for each WorkerState: '+' taken, '!' complained about, '.' ignored
 };
 
 // clang-format off
-/// Every message of the worker link, in the order of worker_link::Message, in every state: stopped, adopting, spawning,
-/// loading, capturing, ready, busy, draining, stopping, reclaiming, crashed, backoff, quarantined. What a worker says
-/// while it is adopted, before its hello, may be older than that: only what is final is taken.
+/// Every message of the worker link, in the order of worker_link::Message, for every state: stopped, adopting,
+/// spawning, loading, capturing, ready, busy, draining, stopping, reclaiming, crashed, backoff, quarantined.
+/// While a worker is adopted, its messages before the hello may be outdated: only final ones are taken.
 constexpr MessageAnswer message_answers[] = {
     //                   saslcrbdsrcbq
     {"hello",           ".++!!!!!!!!.."},
@@ -50,7 +50,7 @@ static_assert(std::ranges::all_of(message_answers, [](const MessageAnswer& one) 
     return one.in_state.size() == worker_state_count && one.in_state.find_first_not_of("+!.") == std::string_view::npos;
 }));
 
-/// Whether a message is taken only where the transition that it causes exists: else a worker could end the supervisor.
+/// Checks that a message is taken only in states that have its transition: otherwise a worker could crash us.
 constexpr bool fits(std::string_view type, WorkerEvent event) {
     const auto* const answer = std::ranges::find(message_answers, type, &MessageAnswer::type);
     for (std::size_t state = 0; state < worker_state_count; ++state)
@@ -76,8 +76,8 @@ void Replica::start(std::string cause) {
         return;
     }
     const bool is_restart = state_ == WorkerState::backoff;
-    // The keeper demands spawns in the order of generations. The off-loop thread keeps that order, and a replica whose
-    // device is known waits behind those whose device is being looked for.
+    // The keeper requires spawns in the order of generations. The off-loop thread keeps it: a replica
+    // with a known device queues there behind replicas whose device is still being looked for.
     generation_ = ++context_.generation_last;
     make_process(name());
     transition(WorkerEvent::spawn_asked, std::move(cause));
@@ -96,7 +96,7 @@ void Replica::start(std::string cause) {
     ++context_.placing;
     context_.off_loop.run(
         fmt::format("placing it on device \"{}\"", spec_.device),
-        // A GPU that is declared by name is found even if it is quarantined, then refused with the reason.
+        // A GPU declared by name is found even if it is quarantined; the start is then refused with the reason.
         [&gpus = context_.gpus, declared = spec_.device, known,
          quarantined = spec_.device == "auto" ? context_.gpu_quarantine.all()
                                               : std::map<std::string, std::string>{}]() -> Result<Device> {
@@ -157,11 +157,11 @@ void Replica::on_spawned(const std::shared_ptr<WorkerProcess>& process, Result<S
     CrashEvidence::note_oom_kills(context_.off_loop, std::shared_ptr<CrashEvidence>{process, &process->evidence});
     open_link(std::move(spawned->link));
     begin_record();
-    if (!is_live(state_))  // it was given up on the way
+    if (!is_live(state_))  // given up while it was spawned
         process_->termination.escalate(state_ == WorkerState::stopping ? Escalation::sigterm : Escalation::sigkill);
 }
 
-/// So that a leak ends this process, and not the machine.
+/// Bounds the memory of the process, so that a leak ends this process and not the machine.
 void Replica::bound_memory() {
     const auto bytes =
         context_.gate == nullptr || process_->device.is_gpu() ? std::nullopt : context_.gate->bound(*this);
@@ -216,15 +216,15 @@ void Replica::on_message(worker_link::Hello& message) {
     take_fault(message);
     transition(WorkerEvent::said_hello, "its process said hello");
     arm_load_deadline();
-    // The file is looked at before the worker may read it. Were it looked at later, a file that was replaced meanwhile
-    // would count as the one that the process has.
+    // Look at the file before the worker may read it. Otherwise a file that was replaced in between
+    // would count as the one the process has loaded.
     if (declaration_.empty())
         process_->configuration = std::move(*configuration);
     else
         process_->send(std::move(*configuration));
 }
 
-/// The worker would hang on a file that does not answer as well.
+/// Fails the load if the file's disk does not answer: the worker would hang on it too.
 void Replica::on_file_seen(Result<std::string> declaration) {
     if (declaration) {
         declaration_ = std::move(*declaration);
@@ -252,7 +252,7 @@ void Replica::on_message(const worker_link::GrantAsked& /*message*/) {
     take_turn();
 }
 
-/// On a GPU: whoever changes its memory waits for its turn, so that a difference in free memory has one cause.
+/// On a GPU, a process waits for its turn before it changes memory, so that a change of free memory has one cause.
 void Replica::take_turn() {
     if (!process_->device.is_gpu()) return on_turn();
     process_->turn.take(context_.gpu_mutex(process_->device.uuid), [this, process = std::weak_ptr{process_}] {
@@ -279,7 +279,7 @@ void Replica::on_turn() {
 void Replica::on_message(worker_link::Ready& message) {
     if (state_ != WorkerState::adopting) return become_ready(message);
     if (process_->ready_at) return;
-    process_->ready_at = Clock::now();  // if it dies before it is adopted, it dies as one that had been ready
+    process_->ready_at = Clock::now();  // if it dies before its adoption, it counts as a process that was ready
     policy_.became_ready();
 }
 
@@ -292,7 +292,7 @@ void Replica::become_ready(worker_link::Ready& message) {
     transition(
         WorkerEvent::became_ready,
         fmt::format("loaded in {} on {}", duration_text(static_cast<std::int64_t>(message.load_ms)), device_text_));
-    // Of one that is asked to end, they wait for the next process.
+    // If the process is asked to end, they wait for the next one.
     if (!is_asked_to_end()) load_waiters_.answer({name(), state_, process_->pid, 0});
     sample_memory([this, process = std::weak_ptr{process_}] {
         if (is_present(process) && context_.gate != nullptr) context_.gate->measured(*this);
@@ -324,16 +324,16 @@ void Replica::on_message(const worker_link::Dying& message) {
     process_->evidence.report.signal = message.signal;
     if (!is_live(state_)) return process_->cut_channels();
     lose(FirstSign::dying, fmt::format("dying of {}", signal_name(message.signal)));
-    // It ends by itself, after its backtrace and its core file, if it may write one: not later than this.
+    // The process ends by itself after its backtrace and its core file, if it may write one. This is the time limit.
     if (process_->termination.means() < Escalation::sigkill)
         process_->termination.escalate_after(
             spec_.core_bytes_max > 0 ? limits::core_dump_deadline : limits::dying_deadline, Escalation::sigkill);
 }
 
-/// What else came along stays in the message.
+/// Takes the page's descriptor and leaves the others in the message.
 void Replica::take_page(worker_link::Hello& hello) {
     if (!hello.page.value_or(false) || hello.fds.empty()) return;
-    if (process_->page) return (void)hello.fds.erase(hello.fds.begin());  // it is the same one
+    if (process_->page) return (void)hello.fds.erase(hello.fds.begin());  // the same page
     const UniqueFd memfd = std::move(hello.fds.front());
     hello.fds.erase(hello.fds.begin());
     auto page = WorkerPageView::map(memfd);
@@ -344,12 +344,12 @@ void Replica::take_page(worker_link::Hello& hello) {
     });
 }
 
-/// The handler of a fatal signal can run no Python, so `faulthandler` says there what `dying` and `backtrace` would.
+/// Python code cannot run in the handler of a fatal signal: `faulthandler` writes what `dying` and `backtrace` say.
 void Replica::take_fault(worker_link::Hello& hello) {
     if (!hello.fault.value_or(false) || hello.fds.empty()) return;
     UniqueFd pipe = std::move(hello.fds.front());
     hello.fds.erase(hello.fds.begin());
-    if (process_->fault) return;  // it is the same one
+    if (process_->fault) return;  // the same pipe
     process_->fault = LogPipe::open(context_.io, std::move(pipe), process_->name, log_,
                                     [this, weak = std::weak_ptr{process_}](const std::string& line) {
                                         const auto process = weak.lock();
@@ -362,12 +362,12 @@ void Replica::take_fault(worker_link::Hello& hello) {
                                     });
 }
 
-/// The first sign of most deaths: the kernel has not yet freed its memory and closed its sockets.
+/// The first sign of most deaths: it comes before the kernel has freed the memory and closed the sockets.
 void Replica::on_main_thread_ended() {
-    process_->link->receive_waiting();  // its last words come first: drained, failed, dying
+    process_->link->receive_waiting();  // its last packets come first: drained, failed, dying
     if (process_->fault) process_->fault->finish();
     process_->cut_channels();
-    // A draining process may end as it was asked to: its exit decides.
+    // A draining process may have ended as requested: its exit decides.
     if (is_live(state_) && state_ != WorkerState::draining) lose(FirstSign::end, main_thread_ended);
 }
 

@@ -19,7 +19,7 @@
 namespace bulkhead::supervisor {
 namespace {
 
-/// Raised when a member changes its meaning; members that are not known are ignored.
+/// Raised when a member changes its meaning; unknown members are ignored.
 constexpr std::uint64_t record_version = 1;
 
 std::uint64_t fnv1a(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325) {
@@ -41,30 +41,30 @@ std::int64_t time_member(const json::object& object, std::string_view name) {
     return static_cast<std::int64_t>(std::min(count_member(object, name), max));
 }
 
-/// Of being ready: more of it than forgives every crash counts for no more, and what is added up stays a number.
+/// Bounds a time of being ready: more than what forgives every crash has no effect, and sums cannot overflow.
 Millis readiness_of(std::uint64_t ms) {
     constexpr std::chrono::milliseconds max = std::chrono::hours{24};
     static_assert(max > limits::restart_forgiven_per * limits::restart_unforgiven_max);
     return Millis{std::min<std::uint64_t>(ms, max.count())};
 }
 
-/// The bytes of it as a string of JSON, without its quotes.
+/// Returns the size of `text` as a JSON string, without quotes.
 std::size_t json_bytes(std::string_view text) { return json::serialize(json::string{text}).size() - 2; }
 
-/// Cut where no character of UTF-8 is cut.
+/// Cuts to at most `bytes`, never inside a UTF-8 character.
 std::string_view cut(std::string_view text, std::size_t bytes) {
     if (text.size() <= bytes) return text;
     while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
     return text.substr(0, bytes);
 }
 
-/// The longest beginning that has so few bytes as a string of JSON, or half of it: a byte may become six.
+/// Returns a beginning of at most `bytes` as a JSON string. Halves it until it fits: one byte may become six.
 std::string_view cut_for_json(std::string_view text, std::size_t bytes) {
     for (text = cut(text, bytes); json_bytes(text) > bytes;) text = cut(text, text.size() / 2);
     return text;
 }
 
-// In JSON, of what must fit beside everything but the crash and the reason. Nobody writes longer ones but of `eager`.
+// Sizes in JSON of what must fit beside everything but the crash and the reason. Only `eager` ever reaches its limit.
 constexpr std::size_t declaration_bytes_max = 40;
 constexpr std::size_t device_bytes_max = 16;
 constexpr std::size_t gpu_uuid_bytes_max = 96;
@@ -137,7 +137,7 @@ std::optional<HeldMemory> held_of(const json::object& all) {
 
 constexpr std::size_t on_gpu_bytes_max = 128;
 
-/// Each name before the times on it, which but for the first are differences: [UUID, ms, +ms, …].
+/// Writes each UUID before its times; times after the first are differences: [UUID, ms, +ms, …].
 json::array to_json(std::vector<CrashOnGpu> crashes) {
     for (;; crashes.erase(crashes.begin())) {
         json::array list;
@@ -255,7 +255,7 @@ std::string ReplicaRecord::to_text() const {
         if (!fits()) all.erase("crash");
         all.erase("reason");
     }
-    // What a byte becomes in JSON is not known before, so a quarter of the reason goes until all of it fits.
+    // The size in JSON is not known in advance: drop a quarter of the reason until the record fits.
     for (std::string_view kept = reason; !kept.empty(); kept = cut(kept, kept.size() * 3 / 4)) {
         all["reason"] = kept;
         if (std::string text = json::serialize(all); text.size() <= keeper_link::ledger_bytes_max) return text;
@@ -305,7 +305,7 @@ Result<ReplicaRecord> ReplicaRecord::parse(std::string_view text) {
     record.gave_up_by_count = flag_member(all, "by_count");
     record.ready_before_withdrawn = readiness_of(count_member(all, "withdrawn_ms"));
     record.on_gpu = crashes_on_gpu_of(all);
-    // The unforgiven ones: the last of them quarantines a replica, and `clear_crashes` forgets them all.
+    // Only unforgiven crashes are kept: the last of them quarantines a replica, and `clear_crashes` forgets all.
     constexpr std::size_t crashes_max = limits::restart_unforgiven_max;
     if (const json::value* list = all.if_contains("crashes"); list != nullptr && list->is_array())
         for (const json::value& one : list->get_array()) {
@@ -328,7 +328,7 @@ WorkerName KeptRecord::end() {
     return *std::exchange(born_as_, std::nullopt);
 }
 
-/// A sample of memory alone is not worth a packet: it goes along with the next change.
+/// A new memory sample alone is not worth a packet: it is sent with the next change.
 void KeptRecord::keep(ReplicaRecord now) {
     if (!born_as_) return;
     now.name = name_;
@@ -358,7 +358,7 @@ namespace {
 
 constexpr std::string_view unknown_file = ":unknown";
 
-/// Of everything but the file, in 16 digits: what the supervisor alone acts upon needs no new process.
+/// Hashes the declaration without the file, in 16 digits. Covers only what the worker is told.
 std::string text_part(const config::ModelSpec& spec) {
     return fmt::format("{:016x}", fnv1a(json::serialize(config::worker_json(spec))));
 }
@@ -370,7 +370,7 @@ std::optional<std::string> file_identity(const std::filesystem::path& path) {
                        file.st_mtim.tv_nsec);
 }
 
-/// Of a package's folder: its manifest and, without reading what that names, all other files beside it.
+/// Identifies a package's folder: its manifest and all files beside it, whether the manifest names them or not.
 std::optional<std::string> folder_identity(const std::filesystem::path& folder) {
     if (!file_identity(folder / "manifest.json")) return std::nullopt;
     std::vector<std::string> files;

@@ -22,7 +22,7 @@ std::string text_of(Clock::duration duration) {
 
 // --- the budgets of a load
 
-/// At its start and at each progress: a load may take as long as it makes progress.
+/// Called at the start and at each progress: a load may go on as long as it makes progress.
 void Replica::begin_load_budget() {
     process_->load_budget.begin(state_ == WorkerState::capturing ? spec_.deadlines.capture : spec_.deadlines.load,
                                 Clock::now());
@@ -34,7 +34,7 @@ void Replica::arm_load_deadline() {
 }
 
 void Replica::load_deadline_passed() {
-    if (process_->link) process_->link->receive_waiting();  // what has arrived speaks before the clock does
+    if (process_->link) process_->link->receive_waiting();  // read arrived packets before judging by the clock
     if (!process_ || !is_loading(state_) || process_->load_budget.is_paused()) return;
     const auto until = process_->load_budget.until();
     if (had_stopped(until, Clock::now())) return begin_load_budget();
@@ -43,7 +43,7 @@ void Replica::load_deadline_passed() {
     const std::int64_t budget = (capturing ? spec_.deadlines.capture : spec_.deadlines.load).count();
     const std::string last = process_->last_progress();
     const bool may_run_eagerly = spec_.graphs == config::Graphs::preferred && history_.eager.empty();
-    if (capturing && may_run_eagerly)  // without graphs the next process may do better
+    if (capturing && may_run_eagerly)  // the next process runs without graphs and may succeed
         return hang(
             fmt::format("its capture made no progress within {}; {}", duration_text(budget), last),
             fmt::format("raise deadlines.capture of {}, or look at `bulkhead crashes {}`", spec_.name, spec_.name));
@@ -54,9 +54,9 @@ void Replica::load_deadline_passed() {
     abort_process();
 }
 
-// --- hangs of what serves
+// --- hangs of serving workers
 
-/// After each change of state.
+/// Called after each change of state.
 void Replica::keep_watch() {
     if (process_ && is_serving(state_))
         process_->watch.serves(Clock::now(), state_ == WorkerState::busy, process_->reading());
@@ -69,7 +69,7 @@ void Replica::keep_sampling() {
     process_->sample_while(state_, [this, process = std::weak_ptr{process_}] {
         if (!is_present(process)) return;
         if (context_.gate != nullptr && is_serving(state_)) context_.gate->measured(*this);
-        // Only of these does anybody want to know how many requests wait.
+        // The count of waiting requests matters only to choose between replicas.
         if (state_ == WorkerState::busy && spec_.replicas > 1) ask_whether_it_lives();
         keep_sampling();
     });
@@ -86,7 +86,7 @@ void Replica::look_at_it() {
     if (!process_ || !is_serving(state_)) return;
     const auto due = process_->watch.due();
     const bool slept = due && had_stopped(*due, Clock::now());
-    if (process_->link) process_->link->receive_waiting();  // what has arrived speaks before the clock does
+    if (process_->link) process_->link->receive_waiting();  // read arrived packets before judging by the clock
     if (!process_ || !is_serving(state_)) return;
     const auto now = Clock::now();
     HangWatch& watch = process_->watch;
@@ -107,13 +107,13 @@ void Replica::look_at_it() {
     }
 }
 
-/// One question at a time: a worker that answers none must not drown in them.
+/// Sends one question at a time, so that a hung worker does not collect them.
 void Replica::ask_whether_it_lives() {
     if (process_->watch.ask(Clock::now())) process_->send(worker_link::statistics_asked());
     arm_watch();
 }
 
-/// Its clients are told at once. The process writes a backtrace, then it is ended with all that it started.
+/// Cuts its clients off at once. The process writes a backtrace; then it and all that it started are killed.
 void Replica::hang(std::string cause, const std::string& hint) {
     lose(FirstSign::judged, std::move(cause), hint);
     abort_process();
@@ -126,7 +126,7 @@ void Replica::abort_process() {
         return termination.escalate(Escalation::sigkill);
     sign = FirstSign::hung;
     remember();
-    context_.keeper.signal(process_->born_as, SIGCONT, false);  // a stopped process would hold the next one back
+    context_.keeper.signal(process_->born_as, SIGCONT, false);  // a stopped process would delay its successor
     context_.keeper.signal(process_->born_as, SIGABRT, false);
     termination.escalate_after(limits::abort_grace, Escalation::sigkill);
 }
@@ -147,7 +147,7 @@ void Replica::gpu_was_quarantined(const std::string& uuid) {
     if (policy_.keep_running && spec_.restart == config::RestartPolicy::on_crash) start("its GPU was to blame");
 }
 
-/// What an operator should see beside the state.
+/// Returns what an operator should see beside the state.
 std::string Replica::note() const {
     if (process_ && process_->termination.given_up()) return process_->termination.given_up()->attempt;
     return history_.eager.empty() ? "" : "eager: " + history_.eager;

@@ -20,7 +20,7 @@ Termination::Termination(FleetContext& context, Process process, Duration patien
       on_given_up_{std::move(given_up)} {}
 
 void Termination::escalate(Escalation weakest) {
-    if (process_.pid == 0 || has_ended(process_.pidfd))  // the keeper has not yet said so
+    if (process_.pid == 0 || has_ended(process_.pidfd))  // the keeper has not reported the end yet
         return deadline_.arm(limits::killed_alive_max, [this] { give_up(); });
     if (const auto means = harder(means_, weakest))
         use(*means);
@@ -65,7 +65,7 @@ void Termination::give_up() {
                       is_stuck ? fmt::format("it waits in the kernel for a device or a disk: see /proc/{}/stack", pid)
                                : fmt::format("see whether the keeper was stopped: `kill -CONT {}`", keeper)};
     spdlog::error("worker={} pid={} cause={}", name.text(), pid, in_quotes(given_up_->text()));
-    if (is_stuck && !gpu_uuid.empty())  // what it holds there never comes back
+    if (is_stuck && !gpu_uuid.empty())  // the memory it holds there never comes back
         context_.gpu_quarantine.add(gpu_uuid, given_up_->attempt, pid);
     on_given_up_(*given_up_);
 }

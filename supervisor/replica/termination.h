@@ -11,46 +11,46 @@
 
 namespace bulkhead::supervisor {
 
-/// The next harder means, `weakest` at least: SIGTERM is for a process that was asked to end. Empty: there is none.
+/// Returns the next harder means, at least `weakest`; empty after the last. SIGTERM is only for a requested end.
 constexpr std::optional<Escalation> harder(Escalation done, Escalation weakest) {
     if (done == Escalation::sigkill_past_keeper) return std::nullopt;
     return std::max(static_cast<Escalation>(static_cast<int>(done) + 1), weakest);
 }
 
-/// Ends a process by means that grow harder: SIGTERM, SIGKILL of everything it started, SIGKILL without the keeper, which
-/// may be stopped. What none of them ends is given up, and quarantines its GPU; it may end after all.
+/// Ends a process by ever harder means: SIGTERM, SIGKILL of everything it started, SIGKILL past the keeper, which
+/// may be stopped. If none works, gives the process up and quarantines its GPU; the process may still end later.
 ///
 /// Thread  the loop
 class Termination {
 public:
     using Duration = Deadline::Clock::duration;
-    /// Of the owner, which keeps them up to date. `pid`: 0 until it was spawned.
+    /// References into the owner, which keeps them up to date. `pid`: 0 until spawned.
     struct Process {
         const WorkerName& name;
-        const WorkerName& born_as;  ///< as the keeper and its cgroup know it
+        const WorkerName& born_as;  ///< name at the keeper and of its cgroup
         const pid_t& pid;
         const UniqueFd& pidfd;
         const std::string& gpu_uuid;
     };
-    /// `patience`  after SIGTERM
-    /// `noted`     called before a means is used; `means` is that one
-    /// `given_up`  called when it cannot be ended
+    /// `patience`  wait after SIGTERM
+    /// `noted`     called before a means is used; `means` already returns it
+    /// `given_up`  called when the process cannot be ended
     Termination(FleetContext& context, Process process, Duration patience, std::function<void()> noted,
                 std::function<void(const Error&)> given_up);
 
-    /// One step harder.
+    /// Uses the next harder means, at least `weakest`.
     void escalate(Escalation weakest);
-    /// It should end by itself until then.
+    /// Escalates unless the process ends by itself within `patience`.
     void escalate_after(Duration patience, Escalation weakest);
-    /// Now, without SIGTERM.
+    /// Sends SIGKILL now, without SIGTERM.
     void kill() { use(Escalation::sigkill); }
-    /// It was reaped.
+    /// Call when the process was reaped.
     void over() { deadline_.cancel(); }
-    /// By a former supervisor.
+    /// Takes over the means that a former supervisor used last.
     void restore(Escalation means) { means_ = means; }
 
     [[nodiscard]] Escalation means() const { return means_; }
-    /// Why it cannot be ended; nobody waits for it any more.
+    /// Why the process cannot be ended; empty: not given up. Callers no longer wait for it.
     [[nodiscard]] const std::optional<Error>& given_up() const { return given_up_; }
 
 private:

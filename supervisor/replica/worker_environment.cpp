@@ -53,7 +53,7 @@ std::filesystem::path cache_home() {
     return user != nullptr ? std::filesystem::path{user->pw_dir} / ".cache" : std::filesystem::path{"/var/cache"};
 }
 
-/// The value of "NAME=value" in a list of them; empty: it is not there.
+/// Returns the value of the entry "NAME=value"; empty if there is none.
 std::string value_of(const std::vector<std::string>& entries, std::string_view name) {
     for (const std::string& entry : entries)
         if (entry.size() > name.size() && entry.starts_with(name) && entry[name.size()] == '=')
@@ -72,12 +72,12 @@ std::optional<std::filesystem::path> find_program(std::string_view folders, std:
     return std::nullopt;
 }
 
-/// How often a thread of a model that generates looks for the next parallel region before it sleeps: some 0.6 ms, which
-/// bridges what lies between two steps and not what lies between two requests (docs/decisions.md).
+/// How often a thread of a generating model looks for the next parallel region before it sleeps: about
+/// 0.6 ms, enough to bridge the gap between two steps but not between two requests (docs/decisions.md).
 constexpr const char* generating_spins = "20000";
 
-/// What the model declares, and how many threads it has and how they wait where it does not say. On one core a thread
-/// that looks for work would keep the one that has it from running.
+/// Returns the declared variables plus defaults for the number of threads and how they wait. On one
+/// core no default is set: a spinning thread would keep the working thread from running.
 std::map<std::string, std::string> environment_of(const config::ModelSpec& spec, int cores) {
     auto declared = spec.environment;
     if (spec.runtime == config::Runtime::generate && cores > 1 && !declared.contains("OMP_WAIT_POLICY"))
@@ -134,7 +134,7 @@ std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_u
 
 std::vector<std::string> WorkerLaunch::environment(const WorkerName& worker, const std::string& gpu_uuid,
                                                    const std::map<std::string, std::string>& declared) const {
-    // libgomp reads it once, at start: threads that spin between two requests take the cores from other workers.
+    // libgomp reads it once, at start. Threads that spin between two requests would take cores from other workers.
     std::map<std::string, std::string> variables{{"OMP_WAIT_POLICY", "passive"}};
     for (const std::string& entry : inherited)
         variables[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
@@ -165,7 +165,7 @@ Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& 
     std::filesystem::path interpreter = spec.python.interpreter;
     if (interpreter.empty()) {
         const auto declared = spec.environment.find("PATH");
-        // A venv with the wheel has its Python beside our programs, and need not be activated.
+        // A venv with the wheel has its Python beside our programs; it need not be activated.
         const std::string path =
             declared != spec.environment.end()
                 ? declared->second
@@ -180,7 +180,7 @@ Result<std::vector<std::string>> WorkerLaunch::command(const config::ModelSpec& 
         return Error{ErrorCode::config_invalid,
                      fmt::format("{}: {} cannot be executed", starting(), interpreter.string()),
                      "name the python of a venv as `interpreter`"};
-    // Unbuffered: what an engine prints is in the log before the process ends, however it ends.
+    // Unbuffered: the engine's output reaches the log before the process ends, however it ends.
     return std::vector{interpreter.string(), std::string{"-u"}, python_start.string()};
 }
 

@@ -13,12 +13,12 @@
 
 namespace bulkhead::supervisor {
 
-/// Names this daemon's workers wherever they leave a trace: environment and memfd labels. The same for
-/// every supervisor of one keeper, another for every keeper.
+/// Returns the token that marks this daemon's workers in environment and memfd labels. The same for
+/// every supervisor of one keeper, different for every keeper.
 [[nodiscard]] std::string daemon_token(std::int32_t keeper_pid, std::uint64_t keeper_started_unix_ms);
 
-/// What two processes must have in common so that either can become a worker of the same model: all that a process is
-/// given at its start but its name.
+/// What two processes must share so that either can become a worker of the same model: everything
+/// given at the start except the name.
 struct StartConditions {
     std::vector<std::string> argv;
     std::vector<std::string> environment;
@@ -28,8 +28,8 @@ struct StartConditions {
     friend bool operator==(const StartConditions&, const StartConditions&) = default;
 };
 
-/// The process will start in a cgroup of its own, where one can be made.
-/// `cgroups`  null: there are none
+/// Makes the process start in its own cgroup, where one can be made.
+/// `cgroups`  null: none can be made
 void contain(SpawnRequest& request, Cgroups* cgroups);
 
 /// What every worker of a daemon is started with.
@@ -38,36 +38,36 @@ struct WorkerLaunch {
     std::string token;
     std::string socket;
     std::filesystem::path cache;           ///< where packages are unpacked
-    std::vector<std::string> inherited;    ///< "NAME=value" of the daemon's own environment that may pass
-    std::filesystem::path python_start{};  ///< start.py of `bulkhead.worker`, which an interpreter runs
-    int cores = 1;                         ///< that workers may run on
+    std::vector<std::string> inherited;    ///< "NAME=value" of the daemon's environment that workers may inherit
+    std::filesystem::path python_start{};  ///< start.py of `bulkhead.worker`, run by an interpreter
+    int cores = 1;                         ///< cores that workers may run on
 
     /// "<token>:<model>/<replica>#<generation>"
     [[nodiscard]] std::string marker(const WorkerName& worker) const { return token + ":" + worker.text(); }
 
-    /// What the keeper is asked for a process of this model; without a cgroup.
+    /// Makes the request to the keeper for a process of this model; without a cgroup.
     /// Errors  as `command`; config_invalid: too long
     [[nodiscard]] Result<SpawnRequest> request(const WorkerName& worker, const config::ModelSpec& spec,
                                                const std::string& gpu_uuid) const;
 
-    /// The program of a worker of this model, and its arguments.
-    /// Errors  config_invalid: no interpreter or no worker in Python is where it should be
+    /// Returns program and arguments of a worker of this model.
+    /// Errors  config_invalid: the interpreter or the Python worker is not where it should be
     [[nodiscard]] Result<std::vector<std::string>> command(const config::ModelSpec& spec) const;
 
-    /// Complete and without duplicates. What the model declares wins over what is inherited, and what the
-    /// daemon sets wins over both: a worker cannot be pointed at a neighbour's GPU.
+    /// Returns the full environment without duplicates. Declared values override inherited ones,
+    /// the daemon's override both: a worker cannot be pointed at another worker's GPU.
     [[nodiscard]] std::vector<std::string> environment(const WorkerName& worker, const std::string& gpu_uuid,
                                                        const std::map<std::string, std::string>& declared) const;
 };
 
-/// The part of an environment that workers inherit: paths, locale, home, proxies of the GPU runtime. Nothing
-/// else, so that a secret in the daemon's environment stays there.
+/// Returns the variables that workers inherit: paths, locale, home, proxies of the GPU runtime.
+/// Nothing else, so that a secret in the daemon's environment stays there.
 [[nodiscard]] std::vector<std::string> inheritable(const char* const* environment);
 
-/// The cores that this process, and so each of its workers, may run on; 1 where the kernel does not say.
+/// Returns the number of cores this process and its workers may run on; 1 if the kernel does not say.
 [[nodiscard]] int allowed_cores();
 
-/// `$XDG_CACHE_HOME/bulkhead/packages`, else `~/.cache/bulkhead/packages`, made with mode 0700.
+/// Creates `$XDG_CACHE_HOME/bulkhead/packages`, else `~/.cache/bulkhead/packages`, with mode 0700.
 /// Errors  not_permitted, resources_exhausted
 [[nodiscard]] Result<std::filesystem::path> make_package_cache();
 

@@ -81,7 +81,7 @@ Result<std::string> WorkerProcess::configuration_for(const worker_link::Hello& h
 bool WorkerProcess::take(worker_link::Progress now) {
     const bool is_new_phase = now.phase != progress.phase;
     const bool is_more = now.done > progress.done;
-    if (is_new_phase) tell_progress();  // how far the former phase came
+    if (is_new_phase) tell_progress();  // report how far the former phase came
     progress = std::move(now);
     progress_at = Clock::now();
     if (is_new_phase || is_more) progressed_at = progress_at;
@@ -108,7 +108,7 @@ void WorkerProcess::take(const worker_link::ChannelOpened& message) const {
 
 void WorkerProcess::take(const worker_link::ChannelRefused& message) {
     spdlog::info("worker={} channel={} refused: {}", name.text(), message.channel, message.error.text());
-    // A worker that ran out of descriptors never had its end: its client is told on the one kept here.
+    // A worker that ran out of descriptors never received its end: tell the client on the duplicate kept here.
     if (const auto end = channels.find(message.channel); end != channels.end()) {
         (void)send_packet(end->second.get(), channel::encode(channel::Failure{0, message.error}));
         channels.erase(end);
@@ -166,7 +166,7 @@ void MemorySample::take(const HostMemory& host, bool is_ready) {
 void MemorySample::take(const GpuShare& share, bool ending, bool is_ready) {
     if (share.own_bytes) note(gpu_usage, *share.own_bytes, is_ready);
     if (ending && !gpu_free_before) gpu_free_before = share.free_bytes;
-    if (gpu && share.pids.empty()) return;  // dying: it has let go already
+    if (gpu && share.pids.empty()) return;  // dying: the driver no longer lists it
     gpu = share;
     gpu_at = std::chrono::steady_clock::now();
     gpu_bytes = share.own_bytes;
@@ -186,7 +186,7 @@ void WorkerProcess::sample_memory(std::function<void()> sampled) {
         },
         [weak = weak_from_this(), sampled = std::move(sampled)](const Result<Sample>& sample) {
             const auto process = weak.lock();
-            // A process that was reaped meanwhile keeps its last sample: the number may be another's by now.
+            // A reaped process keeps its last sample: its pid may belong to another process by now.
             const bool counts = sample && process && !process->exit;
             if (counts && sample->host) process->memory.take(*sample->host, process->ready_at.has_value());
             if (counts && sample->gpu)
@@ -310,7 +310,7 @@ Receipt WorkerProcess::receipt(const Reclaimed& reclaimed) const {
     // Only the worker knows its importers: the driver attributes imported memory to no process.
     for (const worker_link::Importer& importer : statistics.importers) {
         const auto importer_pid = static_cast<pid_t>(importer.pid);
-        if (!process_exists(importer_pid)) continue;  // it let go by ending
+        if (!process_exists(importer_pid)) continue;  // its memory ended with it
         receipt.held_by.push_back({importer_pid, process_name(importer_pid), importer.bytes, "gpu_slab"});
         receipt.verified = false;
     }

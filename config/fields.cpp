@@ -110,7 +110,7 @@ std::vector<Value> Value::items(std::size_t max) const {
 
 namespace {
 
-/// What stands in front of a key, in front of a sentence: "deadlines." becomes "deadlines: ".
+/// Turns the prefix of a key into the prefix of a sentence: "deadlines." becomes "deadlines: ".
 std::string before_sentence(const std::string& where) {
     return where.ends_with('.') ? where.substr(0, where.size() - 1) + ": " : where;
 }

@@ -15,17 +15,17 @@
 
 namespace bulkhead::config {
 
-/// One value of the tree together with its name for messages, such as `model "minilm": replicas`.
+/// One value of the tree with its name for messages, such as `model "minilm": replicas`.
 ///
-/// Each reading function reports what does not fit and then returns nothing, so that reading goes on and all
-/// errors of a file come at once.
+/// Each reading function reports an invalid value and returns nothing. Reading goes on, so that all
+/// errors of a file are reported at once.
 class Value {
 public:
     Value(NodeRef node, std::string what, Report& report)
         : node_{std::move(node)}, what_{std::move(what)}, report_{&report} {}
 
     [[nodiscard]] std::optional<std::string> text() const;
-    /// Any scalar, as it is written.
+    /// Returns any scalar as written.
     [[nodiscard]] std::optional<std::string> raw_text() const;
     [[nodiscard]] std::optional<std::int64_t> integer(std::int64_t min, std::int64_t max) const;
     [[nodiscard]] std::optional<double> number() const;
@@ -35,7 +35,7 @@ public:
     [[nodiscard]] std::optional<std::vector<DimRange>> shape() const;
     [[nodiscard]] std::optional<std::vector<std::int64_t>> dims() const;
 
-    /// One of an enumeration's words, written to `to`; false when it is none of them.
+    /// Writes the enumeration value of the word to `to`; false if it is none of them.
     template <typename E>
     bool word(E& to) const {
         std::array<std::string_view, words<E>.size()> known;
@@ -49,10 +49,10 @@ public:
         return false;
     }
 
-    /// The items of a list, at most `max`.
+    /// Returns the items of a list, at most `max`.
     [[nodiscard]] std::vector<Value> items(std::size_t max) const;
 
-    /// It was reported when it was parsed: `refuse` adds nothing.
+    /// Was reported during parsing: `refuse` adds nothing.
     [[nodiscard]] bool is_invalid() const noexcept { return node_->kind == Node::Kind::invalid; }
 
     /// Reports `what = shown` here.
@@ -70,7 +70,7 @@ private:
     Report* report_;
 };
 
-/// One map, read key by key: `finish` reports keys that nobody read as unknown, and reported by `finish`.
+/// One map, read key by key. `finish` reports the keys that were not read as unknown.
 class Fields {
 public:
     struct Member {
@@ -79,23 +79,23 @@ public:
         Value value;
     };
 
-    /// `where` stands in front of each key in messages; a value that is not a map is reported at once.
+    /// Messages put `where` in front of each key. Reports a value that is not a map at once.
     Fields(const Value& map, std::string where);
 
     [[nodiscard]] bool is_map() const noexcept { return is_map_; }
     [[nodiscard]] SourceLocation place() const noexcept { return map_.node().place; }
     [[nodiscard]] Report& report() const noexcept { return map_.report(); }
 
-    /// The value under `key`, if there is one.
+    /// Returns the value under `key`, if present.
     [[nodiscard]] std::optional<Value> take(std::string_view key);
-    /// The same, reported when there is none.
+    /// As `take`, but reports a missing key.
     [[nodiscard]] std::optional<Value> require(std::string_view key, std::string remedy);
-    /// A key of former releases: takes it, and warns.
+    /// Takes a key of former releases and warns about it.
     void ignore(std::string_view key, std::string_view remedy);
     [[nodiscard]] std::optional<SourceLocation> location_of(std::string_view key) const;
     [[nodiscard]] bool has(std::string_view key) const { return location_of(key).has_value(); }
 
-    /// All members of a map whose keys are names that the author chose.
+    /// Returns all members of a map whose keys are chosen by the author.
     [[nodiscard]] std::vector<Member> members() const;
 
     void finish();

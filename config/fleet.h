@@ -15,11 +15,11 @@
 
 namespace bulkhead::config {
 
-/// One dimension's range, both ends included; a fixed one has equal ends.
+/// The range of one dimension, both ends included; a fixed one has equal ends.
 struct DimRange {
     std::int64_t min = 1;
     std::int64_t max = 1;
-    std::string name{};  ///< dimensions of one name are of one size in a request
+    std::string name{};  ///< dimensions of one name have the same size in a request
     friend bool operator==(const DimRange&, const DimRange&) = default;
 };
 
@@ -27,7 +27,7 @@ struct TensorSpec {
     std::string name;
     wire::DType dtype{};
     std::vector<DimRange> shape;  ///< at most `wire::rank_max`; empty for a scalar tensor
-    bool out = false;             ///< an output that the method takes as an argument, and writes
+    bool out = false;             ///< an output passed as an argument, which the method writes
     friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
@@ -37,11 +37,11 @@ using ParameterValue = std::variant<std::int64_t, double, bool, std::string>;
 struct ParameterSpec {
     std::string name;
     ParameterType type{};
-    std::optional<ParameterValue> default_value;  ///< without one, every request must give it
+    std::optional<ParameterValue> default_value;  ///< empty: every request must give a value
     friend bool operator==(const ParameterSpec&, const ParameterSpec&) = default;
 };
 
-/// A set of fixed input shapes that gets a graph of its own, in the order of the method's inputs.
+/// A set of fixed input shapes with its own graph, in the order of the method's inputs.
 struct Bucket {
     std::vector<std::vector<std::int64_t>> shapes;
     friend bool operator==(const Bucket&, const Bucket&) = default;
@@ -53,20 +53,20 @@ struct MethodSpec {
     std::vector<ParameterSpec> parameters;
     std::vector<TensorSpec> outputs;  ///< in the order of the model's results
     std::vector<Bucket> buckets;
-    /// Padding a request up to a bucket is safe: by input name, the value that fills the rest.
+    /// Padding value by input name. Present: padding a request up to a bucket is safe.
     std::map<std::string, double> padding;
-    /// Shapes of the warm-up inference, by input; the lower bounds where not declared.
+    /// Shapes of the warm-up inference by input; an undeclared one uses its lower bounds.
     std::map<std::string, std::vector<std::int64_t>> warmup;
-    /// Whether the method writes its outputs where it is told to: all of them, or none.
+    /// Does the method write all its outputs into memory it is given? All or none do.
     [[nodiscard]] bool takes_outputs() const { return !outputs.empty() && outputs.front().out; }
     friend bool operator==(const MethodSpec&, const MethodSpec&) = default;
 };
 
-/// Of runtime python: what is loaded, and by which interpreter.
+/// For runtime python: what is loaded, and by which interpreter.
 struct PythonSpec {
     std::string engine;                 ///< "module:Class", or "/absolute/file.py:Class"
     std::filesystem::path interpreter;  ///< absolute; empty: `python3` beside our programs, else on PATH
-    boost::json::object options;        ///< handed to the engine as they are
+    boost::json::object options;        ///< passed to the engine unchanged
     friend bool operator==(const PythonSpec&, const PythonSpec&) = default;
 };
 
@@ -77,25 +77,25 @@ struct ModelGroup {
     friend bool operator==(const ModelGroup&, const ModelGroup&) = default;
 };
 
-/// What a fleet file may say of a model. Keys that `defaults` may hold too are in `ModelSettings`: fleet.schema.json
-/// declares them, with their defaults.
+/// What a fleet file can say of a model. Keys that `defaults` can hold too are in `ModelSettings`:
+/// fleet.schema.json declares them and their defaults.
 struct ModelSpec : ModelSettings {
     std::string name;
     Runtime runtime{};
     /// Absolute: TorchScript file, .pt2 package, folder of a generating model, or an engine's own file, if it has one.
     std::filesystem::path file;
     std::string device{"auto"};
-    std::vector<std::string> other_devices;  ///< where `device` has no room, in this order
+    std::vector<std::string> other_devices;  ///< used in this order if `device` has no room
     bool preload = false;                    ///< loads when the daemon starts
     bool near = false;                       ///< its files are kept in the page cache
-    std::uint32_t replicas = 1;              ///< at most
+    std::uint32_t replicas = 1;              ///< maximum
     std::uint32_t replicas_min = 1;
     std::optional<ModelGroup> group;
     std::map<std::string, std::string> environment;
-    StateScope state = StateScope::none;  ///< channel: one channel at a time, reset between
+    StateScope state = StateScope::none;  ///< channel: serves one channel at a time, reset between
     std::string reset_method;             ///< called between channels when `state` is channel
     std::vector<MethodSpec> methods;
-    GenerateSpec generate;  ///< of runtime generate; what it leaves open, the package's manifest settles
+    GenerateSpec generate;  ///< for runtime generate; open values come from the package's manifest
     PythonSpec python;
     friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 };
@@ -111,12 +111,12 @@ struct DeviceLimit {
 struct Fleet {
     std::filesystem::path source;                 ///< absolute path of the YAML file
     std::vector<ModelSpec> models;                ///< in the order of the file
-    std::map<std::string, DeviceLimit> limits{};  ///< by device, as it is written
+    std::map<std::string, DeviceLimit> limits{};  ///< by device name as written
     std::vector<std::string> startup{};           ///< models to load first, in this order
-    /// Processes that wait for a model, by device as it is written: for each way in which models there are started.
-    /// None is 0, and each GPU has a limit.
+    /// Processes that wait for a model, by device name as written; the count is per way in which
+    /// models there are started. No count is 0, and each GPU here has a limit.
     std::map<std::string, std::uint32_t> blanks{};
-    std::uint64_t near_bytes = 0;  ///< of models' files to keep in the page cache
+    std::uint64_t near_bytes = 0;  ///< bytes of model files to keep in the page cache
     friend bool operator==(const Fleet&, const Fleet&) = default;
 };
 

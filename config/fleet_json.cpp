@@ -62,7 +62,7 @@ json::object to_json(const MethodSpec& method) {
 template <typename Struct>
 json::object keys_to_json(const Struct& from);
 
-/// The inverse of the reader's; what has no value is left out.
+/// The inverse of the reader; leaves out members without a value.
 struct KeyWriter {
     json::object& to;
 

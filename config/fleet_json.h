@@ -7,21 +7,21 @@
 
 namespace bulkhead::config {
 
-/// One model as JSON, complete, with every default spelled out, as `info` shows it. The keys are those of the YAML
-/// file.
+/// Converts one model to JSON, with every default spelled out, as `info` shows it. The keys are
+/// those of the YAML file.
 [[nodiscard]] boost::json::object to_json(const ModelSpec& model);
-/// The same without what the supervisor alone acts upon: what a worker is told, and what a change of needs a new
-/// process.
+/// As `to_json`, without what only the supervisor uses. A worker gets this; if it changes, the
+/// model needs a new process.
 [[nodiscard]] boost::json::object worker_json(const ModelSpec& model);
 
 /// The inverse of both.
-/// Errors  config_invalid naming the key: the two ends are of different releases
+/// Errors  config_invalid with the key: the two ends are of different releases
 [[nodiscard]] Result<ModelSpec> model_from_json(const boost::json::object& json);
 
-/// What a fleet says beside its models, with the keys of the YAML file.
+/// Converts what a fleet says beside its models, with the keys of the YAML file.
 [[nodiscard]] boost::json::object fleet_settings_to_json(const Fleet& fleet);
-/// The inverse, for a fleet whose models are known; other members are ignored.
-/// Errors  config_invalid naming the key
+/// The inverse, for a fleet whose models are known; ignores other members.
+/// Errors  config_invalid with the key
 [[nodiscard]] Result<> fleet_settings_from_json(const boost::json::object& json, Fleet& fleet);
 
 }  // namespace bulkhead::config

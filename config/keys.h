@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the keys of a fleet file may hold. `fleet_keys.h` says it of each, made from fleet.schema.json.
+/// What the keys of a fleet file can hold. `fleet_keys.h`, generated from fleet.schema.json, says it for each key.
 
 #include <array>
 #include <cstddef>
@@ -15,7 +15,7 @@ struct Word {
     E value;
 };
 
-/// The spelling of each value of an enumeration, the same in the fleet file and in JSON.
+/// The spelling of each value of an enumeration, in the fleet file and in JSON.
 template <typename E>
 inline constexpr std::array<Word<E>, 0> words{};
 
@@ -42,11 +42,11 @@ struct Size {
     std::uint64_t max;
 };
 struct Duration {};
-struct KeepAlive {};  ///< empty: for ever
+struct KeepAlive {};  ///< empty: forever
 struct Boolean {};
 struct Enumeration {};
 struct Group {};
-struct Ignored {  ///< of former releases
+struct Ignored {  ///< a key of former releases
     std::string_view remedy;
 };
 

@@ -30,7 +30,7 @@ void read_limit(const Value& map, DeviceLimit& limit) {
     fields.finish();
 }
 
-/// A map whose keys are devices.
+/// Reads a map whose keys are devices.
 template <typename Read>
 void read_devices(const Value& map, Read&& read) {
     const Fields fields{map, map.what() + "."};
@@ -57,7 +57,7 @@ void read_startup(const Value& list, Fleet& fleet) {
     }
 }
 
-/// Of one device.
+/// Reads the count for one device.
 void read_blanks(const Value& value, const std::string& device, Fleet& fleet) {
     const auto count = value.integer(0, limits::blanks_max);
     if (!count || *count == 0) return;

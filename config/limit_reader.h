@@ -5,7 +5,7 @@
 
 namespace bulkhead::config {
 
-/// Reads what a fleet file says beside its models, which are read before.
+/// Reads what a fleet file says beside its models. Call after the models were read.
 void read_fleet_settings(Fields& fields, Fleet& fleet);
 
 }  // namespace bulkhead::config

@@ -54,7 +54,7 @@ std::vector<TensorSpec> read_tensors(const Value& map, bool are_outputs) {
     return tensors;
 }
 
-/// Dimensions of one name have one range.
+/// Checks that dimensions of one name have one range.
 void check_dim_names(const Value& map, const std::vector<TensorSpec>& inputs) {
     if (inputs.empty()) return;
     std::map<std::string_view, std::pair<DimRange, std::string>> firsts;
@@ -76,8 +76,8 @@ void check_dim_names(const Value& map, const std::vector<TensorSpec>& inputs) {
     }
 }
 
-/// An output that the method writes itself needs its room before the method runs: each of its dimensions is a number or
-/// an input's, by name.
+/// An output that the caller allocates needs its size before the method runs: each of its
+/// dimensions must be a number or the name of an input's dimension.
 void check_out(const Value& map, const MethodSpec& method) {
     if (method.outputs.empty()) return;
     const auto members = Fields{map, map.what() + "."}.members();
@@ -103,7 +103,7 @@ void check_out(const Value& map, const MethodSpec& method) {
     }
 }
 
-/// Shapes of all inputs: dimensions of one name must be of one size in them.
+/// Checks that dimensions of one name have the same size in all input shapes.
 bool check_named_sizes(const Value& value, const MethodSpec& method,
                        const std::vector<std::vector<std::int64_t>>& shapes, std::string remedy) {
     std::map<std::string_view, std::pair<std::int64_t, std::string_view>> firsts;
@@ -178,7 +178,7 @@ std::vector<std::string_view> names_of(const std::vector<TensorSpec>& tensors) {
     return names;
 }
 
-/// The declared input that a bucket, padding or warm-up names.
+/// Finds the declared input that a bucket, padding or warm-up names.
 const TensorSpec* find_input(const MethodSpec& method, const Fields::Member& member) {
     for (const TensorSpec& input : method.inputs)
         if (input.name == member.key) return &input;
@@ -188,7 +188,7 @@ const TensorSpec* find_input(const MethodSpec& method, const Fields::Member& mem
     return nullptr;
 }
 
-/// The fixed shape of one input, inside its declared range.
+/// Reads the fixed shape of one input, inside its declared range.
 std::optional<std::vector<std::int64_t>> read_fixed_shape(const Value& value, const TensorSpec& input) {
     const auto dims = value.dims();
     if (!dims) return std::nullopt;
@@ -249,7 +249,7 @@ MethodSpec read_method(Fields& fields, std::string name, const std::string& wher
     const auto under_method = [&](const Value& value, std::string_view key) {
         return Value{value.shared(), where + std::string{key}, value.report()};
     };
-    bool inputs_are_clear = true;  // else what names them cannot be checked
+    bool inputs_are_clear = true;  // false: keys that name inputs cannot be checked
     if (const auto value = fields.take("inputs")) {
         inputs_are_clear = value->node().kind == Node::Kind::map;
         const Value inputs = under_method(*value, "inputs");

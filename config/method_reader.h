@@ -7,12 +7,12 @@
 
 namespace bulkhead::config {
 
-/// Reads what one method declares: inputs, parameters, outputs, buckets, padding, warmup. The keys may stand
-/// under the method's name or, for a model with the one method `forward`, directly under the model; then
-/// `fields` holds the model's other keys too, and its caller finishes it.
+/// Reads one method's declaration: inputs, parameters, outputs, buckets, padding, warmup. The keys
+/// stand under the method's name or, if the model's only method is `forward`, directly under the
+/// model; then `fields` holds the model's other keys too, and the caller calls its `finish`.
 [[nodiscard]] MethodSpec read_method(Fields& fields, std::string name, const std::string& where);
 
-/// The map `methods`.
+/// Reads the map `methods`.
 [[nodiscard]] std::vector<MethodSpec> read_methods(const Value& methods, const std::string& where);
 
 }  // namespace bulkhead::config

@@ -28,7 +28,7 @@ void check_channel(const Value& map, const ChannelLimits& channel) {
                    "raise worker_max, or lower input and output");
 }
 
-/// Reads each key that is there; what cannot be read is reported, and its member stays as it is.
+/// Reads each key that is present. Reports an unreadable value and leaves its member unchanged.
 struct KeyReader {
     Fields& fields;
 
@@ -76,7 +76,7 @@ struct KeyReader {
     }
 };
 
-/// The daemon's own variables: a model that set them would break its isolation.
+/// Variables that the daemon sets: a model that set them would break its isolation.
 bool is_reserved_variable(std::string_view name) {
     return name.starts_with("BULKHEAD_") || name == "CUDA_VISIBLE_DEVICES";
 }
@@ -114,7 +114,7 @@ std::optional<std::string> read_device_name(const Value& value, bool may_be_auto
 }
 
 void read_device(const Value& value, ModelSpec& model) {
-    model.other_devices.clear();  // of the defaults
+    model.other_devices.clear();  // inherited from the defaults
     if (value.node().kind != Node::Kind::sequence) {
         if (auto device = read_device_name(value, true)) model.device = std::move(*device);
         return;
@@ -195,7 +195,7 @@ std::optional<std::filesystem::path> read_path(const Value& value, const std::fi
         return std::nullopt;
     }
     std::filesystem::path path = (folder / *text).lexically_normal();
-    if (is_folder && !path.has_filename()) path = path.parent_path();  // it ended in a slash
+    if (is_folder && !path.has_filename()) path = path.parent_path();  // the text ended in a slash
     if (check == FileCheck::none) return path;
     std::error_code failure;
     const auto status = std::filesystem::status(is_folder ? path / "manifest.json" : path, failure);
@@ -227,7 +227,7 @@ void read_runtime_and_file(Fields& fields, const std::string& where, const std::
                                 "add file: for runtime torchscript, package: for runtimes aoti and generate");
         return;
     }
-    if (model.runtime == Runtime::python) return;  // which is read elsewhere
+    if (model.runtime == Runtime::python) return;  // read in python_reader.cpp
     const bool is_package = model.runtime != Runtime::torchscript;
     const bool is_folder = model.runtime == Runtime::generate;
     const auto& wanted = is_package ? package : file;
@@ -262,7 +262,7 @@ void read_methods_or_shorthand(Fields& fields, const std::string& where, ModelSp
     }
 }
 
-/// What a generating model takes and gives is said in its package, and each of its sequences begins by itself.
+/// The package declares inputs and outputs of a generating model; each sequence starts from a fresh state.
 void read_generating(Fields& fields, const std::string& where, ModelSpec& model) {
     const auto generate = fields.take("generate");
     if (model.runtime != Runtime::generate) {
@@ -279,7 +279,7 @@ void read_generating(Fields& fields, const std::string& where, ModelSpec& model)
     refuse("methods", "remove it: the package names its methods");
     for (const std::string_view key : method_keys) refuse(key, "remove it: the package names its methods");
     if (model.state != StateScope::none) refuse("state", "remove it: a slot is reset for each sequence");
-    model.state = StateScope::none;  // also where the defaults say otherwise
+    model.state = StateScope::none;  // even if the defaults differ
     model.methods.clear();
 }
 

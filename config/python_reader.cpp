@@ -12,7 +12,7 @@ namespace {
 constexpr std::array<std::string_view, 3> python_keys{"engine", "interpreter", "options"};
 constexpr std::array<std::string_view, 3> foreign_keys{"file", "package", "methods"};
 
-/// What a value means in YAML's core schema.
+/// Returns the meaning of a value in YAML's core schema.
 boost::json::value meaning_of(const Node& node) {
     switch (node.kind) {
     case Node::Kind::null:
@@ -37,7 +37,7 @@ boost::json::value meaning_of(const Node& node) {
     return nullptr;
 }
 
-/// Below the folder of the fleet file, and with its symlinks: through its own one a venv's interpreter knows its venv.
+/// Relative to the fleet file's folder. Keeps symlinks: a venv's interpreter finds its venv through its own symlink.
 std::optional<std::filesystem::path> existing_file(const Value& value, const std::string& text,
                                                    const std::filesystem::path& folder, FileCheck check) {
     std::filesystem::path path = (folder / text).lexically_normal();
@@ -102,7 +102,7 @@ void read_python(Fields& fields, const std::string& where, const std::filesystem
     for (const std::string_view key : foreign_keys) refuse(key, "remove it: the engine's class declares its methods");
     for (const std::string_view key : method_keys) refuse(key, "remove it: the engine's class declares its methods");
     if (model.state != StateScope::none) refuse("state", "remove it: an engine keeps its state itself");
-    model.state = StateScope::none;  // also where the defaults say otherwise
+    model.state = StateScope::none;  // even if the defaults differ
     model.methods.clear();
 }
 

@@ -4,8 +4,8 @@
 
 namespace bulkhead::config {
 
-/// Reads `engine`, `interpreter` and `options`, which runtime python alone has, and refuses what it has not: a model's
-/// file, its methods and its state are the engine's.
+/// Reads `engine`, `interpreter` and `options`, which only runtime python has. Refuses keys that
+/// the engine itself decides: the model's file, methods and state.
 void read_python(Fields& fields, const std::string& where, const std::filesystem::path& folder, FileCheck check,
                  ModelSpec& model);
 

@@ -95,7 +95,7 @@ ReadFleet read_fleet(const std::filesystem::path& file) {
     if (status.type() != std::filesystem::file_type::regular)
         return refused(file, failure ? failure.message() : "not a regular file", "name a fleet file to read");
     std::ifstream stream{file, std::ios::binary};
-    std::string text(limits::file_bytes_max + 1, '\0');  // one more than allowed: enough to tell
+    std::string text(limits::file_bytes_max + 1, '\0');  // one byte more than allowed shows that the file is too big
     stream.read(text.data(), static_cast<std::streamsize>(text.size()));
     if (!stream.eof() && stream.fail()) {
         const Error error = system_error("reading", errno);

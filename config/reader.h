@@ -10,7 +10,7 @@
 
 namespace bulkhead::config {
 
-/// One thing wrong with a fleet file, where a person can find it.
+/// One error in a fleet file, with its place for a person to find.
 struct Diagnostic {
     std::filesystem::path file;
     int line = 0;    ///< from 1
@@ -22,15 +22,15 @@ struct Diagnostic {
 
 struct ReadFleet {
     Fleet fleet;                          ///< meaningful only without errors
-    std::vector<Diagnostic> diagnostics;  ///< all of the file's errors at once, in its order
-    std::vector<Diagnostic> warnings;     ///< what is read but has no effect, in the same order
+    std::vector<Diagnostic> diagnostics;  ///< all errors of the file, in its order
+    std::vector<Diagnostic> warnings;     ///< values that have no effect, in the same order
     [[nodiscard]] bool ok() const noexcept { return diagnostics.empty(); }
 };
 
-/// Reads and checks a fleet file; relative model paths are taken from the file's folder.
+/// Reads and checks a fleet file; relative model paths are relative to its folder.
 [[nodiscard]] ReadFleet read_fleet(const std::filesystem::path& file);
 
-/// The same for text that is not a file yet; `name` stands in the diagnostics.
+/// As `read_fleet`, for text that is not a file; diagnostics show `name`.
 [[nodiscard]] ReadFleet read_fleet_text(std::string_view yaml, const std::filesystem::path& name);
 
 }  // namespace bulkhead::config

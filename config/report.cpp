@@ -13,7 +13,7 @@
 namespace bulkhead::config {
 namespace {
 
-/// Edits (insert, delete, replace, swap of neighbours) that turn one word into the other.
+/// Counts the edits (insert, delete, replace, swap of neighbours) that turn one word into the other.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
     std::vector<std::size_t> before;  // two rows above, for the swap
     std::vector<std::size_t> above(b.size() + 1);
@@ -58,7 +58,7 @@ std::vector<Diagnostic> Report::take() && { return in_order_of_file(std::move(di
 std::vector<Diagnostic> Report::take_warnings() && { return in_order_of_file(std::move(warnings_)); }
 
 Diagnostic Report::diagnostic(SourceLocation place, std::string_view attempt, std::string_view remedy) const {
-    // A path such as `inputs.x.dtype` repeats keys as they were written, whatever is in them.
+    // A path such as `inputs.x.dtype` contains keys as written: escape them.
     return {file_, place.line, column_in_characters(place),
             Error{ErrorCode::config_invalid, escaped(attempt), escaped(remedy)}};
 }
@@ -72,7 +72,7 @@ int Report::column_in_characters(SourceLocation place) const {
     if (place.line == 0 || start == std::string_view::npos) return place.column;
     const std::string_view before = text_.substr(start, static_cast<std::size_t>(std::max(place.column - 1, 0)));
     return 1 + static_cast<int>(std::count_if(before.begin(), before.end(), [](char c) {
-               return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // every byte but UTF-8's continuations
+               return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // not a UTF-8 continuation byte
            }));
 }
 
@@ -86,7 +86,7 @@ std::string cut(std::string_view text) {
 std::string in_quotes(std::string_view text) { return bulkhead::in_quotes(cut(text)); }
 
 std::string suggestion(std::string_view text, std::span<const std::string_view> known) {
-    const std::string_view word = text.substr(0, 64);  // the distance costs the product of both lengths
+    const std::string_view word = text.substr(0, 64);  // bounded: the cost is the product of both lengths
     std::string_view nearest;
     std::size_t least = std::max<std::size_t>(word.size() / 3, 1) + 1;
     for (const std::string_view candidate : known)

@@ -24,7 +24,7 @@ std::optional<T> whole_number(std::string_view text, int base = 10) {
 
 bool only_digits(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), is_digit); }
 
-/// [0-9]+(\.[0-9]*)? or \.[0-9]+, then an exponent or none: what from_chars takes too, but nothing else of it.
+/// [0-9]+(\.[0-9]*)? or \.[0-9]+, then an optional exponent: the part of from_chars' grammar that YAML allows.
 bool looks_like_a_fraction(std::string_view text) {
     std::size_t at = 0;
     const auto digits = [&] {

@@ -12,20 +12,20 @@
 
 namespace bulkhead::config {
 
-/// Decimal, 0o and 0x, as YAML 1.2 reads an unquoted scalar.
+/// Decimal, 0o and 0x: YAML 1.2's unquoted integers.
 [[nodiscard]] std::optional<std::int64_t> parse_integer(std::string_view text);
-/// An integer or a decimal fraction; `.inf` and `.nan` are numbers too.
+/// An integer or a decimal fraction, also `.inf` and `.nan`.
 [[nodiscard]] std::optional<double> parse_number(std::string_view text);
 [[nodiscard]] std::optional<bool> parse_boolean(std::string_view text);
-/// An unquoted scalar that YAML 1.2 takes for text: no number, no boolean, no null.
+/// An unquoted scalar that is text in YAML 1.2: not a number, boolean or null.
 [[nodiscard]] bool is_plain_text(std::string_view text);
 
 /// "250ms", "30s", "2m", "1h"; at least 1 ms, at most `limits::duration_max`.
 [[nodiscard]] std::optional<std::chrono::milliseconds> parse_duration(std::string_view text);
 /// "4096", "64KiB", "4MiB", "2GiB".
 [[nodiscard]] std::optional<std::uint64_t> parse_size(std::string_view text);
-/// "512", "1..256" or "n=1..256"; ends from 0 to `limits::dim_max`. A range whose ends are swapped is read as it
-/// stands.
+/// "512", "1..256" or "n=1..256"; ends from 0 to `limits::dim_max`. Does not check that the ends
+/// are in order.
 [[nodiscard]] std::optional<DimRange> parse_dim(std::string_view text);
 /// The inverse of `parse_dim`.
 [[nodiscard]] std::string dim_text(const DimRange& range);

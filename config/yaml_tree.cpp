@@ -16,7 +16,7 @@
 namespace bulkhead::config {
 namespace {
 
-/// Ends a parse from inside an event: what follows is not worth its cost. Already reported.
+/// Thrown to end a parse inside an event, after an error that makes the rest worthless. Already reported.
 struct Enough {};
 
 SourceLocation location_of(const YAML::Mark& mark) { return {mark.line + 1, mark.column + 1}; }
@@ -25,7 +25,7 @@ class Builder final : public YAML::EventHandler {
 public:
     explicit Builder(Report& report) : report_{report} {}
 
-    /// Empty for a file without a value, and when the parse ended before its first document did.
+    /// Empty for a file without a value, or if the parse ended inside its first document.
     [[nodiscard]] NodeRef root() const { return root_; }
 
     void OnDocumentStart(const YAML::Mark& mark) override {
@@ -46,7 +46,7 @@ public:
         node->text = value;
         node->is_plain = tag == "?";
         if (!check_tag(mark, tag) || !check_escapes(mark, value))
-            node->kind = Node::Kind::invalid;  // what it means without its tag is unknown
+            node->kind = Node::Kind::invalid;  // without its tag its meaning is unknown
         close(std::move(node), anchor);
     }
 
@@ -89,8 +89,8 @@ private:
     struct Open {
         std::shared_ptr<Node> node;
         YAML::anchor_t anchor;
-        std::optional<Node::Entry> pending{};                         ///< a map's key that waits for its value
-        bool pending_is_invalid = false;                              ///< the key cannot be one: its value is dropped
+        std::optional<Node::Entry> pending{};                         ///< a map's key whose value is still to come
+        bool pending_is_invalid = false;                              ///< the key is not valid: drop its value
         std::unordered_map<std::string, SourceLocation> keys_seen{};  ///< of a map
     };
 
@@ -104,7 +104,7 @@ private:
     void report_too_deep(SourceLocation place) {
         report_.add(place, fmt::format("nested more than {} levels deep", limits::nesting_max), "flatten the value");
     }
-    /// Once a file.
+    /// Reports only once for a file.
     void report_too_many(SourceLocation place) {
         if (std::exchange(too_many_is_reported_, true)) return;
         report_.add(place, fmt::format("more than {} values, aliases expanded", limits::nodes_max),
@@ -117,7 +117,7 @@ private:
         return false;
     }
 
-    /// yaml-cpp makes single bytes of `\N` and `\_`, and code points that there are none of `\ud800`.
+    /// yaml-cpp turns `\N` and `\_` into single bytes, and `\ud800` into a code point that does not exist.
     bool check_escapes(const YAML::Mark& mark, std::string_view value) {
         for (std::size_t at = 0, length = 0; at < value.size(); at += length) {
             length = first_character(value.substr(at)).bytes;
@@ -131,7 +131,7 @@ private:
         return true;
     }
 
-    /// Bounds what is parsed at all, also where nothing is built.
+    /// Bounds everything parsed, even where no node is built.
     void count(std::size_t more, SourceLocation place) {
         nodes_ += more;
         if (nodes_ <= limits::nodes_max) return;
@@ -139,7 +139,7 @@ private:
         throw Enough{};
     }
 
-    /// Empty where values are skipped: inside something that is nested too deep.
+    /// Returns empty while values are skipped: inside too deep nesting.
     std::shared_ptr<Node> make(Node::Kind kind, const YAML::Mark& mark, YAML::anchor_t anchor) {
         const SourceLocation place = location_of(mark);
         count(1, place);
@@ -165,7 +165,7 @@ private:
             ++skipped_levels_;
             return;
         }
-        check_tag(mark, tag);  // its content means the same without
+        check_tag(mark, tag);  // the content means the same without the tag
         open_.push_back({std::move(node), anchor});
     }
 
@@ -225,14 +225,14 @@ private:
     NodeRef root_;
     std::vector<Open> open_;
     std::map<YAML::anchor_t, NodeRef> anchors_;
-    std::size_t nodes_ = 0;           ///< that stand in the text
-    std::size_t aliased_ = 0;         ///< that aliases stand for, beyond those
-    std::size_t skipped_levels_ = 0;  ///< lists and maps begun inside, and with, one that is nested too deep
+    std::size_t nodes_ = 0;           ///< written in the text
+    std::size_t aliased_ = 0;         ///< additional ones through aliases
+    std::size_t skipped_levels_ = 0;  ///< open lists and maps at and inside too deep nesting
     bool too_many_is_reported_ = false;
     int documents_ = 0;
 };
 
-/// What yaml-cpp would let pass, or report in words that help nobody.
+/// Checks what yaml-cpp would accept, or report in unhelpful words.
 bool check_characters(std::string_view text, Report& report) {
     SourceLocation place{1, 1};
     bool ok = true;
@@ -304,7 +304,7 @@ NodeRef parse_yaml(std::string_view text, Report& report) {
         return nullptr;
     }
     if (builder.root()) return builder.root();
-    auto nothing = std::make_shared<Node>();  // comments alone, or not even that
+    auto nothing = std::make_shared<Node>();  // only comments, or an empty file
     nothing->place = {1, 1};
     return nothing;
 }

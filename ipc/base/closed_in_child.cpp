@@ -23,7 +23,7 @@ struct Entry {
 struct Registry {
     std::mutex mutex;
     std::vector<Entry> entries;
-    std::uint64_t forks = 0;  ///< between the first process and this one; written where only one thread lives
+    std::uint64_t forks = 0;  ///< forks between the first process and this one; written while only one thread exists
 };
 
 /// Never destroyed: a thread may fork while the program ends.
@@ -32,7 +32,7 @@ Registry& registry() {
     return only;
 }
 
-/// A socket whose peer is gone; where only one number is free, one that never had a peer: it fails, too. -1: none.
+/// Returns a socket without a peer; if only one number is free, one that never had a peer, which fails too. -1: none.
 int dead_socket() {
     std::array<int, 2> pair{-1, -1};
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair.data()) != 0)
@@ -41,19 +41,19 @@ int dead_socket() {
     return pair[0];
 }
 
-/// The child has one thread, and may have been forked from any: system calls only.
+/// The child has one thread and may be forked from any: system calls only.
 void close_in_child() {
     Registry& all = registry();
     ++all.forks;
     int dead = all.entries.empty() ? -1 : dead_socket();
-    bool in_place = false;  // it has an entry's number
+    bool in_place = false;  // it has the number of an entry
     for (const auto& [fd, memory] : all.entries) {
-        if (dead < 0) {  // no number is free: this one will be
+        if (dead < 0) {  // no number is free: free this one
             ::close(fd);
             dead = dead_socket();
             in_place = dead == fd;
         }
-        // A number above a limit that was lowered since can be taken by nobody, so it may stay free.
+        // A number above a lowered limit may stay free: no call can take it.
         if (dead != fd && ::dup3(dead, fd, O_CLOEXEC) < 0) ::close(fd);
         if (!memory.empty())
             ::mmap(memory.data(), memory.size(), PROT_NONE,
@@ -67,7 +67,7 @@ void close_in_child() {
 void watch_forks() {
     static const int watched =
         ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); }, [] { close_in_child(); });
-    static_cast<void>(watched);  // it fails only without memory for one entry
+    static_cast<void>(watched);  // fails only without memory for one entry
 }
 
 }  // namespace

@@ -6,15 +6,15 @@
 
 namespace bulkhead {
 
-/// A descriptor that a forked child must not keep: a child that holds a channel's socket keeps it open after its
-/// parent's death, one that holds a slab keeps its memory. In the child of a `fork` the number then names a socket
-/// whose peer is gone: reading it ends, writing it fails, and whoever owns the number closes it as before. (In a
-/// process without two free numbers: that never had a peer, and reading fails, too.)
-/// `not_inherited` is a mapping marked MADV_DONTFORK: the child gets an inaccessible one in its place, so that whoever
-/// unmaps it unmaps nothing else. A program that a child executes never had the descriptor: all are close-on-exec.
-/// `posix_spawn` and `vfork` run no such handlers, and need none.
+/// A descriptor that a forked child must not keep: a child that holds a channel's socket keeps it open
+/// after its parent's death; one that holds a slab keeps its memory. In the child of a `fork`, the
+/// number is replaced by a socket without a peer: reads see the end, writes fail, and the owner closes
+/// it as before. (Without two free numbers in the process, the socket never had a peer, and reads fail
+/// too.) `not_inherited` is a mapping marked MADV_DONTFORK. The child gets an inaccessible mapping in
+/// its place, so that its unmapping hits nothing else. A program that a child executes never has the
+/// descriptor: all are close-on-exec. `posix_spawn` and `vfork` run no fork handlers and need none.
 ///
-/// Owns    the registration; descriptor and mapping are their owner's, who drops this first
+/// Owns    the registration; the owner of descriptor and mapping must drop it before them
 /// Thread  any
 class ClosedInChild {
 public:
@@ -24,7 +24,7 @@ public:
     ClosedInChild& operator=(ClosedInChild&& other) noexcept;
     ~ClosedInChild();
 
-    /// It was registered by a parent of this process, and is closed here.
+    /// A parent of this process registered it; in this process it is closed.
     [[nodiscard]] bool in_child() const noexcept;
 
 private:

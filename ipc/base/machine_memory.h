@@ -4,7 +4,7 @@
 
 namespace bulkhead {
 
-/// "MemTotal" and "MemAvailable" of this machine, in bytes; 0 where they cannot be read.
+/// "MemTotal" and "MemAvailable" of this machine, in bytes; 0 if unreadable.
 struct MachineMemory {
     std::uint64_t total = 0;
     std::uint64_t available = 0;

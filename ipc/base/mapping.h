@@ -8,13 +8,13 @@
 
 namespace bulkhead {
 
-/// For what is not a shared slab: those are Boost.Interprocess's mapped regions.
+/// Plain mmap memory. Shared slabs use Boost.Interprocess's mapped regions instead.
 ///
 /// Owns  mapped memory: the destructor unmaps it
 class Mapping {
 public:
     Mapping() noexcept = default;
-    /// As mmap. Empty where that fails, and errno says why. `place` is a wish.
+    /// Calls mmap. Empty if that fails, with errno set. `place` is only a hint.
     Mapping(std::size_t bytes, int protection, int flags, int fd = -1, void* place = nullptr) noexcept {
         void* const address = ::mmap(place, bytes, protection, flags, fd, 0);
         if (address != MAP_FAILED) bytes_ = {static_cast<std::byte*>(address), bytes};
@@ -36,8 +36,8 @@ private:
     std::span<std::byte> bytes_;
 };
 
-/// How much of a part of a mapped file is in the page cache; all of it where the kernel does not say. `mincore` calls
-/// all of a file cached that this user may not write. `part` begins on a page.
+/// Returns how many bytes of a part of a mapped file are in the page cache; all if the kernel does not
+/// say. `mincore` reports a file as fully cached if this user may not write it. `part` begins on a page.
 [[nodiscard]] std::size_t cached_bytes(std::span<std::byte> part);
 
 }  // namespace bulkhead

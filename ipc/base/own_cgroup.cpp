@@ -37,7 +37,7 @@ std::string unescape_octal(std::string_view text) {
     return out;
 }
 
-/// The path behind "4:memory:", or behind "0::"; empty when there is none.
+/// Returns the path after "4:memory:", or after "0::"; empty if there is none.
 std::string_view path_in(std::string_view cgroup, std::string_view controller) {
     for (const std::string_view line : split(cgroup, '\n')) {
         const std::size_t controllers = line.find(':') + 1;
@@ -49,7 +49,7 @@ std::string_view path_in(std::string_view cgroup, std::string_view controller) {
     return {};
 }
 
-/// A line says: id parent device root mount-point options… - type source options
+/// The format of a line: id parent device root mount-point options… - type source options
 bool mounts(std::string_view behind_dash, std::string_view controller) {
     const auto words = split(behind_dash, ' ');
     if (controller.empty()) return !words.empty() && words[0] == "cgroup2";

@@ -16,14 +16,14 @@
 namespace bulkhead {
 namespace {
 
-/// SEQPACKET reports both an empty packet and the end of file as 0 bytes; only the latter hangs up.
+/// SEQPACKET reports both an empty packet and the end of file as 0 bytes; only at the end has the peer hung up.
 bool peer_has_hung_up(int socket) {
     pollfd entry{socket, POLLRDHUP, 0};
     return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP)) != 0;
 }
 
-/// Whether a packet, be it empty, is still queued on a socket whose peer has hung up. Told by what the
-/// kernel attaches to every packet and to no end of file: the sender's credentials, when asked for.
+/// Is a packet, even an empty one, still queued on a socket whose peer has hung up? The kernel
+/// attaches the sender's credentials, if requested, to every packet and never to the end of file.
 bool packet_is_queued(int socket) {
     const int on = 1, off = 0;
     if (::setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) return false;
@@ -88,7 +88,7 @@ Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, P
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     descriptors.attach_to(message);
-    // A peer that closed with packets unread resets this end: reported once, before what it sent is read.
+    // A peer that closed with unread packets causes one ECONNRESET, before its own packets are read.
     ssize_t received = 0;
     do received = ::recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
     while (received < 0 && (errno == EINTR || errno == ECONNRESET));
@@ -97,7 +97,7 @@ Result<ReceiveOutcome> receive_packet(int socket, std::span<std::byte> buffer, P
         return system_error("receiving a packet", errno);
     }
     packet.fds = descriptors.take_from(message);
-    // An empty packet that was the very last one passes for the end of file: nothing is lost by that.
+    // A last packet that is empty looks like the end of file: nothing is lost by that.
     if (received == 0 && packet.fds.empty() && peer_has_hung_up(socket) && !packet_is_queued(socket))
         return ReceiveOutcome::closed;
     packet.fds_lost = ReceivedFds::lost_in(message) && packet.fds.size() <= fds_max;

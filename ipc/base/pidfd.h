@@ -13,12 +13,12 @@
 
 namespace bulkhead {
 
-/// By number: glibc 2.36 declares pidfd_open without C linkage. None, with errno set, where the process is gone.
+/// By system call: glibc 2.36 declares pidfd_open without C linkage. Empty, with errno set, if the process is gone.
 [[nodiscard]] inline UniqueFd pidfd_of(pid_t pid) {
     return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
 }
 
-/// Whether the process ends within `patience`.
+/// Returns whether the process ends within `patience`.
 [[nodiscard]] inline bool ends_within(const UniqueFd& pidfd, std::chrono::milliseconds patience) {
     using Clock = std::chrono::steady_clock;
     const auto until = Clock::now() + patience;

@@ -9,14 +9,14 @@
 
 namespace bulkhead {
 
-/// A program to start as a child that has nothing of this process but its environment: no input, no descriptor but its
-/// output, no blocked or ignored signal.
+/// A program to start as a child. It inherits only the environment: no input, no descriptors but
+/// its output, no blocked or ignored signals.
 struct Program {
     std::string path;
     std::vector<std::string> arguments;  ///< the first is its name
     int output = -1;
     int errors = -1;
-    bool detached = false;  ///< in a session of its own, and in "/": it keeps no file system busy
+    bool detached = false;  ///< own session, in "/": keeps no file system busy
 };
 
 /// Errors  system errors

@@ -10,19 +10,19 @@
 
 namespace bulkhead {
 
-/// The descriptors of one `recvmsg`. There is room for all that the kernel may deliver at once, so a surplus is seen
-/// and closed, never left open unseen; a message that is cut short all the same says that descriptors ran out here.
+/// The descriptors of one `recvmsg`. Has room for all that the kernel can deliver at once, so extra ones
+/// are seen and closed. If control data is still truncated, this process had run out of descriptors.
 class ReceivedFds {
 public:
     ReceivedFds() = default;
     ReceivedFds(const ReceivedFds&) = delete;
     ReceivedFds& operator=(const ReceivedFds&) = delete;
 
-    /// Before `recvmsg`, which is to be called with MSG_CMSG_CLOEXEC.
+    /// Call before `recvmsg`, which must use MSG_CMSG_CLOEXEC.
     void attach_to(msghdr& message) noexcept;
-    /// After it succeeded, at once: until then nobody owns what came.
+    /// Call at once after success: until then no object owns the received descriptors.
     [[nodiscard]] std::vector<UniqueFd> take_from(msghdr& message);
-    /// Some, or all, of what was sent did not arrive, for want of a free descriptor in this process.
+    /// Some of the sent descriptors did not arrive, because this process has no free ones.
     [[nodiscard]] static bool lost_in(const msghdr& message) noexcept { return (message.msg_flags & MSG_CTRUNC) != 0; }
 
 private:

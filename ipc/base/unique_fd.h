@@ -6,7 +6,7 @@
 
 namespace bulkhead {
 
-/// The one owner of a file descriptor. No conversion to `int`: that lets a closed number travel.
+/// The only owner of a file descriptor. No conversion to `int`: that would let a closed number travel.
 class UniqueFd {
 public:
     UniqueFd() noexcept = default;

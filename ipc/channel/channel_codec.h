@@ -1,8 +1,8 @@
 #pragma once
 
-/// The channel's messages as values that own what they hold. `parse_…` copies a packet's bytes once, checks
-/// them, and hands out only what passed; `encode` is its inverse. Layout: `ipc/channel/wire.json`;
-/// prose: `docs/channel.md`.
+/// The channel's messages as owning values. `parse_…` copies a packet's bytes once, checks the copy
+/// and returns only valid messages; `encode` is the inverse. Layout: `ipc/channel/wire.json`;
+/// description: `docs/channel.md`.
 
 #include <chrono>
 #include <cstddef>
@@ -20,8 +20,8 @@
 
 namespace bulkhead::channel {
 
-/// A checked descriptor: dtype known, name printable, `lease.size_bytes` what dims and dtype ask for.
-/// That the lease lies in its slab is for the owner of the slab table to check (`check_placement`).
+/// A checked descriptor: dtype known, name printable, `lease.size_bytes` matches dims and dtype.
+/// The owner of the slab table checks that the lease lies in its slab (`check_placement`).
 struct Tensor {
     std::string name;
     wire::DType dtype{};
@@ -53,7 +53,7 @@ struct SlabRequest {
 struct Infer {
     std::uint64_t request_id = 0;
     std::string method{};
-    std::chrono::milliseconds deadline{0};  ///< from receipt; 0: the model's own
+    std::chrono::milliseconds deadline{0};  ///< from receipt; 0: the model's default
     bool retry_safe = false;
     Tensors tensors{};
     boost::json::object parameters{};
@@ -101,12 +101,12 @@ struct Welcome {
 };
 
 struct SlabOffer {
-    std::uint64_t request_id = 0;  ///< of the slab_request; 0 for those that follow welcome
+    std::uint64_t request_id = 0;  ///< of the slab_request; 0 for the offers after welcome
     std::uint32_t slab_id = 0;
     wire::SlabDirection direction = wire::SlabDirection::input;
     wire::SlabKind kind = wire::SlabKind::host_memfd;
     std::uint64_t size_bytes = 0;
-    wire::CudaIpcHandle handle{};  ///< of kind cuda_ipc; the other kinds bring one descriptor
+    wire::CudaIpcHandle handle{};  ///< only of kind cuda_ipc; other kinds bring a descriptor
     friend bool operator==(const SlabOffer&, const SlabOffer&) = default;
 };
 
@@ -165,7 +165,7 @@ using WorkerMessage =
 struct Refusal {
     Error error;
     /// 0: the packet breaks the protocol: answer `Failure{0, error}`, then close the channel.
-    /// Else only this request is bad: answer `Failure{request_id, error}` and go on.
+    /// Otherwise only this request is bad: answer `Failure{request_id, error}` and go on.
     std::uint64_t request_id = 0;
 
     [[nodiscard]] bool closes_channel() const noexcept { return request_id == 0; }
@@ -176,30 +176,30 @@ struct Refusal {
     bulkhead::throw_exception_from_error(refusal.error, where);
 }
 
-/// Of a packet that holds several messages; all of it where it does not say that it does.
+/// Returns the first message of a packet that holds several; all bytes of any other packet.
 [[nodiscard]] std::span<const std::byte> first_message(std::span<const std::byte> packet) noexcept;
 
-/// For the worker. A request's own faults are shape_mismatch, dtype_unsupported and input_invalid.
+/// For the worker. Faults of a request: shape_mismatch, dtype_unsupported, input_invalid.
 [[nodiscard]] boost::system::result<ClientMessage, Refusal> parse_from_client(std::span<const std::byte> packet);
 
-/// For the client. A worker that errs in any field has broken the protocol: there is no milder case.
+/// For the client. Any invalid field breaks the protocol.
 [[nodiscard]] Result<WorkerMessage> parse_from_worker(std::span<const std::byte> packet);
 
-// One packet each. Errors (only where a Result is returned)  input_invalid or shape_mismatch: a name too
+// One packet each. Errors, if a Result is returned: input_invalid or shape_mismatch: a name too
 // long for its field, too many tensors, more than wire::json_bytes_max of JSON.
 
-[[nodiscard]] std::vector<std::byte> encode(const Hello& message);  ///< a long client name is cut
+[[nodiscard]] std::vector<std::byte> encode(const Hello& message);  ///< cuts a long client name
 [[nodiscard]] std::vector<std::byte> encode(const SlabRequest& message);
 [[nodiscard]] Result<std::vector<std::byte>> encode(const Infer& message);
 [[nodiscard]] std::vector<std::byte> encode(const Cancel& message);
-/// At most `release_leases_max` of them.
+/// At most `release_leases_max` leases.
 [[nodiscard]] std::vector<std::byte> encode(const Release& message);
 [[nodiscard]] std::vector<std::byte> encode(const SlabLend& message);
 [[nodiscard]] std::vector<std::byte> encode(const SlabReturn& message);
 [[nodiscard]] Result<std::vector<std::byte>> encode(const Welcome& message);
 [[nodiscard]] std::vector<std::byte> encode(const SlabOffer& message);
 [[nodiscard]] Result<std::vector<std::byte>> encode(const InferResult& message);
-[[nodiscard]] std::vector<std::byte> encode(const Failure& message);  ///< long or unprintable text is cut and cleaned
+[[nodiscard]] std::vector<std::byte> encode(const Failure& message);  ///< cuts long text, cleans unprintable text
 [[nodiscard]] std::vector<std::byte> encode(const Closing& message);
 [[nodiscard]] std::vector<std::byte> encode(const RingOffer& message);
 [[nodiscard]] std::vector<std::byte> encode(const SlabAccepted& message);
@@ -207,7 +207,7 @@ struct Refusal {
 [[nodiscard]] std::vector<std::byte> encode(const EventOffer& message);
 
 using wire::release_leases_max;
-/// Bytes of an error's attempt and of its remedy, each.
+/// Bounds an error's attempt and its remedy, each.
 inline constexpr std::size_t error_text_bytes_max = 8 * 1024;
 
 }  // namespace bulkhead::channel

@@ -42,7 +42,7 @@ private:
     std::vector<std::byte> packet_;
 };
 
-/// A packet of a fixed body and, where there is one, text.
+/// Makes a packet of a fixed body and optional text.
 template <typename Body>
 std::vector<std::byte> packet_of(wire::MessageType type, std::uint64_t request_id, const Body& body,
                                  std::string_view text = {}) {
@@ -65,7 +65,7 @@ Result<> check_name(std::string_view what, std::string_view name, std::size_t fi
                  fmt::format("name it in 1 to {} bytes of printable UTF-8", field_bytes - 1)};
 }
 
-/// JSON of one message; no bytes for an empty object.
+/// Returns the JSON of one message; no bytes for an empty object.
 Result<std::string> json_text(const boost::json::object& object) {
     if (object.empty()) return std::string{};
     std::string text = boost::json::serialize(object);

@@ -45,7 +45,7 @@ private:
     std::span<const std::byte> rest_;
 };
 
-/// Empty without a terminator inside the array, or with anything but printable UTF-8 before it. A view of the array.
+/// Returns a view of the array's text; empty without a terminator, or if the text is not printable UTF-8.
 template <std::size_t size>
 std::optional<std::string_view> text_of(const std::array<char, size>& field) {
     const auto end = std::ranges::find(field, '\0');
@@ -70,7 +70,7 @@ Parsed<wire::Header> parse_header(Reader& reader, std::size_t packet_bytes) {
     return header;
 }
 
-/// A JSON object, or none at all where no bytes were sent.
+/// Parses a JSON object; no bytes stand for an empty one.
 std::optional<boost::json::object> parse_object(std::string_view text) {
     if (text.empty()) return boost::json::object{};
     boost::system::error_code failure;
@@ -133,8 +133,8 @@ Result<Tensor> tensor_from(const wire::TensorDescriptor& wire_tensor) {
     return tensor;
 }
 
-/// Descriptors and JSON behind an infer or a result. A wrong count breaks the protocol; what the
-/// descriptors say is the request's own fault.
+/// Descriptors and JSON of an infer or a result. A wrong count breaks the protocol; invalid
+/// descriptors are the request's own fault.
 struct Payload {
     Tensors tensors;
     boost::json::object json;
@@ -295,7 +295,7 @@ Parsed<WorkerMessage> parse_result(Reader& reader, const wire::Header& header) {
     if (!reader.take(body)) return broken("a result shorter than its fixed part");
     Parsed<Payload> payload = parse_payload(reader, body.tensor_count, body.json_bytes, header.request_id);
     if (!payload) return broken("a result with " + payload.error().error.attempt);
-    // Bounded so that the conversion to a signed count is exact.
+    // Bounded: the conversion to a signed count is then exact.
     constexpr std::uint64_t us_max = std::uint64_t{1} << 62;
     return WorkerMessage{InferResult{header.request_id, (header.flags & wire::flag_more) != 0,
                                      std::move(payload->tensors), std::move(payload->json),
@@ -303,7 +303,7 @@ Parsed<WorkerMessage> parse_result(Reader& reader, const wire::Header& header) {
                                      std::chrono::microseconds{std::min(body.run_us, us_max)}}};
 }
 
-/// A code that only a newer release knows is shown as `internal`: its text still tells.
+/// Maps codes of newer releases to `internal`; the text still explains the error.
 ErrorCode code_from(std::uint16_t value) { return error_code_from(value).value_or(ErrorCode::internal); }
 
 Parsed<WorkerMessage> parse_failure(Reader& reader, std::uint64_t request_id) {

@@ -8,10 +8,10 @@
 
 namespace bulkhead {
 
-/// Bytes of one element; 0 for a number that is no DType.
+/// Returns the bytes of one element; 0 for an unknown DType.
 [[nodiscard]] std::size_t element_size(wire::DType dtype) noexcept;
 
-/// As PyTorch and NumPy spell it: "float32", "int64", "bool".
+/// PyTorch's and NumPy's spelling: "float32", "int64", "bool".
 [[nodiscard]] std::string_view to_string(wire::DType dtype) noexcept;
 [[nodiscard]] std::optional<wire::DType> dtype_from(std::string_view name) noexcept;
 

@@ -17,7 +17,7 @@ Result<std::uint64_t> tensor_bytes(wire::DType dtype, std::span<const std::int64
     if (dims.size() > wire::rank_max)
         return Error{ErrorCode::shape_mismatch, fmt::format("a tensor of {} dimensions", dims.size()),
                      fmt::format("send at most {} dimensions", wire::rank_max)};
-    // An empty tensor's other dims must be sane too, so zeros are multiplied in last.
+    // The other dims of an empty tensor must be valid too, so zeros are multiplied in last.
     std::int64_t product = static_cast<std::int64_t>(size);
     bool empty = false;
     for (const std::int64_t dim : dims) {

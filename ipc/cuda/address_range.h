@@ -7,13 +7,13 @@
 
 namespace bulkhead::cuda {
 
-/// Device addresses of this process, kept as long as this lives; a VmmSlab puts memory there.
+/// Reserved device addresses of this process; a VmmSlab maps memory there. Freed on destruction.
 ///
-/// Units   size_bytes() is a multiple of the device's granularity, usually 2 MiB; addresses alone cost no memory
+/// Units   size_bytes() is a multiple of the device's granularity, usually 2 MiB; addresses cost no memory
 /// Thread  any
 class AddressRange {
 public:
-    /// Errors  input_invalid (no byte, or more than there are addresses), out_of_memory
+    /// Errors  input_invalid (0 bytes, or more than the address space), out_of_memory
     static Result<std::unique_ptr<const AddressRange>> reserve(std::shared_ptr<const Gpu> gpu,
                                                                std::uint64_t size_bytes);
     AddressRange(const AddressRange&) = delete;
@@ -31,9 +31,9 @@ private:
     std::uint64_t size_bytes_;
 };
 
-/// Memory that can be shared by a file descriptor, as `cuMemCreate` is asked for it.
+/// Returns the cuMemCreate properties of memory that can be shared by file descriptor.
 [[nodiscard]] CUmemAllocationProp shareable_on(const Gpu& gpu);
-/// Rounded up to what such memory is allocated in. Errors  input_invalid: no byte, or beyond 64 bits
+/// Rounds up to the allocation granularity of such memory. Errors  input_invalid: 0 bytes, or beyond 64 bits
 [[nodiscard]] Result<std::uint64_t> whole_allocation(const Gpu& gpu, std::uint64_t size_bytes);
 
 }  // namespace bulkhead::cuda

@@ -31,7 +31,7 @@ Result<const Driver*> Driver::open() {
 #undef BULKHEAD_CUDA_RESOLVE
     if (const CUresult error = driver->cuInit(0); error != CUDA_SUCCESS)
         return failure(driver->failed("cuInit", error).attempt);
-    return driver.release();  // for the life of the process, as the library
+    return driver.release();  // stays for the life of the process, as the library does
 }
 
 Error Driver::failed(std::string_view call, CUresult error) const {

@@ -7,7 +7,7 @@
 
 namespace bulkhead::cuda {
 
-/// Every driver function that is called, with the symbol that has this signature: `_v2` where cuda.h renames it so.
+/// Every driver function in use, with the symbol that has this signature: `_v2` if cuda.h renames it so.
 // clang-format off
 #define BULKHEAD_CUDA_FUNCTIONS(F)                                                                                \
     F(cuInit, "cuInit", unsigned flags)                                                                           \
@@ -60,14 +60,14 @@ namespace bulkhead::cuda {
     F(cuLaunchHostFunc, "cuLaunchHostFunc", CUstream stream, CUhostFn function, void* user_data)
 // clang-format on
 
-/// NVIDIA's driver, opened at run time: the library of $BULKHEAD_LIBCUDA, else libcuda.so.1. Its functions are members
-/// by their names in cuda.h.
+/// NVIDIA's driver, opened at run time: the library of $BULKHEAD_LIBCUDA, else libcuda.so.1. Its
+/// functions are members with their names of cuda.h.
 ///
 /// Thread  any
 class Driver {
 public:
-    /// The same answer at every call; the library is never closed, since its own threads and exit handlers stay.
-    /// Errors  load_failed: no such library, a symbol that it lacks, or `cuInit`'s refusal
+    /// Loads once; later calls return the same result. Never closes the library: its threads and exit handlers stay.
+    /// Errors  load_failed: no library, a missing symbol, or a failure of `cuInit`
     static const Result<const Driver*>& load();
 
     /// "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", as out_of_memory, resources_exhausted or internal.

@@ -1,7 +1,7 @@
 #pragma once
 
-/// The part of NVIDIA's cuda.h that GPU slabs use, by its own names and layouts, which have not changed since CUDA 11.
-/// `tests/gpu/slabs/driver_types_test.cpp` compares it with the toolkit's, where there is one.
+/// The part of NVIDIA's cuda.h that GPU slabs use, with its names and layouts, unchanged since CUDA
+/// 11. `tests/gpu/slabs/driver_types_test.cpp` compares it with the toolkit, if installed.
 
 #include <array>
 #include <cstddef>

@@ -17,7 +17,7 @@ Result<wire::GpuUuid> uuid_of(const Driver& driver, CUdevice device) {
     return bytes;
 }
 
-/// What an old driver does not know is not supported.
+/// Attributes unknown to an old driver count as unsupported.
 bool has(const Driver& driver, CUdevice device, int attribute) {
     int value = 0;
     return driver.cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS && value != 0;
@@ -25,7 +25,7 @@ bool has(const Driver& driver, CUdevice device, int attribute) {
 
 std::uint64_t features_of(const Driver& driver, CUdevice device) {
     if (!has(driver, device, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)) return 0;
-    // Asked for by number 125 since CUDA 12; before, unified addressing on Linux was all that IPC needed.
+    // CUDA 12 added this attribute (125); before, IPC on Linux needed only unified addressing.
     int ipc = 0;
     if (driver.cuDeviceGetAttribute(&ipc, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, device) != CUDA_SUCCESS) ipc = 1;
     if (ipc == 0) return 0;
@@ -83,7 +83,7 @@ Gpu::~Gpu() {
 
 void Gpu::synchronize() const noexcept {
     const Current current{*this};
-    (void)driver_.cuCtxSynchronize();  // a lost context has nothing left to wait for
+    (void)driver_.cuCtxSynchronize();  // a lost context has nothing to wait for
 }
 
 std::string to_string(const wire::GpuUuid& uuid) {

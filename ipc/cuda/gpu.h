@@ -9,15 +9,15 @@
 
 namespace bulkhead::cuda {
 
-/// One GPU, through its primary context: the one that the CUDA runtime, and so LibTorch and PyTorch, use too.
+/// One GPU through its primary context, which the CUDA runtime, and so LibTorch and PyTorch, use too.
 ///
-/// Owns    a reference to the context, which costs 100 to 550 MiB of device memory where it is the first
-/// Thread  any; calls make the context current for themselves and leave the thread as it was
+/// Owns    a reference to the context; the first one in a process costs 100 to 550 MiB of device memory
+/// Thread  any; calls make the context current and restore the thread's former one
 class Gpu {
 public:
-    /// `ordinal` counts those that CUDA_VISIBLE_DEVICES shows. Errors  load_failed, out_of_memory
+    /// `ordinal` counts the GPUs in CUDA_VISIBLE_DEVICES. Errors  load_failed, out_of_memory
     static Result<std::shared_ptr<const Gpu>> open(int ordinal);
-    /// Errors  load_failed; input_invalid when no visible GPU has this UUID
+    /// Errors  load_failed; input_invalid if no visible GPU has this UUID
     static Result<std::shared_ptr<const Gpu>> open(const wire::GpuUuid& uuid);
     Gpu(const Gpu&) = delete;
     Gpu& operator=(const Gpu&) = delete;
@@ -26,8 +26,8 @@ public:
     [[nodiscard]] const wire::GpuUuid& uuid() const noexcept { return uuid_; }
     [[nodiscard]] CUdevice device() const noexcept { return device_; }
     [[nodiscard]] const Driver& driver() const noexcept { return driver_; }
-    /// Of wire::Feature: the slab kinds that can be handed over here. None without interprocess events: then nothing
-    /// could be handed over in stream order.
+    /// Bits of wire::Feature: the slab kinds this GPU can share. 0 without interprocess events:
+    /// tensors could not be handed over in stream order.
     [[nodiscard]] std::uint64_t features() const noexcept { return features_; }
 
     /// Makes the context current on this thread for a scope.
@@ -43,11 +43,11 @@ public:
 
     private:
         const Driver& driver_;
-        const CUresult pushed_;  ///< the call that follows fails where this did, and says so
+        const CUresult pushed_;  ///< if it failed, the next call fails too and reports it
     };
 
-    /// Waits until everything that was queued on this GPU by this process is done. For slabs that end; never for a
-    /// hand-over.
+    /// Waits until all queued work of this process on this GPU is done. For the end of slabs, never
+    /// for a hand-over.
     void synchronize() const noexcept;
 
 private:
@@ -62,7 +62,7 @@ private:
     std::uint64_t features_ = 0;
 };
 
-/// "GPU-b4efe4ba-…", as nvidia-smi and CUDA_VISIBLE_DEVICES spell it.
+/// "GPU-b4efe4ba-…", the spelling of nvidia-smi and CUDA_VISIBLE_DEVICES.
 [[nodiscard]] std::string to_string(const wire::GpuUuid& uuid);
 
 }  // namespace bulkhead::cuda

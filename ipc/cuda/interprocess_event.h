@@ -6,29 +6,29 @@
 
 namespace bulkhead::cuda {
 
-/// A point in a stream's work for which another process' stream can wait: tensors change hands by it, and no host
-/// waits.
+/// A point in a stream's work that a stream of another process can wait for. Hands over tensors
+/// without a wait on the host.
 ///
-/// One event stands for its latest recording. A stream that is told to wait while a later one is already recorded waits
-/// for that; since both sides record before they tell the other by message, it never waits for too little, nor in a
-/// circle.
+/// An event stands for its latest recording. A stream told to wait after a later recording waits
+/// for that one. Both sides record before they send their message, so a wait is never too short and
+/// never circular.
 ///
-/// Owns    the event; the handle of a destroyed one must not be used
+/// Owns    the event; its handle must not be used after its destruction
 /// Thread  any; not synchronised
 class InterprocessEvent {
 public:
     /// Errors  not_permitted, internal
     static Result<InterprocessEvent> create(std::shared_ptr<const Gpu> gpu);
-    /// In another process than the one that created it.
+    /// Call in another process than the one that created it.
     static Result<InterprocessEvent> import(std::shared_ptr<const Gpu> gpu, const wire::CudaIpcHandle& handle);
 
     InterprocessEvent(InterprocessEvent&&) noexcept = default;
     InterprocessEvent& operator=(InterprocessEvent&&) noexcept = default;
 
     [[nodiscard]] Result<wire::CudaIpcHandle> handle() const;
-    /// Behind all that was queued on the stream; a null stream is the default one.
+    /// Records behind all work queued on the stream; null: the default stream.
     [[nodiscard]] Result<> record(CUstream stream) const;
-    /// What is queued on the stream from now on runs after the latest recording. One never recorded has passed.
+    /// Work queued from now on runs after the latest recording. An event never recorded does not block.
     [[nodiscard]] Result<> make_wait(CUstream stream) const;
 
 private:

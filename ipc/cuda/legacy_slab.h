@@ -7,20 +7,20 @@
 
 namespace bulkhead::cuda {
 
-/// Device memory shared by a 64-byte handle: a slab of kind cuda_ipc, for peers that know nothing newer.
+/// Device memory shared by a 64-byte handle: a slab of kind cuda_ipc, for peers that support nothing newer.
 ///
-/// A handle opens the whole block that an address lies in, so this is an allocation of its own, in multiples of 2 MiB
-/// (NVIDIA's advice: smaller ones share a block with others). An importer has read and write access, always. What
-/// becomes of its mapping when the exporter frees the memory, or dies, is not defined by CUDA.
+/// A handle opens the whole block around an address, so the slab is an allocation of its own, in multiples
+/// of 2 MiB (NVIDIA's advice: smaller ones share a block). An importer always has read and write access.
+/// CUDA does not define what happens to its mapping when the exporter frees the memory or dies.
 ///
-/// Owns    the allocation, or the importer's mapping. The destructor waits for the GPU first
+/// Owns    the allocation, or the importer's mapping. The destructor first waits for the GPU
 /// Thread  any; not synchronised
 class LegacySlab {
 public:
     /// Errors  out_of_memory
     static Result<LegacySlab> create(std::shared_ptr<const Gpu> gpu, std::uint64_t size_bytes);
 
-    /// In another process than the one that created it; within a process one handle is open once.
+    /// Call in another process than the creator; a process can open a handle only once.
     /// Errors  not_permitted, internal (stale, or opened by the process that made it)
     static Result<LegacySlab> import(std::shared_ptr<const Gpu> gpu, const wire::CudaIpcHandle& handle,
                                      std::uint64_t size_bytes);
@@ -28,7 +28,7 @@ public:
     LegacySlab(LegacySlab&&) noexcept = default;
     LegacySlab& operator=(LegacySlab&&) noexcept = default;
 
-    /// For whoever created it.
+    /// Call on the creating side only.
     [[nodiscard]] Result<wire::CudaIpcHandle> handle() const;
 
     [[nodiscard]] CUdeviceptr pointer() const noexcept { return block_->pointer; }

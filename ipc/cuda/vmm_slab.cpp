@@ -37,7 +37,7 @@ Result<VmmSlab> VmmSlab::import(std::shared_ptr<const Gpu> gpu, int fd, std::uin
     const Gpu::Current current{*gpu};
     const std::string attempt = fmt::format("importing a slab of {} bytes on {}", size_bytes, to_string(gpu->uuid()));
     CUmemGenericAllocationHandle handle = 0;
-    // The driver takes the descriptor's number in the place of a pointer.
+    // The driver takes the descriptor's number in place of a pointer.
     const CUresult imported = driver.cuMemImportFromShareableHandle(
         &handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (auto opened = driver.check("cuMemImportFromShareableHandle", imported); !opened)

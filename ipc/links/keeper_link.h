@@ -1,8 +1,8 @@
 #pragma once
 
-/// The link between keeper and supervisor: fixed binary packets over SOCK_SEQPACKET, so that the keeper
-/// needs neither parser nor allocator. `docs/keeper-link.md` is its prose. Both ends are of one machine,
-/// and may be of two releases: each opens with a hello that carries a version range.
+/// The link between keeper and supervisor: fixed binary packets over SOCK_SEQPACKET, so that the
+/// keeper needs no parser and no allocator. Described in `docs/keeper-link.md`. Both ends run on
+/// one machine but may be of two releases: each opens with a hello that carries a version range.
 
 #include <array>
 #include <cstdint>
@@ -25,7 +25,7 @@ enum class Type : std::uint16_t {
     hello_end = 3,     ///< no body
     spawned = 4,       ///< Spawned; fds: pidfd, link, log
     spawn_failed = 5,  ///< SpawnFailed
-    exited = 6,        ///< Exited: reaped, and what was left of its process group killed and reaped
+    exited = 6,        ///< Exited: reaped, its process group killed and reaped
     stop_asked = 7,    ///< no body: SIGTERM or SIGINT reached the keeper: unload all, then `stop`
     reload_asked = 8,  ///< no body: SIGHUP reached the keeper
     // supervisor → keeper
@@ -34,9 +34,9 @@ enum class Type : std::uint16_t {
     signal = 34,            ///< Signal
     ledger = 35,            ///< WorkerKey + ledger bytes: replaces the worker's blob
     forget = 36,            ///< WorkerKey: drops the record of a dead worker
-    stop = 37,              ///< no body: everything is unloaded: remove the socket, end
-    hand_over = 38,         ///< no body: this supervisor ends on purpose; the next is started at once
-    upgrade = 39,           ///< no body: as hand_over, and the keeper re-executes its own program first
+    stop = 37,              ///< no body: everything is unloaded: the keeper removes the socket and ends
+    hand_over = 38,         ///< no body: this supervisor ends on purpose; the next starts at once
+    upgrade = 39,           ///< no body: as hand_over, but the keeper re-executes its own program first
     reload_done = 40,       ///< no body: answers reload_asked when this supervisor stays: the file was refused, or
                             ///< asks for nothing new; one that hands over need not say it
 };
@@ -48,20 +48,20 @@ struct Header {
     std::uint64_t request_id;  ///< echoed in spawned and spawn_failed
 };
 
-/// By which a worker is known everywhere.
+/// The key of a worker everywhere.
 struct WorkerKey {
     std::array<char, 64> model;
     std::uint32_t replica;
     std::uint32_t reserved;
-    std::uint64_t generation;  ///< rises with every spawn of the daemon, never used twice
+    std::uint64_t generation;  ///< rises with every spawn of the daemon; never reused
     friend bool operator==(const WorkerKey&, const WorkerKey&) = default;
 };
 
-/// Why the keeper's last try to re-execute its program failed, and the old program went on.
+/// Why the keeper's last attempt to re-execute its program failed; the old program went on.
 enum class UpgradeFailure : std::uint16_t {
     none = 0,
     state = 1,    ///< the state could not be written
-    refused = 2,  ///< the installed program could not be started, or does not take the state
+    refused = 2,  ///< the installed program could not be started, or rejects the state
     execute = 3,  ///< execve
 };
 
@@ -73,7 +73,7 @@ struct KeeperHello {
     std::uint64_t supervisor_starts;  ///< 1 for the first supervisor
     std::uint64_t started_unix_ms;    ///< when the keeper started
     std::int32_t keeper_pid;
-    std::uint16_t executions;      ///< how often the keeper has re-executed its program; 0 of one that cannot tell
+    std::uint16_t executions;      ///< how often the keeper has re-executed its program; 0 from an older keeper
     std::uint16_t upgrade_failed;  ///< UpgradeFailure of the last `upgrade`
 };
 
@@ -90,7 +90,7 @@ struct WorkerRecord {
     std::int32_t pid;
     std::uint32_t fate;          ///< WorkerFate
     std::int32_t exit_number;    ///< exit code or signal
-    std::uint32_t ledger_bytes;  ///< follow this struct
+    std::uint32_t ledger_bytes;  ///< of the ledger after this struct
     std::uint64_t spawned_unix_ms;
     std::uint32_t group_empty;  ///< as in Exited; 0 while it runs
     std::uint32_t reserved;
@@ -102,7 +102,7 @@ struct Spawned {
     std::uint32_t reserved;
 };
 
-/// The system call at which a spawn stopped; everything before it was rolled back.
+/// The step at which a spawn failed; everything before it was rolled back.
 enum class SpawnStep : std::uint32_t {
     none = 0,
     table_full = 1,
@@ -127,16 +127,16 @@ struct Exited {
     std::int32_t pid;
     std::uint32_t fate;  ///< WorkerFate, never running
     std::int32_t exit_number;
-    std::uint32_t group_empty;  ///< 1 when the process group was seen empty after reaping
+    std::uint32_t group_empty;  ///< 1: the process group was seen empty after reaping
 };
 
-/// Followed by `bytes` of zero-terminated strings: argv, then environment.
+/// `bytes` of zero-terminated strings follow: argv, then environment.
 struct Spawn {
     WorkerKey key;
     std::uint32_t argv_count;
     std::uint32_t environment_count;
     std::uint32_t bytes;
-    std::uint32_t has_cgroup;      ///< 1: one fd comes along, the child starts inside it
+    std::uint32_t has_cgroup;      ///< 1: brings one fd; the child starts inside it
     std::uint64_t core_bytes_max;  ///< RLIMIT_CORE
     std::uint64_t reserved;
 };
@@ -162,9 +162,9 @@ static_assert(is_wire_struct<Exited, 96>);
 static_assert(is_wire_struct<Spawn, 112>);
 static_assert(is_wire_struct<Signal, 88>);
 
-/// Descriptors that a child finds open, besides 0 (/dev/null), 1 and 2 (its log pipe).
+/// Descriptors that are open in a child, besides 0 (/dev/null), 1 and 2 (its log pipe).
 inline constexpr int child_link_fd = 3;
-/// The supervisor alone finds the listening control socket here.
+/// The listening control socket; only in the supervisor.
 inline constexpr int child_listen_fd = 4;
 
 }  // namespace bulkhead::keeper_link

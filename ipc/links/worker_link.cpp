@@ -70,7 +70,7 @@ json::object encode_message(Direction& message) {
         message);
 }
 
-/// False, and `to` is empty, when `from` is of another type.
+/// Returns false and leaves `to` empty if `from` has another type.
 template <typename T>
 bool decode(json::value& from, T& to) {
     if constexpr (is_optional<T>) {

@@ -1,6 +1,6 @@
 #pragma once
 
-/// The worker link's packets as values. `worker_link.json` defines them; docs/worker-link.md is their prose.
+/// The worker link's packets as values. Defined in `worker_link.json`, described in docs/worker-link.md.
 
 #include <string>
 #include <string_view>
@@ -15,8 +15,8 @@ namespace bulkhead::worker_link {
 [[nodiscard]] boost::json::object to_json(ToDaemon message);
 [[nodiscard]] boost::json::object to_json(ToWorker message);
 
-/// Texts are as the sender wrote them: escape them before you show them.
-/// Errors  protocol_violation: not a JSON object, no type, or a member that its type requires is missing
+/// Texts are unescaped, as the sender wrote them.
+/// Errors  protocol_violation: not a JSON object, no type, or a required member is missing
 [[nodiscard]] Result<ToDaemon> parse_to_daemon(std::string_view packet);
 [[nodiscard]] Result<ToWorker> parse_to_worker(std::string_view packet);
 

@@ -14,7 +14,7 @@
 namespace bulkhead {
 namespace {
 
-/// A header alone.
+/// A packet that is only a header.
 using Announcement = std::array<std::byte, sizeof(wire::Header)>;
 
 constexpr Announcement on_socket = std::bit_cast<Announcement>(
@@ -36,7 +36,7 @@ constexpr std::uint32_t doorbell_rang = 0, peer_hung_up = 1;
 Result<UniqueFd> PacketTransport::use(std::unique_ptr<RingEnd> rings) {
     UniqueFd waitable{::epoll_create1(EPOLL_CLOEXEC)};
     if (!waitable) return system_error("waiting at rings", errno);
-    // The socket's packets are announced: only its end is waited for.
+    // The socket's packets are announced in the ring: wait only for its end.
     epoll_event bell{EPOLLIN | EPOLLET, {.u32 = doorbell_rang}}, end{EPOLLRDHUP, {.u32 = peer_hung_up}};
     if (::epoll_ctl(waitable.get(), EPOLL_CTL_ADD, rings->doorbell(), &bell) != 0 ||
         ::epoll_ctl(waitable.get(), EPOLL_CTL_ADD, socket_, &end) != 0)
@@ -65,15 +65,15 @@ Result<> PacketTransport::send_on_socket(std::span<const std::byte> packet, std:
     return sent;
 }
 
-/// Also where the packet that was to wake the peer was not sent: what was posted before it is there to be read.
+/// Also called if the packet that was to wake the peer was not sent: the posted ones must be read.
 void PacketTransport::announce_posted() {
     if (std::exchange(unannounced_, false)) rings_->announce();
 }
 
 Result<> PacketTransport::send_through_rings(std::span<const std::byte> packet, std::span<const int> fds,
                                              Sleeper sleeper, Wake wake) {
-    // Who sleeps may have died asleep. Who is awake is not looked after: that would cost each post a system call.
-    // Not by `sleep`, which would take a ring of the doorbell away from whoever waits for it.
+    // A sleeping peer may have died. An awake one is not checked: that would cost each post a system
+    // call. Does not use `sleep`, which would take a ring of the doorbell away from its waiter.
     if (sleeper == Sleeper::asked_after && !hung_up_ && rings_->peer_sleeps()) {
         pollfd end{socket_, POLLRDHUP, 0};
         hung_up_ = ::poll(&end, 1, 0) > 0 && (end.revents & (POLLRDHUP | POLLHUP)) != 0;
@@ -111,7 +111,7 @@ bool PacketTransport::has_room() {
     }
     const std::size_t bytes = rings_->packet_bytes_max();
     const Result<bool> room = rings_->has_room(bytes);
-    if (!room || *room) return true;  // an error is for the next `send` to tell
+    if (!room || *room) return true;  // the next `send` reports an error
     refused_bytes_ = bytes;
     socket_full_ = false;
     return false;
@@ -120,7 +120,7 @@ bool PacketTransport::has_room() {
 Result<ReceiveOutcome> PacketTransport::receive(std::span<std::byte> buffer, Packet& packet) {
     if (rings_ == nullptr) return receive_packet(socket_, buffer, packet);
     packet = {};
-    // Known before the ring is looked at: what the peer wrote before its end is then seen.
+    // Read before the ring: packets written before the peer's end are then seen.
     const bool ended = hung_up_;
     const Result<std::size_t> size = rings_->read(buffer);
     if (!size) return size.error();

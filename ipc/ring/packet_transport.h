@@ -13,73 +13,73 @@
 
 namespace bulkhead {
 
-/// One ordered stream of packets each way between two processes: on a SOCK_SEQPACKET socket alone, or, once both sides
-/// use rings, in these, with the socket for what they do not carry (descriptors, large packets) and for the end of
-/// file.
+/// One ordered stream of packets each way between two processes. Uses a SOCK_SEQPACKET socket alone
+/// or, once both sides use rings, the rings, with the socket for what they cannot carry
+/// (descriptors, large packets) and for the end of file.
 ///
-/// What goes on the socket is sent there first and then announced in the ring by an `on_socket` packet, so that its
-/// place in the order is known. Nobody waits for the socket to become readable: a packet there without announcement is
-/// looked at only when the peer has hung up.
+/// A packet for the socket is sent there first, then announced in the ring by an `on_socket`
+/// packet, which fixes its place in the order. Neither side waits for the socket to become
+/// readable: unannounced packets are read only after the peer has hung up.
 ///
-/// Owns    the rings; the socket stays the caller's
+/// Owns    the rings; the caller keeps the socket
 /// Thread  one at a time
 class PacketTransport {
 public:
-    /// Of rings: a peer that sleeps may have died asleep.
+    /// With rings: a sleeping peer may have died in its sleep.
     enum class Sleeper : std::uint8_t {
-        asked_after,  ///< before each packet to it, by a system call: `send` then fails
-        trusted,      ///< for who waits at the descriptor all the time, and hears of the end there
+        asked_after,  ///< checked by a system call before each packet to it; `send` fails if it is dead
+        trusted,      ///< for callers that always wait at the descriptor and learn of the end there
     };
 
     explicit PacketTransport(int socket, Sleeper sleeper = Sleeper::asked_after) noexcept
         : socket_{socket}, sleeper_{sleeper} {}
 
     /// From now on packets go through the rings, in both directions. Returns the descriptor to wait at instead of the
-    /// socket, the caller's: readable when the doorbell was rung or the peer has hung up; an epoll descriptor.
-    /// Errors  resources_exhausted, after which it must not be used
+    /// socket, owned by the caller: an epoll descriptor, readable when the doorbell rang or the peer has hung up.
+    /// Errors  resources_exhausted; the transport must not be used afterwards
     Result<UniqueFd> use(std::unique_ptr<RingEnd> rings);
-    /// The same for who waits in a loop of its own: for edges at the doorbell (EPOLLET), whose descriptor is returned
-    /// and stays ours, and for the end of the peer, which it reports by `note_end`. It never calls `sleep`.
+    /// As `use`, for callers with a loop of their own. The loop waits for edges (EPOLLET) at the doorbell, whose
+    /// descriptor is returned and stays ours, and reports the peer's end by `note_end`. It never calls `sleep`.
     [[nodiscard]] int use_in_loop(std::unique_ptr<RingEnd> rings) noexcept;
-    /// The peer has hung up: what it had sent is still received.
+    /// The peer has hung up; packets it sent before are still received.
     void note_end() noexcept { hung_up_ = true; }
     [[nodiscard]] bool has_rings() const noexcept { return rings_ != nullptr; }
-    /// Unmaps them: nothing will be sent or received any more.
+    /// Unmaps the rings: no more sending or receiving.
     void drop_rings() noexcept { rings_.reset(); }
 
-    /// Whole or not at all; never waits. The descriptors stay the caller's.
-    /// Errors  worker_lost when the peer is gone, which rings tell late or never; queue_full; resources_exhausted
-    ///         protocol_violation when the peer lies about what it has read
+    /// Sends whole or not at all; never waits. The caller keeps the descriptors.
+    /// Errors  worker_lost if the peer is gone (rings may notice late or never); queue_full; resources_exhausted
+    ///         protocol_violation if the peer lies about what it has read
     Result<> send(std::span<const std::byte> packet, std::span<const int> fds = {});
     enum class Wake : std::uint8_t {
         now,
-        later,  ///< the `send` or `post` that follows at once wakes the peer, for both
+        later,  ///< the `send` or `post` that follows at once wakes the peer for both packets
     };
-    /// `send` to a peer that is trusted this once, for its end is heard of at the descriptor, where the caller waits
-    /// next.
+    /// As `send`, but trusts a sleeping peer this once: the caller waits at the descriptor next and
+    /// learns of its end there.
     Result<> post(std::span<const std::byte> packet, Wake wake = Wake::now);
-    /// After `queue_full`: whether the socket was full, rather than the ring.
+    /// After `queue_full`: true if the socket was full, false if the ring was.
     [[nodiscard]] bool socket_was_full() const noexcept { return socket_full_; }
 
-    /// Whether the peer reads: there is room for any packet of the ring's, or most of the socket is free. After false,
-    /// wait as after `queue_full`.
+    /// Does the peer read? True if the ring has room for its largest packet, or most of the
+    /// socket's buffer is free. After false, wait as after `queue_full`.
     [[nodiscard]] bool has_room();
 
-    /// Never waits. `closed` comes after all that the peer had sent. See `receive_packet`.
-    /// Errors  besides those, protocol_violation of a ring
+    /// Never waits. `closed` comes after everything the peer sent. See `receive_packet`.
+    /// Errors  as there, and protocol_violation of a ring
     Result<ReceiveOutcome> receive(std::span<std::byte> buffer, Packet& packet);
 
-    // With rings only:
+    // Only with rings:
 
-    /// A packet is there, or the end is known.
+    /// A packet has arrived, or the end is known.
     [[nodiscard]] bool readable() const noexcept { return hung_up_ || rings_->readable(); }
-    /// Before waiting at the descriptor. False: do not, `receive`, or the `send` that found the ring full, has
-    /// something to do. While `for_room`, that is the ring's room for the packet that was refused last.
+    /// Call before waiting at the descriptor. False: do not wait, but `receive` or repeat the
+    /// refused `send`. `for_room`: also wake for room for the packet that was refused last.
     [[nodiscard]] bool prepare_to_sleep(bool for_room);
-    /// Takes notice of what made the descriptor readable, waiting for it first. False: nothing until `patience`; one of
-    /// weeks has no end, and costs no timer.
+    /// Waits for the descriptor and handles what made it readable. Returns false if nothing came
+    /// within `patience`; a patience of weeks counts as endless and costs no timer.
     Result<bool> sleep(std::chrono::milliseconds patience);
-    /// After `sleep`: until `prepare_to_sleep` the peer need not ring.
+    /// Call after `sleep`: the peer need not ring until `prepare_to_sleep`.
     void stay_awake() noexcept { rings_->stay_awake(); }
     /// Makes the descriptor readable once.
     void wake_self() const noexcept { rings_->ring_own_doorbell(); }
@@ -94,9 +94,9 @@ private:
     Sleeper sleeper_;
     std::unique_ptr<RingEnd> rings_;
     int waitable_ = -1;
-    std::size_t refused_bytes_ = 0;  ///< room that the ring did not have
+    std::size_t refused_bytes_ = 0;  ///< size of the packet that the ring refused
     bool socket_full_ = false;
-    bool unannounced_ = false;  ///< something was posted that the next packet is to wake the peer for
+    bool unannounced_ = false;  ///< a posted packet for which the next packet must wake the peer
     bool hung_up_ = false;
 };
 

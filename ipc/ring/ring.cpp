@@ -14,8 +14,8 @@
 
 #include "ipc/base/packet.h"
 
-// GCC's thread sanitizer knows no fences. It needs none here: they order flags and positions, which are atomic, and no
-// plain memory.
+// GCC's thread sanitizer does not support fences. It needs none here: these order only flags and
+// positions, which are atomic, and no plain memory.
 #pragma GCC diagnostic ignored "-Wtsan"
 
 namespace bulkhead {
@@ -41,7 +41,7 @@ Result<UniqueFd> make_doorbell() {
     return bell;
 }
 
-/// Files, pipes and sockets, in which a write could wait, have a type; eventfds and their kin have none.
+/// Rejects files, pipes and sockets, where a write could block: they have a file type, an eventfd has none.
 bool may_be_doorbell(int fd) {
     struct stat status {};
     return ::fstat(fd, &status) == 0 && (status.st_mode & S_IFMT) == 0;
@@ -49,7 +49,7 @@ bool may_be_doorbell(int fd) {
 
 void ring_doorbell(int fd) {
     const std::uint64_t nothing = 0;
-    [[maybe_unused]] const ssize_t rung = ::write(fd, &nothing, sizeof nothing);  // its failure is the peer's doing
+    [[maybe_unused]] const ssize_t rung = ::write(fd, &nothing, sizeof nothing);  // a failure is the peer's fault
 }
 
 std::uint64_t memory_bytes(std::uint32_t lines_to_worker, std::uint32_t lines_to_client) {
@@ -83,8 +83,8 @@ void load(const Line& line, std::span<std::byte> part) noexcept {
     }
 }
 
-/// Into this core's cache, so that the next packet's stores find it there and need not wait for the reader's copy. A
-/// hint, which processors that do not know it pass over.
+/// Prefetches the line for writing, so that the next packet's stores need not wait for the reader's
+/// copy. Only a hint: processors without the instruction ignore it.
 void take_to_write([[maybe_unused]] const Line& line) noexcept {
 #if defined(__x86_64__)
     asm volatile("prefetchw %0" : : "m"(line.sequence));
@@ -131,7 +131,7 @@ Result<std::size_t> RingReader::read(std::span<std::byte> buffer) {
     if (const std::uint64_t seen = sequence(); seen != next_ + 1)
         return lies(fmt::format("line {} of a ring has sequence {}", next_, seen));
     const auto line = [&](std::size_t i) -> const Line& { return lines_[(next_ + i) & (lines_.size() - 1)]; };
-    __builtin_prefetch(&line(1));  // every request has a second one: on its way while the first is looked at
+    __builtin_prefetch(&line(1));  // every request has a second line: fetch it while the first is examined
     load(line(0), buffer.first(payload_bytes));
     wire::Header header;
     std::memcpy(&header, buffer.data(), sizeof header);
@@ -207,7 +207,7 @@ std::array<int, wire::ring_offer_fds> RingEnd::offer_fds() const noexcept {
 bool RingEnd::ring_if_asleep(std::uint32_t for_what) noexcept {
     if ((peers_->asleep.load(std::memory_order_relaxed) & for_what) == 0) return false;
     const std::uint32_t asked = peers_->asleep.fetch_and(has_left, std::memory_order_acq_rel);
-    if ((asked & (wants_packets | wants_room)) == 0) return false;  // it has woken up by itself
+    if ((asked & (wants_packets | wants_room)) == 0) return false;  // it woke up by itself
     ring_doorbell(peers_doorbell_.get());
     return true;
 }
@@ -221,7 +221,7 @@ Result<std::size_t> RingEnd::read(std::span<std::byte> buffer) {
     const Result<std::size_t> size = reader_.read(buffer);
     if (!size) return size;
     if (*size > 0) {
-        room_owed_ = !ring_if_asleep(wants_room);  // without a fence: whatever this misses is seen below
+        room_owed_ = !ring_if_asleep(wants_room);  // without a fence: what this misses is seen below
     } else if (room_owed_) {
         order_stores_before_loads();
         ring_if_asleep(wants_room);
@@ -237,7 +237,7 @@ bool RingEnd::prepare_to_sleep(std::size_t room_bytes) {
     if (reader_.readable()) return false;
     if (room_bytes == 0) return true;
     const Result<bool> room = writer_.has_room(room_bytes);
-    return room && !*room;  // an error is for the next write to tell
+    return room && !*room;  // the next write reports an error
 }
 
 void RingEnd::ring_own_doorbell() const noexcept { ring_doorbell(doorbell_.get()); }

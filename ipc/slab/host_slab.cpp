@@ -26,17 +26,17 @@ namespace bip = boost::interprocess;
 #define MADV_COLLAPSE 25  // Linux 6.1; older kernels answer EINVAL
 #endif
 constexpr unsigned memfd_huge_2mib = 21U << 26;  // MFD_HUGE_2MB of linux/memfd.h, which clashes with sys/mman.h
-/// The kernel says EAGAIN while somebody holds a page.
+/// The kernel returns EAGAIN while another user holds a page.
 constexpr int collapse_tries = 3;
-constexpr std::uint64_t stat_block_bytes = 512;  // of st_blocks, whatever the file system
+constexpr std::uint64_t stat_block_bytes = 512;  // unit of st_blocks on every file system
 
-/// What mapped_region wants of a mappable object; it copies nothing and closes nothing.
+/// The interface that mapped_region expects of a mappable object; copies nothing and closes nothing.
 struct FdMapping {
     int fd;
     [[nodiscard]] bip::mapping_handle_t get_mapping_handle() const { return {fd, false}; }
 };
 
-/// Where a mapping of whole huge pages may begin as one of them; no address where that does not matter.
+/// Returns an address at which a mapping of whole huge pages can begin; null if the size is no multiple of them.
 void* aligned_place(std::uint64_t size_bytes) {
     if (size_bytes % huge_page_bytes != 0) return nullptr;
     const Mapping room{size_bytes + huge_page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE};
@@ -46,7 +46,7 @@ void* aligned_place(std::uint64_t size_bytes) {
 }
 
 Result<bip::mapped_region> map(int fd, std::uint64_t size_bytes, bip::mode_t mode, void* place = nullptr) {
-    // Populated at once: the first touch of a page costs 3 to 8 times a copy, and never belongs in a request.
+    // Populates at once: the first touch of a page costs 3 to 8 times a copy and must not happen in a request.
     try {
         return bip::mapped_region{FdMapping{fd}, mode, 0, size_bytes, place, MAP_POPULATE};
     } catch (const bip::interprocess_exception& failure) {
@@ -62,7 +62,7 @@ Error no_room(std::uint64_t size_bytes, std::string_view bound, std::uint64_t bo
             "send smaller tensors, or free host memory"};
 }
 
-/// fallocate would answer these two with the OOM killer and with SIGXFSZ.
+/// Checks what fallocate would answer with the OOM killer or with SIGXFSZ.
 Result<> check_room(std::uint64_t size_bytes) {
     rlimit files{};
     if (::getrlimit(RLIMIT_FSIZE, &files) == 0 && size_bytes > files.rlim_cur)
@@ -72,7 +72,7 @@ Result<> check_room(std::uint64_t size_bytes) {
     return {};
 }
 
-/// 0, or errno: exhaustion is an error here and no signal later.
+/// Returns 0 or errno. Memory that runs out is an error here, not a later signal.
 int allocate_pages(int memfd, std::uint64_t size_bytes) {
     int failed = 0;
     do failed = ::fallocate(memfd, 0, 0, static_cast<off_t>(size_bytes));
@@ -80,7 +80,7 @@ int allocate_pages(int memfd, std::uint64_t size_bytes) {
     return failed == 0 ? 0 : errno;
 }
 
-/// From the pages that the administrator has set aside; empty where there are not enough.
+/// Takes pages that the administrator has reserved; empty if there are not enough.
 UniqueFd reserved_huge_memfd(std::uint64_t size_bytes, const std::string& label) {
     if (size_bytes % huge_page_bytes != 0) return {};
     UniqueFd memfd{::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | memfd_huge_2mib)};
@@ -88,9 +88,9 @@ UniqueFd reserved_huge_memfd(std::uint64_t size_bytes, const std::string& label)
     return memfd;
 }
 
-/// Makes huge pages of plain ones, by copying. Empty when done, else why not and what to change.
+/// Turns plain pages into huge ones by copying. Returns empty on success, else why not and what to change.
 std::string collapse(const bip::mapped_region& bytes) {
-    int failed = EINVAL;  // of a size that is not a multiple
+    int failed = EINVAL;  // for a size that is no multiple
     if (bytes.get_size() % huge_page_bytes == 0) {
         failed = 0;
         for (int tries = 0; tries < collapse_tries; ++tries) {
@@ -113,7 +113,7 @@ constexpr int common_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 HostSlab::HostSlab(UniqueFd memfd, bip::mapped_region bytes) : memfd_{std::move(memfd)}, bytes_{std::move(bytes)} {}
 
-/// In the order of destruction: a fork in between must not close a number that is somebody else's by then.
+/// Moves in the order of destruction: a fork in between must not close a number that has a new owner.
 HostSlab& HostSlab::operator=(HostSlab&& other) noexcept {
     parents_ = std::move(other.parents_);
     bytes_ = std::move(other.bytes_);
@@ -142,7 +142,7 @@ Result<HostSlab> HostSlab::create(std::uint64_t size_bytes, wire::SlabDirection 
     if (!bytes) return bytes.error();
     std::string plain_because;
     if (pages == SlabPages::huge && !has_reserved) plain_because = collapse(*bytes);
-    // After the mapping above: FUTURE_WRITE keeps it writable and forbids every later one.
+    // After the mapping above: FUTURE_WRITE keeps it writable and forbids all later ones.
     const int seals = common_seals | (direction == wire::SlabDirection::output ? F_SEAL_FUTURE_WRITE : 0);
     if (::fcntl(memfd.get(), F_ADD_SEALS, seals) != 0) return system_error(attempt + ": sealing it", errno);
     if (::madvise(bytes->get_address(), size_bytes, MADV_DONTDUMP) != 0)
@@ -160,7 +160,7 @@ Result<HostSlab> HostSlab::adopt(UniqueFd memfd, std::uint64_t size_bytes, wire:
     struct stat status {};
     if (::fstat(memfd.get(), &status) != 0) return system_error("adopting a slab: fstat", errno);
     if (!S_ISREG(status.st_mode)) return refused("the descriptor is not a memfd");
-    // Before the size: only a sealed size stays what it was seen to be.
+    // Before the size: only a sealed size cannot change after the check.
     const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
     if (seals < 0) return refused("the descriptor is not a memfd");
     if ((seals & common_seals) != common_seals) return refused("it is not sealed against a change of size");

@@ -10,7 +10,7 @@
 namespace bulkhead {
 namespace {
 
-/// Bytes that a block of this size takes from the slab; empty beyond 64 bits.
+/// Returns the bytes that a block of this size takes from the slab; empty beyond 64 bits.
 std::optional<std::uint64_t> range_bytes(std::uint64_t size_bytes) {
     std::uint64_t sum = 0;
     if (__builtin_add_overflow(std::max<std::uint64_t>(size_bytes, 1), wire::tensor_alignment - 1, &sum))

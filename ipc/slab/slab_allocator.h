@@ -8,22 +8,22 @@
 
 namespace bulkhead {
 
-/// Allocates byte ranges of one slab for the side that owns it. Its state lies on the owner's heap, never
-/// in the shared memory, so a dead or lying peer cannot damage it.
+/// Allocates byte ranges of one slab for the side that owns it. Its state lies on the owner's heap,
+/// not in shared memory, so a dead or lying peer cannot damage it.
 ///
 /// Offsets and sizes are multiples of wire::tensor_alignment. Best fit; freed neighbours merge.
 class SlabAllocator {
 public:
     struct Block {
         std::uint64_t offset_bytes;
-        std::uint64_t size_bytes;  ///< as asked for; the range is rounded up to the alignment
-        std::uint64_t generation;  ///< used once in the slab's life
+        std::uint64_t size_bytes;  ///< as requested; the range is rounded up to the alignment
+        std::uint64_t generation;  ///< unique within the slab's life
         friend bool operator==(const Block&, const Block&) = default;
     };
 
     explicit SlabAllocator(std::uint64_t size_bytes);
 
-    /// Empty when no free range is long enough. A size of 0 gets a range of one alignment unit.
+    /// Empty if no free range is long enough. A size of 0 gets one alignment unit.
     [[nodiscard]] std::optional<Block> allocate(std::uint64_t size_bytes);
 
     /// Errors  protocol_violation for a block that is not leased: stale generation, wrong offset or size

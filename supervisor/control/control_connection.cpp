@@ -20,10 +20,10 @@ using boost::asio::posix::descriptor_base;
 
 namespace {
 
-/// Descriptors of one answer: a channel has one.
+/// Most descriptors of one answer; a channel has one.
 constexpr std::size_t answer_fds_max = 4;
 
-/// Bytes that left, with all descriptors if any did; negative with errno.
+/// Returns the number of bytes sent, with all descriptors if not 0; negative with errno.
 ssize_t send_with_fds(int socket, std::string_view bytes, const std::vector<UniqueFd>& fds) {
     iovec part{const_cast<char*>(bytes.data()), bytes.size()};
     msghdr message{};
@@ -87,7 +87,7 @@ void ControlConnection::take_lines() {
     }
     buffer_.erase(0, taken);
     if (!socket_.is_open() || closing_) return;
-    if (buffer_.find('\n') != std::string::npos)  // others have their turn first
+    if (buffer_.find('\n') != std::string::npos)  // let other connections have their turn first
         return boost::asio::post(socket_.get_executor(), [self = shared_from_this()] { self->take_lines(); });
 
     if (buffer_.empty()) {
@@ -107,7 +107,7 @@ void ControlConnection::take_lines() {
 
 void ControlConnection::take_line(std::string_view line) {
     line_is_partial_ = false;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;  // somebody's Enter key
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;  // a person pressed Enter
     auto parsed = rpc::parse(line);
     if (const auto* refusal = std::get_if<rpc::Refusal>(&parsed))
         return enqueue(rpc::error_line(refusal->id, refusal->number, refusal->error));
@@ -198,7 +198,7 @@ void ControlConnection::refuse_and_close(const Error& error) {
     close_if_done();
 }
 
-/// The client may have shut down its writing side alone. Its going for good shows as an error on the socket.
+/// The client may have shut down only its writing side. A disconnect shows as an error on the socket.
 void ControlConnection::on_end_of_file() {
     ended_ = true;
     line_deadline_.cancel();

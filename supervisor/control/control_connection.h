@@ -15,10 +15,10 @@ namespace bulkhead::supervisor {
 
 /// One client of the control socket: lines in, lines and descriptors out.
 ///
-/// Bound   a line, the requests under way and what waits for a slow reader, all in limits.h. No timer runs
-///         but while a line is partly received.
-/// Life    kept by the server until it is closed. A client that has shut down its writing side, as `socat`
-///         does, is kept until it has its answers; one with a subscription until it goes.
+/// Bound   the line, the requests in flight and the unsent answers, all in limits.h. A timer runs only
+///         while a line is partly received.
+/// Life    owned by the server until closed. A client that has shut down its writing side, as `socat` does,
+///         is kept until it has its answers; one with a subscription until it disconnects.
 class ControlConnection : public NotificationSink, public std::enable_shared_from_this<ControlConnection> {
 public:
     using OnClosed = std::function<void(const std::shared_ptr<ControlConnection>&)>;
@@ -36,7 +36,7 @@ private:
     struct Outgoing {
         std::string line;
         std::size_t sent = 0;
-        std::vector<UniqueFd> fds;  ///< go with the first byte
+        std::vector<UniqueFd> fds;  ///< sent with the first byte
     };
 
     void wait_readable();
@@ -55,17 +55,17 @@ private:
     rpc::Peer peer_;
     const rpc::MethodTable& methods_;
     OnClosed on_closed_;
-    std::string buffer_;  ///< received, not yet a line
+    std::string buffer_;  ///< received bytes that are not a whole line yet
     Deadline line_deadline_;
     bool line_is_partial_ = false;
     std::deque<Outgoing> outbox_;
     std::size_t outbox_bytes_ = 0;
     bool waits_writable_ = false;
     std::size_t in_flight_ = 0;
-    std::set<std::shared_ptr<std::function<void()>>> when_left_;  ///< of requests without an answer
+    std::set<std::shared_ptr<std::function<void()>>> when_left_;  ///< callbacks of requests without an answer
     bool subscribed_ = false;
-    bool ended_ = false;    ///< the client sends nothing more
-    bool closing_ = false;  ///< when the outbox is empty
+    bool ended_ = false;    ///< the client has shut down its writing side
+    bool closing_ = false;  ///< close once the outbox is empty
 };
 
 }  // namespace bulkhead::supervisor

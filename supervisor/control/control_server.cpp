@@ -18,7 +18,7 @@ namespace {
 
 UniqueFd open_reserve() { return UniqueFd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}; }
 
-/// One line, if the socket takes it at once; nobody is waited for who gets no service.
+/// Sends one line if the socket takes it at once; does not wait for a refused client.
 void refuse(const UniqueFd& socket, const Error& error) {
     const std::string line = rpc::error_line(nullptr, rpc::failed, error);
     [[maybe_unused]] const auto sent = ::send(socket.get(), line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -64,7 +64,7 @@ bool ControlServer::accept_one() {
     case ENOBUFS: break;
     default: return false;
     }
-    // The client in front is told and closed; else the listener would be readable for ever, and spin.
+    // Accept the first client to refuse it: otherwise the listener stays readable, and the loop spins.
     reserve_.reset();
     {
         const UniqueFd socket = accept();

@@ -9,20 +9,20 @@
 
 namespace bulkhead::supervisor {
 
-/// Takes connections from the keeper's listening socket. Only this daemon's user, and root, get an answer.
+/// Accepts connections from the keeper's listening socket. Answers only this daemon's user and root.
 class ControlServer {
 public:
     ControlServer(boost::asio::io_context& io, UniqueFd listener, rpc::MethodTable methods);
     ~ControlServer();
     void start() { wait_for_connection(); }
 
-    /// Takes no more, and calls `done` when all that was answered has left, or `control_flush_deadline` has passed.
+    /// Accepts no more connections. Calls `done` when all answers are sent, or after `control_flush_deadline`.
     void finish(std::function<void()> done);
     [[nodiscard]] std::size_t connections() const noexcept { return connections_.size(); }
 
 private:
     void wait_for_connection();
-    /// False when there is none to take now.
+    /// Returns false if no connection waits.
     bool accept_one();
     void admit(UniqueFd socket);
 
@@ -30,10 +30,10 @@ private:
     boost::asio::posix::stream_descriptor listener_;
     rpc::MethodTable methods_;
     std::set<std::shared_ptr<ControlConnection>> connections_;
-    UniqueFd reserve_;  ///< given up for a moment, so that a client can be told that descriptors have run out
+    UniqueFd reserve_;  ///< closed for a moment to accept a client, which is told that descriptors have run out
     Deadline pause_;
     Deadline flush_deadline_;
-    bool exhausted_ = false;  ///< not even the reserve helped
+    bool exhausted_ = false;  ///< even closing the reserve did not help
 };
 
 }  // namespace bulkhead::supervisor

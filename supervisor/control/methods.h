@@ -9,41 +9,41 @@
 #include "supervisor/fleet/fleet.h"
 #include "supervisor/fleet/fleet_change.h"
 
-/// The methods of the control socket, one file a family; docs/control.md is their contract.
+/// The methods of the control socket, one file per family; docs/control.md is their contract.
 namespace bulkhead::supervisor {
 
-/// What does not change while a supervisor lives.
+/// Facts that do not change while a supervisor lives.
 struct DaemonFacts {
     std::string version;
     std::int64_t keeper_pid = 0;
     std::int64_t supervisor_pid = 0;
     std::string socket;
     std::string fleet_file;
-    std::int64_t started_unix_ms = 0;  ///< of the keeper: a restarted supervisor is the same daemon
+    std::int64_t started_unix_ms = 0;  ///< start of the keeper: a restarted supervisor is the same daemon
     std::string containment;
-    std::uint16_t keeper_executions = 0;  ///< how often it has re-executed its program
-    std::string keeper_upgrade_failed{};  ///< why its last try to do so failed; empty: it did not
-    std::uint64_t supervisor_starts = 0;  ///< 1: the first one of this keeper
-    std::string fleet_error{};            ///< the fleet file has errors, and what was last good is in force; or empty
+    std::uint16_t keeper_executions = 0;  ///< how often the keeper has re-executed its program
+    std::string keeper_upgrade_failed{};  ///< why its last re-execution failed; empty: it did not
+    std::uint64_t supervisor_starts = 0;  ///< 1: the first supervisor of this keeper
+    std::string fleet_error{};            ///< errors of the fleet file, while the last good one is in force; else empty
 };
 
-/// What a reload came to.
+/// The outcome of a reload.
 struct Reloaded {
     FleetChange change;
     std::vector<config::Diagnostic> errors;  ///< not empty: nothing was changed
-    std::optional<Error> refused{};          ///< nothing was changed, for another reason than the file's errors
+    std::optional<Error> refused{};          ///< nothing was changed, for a reason other than errors in the file
 };
 
 struct Daemon {
     Fleet& fleet;
     DaemonFacts facts;
-    /// Unloads everything, calls back with the receipts, then ends the daemon.
+    /// Unloads everything, passes the receipts to the callback, then ends the daemon.
     std::function<void(std::function<void(std::vector<Receipt>)>)> stop;
-    /// Reads the fleet file; if it is good, unloads what it no longer has, calls back, and hands over to a new
-    /// supervisor, which takes the rest over.
+    /// Reads the fleet file. If it is good: unloads what it no longer has, calls back, and hands
+    /// over to a new supervisor, which takes over the rest.
     std::function<void(std::function<void(const Reloaded&)>)> reload{};
-    /// Makes sure that the supervisor that is installed now can take over, calls back, and then, unless that was an
-    /// error, hands over to it; with `with_keeper` under a keeper of the program that is installed now.
+    /// Checks that the installed supervisor can take over, calls back, and unless that was an error
+    /// hands over to it; with `with_keeper` the keeper re-executes its installed program too.
     std::function<void(bool with_keeper, std::function<void(const Result<>&)>)> upgrade{};
 };
 
@@ -67,13 +67,13 @@ void add_daemon_methods(rpc::MethodTable& methods, Daemon& daemon);  // daemon.i
 /// Throws  ErrorException: input_invalid, memory is not planned for this model
 void require_plan(const Fleet& fleet, const std::string& model);
 
-/// `deadline_ms`, how long the caller wants to wait. Throws  ErrorException: input_invalid
+/// `deadline_ms`: how long the caller will wait. Throws  ErrorException: input_invalid
 [[nodiscard]] std::optional<std::chrono::milliseconds> selected_deadline(const json::object& params);
 
 [[nodiscard]] json::array to_json(const std::vector<Receipt>& receipts);
 [[nodiscard]] json::array to_json(const std::vector<LoadedReplica>& loaded);
 
-/// Gives `state` of all GPUs, or why there are none, on the loop.
+/// Passes `state` of all GPUs, or why there are none, to `done` on the loop.
 void read_gpus(FleetContext& context, std::function<void(Result<std::vector<Gpu>>)> done);
 
 }  // namespace bulkhead::supervisor

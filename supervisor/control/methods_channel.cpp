@@ -6,7 +6,7 @@
 namespace bulkhead::supervisor {
 namespace {
 
-/// As in the channel's hello.
+/// The limit in the channel's hello.
 constexpr std::size_t client_name_bytes_max = 47;
 
 void open(Fleet& fleet, rpc::Call call) {

@@ -9,7 +9,7 @@ json::value to_json(const CrashReports::Lost& lost) {
     return json::object{{"count", lost.count}, {"time", lost.time_ms}, {"reason", lost.reason}};
 }
 
-/// A model that the fleet file names no longer may have reports still: any name will do.
+/// Accepts any name: a model that has left the fleet file may still have reports.
 void list(Fleet& fleet, const rpc::Call& call) {
     const std::string model = call.params.contains("model") ? rpc::required_string(call.params, "model") : "";
     const auto max = rpc::optional_count(call.params, "limit", limits::crash_reports_max);

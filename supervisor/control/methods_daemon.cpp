@@ -42,7 +42,7 @@ void info(Daemon& daemon, rpc::Call call) {
     });
 }
 
-/// Answered from memory: a client asks it to learn whether anybody is there.
+/// Answered from memory: clients use it to learn whether the daemon runs.
 void ping(const Daemon& daemon, const rpc::Call& call) {
     call.answer(rpc::Answer{{{"supervisor_pid", daemon.facts.supervisor_pid}}, {}});
 }
@@ -53,7 +53,7 @@ void stop(Daemon& daemon, rpc::Call call) {
     });
 }
 
-/// Workers, channels and graphs stay; the answer leaves before the end.
+/// Workers, channels and graphs stay. The answer leaves before this supervisor ends.
 void upgrade(const Daemon& daemon, rpc::Call call) {
     const bool with_keeper = rpc::flag(call.params, "keeper", true);
     daemon.upgrade(with_keeper, [&daemon, answer = std::move(call.answer)](const Result<>& checked) {

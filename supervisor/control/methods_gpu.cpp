@@ -44,7 +44,7 @@ void gpu_status(Fleet& fleet, rpc::Call call) {
     });
 }
 
-/// What is quarantined need not be seen by NVML any more, and NVML need not answer, for it to be lifted.
+/// Works even if NVML does not answer or no longer sees the GPU.
 void lift(Fleet& fleet, rpc::Call call) {
     const std::string uuid = rpc::required_string(call.params, "uuid");
     FleetContext& context = fleet.context();

@@ -10,7 +10,7 @@ namespace {
 void load(Fleet& fleet, rpc::Call call) {
     const Fleet::Models models = selected_models(call.params, fleet);
     const auto deadline = selected_deadline(call.params);
-    // A load that is asked for once more shares the one under way: `again` changes nothing.
+    // A repeated load shares the one under way: `again` changes nothing.
     (void)rpc::flag(call.params, "again");
     fleet.load(
         models, deadline,
@@ -49,7 +49,7 @@ void restart(Fleet& fleet, rpc::Call call) {
     });
 }
 
-/// Whoever asks why asks about trouble: the first replica that does not serve speaks for the model.
+/// `why` is asked about trouble: the first replica that does not serve speaks for the model.
 const Replica& spokesman(const Model& model) {
     const auto troubled = std::find_if(model.replicas.begin(), model.replicas.end(),
                                        [](const auto& replica) { return !is_serving(replica->state()); });
@@ -81,7 +81,7 @@ void why(Fleet& fleet, const rpc::Call& call) {
         return replica->state() == WorkerState::busy || !replica->generate().is_null();
     });
     if (!works) return call.answer(why_of(fleet, model));
-    // Counts that change with each request or token are asked for first, as `fleet.status` does.
+    // First refresh the counts that change with each request or token, as `fleet.status` does.
     fleet.status([&fleet, name = model.spec.name, answer = call.answer](const json::array&) {
         const auto still = fleet.find(name);
         if (!still) return answer(still.error());

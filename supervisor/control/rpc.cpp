@@ -48,7 +48,7 @@ std::variant<Request, Refusal> parse(std::string_view line) {
 
     Request request;
     if (const json::value* id = object.if_contains("id")) {
-        // Of numbers only those that come back as they went: a double would be spelt in another way.
+        // Accepts only numbers that are echoed exactly: a double might be written differently.
         if (!id->is_string() && !id->is_int64() && !id->is_uint64() && !id->is_null())
             return refuse(no_request, fmt::format("reading a request: its id is {}, not a string or a 64-bit integer",
                                                   kind_of(*id)));

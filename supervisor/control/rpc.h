@@ -15,19 +15,19 @@
 #include "ipc/base/unique_fd.h"
 #include "supervisor/base/notifications.h"
 
-/// JSON-RPC 2.0 as docs/control.md restricts it: one object a line, no batches, parameters by name.
+/// JSON-RPC 2.0 as docs/control.md restricts it: one object per line, no batches, parameters by name.
 namespace bulkhead::supervisor::rpc {
 
 struct Request {
-    std::optional<json::value> id;  ///< a notification has none, and gets no answer
+    std::optional<json::value> id;  ///< empty for a notification, which gets no answer
     std::string method;
     json::object params;
 };
 
 /// A line that is not a request, answered at once.
 struct Refusal {
-    json::value id;  ///< null where it could not be read
-    int number = 0;  ///< JSON-RPC's own
+    json::value id;  ///< null if unreadable
+    int number = 0;  ///< JSON-RPC's error number
     Error error;
 };
 
@@ -39,18 +39,18 @@ inline constexpr int failed = -32000;
 
 [[nodiscard]] std::variant<Request, Refusal> parse(std::string_view line);
 
-/// Newline included.
+/// Includes the newline.
 [[nodiscard]] std::string result_line(const json::value& id, json::object result);
 [[nodiscard]] std::string error_line(const json::value& id, int number, const Error& error, json::object more = {});
-/// The number that belongs to an error of a method: `input_invalid` concerns its parameters.
+/// Returns the JSON-RPC number for an error of a method: `input_invalid` concerns its parameters.
 [[nodiscard]] int number_of(const Error& error);
 
 // --- methods
 
 struct Answer {
     json::object result;
-    std::vector<UniqueFd> fds;  ///< `result` then has a member `fds` that counts them
-    /// A failure that has more to tell: `result` then stands in `error.data`, beside code, attempt and remedy.
+    std::vector<UniqueFd> fds;  ///< if not empty, `result` has a member `fds` with their count
+    /// A failure with details: `result` then goes into `error.data`, beside code, attempt and remedy.
     std::optional<Error> error{};
 };
 
@@ -63,24 +63,24 @@ struct Call {
     json::object params;
     Peer peer;
     std::weak_ptr<NotificationSink> sink;
-    std::function<void(Result<Answer>)> answer;  ///< to be called once, now or later, on the loop
-    /// What is to be done when the client goes before its answer; empty: nothing.
+    std::function<void(Result<Answer>)> answer;  ///< call once, now or later, on the loop
+    /// Called if the client leaves before its answer; empty: nothing to do.
     std::shared_ptr<std::function<void()>> client_left = std::make_shared<std::function<void()>>();
 };
 
 using Method = std::function<void(Call)>;
 using MethodTable = std::map<std::string, Method, std::less<>>;
 
-/// A method with parameters of these names alone. An ErrorException that `run` throws is its answer.
+/// Makes a method that accepts only these parameters. If `run` throws an ErrorException, that is the answer.
 [[nodiscard]] Method method(std::initializer_list<std::string_view> parameters, Method run);
 
-// --- parameters; all throw ErrorException: input_invalid, which names the parameter
+// --- parameters; all throw ErrorException: input_invalid, with the name of the parameter
 
 [[nodiscard]] std::string required_string(const json::object& params, std::string_view name);
 [[nodiscard]] std::optional<std::uint64_t> optional_count(const json::object& params, std::string_view name,
                                                           std::uint64_t max);
 [[nodiscard]] bool flag(const json::object& params, std::string_view name, bool otherwise = false);
-/// A list of strings, without repetitions; empty when absent.
+/// A list of strings without duplicates; empty if absent.
 [[nodiscard]] std::optional<std::vector<std::string>> optional_strings(const json::object& params,
                                                                        std::string_view name);
 

@@ -25,14 +25,14 @@
 namespace bulkhead::supervisor {
 namespace {
 
-constexpr std::size_t time_digits = 13;  ///< of Unix ms until the year 2286: names sort by age
+constexpr std::size_t time_digits = 13;  ///< of unix ms until the year 2286: names sort by age
 
 bool is_report_name(std::string_view name) {
     return name.size() > time_digits && name.ends_with(".json") &&
            std::all_of(name.begin(), name.begin() + time_digits, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// Empty when it is not a regular file, too big, or gone.
+/// Empty if it is not a regular file, too big, or gone.
 std::optional<std::string> read_small_file(const std::string& path) {
     const UniqueFd file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
     struct stat status {};
@@ -45,7 +45,7 @@ std::optional<std::string> read_small_file(const std::string& path) {
     return text;
 }
 
-/// 0, or the errno.
+/// Returns 0 or the errno.
 int write_whole(const std::string& path, std::string_view text) {
     const UniqueFd file{::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600)};
     if (!file) return errno;
@@ -58,8 +58,8 @@ int write_whole(const std::string& path, std::string_view text) {
     return 0;
 }
 
-/// A symbol is a worker's word, and each 10 bytes more of a hostile one double what it stands for: 100 make 14 KB at
-/// most. Longer ones stay as they are.
+/// A symbol comes from the worker. Each 10 bytes of a hostile one can double its demangled size:
+/// 100 bytes give at most 14 KB. Longer symbols stay as they are.
 std::string demangled(const std::string& symbol) {
     if (symbol.size() > limits::crash_demangled_bytes_max) return symbol;
     int status = 0;
@@ -68,7 +68,7 @@ std::string demangled(const std::string& symbol) {
     return status == 0 && text ? std::string{text.get()} : symbol;
 }
 
-/// Of the runtime that every fault passes through on its way: abort(), the unwinder, the return from a handler.
+/// Frames of the runtime that every fault passes through: abort(), the unwinder, the return from a handler.
 bool is_runtime(std::string_view frame) {
     const auto library = frame.rfind(" (");
     if (library == std::string_view::npos) return false;
@@ -91,7 +91,7 @@ std::string readable_frame(std::string_view raw) {
     const std::size_t plus = std::min(inside.rfind('+'), inside.size());
     std::string function = demangled(std::string{inside.substr(0, plus)});
     if (function.size() > limits::crash_frame_bytes_max) function.resize(limits::crash_frame_bytes_max);
-    // Without a symbol the offset is the library's own, and the address says nothing more.
+    // Without a symbol, the offset is relative to the library and the address adds nothing.
     return fmt::format("{}{} ({})", escaped(function), inside.substr(plus), library);
 }
 
@@ -182,11 +182,11 @@ Result<std::filesystem::path> CrashReports::write(const CrashReport& report) {
     if (folder_.empty())
         return Error{ErrorCode::resources_exhausted, "writing a crash report: the daemon has no folder for logs", {}};
     const std::unique_lock mine{writing_, std::try_to_lock};
-    if (!mine)  // a disk that holds another's thread does not take this one either
+    if (!mine)  // the disk blocks another report's write, and would block this one
         return Error{
             ErrorCode::resources_exhausted, "writing a crash report: the disk does not take the one before", {}};
     const auto path = folder_ / name_of(report);
-    const auto unfinished = folder_ / ".unfinished";  // one name: what a killed supervisor left is written over
+    const auto unfinished = folder_ / ".unfinished";  // one name: overwrites what a killed supervisor left
     int failed = make_folder() ? write_whole(unfinished, report.to_text()) : errno;
     if (failed == 0 && ::rename(unfinished.c_str(), path.c_str()) != 0) failed = errno;
     if (failed != 0) {
@@ -208,7 +208,7 @@ CrashReports::Lost CrashReports::lost() const {
     return lost_;
 }
 
-/// Oldest first.
+/// Returns the names, oldest first.
 std::vector<std::string> CrashReports::names() const {
     std::vector<std::string> names;
     std::error_code ec;

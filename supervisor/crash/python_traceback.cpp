@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view title = "Fatal Python error: ";
 
-/// `  File "/x/engine.py", line 31 in speak`; empty where a line is none of these.
+/// Parses `  File "/x/engine.py", line 31 in speak`; empty for any other line.
 std::string frame_of(std::string_view line) {
     constexpr std::string_view file = "  File \"", number = "\", line ", function = " in ";
     if (!line.starts_with(file)) return {};

@@ -7,11 +7,11 @@
 
 namespace bulkhead::supervisor {
 
-/// Of the line with which Python's `faulthandler` begins, "Fatal Python error: Segmentation fault"; empty: of another.
+/// Returns the signal in `faulthandler`'s line "Fatal Python error: Segmentation fault"; empty for other lines.
 [[nodiscard]] std::optional<int> fatal_signal(std::string_view line);
 
-/// The frames of the thread that died, as `faulthandler` wrote them among these lines: "speak (engine.py:31)",
-/// innermost first; empty: it wrote none.
+/// Returns the frames of the thread that died from the lines of `faulthandler`: "speak
+/// (engine.py:31)", innermost first; empty: there are none.
 [[nodiscard]] std::vector<std::string> python_frames(const std::vector<std::string>& lines);
 
 }  // namespace bulkhead::supervisor

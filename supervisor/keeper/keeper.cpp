@@ -25,7 +25,7 @@ void Keeper::resume(const SavedState& state) {
     executions_ = static_cast<std::uint16_t>(state.keeper.executions + 1);
     supervisor_.resume(state.keeper.supervisor_starts);
     if (state.keeper.reload_due == 1) outbox_.ask_to_reload();
-    children_left_ = true;  // the signal of one that ended meanwhile may be lost
+    children_left_ = true;  // SIGCHLD of a child that ended meanwhile may be lost
     adopt_workers(state, table_);
 }
 
@@ -97,7 +97,7 @@ void Keeper::pass_deadlines() noexcept {
     if (!supervisor_.runs() && supervisor_.start_due() <= now) start_supervisor();
 }
 
-/// A supervisor that reads this late hangs. It is replaced; its workers are unaffected.
+/// A supervisor with unread data for this long hangs: kills it to start the next. Workers are unaffected.
 void Keeper::on_unread_link() noexcept {
     supervisor_.note_reading();
     if (supervisor_.read_deadline() == never) return;
@@ -234,10 +234,10 @@ void Keeper::on_supervisor_ended(const EndedChild& supervisor) noexcept {
     const auto delay = supervisor_.ended(parting_ != Parting::none);
     if (course_ == Course::stopping) return end(0);
 
-    // One that never got as far as its hello has nothing to hand over and will not do better again.
+    // A supervisor that failed before any hello has nothing to hand over, and a restart would fail too.
     if (!supervisor_.ever_greeted() && (supervisor.fate == WorkerFate::exited || incompatible_)) {
         if (supervisor.number == exit_config_invalid) return end(exit_config_invalid);
-        if (!incompatible_)  // why, it has said itself
+        if (!incompatible_)  // an incompatible one has printed why
             say("WARN supervisor pid=%d ended code=%d before its first hello: nothing to restart", supervisor.pid,
                 supervisor.number);
         return end(1);
@@ -255,7 +255,7 @@ void Keeper::on_supervisor_ended(const EndedChild& supervisor) noexcept {
     if (parting_ == Parting::upgrade && course_ == Course::serving) re_execute();
 }
 
-/// Returns only when this program goes on: then the next supervisor starts as after any hand-over, and is told why.
+/// Returns only if this program goes on: the next supervisor then starts as after any hand-over, and learns why.
 void Keeper::re_execute() noexcept {
     station_.service_manager.status("upgrading: re-executing the keeper's program");
     upgrade_failed_ = try_to_re_execute();
@@ -307,7 +307,7 @@ void Keeper::on_link_closed() noexcept {
 
 void Keeper::on_violation(const char* what) noexcept {
     ++violations_;
-    parting_ = Parting::none;  // a defect, whatever it said before: the next waits as after a crash
+    parting_ = Parting::none;  // a defect, whatever it announced: the next start is delayed as after a crash
     say("error: protocol_violation: reading the supervisor's link: %s (violation %llu); killing supervisor pid=%d",
         what, static_cast<unsigned long long>(violations_), supervisor_.pid());
     supervisor_.kill();

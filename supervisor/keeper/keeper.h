@@ -14,10 +14,10 @@
 
 namespace bulkhead::keeper {
 
-/// The exit status of a supervisor, and then of the keeper, whose configuration is invalid (EX_CONFIG).
+/// Exit status of a supervisor, and then of the keeper, for an invalid configuration (EX_CONFIG).
 inline constexpr int exit_config_invalid = 78;
 
-/// What `main` prepared.
+/// What `main` prepares for the keeper.
 struct Station {
     RuntimeDirectory directory;
     SupervisorCommand command;
@@ -25,35 +25,35 @@ struct Station {
     ServiceManager service_manager;
     Spawner spawner;
     UniqueFd null;
-    UniqueFd signals;  ///< signalfd of TERM, INT, HUP, CHLD, all blocked
+    UniqueFd signals;  ///< signalfd of TERM, INT, HUP, CHLD, which are all blocked
     int oom_score_own = 0;
     int oom_score_worker = 0;
 };
 
-/// The parent of all other processes: starts what the supervisor says, tells how it ended, restarts the
-/// supervisor and hands everything over to the next one. It decides nothing else.
+/// The parent of all other processes: starts what the supervisor requests, reports how it ended,
+/// restarts the supervisor and passes everything on to the next one. It decides nothing else.
 ///
-/// Thread  the only one of the process. Never blocks but in `run`'s poll, until a child has executed its
-///         program, and while the next release looks at the state; allocates nothing once it runs.
+/// Thread  the only one of the process. Blocks only in `run`'s poll, until a child has executed its program, and
+///         while the next release checks the state. Allocates nothing once it runs.
 class Keeper {
 public:
     explicit Keeper(Station station) noexcept;
 
-    /// Before `run`: goes on where the former program of this process stopped.
+    /// Call before `run`: continues where the former program of this process stopped.
     void resume(const SavedState& state);
 
-    /// Returns  the exit status of the program, with everything else ended
+    /// Returns  the program's exit status, after every other process has ended
     int run() noexcept;
 
 private:
     enum class Course : std::uint8_t {
         serving,
-        stop_asked,  ///< by a signal: the supervisor is to unload all, then to say `stop`
-        stopping,    ///< it said so, and is to end
+        stop_asked,  ///< by a signal: the supervisor unloads all, then sends `stop`
+        stopping,    ///< the supervisor has sent `stop` and is ending
         ended,
     };
 
-    /// What the supervisor of now said of its own end.
+    /// What the present supervisor announced about its own end.
     enum class Parting : std::uint8_t { none, hand_over, upgrade };
 
     void wait_for_events() noexcept;
@@ -99,17 +99,17 @@ private:
     Parting parting_ = Parting::none;
     int exit_status_ = 0;
     bool children_left_ = false;     ///< more to reap than one turn allows
-    bool link_is_full_ = false;      ///< the next packet waits for the socket to be writable
-    bool claim_is_answered_ = true;  ///< false: no descriptor was left for it, until a child ends
-    bool incompatible_ = false;      ///< the supervisor of now speaks no version of ours
+    bool link_is_full_ = false;      ///< the next packet waits until the socket is writable
+    bool claim_is_answered_ = true;  ///< false: no descriptor was free for it, until a child ends
+    bool incompatible_ = false;      ///< the present supervisor speaks no version of ours
     std::uint64_t violations_ = 0;
     std::uint64_t generation_last_ = 0;
     std::uint64_t started_unix_ms_ = 0;
-    std::uint16_t executions_ = 0;  ///< of this process, after the first; it wraps
+    std::uint16_t executions_ = 0;  ///< re-executions of this process; wraps
     keeper_link::UpgradeFailure upgrade_failed_ = keeper_link::UpgradeFailure::none;
     Clock::time_point stop_by_ = never;
     Clock::time_point send_retry_ = never;
-    Clock::time_point reload_by_ = never;  ///< the service manager waits for the outcome
+    Clock::time_point reload_by_ = never;  ///< the service manager waits for the outcome of a reload
 };
 
 }  // namespace bulkhead::keeper

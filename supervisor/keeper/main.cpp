@@ -49,7 +49,7 @@ struct Options {
     int state_fd = -1;  ///< what the program before this one left
 };
 
-/// Empty when the program is to end with `exit_status`.
+/// Empty if the program is to end with `exit_status`.
 std::optional<Options> parse(int argc, char** argv, int& exit_status) {
     constexpr std::array<option, 7> long_options{{{"socket", required_argument, nullptr, 's'},
                                                   {"supervisor", required_argument, nullptr, 'p'},
@@ -71,7 +71,7 @@ std::optional<Options> parse(int argc, char** argv, int& exit_status) {
             std::fputs(found == 'h' ? usage : "bulkheadd " BULKHEAD_VERSION "\n", stdout);
             exit_status = 0;
             return std::nullopt;
-        default: std::fputs("try `bulkheadd --help`\n", stderr); return std::nullopt;  // getopt said what is wrong
+        default: std::fputs("try `bulkheadd --help`\n", stderr); return std::nullopt;  // getopt printed what is wrong
         }
     }
     if (optind != argc - 1) {
@@ -92,8 +92,8 @@ Result<std::string> supervisor_beside_us() {
     return self.substr(0, self.rfind('/') + 1) + "bulkhead-supervisor";
 }
 
-/// Handlers at their defaults, so that children need no reset; what the loop reads is blocked. SIGPIPE is
-/// blocked, not ignored, since children would inherit that.
+/// Resets all handlers to their defaults, so that children need no reset. Blocks the signals that
+/// the loop reads, and SIGPIPE: ignoring it would be inherited by children.
 Result<UniqueFd> prepare_signals() {
     for (int number = 1; number <= SIGRTMAX; ++number) ::signal(number, SIG_DFL);
     sigset_t read_by_loop;
@@ -107,7 +107,7 @@ Result<UniqueFd> prepare_signals() {
     return signals;
 }
 
-/// Three descriptors a worker: as many as the system lets us have. Children inherit it.
+/// Allows as many descriptors as the system permits: each worker needs three. Children inherit the limit.
 void raise_descriptor_limit() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -129,7 +129,7 @@ int fail(const Error& error) {
     return 1;
 }
 
-/// All that a first program and one that takes over have alike.
+/// Prepares what a first start and a re-execution have in common.
 Result<Station> make_station(Options options, RuntimeDirectory directory, OwnProgram program, UniqueFd null) {
     const bool is_beside_us = options.supervisor.empty();
     if (is_beside_us) {
@@ -191,7 +191,7 @@ Result<std::unique_ptr<Keeper>> resume(Options options, OwnProgram program, Uniq
     return keeper;
 }
 
-/// Asked by a program that would like to become this one.
+/// Called by a running release that would become this one.
 int check_state(int state_fd) {
     const auto bytes = map_state(state_fd);
     if (!bytes) return fail(bytes.error());
@@ -225,7 +225,7 @@ int main(int argc, char** argv) {
     namespace keeper = bulkhead::keeper;
     const bool had_children = keeper::starts_from_state(argc, argv);
     const int status = keeper::start(argc, argv);
-    // Workers that could not be taken over would run for ever without anybody to end them.
+    // Workers that could not be taken over would run forever: kill them.
     if (had_children) keeper::kill_everything({}, -1, keeper::Clock::now() + keeper::limits::kill_everything_deadline);
     return status;
 }

@@ -1,5 +1,5 @@
-/// What the supervisor asks of the keeper. A request that does not make sense ends that supervisor: it has
-/// a defect or was replaced by something else, and its successor gets the workers as they are.
+/// Handles the supervisor's requests. An invalid request ends that supervisor: it has a defect, or
+/// is not a supervisor at all. Its successor gets the workers as they are.
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -23,13 +23,13 @@ using keeper_link::Type;
 
 namespace {
 
-/// The two ends of what connects a worker with the daemon.
+/// Both ends of the connections between a worker and the daemon.
 struct WorkerWiring {
     UniqueFd link, worker_link;
     UniqueFd log, worker_log;
 };
 
-/// The daemon's ends never block; the worker's do, as programs expect of their output.
+/// The daemon's ends never block; the worker's ends do, as programs expect of their output.
 SpawnResult<WorkerWiring> make_wiring() noexcept {
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
@@ -56,13 +56,13 @@ void Keeper::take_requests() noexcept {
         case Kind::malformed: return on_violation("a malformed packet");
         case Kind::packet: break;
         }
-        on_request(std::move(packet));  // its descriptor is closed before the answer leaves
+        on_request(std::move(packet));  // closes its descriptor before the answer leaves
         send_due();
     }
 }
 
-/// The last words of a supervisor that ended or hung up: what it wrote down still counts, and its `stop`;
-/// what it wanted started does not, since nobody waits for it.
+/// Reads the last packets of a supervisor that ended or hung up. Ledgers and `stop` still count;
+/// spawn requests do not, since no one waits for the answer.
 void Keeper::drain_link() noexcept {
     for (int i = 0; i < limits::last_words_max && supervisor_.link(); ++i) {
         ReceivedPacket packet = supervisor_.link().receive();
@@ -150,7 +150,7 @@ void Keeper::on_spawn(ReceivedPacket& packet) noexcept {
     outbox_.answer_spawned(packet.header.request_id, *worker);
 }
 
-/// A worker may have ended while the signal was on its way: then there is nobody to tell.
+/// The worker may have ended while the signal request was on its way: then nothing is signalled.
 void Keeper::on_signal(std::span<const std::byte> body) noexcept {
     const auto signal = take<keeper_link::Signal>(body);
     if (!signal || !body.empty() || signal->number < 1 || signal->number > SIGRTMAX || signal->whole_group > 1)
@@ -159,7 +159,7 @@ void Keeper::on_signal(std::span<const std::byte> body) noexcept {
     if (worker == nullptr) return on_violation("a signal for an unknown worker");
     if (worker->state != Worker::State::running) return;
     if (signal->whole_group == 1) ::kill(-worker->pid, signal->number);
-    // Also after its group: a leader may have left that, and a second SIGKILL does no harm.
+    // After the group too: a leader may have left it, and a second SIGKILL does no harm.
     send_signal(worker->pidfd.get(), signal->number);
 }
 
@@ -188,7 +188,7 @@ void Keeper::on_stop() noexcept {
     supervisor_.must_end_by(Clock::now() + limits::supervisor_end_deadline);
 }
 
-/// It is to end, and the next starts at once; a `stop` said before counts more.
+/// The supervisor is about to end, and the next starts at once. An earlier `stop` takes precedence.
 void Keeper::on_parting(Parting parting, std::span<const std::byte> body) noexcept {
     if (!body.empty() || parting_ != Parting::none) return on_violation("a wrong or second word of parting");
     if (course_ == Course::stopping) return;

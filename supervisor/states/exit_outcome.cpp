@@ -28,7 +28,7 @@ EndMeaning meaning_of_exit(const ExitFacts& facts) {
 }
 
 Ended ended_of(const ExitFacts& facts, bool lost) {
-    if (lost || !facts.exit) return Ended::crashed;  // signals that were sent after the first sign ended nothing
+    if (lost || !facts.exit) return Ended::crashed;  // signals sent after the first sign did not end it
     if (facts.exit->by_signal) {
         if (!is_own_signal(facts)) return Ended::crashed;
         return facts.exit->number == SIGKILL ? Ended::killed : Ended::terminated;
@@ -38,7 +38,7 @@ Ended ended_of(const ExitFacts& facts, bool lost) {
     return facts.exit->number == 0 ? Ended::drained : Ended::terminated;
 }
 
-/// What the model said in words about itself is not the GPU's doing.
+/// False for errors that the model reported about itself: the GPU did not cause them.
 bool may_be_of_gpu(const std::optional<ErrorCode>& failure) {
     return !failure || *failure == ErrorCode::internal || *failure == ErrorCode::load_failed ||
            *failure == ErrorCode::inference_failed || *failure == ErrorCode::deadline_exceeded;
@@ -61,7 +61,7 @@ ExitOutcome outcome_of(const ExitFacts& facts) {
                             (!facts.failure || !ended_itself || facts.first_sign == FirstSign::hung);
     outcome.unexplained_kill = by_signal && exit->number == SIGKILL && silent;
 
-    // A signal that was sent to a process whose end had been noticed before did not end it.
+    // A signal sent after the end was noticed did not cause it.
     const bool by_other_signal =
         by_signal && (exit->number == SIGKILL || exit->number == SIGTERM) && (silent || !is_own_signal(facts));
     outcome.gives_up_graphs = lost && facts.was_capturing && exit && !facts.failure && !by_other_signal &&
@@ -86,7 +86,7 @@ ExitOutcome outcome_of(const ExitFacts& facts) {
 EndMeaning meaning_of_link_end(const ExitFacts& facts, bool by_error) {
     if (!is_live(facts.state)) return EndMeaning::known;
     if (facts.state == WorkerState::draining && facts.drain_overdue) return EndMeaning::undrained;
-    // Most have ended; the exit comes later where there is much memory to free.
+    // Most have ended; with much memory to free, the exit comes later.
     if (facts.state == WorkerState::draining && facts.drain_asked && !by_error) return EndMeaning::unclear;
     if (facts.state == WorkerState::adopting && is_asked_to_end(facts)) return EndMeaning::as_asked;
     return EndMeaning::lost;

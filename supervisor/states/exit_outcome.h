@@ -11,7 +11,7 @@
 
 namespace bulkhead::supervisor {
 
-/// Everything that decides what the end of a process means.
+/// The facts that decide what the end of a process means.
 struct ExitFacts {
     WorkerState state{};              ///< when the end became known
     std::optional<ProcessExit> exit;  ///< empty: no process was started, or it is not reaped
@@ -23,36 +23,36 @@ struct ExitFacts {
     bool was_capturing = false;  ///< at the first sign, or now if there was none
     bool was_ready = false;
     bool graphs_preferred = false;     ///< capturing can be given up
-    std::optional<ErrorCode> failure;  ///< of a load, in words
-    bool gpu_refused = false;          ///< never started: its GPU is quarantined or lost
-    bool gpu_granted = false;          ///< it may have touched a GPU
+    std::optional<ErrorCode> failure;  ///< error that a failed load reported
+    bool gpu_refused = false;          ///< not started: its GPU is quarantined or lost
+    bool gpu_granted = false;          ///< it may have used GPU memory
 };
 
-/// What an end means for the state that it is noticed in.
+/// What an end means for the state in which it is noticed.
 enum class EndMeaning : std::uint8_t {
     known,      ///< the state already covers this end
     drained,    ///< it ended by itself while it drained
     undrained,  ///< its drain deadline has passed
-    as_asked,   ///< of a former supervisor
-    unclear,    ///< its exit will say
-    lost,       ///< nobody asked for it
+    as_asked,   ///< a former supervisor had asked for it
+    unclear,    ///< wait: its exit will tell
+    lost,       ///< unexpected
 };
 
 struct ExitOutcome {
     EndMeaning meaning{};
-    Ended ended{};    ///< for the receipt, where there was a process
-    Ending ending{};  ///< for the restart policy; `gpu_failed` instead, where `blames_gpu` and the GPU is quarantined
+    Ended ended{};    ///< for the receipt, if there was a process
+    Ending ending{};  ///< for the restart policy; `gpu_failed` instead if `blames_gpu` and the GPU is quarantined
     bool blames_gpu = false;  ///< the failure counts against the GPU
-    bool writes_report = false;     ///< not of a load that gave its error and exited by itself
-    bool fails_loads = false;       ///< false: waiting callers get the next process
-    bool gives_up_graphs = false;   ///< capturing them ended the process
-    bool unexplained_kill = false;  ///< by a SIGKILL that the daemon did not send
+    bool writes_report = false;     ///< false for a load that reported an error and exited by itself
+    bool fails_loads = false;       ///< false: waiting callers wait for the next process
+    bool gives_up_graphs = false;   ///< capturing graphs ended the process
+    bool unexplained_kill = false;  ///< a SIGKILL that the daemon did not send
 };
 
-/// Pure. The process was reaped, or none was started.
+/// Pure. Call when the process was reaped, or none was started.
 [[nodiscard]] ExitOutcome outcome_of(const ExitFacts& facts);
 
-/// Pure. The link ended, and the process is not reaped. `by_error`: not by an end of file.
+/// Pure. Call when the link ended before the process was reaped. `by_error`: it ended by an error, not an end of file.
 [[nodiscard]] EndMeaning meaning_of_link_end(const ExitFacts& facts, bool by_error);
 
 }  // namespace bulkhead::supervisor

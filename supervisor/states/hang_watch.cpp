@@ -58,7 +58,7 @@ HangWatch::Duration HangWatch::look_interval() const {
     return std::max<Duration>(limits::look_interval_min, budgets_.step / 4);
 }
 
-/// What runs cannot have made its last step before it began.
+/// Counts no time before the current request began.
 HangWatch::Time HangWatch::still_since() const {
     return page_ && page_->running_since ? std::max(moved_at_, *page_->running_since) : moved_at_;
 }

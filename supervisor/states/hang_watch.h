@@ -8,20 +8,20 @@
 
 namespace bulkhead::supervisor {
 
-/// Judges whether one serving worker hangs: by questions that it does not answer and, while it is busy, by the steps
-/// that its page counts. Pure: the caller passes the time and the page, and looks when a look is due. Nothing is due
-/// while the worker is idle and was asked nothing, unless the model has a `watchdog`.
+/// Judges whether one serving worker hangs: it leaves a question unanswered or, while busy, its page
+/// counts no steps. Pure: the caller passes the time and the page, and looks when a look is due.
+/// Nothing is due while the worker is idle with no open question, unless the model has a `watchdog`.
 class HangWatch {
 public:
     using Time = std::chrono::steady_clock::time_point;
     using Duration = std::chrono::steady_clock::duration;
 
     struct Budgets {
-        Duration step{};      ///< of one inference, or one step of a long one; with the grace for its own words
-        Duration watchdog{};  ///< how often an idle worker is asked; 0: never
-        Duration answer = limits::answer_deadline;  ///< to a question
+        Duration step{};      ///< of one inference, or one step of a long one; with the grace for the worker's report
+        Duration watchdog{};  ///< interval of questions to an idle worker; 0: none
+        Duration answer = limits::answer_deadline;  ///< for the answer to a question
     };
-    /// What stands on the worker's page. Its clock is CLOCK_MONOTONIC, as ours.
+    /// The content of the worker's page. Its clock is CLOCK_MONOTONIC, as ours.
     struct Reading {
         std::uint64_t steps = 0;
         std::optional<Time> running_since;  ///< empty: nothing runs
@@ -29,25 +29,25 @@ public:
     };
     enum class Verdict : std::uint8_t {
         nothing,
-        ask,         ///< for statistics: its page shows no progress
-        unanswered,  ///< a question, for longer than the budget of an answer
-        no_step,     ///< something runs and made no step for its budget
+        ask,         ///< ask for statistics: the page shows no progress
+        unanswered,  ///< no answer within the budget
+        no_step,     ///< a request runs, without a step within its budget
     };
 
     HangWatch() = default;
     explicit HangWatch(Budgets budgets) : budgets_{budgets} {}
 
-    /// It serves from now on, or became busy, or idle. `page`: empty for a worker that has none.
+    /// The worker starts to serve, or became busy or idle. `page`: empty if it has none.
     void serves(Time now, bool busy, const std::optional<Reading>& page);
-    /// False: a question is open already, and another is not sent.
+    /// Returns false if a question is still open: do not send another.
     bool ask(Time now);
     void answered() { asked_at_.reset(); }
 
     [[nodiscard]] std::optional<Time> due() const;
-    /// A late look means that this process slept, and perhaps the worker too: all times start again.
+    /// A late look means that this process slept, and perhaps the worker too: all times start over.
     [[nodiscard]] Verdict look(Time now, const std::optional<Reading>& page);
 
-    /// How long a question is open, or nothing was seen to move.
+    /// How long a question has been open, or the page has not changed.
     [[nodiscard]] Duration unanswered_for(Time now) const { return asked_at_ ? now - *asked_at_ : Duration{}; }
     [[nodiscard]] Duration still_for(Time now) const { return now - still_since(); }
 
@@ -59,7 +59,7 @@ private:
     Budgets budgets_;
     bool busy_ = false;
     std::optional<Reading> page_;  ///< as last seen
-    Time moved_at_{};              ///< when it was last seen to differ
+    Time moved_at_{};              ///< when it last changed
     Time look_at_{};
     std::optional<Time> asked_at_;
     std::optional<Time> watchdog_at_;

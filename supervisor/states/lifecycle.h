@@ -10,22 +10,22 @@ namespace bulkhead::supervisor {
 
 /// stopped → spawning → loading → capturing → ready ⇄ busy → draining → stopping → reclaiming → stopped;
 /// from any live state → crashed → reclaiming → backoff → spawning, or → quarantined.
-/// A new supervisor adopts a running process: stopped → adopting → loading, ready, stopping or crashed. Of one whose end
-/// was handled before, it restores the state: adopting → backoff or quarantined.
+/// A new supervisor adopts a running process: stopped → adopting → loading, ready, stopping or crashed.
+/// If its end was handled before, the supervisor restores the state: adopting → backoff or quarantined.
 enum class WorkerState : std::uint8_t {
     stopped,
-    adopting,  ///< found by a new supervisor, until the process says who and how it is
-    spawning,  ///< asked of the keeper, until the process says hello
+    adopting,  ///< found by a new supervisor, until the process reports its name and state
+    spawning,  ///< requested from the keeper, until the process says hello
     loading,
     capturing,
     ready,
     busy,
-    draining,     ///< accepts nothing new; what is in flight is finished
-    stopping,     ///< ends: by itself, by SIGTERM, by SIGKILL
-    reclaiming,   ///< reaped; its memory has not been seen to be back
-    crashed,      ///< showed a sign of death that nobody asked for; not yet reaped
-    backoff,      ///< starts again when the delay has passed
-    quarantined,  ///< starts only when a person asks for it, or the declaration changes
+    draining,     ///< finishes what is in flight, accepts nothing new
+    stopping,     ///< ending: by itself, by SIGTERM, or by SIGKILL
+    reclaiming,   ///< reaped; its memory is not yet verified to be back
+    crashed,      ///< showed an unexpected sign of death; not yet reaped
+    backoff,      ///< starts again after a delay
+    quarantined,  ///< starts only if a person asks, or the declaration changes
 };
 inline constexpr int worker_state_count = 13;
 
@@ -41,14 +41,14 @@ enum class WorkerEvent : std::uint8_t {
     stop_asked,       ///< drained, a deadline has passed, or a load was cancelled
     lost,             ///< the first sign of death: dying, end of its link, overrun, failed load or spawn
     exited,           ///< reaped, or never spawned
-    reclaimed,        ///< and stays stopped
-    restart_planned,  ///< reclaimed, and the policy starts it again
-    gave_up,          ///< reclaimed, and another start cannot help
+    reclaimed,        ///< memory is back, and it stays stopped
+    restart_planned,  ///< memory is back, and the policy restarts it
+    gave_up,          ///< memory is back, and a restart cannot help
     lifted,           ///< a person's load or restart, or a changed declaration
 };
 inline constexpr int worker_event_count = 15;
 
-/// One spelling everywhere: log, ps, JSON, metrics.
+/// The spelling everywhere: log, ps, JSON, metrics.
 inline constexpr std::array<std::string_view, worker_state_count> worker_state_names{
     "stopped",  "adopting", "spawning",   "loading", "capturing", "ready",      "busy",
     "draining", "stopping", "reclaiming", "crashed", "backoff",   "quarantined"};
@@ -61,9 +61,9 @@ inline constexpr std::array<std::string_view, worker_event_count> worker_event_n
 constexpr std::string_view to_string(WorkerEvent event) { return worker_event_names[static_cast<std::size_t>(event)]; }
 
 // clang-format off
-/// Every event in every state: a row for each WorkerState, a column for each WorkerEvent. `{}`: no transition, since the
-/// caller has a bug, or the worker said what does not fit. scripts/reference.py makes the table of docs/operations.md of
-/// this one.
+/// Every event in every state: a row for each WorkerState, a column for each WorkerEvent. `{}`: no
+/// transition: the caller has a bug, or the worker sent a message that does not fit.
+/// scripts/reference.py copies this table to docs/operations.md.
 inline constexpr auto transitions = [] {
     constexpr auto off = WorkerState::stopped, adop = WorkerState::adopting, spaw = WorkerState::spawning,
                    load = WorkerState::loading, capt = WorkerState::capturing, redy = WorkerState::ready,
@@ -95,7 +95,7 @@ constexpr std::optional<WorkerState> next(WorkerState from, WorkerEvent event) {
     return transitions[static_cast<std::size_t>(from)][static_cast<std::size_t>(event)];
 }
 
-/// A process exists or was asked for, and has shown no sign of death.
+/// A process exists or was requested, and has shown no sign of death.
 constexpr bool is_live(WorkerState state) { return next(state, WorkerEvent::lost).has_value(); }
 constexpr bool is_loading(WorkerState state) {
     return state == WorkerState::spawning || state == WorkerState::loading || state == WorkerState::capturing;
@@ -108,42 +108,42 @@ static_assert(!next(WorkerState::crashed, WorkerEvent::spawn_asked), "a crash is
 static_assert(!next(WorkerState::quarantined, WorkerEvent::spawn_asked), "only a person lifts a quarantine");
 static_assert(!next(WorkerState::reclaiming, WorkerEvent::exited), "a process is reaped once");
 
-/// Why a process shall end, where that was asked for.
+/// Why the end of a process was requested.
 enum class EndAsked : std::uint8_t {
     no,
-    replacement,  ///< one of another declaration takes its place
-    unload,       ///< and no other shall follow
+    replacement,  ///< a process of another declaration takes its place
+    unload,       ///< no other process shall follow
 };
 
-/// The hardest means by which a process was asked to end so far.
+/// The hardest means used so far to end a process.
 enum class Escalation : std::uint8_t { none, sigterm, sigkill, sigkill_past_keeper };
 
-/// A process' right to memory of its device.
+/// A process' right to use memory of its device.
 enum class Grant : std::uint8_t {
     none,
-    awaited,  ///< it has asked and waits for its turn; its load budget stands still
-    owed,     ///< a former supervisor noted it and may not have sent it: sent when the turn comes
+    awaited,  ///< requested, waits for its turn; its load budget is paused
+    owed,     ///< a former supervisor recorded it and may not have sent it: send it when the turn comes
     given,
 };
 
-/// What a process does once it has its turn to change the memory of its GPU.
+/// What a process does with its turn to change the memory of its GPU.
 enum class TurnUse : std::uint8_t {
-    keep,     ///< it has a grant and becomes ready, or its memory is yet to come back
-    pass_on,  ///< it has no memory to give back
+    keep,     ///< keeps the turn until it is ready, or its memory is back
+    pass_on,  ///< has no memory to give back
     drain,
     grant,
 };
 
-/// How a death that nobody asked for was first noticed.
+/// How an unexpected death was first noticed.
 enum class FirstSign : std::uint8_t {
     none,
-    end,     ///< of its link, its main thread or the process: only the exit tells more
-    dying,   ///< it named the signal that it dies of
-    judged,  ///< by us: a failed load, a hang, a wrong answer
+    end,     ///< end of its link, main thread or process: only the exit says more
+    dying,   ///< it reported the signal that kills it
+    judged,  ///< by the supervisor: a failed load, a hang, a wrong answer
     hung,    ///< judged, and SIGABRT was sent for a backtrace
 };
 
-/// When its turn comes.
+/// Decides the use of the turn when it comes.
 constexpr TurnUse use_of_turn(WorkerState state, Grant grant, FirstSign sign) {
     if (state == WorkerState::draining) return TurnUse::drain;
     if (grant != Grant::awaited && grant != Grant::owed) return TurnUse::keep;

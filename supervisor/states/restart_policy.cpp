@@ -18,7 +18,7 @@ struct Tally {
             credit -= limits::restart_forgiven_per;
             --unforgiven;
         }
-        if (unforgiven == 0) credit = Millis{0};  // readiness is not saved up for crashes to come
+        if (unforgiven == 0) credit = Millis{0};  // no credit for future crashes
     }
 };
 
@@ -35,7 +35,7 @@ Tally tally(const CrashHistory& history) {
 
 void CrashHistory::add(Millis ready_for) {
     if (unforgiven_crashes(*this, ready_for) == 0) ready_before.clear();
-    // Each forgiven crash stays until all are: a bound for a history that never comes to rest.
+    // Forgiven crashes stay until all are forgiven: bounds the history of a replica that never settles.
     constexpr std::size_t crashes_kept = 1'024;
     if (ready_before.size() == crashes_kept) ready_before.erase(ready_before.begin());
     ready_before.push_back(ready_for);
@@ -50,7 +50,7 @@ Millis CrashHistory::withdraw(std::size_t count) {
     return ready;
 }
 
-/// What readiness has been saved up towards the next forgiveness stands before the last crash, where it forgives none.
+/// Credit towards the next forgiveness is kept as ready time before the last crash.
 CrashHistory CrashHistory::compacted() const {
     const Tally now = tally(*this);
     CrashHistory result;
@@ -129,7 +129,7 @@ bool RestartPolicy::gpu_quarantined(const std::string& uuid, Time now) {
     return true;
 }
 
-/// They are taken back from the last one on: behind one that is too old, or was on a CPU, there are none.
+/// Crashes are withdrawn from the last one backwards: drops those before one that is too old or was on a CPU.
 RestartPolicy::Blame RestartPolicy::blame(Time now) const {
     Blame result = blame_;
     auto& on_gpu = result.on_gpu;

@@ -26,10 +26,10 @@
 namespace bulkhead::supervisor {
 namespace {
 
-constexpr std::size_t words_max = 127;  ///< of one thread; the kernel takes 128, one of them is the thread's own
+constexpr std::size_t words_max = 127;  ///< per thread; the kernel takes 128, one of them is the thread's own word
 static_assert(words_max + 1 == FUTEX_WAITV_MAX);
-/// Wake-ups with an unchanged word. The kernel wakes a word once, when its owner dies; further wake-ups come from the
-/// worker, and would keep this thread busy.
+/// Wake-ups with an unchanged word. The kernel wakes a word once, when its owner dies. More come
+/// from a faulty worker and would keep this thread busy.
 constexpr std::uint32_t empty_wakes_max = 8;
 
 Error violation(std::string attempt) {
@@ -57,7 +57,7 @@ Result<std::shared_ptr<const WorkerPageView>> WorkerPageView::map(const UniqueFd
     if (!memfd || ::fstat(memfd.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
         status.st_size != static_cast<off_t>(worker_page::page_bytes))
         return violation("its descriptor is not a memfd of one page");
-    // Unsealed, its owner could cut it short, and reading it would be a SIGBUS.
+    // Without the seal, the owner could shrink it, and a read would raise SIGBUS.
     const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return violation("it is not sealed against shrinking");
     Mapping mapping{worker_page::page_bytes, PROT_READ, MAP_SHARED, memfd.get()};
@@ -98,7 +98,7 @@ bool WorkerPageView::owner_died() const noexcept { return (word() & FUTEX_OWNER_
 /// One thread and the words it sleeps on.
 struct WatchThread {
     struct Entry {
-        std::shared_ptr<const WorkerPageView> page;  ///< mapped for as long as the thread may sleep on it
+        std::shared_ptr<const WorkerPageView> page;  ///< keeps the mapping while the thread may sleep on it
         std::uint32_t alive_value = 0;
         std::uint32_t empty_wakes = 0;
         std::weak_ptr<AliveWatch::Watch> watch;
@@ -108,7 +108,7 @@ struct WatchThread {
     bool start();
     static void* run(void* self);
     void work();
-    /// Lets the thread look at its list again.
+    /// Makes the thread read its list again.
     void nudge() noexcept {
         ++changes;
         wake(changes);
@@ -118,13 +118,13 @@ struct WatchThread {
     std::mutex& mutex;  ///< guards `entries` and `ending`
     std::vector<Entry> entries;
     bool ending = false;
-    std::atomic<std::uint32_t> changes{0};  ///< its own word
+    std::atomic<std::uint32_t> changes{0};  ///< the thread's own futex word
     pthread_t id{};
 };
 
 struct AliveWatch::State {
     explicit State(boost::asio::io_context& loop) : io{loop} {}
-    /// One with room; null when no further thread can be started.
+    /// Returns a thread with room; null if none can be started.
     WatchThread* thread_with_room();
 
     boost::asio::io_context& io;
@@ -138,7 +138,7 @@ public:
     ~Watch() {
         const auto state = state_.lock();
         if (!state || thread_ == nullptr || !died_) return;
-        thread_->nudge();  // it finds this watch expired, and lets the page go
+        thread_->nudge();  // the thread finds this watch expired and releases the page
     }
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
@@ -149,7 +149,7 @@ public:
     void set_thread(WatchThread* thread) { thread_ = thread; }
 
 private:
-    std::weak_ptr<State> state_;  ///< gone: so are its threads
+    std::weak_ptr<State> state_;  ///< expired: the threads have ended too
     std::function<void()> died_;  ///< empty once called
     WatchThread* thread_ = nullptr;
 };
@@ -178,10 +178,10 @@ void* WatchThread::run(void* self) {
 
 void WatchThread::work() {
     std::array<futex_waitv, words_max + 1> waiters;
-    long woken = 0;  // whose waiter it was; 0: our own, negative: nobody's
+    long woken = 0;  // index of the woken waiter; 0: our own word, negative: none
     while (true) {
         std::size_t count = 0;
-        std::vector<Entry> left;  // unmapped without the lock
+        std::vector<Entry> left;  // unmapped after the lock is released
         {
             const std::lock_guard lock{mutex};
             if (ending) return;
@@ -205,7 +205,7 @@ void WatchThread::work() {
             }
         }
         left.clear();
-        // Whatever it returns is answered by looking again; a word that changed meanwhile makes it return at once.
+        // Look again whatever it returns. A word that changed meanwhile makes it return at once.
         woken = ::syscall(SYS_futex_waitv, waiters.data(), count, 0, nullptr, CLOCK_MONOTONIC);
     }
 }
@@ -254,7 +254,7 @@ std::shared_ptr<AliveWatch::Watch> AliveWatch::watch(std::shared_ptr<const Worke
 }
 
 bool AliveWatch::is_supported() {
-    // No words at all is refused with EINVAL by a kernel that knows the call.
+    // A kernel that knows the call refuses zero words with EINVAL.
     static const bool supported =
         ::syscall(SYS_futex_waitv, nullptr, 0, 0, nullptr, CLOCK_MONOTONIC) == -1 && errno == EINVAL;
     return supported;

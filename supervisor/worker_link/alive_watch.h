@@ -15,19 +15,19 @@
 namespace bulkhead::supervisor {
 
 /// A worker's page, mapped read-only.
-/// Owns  the mapping, whatever becomes of the worker
+/// Owns  the mapping, even after the worker ends
 class WorkerPageView {
 public:
-    /// Checks size, seals, magic and that the word will wake before it is trusted.
+    /// Checks size, seals, magic number, and that the futex word will wake its waiters.
     /// Errors  protocol_violation, resources_exhausted
     static Result<std::shared_ptr<const WorkerPageView>> map(const UniqueFd& memfd);
 
     [[nodiscard]] std::uint64_t steps() const noexcept;
     /// CLOCK_MONOTONIC, not in the future; 0: nothing runs.
     [[nodiscard]] std::uint64_t running_since_ns() const noexcept;
-    /// Of what runs, or ran last; escaped and bounded. Empty when it was caught in the middle of writing.
+    /// The request that runs or ran last; escaped and bounded. Empty if read in the middle of a write.
     [[nodiscard]] std::string request() const;
-    /// The futex: who holds it, FUTEX_WAITERS, and FUTEX_OWNER_DIED once the kernel has seen that thread end.
+    /// The futex word: owner, FUTEX_WAITERS, and FUTEX_OWNER_DIED once the kernel has seen that thread end.
     [[nodiscard]] std::uint32_t word() const noexcept;
     [[nodiscard]] const void* word_address() const noexcept { return page_; }
     [[nodiscard]] bool owner_died() const noexcept;
@@ -39,11 +39,11 @@ private:
     const worker_page::Page* page_;
 };
 
-/// Notices the end of a worker's main thread before the kernel frees the process' memory and closes its sockets:
-/// threads that sleep in futex_waitv() on the alive words, 127 each. Costs nothing while nobody dies: no thread
-/// before the first watch, no wake-up before a death.
+/// Notices the end of a worker's main thread before the kernel frees the process' memory and closes
+/// its sockets. Threads sleep in futex_waitv() on the alive words, 127 each. Costs nothing while
+/// all workers live: no thread before the first watch, no wake-up before a death.
 ///
-/// Thread  the loop; `died` is called there, later than `watch` returns, once, unless the watch was dropped before
+/// Thread  the loop: `died` runs there, once, after `watch` has returned, unless the watch was dropped before
 class AliveWatch {
 public:
     explicit AliveWatch(boost::asio::io_context& io);
@@ -51,14 +51,14 @@ public:
     AliveWatch(const AliveWatch&) = delete;
     AliveWatch& operator=(const AliveWatch&) = delete;
 
-    /// Dropping it ends the watch.
+    /// Destroying it ends the watch.
     class Watch;
-    /// A word that changes in any way but by its owner's death, or that is woken again and again without a change, is
-    /// watched no longer: who does that cannot be trusted, and the end of the link still tells.
+    /// Stops watching a word that changes in any way but its owner's death, or wakes repeatedly
+    /// without a change: such a worker cannot be trusted. The end of its link still reports its death.
     [[nodiscard]] std::shared_ptr<Watch> watch(std::shared_ptr<const WorkerPageView> page, std::function<void()> died);
 
-    /// False where there is no futex_waitv(): before Linux 5.16, or under a seccomp filter that does not know it.
-    /// Death is then seen at the end of the link, and a watch never calls.
+    /// Returns false without futex_waitv(): before Linux 5.16, or under a seccomp filter that does
+    /// not know it. Deaths are then seen only at the end of the link; `died` is never called.
     [[nodiscard]] static bool is_supported();
 
 private:

@@ -12,7 +12,7 @@
 namespace bulkhead::supervisor::worker_link {
 namespace {
 
-/// Escapes each text of a message, and bounds what is kept of it.
+/// Escapes each text of a message and bounds its size.
 template <typename T>
 void make_safe(T& value) {
     if constexpr (std::is_same_v<T, std::string>) {

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What is said on the link to a worker (ipc/links/worker_link.json), bounded and safe to show.
+/// The messages on the link to a worker (ipc/links/worker_link.json), bounded and safe to print.
 
 #include <chrono>
 #include <cstdint>
@@ -23,9 +23,9 @@ using packets::Backtrace, packets::Busy, packets::ChannelClosed, packets::Channe
     packets::Dying, packets::GrantAsked, packets::Idle, packets::Importer, packets::Overrun, packets::Ready,
     packets::Statistics, packets::Unknown;
 
-/// Carries the full state, so that a new supervisor can adopt its sender.
+/// Carries the worker's full state, so that a new supervisor can adopt it.
 struct Hello : packets::Hello {
-    std::vector<UniqueFd> fds{};  ///< that came with it: the page, if it has one, then its ends of the channels
+    std::vector<UniqueFd> fds{};  ///< sent with it: the page, if it has one, then its ends of the channels
 
     [[nodiscard]] WorkerName name() const { return {model, replica, generation}; }
     [[nodiscard]] bool speaks_our_version() const {
@@ -47,7 +47,7 @@ struct ChannelRefused {
 using Message = std::variant<Hello, Progress, GrantAsked, Ready, Failed, ChannelOpened, ChannelClosed, ChannelRefused,
                              Busy, Idle, Statistics, Overrun, Drained, Dying, Backtrace, Unknown>;
 
-/// Errors  protocol_violation: not a JSON object, no type, or a member that its type must have is missing
+/// Errors  protocol_violation: not a JSON object, no type, or a required member is missing
 [[nodiscard]] Result<Message> parse(std::string_view packet);
 
 [[nodiscard]] std::string configure(const config::ModelSpec& model, const WorkerName& worker, bool cuda);

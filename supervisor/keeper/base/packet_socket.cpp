@@ -12,14 +12,14 @@ namespace bulkhead::keeper {
 namespace {
 
 constexpr std::size_t sent_descriptors_max = 3;
-/// More than the one that a request may bring, so that a surplus is seen; the kernel drops the rest.
+/// More than the one that a request may bring, so that a surplus is noticed; the kernel drops the rest.
 constexpr std::size_t received_descriptors_max = 4;
 
-/// The longest request, a spawn, and one byte by which a longer packet shows.
+/// The longest request, a spawn, plus one byte to notice a longer packet.
 alignas(8) std::array<std::byte, sizeof(keeper_link::Header) + sizeof(keeper_link::Spawn) +
                                      keeper_link::spawn_bytes_max + 1> receive_buffer;
 
-/// Takes the first descriptor and closes the others. Returns how many came.
+/// Takes the first descriptor and closes the others. Returns how many there were.
 std::size_t collect_descriptors(msghdr& message, UniqueFd& first) noexcept {
     std::size_t count = 0;
     for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
@@ -79,7 +79,7 @@ ReceivedPacket PacketSocket::receive() noexcept {
 
     ReceivedPacket packet;
     ssize_t size = -1;
-    // A peer that ended without reading all of its own is reported once, before what it sent last.
+    // If a peer ended with unread data, one ECONNRESET precedes its last packets.
     do size = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     while (size < 0 && (errno == ECONNRESET || errno == EINTR));
     if (size < 0) {

@@ -16,20 +16,20 @@ namespace bulkhead::keeper {
 enum class SendOutcome {
     sent,
     full,       ///< the peer does not read: wait until the socket is writable
-    exhausted,  ///< the kernel has no room: try again a little later
+    exhausted,  ///< the kernel has no room: retry shortly
     gone,
 };
 
-/// What one receive brought. The bytes lie in the socket's own buffer until the next one.
+/// The result of one receive. The bytes lie in the socket's buffer until the next receive.
 struct ReceivedPacket {
     enum class Kind { packet, nothing, closed, malformed } kind = Kind::nothing;
     keeper_link::Header header{};
     std::span<const std::byte> body;
-    UniqueFd descriptor;            ///< the one that a packet may bring
-    bool descriptors_lost = false;  ///< the keeper had no number left for what came
+    UniqueFd descriptor;            ///< a packet may bring one
+    bool descriptors_lost = false;  ///< the keeper had no free descriptor number for it
 };
 
-/// The keeper's end of its link with one supervisor: whole packets, no allocation, never blocking.
+/// The keeper's end of the link with one supervisor: whole packets, no allocation, never blocks.
 class PacketSocket {
 public:
     PacketSocket() noexcept = default;
@@ -39,14 +39,14 @@ public:
     explicit operator bool() const noexcept { return static_cast<bool>(socket_); }
     void close() noexcept { socket_.reset(); }
 
-    /// `body` and `tail` follow the header one after the other.
+    /// Sends the header, then `body`, then `tail`, as one packet.
     [[nodiscard]] SendOutcome send(keeper_link::Type type, std::uint64_t request_id,
                                    std::span<const std::byte> body = {}, std::span<const std::byte> tail = {},
                                    std::span<const int> descriptors = {}) noexcept;
 
     [[nodiscard]] ReceivedPacket receive() noexcept;
 
-    /// Of what was sent, what the peer has not read: memory in the kernel, so only zero and change mean anything.
+    /// Returns how much the peer has not read, as kernel memory: only zero and a change have a meaning.
     [[nodiscard]] int unread_bytes() const noexcept;
 
 private:
@@ -59,7 +59,7 @@ std::span<const std::byte> as_packet_bytes(const T& value) noexcept {
     return std::as_bytes(std::span{&value, 1});
 }
 
-/// Copies the struct off the front of `bytes`; empty when they are too few.
+/// Copies the struct from the front of `bytes` and removes it; empty if there are too few bytes.
 template <typename T>
 std::optional<T> take(std::span<const std::byte>& bytes) noexcept {
     static_assert(std::has_unique_object_representations_v<T>);

@@ -24,7 +24,7 @@ void say(const char* format, ...) noexcept {
 
     pollfd error_stream{STDERR_FILENO, POLLOUT, 0};
     if (::poll(&error_stream, 1, 0) != 1 || (error_stream.revents & POLLOUT) == 0) return;
-    if (::write(STDERR_FILENO, line.data(), size) < 0) return;  // nowhere left to say so
+    if (::write(STDERR_FILENO, line.data(), size) < 0) return;  // there is nowhere to report it
 }
 
 }  // namespace bulkhead::keeper

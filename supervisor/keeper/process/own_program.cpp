@@ -20,7 +20,7 @@
 namespace bulkhead::keeper {
 namespace {
 
-/// Where the process that is asked finds the state.
+/// Descriptor of the state in the checking process.
 constexpr int check_state_fd = 3;
 
 bool is_this_program(const std::string& path) {
@@ -30,7 +30,7 @@ bool is_this_program(const std::string& path) {
            here.st_ino == self.st_ino;
 }
 
-/// What execve was given, made absolute; empty when that no longer leads to this program.
+/// The path given to execve, made absolute; empty if it no longer leads to this program.
 std::string path_started_by() {
     const auto* given = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
     if (given == nullptr) return {};
@@ -67,7 +67,7 @@ Result<OwnProgram> OwnProgram::find(int argc, char** argv) {
 }
 
 bool OwnProgram::understands(int state_fd, Spawner& spawner, int null_fd, int oom_score_adj) noexcept {
-    // The whole command line comes along: an option that the next release does not know shows now, too.
+    // Passes the whole command line: an option that the next release does not know fails now, too.
     std::snprintf(state_number_.data(), state_number_.size(), "%d", check_state_fd);
     argv_[1] = const_cast<char*>(check_state_option);
     argv_[2] = state_number_.data();
@@ -91,7 +91,7 @@ bool OwnProgram::understands(int state_fd, Spawner& spawner, int null_fd, int oo
         const timespec timeout = until(deadline);
         ready = ::ppoll(&source, 1, &timeout, nullptr);
     } while (ready < 0 && errno == EINTR);
-    ::kill(-child->pid, SIGKILL);  // it is not reaped: the number is its own
+    ::kill(-child->pid, SIGKILL);  // not reaped yet: the number is its own
     siginfo_t ended{};
     ::waitid(P_PIDFD, static_cast<id_t>(child->pidfd.get()), &ended, WEXITED);
     if (ready == 1 && ended.si_code == CLD_EXITED && ended.si_status == 0) return true;

@@ -19,12 +19,12 @@
 namespace bulkhead::keeper {
 namespace {
 
-/// Runs in the child. Returns only by failing, with errno set.
+/// Runs in the child. Returns only on failure, with errno set.
 SpawnStep become(const SpawnRecipe& recipe, pid_t keeper_pid, std::uint64_t core_hard_limit) noexcept {
     if (::setpgid(0, 0) != 0) return SpawnStep::process_group;
 
     if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return SpawnStep::parent_death_signal;
-    if (::getppid() != keeper_pid) ::_exit(1);  // the keeper died before the line above: nobody is told
+    if (::getppid() != keeper_pid) ::_exit(1);  // the keeper died before the line above: no death signal comes
 
     int next = 0;
     for (const int fd : recipe.descriptors)
@@ -80,7 +80,7 @@ SpawnResult<Child> Spawner::spawn(const SpawnRecipe& recipe) noexcept {
         arguments.cgroup = static_cast<std::uint64_t>(recipe.cgroup_fd);
     }
 
-    // Raw: glibc has no clone3() for callers without a stack of their own, and runs no atfork handler here.
+    // Raw: glibc offers no clone3() without a separate stack; also runs no atfork handlers.
     const long pid = ::syscall(SYS_clone3, &arguments, sizeof arguments);
     if (pid < 0) return SpawnFailure{SpawnStep::clone, errno};
     if (pid == 0) {
@@ -93,7 +93,7 @@ SpawnResult<Child> Spawner::spawn(const SpawnRecipe& recipe) noexcept {
     if (failure_->step == SpawnStep::none) return child;
     const SpawnFailure failure = *failure_;
     siginfo_t ended{};
-    ::waitid(P_PIDFD, static_cast<id_t>(child.pidfd.get()), &ended, WEXITED);  // it is in _exit() already
+    ::waitid(P_PIDFD, static_cast<id_t>(child.pidfd.get()), &ended, WEXITED);  // it is already in _exit()
     return failure;
 }
 

@@ -8,14 +8,14 @@
 
 namespace bulkhead::keeper {
 
-/// argv, then environment, each ending in a null pointer; they point into the request.
+/// argv and environment, each ending in a null pointer; they point into the request.
 struct SpawnStrings {
     char* const* argv;
     char* const* environment;
 };
 
-/// Owns    one table of pointers for the process: valid until the next call
-/// Errors  empty unless `bytes` are exactly so many zero-terminated strings, the first of them the program's
+/// Owns    one table of pointers for the process, valid until the next call
+/// Errors  empty unless `bytes` are exactly the announced number of zero-terminated strings, the program's first
 [[nodiscard]] std::optional<SpawnStrings> split_strings(const keeper_link::Spawn& spawn,
                                                         std::span<const std::byte> bytes) noexcept;
 

@@ -10,11 +10,11 @@
 namespace bulkhead::keeper {
 
 /// How to start a supervisor: `bulkhead-supervisor --socket PATH FLEET`, with the keeper's environment and
-/// BULKHEAD_SOCKET; with BULKHEAD_KEEPER, the path of the keeper's own program, where the next one is found beside
-/// that, so that a supervisor knows what an upgrade would start. Built once, so that a restart allocates nothing.
+/// BULKHEAD_SOCKET. If the supervisor was found beside the keeper, BULKHEAD_KEEPER is the path of the keeper's
+/// program: the supervisor then knows what an upgrade would start. Built once: a restart allocates nothing.
 class SupervisorCommand {
 public:
-    /// `beside` is empty when the program was named.
+    /// `beside`: path of the keeper's program; empty if the supervisor was named explicitly.
     SupervisorCommand(std::string program, const std::string& socket_path, std::string fleet,
                       const std::string& beside);
 
@@ -31,19 +31,19 @@ private:
     std::vector<char*> environment_;
 };
 
-/// The supervisor of now, and when the next one starts.
+/// The present supervisor, and when the next one starts.
 class SupervisorProcess {
 public:
-    /// Starts one with a fresh link. What fails is retried like a death, by `ended`.
+    /// Starts a supervisor with a new link. After a failure call `ended`, as after a death.
     [[nodiscard]] SpawnResult<void> start(Spawner& spawner, const SupervisorCommand& command, int null_fd,
                                           int listening_fd, int oom_score_adj) noexcept;
 
-    /// It is reaped, or could not be started: the next start is due after a delay that grows while they die young.
-    /// After one that handed over, it is due at once, and that row stays as it is.
+    /// The supervisor was reaped, or could not be started. Plans the next start after a delay, which grows while
+    /// supervisors die young. After a hand-over the start is due at once, and the next delay stays the same.
     /// Returns  the delay
     std::chrono::milliseconds ended(bool handed_over = false) noexcept;
 
-    /// So many were started by a former program of this process.
+    /// `starts`: supervisors that a former program of this process started.
     void resume(std::uint64_t starts) noexcept {
         starts_ = starts;
         ever_greeted_ = true;
@@ -53,8 +53,8 @@ public:
     void link_closed() noexcept;
     void must_end_by(Clock::time_point deadline) noexcept { deadline_ = deadline; }
 
-    /// Watches that it reads its link: before each sending, and again after it. A deadline runs while something is
-    /// unread and nothing of it gets read; before the hello, and once it is to end, other deadlines do.
+    /// Watches that the supervisor reads its link; called before and after each sending. A deadline runs while
+    /// unread data does not shrink. Before the hello, and once the supervisor is to end, other deadlines apply.
     void note_reading() noexcept;
     void note_sent() noexcept;
     [[nodiscard]] Clock::time_point read_deadline() const noexcept { return read_by_; }
@@ -81,7 +81,7 @@ private:
     Clock::time_point start_due_{};  ///< at once
     Clock::time_point deadline_ = never;
     Clock::time_point read_by_ = never;
-    int unread_bytes_ = 0;  ///< when it was looked at last
+    int unread_bytes_ = 0;  ///< at the last look
 };
 
 }  // namespace bulkhead::keeper

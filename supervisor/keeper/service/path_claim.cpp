@@ -40,7 +40,7 @@ AbstractAddress address_of(const std::string& name) {
 
 UniqueFd packet_socket() { return UniqueFd{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)}; }
 
-/// One folder has one text, though symlinks may lead to it; it need not be there.
+/// Resolves symlinks, so that one folder has one text; the folder itself need not exist.
 std::string resolved(const std::string& directory) {
     const std::size_t slash = directory.rfind('/');
     const std::string name = directory.substr(slash + 1);
@@ -52,7 +52,7 @@ std::string resolved(const std::string& directory) {
     return std::string{found} + (parent == "/" ? "" : "/") + name;
 }
 
-/// Whether the two names lead to one file; so, too, where the first may not be looked at.
+/// Do the two names lead to one file? True also if the first may not be looked at.
 bool is_same_file(const std::string& theirs, const char* own) {
     struct stat a {
     }, b{};
@@ -60,19 +60,19 @@ bool is_same_file(const std::string& theirs, const char* own) {
     return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/// A path of its leads where one of this process leads.
+/// Do paths of that process lead where paths of this process lead?
 bool sees_the_same_files(pid_t pid) {
     const std::string process = "/proc/" + std::to_string(pid);
     return is_same_file(process + "/ns/mnt", "/proc/self/ns/mnt") && is_same_file(process + "/root", "/");
 }
 
-/// False: it still runs when `patience` is over.
+/// Returns false if it still runs after `patience`.
 bool wait_for_end(pid_t pid, std::chrono::milliseconds patience) {
     const UniqueFd process = pidfd_of(pid);
     return process ? ends_within(process, patience) : errno == ESRCH;
 }
 
-/// FNV-1a: a path may be as long as a whole address.
+/// FNV-1a. Needed because a path may be as long as a whole address.
 std::uint64_t hash_of(const std::string& text) {
     std::uint64_t hash = 0xcbf29ce484222325;
     for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -99,7 +99,7 @@ std::optional<pid_t> PathClaim::insist() {
         if (socket_ || take()) return std::nullopt;
         const auto their_pid = holder();
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
-        // Who is none of ours may have ended since.
+        // A foreign holder does not count and may have ended since: try once more.
         if (!their_pid) return take() ? std::nullopt : holder();
         if (left.count() <= 0 || !wait_for_end(*their_pid, left)) return their_pid;
     }

@@ -83,18 +83,18 @@ UniqueFd stream_socket() { return UniqueFd{::socket(AF_UNIX, SOCK_STREAM | SOCK_
 
 const sockaddr* as_sockaddr(const sockaddr_un& address) { return reinterpret_cast<const sockaddr*>(&address); }
 
-/// Who listens on the socket: empty when nobody does, 0 when somebody of unknown pid does.
+/// Returns the pid of the listener; empty if there is none, 0 if its pid is unknown.
 std::optional<pid_t> listener_of(const SocketPath& path) {
     const UniqueFd probe = stream_socket();
     if (!probe) return 0;
     if (::connect(probe.get(), as_sockaddr(path.address), sizeof path.address) != 0) {
         if (errno == ECONNREFUSED || errno == ENOENT) return std::nullopt;
-        return 0;  // a full backlog (EAGAIN) is somebody, too
+        return 0;  // a full backlog (EAGAIN) has a listener too
     }
     ucred peer{};
     socklen_t size = sizeof peer;
     if (::getsockopt(probe.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return 0;
-    // A supervisor that is dying after its keeper still holds the socket, which is the dead keeper's.
+    // A dying supervisor whose keeper is dead still holds the socket of that keeper.
     if (peer.pid > 0 && ::kill(peer.pid, 0) != 0 && errno == ESRCH) return std::nullopt;
     return peer.pid;
 }
@@ -145,7 +145,7 @@ RuntimeDirectory::RuntimeDirectory(PathClaim claim, UniqueFd directory, std::str
 Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) {
     auto path = split(socket_path);
     if (!path) return path.error();
-    PathClaim claim{path->directory};  // before the lock: what the kernel closes first is not found without it
+    PathClaim claim{path->directory};  // before the lock: a dying daemon may lose its lock before its claim
     auto directory = open_directory(path->directory);
     if (!directory) return directory.error();
     if (::flock(directory->get(), LOCK_EX | LOCK_NB) != 0) {
@@ -165,7 +165,7 @@ Result<RuntimeDirectory> RuntimeDirectory::open(const std::string& socket_path) 
     if (!listening) return system_error("creating the control socket", errno);
     if (::bind(listening.get(), as_sockaddr(path->address), sizeof path->address) != 0)
         return system_error("binding the control socket " + path->whole, errno);
-    // Nobody can connect before listen(), so the mode is right before it matters.
+    // No client can connect before listen(), so the mode is set in time.
     if (::fchmodat(directory->get(), path->name.c_str(), 0600, 0) != 0)
         return system_error("setting the mode of " + path->whole, errno);
     if (::listen(listening.get(), limits::listen_backlog) != 0)

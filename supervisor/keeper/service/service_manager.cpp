@@ -29,7 +29,7 @@ std::optional<std::uint64_t> number_in(std::string_view text) noexcept {
     return number;
 }
 
-/// Half of what the service manager waits for; zero when it does not watch this process.
+/// Half of the service manager's watchdog interval; zero if it does not watch this process.
 Clock::duration watchdog_period() noexcept {
     const auto microseconds = number_in(variable("WATCHDOG_USEC"));
     const auto pid = variable("WATCHDOG_PID");
@@ -58,7 +58,7 @@ ServiceManager ServiceManager::from_environment() noexcept {
     std::memcpy(manager.address_.sun_path, name.data(), name.size());
     const bool abstract = name.front() == '@';
     if (abstract) manager.address_.sun_path[0] = '\0';
-    // The length is the name's for an abstract socket; a path ends in its zero.
+    // An abstract name has no terminating zero in the length; a path has one.
     manager.address_bytes_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size() + (abstract ? 0 : 1));
     manager.socket_ = UniqueFd{::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
     if (!manager.socket_) {
@@ -70,7 +70,7 @@ ServiceManager ServiceManager::from_environment() noexcept {
     return manager;
 }
 
-/// The clock is the one of Type=notify-reload, which tells an old READY=1 from a new one by it.
+/// Type=notify-reload requires this clock: it tells an old READY=1 from a new one.
 void ServiceManager::reloading() noexcept {
     timespec now{};
     ::clock_gettime(CLOCK_MONOTONIC, &now);
@@ -99,7 +99,7 @@ void ServiceManager::send_due(Clock::time_point now) noexcept {
     }
 }
 
-/// Returns  whether it is done with; false when the other side has no room now
+/// Returns  true if the message is dealt with; false if the receiver has no room now
 bool ServiceManager::send(std::string_view text) noexcept {
     const ssize_t sent = ::sendto(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL,
                                   reinterpret_cast<const sockaddr*>(&address_), address_bytes_);

@@ -14,26 +14,26 @@
 
 namespace bulkhead::keeper {
 
-/// Variables of the service manager's protocol: meant for the keeper alone, and not passed on.
+/// Variables of the service manager's protocol: for the keeper alone, not passed on to children.
 [[nodiscard]] bool is_for_the_keeper_alone(std::string_view variable) noexcept;
 
-/// Tells a service manager (systemd, or whoever set $NOTIFY_SOCKET) how the daemon is, as sd_notify() does.
+/// Tells the service manager (systemd, or the process that set $NOTIFY_SOCKET) the daemon's state, as sd_notify() does.
 ///
-/// Only the latest state and status count: what finds no room is tried again or replaced, never waited for.
-/// Without $NOTIFY_SOCKET everything here does nothing.
+/// Only the latest state and status count: an unsent one is retried or replaced, never waited for.
+/// Without $NOTIFY_SOCKET all functions do nothing.
 /// Owns    one datagram socket
 class ServiceManager {
 public:
     /// Reads $NOTIFY_SOCKET (a path, or @name of an abstract socket), $WATCHDOG_USEC and $WATCHDOG_PID.
     static ServiceManager from_environment() noexcept;
 
-    /// A supervisor has said hello: its configuration is valid, and connections are answered.
+    /// Call when a supervisor has said hello: its configuration is valid, and connections are answered.
     void ready(const char* status) noexcept { tell("READY=1\n", status); }
     void reloading() noexcept;
     void stopping() noexcept { tell("STOPPING=1\n", "unloading everything"); }
     void status(const char* text) noexcept { tell("", text); }
 
-    /// Sends what is due: what found no room, or the watchdog's sign of life.
+    /// Sends what is due: an unsent message, or the watchdog's sign of life.
     void pass_deadlines(Clock::time_point now) noexcept;
     [[nodiscard]] Clock::time_point deadline() const noexcept { return std::min(retry_, next_sign_of_life_); }
 

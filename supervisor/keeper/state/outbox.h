@@ -9,14 +9,14 @@
 
 namespace bulkhead::keeper {
 
-/// What the supervisor of now has yet to be told.
+/// What the present supervisor has not been told yet.
 ///
-/// Not a queue of packets but a set of facts: each is made a packet when there is room for one, so
-/// nothing is lost and nothing grows when a supervisor does not read. Requests wait meanwhile: the
+/// Not a queue of packets but a set of facts: each becomes a packet when there is room for one, so
+/// nothing is lost and nothing grows when a supervisor does not read. Meanwhile requests wait: the
 /// keeper takes the next one when the answer to the last has left.
 class Outbox {
 public:
-    /// A new supervisor: everything known is due, oldest facts first.
+    /// For a new supervisor: everything known is due, oldest facts first.
     void hand_over(const keeper_link::KeeperHello& hello) noexcept;
 
     void answer_spawned(std::uint64_t request_id, Worker& worker) noexcept;
@@ -26,10 +26,10 @@ public:
 
     [[nodiscard]] bool reload_is_due() const noexcept { return reload_due_; }
 
-    /// Hand-over and the last answer have left: the next request may be taken.
+    /// The hand-over and the last answer have left: the next request may be taken.
     [[nodiscard]] bool takes_requests() const noexcept { return stage_ == Stage::done && answer_ == Answer::none; }
 
-    /// `sent` when nothing is due any more, else why it stopped.
+    /// Returns `sent` if nothing is due any more, else why it stopped.
     SendOutcome flush(PacketSocket& socket, WorkerTable& table) noexcept;
 
 private:
@@ -47,7 +47,7 @@ private:
 
     Answer answer_ = Answer::none;
     std::uint64_t answer_request_id_ = 0;
-    Worker* spawned_ = nullptr;  ///< stays in the table: `forget` is a request, and those wait
+    Worker* spawned_ = nullptr;  ///< stays in the table: `forget` is a request, and requests wait
     keeper_link::SpawnFailed failed_{};
 
     bool stop_due_ = false;

@@ -23,7 +23,7 @@ Error senseless(const std::string& what) {
                  "the daemon again"};
 }
 
-/// Whole, or not at all as far as the caller is concerned.
+/// Returns true if everything was written.
 bool write_parts(int fd, std::span<const std::byte> first, std::span<const std::byte> second) noexcept {
     const std::array<iovec, 2> parts{
         {{const_cast<std::byte*>(first.data()), first.size()}, {const_cast<std::byte*>(second.data()), second.size()}}};
@@ -124,7 +124,7 @@ void adopt_workers(const SavedState& state, WorkerTable& table) noexcept {
         for (const int fd : {fixed.pidfd, fixed.link, fixed.log})
             if (fd >= 0) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 
-        Worker& worker = *table.free_place();  // no more workers than places, as was checked
+        Worker& worker = *table.free_place();  // there are no more workers than places: checked before
         worker.state = static_cast<Worker::State>(fixed.state);
         worker.exit_due = fixed.exit_due == 1;
         worker.group_empty = fixed.group_empty == 1;

@@ -1,7 +1,7 @@
 #pragma once
 
-/// What a keeper leaves to the program that it becomes by execve: one sealed memfd. The descriptors that it
-/// names stay open across the execve.
+/// What a keeper leaves to the program that it becomes by execve: one sealed memfd. The descriptors
+/// named in it stay open across the execve.
 
 #include <array>
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace bulkhead::keeper {
 
 inline constexpr std::uint32_t state_version = 2;  ///< raised when a part changes
 
-/// At the front of the state, in every version.
+/// The front of the state, in every version.
 struct StateHeader {
     std::array<char, 8> magic;
     std::uint32_t version;
@@ -39,7 +39,7 @@ struct SavedKeeper {
     std::uint64_t violations;
     std::uint16_t reload_due;
     std::uint16_t executions;         ///< how often the keeper has re-executed its program
-    std::uint32_t socket_path_bytes;  ///< follow this struct; no zero among them
+    std::uint32_t socket_path_bytes;  ///< of the path after this struct; it contains no zero
 };
 
 struct SavedWorker {
@@ -50,24 +50,24 @@ struct SavedWorker {
     std::int32_t exit_number;
     std::uint32_t exit_due;
     std::uint32_t group_empty;
-    std::int32_t pidfd;  ///< -1, like the next two, once its end was told
+    std::int32_t pidfd;  ///< -1, like the next two, once its end was reported
     std::int32_t link;
     std::int32_t log;
-    std::uint32_t ledger_bytes;  ///< follow this struct
+    std::uint32_t ledger_bytes;  ///< of the ledger after this struct
     std::uint64_t spawned_unix_ms;
-    std::int64_t group_deadline_ns;  ///< of the monotonic clock
+    std::int64_t group_deadline_ns;  ///< monotonic clock
 };
 
 static_assert(keeper_link::is_wire_struct<StateHeader, 32>);
 static_assert(keeper_link::is_wire_struct<SavedKeeper, 56>);
 static_assert(keeper_link::is_wire_struct<SavedWorker, 136>);
 
-/// Writes the state of now; allocates nothing. `saved.socket_path_bytes` is set here.
+/// Writes the present state; allocates nothing. Sets `saved.socket_path_bytes` itself.
 ///
-/// Returns  a sealed memfd, close-on-exec; none, with errno set, when the system has no room for it
+/// Returns  a sealed memfd, close-on-exec; none, with errno set, if the system has no room for it
 [[nodiscard]] UniqueFd write_state(SavedKeeper saved, const std::string& socket_path, WorkerTable& table) noexcept;
 
-/// The ledgers lie in the bytes that were read.
+/// A parsed state; the ledgers point into the parsed bytes.
 struct SavedState {
     struct WorkerEntry {
         SavedWorker fixed;
@@ -78,17 +78,17 @@ struct SavedState {
     std::vector<WorkerEntry> workers;
 };
 
-/// Checks magic, version and all sizes: a keeper of this version has written the rest.
+/// Checks magic, version and all sizes. The rest is trusted: a keeper of this version wrote it.
 ///
 /// Errors  protocol_violation: written by another release, or cut off
 [[nodiscard]] Result<SavedState> parse_state(std::span<const std::byte> bytes);
 
-/// The bytes of a sealed memfd.
+/// Maps the bytes of a sealed memfd.
 ///
-/// Errors  protocol_violation when it is not a memfd, or may still change
+/// Errors  protocol_violation if it is not a memfd, or not sealed
 [[nodiscard]] Result<Mapping> map_state(int memfd);
 
-/// Takes the workers over: fills the table and owns their descriptors, close-on-exec again.
+/// Takes over the workers: fills the table and owns their descriptors, close-on-exec again.
 void adopt_workers(const SavedState& state, WorkerTable& table) noexcept;
 
 }  // namespace bulkhead::keeper

@@ -16,21 +16,21 @@ namespace bulkhead::keeper {
 using keeper_link::WorkerFate;
 using keeper_link::WorkerKey;
 
-/// A key whose name is not empty and ends within its field.
+/// Is the name not empty, and does it end within its field?
 [[nodiscard]] bool is_name(const WorkerKey& key) noexcept;
 
 /// One worker, from its spawn until the supervisor forgets it.
 struct Worker {
-    /// The values travel to the keeper's next program: append, never renumber.
+    /// The values are passed to the keeper's next program: append, never renumber.
     enum class State : std::uint8_t {
-        free,     ///< no worker: the place can be taken
-        running,  ///< its leader is not reaped: pid and process group are surely its own
-        ending,   ///< leader reaped, group killed, but not yet seen empty
-        dead,     ///< settled; kept until `forget`
+        free,     ///< no worker: the place is free
+        running,  ///< its leader is not reaped: pid and process group are certainly its own
+        ending,   ///< leader reaped, group killed, but not seen empty yet
+        dead,     ///< nothing left; kept until `forget`
     };
 
     State state = State::free;
-    bool exit_due = false;  ///< the supervisor of now has not been told
+    bool exit_due = false;  ///< the present supervisor has not been told
     bool group_empty = false;
     WorkerFate fate = WorkerFate::running;
     int exit_number = 0;
@@ -42,7 +42,7 @@ struct Worker {
     std::uint64_t spawned_unix_ms = 0;
     Clock::time_point group_deadline{};
 
-    /// A supervisor knows of its death: what the keeper held for it is closed.
+    /// A supervisor knows of its death: closes the descriptors that the keeper held for it.
     void end_was_told() noexcept;
 };
 
@@ -53,13 +53,13 @@ public:
     WorkerTable(const WorkerTable&) = delete;
     WorkerTable& operator=(const WorkerTable&) = delete;
 
-    /// Null when the table is full; else a place in state `free` with an empty ledger.
+    /// Returns a place in state `free` with an empty ledger; null if the table is full.
     [[nodiscard]] Worker* free_place() noexcept;
     [[nodiscard]] Worker* find(const WorkerKey& key) noexcept;
-    /// A worker whose leader is not reaped: only then does a pid name it.
+    /// Finds a worker whose leader is not reaped: only then does the pid identify it.
     [[nodiscard]] Worker* find_running(pid_t pid) noexcept;
 
-    /// At most `keeper_link::ledger_bytes_max` bytes.
+    /// `blob`: at most `keeper_link::ledger_bytes_max` bytes.
     void set_ledger(const Worker& worker, std::span<const std::byte> blob) noexcept;
     [[nodiscard]] std::span<const std::byte> ledger(const Worker& worker) const noexcept;
 
@@ -73,7 +73,7 @@ private:
 
     std::array<Worker, keeper_link::workers_max> workers_;
     std::array<std::uint32_t, keeper_link::workers_max> ledger_sizes_bytes_{};
-    /// Not initialised: a page is resident from its first ledger on.
+    /// Not initialised: a page becomes resident with its first ledger.
     std::array<std::array<std::byte, keeper_link::ledger_bytes_max>, keeper_link::workers_max> ledgers_;
 };
 
